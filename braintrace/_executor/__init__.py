@@ -1,4 +1,4 @@
-"""Pure numerics: functions of a compiled model and arrays."""
+"""Numerics of the learning rules: pure functions of a compiled model and arrays."""
 
 from .complex_packing import Pairs as Pairs
 from .complex_packing import pack as pack

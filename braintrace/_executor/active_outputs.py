@@ -1,12 +1,12 @@
-"""The outputs of an operation whose traces some later step reads.
+"""Outputs of an operation whose traces a later step reads.
 
-A gate that does not reach a remembered state needs no trace. Where one operation computes several
-gates side by side, its trace is that of the other outputs alone: the same operation with fewer
-outputs.
+A gate that does not reach a traced state needs no trace. If one operation computes several gates as
+one array, its trace contains the other outputs only: the same operation with fewer outputs.
 
-The selection pays: an LSTM that carries its traces needs 13 % more time without it. Operations that
-compute one gate each (`braintrace._compiler.readouts.gates`) would do the same and are as fast over
-a sequence, but take 1.8 times as long in a stream of one sample, so that only meshes have them.
+The selection pays: without it, an LSTM that carries its traces takes 13 % longer. Operations that
+compute one gate each (`braintrace._compiler.readouts.gates`) would have the same effect and are as
+fast over a sequence. In a stream of one sample they take 1.8 times as long, so only meshes use
+them.
 """
 
 import dataclasses
@@ -33,26 +33,26 @@ class ActiveOutputs:
     Attributes
     ----------
     runs
-        ``(start, stop)`` of what belongs to them, in order; ``None``: all of them do.
+        ``(start, stop)`` of the selected ranges, in order; ``None``: all entries.
     """
 
     runs: tuple[tuple[int, int], ...] | None = None
 
     def pick(self, value: jax.Array) -> jax.Array:
-        """Return these entries of the last axis of an array."""
+        """Return the selected entries of the last axis of an array."""
         if self.runs is None:
             return value
         parts = [value[..., start:stop] for start, stop in self.runs]
         return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
 
     def operands(self, relation: HiddenParamOpRelation, weights: Arrays) -> Arrays:
-        """Return the operands of the operation that computes these outputs alone."""
+        """Return the operands of the operation that computes only these outputs."""
         found = self.operands_if_any(relation, weights)
-        assert found is not None  # `active_outputs_of` has seen that there are
+        assert found is not None  # `active_outputs_of` has checked that
         return found
 
     def operands_if_any(self, relation: HiddenParamOpRelation, weights: Arrays) -> Arrays | None:
-        """Return the same, or ``None`` where the operation cannot do with fewer outputs."""
+        """Return the same, or ``None`` if the operation has no form with fewer outputs."""
         if self.runs is None:
             return weights
         return select_outputs(relation.primitive, dict(relation.params), weights, self.pick)
@@ -66,8 +66,8 @@ def active_outputs_of(
 ) -> ActiveOutputs:
     """Return the outputs that reach one of some states within a step.
 
-    Other outputs never enter the traces of these states: what a trace takes over from the step
-    before has entered the same way.
+    Other outputs never enter the traces of these states, since the entries of a carried trace have
+    entered through the same outputs.
     """
     found = _used(influence, states)
     if found is None or found.all() or not found.any():

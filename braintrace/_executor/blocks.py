@@ -1,7 +1,7 @@
-"""Gradients of a chunk, added up in blocks of steps.
+"""Chunk gradients accumulated over blocks of steps.
 
-Where what the steps of a chunk write is larger than the caches, a block of steps is read back
-before it has left them.
+If the arrays that the steps of a chunk write are larger than the caches, the chunk is split into
+blocks, so each block is read while it is still in the caches.
 """
 
 import functools
@@ -20,7 +20,7 @@ Carry = TypeVar("Carry")
 Kept = TypeVar("Kept")
 
 BLOCK_BYTES = 2**23
-"""What a block of steps may write, to stay in the caches."""
+"""Maximum bytes that a block of steps writes, to stay in the caches."""
 SHORTEST_BLOCK = 16
 
 
@@ -30,17 +30,17 @@ def in_blocks(
     weights: Weights,
     steps: int,
 ) -> tuple[Carry, Weights, Kept]:
-    """Return what is carried after all steps of a chunk, and the sum of their gradients.
+    """Return the final carry of a chunk, and the sum of the gradients of its steps.
 
     Parameters
     ----------
     run
         ``(carry, scan) -> (carry, gradients, kept)`` of some steps, by ``scan(step, carry,
-        records)``; what is kept of every step has time as its first axis.
+        records)``; the stacked results ``kept`` have time as their first axis.
     start
-        What is carried before the first step. A step writes about as much.
+        Initial carry. A step writes about as many bytes.
     weights
-        What the gradients are like.
+        Example of the gradients.
     steps
         Length of the chunk.
     """
@@ -68,7 +68,7 @@ def in_blocks(
 
 
 def _length(steps: int, carry: Any) -> int:
-    """Return the length of blocks of steps, about equal, whose arrays fit the caches."""
+    """Return the length of blocks of about equal size whose arrays fit into the caches."""
     written = sum(int(leaf.size * leaf.dtype.itemsize) for leaf in jax.tree.leaves(carry))
     fitting = max(SHORTEST_BLOCK, BLOCK_BYTES // max(1, written))
     return math.ceil(steps / math.ceil(steps / fitting))

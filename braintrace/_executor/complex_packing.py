@@ -1,26 +1,24 @@
-r"""The traces of two coupled states, as one array of complex numbers.
+r"""Packing of the traces of two coupled states as one complex array.
 
-Two states of a group are coupled where one reads the other, position by position, in the next
-step:
+Two states of a group are coupled if one reads the other, elementwise, in the next step:
 
 .. math::
 
     \epsilon'_a = D_{aa} \epsilon_a + D_{ac} \epsilon_c, \qquad
     \epsilon'_c = D_{ca} \epsilon_a + D_{cc} \epsilon_c.
 
-An array that another one is computed from cannot be overwritten first, so that XLA copies traces
-at every step: both where each reads the other, and one where it could do without any. As real and
-imaginary part of :math:`z = \epsilon_a + i \epsilon_c` they are read and written together, once and
-in place. The gradient is one product with ``z`` as well, as long as the operation's rules multiply
-complex numbers like real ones:
+An array that another update still reads cannot be overwritten, so XLA copies traces at every step:
+both if each state reads the other, and one in a case that needs no copy. As real and imaginary part
+of :math:`z = \epsilon_a + i \epsilon_c`, both are read and written once, in place. The gradient is
+also one product with ``z``, if the operation's rules multiply complex numbers like real ones:
 
 .. math::
 
     l_a \circ \epsilon_a + l_c \circ \epsilon_c = \mathrm{Re}\,[(l_a - i\, l_c) \circ z].
 
-Of more than two states, each one in their order is packed with the next that is coupled to it; the
-rest stay alone. Nobody else has to know: packed traces are a mapping of the same keys to the same
-arrays as others. Only its leaves, which a program carries and overwrites, are complex.
+Of more than two states, each state, in order, is packed with the next one that is coupled to it;
+the others are not packed. Packing is invisible elsewhere: packed traces are a mapping of the same
+keys to the same arrays. Only its leaves, which a program carries and overwrites, are complex.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -39,11 +37,11 @@ from .layout import TraceSite
 from .zero import is_zero
 
 BACKENDS = ("cpu", "gpu")
-"""Where a complex number is read and written as one. Elsewhere its parts are apart anyway, and
-packing them saves nothing."""
+"""Backends that store complex numbers as pairs. Others store the parts separately, so packing saves
+nothing."""
 
 PARTS = frozenset({jnp.dtype("float32"), jnp.dtype("float64")})
-"""What the parts of a complex number can be."""
+"""Possible dtypes of the parts of a complex number."""
 
 Pairs: TypeAlias = tuple[tuple[str, str], ...]
 """Keys of traces that share an array."""
@@ -69,7 +67,7 @@ def coupled_states(site: TraceSite, states: Sequence[int]) -> Iterator[tuple[int
 
 
 def pairs_of(specs: TraceSpecs) -> Pairs:
-    """Return the keys of the traces that are kept as one array, by what is known of them."""
+    """Return the keys of the traces that share a complex array, from their specifications."""
     if jax.default_backend() not in BACKENDS:
         return ()
     partners = {key: jax.tree.leaves(trace)[0].packed_with for key, trace in specs.items() if trace}
@@ -83,11 +81,10 @@ def _can_share(*traces: Any) -> bool:
 
 
 def _multiplies_complex_numbers(site: TraceSite) -> bool:
-    """Tell whether an operation's rules multiply complex signals and traces like real ones.
+    """Test whether an operation's rules multiply complex signals and traces like real ones.
 
-    They do where the product is linear in both, and where no step conjugates a number or makes a
-    real one of it, unless it is the real part of such a product already. What cannot be told
-    counts as no.
+    They do if the product is linear in both, and if no step conjugates a number or takes its real
+    part, except for the real part of the product. Unknown cases count as no.
     """
     relation = site.relation
 
@@ -98,7 +95,7 @@ def _multiplies_complex_numbers(site: TraceSite) -> bool:
     weights = {name: struct_of(var.aval) for name, var in relation.trainable_vars.items()}
     try:
         closed = jax.make_jaxpr(product)(*factors, weights)
-    except Exception:  # a rule that is for real numbers may raise anything
+    except Exception:  # a rule for real numbers may raise anything
         return False
     entries, operands = (len(jax.tree.leaves(tree)) for tree in (factors[1], weights))
     of_signal = [Kind.LINEAR, *[Kind.FREE] * (entries + operands)]
@@ -116,9 +113,9 @@ def _as_complex(array: Any) -> jax.ShapeDtypeStruct:
 
 
 def _stays_complex(jaxpr: AnyJaxpr, joined: Collection[Var] = ()) -> bool:
-    """Tell whether no number loses its imaginary part before it depends on both factors.
+    """Test whether no number loses its imaginary part before it depends on both factors.
 
-    ``joined`` has the variables that do.
+    ``joined`` contains the variables that do.
     """
     for equation in open_jaxpr(jaxpr)[0].eqns:
         is_last = equation.primitive.name == "real" and equation.outvars[0] in joined
@@ -138,7 +135,7 @@ def _takes_apart(equation: Any) -> bool:
     return makes_real and not is_call and any(is_complex)
 
 
-# --- traces that are packed
+# --- packed traces
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -148,7 +145,7 @@ class PackedTraces(Mapping[str, Any]):
     Parameters
     ----------
     arrays
-        What is kept, by the key of a trace or by those of two, the first of them real; sorted.
+        Stored arrays, by the key of a trace or by the keys of two, the real one first; sorted.
     """
 
     def __init__(self, arrays: dict[tuple[str, ...], Any]) -> None:
@@ -172,7 +169,7 @@ class PackedTraces(Mapping[str, Any]):
         return len(self._places)
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[tuple[str, ...], ...]]:
-        """Return the arrays, and the keys that they have here."""
+        """Return the stored arrays, and their keys."""
         return tuple(self.arrays.values()), tuple(self.arrays)
 
     def tree_flatten_with_keys(self) -> tuple[list[Any], tuple[tuple[str, ...], ...]]:
@@ -184,18 +181,18 @@ class PackedTraces(Mapping[str, Any]):
     def tree_unflatten(
         cls, keys: tuple[tuple[str, ...], ...], arrays: Iterable[Any]
     ) -> "PackedTraces":
-        """Put arrays back where they have been taken from."""
+        """Return packed traces of stored arrays."""
         return cls(dict(zip(keys, arrays, strict=True)))
 
 
 def _applied(function: Any, *leaves: Any) -> Any:
-    """Return a function of arrays, or its shape if all that is known of them is their shapes."""
+    """Return a function of arrays, or the shape of its result if only shapes are given."""
     is_shape = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
     return jax.eval_shape(function, *leaves) if is_shape else function(*leaves)
 
 
 def pack(traces: Traces, pairs: Pairs) -> Traces:
-    """Return traces of which some pairs are kept as one array."""
+    """Return traces with some pairs stored as one array."""
     pairs = tuple(pair for pair in pairs if traces.keys() >= set(pair))
     if not pairs:
         return traces
@@ -214,18 +211,18 @@ def _joined(real: Any, imaginary: Any) -> Any:
 
 
 def unpack(traces: Traces) -> Traces:
-    """Return traces of which every one has an array of its own, in a plain dict."""
+    """Return traces as a plain dict, with a separate array for each."""
     return dict(traces) if isinstance(traces, PackedTraces) else traces
 
 
 def pack_like(traces: Traces, like: Traces) -> Traces:
-    """Return traces packed as others are."""
+    """Return traces packed like others."""
     pairs = tuple((keys[0], keys[1]) for keys in arrays_of(like) if len(keys) == 2)
     return pack({key: traces[key] for key in like}, pairs)
 
 
 def map_arrays(function: Callable[[Any], Any], site: TraceSite, traces: Traces) -> Traces:
-    """Return traces with a function of every array of one site in its place."""
+    """Apply a function to every stored array of one site."""
     own = {site.key(a) for a in site.influence.reached}
     arrays = {
         keys: function(trace) if keys[0] in own else trace
@@ -235,13 +232,13 @@ def map_arrays(function: Callable[[Any], Any], site: TraceSite, traces: Traces) 
 
 
 def of_site(site: TraceSite, traces: Traces) -> Traces:
-    """Return the traces of one site, packed as they are."""
+    """Return the traces of one site in the same packed form."""
     own = {site.key(a) for a in site.influence.reached}
     return of_arrays({keys: trace for keys, trace in arrays_of(traces).items() if keys[0] in own})
 
 
 def renamed(traces: Traces, name: Callable[[str], str | None]) -> Traces:
-    """Return traces, packed as they are, by other keys; without those that have none."""
+    """Return traces in the same packed form with new keys, without keys that map to None."""
     arrays = {}
     for keys, trace in arrays_of(traces).items():
         names = tuple(new for new in map(name, keys) if new is not None)
@@ -251,19 +248,19 @@ def renamed(traces: Traces, name: Callable[[str], str | None]) -> Traces:
 
 
 def joined(parts: Iterable[Traces]) -> Traces:
-    """Return the traces of several sites as one mapping, packed as they are."""
+    """Return the traces of several sites as one mapping, in the same packed form."""
     return of_arrays({keys: trace for part in parts for keys, trace in arrays_of(part).items()})
 
 
 def arrays_of(traces: Traces) -> Mapping[tuple[str, ...], Any]:
-    """Return the arrays of traces, packed or not, by the keys of what is in each."""
+    """Return the stored arrays of traces, packed or not, by the keys of their traces."""
     if isinstance(traces, PackedTraces):
         return traces.arrays
     return {(key,): trace for key, trace in traces.items()}
 
 
 def of_arrays(arrays: Mapping[tuple[str, ...], Any]) -> Traces:
-    """Return traces that have some arrays, by the keys of what is in each."""
+    """Return traces with given stored arrays, by the keys of their traces."""
     if any(len(keys) == 2 for keys in arrays):
         return PackedTraces(dict(sorted(arrays.items())))
     return {key: trace for (key,), trace in arrays.items()}
@@ -272,16 +269,16 @@ def of_arrays(arrays: Mapping[tuple[str, ...], Any]) -> Traces:
 def factors_and_traces(
     site: TraceSite, signals: Mapping[int, jax.Array], traces: Traces
 ) -> Iterator[tuple[jax.Array, Any]]:
-    """Yield every array of a site's traces with the factor that gives its part of the gradient.
+    """Yield every stored array of a site's traces, with the factor of its gradient.
 
-    The factor of two states is ``l_a - i l_c``; the real part of the product counts.
+    The factor of two states is ``l_a - i l_c``; the gradient is the real part of the product.
 
     Parameters
     ----------
     site
         A relation and a group.
     signals
-        By state, in positions of the group; zero for those that are missing.
+        By state, per element of the group; missing signals are zero.
     traces
         Packed or not.
     """
@@ -293,7 +290,7 @@ def factors_and_traces(
     for pair, trace in arrays.items():
         present = [signal_of[key] for key in pair if key in signal_of]
         if len(pair) == 2 and runs_on_several_devices() and not is_zero(trace):
-            # The real part is taken before sums over devices, which all weights then share.
+            # Take the real part before sums over devices, so that all weights share one sum.
             for key, part in zip(pair, (jnp.real, jnp.imag), strict=True):
                 if key in signal_of:
                     yield signal_of[key], jax.tree.map(part, trace)

@@ -1,7 +1,7 @@
-"""Several learning rules in one model, each for relations of its own.
+"""Composition of several learning rules in one model, each with its own relations.
 
-Every rule sees the model as if it had these relations alone. States, signals and Jacobians are
-those of the whole model, so that the gradient of each weight is that of its rule alone.
+Every rule receives the model with only its relations. States, signals and Jacobians are the same
+for all rules, so the gradient of each weight equals the gradient of its rule alone.
 """
 
 import dataclasses
@@ -33,12 +33,12 @@ from .layout import trace_sites, x_key
 
 @dataclasses.dataclass(frozen=True)
 class ComposedTraces:
-    """The traces of several rules, each with its name and a slash before its keys.
+    """The traces of several rules; each rule's name and a slash prefix its keys.
 
     Attributes
     ----------
     rules
-        By name.
+        Rules by name.
     chosen
         ``relation -> name`` of its rule.
     """
@@ -48,26 +48,26 @@ class ComposedTraces:
 
     @property
     def needs(self) -> frozenset[Record]:
-        """What any of the rules needs."""
+        """The residuals that any of the rules needs."""
         return frozenset[Record]().union(*(rule.needs for rule in self.rules.values()))
 
     @property
     def boundary(self) -> Boundary:
-        """That of the rules that are not closed to the past, which have one in common."""
+        """The common boundary of the rules that are not closed to the past."""
         boundaries: list[Boundary] = [rule.boundary for rule in self.rules.values()]
         return next((b for b in boundaries if b != "closed"), "closed")
 
     def carries(self, relation: HiddenParamOpRelation) -> bool:
-        """Tell whether an operation has traces by its rule."""
+        """Test whether an operation has traces by its rule."""
         return self.rules[self.chosen(relation)].carries(relation)
 
     def check(self, graph: ETraceGraph) -> None:
-        """Raise a `PrimitiveError` where a rule cannot carry one of its operations."""
+        """Raise a `PrimitiveError` if a rule does not support one of its operations."""
         for name, own in self.own_graphs(graph).items():
             self.rules[name].check(own)
 
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
-        """Return what the rules carry."""
+        """Return the trace specifications of all rules."""
         found: dict[str, Any] = {}
         for name, own in self.own_graphs(graph).items():
             specs = self.rules[name].trace_specs(own, every_state)
@@ -102,7 +102,7 @@ class ComposedTraces:
         before: Traces,
         after: Traces | None = None,
     ) -> tuple[Weights, Traces | None]:
-        """Return the gradient of a recorded chunk, and the traces after it if all come along."""
+        """Return the gradient of a recorded chunk, and the traces after it if all rules do."""
         gradients = jax.tree.map(jnp.zeros_like, weights)
         graphs, known = self.own_graphs(graph), []
         for name, own in graphs.items():
@@ -126,7 +126,7 @@ class ComposedTraces:
         traces: Traces,
         zeros_select: bool = False,
     ) -> Weights:
-        """Return the gradient that reaches the operands through the states before a window."""
+        """Return the gradient of the operands through the states before a window."""
         gradients: Weights = jax.tree.map(jnp.zeros_like, weights)
         for name, own in self.own_graphs(graph).items():
             arrays = _of(own, weights), _own_signal(name, mu), _of_name(name, traces)
@@ -134,7 +134,7 @@ class ComposedTraces:
         return gradients
 
     def own_graphs(self, graph: ETraceGraph) -> dict[str, ETraceGraph]:
-        """Return the compiled model as each rule that has a relation sees it: with no other."""
+        """Return the compiled model with only the relations of each rule, by rule."""
         relations: dict[str, tuple[HiddenParamOpRelation, ...]] = {}
         for relation in graph.hidden_param_op_relations:
             name = self.chosen(relation)
@@ -148,7 +148,7 @@ class ComposedTraces:
 
 
 def _recorded(graph: ETraceGraph, own: ETraceGraph, records: Records) -> Records:
-    """Return what concerns the relations of one rule of the records of a whole model."""
+    """Return the residuals of one rule's relations, from the residuals of the whole model."""
     x = {
         x_key(own, relation): records.x[x_key(graph, relation)]
         for relation in own.hidden_param_op_relations
@@ -168,7 +168,7 @@ def _of(graph: ETraceGraph, weights: Weights) -> Weights:
 
 
 def _own_signal(name: str, signal: Signal) -> Signal:
-    """Return the signals of one rule: before a window, they are the same for all."""
+    """Return the signals of one rule; signals before a window are the same for all."""
     return {
         state: value[name] if isinstance(value, Mapping) else value
         for state, value in signal.items()

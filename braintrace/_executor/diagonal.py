@@ -1,13 +1,13 @@
-r"""What goes through one product from each position to itself, as a part of ``D``.
+r"""Diagonal of the Jacobian through one product, added to ``D`` (SnAp-1).
 
-For the product :math:`y = M x` on the way from an old state to a new one, with ``p(u)`` the
-position that element ``u`` of ``y`` reaches and ``q(j)`` the one that element ``j`` of ``x`` comes
-from, the derivative of ``y`` is taken to be
+For the product :math:`y = M x` on the path from an old state to a new one, let ``p(u)`` be the
+state element that element ``u`` of ``y`` reaches, and ``q(j)`` the one that element ``j`` of ``x``
+comes from. The derivative of ``y`` is replaced by
 
 .. math:: dy[u] = \sum_{j: q(j) = p(u)} M[u, j]\, dx[j].
 
-The values stay what they are. Where ``x`` is computed from old states, all other products count as
-constant: what goes through two of them is left out.
+The values do not change. In the path from old states to ``x``, all other products are constant:
+paths through two products are truncated.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,14 +31,14 @@ from .._jaxpr import Program, Rule
 from .._jaxpr.dataflow.bilinear import joining
 
 Factors: TypeAlias = tuple[jax.Array, tuple[jax.Array, jax.Array] | None]
-"""The derivatives ``M[u, j]``; and, from a complex output to what it is broadcast to, those along a
-one and along the imaginary unit."""
+"""The derivatives ``M[u, j]``. If a complex output is broadcast, also the derivatives of the
+broadcast value along the real and along the imaginary unit."""
 
 Passing: TypeAlias = tuple[Diagonal, jax.Array, Factors]
 """A diagonal, its operand, and its factors."""
 
 MOST_SLICES = 8
-"""What is taken from so many places in a row at most is cut out of them; else it is gathered."""
+"""Maximum number of contiguous runs that are sliced; more runs are gathered."""
 
 
 def check_diagonals(graph: ETraceGraph) -> None:
@@ -69,12 +69,12 @@ def with_diagonals(
     rules: Mapping[int, Rule],
     passing: Sequence[Passing],
 ) -> tuple[dict[Var, Any], dict[int, Rule]]:
-    """Return what `evaluate` is to be given so that diagonals are a part of the derivative.
+    """Return the overrides and rules of `evaluate` that add diagonals to the derivative.
 
     Parameters
     ----------
     program, overrides, rules
-        The program, and what is given to `evaluate` without them.
+        The program, and the arguments of `evaluate` without diagonals.
     passing
         Diagonals, their operands as functions of old states, and their factors.
     """
@@ -91,7 +91,7 @@ def with_diagonals(
 
 
 def _rule(before: Rule | None, place: int, passing: Passing) -> Rule:
-    """Return a rule that adds a diagonal to one of the results of another."""
+    """Return a rule that adds a diagonal to one of the results of another rule."""
     diagonal, x, factors = passing
 
     def rule(equation: Equation, operands: list[Any]) -> list[Any]:
@@ -106,7 +106,7 @@ def _rule(before: Rule | None, place: int, passing: Passing) -> Rule:
 def _with_derivative(
     value: jax.Array, x: jax.Array, factors: Factors, diagonal: Diagonal
 ) -> jax.Array:
-    """Return a value as it is, with the derivative that a diagonal adds to its own."""
+    """Return an unchanged value whose derivative includes a diagonal."""
 
     def function(value: jax.Array, x: jax.Array, factors: Factors) -> jax.Array:
         return value
@@ -129,14 +129,14 @@ def _with_derivative(
 def factors_of(diagonal: Diagonal, equation: Equation, operands: Sequence[Any]) -> jax.Array:
     """Return the derivatives ``M[u, j]`` in the shape of a diagonal's ``inputs``.
 
-    What is the same for all samples has a batch axis of length 1.
+    Factors that are equal for all samples have a batch axis of length 1.
 
     Parameters
     ----------
     diagonal, equation
         The diagonal, and its product.
     operands
-        Values of the product's operands; that of the diagonal's is not looked at.
+        Values of the product's operands; the value of the diagonal's operand is not used.
     """
     inputs, outputs = diagonal.inputs, np.broadcast_to(diagonal.outputs, diagonal.inputs.shape)
     there = inputs != NO_ELEMENT
@@ -156,13 +156,13 @@ def factors_of(diagonal: Diagonal, equation: Equation, operands: Sequence[Any]) 
 
 
 def _of_one_sample(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return the first row of arrays ``(ranks, rows, ...)`` where all rows are equal."""
+    """Return the first row of arrays ``(ranks, rows, ...)`` if all rows are equal."""
     is_same = arrays[0].ndim > 2 and all(np.all(array == array[:, :1]) for array in arrays)
     return tuple(array[:, :1] for array in arrays) if is_same else arrays
 
 
 def taken(x: jax.Array, elements: np.ndarray) -> jax.Array:
-    """Return elements of an array by their flat numbers, zero where there is none."""
+    """Return elements of an array by their flat indices, zero for `NO_ELEMENT`."""
     rows = x.shape[0] if x.ndim > 1 and elements.shape[:1] == x.shape[:1] else 1
     by_row = elements.reshape(rows, -1)
     width = x.size // rows
@@ -175,7 +175,7 @@ def taken(x: jax.Array, elements: np.ndarray) -> jax.Array:
 
 
 def _taken_from_rows(x: jax.Array, places: np.ndarray) -> jax.Array:
-    """Return the same places of every row."""
+    """Return elements at the same indices of every row."""
     if np.array_equal(places, np.arange(x.shape[1])):
         return x
     is_empty = places == NO_ELEMENT

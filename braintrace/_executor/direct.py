@@ -1,9 +1,9 @@
-r"""What the steps of a recorded chunk add to the gradient themselves.
+r"""Direct gradient: the contribution of the steps of a recorded chunk.
 
 .. math:: \sum_s x^s \otimes (D_f^s \cdot \lambda^s),
 
-one product over time and batch together for every operation; :math:`\lambda` is what arrives at
-the states of each step.
+one product over time and batch for every operation; :math:`\lambda` is the adjoint of the states of
+each step.
 """
 
 import functools
@@ -31,11 +31,11 @@ def direct_gradient(
     Parameters
     ----------
     graph, group, weights, records
-        The compiled model, one of its groups, and the operands and records of a chunk.
+        The compiled model, one of its groups, and the operands and residuals of a chunk.
     adjoint
-        What arrives at some states of the group, by position and time first.
+        Adjoints of some states of the group, per element, time first.
     products
-        How it is multiplied.
+        Multiplication of the factors.
     """
     gradients = {}
     for site in trace_sites(graph, group):
@@ -45,7 +45,7 @@ def direct_gradient(
                 products.times(site.to_slots(adjoint[a]), records.Df[site.key(a)]) for a in states
             ]
             factor = sum(terms[1:], terms[0])
-            if site.has_fan_out:  # without an input, of all steps at once: one sum over samples
+            if site.has_fan_out:  # without an input, one sum over all steps and samples
                 over_time = site.relation.x_var is None
                 factor = factor.sum((0, 1))[None] if over_time else jnp.sum(factor, axis=1)
             active = active_outputs_of(site.relation, site.influence, states)
@@ -58,7 +58,7 @@ def direct_gradient(
 def input_of(
     graph: ETraceGraph, site: TraceSite, records: Records
 ) -> jax.Array | SideBySide | None:
-    """Return the recorded input of an operation, None where it has none."""
+    """Return the recorded input of an operation, or None if it has no input."""
     has_input = site.relation.x_var is not None
     return records.x[x_key(graph, site.relation)] if has_input else None
 
@@ -85,6 +85,6 @@ def like(weights: Weights, gradients: Weights) -> Weights:
 
 
 def add(first: Weights, second: Weights) -> Weights:
-    """Add gradients; relations that only one of them has keep theirs."""
+    """Add gradients; gradients of relations that only one argument has are unchanged."""
     both = {key: jax.tree.map(jnp.add, first[key], second[key]) for key in first if key in second}
     return {**first, **second, **both}

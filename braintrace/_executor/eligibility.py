@@ -1,4 +1,4 @@
-"""The trace of one weight, for every state that it reaches."""
+"""Eligibility: the trace of one weight, for every state that it reaches."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ from .layout import trace_sites
 
 
 def _name_of(path: Any) -> str:
-    """Return the name of a parameter, given its path or name; of anything else, what it is."""
+    """Return the name of a parameter from its path or name; describe any other value."""
     parts = path if isinstance(path, (tuple, list)) else (path,)
     is_path = all(isinstance(part, str) or NOT_NEGATIVE.accepts(part) for part in parts)
     return path_name(tuple(parts)) if is_path else shown(path)
@@ -40,19 +40,19 @@ def eligibility(
     graph
         The compiled model.
     specs, traces
-        What is known of the traces that are kept, and the traces, each in an array of its own.
+        Specifications of the stored traces, and the traces in unpacked form.
     path
         Path of the parameter, or its name.
 
     Returns
     -------
     dict
-        An array for every state, or a dict of them if the parameter's value is one.
+        An array for every state, or a dict of them if the parameter's value is a dict.
 
     Raises
     ------
     OptionError
-        If there is no such weight, or no array of its form among the traces.
+        If there is no such weight, or no trace array of its form.
     ShapeError
         If it is used by operations whose traces have different forms.
     """
@@ -123,7 +123,7 @@ def _of_whole_state(
 
 
 def _operands(graph: ETraceGraph, name: str) -> list[tuple[HiddenParamOpRelation, str]]:
-    """Return the relations that a weight is an operand of, and as which one."""
+    """Return the relations that have a weight as an operand, with the operand's name."""
     every = [
         (path_name(path), relation, operand)
         for relation in graph.hidden_param_op_relations
@@ -140,9 +140,10 @@ def _operands(graph: ETraceGraph, name: str) -> list[tuple[HiddenParamOpRelation
 
 
 def _arrays_of(graph: ETraceGraph, relation: HiddenParamOpRelation, operand: str) -> set[str]:
-    """Return the arrays in which an operation's traces hold the entries of an operand.
+    """Return the names of the trace arrays that contain the entries of an operand.
 
-    It is the one of the same name, or what the operation keeps in the place of its operands.
+    It is the array of the same name, or the arrays that the operation stores instead of its
+    operands.
     """
     own = [spec for spec in specs_of(graph.trace_specs) if spec.relation == relation.key]
     made = {spec.operand for spec in own} & set(trace_shapes(relation))
@@ -160,7 +161,7 @@ def _leaf_names(graph: ETraceGraph, name: str) -> list[str]:
 def _with_zeros(
     graph: ETraceGraph, specs: TraceSpecs, spec: TraceSpec, trace: jax.Array
 ) -> jax.Array:
-    """Return a trace with the outputs that it is not kept for, where it is zero."""
+    """Return a trace with zeros for the outputs that it does not store."""
     if spec.full_shape in (None, spec.shape):
         return trace
     kept = {s.state for s in specs_of(specs) if s.relation == spec.relation}

@@ -1,4 +1,4 @@
-r"""Filters of the factors of outputs, in place of those of inputs.
+r"""Filters of output factors, instead of filters of inputs.
 
 Along a chunk of ``K`` steps, with :math:`\epsilon_x^s = \alpha \epsilon_x^{s-1} + \phi(x^s)`,
 
@@ -7,9 +7,10 @@ Along a chunk of ``K`` steps, with :math:`\epsilon_x^s = \alpha \epsilon_x^{s-1}
     \sum_s \epsilon_x^s \otimes f^s = \sum_s \phi(x^s) \otimes g^s
     + \epsilon_x^0 \otimes \alpha g^1, \qquad g^s = f^s + \alpha\, g^{s+1},
 
-and the filter moves on once, :math:`\epsilon_x^K = \alpha^K \epsilon_x^0 + \sum_s \alpha^{K-s}
-\phi(x^s)`. That is how operations learn that say how to take in several steps at once: a table adds
-to the rows that it has looked up, where the filter of a step counts all of them.
+and the filter advances once, :math:`\epsilon_x^K = \alpha^K \epsilon_x^0 + \sum_s \alpha^{K-s}
+\phi(x^s)`. This form is used for operations that can add several steps to a filter at once. An
+embedding then adds only to the rows that it has looked up, while a filter at each step updates all
+rows.
 """
 
 import jax
@@ -36,7 +37,7 @@ from .zero import as_arrays, is_zero, widened
 
 
 def apart(graph: ETraceGraph, records: Records, filters: Arrays) -> tuple[Arrays, Arrays]:
-    """Return the filters of inputs that run over a chunk, and those that move on once for it."""
+    """Return the filters of inputs that advance at each step, and those that advance once."""
     relations = inputs_of(graph)
     once = {key for key in filters if records.num_steps > 1 and _moves_once(relations[key])}
     stepwise = {key: eps for key, eps in filters.items() if key not in once}
@@ -50,7 +51,7 @@ def _moves_once(relation: HiddenParamOpRelation) -> bool:
 
 
 def moved_on(graph: ETraceGraph, alpha: float, records: Records, filters: Arrays) -> Arrays:
-    """Return filters that move on once after a recorded chunk."""
+    """Return filters that advance once, after a recorded chunk."""
     steps, found = records.num_steps, {}
     for key, kept in filters.items():
         relation = inputs_of(graph)[key]
@@ -58,7 +59,7 @@ def moved_on(graph: ETraceGraph, alpha: float, records: Records, filters: Arrays
         before = widened(as_arrays(kept), wide)
         powers = jnp.asarray(alpha ** np.arange(steps)[::-1], wide)
         x = records.x[x_key(graph, relation)]
-        assert not isinstance(x, SideBySide)  # a rule that filters inputs asks for them whole
+        assert not isinstance(x, SideBySide)  # a rule that filters inputs records them in one array
         lead = x.shape[: 1 + _lead(relation)]
         factors = jnp.broadcast_to(over_first_axis(powers, len(lead)), lead)
         is_new, before = _starting_anew(graph, key, records), alpha**steps * before
@@ -72,7 +73,7 @@ def moved_on(graph: ETraceGraph, alpha: float, records: Records, filters: Arrays
 
 
 def factors_to_filter(graph: ETraceGraph, filters: Arrays, factors: Arrays) -> Arrays:
-    """Return those of some factors that are for operations with filters that move on once."""
+    """Return the factors of operations whose filters advance once."""
     return {name: factors[name] for _, name in _sites(graph, filters) if name in factors}
 
 
@@ -85,18 +86,18 @@ def gradients(
     factors: Arrays,
     products: Products,
 ) -> Weights:
-    """Return the gradients of operations with filters that move on once, of a recorded chunk.
+    """Return the gradients of a recorded chunk, for operations whose filters advance once.
 
     Parameters
     ----------
     graph, alpha, weights, records
         The compiled model, the decay of the filters, the operands, and the chunk.
     filters
-        Those before the chunk.
+        The filters before the chunk.
     factors
-        Of all steps, time first, by name; see `filtered_products`.
+        Factors of all steps, time first, by name; see `filtered_products`.
     products
-        How they are multiplied.
+        Multiplication of the factors.
     """
     found: Weights = {}
     for site, name in _sites(graph, filters):
@@ -119,7 +120,7 @@ def gradients(
 def _backward(
     alpha: float, factors: jax.Array, is_new: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
-    """Return ``α g^1``, which meets the filter before the chunk, and ``g`` of every step."""
+    """Return ``α g^1``, the factor of the filter before the chunk, and ``g`` of every step."""
 
     def step(
         later: jax.Array, now: tuple[jax.Array, jax.Array | None]
@@ -152,7 +153,7 @@ def _lead(relation: HiddenParamOpRelation) -> int:
 
 
 def _starting_anew(graph: ETraceGraph, key: str, records: Records) -> jax.Array | None:
-    """Return which rows of a filter start anew before each step: ``(steps, [batch])``."""
+    """Return the rows of a filter that are reset before each step: ``(steps, [batch])``."""
     if records.restart is None:
         return None
     lead = _lead(inputs_of(graph)[key])

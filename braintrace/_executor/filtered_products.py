@@ -1,11 +1,11 @@
-r"""Gradients as products of filtered inputs with factors of the shape of outputs.
+r"""Gradients as products of filtered inputs with output-shaped factors.
 
 .. math::
 
     \nabla w = \sum_s \epsilon_x^s \otimes \Big( \sum_a l^s[p(u), a]\, f^s[u, a] \Big),
 
-one product over time and batch for every operation; ``f`` is what a rule takes for the derivative
-of a state with respect to the output.
+one product over time and batch for every operation; ``f`` is a rule's approximation of the
+derivative of a state with respect to the output.
 """
 
 from collections.abc import Mapping
@@ -20,11 +20,11 @@ from .layout import TraceSite, filter_key, old_state_to_positions, output_keys, 
 from .products import Products
 
 ByGroup = Mapping[int, Mapping[int, jax.Array]]
-"""Arrays in the positions of each group, by its index and by state."""
+"""Arrays per element of each group, by its index and by state."""
 
 
 def at_entry(graph: ETraceGraph, mu: Signal) -> ByGroup:
-    """Return signals that arrive at the states before a window, in the positions of groups."""
+    """Return the adjoints of the states before a window, per element of their groups."""
     return {
         group.index: {
             a: old_state_to_positions(group, a, mu[state.name])
@@ -54,10 +54,10 @@ def factors(graph: ETraceGraph, signal: Arrays, f: Arrays, products: Products) -
 
 
 def _is_summed_by_step(site: TraceSite) -> bool:
-    """Tell whether a step adds up what goes back from a fan-out to one output.
+    """Test whether the cotangents of a fan-out are summed to one output in each step.
 
-    Its positions may be samples, and lie on several devices: without an input there is one sum,
-    over all steps, and one message.
+    Its elements may be samples on several devices. Without an input, there is only one sum, over
+    all steps, and so only one collective.
     """
     is_alone = jax.device_count() == 1
     return site.has_fan_out and (is_alone or site.relation.x_var is not None)

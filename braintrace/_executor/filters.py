@@ -1,7 +1,7 @@
-"""The filters of ES_D_RTRL over a recorded chunk: low-pass of inputs, and of sensitivities.
+"""Filters of ES_D_RTRL over a recorded chunk: low-pass filters of inputs and of sensitivities.
 
-See `io_dim` for what they are. They are carried along a chunk with all outputs of an operation,
-and kept from chunk to chunk without those that no filter ever changes.
+See `io_dim` for their equations. Along a chunk they have all outputs of an operation. Between
+chunks the outputs that are always zero are not stored.
 """
 
 import functools
@@ -27,11 +27,11 @@ Result = TypeVar("Result")
 After = TypeVar("After")
 
 Filters = dict[str, Arrays]
-"""Those of inputs, ``'x'``, and of outputs, ``'f'``, with all outputs of the operations."""
+"""Filters of inputs, ``'x'``, and of outputs, ``'f'``, with all outputs of the operations."""
 
 
 def outputs_of(graph: ETraceGraph) -> dict[str, tuple[TraceSite, int]]:
-    """Return the site and state that each output-shaped trace is computed for, by its name.
+    """Return the site and state of each output-shaped trace, by its name.
 
     Operations that share a trace are represented by the first of them.
     """
@@ -41,7 +41,7 @@ def outputs_of(graph: ETraceGraph) -> dict[str, tuple[TraceSite, int]]:
 
 
 def _active_outputs(graph: ETraceGraph, outputs: Mapping[str, Any]) -> dict[str, ActiveOutputs]:
-    """Return the outputs that each output-shaped trace is kept for: others stay zero."""
+    """Return the stored outputs of each output-shaped trace; other outputs are always zero."""
     found = {}
     for key, (site, _) in outputs_of(graph).items():
         kept = [a for a in site.influence.reached if site.key(a) in outputs]
@@ -53,7 +53,7 @@ def _active_outputs(graph: ETraceGraph, outputs: Mapping[str, Any]) -> dict[str,
 def specs_of_outputs(
     graph: ETraceGraph, kept_states: Callable[[TraceSite], Iterable[int]]
 ) -> dict[str, TraceSpec]:
-    """Return what is known of the output-shaped traces of some states, by name."""
+    """Return the specifications of the output-shaped traces of some states, by name."""
     shared, dtypes = output_keys(graph), {}
     for site in trace_sites(graph):
         for a in kept_states(site):
@@ -94,19 +94,19 @@ def spec_of_output(
 def _outputs_of_samples(
     graph: ETraceGraph, site: TraceSite, active: ActiveOutputs, flags: jax.Array
 ) -> jax.Array:
-    """Return which entries of an output-shaped trace belong to samples whose flag is set."""
+    """Return the entries of an output-shaped trace that belong to samples whose flag is set."""
     found = site.to_slots(at_positions(graph, site.group, flags))
     return active.pick(found)
 
 
 def of_active(graph: ETraceGraph, outputs: Arrays) -> Arrays:
-    """Return output-shaped traces as they are kept from chunk to chunk."""
+    """Return output-shaped traces in the form in which they are stored between chunks."""
     active = _active_outputs(graph, outputs)
     return {key: active[key].pick(output) for key, output in outputs.items()}
 
 
 def whole(graph: ETraceGraph, outputs: Arrays) -> Arrays:
-    """Return kept output-shaped traces with zeros for the outputs that are not kept."""
+    """Return stored output-shaped traces with zeros for the outputs that are not stored."""
     found, by_key = dict(outputs), outputs_of(graph)
     for key, active in _active_outputs(graph, outputs).items():
         if active.runs is None:
@@ -118,24 +118,24 @@ def whole(graph: ETraceGraph, outputs: Arrays) -> Arrays:
 
 
 def filters_of(graph: ETraceGraph, traces: Traces) -> Filters:
-    """Return the filters of traces, as they run over a chunk."""
+    """Return the filters of traces in the form that runs over a chunk."""
     start = as_arrays({"x": traces["x"], "f": traces["f"]})
     return {"x": start["x"], "f": whole(graph, start["f"])}
 
 
 def steps_key(alpha: float) -> str:
-    """Name the count of steps, and with it the decay of the filters that it corrects."""
+    """Return the name of the step count, including the decay of the filters that it corrects."""
     return f"steps, decay={float(alpha)}"
 
 
 def traces_of(alpha: float, graph: ETraceGraph, filters: Filters, steps: jax.Array) -> Traces:
-    """Return the traces of filters, as they are kept from chunk to chunk."""
+    """Return the traces of filters in the form in which they are stored between chunks."""
     kept = {"x": filters["x"], "f": of_active(graph, filters["f"])}
     return {**kept, steps_key(alpha): steps}
 
 
 def recorded_inputs(graph: ETraceGraph, records: Records, signal: PyTree = None) -> PyTree:
-    """Return what the filters take in at every step, time first."""
+    """Return the filters' inputs at every step, time first."""
     return records.x, records.Df, _transitions_in_slots(graph, records), records.restart, signal
 
 
@@ -161,7 +161,7 @@ def run_filters(
 ) -> After:
     """Return the filters after some steps, and ``result(ε_x, ε_f, signal)`` of every step.
 
-    ``scan`` runs a function of one step over what they take in, from ``start``.
+    ``scan`` runs a function of one step over the recorded inputs, from ``start``.
     """
     by_key = outputs_of(graph)
     dtypes = {key: site.relation.y_var.aval.dtype for key, (site, _) in by_key.items()}
@@ -185,7 +185,7 @@ def run_filters(
 
 
 def counts_of(alpha: float, graph: ETraceGraph, records: Records, traces: Traces) -> jax.Array:
-    """Return the number of steps that the traces of every step have seen."""
+    """Return the number of steps since a reset, for the traces of every step."""
     before = as_arrays(traces[steps_key(alpha)])
     index = over_first_axis(1 + jnp.arange(records.num_steps), 1 + before.ndim)
     index = index.astype(before.dtype)
@@ -203,7 +203,7 @@ def counts_of(alpha: float, graph: ETraceGraph, records: Records, traces: Traces
 
 
 def _outputs_started_anew(graph: ETraceGraph, outputs: Arrays, restart: jax.Array) -> Arrays:
-    """Return output-shaped traces that start anew for some samples, or all."""
+    """Return output-shaped traces that are reset for some samples, or all."""
     found, by_key = {}, outputs_of(graph)
     for key, output in outputs.items():
         site, _ = by_key[key]

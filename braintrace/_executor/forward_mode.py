@@ -1,8 +1,8 @@
-"""The step's Jacobians where reverse mode is not to be had: behind a ``while`` loop.
+"""Forward-mode Jacobians of a step, for states that depend on a ``while`` loop.
 
-A loop of unknown length has no reverse mode. Pushing a one forward from every element of a
-leaf gives, at every position, the sum over the elements that reach it; so the elements are
-pushed in as many turns as one position has elements.
+A loop of unknown length has no reverse mode. A tangent of ones for all elements of a leaf results,
+at each state element, in the sum over the leaf elements that reach it. The elements are therefore
+split into sets in which each state element occurs at most once, with one tangent per set.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from .one_way import holds_while
 
 
 def has_while(program: Program, target: Var) -> bool:
-    """Tell whether ``target`` is computed through a ``while`` loop."""
+    """Test whether ``target`` is computed through a ``while`` loop."""
     behind = program.making(program.depends_on([target]))
     return any(holds_while(program.equations[index]) for index in behind)
 
@@ -31,7 +31,7 @@ def pushed_forward(
     new_state: Callable[..., jax.Array],
     leaves: dict[Var, jax.Array],
 ) -> dict[Var, jax.Array]:
-    """Return the derivative of each leaf's element to the one position that it reaches.
+    """Return the derivative of the state element that each leaf element reaches.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ def pushed_forward(
 
 
 def _positions(graph: ETraceGraph, group: HiddenGroup, state: int, var: Var) -> np.ndarray:
-    """Return the position that each element of a leaf reaches, or ``-1``."""
+    """Return the state element that each element of a leaf reaches, or ``-1``."""
     for old, layout in zip(group.states, group.old_layouts, strict=True):
         if var is old.in_var:
             return np.arange(var.aval.size) if layout is None else layout.ravel()
@@ -73,7 +73,7 @@ def _positions(graph: ETraceGraph, group: HiddenGroup, state: int, var: Var) -> 
 
 
 def _turns(positions: np.ndarray) -> list[np.ndarray]:
-    """Split elements into sets in which no position occurs twice."""
+    """Split elements into sets in which no state element occurs twice."""
     rank = np.full(positions.shape, -1)
     seen: dict[int, int] = {}
     for element, position in enumerate(positions):

@@ -1,8 +1,8 @@
-"""Traces of operations that compute one gate each, and those of the operations that compute all.
+"""Conversion of traces between split gates and whole operations.
 
-A model whose units a mesh divides has its gates apart (`braintrace._compiler.readouts.gates`), and
-so are their traces. Saved and reported traces are the same on every mesh: the gates are
-concatenated.
+A model whose units are sharded over a mesh has split gates (`braintrace._compiler.readouts.gates`),
+with a separate trace for each gate. Saved and reported traces are the same on every mesh: the gates
+are concatenated.
 """
 
 import dataclasses
@@ -20,20 +20,20 @@ _Keys = tuple[str, ...]
 
 @dataclasses.dataclass(frozen=True)
 class CarriedSpecs:
-    """A compiled model, and what is known of its traces as they are kept."""
+    """A compiled model, and the specifications of its stored traces."""
 
     graph: ETraceGraph
     specs: TraceSpecs
 
 
 def is_like(traces: Traces, specs: TraceSpecs) -> bool:
-    """Tell whether there are traces of these keys and shapes."""
+    """Test whether traces have the keys and shapes of specifications."""
     given = {keys: getattr(leaf, "shape", None) for keys, leaf in _leaves(traces)}
     return given == {keys: spec.shape for keys, spec in _leaves(specs)}
 
 
 def side_by_side(apart: CarriedSpecs, whole: CarriedSpecs, traces: Traces) -> Traces:
-    """Return traces of gates as those of the operations that compute all of them."""
+    """Return traces of gates as traces of the operations that compute all gates."""
     given, found = dict(_leaves(traces)), {}
     for keys, gates, own in _gates(apart, whole):
         like = given[next(iter(own.values()))]
@@ -44,7 +44,7 @@ def side_by_side(apart: CarriedSpecs, whole: CarriedSpecs, traces: Traces) -> Tr
 
 
 def one_by_one(apart: CarriedSpecs, whole: CarriedSpecs, traces: Traces) -> Traces:
-    """Return traces of operations as those of their gates."""
+    """Return traces of operations as traces of their gates."""
     given, found = dict(_leaves(traces)), {}
     for keys, gates, own in _gates(apart, whole):
         parts = [given[keys]] if len(gates) == 1 else jnp.split(given[keys], len(gates), axis=-1)
@@ -56,7 +56,7 @@ def one_by_one(apart: CarriedSpecs, whole: CarriedSpecs, traces: Traces) -> Trac
 def _gates(
     apart: CarriedSpecs, whole: CarriedSpecs
 ) -> Iterator[tuple[_Keys, list[int], dict[int, _Keys]]]:
-    """Yield where an array is, which gates it is kept for, and where those of single gates are."""
+    """Yield the keys of an array, its stored gates, and the keys of the arrays of single gates."""
     sizes = {keys: spec.shape[-1:] for keys, spec in _leaves(apart.specs)}
     gates_of = _gates_of(apart)
     for keys, spec in _leaves(whole.specs):
@@ -66,7 +66,7 @@ def _gates(
 
 
 def _kept(whole: CarriedSpecs, spec: TraceSpec, size: int) -> list[int]:
-    """Return the gates, each of some size, that an array of a whole operation is kept for."""
+    """Return the gates of a given size that an array of a whole operation stores."""
     width = (spec.full_shape or spec.shape)[-1]
     runs: tuple[tuple[int, int], ...] = ((0, width),)
     if spec.shape[-1] < width:
@@ -79,12 +79,12 @@ def _kept(whole: CarriedSpecs, spec: TraceSpec, size: int) -> list[int]:
 
 
 def _gates_of(apart: CarriedSpecs) -> dict[_Keys, dict[int, _Keys]]:
-    """Return where the traces of each gate are, by the keys of those of the whole operation."""
+    """Return the keys of the traces of each gate, by the keys of the whole operation's trace."""
     gates = {r.key: r.gate for r in apart.graph.hidden_param_op_relations if r.gate is not None}
     found: dict[_Keys, dict[int, _Keys]] = {}
     for keys, _ in _leaves(apart.specs):
         index, named = 0, keys
-        for key, (name, gate, _) in gates.items():  # a key ends in a bracket: none begins another
+        for key, (name, gate, _) in gates.items():  # keys end in a bracket: none is a prefix
             if any(key in own for own in keys):
                 index, named = gate, tuple(own.replace(key, name) for own in keys)
         found.setdefault(named, {})[index] = keys
@@ -100,7 +100,7 @@ def _leaves(tree: Any, keys: _Keys = ()) -> Iterator[tuple[_Keys, Any]]:
 
 
 def _like(specs: Any, found: dict[_Keys, Any], keys: _Keys = ()) -> Any:
-    """Return what has been found in the structure of specifications."""
+    """Return found arrays in the structure of specifications."""
     if not isinstance(specs, dict):
         return found[keys]
     return {key: _like(inner, found, (*keys, key)) for key, inner in specs.items()}

@@ -1,7 +1,7 @@
-"""Low-pass filters of the operations' inputs, for the rules that keep one.
+"""Low-pass filters of the operations' inputs.
 
-Operations that filter the same input alike share a filter, which the first of them names. Of an
-operation that is not linear in its input, something else of it is filtered (`InputFilter`).
+Operations with the same input and the same kind of filter share it; the first of them names it. An
+operation that is not linear in its input declares what is filtered instead (`InputFilter`).
 """
 
 import functools
@@ -26,13 +26,13 @@ from .zero import widened
 
 
 def check_filtered_inputs(graph: ETraceGraph, rule: str) -> None:
-    """Raise unless every operation can be pulled back with a filter in place of its input.
+    """Check that every operation has a gradient in terms of a filter of its input.
 
     Raises
     ------
     PrimitiveError
-        Naming the rule, and the first operation that is not linear in its input and does not say
-        what to filter.
+        Naming the rule, and the first operation that is not linear in its input and has no
+        `InputFilter`.
     """
     for relation in graph.hidden_param_op_relations:
         spec = get_primitive_spec(relation.primitive)
@@ -50,7 +50,7 @@ def check_filtered_inputs(graph: ETraceGraph, rule: str) -> None:
 def _is_linear_in_input(relation: HiddenParamOpRelation) -> bool:
     try:
         kinds = kinds_of_gradients(relation)
-    except Exception:  # a rule for integers, such as an index, may fail for anything else
+    except Exception:  # a rule for integers, such as indices, may fail for other dtypes
         return False
     return Kind.OTHER not in kinds
 
@@ -76,7 +76,7 @@ def _shape_of_filter(relation: HiddenParamOpRelation) -> jax.ShapeDtypeStruct:
 
 
 def inputs_of(graph: ETraceGraph) -> dict[str, HiddenParamOpRelation]:
-    """Return the operation that each filter of an input is carried for, by its name.
+    """Return the operation of each filter of an input, by name.
 
     Operations that share a filter are represented by the first of them.
     """
@@ -85,7 +85,7 @@ def inputs_of(graph: ETraceGraph) -> dict[str, HiddenParamOpRelation]:
 
 
 def specs_of_inputs(graph: ETraceGraph) -> dict[str, TraceSpec]:
-    """Return what is known of the filters of inputs, by name."""
+    """Return the specifications of the filters of inputs, by name."""
     specs = {}
     for key, relation in inputs_of(graph).items():
         shape = _shape_of_filter(relation)
@@ -101,7 +101,7 @@ def specs_of_inputs(graph: ETraceGraph) -> dict[str, TraceSpec]:
 
 
 def operand_axes(relation: HiddenParamOpRelation, ndim: int, last: Role) -> tuple[Role, ...]:
-    """Return what the axes of an operation's input or output run over."""
+    """Return the roles of the axes of an operation's input or output."""
     is_batched = get_primitive_spec(relation.primitive).batched
     batch: list[Role] = ["batch"] if is_batched else []
     spatial: list[Role] = ["spatial"] * (ndim - len(batch) - 1)
@@ -111,9 +111,9 @@ def operand_axes(relation: HiddenParamOpRelation, ndim: int, last: Role) -> tupl
 def take_in(
     graph: ETraceGraph, alpha: float, kept: Arrays, x: Arrays, restart: jax.Array | None
 ) -> tuple[Arrays, Arrays]:
-    """Return ``α ε_x + x`` of one more step, and the same as it is kept, for the filters given.
+    """Return ``α ε_x + x`` after one more step, in computing and in stored precision.
 
-    Samples whose flag is set start anew before it.
+    Samples whose flag is set are reset before the step.
     """
     by_key = {key: relation for key, relation in inputs_of(graph).items() if key in kept}
     before = {key: widened(eps, by_key[key].y_var.aval.dtype) for key, eps in kept.items()}
@@ -127,7 +127,7 @@ def take_in(
 
 
 def inputs_started_anew(graph: ETraceGraph, inputs: Arrays, restart: jax.Array) -> Arrays:
-    """Return filters of inputs that start anew for some samples, or all."""
+    """Return filters of inputs that are reset for some samples, or all."""
     return {
         key: jnp.where(rows_of_samples(graph, key, eps.ndim, restart), 0, eps)
         for key, eps in inputs.items()
@@ -135,7 +135,7 @@ def inputs_started_anew(graph: ETraceGraph, inputs: Arrays, restart: jax.Array) 
 
 
 def rows_of_samples(graph: ETraceGraph, key: str, ndim: int, flags: jax.Array) -> jax.Array:
-    """Return which rows of a filter of inputs belong to samples whose flag is set."""
+    """Return the rows of a filter of inputs that belong to samples whose flag is set."""
     sites = [
         site
         for site in trace_sites(graph)
@@ -152,12 +152,12 @@ def rows_of_samples(graph: ETraceGraph, key: str, ndim: int, flags: jax.Array) -
 
 
 def _is_shared(graph: ETraceGraph, site: TraceSite) -> bool:
-    """Tell whether the states of a group belong to all samples."""
+    """Test whether the states of a group are shared by all samples."""
     return all(graph.batch.axis(state) is None for state in site.group.states)
 
 
 def _rows(graph: ETraceGraph, site: TraceSite, restart: jax.Array) -> jax.Array:
-    """Return which rows of an operation's input belong to samples whose flag is set."""
+    """Return the rows of an operation's input that belong to samples whose flag is set."""
     if restart.ndim == 0:
         return restart
     if not get_primitive_spec(site.relation.primitive).batched:

@@ -1,4 +1,4 @@
-r"""The input/output-dimension trace (ES-D-RTRL, pp-prop).
+r"""Input/output-dimension traces (ES-D-RTRL, pp-prop).
 
 .. math::
 
@@ -11,8 +11,8 @@ r"""The input/output-dimension trace (ES-D-RTRL, pp-prop).
     \nabla w = \sum_t \Big( \sum_a \hat l^t[p(u), a]\, \epsilon_f^t[u, a] \Big) \otimes
     \epsilon_x^t, \qquad \hat l^t = l^t / (1 - \alpha^t),
 
-with ``t`` counted in steps since the traces were last zero. A chunk scans the two small
-traces and takes the gradient as products over time and batch.
+with ``t`` counted in steps since a reset. A chunk scans the two small traces, and its gradient is a
+product over time and batch.
 """
 
 import dataclasses
@@ -65,12 +65,12 @@ from .zero import as_arrays, widened
 
 @dataclasses.dataclass(frozen=True)
 class InputOutputTraces:
-    """A filter of every operation's input, and one of the sensitivity to every output.
+    """Trace method with filters of each operation's input and of the sensitivity to its output.
 
     Attributes
     ----------
     decay
-        ``α`` of both.
+        The decay ``α`` of both.
     """
 
     decay: float
@@ -78,15 +78,15 @@ class InputOutputTraces:
     boundary: ClassVar[Boundary] = "cut"
 
     def carries(self, relation: HiddenParamOpRelation) -> bool:
-        """Tell that every relation has traces."""
+        """Return True: every relation has traces."""
         return True
 
     def check(self, graph: ETraceGraph) -> None:
-        """Raise a `PrimitiveError` for an operation of which no input can be filtered."""
+        """Raise a `PrimitiveError` for an operation whose input cannot be filtered."""
         check_filtered_inputs(graph, "ES_D_RTRL")
 
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
-        """Return the two filters, shared where operations share them, and a count of steps."""
+        """Return the two filters, shared between operations if possible, and the step count."""
 
         def kept_states(site: TraceSite) -> Iterable[int]:
             return site.influence.reached if every_state else site.influence.stored
@@ -102,7 +102,7 @@ class InputOutputTraces:
         }
 
     def signal(self, graph: ETraceGraph, records: Records, signal: Signal) -> Signal:
-        """Return the learning signals as they are."""
+        """Return the learning signals unchanged."""
         return signal
 
     def update(
@@ -130,10 +130,10 @@ class InputOutputTraces:
     ) -> tuple[Weights, Traces]:
         """Return the gradient of a recorded chunk, and the traces after it.
 
-        It is that of the traces before the chunk alone: those after it lack the states that no
-        later step reads. Where filtered inputs and factors of a chunk are larger than the caches,
-        the gradient is added up in blocks of steps: they are then read back before they have left
-        the caches.
+        It depends only on the traces before the chunk: those after it omit states that no later
+        step reads. If the filtered inputs and factors of a chunk are larger than the caches, the
+        gradient is accumulated over blocks of steps, which are read while they are still in the
+        caches.
         """
         by_group = {group.index: signals(group, signal) for group in graph.traced_groups}
         counts = counts_of(self.decay, graph, records, before)
@@ -166,7 +166,7 @@ class InputOutputTraces:
         traces: Traces,
         zeros_select: bool = False,
     ) -> Weights:
-        """Return the gradient that reaches the operands through the states before a window."""
+        """Return the gradient of the operands through the states before a window."""
         traces, products = as_arrays(traces), SELECTING if zeros_select else PLAIN
         dtype = jnp.result_type(*mu.values())
         eps_x = {key: widened(x, dtype) for key, x in traces["x"].items()}
@@ -178,9 +178,9 @@ class InputOutputTraces:
 
 
 def _samples(graph: ETraceGraph) -> tuple[int, ...]:
-    """Return the shape of the count of steps: one per sample, or one for all.
+    """Return the shape of the step count: one per sample, or one for all.
 
-    It is one for all if a hidden state belongs to all samples.
+    There is one for all if a hidden state is shared by all samples.
     """
     samples = graph.batch.samples
     states = [state for group in graph.traced_groups for state in group.states]
@@ -191,9 +191,9 @@ def _samples(graph: ETraceGraph) -> tuple[int, ...]:
 def _corrected(alpha: float, graph: ETraceGraph, signal: ByGroup, steps: jax.Array) -> Arrays:
     """Return ``l / (1 - α^t)`` of one step in the layout of each operation's output, by trace.
 
-    After ``t`` steps the filters have seen ``1 - α^t`` of a constant. ``signal`` has one array
-    per state and position of each group; the result is in single precision at least, since it
-    may be larger than a number in half precision.
+    After ``t`` steps, the filter of a constant has reached the fraction ``1 - α^t`` of it.
+    ``signal`` has one array per state of each group; the result has at least single precision,
+    since it may overflow in half precision.
     """
     log_alpha = math.log(alpha) if alpha else -math.inf
     seen = -jnp.expm1(log_alpha * jnp.maximum(steps, 1))

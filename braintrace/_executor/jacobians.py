@@ -1,4 +1,4 @@
-r"""The step's own Jacobians: ``D``, ``Df`` and the operations' inputs.
+r"""Jacobians of a step: ``D``, ``Df`` and the operations' inputs.
 
 .. math::
 
@@ -6,10 +6,10 @@ r"""The step's own Jacobians: ``D``, ``Df`` and the operations' inputs.
     \qquad
     D_f^t[u, a] = \frac{\partial h^t[p(u), a]}{\partial y^t[u]}
 
-Both come from the derivative of one state's new value with respect to the old states and the
-outputs of ETP operations, with everything that couples elements held constant. Each element then
-reaches one element of a state only, so that pulling back a one for every element gives all of them
-at once. A rule may keep what products pass from elements to themselves; see `diagonal`.
+Both are derivatives of one state's new value with respect to the old states and the outputs of ETP
+operations, with everything that couples elements held constant. Each element then reaches only one
+element of a state, so one vector-Jacobian product with ones computes all of them. A rule may keep
+the diagonal through products; see `diagonal`.
 """
 
 import dataclasses
@@ -41,23 +41,23 @@ Inputs: TypeAlias = Mapping[Var, Any]
 
 
 def transition_key(group: HiddenGroup, a: int, c: int) -> str:
-    """Name the block ``D[a, c]`` of a group."""
+    """Return the name of the block ``D[a, c]`` of a group."""
     return f"{group.states[a].name}<{group.states[c].name}"
 
 
 def operands(graph: ETraceGraph, inputs: Inputs) -> Weights:
-    """Return what gradients go to: of a relation its prologue, evaluated."""
+    """Return the operands that have gradients: for each relation, its evaluated prologue."""
     wanted = graph.operand_atoms
     atoms = [atom for own in wanted.values() for atom in own.values()]
-    values = iter(evaluate(graph.traced.program, atoms, inputs))  # what several share, once
+    values = iter(evaluate(graph.traced.program, atoms, inputs))  # shared equations run once
     return {key: {name: next(values) for name in own} for key, own in wanted.items()}
 
 
 def with_weights(graph: ETraceGraph, weights: Weights, group: int | None = None) -> dict[int, Rule]:
     """Return rules that run the relations' operations on given weights, held constant.
 
-    What an operation computes besides, and no trace carries (a gate that acts through another
-    weight only), keeps the ordinary gradient of the step.
+    Outputs that no trace follows (a gate that acts only through another weight) have the ordinary
+    gradient of the step.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ def with_weights(graph: ETraceGraph, weights: Weights, group: int | None = None)
 
 
 def _traced_elements(relation: HiddenParamOpRelation, group: int | None) -> np.ndarray | None:
-    """Return which elements of the output reach a group by a trace; ``None``: all of them."""
+    """Return the elements of the output that reach a group by a trace; ``None``: all of them."""
     reached = [influence for influence in relation.influences if influence.group == group]
     if not reached:
         return None
@@ -100,14 +100,14 @@ def _traced_elements(relation: HiddenParamOpRelation, group: int | None) -> np.n
 
 
 def jacobians(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> Records:
-    """Return what the learning rule needs of one step.
+    """Return the residuals of one step that the learning rule needs.
 
     Parameters
     ----------
     graph
         The compiled model.
     inputs
-        Values of the program's inputs; no gradient flows to them from the result.
+        Values of the program's inputs; the result has no gradient with respect to them.
     weights
         See `operands`.
     """
@@ -132,7 +132,7 @@ def jacobians(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> Records:
 
 @dataclasses.dataclass(frozen=True)
 class _Point:
-    """Where the derivatives of a step are taken.
+    """The point at which the derivatives of a step are evaluated.
 
     Attributes
     ----------
@@ -141,7 +141,7 @@ class _Point:
     weights
         Operands of its relations.
     known
-        Values of this step's variables: all those that the Jacobians need, computed at once.
+        Values of all variables that the Jacobians need, computed at once.
     maxima
         Rules that run maxima and minima.
     """
@@ -175,7 +175,7 @@ def _known(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> dict[Var, ja
 
 
 def _opaque_outputs(graph: ETraceGraph) -> list[Var]:
-    """Return the outputs of the operations that a walk does not pass."""
+    """Return the outputs of the operations that a backward slice does not pass."""
     program = graph.traced.program
     return [var for index in graph.opaque_equations for var in program.equations[index].outvars]
 
@@ -215,7 +215,7 @@ def _rows(at: _Point, group: HiddenGroup, state: int) -> tuple[Rows, Rows]:
 def _derivatives(
     at: _Point, group: HiddenGroup, state: int, leaves: dict[Var, jax.Array]
 ) -> dict[Var, jax.Array]:
-    """Return the derivative of each leaf's element to the one position that it reaches."""
+    """Return the derivative of the state element that each leaf element reaches."""
     program, target = at.graph.traced.program, group.new_vars[state]
     held, rules = _held(at, group, state), {**at.maxima, **_cut_rules(group.cuts[state])}
     old_vars = {old.in_var for old in group.states}
@@ -247,7 +247,7 @@ def _operand(at: _Point, diagonal: Diagonal, overrides: Mapping[Var, Any]) -> ja
 def _factors(at: _Point, diagonal: Diagonal) -> Factors:
     """Return the derivatives of a diagonal's variable with respect to its operand.
 
-    Both parts of a complex output count: its absolute value may be what is broadcast.
+    Both parts of a complex output count: the broadcast value may be its absolute value.
     """
     graph = at.graph
     equation = graph.traced.program.equations[diagonal.equation]
@@ -269,7 +269,7 @@ def _factors(at: _Point, diagonal: Diagonal) -> Factors:
 
 
 def _held(at: _Point, group: HiddenGroup, state: int) -> dict[Var, jax.Array]:
-    """Return what is held constant: other groups, ETP outputs, what a state is downstream of."""
+    """Return the values held constant: other groups, ETP outputs, states that a state reads."""
     held = _opaque_outputs(at.graph)
     for other in at.graph.hidden_groups:
         if other.index != group.index:
@@ -297,9 +297,9 @@ def _cut_rules(cuts: Sequence[Cut]) -> dict[int, Rule]:
 
 
 def _back_to_output(at: _Point, y: Var, reached: Var, row: jax.Array) -> jax.Array:
-    """Return the derivative with respect to ``y``, given that to a variable it is broadcast to.
+    """Return the derivative with respect to ``y``, from the derivative for its broadcast variable.
 
-    Both parts of a complex number count: what is in between may be its absolute value.
+    Both parts of a complex number count: the broadcast value may be its absolute value.
     """
     along = jnp.real(row * _from_output(at, y, reached, 1))
     if not jnp.iscomplexobj(at.value(y)):
@@ -308,7 +308,7 @@ def _back_to_output(at: _Point, y: Var, reached: Var, row: jax.Array) -> jax.Arr
 
 
 def _from_output(at: _Point, y: Var, reached: Var, direction: complex = 1) -> jax.Array:
-    """Return the element-wise derivative from ``y`` to the variable it is broadcast to."""
+    """Return the elementwise derivative of the variable that ``y`` is broadcast to."""
 
     def broadcast(value: jax.Array) -> jax.Array:
         return evaluate(at.graph.traced.program, [reached], at.inputs, {y: value})[0]

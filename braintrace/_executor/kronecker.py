@@ -1,8 +1,8 @@
-r"""Traces of products as random Kronecker factors (KF-RTRL).
+r"""Random Kronecker factors as traces of products (KF-RTRL).
 
-The derivative :math:`\epsilon` of the states ``S`` of a sample with respect to what multiplies an
-input :math:`x` is estimated by :math:`u \otimes A`, with ``u`` like the input and ``A`` of states
-times outputs :math:`y`:
+The derivative :math:`\epsilon` of the states ``S`` of a sample with respect to the weight of a
+product with input :math:`x` is estimated by :math:`u \otimes A`, with ``u`` shaped like the input
+and ``A`` of states by outputs :math:`y`:
 
 .. math::
 
@@ -10,11 +10,12 @@ times outputs :math:`y`:
     p_0 = \sqrt{|J A| / |u|}, \quad p_1 = \sqrt{|F| / |x|}
 
 with :math:`F = \partial S' / \partial y` and one random sign :math:`\nu` for each product. The mean
-of :math:`u' \otimes A'` over it is :math:`u \otimes J A + x \otimes F`. Where one factor of a
-product is zero, both are left out. A bias has the constant input 1, a part of ``x`` and of ``u``.
+of :math:`u' \otimes A'` over the signs is :math:`u \otimes J A + x \otimes F`. If one factor of a
+product is zero, both are set to zero. A bias has the constant input 1, a part of ``x`` and of
+``u``.
 
-What is no product (a leak, a gain: parameters that meet data element by element) has the trace of
-RTRL, of states times parameters: as large as an ``A``, and exact.
+An elementwise parameter (a leak, a gain) has the exact trace of RTRL, of states by parameters. It
+is as large as an ``A``.
 """
 
 import dataclasses
@@ -72,25 +73,25 @@ from .zero import apart, as_arrays, widened
 
 @dataclasses.dataclass(frozen=True)
 class KroneckerTraces(PassingTraces):
-    """A vector like the input and a matrix of states times outputs, for every product and sample.
+    """Trace method with a vector and a matrix for every product and sample.
 
     Attributes
     ----------
     seed
-        Of the random signs.
+        Seed of the random signs.
     """
 
     seed: int
     needs: ClassVar[frozenset[Record]] = frozenset({"step", "traces", "operands"})
 
     def check(self, graph: ETraceGraph) -> None:
-        """Raise unless every product has one vector for the input of a sample.
+        """Check that every product has one input vector per sample.
 
         Raises
         ------
         PrimitiveError
-            Naming the first operation that is not linear in its input, or whose weights meet it in
-            several places.
+            Naming the first operation that is not linear in its input, or whose weights multiply
+            several parts of it.
         """
         for product in products_of(graph):
             where = f"`{product.equation.primitive}` ({source_line(product.equation)})"
@@ -145,7 +146,7 @@ class KroneckerTraces(PassingTraces):
     def update(
         self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
     ) -> Traces:
-        """Return the traces after recorded steps, one by one."""
+        """Return the traces after recorded steps, one step at a time."""
         return over_steps(functools.partial(_advanced, graph, weights), records, traces)
 
     def entry_gradient(
@@ -156,7 +157,7 @@ class KroneckerTraces(PassingTraces):
         traces: Traces,
         zeros_select: bool = False,
     ) -> Weights:
-        """Return the sum over samples of ``u (x) (mu . A)``, and what the exact traces give."""
+        """Return the sum over samples of ``u (x) (mu . A)``, and the gradients of exact traces."""
         whole, traces = whole_of(graph), as_arrays(traces)
         arriving = to_rows(whole, [mu[leaf.name] for leaf in whole.leaves])
         gradients: Weights = jax.tree.map(jnp.zeros_like, weights)
@@ -185,7 +186,7 @@ def _advanced(graph: ETraceGraph, weights: Weights, records: Records, traces: Tr
     whole, products = whole_of(graph), products_of(graph)
     dtype = jnp.promote_types(row_dtype(whole), jnp.float32)
     u, A, exact = (widened(traces[kind], dtype) for kind in ("u", "A", "exact"))
-    if records.restart is not None:  # they are selected, not multiplied by zero: they may be NaN
+    if records.restart is not None:  # selected, not multiplied by zero: they may be NaN
         goes_on = which_rows(whole, ~records.restart[0])
         u = jax.tree.map(lambda leaf: where_flagged(goes_on.any(1), leaf), u)
         A, exact = jax.tree.map(lambda leaf: where_flagged(goes_on, leaf), (A, exact))
@@ -217,7 +218,7 @@ def _advanced(graph: ETraceGraph, weights: Weights, records: Records, traces: Tr
 def _combined(
     carried: tuple[jax.Array, jax.Array], entering: tuple[jax.Array, jax.Array], sign: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the factors of one product whose mean is the sum of two, samples first."""
+    """Return factors of one product whose mean is the sum of two products, samples first."""
     (u, moved), (x, F) = carried, entering
     p_0, inverse_0 = balance(norms(moved), norms(u))
     p_1, inverse_1 = balance(norms(F), norms(x))
@@ -239,7 +240,7 @@ def _exact(
     traces: dict[str, jax.Array],
     kept: Mapping[str, jax.Array],
 ) -> dict[str, jax.Array]:
-    """Return the traces of parameters that are no part of a product, after one step."""
+    """Return the exact traces of elementwise parameters after one step."""
     if not traces:
         return {}
     whole, others = whole_of(graph), without_products(graph)
@@ -255,7 +256,7 @@ def _exact(
 def _of_product(
     product: Product, operands: Mapping[str, jax.Array], u: jax.Array, onto: jax.Array
 ) -> Operands:
-    """Return the gradients of a product's operands, with ``u`` in the place of its input."""
+    """Return the gradients of a product's operands, with ``u`` in place of its input."""
     constants, use = product.constants, product.use
     of_one = u[:, -1] if constants else None
     x = samples_back(u[:, :-1] if constants else u, use.x_axis).astype(product.x_aval.dtype)

@@ -1,6 +1,6 @@
-"""Between the layouts of a hidden state, of its group's positions and of an operation's output.
+"""Conversions between the layouts of states, of group elements and of an operation's output.
 
-Every function takes arrays with any number of leading axes before the layout's own.
+Every function accepts arrays with additional leading axes.
 """
 
 import dataclasses
@@ -19,13 +19,13 @@ from .._typing import PyTree
 
 
 def x_key(graph: ETraceGraph, relation: HiddenParamOpRelation) -> str:
-    """Name the input of an operation; operations that share their input share the name."""
+    """Return the name of an operation's input; operations that share their input share it."""
     relations = graph.hidden_param_op_relations
     return next(r.key for r in relations if r.x_var is relation.x_var)
 
 
 def filter_key(graph: ETraceGraph, relation: HiddenParamOpRelation) -> str:
-    """Name the filter of an operation's input; operations that filter it alike share it."""
+    """Return the name of an operation's input filter; operations with equal filters share it."""
     own = _input_filter(relation)
     return next(
         other.key
@@ -40,10 +40,10 @@ def _input_filter(relation: HiddenParamOpRelation) -> Any:
 
 
 def output_keys(graph: ETraceGraph) -> dict[str, str]:
-    """Name what an output-shaped trace of each site and state is shared with.
+    """Return the name of the shared output-shaped trace of each site and state.
 
-    Operations whose outputs are added up before anything else happens to them, such as the input
-    and the recurrent weight of a cell, have the same ``Df``: the first of them names the trace.
+    Operations whose outputs are only added, such as the input and the recurrent weight of a cell,
+    have the same ``Df``: the first of them names the trace.
     """
     first: dict[Any, TraceSite] = {}
     names = {}
@@ -54,9 +54,9 @@ def output_keys(graph: ETraceGraph) -> dict[str, str]:
 
 
 def _sum_of(graph: ETraceGraph, y: Var) -> Var:
-    """Return the sum that a variable only enters into, or the variable itself.
+    """Return the sum that is the only reader of a variable, or the variable itself.
 
-    A sum that is a hidden state counts as read: its own trace is carried as well.
+    A sum that is a hidden state counts as read: its trace is carried as well.
     """
     program = graph.traced.program
     states = {var for group in graph.hidden_groups for var in group.new_vars}
@@ -71,17 +71,17 @@ def _sum_of(graph: ETraceGraph, y: Var) -> Var:
 
 
 def new_state_to_positions(group: HiddenGroup, state: int, value: jax.Array) -> jax.Array:
-    """Bring an array in the layout of a state's new variable to the group's positions.
+    """Convert an array in the layout of a state's new variable to the group's elements.
 
-    It is zero at the positions that the state is not at.
+    It is zero at elements without this state.
     """
     return _to_positions(group, group.layouts[state], group.new_vars[state].aval.shape, value)
 
 
 def old_state_to_positions(group: HiddenGroup, state: int, value: jax.Array) -> jax.Array:
-    """Bring an array in the layout of a state's old value to the group's positions.
+    """Convert an array in the layout of a state's old value to the group's elements.
 
-    It is zero at the positions that the state is not at.
+    It is zero at elements without this state.
     """
     return _to_positions(group, group.old_layouts[state], group.states[state].shape, value)
 
@@ -105,9 +105,9 @@ def _to_positions(
 
 
 def _box(layout: np.ndarray, shape: tuple[int, ...]) -> list[tuple[int, int, int]] | None:
-    """Return what to pad an array with that is at a slice of the positions; ``None``: it is not.
+    """Return the padding ``(before, after, between)`` of every axis that places a slice.
 
-    ``(before, after, between)`` for every axis.
+    ``None``: the layout is not a slice of the elements.
     """
     if layout.ndim != len(shape):
         return None
@@ -127,7 +127,7 @@ def _box(layout: np.ndarray, shape: tuple[int, ...]) -> list[tuple[int, int, int
 
 
 def positions_to_slots(influence: InfluenceMap, value: jax.Array, group: HiddenGroup) -> jax.Array:
-    """Give every element of ``y`` the value at the position that it reaches."""
+    """Give every element of ``y`` the value at the state element that it reaches."""
     lead = value.shape[: value.ndim - len(group.shape)]
     if influence.kind == "tiled":
         assert influence.tile is not None
@@ -145,16 +145,16 @@ MOST_COPIED_ELEMENTS = 2**18
 
 
 def _repeated(value: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Broadcast an array to a shape of as many axes.
+    """Broadcast an array to a shape with the same number of axes.
 
-    A few copies of one step's values are written side by side: XLA would fuse a broadcast into
-    the product with every weight's trace, and compute where each element comes from for each of
-    them. One more column, which is cut off, keeps it from seeing that the parts are equal.
+    A few copies of one step's values are concatenated: XLA would fuse a broadcast into the product
+    with every weight's trace, and compute the source index of each element for each of them. An
+    additional column, which is sliced off, prevents XLA from detecting that the parts are equal.
     """
     is_small = math.prod(shape) <= MOST_COPIED_ELEMENTS
     for axis, (once, size) in enumerate(zip(value.shape, shape, strict=True)):
         if is_small and once < size <= MOST_COPIES:
-            # Samples and steps stay axes of their own: samples may lie on different devices.
+            # Samples and steps stay separate axes: samples may be sharded over devices.
             rows = value.reshape(*value.shape[:axis], math.prod(value.shape[axis:]))
             column = jnp.zeros((*value.shape[:axis], 1), value.dtype)
             copies = jnp.concatenate([*[rows] * size, column], axis=-1)[..., :-1]
@@ -165,13 +165,13 @@ def _repeated(value: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 def injection_to_slots(
     influence: InfluenceMap, point: InjectionPoint, value: jax.Array
 ) -> jax.Array:
-    """Put the elements of an injection point's variable at their slots."""
+    """Scatter the elements of a tap's variable to the output elements."""
     if point.slots is None:
         return value.reshape(influence.slot_shape)
     size = influence.positions.size
     used = point.slots >= 0
     if point.slots.size == size and (~used | (point.slots == np.arange(size))).all():
-        # The elements that do not reach this state have a derivative of zero.
+        # Elements that do not reach this state have a zero derivative.
         return value.reshape(influence.slot_shape)
     slots = np.where(used, point.slots, size)
     in_slots = jnp.zeros(size, value.dtype).at[slots].add(value.ravel(), mode="drop")
@@ -185,7 +185,7 @@ class TraceSite:
     Attributes
     ----------
     relation, influence, group
-        The ETP operation, how its output reaches the group, and the group.
+        The ETP operation, the map from its output to the group, and the group.
     """
 
     relation: HiddenParamOpRelation
@@ -193,34 +193,34 @@ class TraceSite:
     group: HiddenGroup
 
     def key(self, state: int) -> str:
-        """Name the trace for one state of the group, the same in every process."""
+        """Return the name of the trace for one state of the group, equal in every process."""
         return f"{self.relation.key}>{self.group.states[state].name}"
 
     @property
     def operation(self) -> tuple[ETPPrimitive, dict[str, Any]]:
-        """The primitive and its parameters, as its rules take them."""
+        """The primitive and its parameters, as arguments of its rules."""
         return self.relation.primitive, dict(self.relation.params)
 
     @property
     def has_fan_out(self) -> bool:
-        """Whether one element of ``y`` reaches several positions."""
+        """Whether one element of ``y`` reaches several state elements."""
         return self.influence.fan_out > 1
 
     def to_slots(self, value: jax.Array) -> jax.Array:
-        """Bring a value per position to the layout of ``y``."""
+        """Convert a value per state element to the layout of ``y``."""
         return positions_to_slots(self.influence, value, self.group)
 
     def each_layer(self, function: Callable[..., PyTree], *arrays: PyTree) -> PyTree:
         """Apply a function of y-shaped arrays to each layer of a fan-out.
 
-        Without one the function is applied as it is; with one, its results get the fan-out as
-        their first axis.
+        Without a fan-out, the function is applied directly; with one, its results have the fan-out
+        as their first axis.
         """
         return jax.vmap(function)(*arrays) if self.has_fan_out else function(*arrays)
 
 
 def fans_over_samples(graph: ETraceGraph, site: TraceSite) -> bool:
-    """Tell whether every element of ``y`` reaches one position in each sample, in their order."""
+    """Test whether every element of ``y`` reaches one state element per sample, in sample order."""
     axis, shape = graph.batch_axis(site.group), site.group.shape
     if axis is None or site.influence.fan_out != shape[axis]:
         return False
@@ -230,7 +230,7 @@ def fans_over_samples(graph: ETraceGraph, site: TraceSite) -> bool:
 
 
 def trace_sites(graph: ETraceGraph, group: HiddenGroup | None = None) -> list[TraceSite]:
-    """Return every pair of a relation and a group that it reaches, or those of one group."""
+    """Return every pair of a relation and a group that it reaches, or the pairs of one group."""
     return [
         TraceSite(relation, influence, reached)
         for relation in graph.hidden_param_op_relations

@@ -1,9 +1,9 @@
-"""Derivatives of maxima and minima that do not compare a number with a copy of it.
+"""Derivatives of maxima and minima that do not depend on recomputed values.
 
-JAX asks which operand equals the result. XLA may compute an operand once for the result and
-once for the question, with products and sums rounded together in one of them; then nothing is
-equal, and the derivative is zero. Here operands are compared with each other, and where a
-reduction finds no equal element, the one that `argmax` names counts.
+JAX's derivative tests which operand equals the result. XLA may compute an operand twice, once for
+the result and once for the test, with different rounding (fused multiply-add). Then no operand is
+equal, and the derivative is zero. Here, operands are compared with each other. In a reduction
+without an equal element, the element of `argmax` counts.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,12 +21,12 @@ Pair: TypeAlias = tuple[jax.Array, jax.Array]
 
 
 def larger(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Return the larger of two arrays; equal ones share the derivative."""
+    """Return the elementwise maximum of two arrays; equal elements share the derivative."""
     return _choice(x, y, jax.lax.max, jnp.greater)
 
 
 def smaller(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Return the smaller of two arrays; equal ones share the derivative."""
+    """Return the elementwise minimum of two arrays; equal elements share the derivative."""
     return _choice(x, y, jax.lax.min, jnp.less)
 
 
@@ -56,7 +56,7 @@ def extremum(
     axes
         Axes that are reduced.
     reduce, index
-        ``jnp.max`` and ``jnp.argmax``, or those of the minimum.
+        ``jnp.max`` and ``jnp.argmax``, or ``jnp.min`` and ``jnp.argmin``.
     """
     axes = tuple(axes)
 
@@ -76,7 +76,7 @@ def extremum(
 
 
 def _first(x: jax.Array, axes: tuple[int, ...], index: Callable[..., Any]) -> jax.Array:
-    """Return where the first extremum over axes stands."""
+    """Return a mask of the first extremum over axes."""
     kept = [axis for axis in range(x.ndim) if axis not in axes]
     order = [*kept, *axes]
     flat = jnp.transpose(x, order).reshape(*(x.shape[axis] for axis in kept), -1)
@@ -94,7 +94,7 @@ DIFFERENTIABLE: dict[str, Callable[..., Any]] = {
 
 
 def bind_differentiable(equation: Equation, values: list[Any]) -> list[Any]:
-    """Run an equation; maxima and minima with the derivative of this file."""
+    """Run an equation; maxima and minima have the derivative of this module."""
     rule = DIFFERENTIABLE.get(equation.primitive.name)
     is_real = all(jnp.issubdtype(jnp.result_type(value), jnp.floating) for value in values)
     if rule is None or not is_real:
@@ -103,7 +103,7 @@ def bind_differentiable(equation: Equation, values: list[Any]) -> list[Any]:
 
 
 def maxima_of(program: Program) -> dict[int, Rule]:
-    """Return rules that run the maxima and minima of a program, by equation index."""
+    """Return rules for the maxima and minima of a program, by equation index."""
     return {
         index: bind_differentiable
         for index, equation in enumerate(program.equations)

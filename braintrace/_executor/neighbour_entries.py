@@ -1,8 +1,8 @@
-"""Entries of parameters, and the numbers of the state that each of them reaches within some steps.
+"""SnAp-n sparsity pattern: the state scalars that each parameter entry reaches within n steps.
 
-See `neighbours`. The entries are those of what a product makes of its parameters (a mask or a
-transpose lies before that), or of a parameter that enters in another way. All of it is known when a
-model is compiled, and the same for all samples.
+See `neighbours`. An entry belongs to an operand of a product (after a mask or a transpose), or to a
+parameter that is used in another way. The pattern is constant: it is computed at compilation, and
+is the same for all samples.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from .whole_state import row_dtype, whole_of
 from .zero import apart
 
 MOST_NUMBERS = 2**22
-"""Outputs times entries, where one entry goes into several outputs, that are looked at in pairs."""
+"""Maximum size of outputs times entries for an exact pattern, if an entry has several outputs."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -30,15 +30,15 @@ class Entries:
     Attributes
     ----------
     key, name
-        The place of the array among the operands, and of its trace among the traces.
+        Keys of the array among the operands, and of its trace among the traces.
     shape, dtype
-        Of the array, and of the trace.
+        Shape of the array, dtype of the trace.
     kinds
-        The kind of every entry: those of a kind reach the same numbers.
+        The kind of every entry: entries of one kind reach the same state scalars.
     reach
-        The numbers that each kind reaches, ``(kinds, numbers)``.
+        The state scalars that each kind reaches, ``(kinds, scalars)``.
     outputs
-        The output of a sample that every entry goes into, for a product of which it is one alone.
+        The output of a sample that every entry contributes to, if each contributes to only one.
     use
         The product that the array is an operand of; ``None``: it is a parameter.
     """
@@ -54,7 +54,7 @@ class Entries:
 
     @functools.cached_property
     def pairs(self) -> tuple[np.ndarray, np.ndarray]:
-        """Entries with numbers that they reach, sorted."""
+        """Pairs of an entry and a state scalar that it reaches, sorted."""
         entries, numbers = np.nonzero(self.reach[self.kinds])
         return entries, numbers
 
@@ -65,7 +65,7 @@ _known: weakref.WeakKeyDictionary[ETraceGraph, dict[int, list[Entries]]] = (
 
 
 def entries_of(graph: ETraceGraph, n: int) -> list[Entries]:
-    """Return the arrays that have traces; what is found out of a model, is once."""
+    """Return the arrays that have traces; the result is cached per model."""
     found = _known.setdefault(graph, {})
     if n not in found:
         found[n] = [*_of_products(graph, n), *_of_parameters(graph, n)]
@@ -112,7 +112,7 @@ def _structure(graph: ETraceGraph) -> Structure:
 
 
 def within(first: np.ndarray, transition: np.ndarray, n: int) -> np.ndarray:
-    """Return which numbers are reached within ``n`` steps, given those within the first."""
+    """Return the state scalars reached within ``n`` steps, given those of the first step."""
     reach, onward = first, transition.T.astype(np.float32)
     for _ in range(n - 1):
         further = reach | (reach.astype(np.float32) @ onward > 0)
@@ -123,27 +123,27 @@ def within(first: np.ndarray, transition: np.ndarray, n: int) -> np.ndarray:
 
 
 def _by_kind(reach: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows that differ, and for every row which of them it is."""
+    """Return the distinct rows, and the index of the distinct row of every row."""
     rows, kinds = np.unique(reach, axis=0, return_inverse=True)
     return rows, kinds.reshape(-1)
 
 
 def _outputs_of(product: Product) -> Mapping[str, np.ndarray]:
-    """Return what the entries of each operand go into, of the outputs of one sample.
+    """Return the outputs of one sample that the entries of each operand contribute to.
 
-    It is the number of the output, of every entry, where that is one alone; else whether each entry
-    goes into each output.
+    For each operand: the output index of every entry, if each contributes to only one output;
+    otherwise a boolean for every entry and output.
     """
     use, atoms = product.use, product.graph.operand_atoms[product.operand_key]
     outputs = int(np.prod(shape_of_sample(product.y_aval.shape, use.y_axis)))
     sizes = {name: int(np.prod(atom.aval.shape)) for name, atom in atoms.items()}
     own = [str(place) for place in use.operands]
-    if not jnp.issubdtype(product.x_aval.dtype, jnp.inexact):  # which rows are taken is data
+    if not jnp.issubdtype(product.x_aval.dtype, jnp.inexact):  # a gather by data
         return {name: np.ones((sizes[name], outputs), bool) for name in own}
     is_real = not jnp.issubdtype(product.y_aval.dtype, jnp.complexfloating)
 
     def pulled(chosen: np.ndarray) -> dict[str, np.ndarray]:
-        """Return of every entry the sum over outputs, for rows of factors of these."""
+        """Return the sum over chosen outputs for every entry, one row per choice."""
         with jax.ensure_compile_time_eval():
             x, y = (
                 jnp.ones(of_one(aval.shape, axis), aval.dtype)
@@ -154,8 +154,8 @@ def _outputs_of(product: Product) -> Mapping[str, np.ndarray]:
             found = jax.vmap(lambda row: product.gradients(operands, x, row))(rows)
         return {name: np.asarray(found[name]).reshape(len(chosen), -1) for name in own}
 
-    # An entry that goes into one output alone gets all of the sum over outputs, or nothing, from
-    # those whose number has a certain digit.
+    # If an entry contributes to one output only, the sum over the outputs whose index has a given
+    # binary digit is either the total or zero. The digits give the index.
     digits = np.arange(outputs) >> np.arange(max(1, outputs - 1).bit_length())[:, None] & 1
     sums = pulled(np.concatenate([np.ones((1, outputs), int), digits]))
     found = {}
@@ -173,22 +173,22 @@ def _outputs_of(product: Product) -> Mapping[str, np.ndarray]:
 
 
 def of_one(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
-    """Return the shape of an array of samples for a single one."""
+    """Return the shape of an array of samples for a single sample."""
     return shape if axis is None else (*shape[:axis], 1, *shape[axis + 1 :])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Move:
-    """How the trace of one array moves on.
+    """Propagation of the trace of one array by ``J``.
 
     Attributes
     ----------
     entries
-        What it is a trace of.
+        The entries of the trace.
     read, factors
-        For every rank the pair that each pair reads, and where its factor is in ``J``; beyond the
-        end where there is none. ``None`` where every entry reaches every number: one product does
-        it.
+        For every rank, the pair that each pair reads, and the index of its factor in ``J``; indices
+        beyond the end mean none. ``None`` if every entry reaches every scalar: then it is one
+        product.
     """
 
     entries: Entries
@@ -197,7 +197,7 @@ class Move:
 
     @staticmethod
     def of(entries: Entries, transition: np.ndarray) -> "Move":
-        """Return it for the structure of ``J``."""
+        """Return the propagation for the structure of ``J``."""
         if entries.reach.all():
             return Move(entries)
         of_entry, of_number = entries.pairs

@@ -1,18 +1,19 @@
-r"""Traces of the numbers of the state that a weight reaches within some steps (SnAp-n).
+r"""Traces of the state scalars that a weight reaches within n steps (SnAp-n).
 
 .. math::
 
     \epsilon^t[q, w] = \sum_{q' \in N(w)} J^t[q, q']\, \epsilon^{t-1}[q', w] + F^t[q, w],
     \quad q \in N(w), \qquad \nabla w = \sum_t \sum_{q \in N(w)} l^t[q]\, \epsilon^t[q, w].
 
-All hidden state of one sample is a vector of numbers ``q``, and ``N(w)`` are those that ``w``
-reaches within ``n`` steps: those of this step, and ``n - 1`` times what ``J`` makes of them, by its
-structure. Nothing else is stored. What is the way of one state to another within a step is in ``J``
-and ``F``, so that ``l`` is the derivative of a loss with all other new states held fixed.
+All hidden state of one sample is a vector of scalars ``q``. ``N(w)`` are the scalars that ``w``
+reaches within ``n`` steps: the scalars of this step, propagated ``n - 1`` times by the structure of
+``J``. Other entries are not stored. ``J`` and ``F`` include paths between states within a step, so
+``l`` is the derivative of a loss with all other new states held constant.
 
-``J`` itself is made in every step, by one vector-Jacobian product for each number of the state, and
-with it the derivatives by the outputs of products. ``F`` is one of these times what the product
-multiplies, for a weight that goes into one output; others are pulled back from every number.
+``J`` is computed in every step, by one vector-Jacobian product for each scalar of the state, with
+the derivatives with respect to the outputs of products. For a weight that contributes to one
+output, ``F`` is such a derivative times the other factor of the product. For other weights, ``F``
+is pulled back from every scalar.
 """
 
 import dataclasses
@@ -59,26 +60,26 @@ from .whole_state import (
 from .zero import as_arrays, is_zero, widened
 
 ByOperand = dict[str, dict[str, jax.Array]]
-"""Arrays by the key and the name of `Entries`."""
+"""Arrays by key and name of `Entries`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class NeighbourTraces:
-    """A trace of each weight for the numbers of the state that it reaches within ``n`` steps."""
+    """Trace method for the state scalars that a weight reaches within ``n`` steps."""
 
     n: int
     needs: ClassVar[frozenset[Record]] = frozenset({"step", "operands"})
     boundary: ClassVar[Boundary] = "neighbours"
 
     def carries(self, relation: HiddenParamOpRelation) -> bool:
-        """Tell that traces are those of all parameters, marked or not."""
+        """Return False: traces belong to parameters, marked or not, instead of operations."""
         return False
 
     def check(self, graph: ETraceGraph) -> None:
         """Accept every operation that has a derivative."""
 
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
-        """Return an array of pairs ``(entry, number)`` for each array of parameters."""
+        """Return an array of pairs ``(entry, scalar)`` for each array of parameters."""
         whole = whole_of(graph)
         specs: dict[str, dict[str, TraceSpec]] = {}
         for entries in entries_of(graph, self.n):
@@ -95,7 +96,7 @@ class NeighbourTraces:
         return specs
 
     def signal(self, graph: ETraceGraph, records: Records, signal: Signal) -> Signal:
-        """Return the learning signals as they are."""
+        """Return the learning signals unchanged."""
         return signal
 
     def update(
@@ -128,7 +129,7 @@ class NeighbourTraces:
         traces: Traces,
         zeros_select: bool = False,
     ) -> Weights:
-        """Return the sum of ``mu[q] eps[q]`` over samples and numbers."""
+        """Return the sum of ``mu[q] eps[q]`` over samples and state scalars."""
         if is_zero(traces):
             gradients: Weights = jax.tree.map(jnp.zeros_like, weights)
             return gradients
@@ -145,7 +146,7 @@ class NeighbourTraces:
         arriving: jax.Array | None,
         before: Traces,
     ) -> tuple[Weights, Traces]:
-        """Return the gradients that learning signals give, step by step, and the last traces."""
+        """Return the gradients for learning signals, step by step, and the final traces."""
         whole = whole_of(graph)
         assert whole.structure is not None
         moves = [Move.of(own, whole.structure.transition) for own in entries_of(graph, self.n)]
@@ -154,7 +155,7 @@ class NeighbourTraces:
         def step(carry: Any, now: Any) -> Any:
             gradients, traces = carry
             recorded, restart, signal = now
-            if restart is not None:  # they are selected, not multiplied by zero: they may be NaN
+            if restart is not None:  # selected, not multiplied by zero: they may be NaN
                 goes_on = which_rows(whole, ~restart).any(1)
                 traces = jax.tree.map(lambda leaf: where_flagged(goes_on, leaf), traces)
             traces = _advanced(graph, weights, recorded, moves, traces)
@@ -177,7 +178,7 @@ class NeighbourTraces:
         traces: Traces,
         select: bool,
     ) -> Weights:
-        """Return the sums over samples and numbers of signal and trace."""
+        """Return the sums over samples and state scalars of signal times trace."""
         gradients: Weights = jax.tree.map(jnp.zeros_like, weights)
         for entries in entries_of(graph, self.n):
             of_entry, of_number = entries.pairs
@@ -195,9 +196,9 @@ class NeighbourTraces:
 
 
 def _signals(graph: ETraceGraph, signal: Signal) -> jax.Array:
-    """Return the learning signals of all numbers, ``(time, samples, numbers)``.
+    """Return the learning signals of all state scalars, ``(time, samples, scalars)``.
 
-    A signal that the next step has for a state before it is a part of its signal; see `signals`.
+    The next step's signal for a state before it is included; see `signals`.
     """
     found = {leaf.name: signal[leaf.name] for leaf in whole_of(graph).leaves}
     for leaf in whole_of(graph).leaves:
@@ -241,14 +242,14 @@ def _advanced(
 def _of_operand(
     graph: ETraceGraph, use: ParameterUse, name: str, inputs: Inputs, pulled: PulledStep
 ) -> jax.Array:
-    """Return ``F`` of one operand of a product, pulled back from every number."""
+    """Return ``F`` of one operand of a product, pulled back from every state scalar."""
     (place,) = places_of(graph, use)
     found = of_product(graph, use, inputs, pulled.x[use.key][None], pulled.at[place][None])
     return found[use.operands.index(int(name))]
 
 
 def _at_pairs(entries: Entries, F: jax.Array) -> jax.Array:
-    """Return ``(samples, pairs)`` of an array ``(samples, numbers, *shape)``."""
+    """Return ``(samples, pairs)`` of an array ``(samples, scalars, *shape)``."""
     of_entry, of_number = entries.pairs
     return F.reshape(*F.shape[:2], -1)[:, of_number, of_entry]
 
@@ -261,7 +262,7 @@ def _outer(
     weights: Weights,
     pulled: PulledStep,
 ) -> jax.Array:
-    """Return ``F`` at the pairs of an operand of which each entry goes into one output."""
+    """Return ``F`` at the pairs of an operand whose entries contribute to one output each."""
     product, (place,) = Product(graph, use), places_of(graph, use)
     of_entry, of_number = entries.pairs
     y_axis = None if use.y_axis is None else use.y_axis + 1
@@ -270,7 +271,7 @@ def _outer(
     ones = jnp.ones(of_one(product.y_aval.shape, use.y_axis), product.y_aval.dtype)
 
     def met(x: jax.Array) -> jax.Array:
-        """Return what the entries are multiplied by."""
+        """Return the other factor of each entry."""
         x = x if use.x_axis is None else jnp.expand_dims(x, use.x_axis)
         return product.gradients(weights[entries.key], x, ones)[entries.name].ravel()
 

@@ -1,8 +1,8 @@
-"""Steps with `while` loops, which have no derivative backward in time.
+"""Clear errors for reverse mode through ``while`` loops.
 
-A loop whose number of steps is not known can be run and differentiated forward only. JAX refuses
-it where a gradient goes back, which may be in a `grad` of the user's own, and names neither the
-model nor what lies before the loop. The outputs of such loops are marked here: they say so first.
+A loop of unknown length has only forward-mode derivatives. JAX refuses it when a gradient is
+backpropagated, possibly in a `grad` of the user, and names neither the model nor the states before
+the loop. The rules of this module raise an error with these names first.
 """
 
 from collections.abc import Mapping
@@ -16,13 +16,13 @@ from .._jaxpr.dataflow import CONSTANT
 
 
 def holds_while(equation: Equation) -> bool:
-    """Tell whether an equation is a ``while`` loop, or has one inside."""
+    """Test whether an equation is a ``while`` loop, or contains one."""
     every = (equation, *equations_inside(equation))
     return any(inner.primitive.name == "while" for inner in every)
 
 
 def one_way_rules(traced: TracedModel) -> Mapping[int, Rule]:
-    """Return rules by which the loops of unknown length of a step refuse a way back."""
+    """Return rules with which loops of unknown length refuse reverse mode."""
     equations = enumerate(traced.program.equations)
     return {index: _rule(traced, e) for index, e in equations if holds_while(e)}
 

@@ -1,24 +1,24 @@
-"""Traces are read once and written once, where they are.
+"""In-place updates of traces.
 
-XLA overwrites an array in place only where every other use of it is known to come before; otherwise
-it copies it. By the time that it decides, optimization barriers are gone: what has to come before
-is made an operand (`never`).
+XLA overwrites an array in place only if it knows that every other use of the array comes first;
+otherwise it copies the array. When XLA decides this, optimization barriers have been removed, so
+the order is enforced by an operand (an ordering token, see `never`).
 
-On a CPU the traces of several steps are updated by blocks of samples. A block's inputs and factors
-are gathered from all steps into the caches, samples first: the products over time then run at the
-rate of one large product, and their results are added to the traces before they leave the caches.
-All samples at once, XLA rearranges whole records, and writes and reads a second array of the size
-of the traces. On a GPU, that is one kernel. Where the program runs on several devices, samples may
-lie on different ones, and stay there.
+On a CPU, the traces of several steps are updated in blocks of samples. The inputs and factors of a
+block are gathered from all steps into the caches, samples first. The products over time then run at
+the rate of one large product, and their results are added to the traces before they leave the
+caches. For all samples at once, XLA would rearrange whole residuals, and write and read a second
+array of the size of the traces. On a GPU, the update is one kernel. On several devices, samples may
+be sharded, and stay on their devices.
 
-Where the trace of one state is computed from another's before the step, and not the other way
-round, it is computed first (`readers_first`): that of a filter, before the two of the neurons that
-it filters (a streaming step of adaptive neurons with a leaky readout, over one without filters,
-64 x 1024 weights, 32 samples: 2.6 after them, 1.8 before).
+If the trace of one state is computed from the previous trace of another, but not conversely, it is
+computed first (`readers_first`): the trace of a filter before the two traces of the filtered
+neurons. Relative time of a streaming step of adaptive neurons with a leaky readout, compared with
+no filters (64 x 1024 weights, 32 samples): 2.6 with the filter last, 1.8 with the filter first.
 
-The traces of two states as one complex array are updated at once on a CPU too: what multiplies
-them element by element outweighs the products, and a loop runs it on one core (LRU x 4, carrying
-on, over BPTT: 1.45 in blocks, 1.01 at once).
+Traces of two states in one complex array are updated at once on a CPU too: their elementwise
+factors cost more than the products, and a loop runs them on one core. Relative time compared with
+BPTT (LRU x 4, traces carried): 1.45 in blocks, 1.01 at once.
 """
 
 import functools
@@ -35,21 +35,21 @@ from .._jax import divided_dependent
 from .._typing import PyTree
 
 BLOCK_BYTES = 2**20
-"""What a block takes of the traces: about what a core's own cache holds."""
+"""Size of a block of traces: about the size of a core's cache."""
 
 Keys: TypeAlias = tuple[str, ...]
 """The keys of the traces in one array."""
 
 Update: TypeAlias = Callable[[PyTree, PyTree, Traces], Traces]
-"""``(over time, of samples, traces) -> traces``, which keeps samples apart: arrays with the steps,
-then the samples as first axes; arrays with the samples first; and traces, samples first as well."""
+"""``(over time, of samples, traces) -> traces``, independent for each sample: arrays whose first
+axes are steps and samples; arrays with samples first; and traces, also with samples first."""
 
 
 def never(first: PyTree) -> jax.Array | None:
-    """Return a flag that is not set, and not known before some arrays are.
+    """Return an ordering token: a false flag that depends on some arrays.
 
-    It would be set if some number were equal to itself and different from itself. On several
-    devices, where it would have to be sent to all of them, it is known at once.
+    It would be true if some number were equal to itself and different from itself. On several
+    devices it is a constant, since it would otherwise need a collective.
     """
     found = [leaf for leaf in jax.tree.leaves(first) if leaf.size]
     if not found:
@@ -63,7 +63,7 @@ def _never(*first: jax.Array) -> jax.Array:
 
 
 def _one_number(array: jax.Array) -> jax.Array:
-    """Return the first element of an array, of which no axis is folded: it may be divided."""
+    """Return the first element of an array; no axis is reshaped, since it may be sharded."""
     corner = jax.lax.slice(array, (0,) * array.ndim, (1,) * array.ndim)
     return corner.reshape(())
 
@@ -71,21 +71,21 @@ def _one_number(array: jax.Array) -> jax.Array:
 def readers_first(
     arrays: Iterable[Keys], reads: Collection[tuple[str, str]]
 ) -> Iterator[tuple[Keys, list[str]]]:
-    """Yield arrays in an order in which those that read another one come before it.
+    """Yield arrays in an order in which readers come before the arrays that they read.
 
-    Where two read each other, there is no such order, and one of them comes first.
+    If two arrays read each other, there is no such order, and one of them comes first.
 
     Parameters
     ----------
     arrays
-        The keys of the traces that are in each.
+        The keys of the traces in each array.
     reads
-        Pairs of keys: of a trace, and of one that it is computed from.
+        Pairs of keys: a trace, and a trace that it is computed from.
 
     Yields
     ------
     keys, readers
-        Of an array, and of the traces before it that read it.
+        Keys of an array, and keys of the earlier traces that read it.
     """
     left, done = list(arrays), list[str]()
     while left:
@@ -97,28 +97,28 @@ def readers_first(
 
 
 def _readers(keys: Keys, reads: Collection[tuple[str, str]], among: Iterable[str]) -> list[str]:
-    """Return those of some traces, not in an array itself, that read one in it."""
+    """Return those of some traces, outside of an array, that read a trace in it."""
     return [key for key in among if key not in keys and any((key, own) in reads for own in keys)]
 
 
 def not_before(first: Sequence[PyTree], traces: Traces) -> Traces:
-    """Return traces as they are, but not before other arrays are there; see `never`."""
+    """Return unchanged traces that depend on other arrays; see `never`."""
     return known_after(never(first), traces)
 
 
 def overwritten(
     update: Update, over_time: PyTree, of_samples: PyTree, traces: Traces, flag: jax.Array | None
 ) -> Traces:
-    """Return updated traces, not before a flag is known.
+    """Return updated traces, after a flag is known.
 
     Parameters
     ----------
     update
-        What is to be computed.
+        The update.
     over_time, of_samples, traces
         Its arguments.
     flag
-        See `never`; ``None``: nothing has to come before.
+        See `never`; ``None``: no ordering.
     """
 
     def at_once(over_time: PyTree, of_samples: PyTree, traces: Traces, flag: PyTree) -> Traces:
@@ -138,7 +138,7 @@ def overwritten(
 
 
 def known_after(flag: jax.Array | None, traces: Traces) -> Traces:
-    """Return traces as they are, but not before a flag is known."""
+    """Return unchanged traces that depend on a flag."""
     if flag is None:
         return traces
     kept: Traces = jax.tree.map(lambda leaf: jnp.where(flag, jnp.zeros_like(leaf), leaf), traces)

@@ -1,11 +1,11 @@
-r"""The parameter-dimension trace (D-RTRL, and SnAp-1 with another ``D``).
+r"""Parameter-dimension traces (D-RTRL, and SnAp-1 with another ``D``).
 
 .. math::
 
     \epsilon^t[a] = \sum_c D^t[a, c]\, \epsilon^{t-1}[c] + D_f^t[a] \otimes x^t, \qquad
     \nabla w = \sum_t \sum_a l^t[a] \circ \epsilon^t[a].
 
-For a recorded chunk of ``K`` steps this is, exactly and without a trace per step,
+For a recorded chunk of ``K`` steps this equals, without a trace per step,
 
 .. math::
 
@@ -13,11 +13,11 @@ For a recorded chunk of ``K`` steps this is, exactly and without a trace per ste
     \epsilon^K = P^0 \epsilon^0 + \sum_s x^s \otimes (P^s D_f^s)
 
 (see `recursion`). One step is a chunk of one. The trace of a state that no later step reads
-position by position is not carried: column ``a`` of every ``D`` is zero for it.
+elementwise is not carried: column ``a`` of every ``D`` is zero for it.
 
-The learning signal enters `ParameterTraces.gradient` together with the records, not contracted
-with a trace as in a step-by-step formulation: the products over time and batch are then one
-matrix product.
+`ParameterTraces.gradient` receives the learning signal together with the residuals, not contracted
+with a trace as in a step-by-step formulation. The products over time and batch are then one matrix
+product.
 """
 
 import dataclasses
@@ -80,33 +80,32 @@ from .restart import at_positions
 from .zero import as_arrays, is_zero, widened
 
 Decays: TypeAlias = dict[tuple[str, str], jax.Array]
-"""Factors shaped like an operation's output: of what is written from what is read, by keys."""
+"""Factors shaped like an operation's output, by the keys of the written and the read trace."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ParameterTraces:
-    """A trace of the size of the weight for every hidden state that it reaches.
+    """Trace method with a trace of the size of the weight for every hidden state that it reaches.
 
     Attributes
     ----------
     boundary
-        ``'cut'`` for D-RTRL; ``'diagonal'``: ``D`` has what products pass from each position to
-        itself (SnAp-1).
+        ``'cut'`` for D-RTRL; ``'diagonal'``: ``D`` includes the diagonal through products (SnAp-1).
     """
 
     boundary: Boundary = "cut"
     needs: ClassVar[frozenset[Record]] = frozenset({"x", "x in parts", "D", "Df"})
 
     def carries(self, relation: HiddenParamOpRelation) -> bool:
-        """Tell that every relation has traces."""
+        """Return True: every relation has traces."""
         return True
 
     def check(self, graph: ETraceGraph) -> None:
-        """Refuse products whose diagonal is not the same for every input."""
+        """Refuse products whose diagonal depends on the input."""
         check_diagonals(graph)
 
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
-        """Return the arrays that an operation's rules make for a state, for each such pair."""
+        """Return the trace arrays of each pair of an operation and a state."""
         specs = {}
         for site in trace_sites(graph):
             stored = site.influence.reached if every_state else site.influence.stored
@@ -114,14 +113,14 @@ class ParameterTraces:
         return specs
 
     def signal(self, graph: ETraceGraph, records: Records, signal: Signal) -> Signal:
-        """Return the learning signals as they are."""
+        """Return the learning signals unchanged."""
         return signal
 
     def update(
         self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
     ) -> Traces:
         """Return the traces after a recorded chunk."""
-        # What a single step adds to a trace is not multiplied by any transition.
+        # The contribution of a single step is not multiplied by any `D`.
         is_single = records.num_steps == 1
         products = (products_of_gradient if is_single else products_of_traces)(records)
         new: list[Traces] = []
@@ -155,12 +154,13 @@ class ParameterTraces:
     ) -> tuple[Weights, None]:
         """Return the gradient of a recorded chunk.
 
-        The traces after it do not come along: they are the dearer part.
+        The traces after the chunk are not returned, since they cost more than the gradient.
 
-        Where those after a single step are known, and the states without a trace do not depend on
-        the step before, they hold all that there is of it: ``Σ_a l[a] ∘ ε[a]``. The traces before
-        it are then overwritten in place; reading them as well would make XLA copy them. Those of
-        states without a signal are not read, as those of neurons whose readout has filters.
+        If the traces after a single step are known, and the states without a trace do not depend on
+        the step before, these traces contain the whole gradient: ``Σ_a l[a] ∘ ε[a]``. The traces
+        before the step are then overwritten in place; if they were read, XLA would copy them.
+        Traces of states without a signal are not read, such as the traces of neurons whose readout
+        has filters.
         """
         gradients = jax.tree.map(jnp.zeros_like, weights)
         if records.restart is not None:
@@ -206,7 +206,7 @@ class ParameterTraces:
 def _specs_of_site(
     graph: ETraceGraph, site: TraceSite, stored: tuple[int, ...]
 ) -> dict[str, dict[str, TraceSpec]]:
-    """Return what is known of the traces of one site, for all states of its group."""
+    """Return the specifications of the traces of one site, for all states of its group."""
     relation, influence = site.relation, site.influence
     active = active_outputs_of(relation, influence, stored)
     lead = (influence.fan_out,) if site.has_fan_out else ()
@@ -237,7 +237,7 @@ def _specs_of_site(
 
 
 def trace_axes(site: TraceSite, name: str, ndim: int) -> tuple[Role, ...]:
-    """Return what the axes of an array run over that an operation's own rule has made."""
+    """Return the roles of the axes of a trace array, from the operation's specification."""
     spec = get_primitive_spec(site.relation.primitive)
     lead: list[Role] = ["fan_out"] if site.has_fan_out else []
     batch: list[Role] = ["batch"] if spec.batched else []
@@ -255,14 +255,14 @@ def entries_of_samples(
     name: str,
     flags: jax.Array,
 ) -> jax.Array:
-    """Return which entries of one array belong to samples whose flag is set."""
+    """Return the entries of one array that belong to samples whose flag is set."""
     positions = at_positions(graph, site.group, flags)
     found: jax.Array = which_entries(site, active, positions, shapes)[name]
     return found
 
 
 def _restarted(graph: ETraceGraph, traces: Traces, flags: jax.Array) -> Traces:
-    """Return traces that start anew for some samples, or for all.
+    """Return traces that are reset for some samples, or for all.
 
     They are selected, not multiplied by zero: they may be NaN.
     """
@@ -274,7 +274,7 @@ def _restarted(graph: ETraceGraph, traces: Traces, flags: jax.Array) -> Traces:
 
 
 def _active_outputs(site: TraceSite, traces: Traces) -> ActiveOutputs:
-    """Return the outputs that the traces of a site are kept for."""
+    """Return the outputs that the traces of a site store."""
     return active_outputs_of(site.relation, site.influence, _kept_states(site, traces))
 
 
@@ -317,7 +317,7 @@ def _updated(
     def of_layer(factors: Arrays, of_samples: tuple[Decays, Any], old: Traces) -> Traces:
         update = functools.partial(_advanced, site, weights, products)
         has_samples = get_primitive_spec(site.relation.primitive).batched
-        # What a single step adds is a part of the pass over the traces already.
+        # The update by a single step already is one pass over the traces.
         if has_samples and records.num_steps > 1:
             return overwritten(update, (x, factors), of_samples, old, records.never)
         return update((x, factors), of_samples, known_after(records.never, old))
@@ -334,7 +334,7 @@ def _advanced(
     of_samples: tuple[Decays, jax.Array | None],
     traces: Traces,
 ) -> Traces:
-    """Return the traces of one layer of a site, of all samples or of some."""
+    """Return the traces of one layer of a site, for all samples or some."""
     (x, factors), (decays, kept), before = over_time, of_samples, unpack(traces)
     x = as_one(x)
     if kept is not None:  # they are selected, not multiplied by zero: they may be NaN
@@ -363,7 +363,7 @@ def _sum_like(old: jax.Array, *parts: jax.Array) -> jax.Array:
 
 
 def _stored_states(graph: ETraceGraph, group: HiddenGroup, traces: Traces) -> set[int]:
-    """Return the states of a group of which every trace that there is, is kept."""
+    """Return the states of a group for which all traces are stored."""
     members = [(site, _kept_states(site, traces)) for site in trace_sites(graph, group)]
     return {
         a

@@ -1,4 +1,4 @@
-"""What rules that pass weights have in common: gradients go back through the steps themselves."""
+"""Common parts of full-Jacobian rules, whose gradients are backpropagated through the steps."""
 
 import abc
 import dataclasses
@@ -18,19 +18,19 @@ from .._typing import PyTree
 
 @dataclasses.dataclass(frozen=True)
 class PassingTraces(abc.ABC):
-    """The parts of a `TraceMethod` that are the same for all rules with this boundary."""
+    """The parts of a `TraceMethod` that are the same for all full-Jacobian rules."""
 
     boundary: ClassVar[Boundary] = "passed"
 
     def carries(self, relation: HiddenParamOpRelation) -> bool:
-        """Tell that traces are those of parameters, marked or not."""
+        """Return False: traces belong to parameters, marked or not, instead of operations."""
         return False
 
     def check(self, graph: ETraceGraph) -> None:  # noqa: B027  # most rules refuse nothing
         """Accept every operation that has a derivative."""
 
     def signal(self, graph: ETraceGraph, records: Records, signal: Signal) -> Signal:
-        """Return the learning signals as they are."""
+        """Return the learning signals unchanged."""
         return signal
 
     def gradient(
@@ -42,7 +42,7 @@ class PassingTraces(abc.ABC):
         before: Traces,
         after: Traces | None = None,
     ) -> tuple[Weights, Traces | None]:
-        """Not called: the gradient goes back through the steps."""
+        """Not called: the gradient is backpropagated through the steps."""
         raise NotImplementedError
 
     @abc.abstractmethod
@@ -65,14 +65,15 @@ class PassingTraces(abc.ABC):
     def step(
         self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
     ) -> tuple[Traces, PyTree]:
-        """Return the traces after a step on its own, and what `past_gradient` is to read."""
+        """Return the traces after a single step, and the argument ``past`` of `past_gradient`."""
         return self.update(graph, weights, records, traces), traces
 
     def past_gradient(
         self, graph: ETraceGraph, weights: Weights, mu: Signal, past: PyTree, zeros_select: bool
     ) -> Weights:
-        """Return the gradient through the states before a step on its own; see `entry_gradient`.
+        """Return the gradient through the states before a single step; see `entry_gradient`.
 
-        It is called after the step. What it reads of the traces before it cannot be overwritten.
+        It is called after the step. Traces from before the step that it reads cannot be
+        overwritten.
         """
         return self.entry_gradient(graph, weights, mu, past, zeros_select)

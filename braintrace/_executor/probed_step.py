@@ -1,17 +1,16 @@
-r"""The step as the loss sees it: differentiable, with a probe on every traced hidden state.
+r"""Differentiable step with a perturbation of every traced hidden state.
 
-The new value of a traced state is computed with the old states, the operands of its own
-relations and the other states of its group as they are; everything downstream (readout,
-deeper layers, later groups, states of the group that no later step reads) sees it plus a probe
-that is zero. The derivative of a loss with respect to the probe is then the learning signal
+The new value of a traced state is computed from the old states, the operands of its relations and
+the other states of its group, without perturbations. Everything downstream (readout, deeper layers,
+later groups, states of the group that no later step reads) reads this value plus a perturbation
+that is zero. The derivative of a loss with respect to the perturbation is then the learning signal
 
 .. math:: l^t[v, a] = \partial L^t / \partial h^t[v, a]
 
-with the other states of the same group held fixed that are not downstream of it. Where the
-outputs read a state as it was before the step, a second probe on that value gives
-:math:`\partial L^t / \partial h^{t-1}[v, a]`, a part of the signal of the step before. And the
-derivative with respect to a parameter is its ordinary gradient of this step along every path
-that no trace carries.
+with those other states of the group held constant that are not downstream of it. If the outputs
+read a state from before the step, a second perturbation of that value gives :math:`\partial L^t /
+\partial h^{t-1}[v, a]`, a part of the signal of the step before. The derivative with respect to a
+parameter is its ordinary gradient of this step along all paths that no trace follows.
 """
 
 from collections.abc import Mapping
@@ -28,12 +27,12 @@ from .one_way import one_way_rules
 from .zero import examples
 
 Probes = dict[str, jax.Array]
-"""One array per traced hidden state, by name, in the layout of its new variable; for those that
-the outputs read as they were, another one (see `pre_step_probe`) in the layout of the old value."""
+"""One array per traced hidden state, by name, in the layout of its new variable. States whose old
+value the outputs read have a second array (see `pre_step_probe`) in the layout of the old value."""
 
 
 def pre_step_probe(state: StateLeaf) -> str:
-    """Name the probe on a state's value before the step."""
+    """Return the name of the perturbation of a state's value before the step."""
     return f"{state.name} before"
 
 
@@ -46,13 +45,13 @@ def probe_shapes(graph: ETraceGraph) -> Probes:
 
 
 def zero_probes(graph: ETraceGraph) -> Probes:
-    """Return a zero for every probe."""
+    """Return zeros for all perturbations."""
     probes: Probes = examples(probe_shapes(graph))
     return probes
 
 
 def with_answers(traced: TracedModel, inputs: Inputs) -> Inputs:
-    """Return the inputs of a step, with what its callbacks answer: each is called here, once."""
+    """Return the inputs of a step with its callback results; each callback is called here, once."""
     asking = traced.asking
     if asking is None:
         return inputs
@@ -86,9 +85,9 @@ def probed_step(
     inputs
         Values of the program's inputs.
     weights
-        Operands of the relations; they get no gradient here.
+        Operands of the relations; they have no gradient here.
     probes
-        What is added to each traced hidden state, and to old values that the outputs read.
+        Perturbations of each traced hidden state, and of old values that the outputs read.
 
     Returns
     -------
@@ -109,7 +108,7 @@ def probed_step(
 
 
 def _probed(graph: ETraceGraph, inputs: Inputs, weights: Weights, probes: Probes) -> dict[Var, Any]:
-    """Return the new traced states, group by group, each with its probe."""
+    """Return the new traced states, group by group, each with its perturbation."""
     probed: dict[Var, tuple[HiddenGroup, Any]] = {}
     for group, a, var in graph.new_hidden_vars:
         sees_own = a in group.downstream
@@ -125,9 +124,9 @@ def _probed(graph: ETraceGraph, inputs: Inputs, weights: Weights, probes: Probes
 def _whole_probed(
     graph: ETraceGraph, whole: WholeState, inputs: Inputs, probes: Probes
 ) -> dict[Var, Any]:
-    """Return all new states, each with its probe, as if none of them were computed from another.
+    """Return all new states, each with its perturbation, as if they were independent of each other.
 
-    Traces carry the way of every parameter into each of them.
+    Traces contain all paths from a parameter to each of them.
     """
     parameters = {leaf.in_var for leaf in graph.traced.parameters}
     held = {v: jax.lax.stop_gradient(x) if v in parameters else x for v, x in inputs.items()}
@@ -137,7 +136,7 @@ def _whole_probed(
     values = dict(zip(new, found, strict=True))
     seen: dict[Var, Any] = {}
     for name, var in new.items():
-        if is_var(var) and var not in seen:  # a value that two states hold counts once
+        if is_var(var) and var not in seen:  # a value that two states share counts once
             seen[var] = values[name] + probes[name]
     by_name = {name: seen[var] for name, var in new.items() if is_var(var)}
     return {**seen, **joined_states(graph.traced, by_name)}
@@ -153,7 +152,7 @@ def finish(
 def finish_program(
     traced: TracedModel, inputs: Inputs, overrides: dict[Var, Any]
 ) -> tuple[list[Any], dict[Var, Any]]:
-    """Return the same of a step that is not analysed."""
+    """Return the same for a step without an analysis."""
     written = [leaf for leaf in traced.leaves if leaf.out_var is not None]
     targets: list[Atom] = [*traced.output_atoms, *(leaf.out_var for leaf in written)]
     rules = one_way_rules(traced)
@@ -169,7 +168,7 @@ def _joined(graph: ETraceGraph, seen: dict[Var, Any]) -> dict[Var, Any]:
 
 
 def joined_states(traced: TracedModel, values: Mapping[str, Any]) -> dict[Var, Any]:
-    """Return the values of States that hold several states, of which all values are given."""
+    """Return the values of States that contain several states, if all of these are given."""
     parts: dict[Var, list[StateLeaf]] = {}
     for leaf in traced.leaves:
         if leaf.joined_var is not None and leaf.kind == "hidden":

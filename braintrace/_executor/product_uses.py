@@ -1,4 +1,4 @@
-"""Products of parameters and data, one by one: their parts, by sample and by operand."""
+"""Products of parameters and data: their parts, by sample and by operand."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from .._jaxpr.dataflow import Kind, kinds_of
 from .whole_state import equation_of, row_dtype, whole_of
 
 Operands = dict[str, jax.Array]
-"""Of one product, by the place of each among the operands of its equation."""
+"""Operands of one product, by the index of each among the operands of its equation."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -23,7 +23,7 @@ class Product:
     Attributes
     ----------
     graph, use
-        The compiled model, and where its parameters enter.
+        The compiled model, and the use of its parameters.
     """
 
     graph: ETraceGraph
@@ -46,23 +46,23 @@ class Product:
 
     @property
     def x_place(self) -> int:
-        """Which operand the input is."""
+        """Index of the input among the operands."""
         assert self.use.x is not None
         return self.use.x
 
     @property
     def x_aval(self) -> Any:
-        """What is known of the input."""
+        """Shape and dtype of the input."""
         return self.equation.invars[self.x_place].aval
 
     @property
     def y_aval(self) -> Any:
-        """What is known of the output."""
+        """Shape and dtype of the output."""
         return self.equation.outvars[0].aval
 
     @property
     def dtype(self) -> Any:
-        """Of its traces."""
+        """Dtype of its traces."""
         dtypes = row_dtype(whole_of(self.graph)), self.x_aval.dtype, self.y_aval.dtype
         return jnp.result_type(*dtypes)
 
@@ -83,7 +83,7 @@ class Product:
         return gradients
 
     def operand_at(self, operands: Mapping[str, Any], place: int) -> Any:
-        """Return an operand of the equation, given those that parameters are behind."""
+        """Return an operand of the equation, given the operands that depend on parameters."""
         if str(place) in operands:
             return operands[str(place)]
         atom = self.equation.invars[place]
@@ -103,7 +103,7 @@ class Product:
 
     @property
     def constants(self) -> tuple[str, ...]:
-        """Operands that are added, whatever the input: those that multiply a constant one."""
+        """Operands that are added independently of the input: weights of a constant input 1."""
         kinds = self.kinds()
         return tuple(name for name, kind in kinds.items() if kind is not Kind.LINEAR)
 
@@ -114,22 +114,22 @@ def products_of(graph: ETraceGraph) -> list[Product]:
 
 
 def without_products(graph: ETraceGraph) -> ETraceGraph:
-    """Return the same model as if products had no parameters."""
+    """Return the same model without the products of parameters."""
     whole = whole_of(graph)
     others = tuple(use for use in whole.uses if use.kind != "product")
     return dataclasses.replace(graph, whole=dataclasses.replace(whole, uses=others))
 
 
 def shape_of_sample(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
-    """Return what is left of a shape without the axis of samples."""
+    """Return a shape without the axis of samples."""
     return shape if axis is None else (*shape[:axis], *shape[axis + 1 :])
 
 
 def samples_first(value: jax.Array, axis: int | None) -> jax.Array:
-    """Return an array with its axis of samples in front, of length one if it has none."""
+    """Return an array with its sample axis first; the axis has length one if there is none."""
     return value[None] if axis is None else jnp.moveaxis(value, axis, 0)
 
 
 def samples_back(value: jax.Array, axis: int | None) -> jax.Array:
-    """Return an array with its axis of samples where it was before `samples_first`."""
+    """Return an array with its sample axis in the place before `samples_first`."""
     return value[0] if axis is None else jnp.moveaxis(value, 0, axis)

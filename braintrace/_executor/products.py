@@ -1,9 +1,9 @@
-r"""Products whose other factor may be anything where one of them is zero.
+r"""Products in which a zero factor selects, so that NaN does not spread.
 
-A sample that starts anew, or a step whose loss does not count, has a factor of zero: a
-:math:`P^s` before the restart, a learning signal :math:`\lambda^s`. What it is multiplied by may be
-NaN or infinite there (a padded input, the state that has read it, its trace), and
-``0 * NaN`` is NaN. Such a factor selects: it is zero whatever the other one is.
+A sample that is reset, or a step whose loss is masked, has a zero factor: a :math:`P^s` before the
+reset, a learning signal :math:`\lambda^s`. The other factor may be NaN or infinite there (a padded
+input, a state that has read it, its trace), and ``0 * NaN`` is NaN. With these products, the result
+of a zero factor is zero.
 """
 
 import dataclasses
@@ -22,23 +22,23 @@ from .layout import TraceSite
 from .zero import as_arrays, is_zero
 
 Input: TypeAlias = jax.Array | SideBySide | None
-"""The inputs of an operation, if it has any."""
+"""The inputs of an operation, or None."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Products:
-    """How factors are multiplied.
+    """Multiplication of factors.
 
     Attributes
     ----------
     times
-        ``(factor, value) -> product``, element by element.
+        ``(factor, value) -> product``, elementwise.
     inputs
         ``(site, x, factor) -> x``, for a product of an operation's inputs with factors of the shape
         of its outputs, time first in both.
     trace
         ``(site, active, factor, trace) -> trace``, for a product of a trace with a factor per
-        position of the group.
+        element of the group.
     """
 
     times: Callable[[jax.Array, jax.Array], jax.Array]
@@ -47,7 +47,7 @@ class Products:
 
 
 def where_kept(site: TraceSite, active: ActiveOutputs, kept: jax.Array, trace: Arrays) -> Arrays:
-    """Return a trace with zeros for the positions of the group that are not kept."""
+    """Return a trace with zeros for the elements of the group that are not kept."""
     if is_zero(trace):
         return trace
     select = functools.partial(where_slots, site)
@@ -64,16 +64,16 @@ def where_slots(site: TraceSite, kept: jax.Array, trace: Arrays) -> Arrays:
 def which_entries(
     site: TraceSite, active: ActiveOutputs, positions: jax.Array, trace: Arrays
 ) -> Arrays:
-    """Return which entries of a trace, which may be given by its shapes, belong to positions."""
+    """Return the entries of a trace, possibly given by shapes, that belong to group elements."""
     of_layer, slots = functools.partial(_entries, site), active.pick(site.to_slots(positions))
     entries: Arrays = site.each_layer(of_layer, slots, as_arrays(trace))
     return entries
 
 
 def _entries(site: TraceSite, slots: jax.Array, trace: Arrays) -> Arrays:
-    """Return which entries of a trace of one layer belong to some outputs.
+    """Return the entries of a trace of one layer that belong to some outputs.
 
-    The rules alone know which output an entry of a trace belongs to.
+    Only the rules of the operation define the output of each trace entry.
     """
     slots = slots.astype(site.relation.y_var.aval.dtype)
     ones = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, slots.dtype), trace)
@@ -86,7 +86,7 @@ def _times(factor: jax.Array, value: jax.Array) -> jax.Array:
 
 
 def _inputs(site: TraceSite, x: Input, factor: jax.Array) -> Input:
-    """Return inputs that are finite wherever all factors of a step, or sample, are zero."""
+    """Return inputs that are finite where all factors of a step, or sample, are zero."""
     lead = 2 if get_primitive_spec(site.relation.primitive).batched else 1
     counts = (factor != 0).any(tuple(range(lead, factor.ndim)))
 
@@ -109,14 +109,13 @@ SELECTING = Products(_times, _inputs, _trace)
 
 
 def products_of_gradient(records: Records) -> Products:
-    """Return how the signals of a recorded chunk are multiplied.
+    """Return the multiplication of the signals of a recorded chunk.
 
-    Without a mask, a step that is not finite has a loss that is not either, and its gradient is
-    right to say so.
+    Without a mask, a non-finite step has a non-finite loss, and its gradient must show that.
     """
     return SELECTING if records.has_mask else PLAIN
 
 
 def products_of_traces(records: Records) -> Products:
-    """Return how the traces before and after a recorded chunk are multiplied."""
+    """Return the multiplication of the traces before and after a recorded chunk."""
     return SELECTING if records.zeros_select else PLAIN

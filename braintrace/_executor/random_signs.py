@@ -1,9 +1,9 @@
-r"""Random signs of a rule: its key and the number of steps that it has drawn for are traces.
+"""Rademacher vectors of the random rules, with a key and a step counter as traces.
 
-Signs are the bits of a hash of the key, the step and the number of the sample (Threefry, a pair of
-words at a time), so that a sequence draws the same however it is run: batched or mapped, whole or
-in parts. Under a map of somebody else's whose lanes would all draw the same, the number of the lane
-is folded into the key; lanes with keys of their own draw from these.
+Signs are the bits of a hash of the key, the step and the sample index (Threefry, a pair of words at
+a time), so a sequence has the same signs batched or mapped, whole or in parts. Under a ``vmap``
+whose elements have equal keys, the index of the element is folded into the key; elements with
+different keys use these.
 """
 
 import math
@@ -20,14 +20,14 @@ KEY, DRAWS = "key", "draws"
 """Names of the traces."""
 
 IMPLEMENTATION = "threefry2x32"
-"""The same numbers on every device and whatever JAX is configured to."""
+"""Generator with the same numbers on every device and for every configuration of JAX."""
 
 BITS_OF_A_PAIR = 64
-"""Of the two words that a hash makes of a step and a number."""
+"""Bits of the two words of a hash of a step and an index."""
 
 
 def specs_of_stream(seed: int) -> dict[str, TraceSpec]:
-    """Return what is known of the traces that signs are drawn from: a reset leaves them."""
+    """Return the specifications of the key and the counter, which a reset does not change."""
     with jax.ensure_compile_time_eval():
         data = np.asarray(jax.random.key_data(jax.random.key(seed, impl=IMPLEMENTATION)))
     return {
@@ -57,11 +57,11 @@ def signs(traces: Traces, witness: jax.Array, shape: tuple[int, int], dtype: Any
     Parameters
     ----------
     traces
-        The key, and the number of steps drawn for.
+        The key, and the number of steps drawn so far.
     witness
-        Something that differs between samples: it tells of maps around this.
+        A value that differs between samples, which shows enclosing maps.
     shape, dtype
-        Of the signs.
+        Shape and dtype of the signs.
     """
     samples, size = shape
     key = _apart(traces[KEY], jax.lax.stop_gradient(witness))
@@ -78,7 +78,7 @@ def _as_they_are(keys: jax.Array, witness: jax.Array) -> jax.Array:
 
 
 _apart = jax.custom_batching.custom_vmap(_as_they_are)
-"""Data of keys; under a map, that of another key for every lane."""
+"""Key data; under a map, different key data for every element."""
 
 
 def _lanes_apart(

@@ -1,17 +1,17 @@
-r"""The random trace of rank one (UORO).
+r"""Random rank-one trace (UORO).
 
-The derivative :math:`\epsilon` of the states ``S`` of a sample by all parameters is estimated by
-:math:`s \otimes t`, with ``s`` like the states and ``t`` like the parameters:
+The derivative :math:`\epsilon` of the states ``S`` of a sample with respect to all parameters is
+estimated by :math:`s \otimes t`, with ``s`` shaped like the states and ``t`` like the parameters:
 
 .. math::
 
     s' = \rho_0 J s + \rho_1 \nu, \qquad t' = t / \rho_0 + \nu^\top F / \rho_1, \qquad
     \rho_0 = \sqrt{|t| / |J s|}, \quad \rho_1 = \sqrt{|\nu^\top F| / |\nu|}
 
-with random signs :math:`\nu`. The mean of :math:`s' \otimes t'` over them is
-:math:`J s \otimes t + F`: what is mixed has a factor :math:`\nu` alone. Where one factor of a
-product is zero, both are left out. Neither Jacobian is built: :math:`\nu^\top F` is one cotangent
-pulled back through the step, :math:`J s` one tangent pushed forward.
+with random signs :math:`\nu`. The mean of :math:`s' \otimes t'` over the signs is :math:`J s
+\otimes t + F`, since the mixed terms have a factor :math:`\nu`. If one factor of a product is zero,
+both are set to zero. Neither Jacobian is built: :math:`\nu^\top F` is one vector-Jacobian product
+of the step, and :math:`J s` one Jacobian-vector product.
 """
 
 import dataclasses
@@ -58,25 +58,25 @@ from .whole_traces import entries
 from .zero import apart, as_arrays, widened
 
 Arrays = dict[str, jax.Array]
-"""By the name of a parameter, samples first."""
+"""Arrays by the name of a parameter, samples first."""
 
 
 @dataclasses.dataclass(frozen=True)
 class AfterStep:
-    """What tells of the traces before a step once they have been overwritten.
+    """Values that determine the traces before a step after they have been overwritten.
 
     Attributes
     ----------
     s
-        Before the step.
+        ``s`` before the step.
     t
-        After it.
+        ``t`` after the step.
     of_t
-        The factor of what was carried: what ``t`` before the step is of what came of it.
+        Factor of the carried part: ``t`` before the step divided by its part in ``t`` after it.
     entering
-        What has been added.
+        The term added by the step.
     inputs
-        What the step was run on.
+        Inputs of the step.
     """
 
     s: jax.Array
@@ -91,12 +91,12 @@ jax.tree_util.register_dataclass(AfterStep)
 
 @dataclasses.dataclass(frozen=True)
 class RankOneTraces(PassingTraces):
-    """A vector like the states and one like the parameters, for every sample.
+    """Trace method with a vector like the states and one like the parameters, for every sample.
 
     Attributes
     ----------
     seed
-        Of the random signs.
+        Seed of the random signs.
     """
 
     seed: int
@@ -128,7 +128,7 @@ class RankOneTraces(PassingTraces):
     def update(
         self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
     ) -> Traces:
-        """Return the traces after recorded steps, one by one."""
+        """Return the traces after recorded steps, one step at a time."""
 
         def advance(records: Records, traces: Traces) -> Traces:
             return _advanced(graph, weights, records, traces)[0]
@@ -151,7 +151,7 @@ class RankOneTraces(PassingTraces):
     def step(
         self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
     ) -> tuple[Traces, Traces | AfterStep]:
-        """Return the traces after a step on its own, and what its gradient is to read."""
+        """Return the traces after a single step, and the argument ``past`` of `past_gradient`."""
         after, found = _advanced(graph, weights, records, traces)
         return after, found if found is not None and not graph.read_by_output else traces
 
@@ -163,11 +163,11 @@ class RankOneTraces(PassingTraces):
         past: Traces | AfterStep,
         zeros_select: bool,
     ) -> Weights:
-        r"""Return the same, with ``t`` from the traces after the step.
+        r"""Return the same gradient, with ``t`` computed from the traces after the step.
 
-        :math:`t = \rho_0 (t' - \nu^\top F / \rho_1)`: traces before the step that are not read any
-        more are overwritten in place. Where :math:`\rho_0` is zero, so is :math:`J s`, and with it
-        :math:`\mu \cdot s` if the loss depends on the new states alone.
+        :math:`t = \rho_0 (t' - \nu^\top F / \rho_1)`, so the traces before the step are not read
+        any more and can be overwritten in place. If :math:`\rho_0` is zero, so is :math:`J s`, and
+        also :math:`\mu \cdot s` if the loss depends only on the new states.
         """
         if not isinstance(past, AfterStep):
             return self.entry_gradient(graph, weights, mu, past, zeros_select)
@@ -185,7 +185,7 @@ class RankOneTraces(PassingTraces):
 def _onto(
     graph: ETraceGraph, mu: Signal, s: jax.Array, zeros_select: bool
 ) -> tuple[jax.Array, jax.Array]:
-    """Return ``mu . s`` of every sample, and which of them have a ``mu`` at all."""
+    """Return ``mu . s`` of every sample, and whether the sample has a nonzero ``mu``."""
     whole = whole_of(graph)
     arriving = to_rows(whole, [mu[leaf.name] for leaf in whole.leaves])
     s = widened(s, arriving.dtype)
@@ -196,7 +196,7 @@ def _onto(
 def _added_up(
     weights: Weights, factors: jax.Array, t: Arrays, is_read: jax.Array | None
 ) -> Weights:
-    """Return the sum of ``t`` over samples, times factors; of some samples whatever it is."""
+    """Return the sum of ``t`` over samples, times factors; unread samples are selected away."""
     gradients: Weights = jax.tree.map(jnp.zeros_like, weights)
     for name, trace in t.items():
         trace = widened(trace, factors.dtype)
@@ -210,7 +210,7 @@ def _added_up(
 def over_steps(
     advance: Callable[[Records, Traces], Traces], records: Records, traces: Traces
 ) -> Traces:
-    """Return traces after recorded steps, each of which is given as a chunk of one."""
+    """Return traces after recorded steps, each of which is a chunk of one step."""
 
     def one_step(traces: Traces, now: Any) -> tuple[Traces, None]:
         inputs, restart = jax.tree.map(lambda leaf: leaf[None], now)
@@ -227,14 +227,14 @@ def over_steps(
 def _advanced(
     graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
 ) -> tuple[Traces, AfterStep | None]:
-    """Return the traces after one step, and what tells of those before it."""
+    """Return the traces after one step, and the values that determine the ones before it."""
     whole = whole_of(graph)
     dtype = jnp.promote_types(row_dtype(whole), jnp.float32)
     recorded = tuple(leaf[0] for leaf in records.inputs)
     inputs = inputs_of_step(graph, weights, recorded)
     s = widened(traces["s"], dtype)
     t = widened(known_after(records.never, traces["t"]), dtype)
-    if records.restart is not None:  # they are selected, not multiplied by zero: they may be NaN
+    if records.restart is not None:  # selected, not multiplied by zero: they may be NaN
         goes_on = which_rows(whole, ~records.restart[0])
         s = jnp.where(goes_on, s, 0)
         t = jax.tree.map(lambda leaf: where_flagged(goes_on.any(1), leaf), t)
@@ -262,14 +262,14 @@ def _advanced(
 
 
 def norms(*arrays: jax.Array) -> jax.Array:
-    """Return the norm of all numbers of every sample."""
+    """Return the norm of all entries of every sample."""
     return jnp.sqrt(squares(*arrays))
 
 
 def balance(above: jax.Array, below: jax.Array) -> tuple[jax.Array, jax.Array]:
-    r"""Return :math:`\sqrt{|a| / |b|}` and its inverse; zeros where one of the norms is zero.
+    r"""Return :math:`\sqrt{|a| / |b|}` and its inverse; zeros if one of the norms is zero.
 
-    The factors of a product with a zero factor are left out, both of them.
+    Both factors of a product with a zero factor are then zero.
     """
     has_both = (above > 0) & (below > 0)
     factor = jnp.sqrt(jnp.where(has_both, above, 1) / jnp.where(has_both, below, 1))

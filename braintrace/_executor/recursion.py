@@ -1,7 +1,7 @@
-r"""What flows along time within a chunk, position by position.
+r"""Recursions over time within a chunk, per state element.
 
-For the steps ``s = 1 … K`` of a chunk, with the learning signals ``l`` and the transitions
-``D`` recorded,
+For the steps ``s = 1 … K`` of a chunk, with recorded learning signals ``l`` and Jacobian blocks
+``D``,
 
 .. math::
 
@@ -9,8 +9,8 @@ For the steps ``s = 1 … K`` of a chunk, with the learning signals ``l`` and th
     \mu = (D^1)^\top \lambda^1, \qquad
     P^s = D^K \cdots D^{s+1}.
 
-All arrays are per position of a group, with time as their first axis. A ``D`` that is the same
-in every step may have a time axis of length 1.
+All arrays are per element of a group, with time as their first axis. A ``D`` that is equal in all
+steps may have a time axis of length 1.
 """
 
 import functools
@@ -38,7 +38,7 @@ States = dict[int, jax.Array]
 """One array per state of a group."""
 
 Blocks = dict[tuple[int, int], jax.Array]
-"""Blocks of an ``n × n`` matrix per position, by ``(row, column)``; missing ones are zero."""
+"""Blocks of an ``n × n`` matrix per element, by ``(row, column)``; missing blocks are zero."""
 
 
 def transition_blocks(group: HiddenGroup, records: Records) -> Blocks:
@@ -47,10 +47,10 @@ def transition_blocks(group: HiddenGroup, records: Records) -> Blocks:
 
 
 def signals(group: HiddenGroup, signal: Probes) -> dict[int, jax.Array]:
-    """Return the learning signals of a group's states, by position.
+    """Return the learning signals of a group's states, per element.
 
-    A signal that the next step in the chunk has for a state before it is a part of its signal: of
-    an output that reads the state, or of a window that starts there.
+    The next step's signal for a state before it is included: the signal of an output that reads the
+    old state, or of a window that starts there.
     """
     found = {
         a: new_state_to_positions(group, a, signal[state.name])
@@ -70,7 +70,7 @@ def scan_records(
     steps: int,
     reverse: bool = False,
 ) -> tuple[Carry, Results]:
-    """Scan over recorded steps; records of length 1 are the same in each of them."""
+    """Scan over recorded steps; residuals of length 1 are equal in all steps."""
     leaves, tree = jax.tree.flatten(records)
     is_fixed = [leaf.shape[0] == 1 for leaf in leaves]
     fixed = [leaf[0] for leaf, once in zip(leaves, is_fixed, strict=True) if once]
@@ -92,7 +92,7 @@ def scan_block(
     first: jax.Array | int,
     length: int,
 ) -> tuple[Carry, Results]:
-    """Scan over a block of recorded steps, read where they are: cutting it out would copy it."""
+    """Scan over a block of recorded steps in place: slicing the block would copy it."""
 
     def body(carry: Carry, index: jax.Array) -> tuple[Carry, Results]:
         def at_step(leaf: jax.Array) -> jax.Array:
@@ -108,7 +108,7 @@ def scan_block(
 def backward(
     group: HiddenGroup, blocks: Blocks, signal: dict[int, jax.Array], times: Times = operator.mul
 ) -> tuple[dict[int, jax.Array], dict[int, jax.Array]]:
-    """Return ``λ`` of every state, and ``μ`` of the states that are read in the next step."""
+    """Return ``λ`` of every state, and ``μ`` of the states that the next step reads."""
     if not blocks:
         return signal, {}
 
@@ -139,19 +139,19 @@ def suffix_products(
 ) -> tuple[Blocks, Blocks]:
     """Return ``P^s`` for every step (time first), and ``P^0``.
 
-    Of a single step they are the identity and ``D`` itself, without the blocks that are zero for
-    want of further steps: a trace multiplied by zeros would still be read.
+    For a single step, they are the identity and ``D`` itself, without the blocks that can only be
+    nonzero after more steps: a trace multiplied by zeros would still be read.
 
     Parameters
     ----------
     group, blocks
         The group and its recorded ``D``.
     rows
-        Rows that are wanted.
+        Required rows.
     steps
         Length ``K`` of the chunk.
     times
-        How ``P`` and ``D`` are multiplied.
+        Multiplication of ``P`` and ``D``.
     """
     dtype = jnp.result_type(*blocks.values()) if blocks else group.states[0].dtype
     if steps == 1:
@@ -176,7 +176,7 @@ def suffix_products(
 
 
 def _reachable(group: HiddenGroup, rows: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Return the blocks ``(i, j)`` of products of ``D`` that can be other than zero."""
+    """Return the blocks ``(i, j)`` of products of ``D`` that can be nonzero."""
 
     def read(new: int) -> list[int]:
         return [old for state, old in group.transition if state == new]

@@ -1,12 +1,12 @@
-r"""Steps before which samples start anew.
+r"""Resets of samples between the steps of a chunk.
 
-A restarted state no longer depends on anything before it: its row of the transition is zero,
+A reset state no longer depends on earlier values: its row of ``D`` is zero,
 
-.. math:: D^t[v, a, c] = 0 \quad \text{where } v \text{ belongs to a restarted sample},
+.. math:: D^t[v, a, c] = 0 \quad \text{where } v \text{ belongs to a reset sample},
 
-and the recursions of the traces and of the adjoint, fed with that, are those of separate
-sequences. ``restart`` is a boolean for all samples, or one for each. A state without a batch axis
-belongs to all samples: it is restarted when all of them are.
+and with it the recursions of traces and adjoints are those for separate sequences. ``restart`` is a
+boolean for all samples, or one for each. A state without a batch axis is shared by all samples: it
+is reset if all of them are.
 """
 
 import dataclasses
@@ -23,19 +23,19 @@ from .probed_step import Probes, pre_step_probe
 
 
 def over_first_axis(value: jax.Array, ndim: int) -> jax.Array:
-    """Give an array of one value, or of one per entry of the first axes, ``ndim`` axes."""
+    """Append axes of size 1 to an array, up to ``ndim`` axes."""
     return value.reshape(*value.shape, *(1,) * (ndim - value.ndim))
 
 
 def where_flagged(flags: jax.Array, value: jax.Array) -> jax.Array:
-    """Return zeros, whatever there is, where flags of the first axes are not set."""
+    """Select zeros where flags of the first axes are not set."""
     return jnp.where(over_first_axis(flags, value.ndim), value, 0)
 
 
 def flags_along(axis: int | None, flags: Any, ndim: int) -> Any:
-    """Bring flags, one for all samples or one for each, to the batch axis of an array.
+    """Reshape flags, one for all samples or one for each, to the batch axis of an array.
 
-    An array without a batch axis belongs to all samples, and is reset when all of them are.
+    An array without a batch axis is shared by all samples, and is reset if all of them are.
     """
     if flags.ndim == 0:
         return flags
@@ -45,12 +45,12 @@ def flags_along(axis: int | None, flags: Any, ndim: int) -> Any:
 
 
 def at_positions(graph: ETraceGraph, group: HiddenGroup, flags: jax.Array) -> jax.Array:
-    """Bring flags, one for all samples or one for each, to the positions of a group.
+    """Broadcast flags, one for all samples or one for each, to the elements of a group.
 
     Raises
     ------
     OptionError
-        If flags are per sample, and only some states at one position have a batch axis.
+        If flags are per sample, and only some states of an element have a batch axis.
     """
     axes = {state.name: graph.batch.axis(state) for state in group.states}
     if flags.ndim == 0 or set(axes.values()) == {None}:
@@ -75,7 +75,7 @@ def at_positions(graph: ETraceGraph, group: HiddenGroup, flags: jax.Array) -> ja
 
 
 def restarted(graph: ETraceGraph, records: Records, restart: jax.Array) -> Records:
-    """Return the records of one step, before which some samples have started anew."""
+    """Return the residuals of one step before which some samples are reset."""
     if graph.whole is not None:
         return dataclasses.replace(records, restart=restart)
     transitions = dict(records.D)
@@ -90,7 +90,7 @@ def restarted(graph: ETraceGraph, records: Records, restart: jax.Array) -> Recor
 
 
 def restarted_probes(graph: ETraceGraph, probes: Probes, restart: jax.Array) -> Probes:
-    """Return probes without those on old values that are not there any more."""
+    """Return probes without those of old values that have been reset."""
     pre_step = {}
     for state in graph.read_by_output:
         probe = probes[pre_step_probe(state)]

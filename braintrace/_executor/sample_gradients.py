@@ -1,8 +1,8 @@
-"""One cotangent of every sample's new state, pulled back through a step to the parameters.
+"""Per-sample parameter gradients of one step, for one cotangent of the new state per sample.
 
-Samples are kept apart. What an ETP operation adds is an outer product where its traces have the
-form of its operands: XLA fuses it into whatever reads it, and its norm is that of its factors, so
-that it is never written. The rest takes the general way of chunks.
+The contribution of an ETP operation is an outer product if its traces have the form of its
+operands. XLA fuses the outer product into its readers, and its norm is computed from its factors,
+so it is never written to memory. Other contributions use the general method of chunks.
 """
 
 import dataclasses
@@ -38,30 +38,30 @@ from .whole_state import (
 from .zero import widened
 
 Gradients = dict[str, jax.Array]
-"""By the name of a parameter; where samples are apart, ``(samples, *shape)``."""
+"""Gradients by the name of a parameter; per sample, ``(samples, *shape)``."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SampleGradients:
-    """Gradients of all parameters that a step reads, of every sample.
+    """Gradients of all parameters that a step reads, for every sample.
 
     Attributes
     ----------
     outer
-        The input and the cotangent of the output, samples first, where the gradient is their outer
-        product, by the key of the use.
+        The input and the cotangent of the output, samples first, by the key of the use, if the
+        gradient is their outer product.
     general
-        What the other uses of parameters add.
+        Contributions of the other uses of parameters.
     """
 
     outer: dict[str, tuple[jax.Array, jax.Array]]
     general: Gradients
 
     def over(self, divisors: jax.Array) -> "SampleGradients":
-        """Return the gradients over a number for every sample.
+        """Return the gradients divided by one number per sample.
 
-        XLA computes a quotient before it is read again and again for all entries of a row, and
-        everything behind it with it; a product it would compute anew for each.
+        XLA computes a quotient once, with everything that it depends on, if it is read for all
+        entries of a row. A product would be computed again for each entry.
         """
 
         def quotient(value: jax.Array) -> jax.Array:
@@ -84,7 +84,7 @@ def of_samples(
     graph, weights, records
         The compiled model, its parameters, and one recorded step.
     cotangents
-        Of the new states, with one leading axis of length 1.
+        Cotangents of the new states, with one leading axis of length 1.
     """
     inputs = inputs_of_step(graph, weights, tuple(leaf[0] for leaf in records.inputs))
     pulled = pulled_back(graph, inputs, cotangents)
@@ -100,7 +100,7 @@ def of_samples(
 
 
 def written(graph: ETraceGraph, inputs: Inputs, gradients: SampleGradients) -> Gradients:
-    """Return the gradients themselves, samples apart."""
+    """Return the gradients as arrays, per sample."""
     found = dict(gradients.general)
     for use, x, y in _outer_products(graph, gradients):
         terms = accumulate(*_operation(graph, use), x, y, _operands(graph, use, inputs))
@@ -114,7 +114,7 @@ def written(graph: ETraceGraph, inputs: Inputs, gradients: SampleGradients) -> G
 def added_up(
     graph: ETraceGraph, inputs: Inputs, gradients: SampleGradients, factors: jax.Array
 ) -> Gradients:
-    """Return the sums over samples, times a factor for each."""
+    """Return the sums over samples, with one factor per sample."""
     general = gradients.general.items()
     found = {name: jnp.tensordot(factors.astype(own.dtype), own, 1) for name, own in general}
     of_outer = {
@@ -130,7 +130,7 @@ def added_up(
 
 
 def norms_of(graph: ETraceGraph, inputs: Inputs, gradients: SampleGradients) -> jax.Array:
-    """Return the norm of all gradients of every sample."""
+    """Return the norm of all gradients, for every sample."""
     known: Gradients = {}
     for use, x, y in _outer_products(graph, gradients):
         x, y = widened((x, y), jnp.float32)  # squares may overflow in half precision
@@ -146,10 +146,9 @@ def norms_of(graph: ETraceGraph, inputs: Inputs, gradients: SampleGradients) -> 
 
 
 def squares(*arrays: jax.Array) -> jax.Array:
-    """Return the sum of squares of all numbers of every sample.
+    """Return the sum of squares of all entries, for every sample.
 
-    It is written as a product: not every XLA adds up the numbers of a row at the rate at which it
-    reads them.
+    It is a matrix product: not every XLA backend sums the entries of a row at memory bandwidth.
     """
     total: Any = 0.0
     for array in arrays:
@@ -162,7 +161,7 @@ def squares(*arrays: jax.Array) -> jax.Array:
 def _outer_products(
     graph: ETraceGraph, gradients: SampleGradients
 ) -> Iterator[tuple[ParameterUse, jax.Array, jax.Array]]:
-    """Yield the uses that add outer products, and their factors for one step, time first."""
+    """Yield the uses with outer products, and their factors for one step, time first."""
     for use in whole_of(graph).uses:
         if use.key in gradients.outer:
             x, y = gradients.outer[use.key]
@@ -170,7 +169,7 @@ def _outer_products(
 
 
 def _is_alone(graph: ETraceGraph, use: ParameterUse) -> bool:
-    """Tell whether the operands are parameters themselves, which nothing else adds to."""
+    """Test whether the operands are parameters that no other use reads."""
     behind = parameters_behind(graph, use)
     atoms = [equation_of(graph, use).invars[place] for place in use.operands]
     others = [other for other in whole_of(graph).uses if other is not use]
@@ -200,7 +199,7 @@ def _operation(graph: ETraceGraph, use: ParameterUse) -> tuple[Any, dict[str, An
 
 
 def _is_outer(graph: ETraceGraph, use: ParameterUse) -> bool:
-    """Tell whether the traces of an operation have, for each sample, the form of its operands."""
+    """Test whether the traces of an operation have, per sample, the form of its operands."""
     if use.kind != "product" or use.equation is None or use.y_axis not in (None, 0):
         return False
     equation, samples = equation_of(graph, use), whole_of(graph).samples

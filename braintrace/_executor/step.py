@@ -1,8 +1,8 @@
 """Single steps, with their gradient through the traces.
 
-A learning rule is a set of pure functions over a plain pytree of traces. The functions here join it
-to the differentiable step (see `probed_step`): its probes are made by a function whose value is
-zero and whose derivative, given the learning signal, is the rule's gradient.
+A learning rule is a set of pure functions over a plain pytree of traces. The functions here connect
+it to the differentiable step (see `probed_step`): the step's perturbations have the value zero, and
+their derivative, given the learning signal, is the gradient of the rule.
 """
 
 import dataclasses
@@ -35,16 +35,16 @@ from .window import passed_step, probes_of_past
 RECORDED: frozenset[Record] = frozenset(
     {"x", "x in parts", "D", "Df", "step", "traces", "operands"}
 )
-"""What is recorded of a step where a learning rule needs it."""
+"""Kinds of residuals that can be recorded for a learning rule."""
 
 
 def check_method(method: TraceMethod) -> None:
-    """Refuse a learning rule that needs what the functions here do not give it yet.
+    """Refuse a learning rule that needs residuals which are not recorded.
 
     Raises
     ------
     OptionError
-        Naming what that is.
+        Naming them.
     """
     name, unknown = type(method).__name__, method.needs - RECORDED
     if unknown:
@@ -81,10 +81,10 @@ def single_step(
     restart: jax.Array | None = None,
     place: Callable[[Records], Records] = lambda records: records,
 ) -> Step:
-    """Run one step; its derivative with respect to parameters goes through the traces.
+    """Run one step whose derivative with respect to parameters is computed from the traces.
 
-    With respect to old states it is the ordinary one; `entered` holds those constant that it is
-    to stop at.
+    The derivative with respect to old states is the ordinary one; `entered` stops gradients at old
+    states where necessary.
 
     Parameters
     ----------
@@ -93,9 +93,9 @@ def single_step(
     inputs
         Values of the program's inputs.
     restart
-        Which samples have started anew before the step; ``None``: none.
+        Flags of the samples that were reset before the step; ``None``: none.
     place
-        Returns records where devices are to have them.
+        Places residuals on a mesh.
     """
     if isinstance(method, PassingTraces):
         return _passed_step(graph, method, inputs, traces, restart)
@@ -147,7 +147,7 @@ def _passed_step(
     traces: Traces,
     restart: jax.Array | None,
 ) -> Step:
-    """Run a step on its own for a rule that passes weights: a window of one step."""
+    """Run a single step of a full-Jacobian rule: a window of one step."""
     weights = operands(graph, inputs)
     held, before = jax.lax.stop_gradient((weights, traces))
     records = dataclasses.replace(jacobians(graph, inputs, weights), restart=restart)
@@ -175,10 +175,10 @@ def chunk_gradient(
     before: Traces,
     after: Traces | None = None,
 ) -> tuple[Weights, Traces | None]:
-    """Return the gradient of a recorded chunk, and the traces after it if they come along.
+    """Return the gradient of a recorded chunk, and the traces after it if the rule returns them.
 
-    The signal that the first step has for the states before the chunk is a part of it: of outputs
-    that read them, or of a window. Arguments are those of `TraceMethod.gradient`.
+    The signal of the first step for the states before the chunk is included: the signal of outputs
+    that read them, or of a window. The arguments are the same as in `TraceMethod.gradient`.
     """
     signal = method.signal(graph, records, signal)
     gradients, after = method.gradient(graph, weights, records, signal, before, after)
@@ -192,9 +192,9 @@ def chunk_gradient(
 
 
 def _of_parameters(graph: ETraceGraph, gradients: Weights) -> Weights:
-    """Return gradients of operands, zero for those that no parameter is behind.
+    """Return gradients of operands, with zeros for operands without a parameter.
 
-    Nobody reads these; but a loop that adds them up does not know, and computes them.
+    These gradients are not used, but a loop that accumulates them would compute them.
     """
     if graph.whole is not None:
         return gradients
@@ -209,14 +209,14 @@ def _of_parameters(graph: ETraceGraph, gradients: Weights) -> Weights:
 
 
 def as_chunk(tree: PyTree) -> PyTree:
-    """Give the records of one step a time axis."""
+    """Add a time axis of length 1."""
     return jax.tree.map(lambda leaf: leaf[None], tree)
 
 
 def recorded_step(
     graph: ETraceGraph, inputs: Inputs, weights: Weights, probes: Probes
 ) -> tuple[list[jax.Array], dict[Var, jax.Array], Records]:
-    """Run one step with given probes, and record what the learning rule needs."""
+    """Run one step with given perturbations, and return the residuals of the learning rule."""
     if graph.passes_weights:
         return passed_step(graph, inputs)
     inputs = with_answers(graph.traced, inputs)
@@ -226,7 +226,7 @@ def recorded_step(
 
 
 def plain_step(graph: ETraceGraph, inputs: Inputs) -> tuple[list[jax.Array], dict[Var, jax.Array]]:
-    """Run one step of the model itself; filters of its readouts stay as they are."""
+    """Run one step of the model itself; filters of its readouts do not change."""
     inputs, model = with_answers(graph.traced, inputs), graph.traced.unfiltered
     if model is None:
         return finish(graph, inputs, {})

@@ -1,4 +1,4 @@
-"""Traces as they are kept from chunk to chunk, by what their specifications say of them."""
+"""Traces between chunks, in the form that their specifications describe."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,14 +14,14 @@ from .complex_packing import pack_like, unpack
 
 
 def kept_specs(specs: TraceSpecs, dtype: DTypeLike | None) -> TraceSpecs:
-    """Return what is known of the arrays that are kept.
+    """Return the specifications of the stored arrays.
 
     Parameters
     ----------
     specs
-        What a method says of its traces.
+        Trace specifications of a method.
     dtype
-        Floating-point dtype that they are kept in; ``None``: that of the model.
+        Floating-point dtype of stored traces; ``None``: the model's dtype.
     """
 
     def kept(spec: TraceSpec) -> TraceSpec:
@@ -44,7 +44,7 @@ def _stored(specs: TraceSpecs) -> TraceSpecs:
 
 
 def starting_traces(specs: TraceSpecs) -> Traces:
-    """Return traces at the start of a sequence; those that are zero are given by their shapes."""
+    """Return the initial traces of a sequence; zero traces are given by their shapes."""
 
     def start(spec: TraceSpec) -> jax.Array | jax.ShapeDtypeStruct:
         if isinstance(spec.initial, (int, float)) and spec.initial == 0:
@@ -56,20 +56,21 @@ def starting_traces(specs: TraceSpecs) -> Traces:
 
 
 def outliving(specs: TraceSpecs) -> list[str]:
-    """Return the keys of traces that go on where a sequence starts anew."""
+    """Return the keys of traces that a reset does not change."""
     found = specs.items()
     return [key for key, s in found if isinstance(s, TraceSpec) and s.outlives_reset]
 
 
 def restart_traces(specs: TraceSpecs, traces: Traces, flags: jax.Array) -> Traces:
-    """Return traces that start anew where flags, of one sample each or of all, are true.
+    """Return traces that are reset where flags, one per sample or one for all, are true.
 
-    They are selected, not multiplied by zero: they may be NaN. Those that outlive a reset go on.
+    They are selected, not multiplied by zero: they may be NaN. Traces that outlive a reset
+    continue.
 
     Raises
     ------
     OptionError
-        If samples that share an array are to start anew one by one.
+        If samples that share an array are to be reset separately.
     """
 
     def chosen(spec: TraceSpec, trace: jax.Array) -> jax.Array:
@@ -84,9 +85,9 @@ def restart_traces(specs: TraceSpecs, traces: Traces, flags: jax.Array) -> Trace
 def samples_with(
     test: Callable[[jax.Array], jax.Array], specs: TraceSpecs, traces: Traces, samples: int
 ) -> jax.Array:
-    """Return which samples have an entry in a trace of their own that passes a test.
+    """Return the samples that have an entry in their traces that passes a test.
 
-    They are looked at one after the other: no array is larger than the traces.
+    Samples are tested one after the other, so no array is larger than the traces.
 
     Raises
     ------
@@ -127,5 +128,5 @@ def _along_batch(spec: TraceSpec) -> Callable[[jax.Array], jax.Array]:
 
 
 def size_in_bytes(specs: TraceSpecs) -> int:
-    """Return the size of the arrays."""
+    """Return the total size of the arrays."""
     return sum(spec.nbytes for spec in specs_of(specs))

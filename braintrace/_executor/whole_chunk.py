@@ -1,9 +1,9 @@
-r"""What the steps of a chunk add to the derivative of the whole state, by sample and parameter.
+"""Contributions of a chunk to the influence matrix, per sample and parameter.
 
-A use of parameters is a product, of which the inputs and the cotangents of all steps are
-multiplied at once; or it is added up step by step (see `ParameterUse`). What lies between the
-parameters and the operands of the use (a mask, a transpose) is the same in all steps, and pulled
-back through once.
+A use of parameters is either a product, for which the inputs and cotangents of all steps are
+multiplied at once, or it is accumulated step by step (see `ParameterUse`). Operations between the
+parameters and the operands of the use (a mask, a transpose) are the same in all steps, and are
+pulled back through once.
 """
 
 import dataclasses
@@ -31,20 +31,20 @@ from .whole_state import (
 )
 
 Sums = dict[str, list[jax.Array]]
-"""For every use that is no product, an array for each of its operands."""
+"""For every use that is not a product, an array for each of its operands."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PulledChunk:
-    """What cotangents of the states after a chunk have become.
+    """Result of pulling cotangents back through a chunk.
 
     Attributes
     ----------
     before
-        Those of the states before the chunk, ``(rows, samples, n)``.
+        Cotangents of the states before the chunk, ``(rows, samples, n)``.
     of_parameters
-        Derivatives ``(samples, rows, *shape)`` with respect to parameters, by name: what the steps
-        of the chunk have added. Of the rows only those that `rows_of` names.
+        Contributions of the chunk's steps to the derivatives ``(samples, rows, *shape)`` with
+        respect to parameters, by name, for the rows in `rows_of`.
     """
 
     before: jax.Array
@@ -65,9 +65,9 @@ def pulled_through(
     graph, weights, records
         The compiled model, its parameters, and the chunk.
     cotangents
-        Of the states after the chunk, with one leading axis: the rows.
+        Cotangents of the states after the chunk, with one leading axis: the rows.
     rows_of
-        The rows that are wanted, by parameter.
+        Required rows, by parameter.
     """
     before, sums, at, x = _through_steps(graph, weights, records, cotangents)
     whole = whole_of(graph)
@@ -95,16 +95,16 @@ def of_one_step(
     pulled: PulledStep,
     cotangents: ByState,
 ) -> dict[str, jax.Array]:
-    """Return what some uses of a step add for parameters, ``(samples, rows, *shape)`` by name.
+    """Return the contributions of some uses in one step, ``(samples, rows, *shape)`` by parameter.
 
     Parameters
     ----------
     graph, uses
         The compiled model, and the uses.
     inputs, pulled
-        The inputs of the step, and what cotangents of its states have become.
+        The inputs of the step, and the cotangents pulled back through it.
     cotangents
-        These cotangents, with one leading axis: the rows.
+        Cotangents of its new states, with one leading axis: the rows.
     """
     of_parameters: dict[str, jax.Array] = {}
     rows, samples = np.arange(len(cotangents[0])), whole_of(graph).samples
@@ -125,7 +125,7 @@ def of_one_step(
 def _through_steps(
     graph: ETraceGraph, weights: Weights, records: Records, cotangents: ByState
 ) -> tuple[ByState, Sums, dict[Place, jax.Array], dict[str, jax.Array]]:
-    """Return cotangents before the chunk, the sums, and for products cotangents and inputs."""
+    """Return cotangents before the chunk, the sums, and cotangents and inputs of products."""
     whole = whole_of(graph)
     places = [p for use in whole.uses if use.kind == "product" for p in places_of(graph, use)]
 
@@ -159,7 +159,7 @@ def _through_steps(
 
 
 def _taken(value: jax.Array, rows: np.ndarray, axis: int) -> jax.Array:
-    """Return some rows of an array, which mostly are all of them."""
+    """Return some rows of an array, usually all of them."""
     if len(rows) == value.shape[axis]:
         return value
     if len(rows) and np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows))):
@@ -168,7 +168,7 @@ def _taken(value: jax.Array, rows: np.ndarray, axis: int) -> jax.Array:
 
 
 def _zero_sums(graph: ETraceGraph, rows: int) -> Sums:
-    """Return zeros like what `_of_step` returns."""
+    """Return zeros like the results of `_of_step`."""
     whole, found = whole_of(graph), {}
     for use in whole.uses:
         if use.kind != "product":
@@ -189,14 +189,14 @@ def _operand_avals(graph: ETraceGraph, use: ParameterUse) -> list[Any]:
 def _rows_of_use(
     graph: ETraceGraph, use: ParameterUse, rows_of: Mapping[str, np.ndarray]
 ) -> np.ndarray:
-    """Return the rows that are wanted of any parameter behind a use."""
+    """Return the required rows of all parameters that a use depends on."""
     names = parameters_behind(graph, use)
     wanted = [rows_of[name] for name in names]
     return np.unique(np.concatenate(wanted)) if wanted else np.zeros(0, int)
 
 
 def parameters_behind(graph: ETraceGraph, use: ParameterUse) -> dict[str, Var]:
-    """Return the parameters that enter at a use, by name."""
+    """Return the parameters that a use depends on, by name."""
     program = graph.traced.program
     behind = program.depends_on(_operand_vars(graph, use))
     return {leaf.name: leaf.in_var for leaf in graph.traced.parameters if leaf.in_var in behind}
@@ -209,11 +209,11 @@ def _operand_vars(graph: ETraceGraph, use: ParameterUse) -> list[Any]:
     return [equation.invars[index] for index in use.operands]
 
 
-# --- samples that start anew
+# --- samples that are reset
 
 
 def _where_alive(whole: WholeState, kept: jax.Array, values: ByState) -> ByState:
-    """Return rows of cotangents with zeros where flags, of all samples or each, are not set."""
+    """Return rows of cotangents with zeros where flags (one for all samples or each) are unset."""
     return [_where_row(kept, a, value) for a, value in zip(whole.axes, values, strict=True)]
 
 
@@ -230,7 +230,7 @@ def _where_samples(kept: jax.Array, axis: int | None, value: jax.Array) -> jax.A
 
 
 def _selected(graph: ETraceGraph, found: PulledStep, alive: jax.Array | None) -> PulledStep:
-    """Leave nothing of samples that start anew later in the chunk: they may be NaN."""
+    """Set the values of samples that are reset later in the chunk to zero: they may be NaN."""
     if alive is None:
         return found
     old, at, x = _where_alive(whole_of(graph), alive, found.old), dict(found.at), {}
@@ -258,7 +258,7 @@ def _of_step(
     cotangents: ByState,
     alive: jax.Array | None,
 ) -> list[jax.Array]:
-    """Return what one step adds for the operands of a use that is no product."""
+    """Return the contribution of one step to the operands of a use that is not a product."""
     if use.equation is None:
         number = use.operands[0]
         axis, value = whole_of(graph).axes[number], cotangents[number]
@@ -323,7 +323,7 @@ def of_product(
 def _of_sums(
     use: ParameterUse, sums: list[jax.Array], rows: np.ndarray, samples: int
 ) -> list[jax.Array]:
-    """Return what was added up step by step for each operand, ``(samples, rows, *shape)``."""
+    """Return the accumulated contributions to each operand, ``(samples, rows, *shape)``."""
     if use.kind == "any":
         return [_taken(total, rows, 1) for total in sums]
     number = np.arange(samples)
@@ -336,7 +336,7 @@ def _of_sums(
 def back_to_parameters(
     graph: ETraceGraph, use: ParameterUse, fixed: Inputs, operands: list[jax.Array]
 ) -> dict[str, jax.Array]:
-    """Pull what there is for the operands of a use back to the parameters behind them."""
+    """Pull the derivatives of a use's operands back to the parameters that they depend on."""
     program, behind = graph.traced.program, parameters_behind(graph, use)
     atoms = _operand_vars(graph, use)
 
@@ -345,7 +345,7 @@ def back_to_parameters(
         return evaluate(program, atoms, {**fixed, **now})
 
     _, pull = jax.vjp(run, {name: fixed[var] for name, var in behind.items()})
-    # Half precision is computed with in float32; JAX pulls back what has the operands' dtypes.
+    # Half precision is accumulated in float32, but JAX's cotangents need the operands' dtypes.
     own = [value.astype(atom.aval.dtype) for value, atom in zip(operands, atoms, strict=True)]
     found: dict[str, jax.Array] = jax.vmap(jax.vmap(pull))(own)[0]
     return found

@@ -1,15 +1,15 @@
-r"""All hidden state of a sample as one vector, and cotangents of it pulled back through steps.
+r"""Flattened state of a sample, and cotangents of it pulled back through steps.
 
-With :math:`S` the state of one sample, :math:`J^s = \partial S^s / \partial S^{s-1}` and
-:math:`F^s = \partial S^s / \partial y^s` for the output of an equation where parameters meet an
-input :math:`x`, cotangents :math:`c^K` of the last state go back as
+With :math:`S` the state of one sample, :math:`J^s = \partial S^s / \partial S^{s-1}` and :math:`F^s
+= \partial S^s / \partial y^s` for the output of an equation that combines parameters with an input
+:math:`x`, cotangents :math:`c^K` of the last state are pulled back as
 
 .. math:: c^{s-1} = c^s J^s, \qquad
     \frac{\partial (c^K S^K)}{\partial w} = c^0 \frac{\partial S^0}{\partial w}
     + \sum_s x^s \otimes (c^s F^s).
 
-Neither Jacobian is built: each step is one vector-Jacobian product for every row of :math:`c`, of
-all samples at once, and the sum one product over time. The gradients of samples are kept apart.
+Neither Jacobian is built: each step is one vector-Jacobian product for every row of :math:`c`, for
+all samples at once, and the sum is one product over time. The gradients of samples are separate.
 """
 
 import dataclasses
@@ -28,14 +28,14 @@ from .probed_step import finish, joined_states
 from .restart import over_first_axis
 
 ByState = list[jax.Array]
-"""An array for every state of the whole, in its layout after leading axes."""
+"""An array for every state, in its layout after leading axes."""
 
 
 # --- layouts
 
 
 def to_rows(whole: WholeState, values: ByState) -> jax.Array:
-    """Bring arrays ``(*lead, *state shape)`` to one ``(*lead, samples, n)``."""
+    """Concatenate arrays ``(*lead, *state shape)`` to one ``(*lead, samples, n)``."""
     parts = []
     for leaf, axis, size, value in zip(whole.leaves, whole.axes, whole.sizes, values, strict=True):
         lead = value.ndim - len(leaf.shape)
@@ -45,7 +45,7 @@ def to_rows(whole: WholeState, values: ByState) -> jax.Array:
 
 
 def from_rows(whole: WholeState, rows: jax.Array) -> ByState:
-    """Bring an array ``(*lead, samples, n)`` to one ``(*lead, *state shape)`` for each state."""
+    """Split an array ``(*lead, samples, n)`` into one ``(*lead, *state shape)`` for each state."""
     values, lead = [], rows.ndim - 2
     parts = jnp.split(rows, np.cumsum(whole.sizes)[:-1], axis=-1)
     for leaf, axis, part in zip(whole.leaves, whole.axes, parts, strict=True):
@@ -60,12 +60,12 @@ def from_rows(whole: WholeState, rows: jax.Array) -> ByState:
 
 
 def row_dtype(whole: WholeState) -> Any:
-    """Return the dtype that holds all states."""
+    """Return the common dtype of all states."""
     return jnp.result_type(*(leaf.dtype for leaf in whole.leaves))
 
 
 def unit_rows(whole: WholeState) -> ByState:
-    """Return ``n`` cotangents: a one for each number of the state, in all samples at once."""
+    """Return ``n`` unit cotangents: one for each state scalar, for all samples at once."""
     shape = (whole.size, whole.samples, whole.size)
     ones = jnp.broadcast_to(jnp.eye(whole.size, dtype=row_dtype(whole))[:, None], shape)
     return from_rows(whole, ones)
@@ -77,12 +77,12 @@ def which_rows(whole: WholeState, flags: jax.Array) -> jax.Array:
 
 
 def flags_of_rows(whole: WholeState, ndim: int, flags: jax.Array) -> jax.Array:
-    """Return what `which_rows` does for arrays with more axes than samples and numbers."""
+    """Return the result of `which_rows` for arrays with axes after samples and state scalars."""
     return over_first_axis(which_rows(whole, flags), ndim)
 
 
 def flags_of_samples(whole: WholeState, ndim: int, flags: jax.Array) -> jax.Array:
-    """Return which entries of arrays with samples first are of samples with a flag that is set."""
+    """Return a mask, for arrays with samples first, of the samples whose flag is set."""
     return over_first_axis(which_rows(whole, flags).any(1), ndim)
 
 
@@ -90,7 +90,7 @@ def flags_of_samples(whole: WholeState, ndim: int, flags: jax.Array) -> jax.Arra
 
 
 def whole_of(graph: ETraceGraph) -> WholeState:
-    """Return the whole state of a graph that was compiled with one."""
+    """Return the flattened state of a graph that was compiled with one."""
     assert graph.whole is not None
     return graph.whole
 
@@ -98,7 +98,7 @@ def whole_of(graph: ETraceGraph) -> WholeState:
 def inputs_of_step(
     graph: ETraceGraph, weights: Weights, recorded: tuple[jax.Array, ...]
 ) -> dict[Var, Any]:
-    """Return the inputs of a step, from its records and the parameters."""
+    """Return the inputs of a step, from its residuals and the parameters."""
     parameters = {leaf.in_var: weights[leaf.name]["value"] for leaf in graph.traced.parameters}
     return {**dict(zip(graph.recorded_inputs, recorded, strict=True)), **parameters}
 
@@ -106,7 +106,7 @@ def inputs_of_step(
 def seen_by_layers(
     graph: ETraceGraph, inputs: Inputs
 ) -> list[tuple[tuple[int, ...], dict[Var, Any]]]:
-    """Return for every layer its states, and the new values of others that it sees, constant."""
+    """Return the states of every layer, and the constant new values of others that it reads."""
     whole, program, found = whole_of(graph), graph.traced.program, []
     for layer in whole.layers:
         others = [other for other in whole.layers if other is not layer]
@@ -118,13 +118,13 @@ def seen_by_layers(
 
 
 def step_of_layers(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[Var, Any]]:
-    """Run a step of which layers remember nothing of each other.
+    """Run a step in which layers have no memory of each other.
 
     Returns
     -------
     outputs, new_states
-        See `probed_step`. Within the step the outputs depend on all layers; the new states of one
-        depend on its own old states, and the values of other layers are constants to it.
+        See `probed_step`. Within the step the outputs depend on all layers. The new states of a
+        layer depend on its old states; the values of other layers are constant.
     """
     whole, program = whole_of(graph), graph.traced.program
     seen: dict[Var, Any] = {}
@@ -145,7 +145,7 @@ def step_of_layers(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[
 
 
 def _constant(values: Mapping[Var, Any]) -> dict[Var, Any]:
-    """Return values without a gradient; variables have no order, as keys of a pytree would."""
+    """Return values under a stop-gradient; variables cannot be sorted as pytree keys."""
     return {var: jax.lax.stop_gradient(value) for var, value in values.items()}
 
 
@@ -158,14 +158,14 @@ def _joined(
 
 @dataclasses.dataclass(frozen=True)
 class PulledStep:
-    """What cotangents of a step's new states have become.
+    """Cotangents of a step's new states, pulled back through the step.
 
     Attributes
     ----------
     old
-        Those of the states before the step.
+        Cotangents of the states before the step.
     at
-        Those at the places where parameters enter.
+        Cotangents at the uses of parameters.
     x
         The other operand of every product, by the key of the use.
     """
@@ -212,7 +212,7 @@ def pulled_back(graph: ETraceGraph, inputs: Inputs, cotangents: ByState) -> Pull
 def pushed_forward(graph: ETraceGraph, inputs: Inputs, tangents: ByState) -> ByState:
     """Push tangents of the states before a step forward to the new states.
 
-    It is the transpose of pulling back: what has a backward rule alone has this as well.
+    It is the transpose of pulling back, so it also works for operations with only a backward rule.
     """
     whole = whole_of(graph)
 
@@ -225,7 +225,7 @@ def pushed_forward(graph: ETraceGraph, inputs: Inputs, tangents: ByState) -> ByS
 
 
 def places_of(graph: ETraceGraph, use: ParameterUse) -> Iterator[Place]:
-    """Yield the places at which cotangents of a use are taken."""
+    """Yield the places of a use at which cotangents are taken."""
     if use.equation is None:
         return
     if use.kind == "elementwise":
@@ -237,7 +237,7 @@ def places_of(graph: ETraceGraph, use: ParameterUse) -> Iterator[Place]:
 
 
 def equation_of(graph: ETraceGraph, use: ParameterUse) -> Equation:
-    """Return the equation at which parameters enter."""
+    """Return the equation that uses the parameters."""
     assert use.equation is not None
     return graph.traced.program.equations[use.equation]
 

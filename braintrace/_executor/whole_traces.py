@@ -1,20 +1,20 @@
-r"""The derivative of the whole state with respect to every parameter: real-time recurrent learning.
+r"""Influence matrix: the derivative of the flattened state with respect to every parameter (RTRL).
 
 .. math::
 
     \epsilon^t = J^t \epsilon^{t-1} + F^t \otimes x^t, \qquad
     \nabla w = \frac{\partial L}{\partial w} + \sum_q \mu[q]\, \epsilon^0[q]
 
-for a chunk before which :math:`\epsilon^0` is the trace: the partial derivative goes back through
-the steps of the chunk, mixing included, and :math:`\mu` is what arrives at the states before it.
-The trace moves on once for a chunk,
+for a chunk that starts with the trace :math:`\epsilon^0`. The partial derivative is backpropagated
+through the steps of the chunk, including coupled elements, and :math:`\mu` is the adjoint of the
+states before it. The trace advances once for a chunk,
 
 .. math::
 
     \epsilon^K = P^0 \epsilon^0 + \sum_s (P^s F^s) \otimes x^s, \qquad
     P^s = J^K \cdots J^{s+1},
 
-with rows of :math:`P` that are pulled back through the chunk (see `whole_state`).
+where the rows of :math:`P` are pulled back through the chunk (see `whole_state`).
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ from .zero import apart, is_zero, widened
 
 @dataclasses.dataclass(frozen=True)
 class WholeTraces(PassingTraces):
-    """A trace of the size of each parameter for every number of the state."""
+    """Trace method with a trace of the size of each parameter for every state scalar."""
 
     needs: ClassVar[frozenset[Record]] = frozenset({"step"})
 
@@ -116,13 +116,13 @@ class LayeredTraces(WholeTraces):
 
 
 def entries(ndim: int) -> tuple[Role, ...]:
-    """Return what the axes of a parameter's array run over."""
+    """Return the roles of the axes of a parameter's array."""
     entry: Role = "entry"
     return (entry,) * ndim
 
 
 def _of_rows(whole: WholeState, rows: np.ndarray, ndim: int, flags: jax.Array) -> jax.Array:
-    """Return which rows of a trace belong to samples whose flag is set."""
+    """Return the rows of a trace that belong to samples whose flag is set."""
     return flags_of_rows(whole, 2 + ndim, flags)[:, rows]
 
 

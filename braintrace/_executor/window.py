@@ -1,12 +1,12 @@
-r"""Windows: several steps differentiated in full, and then the traces before them.
+r"""Windows: several steps differentiated in full, plus the traces before them.
 
 .. math::
 
     \frac{dL}{dw} = \frac{\partial L}{\partial w} + \sum_a \mu[a] \circ \epsilon^0[a], \qquad
     \mu[a] = \frac{\partial L}{\partial h^0[a]}
 
-The partial derivatives go through all steps of the window, with everything that couples elements;
-the states before it depend on the weights through everything that has been before.
+The partial derivatives pass all steps of the window, including everything that couples elements.
+The traces contain the dependence of the states before the window on the weights.
 """
 
 from collections.abc import Callable
@@ -45,7 +45,7 @@ def _nothing(residuals: Any, cotangent: Any) -> tuple[None]:
 
 
 _given = jax.custom_vjp(_itself)
-"""An argument of a step, which no trace follows."""
+"""An argument of a step, which has no gradient under full-Jacobian rules."""
 _given.defvjp(_refuse, _nothing)
 
 StateProbes = dict[str, jax.Array]
@@ -62,25 +62,25 @@ def run_window(
     Parameters
     ----------
     start
-        The states before it: constants, with a probe added to each traced one.
+        The states before it: constants, with a perturbation added to each traced one.
     step
         ``(states, slices) -> (states, (results, records))``, differentiable in full.
     sequences
-        What it runs over, time first.
+        Arguments of the steps, time first.
 
     Returns
     -------
     states, results
-        After the window, and of all its steps.
+        The states after the window, and the results of all its steps.
     records
-        Of all steps; no gradient goes through them.
+        Residuals of all steps, without gradients.
     """
     states, (results, records) = jax.lax.scan(step, start, sequences)
     return states, results, jax.lax.stop_gradient(records)
 
 
 def window_signals(graph: ETraceGraph, mu: StateProbes, length: int) -> Signal:
-    """Return what the steps of a window have of the derivatives by the states before it.
+    """Return the signals of a window's steps, from the derivatives for the states before it.
 
     They are signals of its first step for the states before that; see `chunk_gradient`.
 
@@ -89,7 +89,7 @@ def window_signals(graph: ETraceGraph, mu: StateProbes, length: int) -> Signal:
     graph
         The compiled model.
     mu
-        The derivatives, as `StateProbes` are.
+        The derivatives, in the form of `StateProbes`.
     length
         Number of steps.
     """
@@ -110,14 +110,14 @@ def probes_of_past(
     past: tuple[Weights, PyTree],
     zeros_select: bool,
 ) -> StateProbes:
-    """Return a zero for every traced state, whose derivative goes to the operands.
+    """Return a zero for every traced state, whose cotangent becomes a gradient of the operands.
 
     Parameters
     ----------
     graph
         The compiled model.
     gradient
-        `TraceMethod.entry_gradient`, or what does the same with what it is given for the traces.
+        `TraceMethod.entry_gradient`, or a function of another value instead of the traces.
     past
         The operands, and the traces before these states.
     zeros_select
@@ -151,20 +151,20 @@ Run: TypeAlias = Callable[[ETraceGraph, Inputs], tuple[list[Any], dict[Var, Any]
 
 
 def window_step(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[Var, Any], Records]:
-    """Run one step of a window, differentiable in full, and record what the rule needs.
+    """Run one step of a window, differentiable in full, and return its residuals.
 
     Raises
     ------
     OptionError
-        For a rule that passes weights, if a derivative is to go back to arguments of the step.
+        For a full-Jacobian rule, if arguments of the step have a derivative.
     """
     return _recorded(graph, inputs, _in_full)
 
 
 def passed_step(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[Var, Any], Records]:
-    """Run one step as a rule that passes weights differentiates it outside of windows.
+    """Run one step as a full-Jacobian rule differentiates it outside of windows.
 
-    Layers of a rule by layers then remember nothing of each other; see `window_step`.
+    For a layered rule, layers have no memory of each other; see `window_step`.
     """
     is_layered = graph.whole is not None and graph.whole.layers
     return _recorded(graph, inputs, step_of_layers if is_layered else _in_full)

@@ -1,8 +1,8 @@
-"""Traces that are known to be zero, or that are kept in a narrower dtype.
+"""Traces that are known to be zero, or stored in a narrower dtype.
 
-At the start of a sequence every trace is zero. Wherever that is known, it is given by its
-shapes alone (``jax.ShapeDtypeStruct``): XLA does not drop a product with zeros, since zero
-times infinity is not zero, but a term that is never written costs nothing.
+At the start of a sequence every trace is zero. If this is known, a trace is represented by its
+shapes alone (``jax.ShapeDtypeStruct``). XLA does not remove a product with zeros, since zero times
+infinity is not zero, but a term that is never written has no cost.
 """
 
 from typing import Any
@@ -17,12 +17,12 @@ from .overwriting import not_before
 
 
 def is_zero(trace: PyTree) -> bool:
-    """Tell whether a trace is given by its shapes alone."""
+    """Test whether a trace is represented by its shapes alone."""
     return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(trace))
 
 
 def as_arrays(traces: PyTree) -> PyTree:
-    """Return traces with arrays of zeros in place of shapes."""
+    """Return traces with arrays of zeros instead of shapes."""
 
     def as_array(leaf: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
         is_shape = isinstance(leaf, jax.ShapeDtypeStruct)
@@ -32,10 +32,10 @@ def as_arrays(traces: PyTree) -> PyTree:
 
 
 def examples(shapes: PyTree) -> PyTree:
-    """Return arrays of zeros as examples of arrays of these shapes, for functions to be traced on.
+    """Return zeros with given shapes, as example arguments for tracing.
 
-    Each is a single zero of NumPy's, shown as an array of that shape: an example takes no memory,
-    and JAX would compile a program for each shape.
+    Each is a single NumPy zero, broadcast to the shape: it takes no memory, while JAX would compile
+    a program for each shape.
     """
 
     def example(leaf: Any) -> Any:
@@ -47,16 +47,16 @@ def examples(shapes: PyTree) -> PyTree:
 
 
 def widened(trace: PyTree, dtype: DTypeLike) -> PyTree:
-    """Return a trace in a dtype that holds both its own values and those of ``dtype``."""
+    """Return a trace in the promoted dtype of its own dtype and ``dtype``."""
     return jax.tree.map(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, dtype)), trace)
 
 
 def apart(product: jax.Array, factor: jax.Array) -> jax.Array:
-    """Return a product of one factor with traces as it is, and to be computed as it stands.
+    """Return a product of a factor with traces that XLA computes separately.
 
-    XLA of jaxlib 0.10 on a CPU joins a product to a sum over an axis that it is added to. Where it
-    knows that all numbers of the other factor are the same, as those of traces are that a program
-    has just reset, it then reads memory that nobody has written. It does not join a selection.
+    XLA of jaxlib 0.10 on a CPU fuses a product into the sum over an axis that it is added to. If it
+    knows that all entries of the other factor are equal, as in traces that the program has just
+    reset, it then reads uninitialised memory. It does not fuse a selection.
     """
     found: jax.Array = not_before([factor], product)
     return found

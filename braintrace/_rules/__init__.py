@@ -1,4 +1,4 @@
-"""Learning rules that are written with public names alone."""
+"""User-defined learning rules: the public `Rule`, its sites, and their trace methods."""
 
 from .._graph import TraceMethod
 from .by_operation import RuleTraces
@@ -11,7 +11,7 @@ from .site import Site as Site
 
 
 def method_of(rule: Rule) -> TraceMethod:
-    """Return the rule as everything that carries traces asks it."""
+    """Return the trace method of a rule."""
     if rule.jacobian == "full":
         return FullRuleTraces(rule)
     return LayeredRuleTraces(rule) if rule.jacobian == "layered" else RuleTraces(rule)

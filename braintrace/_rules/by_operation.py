@@ -1,12 +1,12 @@
-r"""Rules of your own with a trace for each ETP operation and group that it reaches.
+r"""Trace methods of user-defined rules with a trace for each ETP operation and group.
 
 .. math::
 
     E^t = \mathrm{advance}(E^{t-1}, D^t, x^t, D_f^t), \qquad
     \nabla w = \sum_t \mathrm{contract}(E^t, l^t).
 
-The steps of a recorded chunk are taken one by one: nothing is known of a rule's recursion that
-would allow products over time.
+The steps of a recorded chunk run one by one, since products over time need knowledge of the rule's
+recursion.
 """
 
 import dataclasses
@@ -42,15 +42,15 @@ from .protocol import Rule
 from .site import OperationSite, sites_of
 
 Recorded: TypeAlias = tuple[Mapping[str, Any], Arrays, Arrays, jax.Array | None]
-"""Inputs, transitions and sensitivities of a step, and which samples have started anew."""
+"""Inputs, ``D`` and ``Df`` of a step, and flags of the samples that were reset before it."""
 
 ByGroup: TypeAlias = Mapping[int, Mapping[int, jax.Array]]
-"""Learning signals by group and state, in the positions of the group."""
+"""Learning signals by group and state, per element of the group."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RuleTraces:
-    """The `TraceMethod` of a rule whose Jacobian is none, elementwise or diagonal.
+    """`TraceMethod` of a rule whose Jacobian is none, elementwise or diagonal.
 
     Attributes
     ----------
@@ -62,7 +62,7 @@ class RuleTraces:
 
     @property
     def needs(self) -> frozenset[Record]:
-        """What is recorded of every step: the transition for a rule that reads one."""
+        """Residuals of every step: ``D`` only for a rule that reads it."""
         transition: frozenset[Record] = frozenset({"D"} if self.rule.jacobian != "none" else ())
         return transition | {"x", "Df"}
 
@@ -72,7 +72,7 @@ class RuleTraces:
         return "diagonal" if self.rule.jacobian == "diagonal" else "cut"
 
     def carries(self, relation: HiddenParamOpRelation) -> bool:
-        """Tell that every relation has traces."""
+        """Return True: every relation has traces."""
         return True
 
     def check(self, graph: ETraceGraph) -> None:
@@ -88,7 +88,7 @@ class RuleTraces:
         return {key: spec for s in sites for key, spec in leaves_of(self.rule, s).specs.items()}
 
     def signal(self, graph: ETraceGraph, records: Records, signal: Signal) -> Signal:
-        """Return the learning signals as they are."""
+        """Return the learning signals unchanged."""
         return signal
 
     def update(
@@ -140,7 +140,7 @@ class RuleTraces:
         traces: Traces,
         zeros_select: bool = False,
     ) -> Weights:
-        """Return what the rule makes of derivatives by the states before a window."""
+        """Return the rule's gradient for the adjoints of the states before a window."""
         sites = self._leaves(graph, weights)
         found = _contracted(graph, sites, _of(sites, traces), at_entry(graph, mu), zeros_select)
         return like(weights, found)
@@ -188,9 +188,9 @@ def _contracted(
     mu: ByGroup,
     selects: bool,
 ) -> Weights:
-    """Return the gradients that learning signals of one step give all operands.
+    """Return the gradients of all operands from the learning signals of one step.
 
-    If it selects, samples without a signal leave nothing of their traces: these may be NaN.
+    With ``selects``, the traces of samples without a signal are set to zero: they may be NaN.
     """
     gradients: Weights = {}
     for leaves in sites:
@@ -211,7 +211,7 @@ def _input(graph: ETraceGraph, site: OperationSite, x: Mapping[str, Any]) -> Any
 def _transition(
     leaves: Leaves[OperationSite], D: Arrays
 ) -> dict[tuple[str, str], jax.Array] | None:
-    """Return the blocks of the transition among a site's states, in the layout of its output."""
+    """Return the Jacobian blocks among a site's states, in the layout of its output."""
     if leaves.rule.jacobian == "none":
         return None
     place = leaves.site.place
@@ -243,7 +243,7 @@ def _mu(site: OperationSite, signal: Mapping[int, jax.Array]) -> Arrays:
 
 
 def _silent(graph: ETraceGraph, site: OperationSite, signal: Mapping[int, jax.Array]) -> jax.Array:
-    """Return which samples have no learning signal at the states of a site, or if all have none."""
+    """Return the samples without a learning signal at the states of a site, or one flag for all."""
     axis, ndim = graph.batch_axis(site.place.group), len(site.place.group.shape)
     over = tuple(i for i in range(ndim) if i != axis)
     has_signal = [(value != 0).any(over) for value in signal.values()]
@@ -253,14 +253,14 @@ def _silent(graph: ETraceGraph, site: OperationSite, signal: Mapping[int, jax.Ar
 def _tried(
     rule: Rule, site: OperationSite, operands: Arrays, x: Any, J: Any, F: Any, mu: Any
 ) -> dict[str, jax.Array]:
-    """Return the gradient of one step, whose shapes say whether the rule is a rule."""
+    """Return the gradient of one step, whose evaluation checks the rule."""
     leaves = leaves_of(rule, dataclasses.replace(site, operands=operands))
     zeros = {key: jnp.zeros(spec.shape, spec.dtype) for key, spec in leaves.specs.items()}
     return leaves.contracted(leaves.advanced(zeros, J, x, F), mu)
 
 
 def _example(rule: Rule, site: OperationSite) -> tuple[Any, Any, Any, Any]:
-    """Return the shapes of what a rule is called with at a site: ``x``, ``J``, ``F`` and ``mu``."""
+    """Return the shapes of a rule's arguments at a site: ``x``, ``J``, ``F`` and ``mu``."""
     relation, influence = site.place.relation, site.place.influence
     states = {name: site.place.group.states[a] for name, a in site.indices.items()}
 

@@ -1,4 +1,4 @@
-r"""Rules of your own with one trace for all hidden states and parameters.
+r"""Trace methods of user-defined rules with one trace for all hidden states and parameters.
 
 .. math::
 
@@ -6,7 +6,7 @@ r"""Rules of your own with one trace for all hidden states and parameters.
     \nabla w = \sum_t \frac{\partial L^t}{\partial w} + \mathrm{contract}(E^{t-1}, \mu^t), \qquad
     \mu^t = \frac{\partial L^t}{\partial S^{t-1}}
 
-with all hidden states of a sample as a vector :math:`S`. Each step is differentiated on its own.
+with all hidden states of a sample as a vector :math:`S`. Each step is differentiated separately.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ from .site import WholeSite, whole_site
 
 @dataclasses.dataclass(frozen=True)
 class FullRuleTraces(PassingTraces):
-    """The `TraceMethod` of a rule whose Jacobian is full.
+    """`TraceMethod` of a rule whose Jacobian is full.
 
     Attributes
     ----------
@@ -70,7 +70,7 @@ class FullRuleTraces(PassingTraces):
     def update(
         self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
     ) -> Traces:
-        """Return the traces after recorded steps, one by one."""
+        """Return the traces after recorded steps, one step at a time."""
         leaves = leaves_of(self.rule, whole_site(graph, weights))
 
         def advance(records: Records, traces: Traces) -> Traces:
@@ -91,7 +91,7 @@ class FullRuleTraces(PassingTraces):
         traces: Traces,
         zeros_select: bool = False,
     ) -> Weights:
-        """Return what the rule makes of derivatives by the states before a step or window."""
+        """Return the rule's gradient for the adjoints of the states before a step or window."""
         whole, gradients = whole_of(graph), jax.tree.map(jnp.zeros_like, weights)
         leaves = leaves_of(self.rule, whole_site(graph, weights))
         arriving = to_rows(whole, [mu[leaf.name] for leaf in whole.leaves])
@@ -111,7 +111,7 @@ class LayeredRuleTraces(FullRuleTraces):
 
 
 def _jacobians(graph: ETraceGraph, site: WholeSite, inputs: Inputs) -> tuple[jax.Array, Arrays]:
-    """Return the Jacobians of one step by the old states and by the parameters."""
+    """Return the Jacobians of one step with respect to the old states and the parameters."""
     whole, rows = whole_of(graph), unit_rows(whole_of(graph))
     pulled = pulled_back(graph, inputs, rows)
     of_parameters = of_one_step(graph, whole.uses, inputs, pulled, rows)

@@ -1,4 +1,4 @@
-"""The leaves of a rule's traces: specifications, resets, and checks of what a rule returns."""
+"""Leaves of a rule's traces: specifications, resets, and checks of the rule's results."""
 
 import contextlib
 import dataclasses
@@ -32,11 +32,11 @@ class Leaves(Generic[Where]):
     Attributes
     ----------
     rule, site
-        The rule, and where.
+        The rule, and its site.
     tree
         Structure of the trace.
     specs
-        The leaves by name, in their order.
+        Specifications of the leaves by name, in their order.
     """
 
     rule: Rule
@@ -50,13 +50,13 @@ class Leaves(Generic[Where]):
         return {key: leaf.astype(self.specs[key].dtype) for key, leaf in own.items()}
 
     def restarted(self, arrays: Named, flags: jax.Array) -> Named:
-        """Return arrays that start anew for some samples, or for all."""
+        """Return arrays that are reset for some samples, or for all."""
         return dict(restart_traces(self.specs, arrays, flags))
 
     def without(self, arrays: Named, flags: jax.Array) -> Named:
-        """Return arrays with those of some samples as at the start, whatever they are.
+        """Return arrays with the initial values of some samples, also if they are NaN.
 
-        An array that all samples share is as at the start if all flags are set.
+        An array that all samples share has its initial value if all flags are set.
         """
         found: Named = {}
         for key, spec in self.specs.items():
@@ -99,12 +99,12 @@ class Leaves(Generic[Where]):
 
 
 def leaves_of(rule: Rule, site: Where) -> Leaves[Where]:
-    """Return the leaves that a rule starts from at a site.
+    """Return the leaves of a rule's initial trace at a site.
 
     Raises
     ------
     DtypeError, ShapeError
-        For a leaf that is no array of numbers, or that has no axis of samples in front.
+        For a leaf that is not an array of numbers, or whose first axis is not the samples.
     """
     of_shapes = dataclasses.replace(site, operands=jax.tree.map(struct_of, dict(site.operands)))
     with _noted(rule, "init", site), jax.ensure_compile_time_eval():
@@ -117,12 +117,12 @@ def leaves_of(rule: Rule, site: Where) -> Leaves[Where]:
 
 
 def as_kept(arrays: Named, traces: Traces) -> Traces:
-    """Return arrays in the dtypes that traces are kept in."""
+    """Return arrays in the dtypes of the stored traces."""
     return {key: leaf.astype(traces[key].dtype) for key, leaf in arrays.items()}
 
 
 def operand_shapes(graph: ETraceGraph) -> Weights:
-    """Return the shapes of what gradients go to."""
+    """Return the shapes of the operands that have gradients."""
     found: Weights = {
         key: {name: struct_of(atom.aval) for name, atom in own.items()}
         for key, own in graph.operand_atoms.items()
@@ -170,7 +170,7 @@ def _as_array(leaf: Any) -> np.ndarray | None:
 
 @contextlib.contextmanager
 def _noted(rule: Rule, method: str, site: Site) -> Iterator[None]:
-    """Say of an error in a rule's function where it was called."""
+    """Add the site to errors in a rule's function."""
     try:
         yield
     except BraintraceError:
@@ -181,7 +181,7 @@ def _noted(rule: Rule, method: str, site: Site) -> Iterator[None]:
 
 
 def _checked(rule: Rule, method: str, site: Site, found: Any, expected: Any) -> list[jax.Array]:
-    """Return the leaves of what a rule returned, in the dtypes that are expected."""
+    """Return the leaves of a rule's result, in the expected dtypes."""
     called = f"{type(rule).__name__}.{method}"
     paths, tree = jax.tree_util.tree_flatten_with_path(found)
     wanted, wanted_tree = jax.tree.flatten(expected)

@@ -1,4 +1,4 @@
-"""The protocol of a learning rule that is written with public names alone."""
+"""The `Rule` protocol: a learning rule written with public names only."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -16,11 +16,11 @@ METHODS = ("init", "advance", "contract")
 
 @runtime_checkable
 class Rule(Protocol):
-    r"""A learning rule of your own: what it carries from step to step, and the gradient of that.
+    r"""Protocol of a user-defined learning rule: its traces, and the gradient from them.
 
-    Give an instance to `compile`, or to some parameters by ``rules``. A rule is a frozen dataclass
-    with the attribute ``jacobian`` and three pure functions. They are called for each `Site`, and
-    once for each compilation, as ``jax.jit`` calls a function.
+    Pass an instance to `compile`, or to some parameters by ``rules``. A rule is a frozen dataclass
+    with the attribute ``jacobian`` and three pure functions. The functions are called for each
+    `Site`, once per compilation, as under ``jax.jit``.
 
     .. math::
 
@@ -28,7 +28,7 @@ class Rule(Protocol):
         \nabla w = \sum_t \mathrm{contract}(E^t, \mu^t)
 
     ========================  ========================================================
-    ``jacobian``              ``J``, what a step carries from the old states to the new
+    ``jacobian``              ``J``, the derivative of the new states by the old ones
     ========================  ========================================================
     ``'none'``                None
     ``'elementwise'``         each element of a state to the same element (`D_RTRL`)
@@ -38,13 +38,13 @@ class Rule(Protocol):
     ========================  ========================================================
 
     With the first three, :math:`\mu^t` is the derivative of the loss of step ``t`` with respect to
-    the states after it. With the last two, a step is differentiated itself, :math:`\mu^t` goes
-    through it to the states before, and :math:`E^{t-1}` is contracted. With a ``window``, the
-    Jacobian carries traces alone: each window is differentiated in full.
+    the states after it. With the last two, each step is differentiated in full, :math:`\mu^t` is
+    the derivative with respect to the states before it, and :math:`E^{t-1}` is contracted. With a
+    ``window``, each window is differentiated in full, and the Jacobian is used only for traces.
 
     Examples
     --------
-    A trace that decays by a fixed factor, whatever the network remembers:
+    A trace that decays by a fixed factor, for every network:
 
     >>> import braintrace, dataclasses, jax, jax.numpy as jnp
     >>> @dataclasses.dataclass(frozen=True)
@@ -70,34 +70,34 @@ class Rule(Protocol):
 
     @property
     def jacobian(self) -> str:
-        """What `advance` is given of a step's Jacobian."""
+        """The part of a step's Jacobian that `advance` receives."""
 
     def init(self, site: Site, /) -> Trace:
         """Return the trace at the start of a sequence, in any pytree.
 
-        Leaves are arrays with an axis of samples in front, or `TraceSpec`, such as those of
+        Leaves are arrays whose first axis is the samples, or `TraceSpec`, such as the leaves of
         `Site.zeros`.
         """
 
     def advance(self, site: Site, trace: Trace, J: Any, x: Any, F: Any, /) -> Trace:
-        """Return the trace after one step, of the same structure, shapes and dtypes.
+        """Return the trace after one step, with the same structure, shapes and dtypes.
 
-        ``x`` is the operation's input (None: it has none), and ``F`` the derivative of the new
-        states with respect to its output. The form of ``J`` and ``F`` is in the guide; the products
-        of a `Site` take them as they are.
+        ``x`` is the operation's input (None if it has no input), and ``F`` the derivative of the
+        new states with respect to its output. The guide explains the form of ``J`` and ``F``; pass
+        them unchanged to the products of a `Site`.
         """
 
     def contract(self, site: Site, trace: Trace, mu: Any, /) -> Mapping[str, jax.Array]:
-        """Return the gradient that derivatives of the loss by the states give each operand."""
+        """Return the gradient of each operand from the derivatives of the loss by the states."""
 
 
 def check_rule(rule: Any) -> None:
-    """Refuse what is not a rule.
+    """Refuse a value that is not a rule.
 
     Raises
     ------
     OptionError
-        Naming the rule and what it lacks.
+        Naming the rule and the reason.
     """
     name, jacobian, known = type(rule).__name__, rule.jacobian, get_args(Jacobian)
     if not dataclasses.is_dataclass(rule) or not _is_hashable(rule):
@@ -114,13 +114,13 @@ def check_rule(rule: Any) -> None:
 
 
 def rule_in_words(rule: Any) -> str:
-    """Return the name of a rule with its options, which the traces of a learner belong to."""
+    """Return the name of a rule with its options as text; traces belong to this text."""
     options = (f"{field.name}={getattr(rule, field.name)!r}" for field in dataclasses.fields(rule))
     return f"{type(rule).__name__}({', '.join(options)})"
 
 
 def missing_of_rule(value: Any) -> str:
-    """Return what a value lacks of a rule, in brackets; empty if it has nothing of one."""
+    """Return the missing attributes of a rule in brackets; empty if the value has none of them."""
     names = ("jacobian", *METHODS)
     missing = [name for name in names if not hasattr(value, name)]
     if len(missing) == len(names):

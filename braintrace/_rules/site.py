@@ -1,9 +1,9 @@
-r"""Sites: where a learning rule keeps a trace, and the products that it is made of.
+r"""Sites: the places where a learning rule has a trace, with the products for its update.
 
 An ETP operation has a site for each hidden group that it reaches, with arrays in the layout of its
 output. A full-Jacobian rule has one site: all hidden states of a sample as one vector, with all
-parameters that reach them. Both offer the same products of a trace :math:`E` of the shape of the
-parameters, so that one rule runs with every Jacobian:
+parameters that reach them. Both have the same products with a trace :math:`E` of the shape of the
+parameters, so one rule runs with every Jacobian:
 
 .. math:: J E, \qquad F x, \qquad \langle \mu, E \rangle.
 """
@@ -44,18 +44,18 @@ Trace: TypeAlias = PyTree
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Site(abc.ABC):
-    """Where a `Rule` keeps one trace: an operation and hidden states that it reaches.
+    """The place of one trace of a `Rule`: an operation and hidden states that it reaches.
 
-    An ETP operation has a site for each group of hidden states that it reaches. With a
-    ``jacobian`` of ``'layered'`` or ``'full'`` a model has a single site: all hidden states, and
-    all parameters that reach them.
+    An ETP operation has a site for each group of hidden states that it reaches. With a ``jacobian``
+    of ``'layered'`` or ``'full'``, a model has a single site: all hidden states, and all parameters
+    that reach them.
 
     Attributes
     ----------
     name
         The operation, its parameters and the line of the call, for messages.
     key
-        The beginning of the names of its traces.
+        Prefix of the names of its traces.
     relation
         Key of the operation in the report; ``None`` for all hidden states at once.
     states
@@ -63,7 +63,7 @@ class Site(abc.ABC):
     samples
         Shape of an array with one number for each sample: ``(5,)``, or ``()`` without a batch.
     operands
-        What gradients go to: arrays by the operation's names (``'weight'``, ``'bias'``), or
+        Arrays that have gradients, by the operation's names (``'weight'``, ``'bias'``), or
         parameters by path. In `Rule.init`, their shapes and dtypes.
 
     Notes
@@ -103,7 +103,7 @@ class Site(abc.ABC):
 
     @abc.abstractmethod
     def zeros(self) -> Trace:
-        """Return a trace of zeros for `Rule.init`, the derivative of the states by the operands.
+        """Return a trace of zeros for `Rule.init`: the derivative of the states by the operands.
 
         It is ``{state: {operand: leaf}}``, or for all hidden states ``{parameter: leaf}`` with
         leaves ``(samples, entries of the states, *shape)``. A leaf is a `TraceSpec`.
@@ -112,7 +112,7 @@ class Site(abc.ABC):
     def input_zeros(self) -> Any:
         """Return zeros for `Rule.init` like the operation's input, to filter it; see `filtered`.
 
-        It is ``None``, an empty pytree, for an operation without an input.
+        The result is ``None``, an empty pytree, for an operation without an input.
 
         Raises
         ------
@@ -126,13 +126,13 @@ class Site(abc.ABC):
         raise self._has_no_operation("output_zeros")
 
     def filtered(self, kept: Any, x: Any) -> Any:
-        """Return ``kept + x``: a sum of inputs with one more, for indices a table of counts."""
+        """Return ``kept + x``: a sum of inputs plus one more, for indices a table of counts."""
         raise self._has_no_operation("filtered")
 
     def pull_back(self, kept: Any, signal: jax.Array) -> dict[str, jax.Array]:
-        """Return the gradient of each operand by a derivative of the output, summed over samples.
+        """Return the gradient of each operand from a derivative of the output, summed over samples.
 
-        ``kept`` is in the place of the input, and ``signal`` has the layout of the output.
+        ``kept`` replaces the input, and ``signal`` has the layout of the output.
         """
         raise self._has_no_operation("pull_back")
 
@@ -144,7 +144,7 @@ class Site(abc.ABC):
 
     @abc.abstractmethod
     def multiply(self, J: Any, trace: Trace) -> Trace:
-        """Return ``J E``, a trace that one step has carried."""
+        """Return ``J E``, the trace propagated by one step."""
 
     @abc.abstractmethod
     def outer(self, F: Any, x: Any) -> Trace:
@@ -159,7 +159,7 @@ class Site(abc.ABC):
 class OperationSite(Site):
     """An ETP operation and one group; ``J``, ``F`` and ``mu`` are dicts by names of states.
 
-    Their arrays have the layout of the operation's output, with its fan-out in front.
+    Their arrays have the layout of the operation's output, with its fan-out as the first axis.
     """
 
     graph: ETraceGraph
@@ -171,7 +171,7 @@ class OperationSite(Site):
         return dict(zip(self.states, self.place.influence.reached, strict=True))
 
     def zeros(self) -> dict[str, dict[str, TraceSpec]]:
-        """Return the arrays that the operation's rules make, for every state."""
+        """Return the trace arrays of the operation, for every state."""
         shapes = self._shapes()
         return {
             state: {
@@ -192,7 +192,7 @@ class OperationSite(Site):
         }
 
     def input_zeros(self) -> TraceSpec | None:
-        """Return the filter of the operation's input at the start; ``None`` without an input."""
+        """Return the initial filter of the operation's input; ``None`` without an input."""
         relation = self.place.relation
         if relation.x_var is None:
             return None
@@ -210,11 +210,11 @@ class OperationSite(Site):
         }
 
     def filtered(self, kept: Any, x: Any) -> Any:
-        """Return a filter of inputs that has taken in one more."""
+        """Return a filter of inputs after one more input."""
         return None if x is None else add_to_filter(*self.place.operation, kept, x)
 
     def pull_back(self, kept: Any, signal: jax.Array) -> dict[str, jax.Array]:
-        """Return the gradient of each operand, with a filter in the place of the input."""
+        """Return the gradient of each operand, with a filter in place of the input."""
         at_output = signal.sum(0) if self.place.has_fan_out else signal
         inputs = None if kept is None else kept[None]
         operands = dict(self.operands)
@@ -275,8 +275,8 @@ class OperationSite(Site):
 class WholeSite(Site):
     """All hidden states as one vector of ``n`` entries for each sample.
 
-    ``J`` is ``(samples, n, n)``, new entries by old ones; ``F`` has an array ``(samples, entries,
-    *shape)`` for each parameter, of the entries that it reaches; ``x`` is None; ``mu`` is
+    ``J`` is ``(samples, n, n)``, new entries by old ones. ``F`` has an array ``(samples, entries,
+    *shape)`` for each parameter, for the entries that it reaches. ``x`` is None. ``mu`` is
     ``(samples, n)``.
     """
 
@@ -287,7 +287,7 @@ class WholeSite(Site):
         return dict(WholeTraces().trace_specs(self.graph, every_state=True))
 
     def multiply(self, J: jax.Array, trace: Trace) -> Arrays:
-        """Return ``J E`` of every sample."""
+        """Return ``J E`` for every sample."""
         found = {}
         for name, old in trace.items():
             rows = self.rows(name)
@@ -296,7 +296,7 @@ class WholeSite(Site):
         return found
 
     def outer(self, F: Arrays, x: None) -> Arrays:
-        """Return ``F``, which has the inputs in it already."""
+        """Return ``F``, which already contains the inputs."""
         return dict(F)
 
     def contract(self, mu: jax.Array, trace: Trace) -> dict[str, jax.Array]:
