@@ -410,8 +410,8 @@ EVERY = {**OPERATIONS, **COMPILATION, **METHODS, **LAYERS, **SURROGATES}
 MADE_BY_THE_LIBRARY = {
     "Change", "Diagnostic", "ETPPrimitiveSpec", "ETraceAlgorithm", "ETraceGraph",
     "EligibilityTraces", "FunctionModel", "FunctionalLearner", "GradientCheck", "HiddenGroup",
-    "HiddenParamOpRelation", "LearnerState", "Plan", "PrimitiveReport", "Report",
-    "register_primitive",
+    "HiddenParamOpRelation", "LearnerState", "Plan", "PrimitiveReport", "Report", "Rule", "Site",
+    "TraceSpec", "register_primitive",
 }  # fmt: skip
 """Public names that users do not call, or whose calls would outlive a test."""
 

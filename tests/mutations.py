@@ -1213,6 +1213,14 @@ MUTATIONS = [
         "a loop over time fails deep inside JAX, or an array is broadcast",
     ),
     Mutation(
+        "axes of samples of a rule that nobody counts",
+        "_rules/leaves.py",
+        "len(spec.axes) == len(spec.shape) and sizes in ((), site.samples)",
+        "len(spec.axes) == len(spec.shape)",
+        (f"{OWN_RULES}_a_wrong_rule_is_told_with_its_place[axes that do not fit]",),
+        "the first reset of a sample fails deep inside JAX",
+    ),
+    Mutation(
         "kinds of dtypes of a rule that nobody compares",
         "_rules/leaves.py",
         "if _kind(dtype) != _kind(like.dtype):",

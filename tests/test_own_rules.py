@@ -387,6 +387,16 @@ WRONG = {
         braintrace.ShapeError,
         r"`Wrong.init` returned shape \(7,\).*expected 2 samples.*`TraceSpec`",
     ),
+    "axes that do not fit": (
+        {"init": lambda self, site: braintrace.TraceSpec((7, 3), jnp.float32, ("batch", "entry"))},
+        braintrace.ShapeError,
+        r"`Wrong.init` returned a `TraceSpec` of shape \(7, 3\) .*2 samples along 'batch'",
+    ),
+    "axes without a name": (
+        {"init": lambda self, site: braintrace.TraceSpec((2, 3), jnp.float32, ("batch",))},
+        braintrace.ShapeError,
+        r"with the axes \('batch',\) at '' for `etp_mm`.*expected a name for each axis",
+    ),
     "another Jacobian": (
         {"jacobian": "diagnal"},
         braintrace.OptionError,

@@ -132,6 +132,7 @@ def operand_shapes(graph: ETraceGraph) -> Weights:
 
 def _spec_of(rule: Rule, site: Site, name: str, leaf: Any) -> TraceSpec:
     if isinstance(leaf, TraceSpec):
+        _check_axes(rule, site, name, leaf)
         relation = leaf.relation or site.relation
         return dataclasses.replace(leaf, relation=relation, operand=leaf.operand or name)
     array = _as_array(leaf)
@@ -158,6 +159,18 @@ def _spec_of(rule: Rule, site: Site, name: str, leaf: Any) -> TraceSpec:
         operand=name,
         initial=initial,
     )
+
+
+def _check_axes(rule: Rule, site: Site, name: str, spec: TraceSpec) -> None:
+    """Refuse axes that do not fit a shape, unless the specification finds samples by itself."""
+    sizes = tuple(s for s, axis in zip(spec.shape, spec.axes, strict=False) if axis == "batch")
+    fits = len(spec.axes) == len(spec.shape) and sizes in ((), site.samples)
+    if spec.samples is None and not fits:
+        raise ShapeError(
+            f"`{type(rule).__name__}.init` returned a `TraceSpec` of shape {spec.shape} with the "
+            f"axes {spec.axes} at '{name}' for {site.name}; expected a name for each axis, and "
+            f"{site.samples[0] if site.samples else 'no'} samples along 'batch'."
+        )
 
 
 def _as_array(leaf: Any) -> np.ndarray | None:
