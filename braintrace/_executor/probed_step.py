@@ -37,7 +37,7 @@ def pre_step_probe(state: StateLeaf) -> str:
 
 
 def probe_shapes(graph: ETraceGraph) -> Probes:
-    """Return the shapes of the probes, on traced states and on old values that outputs read."""
+    """Return the shapes of the perturbations of traced states and of old values that are read."""
     shapes = {group.states[a].name: struct_of(var.aval) for group, a, var in graph.new_hidden_vars}
     if graph.whole is not None:
         shapes = {state.name: struct_of(state) for state in graph.whole.leaves}

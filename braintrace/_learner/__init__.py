@@ -1,4 +1,4 @@
-"""Whole sequences: gradients, evolution and prediction, compiled once per shape."""
+"""Learner: gradients, online updates and prediction over sequences, compiled once per shape."""
 
 from .build import compile as compile
 from .functional import FunctionalLearner as FunctionalLearner

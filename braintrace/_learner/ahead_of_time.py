@@ -1,7 +1,7 @@
-"""The programs of a learner before they are run.
+"""Ahead-of-time lowering of a learner's programs.
 
-A program that is lowered and compiled here is the one that the method runs afterwards: JAX finds
-it again, by the same function on arguments of the same types.
+A program that is lowered and compiled here is reused by the method afterwards: JAX finds it by the
+same function and the same types of arguments.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from .requests import request_of
 @one_thread_at_a_time
 @on_automatic_axes
 def lower(learner: HasParts, method: str, *arguments: PyTree, **options: Any) -> jax.stages.Lowered:
-    """Return the program that a call of a method would run now; nothing is run.
+    """Return the program of a method call without running it.
 
-    Its ``compile()`` has ``cost_analysis()`` and ``memory_analysis()``, and the call that comes
-    later compiles it no more.
+    Its ``compile()`` has ``cost_analysis()`` and ``memory_analysis()``. A later call of the method
+    does not compile the program again.
 
     Parameters
     ----------
     method
         ``'etrace_grad'``, ``'etrace_online'``, ``'etrace_evolve'``, ``'predict'``, or ``'update'``
-        for one step, which is a call of the learner itself.
+        for one step (a call of the learner itself).
     *arguments, **options
-        As for the method; arrays may be `jax.ShapeDtypeStruct`. An ``optimizer`` begins.
+        As for the method; arrays may be `jax.ShapeDtypeStruct`. An ``optimizer`` is initialised.
 
     Returns
     -------
     jax.stages.Lowered
-        Of the call as it would be now: from zero traces or not, for States as they are.
+        The program for the current States and traces (zero or not).
 
     Raises
     ------
     OptionError
         For another method, or options that it does not have.
     BraintraceError
-        Whatever the call would raise before it runs.
+        All errors that the call would raise before it runs.
 
     Examples
     --------
@@ -94,5 +94,5 @@ def _lower_step(learner: LearnerParts, arguments: tuple[PyTree, ...]) -> jax.sta
 
 
 def _stand_in(leaf: Any) -> Any:
-    """Return an array in the place of a shape, which takes no memory."""
+    """Return an array that takes no memory instead of a shape."""
     return examples(leaf) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf

@@ -1,4 +1,4 @@
-"""What the methods of a learner take beside options: weights, sequences, a mask."""
+"""Arguments of the learner's methods besides options: weights, sequences, a mask."""
 
 import dataclasses
 from collections.abc import Hashable, Mapping
@@ -23,13 +23,13 @@ ALGORITHM = Kind(
 )
 
 Gradients: TypeAlias = PyTree
-"""A dict by the paths of parameters, or by the keys of ``weights``; of a `from_function` model a
-pytree like its ``params``. Which one, the type of a learner does not tell."""
+"""A dict by the paths of parameters, or by the keys of ``weights``; for a `from_function` model a
+pytree like its ``params``. The type of a learner does not determine which one."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Chosen:
-    """The parameters that somebody wants gradients for.
+    """The parameters whose gradients are requested.
 
     Attributes
     ----------
@@ -46,12 +46,12 @@ class Chosen:
 
 
 def chosen_among(parameters: Mapping[Path, brainstate.State], weights: PyTree) -> Chosen:
-    """Return which of the parameters a user's dict of States has.
+    """Return the parameters in a user's dict of States.
 
     Raises
     ------
     OptionError
-        If it is no dict, or has something else.
+        If it is not a dict, or contains other values.
     """
     hint = "expected a dict of parameters of the model, some of `model.states(ParamState)`"
     if not isinstance(weights, Mapping):
@@ -69,7 +69,7 @@ def shapes_of(sequences: PyTree) -> list[PyTree]:
     Raises
     ------
     DtypeError, OptionError
-        If there is something else among them.
+        If they contain other values.
     """
     try:
         return [type_of(leaf) for leaf in jax.tree.leaves(sequences)]
@@ -80,12 +80,12 @@ def shapes_of(sequences: PyTree) -> list[PyTree]:
 
 
 def length_of(sequences: PyTree) -> int:
-    """Return the number of steps of sequences that a user gives.
+    """Return the number of steps of a user's sequences.
 
     Raises
     ------
     DtypeError, OptionError, ShapeError
-        If they are no sequences, or differ in length.
+        If they are not sequences, or differ in length.
     """
     return common_length([aval.shape for aval in shapes_of(sequences)], "sequence")
 
@@ -98,9 +98,9 @@ def weights_of(mask: ArrayLike, steps: int, reduction: str) -> jax.Array:
     DtypeError
         If it is not real.
     ShapeError
-        If there is not one weight per step.
+        If it does not have one weight per step.
     OptionError
-        If a weight is not finite, or the sum that a mean is divided by is too large.
+        If a weight is not finite, or the sum of weights is too large as the divisor of a mean.
     """
     given = array_of("mask", mask)
     is_real = any(jnp.issubdtype(given.dtype, kind) for kind in (bool, jnp.integer, jnp.floating))
@@ -118,7 +118,7 @@ def weights_of(mask: ArrayLike, steps: int, reduction: str) -> jax.Array:
         raise OptionError("`mask` has weights that are not finite (NaN or infinity).")
     with np.errstate(over="ignore"):
         total = np.sum(values)
-    # XLA multiplies by the reciprocal, and takes one below the smallest normal number as zero.
+    # XLA multiplies by the reciprocal, and flushes subnormal numbers to zero.
     largest = 1 / np.finfo(values.dtype).tiny
     if reduction == "mean" and not abs(total) < largest:
         raise OptionError(

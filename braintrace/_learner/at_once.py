@@ -1,8 +1,8 @@
-"""The steps of a chunk, most of it over time at once.
+"""Chunk with loop fission: most operations run for all steps at once.
 
-A loop runs what each step needs of the step before (see `split`). Losses, their derivative and
-the Jacobians are then computed from what it has recorded, mapped over time, so that products
-with weights are taken over time and batch together.
+A loop contains only the operations that depend on the step before (see `split`). Losses, their
+derivatives and the Jacobians are then computed from its recorded values, mapped over time, so
+products with weights are taken over time and batch together.
 """
 
 from collections.abc import Callable, Collection
@@ -35,19 +35,19 @@ from .step_program import (
 def at_once(
     step: PureStep, values: Values, slices: PyTree, length_of: Callable[[int], int]
 ) -> "AtOnce | None":
-    """Return how the steps of a chunk are run with most of it over time at once.
+    """Return a chunk runner that computes most operations for all steps at once.
 
     Parameters
     ----------
     step, values, slices
         As for `StepByStep`.
     length_of
-        ``bytes that a step records -> number of steps`` of a chunk, on which it is tried out.
+        ``bytes that a step records -> number of steps`` of a chunk, for which it is tested.
 
     Returns
     -------
     AtOnce or None
-        ``None`` for a step that has to be run step by step, or had better be.
+        ``None`` for a step that must, or should, run step by step.
     """
     found = separated(traced_step(step, values, slices))
     split = split_step(found)
@@ -61,9 +61,9 @@ def at_once(
 def _can_be_mapped(
     gradient: "AtOnce", step: PureStep, values: Values, slices: PyTree, steps: int
 ) -> bool:
-    """Tell whether all operations of a gradient can be mapped over time.
+    """Test whether all operations of a gradient can be mapped over time.
 
-    What is traced for it is not traced again for chunks of as many steps.
+    The trace of this test is reused for chunks of the same length.
     """
 
     def over_time(leaf: Any) -> jax.ShapeDtypeStruct:
@@ -82,17 +82,17 @@ def _can_be_mapped(
 
 
 class AtOnce:
-    """A loop over what has to wait for the step before, and the rest for all steps at once.
+    """Chunk runner with a loop over dependent operations, and all others for all steps at once.
 
     Parameters
     ----------
     step, split
-        The program of one step, and how it is cut.
+        The program of one step, and its fission into loops.
 
     Attributes
     ----------
     recording
-        What the steps record.
+        The recorded values of the steps.
     """
 
     def __init__(self, step: StepProgram, split: Split) -> None:
@@ -129,7 +129,7 @@ class AtOnce:
     def _loops(
         self, fixed: ByVar, start: list[Any], sequences: list[Any]
     ) -> tuple[list[Any], ByVar]:
-        """Run what has to wait; return the last States, and values over time."""
+        """Run the loops; return the last States, and values over time."""
         step, split = self._step, self._split
         over_time, states = zip_dict(step.slices, sequences), dict(enumerate(start))
         for loop in split.loops.in_order:
@@ -151,7 +151,7 @@ class AtOnce:
     def _loop(
         self, loop: Loop, fixed: ByVar, start: list[Any], over_time: ByVar
     ) -> tuple[list[Any], ByVar]:
-        """Run one loop; return the last States, and what it has recorded."""
+        """Run one loop; return the last States, and its recorded values."""
         program = self._split.values
         carried = [self._step.carried[k] for k in loop.carried]
         written = [program.out_atoms[k] for k in loop.carried]
@@ -213,10 +213,10 @@ class AtOnce:
 
 
 def _with_values(known: ByVar, varying: Collection[Var]) -> Rule:
-    """Return a rule by which variables have the values that are known, and derivatives as ever.
+    """Return a rule that gives variables known values, with their ordinary derivatives.
 
-    Products whose values are there are then not taken again to be differentiated. On several
-    devices, those with weights are taken where their samples lie.
+    Products with known values are then not computed again for their derivatives. On several
+    devices, products with weights are computed where their samples are.
     """
     is_divided = runs_on_several_devices()
 
@@ -240,5 +240,5 @@ def _derivative_of_value(primals: Any, tangents: Any) -> Any:
 
 
 _instead = jax.custom_jvp(_known)
-"""``(value, known)``: a value that is known already, with the derivative of how it is computed."""
+"""``(value, known)``: the known value, with the derivative of the computed one."""
 _instead.defjvp(_derivative_of_value)

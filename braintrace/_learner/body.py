@@ -1,4 +1,4 @@
-"""What a driver runs: a pure function of values of States, for each of a learner's methods."""
+"""Bodies: the pure functions that a driver runs, one for each of a learner's methods."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from .options import Options
 from .restart import Restarts
 
 Arguments: TypeAlias = tuple[PyTree, jax.Array | None, Restarts]
-"""``(sequences, mask, restarts)``, as every body takes them."""
+"""``(sequences, mask, restarts)``: the arguments of every body."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Unfinished:
-    """Traces after a sequence that are not computed unless somebody reads them.
+    """Deferred traces after a sequence, which are computed at the next read.
 
     Attributes
     ----------
     sources
-        What they are computed from.
+        The values that they are computed from.
     before
-        The traces that they replace; ``None``: those from before the sequence.
+        The traces that they replace; ``None``: the traces before the sequence.
     """
 
     sources: PyTree
@@ -39,14 +39,14 @@ class Unfinished:
 jax.tree_util.register_dataclass(Unfinished)
 
 Found: TypeAlias = tuple[PyTree, list[PyTree], "Traces | Unfinished | None"]
-"""What a body returns: results, new values of States, and traces, if it moves any."""
+"""Result of a body: results, new values of States, and traces, or None if it has none."""
 
 Given: TypeAlias = tuple[Traces | None, bool]
-"""Traces that a body gets, and whether their buffers may be given away."""
+"""Traces for a body, and whether their buffers may be donated."""
 
 
 def taken(held: CarriedTraces, take: Take) -> Given:
-    """Return the traces, and whether their buffers may be given away."""
+    """Return the traces, and whether their buffers may be donated."""
     return take()
 
 
@@ -56,37 +56,37 @@ def taken_unless_zero(held: CarriedTraces, take: Take) -> Given:
 
 
 def not_taken(held: CarriedTraces, take: Take) -> Given:
-    """Return no traces, for what moves none."""
+    """Return no traces, for a body that does not use them."""
     return None, False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Body:
-    """A pure function of values of States, and the States that these are of.
+    """A pure function of values of States, and the States of these values.
 
     Attributes
     ----------
     run
-        ``(values, traces, sequences, mask, restarts) -> (results, written values, traces)``.
-        Traces may be `Unfinished`, or None if none are moved.
+        ``(values, traces, sequences, mask, restarts) -> (results, written values, traces)``. Traces
+        may be `Unfinished`, or None if there are none.
     states
-        Returns the States whose values it takes, given those of the model by path.
+        Returns the States whose values it takes, given the States of the model by path.
     written
-        Returns of as many items those whose States are written.
+        Selects the items of written States from one item per State.
     results
-        Makes of results and options what the user gets.
+        Converts results and options to the user's results.
     take
-        How it gets the traces; see `taken`.
+        Takes the traces; see `taken`.
     replaces
-        Tells for sequences whether it can write traces over those that it is given.
+        Tests for sequences whether the new traces can overwrite the old ones.
     finish
-        ``(sources, before) -> traces`` of what is `Unfinished`.
+        ``(sources, before) -> traces`` of `Unfinished` traces.
     reads_initial
-        Whether it reads the initial values of States also where no step has a flag.
+        Whether it reads the initial values of States even if no step has a flag.
     cuts
-        How the sequences of each length were cut that it has been run on, from zero traces or not.
+        Chunks of each sequence length so far, with zero initial traces or not.
     check
-        Refuses results of which nothing is to be stored; ``None``: nothing is looked at.
+        Refuses results before anything is stored; ``None``: no check.
     """
 
     run: Callable[..., Found]
@@ -104,7 +104,7 @@ class Body:
 def run_to_the_end(
     body: Body, values: list[PyTree], traces: Traces, *arguments: PyTree
 ) -> tuple[PyTree, list[PyTree], Traces | None]:
-    """Run a body, and compute the traces that it has left unfinished."""
+    """Run a body, and compute its deferred traces."""
     results, written, after = body.run(values, traces, *arguments)
     if isinstance(after, Unfinished):
         assert body.finish is not None

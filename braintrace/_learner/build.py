@@ -1,4 +1,4 @@
-"""From a model to a learner in one call."""
+"""Construction of a learner from a model."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -34,49 +34,48 @@ def compile(
     Parameters
     ----------
     model
-        A brainstate module; its ``update`` is one time step. `from_function` makes one of a
-        function, and so of a model of Flax or Equinox.
+        A brainstate module; its ``update`` is one time step. `from_function` converts a function to
+        a module, and so a model of Flax or Equinox.
     algorithm
-        A class, or one of its ``names``, in any case: ``'d_rtrl'``, ``'es_d_rtrl'``, ``'snap'``
-        and so on, and those of your own subclasses of `ETraceAlgorithm`. Or a `Rule`: an instance
-        of a learning rule of your own.
+        A class, or one of its ``names``, in any case: ``'d_rtrl'``, ``'es_d_rtrl'``, ``'snap'`` and
+        so on, including your subclasses of `ETraceAlgorithm`. Or an instance of your own `Rule`.
     *example_arguments
         Example arguments of ``update`` for one step; only structure, shapes and units matter.
     batch_size
-        Given to the model's ``init_state``; ``None``: the model has no batch axis.
+        Argument of the model's ``init_state``; ``None``: the model has no batch axis.
     vmap
-        The model is written for one sample and is mapped over a batch axis, which leads in
-        the arguments, in the states and (behind time) in the sequences.
+        The model is written for one sample and is mapped over a batch axis. This is the first axis
+        of arguments and states, and the second axis of sequences, after time.
     rules
-        Other algorithms for some weights: ``{"conv": "es_d_rtrl"}``. A key says which parameters: a
-        path or the beginning of one (``"cell/w"``, ``("cell", "w")``), or a function that tells of
-        a path whether it is one; the first key that fits counts. A value is an algorithm, or a pair
-        of it and its own options: ``("ottt", {"decay": 0.9})``. The gradient of each weight is
-        that of its algorithm alone; equal algorithms count as one. What traces of both follow has
-        to end at the same places, as `D_RTRL`, `ES_D_RTRL` and `OTTT` do, with or without
-        `Immediate`.
+        Other algorithms for some weights: ``{"conv": "es_d_rtrl"}``. A key selects parameters: a
+        path or the start of a path (``"cell/w"``, ``("cell", "w")``), or a predicate of a path; the
+        first key that fits counts. A value is an algorithm, or a pair of an algorithm and its
+        options: ``("ottt", {"decay": 0.9})``. The gradient of each weight is the gradient of its
+        algorithm alone; equal algorithms count as one. All algorithms must truncate the same paths,
+        as `D_RTRL`, `ES_D_RTRL` and `OTTT` do, with or without `Immediate`.
     **algorithm_options
-        Given to the algorithm; ``window``, ``strict``, ``unroll_limit``, ``mark`` and
-        ``trace_dtype`` hold for all. With a ``window``, gradients are backpropagation through time
-        in windows of that many steps, plus the traces before them; see `Learner.etrace_grad`. A
-        model without an ETP operation on the way to a hidden state is marked by the compiler; see
-        `compile_etrace_graph`.
+        Options of the algorithm; ``window``, ``strict``, ``unroll_limit``, ``mark`` and
+        ``trace_dtype`` apply to all algorithms. With a ``window``, gradients are backpropagation
+        through time in windows of that many steps, plus the traces before them; see
+        `Learner.etrace_grad`. If no ETP operation reaches a hidden state, the compiler marks the
+        model's parameters; see `compile_etrace_graph`.
 
     Raises
     ------
     OptionError
-        For an unknown algorithm or option, or ``rules`` that fit no parameter or not together.
+        For an unknown algorithm or option, or ``rules`` that fit no parameter or cannot be
+        combined.
     ShapeError
-        With ``vmap``, if the arguments have no common leading axis of ``batch_size``.
+        With ``vmap``, if the arguments have no common first axis of size ``batch_size``.
     CompilationError, DtypeError, UnitError
         See `compile_etrace_graph`.
 
     Notes
     -----
-    One step is traced once, as ``jax.jit`` does it. What ``update`` takes from elsewhere than its
-    arguments and States (attributes of a module, ``brainstate.environ``) stays as it is now: give
-    what changes from step to step, such as the time, as an argument, or keep it in a State. A
-    value of ``brainstate.environ`` that ``update`` reads and that has changed raises an error.
+    One step is traced once, as with ``jax.jit``. Values that ``update`` reads from anything but its
+    arguments and States (attributes of a module, ``brainstate.environ``) are fixed now. Pass values
+    that change from step to step, such as the time, as arguments, or store them in a State. If a
+    value of ``brainstate.environ`` that ``update`` reads has changed, a call raises an error.
 
     Examples
     --------
@@ -126,13 +125,13 @@ def compile(
 
 
 def initialise(model: brainstate.nn.Module, batch_size: int | None) -> None:
-    """Make a model's States anew.
+    """Initialise a model's States.
 
     Raises
     ------
     OptionError
-        If its ``init_state`` wants a batch size and there is none, or takes none and there is one,
-        or does not work with it.
+        If its ``init_state`` needs a batch size and there is none, accepts none and there is one,
+        or fails with it.
     """
     given = {} if batch_size is None else {"batch_size": batch_size}
     what = f"`init_state` of `{type(model).__name__}` fails with `batch_size` {shown(batch_size)}"
@@ -141,13 +140,13 @@ def initialise(model: brainstate.nn.Module, batch_size: int | None) -> None:
 
 
 def _is_about_shapes(error: Exception) -> bool:
-    """Tell whether a batch axis may be why a step cannot be traced: what JAX says, or a State."""
+    """Test whether a wrong batch axis may be the reason for an error of JAX or about a State."""
     is_told = error.__cause__ is not None or "changes State" in str(error)
     return isinstance(error, ShapeError) or is_told
 
 
 def _about_batch(example: tuple[Any, ...], batch_size: int | None) -> str | None:
-    """Return what may be wrong with the batch size of a model that cannot be compiled."""
+    """Return a hint about the batch size of a model that cannot be compiled."""
     size = _common_size([shape[:-1] for shape in _shapes(example)])
     if size is None or size == batch_size:
         return None
@@ -162,7 +161,7 @@ def _shapes(example: tuple[Any, ...]) -> list[tuple[int, ...]]:
 
 
 def _common_size(shapes: Iterable[tuple[int, ...]]) -> int | None:
-    """Return the size of the first axis that all arrays have, or ``None``."""
+    """Return the common size of the first axis of all arrays, or ``None``."""
     sizes = {shape[0] if shape else None for shape in shapes}
     return sizes.pop() if len(sizes) == 1 else None
 

@@ -1,4 +1,4 @@
-"""How far an online gradient is from backpropagation through time, on the user's own data."""
+"""Gradient check: an online gradient compared with backpropagation through time, on your data."""
 
 import dataclasses
 import math
@@ -27,7 +27,7 @@ _HEADS = ("parameter", "relative deviation", "cosine", "norm", "norm by BPTT")
 
 @dataclasses.dataclass(frozen=True)
 class GradientRow:
-    """One parameter.
+    """Comparison for one parameter.
 
     Attributes
     ----------
@@ -38,7 +38,7 @@ class GradientRow:
     cosine
         Cosine of the angle between them; 1 is the same direction.
     norm, bptt_norm
-        Norms of the online gradient and of that by BPTT.
+        Norms of the online gradient and of the gradient by BPTT.
     """
 
     parameter: str
@@ -50,14 +50,14 @@ class GradientRow:
 
 @dataclasses.dataclass(frozen=True)
 class GradientCheck:
-    """Result of `gradient_check`: one row per parameter, the last one for all together.
+    """Result of `gradient_check`: one row per parameter, and the last row for all parameters.
 
-    ``print`` it for a table; a notebook shows it as HTML.
+    ``print`` shows a table; a notebook shows it as HTML.
 
     Attributes
     ----------
     algorithm, steps
-        What was measured, and over how many steps.
+        The algorithm, and the number of steps.
     rows
         One per parameter, and ``'all parameters'``.
     """
@@ -101,17 +101,17 @@ def gradient_check(
     loss: Callable[[Any, Any], Any],
     **options: Any,
 ) -> GradientCheck:
-    """Measure an algorithm against backpropagation through time.
+    """Compare the gradients of an algorithm with backpropagation through time.
 
-    Both gradients are of the mean over time of ``loss(output, y)``, from the states that the
-    model's ``init_state`` makes. Backpropagation keeps every step of the window in memory:
-    choose one that fits, and longer than the time constants of the model, since over a single
-    step all algorithms agree.
+    Both gradients are of the mean over time of ``loss(output, y)``, from the initial states of the
+    model's ``init_state``. Backpropagation stores every step of the sequence: choose one that fits
+    into memory, and that is longer than the time constants of the model. Over a single step, all
+    algorithms agree.
 
     Parameters
     ----------
     model
-        Its states are initialised anew; its parameters do not change.
+        Its states are initialised; its parameters do not change.
     algorithm
         As for `braintrace.compile`.
     xs, ys
@@ -119,7 +119,7 @@ def gradient_check(
     loss
         ``(output, y) -> scalar`` of one step.
     **options
-        Given to `braintrace.compile`: ``batch_size``, ``vmap`` and the algorithm's own.
+        Options of `braintrace.compile`: ``batch_size``, ``vmap`` and the options of the algorithm.
 
     Returns
     -------
@@ -184,7 +184,7 @@ def gradient_check(
 
 
 def _kept(model: brainstate.nn.Module) -> list[tuple[brainstate.State, Any]]:
-    """Return what a run may change and ``init_state`` does not make anew, with its value."""
+    """Return the States that a run may change and ``init_state`` does not reset, with values."""
     states = [s for s in model.states().values() if not isinstance(s, brainstate.ShortTermState)]
     return [(state, state.value) for state in (*states, brainstate.random.DEFAULT)]
 
@@ -215,7 +215,7 @@ def _flat(gradient: Any) -> np.ndarray:
 
 
 def _row(name: str, online: np.ndarray, exact: np.ndarray) -> GradientRow:
-    """Compare in double precision; a gradient that is zero has no direction and no scale."""
+    """Compare in double precision; a zero gradient has no direction and no scale."""
     online, exact = online.astype(np.float64), exact.astype(np.float64)
     norm, bptt_norm = float(np.linalg.norm(online)), float(np.linalg.norm(exact))
     difference = float(np.linalg.norm(online - exact))

@@ -1,15 +1,16 @@
-r"""How long the gradient of a sequence takes, by the length of its chunks.
+r"""Cost model of a sequence gradient, as a function of the chunk length.
 
-Let ``T`` steps be cut into ``n`` chunks of ``K``, of which ``m`` change the traces: all, or, from
-zero traces, all but the last, whose traces are left to whoever reads them. That takes about
+Let ``T`` steps be split into ``n`` chunks of ``K``. Let ``m`` of them update the traces: all of
+them, or, from zero traces, all but the last, whose traces are deferred. The time is about
 
 .. math:: T s + n c + m u + m K e + T r \min(1, K / K_c) + n g + T g'
 
-with the products of a step and its gradient in ``s``, what a chunk costs by itself in ``c``, traces
-that are read and written in ``u``, what a step adds to them in ``e``, and in ``r`` what it takes
-that the records of a step leave the caches, as those of ``K_c`` steps do. The two factors of every
-entry of a sparse matrix are looked for: ``g`` is to find them, for all steps of a chunk, and ``g'``
-to multiply those of a step. All of it is counted from sizes: the same sequence is always cut alike.
+with the products of a step and its gradient in ``s``, the cost of a chunk itself in ``c``, reading
+and writing the traces in ``u``, the contribution of a step to the traces in ``e``, and in ``r`` the
+cost of residuals that leave the caches, as the residuals of ``K_c`` steps do. For every entry of a
+sparse matrix two factors are gathered: ``g`` is the cost to gather them, for all steps of a chunk,
+and ``g'`` the cost to multiply them in one step. All of it is computed from sizes, so the same
+sequence always has the same chunks.
 """
 
 import dataclasses
@@ -28,22 +29,22 @@ from .._jaxpr.dataflow.bilinear import dot_axes
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """Seconds that a device takes; only their ratios matter.
+    """Seconds per operation of a device; only their ratios matter.
 
     Attributes
     ----------
     flop
         Of a product over time and batch.
     trace_flop
-        Of a product over time that every sample has of its own.
+        Of a product over time that is separate for every sample.
     trace_byte
-        To read and write a byte of the traces.
+        Of reading and writing a byte of the traces.
     record_byte
-        To have a byte of the records in memory instead of the caches.
+        Of a byte of residuals in memory instead of the caches.
     operation
-        To start an operation.
+        Of starting an operation.
     gather, gathered
-        To find the factors of one entry of a sparse matrix, and to multiply those of one step.
+        Of gathering the factors of one sparse entry, and of multiplying them in one step.
     """
 
     flop: float
@@ -66,8 +67,8 @@ PROCESSOR = Rates(
 )
 """Set by hand after fits to the processor time of gradients on two cores with AVX-512: recurrent,
 gated and linear cells in one to four layers of 64 to 1024 units, with 1 to 128 samples of 64 to
-2048 steps, from zero traces and carrying them on, in chunks of 8 steps to all. The last two are
-those of sampled products with 10^6 entries and 16 to 128 steps."""
+2048 steps, from zero or carried traces, in chunks of 8 steps to all. The last two are from SDDMMs
+with 10^6 entries and 16 to 128 steps."""
 
 ACCELERATOR = Rates(
     flop=3e-14,
@@ -78,38 +79,38 @@ ACCELERATOR = Rates(
     gather=0.0,
     gathered=4e-12,
 )
-"""Orders of magnitude, not measured: JAX keeps the memory of a graphics card, and to start a small
-operation there takes longer than to run it."""
+"""Orders of magnitude, not measured: JAX reuses the memory of a GPU, and starting a small operation
+there takes longer than running it."""
 
 OPERATIONS_OF_CHUNK = 80
-"""How many operations a chunk has besides its steps, for each of a step."""
+"""Number of operations of a chunk outside its steps, per operation of a step."""
 
 CACHES = 128 * 2**20
-"""Records of so many bytes have all left the caches before they are read again."""
+"""Size of residuals that have all left the caches before they are read again."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What the gradient of a sequence consists of.
+    """Amount of work of a sequence gradient.
 
     Attributes
     ----------
     flops, operations
-        Multiplications and additions in the products of the model's step, and how many operations
-        it has.
+        Multiplications and additions in the products of the model's step, and its number of
+        operations.
     passes
-        How often these products are taken, for the gradient as well.
+        Number of times that these products are computed, including the gradient.
     trace_bytes, trace_entries
         Size of the traces.
     record_bytes
-        What a step of a chunk records.
+        Residuals of a step.
     update_bytes
-        What is kept of a step besides where the traces after its chunk are computed.
+        Additional residuals of a step if the traces after its chunk are computed.
     gathered
-        How many numbers of gradient and traces are those of entries of sparse matrices.
+        Number of entries of sparse matrices in gradients and traces.
     state_size
-        Length of the vector that is all state of a sample, for rules that go back through steps
-        from each number of it.
+        Length of the flattened state of a sample, for rules that backpropagate from each state
+        scalar.
     """
 
     flops: int
@@ -123,21 +124,21 @@ class Work:
     state_size: int = 0
 
     def memory(self, steps: int, chunk: int, from_zero: bool) -> int:
-        """Return how many bytes are recorded and kept of a chunk; see `seconds`."""
+        """Return the bytes of the residuals of a chunk; see `seconds`."""
         is_followed = chunk < steps or not from_zero
         return chunk * (self.record_bytes + is_followed * self.update_bytes)
 
     def seconds(self, steps: int, chunk: int, from_zero: bool, rates: Rates) -> float:
-        """Return how long it takes in chunks of a length.
+        """Return the time of a sequence with a chunk length.
 
         Parameters
         ----------
         steps, chunk
             Length of the sequence and of a chunk.
         from_zero
-            Whether traces start from zero, and are not computed after the last chunk.
+            Whether traces start from zero, and are deferred after the last chunk.
         rates
-            Of the device.
+            Rates of the device.
         """
         chunks = math.ceil(steps / chunk)
         updates = chunks - 1 if from_zero else chunks
@@ -160,7 +161,7 @@ class Work:
 
 
 def work_of(algorithm: ETraceAlgorithm, record_bytes: int, passes: int = 3) -> Work:
-    """Return what the sequences of an algorithm consist of.
+    """Return the amount of work of an algorithm's sequences.
 
     Parameters
     ----------
@@ -186,7 +187,7 @@ def work_of(algorithm: ETraceAlgorithm, record_bytes: int, passes: int = 3) -> W
 
 
 def _entries_of(graph: ETraceGraph, specs: list[TraceSpec]) -> int:
-    """Return how many numbers the gradients and the traces of sparse matrices have."""
+    """Return the number of entries in the gradients and traces of sparse matrices."""
     operands = {
         (relation.key, name): math.prod(var.aval.shape)
         for relation in graph.hidden_param_op_relations
@@ -199,9 +200,9 @@ def _entries_of(graph: ETraceGraph, specs: list[TraceSpec]) -> int:
 
 
 def flops_of(equation: Equation) -> int:
-    """Return what the products of an equation multiply and add.
+    """Return the multiplications and additions in the products of an equation.
 
-    Those in a loop of unknown length count once.
+    Products in a loop of unknown length count once.
     """
     name, params = equation.primitive.name, equation.params
     operands: list[tuple[int, ...]] = [atom.aval.shape for atom in equation.invars]
@@ -226,8 +227,8 @@ def _flops_of_marked(equation: Equation, primitive: ETPPrimitive) -> int:
     weights = {name: equation.invars[position] for name, position in positions.items()}
     x = None if spec.x_invar_index is None else equation.invars[spec.x_invar_index]
     if x is not None and not jnp.issubdtype(x.aval.dtype, jnp.inexact):
-        return 0  # an index multiplies nothing
-    # Every row of the output meets every weight, or those that it has a trace of.
+        return 0  # a gather multiplies nothing
+    # Each row of the output uses every weight, or the weights in its trace.
     rows = math.prod(y.aval.shape[:-1])
     trace = jax.eval_shape(lambda: init_trace(primitive, equation.params, x, y, weights))
     entries: int = max(math.prod(shape.shape) for shape in trace.values())

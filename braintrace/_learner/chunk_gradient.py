@@ -1,9 +1,9 @@
-"""The gradient of one chunk of a sequence: by records and traces, or through a window.
+"""Gradient of one chunk of a sequence: by residuals and traces, or through windows.
 
-Both kinds have the same functions: ``cut`` (the length of a chunk), ``start`` (a gradient of zero),
-``run`` (add one chunk's gradient, and keep what its update of the traces needs), ``known_traces``
-(those after the chunk where `run` has computed them anyway), ``traces_after`` (that update) and
-``total`` (the gradient by parameter).
+Both classes have the same methods: ``cut`` (the length of a chunk), ``start`` (a zero gradient),
+``run`` (add one chunk's gradient, and return the residuals for the update of the traces),
+``known_traces`` (the traces after the chunk if `run` has computed them), ``traces_after`` (that
+update) and ``total`` (the gradient by parameter).
 """
 
 import dataclasses
@@ -40,10 +40,10 @@ from .step_by_step import StepByStep
 from .uncounted_steps import leaving_gradients_alone
 
 Held: TypeAlias = tuple[Weights, PyTree]
-"""Operands of the relations, and the values that States start anew from."""
+"""Operands of the relations, and the initial values of States."""
 
 Slices: TypeAlias = tuple[PyTree, jax.Array | None]
-"""Of the sequences, and of the flags of samples that start anew."""
+"""Slices of the sequences, and of the reset flags of samples."""
 
 Chunk: TypeAlias = tuple[Slices, jax.Array]
 """Slices of several steps, time first, and the scale of every step's loss."""
@@ -52,14 +52,14 @@ Function: TypeAlias = Callable[[Any, Held, Slices], tuple[jax.Array, PyTree, Rec
 """``(probes, held, slices) -> (loss, aux, records)`` of one step."""
 
 Gradients: TypeAlias = tuple[list[PyTree], Weights]
-"""Of the parameters by their order, without what goes through the traces; and of the operands."""
+"""Gradients of the parameters in order, without the part through traces; and of the operands."""
 
 KeptOfChunk: TypeAlias = Traces | Kept
-"""The traces after a chunk, or else what the records for their update are made of."""
+"""The traces after a chunk, or the sources of the residuals for their update."""
 
 
 class RecordedChunk:
-    """Every step's derivative goes to the traces; see `braintrace._executor.param_dim`.
+    """Chunk with the gradient through traces at every step; see `braintrace._executor.param_dim`.
 
     Parameters
     ----------
@@ -72,9 +72,9 @@ class RecordedChunk:
     held, slices
         Example values.
     has_mask
-        Whether steps whose loss does not count are to have no backward pass.
+        Whether masked steps have no backward pass.
     options, steps
-        How sequences are cut, and the length of the first one.
+        Chunk options, and the length of the first sequence.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class RecordedChunk:
     ) -> None:
         self._graph, self._method = algorithm.graph, algorithm.method
         self._placement = algorithm.placement
-        # This object outlives the jit in which it may be made.
+        # This object outlives an enclosing jit.
         with jax.ensure_compile_time_eval():
             probes = zero_probes(self._graph)
         model, example = algorithm.model, (probes, held, slices)
@@ -110,7 +110,7 @@ class RecordedChunk:
         self._work = dataclasses.replace(work, record_bytes=self._recording.bytes_per_step)
 
     def cut(self, options: Options, steps: int, from_zero: bool) -> Chunks:
-        """Return how a sequence is cut; see `chunks_of`."""
+        """Return the chunks of a sequence; see `chunks_of`."""
         return chunks_of(self._work, options, steps, from_zero)
 
     def start(self, parameters: list[PyTree], weights: Weights) -> Gradients:
@@ -132,7 +132,7 @@ class RecordedChunk:
         Returns
         -------
         carry
-            ``(written States, gradients, what `traces_after` needs)``.
+            ``(written States, gradients, the argument `kept` of `traces_after`)``.
         results
             The loss and the auxiliary results of every step.
         """
@@ -171,9 +171,9 @@ class RecordedChunk:
         before: Traces,
         never: jax.Array | None = None,
     ) -> Traces:
-        """Return the traces after a chunk, from what `run` has kept and those before it.
+        """Return the traces after a chunk, from the results of `run` and the traces before it.
 
-        The flag is that of `Records`.
+        ``never`` is the flag of `Records`.
         """
         if not isinstance(kept, Kept):
             return kept
@@ -188,15 +188,15 @@ class RecordedChunk:
 
 
 class WindowChunk:
-    """A chunk's derivative goes through all its steps, then to the traces before it.
+    """Chunk whose gradient passes all its steps in reverse, then the traces before it.
 
     Parameters
     ----------
     algorithm, function, parameters, held, slices, has_mask, options
-        As for `RecordedChunk`; the probes of ``function`` are ``None``.
+        As for `RecordedChunk`; the perturbations of ``function`` are ``None``.
     window
-        Its length, which changes the gradient; ``None``: that of a chunk of a rule that passes
-        weights, which does not.
+        Length of a window, which changes the gradient; ``None``: the chunk of a full-Jacobian rule,
+        whose length does not.
     """
 
     def __init__(
@@ -219,7 +219,7 @@ class WindowChunk:
         paths = {id(state): path for path, state in algorithm.states_of_step.items()}
         self._paths = [paths.get(id(state)) for state in self.step.others]
         shapes = {state.name: struct_of(state) for state in self._graph.traced_states}
-        with jax.ensure_compile_time_eval():  # it outlives the jit in which it may be made
+        with jax.ensure_compile_time_eval():  # this object outlives an enclosing jit
             self._zero_probes: StateProbes = examples(shapes)
 
     def _length(self, steps: int) -> int:
@@ -228,7 +228,7 @@ class WindowChunk:
         return steps if is_one else min(steps, int(self._window or steps))
 
     def cut(self, options: Options, steps: int, from_zero: bool) -> Chunks:
-        """Return how a sequence is cut; see `chunks_of` and `windows_of`."""
+        """Return the chunks of a sequence; see `chunks_of` and `windows_of`."""
         if self._window is not None:
             return windows_of(self._graph, self._window, options, steps)
         if "traces" in self._graph.needs:
@@ -292,7 +292,7 @@ class WindowChunk:
         written: list[PyTree],
         part: Chunk,
     ) -> Any:
-        """Return values and gradients of a window, by parameters and by what probes come from."""
+        """Return values and gradients of a window, by parameters and sources of perturbations."""
         current = self.step.merge(others, written)
 
         def step(parameters: list[PyTree], written: list[PyTree], inputs: PyTree) -> Any:
@@ -333,7 +333,7 @@ class WindowChunk:
     ) -> Traces:
         """Return the traces after a window; see `RecordedChunk.traces_after`.
 
-        They may take more memory than its gradient did, and then take it part by part.
+        If the update may take more memory than the gradient, it runs in parts.
         """
         steps = kept.num_steps
         is_window = self._window is not None

@@ -1,4 +1,4 @@
-"""How a sequence is cut into chunks."""
+"""Chunks: the length of a sequence's parts, and loops over them."""
 
 import dataclasses
 import math
@@ -17,26 +17,26 @@ from .chunk_costs import ACCELERATOR, PROCESSOR, Work
 from .options import Options
 
 AS_GOOD = 1.05
-"""What takes at most so many times as long as the fastest is as good."""
+"""Chunk lengths within this factor of the fastest count as equally fast."""
 
 SHARE_OF_DEVICE, MOST_MEMORY = 10, 2**30
-"""A tenth of a device's memory may be recorded in, and at most so many bytes."""
+"""Residuals may take this fraction of a device's memory, and at most this number of bytes."""
 
 SHORTEST_WINDOW, LONGEST_WINDOW = 64, 128
 
 
 @dataclasses.dataclass(frozen=True)
 class Chunks:
-    """How a sequence is cut.
+    """The chunks of a sequence.
 
     Attributes
     ----------
     steps, length
-        Of the sequence, and of a chunk; the last one has what is left.
+        Length of the sequence, and of a chunk; the last chunk may be shorter.
     record_bytes
-        What the steps of a chunk record.
+        Bytes of the residuals of a chunk.
     budget
-        How many bytes that may be; ``None``: memory has not decided.
+        Limit of these bytes; ``None``: memory did not determine the length.
     """
 
     steps: int
@@ -46,33 +46,33 @@ class Chunks:
 
     @property
     def count(self) -> int:
-        """How many chunks there are."""
+        """Number of chunks."""
         return math.ceil(self.steps / self.length)
 
 
 Cuts: TypeAlias = dict[tuple[int, bool], Chunks]
-"""By the length of the sequence, and whether it starts from traces that are known to be zero."""
+"""Chunks by the length of the sequence, and whether its initial traces are known to be zero."""
 
 
 def steps_of(sequences: PyTree) -> int:
-    """Return the number of steps of sequences, which all have as many."""
+    """Return the common number of steps of sequences."""
     steps: int = jax.tree.leaves(sequences)[0].shape[0]
     return steps
 
 
 def chunks_of(work: Work, options: Options, steps: int, from_zero: bool) -> Chunks:
-    """Return how a sequence is cut where the length of a chunk changes nothing in its gradient.
+    """Return the chunks of a sequence whose gradient does not depend on the chunk length.
 
     Parameters
     ----------
     work
-        What the sequence consists of.
+        Amount of work of the sequence.
     options
-        What the user asks for.
+        Options of the call.
     steps
         Length of the sequence.
     from_zero
-        Whether its traces start from zero, and are not computed after its last chunk.
+        Whether its traces start from zero, and are deferred after its last chunk.
     """
     budget = None
     if options.chunk_size == "auto":
@@ -84,11 +84,11 @@ def chunks_of(work: Work, options: Options, steps: int, from_zero: bool) -> Chun
 
 
 def fastest_length(work: Work, steps: int, from_zero: bool, budget: int) -> int:
-    """Return the number of steps of the shortest chunk that is expected to be as good as any.
+    """Return the shortest chunk length that is expected to be about as fast as any.
 
-    Compared are all ways to cut a sequence into equal parts whose records stay below the budget,
-    or below the traces where these are larger. Ways that leave no shorter chunk at the end come
-    first: its steps would be compiled apart.
+    All splits of a sequence into equal parts are compared whose residuals are smaller than the
+    budget, or than the traces if these are larger. Splits without a shorter last chunk have
+    priority, since its steps would need a separate compilation.
     """
     most = max(budget, work.trace_bytes)
     rates = PROCESSOR if current_device().platform == "cpu" else ACCELERATOR
@@ -103,7 +103,7 @@ def fastest_length(work: Work, steps: int, from_zero: bool, budget: int) -> int:
 
 
 def _equal_parts(steps: int) -> Iterator[int]:
-    """Yield the lengths of the parts of a sequence that is cut into 1, 2, ... of them."""
+    """Yield the lengths of the parts of a sequence that is split into 1, 2, ... parts."""
     length = steps
     while length > 1:
         yield length
@@ -112,16 +112,17 @@ def _equal_parts(steps: int) -> Iterator[int]:
 
 
 def default_budget() -> int:
-    """Return how many bytes may be recorded where the user does not say."""
+    """Return the default limit of bytes for residuals."""
     memory = memory_of(current_device())
     return MOST_MEMORY if memory is None else min(MOST_MEMORY, memory // SHARE_OF_DEVICE)
 
 
 def windows_of(graph: ETraceGraph, window: Window, options: Options, steps: int) -> Chunks:
-    """Return how a sequence is cut whose windows are differentiated in full.
+    """Return the chunks of a sequence whose windows are differentiated in full.
 
-    A chunk is a whole number of windows: one, or as many as ``chunk_size`` or ``memory_budget``
-    allow. The traces of rules that pass weights are read before each window.
+    A chunk is a whole number of windows: one, or the largest number that ``chunk_size`` or
+    ``memory_budget`` admit. Full-Jacobian rules read their traces before each window, so their
+    chunks are single windows.
     """
     if window == CHUNK:
         return _windows_as_chunks(graph, options, steps)
@@ -137,11 +138,11 @@ def windows_of(graph: ETraceGraph, window: Window, options: Options, steps: int)
 
 
 def _windows_as_chunks(graph: ETraceGraph, options: Options, steps: int) -> Chunks:
-    """Return how a sequence is cut into chunks that are windows.
+    """Return chunks that are windows.
 
-    Their length is a part of the estimate: the device does not decide it. ``'auto'`` is as many
-    steps as record no more than the traces, or the gradient, take, within `SHORTEST_WINDOW` and
-    `LONGEST_WINDOW`; then the sequence is cut into equal parts.
+    Their length is a part of the estimate, so the device does not determine it. ``'auto'`` is the
+    number of steps whose residuals are no larger than the traces, or the gradient, within
+    `SHORTEST_WINDOW` and `LONGEST_WINDOW`; then the sequence is split into equal parts.
     """
     if options.chunk_size == "auto":
         fitting = graph.bytes_per_chunk // max(1, graph.record_bytes)
@@ -167,7 +168,7 @@ def over_blocks(
         Returns for a number of steps ``(carry, block of the sequences) -> (carry, results stacked
         over time)``.
     carry, sequences
-        Where it starts, and what it runs over.
+        Initial carry, and the sequences.
     steps, block
         Length of the sequences and of a block.
     """
@@ -197,9 +198,9 @@ def over_chunks(
     run, run_last
         ``(carry, chunk of the sequences) -> (carry, results stacked over time)``.
     carry, sequences
-        Where it starts, and what it runs over.
+        Initial carry, and the sequences.
     steps, chunk
-        Length of the sequences and of a chunk; the last chunk has what is left.
+        Length of the sequences and of a chunk; the last chunk may be shorter.
     """
     full = (steps - 1) // chunk
     if not full:
@@ -216,9 +217,9 @@ def _over_parts(
     count: int,
     length: int,
 ) -> tuple[PyTree, PyTree]:
-    """Run a function over the first parts of sequences; its results are those of all their steps.
+    """Run a function over the first parts of sequences, and concatenate its results over time.
 
-    A loop carries arrays. Without one, what it starts with may be known to be zero.
+    A loop carries arrays. Without a loop, the initial carry may be known to be zero.
     """
     if count == 1:
         return run(carry, _part(sequences, 0, length))
@@ -230,7 +231,7 @@ def _over_parts(
 
 
 def _part(sequences: PyTree, start: PyTree, length: int) -> PyTree:
-    """Return some steps; a scan over all parts would first copy the sequences."""
+    """Return some steps as a slice; a scan over all parts would first copy the sequences."""
 
     def of_leaf(leaf: jax.Array) -> jax.Array:
         return jax.lax.dynamic_slice_in_dim(leaf, start, length)

@@ -1,4 +1,4 @@
-"""What a learner has compiled: found again, bounded, and counted."""
+"""Cache of a learner's compiled drivers, bounded and counted."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from .chunks import Cuts
 from .function_key import FunctionKey, FunctionKeys, line_of
 
 MOST_KEPT = 32
-"""How many drivers a learner keeps. One is a step function with shapes and options: programs go to
-and fro between a few, while each holds executables of several megabytes, and what the function has
-closed over."""
+"""Maximum number of drivers that a learner keeps. A driver belongs to a step function with shapes
+and options. Programs use a few of them. Each contains executables of several megabytes and the
+captured values of the function."""
 
 FOURTH = 4
-"""The first compilation is needed, a second and third may be (training and validation, a shorter
-last batch); from the fourth on it is a habit, and takes more time than all else."""
+"""Number of compilations that triggers a warning. A second and third may be necessary (training and
+validation, a shorter last batch). With four, compilation probably dominates the time."""
 
 
 class Cutting(Protocol):
-    """A sequence program, as far as a report asks for it."""
+    """A sequence program, as far as a report reads it."""
 
     @property
     def cuts(self) -> Cuts:
-        """How sequences were cut into chunks."""
+        """Chunks of the sequences so far."""
         ...
 
 
@@ -40,24 +40,24 @@ Driver = TypeVar("Driver", bound=Cutting)
 
 
 class Features(NamedTuple):
-    """What a driver is made for besides the user's functions.
+    """Cache key of a driver besides the user's functions.
 
     Attributes
     ----------
     method, options, weights
-        The method that is called, its options, and the parameters that it differentiates.
+        The method, its options, and the parameters that it differentiates.
     graph
         The analysed model.
     has_mask, reset_axes
         Whether there is a mask, and the number of axes of ``reset``.
     structure, slices
-        Of the sequences: their structure, and shape and dtype of one step of each.
+        Structure of the sequences, and shape and dtype of one step of each.
     states
         Identities of the model's States.
     mesh
-        What a ``shard_map`` around the call divides; ``None``: there is none.
+        Mesh of a ``shard_map`` around the call; ``None``: there is none.
     placement
-        Where the arrays lie on a mesh of the learner's; ``None``: wherever they are.
+        Placement of the arrays on the learner's mesh; ``None``: no mesh.
     """
 
     method: str
@@ -83,7 +83,7 @@ class _Compiled(Generic[Driver]):
 class Compilations(Generic[Driver]):
     """The drivers that one learner has compiled.
 
-    A learner that is cloned or copied shares its attributes with the copy, which begins anew.
+    A clone or copy of a learner shares its attributes, but starts with an empty cache.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ class Compilations(Generic[Driver]):
         self._count_of_line: Recent[str, int] = Recent(MOST_KEPT)
 
     def is_of(self, learner: object) -> bool:
-        """Tell whether it is this learner that has compiled all this."""
+        """Test whether this cache belongs to a learner."""
         return self._owner() is learner
 
     def __reduce__(self) -> tuple[type[Compilations[Any]], tuple[()]]:
@@ -111,21 +111,21 @@ class Compilations(Generic[Driver]):
         length: int,
         make: Callable[[], Driver],
     ) -> Driver:
-        """Return what was compiled for functions and features, or compile it.
+        """Return the cached driver for functions and features, or compile it.
 
-        Nothing is kept of functions that read values of a transformation around the call: these
-        mean nothing after it.
+        Drivers of functions that read tracers of an enclosing transformation are not cached, since
+        the tracers are invalid after it.
 
         Parameters
         ----------
         functions
             The user's functions, by the names of the arguments.
         features
-            What else it depends on.
+            The rest of the key.
         length
-            Number of steps, for which JAX compiles once each.
+            Number of steps; JAX compiles once for each.
         make
-            Compiles.
+            Compiles the driver.
 
         Raises
         ------
@@ -134,7 +134,7 @@ class Compilations(Generic[Driver]):
         """
         keys = {name: self._key(name, function) for name, function in functions.items()}
         if any(key.holds_tracers for key in keys.values()):
-            return make()  # a part of what somebody else is tracing, who compiles it
+            return make()  # the enclosing transformation compiles it
         key = (*keys.values(), features)
         found = self._kept.get(key)
         if found is None:
@@ -150,7 +150,7 @@ class Compilations(Generic[Driver]):
         return found.driver
 
     def sequences(self, graph: ETraceGraph) -> Iterator[SequenceRow]:
-        """Yield how the methods have cut sequences for an analysed model."""
+        """Yield the chunks that the methods have used for an analysed model."""
         for compiled in list(self._kept.values()):
             if compiled.features.graph is graph:
                 for (_, from_zero), cut in compiled.driver.cuts.items():

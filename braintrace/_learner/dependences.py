@@ -1,4 +1,4 @@
-"""What the next step's States are computed from, with what runs in circles told apart."""
+"""Dependence graph of the next step's States, with its cycles."""
 
 import dataclasses
 from collections.abc import Collection
@@ -10,21 +10,21 @@ from .step_program import StepProgram
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dependences:
-    """A graph of equations and carried States, and its strongly connected components.
+    """A graph of equations and carried States, with its strongly connected components.
 
-    Equations are known by their index, carried States by theirs plus the number of equations: the
-    value of one depends on what has been written before.
+    The node of an equation is its index. The node of a carried State is its index plus the number
+    of equations; its value depends on the value written in the step before.
 
     Attributes
     ----------
     node_of
-        The node that gives a variable.
+        The node that computes a variable.
     read
-        The variables that something depends on.
+        The variables that others depend on.
     sources
-        For each node those that it depends on.
+        The nodes that each node depends on.
     components
-        Nodes that depend on each other, each group after those that it depends on.
+        Strongly connected components, each after the components that it depends on.
     component_of
         The index of a node's component.
     """
@@ -36,12 +36,12 @@ class Dependences:
     component_of: dict[int, int]
 
     def is_circle(self, node: int) -> bool:
-        """Tell whether a node depends on itself, over the steps."""
+        """Test whether a node depends on itself, over the steps."""
         group = self.components[self.component_of[node]]
         return len(group) > 1 or node in self.sources[node]
 
     def is_in_circle_of(self, atom: Atom, node: int) -> bool:
-        """Tell whether a variable and a node depend on each other."""
+        """Test whether a variable and a node depend on each other."""
         other = self.node_of.get(atom) if is_var(atom) else None
         return other is not None and self.component_of[other] == self.component_of[node]
 
@@ -49,17 +49,17 @@ class Dependences:
 def dependences_of(
     step: StepProgram, values: Program, waiting: Collection[int] = ()
 ) -> Dependences:
-    """Return what the next step's States, and some equations, are computed from.
+    """Return the dependence graph of the next step's States, and of some equations.
 
     Parameters
     ----------
     step
         The step.
     values
-        Its program, where what is equal is computed once.
+        Its program after CSE.
     waiting
-        Indices of these equations. Those with effects are run in turn: each depends on the one
-        before, the first on the last.
+        Indices of these equations. Equations with effects run in order: each depends on the one
+        before, and the first on the last.
     """
     written, equations = values.out_atoms[: len(step.carried)], values.equations
     operands = [a for i in waiting for a in (*equations[i].invars, *equations[i].outvars)]

@@ -1,12 +1,12 @@
-"""The one driver of sequences: it checks what is given, finds what is compiled, and runs it.
+"""Driver of sequences: checks the arguments, finds the compiled program, and runs it.
 
-What is run is a `Body`, a pure function
+A driver runs a `Body`, a pure function
 
     (values of States, traces, sequences, mask, restarts) -> (results, written values, traces).
 
-A `Driver` takes the values from States and the traces from the algorithm, whose buffers it lends or
-gives away, and writes back what the body returns. Gradients, streams, and sequences without a loss
-differ in their bodies alone.
+It reads the values of States and the traces of the algorithm, whose buffers it lends or donates,
+and writes back the body's results. Gradients, streams, and sequences without a loss differ only in
+their bodies.
 """
 
 from __future__ import annotations
@@ -56,24 +56,24 @@ from .requests import BODIES
 from .restart import Initial, check_reset, initial_values
 
 Stored: TypeAlias = tuple[PyTree, list[PyTree], Callable[[], Traces] | None]
-"""Results, new values of States, and a function that computes the traces, if any have moved."""
+"""Results, new values of States, and a function that computes the new traces, if there are any."""
 
 
 class RejectedError(Exception):
-    """The results of a driver are not wanted; nothing has been stored."""
+    """The results of a driver are rejected; nothing has been stored."""
 
 
 class Driver:
-    """A body, compiled once per shape, that moves States and traces on.
+    """A body, compiled once per shape, that advances States and traces.
 
     Parameters
     ----------
     algorithm
-        The algorithm, whose traces they are.
+        The algorithm, which has the traces.
     body
-        What is run.
+        The pure function.
     placing
-        Where its values lie on a mesh; ``None``: wherever they are.
+        Placement of its values on a mesh; ``None``: no mesh.
     """
 
     def __init__(
@@ -92,22 +92,22 @@ class Driver:
 
     @property
     def cuts(self) -> Cuts:
-        """How sequences were cut into chunks."""
+        """Chunks of the sequences so far."""
         return self.body.cuts
 
     def pure(
         self, values: list[PyTree], traces: Traces, arguments: Arguments
     ) -> tuple[PyTree, list[PyTree], Traces | None]:
-        """Return results, new values of the written States, and traces; None: as they are.
+        """Return results, new values of the written States, and traces (None: unchanged).
 
         Parameters
         ----------
         values
-            Of the States that the body takes.
+            Values of the States that the body takes.
         traces
-            Each an array of its own; see `complex_packing`.
+            Traces in unpacked form; see `complex_packing`.
         arguments
-            What it is run on.
+            Arguments of the body.
         """
         states = self.body.states(self._algorithm.states_of_model)
         values, arguments = self._given(states, values, arguments)
@@ -137,14 +137,14 @@ class Driver:
     def trace(
         self, values: list[PyTree], traces: Traces | None, arguments: Arguments, owned: bool
     ) -> jax.stages.Traced:
-        """Return the program that runs on such values, which need not have numbers.
+        """Return the program for values, which may be shapes.
 
         Parameters
         ----------
         values, traces, arguments
             See `pure`; ``None`` for traces that are known to be zero.
         owned
-            Whether their buffers may be given away.
+            Whether their buffers may be donated.
         """
         in_place = owned and self.body.replaces(arguments[0], traces)
         return self._program.trace(values, traces, *arguments, in_place=in_place)
@@ -156,23 +156,23 @@ class Driver:
         options: Options,
         accept: Callable[[PyTree, Sequence[brainstate.State], list[PyTree]], bool] | None = None,
     ) -> PyTree:
-        """Run it, and return what the user gets.
+        """Run the driver, and return the user's results.
 
         Parameters
         ----------
         of_model
             The States of the model, by path.
         arguments, options
-            What it is run on, and what is returned of it.
+            Arguments of the body, and options of its results.
         accept
-            Tells of results, States and their new values whether to store them.
+            Returns for results, States and their new values whether to store them.
 
         Raises
         ------
         RejectedError
             If they are not accepted.
         LostTracesError
-            If something else has written hidden states that the traces follow.
+            If other code has written hidden states that the traces follow.
         """
         body, held = self.body, self._algorithm.traces.carried
         states = body.states(of_model)
@@ -217,7 +217,7 @@ class Driver:
     def _given(
         self, states: Sequence[brainstate.State], values: list[PyTree], arguments: Arguments
     ) -> tuple[list[PyTree], Arguments]:
-        """Return what the program gets, where a mesh has it."""
+        """Return the arguments of the program, placed on the mesh."""
         if self._placing is None:
             return values, arguments
         return self._placing.values(states, values), self._placing.arguments(arguments)
@@ -227,7 +227,7 @@ class Driver:
     ) -> tuple[list[PyTree], PyTree]:
         """Return values of States as a user's gradient may differentiate them, and the mark.
 
-        See `old_states.entered`. A prediction is differentiated as it is.
+        See `old_states.entered`. A prediction is differentiated unchanged.
         """
         if self.body.take is not_taken:
             return values, mark
@@ -244,7 +244,7 @@ class Driver:
         return [held.get(names.get(id(state), ""), value) for state, value in both], mark
 
     def _can_fail(self, values: list[PyTree], arguments: Arguments) -> bool:
-        """Tell whether the traces have to stay as they are until the program has been run."""
+        """Test whether the traces must not be overwritten until the program has finished."""
         body, held = self.body, self._algorithm.traces.carried
         return body.check is not None or self._program.can_fail(
             lambda: (values, body.take(held, held.lend)[0], *arguments)
@@ -253,14 +253,14 @@ class Driver:
     def lower(
         self, of_model: States, arguments: Arguments, is_accepted: bool
     ) -> jax.stages.Lowered:
-        """Return the program that a call would run now.
+        """Return the program of a call.
 
         Parameters
         ----------
         of_model, arguments
             See `__call__`.
         is_accepted
-            Whether results would be looked at before they are stored.
+            Whether results would be checked before they are stored.
         """
         body, held = self.body, self._algorithm.traces.carried
         states = body.states(of_model)
@@ -275,7 +275,7 @@ class Driver:
     def _finished(
         self, found: Unfinished, before: Traces | None, owned: bool, at_once: bool
     ) -> Callable[[], Traces]:
-        """Return what computes the traces when somebody reads them, or has computed them."""
+        """Return a function that computes the traces at the next read, or returns computed ones."""
         assert self._finish is not None
         finish = self._finish
         if found.before is not None:
@@ -283,7 +283,7 @@ class Driver:
         is_double = jax.config.jax_enable_x64
 
         def later() -> Traces:
-            with jax.enable_x64(is_double):  # whoever reads them may be somewhere else
+            with jax.enable_x64(is_double):  # the setting may differ at the read
                 after: Traces = finish(found.sources, before, in_place=owned)
             return after
 
@@ -296,21 +296,21 @@ class Driver:
 def prepared(
     learner: LearnerParts, request: Request, states: States, initial: Callable[[], Initial]
 ) -> tuple[Driver, Arguments]:
-    """Check what a method is called with, and return what runs it, and on what.
+    """Check the arguments of a method, and return its driver and the driver's arguments.
 
     Parameters
     ----------
     learner, request
-        The learner, and what its method is called with.
+        The learner, and the call.
     states
         All States of the model, by path.
     initial
-        Returns the values that its States start anew from.
+        Returns the initial values of its States.
 
     Raises
     ------
     ShapeError, DtypeError, OptionError
-        If it is called with something else than what it takes.
+        For arguments that the method does not accept.
     NotCompiledError
         If the model reads a value of the environment that has changed.
     """
@@ -358,7 +358,7 @@ def prepared(
 
 
 def run_whole(learner: LearnerParts, request: Request) -> PyTree:
-    """Run a call of a method on the learner as it is.
+    """Run a call of a method on the current learner.
 
     A stream with ``nonfinite`` runs without checks first, and again with a check of each gradient
     if its results are not finite. A single step is checked at once. Checks of each gradient
@@ -383,14 +383,14 @@ def lower_whole(learner: LearnerParts, request: Request) -> jax.stages.Lowered:
 
 
 def _states_for(learner: LearnerParts, request: Request) -> States:
-    """Return all States of the model, which is compiled for what it is now and for the call."""
+    """Return all States of the model, which is recompiled for its current contents and the call."""
     algorithm = learner.algorithm
     algorithm.prepare_windows(request.options.window, algorithm.traces.carried.is_zero)
     return caught_up(algorithm)
 
 
 def _trusting(request: Request) -> Request | None:
-    """Return a call that looks at its results as a whole; ``None``: steps are looked at, or not."""
+    """Return a call without checks of each step; ``None`` if the call has none, or one step."""
     guarded = request.options.nonfinite != "ignore" and not is_watched()
     if not guarded or length_of(request.sequences) == 1:
         return None

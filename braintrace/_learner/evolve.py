@@ -1,4 +1,4 @@
-"""Sequences without a loss: with traces, and without."""
+"""Sequences without a loss: evolution of states and traces, and prediction."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ Leaves: TypeAlias = list[jax.Array]
 
 
 class _Steps:
-    """The steps of a sequence that begins with some values of States.
+    """The steps of a sequence with given initial values of States.
 
     Attributes
     ----------
     known
         Inputs of the first step: the leaves of the States.
     start
-        Those of them that steps write.
+        The leaves that steps write.
     """
 
     def __init__(self, algorithm: ETraceAlgorithm, values: list[PyTree], initial: Initial) -> None:

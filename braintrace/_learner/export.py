@@ -1,7 +1,7 @@
-"""A step of a stream as bytes that another process runs without model and library.
+"""Export of one step of a stream, for processes without the model and this library.
 
-What is exported is a function of plain arrays by name and of one step's slices. JAX keeps it
-compatible for half a year; see the documentation of ``jax.export``.
+The exported function takes plain arrays by name and one step's slices. JAX keeps exports compatible
+for six months; see the documentation of ``jax.export``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .parts import HasParts
 def export_step(
     learner: HasParts, *slices: PyTree, **options: Unpack[ExportOptions]
 ) -> tuple[bytes, dict[str, jax.Array]]:
-    """Return one step of `etrace_online` as bytes, and what it begins with.
+    """Return one step of `etrace_online` as bytes, and its initial state.
 
     Another process runs it with JAX alone::
 
@@ -33,7 +33,7 @@ def export_step(
     Parameters
     ----------
     *slices
-        What ``step_fn`` gets in a step; arrays may be `jax.ShapeDtypeStruct`.
+        Arguments of ``step_fn`` in one step; arrays may be `jax.ShapeDtypeStruct`.
     **options
         As for `etrace_online`: ``step_fn``, ``optimizer`` or ``update_fn``, ``has_aux`` and so on.
 
@@ -41,17 +41,17 @@ def export_step(
     -------
     program
         The function ``(state, *slices) -> (state, loss)``, for the platform of this process; with
-        ``has_aux`` a pair of loss and auxiliary results in the place of the loss.
+        ``has_aux`` a pair of loss and auxiliary results instead of the loss.
     state
-        Parameters, states, traces, random keys and optimizer of the learner as they are now, by the
-        names that a `LearnerState` has for them.
+        The learner's current parameters, states, traces, random keys and optimizer, by their names
+        in a `LearnerState`.
 
     Raises
     ------
     MissingPackageError
         Without flatbuffers, of the extra ``export``.
     BraintraceError
-        Whatever `etrace_online` would raise before it runs.
+        All errors that `etrace_online` would raise before it runs.
     """
     optional_import("flatbuffers", "export")
     for index, part in enumerate(slices):

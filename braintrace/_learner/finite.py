@@ -1,4 +1,4 @@
-"""Numbers that are not finite: which parameter has them first, and which samples are spoiled."""
+"""Non-finite numbers: the first parameter and the samples that have them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def first_not_finite(losses: jax.Array, gradients: PyTree) -> jax.Array:
-    """Return the index of the first leaf that is not finite, their number for a loss, -1 for none.
+    """Return the index of the first non-finite leaf, the number of leaves for a loss, -1 for none.
 
     Parameters
     ----------
@@ -45,14 +45,14 @@ def is_finite(
     states: Sequence[brainstate.State],
     values: list[PyTree],
 ) -> bool:
-    """Tell whether losses, and the new values of States that outlive a sequence, are finite.
+    """Test whether losses, and the new values of States that outlive a sequence, are finite.
 
     Parameters
     ----------
     has_mask
-        Whether there are steps without a loss: what these have spoiled shows in the other States.
+        Whether there are masked steps: their non-finite values appear in the other States.
     results
-        Losses, and whatever else a stream returns.
+        Losses, and other results of a stream.
     states, values
         The States that it writes, and their new values.
     """
@@ -66,9 +66,9 @@ def is_finite(
 
 
 def _has_not_finite(leaf: jax.Array) -> jax.Array:
-    """Tell whether a number is not finite: times zero, every other one is zero, and so are sums.
+    """Test for non-finite numbers: times zero, all other numbers and their sums are zero.
 
-    Rows are added up side by side, which takes a processor a fraction of the time.
+    Rows are summed elementwise, which takes a CPU a fraction of the time.
     """
     sums = jnp.sum(leaf * jnp.zeros((), leaf.dtype), axis=0) if leaf.ndim > 1 else leaf
     return jnp.any(~jnp.isfinite(sums))
@@ -98,20 +98,20 @@ def samples_with(
     values: dict[Path, PyTree],
     carried: Traces,
 ) -> jax.Array:
-    """Return which samples have a state or a trace with a bad number.
+    """Return the samples that have a state or a trace with a bad number.
 
-    That is one flag for all of them where they cannot start anew one by one.
+    The result is one flag for all samples if these cannot be reset separately.
 
     Parameters
     ----------
     algorithm
         The algorithm.
     is_bad
-        Tells for every number of an array whether it is bad.
+        Elementwise predicate of bad numbers.
     values
-        Of its short-term States.
+        Values of its short-term States.
     carried
-        Its traces, as they are carried.
+        Its traces, in carried form.
     """
     traces, specs = unpack(carried), algorithm.compiled.trace_specs
     batch, samples = algorithm.graph.batch, algorithm.graph.batch.samples
@@ -128,7 +128,7 @@ def samples_with(
 def _samples_of_states(
     batch: Batch, is_bad: Callable[[jax.Array], jax.Array], values: dict[Path, PyTree]
 ) -> Iterator[jax.Array]:
-    """Yield which samples have a bad number in each leaf: all, in one that belongs to all."""
+    """Yield the samples with a bad number in each leaf; a shared leaf counts for all samples."""
     for path, value in values.items():
         for index, leaf in enumerate(jax.tree.leaves(value)):
             if jnp.issubdtype(leaf.dtype, jnp.inexact):
@@ -138,7 +138,7 @@ def _samples_of_states(
 
 
 def is_not_finite(leaf: jax.Array) -> jax.Array:
-    """Tell for every number whether it is not finite."""
+    """Return an elementwise mask of non-finite numbers."""
     return ~jnp.isfinite(leaf)
 
 
@@ -152,11 +152,11 @@ def check_finite(losses: jax.Array, verdicts: jax.Array, names: list[str], every
     Parameters
     ----------
     losses
-        Of every step.
+        Losses of every step.
     verdicts
-        For every step, what `first_not_finite` says of it, or of its block.
+        Result of `first_not_finite` for every step, or for its block.
     names
-        Of the leaves of the gradients.
+        Names of the leaves of the gradients.
     every
         Length of a block.
 
@@ -165,7 +165,7 @@ def check_finite(losses: jax.Array, verdicts: jax.Array, names: list[str], every
     NonFiniteError
         If there is one, or more.
     OptionError
-        If the numbers are not there, inside a transformation.
+        Inside a transformation, where the numbers are unknown.
     """
     if is_tracer(verdicts):
         raise OptionError(

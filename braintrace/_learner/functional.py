@@ -1,7 +1,7 @@
-"""A learner as pure functions of its state.
+"""Functional learner: a learner as pure functions of its state.
 
-They run what the methods of the learner run. The transformations of JAX work on them: over a stack
-of states, say, or over devices. Traces are packed inside alone (see `complex_packing`).
+They run the same programs as the methods of the learner, under JAX's transformations: for example
+over a stack of states, or over devices. Traces are packed only inside (see `complex_packing`).
 """
 
 from __future__ import annotations
@@ -64,32 +64,32 @@ from .state import (
 
 
 class FunctionalLearner:
-    """A learner as pure functions of a `LearnerState`; made by `Learner.functional`.
+    """A learner as pure functions of a `LearnerState`; created by `Learner.functional`.
 
-    Each takes a state and returns a new one, and leaves the learner as it is. ``jax.jit``, ``vmap``
-    (over a stack of states), ``lax.scan`` and, with ``check_vma=False``, ``shard_map`` work on
-    them. ``step_fn`` and ``update_fn`` are those of the learner's own methods: they call the
-    learner.
+    Each function takes a state, returns a new one, and does not change the learner. ``jax.jit``,
+    ``vmap`` (over a stack of states), ``lax.scan`` and, with ``check_vma=False``, ``shard_map``
+    work on them. ``step_fn`` and ``update_fn`` are the same as for the learner's methods: they call
+    the learner.
 
-    ``jax.grad`` is for `step`, which gives the online gradient, and for `predict`, which gives that
-    of backpropagation through time. What the others return is computed from traces and records that
-    count as constants: take no derivative of it.
+    ``jax.grad`` works on `step`, with the online gradient, and on `predict`, with the gradient of
+    backpropagation through time. Do not differentiate the other functions: they compute their
+    results from traces and residuals that are constants for JAX.
 
     Parameters
     ----------
     learner
         The parts of the learner.
     own
-        What holds the user's own States (an optimizer), by name.
+        Holders of the user's own States (an optimizer), by name.
 
     Raises
     ------
     OptionError
-        If something that is named holds no State.
+        If a holder contains no State.
 
     Examples
     --------
-    Train four learners at once, each with weights of its own:
+    Train four learners at once, each with its own weights:
 
     >>> import brainstate, braintrace, dataclasses, jax, jax.numpy as jnp
     >>> model = braintrace.nn.LRUCell(2, 1, 1)
@@ -133,16 +133,16 @@ class FunctionalLearner:
 
     @property
     def lock(self) -> AbstractContextManager[bool]:
-        """What a thread holds while it runs or traces the model."""
+        """The lock that a thread acquires to run or trace the model."""
         return self._learner.lock
 
     @one_thread_at_a_time
     @on_automatic_axes
     def state(self) -> LearnerState:
-        """Return the state of the learner as it is now.
+        """Return the current state of the learner.
 
-        Its arrays are those that the learner holds: copy it before you give it to a compiled
-        function that takes its buffers (``donate_argnums``) and go on with the learner.
+        Its arrays are the learner's arrays. Copy them before you pass them to a compiled function
+        that donates its arguments (``donate_argnums``), if you continue to use the learner.
         """
         algorithm = self.algorithm
         followed = algorithm.compiled.followed
@@ -154,9 +154,9 @@ class FunctionalLearner:
     @one_thread_at_a_time
     @on_automatic_axes
     def whole_state(self) -> LearnerState:
-        """Return the state of the learner as it would be if no mesh divided the learner.
+        """Return the state of the learner in the form without a mesh.
 
-        On a mesh, gates of one weight may have traces of their own. `restore` takes both.
+        On a mesh, the gates of one weight may have separate traces. `restore` accepts both forms.
         """
         state = self.state()
         traces = self.algorithm.compiled.as_whole(state.traces)
@@ -165,19 +165,18 @@ class FunctionalLearner:
     @one_thread_at_a_time
     @on_automatic_axes
     def restore(self, state: LearnerState) -> None:
-        """Let the learner, the user's own States and ``brainstate.random`` be as a state says.
+        """Set the learner, the user's own States and ``brainstate.random`` to a state.
 
         Raises
         ------
         ShapeError, OptionError
-            If the state is not like that of the learner, or is one of another rule; then nothing
-            has changed.
+            If the state does not fit the learner, or belongs to another rule; then nothing changes.
         """
         if isinstance(state, LearnerState):
             traces = self.algorithm.compiled.as_carried(state.traces)
             state = dataclasses.replace(state, traces=traces)
         places, optimizer = self._checked(state), self._learner.held_optimizer
-        if not is_tracer(state.others[STEP_MARK]):  # between gradients it is zero
+        if not is_tracer(state.others[STEP_MARK]):  # the mark is zero between gradients
             state = with_values(state, [self.algorithm.step_mark], [jnp.zeros(())], places)
         is_known = bool(state.optimizer and optimizer.states)
         found = [p.state for p in places.values() if p.field != "optimizer" or is_known]
@@ -193,12 +192,13 @@ class FunctionalLearner:
     @one_thread_at_a_time
     @on_automatic_axes
     def step(self, state: LearnerState, *arguments: PyTree) -> tuple[LearnerState, PyTree]:
-        """Run one step, and return what the model's ``update`` returns as well.
+        """Run one step, and return the new state and the output of the model's ``update``.
 
-        The derivative of a loss of that with respect to ``state.parameters`` is the online
-        gradient; see `ETraceAlgorithm.update`. With respect to ``state.hidden`` alone, it is the
-        derivative of the model's own steps, through any number of steps. A gradient for both at
-        once raises `OptionError`, since the online gradient holds old states constant: take two.
+        The derivative of a loss of this output with respect to ``state.parameters`` is the online
+        gradient; see `ETraceAlgorithm.update`. The derivative with respect to ``state.hidden``
+        alone is the derivative of the model's own steps, through any number of steps. A gradient
+        for both at once raises `OptionError`, since the online gradient holds old states constant:
+        compute two gradients.
         """
         algorithm = self.algorithm
         caught_up(algorithm)
@@ -249,7 +249,7 @@ class FunctionalLearner:
     def grad(
         self, state: LearnerState, *sequences: PyTree, **options: Any
     ) -> tuple[LearnerState, PyTree]:
-        """Return the gradient of a loss over a sequence as well; see `Learner.etrace_grad`."""
+        """Return the new state and the gradient over a sequence; see `Learner.etrace_grad`."""
         return self._run(state, "etrace_grad", sequences, options)
 
     @overload
@@ -275,7 +275,7 @@ class FunctionalLearner:
     def online(
         self, state: LearnerState, *sequences: PyTree, **options: Any
     ) -> tuple[LearnerState, PyTree]:
-        """Learn at every step, and return the losses as well; see `Learner.etrace_online`."""
+        """Learn at every step; return the new state and losses; see `Learner.etrace_online`."""
         return self._run(state, "etrace_online", sequences, options)
 
     @one_thread_at_a_time
@@ -284,7 +284,10 @@ class FunctionalLearner:
     def evolve(
         self, state: LearnerState, *sequences: PyTree, **options: Unpack[EvolveOptions]
     ) -> tuple[LearnerState, PyTree]:
-        """Advance states and traces, and return outputs as well; see `Learner.etrace_evolve`."""
+        """Advance states and traces; return the new state and outputs.
+
+        See `Learner.etrace_evolve`.
+        """
         return self._run(state, "etrace_evolve", sequences, options)
 
     @one_thread_at_a_time
@@ -293,7 +296,7 @@ class FunctionalLearner:
     def predict(
         self, state: LearnerState, *sequences: PyTree, **options: Unpack[PredictOptions]
     ) -> tuple[LearnerState, PyTree]:
-        """Run the model alone, and return its outputs as well; see `Learner.predict`."""
+        """Run the model alone; return the new state and outputs; see `Learner.predict`."""
         return self._run(state, "predict", sequences, options)
 
     @one_thread_at_a_time
@@ -372,12 +375,12 @@ class FunctionalLearner:
     def _values(
         self, state: LearnerState, states: Iterable[brainstate.State], places: Places
     ) -> list[PyTree]:
-        """Return the values that a state has of some States.
+        """Return the values of some States in a state.
 
         Raises
         ------
         OptionError
-            If it has none of one.
+            If one is missing.
         """
         asked_for = set(map(id, self.algorithm.requested_restarts.states))
 
@@ -395,7 +398,7 @@ class FunctionalLearner:
         return [of(found) for found in states]
 
     def _initial(self, state: LearnerState, places: Places) -> tuple[LearnerState, Initial]:
-        """Return the initial values of the short-term States; random keys move on."""
+        """Return the initial values of the short-term States; random keys advance."""
         states, function = self.algorithm.initial_function()
         written, fresh = function(self._values(state, states, places))
         new = [(s, v) for s, v in zip(states, written, strict=True) if v is not None]

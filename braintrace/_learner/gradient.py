@@ -1,8 +1,8 @@
-"""The gradient of a loss over a sequence, compiled once per step function and shape.
+"""Sequence gradient: the gradient of a loss over a sequence, compiled once per step function.
 
-One step is the user's ``step_fn``, run on a learner that records. Steps are run chunk by chunk
-(see `chunk_gradient`). The gradient of the operands goes back to the parameters once, at the
-end: what lies between (a mask, a transpose, a product of parameters) is fixed over a sequence.
+One step is the user's ``step_fn``, run on a learner that records. Steps run chunk by chunk (see
+`chunk_gradient`). The gradient of the operands is pulled back to the parameters once, at the end:
+the operations between them (a mask, a transpose, a product of parameters) are loop-invariant.
 """
 
 from __future__ import annotations
@@ -56,19 +56,19 @@ WINDOWS = (
 
 
 class SequenceGradient:
-    """The gradient of sequences of one learner, step function and shape of slices.
+    """The gradient of sequences for one learner, step function and shape of slices.
 
     Parameters
     ----------
     learner, request
-        The learner, and what its method is called with.
+        The learner, and the call of its method.
     example
         Example arguments.
 
     Attributes
     ----------
     body
-        What a driver runs.
+        The body for a driver.
     """
 
     def __init__(self, learner: LearnerParts, request: Request, example: Arguments) -> None:
@@ -134,7 +134,7 @@ class SequenceGradient:
         return (given, *extra) if extra else given
 
     def _recording(self, has_mask: bool, step_fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
-        """Return the step as a function of probes, of what is held fixed, and of slices."""
+        """Return the step as a function of perturbations, fixed values, and slices."""
         in_full = passed_step if self._window is None else window_step
 
         def step(
@@ -157,7 +157,7 @@ class SequenceGradient:
         return step
 
     def _operands(self, parameters: list[PyTree], others: list[PyTree]) -> Weights:
-        """Return the operands: parameters, and States that no step writes, as they are now."""
+        """Return the operands: parameters, and the current values of read-only States."""
         graph, states = self._algorithm.graph, self._algorithm.states_of_step
         values = dict(zip(self._parameters, parameters, strict=True))
         values.update(zip(self._paths, others, strict=True))
@@ -191,7 +191,7 @@ class SequenceGradient:
 
         total = dict(zip(self._parameters, self._chunks.total(gradients, pulled_back), strict=True))
         wanted = [total[path] for path in self._wanted.values()]
-        if mask is not None:  # the loss of a padded step may be anything
+        if mask is not None:  # the loss of a masked step may be NaN
             losses = jnp.where(mask == 0, 0, losses)
         after: Traces | Unfinished | None = self._chunks.known_traces(kept)
         if after is None:
@@ -206,7 +206,7 @@ class SequenceGradient:
         data: PyTree,
         cut: Chunks,
     ) -> PyTree:
-        """Run all chunks; the traces after the last one are left to be computed."""
+        """Run all chunks; the traces after the last one are deferred."""
         weights, _ = fixed[2]
 
         def run_last(carry: PyTree, chunk: PyTree) -> PyTree:
@@ -226,10 +226,10 @@ class SequenceGradient:
         before: Traces | None,
         flag: jax.Array | None = None,
     ) -> Traces:
-        """Return the traces after a chunk, from its operands and what was kept of it.
+        """Return the traces after a chunk, from its operands and its residuals.
 
-        ``None`` before it means zero; among the operands, that the value does not matter. The flag
-        is that of `Records`.
+        ``None`` for the traces before it means zero; ``None`` for an operand means that its value
+        does not matter. ``flag`` is the flag of `Records`.
         """
         weights, kept = sources
         before = self._zero_traces if before is None else before
@@ -244,7 +244,7 @@ class SequenceGradient:
     def _read_by_update(self, weights: Weights, kept: PyTree, before: Traces | None) -> PyTree:
         """Return the operands whose values the traces after a chunk depend on, or None.
 
-        To return the others as well would copy them.
+        Returning the others as well would copy them.
         """
         update = program_of(jax.make_jaxpr(self._updated)((weights, kept), before))
         read = update.depends_on(update.out_atoms)
@@ -254,14 +254,14 @@ class SequenceGradient:
         return jax.tree.unflatten(tree, found)
 
     def _cut(self, sequences: PyTree, traces: Traces | None) -> Chunks:
-        """Return how sequences are cut, given the traces before them; ``None``: zero."""
+        """Return the chunks of sequences, given the traces before them; ``None``: zero."""
         key = steps, from_zero = steps_of(sequences), traces is None
         if key not in self._cuts:
             self._cuts[key] = self._chunks.cut(self._options, steps, from_zero)
         return self._cuts[key]
 
     def _has_chunks(self, sequences: PyTree, traces: Traces | None) -> bool:
-        """Tell whether a sequence has several chunks: only their loop replaces the traces."""
+        """Test whether a sequence has several chunks: only their loop overwrites the traces."""
         return self._cut(sequences, traces).count > 1
 
     def _scales(self, mask: jax.Array) -> jax.Array:

@@ -23,7 +23,7 @@ _interceptors: ContextVar[tuple[tuple[ETraceAlgorithm, Interceptor], ...]] = Con
 
 @contextlib.contextmanager
 def intercepting(algorithm: ETraceAlgorithm, interceptor: Interceptor) -> Iterator[None]:
-    """Let an interceptor answer the calls of an algorithm's learner inside the context."""
+    """Let an interceptor handle the calls of an algorithm's learner inside the context."""
     token = _interceptors.set((*_interceptors.get(), (algorithm, interceptor)))
     try:
         yield
