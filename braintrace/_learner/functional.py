@@ -367,7 +367,7 @@ class FunctionalLearner:
         return LearnerState(**found, traces=traces, rule=self.algorithm.rule)
 
     def _checked(self, state: LearnerState) -> Places:
-        """Return where values stand in a state, which is refused if it is not the learner's."""
+        """Return the places of the learner's values, or refuse a state that does not fit."""
         places = self._places()
         check_like(state, self._now(places, unpack(self.algorithm.starting_traces())))
         return places

@@ -1,4 +1,4 @@
-"""The learner: one step, what it holds, and the methods that run whole sequences."""
+"""Learner: a model with its algorithm, and methods for steps and sequences."""
 
 import dataclasses
 from contextlib import AbstractContextManager
@@ -26,18 +26,18 @@ from .parts import LearnerParts
 
 
 class Learner(brainstate.nn.Module):
-    """A model with its algorithm, made by `braintrace.compile`.
+    """A model with its algorithm, created by `braintrace.compile`.
 
-    ``Learner(algorithm)`` is that of an algorithm which you have made and compiled yourself. The
-    drivers (`etrace_grad`, `etrace_online`, `etrace_evolve`, `predict`) are methods of it.
+    ``Learner(algorithm)`` wraps an algorithm that you have created and compiled yourself.
 
-    Calling it runs one step and advances states and traces, like the algorithm itself. The
-    methods run whole sequences, in which time is axis 0.
+    A call runs one step and advances states and traces, like a call of the algorithm. The methods
+    `etrace_grad`, `etrace_online`, `etrace_evolve` and `predict` run whole sequences, in which time
+    is axis 0.
 
-    A call moves parameters, states and traces on as a whole or not at all. A signal (Ctrl-C, an
-    alarm) that arrives while they are written waits for that. What calls Python while it runs
-    (``jax.pure_callback``, ``jax.debug.print``, checks) is waited for, and leaves the values from
-    before if it fails. Threads take turns; others may read the States meanwhile.
+    Calls are atomic: parameters, states and traces are all updated, or none. A signal (Ctrl-C, an
+    alarm) that arrives while they are written is deferred. If a program calls Python while it runs
+    (``jax.pure_callback``, ``jax.debug.print``, checks) and fails, the old values remain. Calls
+    from several threads are serialised; other threads can read the States meanwhile.
 
     Parameters
     ----------
@@ -84,19 +84,19 @@ class Learner(brainstate.nn.Module):
     ) -> None:
         """Start a new sequence, for all samples or for some of them.
 
-        Also in the ``update_fn`` of `etrace_online`, and there too inside ``cond``. See
+        You can also call it in the ``update_fn`` of `etrace_online`, including inside ``cond``. See
         `ETraceAlgorithm.reset_state`.
         """
         self.algorithm.reset_state(batch_size, where=where, **kwargs)
 
     @one_thread_at_a_time
     def eligibility(self, path: str | Path) -> dict[str, PyTree]:
-        """Return the trace of one weight, by the name of the hidden state that it is for.
+        """Return the trace of one weight, by the name of the hidden state.
 
-        Entry ``[b, i, j]`` of the trace of a matrix is the derivative of what the state holds now,
-        in sample ``b`` and at the position that entry ``[i, j]`` of the matrix reaches, with
-        respect to that entry: what D_RTRL takes it for. If several operations use the weight, it
-        is the sum over them.
+        Entry ``[b, i, j]`` of the trace of a matrix is a derivative with respect to entry ``[i,
+        j]`` of the matrix. It is the derivative of the current state in sample ``b``, at the
+        element that this entry reaches, in the approximation of the rule. If several operations use
+        the weight, it is their sum.
 
         Parameters
         ----------
@@ -107,15 +107,15 @@ class Learner(brainstate.nn.Module):
         Returns
         -------
         dict
-            Arrays ``(batch, *weight shape)``, for the states whose traces are carried; without a
-            batch ``weight shape``. For a parameter whose value is a dict (weight and bias of a
-            layer), a dict of them. Several leading axes of an operation's input count as one. A
-            kernel of `conv` has a trace at every output position, ``(batch, *positions, groups,
-            inputs of a group, features of a group)``; the factors of `lora_matmul` have that of
-            their product. If one output of an operation reaches several positions of a state,
-            these are an axis in front. `RTRL` has ``(batch, *shape of the state's sample, *weight
-            shape)``, for every weight. If the model computes an operand from the parameter (a
-            mask, a transpose), it is the trace of the operand. After a reset, all is zero.
+            Arrays ``(batch, *weight shape)``, for the states with traces; ``weight shape`` without
+            a batch. If the parameter's value is a dict (weight and bias of a layer), a dict of
+            arrays. Several leading axes of an operation's input are one axis. A kernel of `conv`
+            has a trace at every output position, ``(batch, *positions, groups, inputs of a group,
+            features of a group)``. The factors of `lora_matmul` have the trace of their product. If
+            one output of an operation reaches several elements of a state, these are the first
+            axis. `RTRL` has ``(batch, *shape of the state's sample, *weight shape)``, for every
+            weight. If the model computes an operand from the parameter (a mask, a transpose), the
+            result is the trace of the operand. After a reset, all traces are zero.
 
         Raises
         ------
@@ -144,8 +144,8 @@ class Learner(brainstate.nn.Module):
         Parameters
         ----------
         **own
-            What holds States of your own that ``step_fn`` and ``update_fn`` use, an optimizer for
-            example: a State, a module, or a list or dict of them. The name begins their paths.
+            Holders of your own States that ``step_fn`` and ``update_fn`` use, such as an optimizer:
+            a State, a module, or a list or dict of them. The name is the prefix of their paths.
         """
         return FunctionalLearner(self.parts, own)
 
@@ -160,9 +160,9 @@ class Learner(brainstate.nn.Module):
         return self.algorithm.is_compiled
 
     def report(self) -> Report:
-        """Return what learns online, how, and at what memory; ``print`` it for a table.
+        """Return which parameters learn online, how, and the memory; ``print`` shows a table.
 
-        It also has how calls so far have cut sequences into chunks, and what these record.
+        It also contains the chunks of all calls so far, and the bytes of their residuals.
         """
         sequences = tuple(dict.fromkeys(self.parts.drivers.sequences(self.graph)))
         report = report_of(self.graph)
@@ -178,16 +178,17 @@ class Learner(brainstate.nn.Module):
         )
 
     def plot(self, ax: Any = None) -> Any:
-        """Draw the compiled model by Matplotlib, and return the axes.
+        """Draw the compiled model with Matplotlib, and return the axes.
 
-        Hidden states stand in the frames of their groups. A weight is an arrow from what it reads
-        to what it drives, with its name and the size of its traces on the way. Red is what no trace
-        follows: thick with an `ApproximationWarning`, thin where the learning rule leaves it out.
+        Hidden states are drawn in the frames of their groups. A weight is an arrow from the values
+        that it reads to the states that it drives, labelled with its name and the size of its
+        traces. Red paths are truncated: thick with an `ApproximationWarning`, thin if the learning
+        rule truncates them.
 
         Parameters
         ----------
         ax
-            Axes to draw in; ``None``: those of a new figure, which is as large as the model.
+            Axes to draw in; ``None``: new axes in a figure of the model's size.
 
         Raises
         ------
@@ -203,17 +204,17 @@ class Learner(brainstate.nn.Module):
         >>> learner.plot().get_title()
         'D_RTRL, 216 B of traces'
         """
-        from .._pictures import draw_model  # when it is asked for
+        from .._pictures import draw_model  # imported at the first use
 
         return draw_model(self.algorithm, ax)
 
     @property
     def optimizer_state(self) -> PyTree:
-        """The state of the ``optimizer`` of `etrace_online`; ``None`` before it has begun.
+        """The state of the ``optimizer`` of `etrace_online`; ``None`` before its first call.
 
-        What the functions of an `optax.GradientTransformation` hand on; of an optimizer with States
-        of its own, their values by path. Write ``None`` to begin anew, perhaps with another
-        optimizer, or a pytree like the one that is there.
+        For an `optax.GradientTransformation`, its state; for an optimizer with its own States,
+        their values by path. Write ``None`` to reset it, possibly for another optimizer, or a
+        pytree with the structure of the current state.
         """
         return self.held_optimizer.value
 
@@ -224,38 +225,38 @@ class Learner(brainstate.nn.Module):
     @one_thread_at_a_time
     @on_automatic_axes
     def init_optimizer(self, optimizer: Any) -> None:
-        """Let an optimizer have its state, where `etrace_online` cannot make it by itself.
+        """Initialise an optimizer's state where `etrace_online` cannot do it.
 
-        That is inside a transformation, or a function of a `LearnerState`. A state that is there,
-        or has been restored, goes on.
+        Call it before a transformation, or before you use functions of a `LearnerState`. An
+        existing or restored state continues.
 
         Raises
         ------
         OptionError, ShapeError
-            If it is no optimizer, or the learner holds the state of another one.
+            If it is not an optimizer, or the learner has the state of another optimizer.
         """
         self.parts.init_optimizer(optimizer)
 
     @property
     def skipped_updates(self) -> int:
-        """How many updates ``nonfinite='skip'`` has left out."""
+        """Number of updates that ``nonfinite='skip'`` has omitted."""
         return int(self.held_optimizer.skipped.value)
 
     @one_thread_at_a_time
     def divide(self, division: Division) -> None:
-        """Divide what the learner holds over the devices of a mesh; see `braintrace.shard`."""
+        """Shard the learner's arrays over the devices of a mesh; see `braintrace.shard`."""
         self.algorithm.divide(division)
         self.parts.place()
 
     @property
     def parts(self) -> LearnerParts:
-        """The parts that the methods work on; a clone compiles its own programs."""
+        """The parts that the methods use; a clone compiles its own programs."""
         if not self._drivers.is_of(self):
             self._drivers = Compilations(self)
         return LearnerParts(self.algorithm, self.held_optimizer, self._drivers)
 
     @property
     def lock(self) -> AbstractContextManager[bool]:
-        """What a thread holds while it runs or traces the model."""
+        """The lock that a thread acquires to run or trace the model."""
         lock: AbstractContextManager[bool] = self.algorithm.lock
         return lock

@@ -1,4 +1,4 @@
-"""Values of States as plain arrays: random keys by their data, pytrees by the paths of leaves."""
+"""Values of States as plain arrays: data of random keys, and leaves of pytrees by path."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from .._typing import Path, PyTree
 
 
 def raw(value: PyTree) -> PyTree:
-    """Return the value of a State as arrays, with the data of random keys in their place."""
+    """Return the value of a State as arrays, with the data of random keys instead of keys."""
     if isinstance(value, jax.Array):
         return jax.random.key_data(value) if _is_key(value) else value
 
@@ -24,7 +24,7 @@ def raw(value: PyTree) -> PyTree:
 
 
 def like_held(value: PyTree, held: PyTree) -> PyTree:
-    """Return a value with random keys in the place of their data, as another value holds them."""
+    """Return a value with random keys instead of their data, like the current value."""
     if isinstance(held, jax.Array) and not _is_key(held):
         return value
 
@@ -41,21 +41,22 @@ def like_held(value: PyTree, held: PyTree) -> PyTree:
 def by_path(value: PyTree, start: Path = ()) -> dict[Path, jax.Array]:
     """Return the leaves of a pytree by paths that are the same in every process.
 
-    What is keyed by a path, as gradients are, has its parts in the path of the leaf.
+    If a dict is keyed by paths, as gradients are, the parts of these paths are parts of the leaf's
+    path.
     """
     found = jax.tree_util.tree_leaves_with_path(raw(value))
     return {(*start, *_parts(keys)) or ("state",): leaf for keys, leaf in found}
 
 
 def like_leaves(held: PyTree, leaves: Mapping[Path, jax.Array], start: Path = ()) -> PyTree:
-    """Return a pytree like another one, made of leaves by path."""
+    """Return a pytree with the structure of another one, from leaves by path."""
     tree = jax.tree.structure(held)
     found = [leaves[path] for path in by_path(held, start)]
     return like_held(jax.tree.unflatten(tree, found), held)
 
 
 def same_type(found: PyTree, expected: PyTree) -> bool:
-    """Tell whether two pytrees have the same structure, shapes and dtypes."""
+    """Test whether two pytrees have the same structure, shapes and dtypes."""
     if isinstance(found, jax.Array) and isinstance(expected, jax.Array):
         return found.shape == expected.shape and bool(found.dtype == expected.dtype)
     leaves, tree = jax.tree.flatten(found)

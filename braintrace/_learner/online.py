@@ -1,9 +1,9 @@
-"""Learning at every step of a stream, or after every block of them; compiled once per function.
+"""Online learning: an update after every step of a stream, or after every block of steps.
 
-With ``every=1`` a step is run on its own: its gradient comes from the traces after it, and the
-parameters may be other ones before the next. With ``every=k`` the parameters hold still for ``k``
-steps, which are run as a sequence of their own is (see `gradient`): as chunks. Either way nothing
-is left for the end of the stream, so that it needs no end.
+With ``every=1`` each step runs separately: its gradient is computed from the traces after it, and
+the parameters may change before the next step. With ``every=k`` the parameters are constant for
+``k`` steps, which run in chunks like a separate sequence (see `gradient`). No computation is
+deferred to the end of the stream, so a stream can be endless.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ from .update_function import run_update
 from .updates import Found, Update, update_of
 
 Slices: TypeAlias = tuple[PyTree, Restart, jax.Array | None]
-"""Of the sequences, the flags and the mask: those of one step, or of the steps of a block."""
+"""Slices of the sequences, the flags and the mask, for one step or the steps of a block."""
 
 Differentiate: TypeAlias = Callable[[Traces, Initial, Slices], tuple[Found, Traces]]
-"""What a step or a block yields, and the traces after it; hidden States move on."""
+"""Returns the result of a step or block, and the traces after it; hidden States advance."""
 
 
 def learning_online(learner: LearnerParts, request: Request, example: Arguments) -> Body:
@@ -59,30 +59,30 @@ def learning_online(learner: LearnerParts, request: Request, example: Arguments)
     Raises
     ------
     OptionError
-        If there is a window that does not divide the steps of an update.
+        If ``every`` is not a multiple of the window.
     """
     return OnlineLearning(learner, request, example).body
 
 
 class OnlineLearning:
-    """A stream of one learner, step function, update and shape of slices.
+    """A stream for one learner, step function, update and shape of slices.
 
     Parameters
     ----------
     learner, request
-        The learner, and what its method is called with.
+        The learner, and the call of its method.
     example
         Example arguments.
 
     Attributes
     ----------
     body
-        What a driver runs.
+        The body for a driver.
 
     Raises
     ------
     OptionError
-        If there is a window that does not divide the steps of an update.
+        If ``every`` is not a multiple of the window.
     """
 
     def __init__(self, learner: LearnerParts, request: Request, example: Arguments) -> None:
@@ -95,7 +95,7 @@ class OnlineLearning:
         self._has_initial, self._asks = flags is not None, False
         self._run = self._moving_on(update_of(learner, self._options), differentiate)
         self._step = self._traced((sequences, flags, mask), self._length)
-        if self._asks and not self._has_initial:  # once more, with what samples start from
+        if self._asks and not self._has_initial:  # trace again, with initial values
             self._has_initial = True
             self._step = self._traced((sequences, flags, mask), self._length)
         self._step.check_unused(self._algorithm.traces.carried)
@@ -119,7 +119,7 @@ class OnlineLearning:
         check_finite(losses, verdicts, self._names, self._options.every)
 
     def _traced(self, over_time: Slices, length: int) -> PureStep:
-        """Return a step, or a block of some length, as a pure function."""
+        """Return a step, or a block of a given length, as a pure function."""
         traces = jax.eval_shape(as_arrays, self._algorithm.starting_traces())
         initial: Initial = []
         if self._has_initial:
@@ -186,7 +186,7 @@ class OnlineLearning:
         return Found(gradients_for(algorithm.model, gradients), loss, aux, counts), after
 
     def _of_blocks(self, learner: LearnerParts, example: Arguments) -> Differentiate:
-        """Return how a block is differentiated: as a sequence of its own, by its mean loss."""
+        """Return the derivative of a block: of its mean loss, as a separate sequence."""
         own = self._options
         options = Options(
             step_fn=own.step_fn,
@@ -219,7 +219,7 @@ class OnlineLearning:
         return of_block
 
     def _moving_on(self, update: Update, differentiate: Differentiate) -> Callable[..., PyTree]:
-        """Return a step or a block with its update: traces, initial values, slices -> results."""
+        """Return a step or block with its update: (traces, initial values, slices) -> results."""
         algorithm = self._algorithm
 
         def run(traces: Traces, initial: Initial, inputs: Slices) -> PyTree:
@@ -246,7 +246,7 @@ class OnlineLearning:
             )
 
     def _check_kept(self, before: list[PyTree], after: list[PyTree]) -> None:
-        """Refuse States whose type the next step could not read."""
+        """Refuse States whose type the next step cannot read."""
         states = self._step.written_of(self._step.others)
         paths = state_paths(self._algorithm.model)
         for state, old, new in zip(states, before, after, strict=True):
@@ -259,7 +259,7 @@ class OnlineLearning:
                 )
 
     def _carried(self, step: PureStep, others: list[PyTree], initial: Initial) -> Any:
-        """Return a step or a block as a function of what a loop carries, and of slices."""
+        """Return a step or block as a function of a loop's carry, and of slices."""
 
         def run(carry: PyTree, now: Slices) -> PyTree:
             values = step.merge(others, carry[0])
@@ -292,7 +292,7 @@ class OnlineLearning:
         return results, *carry
 
     def _other_block(self, over_time: Slices, length: int) -> PureStep:
-        """Return a block of another length; it may hold what is being traced, and is not kept."""
+        """Return a block of another length; it is not cached, since it may contain tracers."""
         step = self._traced(over_time, length)
         if list(map(id, step.others)) != list(map(id, self._step.others)):
             raise OptionError(
@@ -303,7 +303,7 @@ class OnlineLearning:
 
 
 def _of_single_steps(of_block: Differentiate) -> Differentiate:
-    """Return how a step is differentiated, as a block of one step."""
+    """Return the derivative of a step, as a block of one step."""
 
     def of_step(traces: Traces, initial: Initial, inputs: Slices) -> tuple[Found, Traces]:
         found, after = of_block(traces, initial, as_chunk(inputs))
@@ -314,7 +314,7 @@ def _of_single_steps(of_block: Differentiate) -> Differentiate:
 
 
 def _restarted_if_any(specs: Any, traces: Traces, flags: jax.Array) -> Traces:
-    """Return traces that start anew for some samples; where there are none, they are not read."""
+    """Return traces that are reset for some samples; without such samples, they are not read."""
     found: Traces = jax.lax.cond(
         jnp.any(flags), lambda: restart_traces(specs, traces, flags), lambda: traces
     )

@@ -1,11 +1,11 @@
-"""The state of an optimizer, held by the learner whose parameters it changes.
+"""State of the optimizer of a learner's parameters.
 
-There are two kinds of optimizers. A gradient transformation, as optax has them, is a pair of pure
-functions ``init`` and ``update``: its state is a pytree, which a State of the learner holds. An
-object with a method ``update(gradients)``, as brainstate's optimizers are, has States of its own.
+There are two kinds of optimizers. A gradient transformation of optax is a pair of pure functions
+``init`` and ``update``; its state is a pytree, which is stored in a State of the learner. An object
+with a method ``update(gradients)``, such as brainstate's optimizers, has its own States.
 
-Either is known by its leaves alone, under paths: what has been saved of an optimizer can be
-restored before anybody has said which optimizer it is of (see `HeldOptimizer.begin`).
+Both are represented by leaves with paths. A saved state can therefore be restored before its
+optimizer is known (see `HeldOptimizer.begin`).
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ OPTIMIZER = Kind(
 
 
 def is_transformation(optimizer: Any) -> bool:
-    """Tell whether an optimizer is a pair of pure functions, as optax has them."""
+    """Test whether an optimizer is a pair of pure functions, as in optax."""
     return isinstance(optimizer, tuple) and callable(getattr(optimizer, "init", None))
 
 
 class OptimizerState(brainstate.LongTermState):
-    """The State that holds what the functions of a gradient transformation hand on; or None."""
+    """State with the state of a gradient transformation, or None."""
 
 
 class HeldOptimizer(brainstate.graph.Node):
@@ -48,13 +48,13 @@ class HeldOptimizer(brainstate.graph.Node):
     Attributes
     ----------
     transformed
-        The state of a gradient transformation; ``None`` where there is none.
+        State of a gradient transformation; ``None`` if there is none.
     own
-        An optimizer that has States of its own; ``None`` where there is none.
+        An optimizer with its own States; ``None`` if there is none.
     skipped
-        How many updates were left out because something was not finite.
+        Number of updates that were omitted because of non-finite numbers.
     awaited
-        Leaves by path that have been restored, for the optimizer that comes next.
+        Restored leaves by path, for the next optimizer.
     """
 
     def __init__(self) -> None:
@@ -66,27 +66,27 @@ class HeldOptimizer(brainstate.graph.Node):
 
     @property
     def states(self) -> dict[Path, brainstate.State]:
-        """The States that hold an optimizer's state, by path; none before it has begun."""
+        """The States of an optimizer, by path; empty before it is initialised."""
         if peek(self.transformed) is not None:
             return {(): self.transformed}
         return {} if self.own is None else _states_of(self.own)
 
     @property
     def value(self) -> PyTree:
-        """The state of the optimizer: a pytree, or values by path; ``None`` where there is none."""
+        """The state of the optimizer: a pytree, or values by path; ``None`` if there is none."""
         if self.own is None:
             return self.transformed.value
         return {path: state.value for path, state in _states_of(self.own).items()}
 
     def write(self, value: PyTree) -> None:
-        """Write a state like the one that is there; ``None`` lets no optimizer be there.
+        """Write a state with the structure of the current one; ``None`` removes the optimizer.
 
         Raises
         ------
         OptionError
-            If there is none, or it has States of its own.
+            If there is no state, or the optimizer has its own States.
         ShapeError
-            If it is not like the one that is there.
+            If the structure differs from the current state.
         """
         if value is None:
             self.forget()
@@ -100,32 +100,32 @@ class HeldOptimizer(brainstate.graph.Node):
         self.transformed.value = given_state(peek(self.transformed), value)
 
     def forget(self) -> None:
-        """Let no optimizer be there."""
+        """Remove the optimizer."""
         self.transformed.value = None
         self.own, self.awaited, self._known = None, _Awaited({}), _Known(None)
 
     def await_leaves(self, leaves: Mapping[Path, jax.Array]) -> None:
-        """Keep what has been restored for the optimizer that comes next."""
+        """Store restored leaves for the next optimizer."""
         self.forget()
         self.awaited = _Awaited(dict(leaves))
 
     def begin(self, optimizer: Any, parameters: Callable[[], PyTree]) -> None:
-        """Let an optimizer have a state: that which is there, or has been restored, or a new one.
+        """Initialise an optimizer with its current state, a restored one, or a new one.
 
         Parameters
         ----------
         optimizer
             The optimizer.
         parameters
-            Returns the parameters in the form in which it gets their gradients.
+            Returns the parameters, in the structure of their gradients.
 
         Raises
         ------
         OptionError
-            If it is no optimizer, if there is another one, or if the state would be made inside a
-            transformation.
+            If it is not an optimizer, if there is another one, or if the state would be created
+            inside a transformation.
         ShapeError
-            If what has been restored is not of this optimizer.
+            If the restored state does not fit this optimizer.
         """
         has_begun = self.own is not None or peek(self.transformed) is not None
         if has_begun and self._known.optimizer is optimizer:
@@ -155,7 +155,7 @@ class HeldOptimizer(brainstate.graph.Node):
 
     @contextlib.contextmanager
     def begun(self, optimizer: Any, parameters: Callable[[], PyTree]) -> Iterator[None]:
-        """Let an optimizer begin; if what is done inside fails without an update, it has not."""
+        """Initialise an optimizer; undo this if the context fails without an update."""
         before = peek(self.transformed), self.own, self.awaited, self._known
         self.begin(optimizer, parameters)
         fresh = peek(self.transformed)
@@ -194,7 +194,7 @@ class HeldOptimizer(brainstate.graph.Node):
         self.own = optimizer
 
     def _restored(self, fresh: dict[Path, PyTree]) -> dict[Path, PyTree]:
-        """Return values of States with the leaves that have been restored, if any have."""
+        """Return values of States with the restored leaves, if there are any."""
         leaves = self.awaited.leaves
         if not leaves:
             return fresh
@@ -212,21 +212,21 @@ class HeldOptimizer(brainstate.graph.Node):
 
 
 class _Awaited:
-    """Leaves by path; brainstate does not look into it."""
+    """Leaves by path, hidden from brainstate."""
 
     def __init__(self, leaves: dict[Path, jax.Array]) -> None:
         self.leaves = leaves
 
 
 class _Known:
-    """The optimizer that began or was found to fit; brainstate does not look into it."""
+    """The optimizer that was initialised or found to fit, hidden from brainstate."""
 
     def __init__(self, optimizer: Any) -> None:
         self.optimizer = optimizer
 
 
 def _states_of(optimizer: Any) -> dict[Path, brainstate.State]:
-    """Return the States of an optimizer, but for the parameters that it knows, by path."""
+    """Return the States of an optimizer by path, except for parameters."""
     if isinstance(optimizer, brainstate.graph.Node):
         found = dict(brainstate.graph.states(optimizer))
     else:
@@ -254,12 +254,12 @@ def _made_inside() -> OptionError:
 
 
 def given_state(held: PyTree, value: PyTree) -> PyTree:
-    """Return a state that a user gives for a transformation, as arrays.
+    """Return a user's state of a transformation as arrays.
 
     Raises
     ------
     ShapeError
-        If it is not like the one that is held.
+        If the structure differs from the current state.
     """
     found = strongly_typed(value)
     if not same_type(held, found):

@@ -1,9 +1,9 @@
-"""The options of a learner's methods: name, type, default and check of each in one place.
+"""Options of the learner's methods: name, type, default and check of each in one place.
 
-`Options` is the definition. The methods of a `Learner`, their pure twins, `lower`, `plan` and
-`export_step` read names, defaults and checks from it. A type checker cannot read a signature that
-is made at run time: the ``TypedDict`` classes repeat the types for it, and say which method takes
-which options. A test compares both.
+`Options` is the definition. The methods of a `Learner`, their functional counterparts, `lower`,
+`plan` and `export_step` read names, defaults and checks from it. Type checkers cannot read a
+signature that is created at run time: the ``TypedDict`` classes repeat the types for them, and
+determine which method accepts which options. A test compares both.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from .._typing import PyTree
 from .optimizer import OPTIMIZER
 
 REQUIRED = inspect.Parameter.empty
-"""The default of an option that has none."""
+"""The default of a required option."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _checked(kind: Kind) -> dict[str, Any]:
-    """Return the metadata of an option that is checked, and that no program depends on."""
+    """Return the metadata of an option that is checked, and that does not affect programs."""
     return {"kind": kind, "is_static": False}
 
 
@@ -68,7 +68,7 @@ class Options:
     memory_budget: int | None = field(default=None, metadata=_static(POSITIVE.or_else(None)))
     nonfinite: str = field(default="ignore", metadata=_static(one_of("ignore", "raise", "skip")))
     has_aux: bool = field(default=False, metadata=_static(BOOLEAN))
-    return_value: bool = field(default=False, metadata=_checked(BOOLEAN))  # the same is compiled
+    return_value: bool = field(default=False, metadata=_checked(BOOLEAN))  # same program
     unit_aware: bool = field(default=False, metadata=_static(BOOLEAN))
     reset: ArrayLike | None = None
     weights: Mapping[PyTree, brainstate.State] | None = None
@@ -109,7 +109,7 @@ class Options:
 
     @property
     def static(self) -> tuple[object, ...]:
-        """The values, beside functions, for which programs are compiled."""
+        """The values, except functions, for which programs are compiled."""
         values: tuple[object, ...] = _static_values(self)
         return values
 
@@ -164,7 +164,7 @@ class LossOptions(PredictOptions, total=False):
 
 
 class GradientOptions(LossOptions, SequenceOptions, total=False):
-    """Options of `FunctionalLearner.grad` beside those that decide on the type of its result."""
+    """Options of `FunctionalLearner.grad`, except those that determine the type of its result."""
 
     reduction: str
     weights: Mapping[PyTree, brainstate.State] | None
@@ -186,7 +186,7 @@ class ExportOptions(StreamOptions, total=False):
 
 
 class WatchOptions(TypedDict, total=False):
-    """Options that a method of a `Learner` has beside those of its pure twin."""
+    """Options of the methods of a `Learner` that their functional counterparts do not have."""
 
     progress: bool
     log_every: int | None
@@ -194,7 +194,7 @@ class WatchOptions(TypedDict, total=False):
 
 
 class WatchedGradientOptions(GradientOptions, WatchOptions, total=False):
-    """Options of `Learner.etrace_grad` beside those that decide on the type of its result."""
+    """Options of `Learner.etrace_grad`, except those that determine the type of its result."""
 
 
 class WatchedStreamOptions(StreamOptions, WatchOptions, total=False):
@@ -225,7 +225,7 @@ WATCHED = {method: names.union(WatchOptions.__annotations__) for method, names i
 
 
 def takes(names: frozenset[str]) -> Callable[[Function], Function]:
-    """Give a function that takes ``**options`` the signature with these options."""
+    """Give a function of ``**options`` a signature with these options."""
     options = [
         inspect.Parameter(
             name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=option.type
@@ -252,7 +252,7 @@ def options_of(
     Raises
     ------
     TypeError
-        For an option that the method does not have, or without one that it needs.
+        For an option that the method does not have, or if a required one is missing.
     OptionError
         For a value that is not accepted.
     """
@@ -263,6 +263,6 @@ def options_of(
 
 
 def complaint(given: Mapping[str, Any], taken: frozenset[str]) -> str | None:
-    """Return what is wrong with the names of options, as `wrong_names` does."""
+    """Return the error in the names of options, as `wrong_names` does."""
     known = {name: option.default is REQUIRED for name, option in FIELDS.items() if name in taken}
     return wrong_names(given, known)

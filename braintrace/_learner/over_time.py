@@ -1,4 +1,4 @@
-"""Values of all steps of a chunk, time first: how they are computed, stretched and added up."""
+"""Values of all steps of a chunk, time first: evaluation, broadcasting and sums."""
 
 import functools
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ from .step_program import ByVar, zip_dict
 def mapped(
     program: Program, targets: Sequence[Atom], fixed: ByVar, over_time: ByVar
 ) -> list[jax.Array]:
-    """Return variables of every step.
+    """Return variables for every step.
 
     Parameters
     ----------
     program, targets
-        The program of one step, and which of its variables.
+        The program of one step, and the variables.
     fixed, over_time
-        Values that are the same in every step, and those that have one for each.
+        Values that are equal in all steps, and values per step.
     """
 
     def of_step(now: list[Any]) -> list[Any]:
@@ -37,9 +37,9 @@ def mapped(
 def run_where_samples_lie(equation: Equation, values: list[Any]) -> list[jax.Array] | None:
     """Run an ETP operation that is mapped over time.
 
-    It is a rule for `evaluate`, which leaves all other operations to JAX. As an operation it folds
-    samples into time. Samples that lie on different devices would have to be brought together for
-    that; there, time is folded into samples.
+    This is a rule for `evaluate`; all other operations are left to JAX. The operation itself folds
+    samples into time, which would need communication if samples are sharded. In that case, time is
+    folded into samples.
     """
     if not isinstance(equation.primitive, ETPPrimitive):
         return None
@@ -65,7 +65,7 @@ def run_where_samples_lie(equation: Equation, values: list[Any]) -> list[jax.Arr
 
 
 def stretched(tree: PyTree, steps: int) -> PyTree:
-    """Give arrays with a time axis of length 1 a full one."""
+    """Broadcast arrays with a time axis of length 1 to all steps."""
 
     def of_leaf(leaf: jax.Array) -> jax.Array:
         return jnp.broadcast_to(leaf, (steps, *leaf.shape[1:]))
@@ -74,13 +74,13 @@ def stretched(tree: PyTree, steps: int) -> PyTree:
 
 
 def zero_sum(value: jax.Array) -> jax.Array:
-    """Return a zero to which any number of arrays like ``value`` are added.
+    """Return the initial value of a sum of arrays like ``value``.
 
-    It is in single precision at least: in bfloat16 a sum of ones stops at 256.
+    It has at least single precision: in bfloat16 a sum of ones stops at 256.
     """
     return jnp.zeros(value.shape, jnp.float32 if is_half(value.dtype) else value.dtype)
 
 
 def is_half(dtype: Any) -> bool:
-    """Tell whether a dtype is a floating-point one of less than single precision."""
+    """Test whether a dtype is floating-point with less than single precision."""
     return bool(jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4)

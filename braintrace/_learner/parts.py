@@ -51,7 +51,7 @@ class LearnerParts:
         return [state for holder in holders for state in brainstate.graph.states(holder).values()]
 
     def parameters_for_optimizer(self) -> PyTree:
-        """Return the parameters in the form in which their gradients are given."""
+        """Return the parameters in the structure of their gradients."""
         states = self.algorithm.param_states
         return gradients_for(self.algorithm.model, {p: s.value for p, s in states.items()})
 
@@ -61,7 +61,7 @@ class LearnerParts:
         self.place()
 
     def placing(self) -> Placing | None:
-        """Return the placement of the values of the States; ``None``: there is no mesh."""
+        """Return the placement of the values of the States; ``None``: no mesh."""
         placement = self.algorithm.placement
         if placement is None:
             return None

@@ -1,7 +1,7 @@
-"""What a driver takes to a mesh: values of States, traces, sequences, and what comes of them.
+"""Placement of a driver's values on a mesh: States, traces, sequences and results.
 
-What is given may lie anywhere. Inside of what is compiled, the same values are held there at the
-start and at the end, so that a learner that has been divided stays so.
+Arguments may be on any devices. Inside the compiled program, the same values are constrained at the
+start and at the end, so a learner stays sharded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .leaves import by_path, like_leaves
 
 
 class Placing:
-    """Where the values of a learner's States lie, its optimizer's among them.
+    """Placement of the values of a learner's States, including its optimizer.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ class Placing:
     of_optimizer
         The States of its optimizer by path.
     placement
-        Where its mesh has the arrays of the model.
+        Placement of the arrays of the model.
     """
 
     def __init__(
@@ -52,19 +52,19 @@ class Placing:
 
     @property
     def devices(self) -> int:
-        """How many devices the mesh has."""
+        """Number of devices of the mesh."""
         return self._placement.devices
 
     def values(self, states: Iterable[brainstate.State], values: Iterable[PyTree]) -> list[PyTree]:
-        """Return the values of some States; those of States of nobody's stay where they are."""
+        """Place the values of some States; values of unknown States are not moved."""
         return [self._of_state(state, value) for state, value in zip(states, values, strict=True)]
 
     def traces(self, traces: Traces | None) -> Traces | None:
-        """Return traces, if there are any."""
+        """Place traces, if there are any."""
         return None if traces is None else self._placement.traces(traces)
 
     def arguments(self, arguments: Arguments) -> Arguments:
-        """Return what a body is run on."""
+        """Place the arguments of a body."""
         sequences, mask, (flags, initial) = arguments
         sequences, flags = self._placement.by_sample((sequences, flags), axis=1)
         if initial:
@@ -83,7 +83,7 @@ class Placing:
         return value
 
     def _of_optimizer(self, path: Path, leaf: jax.Array) -> jax.Array:
-        """Return a leaf of an optimizer's state like that of the parameter that it is kept for."""
+        """Place a leaf of an optimizer's state like the parameter that it belongs to."""
         parts = (*map(str, path),)
         ends = (self._parameters.get(parts[start:]) for start in range(len(parts)))
         for parameter, index, shape in filter(None, ends):
@@ -93,7 +93,7 @@ class Placing:
 
 
 def placed_body(body: Body, placing: Placing, states: Sequence[brainstate.State]) -> Body:
-    """Return a body whose values are held where they lie, before and after."""
+    """Return a body whose values are constrained before and after."""
 
     def run(values: list[PyTree], traces: Traces | None, *arguments: PyTree) -> Found:
         sequences, mask, restarts = placing.arguments(arguments)

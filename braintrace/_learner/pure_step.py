@@ -14,7 +14,7 @@ from .._typing import PyTree, path_name
 
 
 class PureStep:
-    """A function that reads and writes brainstate States, made pure.
+    """A function that reads and writes brainstate States, in pure form.
 
     Parameters
     ----------
@@ -23,7 +23,7 @@ class PureStep:
     function
         The function.
     parameters
-        States whose values are given to every call and that the function must not write.
+        States whose values are arguments of every call, and that the function must not write.
     example
         Example arguments.
 
@@ -32,7 +32,7 @@ class PureStep:
     OptionError
         If the function writes a parameter.
     ShapeError
-        If it gives a State another pytree structure.
+        If it changes the pytree structure of a State.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class PureStep:
         traced = trace_stateful(function, *example, refuse=refuse)
         self._call = traced.call
         order = {id(state): index for index, state in enumerate(parameters)}
-        # Index of the parameter behind each State of the step; None for the others.
+        # Index of the parameter of each State of the step; None for other States.
         self._parameter_of = [order.get(id(state)) for state in traced.states]
         pairs = list(zip(traced.states, traced.is_written, self._parameter_of, strict=True))
         if any(is_written and parameter is not None for _, is_written, parameter in pairs):
@@ -60,12 +60,12 @@ class PureStep:
         self._is_written = [w for _, w, parameter in pairs if parameter is None]
 
     def check_unused(self, traces: brainstate.State) -> None:
-        """Refuse a function that has read or written a State which is not there while it runs.
+        """Refuse a function that reads or writes the State of the traces.
 
         Raises
         ------
         OptionError
-            If it has.
+            If it does.
         """
         if any(state is traces for state in self.others):
             raise OptionError(
@@ -86,11 +86,11 @@ class PureStep:
         return self.written_of(kept), result
 
     def written_of(self, others: Sequence[Any]) -> list[Any]:
-        """Return those of the other States' values that a step writes."""
+        """Select the written ones from the other States' values."""
         return [value for value, w in zip(others, self._is_written, strict=True) if w]
 
     def merge(self, others: Sequence[Any], written: Sequence[Any]) -> list[Any]:
-        """Return the other States' values with new ones for those that a step writes."""
+        """Return the other States' values with new values of the written ones."""
         new = iter(written)
         return [
             next(new) if w else value for value, w in zip(others, self._is_written, strict=True)
@@ -100,7 +100,7 @@ class PureStep:
 def changed_structure(
     model: brainstate.nn.Module, state: brainstate.State, old: PyTree, new: PyTree
 ) -> ShapeError:
-    """Return the error for a State that gets a value of another pytree structure."""
+    """Return the error for a State whose pytree structure changes."""
     name = path_name(state_paths(model).get(id(state), (type(state).__name__,)))
     return ShapeError(
         f"A step changes State '{name}' from {shown(old)} to {shown(new)}: its pytree structure "

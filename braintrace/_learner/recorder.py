@@ -1,4 +1,4 @@
-"""What happens inside a learner call while a driver runs the user's step function."""
+"""Recorder: runs a learner call while a driver traces the user's step function."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -33,13 +33,13 @@ LOOPS = (
 )
 
 Restart: TypeAlias = jax.Array | None
-"""Which samples have started anew before the step; ``None``: none."""
+"""Flags of the samples that were reset before the step; ``None``: none."""
 
 
 def run_in_chunk(
     graph: ETraceGraph, weights: Weights, probes: Probes, restart: Restart, has_mask: bool
 ) -> Run:
-    """Return how a step of a chunk is run; its records are its Jacobians.
+    """Return a runner for a step of a chunk, with its Jacobians as residuals.
 
     Parameters
     ----------
@@ -48,11 +48,11 @@ def run_in_chunk(
     weights
         Operands of the relations, fixed over the chunk.
     probes
-        Zeros that are added to the hidden states, to be differentiated.
+        Perturbations of the hidden states: zeros that are differentiated.
     restart
         See `Restart`.
     has_mask
-        Whether there are steps whose loss does not count.
+        Whether there are masked steps.
     """
 
     def run(inputs: Inputs) -> Any:
@@ -64,7 +64,7 @@ def run_in_chunk(
 
 
 def run_in_window(step: RecordedStep, graph: ETraceGraph, restart: Restart, has_mask: bool) -> Run:
-    """Return how a step is run through which derivatives go back to the steps before it.
+    """Return a runner for a step of a window, whose derivatives pass to the steps before it.
 
     Parameters
     ----------
@@ -82,14 +82,14 @@ def run_in_window(step: RecordedStep, graph: ETraceGraph, restart: Restart, has_
 
 
 def _told(graph: ETraceGraph, records: Records, restart: Restart, has_mask: bool) -> Records:
-    """Return records that tell of restarts and of a mask."""
+    """Return residuals with flags for resets and for a mask."""
     if restart is not None:
         records = restarted(graph, records, restart)
     return dataclasses.replace(records, has_mask=has_mask)
 
 
 def run_online(algorithm: ETraceAlgorithm, traces: Any, restart: Restart) -> Run:
-    """Return how a step on its own is run; its records are the traces after it."""
+    """Return a runner for a single step, with the traces after it as residuals."""
 
     def run(inputs: Inputs) -> Any:
         step = algorithm.compiled.step_on_its_own(inputs, traces, restart)
@@ -103,7 +103,7 @@ Values = dict[Path, list[Any]]
 
 
 def values_of(states: Mapping[Path, brainstate.State]) -> Values:
-    """Return the values of States as they are now."""
+    """Return the current values of States."""
     return {path: jax.tree.leaves(state.value) for path, state in states.items()}
 
 
@@ -115,7 +115,7 @@ def traced_values(algorithm: ETraceAlgorithm) -> Values:
 
 
 def first_written(before: Values, now: Values) -> Path | None:
-    """Return the first State that does not hold what it held before, or ``None``."""
+    """Return the first State whose value has changed, or ``None``."""
     for path, leaves in now.items():
         if any(leaf is not then for leaf, then in zip(leaves, before[path], strict=True)):
             return path
@@ -124,18 +124,18 @@ def first_written(before: Values, now: Values) -> Path | None:
 
 @dataclasses.dataclass
 class Recorder:
-    """Stands in for the algorithm during one call of the step function.
+    """Replacement of the algorithm during one call of the step function.
 
     Attributes
     ----------
     algorithm
         The algorithm.
     run
-        How the step is run.
+        Runs the step.
     calls
-        How often the step function has called the learner.
+        Number of learner calls by the step function.
     records
-        What the step has left.
+        Residuals of the step.
     """
 
     algorithm: ETraceAlgorithm
@@ -148,12 +148,12 @@ class Recorder:
         self._trace = trace_state()
 
     def __call__(self, *arguments: Any) -> Any:
-        """Run one step, with the model's States read and written.
+        """Run one step, which reads and writes the model's States.
 
         Raises
         ------
         OptionError
-            Inside a transformation of the step function's own, or if a State was written.
+            Inside a transformation in the step function, or if a State was written.
         """
         if trace_state() != self._trace:
             raise OptionError(LOOPS)
@@ -172,12 +172,12 @@ class Recorder:
         return jax.tree.unflatten(graph.traced.output_tree, outputs)
 
     def check_states(self) -> None:
-        """Refuse traced hidden states that are not as the last step left them.
+        """Refuse traced hidden states that have changed since the last step.
 
         Raises
         ------
         OptionError
-            If something else has written one.
+            If other code has written one.
         """
         path = first_written(self._left, traced_values(self.algorithm))
         if path is not None:

@@ -1,13 +1,13 @@
-"""What the steps of a chunk record, and what is made of it: decided here for both loops over steps.
+"""Residuals of a chunk: which values are recorded, and how results are computed from them.
 
-A step gives losses, what the user wants besides, and the records that the traces need. Each of
-them is one of these:
+A step returns losses, auxiliary results, and the residuals of the traces. Each of these values is
+one of the following:
 
-* the same in every step: it is computed once, and its time axis has length 1;
-* a slice of the sequences, which are there already;
-* computed ahead of the loop, from the slices alone;
-* recorded by the loop; values that are the same variable are recorded once;
-* computed after the loop, for all steps at once, from what is there by then.
+* loop-invariant: it is computed once, and its time axis has length 1;
+* a slice of the sequences, which exists already;
+* hoisted: computed before the loop, from the slices alone;
+* recorded by the loop; equal variables are recorded once;
+* computed after the loop, for all steps at once, from the other values.
 """
 
 import dataclasses
@@ -41,14 +41,14 @@ Leaf = TypeVar("Leaf")
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
-    """What results of a chunk are computed from, later on.
+    """Sources of the results of a chunk.
 
     Attributes
     ----------
     over_time, once
-        Values of every step, and those that are the same in all of them.
+        Values per step, and loop-invariant values.
     steps
-        How many steps there are.
+        Number of steps.
     """
 
     over_time: list[jax.Array]
@@ -62,20 +62,21 @@ jax.tree_util.register_dataclass(Kept, ["over_time", "once"], ["steps"])
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ChunkResult:
-    """What the differentiated steps of a chunk yield.
+    """Results of the differentiated steps of a chunk.
 
     Attributes
     ----------
     gradients
-        Of the parameters' leaves that the losses depend on outside the traces, summed over time.
+        Gradients of the parameters' leaves that the losses depend on outside the traces, summed
+        over time.
     signal
-        Derivative of the scaled losses with respect to the probes, time first.
+        Derivative of the scaled losses with respect to the perturbations, time first.
     written
         New values of the States that the steps write.
     loss, aux
-        What the function returned, time first; the losses are not scaled.
+        Results of the function, time first; the losses are not scaled.
     kept
-        What the records are computed from.
+        Sources of the residuals.
     """
 
     gradients: list[jax.Array]
@@ -88,7 +89,7 @@ class ChunkResult:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Results:
-    """Some results of a step, and what their values over time are made of.
+    """Some results of a step, and the sources of their values over time.
 
     Attributes
     ----------
@@ -97,13 +98,13 @@ class Results:
     results
         A pytree of its variables and of constants.
     given
-        For variables that are given over time: which of them has the value.
+        For variables with values over time: the variable that has the value.
     computed
-        Those that are computed from these.
+        Variables computed from these.
     once
-        What is the same in every step, of the results and of what they are computed from.
+        Loop-invariant results and operands.
     literal
-        What of that is made of numbers in the program alone: it is not kept, but made again.
+        Those of them that depend only on literals; they are computed again instead of stored.
     """
 
     program: Program
@@ -115,24 +116,24 @@ class Results:
 
     @property
     def sources(self) -> list[Var]:
-        """The variables whose values over time are kept."""
+        """The variables whose values over time are stored."""
         return list(dict.fromkeys(self.given.values()))
 
     def keep(self, fixed: ByVar, over_time: ByVar, steps: int) -> Kept:
-        """Return what the results are made of.
+        """Return the sources of the results.
 
         Parameters
         ----------
         fixed, over_time
-            Values that are the same in every step, and those that have one for each.
+            Values that are equal in all steps, and values per step.
         steps
-            How many steps there are.
+            Number of steps.
         """
         once = evaluate(self.program, self.once, fixed)
         return Kept([over_time[var] for var in self.sources], once, steps)
 
     def __call__(self, kept: Kept) -> PyTree:
-        """Return the results, time first; of length 1 for what is the same in every step."""
+        """Return the results, time first, with a time axis of length 1 if loop-invariant."""
         literal = evaluate(self.program, self.literal, {})
         once = {**zip_dict(self.once, kept.once), **zip_dict(self.literal, literal)}
         over_time = zip_dict(self.sources, kept.over_time)
@@ -148,14 +149,14 @@ class Results:
 
 
 def results_of(step: StepProgram, results: PyTree, source: Mapping[Var, Var]) -> Results:
-    """Find out what some results of a step are made of.
+    """Find the sources of some results of a step.
 
     Parameters
     ----------
     step, results
         The step, and a pytree of its variables and of constants.
     source
-        For all variables that are given over time: which of them has the value.
+        For all variables with values over time: the variable that has the value.
     """
     targets, program = vars_of(results), step.program
     behind = program.depends_on(targets, frozenset(source)) & step.varying
@@ -172,7 +173,7 @@ def results_of(step: StepProgram, results: PyTree, source: Mapping[Var, Var]) ->
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Recording:
-    """What the steps of a chunk record.
+    """The recorded values of a chunk.
 
     Attributes
     ----------
@@ -181,9 +182,9 @@ class Recording:
     written
         Variables that have a value for every step.
     source
-        For variables that are given for all steps: which of them has the value.
+        For variables with values for all steps: the variable that has the value.
     of_traces
-        The records that the traces need.
+        The residuals of the traces.
     of_products
         See `Split`.
     """
@@ -196,19 +197,18 @@ class Recording:
 
     @property
     def bytes_per_step(self) -> int:
-        """What every step of a chunk writes."""
+        """Bytes that every step of a chunk writes."""
         written = vars_of((self.written, self.of_traces.computed))
         return self.of_products + sum(map(size_of, written))
 
     def chosen(self, leaves: Iterable[Leaf]) -> list[Leaf]:
-        """Return, of something for every leaf of the parameters, that for the differentiated."""
+        """Return the items of differentiated leaves, from one item per leaf of the parameters."""
         return list(itertools.compress(leaves, self.differentiated))
 
     def records(self, kept: Kept) -> Records:
-        """Return the records of a chunk, from what `Results.keep` has returned.
+        """Return the residuals of a chunk, from the result of `Results.keep`.
 
-        All have a full time axis but for transitions ``D`` that do not change. Chunks of one length
-        are traced once.
+        All have a full time axis, except for constant ``D``. Chunks of one length are traced once.
         """
         records: Records = self._traced(kept)
         return records
@@ -225,10 +225,10 @@ class Recording:
 
 
 def record_all(step: StepProgram) -> Recording:
-    """Decide what a loop records that runs whole steps, derivatives included: all that changes.
+    """Return the recording of a loop over whole steps with derivatives: all values that vary.
 
-    The gradient of a parameter without a path to the loss outside the traces is a constant zero:
-    it depends on no input of the step, not even on the scale of the loss.
+    The gradient of a parameter without a path to the loss outside the traces is a constant zero: it
+    depends on no input of the step, not even on the scale of the loss.
     """
     gradients, *results = step.results
     source = {var: var for var in vars_of(results) if var in step.varying}
@@ -243,7 +243,7 @@ def record_all(step: StepProgram) -> Recording:
 
 
 def record_what_waits(step: StepProgram, split: Split) -> Recording:
-    """Decide what is recorded where a loop runs only what has to wait for the step before."""
+    """Return the recording of loops over only those operations that depend on the step before."""
     loss, _, records = step.results
     reaching = step.program.depends_on([loss], blocked=CONSTANT)
     differentiated = tuple(var in reaching for var in step.parameters)
@@ -256,7 +256,7 @@ def record_what_waits(step: StepProgram, split: Split) -> Recording:
 def in_parts(
     program: Program, inputs: Mapping[str, Atom], source: Mapping[Var, Var]
 ) -> dict[str, Atom | SideBySide]:
-    """Return inputs of operations, and of what is joined but not given over time, the parts."""
+    """Return inputs of operations; a concatenated input without values over time as its parts."""
 
     def parts_of(atom: Atom) -> Atom | SideBySide:
         index = None if not is_var(atom) or atom in source else program.producer.get(atom)

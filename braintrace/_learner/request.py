@@ -18,9 +18,9 @@ class Request:
     method
         Its name.
     sequences, options
-        What the user gives; see `Learner.etrace_grad`.
+        The user's arguments; see `Learner.etrace_grad`.
     chosen
-        The parameters whose gradients are wanted; ``None``: all.
+        The parameters whose gradients are requested; ``None``: all.
     """
 
     method: str

@@ -1,4 +1,4 @@
-"""What a call of one of a learner's methods asks for, from what the user gives."""
+"""Requests: a call of a learner's method, converted from the user's arguments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BODIES: dict[str, Callable[[LearnerParts, Request, Arguments], Body]] = {
     "etrace_evolve": evolving,
     "predict": predicting,
 }
-"""Makes the body of the calls of a method, given checked arguments as an example."""
+"""Constructors of the body of each method, from checked example arguments."""
 
 
 def request_of(
@@ -32,7 +32,7 @@ def request_of(
     Raises
     ------
     OptionError
-        If its options choose no parameters of the model, or not exactly one kind of update.
+        If its options select no parameters of the model, or not exactly one kind of update.
     """
     if "update_fn" in METHODS[method]:
         check_updates(options)

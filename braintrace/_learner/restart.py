@@ -1,4 +1,4 @@
-"""Sequences that start anew somewhere inside: which States, from which values."""
+"""Resets inside a sequence: flags, affected States, and initial values."""
 
 from collections.abc import Collection, Mapping
 
@@ -17,18 +17,18 @@ Initial = list[PyTree]
 """Values of the short-term States at the start of a sequence, in the order of the States."""
 
 Restarts = tuple[jax.Array | None, Initial]
-"""Flags of every step, ``(T,)`` or ``(T, batch)``, and the values that States start anew from."""
+"""Flags of every step, ``(T,)`` or ``(T, batch)``, and the initial values of States."""
 
 
 def check_reset(
     reset: ArrayLike | None, graph: ETraceGraph, states: States, steps: int
 ) -> jax.Array | None:
-    """Return which steps, or which samples at which steps, start anew; ``None``: none does.
+    """Return reset flags of steps, or of samples at steps; ``None``: no resets.
 
     Parameters
     ----------
     reset
-        What the user gives.
+        The user's argument.
     graph, states
         The compiled model, and all its States.
     steps
@@ -54,7 +54,7 @@ def check_reset(
 
 
 def initial_values(algorithm: ETraceAlgorithm, states: States) -> Initial:
-    """Return the values that States, all of the model's, start anew from."""
+    """Return the initial values of all States of the model."""
     return list(algorithm.initial_values(states).values())
 
 
@@ -68,7 +68,7 @@ def check_held(algorithm: ETraceAlgorithm, written: Collection[Path], restarts: 
     written
         Paths of the States that the steps of the sequence write.
     restarts
-        Whether short-term States start anew within it.
+        Whether short-term States are reset within it.
 
     Raises
     ------
@@ -97,7 +97,7 @@ def check_held(algorithm: ETraceAlgorithm, written: Collection[Path], restarts: 
 
 
 def restart_states(algorithm: ETraceAlgorithm, initial: Initial, flags: jax.Array) -> None:
-    """Start some samples of the model's States anew, or all."""
+    """Reset some samples of the model's States, or all."""
     states = algorithm.short_term_states
     now = {path: state.value for path, state in states.items()}
     anew = values_anew(algorithm.graph.batch, now, dict(zip(states, initial, strict=True)), flags)
@@ -108,14 +108,14 @@ def restart_states(algorithm: ETraceAlgorithm, initial: Initial, flags: jax.Arra
 def initial_inputs(
     algorithm: ETraceAlgorithm, values: Mapping[Path, PyTree], initial: Initial
 ) -> dict[Var, PyTree]:
-    """Return the inputs of the step's program that start anew, with their values.
+    """Return the inputs of the step's program that a reset changes, with their initial values.
 
     Parameters
     ----------
     algorithm, values
         The algorithm, and values of the States of its step.
     initial
-        Those that States start anew from; none at all if none does.
+        Initial values of States; empty without resets.
     """
     by_path = dict(zip(algorithm.short_term_states, initial, strict=True)) if initial else {}
     graph, states = algorithm.graph, algorithm.states_of_step

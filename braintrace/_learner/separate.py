@@ -1,7 +1,7 @@
-"""Products with what is joined of parts: ``[x, h] @ W = x @ W_x + h @ W_h``.
+"""Products with concatenated operands: ``[x, h] @ W = x @ W_x + h @ W_h``.
 
-A gate reads its input and its own State side by side. The input's share of the product does not
-wait for the step before if it is taken on its own, and neither does its derivative.
+A gate reads the concatenation of its input and its State. If the share of the input is a separate
+product, it does not depend on the step before, and neither does its derivative.
 """
 
 import functools
@@ -21,11 +21,11 @@ from .over_time import is_half
 from .step_program import StepProgram
 
 Waiting = tuple[bool, ...]
-"""For each part of an array: whether it waits for the step before."""
+"""For each part of an array: whether it depends on the step before."""
 
 
 def separated(step: StepProgram) -> StepProgram:
-    """Return a step in which products are separated of which one part waits, and another not."""
+    """Return a step in which products are split if only some parts depend on the step before."""
     program = step.program
     if not any(_joined(program, equation) for equation in program.equations):
         return step
@@ -52,7 +52,7 @@ def separated(step: StepProgram) -> StepProgram:
 
 
 def _joined(program: Program, equation: Equation) -> tuple[int, Equation] | None:
-    """Return which operand of a product is joined of parts, and the equation that joins them."""
+    """Return the index of a concatenated operand of a product, and the concatenation."""
     primitive = equation.primitive
     if isinstance(primitive, ETPPrimitive):
         index = get_primitive_spec(primitive).x_invar_index
@@ -68,7 +68,7 @@ def _joined(program: Program, equation: Equation) -> tuple[int, Equation] | None
 
 
 def _waiting_parts(step: StepProgram, values: Program) -> dict[Var, Waiting]:
-    """Return for the products that are to be separated, by what they give, which parts wait."""
+    """Return the products to split, by their results, with flags of the dependent parts."""
     graph, found = dependences_of(step, values), {}
     for index, equation in enumerate(values.equations):
         joined = _joined(values, equation) if graph.is_circle(index) else None
@@ -85,7 +85,7 @@ def _sum(
     operand: int,
     parts: tuple[list[Any], Waiting, int],
 ) -> Sequence[Any] | None:
-    """Run a product as the sum of those with its waiting parts, and with the others."""
+    """Run a product as the sum of the product with dependent parts, and with other parts."""
     if not isinstance(equation.primitive, ETPPrimitive):
         return _sum_of_dots(equation, values, operand, parts)
     x = values[operand]
@@ -118,7 +118,7 @@ def _sum_of_dots(
         for start, stop in itertools.pairwise(edges)
     ]
     dtype = equation.outvars[0].aval.dtype
-    if is_half(dtype):  # both are rounded once, as their sum would be
+    if is_half(dtype):  # round only the sum, once
         params = {**equation.params, "preferred_element_type": jnp.dtype(jnp.float32)}
         equation = equation.replace(params=params)
     total = []

@@ -1,4 +1,4 @@
-"""The methods of a learner that run whole sequences, in which time is axis 0."""
+"""Methods of a learner that run whole sequences, in which time is axis 0."""
 
 from __future__ import annotations
 
@@ -73,78 +73,78 @@ def etrace_grad(
 @on_automatic_axes
 @takes(WATCHED["etrace_grad"])
 def etrace_grad(learner: HasParts, *sequences: PyTree, **options: Any) -> PyTree:
-    """Return the gradient of a loss over a sequence; states and traces move on.
+    """Return the gradient of a loss over a sequence, and advance states and traces.
 
     Parameters
     ----------
     *sequences
-        Pytrees of arrays ``(T, …)``; ``step_fn`` gets the slices of one step.
+        Pytrees of arrays ``(T, …)``; ``step_fn`` receives the slices of one step.
     step_fn
-        Calls this learner once and returns the scalar loss of the step (with ``has_aux``:
-        a pair of it and a pytree). It is traced once for its code, its defaults and the
-        values that it has closed over, so you can create a lambda in every call. Changes of
-        globals, and inside closed-over objects, are not seen, as in ``jax.jit``: keep such
-        values in a State. States that it reads before the call, and States that it owns, carry no
-        gradient from one step to the next (nor, with a ``window``, to the next window).
+        Calls this learner once and returns the scalar loss of the step (with ``has_aux``: a pair of
+        the loss and a pytree). It is traced once for its code, its defaults and its closed-over
+        values, so you can create a lambda in every call. Changes of globals, and inside closed-over
+        objects, have no effect, as in ``jax.jit``: store such values in a State. States that it
+        reads before the call, and States of your own, have no gradient from one step to the next
+        (nor, with a ``window``, to the next window).
     window
         Number of steps that are differentiated in full. The gradient is backpropagation through
-        time within each window, plus the rule's traces for the time before it. Windows begin at the
-        first step of the call, and the last one may be shorter. A reset within a window ends what
-        its samples have from before, and steps of weight 0 count towards its length. `RTRL` is
-        exact without windows and ignores it. ``None``: the window that the learner was compiled
-        with, or none, which is the rule itself. ``window=1`` differs from that where units couple.
+        time within each window, plus the rule's traces for the time before it. Windows start at the
+        first step of the call, and the last one may be shorter. A reset within a window truncates
+        the gradient of its samples, and steps of weight 0 count towards the length. `RTRL` is exact
+        without windows and ignores it. ``None``: the window that the learner was compiled with, or
+        none, which is the rule itself. ``window=1`` differs from the rule if units are coupled.
     mask
-        Weights ``(T,)`` of the steps' losses; ``None``: all are 1. Where all are 0, the
-        gradient is 0. A step of weight 0 leaves the gradient alone, whatever its inputs are:
-        padding may be NaN, and so may the states and traces that it leaves behind.
+        Weights ``(T,)`` of the steps' losses; ``None``: all are 1. If all are 0, the gradient is 0.
+        A step of weight 0 does not change the gradient, for any inputs: padding may be NaN, and so
+        may the states and traces after it.
     reduction
         ``'mean'``: the weighted mean over the steps. ``'sum'``: the weighted sum.
     chunk_size
-        Number of steps that are run between two updates of the traces. It changes speed and
-        memory, not the gradient. ``'auto'``: the shortest chunk that is expected to be among the
-        fastest within ``memory_budget``; `report` says which. From zero traces a sequence is best
-        run as one chunk, which needs no trace. With a ``window``, a chunk is as many whole windows
-        as fit into that number of steps, at least one; ``'auto'`` is one, or with ``memory_budget``
-        as many as it admits.
+        Number of steps between two updates of the traces. It changes speed and memory, not the
+        gradient. ``'auto'``: the shortest chunk that is expected to be among the fastest within
+        ``memory_budget``; `report` shows it. From zero traces, a single chunk for the whole
+        sequence is best, since it needs no trace. With a ``window``, a chunk is the largest number
+        of whole windows that fits, at least one; ``'auto'`` is one window, or with
+        ``memory_budget`` the largest number within the budget.
     memory_budget
-        For ``chunk_size='auto'``: how many bytes the steps of a chunk may record, at least one
-        step and as many as the traces take. Beyond it memory does not grow with the
-        sequence. ``None``: a tenth of the device's memory, and at most 1 GiB.
+        For ``chunk_size='auto'``: limit of the bytes that the steps of a chunk may record. The
+        limit is never below one step, or below the size of the traces. Memory is constant in
+        sequence length. ``None``: a tenth of the device's memory, and at most 1 GiB.
     has_aux
-        Whether ``step_fn`` returns auxiliary results as well; they are stacked over time.
+        Whether ``step_fn`` also returns auxiliary results; they are stacked over time.
     return_value
-        Return the losses of the steps as well, ``(T,)``: 0 where the mask is 0, and otherwise
-        as ``step_fn`` returns them.
+        Also return the losses of the steps, ``(T,)``: 0 where the mask is 0, and otherwise as
+        ``step_fn`` returns them.
     unit_aware
-        Give gradients the unit of the loss over that of the parameter, as
-        ``brainstate.transform.grad`` does with this option; without it they are in the
+        Return gradients in the unit of the loss over the unit of the parameter, as
+        ``brainstate.transform.grad`` does with this option. Without it, gradients are in the
         parameter's own container, and the loss must have no unit.
     reset
         Booleans ``(T,)``, or ``(T, batch)`` to reset single samples along the batch axis of each
-        state (a state without one is reset when all samples are): states and traces are
-        reset before the steps where it is true, as for a separate sequence. States get the
-        values of ``init_state``; nothing that was NaN before is seen after it.
+        state (a state without a batch axis is reset if all samples are). States and traces are
+        reset before the steps with True, as for a separate sequence. States get the values of
+        ``init_state``; earlier NaN values have no effect after a reset.
     weights
-        Parameters whose gradients are wanted, some of ``model.states(brainstate.ParamState)``
-        as a dict; ``None``: all. The traces of all move on.
+        Parameters whose gradients are requested, some of ``model.states(brainstate.ParamState)`` as
+        a dict; ``None``: all. The traces of all parameters advance.
     progress, log_every, on_log
-        See `etrace_online`. The sequence is then run in blocks, whose traces are all computed.
+        See `etrace_online`. The sequence then runs in blocks, whose traces are all computed.
 
     Returns
     -------
     gradients, or ``(gradients, losses)``, ``(gradients, aux)``, ``(gradients, losses, aux)``
         Gradients are a dict keyed like ``model.states(brainstate.ParamState)``, or like
-        ``weights``. Those of a `from_function` model are a pytree like its ``params``.
+        ``weights``. For a `from_function` model, they are a pytree like its ``params``.
 
     Raises
     ------
     ShapeError
         For sequences that are empty, differ in length or do not fit the states.
     DtypeError
-        For sequences, a mask or flags that are nothing that JAX computes with.
+        For sequences, a mask or flags that are not JAX types.
     OptionError
-        For an option value that is not accepted, or a ``step_fn`` that does not call the
-        learner exactly once, writes a parameter or a hidden state, or returns no scalar.
+        For an option value that is not accepted, or a ``step_fn`` that does not call the learner
+        exactly once, writes a parameter or a hidden state, or returns no scalar.
     """
     return _run(learner, "etrace_grad", sequences, options)
 
@@ -176,64 +176,64 @@ def etrace_online(
 @on_automatic_axes
 @takes(WATCHED["etrace_online"])
 def etrace_online(learner: HasParts, *sequences: PyTree, **options: Any) -> PyTree:
-    """Learn at every step of a stream: its gradient, an update, then the next step.
+    """Learn online: compute the gradient of each step of a stream, and update the parameters.
 
     Parameters
     ----------
     *sequences
-        Pytrees of arrays ``(T, …)``; ``step_fn`` gets the slices of one step.
+        Pytrees of arrays ``(T, …)``; ``step_fn`` receives the slices of one step.
     step_fn
-        As for `etrace_grad`. It does not write parameters.
+        As for `etrace_grad`. It must not write parameters.
     optimizer
-        An ``optax.GradientTransformation``, whose state the learner holds (`optimizer_state`), or
-        an object whose method ``update(gradients)`` changes parameters, as brainstate's optimizers
-        have it. It goes on from call to call. Gradients are in the units of their parameters for
-        it, and those of complex parameters conjugated: it goes downhill. Give it or ``update_fn``.
+        An ``optax.GradientTransformation``, whose state the learner stores (`optimizer_state`), or
+        an object whose method ``update(gradients)`` changes parameters, such as brainstate's
+        optimizers. Its state continues from call to call. It receives gradients in the units of
+        their parameters, conjugated for complex parameters, so that it descends. Pass either
+        ``optimizer`` or ``update_fn``.
     update_fn
         Called after every step with the gradient of its loss, keyed like
-        ``model.states(brainstate.ParamState)``, and with ``has_aux`` with the auxiliary
-        results as well. It writes the parameters, and whatever States it keeps for that; its result
-        is not used. It is traced once, like ``step_fn``. Create the States that they use before
-        the first call. `reset_state` in it, of all samples or with ``where`` of some, starts a new
-        sequence with the next step, as ``reset`` does; it does not write hidden states or traces
-        itself.
+        ``model.states(brainstate.ParamState)``, and with ``has_aux`` also with the auxiliary
+        results. It writes the parameters, and any States of its own; its result is ignored. It is
+        traced once, like ``step_fn``. Create the States that both use before the first call. A call
+        of `reset_state` in it, for all samples or with ``where`` for some, starts a new sequence
+        with the next step, like ``reset``. It must not write hidden states or traces.
     every
-        Number of steps for one update, by the mean of their losses. Parameters hold still for as
-        many, which are run as chunks (see `etrace_grad`); the last block of a call may be shorter.
-        ``update_fn`` gets the auxiliary results of the block.
+        Number of steps per update, which uses the mean of their losses. Parameters are constant for
+        these steps, which run as chunks (see `etrace_grad`). The last block of a call may be
+        shorter. ``update_fn`` receives the auxiliary results of the block.
     window
-        As for `etrace_grad`, from the first step of each block. It divides ``every``, so that no
-        window spans an update. With ``every=1`` it can be 1.
+        As for `etrace_grad`, from the first step of each block. It must divide ``every``, so that
+        no window spans an update. With ``every=1`` it can only be 1.
     mask
-        Weights ``(T,)`` of the steps' losses, as for `etrace_grad`, in the mean of each block.
-        Where all steps of a block have weight 0, nothing is updated: neither parameters nor
-        optimizer.
+        Weights ``(T,)`` of the steps' losses, as for `etrace_grad`, in the mean of each block. If
+        all steps of a block have weight 0, there is no update of parameters or optimizer.
     nonfinite
-        What is done where a loss or a gradient is NaN or infinite. ``'ignore'``: nothing.
-        ``'skip'``: that update is left out and counted (`skipped_updates`), and samples whose
-        states or traces are not finite start anew. ``'raise'``: the call changes nothing, and its
-        error names step, loss and parameter. Every step is looked at, before its update, if and
-        only if losses, parameters or optimizer are not finite after the call, which then begins
-        once more: a gradient that the update makes finite, as ``optax.zero_nans`` does, is found
-        in calls of one step and in functions of a `LearnerState` alone.
+        Action for a NaN or infinite loss or gradient. ``'ignore'``: none. ``'skip'``: the update is
+        omitted and counted (`skipped_updates`), and samples with non-finite states or traces are
+        reset. ``'raise'``: the call changes nothing, and its error names step, loss and parameter.
+        A call first runs without checks. If losses, parameters or optimizer are not finite after
+        it, the call runs again and checks every step before its update. A gradient that the update
+        makes finite, as with ``optax.zero_nans``, is therefore detected only in calls of one step
+        and in functions of a `LearnerState`.
     has_aux
-        Whether ``step_fn`` returns auxiliary results as well; they are stacked over time.
+        Whether ``step_fn`` also returns auxiliary results; they are stacked over time.
     unit_aware
         See `etrace_grad`.
     reset
         See `etrace_grad`.
     progress
-        Show a bar with steps, their rate and the latest loss (tqdm, of the extra ``progress``).
+        Show a progress bar with steps, their rate and the latest loss (tqdm, of the extra
+        ``progress``).
     log_every, on_log
-        Call ``on_log(step, metrics)`` after every ``log_every`` steps of the call, when the learner
-        is where they have left it: it may be saved, tried out, or plotted. ``metrics`` has the
-        means since the last call, of ``"loss"`` and with ``has_aux`` of ``"aux"``, and
+        Call ``on_log(step, metrics)`` after every ``log_every`` steps of the call. The learner is
+        then in the state after these steps: you can save, evaluate or plot it. ``metrics`` contains
+        the means since the last call, of ``"loss"`` and with ``has_aux`` of ``"aux"``, and
         ``"steps_per_second"``.
 
     Returns
     -------
     losses, or ``(losses, aux)``
-        The loss of every step, ``(T,)``, each before its update; 0 where the mask is 0.
+        The loss of every step before its update, ``(T,)``; 0 where the mask is 0.
 
     Raises
     ------
@@ -241,22 +241,23 @@ def etrace_online(learner: HasParts, *sequences: PyTree, **options: Any) -> PyTr
         For sequences that are empty, differ in length or do not fit the states.
     OptionError
         For a ``step_fn`` that does not call the learner exactly once, writes a parameter or a
-        hidden state, or returns no scalar, for an ``update_fn`` that calls the learner or writes
-        hidden states or traces, for another ``optimizer`` than the one whose state the learner
-        holds, and for a ``window`` that does not divide ``every``.
+        hidden state, or returns no scalar; for an ``update_fn`` that calls the learner or writes
+        hidden states or traces; for another ``optimizer`` than the one whose state the learner has;
+        and for a ``window`` that does not divide ``every``.
     NonFiniteError
-        See ``nonfinite``. The learner is as it was before the call, or before its last block.
+        See ``nonfinite``. The learner is in the state before the call, or before its last block.
     Interrupted
         After Ctrl-C in a call with ``progress`` or ``log_every``, which ends with the next block.
 
     Notes
     -----
-    The traces hold what older parameters have done, as in every online learner that has a
-    memory. What lies between a parameter and its trace (the function of `element_wise`, the
-    factors of `lora_matmul`, a mask) is differentiated at the parameters of the step.
+    Online updates make traces stale: they contain derivatives with respect to earlier parameters,
+    as in every online learner with a memory. Operations between a parameter and its trace (the
+    function of `element_wise`, the factors of `lora_matmul`, a mask) are differentiated at the
+    current parameters.
 
-    A stream that arrives step by step is given step by step, as sequences of length 1. The
-    traces are then updated in place, which a loop of your own around the learner cannot do.
+    If a stream arrives step by step, pass sequences of length 1. The traces are then updated in
+    place, which is not possible in your own loop around the learner.
 
     Examples
     --------
@@ -273,7 +274,7 @@ def etrace_online(learner: HasParts, *sequences: PyTree, **options: Any) -> PyTr
     >>> losses.shape
     (100,)
 
-    The same with an update of your own:
+    The same with your own update:
 
     >>> import brainstate, jax
     >>> weights = model.states(brainstate.ParamState)
@@ -317,9 +318,9 @@ def etrace_evolve(learner: HasParts, *sequences: PyTree, **options: Any) -> PyTr
     chunk_size, memory_budget, reset
         See `etrace_grad`.
     return_outputs
-        Whether the outputs are returned; without, they are not kept.
+        Whether to return the outputs; otherwise they are not stored.
     progress, log_every, on_log
-        See `etrace_online`; there is no loss to tell of.
+        See `etrace_online`; there is no loss to report.
 
     Returns
     -------
@@ -340,7 +341,7 @@ def etrace_evolve(learner: HasParts, *sequences: PyTree, **options: Any) -> PyTr
 def predict(
     learner: HasParts, *sequences: PyTree, **options: Unpack[WatchedPredictOptions]
 ) -> PyTree:
-    """Run the model alone over a sequence: states move on, traces do not.
+    """Run only the model over a sequence, which advances states but not traces.
 
     Parameters
     ----------
@@ -349,7 +350,7 @@ def predict(
     reset
         See `etrace_grad`.
     progress, log_every, on_log
-        See `etrace_online`; there is no loss to tell of.
+        See `etrace_online`; there is no loss to report.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""A learner on a mesh of devices: what it holds is divided, and stays so."""
+"""Sharding of a learner over a mesh of devices."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ MESH = Kind("a `jax.sharding.Mesh`", lambda value: isinstance(value, Mesh))
 def shard(
     learner: Learner, mesh: Mesh, data: str | None = "data", model: str | None = None
 ) -> None:
-    """Divide what a learner holds over the devices of a mesh.
+    """Shard a learner's arrays over the devices of a mesh.
 
-    Samples are divided along one axis of the mesh, outputs of ETP operations along another:
-    hidden states by their units, parameters by their outputs, traces by both. What has neither
-    lies on every device. All calls work as before and give the same numbers; states and traces
-    stay where they are in each of them, after `reset_state` and `restore` as well. Arguments may
-    lie anywhere.
+    Samples are sharded over one axis of the mesh, outputs of ETP operations over another: hidden
+    states by their units, parameters by their outputs, traces by both. Arrays without these axes
+    are replicated. All calls work as before with the same results, and states and traces keep their
+    placement, also after `reset_state` and `restore`. Arguments may be on any devices.
 
     Parameters
     ----------
     learner
-        The learner; also in the middle of its work.
+        The learner, possibly in the middle of a sequence.
     mesh
-        The devices, along axes of any kind (``Auto`` or ``Explicit``). They may be those of several
-        processes, all of which call the same methods then.
+        The devices, along axes of any kind (``Auto`` or ``Explicit``). They may belong to several
+        processes; all of these must then call the same methods.
     data
-        Axis of the mesh along which samples are divided; ``None``: none is.
+        Axis of the mesh over which samples are sharded; ``None``: samples are replicated.
     model
-        Axis of the mesh along which outputs are divided; ``None``: none is. Units that are no
+        Axis of the mesh over which outputs are sharded; ``None``: outputs are replicated. Some
+        arrays remain replicated, and ``learner.report()`` names them: units whose number is not a
         multiple of the number of parts, and sparse matrices whose entries are not in the order of
-        their outputs, equally many for each part, stay whole; ``learner.report()`` names them. Of
-        gates side by side, units are divided: their states and traces, not the weight.
+        their outputs, with an equal number for each part. Concatenated gates are sharded by unit:
+        their states and traces, not the weight.
 
     Raises
     ------
     OptionError
-        If the mesh has no such axis, if there is no batch, or if a map around the learner divides
-        its arrays already.
+        If the mesh has no such axis, if there is no batch, or if a map around the learner already
+        shards its arrays.
     ShapeError
-        If the batch is no multiple of the number of parts.
+        If the batch size is not a multiple of the number of parts.
     NotCompiledError
         If the learner has not been compiled.
 

@@ -1,8 +1,8 @@
-"""What of a step has to wait for the step before, and what can be done for all steps at once.
+"""Loop fission: operations that depend on the step before, and operations for all steps at once.
 
-A loop over time is slow where a single product over time and batch is fast. Only what the next
-step's States are computed from has to be in loops (see `stages`). Outputs, losses and Jacobians
-come after them, from what they have recorded.
+A loop over time is slow compared with a single product over time and batch. Only the operations
+that the next step's States depend on must be in loops (see `stages`). Outputs, losses and Jacobians
+are computed after the loops, from their recorded values.
 """
 
 import dataclasses
@@ -17,31 +17,31 @@ from .stages import MOST_EXTRA, Loops, loops_of
 from .step_program import StepProgram, equations_of, is_product, size_of, vars_of
 
 STEP_BY_STEP = frozenset({"cond", "while", "rng_bit_generator", "rng_uniform", "ffi_call"})
-"""Operations that are another thing, or a dearer one, when they are mapped over time: both
-branches of a `cond` would run, and some generators of random numbers would draw others."""
+"""Operations that differ, or cost more, when mapped over time: both branches of a `cond` would run,
+and some random number generators would return other numbers."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Split:
-    """How a step is cut into loops, and into what comes between and after them.
+    """Fission of a step into loops, and operations between and after them.
 
     Attributes
     ----------
     values
-        The program of the step, where what is equal is computed once: without its derivatives.
+        The program of the step after CSE, without its derivatives.
     loops
         The loops.
     recorded
         Variables that the loops record.
     ahead
-        Those of the products before a loop that somebody reads.
+        Results of hoisted products that are read later.
     source
-        For each variable that is given after the loops: which variable has its value.
+        For each variable that is given after the loops: the variable that has its value.
     same
-        For each variable with a derivative whose value is there: which has it.
+        For each variable with a derivative and a known value: the variable that has the value.
     of_products
-        Bytes that products for the loss give and take, where these are not among the few that no
-        chunk is cut shorter for.
+        Bytes of operands and results of the products for the loss, if they are large enough to
+        limit the chunk length.
     """
 
     values: Program
@@ -54,7 +54,7 @@ class Split:
 
 
 def split_step(step: StepProgram) -> Split | None:
-    """Cut a step into loops and the rest; ``None`` for one that has to be run step by step."""
+    """Split a step into loops and the rest; ``None`` if it must run step by step."""
     program = step.program
     equal = equal_values(program, step.probes)
     values = merged(program, equal)
@@ -86,7 +86,7 @@ def split_step(step: StepProgram) -> Split | None:
     met = [v for e in products for v in vars_of((e.invars, e.outvars)) if v in behind]
     of_products, most = sum(map(size_of, met)), MOST_EXTRA * step.bytes_in_and_out
     is_much = max(of_products, sum(map(size_of, recorded))) > most
-    # In a loop over steps, devices would add up the gradients of all weights at each.
+    # In a loop over steps, devices would sum the gradients of all weights at each step.
     if is_much and not runs_on_several_devices():
         return None
     there = read | {*step.slices}
@@ -97,9 +97,9 @@ def split_step(step: StepProgram) -> Split | None:
 
 
 def _bends_sums(step: StepProgram, differentiable: set[Var]) -> bool:
-    """Tell whether a nonlinear backward rule would get the sum of all gradients, not each.
+    """Test whether a nonlinear backward rule would receive the sum of all gradients.
 
-    Of what is the same in every step there is one, whose gradient is the sum over the steps.
+    A loop-invariant value exists once, so its gradient is the sum over the steps.
     """
     fixed = differentiable - step.varying
     readers = (e for e in step.program.equations if _any_in(e.invars, fixed))
@@ -110,9 +110,9 @@ def _bends_sums(step: StepProgram, differentiable: set[Var]) -> bool:
 
 
 def _adds_up_in_half_precision(step: StepProgram) -> bool:
-    """Tell whether the gradient of a parameter is a plain sum over time in half precision.
+    """Test whether the gradient of a parameter is a plain sum over time in half precision.
 
-    Products add up in single precision inside; elsewhere a sum of ones stops at 256.
+    Products accumulate in single precision; elsewhere a sum of ones stops at 256.
     """
     program = step.program
     half = [var for var in step.parameters if is_half(var.aval.dtype)]
@@ -127,7 +127,7 @@ def _any_in(atoms: Iterable[Atom], variables: set[Var]) -> bool:
 
 
 def _sorted_by_program(program: Program, variables: set[Var]) -> list[Var]:
-    """Return variables in the order in which a program has them."""
+    """Return variables in the order of a program."""
     inputs = [var for var in program.in_vars if var in variables]
     made = (var for equation in equations_of(program, variables) for var in equation.outvars)
     return inputs + [var for var in made if var in variables]

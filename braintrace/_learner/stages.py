@@ -1,11 +1,11 @@
-"""The loops over time that the steps of a chunk are cut into.
+"""Loops over time in a chunk, with hoisted products between them.
 
-States that depend on each other, step after step, share a loop. Between two loops products are
-taken for all steps at once, of what the loops before have recorded: a stack of layers runs like
-so many single layers. What is computed element by element stays in the loop of those who read it.
+States that depend on each other over the steps share a loop. Between two loops, products are
+computed for all steps at once, from the recorded values of earlier loops: a stack of layers runs
+like a sequence of single layers. Elementwise operations stay in the loop of their readers.
 
-The level of a loop is the number of products on the longest way to it. States of one level share
-a loop; where several levels are possible, a State gets the last one, next to those who read it.
+The level of a loop is the number of products on the longest path to it. States of one level share a
+loop. If several levels are possible, a State has the last one, close to its readers.
 """
 
 import dataclasses
@@ -17,26 +17,26 @@ from .dependences import Dependences, dependences_of
 from .step_program import StepProgram, equations_of, is_product, size_of
 
 MOST_EXTRA = 4
-"""How much more than what a step takes in and gives out its products may take, to be kept for all
-steps of a chunk at once: the logits of a large vocabulary are worth a loop."""
+"""Maximum size of a step's products, relative to its inputs and outputs, that are stored for all
+steps of a chunk at once: for the logits of a large vocabulary, a loop is better."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Loop:
-    """A loop over time, and the products that are taken for all steps before it.
+    """A loop over time, and the products that are computed for all steps before it.
 
     Attributes
     ----------
     ahead
-        These products.
+        Results of these products.
     carried
         Indices of the States that it carries.
     made
         Variables that it computes or carries.
     read
-        Variables that it reads of what there is for all steps.
+        Variables with values for all steps that it reads.
     has_effects
-        Whether it runs the equations that have an effect.
+        Whether it runs the equations with effects.
     """
 
     ahead: tuple[Var, ...]
@@ -55,12 +55,12 @@ class Loops:
     in_order
         The loops.
     at_last
-        Indices of the States that no loop carries: no step reads them, and the last one gives
-        their values.
+        Indices of the States that no loop carries: no step reads them, so their values are computed
+        at the last step only.
     given
-        All variables that can be had for all steps, if they are recorded.
+        All variables that are available for all steps, if they are recorded.
     read
-        Those of them that are read before a loop, in it, or for States of the last step.
+        Those of them that are read before or in a loop, or for States of the last step.
     """
 
     in_order: tuple[Loop, ...]
@@ -71,16 +71,16 @@ class Loops:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Levels:
-    """Where equations are run.
+    """Levels of equations and States.
 
     Attributes
     ----------
     of_equation
-        The level of each equation that has to be in a loop, by index.
+        The level of each equation that must be in a loop, by index.
     of_state
-        The level from which on a State can be carried, and whether it has to be in that loop.
+        The first level at which a State can be carried, and whether it must be in that loop.
     products
-        Results of the products that are taken for all steps at once.
+        Results of the products that are computed for all steps at once.
     """
 
     of_equation: dict[int, int]
@@ -91,18 +91,18 @@ class _Levels:
 def loops_of(
     step: StepProgram, values: Program, waiting: Collection[int], later: Collection[Var]
 ) -> Loops:
-    """Cut the loop over time into several.
+    """Split the loop over time into several loops.
 
     Parameters
     ----------
     step
         The step.
     values
-        Its program, where what is equal is computed once.
+        Its program after CSE.
     waiting
-        Indices of the equations that have to be run step by step.
+        Indices of the equations that must run step by step.
     later
-        What the results of the step are computed from.
+        Variables that the results of the step depend on.
     """
     levels = _levels(step, values, waiting, later)
     written = values.out_atoms[: len(step.carried)]
@@ -145,9 +145,9 @@ def loops_of(
 def _levels(
     step: StepProgram, values: Program, waiting: Collection[int], later: Collection[Var]
 ) -> _Levels:
-    """Find out how many products come before what has to be in a loop.
+    """Return the number of products before each equation or State in a loop.
 
-    Nodes of the graph are the equations, and behind them the carried States.
+    Nodes of the graph are the equations, followed by the carried States.
     """
     graph, count = dependences_of(step, values, waiting), len(values.equations)
     read = {count + k for k, v in enumerate(step.carried) if v in later or v in graph.read}
@@ -177,7 +177,7 @@ def _levels(
 def _levels_of_components(
     graph: Dependences, products: Collection[int], stays: list[bool]
 ) -> list[int]:
-    """Return the number of products before each component: the last possible in loops."""
+    """Return the number of products before each component: the last possible one in loops."""
     edges = [
         {(graph.component_of[s], s in products) for node in group for s in graph.sources[node]}
         for group in graph.components
@@ -189,11 +189,11 @@ def _levels_of_components(
 
 
 Edges = list[set[tuple[int, bool]]]
-"""For each component those that it depends on, which come before it, and whether by a product."""
+"""The components that each component depends on, which precede it, and whether by a product."""
 
 
 def _after(edges: Edges, fixed: Sequence[int | None]) -> list[int]:
-    """Return the first possible level of each component, where it is not fixed."""
+    """Return the first possible level of each component whose level is not fixed."""
     levels: list[int] = []
     for number, level in enumerate(fixed):
         behind = (levels[s] + by_product for s, by_product in edges[number] if s != number)
@@ -202,7 +202,7 @@ def _after(edges: Edges, fixed: Sequence[int | None]) -> list[int]:
 
 
 def _before(edges: Edges, most: list[int]) -> list[int]:
-    """Return the last possible level of each component, where there is a highest one."""
+    """Return the last possible level of each component below a maximum."""
     levels = list(most)
     for number in reversed(range(len(edges))):
         for source, by_product in edges[number]:

@@ -1,4 +1,4 @@
-"""All that a learner is, as one pytree."""
+"""Learner state: parameters, states, traces and random keys as one pytree."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ STEP_MARK = ("braintrace", "step_mark")
 
 @dataclasses.dataclass(frozen=True)
 class LearnerState:
-    """All that a learner is: a pytree, made by `FunctionalLearner.state`.
+    """The complete state of a learner: a pytree, created by `FunctionalLearner.state`.
 
-    Its leaves are plain arrays. Each has a name of its own that is the same in every process and on
-    every backend, such as ``parameters/cell/w`` or ``traces/cell/w@mm0>cell/V/weight``:
+    Its leaves are plain arrays. Each has a name that is the same in every process and on every
+    backend, such as ``parameters/cell/w`` or ``traces/cell/w@mm0>cell/V/weight``: the string
     ``jax.tree_util.keystr(path, simple=True, separator="/")`` of its path.
 
     Attributes
@@ -40,23 +40,23 @@ class LearnerState:
     parameters
         Values of the `brainstate.ParamState` of the model by path, keyed like gradients.
     hidden
-        Those of the short-term States, which start anew with a sequence.
+        Values of the short-term States, which are reset with a sequence.
     others
-        Those of all other States, the user's own among them, how many updates were skipped, and a
-        zero by which a gradient tells its first step from later ones.
+        Values of all other States, including the user's own; the number of skipped updates; and a
+        zero that distinguishes the first step of a gradient from later ones.
     random
-        Keys of random numbers, as ``jax.random.key_data``: of the States of the model that hold
-        one, and of ``brainstate.random``.
+        Keys of random numbers, as ``jax.random.key_data``: of the model's States with keys, and of
+        ``brainstate.random``.
     traces
         Eligibility traces by ``{parameter path}@{operation}>{state}``.
     rule
-        What carries them, ``"SnAp(n=1)"``: a part of the structure, like the paths.
+        The rule of the traces, ``"SnAp(n=1)"``: a part of the structure, like the paths.
     optimizer
-        Leaves of the state of the learner's ``optimizer`` by path; empty before it has begun.
+        Leaves of the state of the learner's ``optimizer`` by path; empty before it is initialised.
 
     Examples
     --------
-    What is saved is a dict of arrays by name:
+    Save a dict of arrays by name:
 
     >>> import braintrace, jax, jax.numpy as jnp
     >>> model = braintrace.nn.IndRNN(2, 3)
@@ -69,7 +69,7 @@ class LearnerState:
     >>> saved["hidden/h"].shape, saved["parameters/W/weight/bias"].shape
     ((1, 3), (3,))
 
-    A learner that is built the same way goes on from it:
+    A learner that is built in the same way can continue from it:
 
     >>> structure = jax.tree.structure(functional.state())
     >>> functional.restore(jax.tree.unflatten(structure, [saved[name] for name in names]))
@@ -85,8 +85,8 @@ class LearnerState:
 
 
 def _flatten(state: LearnerState) -> tuple[list[tuple[PyTree, PyTree]], PyTree]:
-    """Return the entries in the order of their printed names: paths cannot always be sorted."""
-    # A field may be None in what somebody made: it is refused by name, and later.
+    """Return the entries in the order of their printed names, since some paths cannot be sorted."""
+    # A field may be None in a user's state: a later check refuses it by name.
     keys = tuple(tuple(sorted(getattr(state, f) or (), key=_printed)) for f in FIELDS)
     children = [
         (jax.tree_util.DictKey(f"{field}/{_printed(key)}"), getattr(state, field)[key])
@@ -115,9 +115,9 @@ def _printed(key: Path | str) -> str:
 
 
 class Place(NamedTuple):
-    """Where the value of a State stands: in a field of a `LearnerState`, under a path.
+    """Field and path of the value of a State in a `LearnerState`.
 
-    Of an optimizer's States, every leaf stands under a path of its own.
+    For an optimizer's States, every leaf has a separate path.
     """
 
     state: brainstate.State
@@ -125,16 +125,16 @@ class Place(NamedTuple):
     path: Path
 
     def entries(self, value: PyTree) -> dict[Path, PyTree]:
-        """Return what stands in the field for a value of the State."""
+        """Return the entries of the field for a value of the State."""
         return by_path(value, self.path) if self.field == "optimizer" else {self.path: raw(value)}
 
     def value_in(self, state: LearnerState) -> PyTree:
-        """Return the value of the State that the state of a learner says.
+        """Return the value of the State in a learner state.
 
         Raises
         ------
         OptionError
-            If it says none.
+            If it is missing.
         """
         entries, (held,) = getattr(state, self.field), values_of([self.state])
         if self.field != "optimizer":
@@ -148,7 +148,7 @@ class Place(NamedTuple):
 
 
 Places: TypeAlias = dict[int, Place]
-"""By the identity of a State."""
+"""Places by the identity of a State."""
 
 
 def places_of(
@@ -161,14 +161,14 @@ def places_of(
     algorithm
         The algorithm, whose model's States come first.
     own
-        What holds the user's own States, by name.
+        Holders of the user's own States, by name.
     optimizer
         The optimizer of the learner.
 
     Raises
     ------
     OptionError
-        If there are no States in something, or two have one name.
+        If a holder has no States, or two States have the same name.
     """
     places = {
         id(state): Place(state, _field(state), path)
@@ -208,7 +208,7 @@ def with_values(
     values: Iterable[PyTree],
     places: Places,
 ) -> LearnerState:
-    """Return the state of a learner with other values of some States."""
+    """Return a learner state with new values of some States."""
     fields: dict[str, PyTree] = {field: dict(getattr(state, field)) for field in FIELDS}
     for found, value in zip(states, values, strict=True):
         if id(found) in places:
@@ -218,7 +218,7 @@ def with_values(
 
 
 def _field(state: brainstate.State) -> str:
-    """Return the field that the value of a State of the model stands in."""
+    """Return the field of the value of a State of the model."""
     if isinstance(state, brainstate.ParamState):
         return "parameters"
     if isinstance(state, brainstate.random.RandomState):
@@ -227,7 +227,7 @@ def _field(state: brainstate.State) -> str:
 
 
 def states_in(name: str, holder: PyTree) -> dict[Path, brainstate.State]:
-    """Return the States of what a user names in `Learner.functional`, by path.
+    """Return the States of a holder in `Learner.functional`, by path.
 
     Raises
     ------
@@ -246,20 +246,20 @@ def states_in(name: str, holder: PyTree) -> dict[Path, brainstate.State]:
 
 
 def _flat(path: Path) -> Path:
-    """Return a path without paths among its parts, as those of dicts by path have."""
+    """Return a path whose parts are not paths; dicts keyed by path have such parts."""
     parts = (_flat(part) if isinstance(part, tuple) else (part,) for part in path)
     return tuple(itertools.chain.from_iterable(parts))
 
 
 def check_like(state: LearnerState, own: LearnerState) -> None:
-    """Refuse what is not like the state of a learner.
+    """Refuse a value that does not fit a learner as its state.
 
     Raises
     ------
     OptionError
-        If it is no state of a learner, or one of another rule, or of the same with other options.
+        If it is not a learner state, or belongs to another rule or to other options.
     ShapeError
-        If it has other entries, or entries of another structure, shape or dtype.
+        If its entries differ in name, structure, shape or dtype.
     """
     if not isinstance(state, LearnerState):
         raise OptionError(f"`state` is {shown(state)}; expected a `LearnerState`.")
@@ -269,7 +269,7 @@ def check_like(state: LearnerState, own: LearnerState) -> None:
             f"`{own.rule}`: traces mean something else to it, even where they have the same names. "
             "Compile the model with the same rule and options, or take only the parameters."
         )
-    # A state without an optimizer's, or of one that the learner does not know yet, is of this one.
+    # The optimizer is compared only if both have one: the learner may not know it yet.
     fields = [f for f in FIELDS if f != "optimizer" or (state.optimizer and own.optimizer)]
     lines = [
         line

@@ -1,4 +1,4 @@
-"""The steps of a chunk, one by one, each with its derivative."""
+"""Chunk runner without loop fission: whole steps, each with its derivative."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ from .step_program import (
 
 
 class StepByStep:
-    """A loop that runs whole steps, derivatives included.
+    """A loop that runs whole steps, including derivatives.
 
     Parameters
     ----------
@@ -32,12 +32,12 @@ class StepByStep:
     values, slices
         Example values.
     has_mask
-        Whether to look for steps of scale zero, and to leave out their backward pass.
+        Whether to omit the backward pass of steps with scale zero.
 
     Attributes
     ----------
     recording
-        What the steps record.
+        The recorded values of the steps.
     """
 
     def __init__(self, step: PureStep, values: Values, slices: PyTree, has_mask: bool) -> None:
@@ -64,7 +64,8 @@ class StepByStep:
         Parameters
         ----------
         values
-            Of the parameters, of the other States, of the probes, and of what is held fixed.
+            Values of the parameters, of the other States, of the perturbations, and of fixed
+            values.
         start
             Values of the States that the steps write, and the sums of gradients so far.
         chunk
@@ -92,7 +93,7 @@ class StepByStep:
         return ChunkResult(gradients, signal, jax.tree.unflatten(tree, states), loss, aux, kept)
 
     def _values(self, known: ByVar) -> ByVar:
-        """Return what one step gives; zeros for what comes from a loss that does not count."""
+        """Return the values of one step, with zeros for derivatives of a masked loss."""
         program = self._step.program
         forward = zip_dict(self._forward, evaluate(program, self._forward, known, effects=True))
         if not self._backward:

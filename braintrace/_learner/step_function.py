@@ -1,4 +1,4 @@
-"""The user's function of one step: how it is called, and what it has to return."""
+"""Step function: calls of the user's function of one step, and checks of its result."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def call_step_function(
     step_fn
         The user's function.
     recorder
-        What runs the learner's step.
+        Runs the learner's step.
     slices
         The function's arguments.
     has_aux
-        Whether it returns auxiliary results; they are ``None`` otherwise.
+        Whether it returns auxiliary results; otherwise they are ``None``.
 
     Raises
     ------
     OptionError
-        If it is no function of the slices, does not call the learner exactly once, writes a hidden
-        state, or returns no floating-point number.
+        If it is not a function of the slices, does not call the learner exactly once, writes a
+        hidden state, or returns no floating-point number.
     """
     check_takes("step_fn", step_fn, slices, f"{len(slices)} slices, one of each sequence")
     call = f"`step_fn` fails for {_told(step_fn, slices)}"
@@ -86,7 +86,7 @@ def _loss_and_aux(result: PyTree, has_aux: bool) -> tuple[PyTree, PyTree]:
 
 
 def _is_number(loss: object) -> bool:
-    """Tell whether a loss can be differentiated: one real floating-point number."""
+    """Test whether a loss can be differentiated: one real floating-point number."""
     try:
         aval = jax.typeof(saiunit.get_mantissa(loss) if is_quantity(loss) else loss)
     except TypeError:
@@ -104,7 +104,7 @@ def update_parameters(update_fn: Callable[..., PyTree], *results: PyTree) -> Non
     Raises
     ------
     OptionError
-        If it is no function of them.
+        If it is not a function of them.
     """
     what = ("the `gradients`", "the `aux` of the step")[: len(results)]
     check_takes("update_fn", update_fn, results, " and ".join(what))
@@ -114,12 +114,12 @@ def update_parameters(update_fn: Callable[..., PyTree], *results: PyTree) -> Non
 
 @contextlib.contextmanager
 def no_loops_in_step_function() -> Iterator[None]:
-    """Say in words what a leaked tracer means here.
+    """Replace the error for a leaked tracer.
 
     Raises
     ------
     OptionError
-        If the learner is called inside a transformation of the step function's own.
+        If the learner is called inside a transformation in the step function.
     """
     try:
         yield

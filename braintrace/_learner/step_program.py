@@ -1,4 +1,4 @@
-"""One step of a chunk as a program whose variables are known by what they are."""
+"""Program of one step of a chunk, with the roles of its variables."""
 
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ from .pure_step import PureStep
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 
 Values: TypeAlias = tuple[PyTree, PyTree, PyTree, PyTree]
-"""Of the parameters, of the other States, of the probes, and of what is held fixed."""
+"""Values of the parameters, of the other States, of the perturbations, and of fixed values."""
 
 ByVar: TypeAlias = dict[Var, Any]
 """Values by variable."""
@@ -25,22 +25,22 @@ ByVar: TypeAlias = dict[Var, Any]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StepProgram:
-    """The program of one step, and what its variables are.
+    """The program of one step, and the roles of its variables.
 
     Attributes
     ----------
     program
         The program.
     parameters, probes
-        Inputs that the loss is differentiated by.
+        Inputs with respect to which the loss is differentiated.
     inputs
         All inputs but the slices, in the order of `Values`.
     carried, slices
-        Inputs that change with every step: States that it writes, slices of sequences.
+        Inputs that vary over the steps: States that it writes, slices of sequences.
     written
         New values of the carried States.
     results
-        All else that the step gives, as a pytree of variables and constants.
+        All other results of the step, as a pytree of variables and constants.
     """
 
     program: Program
@@ -54,28 +54,28 @@ class StepProgram:
 
     @functools.cached_property
     def varying(self) -> set[Var]:
-        """The variables that are not the same in every step."""
+        """The variables that vary over the steps."""
         acting = (e for e in self.program.equations if e.effects or e.primitive.name in DRAWS)
         found = [var for equation in acting for var in equation.outvars]
         return self.program.dependents_of([*self.carried, *self.slices, *found])
 
     @property
     def bytes_in_and_out(self) -> int:
-        """The bytes that one step takes from the sequences and gives out, States apart."""
+        """The bytes of one step's slices and results, without States."""
         return sum(map(size_of, (*self.slices, *vars_of(self.results))))
 
     def fixed(self, values: Values) -> ByVar:
-        """Return the values of the inputs that are the same in every step."""
+        """Return the values of the loop-invariant inputs."""
         given = zip_dict(self.inputs, jax.tree.leaves(values))
         return {var: value for var, value in given.items() if var not in self.carried}
 
     def retraced(self, run: Callable[..., Sequence[Any]]) -> "StepProgram":
-        """Return the same step by another program.
+        """Return the same step with another program.
 
         Parameters
         ----------
         run
-            Returns the values of all outputs, given those of all inputs.
+            Returns the values of all outputs from the values of all inputs.
         """
         old = self.program
         closed = trace_to_jaxpr(run, [var.aval for var in old.in_vars])
@@ -105,15 +105,14 @@ def traced_step(step: PureStep, values: Values, slices: PyTree) -> StepProgram:
     Parameters
     ----------
     step
-        A function of ``(probes, held, slices)`` that returns ``(loss, aux, records)``: these are
-        the results.
+        A function of ``(probes, held, slices)`` that returns the results ``(loss, aux, records)``.
     values, slices
         Example values.
     """
     arguments = (*values, slices)
     closed, shapes = jax.make_jaxpr(step, return_shape=True)(*arguments)
     program = program_of(inlined(closed))
-    # Every State is computed anew, with what it shares with others.
+    # Every State is computed separately, including subexpressions that it shares with others.
     program = merged(program, equal_with_derivatives(program))
     written, results = jax.tree.unflatten(jax.tree.structure(shapes), program.out_atoms)
     return _step_program(step, program, arguments, written, results)
@@ -123,7 +122,7 @@ def differentiated_step(step: PureStep, values: Values, slices: PyTree) -> StepP
     """Trace a step and the derivative of its loss, times the scale of the step.
 
     The scale is the last of its slices. The results are ``(gradients, signal, loss, aux, records)``
-    with derivatives with respect to every leaf of the parameters and to the probes.
+    with derivatives with respect to every leaf of the parameters and to the perturbations.
     """
 
     def scaled_loss(
@@ -165,7 +164,7 @@ def _step_program(
 
 
 def _behind_stop_gradient(program: Program, atom: Atom) -> Atom:
-    """Return the variable whose value an output has: derivatives have been taken already."""
+    """Return the operand of stop-gradients, which have no effect after differentiation."""
     while is_var(atom) and atom in program.producer:
         equation = program.equations[program.producer[atom]]
         if equation.primitive.name != "stop_gradient":
@@ -179,7 +178,7 @@ Value = TypeVar("Value")
 
 
 def zip_dict(keys: Iterable[Key], values: Iterable[Value]) -> dict[Key, Value]:
-    """Return a dict of keys and as many values."""
+    """Return a dict of keys and values of the same number."""
     return dict(zip(keys, values, strict=True))
 
 
@@ -189,7 +188,7 @@ def vars_of(atoms: PyTree) -> list[Var]:
 
 
 def value_of(atom: Atom, known: Mapping[Var, Any]) -> jax.Array:
-    """Return the value of a variable that is known, or that of a literal."""
+    """Return the value of a known variable, or of a literal."""
     return known[atom] if is_var(atom) else jnp.asarray(atom.val, atom.aval.dtype)
 
 
@@ -204,5 +203,5 @@ def size_of(var: Var) -> int:
 
 
 def is_product(equation: Equation) -> bool:
-    """Tell whether an equation is a product with weights, whose result is written out."""
+    """Test whether an equation is a product with weights, whose result is materialised."""
     return equation.primitive.name in PRODUCTS or equation.primitive in ETP_PRIMITIVES

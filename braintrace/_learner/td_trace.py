@@ -1,16 +1,16 @@
-r"""Traces of gradients, with which an error that comes later corrects what led to it.
+r"""TD(λ): eligibility traces of gradients for delayed errors.
 
-Of a function :math:`f` of parameters w and of the observations so far (a prediction, the logarithm
-of the probability of what was done), sample by sample:
+For a function :math:`f` of parameters w and of the observations so far (a prediction, or the
+log-probability of an action), for each sample:
 
 .. math::
     z_t = \gamma_t \lambda z_{t-1} + \nabla_w f_t, \qquad
     \Delta w_t \propto \frac1B \sum_b \delta_{t, b} z_{t, b}
 
-The gradient inside comes from a learning rule, whose own traces carry it through the memory of the
-network. These carry it through the delay of rewards. The two are different sums over the past: a
-weight's gradient is pulled back through the states of all earlier steps first, and then summed
-over the predictions of all earlier steps.
+The gradient :math:`\nabla_w f_t` comes from a learning rule, whose traces carry it through the
+memory of the network. The traces of this module carry it through the delay of rewards. They are
+different sums over the past: a weight's gradient is first pulled back through the states of all
+earlier steps, and then summed over the predictions of all earlier steps.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class TDTrace:
         \nabla_w L_t = -\frac1B \sum_b \delta_{t, b} z_{t, b}
 
     with the TD error :math:`\delta_t = r_{t+1} + \gamma_{t+1} v_{t+1} - v_t`, and :math:`\gamma_t`
-    the discount at the transition to step t: 0 where an episode has ended, which cuts the trace.
-    Of a critic f is v, of an actor it is :math:`\log \pi(a_t)`, of both with weights in common
-    the sum of the two. Pure functions of pytrees, under any transformation of JAX.
+    the discount at the transition to step t: 0 where an episode has ended, which resets the trace.
+    For a critic, f is v; for an actor, :math:`\log \pi(a_t)`; for both with shared weights, the sum
+    of the two. All methods are pure functions of pytrees, under any transformation of JAX.
 
     Parameters
     ----------
@@ -88,20 +88,20 @@ class TDTrace:
         check_option("decay", self.decay, FRACTION, "`TDTrace`: ")
 
     def init(self, like: PyTree, batch_size: int | None = None) -> PyTree:
-        """Return the trace before the first step: zeros.
+        """Return zeros as the trace before the first step.
 
         Parameters
         ----------
         like
             Parameters, or their gradients: a pytree of floating-point arrays.
         batch_size
-            Number of environments, each with a trace of its own: a new first axis. Default None:
-            there is no such axis, or ``like`` has it already.
+            Number of environments, each with a separate trace along a new first axis. Default None:
+            there is no such axis, or ``like`` already has it.
 
         Raises
         ------
         DtypeError
-            If not all of them are floating-point arrays.
+            If a leaf is not a floating-point array.
         """
         check_option("batch_size", batch_size, BATCH_SIZE, "`TDTrace.init`: ")
         batch = () if batch_size is None else (batch_size,)
@@ -120,50 +120,50 @@ class TDTrace:
         return jax.tree.map(zeros, like)
 
     def update(self, trace: PyTree, gradients: PyTree, discount: ArrayLike) -> PyTree:
-        """Return the trace of this step, of the same dtypes.
+        """Return the trace of this step, with the same dtypes.
 
         Parameters
         ----------
         trace
-            That of the step before.
+            The trace of the step before.
         gradients
-            Those of f at this step, like the trace: of each environment its own, as
-            ``jax.vmap(jax.grad(f), in_axes=(None, 0))`` gives them.
+            Gradients of f at this step, with the structure of the trace: separate for each
+            environment, as ``jax.vmap(jax.grad(f), in_axes=(None, 0))`` returns them.
         discount
-            γ at the transition to this step, ``(batch,)``, or ``()`` for all: 0 where this step is
-            the first of an episode, whose trace then is the gradient, whatever has been.
+            γ at the transition to this step, ``(batch,)``, or ``()`` for all: 0 if this step is the
+            first of an episode. The trace then equals the gradient.
 
         Raises
         ------
         ShapeError
-            If gradients are not like the trace, or there is not a discount for each environment.
+            If gradients do not fit the trace, or there is not one discount for each environment.
         """
         _check_alike(trace, gradients)
         discounts = _per_sample("discount", discount, trace)
 
         def advanced(z: jax.Array, gradient: jax.Array) -> jax.Array:
             factor = _beside(self.decay * discounts, z)
-            # Not the product alone: what is not finite would outlive the episode.
+            # Select zeros: a product would let non-finite values outlive the episode.
             kept = jnp.where(factor == 0, jnp.zeros_like(z), factor * z)
             return kept + gradient.astype(z.dtype)
 
         return jax.tree.map(advanced, trace, gradients)
 
     def gradients(self, trace: PyTree, errors: ArrayLike) -> PyTree:
-        """Return the mean of errors times traces, with a minus sign: optimizers go downhill.
+        """Return the mean of errors times traces, with a minus sign for optimizers that descend.
 
         Parameters
         ----------
         trace
-            That of the step that the errors are of.
+            The trace of the step that the errors belong to.
         errors
-            δ of each environment, ``(batch,)``, over which the mean is taken; or ``()``, of a
-            trace without that axis.
+            δ of each environment, ``(batch,)``, over which the mean is taken; or ``()`` for a trace
+            without that axis.
 
         Raises
         ------
         ShapeError
-            If there is not an error for each environment.
+            If there is not one error for each environment.
         """
         deltas = _per_sample("errors", errors, trace)
         if deltas.dtype == bool:
@@ -172,7 +172,7 @@ class TDTrace:
         def descent(z: jax.Array) -> jax.Array:
             if not deltas.ndim:
                 return -deltas.astype(z.dtype) * z
-            # One contraction: the product of the size of the trace is never written.
+            # One contraction: the elementwise product is never materialised.
             weights = -deltas.astype(z.dtype) / len(deltas)
             return jnp.tensordot(weights, z, 1, precision=jax.lax.Precision.HIGHEST)
 
@@ -209,5 +209,5 @@ def _per_sample(name: str, value: ArrayLike, trace: PyTree) -> jax.Array:
 
 
 def _beside(numbers: jax.Array, z: jax.Array) -> jax.Array:
-    """Return numbers of environments with the axes and the dtype of a trace."""
+    """Return numbers of environments with the number of axes and the dtype of a trace."""
     return numbers.reshape(*numbers.shape, *(1,) * (z.ndim - numbers.ndim)).astype(z.dtype)

@@ -1,7 +1,7 @@
-"""A picture of the eligibility of one weight: over time, or as it is now.
+"""Plots of the eligibility of one weight: over time, or the current trace.
 
-An element of a trace is the derivative of one hidden number with respect to one entry of the
-weight. What is shown of them is the norm over all entries that lead to the same output.
+An element of a trace is the derivative of one state scalar with respect to one entry of the weight.
+The plot shows the norm over all entries of the same output.
 """
 
 from __future__ import annotations
@@ -31,38 +31,36 @@ if TYPE_CHECKING:
 
 LEARNER = Kind("a `Learner`, as `braintrace.compile` returns it", lambda v: isinstance(v, Learner))
 _UNITS: tuple[Role, ...] = ("output", "state", "entry")
-"""What is a unit of a picture: the first of these that a trace has an axis of."""
+"""Axes that can be the units of a plot: the first of them that a trace has."""
 
 
 def plot_traces(
     learner: Learner, path: str | Path, *sequences: PyTree, sample: int = 0, axes: Any = None
 ) -> list[Any]:
-    """Draw the eligibility of one weight, for every hidden state that it reaches.
+    """Plot the eligibility of one weight, for every hidden state that it reaches.
 
-    With a sequence it is streamed through the learner, and each picture shows the magnitude of
-    the trace over time: for every step and every output of the weight, the norm of the trace of
-    all entries that lead to that output. Without one, it shows the trace that the learner holds
-    now, by input and output.
+    With a sequence, the learner runs over it, and each plot shows the magnitude of the trace over
+    time: for every step and every output of the weight, the norm of the trace of all entries of
+    that output. Without a sequence, it shows the current trace by input and output.
 
     Parameters
     ----------
     learner
-        A compiled learner. It stays as it is: the sequence is run on its state as it is now, step
-        by step in one compiled loop, and nothing of that is kept.
+        A compiled learner. It does not change: the sequence runs on a copy of its current state,
+        step by step in one compiled loop.
     path
         Path of the parameter, or its name, as for `Learner.eligibility`.
     *sequences
         Arguments of the model's ``update``, time first, as for `Learner.etrace_evolve`.
     sample
-        The sample of a batch that is drawn.
+        The plotted sample of a batch.
     axes
-        Axes of Matplotlib to draw in, one for each picture; ``None``: those of a new figure.
+        Matplotlib axes to draw in, one for each plot; ``None``: axes of a new figure.
 
     Returns
     -------
     list
-        The axes: one for each hidden state, and for each array where the parameter's value is a
-        dict.
+        The axes: one for each hidden state, and for each array if the parameter's value is a dict.
 
     Raises
     ------
@@ -119,7 +117,7 @@ def _norms_over_time(
 def _matrices(
     algorithm: ETraceAlgorithm, traces: Traces, path: str | Path, sample: int
 ) -> dict[str, jax.Array]:
-    """Return magnitudes ``(units, entries)`` for one sample, by what is to stand above them."""
+    """Return magnitudes ``(units, entries)`` for one sample, by the title of their plot."""
     found = {}
     for name, array, axes in _arrays(algorithm, traces, path):
         unit = next(role for role in _UNITS if role in axes)
@@ -149,7 +147,7 @@ def _of_sample(array: jax.Array, axes: Sequence[Role], sample: int) -> jax.Array
 def _arrays(
     algorithm: ETraceAlgorithm, traces: Traces, path: str | Path
 ) -> Iterator[tuple[str, jax.Array, tuple[Role, ...]]]:
-    """Yield the traces of one weight with their names, and with what their axes run over."""
+    """Yield the traces of one weight with their names and the roles of their axes."""
     compiled = algorithm.compiled
     graph, specs = compiled.whole.graph, compiled.whole.trace_specs
     of_states = eligibility(graph, specs, compiled.as_whole(traces), path)
@@ -177,7 +175,7 @@ def _with_samples(graph: ETraceGraph, spec: TraceSpec) -> tuple[Role, ...]:
 def _axes(
     graph: ETraceGraph, specs: TraceSpecs, weight: str, state: str, ndim: int
 ) -> tuple[Role, ...]:
-    """Return what the axes of the trace of one weight and one state run over."""
+    """Return the roles of the axes of the trace of one weight and one state."""
     if graph.whole is None:
         keys = {
             relation.key

@@ -1,8 +1,8 @@
-"""Steps whose loss does not count, differentiated in full.
+"""Backpropagation through masked steps.
 
-Such a step passes on what later steps make of its states, and nothing else. Its inputs may be
-anything, NaN among them, and so may the states of samples that have read them: what goes back
-through those is zero, and ``0 * NaN`` is not.
+The gradient of a masked step consists only of the gradient of later losses with respect to its new
+states. Its inputs may be NaN, and so may the states of samples that have read them: the cotangents
+of these values are zero, but ``0 * NaN`` is NaN.
 """
 
 import functools
@@ -19,15 +19,15 @@ Step: TypeAlias = Callable[[PyTree, PyTree, PyTree], tuple[PyTree, tuple[Any, ..
 """``(parameters, states, inputs) -> (new states, (loss, *results))``."""
 
 Kept: TypeAlias = tuple[Callable[..., Any], jax.Array, PyTree, PyTree, PyTree]
-"""The derivative of a step that counts, and the arguments."""
+"""The vjp of an unmasked step, and the arguments."""
 
 
 def leaving_gradients_alone(step: Step) -> Callable[..., Any]:
     """Return a function of ``(counts, parameters, states, inputs)`` that runs the same step.
 
-    Where the step does not count, the derivative of the new states alone goes back. It goes back
-    through finite numbers: what is not finite counts as zero there. Where no later step reads the
-    states, nothing goes back at all. Results besides the loss have no derivative.
+    If the step is masked, only the cotangents of the new states are pulled back, with non-finite
+    values replaced by zero. If no later step reads the states, all gradients are zero. Results
+    besides the loss have no derivative.
     """
 
     def run(counts: jax.Array, *arguments: PyTree) -> Any:
@@ -85,7 +85,7 @@ def _inexact(tree: PyTree) -> list[jax.Array]:
 
 
 def _merged(leaves: list[Any], inexact: list[jax.Array]) -> list[Any]:
-    """Return leaves with others in the place of those that have a derivative."""
+    """Return leaves with new values of the differentiable ones."""
     rest = iter(inexact)
     return [next(rest) if _is_inexact(leaf) else leaf for leaf in leaves]
 

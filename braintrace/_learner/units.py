@@ -1,7 +1,7 @@
-"""Units of losses and gradients.
+"""Physical units of losses and gradients.
 
 Derivatives are taken of mantissas. A gradient then has the container, and so the unit, of its
-parameter; seen as a quantity it has the unit of the loss over that of the parameter.
+parameter; as a quantity it has the unit of the loss over the unit of the parameter.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ def split_loss(loss: PyTree, unit_aware: bool) -> tuple[PyTree, PyTree]:
     Raises
     ------
     OptionError
-        If the loss has a unit and units are not to be respected.
+        If the loss has a unit and ``unit_aware`` is False.
     """
     mantissa, unit = saiunit.split_mantissa_unit(loss)
     if not unit_aware and unit != saiunit.UNITLESS:
@@ -31,7 +31,7 @@ def split_loss(loss: PyTree, unit_aware: bool) -> tuple[PyTree, PyTree]:
 
 
 def with_units(gradients: PyTree, loss_unit: Any) -> PyTree:
-    """Give gradients, in the containers of their parameters, the units that they have."""
+    """Convert gradients in the containers of their parameters to their physical units."""
 
     def converted(leaf: PyTree) -> PyTree:
         mantissa, unit = saiunit.split_mantissa_unit(leaf)
@@ -41,5 +41,5 @@ def with_units(gradients: PyTree, loss_unit: Any) -> PyTree:
 
 
 def with_unit(mantissa: PyTree, unit: Any) -> PyTree:
-    """Return a quantity, or a plain array for no unit."""
+    """Return a quantity, or a plain array if there is no unit."""
     return mantissa if unit == saiunit.UNITLESS else saiunit.Quantity(mantissa, unit=unit)

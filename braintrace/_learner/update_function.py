@@ -1,7 +1,7 @@
-"""The update of a stream, the user's own or that of an optimizer: how it is run.
+"""Runs the update of a stream: the user's function or an optimizer.
 
-It may ask for a new sequence by ``reset_state``. Whatever else writes hidden states or traces
-there is refused: what the next step finds has to be what this one has left.
+An update may request a new sequence by ``reset_state``. All other writes to hidden states or traces
+are refused: the next step must continue from the state after this one.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from .updates import Found, Update
 def run_update(
     algorithm: ETraceAlgorithm, update: Update, found: Found, traces: Traces
 ) -> tuple[jax.Array | None, jax.Array | None]:
-    """Run an update, and return which samples it wants to start anew; ``None``: none at all.
+    """Run an update, and return the samples that it requests to reset; ``None``: no requests.
 
     Parameters
     ----------
     algorithm
         The algorithm of the learner.
     update, found
-        The update, and what it gets.
+        The update, and its argument.
     traces
-        Traces after the step, for it to read.
+        Traces after the step, which the update can read.
 
     Returns
     -------
     flags, verdict
-        Samples that start anew, and what the update returns.
+        Samples to reset, and the result of the update.
 
     Raises
     ------
@@ -67,7 +67,7 @@ def run_update(
 
 
 class _Shown(EligibilityTraces):
-    """Traces after the step, for the thread that traces; other threads read the algorithm's own."""
+    """Traces after the step, for the tracing thread; other threads read the algorithm's traces."""
 
     def __init__(self, traces: Traces, own: EligibilityTraces) -> None:
         super().__init__(traces)
@@ -75,13 +75,13 @@ class _Shown(EligibilityTraces):
 
     @property
     def carried(self) -> CarriedTraces:
-        """The State that the thread which asks may read."""
+        """The State that the current thread may read."""
         return self if threading.get_ident() == self.reader else self.own.carried
 
 
 @contextlib.contextmanager
 def _showing(algorithm: ETraceAlgorithm, traces: Traces) -> Iterator[None]:
-    """Let the algorithm's traces be those after the step, to be read and not written."""
+    """Replace the algorithm's traces by the traces after the step, read-only."""
     own = algorithm.traces
     algorithm.traces = shown = _Shown(traces, own)
     try:

@@ -1,8 +1,8 @@
-"""What is done with the gradient of a step, or of a block of steps.
+"""Updates: functions of the gradient of a step, or of a block of steps.
 
-An update is a function of what has been found (`Found`) that writes parameters, and States of its
-own. It comes from the user's ``update_fn``, from a gradient transformation, or from an object with
-States of its own; for all that follows they are one. Functions around it decide whether it is run.
+An update is a function of a `Found` that writes parameters, and States of its own. It comes from
+the user's ``update_fn``, from a gradient transformation, or from an object with its own States; all
+other code treats them alike. Wrappers determine whether it runs.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from .step_function import update_parameters
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What a step, or a block of steps, yields.
+    """Result of a step, or of a block of steps.
 
     Attributes
     ----------
     gradients
-        As the user of the model gets them.
+        In the structure for the user.
     losses
-        Of the step, or of every step of the block.
+        Loss of the step, or of every step of the block.
     aux
-        What ``step_fn`` returns besides.
+        Auxiliary results of ``step_fn``.
     counts
-        Whether the mask has a weight that is not 0; ``None``: there is no mask.
+        Whether a weight of the mask is not 0; ``None``: there is no mask.
     """
 
     gradients: PyTree
@@ -52,7 +52,7 @@ class Found:
 
 
 Update: TypeAlias = Callable[[Found], jax.Array | None]
-"""Returns which parameter was the first whose gradient is not finite, if anybody wants to know."""
+"""Returns the index of the first parameter with a non-finite gradient, if this is checked."""
 
 
 def check_updates(options: Options) -> None:
@@ -76,7 +76,7 @@ def check_updates(options: Options) -> None:
 
 
 def update_of(learner: LearnerParts, options: Options) -> Update:
-    """Return what is done with gradients."""
+    """Return the update of a call."""
     if options.update_fn is not None:
         update = by_function(options.update_fn, options.has_aux)
     elif is_transformation(options.optimizer):
@@ -88,7 +88,7 @@ def update_of(learner: LearnerParts, options: Options) -> Update:
 
 
 def by_function(update_fn: Callable[..., PyTree], has_aux: bool) -> Update:
-    """Return the update that is the user's function."""
+    """Return the update by the user's function."""
 
     def update(found: Found) -> None:
         update_parameters(update_fn, found.gradients, *((found.aux,) if has_aux else ()))
@@ -97,7 +97,7 @@ def by_function(update_fn: Callable[..., PyTree], has_aux: bool) -> Update:
 
 
 def by_transformation(learner: LearnerParts, optimizer: Any) -> Update:
-    """Return the update by an ``optax.GradientTransformation``, whose state the learner holds."""
+    """Return the update by an ``optax.GradientTransformation``, whose state the learner stores."""
     state, model = learner.held_optimizer.transformed, learner.algorithm.model
     takes_loss = _takes_more(optimizer.update)
 
@@ -133,7 +133,7 @@ def by_object(learner: LearnerParts, optimizer: Any) -> Update:
 
 
 def _takes_more(function: Callable[..., Any]) -> bool:
-    """Tell whether a transformation takes arguments by name, such as the loss, and ignores more."""
+    """Test whether a transformation accepts additional keyword arguments, such as the loss."""
     parameters = inspect.signature(function).parameters.values()
     return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
@@ -141,7 +141,7 @@ def _takes_more(function: Callable[..., Any]) -> bool:
 def _downhill(gradients: PyTree, parameters: PyTree) -> PyTree:
     """Return gradients in the containers of their parameters, which optimizers subtract.
 
-    JAX's derivative with respect to a complex number is the conjugate of what leads uphill.
+    JAX's derivative with respect to a complex number is the conjugate of the direction of ascent.
     """
     leaves = [
         leaf.conj() if jnp.iscomplexobj(leaf) else leaf for leaf in jax.tree.leaves(gradients)
@@ -150,7 +150,7 @@ def _downhill(gradients: PyTree, parameters: PyTree) -> PyTree:
 
 
 def where_counted(update: Update, otherwise: Callable[[], None] = lambda: None) -> Update:
-    """Return an update that is left out where the mask has no weight, or something done instead."""
+    """Return an update that is omitted for masked steps, or replaced by ``otherwise``."""
 
     def counted(found: Found) -> None:
         if found.counts is None:

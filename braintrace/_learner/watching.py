@@ -1,9 +1,9 @@
-"""A call that somebody watches: a sequence in blocks, and what is done between them.
+"""Logged calls: a sequence in blocks, with progress and logs between them.
 
-A compiled loop tells nothing and cannot be stopped before its end. A sequence that is watched is
-therefore cut into blocks, each a call of its own that moves the learner on as a whole or not at
-all. While a block runs, the host has issued the next; it waits for one only where somebody is to
-see the learner as that block has left it. A signal is taken between two blocks.
+A compiled loop cannot report, and cannot be interrupted. A logged sequence is therefore split into
+blocks, each a separate atomic call. While a block runs, the host has already issued the next one.
+It waits for a block only if a log needs the learner's state after that block. Signals are handled
+between two blocks.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from .parts import LearnerParts
 from .request import Request
 
 PARTS, LONGEST = 10, 1000
-"""A sequence has about so many blocks, and more where these would have more steps than that."""
+"""Approximate number of blocks of a sequence, and maximum number of steps of a block."""
 
 Metrics: TypeAlias = dict[str, Any]
-"""What is told of some steps, by name."""
+"""Reported values of some steps, by name."""
 
 Run: TypeAlias = Callable[[Request], PyTree]
 
 
 def run_watched(learner: LearnerParts, request: Request, run: Run) -> PyTree:
-    """Run a call in blocks, and return what it returns as a whole.
+    """Run a call in blocks, and return the results of the whole call.
 
     Parameters
     ----------
@@ -54,9 +54,9 @@ def run_watched(learner: LearnerParts, request: Request, run: Run) -> PyTree:
     Raises
     ------
     OptionError
-        Inside a transformation, or where logs do not come at the end of blocks.
+        Inside a transformation, or if logs are not at the end of blocks.
     Interrupted
-        If a block was the last one because of Ctrl-C.
+        If Ctrl-C ended the call after a block.
     """
     if is_watched():
         raise OptionError(
@@ -84,14 +84,14 @@ def run_watched(learner: LearnerParts, request: Request, run: Run) -> PyTree:
 
 
 def blocks_of(steps: int, unit: int, log_every: int | None) -> Iterator[tuple[int, int]]:
-    """Yield where blocks start and stop: at multiples of a unit, and wherever there is a log.
+    """Yield the starts and stops of blocks: multiples of a unit, and every log.
 
-    As many as possible have one length: another one is compiled for itself.
+    Most blocks have the same length, since every other length needs a compilation.
 
     Raises
     ------
     OptionError
-        If there are logs elsewhere than at multiples of the unit.
+        If a log is not at a multiple of the unit.
     """
     if log_every is not None and log_every % unit:
         raise OptionError(
@@ -110,7 +110,7 @@ def blocks_of(steps: int, unit: int, log_every: int | None) -> Iterator[tuple[in
 
 
 def _with_fixed_windows(learner: LearnerParts, request: Request, steps: int) -> tuple[Request, int]:
-    """Return a call whose blocks do what it does as a whole, and what their lengths divide by."""
+    """Return a call whose blocks compute the same as the whole, and the unit of their lengths."""
     options = request.options
     window = learner.algorithm.window_of(options.window)
     if window is None or request.method != "etrace_grad":
@@ -124,18 +124,18 @@ def _with_fixed_windows(learner: LearnerParts, request: Request, steps: int) -> 
 
 @contextlib.contextmanager
 def _counted_from(start: int) -> Iterator[None]:
-    """Count the step of an error from the beginning of the call, not of the block."""
+    """Count the step of an error from the start of the call, not of the block."""
     try:
         yield
     except NonFiniteError as error:
         raise error.counted_from(start) from None
 
 
-# --- what blocks return, and what the call does
+# --- results of blocks and of the call
 
 
 def _part(request: Request, start: int, stop: int) -> Request:
-    """Return the call of a block; a program that cuts has all arrays, and serves every block."""
+    """Return the call of a block; one slicing program with all arrays serves every block."""
     options = request.options
     flags = (g if g is None else on_host(g) for g in (options.mask, options.reset))
     leaves, tree = jax.tree.flatten((request.sequences, *flags))
@@ -170,19 +170,19 @@ class _OverTime:
         return _part(self._request, start, stop)
 
     def add(self, found: PyTree, start: int, stop: int) -> tuple[PyTree, PyTree]:
-        """Add what a block returns; return its losses and auxiliary results."""
+        """Add the results of a block; return its losses and auxiliary results."""
         self._found.append(found)
         if self._request.method != "etrace_online":
             return None, None
         return found if self._request.options.has_aux else (found, None)
 
     def joined(self) -> PyTree:
-        """Return what the call returns."""
+        """Return the results of the call."""
         return _joined(self._found)
 
 
 class _Sum:
-    """Gradients that are added up, each with the weight of its block in the mean over all steps."""
+    """Accumulated gradients, each with the weight of its block in the mean over all steps."""
 
     def __init__(self, request: Request, steps: int) -> None:
         self._given, self._gradients = request.options, None
@@ -197,7 +197,7 @@ class _Sum:
         return _part(self._request, start, stop)
 
     def add(self, found: PyTree, start: int, stop: int) -> tuple[PyTree, PyTree]:
-        """Add what a block returns; return its losses and auxiliary results."""
+        """Add the results of a block; return its losses and auxiliary results."""
         gradients, *rest = found
         if self._given.reduction == "mean":
             share = _divisor(self._weights[start:stop]) / _divisor(self._weights)
@@ -208,23 +208,23 @@ class _Sum:
         return rest[0], rest[1] if self._given.has_aux else None
 
     def joined(self) -> PyTree:
-        """Return what the call returns."""
+        """Return the results of the call."""
         losses, *aux = _joined(self._rest)
         found = (self._gradients, *((losses,) if self._given.return_value else ()), *aux)
         return found if len(found) > 1 else self._gradients
 
 
 def _divisor(weights: jax.Array) -> jax.Array:
-    """Return what a sum is divided by to be a mean, as a sequence gradient has it."""
+    """Return the divisor of a mean, as in a sequence gradient."""
     total = jnp.sum(weights)
     return jnp.where(total == 0, 1, total)
 
 
-# --- what is told
+# --- reports
 
 
 class _Teller:
-    """Tells of blocks: of one that is to be seen at once, else when the next has been issued."""
+    """Reports blocks: immediately for a log, otherwise when the next block has been issued."""
 
     def __init__(self, request: Request, steps: int) -> None:
         self._options, self._told, self._logged = request.options, 0, 0
@@ -239,14 +239,14 @@ class _Teller:
             self._bar = tqdm(total=steps, unit="step", desc=request.method)
 
     def issued(self, stop: int, found: PyTree, seen: tuple[PyTree, PyTree]) -> None:
-        """Note that a block is running, and tell of those that are to be told of.
+        """Note that a block is running, and report finished ones.
 
         Parameters
         ----------
         stop
-            The step that it ends with.
+            The last step of the block.
         found, seen
-            What it returns, and the losses and auxiliary results among that.
+            Its results, and the losses and auxiliary results among them.
         """
         self.tell()
         self._waiting.append((stop, found, seen))
@@ -254,7 +254,7 @@ class _Teller:
             self.tell()
 
     def tell(self) -> None:
-        """Wait for what is running, and tell of it."""
+        """Wait for running blocks, and report them."""
         waiting, self._waiting = self._waiting, []
         for stop, found, seen in waiting:
             jax.block_until_ready(found)
@@ -282,7 +282,7 @@ class _Teller:
         self._since_log, self._logged, self._time = [], stop, time.perf_counter()
 
     def close(self) -> None:
-        """End the bar."""
+        """Close the progress bar."""
         if self._bar is not None:
             self._bar.close()
 
@@ -292,7 +292,7 @@ def _last(losses: PyTree) -> float:
 
 
 def _mean(parts: Sequence[jax.Array], counts: np.ndarray | None) -> np.ndarray:
-    """Return the mean over the steps that count of what is given in parts over time."""
+    """Return the mean over unmasked steps of values in parts over time."""
     values = np.concatenate([on_host(part) for part in parts])
     if counts is not None and np.any(counts):
         values = values[counts]
