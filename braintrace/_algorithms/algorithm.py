@@ -108,7 +108,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         self.filters: dict[str, ReadoutFilter] = {}
         self._compiled: CompiledModel | None = None
         self.found_states = FoundStates()
-        self.seen_version: object = None  # of what the model holds
+        self.seen_version: object = None  # of the model's contents
         self.requested_restarts = RequestedRestarts()
         self._step_mark = StepMark()
 

@@ -38,7 +38,7 @@ def in_blocks(
         ``(carry, scan) -> (carry, gradients, kept)`` of some steps, by ``scan(step, carry,
         records)``; the stacked results ``kept`` have time as their first axis.
     start
-        Initial carry. A step writes about as many bytes.
+        Initial carry. A step writes about the same number of bytes.
     weights
         Example of the gradients.
     steps

@@ -16,9 +16,9 @@ also one product with ``z``, if the operation's rules multiply complex numbers l
 
     l_a \circ \epsilon_a + l_c \circ \epsilon_c = \mathrm{Re}\,[(l_a - i\, l_c) \circ z].
 
-Of more than two states, each state, in order, is packed with the next one that is coupled to it;
-the others are not packed. Packing is invisible elsewhere: packed traces are a mapping of the same
-keys to the same arrays. Only its leaves, which a program carries and overwrites, are complex.
+If there are more than two states, each state, in order, is packed with the next one that is coupled
+to it; the others are not packed. Packing is invisible elsewhere: packed traces are a mapping of the
+same keys to the same arrays. Only its leaves, which a program carries and overwrites, are complex.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

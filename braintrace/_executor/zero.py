@@ -47,7 +47,7 @@ def examples(shapes: PyTree) -> PyTree:
 
 
 def widened(trace: PyTree, dtype: DTypeLike) -> PyTree:
-    """Return a trace in the promoted dtype of its own dtype and ``dtype``."""
+    """Return a trace in the promoted type of its dtype and ``dtype``."""
     return jax.tree.map(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, dtype)), trace)
 
 

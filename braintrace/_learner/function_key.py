@@ -1,6 +1,6 @@
 """Cache keys of Python functions.
 
-A function that is made anew at every call, such as a lambda, is another object with the same code.
+A function that is created at every call, such as a lambda, is another object with the same code.
 Its key consists of its code, its defaults, the values that it has closed over and, for a method,
 its object, with the attributes of these objects that the code names. Numbers and strings are
 compared by value, functions by their own keys, and all other objects by identity. Globals are not
@@ -23,14 +23,14 @@ import numpy as np
 from .._jax import is_tracer
 
 WITH_PARTS = (types.FunctionType, types.MethodType, functools.partial, tuple)
-"""Types of values whose keys consist of those of their parts."""
+"""Types of values whose keys consist of the keys of their parts."""
 
 BY_VALUE = (bool, int, float, complex, str, bytes, np.generic)
 """Types whose values cannot change, and are small."""
 
 
 _NOT_LOOKED_INTO = (brainstate.State, types.FunctionType, types.ModuleType, type)
-"""Owners whose attributes are no part of a key."""
+"""Owners whose attributes are not part of a key."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -112,7 +112,7 @@ def traced_step(step: PureStep, values: Values, slices: PyTree) -> StepProgram:
     arguments = (*values, slices)
     closed, shapes = jax.make_jaxpr(step, return_shape=True)(*arguments)
     program = program_of(inlined(closed))
-    # Every State is computed separately, including subexpressions that it shares with others.
+    # The trace repeats subexpressions that several States share.
     program = merged(program, equal_with_derivatives(program))
     written, results = jax.tree.unflatten(jax.tree.structure(shapes), program.out_atoms)
     return _step_program(step, program, arguments, written, results)

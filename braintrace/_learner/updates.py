@@ -1,6 +1,6 @@
 """Updates: functions of the gradient of a step, or of a block of steps.
 
-An update is a function of a `Found` that writes parameters, and States of its own. It comes from
+An update is a function of a `Found` that writes parameters, and other States. It comes from
 the user's ``update_fn``, from a gradient transformation, or from an object with its own States; all
 other code treats them alike. Wrappers determine whether it runs.
 """

@@ -11,7 +11,7 @@ of the outputs.
 
 A group without such an axis, or with an axis whose size is not a multiple of the number of parts,
 is replicated. So are all arrays that reach it, such as entries in another order. Sharding them
-would need communication at every step. Concatenated gates are no obstacle: the compiler has split
+would need communication at every step. Concatenated gates are not affected: the compiler has split
 them.
 """
 

@@ -318,7 +318,7 @@ def axes_of_arguments(traced: TracedModel, batch: Batch, count: int | None) -> l
 
     Notes
     -----
-    Each index of a batch axis reaches no element of a new state but those of its own sample. If
+    Each index of a batch axis reaches only elements of the same sample in the new states. If
     samples are coupled, no axis does, and the first axis of that size counts.
     """
     ends = [

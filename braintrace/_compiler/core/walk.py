@@ -188,7 +188,7 @@ class _WalkUnderWay:
     def _is_followed(self, var: Var, uses: Sequence[_Use]) -> bool:
         """Return whether a moved old state is cut further back, nearer to the state itself.
 
-        What joins it on the way, such as an input, reaches the units without a move.
+        Values that join it on the way, such as an input, reach the units without a move.
         """
         is_computed = var in self._analysis.program.producer and var not in self._stops
         return is_computed and all(np.array_equal(ids, uses[0][1]) for _, ids in uses)
