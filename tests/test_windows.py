@@ -116,7 +116,7 @@ def test_shorter_windows(case):
     assert_gradients_differ(actual, references.bptt(case), 1e-3, case.name)
 
 
-@cases.each(SOME[:1], SOME[1:])
+@cases.each(SOME[:1], SOME[1:4])
 def test_a_window_of_one_step_is_exact_within_the_step(case):
     """It goes back through what couples units, where the rule itself does not."""
     found = catalogue_gradient(case, window=1)
@@ -127,6 +127,7 @@ def test_a_window_of_one_step_is_exact_within_the_step(case):
 @pytest.mark.by_day("lstm_fused-d_rtrl")
 @pytest.mark.parametrize("rule", ["d_rtrl", "es_d_rtrl", "ottt", "snap", "immediate"])
 @pytest.mark.parametrize("name", ["lstm_fused", "gru", "alif_late_threshold"])
+@pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning")  # of the model, once more
 def test_no_window_is_the_rule_itself(name, rule):
     """Also of a learner whose traces follow every state since a call with a window."""
     case, (algorithm, options, _) = cases.BY_NAME[name], RULES[rule]
