@@ -80,7 +80,7 @@ def derivative_by_unit_vectors(
 
 
 def is_linear_in_input(equation: Equation) -> bool:
-    """Tell whether the derivative to the input is the same for every input."""
+    """Test whether the derivative to the input is the same for every input."""
     spec = get_primitive_spec(equation.primitive)
     if spec.input_derivative is not None or spec.x_invar_index is None:
         return True

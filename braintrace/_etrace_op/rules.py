@@ -87,7 +87,7 @@ def add_to_filter(primitive: ETPPrimitive, params: Params, filtered: Any, x: Any
 
 
 def takes_in_steps(primitive: ETPPrimitive) -> bool:
-    """Tell whether the inputs of several steps can be added to a filter at once."""
+    """Test whether the inputs of several steps can be added to a filter at once."""
     input_filter = get_primitive_spec(primitive).input_filter
     return input_filter is not None and input_filter.add_steps is not None
 

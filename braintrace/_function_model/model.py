@@ -353,5 +353,5 @@ def _is_carried(leaf: Any) -> bool:
 
 
 def _learns(value: Any) -> bool:
-    """Tell whether a leaf is differentiated."""
+    """Test whether a leaf is differentiated."""
     return bool(jnp.issubdtype(saiunit.get_mantissa(value).dtype, jnp.inexact))

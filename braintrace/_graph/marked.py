@@ -11,12 +11,12 @@ and continues through the first operand of a transparent one."""
 
 
 def is_marked(equation: Equation) -> bool:
-    """Tell whether an equation is an ETP operation."""
+    """Test whether an equation is an ETP operation."""
     return equation.primitive in ETP_PRIMITIVES
 
 
 def holds_marked(equation: Equation) -> bool:
-    """Tell whether a body of an equation (branch, loop, call) has an ETP operation."""
+    """Test whether a body of an equation (branch, loop, call) has an ETP operation."""
     return any(map(is_marked, equations_inside(equation)))
 
 

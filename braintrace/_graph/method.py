@@ -127,7 +127,7 @@ class TraceMethod(Protocol):
         """
 
     def carries(self, relation: HiddenParamOpRelation) -> bool:
-        """Tell whether an ETP operation has traces; otherwise its weights are untraced.
+        """Test whether an ETP operation has traces; otherwise its weights are untraced.
 
         Untraced weights get the gradient of each step, with the states before it held constant. A
         full-Jacobian rule carries no operations: it has traces of parameters.

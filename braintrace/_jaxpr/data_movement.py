@@ -127,7 +127,7 @@ MOVES = frozenset(_MOVES)
 
 
 def is_data_movement(equation: Equation) -> bool:
-    """Tell whether an equation only moves elements."""
+    """Test whether an equation only moves elements."""
     name = equation.primitive.name
     is_applied = equation.params.get("update_jaxpr") is not None  # `.at[...].apply(function)`
     return name in _MOVES or (name in _INDEXED_MOVES and not is_applied)

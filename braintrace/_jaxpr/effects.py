@@ -34,7 +34,7 @@ Answers = list[PyTree]
 
 
 def can_be_replayed(jaxpr: AnyJaxpr) -> bool:
-    """Tell whether all effects of a program are callbacks whose results can be kept."""
+    """Test whether all effects of a program are callbacks whose results can be kept."""
     acting = (equation for equation in open_jaxpr(jaxpr)[0].eqns if equation.effects)
     return all(map(_can_be_kept, acting))
 
@@ -117,7 +117,7 @@ def _replayed(equation: Equation, operands: list[Any], answers: PyTree) -> list[
 
 
 def _is_silent(equation: Equation) -> bool:
-    """Tell whether an equation is a ``while`` loop whose callbacks return no results."""
+    """Test whether an equation is a ``while`` loop whose callbacks return no results."""
     return equation.primitive.name == "while" and not _has_answers(equation)
 
 

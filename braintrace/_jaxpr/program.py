@@ -148,11 +148,11 @@ def readers_of(equations: Iterable[Equation]) -> Mapping[Var, tuple[tuple[int, i
 
 
 def carries_derivative(atom: Atom) -> bool:
-    """Tell whether an operand is a variable through which a gradient can pass."""
+    """Test whether an operand is a variable through which a gradient can pass."""
     return is_var(atom) and _has_derivatives(atom.aval.dtype)
 
 
 @functools.cache
 def _has_derivatives(dtype: Any) -> bool:
-    """Tell whether a dtype is inexact, including dtypes unknown to NumPy."""
+    """Test whether a dtype is inexact, including dtypes unknown to NumPy."""
     return bool(jax.numpy.issubdtype(dtype, jax.numpy.inexact))

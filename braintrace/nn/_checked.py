@@ -44,7 +44,7 @@ def _is_initializer(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """Tell whether a value supports arithmetic, also if its class is the user's."""
+    """Test whether a value supports arithmetic, also if its class is the user's."""
     unusable = (str, bytes, list, tuple, type, brainstate.State)
     return hasattr(type(value), "__mul__") and not isinstance(value, unusable)
 

@@ -112,7 +112,7 @@ def _highest(labels: np.ndarray) -> int:
 
 
 def _couples(constants: Constants, equation: Equation, operand: int) -> bool:
-    """Tell whether an element of the results depends on several of an operand."""
+    """Test whether an element of the results depends on several of an operand."""
     operands: list[Flow] = [None] * len(equation.invars)
     operands[operand] = numbered(equation.invars[operand])
     flows = flows_of_results(SOURCES, constants, equation, operands)

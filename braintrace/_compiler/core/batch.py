@@ -356,7 +356,7 @@ def _without_operations(program: Program, targets: Sequence[Atom]) -> Program:
 
 
 def follow(samples: Flow, expected: np.ndarray) -> bool:
-    """Tell whether elements depend on the expected samples alone, or on none."""
+    """Test whether elements depend on the expected samples alone, or on none."""
     return samples is None or not np.any((samples != NONE) & (samples != expected))
 
 

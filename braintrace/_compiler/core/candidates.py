@@ -115,7 +115,7 @@ def _unmove(
 
 
 def are_distinct(positions: np.ndarray, size: int) -> bool:
-    """Tell whether numbers below ``size`` are all different."""
+    """Test whether numbers below ``size`` are all different."""
     return int(np.count_nonzero(places_of(positions, size))) == positions.size
 
 

@@ -39,7 +39,7 @@ class Derivative:
         return frozenset(i for i, kind in pairs if kind not in (Kind.ZERO, Kind.LINEAR))
 
     def is_the_same_for_all(self, operands: Collection[int]) -> bool:
-        """Tell whether the cotangents of some operands are independent of their values."""
+        """Test whether the cotangents of some operands are independent of their values."""
         if self._vjp.jaxpr is None:
             return False
         program = program_of(self._vjp.jaxpr)

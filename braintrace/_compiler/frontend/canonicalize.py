@@ -84,7 +84,7 @@ def _as_product(equation: Equation, operands: list[ArrayLike]) -> list[jax.Array
 
 
 def _fits(value: ArrayLike, shape: tuple[int, ...]) -> bool:
-    """Tell whether an operand may stay: of the full shape, or a literal scalar."""
+    """Test whether an operand may stay: of the full shape, or a literal scalar."""
     return jnp.shape(value) == shape or (jnp.shape(value) == () and not is_tracer(value))
 
 

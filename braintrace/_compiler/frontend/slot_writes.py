@@ -98,7 +98,7 @@ def _bodies(constants: Constants, equation: Equation) -> list[tuple[AnyJaxpr, Co
 
 
 def _chooses_writes(equation: Equation) -> bool:
-    """Tell whether an equation is a branch of writes with finite derivatives.
+    """Test whether an equation is a branch of writes with finite derivatives.
 
     All cases of a selection are differentiated, including those that are not selected.
     """

@@ -42,7 +42,7 @@ def find_delay_lines(
 
 
 def _is_moved_only(analysis: Analysis, candidates: Sequence[Candidate], a: int) -> bool:
-    """Tell whether a step only shifts a state's contents, and stores no ETP output."""
+    """Test whether a step only shifts a state's contents, and stores no ETP output."""
     state, program, marked = candidates[a], analysis.program, analysis.roles
     uses = {index for index, _ in program.readers.get(state.leaf.in_var, ())}
     if not all(_moves(program.equations[index]) for index in uses - marked.keys()):
@@ -64,7 +64,7 @@ def _moves(equation: Equation) -> bool:
 
 
 def _is_read_by_others(graph: StepGraph, candidates: Sequence[Candidate], a: int) -> bool:
-    """Tell whether another state reads it: its new value, or its old one unmarked.
+    """Test whether another state reads it: its new value, or its old one unmarked.
 
     An old value that is read through an ETP operation does not count.
     """

@@ -53,7 +53,7 @@ class GroupedStep:
         return (pair for group in remembered for pair in new_states(group))
 
     def is_remembered(self, group: HiddenGroup) -> bool:
-        """Tell whether a later step reads the states of a group."""
+        """Test whether a later step reads the states of a group."""
         return any(state.in_var in self.analysis.program.readers for state in group.states)
 
     @property

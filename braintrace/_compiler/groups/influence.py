@@ -114,7 +114,7 @@ def ways_of(y: Var, state: int, walk: Walk, origin: Mapping[Var, Ids]) -> list[W
 
 
 def _covered(ids: Ids, entries: Sequence[Way]) -> bool:
-    """Tell whether every element that reaches the state has a slot."""
+    """Test whether every element that reaches the state has a slot."""
     sources = [entry.sources for entry in entries] or [np.zeros(0, int)]
     return np.array_equal(places_of(np.concatenate(sources), ids.size), ids.ravel() != NONE)
 

@@ -175,7 +175,7 @@ class _Spread:
         self._uses = uses
 
     def holds(self, var: Var) -> bool:
-        """Tell whether a variable is one of them."""
+        """Test whether a variable is one of them."""
         return any(var in ids and bool(np.any(ids[var] == MANY)) for ids in self._ids)
 
     @functools.cached_property
@@ -306,7 +306,7 @@ def _multiplies_by_one(equation: Equation) -> bool:
 
 
 def _is_noisy_weight(uses: ParametricUses, equation: Equation) -> bool:
-    """Tell whether an equation adds a weight and data without a derivative."""
+    """Test whether an equation adds a weight and data without a derivative."""
     if equation.primitive.name not in ("add", "add_any", "sub"):
         return False
     summands = [atom for atom in equation.invars if not uses.is_parametric(atom)]
@@ -323,7 +323,7 @@ def _is_noisy_weight(uses: ParametricUses, equation: Equation) -> bool:
 
 
 def _passes(analysis: Analysis, equation: Equation, operand: int) -> bool:
-    """Tell whether elements can be followed from an equation's results to an operand."""
+    """Test whether elements can be followed from an equation's results to an operand."""
     name = equation.primitive.name
     if name in ELEMENTWISE or name in LOOPS:
         return True
@@ -333,7 +333,7 @@ def _passes(analysis: Analysis, equation: Equation, operand: int) -> bool:
 
 
 def is_spelled_out(uses: ParametricUses, index: int, operands: Sequence[int]) -> bool:
-    """Tell whether a loop or branch must be unrolled or lowered for weights to learn.
+    """Test whether a loop or branch must be unrolled or lowered for weights to learn.
 
     This holds if it contains a product with a weight, or if its steps or cases broadcast parameters
     that     differ between them.
@@ -355,7 +355,7 @@ def _changing(equation: Equation, operands: Sequence[int]) -> list[int]:
 
 
 def _keeps_positions(analysis: Analysis, equation: Equation, operands: Sequence[int]) -> bool:
-    """Tell whether each element of some operands reaches at most one result element."""
+    """Test whether each element of some operands reaches at most one result element."""
     received = back_from_outputs(analysis.constants, equation)
     contributions = [received[operand] for operand in operands]
     return all(

@@ -23,7 +23,7 @@ from ..core.back_through import CUT, back_from_outputs
 
 
 def hides_weights(analysis: Analysis, equation: Equation, operands: Sequence[int]) -> bool:
-    """Tell whether a custom derivative couples the elements of some operands."""
+    """Test whether a custom derivative couples the elements of some operands."""
     if equation.primitive.name not in OWN_DERIVATIVE:
         return False
     received = back_from_outputs(analysis.constants, equation)

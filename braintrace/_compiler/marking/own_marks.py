@@ -11,7 +11,7 @@ from ..frontend.state_arrays import StateArray
 
 
 def has_own_marks(program: Program, arrays: Sequence[StateArray]) -> bool:
-    """Tell whether an ETP operation with a parameter reaches a hidden state.
+    """Test whether an ETP operation with a parameter reaches a hidden state.
 
     An operation in a branch, a loop or a function with a custom derivative counts as well. So does
     an operation that lost its mark to a map over its weights; another diagnostic reports that.

@@ -82,13 +82,13 @@ class ParametricUses:
         return times_of_operands(equation, self.times)
 
     def is_parametric(self, atom: Atom) -> bool:
-        """Tell whether an operand is parameter-derived and has a derivative."""
+        """Test whether an operand is parameter-derived and has a derivative."""
         return is_var(atom) and self._is_parametric(
             atom, self.times.get(atom, BindingTime.CONSTANT)
         )
 
     def is_wanted(self, var: Var) -> bool:
-        """Tell whether a variable is data and passes a derivative to a wanted result."""
+        """Test whether a variable is data and passes a derivative to a wanted result."""
         return var in self._ancestors and self.times[var] is BindingTime.DATA
 
     def maker(self, var: Var) -> Equation | None:
@@ -120,7 +120,7 @@ class ParametricUses:
         return None
 
     def holds_product(self, index: int) -> bool:
-        """Tell whether a loop or branch contains a weight product or an ETP operation."""
+        """Test whether a loop or branch contains a weight product or an ETP operation."""
         equation = self.program.equations[index]
         if equation.primitive.name not in LOOPS:
             return False

@@ -88,7 +88,7 @@ STORED = (
 
 
 def is_product(equation: Equation, positions: Sequence[int], times: dict[Var, BindingTime]) -> bool:
-    """Tell whether an equation is a product with a weight, markable or not."""
+    """Test whether an equation is a product with a weight, markable or not."""
     return product_of(equation, positions, times) is not None
 
 
@@ -98,12 +98,12 @@ def with_one_output(equation: Equation, positions: Sequence[int]) -> Product | s
 
 
 def is_outer(equation: Equation) -> bool:
-    """Tell whether an equation is a ``dot_general`` without a sum."""
+    """Test whether an equation is a ``dot_general`` without a sum."""
     return equation.primitive.name == "dot_general" and not dot_axes(equation).summed[0]
 
 
 def is_sum_with_weights(equation: Equation, positions: Sequence[int]) -> bool:
-    """Tell whether a ``dot_general`` with a sum has a weight that adds no axis.
+    """Test whether a ``dot_general`` with a sum has a weight that adds no axis.
 
     Every element of the data then contributes to one element, as in ``einsum("bgh,g->bh")``.
     """

@@ -156,7 +156,7 @@ def _gate_of_slice(equation: Equation) -> int | None:
 
 
 def _computes_gates(equation: Equation, count: int) -> bool:
-    """Tell whether an operation can compute a single gate."""
+    """Test whether an operation can compute a single gate."""
     avals = [struct_of(atom.aval) for atom in equation.invars]
     gates = jax.eval_shape(lambda *values: _of_gates(equation, list(values), count), *avals)
     return gates is not None

@@ -209,7 +209,7 @@ class FilterFinder:
         return None
 
     def _has_linear_derivative(self, equation: Equation, data: Sequence[int]) -> bool:
-        """Tell whether a linear value has a linear derivative; a custom one may not be."""
+        """Test whether a linear value has a linear derivative; a custom one may not be."""
         if equation.primitive.name not in OWN_DERIVATIVE:
             return True
         derivative = self._analysis.derivative(equation)

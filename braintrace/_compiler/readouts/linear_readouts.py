@@ -150,7 +150,7 @@ class _States:
         }
 
     def remembers(self, state: _State) -> bool:
-        """Tell whether a state reads its own old value."""
+        """Test whether a state reads its own old value."""
         return state.leaf.in_var in self.ancestors([state.var], state.var)
 
     def _named(self, variables: set[Var]) -> set[str]:
@@ -221,7 +221,7 @@ def _mixing(state: _State) -> set[int]:
 
 
 def _is_in_place(state: _State) -> bool:
-    """Tell whether each element of a state depends on its old value."""
+    """Test whether each element of a state depends on its old value."""
     leaf = state.leaf
     units = numbered(leaf.in_var) if state.layout is None else state.layout
     comes_from = state.walk.ids.get(leaf.in_var)

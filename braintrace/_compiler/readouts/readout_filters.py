@@ -172,7 +172,7 @@ class _Filtering:
         return known[what[0]] if kind == "value" else jnp.ones(*what)
 
     def _is_marked(self) -> bool:
-        """Tell whether an ETP operation computes the decay."""
+        """Test whether an ETP operation computes the decay."""
         ancestors = self._program.making(self._program.depends_on(self.readout.decay_weights))
         return any(is_marked(self._program.equations[index]) for index in ancestors)
 

@@ -44,7 +44,7 @@ class AncestorSearch:
         self._new = {var: state.name for state, var in step.new_states}
 
     def is_remembered(self, group: HiddenGroup) -> bool:
-        """Tell whether a later step reads a group, other than by ETP operations alone."""
+        """Test whether a later step reads a group, other than by ETP operations alone."""
         return self.step.is_remembered(group) and not group.delay_line
 
     def of_others(self, ancestors: Iterable[Var], group: HiddenGroup) -> list[str]:

@@ -41,7 +41,7 @@ def check_parameters(model: brainstate.nn.Module) -> None:
 
 
 def _is_finite(leaf: jax.Array) -> jax.Array | np.bool:
-    """Tell whether all values are finite, without waiting for a remote device.
+    """Test whether all values are finite, without waiting for a remote device.
 
     NumPy reads an array on a CPU in place; JAX would compile a program for every shape.
     """

@@ -218,7 +218,7 @@ def _samples_apart(analysis: Analysis, data: set[Var]) -> dict[int, Rule]:
 
 
 def _rows_agree(equation: Equation, x: int, data: set[Var]) -> bool:
-    """Tell whether an operation's input has all data, and the samples of its output."""
+    """Test whether an operation's input has all data, and the samples of its output."""
     x_atom: Atom = equation.invars[x]
     others = [atom for i, atom in enumerate(equation.invars) if i != x and is_var(atom)]
     return data.isdisjoint(others) and bool(

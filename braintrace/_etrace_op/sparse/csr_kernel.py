@@ -33,7 +33,7 @@ DTYPES = frozenset(map(jnp.dtype, ("float32", "float64", "complex64", "complex12
 
 
 def suits(x: Any, weight: Any, sparse_mat: SparsePattern) -> bool:
-    """Tell whether the kernel supports these operands, and is faster."""
+    """Test whether the kernel supports these operands, and is faster."""
     is_large = len(x) >= FEWEST_SAMPLES and sparse_mat.nnz >= FEWEST_ENTRIES
     return is_large and x.dtype == weight.dtype and x.dtype in DTYPES and has_csr_kernel()
 

@@ -81,7 +81,7 @@ def of_entries(of_outputs: Any, sparse_mat: SparsePattern) -> Any:
 
 
 def _pays(sparse_mat: SparsePattern, x: Any, cells_per_entry: int) -> bool:
-    """Tell whether a product over the rows of ``x`` is faster through dense blocks."""
+    """Test whether a product over the rows of ``x`` is faster through dense blocks."""
     is_dense = math.prod(sparse_mat.shape) <= cells_per_entry * sparse_mat.nnz
     return is_dense and math.prod(x.shape[:-1]) >= FEWEST_ROWS
 

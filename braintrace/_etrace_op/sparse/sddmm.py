@@ -37,7 +37,7 @@ MOST_TERMS = 2**26
 
 
 def is_large(sparse_mat: SparsePattern, rows: int) -> bool:
-    """Tell whether sums over this number of rows are to be taken block by block."""
+    """Test whether sums over this number of rows are to be taken block by block."""
     return rows >= FEWEST_ROWS and sparse_mat.nnz >= FEWEST_ENTRIES
 
 

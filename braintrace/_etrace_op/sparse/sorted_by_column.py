@@ -90,7 +90,7 @@ def _of_parts(of_outputs: Any, columns: Any, sparse_mat: SparsePattern) -> Any:
 
 
 def _is_one_each(sparse_mat: SparsePattern) -> bool:
-    """Tell whether the entries of a part all reach its one output."""
+    """Test whether the entries of a part all reach its one output."""
     return sparse_mat.parts == sparse_mat.shape[1] and not sparse_mat.has_padding
 
 

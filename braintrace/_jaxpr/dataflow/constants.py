@@ -43,7 +43,7 @@ class Constants:
         return self.program.dependents_of(inputs)
 
     def has(self, atom: Atom) -> bool:
-        """Tell whether an atom depends on no input."""
+        """Test whether an atom depends on no input."""
         return not is_var(atom) or atom not in self._varying
 
     def value(self, atom: Atom) -> np.ndarray | None:

@@ -272,7 +272,7 @@ def taken(lattice: Lattice, flows: Sequence[np.ndarray], sources: np.ndarray) ->
 
 
 def same(first: Flow, second: Flow) -> bool:
-    """Tell whether two flows are equal."""
+    """Test whether two flows are equal."""
     if first is None or second is None:
         return first is second
     return first is second or np.array_equal(first, second)

@@ -215,7 +215,7 @@ def _asked(equation: Equation, kinds: list[Kind]) -> Kind:
 
 
 def _transposes(equation: Equation, operands: list[int]) -> bool:
-    """Tell whether JAX can transpose an equation as a function of some operands."""
+    """Test whether JAX can transpose an equation as a function of some operands."""
     if not all(map(_is_inexact, (*equation.outvars, *(equation.invars[i] for i in operands)))):
         return False
 
