@@ -16,8 +16,9 @@ class RTRL(ETraceAlgorithm):
         J^t = \frac{\partial S^t}{\partial S^{t-1}}.
 
     The gradient equals backpropagation through time over the whole history, for every
-    differentiable model: recurrent weights, stacked layers, leaky readouts, and every parameter,
-    with or without an ETP operation. Memory is constant in sequence length.
+    differentiable model with independent samples: recurrent weights, stacked layers, leaky
+    readouts, and every parameter, with or without an ETP operation. Memory is constant in sequence
+    length.
 
     The cost is high: with ``n`` state scalars, a parameter of size ``|w|`` has a trace of ``n |w|``
     scalars for each sample. Traces advance once per chunk of ``K`` steps, by products over time, so

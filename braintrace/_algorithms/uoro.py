@@ -27,10 +27,10 @@ class UORO(ETraceAlgorithm):
     with :math:`\mu` the derivative of the loss with respect to the states before the step.
 
     The mean over random signs is the gradient of RTRL: backpropagation through time over the whole
-    past, for every model and every parameter, marked or not. One estimate is noisy, and the noise
-    grows with the number of states and steps; use small learning rates or many samples. Memory is
-    one copy of the parameters per sample. A step costs a few passes over this copy, without a
-    Jacobian.
+    past, for every model that RTRL accepts and every parameter, marked or not. One estimate is
+    noisy, and the noise grows with the number of states and steps; use small learning rates or many
+    samples. Memory is one copy of the parameters per sample. A step costs a few passes over this
+    copy, without a Jacobian.
 
     Parameters
     ----------
