@@ -95,7 +95,9 @@ RULES = {
 METHODS = ("etrace_grad", "etrace_online", "etrace_evolve", "predict")
 
 
-@pytest.mark.by_day("d_rtrl-etrace_grad", "es_d_rtrl-etrace_online", "kf_rtrl-predict")
+@pytest.mark.by_day(
+    "d_rtrl-etrace_grad", "es_d_rtrl-etrace_online", "kf_rtrl-predict", "uoro-etrace_grad"
+)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("rule", RULES)
 def test_a_plan_takes_no_memory_for_a_million_units(rule, method):

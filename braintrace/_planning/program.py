@@ -23,7 +23,7 @@ from .._etrace_op import get_primitive_spec
 from .._executor import as_arrays, examples, pack, pairs_of, starting_traces
 from .._foreign import in_words
 from .._function_model import gradients_by_path
-from .._jax import for_devices, open_jaxpr
+from .._jax import equations_inside, for_devices, open_jaxpr
 from .._learner import Learner, compile
 from .._learner.driver import prepared
 from .._learner.optimizer import is_transformation
@@ -33,6 +33,9 @@ from .._rules import Rule
 from .._sharding import Layout
 from .._typing import Path, PyTree
 from .division import Array, Parts, arrays, arrays_of_state, arrays_of_traces, divided_sizes
+
+LONGEST_AXIS = 2**31 - 1
+"""XLA counts the elements of a flattened array in 32 bits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,12 +113,24 @@ class PlannedProgram:
         ]
 
     def temp_bytes(self) -> int:
-        """Return the bytes that XLA's program needs besides its arguments and results."""
+        """Return the bytes that XLA's program needs besides its arguments and results.
+
+        XLA ends the process where an axis is longer than `LONGEST_AXIS`. For such a program, which
+        hardly any machine can run, the bytes of the residuals are a lower bound.
+        """
+        if _longest_axis(self.traced.jaxpr) > LONGEST_AXIS:
+            return self.records
         return int(self.traced.lower().compile().memory_analysis().temp_size_in_bytes)
 
     def is_divided(self, aval: Any) -> bool:
         """Test, by its shape alone, whether outputs of an array are sharded."""
         return not self.divided.isdisjoint(aval.shape)
+
+
+def _longest_axis(jaxpr: Any) -> int:
+    equations = open_jaxpr(jaxpr)[0].eqns
+    every = (inner for outer in equations for inner in (outer, *equations_inside(outer)))
+    return max((n for e in every for v in e.outvars for n in v.aval.shape), default=0)
 
 
 def program_for(work: Workload, parts: Parts) -> PlannedProgram:
