@@ -1641,17 +1641,6 @@ MUTATIONS = [
         "a mask as long as the sequence stays in memory",
     ),
     Mutation(
-        "a program that XLA cannot compile",
-        "_planning/program.py",
-        "        if _longest_axis(self.traced.jaxpr) > LONGEST_AXIS:",
-        "        if False:",
-        (
-            "tests/test_most_memory.py::test_a_plan_takes_no_memory_for_a_million_units"
-            "[uoro-etrace_grad]",
-        ),
-        "XLA ends the process",
-    ),
-    Mutation(
         "a plan with a default of its own",
         "_planning/plan.py",
         "every: int = 1,",
