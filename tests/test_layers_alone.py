@@ -100,18 +100,13 @@ ALONE = {
     "PReLU": Alone(lambda: nn.PReLU(4)),
     "Param": Alone(Scaled),
     "EventLinear": Alone(lambda: nn.EventLinear(4, 4, drawn, float_as_event=False), cut="input"),
-    "FixedNumConn": Alone(lambda: nn.FixedNumConn(4, 4, 2, drawn, seed=1)),
+    "FixedNumConn": Alone(lambda: nn.FixedNumConn(4, 4, 2, drawn, seed=1), cut="input"),
 }
 REPORTED = {
-    "EventLinear, events": (lambda: nn.EventLinear(4, 4, drawn), None, "`binary_densemm`"),
-    "EventFixedNumConn": (
-        lambda: nn.EventFixedNumConn(4, 4, 2, drawn, seed=1),
-        None,
-        "`binary_fcnmm`",
-    ),
-    "FixedNumConn": (lambda: nn.FixedNumConn(4, 4, 2, drawn, seed=1), 0.4, "`add`"),
+    "EventLinear, events": (lambda: nn.EventLinear(4, 4, drawn), "`binary_densemm`"),
+    "EventFixedNumConn": (lambda: nn.EventFixedNumConn(4, 4, 2, drawn, seed=1), "`binary_fcnmm`"),
 }
-"""Kernels, and a product of a state that is no operation: the feedback, and what is named."""
+"""Kernels that are no operation, and the primitive that is named."""
 
 WAYS = ["d_rtrl", "d_rtrl, recurrent", "rtrl, recurrent"]
 BY_DAY = [
@@ -130,7 +125,6 @@ BY_DAY = [
         pytest.param(n, way, marks=[] if (n, way) in BY_DAY else [pytest.mark.nightly])
         for n in ALONE
         for way in WAYS
-        if (n, way) != ("FixedNumConn", "d_rtrl, recurrent")  # is reported
     ],
 )
 def test_it_learns_as_by_backpropagation(name, way, monkeypatch):
@@ -168,12 +162,10 @@ def backpropagated(model, xs):
 @pytest.mark.filterwarnings("ignore:brainevent.* is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("name", REPORTED)
 def test_what_it_does_is_reported(name):
-    build, feedback, words = REPORTED[name]
+    build, words = REPORTED[name]
     xs = jnp.ones((BATCH, 4))
     with pytest.raises(braintrace.CompilationError, match=f"'layer/weight' .*{words}"):
-        braintrace.compile(
-            Leaky(build(), (4,), feedback), "d_rtrl", xs, batch_size=BATCH, mark="auto"
-        )
+        braintrace.compile(Leaky(build(), (4,), None), "d_rtrl", xs, batch_size=BATCH, mark="auto")
 
 
 def test_every_layer_with_parameters_has_a_row():
