@@ -22,8 +22,8 @@ class ES_D_RTRL(ETraceAlgorithm):
 
     .. math::
 
-        \nabla w = \sum_t \Big( \sum_a \frac{l^t[a]}{1 - \alpha^t}\, \epsilon_f^t[a] \Big) \otimes
-        \epsilon_x^t,
+        \nabla w = \sum_t \left( \sum_a \frac{l^t[a]}{1 - \alpha^t}\, \epsilon_f^t[a] \right)
+        \otimes \epsilon_x^t,
 
     with :math:`D`, :math:`D_f` and :math:`l` as in `D_RTRL`. The product of the two filters
     replaces the trace of a weight, so memory grows with the number of neurons, not of weights. The
