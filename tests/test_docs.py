@@ -28,6 +28,7 @@ PAGES = [
     "dale",
     "gpu",
     "index",
+    "one_formula",
     "planning",
     "populations",
     "reinforcement_learning",
