@@ -25,7 +25,10 @@ MACHINE = re.compile(r"/(tmp|home|root|work|Users)/[\w.-]+")
 
 PAGES = [
     "algorithms",
+    "brainstate",
     "dale",
+    "from_flax",
+    "from_pytorch",
     "gpu",
     "index",
     "one_formula",
