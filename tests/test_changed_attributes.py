@@ -254,7 +254,7 @@ RUNS = {"sequence": gradient, "own loop": own_loop, "stream": stream, "pure": pu
 
 @pytest.mark.by_day("d_rtrl-sequence", "d_rtrl-own loop")
 @pytest.mark.parametrize("run", RUNS)
-@pytest.mark.parametrize("algorithm", ["d_rtrl", pytest.param("rtrl", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("algorithm", ["d_rtrl", "rtrl"])
 def test_traces_go_on_where_a_decay_changes(run, algorithm):
     """Exactly: D_RTRL is exact for a leaky layer, whatever its decay is at each step."""
     net = Leaky()

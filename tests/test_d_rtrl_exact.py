@@ -19,7 +19,6 @@ from drivers import (
 TOLERANCE = {np.float32: 1e-5, np.float64: 1e-10}
 ONE_STATE, TWO_STATES = cases.BY_NAME["independent_rnn"], cases.BY_NAME["alif"]
 FEW = [ONE_STATE, TWO_STATES, cases.BY_NAME["synapse_read_out"], cases.BY_NAME["rotation"]]
-IN_CHUNKS = [*FEW, cases.BY_NAME["alif_late_threshold"]]
 
 
 def check(actual, case, dtype=np.float32, **reference):
@@ -42,7 +41,7 @@ def test_float32(case):
 
 @pytest.mark.by_day("independent_rnn", "synapse_read_out", "alif_late_threshold")
 @pytest.mark.usefixtures("float64")
-@cases.each(IN_CHUNKS, [case for case in cases.DIAGONAL if case not in IN_CHUNKS])
+@cases.each(cases.DIAGONAL)
 def test_float64_in_several_chunks_and_a_remainder(case):
     check(catalogue_gradient(case, dtype=np.float64, chunk_size=4), case, np.float64)
 

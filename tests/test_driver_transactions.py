@@ -208,7 +208,7 @@ def checked_signal(check):
     [
         (checked_model(Check.with_result, "d_rtrl"), DRIVERS),
         (checked_model(Check.aside, "es_d_rtrl"), (Runs.stream, Runs.evolution, Runs.window)),
-        pytest.param(checked_model(Check.aside, "es_d_rtrl"), DRIVERS, marks=pytest.mark.nightly),
+        (checked_model(Check.aside, "es_d_rtrl"), DRIVERS),
         (checked_signal, (Runs.stream, Runs.gradient, Runs.gradient_in_one_chunk)),
     ],
     ids=["result", "aside", "aside, every driver", "signal"],

@@ -105,7 +105,6 @@ REFUSED = {
 BY_DAY = [
     ("rtrl", "strided 1-D conv with bias"),
     ("uoro", "grouped 1-D conv"),
-    ("kf_rtrl", "sparse_matmul with bias"),
     ("decaying", "element_wise"),
     ("decaying", "strided 1-D conv with bias"),
     ("decaying", "embedding"),
@@ -123,7 +122,6 @@ def each_operation():
             yield pytest.param(rule, case, id=f"{rule}-{case.name}", marks=marks)
 
 
-@pytest.mark.by_day("rtrl-strided 1-D conv with bias", "uoro-grouped 1-D conv")
 @pytest.mark.parametrize(("rule", "case"), [*each_operation()])
 def test_every_operation(rule, case):
     network = network_of(rule, case, ((0.8,),))

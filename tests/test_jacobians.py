@@ -28,10 +28,9 @@ import braintrace
 
 MODELS = [*zoo.MODELS, *nn_models.MODELS]
 BY_DAY = {
-    *("LateralInhibition", "DelayLineForAMarkedOperation", "GRUResetBefore", "LSTMPeephole"),
-    *("PlainRecurrentRNN", "Stacked", "ConductanceSynapses", "SparseLIF", "GroupStateALIF"),
-    *("MarkedAndPlain", "TransposedPair", "PartlyDriven", "SharedDrive", "OneWeightTwoGroups"),
-    *("StridedAndOverlappingSlices", "FilteredOutput", "MinimalRNNCell", "Conv1d"),
+    *("LateralInhibition", "DelayLineForAMarkedOperation", "LSTMPeephole", "PlainRecurrentRNN"),
+    *("Stacked", "ConductanceSynapses", "SparseLIF", "GroupStateALIF", "TransposedPair"),
+    *("MarkedAndPlain", "FilteredOutput"),
 }
 SNAP_BY_DAY = {"LSTMPeephole", "PlainRecurrentRNN", "SparseLIF"}
 REFUSED = {"LeakInInnerLoops", "DelayedRecurrence", "DelayedSelfInhibition", "FilteredReadout"}
@@ -211,19 +210,6 @@ def check_elements(entry, rule):
     Truncations(entry, graph_of(entry, rule, readout_filters=False)).check()
 
 
-@pytest.mark.by_day(
-    "LateralInhibition",
-    "DelayLineForAMarkedOperation",
-    "LSTMPeephole",
-    "PlainRecurrentRNN",
-    "Stacked",
-    "ConductanceSynapses",
-    "SparseLIF",
-    "GroupStateALIF",
-    "TransposedPair",
-    "MarkedAndPlain",
-    "FilteredOutput",
-)
 @each(BY_DAY)
 def test_what_d_rtrl_truncates_is_reported(entry):
     check_elements(entry, "d_rtrl")

@@ -1,6 +1,7 @@
 """Layers of `brainstate.nn` that have no twin in `braintrace.nn` learn without marks."""
 
 import inspect
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -109,11 +110,6 @@ REPORTED = {
 """Kernels that are no operation, and the primitive that is named."""
 
 WAYS = ["d_rtrl", "d_rtrl, recurrent", "rtrl, recurrent"]
-BY_DAY = [
-    ("LayerNorm", "rtrl, recurrent"),
-    ("ConvTranspose2d", "d_rtrl"),
-    ("FixedNumConn", "d_rtrl"),
-]
 
 
 @pytest.mark.by_day("FixedNumConn-d_rtrl")
@@ -121,11 +117,7 @@ BY_DAY = [
 @pytest.mark.filterwarnings("ignore:brainevent.* is deprecated:DeprecationWarning")
 @pytest.mark.parametrize(
     ("name", "way"),
-    [
-        pytest.param(n, way, marks=[] if (n, way) in BY_DAY else [pytest.mark.nightly])
-        for n in ALONE
-        for way in WAYS
-    ],
+    [*itertools.product(ALONE, WAYS)],
 )
 def test_it_learns_as_by_backpropagation(name, way, monkeypatch):
     """As far as D_RTRL follows the states."""

@@ -210,8 +210,8 @@ class Projected(brainstate.nn.Module):
     [
         pytest.param(True, "d_rtrl", id="CUBA, D_RTRL"),
         pytest.param(False, "rtrl", id="COBA, RTRL"),
-        pytest.param(True, "rtrl", id="CUBA, RTRL", marks=pytest.mark.nightly),
-        pytest.param(False, "d_rtrl", id="COBA, D_RTRL", marks=pytest.mark.nightly),
+        pytest.param(True, "rtrl", id="CUBA, RTRL"),
+        pytest.param(False, "d_rtrl", id="COBA, D_RTRL"),
     ],
 )
 def test_projections_learn_unmarked(currents, rule):

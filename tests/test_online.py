@@ -93,8 +93,8 @@ def test_equals_the_dense_recursion_with_changing_parameters(case, options):
     [
         pytest.param(SOME[0], "mapped", id="mapped"),
         pytest.param(SOME[1], "batch axis", id="batch axis"),
-        pytest.param(SOME[0], "batch axis", marks=pytest.mark.nightly),
-        pytest.param(SOME[1], "mapped", marks=pytest.mark.nightly),
+        (SOME[0], "batch axis"),
+        (SOME[1], "mapped"),
     ],
 )
 @METHODS

@@ -97,8 +97,7 @@ def test_every_optimizer_as_written_out(name):
 
 
 ROWS = [(ALIF, rule.name) for rule in OTHERS] + [
-    pytest.param(cases.BY_NAME[rule.case], rule.name, marks=pytest.mark.nightly)
-    for rule in OF_SOME_MODELS
+    (cases.BY_NAME[rule.case], rule.name) for rule in OF_SOME_MODELS
 ]
 
 

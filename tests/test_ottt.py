@@ -131,9 +131,9 @@ def test_the_network_of_the_paper_with_every_driver():
         ("gru", "batch axis"),
         ("rotation", "mapped"),
         ("leaky_with_bypass", "batch axis"),
-        pytest.param("two_layers", "mapped", marks=pytest.mark.nightly),
-        pytest.param("synapse", "batch axis", marks=pytest.mark.nightly),
-        pytest.param("independent_rnn", "mapped", marks=pytest.mark.nightly),
+        ("two_layers", "mapped"),
+        ("synapse", "batch axis"),
+        ("independent_rnn", "mapped"),
     ],
 )
 def test_chunks_equal_the_dense_oracle(name, style):

@@ -259,7 +259,7 @@ def test_steps_that_give_what_was_before_them():
 
 DRAWS = [
     pytest.param(2_000, id="2,000 draws"),
-    pytest.param(20_000, id="20,000 draws", marks=pytest.mark.nightly),
+    pytest.param(20_000, id="20,000 draws"),
 ]
 
 

@@ -43,8 +43,7 @@ def some_by_day(*names):
     return pytest.mark.parametrize("rule", rows)
 
 
-@pytest.mark.by_day("es_d_rtrl", "rtrl")
-@some_by_day("d_rtrl", "es_d_rtrl", "snap", "rtrl", "uoro", "ostl_feedforward")
+@some_by_day("es_d_rtrl", "rtrl")
 def test_traces_have_the_dtype_that_is_given_and_the_bytes_that_are_told(rule):
     case = case_of(rule)
     learner = build_learner(case, rule, trace_dtype=jnp.bfloat16)
