@@ -909,7 +909,7 @@ MUTATIONS = [
     Mutation(
         "a chunk as one window",
         "_learner/chunk_gradient.py",
-        "return steps if is_one else min(steps, int(self._window or steps))",
+        "return min(steps, self._window)",
         "return steps",
         ("tests/test_windows.py::test_bptt_in_a_window_and_the_trace_before_it[6-gru-d_rtrl]",),
         "`chunk_size` changes the gradient, since windows are as long as chunks",

@@ -44,6 +44,7 @@ from .window import StateProbes as StateProbes
 from .window import passed_step as passed_step
 from .window import probes_of_past as probes_of_past
 from .window import run_window as run_window
+from .window import state_shapes as state_shapes
 from .window import window_signals as window_signals
 from .window import window_step as window_step
 from .zero import as_arrays as as_arrays

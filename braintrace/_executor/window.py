@@ -104,6 +104,11 @@ def window_signals(graph: ETraceGraph, mu: StateProbes, length: int) -> Signal:
     return signal
 
 
+def state_shapes(graph: ETraceGraph) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the shapes of `StateProbes`."""
+    return {state.name: struct_of(state) for state in graph.traced_states}
+
+
 def probes_of_past(
     graph: ETraceGraph,
     gradient: Callable[[ETraceGraph, Weights, StateProbes, PyTree, bool], Weights],
@@ -123,7 +128,7 @@ def probes_of_past(
     zeros_select
         See `TraceMethod.entry_gradient`.
     """
-    shapes = {state.name: struct_of(state) for state in graph.traced_states}
+    shapes = state_shapes(graph)
 
     def zeros(weights: Weights, traces: PyTree) -> StateProbes:
         found: StateProbes = zeros_mapped_like(shapes, (weights, traces))

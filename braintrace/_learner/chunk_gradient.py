@@ -15,18 +15,18 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
-from .._algorithms import CHUNK, ETraceAlgorithm, Window
+from .._algorithms import ETraceAlgorithm, Window
 from .._executor import (
     StateProbes,
     chunk_gradient,
     examples,
     probes_of_past,
     run_window,
+    state_shapes,
     window_signals,
     zero_probes,
 )
 from .._graph import Records, Traces, Weights, inputs_for
-from .._jax import struct_of
 from .._runtime import add_to_states
 from .._typing import PyTree
 from .at_once import AtOnce, at_once
@@ -211,25 +211,25 @@ class WindowChunk:
         window: Window,
     ) -> None:
         self._graph, self._method, self._options = algorithm.graph, algorithm.method, options
-        self._window, self._work = window, work_of(algorithm, self._graph.record_bytes)
+        is_window = window is not None
+        self._work = None if is_window else work_of(algorithm, self._graph.record_bytes)
+        self._window = window
         _, restart = slices
         self._has_mask = has_mask
         self._zeros_select = has_mask or restart is not None
         self.step = PureStep(algorithm.model, function, parameters, (None, held, slices))
         paths = {id(state): path for path, state in algorithm.states_of_step.items()}
         self._paths = [paths.get(id(state)) for state in self.step.others]
-        shapes = {state.name: struct_of(state) for state in self._graph.traced_states}
-        with jax.ensure_compile_time_eval():  # this object outlives an enclosing jit
-            self._zero_probes: StateProbes = examples(shapes)
 
     def _length(self, steps: int) -> int:
         """Return the number of steps of the windows in a chunk; the last may be shorter."""
-        is_one = self._window in (None, CHUNK) or self._graph.passes_weights
-        return steps if is_one else min(steps, int(self._window or steps))
+        if isinstance(self._window, int) and not self._graph.passes_weights:
+            return min(steps, self._window)
+        return steps
 
     def cut(self, options: Options, steps: int, from_zero: bool) -> Chunks:
         """Return the chunks of a sequence; see `chunks_of` and `windows_of`."""
-        if self._window is not None:
+        if self._work is None:
             return windows_of(self._graph, self._window, options, steps)
         if "traces" in self._graph.needs:
             return Chunks(steps, 1, self._work.record_bytes)
@@ -259,10 +259,12 @@ class WindowChunk:
             )
             return (written, jax.tree.map(jnp.add, sums, found), records), tuple(results)
 
+        zeros: StateProbes = examples(state_shapes(self._graph))
+
         def of_length(length: int) -> Any:
             def run(carry: Any, part: Chunk) -> Any:
                 written, inside = carry
-                arguments = parameters, self._zero_probes
+                arguments = parameters, zeros
                 (_, (written, results, records)), (found, mu) = self._differentiate(
                     lambda probes: probes, arguments, others, held, written, part
                 )
@@ -336,8 +338,7 @@ class WindowChunk:
         If the update may take more memory than the gradient, it runs in parts.
         """
         steps = kept.num_steps
-        is_window = self._window is not None
-        length = steps if is_window else self.cut(self._options, steps, False).length
+        length = steps if self._work is None else self.cut(self._options, steps, False).length
 
         def update(traces: Traces, records: Records) -> tuple[Traces, None]:
             return self._method.update(self._graph, weights, records, traces), None
