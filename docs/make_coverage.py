@@ -2,7 +2,7 @@
 
     python docs/make_coverage.py
 
-Every cell of the page is a case of `tests/test_ops_transformations.py`, which compares its
+Every cell of the page is a case of `tests/ops/test_ops_transformations.py`, which compares its
 numbers with plain JAX and looks into the jaxpr for the primitive that the cell names.
 """
 
@@ -10,7 +10,7 @@ import pathlib
 import sys
 
 ROOT = pathlib.Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from ops_catalogue import OPERATIONS, TRANSFORMATIONS  # noqa: E402
 

@@ -16,13 +16,13 @@ import tomllib
 
 import brainstate
 import pytest
+from public_names import LAYERS, PUBLIC, SOURCES, public_names
 
 import braintrace
 from braintrace import _brainstate, _jax
 from braintrace._optional import optional_import
 
 ROOT = pathlib.Path(__file__).parent.parent
-SOURCES = sorted((ROOT / "braintrace").rglob("*.py"))
 # A room imports from the rooms before it.
 ROOMS = [
     "_jax_derivatives",
@@ -66,18 +66,6 @@ PRIVATE = {
     ),
 }
 """What only some files may name: by these."""
-
-
-def public_names(package):
-    return sorted(
-        name
-        for name in dir(package)
-        if not name.startswith("_") and not inspect.ismodule(getattr(package, name))
-    )
-
-
-PUBLIC = public_names(braintrace)
-LAYERS = public_names(braintrace.nn)
 
 
 def module_of(path):

@@ -1,0 +1,190 @@
+"""Kinds of diagnostics: explained on their page, and reported to the rules that they concern."""
+
+import dataclasses
+import re
+import warnings
+from typing import get_args
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import places
+import pytest
+
+import braintrace
+from braintrace._compiler import CompilerOptions, compile_model
+from braintrace._compiler.reports.reporting import REPORTED
+from braintrace._graph import Boundary, DiagnosticKind
+
+PAGE = places.DOCS / "diagnostics.md"
+BATCH, INPUTS, H = 2, 3, 4
+PASSED = {"backward-not-linear", "untraced-state", "unused-parameter"}
+FOLLOWED_BY_POSITION = set(REPORTED) - {"between-layers"}
+CONCERNED = {
+    "closed": {"no-hidden-state", "no-trace", "unused-parameter"},
+    "passed": PASSED,
+    "neighbours": PASSED,
+    "layered": PASSED | {"between-layers"},
+}
+
+
+def test_the_page_explains_every_kind():
+    headings = re.split(r"^### `(.+)`$", PAGE.read_text(), flags=re.MULTILINE)[1:]
+    entries = dict(zip(headings[::2], headings[1::2], strict=True))
+    assert sorted(headings[::2]) == sorted(get_args(DiagnosticKind))
+    for kind, text in entries.items():
+        assert re.search(r"\*\*What it means\.\*\* \S.*\*\*What to do\.\*\* \S", text, re.DOTALL), (
+            kind
+        )
+
+
+def test_every_kind_says_which_rules_it_concerns():
+    assert set(REPORTED) == set(get_args(DiagnosticKind))
+    for boundary in get_args(Boundary):
+        found = {kind for kind, boundaries in REPORTED.items() if boundary in boundaries}
+        assert found == CONCERNED.get(boundary, FOLLOWED_BY_POSITION)
+
+
+@jax.custom_vjp
+def clipped(value):
+    return value
+
+
+clipped.defvjp(lambda v: (v, None), lambda _, cotangent: (jnp.clip(cotangent, -0.1, 0.1),))
+
+
+class Model(brainstate.nn.Module):
+    """A recurrent network, plain or marked, with a running mean that is no hidden state."""
+
+    def __init__(self, product, bend=lambda v: v, mean=0.0):
+        super().__init__()
+        self.product, self.bend, self.mean = product, bend, mean
+        keys = jax.random.split(jax.random.key(0))
+        self.w = brainstate.ParamState(jax.random.normal(keys[0], (INPUTS, H)))
+        self.w_rec = brainstate.ParamState(jax.random.normal(keys[1], (H, H)) / 2)
+        self.unused = brainstate.ParamState(jnp.ones(H))
+
+    def init_state(self, batch_size=None, **_):
+        self.h = brainstate.HiddenState(jnp.zeros((batch_size, H)))
+        self.average = brainstate.ShortTermState(jnp.zeros((batch_size, H)))
+
+    def update(self, x):
+        recurrent = self.product(self.bend(self.h.value), self.w_rec.value)
+        drive = self.product(x, self.w.value)
+        from_average = self.product(self.average.value, self.w_rec.value) if self.mean else 0.0
+        self.h.value = jnp.tanh(drive + recurrent + from_average)
+        if self.mean:
+            self.average.value = 0.9 * self.average.value + self.mean * self.h.value
+        return self.h.value
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """All that the compiler asks of a rule: this one carries nothing."""
+
+    boundary: Boundary
+    carried: bool = True
+    needs = frozenset()
+
+    def carries(self, relation):
+        return self.carried
+
+    def check(self, graph):
+        pass
+
+    def trace_specs(self, graph, every_state):
+        return {}
+
+
+def compiled(model, boundary, carried=True, **options):
+    brainstate.nn.init_all_states(model, batch_size=BATCH)
+    x, options = jnp.ones((BATCH, INPUTS)), CompilerOptions(**options)
+    return compile_model(model, (x,), None, options, Rule(boundary, carried))[0]
+
+
+def kinds(graph, level=None):
+    return {d.kind for d in graph.diagnostics if level in (None, d.level)}
+
+
+@pytest.mark.parametrize("boundary", ["cut", "diagonal"])
+def test_a_rule_that_ends_at_weights_hears_of_mixing(boundary):
+    found = kinds(compiled(Model(braintrace.matmul), boundary))
+    assert found == {"recurrent-mixing", "unused-parameter"}
+
+
+def test_a_rule_that_passes_weights_hears_of_none():
+    graph = compiled(Model(braintrace.matmul), "passed", strict=True)
+    assert kinds(graph) == {"unused-parameter"}
+    assert graph.hidden_param_op_relations
+
+
+def test_a_weight_that_a_rule_does_not_carry_is_told():
+    graph = compiled(Model(braintrace.matmul), "cut", carried=False)
+    assert graph.hidden_param_op_relations == ()
+    assert kinds(graph, "info") == {"recurrent-mixing", "no-trace", "unused-parameter"}
+    told = {path for d in graph.diagnostics if d.kind == "no-trace" for path in d.paths}
+    assert told == {"w", "w_rec"}
+
+
+def test_a_rule_that_is_closed_to_the_past_hears_of_none():
+    graph = compiled(Model(jnp.matmul, bend=clipped, mean=0.1), "closed", strict=True)
+    assert kinds(graph) == {"unused-parameter"}
+
+
+@pytest.mark.parametrize("boundary", ["cut", "diagonal"])
+def test_a_model_without_marks_is_refused_where_the_way_ends_at_weights(boundary):
+    with pytest.raises(
+        braintrace.CompilationError, match=r"(?s)No ETP operation.*couples elements"
+    ):
+        compiled(Model(jnp.matmul), boundary, mark="explicit")
+
+
+@pytest.mark.parametrize("boundary", ["cut", "diagonal"])
+def test_marks_behind_what_mixes_positions_are_not_asked_for_again(boundary):
+    with pytest.raises(braintrace.CompilationError, match=r"(?s)`RTRL` follows.*`cumsum`") as found:
+        compiled(Model(lambda x, w: jnp.cumsum(braintrace.matmul(x, w), -1)), boundary)
+    assert "Use `braintrace.matmul`" not in str(found.value)
+
+
+def test_a_model_without_marks_needs_none_where_weights_are_passed():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        graph = compiled(Model(jnp.matmul), "passed", strict=True)
+    assert graph.hidden_param_op_relations == ()
+    assert [group.paths for group in graph.hidden_groups] == [(("h",),)]
+
+
+def test_an_untraced_state_behind_a_weight_is_refused_where_weights_are_passed():
+    assert "untraced-state" in kinds(compiled(Model(braintrace.matmul, mean=0.1), "cut"), "info")
+    with pytest.raises(braintrace.CompilationError, match="'average' carries what depends on"):
+        compiled(Model(braintrace.matmul, mean=0.1), "passed")
+
+
+def test_a_gradient_bent_behind_a_weight_is_refused_where_weights_are_passed():
+    assert not kinds(compiled(Model(braintrace.matmul, bend=clipped), "cut"), "warning")
+    with pytest.raises(braintrace.CompilationError, match="not proportional"):
+        compiled(Model(braintrace.matmul, bend=clipped), "passed")
+
+
+class ByUnit(brainstate.nn.Module):
+    """A loop over units: a step of it for each."""
+
+    def __init__(self, units):
+        super().__init__()
+        self.w = brainstate.ParamState(jnp.ones((3, units)))
+
+    def init_state(self, batch_size=None, **kwargs):
+        self.h = brainstate.HiddenState(jnp.zeros((batch_size, self.w.value.shape[1])))
+
+    def update(self, x):
+        drive = 0.9 * self.h.value + braintrace.matmul(x, self.w.value)
+        _, h = jax.lax.scan(lambda carry, unit: (carry, jnp.tanh(unit)), 0.0, drive.T)
+        self.h.value = h.T
+        return self.h.value
+
+
+def test_loops_are_followed_up_to_a_length():
+    learner = braintrace.compile(ByUnit(256), "d_rtrl", jnp.ones((2, 3)), batch_size=2)
+    assert learner.graph.diagnostics == ()
+    with pytest.raises(braintrace.CompilationError, match="through `scan`, which couples elements"):
+        braintrace.compile(ByUnit(257), "d_rtrl", jnp.ones((2, 3)), batch_size=2)

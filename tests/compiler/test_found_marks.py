@@ -1,0 +1,262 @@
+"""A model without an ETP operation in it learns as the one that is marked by hand."""
+
+import functools
+import warnings
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import nn_models
+import numpy as np
+import pytest
+import saiunit as u
+import zoo
+from assertions import assert_gradients_close
+from hypothesis import HealthCheck, Phase, given, settings
+from nn_models import Filtered, ReadOut
+from nn_swaps import SWAPS, pair
+from random_cells import entry_of, programs
+from unmarked import unmarked
+from zoo_runs import CHUNK_SIZES, Runs, data, described, named, runs_of
+
+import braintrace
+
+TOLERANCE = 1e-12
+MODELS = [*zoo.MODELS, *nn_models.MODELS]
+
+pytestmark = pytest.mark.usefixtures("float64", "time_step")
+
+
+@pytest.fixture
+def time_step():
+    with brainstate.environ.context(dt=1.0 * u.ms):
+        yield
+
+
+MORE = {
+    "Vanilla": ["bias -> h"],
+    "PlainRecurrentRNN": ["w_rec -> h"],
+    "FeedbackLinear": ["layer/weight -> h"],  # the bias, behind a backward rule of its own
+}
+"""What such a model leaves plain on purpose, by the relation that it then has."""
+
+OTHER_KINDS = {
+    "PlainRecurrentRNN": {"recurrent-mixing"},  # its recurrent weight is marked
+    "LRUCell": set(),  # its outputs reach no state, and are not marked
+    "RandomFeedback": {"plain-mixing", "not-a-linear-readout"},  # the way back is a plain product
+}
+
+
+each_model = pytest.mark.parametrize("entry", MODELS, ids=lambda entry: entry.name)
+
+
+def graph_of(entry):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", braintrace.ApproximationWarning)
+        example = data(entry)[0][0]
+        return braintrace.compile_etrace_graph(unmarked(entry).build(), example, mark="auto")
+
+
+def relations_of(graph):
+    found = (described(relation) for relation in graph.hidden_param_op_relations)
+    return sorted(_sorted_parameters(relation) for relation in found)
+
+
+def _sorted_parameters(relation):
+    parameters, arrow, groups = relation.partition(" -> ")
+    return ",".join(sorted(parameters.split(","))) + arrow + groups
+
+
+@pytest.mark.by_day(
+    "SignedHalves",
+    "DelayedSelfInhibition",
+    "GRUResetBefore",
+    "PlainRecurrentRNN",
+    "ConductanceSynapses",
+    "TransposedPair",
+    "NestedParameters",
+    "SharedDrive",
+    "FeedbackLinear",
+    "AllToAll",
+    "ScaledWSConv3d",
+    "LSTMCell",
+    "LIF1",
+)
+@each_model
+def test_marks_are_found_again(entry):
+    graph = graph_of(entry)
+    wanted = [*map(_sorted_parameters, entry.relations), *MORE.get(entry.name, ())]
+    assert relations_of(graph) == sorted(wanted)
+    assert tuple(map(named, graph.hidden_groups)) == entry.groups
+    kinds = {diagnostic.kind for diagnostic in graph.diagnostics}
+    assert kinds == OTHER_KINDS.get(entry.name, set(entry.diagnostics))
+
+
+def compared(entry, chunk_sizes, paths=(), algorithm="d_rtrl"):
+    """The gradients of what is marked by hand, and by the compiler, are the same."""
+    by_hand, found = runs_of(entry, algorithm), Runs(unmarked(entry), algorithm, mark="auto")
+    more = {relation.partition(" -> ")[0] for relation in MORE.get(entry.name, ())}
+    for path in (*(functools.partial(Runs.at_once, chunk_size=c) for c in chunk_sizes), *paths):
+        both = ({k: g for k, g in path(r).items() if k not in more} for r in (found, by_hand))
+        assert_gradients_close(*both, TOLERANCE, f"{entry.name}, {path}")
+
+
+@pytest.mark.by_day("SignedHalves", "LIF0")
+@each_model
+def test_learns_as_by_hand(entry):
+    compared(entry, CHUNK_SIZES[:1])
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("algorithm", ["d_rtrl", "es_d_rtrl"])
+@each_model
+def test_learns_as_by_hand_on_every_path(entry, algorithm):
+    compared(entry, CHUNK_SIZES[1:3], (Runs.by_own_gradient, Runs.in_a_stream), algorithm)
+
+
+STORED = ("SparseLinear", "SparseLinear, bias")
+"""Layers of brainstate whose weights are the entries of a stored matrix."""
+
+
+@pytest.mark.parametrize("row", [pytest.param(r, id=r.id) for r in SWAPS if r.id in STORED])
+def test_a_stored_matrix_of_brainstate_is_reported(row):
+    name, arguments, options, ours, shape, _ = row.values
+    theirs, own = pair(name, arguments, options, ours, np.float64)
+    example = jnp.ones((2, *shape))
+
+    def learner(layer, mark):
+        return braintrace.compile(Filtered(layer), "d_rtrl", example, batch_size=2, mark=mark)
+
+    assert learner(own, "explicit").graph.diagnostics == ()
+    told = r"'layer/weight' enters.*Call `braintrace.sparse_matmul`, or use `braintrace.nn.Sparse"
+    if row.id == "SparseLinear":  # nothing else of it learns
+        with pytest.raises(braintrace.CompilationError, match=told):
+            learner(theirs, "auto")
+    else:
+        with pytest.warns(braintrace.ApproximationWarning, match=told):
+            learner(theirs, "auto")
+
+
+@pytest.mark.by_day("Linear", "AllToAll, others only, wide", "Conv1d, channel first")
+@pytest.mark.parametrize("row", [pytest.param(r, id=r.id) for r in SWAPS if r.id not in STORED])
+def test_layers_of_brainstate_learn_as_their_marked_twins(row):
+    name, arguments, options, ours, shape, unit = row.values
+    is_cell = row.id.partition(",")[0].endswith("Cell")
+    if is_cell:
+        options = {**options, "state_init": np.linspace(-0.3, 0.5, arguments[1])}
+    xs = jnp.asarray(np.random.default_rng(1).standard_normal((4, 2, *shape))) * unit
+    outcomes = []
+    for layer, mark in zip(
+        pair(name, arguments, options, ours, np.float64), ("auto", "explicit"), strict=True
+    ):
+        model = ReadOut(layer) if is_cell else Filtered(Plain(layer))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", braintrace.ApproximationWarning)
+            outcomes.append(outcome_of(model, mark, xs))
+    (found, relations, kinds), (expected, wanted, own_kinds) = outcomes
+    assert (relations, kinds) == (wanted, own_kinds)
+    assert (wanted is None) == (row.id == "Embedding, frozen")  # no weight is left
+    if wanted is not None:
+        assert_gradients_close(found, expected, TOLERANCE, row.id)
+
+
+class Plain(brainstate.nn.Module):
+    """A layer whose outputs have no unit."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+        self.in_size, self.out_size = layer.in_size, layer.out_size
+
+    def update(self, x):
+        return u.get_mantissa(self.layer(x))
+
+
+def outcome_of(model, mark, xs):
+    try:
+        learner = braintrace.compile(model, "d_rtrl", xs[0], batch_size=2, mark=mark)
+    except braintrace.CompilationError as error:
+        assert "No ETP operation" in str(error)
+        return None, None, None
+    gradients = learner.etrace_grad(xs, step_fn=lambda x: jnp.sum(learner(x) ** 2))
+    by_path = {"/".join(path): jax.tree.leaves(g) for path, g in gradients.items()}
+    kinds = {diagnostic.kind for diagnostic in learner.graph.diagnostics}
+    return by_path, relations_of(learner.graph), kinds
+
+
+class Looked(brainstate.nn.Module):
+    """A leaky state of what a table of brainstate's gives."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.table = brainstate.nn.Embedding(5, 3, **options)
+        values = np.random.default_rng(2).standard_normal((5, 3))
+        self.table.weight.value = jnp.asarray(values)
+
+    def init_state(self, batch_size=None, **_):
+        self.h = brainstate.HiddenState(jnp.zeros((2, 3)))
+
+    def update(self, indices):
+        self.h.value = 0.8 * self.h.value + jnp.tanh(self.table(indices))
+        return self.h.value
+
+    def gradient(self, xs):
+        """The gradient that brainstate's own backward rule gives through all steps."""
+
+        def loss():
+            h, total = jnp.zeros((2, 3)), 0.0
+            for x in xs:
+                h = 0.8 * h + jnp.tanh(self.table(x))
+                total += jnp.sum(h**2)
+            return total
+
+        return brainstate.transform.grad(loss, self.table.weight)()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "options", [{}, {"padding_idx": 1}, {"padding_idx": 2, "scale_grad_by_freq": True}]
+)
+def test_a_table_of_brainstate_learns_by_its_own_backward_rule(options):
+    model, xs = Looked(**options), jnp.array([[1, 0], [2, 2], [4, 1], [2, 1]])
+    learner = braintrace.compile(model, "d_rtrl", xs[0], batch_size=2, mark="auto")
+    (relation,) = learner.graph.hidden_param_op_relations
+    assert relation.primitive.name == "etp_embed"
+    assert learner.graph.diagnostics == ()
+    steps = lambda x: jnp.sum(learner(x) ** 2)  # noqa: E731
+    (found,) = learner.etrace_grad(xs, step_fn=steps, reduction="sum").values()
+    np.testing.assert_allclose(found, model.gradient(xs), rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("examples", [2, pytest.param(100, marks=pytest.mark.nightly)])
+def test_random_cells_without_marks(examples):
+    """They learn as marked by hand, unless something more is reported."""
+    equal = []
+
+    @settings(
+        max_examples=examples,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(programs())
+    def check(program):
+        entry = entry_of(program)
+        try:
+            by_hand = Runs(entry, "d_rtrl")
+            found = Runs(unmarked(entry), "d_rtrl", mark="auto")
+        except braintrace.CompilationError:
+            return
+        warned, own = (
+            {d.kind for d in runs.learner.graph.diagnostics if d.level == "warning"}
+            for runs in (found, by_hand)
+        )
+        if warned <= own:
+            expected = by_hand.at_once(4)
+            assert_gradients_close(found.at_once(4), expected, TOLERANCE, str(program))
+            equal.append(program)
+
+    check()
+    assert len(equal) >= 0.3 * examples

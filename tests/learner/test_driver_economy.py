@@ -1,0 +1,302 @@
+"""What the drivers do not do: compile twice, compute what nobody reads, copy what they own."""
+
+import brainstate
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import references
+from assertions import assert_gradients_close, deviations
+from compilation import counted
+from drivers import build_algorithm, build_learner, named, sequence_gradient, weights_of
+
+import braintrace
+from braintrace._learner.gradient import SequenceGradient
+
+CASE = cases.BY_NAME["independent_rnn"]
+XS, TARGETS = CASE.sequences(2, 6)
+ALGORITHMS = pytest.mark.parametrize("algorithm", ["d_rtrl", "es_d_rtrl"])
+ONE_BY_DAY = pytest.mark.parametrize(
+    "algorithm", ["d_rtrl", pytest.param("es_d_rtrl", marks=pytest.mark.nightly)]
+)
+
+
+def square_loss(learner):
+    return lambda x, target: CASE.loss(learner(x), target)
+
+
+@pytest.mark.by_day("d_rtrl")
+@pytest.mark.core
+@ALGORITHMS
+def test_hundred_calls_compile_once(algorithm):
+    learner = build_learner(CASE, algorithm)
+    step = square_loss(learner)
+
+    def call(restarted):
+        if restarted:
+            learner.reset_state(2)
+        learner.etrace_grad(XS, TARGETS, step_fn=step, chunk_size=4)
+        learner.etrace_grad(XS, TARGETS, step_fn=step, memory_budget=1)
+        learner.predict(XS)
+        learner.etrace_evolve(XS)
+
+    with counted() as first:
+        call(True)
+    assert first
+    call(False)  # the second call is the first that does not start from zero traces
+    with counted() as later:
+        for number in range(98):
+            call(restarted=number < 49)
+    assert later == []
+
+
+def test_a_single_step_compiles_once():
+    _, algorithm = build_algorithm(CASE)
+    step = square_loss(algorithm)
+    for _ in range(2):
+        step(XS[0], TARGETS[0])
+    with counted() as later:
+        for _ in range(98):
+            step(XS[0], TARGETS[0])
+    assert later == []
+
+
+class CountingTraces(braintrace.D_RTRL):
+    """D_RTRL that notes how often its traces are computed."""
+
+    updates = 0
+
+    @property
+    def method(self):
+        def note():
+            self.updates += 1
+
+        class Noting(type(super().method)):
+            def update(self, *arguments):
+                jax.debug.callback(note)
+                return super().update(*arguments)
+
+        return Noting()
+
+
+@ALGORITHMS
+@cases.each([cases.BY_NAME[name] for name in ("alif", "lstm_fused")])
+def test_no_copies_of_weights_are_given_back(case, algorithm, monkeypatch):
+    """What the traces are computed from later on, if anybody reads them, needs none."""
+    read, original = [], SequenceGradient._read_by_update
+
+    def noting(*arguments):
+        read.append(original(*arguments))
+        return read[-1]
+
+    monkeypatch.setattr(SequenceGradient, "_read_by_update", noting)
+    learner = build_learner(case, algorithm)
+    xs, targets = case.sequences(2, 6)
+    sequence_gradient(learner, case, xs, targets)
+    assert len(read) == (algorithm == "d_rtrl")  # the other one's traces come along
+    assert jax.tree.leaves(read) == []
+
+
+@pytest.mark.core
+def test_traces_that_nobody_reads_are_not_computed():
+    learner = build_learner(CASE, CountingTraces)
+    for _ in range(2):
+        learner.reset_state(2)
+        found = sequence_gradient(learner, CASE, XS, TARGETS)
+    jax.effects_barrier()
+    assert learner.algorithm.updates == 0
+    assert_gradients_close(found, references.bptt(CASE), 1e-5)
+    read = learner.algorithm.traces.value
+    jax.effects_barrier()
+    assert learner.algorithm.updates == 1
+    expected = build_learner(CASE)
+    expected.etrace_evolve(XS, chunk_size=1)
+    expected = expected.algorithm.traces.value
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), read, expected)
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["between calls", "inside jit"])
+def test_traces_whose_records_are_computed_over_time_can_be_read(inside):
+    """The input of a second layer is the first one's output: after the loop, a product for all."""
+    case = cases.BY_NAME["two_layers"]
+    xs, targets = case.sequences(2, 6)
+    learner, expected = build_learner(case), build_learner(case)
+    sequence_gradient(learner, case, xs, targets)
+    expected.etrace_evolve(xs)
+
+    def read():
+        return learner.algorithm.traces.value
+
+    found = brainstate.transform.jit(read)() if inside else read()
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
+        found,
+        expected.algorithm.traces.value,
+    )
+
+
+@pytest.mark.core
+def test_unread_traces_go_where_values_go():
+    """Into brainstate's transformations, copies of the model, and printed forms."""
+    learner = build_learner(CASE)
+    sequence_gradient(learner, CASE, XS, TARGETS)
+    expected = build_learner(CASE)
+    expected.etrace_evolve(XS)
+    expected = expected.algorithm.traces.value
+    assert "EligibilityTraces" in repr(learner)
+    _, values = brainstate.graph.treefy_split(learner)
+    (kept,) = [leaf for leaf in jax.tree.leaves(values) if leaf.shape == (2, 3, 4)]
+    (wanted,) = [leaf for leaf in jax.tree.leaves(expected) if leaf.shape == (2, 3, 4)]
+    np.testing.assert_allclose(kept, wanted, rtol=1e-5)
+
+    sequence_gradient(learner, CASE, XS, TARGETS)
+    doubled = brainstate.transform.jit(
+        lambda: jax.tree.map(lambda leaf: 2 * leaf, learner.algorithm.traces.value)
+    )()
+    plain = learner.algorithm.traces.value
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, 2 * b, rtol=1e-6), doubled, plain)
+
+
+@pytest.mark.core
+def test_inside_a_compiled_training_step():
+    learner = build_learner(CASE)
+    step = square_loss(learner)
+
+    @brainstate.transform.jit
+    def train(xs, targets):
+        learner.reset_state(2)
+        return named(learner.etrace_grad(xs, targets, step_fn=step, reduction="sum"))
+
+    for _ in range(2):
+        assert_gradients_close(train(XS, TARGETS), references.bptt(CASE), 1e-5)
+    assert any(np.any(leaf) for leaf in jax.tree.leaves(learner.algorithm.traces.value))
+
+    learner.reset_state(2)  # what was compiled in there serves outside as well
+    outside = named(learner.etrace_grad(XS, TARGETS, step_fn=step, reduction="sum"))
+    assert_gradients_close(outside, references.bptt(CASE), 1e-5)
+
+
+def test_nothing_is_kept_of_a_transformation_around_a_call():
+    learner = build_learner(CASE)
+
+    @brainstate.transform.jit
+    def scaled(scale):
+        def step(x, target):
+            return scale * CASE.loss(learner(x), target)
+
+        sequences = XS, TARGETS
+        losses = learner.etrace_online(*sequences, step_fn=step, update_fn=lambda gradients: None)
+        return named(learner.etrace_grad(*sequences, step_fn=step)), losses
+
+    with jax.checking_leaks():
+        found, losses = scaled(2.0)
+    learner.reset_state(2)
+    step = square_loss(learner)
+    plain = learner.etrace_online(XS, TARGETS, step_fn=step, update_fn=lambda gradients: None)
+    once = learner.etrace_grad(XS, TARGETS, step_fn=step)
+    np.testing.assert_allclose(losses, 2 * plain, rtol=1e-5)
+    assert_gradients_close(found, named(jax.tree.map(lambda leaf: 2 * leaf, once)), 1e-5)
+
+
+@pytest.mark.optimised
+@ONE_BY_DAY
+def test_buffers_are_donated_unless_somebody_reads_the_traces(algorithm):
+    learner = build_learner(CASE, algorithm)
+    for _ in range(2):
+        unread = jax.tree.leaves(learner.algorithm.traces.carried.take()[0])
+        learner.etrace_evolve(XS)
+    assert all(leaf.is_deleted() for leaf in unread)
+    read = learner.algorithm.traces.value
+    learner.etrace_evolve(XS)
+    sequence_gradient(learner, CASE, XS, TARGETS, chunk_size=4)
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(read))
+
+
+def test_traces_that_a_gradient_computes_anyway_are_not_computed_again():
+    learner = build_learner(CASE, "es_d_rtrl")
+    expected = build_learner(CASE, "es_d_rtrl")
+    sequence_gradient(learner, CASE, XS, TARGETS)
+    with counted() as compiled:
+        found = learner.algorithm.traces.value
+    assert compiled == []
+    expected.etrace_evolve(XS)
+    expected = expected.algorithm.traces.value
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, expected)
+
+
+def test_traces_lost_in_a_failed_run_are_reported():
+    learner = build_learner(CASE)
+    step = square_loss(learner)
+    learner.etrace_evolve(XS)
+    for leaf in jax.tree.leaves(learner.algorithm.traces.carried.take()[0]):
+        leaf.delete()  # as a program does that runs out of memory after it was given them
+    for run in (learner.etrace_evolve, lambda xs: learner.etrace_grad(xs, TARGETS, step_fn=step)):
+        with pytest.raises(braintrace.LostTracesError, match="reset_state"):
+            run(XS)
+    learner.reset_state(2)
+    assert_gradients_close(
+        sequence_gradient(learner, CASE, XS, TARGETS), references.bptt(CASE), 1e-5
+    )
+
+
+@pytest.mark.core
+@pytest.mark.optimised
+@pytest.mark.parametrize("chunk_size", [4, pytest.param(6, marks=pytest.mark.nightly)])
+def test_steps_without_weight_have_no_backward_pass(chunk_size):
+    learner = build_learner(CASE)
+    passed = []
+
+    @jax.custom_vjp
+    def watched(value):
+        return value
+
+    def counted_back(_, cotangent):
+        def note(array):
+            passed.append(1)
+            return np.asarray(array)
+
+        shape = jax.ShapeDtypeStruct(cotangent.shape, cotangent.dtype)
+        return (jax.pure_callback(note, shape, cotangent),)
+
+    watched.defvjp(lambda value: (value, None), counted_back)
+
+    def step(x, target):
+        return CASE.loss(watched(learner(x)), target)
+
+    mask = np.asarray([0.0, 0.0, 1.0, 0.0, 0.0, 2.0])
+    found = learner.etrace_grad(
+        XS, TARGETS, step_fn=step, mask=mask, reduction="sum", chunk_size=chunk_size
+    )
+    expected = references.bptt(CASE, step_weights=tuple(mask))
+    assert_gradients_close(named(found), expected, 1e-5)
+    assert len(passed) == 2
+
+
+@pytest.mark.core
+@pytest.mark.optimised
+@ONE_BY_DAY
+def test_traces_in_half_precision(algorithm):
+    full = build_learner(CASE, algorithm)
+    half = build_learner(CASE, algorithm, trace_dtype=jnp.bfloat16)
+    expected = sequence_gradient(full, CASE, XS, TARGETS, chunk_size=1)
+    found = sequence_gradient(half, CASE, XS, TARGETS, chunk_size=1)
+    leaves = jax.tree.leaves(half.algorithm.traces.value)
+    assert {leaf.dtype for leaf in leaves} <= {jnp.dtype("bfloat16"), jnp.dtype("int32")}
+    counts = sum(leaf.nbytes for leaf in leaves if leaf.dtype == "int32")
+    assert 2 * half.report().carried_bytes - counts == full.report().carried_bytes
+    assert 0 < max(deviations(found, expected).values()) < 0.02
+
+    model, stepwise = build_algorithm(CASE, type(half.algorithm), trace_dtype=jnp.bfloat16)
+    gradient = brainstate.transform.grad(square_loss(stepwise), weights_of(model))
+    gradient = brainstate.transform.jit(gradient)
+    total = None
+    for x, target in zip(XS, TARGETS, strict=True):
+        part = gradient(x, target)
+        total = part if total is None else jax.tree.map(np.add, total, part)
+    assert_gradients_close(named(total), found, 1e-2)
+
+
+def test_trace_dtype_must_be_floating():
+    with pytest.raises(braintrace.OptionError, match="floating-point"):
+        braintrace.D_RTRL(CASE.build(), trace_dtype=jnp.int8)

@@ -1,0 +1,146 @@
+"""Every model of the zoo compiles as described, and learns what the dense oracle says."""
+
+import itertools
+
+import numpy as np
+import oracles
+import pytest
+from assertions import assert_gradients_close, assert_gradients_differ, assert_states_close
+from rules import OTHERS, RULES
+from zoo import BY_NAME, MODELS
+from zoo_runs import PATHS, Runs, bptt, case_of, data, described, expected, named, runs_of
+
+import braintrace
+
+TOLERANCE = 1e-9
+DECAY = 0.7
+CORE = {"LSTMPeephole", "LinearRecurrentUnit", "ALIF", "PopulationsAsSlices", "ReshapedStates"}
+OPTIMISED = {"LSTMFused", "PooledConvolution", "SparseLIF"}
+METHODS = {"d_rtrl": {}, "es_d_rtrl": {"decay_or_rank": DECAY}}
+METHODS |= {rule.name: rule.options for rule in OTHERS}
+STEP_BY_STEP = ("own gradient", "stream")
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+def marks_of(entry):
+    marks = [(CORE, pytest.mark.core), (OPTIMISED, pytest.mark.optimised)]
+    return [mark for of, mark in marks if entry.name in of]
+
+
+def each(models):
+    return [pytest.param(m, id=m.name, marks=marks_of(m)) for m in models]
+
+
+# The scope brings the tests of a model together, so that they share what they compile.
+@pytest.fixture(scope="module", params=each(MODELS))
+def entry(request):
+    return request.param
+
+
+def expected_of(entry, algorithm):
+    """The gradient of BPTT where that is what D-RTRL promises, else by the literal recursions."""
+    if algorithm == "d_rtrl":
+        return expected(entry, bptt if entry.diagonal else oracles.dense_d_rtrl)
+    if algorithm == "es_d_rtrl":
+        return expected(entry, oracles.dense_es_d_rtrl, alpha=DECAY)
+    return expected(entry, RULES[algorithm].oracle)
+
+
+def test_relations_groups_and_diagnostics(entry):
+    graph = runs_of(entry, "d_rtrl").learner.graph
+    found = tuple(described(relation) for relation in graph.hidden_param_op_relations)
+    groups = tuple(named(group) for group in graph.hidden_groups)
+    kinds = {diagnostic.kind for diagnostic in graph.diagnostics}
+    assert (found, groups, kinds) == (entry.relations, entry.groups, set(entry.diagnostics))
+
+
+oracles_by_day = pytest.mark.by_day(
+    "SignedHalves",
+    "CoupledCompartments",
+    "GRUResetBefore",
+    "LinearRecurrentUnit",
+    "ALIF",
+    "ConductanceSynapses",
+    "GroupStateALIF",
+    "NestedParameters",
+    "ReshapedStates",
+)
+
+
+@oracles_by_day
+def test_the_oracle_is_bptt_where_the_model_is_diagonal_and_only_there(entry):
+    found, exact = expected(entry, oracles.dense_d_rtrl), expected(entry, bptt)
+    if entry.diagonal:
+        assert_gradients_close(found, exact, TOLERANCE, entry.name)
+    else:
+        assert_gradients_differ(found, exact, 1e-4, entry.name)
+
+
+@oracles_by_day
+def test_every_weight_learns(entry):
+    for name, leaves in expected_of(entry, "d_rtrl").items():
+        assert all(np.abs(leaf).max() > 1e-6 for leaf in leaves), name
+
+
+def check(entry, algorithm, paths):
+    """Every path gives the gradient of the oracle; those of single steps, the same traces."""
+    message = RULES[algorithm].refused.get(entry.name)
+    if message is not None:
+        with pytest.raises(braintrace.CompilationError, match=message):
+            Runs(entry, algorithm, **METHODS[algorithm])
+        return
+    runs, wanted = runs_of(entry, algorithm, **METHODS[algorithm]), expected_of(entry, algorithm)
+    left = []
+    for path in paths:
+        found = PATHS[path](runs)
+        assert_gradients_close(found, wanted, TOLERANCE, f"{entry.name}, {path}")
+        if path in STEP_BY_STEP:
+            left.append(runs.after())
+    for after in left[1:]:
+        assert_states_close(after, left[0], entry.name)
+
+
+@pytest.mark.parametrize(
+    ("entry", "algorithm"),
+    [
+        pytest.param(entry, algorithm, id=f"{entry.name}-{algorithm}", marks=marks_of(entry))
+        for entry in MODELS
+        for algorithm in entry.by_day
+    ],
+    indirect=["entry"],
+)
+def test_some_paths_equal_the_dense_oracle(entry, algorithm):
+    """Those that the entry of the model names."""
+    check(entry, algorithm, entry.by_day[algorithm])
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("algorithm", METHODS)
+def test_all_paths_and_chunk_sizes_equal_the_dense_oracle(entry, algorithm):
+    check(entry, algorithm, PATHS)
+
+
+def test_every_rule_meets_every_kind_of_path_and_model_by_day():
+    """A model is diagonal or not; a sequence goes at once, or step by step in two ways."""
+    assert all("d_rtrl" in entry.by_day for entry in MODELS)
+    found = {
+        (rule, path.partition(" of ")[0], entry.diagonal)
+        for entry in MODELS
+        for rule, paths in entry.by_day.items()
+        for path in paths
+    }
+    assert found == {*itertools.product(METHODS, ("chunks", *STEP_BY_STEP), (True, False))}
+
+
+@pytest.mark.parametrize("entry", each([m for m in MODELS if m.spiking]), scope="module")
+def test_neurons_spike_now_and_then(entry):
+    case, (params, states) = case_of(entry)
+    rates = case.spikes(params, states, data(entry)[0])
+    assert rates
+    assert all(0.02 < rate < 0.9 for rate in rates), rates
+
+
+def test_the_zoo_is_large():
+    assert len(MODELS) >= 25
+    assert len(BY_NAME) == len(MODELS)

@@ -1,0 +1,137 @@
+"""Every ETP operation under every JAX transformation, against plain JAX."""
+
+import functools
+import itertools
+import os
+import runpy
+import subprocess
+import sys
+
+import compilation
+import jax
+import ops_catalogue as catalogue
+import places
+import pytest
+from assertions import assert_trees_close
+from ops_catalogue import markers
+
+ROOT = places.ROOT
+OPERATIONS = catalogue.OPERATIONS
+
+
+@functools.cache
+def results_of(transformation):
+    """Marked and plain results by primitive; one compilation serves all operations."""
+
+    def marked(xs, weights):
+        return {o.primitive: o.marked(xs[o.primitive], weights[o.primitive]) for o in OPERATIONS}
+
+    def plain(xs, weights):
+        return {o.primitive: o.plain(xs[o.primitive], weights[o.primitive]) for o in OPERATIONS}
+
+    def one_by_one(xs, weights):
+        return {
+            o.primitive: [
+                transformation.apply(f)(xs[o.primitive], weights[o.primitive])
+                for f in (o.marked, o.plain)
+            ]
+            for o in OPERATIONS
+        }
+
+    xs = {o.primitive: o.x for o in OPERATIONS}
+    weights = {o.primitive: o.weights for o in OPERATIONS}
+    if transformation.jit:
+        return catalogue.quick_jit(one_by_one)(xs, weights)
+    got, want = (transformation.apply(f)(xs, weights) for f in (marked, plain))
+    if transformation.name == "donated arguments":
+        got, want = ({n: [found[0][n], found[1][n]] for n in xs} for found in (got, want))
+    return {name: [got[name], want[name]] for name in xs}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda o: o.primitive)
+@pytest.mark.parametrize("transformation", catalogue.TRANSFORMATIONS, ids=lambda t: t.name)
+def test_operation_under_transformation(operation, transformation):
+    got, want = results_of(transformation)[operation.primitive]
+    assert_trees_close(got, want)
+
+
+WITH_A_JAXPR = [t for t in catalogue.TRANSFORMATIONS if t.marker is not None]
+NAMES = [t.name for t in WITH_A_JAXPR], [o.primitive for o in OPERATIONS]
+BY_DAY = {
+    *itertools.product(["jit", "grad", "vmap over x", "vmap over weights"], NAMES[1]),
+    *itertools.product(NAMES[0], ["etp_mm", "etp_sp_mv"]),
+}
+
+
+@pytest.mark.by_day(*map("-".join, BY_DAY))
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda o: o.primitive)
+@pytest.mark.parametrize("transformation", WITH_A_JAXPR, ids=lambda t: t.name)
+def test_the_marker_that_is_left(operation, transformation):
+    marked = transformation.apply(operation.marked)
+    found = markers(jax.make_jaxpr(marked)(operation.x, operation.weights))
+    expected = getattr(operation, transformation.marker)
+    assert found == (set() if expected is None else {expected})
+
+
+SHARDED = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import AxisType, PartitionSpec as P
+import compilation
+import ops_catalogue as catalogue
+
+compilation.compile_in_a_hurry()
+assert jax.device_count() == 8
+mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
+xs = {
+    o.primitive: jnp.concatenate(
+        [(1 + 0.1 * i) * (o.x if o.batched else o.x[None]) for i in range(8)]
+    )
+    for o in catalogue.OPERATIONS
+}
+weights = {o.primitive: o.weights for o in catalogue.OPERATIONS}
+
+def losses(kind, xs, weights):
+    found = {}
+    for o in catalogue.OPERATIONS:
+        f = getattr(o, kind)
+        f = f if o.batched else jax.vmap(f, in_axes=(0, None))
+        found[o.primitive] = jnp.sum(jnp.sin(f(xs[o.primitive], weights[o.primitive])))
+    return found
+
+def summed(losses):
+    return sum(losses.values()), losses
+
+def marked(xs, weights):
+    return summed(jax.lax.psum(losses("marked", xs, weights), "d"))
+
+specs = dict(mesh=mesh, in_specs=(P("d"), P()), out_specs=(P(), P()))
+gradient = jax.value_and_grad(marked, argnums=1, has_aux=True)
+(_, got), gradients = jax.jit(jax.shard_map(gradient, **specs))(xs, weights)
+plain = jax.value_and_grad(lambda w: summed(losses("plain", xs, w)), has_aux=True)
+(_, want), expected = jax.jit(plain)(weights)
+for name in xs:
+    both = ((got[name], gradients[name]), (want[name], expected[name]))
+    for found in zip(*map(jax.tree.leaves, both)):
+        np.testing.assert_allclose(*found, rtol=2e-4, atol=1e-5)
+    print(name)
+"""
+
+
+@pytest.mark.nightly
+def test_shard_map_over_eight_devices():
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": compilation.with_flags("--xla_force_host_platform_device_count=8"),
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": places.SEARCHED,
+    }
+    run = subprocess.run(
+        [sys.executable, "-c", SHARDED], env=environment, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert run.stdout.split() == [operation.primitive for operation in catalogue.OPERATIONS]
+
+
+def test_the_coverage_page_is_that_of_this_table():
+    script = runpy.run_path(str(ROOT / "docs" / "make_coverage.py"), run_name="make_coverage")
+    assert (ROOT / "docs" / "coverage.md").read_text() == script["render"]()

@@ -1,0 +1,151 @@
+"""A learner that is divided over a mesh gives what one device gives, and stays divided."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import compilation
+import jax
+import jax.numpy as jnp
+import numpy as np
+import places
+import pytest
+
+import braintrace
+
+
+def run(program, *arguments, flags=()):
+    """Return what a program prints that has eight devices: numbers by case."""
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": compilation.with_flags("--xla_force_host_platform_device_count=8", *flags),
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": places.SEARCHED,
+    }
+    command = [sys.executable, str(places.SUPPORT / program), *arguments]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-3000:]
+    lines = run.stdout.splitlines()
+    counts = [json.loads(line) for line in lines if line.startswith("{")]
+    return dict(line.split() for line in lines if not line.startswith("{")), counts
+
+
+@pytest.mark.nightly
+@pytest.mark.core
+def test_a_divided_learner_gives_what_one_device_gives():
+    """Every driver, divided between two calls; also after resets, saved, and restored elsewhere.
+
+    And what it sends; see `check_messages`.
+    """
+    deviations, counts = run("collectives_program.py", "day")
+    assert len(deviations) == 5
+    assert all(float(value) < 2e-6 for value in deviations.values()), deviations
+    assert len(counts) == 4
+    for found in counts:
+        check_messages(**found)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("share", [f"{number}/9" for number in range(9)])
+def test_what_every_divided_learner_sends(share):
+    _, counts = run("collectives_program.py", "night", share)
+    assert len(counts) == 40
+    for found in counts:
+        check_messages(**found)
+
+
+WHOLE = ("by_source",)
+"""Models that are not divided along ``model``: entries by their inputs."""
+ALL_UNITS = {"recurrent": 1, "masked": 1, "by_target": 1, "padded": 1, "mixed": 2, "gru": 1}
+"""How many operations read all units, in arrays of their own: joined to inputs, they are there."""
+GATED = ("gru", "lstm")
+"""Models with a weight and a bias of several gates, which lie whole, and so do their gradients."""
+SUMS = {"lora": 2, "readout": 1}
+"""Sums over units: a factor of a low-rank product meets all outputs, in both kinds of products."""
+GATHERED_TWICE = ("by_target", "padded")
+"""Sparse products whose inputs XLA gathers for them and for traces, where both axes divide."""
+
+
+def check_messages(case, bytes, messages):
+    """Nothing is exchanged or permuted, traces stay, and gradients are summed once a sequence."""
+    everything = sum((Counter(k) for found in messages.values() for k in found.values()), Counter())
+    assert everything["all-to-all"] == everything["collective-permute"] == 0, (case, messages)
+    check_bytes(case, bytes)
+    (data, model), name = case["mesh"], case["model"]
+    # Traces gather all units once, for all weights that read them: as the inputs of a chunk.
+    reads = (model > 1) * ALL_UNITS.get(name, 0)
+    gathered = min(reads, 1) if case["rule"] != "immediate" else reads
+    if "traces" in messages and case["rule"] == "d_rtrl":
+        update = Counter(messages["traces"]["once"]) - Counter(messages["model"]["once"])
+        assert update <= Counter({"all-gather": gathered}), (case, messages)
+        assert messages["traces"]["by step"] == messages["model"]["by step"], (case, messages)
+    gradient, of_gates = messages["gradient"], 2 * (name in GATED and model > 1)
+    sums = (data > 1) + (model > 1) * SUMS.get(name, 0)
+    assert "all-reduce" not in gradient["by step"], (case, messages)
+    assert gradient["once"].get("all-reduce", 0) <= sums, (case, messages)
+    assert gradient["once"].get("all-gather", 0) <= gathered + of_gates, (case, messages)
+    if "stream" in messages:  # traces have what the model has gathered
+        again = name in GATHERED_TWICE and min(data, model) > 1
+        most = messages["model"]["by step"].get("all-gather", 0) + again + of_gates
+        assert messages["stream"]["by step"].get("all-gather", 0) <= most, (case, messages)
+
+
+def check_bytes(case, bytes):
+    """Every device has its share of states and traces, under every rule of the parameters too."""
+    (data, model), name = case["mesh"], case["model"]
+    along_model = 1 if name in WHOLE else model
+    parts = {"hidden": data * along_model}
+    if case["rule"] == "d_rtrl":
+        parts["traces"] = data * along_model
+    if name not in (*GATED, "lora", "readout"):
+        parts["parameters"] = along_model
+    for what, count in parts.items():
+        in_all, on_a_device = bytes[what]
+        assert in_all == on_a_device * count, (case, what, bytes)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("share", [f"{number}/12" for number in range(12)])
+def test_every_divided_learner(share):
+    deviations, _ = run("sharding_program.py", "night", share)
+    assert len(deviations) == 300
+    far = {case: value for case, value in deviations.items() if float(value) > 1e-5}
+    assert not far
+
+
+def learner():
+    model = braintrace.nn.IndRNN(2, 4)
+    return braintrace.compile(model, "d_rtrl", jnp.ones((8, 2)), batch_size=8)
+
+
+def mesh(*names):
+    return jax.sharding.Mesh(np.asarray(jax.devices()[:1]).reshape([1] * len(names)), names)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "words"),
+    [
+        (lambda: (learner(), mesh("a", "b")), {}, "`data` is 'data', .* axes 'a', 'b'"),
+        (lambda: (learner(), mesh("data")), {"model": "m"}, "`model` is 'm', .* axes 'data'"),
+        (lambda: (learner(), mesh("data")), {"model": "data"}, "both 'data'"),
+        (lambda: (learner(), "cpu"), {}, "`mesh` is 'cpu'"),
+        (lambda: (learner().algorithm, mesh("data")), {}, "`learner` is .*D_RTRL"),
+    ],
+)
+def test_wrong_arguments(arguments, options, words):
+    with pytest.raises(braintrace.OptionError, match=words):
+        braintrace.shard(*arguments(), **options)
+
+
+def test_a_learner_that_is_not_compiled():
+    algorithm = braintrace.D_RTRL(braintrace.nn.IndRNN(2, 4))
+    with pytest.raises(braintrace.NotCompiledError, match="`compile_graph` of its D_RTRL"):
+        braintrace.shard(braintrace.Learner(algorithm), mesh("data"))
+
+
+def test_inside_a_transformation():
+    own = learner()
+    with pytest.raises(braintrace.OptionError, match="inside a transformation"):
+        jax.jit(lambda x: braintrace.shard(own, mesh("data")))(1.0)
