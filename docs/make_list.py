@@ -1,6 +1,6 @@
 """Write the list of pages in `docs/README.md` from the contents of the site in `docs/index.md`.
 
-    python docs/make_list.py
+python docs/make_list.py
 """
 
 import json

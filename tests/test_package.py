@@ -359,6 +359,22 @@ def test_workflows_run_the_stages_that_there_are():
     assert {python for _, of in found for python in of} == supported
 
 
+def test_workflows_run_fixed_actions_and_write_only_where_nothing_of_the_project_runs():
+    import yaml
+
+    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
+        text = path.read_text()
+        actions = re.findall(r"uses: (.*)", text)
+        unpinned = [name for name in actions if not re.fullmatch(r"\S+@[0-9a-f]{40} # v\S+", name)]
+        assert actions and not unpinned, (path.name, unpinned)
+        assert text.count("actions/checkout@") == text.count("persist-credentials: false")
+        workflow = yaml.safe_load(text)
+        assert workflow["permissions"] == {"contents": "read"}
+        for job in workflow["jobs"].values():
+            if "permissions" in job:
+                assert not any("checkout" in step.get("uses", "") for step in job["steps"])
+
+
 def test_what_people_write_to_us_has_a_form():
     import yaml
 
