@@ -1,4 +1,4 @@
-"""Write `docs/coverage.md` from the table that the tests run.
+"""Write `docs/_generated/coverage.md` from the table that the tests run.
 
     python docs/make_coverage.py
 
@@ -51,4 +51,4 @@ def render():
 
 
 if __name__ == "__main__":
-    (ROOT / "docs" / "coverage.md").write_text(render())
+    (ROOT / "docs" / "_generated" / "coverage.md").write_text(render())

@@ -1,4 +1,4 @@
-"""The first page of the evidence: relative gain, cost and method."""
+"""The first generated page of the evidence: relative gain, cost and method."""
 
 import statistics
 from collections.abc import Sequence
@@ -7,10 +7,10 @@ from ..markdown import machine_lines
 from . import advice, literature, networks, study, tables, ways, wide, words
 from .findings import ERRORS, EXACT, Findings, Run, twin_ratios
 
-HEAD = """# Evidence: what each rule learns, and its cost
+HEAD = """# Evidence: all results
 
 Written by `python -m benchmarks learning --page` from the records in `benchmarks/results/learning`,
-numbers in sentences included; do not edit.
+numbers in sentences included; do not edit. [The short answer](../evidence.md) comes first.
 """
 LINKS = """Details:
 
@@ -66,10 +66,10 @@ LIMITS = """## Limits of these experiments
 - **Update schedule.** One update per batch of whole sequences favours BPTT, whose gradient is
   exact. These scores do not use updates *during* a sequence.
 - **Times.** They are from one thread and small networks, with much overhead. [The
-  benchmarks](benchmarks.md) have larger ones.
+  benchmarks](../benchmarks.md) have larger ones.
 - **Memory.** Ratios depend on the length of the sequence: the temporary memory of BPTT grows with
   it, and so does the memory of rules with `chunk_size="auto"`, but not [with chunks of a fixed
-  length](notebooks/10_performance.ipynb).
+  length](../notebooks/10_performance.ipynb).
 {apart}"""
 
 

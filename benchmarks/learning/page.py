@@ -1,7 +1,7 @@
 """The pages of the evidence, written from the records: the same records give the same bytes.
 
-`write` draws the plots, writes ``docs/evidence.md`` and the pages that it links to, and puts its
-summary between the markers of ``docs/algorithms.md``. A test holds them against the stored records.
+`write` draws the plots and writes the pages of ``docs/_generated``. A test compares them with the
+stored records.
 """
 
 import re
@@ -13,7 +13,8 @@ from .findings import Findings, Run, sort
 from .tasks import ALL as TASKS
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
-BEGIN, END = "<!-- evidence -->", "<!-- /evidence -->"
+GENERATED = "_generated"
+"""Folder of the pages in the documentation."""
 
 
 def write(folder: Path = record.FOLDER, docs: Path | None = None) -> list[Path]:
@@ -24,25 +25,24 @@ def write(folder: Path = record.FOLDER, docs: Path | None = None) -> list[Path]:
     folder
         Of the records.
     docs
-        Where the pages go: to the documentation, and ``algorithms.md`` there is written too, if
-        the records are those that are stored with it; next to other records otherwise.
+        Where the pages go: to the documentation if the records are those that are stored with it,
+        next to the records otherwise.
 
     Raises
     ------
     MissingPackageError
         Without matplotlib; the message names the extra that brings it.
     ValueError
-        If there are no records, or ``algorithms.md`` has no markers.
+        If there are no records.
     """
     findings = load(folder)
     if not findings.runs:
         raise ValueError(f"There are no records in {folder}: run `python -m benchmarks learning`.")
     docs = docs or (DOCS if folder == record.FOLDER else folder)
     studies = study.load(folder)
-    texts = {docs / name: text for name, text in render(findings, studies).items()}
-    choice = docs / "algorithms.md"
-    if choice.exists():
-        texts[choice] = with_block(choice.read_text(), block(findings))
+    (docs / GENERATED).mkdir(exist_ok=True)
+    pages = render(findings, studies)
+    texts = {docs / GENERATED / name: text for name, text in pages.items()}
     for path, text in texts.items():
         path.write_text(text)
     return [*texts, *draw(findings, studies, docs / words.PICTURES)]
@@ -97,23 +97,3 @@ def _curve(run: Run) -> list[tuple[int, float]]:
 
 def _cosine(run: Run) -> list[tuple[int, float]]:
     return run.cosine
-
-
-def block(findings: Findings) -> str:
-    """Return what ``algorithms.md`` takes from the records."""
-    return "\n".join(front.short(findings)).rstrip()
-
-
-def with_block(text: str, new: str) -> str:
-    """Return a page with something else between its markers.
-
-    Raises
-    ------
-    ValueError
-        If it has no markers.
-    """
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"The page has no markers {BEGIN} and {END}.")
-    return f"{before}{BEGIN}\n{new}\n{END}{after}"

@@ -62,7 +62,7 @@ def counted(number: int, noun: str) -> str:
 def picture(name: str, described: str) -> list[str]:
     """Return the lines that show a plot."""
     return [
-        f"```{{image}} {PICTURES}/{name}.png",
+        f"```{{image}} ../{PICTURES}/{name}.png",
         f":alt: {described}",
         ":class: picture",
         "```",

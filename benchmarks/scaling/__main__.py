@@ -8,8 +8,7 @@ from ..processes import OWN, PACKAGE, run_module
 from . import page
 
 COUNTED = results.FOLDER / "scaling.json"
-DOCS = PACKAGE.parent / "docs"
-PAGE = DOCS / "scaling.md"
+PAGE = PACKAGE.parent / "docs" / "_generated" / "scaling.md"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -17,10 +16,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.scaling",
         description="Count operations, bytes and messages, write results/scaling.json, and from "
-        "that docs/scaling.md.",
+        "that docs/_generated/scaling.md.",
     )
     parser.add_argument("--page", action="store_true", help="write the page from stored counts")
-    parser.add_argument("--docs", type=Path, default=DOCS, help="folder of the page")
+    parser.add_argument("--docs", type=Path, default=PAGE.parent, help="folder of the page")
     options = parser.parse_args(arguments)
     if not options.page:
         results.save(COUNTED, run_module(OWN, "scaling.counted"))

@@ -18,8 +18,8 @@ TEXT = """\
 
 These times are computed, not measured. They follow from the operations and bytes of
 `braintrace.plan`, the messages of compiled programs and published rates of the hardware.
-`python -m benchmarks.scaling` counts them and writes this page. See [Shard over
-devices](sharding.md) for the sharding itself.
+`python -m benchmarks.scaling` counts them and writes this page. See [Run on several
+devices](../sharding.md) for the sharding itself.
 
 ## Results
 

@@ -34,7 +34,6 @@ PAGES = [
     "index",
     "one_formula",
     "planning",
-    "populations",
     "reinforcement_learning",
     "sequences",
     "stability",
@@ -74,7 +73,7 @@ def test_the_list_of_pages_has_every_page_of_the_site():
     script = runpy.run_path(str(DOCS / "make_list.py"))
     assert (DOCS / "README.md").read_text() == script["render"](), "run docs/make_list.py"
     listed = re.findall(r"^([\w/]+)$", (DOCS / "index.md").read_text(), flags=re.MULTILINE)
-    pages = {str(path.relative_to(DOCS).with_suffix("")) for path in DOCS.glob("*.md")}
+    pages = {str(path.relative_to(DOCS).with_suffix("")) for path in DOCS.rglob("*.md")}
     assert pages - {"README", "index"} <= set(listed)
 
 

@@ -236,12 +236,13 @@ def test_the_pages_that_are_there_are_those_of_the_records_that_are_there():
     if not findings.runs:
         pytest.skip("A distribution of the sources has no records.")
     studies = study.load(record.FOLDER)
-    for name, text in page.render(findings, studies).items():
-        assert (page.DOCS / name).read_text() == text, name
-        assert f"\n{name.removesuffix('.md')}\n" in (page.DOCS / "index.md").read_text()
+    pages = page.render(findings, studies)
+    for name, text in pages.items():
+        assert (page.DOCS / page.GENERATED / name).read_text() == text, name
+    answer = (page.DOCS / "evidence.md").read_text()
+    rows = answer[answer.index("| method |") :].partition("\n\n")[0].splitlines()
+    assert set(rows) <= set(pages[FRONT].splitlines())
     assert not MACHINE.search("".join(path.read_text() for path in record.FOLDER.glob("*.json")))
-    choice = (page.DOCS / "algorithms.md").read_text()
-    assert page.with_block(choice, page.block(findings)) == choice
     for cell in runs.CORE_CELLS:  # what the hand-written part says of copies
         own, exact = (findings.find("copy with lag", cell, way) for way in ("d_rtrl", "bptt"))
         assert exact.learned and not own.learned
@@ -264,11 +265,9 @@ def test_plots_are_small_and_the_same_for_the_same_records(records, tmp_path):
     (tmp_path / "records" / "online-updates-copy.json").write_text(json.dumps(STUDY.found))
     written = page.write(tmp_path / "records", tmp_path)
     assert written == [
-        *(tmp_path / name for name in pages),
+        *(tmp_path / page.GENERATED / name for name in pages),
         *(tmp_path / words.PICTURES / one.name for one in first),
     ]
     assert {path.name: path.read_text() for path in written[: len(pages)]} == pages
     with pytest.raises(ValueError, match="no records"):
         page.write(tmp_path)
-    with pytest.raises(ValueError, match="no markers"):
-        page.with_block("A page.", "")

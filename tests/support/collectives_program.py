@@ -1,7 +1,7 @@
 """Count what learners send between eight CPU devices; print it, a line of JSON for each case.
 
 Run by `test_sharding.py`, with arguments like those of `sharding_program`. The table of
-`docs/sharding.md` is what this prints for ``table``, with
+`docs/_generated/collectives.md` is what this prints for ``table``, with
 ``XLA_FLAGS=--xla_force_host_platform_device_count=8``.
 """
 
