@@ -40,7 +40,11 @@ MORE = {
 }
 """What such a model leaves plain on purpose, by the relation that it then has."""
 
+BIASES = dict.fromkeys(("SparseLinear", "SparseLinear, signs"), ("layer/weight -> h",))
+"""Relations of the biases of sums, whose terms are marked one by one."""
+
 OTHER_KINDS = {
+    "Vanilla": {"recurrent-mixing"},  # its bias is marked
     "PlainRecurrentRNN": {"recurrent-mixing"},  # its recurrent weight is marked
     "LRUCell": set(),  # its outputs reach no state, and are not marked
     "RandomFeedback": {"plain-mixing", "not-a-linear-readout"},  # the way back is a plain product
@@ -86,6 +90,7 @@ def _sorted_parameters(relation):
 def test_marks_are_found_again(entry):
     graph = graph_of(entry)
     wanted = [*map(_sorted_parameters, entry.relations), *MORE.get(entry.name, ())]
+    wanted += BIASES.get(entry.name, ())
     assert relations_of(graph) == sorted(wanted)
     assert tuple(map(named, graph.hidden_groups)) == entry.groups
     kinds = {diagnostic.kind for diagnostic in graph.diagnostics}

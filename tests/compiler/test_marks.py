@@ -535,13 +535,6 @@ kept(
 
 ENTRIES = np.array([0, 3, 5, 5, 1, 2, 3]), np.array([2, 0, 1, 1, 3, 0, 0])
 """Rows and columns of a sparse matrix in no order; two places are taken twice."""
-MATRIX = jax.experimental.sparse.BCOO(
-    (np.ones(7), np.stack(ENTRIES, axis=1)), shape=(INPUTS, UNITS)
-)
-PADDED = jax.experimental.sparse.BCOO(
-    (np.ones(7), np.stack((ENTRIES[0], np.minimum(ENTRIES[1] * 2, UNITS)), axis=1)),
-    shape=(INPUTS, UNITS),
-)
 FEW = np.array([0, 3, 5, 5, 1]), np.array([2, 0, 1, 3, 0])
 
 
@@ -555,27 +548,27 @@ def by_segments(p, x):
     return jax.ops.segment_sum(terms.T, ENTRIES[1], UNITS).T
 
 
-def sp(p, x, matrix=MATRIX, bias=None):
-    return bt.sparse_matmul(x, p["w"], sparse_mat=matrix, bias=bias)
+def terms_marked(p, function=lambda w: w):
+    return {**p, "w": ew(p["w"], function)}
 
 
-kept(added_up, sp, name="a sparse matrix", w=(7,))
+kept(added_up, lambda p, x: added_up(terms_marked(p), x), name="a sparse matrix", w=(7,))
 kept(
     lambda p, x: by_segments(p, x) + p["b"],
-    lambda p, x: sp(p, x, bias=p["b"]),
+    lambda p, x: by_segments(terms_marked(p), x) + ew(p["b"]),
     name="a sparse matrix by segments, with a bias",
     w=(7,),
     b=(UNITS,),
 )
 kept(
     lambda p, x: jax.vmap(lambda x: added_up(p, x[None])[0], 1, 1)(x.T).T,
-    sp,
+    lambda p, x: added_up(terms_marked(p), x),
     name="a sparse matrix of samples behind each other",
     w=(7,),
 )
 kept(
     lambda p, x: added_up({"w": jnp.exp(p["w"])}, x, columns=np.minimum(ENTRIES[1] * 2, 4)),
-    lambda p, x: sp({"w": jnp.exp(p["w"])}, x, PADDED),
+    lambda p, x: added_up(terms_marked(p, jnp.exp), x, columns=np.minimum(ENTRIES[1] * 2, 4)),
     name="a sparse matrix with entries that are left out",
     w=(7,),
 )

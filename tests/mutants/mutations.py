@@ -55,6 +55,7 @@ DEFINITION = "test_es_d_rtrl_equals_its_definition"
 LATE = ("tests/learner/test_online.py::test_equals_the_dense_recursion_with_changing_parameters",)
 COUPLED = "tests/rules/test_coupled_states.py"
 MARKS = "tests/compiler/test_marks.py::test"
+OUT_OF_RANGE = "tests/compiler/test_out_of_range.py::test_the_gradient_is_that_of_jax"
 LAWS = "tests/properties/test_executor_laws.py"
 RESETS = "tests/learner/test_resets.py::test_one_flag_per_step_is_as_separate_sequences"
 SHARDED = "tests/sharding/test_sharding.py::test_a_divided_learner_gives_what_one_device_gives"
@@ -1440,12 +1441,23 @@ MUTATIONS = [
         "what is reported names no operation to call",
     ),
     Mutation(
-        "the columns of a sparse product always last",
-        "_compiler/marking/sparse_sums.py",
-        "order.insert(scattered.axis, last)",
-        "order.append(last)",
-        (f"{MARKS}_has_the_relations_of_its_marked_twin[a sparse matrix]",),
-        "what is added up along the first axis has its axes exchanged",
+        "a row that an index has not read as the nearest one",
+        "_compiler/marking/lookups.py",
+        "        return jnp.where(has_row, y, fill if is_filled else jax.lax.stop_gradient(y))\n",
+        "        return y\n",
+        (
+            f"{OUT_OF_RANGE}[promise_in_bounds]",
+            f"{OUT_OF_RANGE}[filled with a number]",
+        ),
+        "an index out of range that JAX gives no gradient changes a row",
+    ),
+    Mutation(
+        "axes of one entry counted among the places of a lookup",
+        "_compiler/marking/lookups.py",
+        "whole = [place - sum(one < place for one in ones) for place in whole]",
+        "whole = [*whole]",
+        (f"{MARKS}_has_the_relations_of_its_marked_twin[inside calls]",),
+        "a slice of one row has its axes exchanged",
     ),
     Mutation(
         "a mark for every function of a parameter",

@@ -33,7 +33,6 @@ from .products import (
     product_of,
     with_one_output,
 )
-from .sparse_sums import SparseSum, sparse_sum
 
 MOVES = frozenset({"broadcast_in_dim", "copy", "expand_dims", "reshape", "squeeze", "tile"})
 """Equations that may separate an elementwise mark from the data."""
@@ -87,8 +86,6 @@ class MarkPlan:
         Products, and the biases of some of them.
     inner
         Products that are a part of another one: the first of two in a row.
-    terms
-        Multiplications that are a part of a product in several equations.
     elementwise
         Operands with an elementwise mark.
     sources
@@ -100,7 +97,6 @@ class MarkPlan:
     products: dict[int, Product] = dataclasses.field(default_factory=dict)
     biases: dict[int, Bias] = dataclasses.field(default_factory=dict)
     inner: set[int] = dataclasses.field(default_factory=set)
-    terms: dict[int, SparseSum] = dataclasses.field(default_factory=dict)
     elementwise: dict[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     sources: dict[Var, Var] = dataclasses.field(default_factory=dict)
     unmarked: list[Unmarked] = dataclasses.field(default_factory=list)
@@ -118,7 +114,6 @@ def mark_plan(uses: ParametricUses, unroll_limit: int) -> MarkPlan:
         if index in totals or is_marked(equation):
             continue
         product = product_of(equation, operands, uses.times)
-        product = product or sparse_sum(uses, index, operands)
         if is_sum_with_weights(equation, operands) and spread.holds(*equation.outvars):
             product = with_one_output(equation, operands)
         if isinstance(product, str):
@@ -186,10 +181,7 @@ class _Spread:
 
 def _planned(uses: ParametricUses, plan: MarkPlan, index: int, product: Product) -> set[int]:
     """Plan the mark of a product, and return the other equations that it covers."""
-    if isinstance(product, SparseSum):
-        plan.terms[index] = product
-        index = product.total
-    elif isinstance(product, Dense):
+    if isinstance(product, Dense):
         equation = uses.program.equations[index]
         below = _below(uses, plan, equation.invars[1 - product.weight])
         both = None if below is None else low_rank(plan.products[below], product)

@@ -36,7 +36,6 @@ from .mark_plan import Bias, MarkPlan, Unmarked, is_spelled_out, mark_plan
 from .own_derivatives import by_its_derivative, hides_weights
 from .parametric_uses import LOOPS, ParametricUses
 from .products import Product, is_sum_with_weights, row, sum_with_weights
-from .sparse_sums import SparseSum
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,9 +225,6 @@ class _Marks:
                 rules.update({index: _later, **dict.fromkeys(bias.moves, _passed)})
                 rules[bias.total] = self._biased(product, bias)
         rules.update(dict.fromkeys(plan.inner, _later))
-        for index, terms in plan.terms.items():
-            rules.update({terms.gather: _later, **dict.fromkeys(terms.moves, _passed)})
-            rules[index] = self._terms(terms)
         return rules
 
     def of(self, var: Var) -> jax.Array:
@@ -283,14 +279,6 @@ class _Marks:
                 moved = program.equations[move]
                 (y,) = bind(moved, [y if is_var(atom) else atom.val for atom in moved.invars])
             return [y]
-
-        return rule
-
-    def _terms(self, terms: SparseSum) -> Rule:
-        def rule(equation: Equation, operands: list[Any]) -> list[Any]:
-            shape = equation.outvars[0].aval.shape
-            entries = row(self._values[terms.var], terms.axes, (terms.place,), shape)
-            return [_Operands([operands[1 - terms.weight].operands[0], entries])]
 
         return rule
 
