@@ -93,6 +93,7 @@ FRACTION = Kind(
 )
 SEED = Kind("an integer from 0 to 2**32 - 1", lambda v: is_integer(v) and 0 <= v < 2**32)
 BATCH_SIZE = POSITIVE.or_else(None)
+NAME = Kind("a string", lambda value: isinstance(value, str)).or_else(None)
 FUNCTION = Kind("a function", callable)
 FLOATING = Kind("a floating-point dtype such as `jnp.bfloat16`", _is_floating)
 PATHS = Kind(

@@ -12,6 +12,7 @@ from .._arguments import (
     BATCH_SIZE,
     FLOATING,
     MODEL,
+    NAME,
     check_option,
     named,
 )
@@ -38,6 +39,7 @@ from .._runtime.threads import lock_of, one_thread_at_a_time
 from .._runtime.traces import EligibilityTraces, ReadoutFilter, start_of_filter
 from .._sharding import Division, Placement
 from .._typing import Path
+from .other_names import get_etrace_of, init_etrace_state
 from .window_option import Window, window_of_options
 
 
@@ -67,6 +69,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         Floating-point dtype in which traces are stored between chunks or single steps;
         ``jnp.bfloat16`` halves their memory. ``None``: the model's dtype, which is also used to
         compute with them. In half precision, a step copies the traces of coupled states.
+    name
+        Name of the module, as of every brainstate module.
 
     Raises
     ------
@@ -96,8 +100,10 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         unroll_limit: int = 32,
         mark: Any = None,
         trace_dtype: Any = None,
+        name: str | None = None,
     ) -> None:
-        super().__init__()
+        check_option("name", name, NAME)
+        super().__init__(name=name)
         check_option("model", model, MODEL)
         check_option("trace_dtype", trace_dtype, FLOATING.or_else(None))
         self.model, self.trace_dtype = model, trace_dtype
@@ -288,6 +294,9 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
 
     def check_model(self, graph: ETraceGraph) -> None:
         """Check that the algorithm supports a model; if not, raise a `CompilationError`."""
+
+    init_etrace_state = init_etrace_state
+    get_etrace_of = get_etrace_of
 
     @one_thread_at_a_time
     @on_automatic_axes

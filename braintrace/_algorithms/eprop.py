@@ -1,8 +1,14 @@
 """e-prop (eligibility propagation) as a configuration of D-RTRL."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import brainstate
+
+from .._arguments import check_option, one_of
+from .._errors import CompilationError
+from .._graph import ETraceGraph
 from .d_rtrl import D_RTRL
+from .rflo import check_feedback, has_feedback
 
 
 class EProp(D_RTRL):
@@ -29,6 +35,14 @@ class EProp(D_RTRL):
     ----------
     model, **options
         See `D_RTRL`.
+    feedback
+        ``'symmetric'`` or ``'random'``: refuse a model whose readout has the other feedback.
+        ``None``: the feedback of the readout.
+
+    Raises
+    ------
+    CompilationError
+        If the readout has the other ``feedback``.
 
     Notes
     -----
@@ -64,3 +78,21 @@ class EProp(D_RTRL):
     """
 
     names: ClassVar[tuple[str, ...]] = ("eprop", "e_prop")
+
+    def __init__(
+        self, model: brainstate.nn.Module, *, feedback: str | None = None, **options: Any
+    ) -> None:
+        check_option("feedback", feedback, one_of("symmetric", "random").or_else(None))
+        self.feedback = feedback
+        super().__init__(model, **options)
+
+    def check_model(self, graph: ETraceGraph) -> None:
+        """Refuse a model whose readout has another feedback than the option says."""
+        if self.feedback == "random":
+            check_feedback(graph, self.model, "EProp(feedback='random')")
+        elif self.feedback == "symmetric" and has_feedback(graph):
+            raise CompilationError(
+                f"`feedback` is 'symmetric', but a `feedback_matmul` computes the output of "
+                f"`{type(self.model).__name__}.update`. Use `braintrace.nn.Linear` or "
+                "`braintrace.matmul` there, or `feedback='random'`."
+            )

@@ -1,5 +1,7 @@
 """RFLO: random feedback local online learning."""
 
+import brainstate
+
 from .._errors import CompilationError
 from .._etrace_op import feedback_primitives
 from .._graph import ETraceGraph
@@ -65,19 +67,28 @@ class RFLO(D_RTRL):
 
     def check_model(self, graph: ETraceGraph) -> None:
         """Refuse a model whose output is not computed by a `feedback_matmul`."""
-        leaky = {name for readout in graph.traced.readouts for name in readout.operations}
-        if not leaky.isdisjoint(primitive.name for primitive in feedback_primitives()):
-            return
-        if not any(_is_readout(graph, equation) for equation in graph.traced.program.equations):
-            groups = graph.hidden_groups
-            states = quoted([state.name for group in groups for state in group.model_states])
-            raise CompilationError(
-                f"`RFLO` sends errors back by the feedback of the readout, but no "
-                f"`feedback_matmul` leads from the hidden states {states} to the output of "
-                f"`{type(self.model).__name__}.update`. Read them out there with "
-                "`braintrace.nn.FeedbackLinear` or `braintrace.feedback_matmul`, or use `D_RTRL`, "
-                "which sends errors back by the readout's own weight."
-            )
+        check_feedback(graph, self.model, "RFLO")
+
+
+def check_feedback(graph: ETraceGraph, model: brainstate.nn.Module, rule: str) -> None:
+    """Refuse a model whose output is not computed by a `feedback_matmul`."""
+    if has_feedback(graph):
+        return
+    states = quoted([s.name for group in graph.hidden_groups for s in group.model_states])
+    raise CompilationError(
+        f"`{rule}` sends errors back by the feedback of the readout, but no `feedback_matmul` "
+        f"leads from the hidden states {states} to the output of `{type(model).__name__}.update`. "
+        "Read them out there with `braintrace.nn.FeedbackLinear` or `braintrace.feedback_matmul`, "
+        "or use `D_RTRL`, which sends errors back by the readout's own weight."
+    )
+
+
+def has_feedback(graph: ETraceGraph) -> bool:
+    """Test whether a `feedback_matmul` leads from hidden states to the output of a model."""
+    leaky = {name for readout in graph.traced.readouts for name in readout.operations}
+    if not leaky.isdisjoint(primitive.name for primitive in feedback_primitives()):
+        return True
+    return any(_is_readout(graph, equation) for equation in graph.traced.program.equations)
 
 
 def _is_readout(graph: ETraceGraph, equation: Equation) -> bool:

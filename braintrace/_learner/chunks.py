@@ -75,11 +75,11 @@ def chunks_of(work: Work, options: Options, steps: int, from_zero: bool) -> Chun
         Whether its traces start from zero, and are deferred after its last chunk.
     """
     budget = None
-    if options.chunk_size == "auto":
+    if options.length_of_chunk is None:
         budget = options.memory_budget or default_budget()
         length = fastest_length(work, steps, from_zero, budget)
     else:
-        length = min(steps, int(options.chunk_size))
+        length = min(steps, options.length_of_chunk)
     return Chunks(steps, length, work.memory(steps, length, from_zero), budget)
 
 
@@ -127,8 +127,8 @@ def windows_of(graph: ETraceGraph, window: Window, options: Options, steps: int)
     if window == CHUNK:
         return _windows_as_chunks(graph, options, steps)
     length = most = int(window or steps)
-    if options.chunk_size != "auto":
-        most = int(options.chunk_size)
+    if options.length_of_chunk is not None:
+        most = options.length_of_chunk
     elif options.memory_budget is not None:
         most = options.memory_budget // max(1, graph.record_bytes)
     if not graph.passes_weights:
@@ -144,12 +144,12 @@ def _windows_as_chunks(graph: ETraceGraph, options: Options, steps: int) -> Chun
     number of steps whose residuals are no larger than the traces, or the gradient, within
     `SHORTEST_WINDOW` and `LONGEST_WINDOW`; then the sequence is split into equal parts.
     """
-    if options.chunk_size == "auto":
+    if options.length_of_chunk is None:
         fitting = graph.bytes_per_chunk // max(1, graph.record_bytes)
         longest = min(LONGEST_WINDOW, max(SHORTEST_WINDOW, fitting))
         length = math.ceil(steps / math.ceil(steps / longest))
     else:
-        length = min(steps, int(options.chunk_size))
+        length = min(steps, options.length_of_chunk)
     return Chunks(steps, length, length * graph.record_bytes)
 
 

@@ -8,6 +8,7 @@ import brainstate
 from jax.typing import ArrayLike
 
 from .._algorithms import ETraceAlgorithm
+from .._algorithms.other_names import get_etrace_of
 from .._arguments import check_option
 from .._brainstate import ConstructorSignature
 from .._errors import NotPicklableError
@@ -153,6 +154,23 @@ class Learner(brainstate.nn.Module):
     def graph(self) -> ETraceGraph:
         """The compiled model; ``print`` it for a table."""
         return self.algorithm.graph
+
+    @property
+    def module(self) -> brainstate.nn.Module:
+        """The model."""
+        return self.algorithm.model
+
+    @property
+    def param_states(self) -> dict[Path, brainstate.State]:
+        """The parameters of the model by path; gradients have the same keys."""
+        return self.algorithm.param_states
+
+    @property
+    def hidden_states(self) -> dict[Path, brainstate.State]:
+        """The hidden States of the model by path."""
+        return self.algorithm.hidden_states
+
+    get_etrace_of = get_etrace_of
 
     @property
     def is_compiled(self) -> bool:

@@ -64,7 +64,9 @@ class Options:
     window: int | None = field(default=None, metadata=_static(POSITIVE.or_else(None)))
     mask: ArrayLike | None = None
     reduction: str = field(default="mean", metadata=_static(one_of("mean", "sum")))
-    chunk_size: int | str = field(default="auto", metadata=_static(POSITIVE.or_else("auto")))
+    chunk_size: int | str | None = field(
+        default="auto", metadata=_static(POSITIVE.or_else("auto").or_else(None))
+    )
     memory_budget: int | None = field(default=None, metadata=_static(POSITIVE.or_else(None)))
     nonfinite: str = field(default="ignore", metadata=_static(one_of("ignore", "raise", "skip")))
     has_aux: bool = field(default=False, metadata=_static(BOOLEAN))
@@ -84,7 +86,7 @@ class Options:
             value = getattr(self, name)
             if value is not default:
                 check_option(name, value, kind)
-        if self.memory_budget is not None and self.chunk_size != "auto":
+        if self.memory_budget is not None and self.length_of_chunk is not None:
             raise OptionError(
                 f"`memory_budget` is {self.memory_budget} and `chunk_size` is {self.chunk_size}. A "
                 "budget is for `chunk_size='auto'`, which it limits: leave out one of the two."
@@ -94,6 +96,11 @@ class Options:
                 f"`log_every` is {self.log_every} and `on_log` is {shown(self.on_log)}: give both, "
                 "a number of steps and the function that is called after as many, or none."
             )
+
+    @property
+    def length_of_chunk(self) -> int | None:
+        """The number of steps of a chunk; ``None``: it is chosen."""
+        return None if self.chunk_size in (None, "auto") else int(self.chunk_size)
 
     @property
     def functions(self) -> dict[str, Callable[..., PyTree]]:
@@ -144,7 +151,7 @@ class PredictOptions(TypedDict, total=False):
 class SequenceOptions(PredictOptions, total=False):
     """Options of a sequence that is run in chunks."""
 
-    chunk_size: int | str
+    chunk_size: int | str | None
     memory_budget: int | None
 
 

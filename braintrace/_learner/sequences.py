@@ -101,10 +101,10 @@ def etrace_grad(learner: HasParts, *sequences: PyTree, **options: Any) -> PyTree
         ``'mean'``: the weighted mean over the steps. ``'sum'``: the weighted sum.
     chunk_size
         Number of steps between two updates of the traces. It changes speed and memory, not the
-        gradient. ``'auto'``: the shortest chunk that is expected to be among the fastest within
-        ``memory_budget``; `report` shows it. From zero traces, a single chunk for the whole
-        sequence is best, since it needs no trace. With a ``window``, a chunk is the largest number
-        of whole windows that fits, at least one; ``'auto'`` is one window, or with
+        gradient. ``'auto'`` or ``None``: the shortest chunk that is expected to be among the
+        fastest within ``memory_budget``; `report` shows it. From zero traces, a single chunk for
+        the whole sequence is best, since it needs no trace. With a ``window``, a chunk is the
+        largest number of whole windows that fits, at least one; ``'auto'`` is one window, or with
         ``memory_budget`` the largest number within the budget.
     memory_budget
         For ``chunk_size='auto'``: limit of the bytes that the steps of a chunk may record. The

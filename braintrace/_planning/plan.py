@@ -142,7 +142,7 @@ def plan(
     method: str = "etrace_grad",
     steps: int = 1,
     from_zero: bool = True,
-    chunk_size: int | str = "auto",
+    chunk_size: int | str | None = "auto",
     memory_budget: int | None = None,
     every: int = 1,
     optimizer: Any = None,

@@ -2,8 +2,13 @@
 
 A layer that `brainstate.nn` also has takes the same arguments and has the same parameters under the
 same names. Its products are marked, so that its weights learn online if it feeds a hidden state. To
-migrate a model, replace ``brainstate.nn.X`` by ``braintrace.nn.X``.
+migrate a model, replace ``brainstate.nn.X`` by ``braintrace.nn.X``. Layers of `brainstate.nn` that
+have no product (activations, dropout, pooling, padding, normalisation) have the same names here.
 """
+
+from typing import Any as _Any
+
+import brainstate as _brainstate
 
 from . import surrogate as surrogate
 from ._connections import AllToAll as AllToAll
@@ -46,3 +51,26 @@ from ._synapses import CUBA as CUBA
 from ._synapses import Alpha as Alpha
 from ._synapses import DualExpon as DualExpon
 from ._synapses import Expon as Expon
+
+_WITHOUT_PRODUCT = frozenset({
+    "AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveAvgPool3d", "AdaptiveMaxPool1d",
+    "AdaptiveMaxPool2d", "AdaptiveMaxPool3d", "AlphaDropout", "AvgPool1d", "AvgPool2d",
+    "AvgPool3d", "BatchNorm0d", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "CELU",
+    "CircularPad1d", "CircularPad2d", "CircularPad3d", "ConstantPad1d", "ConstantPad2d",
+    "ConstantPad3d", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "DropoutFixed", "ELU",
+    "FeatureAlphaDropout", "Flatten", "GELU", "GLU", "GroupNorm", "Hardshrink", "Hardsigmoid",
+    "Hardswish", "Hardtanh", "Identity", "LPPool1d", "LPPool2d", "LPPool3d", "LayerNorm",
+    "LeakyReLU", "LogSigmoid", "LogSoftmax", "MaxPool1d", "MaxPool2d", "MaxPool3d",
+    "MaxUnpool1d", "MaxUnpool2d", "MaxUnpool3d", "Mish", "PReLU", "RMSNorm", "RReLU", "ReLU",
+    "ReLU6", "ReflectionPad1d", "ReflectionPad2d", "ReflectionPad3d", "ReplicationPad1d",
+    "ReplicationPad2d", "ReplicationPad3d", "SELU", "Sequential", "SiLU", "Sigmoid", "Softmax",
+    "Softmax2d", "Softmin", "Softplus", "Softshrink", "Softsign", "Tanh", "Tanhshrink",
+    "Threshold", "Unflatten", "ZeroPad1d", "ZeroPad2d", "ZeroPad3d",
+})  # fmt: skip
+"""Names of layers of `brainstate.nn` that mix no inputs by a weight, so they need no mark."""
+
+
+def __getattr__(name: str) -> _Any:
+    if name in _WITHOUT_PRODUCT:
+        return getattr(_brainstate.nn, name)
+    raise AttributeError(f"module 'braintrace.nn' has no attribute '{name}'")

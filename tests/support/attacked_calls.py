@@ -126,10 +126,10 @@ def compiled(bench, model, algorithm, x, **options):
     return braintrace.compile(model, algorithm, x, **{"batch_size": 2, **options})
 
 
-def constructed(bench, name, model=None, **options):
+def constructed(bench, algorithm, model=None, **options):
     model = CASE.build() if model is None else model
-    given = {"decay": 0.5} if name == "OTTT" else {}
-    return getattr(braintrace, name)(model, **{**given, **options})
+    given = {"decay": 0.5} if algorithm == "OTTT" else {}
+    return getattr(braintrace, algorithm)(model, **{**given, **options})
 
 
 def graph_compiled(bench, x, **options):
@@ -178,7 +178,7 @@ COMPILATION = {
     ),
     **{
         name: call(
-            lambda bench, name=name, **options: constructed(bench, name, **options),
+            lambda bench, algorithm=name, **options: constructed(bench, algorithm, **options),
             of=getattr(braintrace, name),
         )
         for name in ALGORITHMS

@@ -749,7 +749,7 @@ GRADIENT = {
             lambda b, name=name, value=value: b.grad(**{name: value}),
         )
         for name, values in {
-            "chunk_size": (0, -2, 1.5, "large", True, None),
+            "chunk_size": (0, -2, 1.5, "large", True, ()),
             "memory_budget": (0, -1, 2.0**20, "1 GiB", True),
             "reduction": ("median", 1, None),
             "has_aux": (None, 1, "no"),

@@ -1,0 +1,44 @@
+"""Methods under the names of another package, for programs that were written for it."""
+
+from typing import Any
+
+import brainstate
+
+from .._errors import OptionError
+from .._typing import Path, path_name
+
+
+def init_etrace_state(self: Any) -> None:
+    """Do nothing: `compile_graph` has allocated the traces.
+
+    Raises
+    ------
+    NotCompiledError
+        Before `compile_graph`.
+    """
+    self.compiled_model  # noqa: B018 - raises
+
+
+def get_etrace_of(self: Any, weight: brainstate.State | str | Path) -> dict[str, Any]:
+    """Return the trace of one weight by hidden state; see `Learner.eligibility`.
+
+    Parameters
+    ----------
+    weight
+        The parameter, its path or its name.
+
+    Raises
+    ------
+    OptionError, ShapeError
+        For a State that is no parameter of the model, or see `Learner.eligibility`.
+    """
+    if not isinstance(weight, brainstate.State):
+        return self.eligibility(weight)  # type: ignore[no-any-return]
+    for path, state in self.param_states.items():
+        if state is weight:
+            return self.eligibility(path)  # type: ignore[no-any-return]
+    known = ", ".join(f"'{path_name(path)}'" for path in self.param_states)
+    raise OptionError(
+        f"`weight` is a {type(weight).__name__} that is no parameter of the model. Its parameters "
+        f"are {known}."
+    )
