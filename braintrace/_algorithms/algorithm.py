@@ -8,14 +8,7 @@ from typing import Any, ClassVar
 import brainstate
 import jax.numpy as jnp
 
-from .._arguments import (
-    BATCH_SIZE,
-    FLOATING,
-    MODEL,
-    NAME,
-    check_option,
-    named,
-)
+from .._arguments import BATCH_SIZE, FLOATING, MODEL, NAME, check_option, named
 from .._brainstate import ConstructorSignature, is_watched
 from .._compiler import CompilerOptions, publish
 from .._errors import LostTracesError, NotCompiledError, NotInitializedError, OptionError
