@@ -44,10 +44,6 @@ class NoTraces:
         """Return no specifications."""
         return {}
 
-    def signal(self, graph: ETraceGraph, records: Records, signal: Signal) -> Signal:
-        """Return the learning signals unchanged."""
-        return signal
-
     def update(
         self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
     ) -> Traces:
@@ -67,12 +63,7 @@ class NoTraces:
         return jax.tree.map(jnp.zeros_like, weights), before
 
     def entry_gradient(
-        self,
-        graph: ETraceGraph,
-        weights: Weights,
-        mu: Signal,
-        traces: Traces,
-        zeros_select: bool = False,
+        self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
     ) -> Weights:
         """Return zero: the states before a window are constants."""
         zeros: Weights = jax.tree.map(jnp.zeros_like, weights)

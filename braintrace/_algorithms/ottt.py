@@ -76,10 +76,6 @@ class InputTraces:
 
         return {self._key: specs_of_inputs(graph), "f": specs_of_outputs(graph, read_later)}
 
-    def signal(self, graph: ETraceGraph, records: Records, signal: Signal) -> Signal:
-        """Return the learning signals unchanged."""
-        return signal
-
     def update(
         self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
     ) -> Traces:
@@ -125,12 +121,7 @@ class InputTraces:
         return like(weights, add(gradients, of_once)), self._after(graph, records, before, last)
 
     def entry_gradient(
-        self,
-        graph: ETraceGraph,
-        weights: Weights,
-        mu: Signal,
-        traces: Traces,
-        zeros_select: bool = False,
+        self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
     ) -> Weights:
         """Return the gradient of the operands through the states before a window."""
         traces, products = as_arrays(traces), SELECTING if zeros_select else PLAIN

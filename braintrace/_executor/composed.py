@@ -74,14 +74,6 @@ class ComposedTraces:
             found.update(_named(name, jax.tree.map(functools.partial(_of_rule, name), specs)))
         return found
 
-    def signal(self, graph: ETraceGraph, records: Records, signal: Signal) -> Signal:
-        """Return the learning signals by state and then by rule."""
-        made = {
-            name: self.rules[name].signal(own, _recorded(graph, own, records), signal)
-            for name, own in self.own_graphs(graph).items()
-        }
-        return {state: {name: own[state] for name, own in made.items()} for state in signal}
-
     def update(
         self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
     ) -> Traces:
@@ -110,7 +102,7 @@ class ComposedTraces:
                 own,
                 _of(own, weights),
                 _recorded(graph, own, records),
-                _own_signal(name, signal),
+                signal,
                 _of_name(name, before),
                 None if after is None else _of_name(name, after),
             )
@@ -119,17 +111,12 @@ class ComposedTraces:
         return gradients, joined(known) if len(known) == len(graphs) else None
 
     def entry_gradient(
-        self,
-        graph: ETraceGraph,
-        weights: Weights,
-        mu: Signal,
-        traces: Traces,
-        zeros_select: bool = False,
+        self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
     ) -> Weights:
         """Return the gradient of the operands through the states before a window."""
         gradients: Weights = jax.tree.map(jnp.zeros_like, weights)
         for name, own in self.own_graphs(graph).items():
-            arrays = _of(own, weights), _own_signal(name, mu), _of_name(name, traces)
+            arrays = _of(own, weights), mu, _of_name(name, traces)
             gradients.update(self.rules[name].entry_gradient(own, *arrays, zeros_select))
         return gradients
 
@@ -165,14 +152,6 @@ def _recorded(graph: ETraceGraph, own: ETraceGraph, records: Records) -> Records
 
 def _of(graph: ETraceGraph, weights: Weights) -> Weights:
     return {relation.key: weights[relation.key] for relation in graph.hidden_param_op_relations}
-
-
-def _own_signal(name: str, signal: Signal) -> Signal:
-    """Return the signals of one rule; signals before a window are the same for all."""
-    return {
-        state: value[name] if isinstance(value, Mapping) else value
-        for state, value in signal.items()
-    }
 
 
 def _named(name: str, traces: Traces) -> Traces:

@@ -101,10 +101,6 @@ class InputOutputTraces:
             ),
         }
 
-    def signal(self, graph: ETraceGraph, records: Records, signal: Signal) -> Signal:
-        """Return the learning signals unchanged."""
-        return signal
-
     def update(
         self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
     ) -> Traces:
@@ -159,12 +155,7 @@ class InputOutputTraces:
         return gradients, traces_of(self.decay, graph, last, counts[-1])
 
     def entry_gradient(
-        self,
-        graph: ETraceGraph,
-        weights: Weights,
-        mu: Signal,
-        traces: Traces,
-        zeros_select: bool = False,
+        self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
     ) -> Weights:
         """Return the gradient of the operands through the states before a window."""
         traces, products = as_arrays(traces), SELECTING if zeros_select else PLAIN

@@ -150,12 +150,7 @@ class KroneckerTraces(PassingTraces):
         return over_steps(functools.partial(_advanced, graph, weights), records, traces)
 
     def entry_gradient(
-        self,
-        graph: ETraceGraph,
-        weights: Weights,
-        mu: Signal,
-        traces: Traces,
-        zeros_select: bool = False,
+        self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
     ) -> Weights:
         """Return the sum over samples of ``u (x) (mu . A)``, and the gradients of exact traces."""
         whole, traces = whole_of(graph), as_arrays(traces)

@@ -95,10 +95,6 @@ class NeighbourTraces:
             )
         return specs
 
-    def signal(self, graph: ETraceGraph, records: Records, signal: Signal) -> Signal:
-        """Return the learning signals unchanged."""
-        return signal
-
     def update(
         self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
     ) -> Traces:
@@ -122,12 +118,7 @@ class NeighbourTraces:
         return self._run(graph, weights, records, arriving, before)
 
     def entry_gradient(
-        self,
-        graph: ETraceGraph,
-        weights: Weights,
-        mu: Signal,
-        traces: Traces,
-        zeros_select: bool = False,
+        self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
     ) -> Weights:
         """Return the sum of ``mu[q] eps[q]`` over samples and state scalars."""
         if is_zero(traces):

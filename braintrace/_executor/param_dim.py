@@ -112,10 +112,6 @@ class ParameterTraces:
             specs.update(_specs_of_site(graph, site, stored))
         return specs
 
-    def signal(self, graph: ETraceGraph, records: Records, signal: Signal) -> Signal:
-        """Return the learning signals unchanged."""
-        return signal
-
     def update(
         self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
     ) -> Traces:
@@ -183,12 +179,7 @@ class ParameterTraces:
         return like(weights, gradients), None
 
     def entry_gradient(
-        self,
-        graph: ETraceGraph,
-        weights: Weights,
-        mu: Signal,
-        traces: Traces,
-        zeros_select: bool = False,
+        self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
     ) -> Weights:
         """Return ``Σ_c μ[c] ∘ ε⁰[c]`` for the states before a window."""
         gradients = jax.tree.map(jnp.zeros_like, weights)

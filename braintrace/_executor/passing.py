@@ -29,10 +29,6 @@ class PassingTraces(abc.ABC):
     def check(self, graph: ETraceGraph) -> None:  # noqa: B027  # most rules refuse nothing
         """Accept every operation that has a derivative."""
 
-    def signal(self, graph: ETraceGraph, records: Records, signal: Signal) -> Signal:
-        """Return the learning signals unchanged."""
-        return signal
-
     def gradient(
         self,
         graph: ETraceGraph,
@@ -53,12 +49,7 @@ class PassingTraces(abc.ABC):
 
     @abc.abstractmethod
     def entry_gradient(
-        self,
-        graph: ETraceGraph,
-        weights: Weights,
-        mu: Signal,
-        traces: Traces,
-        zeros_select: bool = False,
+        self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
     ) -> Weights:
         """See `TraceMethod`."""
 

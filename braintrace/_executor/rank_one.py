@@ -136,12 +136,7 @@ class RankOneTraces(PassingTraces):
         return over_steps(advance, records, traces)
 
     def entry_gradient(
-        self,
-        graph: ETraceGraph,
-        weights: Weights,
-        mu: Signal,
-        traces: Traces,
-        zeros_select: bool = False,
+        self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
     ) -> Weights:
         """Return the sum over samples of ``(mu . s) t``."""
         traces = as_arrays(traces)

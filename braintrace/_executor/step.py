@@ -180,7 +180,6 @@ def chunk_gradient(
     The signal of the first step for the states before the chunk is included: the signal of outputs
     that read them, or of a window. The arguments are the same as in `TraceMethod.gradient`.
     """
-    signal = method.signal(graph, records, signal)
     gradients, after = method.gradient(graph, weights, records, signal, before, after)
     names = {state.name: pre_step_probe(state) for state in graph.traced_states}
     late = {name: signal[before] for name, before in names.items() if before in signal}

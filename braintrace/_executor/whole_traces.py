@@ -86,12 +86,7 @@ class WholeTraces(PassingTraces):
         return new
 
     def entry_gradient(
-        self,
-        graph: ETraceGraph,
-        weights: Weights,
-        mu: Signal,
-        traces: Traces,
-        zeros_select: bool = False,
+        self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
     ) -> Weights:
         """Return the sum over samples and states of ``mu[q] eps[q]``."""
         whole = whole_of(graph)

@@ -25,9 +25,8 @@ from .trace_spec import Record, TraceSpecs
 Weights: TypeAlias = dict[str, dict[str, jax.Array]]
 """Values of the trainable operands, by relation and name."""
 
-Signal: TypeAlias = dict[str, Any]
-"""Derivatives of the loss by the name of a state (see `probed_step`), time first: arrays, or values
-that a rule computes from them."""
+Signal: TypeAlias = dict[str, jax.Array]
+"""Derivatives of the loss by the name of a state (see `probed_step`), time first."""
 
 Traces: TypeAlias = Mapping[str, Any]
 """Arrays in dicts with stable string keys, nested or not."""
@@ -148,9 +147,6 @@ class TraceMethod(Protocol):
             through coupling reads those too.
         """
 
-    def signal(self, graph: ETraceGraph, records: Records, signal: Signal) -> Signal:
-        """Transform the learning signals of a recorded chunk."""
-
     def update(
         self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
     ) -> Traces:
@@ -176,7 +172,7 @@ class TraceMethod(Protocol):
         graph, weights
             The compiled model, and the operands of its relations.
         records, signal
-            Residuals of the chunk, and its signals as returned by `signal`.
+            Residuals of the chunk, and its learning signals.
         before
             Traces before the chunk.
         after
@@ -192,12 +188,7 @@ class TraceMethod(Protocol):
         """
 
     def entry_gradient(
-        self,
-        graph: ETraceGraph,
-        weights: Weights,
-        mu: Signal,
-        traces: Traces,
-        zeros_select: bool = False,
+        self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
     ) -> Weights:
         """Return the gradient of the operands through the states before a window.
 

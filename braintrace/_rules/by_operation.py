@@ -87,10 +87,6 @@ class RuleTraces:
         sites = sites_of(graph, operand_shapes(graph))
         return {key: spec for s in sites for key, spec in leaves_of(self.rule, s).specs.items()}
 
-    def signal(self, graph: ETraceGraph, records: Records, signal: Signal) -> Signal:
-        """Return the learning signals unchanged."""
-        return signal
-
     def update(
         self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
     ) -> Traces:
@@ -133,12 +129,7 @@ class RuleTraces:
         return like(weights, gradients), as_kept(arrays, before)
 
     def entry_gradient(
-        self,
-        graph: ETraceGraph,
-        weights: Weights,
-        mu: Signal,
-        traces: Traces,
-        zeros_select: bool = False,
+        self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
     ) -> Weights:
         """Return the rule's gradient for the adjoints of the states before a window."""
         sites = self._leaves(graph, weights)

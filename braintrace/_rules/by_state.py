@@ -84,12 +84,7 @@ class FullRuleTraces(PassingTraces):
         return over_steps(advance, records, traces)
 
     def entry_gradient(
-        self,
-        graph: ETraceGraph,
-        weights: Weights,
-        mu: Signal,
-        traces: Traces,
-        zeros_select: bool = False,
+        self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
     ) -> Weights:
         """Return the rule's gradient for the adjoints of the states before a step or window."""
         whole, gradients = whole_of(graph), jax.tree.map(jnp.zeros_like, weights)

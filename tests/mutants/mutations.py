@@ -1151,12 +1151,12 @@ MUTATIONS = [
         "what a rule counts in its traces is rounded",
     ),
     Mutation(
-        "learning signals that no rule sees",
-        "_executor/step.py",
-        "    signal = method.signal(graph, records, signal)\n",
-        "",
-        (f"{SEAM}::test_a_rule_sees_the_learning_signals_first",),
-        "a rule that limits them does not",
+        "several rules in windows without their traces",
+        "_executor/composed.py",
+        "gradients.update(self.rules[name].entry_gradient(own, *arrays, zeros_select))",
+        "self.rules[name].entry_gradient(own, *arrays, zeros_select)",
+        ("tests/test_rules_by_path.py::test_streams_own_loops_and_windows[layers]",),
+        "the gradient of a window leaves out the time before it",
     ),
     # learning rules of a user's own
     Mutation(

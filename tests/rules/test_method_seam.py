@@ -118,11 +118,12 @@ def test_what_drivers_cannot_give_a_rule_is_said():
 class Clipping(OfRecords):
     """A rule that limits the learning signals."""
 
-    def signal(self, graph, records, signal):
-        return {name: jnp.clip(value, -0.01, 0.01) for name, value in signal.items()}
+    def gradient(self, graph, weights, records, signal, *traces):
+        signal = {name: jnp.clip(value, -0.01, 0.01) for name, value in signal.items()}
+        return super().gradient(graph, weights, records, signal, *traces)
 
 
-def test_a_rule_sees_the_learning_signals_first():
+def test_a_rule_may_limit_the_learning_signals():
     case = cases.BY_NAME["leaky"]
     learner = build_learner(case, algorithm_of(Clipping()))
     xs, targets = case.sequences(BATCH, LENGTH)

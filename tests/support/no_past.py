@@ -31,9 +31,6 @@ class OfRecords:
     def trace_specs(self, graph, every_state):
         return {}
 
-    def signal(self, graph, records, signal):
-        return signal
-
     def update(self, graph, weights, records, traces):
         return traces
 
@@ -49,7 +46,7 @@ class OfRecords:
             gradients = add(gradients, found)
         return like(weights, gradients), before
 
-    def entry_gradient(self, graph, weights, mu, traces, zeros_select=False):
+    def entry_gradient(self, graph, weights, mu, traces, zeros_select):
         return jax.tree.map(jnp.zeros_like, weights)
 
 
