@@ -1,9 +1,9 @@
 r"""Immediate gradient, and truncated backpropagation through time.
 
-.. math:: \nabla w = \sum_s \frac{\partial L^s}{\partial w} \Big|_{h^{s-1}}
-    = \sum_s x^s \otimes (D_f^s \cdot l^s)
+.. math:: \nabla w = \sum_s \partial L^s / \partial w = \sum_s x^s \otimes (D_f^s \cdot l^s)
 
-The rule has no traces. Every weight, marked or not, has its ordinary gradient of the step.
+with the state before each step held constant. The rule has no traces. Every weight, marked or not,
+has its ordinary gradient of the step.
 """
 
 import dataclasses

@@ -3,7 +3,7 @@ r"""OTTT (online training through time): a filter of each input as trace.
 .. math::
 
     \epsilon_x^t = \lambda\, \epsilon_x^{t-1} + x^t, \qquad
-    \nabla w = \sum_t \left( \sum_a l^t[p(u), a]\, D_f^t[u, a] \right) \otimes \epsilon_x^t.
+    \nabla w = \sum_t ( \sum_a l^t[p(u), a]\, D_f^t[u, a] ) \otimes \epsilon_x^t.
 
 The Jacobian of a state with respect to its old value is replaced by the number :math:`\lambda`, for
 all states, elements and steps. If an output reads a state from before the step, and before a

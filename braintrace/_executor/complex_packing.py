@@ -14,7 +14,7 @@ also one product with ``z``, if the operation's rules multiply complex numbers l
 
 .. math::
 
-    l_a \circ \epsilon_a + l_c \circ \epsilon_c = \mathrm{Re}\,[(l_a - i\, l_c) \circ z].
+    l_a \circ \epsilon_a + l_c \circ \epsilon_c = Re\,[(l_a - i\, l_c) \circ z].
 
 If there are more than two states, each state, in order, is packed with the next one that is coupled
 to it; the others are not packed. Packing is invisible elsewhere: packed traces are a mapping of the

@@ -2,7 +2,7 @@ r"""Gradients as products of filtered inputs with output-shaped factors.
 
 .. math::
 
-    \nabla w = \sum_s \epsilon_x^s \otimes \Big( \sum_a l^s[p(u), a]\, f^s[u, a] \Big),
+    \nabla w = \sum_s \epsilon_x^s \otimes ( \sum_a l^s[p(u), a]\, f^s[u, a] ),
 
 one product over time and batch for every operation; ``f`` is a rule's approximation of the
 derivative of a state with respect to the output.

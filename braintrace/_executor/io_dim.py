@@ -8,7 +8,7 @@ r"""Input/output-dimension traces (ES-D-RTRL, pp-prop).
 
 .. math::
 
-    \nabla w = \sum_t \Big( \sum_a \hat l^t[p(u), a]\, \epsilon_f^t[u, a] \Big) \otimes
+    \nabla w = \sum_t ( \sum_a \hat l^t[p(u), a]\, \epsilon_f^t[u, a] ) \otimes
     \epsilon_x^t, \qquad \hat l^t = l^t / (1 - \alpha^t),
 
 with ``t`` counted in steps since a reset. A chunk scans the two small traces, and its gradient is a

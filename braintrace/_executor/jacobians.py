@@ -2,9 +2,9 @@ r"""Jacobians of a step: ``D``, ``Df`` and the operations' inputs.
 
 .. math::
 
-    D^t[v, a, c] = \frac{\partial h^t[v, a]}{\partial h^{t-1}[v, c]}
+    D^t[v, a, c] = (\partial h^t[v, a]) / (\partial h^{t-1}[v, c])
     \qquad
-    D_f^t[u, a] = \frac{\partial h^t[p(u), a]}{\partial y^t[u]}
+    D_f^t[u, a] = (\partial h^t[p(u), a]) / \partial y^t[u]
 
 Both are derivatives of one state's new value with respect to the old states and the outputs of ETP
 operations, with everything that couples elements held constant. Each element then reaches only one

@@ -1,10 +1,8 @@
 r"""Resets of samples between the steps of a chunk.
 
-A reset state no longer depends on earlier values: its row of ``D`` is zero,
-
-.. math:: D^t[v, a, c] = 0 \quad \text{where } v \text{ belongs to a reset sample},
-
-and with it the recursions of traces and adjoints are those for separate sequences. ``restart`` is a
+A reset state no longer depends on earlier values: its row of ``D`` is zero, :math:`D^t[v, a, c] =
+0` if ``v`` belongs to a reset sample. The recursions of traces and adjoints are then those for
+separate sequences. ``restart`` is a
 boolean for all samples, or one for each. A state without a batch axis is shared by all samples: it
 is reset if all of them are.
 """

@@ -5,7 +5,7 @@ With :math:`S` the state of one sample, :math:`J^s = \partial S^s / \partial S^{
 :math:`x`, cotangents :math:`c^K` of the last state are pulled back as
 
 .. math:: c^{s-1} = c^s J^s, \qquad
-    \frac{\partial (c^K S^K)}{\partial w} = c^0 \frac{\partial S^0}{\partial w}
+    (\partial (c^K S^K)) / \partial w = c^0 \partial S^0 / \partial w
     + \sum_s x^s \otimes (c^s F^s).
 
 Neither Jacobian is built: each step is one vector-Jacobian product for every row of :math:`c`, for

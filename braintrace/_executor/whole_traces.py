@@ -3,7 +3,7 @@ r"""Influence matrix: the derivative of the flattened state with respect to ever
 .. math::
 
     \epsilon^t = J^t \epsilon^{t-1} + F^t \otimes x^t, \qquad
-    \nabla w = \frac{\partial L}{\partial w} + \sum_q \mu[q]\, \epsilon^0[q]
+    \nabla w = \partial L / \partial w + \sum_q \mu[q]\, \epsilon^0[q]
 
 for a chunk that starts with the trace :math:`\epsilon^0`. The partial derivative is backpropagated
 through the steps of the chunk, including coupled elements, and :math:`\mu` is the adjoint of the

@@ -2,8 +2,8 @@ r"""Windows: several steps differentiated in full, plus the traces before them.
 
 .. math::
 
-    \frac{dL}{dw} = \frac{\partial L}{\partial w} + \sum_a \mu[a] \circ \epsilon^0[a], \qquad
-    \mu[a] = \frac{\partial L}{\partial h^0[a]}
+    dL / dw = \partial L / \partial w + \sum_a \mu[a] \circ \epsilon^0[a], \qquad
+    \mu[a] = \partial L / \partial h^0[a]
 
 The partial derivatives pass all steps of the window, including everything that couples elements.
 The traces contain the dependence of the states before the window on the weights.

@@ -5,8 +5,8 @@ residuals that the rule needs. Then the rule computes gradients and the next tra
 
 .. math::
 
-    \epsilon^K = \mathrm{update}(\text{records}, \epsilon^0), \qquad
-    \nabla w = \mathrm{gradient}(\text{records}, l, \epsilon^0).
+    \epsilon^K = update(records, \epsilon^0), \qquad
+    \nabla w = gradient(records, l, \epsilon^0).
 
 All code that makes, reports, resets, saves or checks traces reads their `TraceSpec`.
 """

@@ -2,8 +2,8 @@ r"""Trace methods of user-defined rules with a trace for each ETP operation and 
 
 .. math::
 
-    E^t = \mathrm{advance}(E^{t-1}, D^t, x^t, D_f^t), \qquad
-    \nabla w = \sum_t \mathrm{contract}(E^t, l^t).
+    E^t = advance(E^{t-1}, D^t, x^t, D_f^t), \qquad
+    \nabla w = \sum_t contract(E^t, l^t).
 
 The steps of a recorded chunk run one by one, since products over time need knowledge of the rule's
 recursion.

@@ -2,9 +2,9 @@ r"""Trace methods of user-defined rules with one trace for all hidden states and
 
 .. math::
 
-    E^t = \mathrm{advance}(E^{t-1}, J^t, F^t), \qquad
-    \nabla w = \sum_t \frac{\partial L^t}{\partial w} + \mathrm{contract}(E^{t-1}, \mu^t), \qquad
-    \mu^t = \frac{\partial L^t}{\partial S^{t-1}}
+    E^t = advance(E^{t-1}, J^t, F^t), \qquad
+    \nabla w = \sum_t \partial L^t / \partial w + contract(E^{t-1}, \mu^t), \qquad
+    \mu^t = \partial L^t / \partial S^{t-1}
 
 with all hidden states of a sample as a vector :math:`S`. Each step is differentiated separately.
 """

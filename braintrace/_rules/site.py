@@ -5,7 +5,7 @@ output. A full-Jacobian rule has one site: all hidden states of a sample as one 
 parameters that reach them. Both have the same products with a trace :math:`E` of the shape of the
 parameters, so one rule runs with every Jacobian:
 
-.. math:: J E, \qquad F x, \qquad \langle \mu, E \rangle.
+.. math:: J E, \qquad F x, \qquad < \mu, E >.
 """
 
 import abc

@@ -1,6 +1,6 @@
 r"""Convolution: ``etp_conv``.
 
-.. math:: y_{bpgo} = \sum_q \mathrm{patch}(x)_{bpgq} k_{gqo} + c_{go}
+.. math:: y_{bpgo} = \sum_q patch(x)_{bpgq} k_{gqo} + c_{go}
 
 The indices are: ``b`` sample, ``p`` output place, ``g`` feature group, ``q`` element of the patch
 that the kernel covers (kernel place and input feature of the group), ``o`` output feature of the

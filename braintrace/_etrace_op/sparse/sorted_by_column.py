@@ -2,13 +2,10 @@ r"""Sparse products sharded by output: entries are on the device of their column
 
 Suppose that equal parts of the outputs have equal numbers of entries, in order. Each of several
 devices can then store one part of the outputs, of the entries, and of their traces. Every form here
-has
-
-.. math:: (\text{part},\; \text{entry of the part})
-
-as separate axes. XLA then gives each device its parts of all arrays except the inputs, which are
-gathered forward and summed backward. In the order of the entries alone, the sums of an output may
-be anywhere: every device would add up all outputs, and receive the outputs of all other devices.
+has two separate axes, ``(part, entry of the part)``. XLA then gives each device its parts of all
+arrays except the inputs, which are gathered forward and summed backward. In the order of entries
+alone, the sums of an output may be anywhere: every device would add up all outputs, and receive the
+outputs of all other devices.
 
 If every output has the same number of entries, there are as many parts as outputs, and no scatter
 is needed. Parts must be equal: entries beyond both ends of the matrix (padding) fill them up.

@@ -2,7 +2,7 @@ r"""Rules for windows and convolutions, axis by axis.
 
 A window at output :math:`o` and tap :math:`t` of an axis reads the place
 
-.. math:: (o \cdot \mathrm{stride} + t \cdot \mathrm{rate} - \mathrm{low}) / \mathrm{dilation}
+.. math:: (o \cdot stride + t \cdot rate - low) / dilation
 
 if it is a whole number inside of the axis. A window reads an element if this condition holds along
 every axis, so joins along one axis after the other are exact.
