@@ -7,9 +7,8 @@ from .._etrace_op import feedback_primitives
 from .._graph import ETraceGraph
 from .._graph.diagnostics import quoted
 from .._jax import Equation
+from .._jaxpr.dataflow import PRODUCTS
 from .d_rtrl import D_RTRL
-
-_PLAIN_PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 
 
 class RFLO(D_RTRL):
@@ -107,7 +106,7 @@ def _is_readout(graph: ETraceGraph, equation: Equation) -> bool:
     ends = frozenset(new.values())
     x, y = equation.invars[0], equation.outvars[0]
     read = program.depends_on([x], stops=ends)
-    products = _PLAIN_PRODUCTS | {
+    products = PRODUCTS | {
         program.equations[index].primitive.name for index in graph.opaque_equations
     }
     if read.isdisjoint([*new, *ends]) or y not in program.depends_on(outputs, blocked=products):

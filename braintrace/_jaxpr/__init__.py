@@ -8,7 +8,6 @@ from .components import reached as reached
 from .effects import can_be_replayed as can_be_replayed
 from .effects import recorded as recorded
 from .effects import replayed as replayed
-from .equal import DRAWS as DRAWS
 from .equal import equal_values as equal_values
 from .equal import equal_with_derivatives as equal_with_derivatives
 from .equal import merged as merged

@@ -12,19 +12,12 @@ from typing import Any
 import numpy as np
 
 from .._jax import AnyJaxpr, Atom, Equation, Var, call_body, is_var, open_jaxpr, sub_jaxprs
+from .dataflow.kinds import ZERO
+from .dataflow.primitives import CONSTANT, DRAWS, entry_of
 from .program import Program, readers_of
 
-SAME_VALUE = frozenset({"stop_gradient", "with_derivative_of"})
+SAME_VALUE = CONSTANT | {"with_derivative_of"}
 """Operations that only affect derivatives."""
-
-DRAWS = frozenset({"rng_uniform"})
-"""Operations with a different result at every run."""
-
-
-KEEPS_ZERO = frozenset(
-    {"broadcast_in_dim", "convert_element_type", "reshape", "stop_gradient", "transpose"}
-)
-"""Operations whose result is zero if their operand is."""
 
 
 def equal_values(program: Program, zeros: Collection[Var] = ()) -> dict[Var, Var]:
@@ -74,7 +67,8 @@ def _unchanged(equation: Equation, zeros: set[Var]) -> Var | None:
     """Return the operand that a result equals; add zero results to ``zeros``."""
     name, operands = equation.primitive.name, equation.invars
     is_zero = [atom in zeros if is_var(atom) else not np.any(atom.val) for atom in operands]
-    if (name in KEEPS_ZERO and all(is_zero)) or (name == "select_n" and all(is_zero[1:])):
+    read = is_zero[1:] if name == "select_n" else is_zero
+    if all(read) and entry_of(equation).kind(equation, [ZERO] * len(is_zero)) is ZERO:
         zeros.update(equation.outvars)
     if name in SAME_VALUE:
         return operands[0] if is_var(operands[0]) else None

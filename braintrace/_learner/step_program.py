@@ -10,11 +10,10 @@ import jax.numpy as jnp
 
 from .._etrace_op import ETP_PRIMITIVES
 from .._jax import Atom, Equation, Var, is_var, trace_to_jaxpr
-from .._jaxpr import DRAWS, Program, equal_with_derivatives, inlined, merged, program_of
+from .._jaxpr import Program, equal_with_derivatives, inlined, merged, program_of
+from .._jaxpr.dataflow import DRAWS, PRODUCTS
 from .._typing import PyTree
 from .pure_step import PureStep
-
-PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 
 Values: TypeAlias = tuple[PyTree, PyTree, PyTree, PyTree]
 """Values of the parameters, of the other States, of the perturbations, and of fixed values."""

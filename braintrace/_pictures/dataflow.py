@@ -11,7 +11,7 @@ from typing import NamedTuple
 from .._graph import FILTERS, ETraceGraph, StateLeaf
 from .._graph.marked import is_marked
 from .._jax import Atom, Equation, Var, is_var, source_line
-from .._jaxpr.dataflow.bilinear import PRODUCTS
+from .._jaxpr.dataflow import PRODUCTS
 from .._typing import path_name
 
 

@@ -4,15 +4,11 @@ import jax.numpy as jnp
 
 from .._etrace_op import ETPPrimitive
 from .._jax import AnyJaxpr, Equation, open_jaxpr, sub_jaxprs
-from .._jaxpr.dataflow.bilinear import PRODUCTS
+from .._jaxpr.dataflow import IN_ORDER, PRODUCTS, moved_operands
 from .._learner.chunk_costs import flops_of
 
-_MOVES = """
-broadcast_in_dim concatenate copy dynamic_slice dynamic_update_slice gather iota
-optimization_barrier pad reshape rev scatter slice squeeze stop_gradient transpose
-"""
-MOVES = frozenset(_MOVES.split())
-"""Primitives that only move data."""
+MOVES = IN_ORDER | {"iota", "optimization_barrier"}
+"""Primitives without arithmetic, besides the moves of elements."""
 
 
 def arithmetic(jaxpr: AnyJaxpr) -> int:
@@ -35,7 +31,7 @@ def _of_equation(equation: Equation) -> int:
         return max(bodies)
     if bodies:
         return bodies[-1]
-    if equation.primitive.name in MOVES:
+    if equation.primitive.name in MOVES or moved_operands(equation):
         return 0
     is_sum = equation.primitive.name.startswith(("reduce_", "cum", "arg"))
     counted = equation.invars[:1] if is_sum else equation.outvars

@@ -89,8 +89,8 @@ MUTATIONS = [
     Mutation(
         "a state in another order counts as unchanged",
         "_compiler/frontend/unchanged.py",
-        "if name not in _PASSES or is_by_column:",
-        "if name not in _PASSES:",
+        "if name not in IN_ORDER or is_by_column:",
+        "if name not in IN_ORDER:",
         (f"{UNCHANGED}[read by column]",),
         "a state that each step transposes is held constant",
     ),
@@ -1047,9 +1047,9 @@ MUTATIONS = [
     ),
     Mutation(
         "a gradient plus a number taken for linear",
-        "_jaxpr/dataflow/linearity.py",
-        "return LINEAR if distinct == {ZERO, LINEAR} else _unknown(distinct)",
-        "return LINEAR if LINEAR in distinct else _unknown(distinct)",
+        "_jaxpr/dataflow/kinds.py",
+        "return LINEAR if distinct == {ZERO, LINEAR} else unknown(distinct)",
+        "return LINEAR if LINEAR in distinct else unknown(distinct)",
         (
             "tests/jaxpr/test_backward_rules.py::test_every_bent_gradient_is_reported_wherever_the_rule_stands",
         ),
@@ -1749,14 +1749,14 @@ MUTATIONS = [
     Mutation(
         "an unknown primitive counts as elementwise",
         "_jaxpr/dataflow/primitives.py",
-        "rule = RULES.get(equation.primitive.name)",
-        "rule = RULES.get(equation.primitive.name, _elementwise)",
+        "_UNKNOWN = Entry()",
+        "_UNKNOWN = Entry(lambda *given: _by_element(*given))",
         ("tests/jaxpr/test_dataflow.py::test_an_unknown_primitive_couples_everything",),
         "a primitive of a later JAX, or of a user, gets zeros that are none",
     ),
     Mutation(
         "an unknown primitive counts as proportional",
-        "_jaxpr/dataflow/linearity.py",
+        "_jaxpr/dataflow/kinds.py",
         "most of them assert\n        return False",
         "most of them assert\n        return True",
         (f"{VARIABLES}::test_an_unknown_primitive_is_not_proportional",),
@@ -1765,7 +1765,7 @@ MUTATIONS = [
     Mutation(
         "a loop whose length depends on a gradient counts as proportional to it",
         "_jaxpr/dataflow/linearity.py",
-        "return None if choice in _INDEPENDENT else OTHER",
+        "return None if choice in INDEPENDENT else OTHER",
         "return None",
         (f"{LINEAR}[a while on g]", f"{LINEAR}[a branch on g]"),
         "a nonlinear backward rule is not reported",
@@ -1894,7 +1894,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a scatter that leaves what was there",
-        "_jaxpr/dataflow/indexed.py",
+        "_jaxpr/dataflow/moves.py",
         "base = _cleared(lattice, base, targets) if is_plain else base",
         "pass",
         (f"{FLOW}[scatter-constant]",),
@@ -1902,7 +1902,7 @@ MUTATIONS = [
     ),
     Mutation(
         "an applied function counts as a scatter",
-        "_jaxpr/dataflow/indexed.py",
+        "_jaxpr/dataflow/moves.py",
         'if is_plain and equation.params["update_jaxpr"] is not None:',
         "if False:",
         (f"{FLOW}[scatter-applied]",),
@@ -1910,7 +1910,7 @@ MUTATIONS = [
     ),
     Mutation(
         "slices that reach out are always dropped",
-        "_jaxpr/data_movement.py",
+        "_jaxpr/dataflow/moves.py",
         "start = np.clip(start, 0, last)",
         "pass",
         (f"{FLOW}[gather-clipped]",),
@@ -1918,7 +1918,7 @@ MUTATIONS = [
     ),
     Mutation(
         "places from data count as the first ones",
-        "_jaxpr/dataflow/indexed.py",
+        "_jaxpr/dataflow/moves.py",
         "flow = spread(lattice, along(lattice, flow, looked_up), size)",
         "pass",
         (f"{FLOW}[gather-batched]",),
@@ -2021,8 +2021,8 @@ MUTATIONS = [
     Mutation(
         "running sums count as elementwise",
         "_jaxpr/dataflow/primitives.py",
-        "convert_element_type copy copy_p cos cosh",
-        "convert_element_type copy copy_p cos cosh cumsum",
+        '**_each("cumsum", _cumulative, kind=_sum_of(0)),',
+        '**_elementwise("cumsum", kind=_sum_of(0)),',
         (f"{JACOBIANS}::test_what_is_truncated_in_a_random_cell_is_reported",),
         "a path that couples elements is carried as if it did not",
     ),

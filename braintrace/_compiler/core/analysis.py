@@ -16,6 +16,7 @@ from ..._jaxpr.dataflow import (
     CONSTANT,
     MIXED,
     NONE,
+    PRODUCTS,
     Constants,
     First,
     Flow,
@@ -23,7 +24,6 @@ from ..._jaxpr.dataflow import (
     flows_from,
     joined,
 )
-from ..._jaxpr.dataflow.bilinear import PRODUCTS
 from .back_through import SOURCES, Ids, numbered
 from .derivative import Derivative
 

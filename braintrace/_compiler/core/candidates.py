@@ -11,8 +11,7 @@ import numpy as np
 from ..._graph.traced_model import StateLeaf, TracedModel
 from ..._jax import Equation, Var, is_var
 from ..._jaxpr import carries_derivative
-from ..._jaxpr.data_movement import is_data_movement, moved_operands
-from ..._jaxpr.dataflow import NONE, Constants, Labels
+from ..._jaxpr.dataflow import NONE, Constants, Labels, moved_operands, sources_of
 from .analysis import Analysis
 from .back_through import Ids, numbered
 
@@ -99,12 +98,10 @@ def _unmove(
     equation: Equation, ids: Ids, size: int, constants: Constants
 ) -> tuple[Var, Ids] | None:
     """Follow data movement back to the one operand that contains all elements."""
-    if not is_data_movement(equation) or len(equation.outvars) != 1:
-        return None
-    sources = constants.sources(equation)
-    if sources is None:
-        return None
     operands = [equation.invars[operand] for operand in moved_operands(equation)]
+    sources = sources_of(constants, equation) if operands else None
+    if sources is None or len(equation.outvars) != 1:
+        return None
     sizes = [atom.aval.size for atom in operands]
     received = Labels().put(Labels().empty([sum(sizes)]), sources[0], ids)
     for atom, piece in zip(operands, np.split(received, np.cumsum(sizes)[:-1]), strict=True):

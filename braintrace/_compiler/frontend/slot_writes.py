@@ -37,15 +37,15 @@ from ..._jaxpr import (
     loop_of,
     rebuilt,
 )
-from ..._jaxpr.data_movement import MOVES
-from ..._jaxpr.dataflow import Constants
+from ..._jaxpr.dataflow import PLAIN_MOVES, Constants
 from .canonicalize import selection
 from .rewritten import by_rules
 
 _SLICE = "dynamic_update_slice"
 _ADD = "scatter-add"
 _WRITES = ("scatter", _ADD, _SLICE)
-_FINITE = MOVES | TRANSPARENT_CALLS | {*_WRITES, "add", "convert_element_type", "mul", "neg", "sub"}
+_LINEAR = ("add", "convert_element_type", "mul", "neg", "sub")
+_FINITE = PLAIN_MOVES | TRANSPARENT_CALLS | {*_WRITES, *_LINEAR}
 """Primitives of a branch whose derivatives are finite for finite operands."""
 
 

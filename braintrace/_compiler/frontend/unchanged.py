@@ -14,20 +14,8 @@ from jax.typing import ArrayLike
 
 from ..._jax import Atom, Equation, is_tracer, is_var, trace_to_jaxpr
 from ..._jaxpr import Program, evaluate_all, program_of
-from ..._jaxpr.dataflow import Constants, PerVariable, Question, flows_of_variables
+from ..._jaxpr.dataflow import IN_ORDER, Constants, PerVariable, Question, flows_of_variables
 from .state_arrays import StateArray
-
-_PASSES = {
-    "convert_element_type",
-    "copy",
-    "copy_p",
-    "expand_dims",
-    "optimization_barrier",
-    "reshape",
-    "squeeze",
-    "stop_gradient",
-}
-"""Equations whose results have the elements of an operand, in order."""
 
 
 def without_unchanged(
@@ -97,7 +85,7 @@ class _Same(PerVariable):
         if name == "broadcast_in_dim" and operands[0] in (FALSE, TRUE):
             return list(operands)
         is_by_column = name == "reshape" and equation.params["dimensions"] is not None
-        if name not in _PASSES or is_by_column:
+        if name not in IN_ORDER or is_by_column:
             return [CHANGED] * len(equation.outvars)
-        every = zip(equation.outvars, equation.invars, operands, strict=True)
-        return [source if var.aval.dtype == a.aval.dtype else CHANGED for var, a, source in every]
+        is_same = equation.outvars[0].aval.dtype == equation.invars[0].aval.dtype
+        return [operands[0] if is_same else CHANGED]

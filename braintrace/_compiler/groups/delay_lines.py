@@ -8,13 +8,10 @@ through those operations anyway.
 from collections.abc import Sequence
 
 from ..._jax import Equation, Var
-from ..._jaxpr.data_movement import is_data_movement
+from ..._jaxpr.dataflow import IN_ORDER, moved_operands
 from ..core.analysis import Analysis
 from ..core.candidates import Candidate
 from ..core.step_graph import StepGraph
-from ..core.walk import COPIES
-
-_ALSO_MOVES = frozenset({"convert_element_type", "select_n"})  # a selection keeps or replaces
 
 
 def find_delay_lines(
@@ -59,8 +56,8 @@ def _is_moved_only(analysis: Analysis, candidates: Sequence[Candidate], a: int) 
 
 
 def _moves(equation: Equation) -> bool:
-    name = equation.primitive.name
-    return is_data_movement(equation) or name in COPIES or name in _ALSO_MOVES
+    is_move = equation.primitive.name in IN_ORDER | {"select_n"}  # a selection keeps or replaces
+    return is_move or bool(moved_operands(equation))
 
 
 def _is_read_by_others(graph: StepGraph, candidates: Sequence[Candidate], a: int) -> bool:

@@ -16,7 +16,8 @@ from ..._graph import Diagonal
 from ..._graph.hidden_group import NO_ELEMENT
 from ..._jax import Equation, Var
 from ..._jaxpr import carries_derivative
-from ..._jaxpr.dataflow.bilinear import NOTHING, PRODUCTS, joining
+from ..._jaxpr.dataflow import PRODUCTS
+from ..._jaxpr.dataflow.bilinear import NOTHING, joining
 from ..core.analysis import Analysis
 from ..core.back_through import Ids
 from ..core.walk import Walk, walk_back

@@ -19,7 +19,7 @@ import numpy as np
 from ..._graph.marked import is_marked
 from ..._jax import OWN_DERIVATIVE, Atom, Equation, Var, is_var
 from ..._jaxpr import loop_of
-from ..._jaxpr.dataflow import ELEMENTWISE, NONE
+from ..._jaxpr.dataflow import CONSTANT, ELEMENTWISE, IN_ORDER, NONE
 from ..core.analysis import Analysis
 from ..core.back_through import CUT, MANY, Ids, back_from_outputs, numbered
 from ..core.walk import walk_back
@@ -34,7 +34,7 @@ from .products import (
     with_one_output,
 )
 
-MOVES = frozenset({"broadcast_in_dim", "copy", "expand_dims", "reshape", "squeeze", "tile"})
+MOVES = (IN_ORDER - CONSTANT) | {"broadcast_in_dim", "tile"}
 """Equations that may separate an elementwise mark from the data."""
 
 REORDERS = frozenset({"rev", "transpose"})
@@ -251,9 +251,8 @@ def _source_of_moves(uses: ParametricUses, var: Var) -> Var:
 
 
 def _only_moves(equation: Equation) -> bool:
-    if equation.primitive.name == "convert_element_type":  # the weak type of a Python number
-        return bool(equation.invars[0].aval.dtype == equation.outvars[0].aval.dtype)
-    return equation.primitive.name in MOVES and len(equation.invars) == 1
+    is_move = equation.primitive.name in MOVES and len(equation.invars) == 1
+    return is_move and bool(equation.invars[0].aval.dtype == equation.outvars[0].aval.dtype)
 
 
 def _below(uses: ParametricUses, plan: MarkPlan, x: Atom) -> int | None:

@@ -17,8 +17,7 @@ from ..._graph import StateLeaf, TracedModel
 from ..._graph.marked import is_marked
 from ..._jax import OWN_DERIVATIVE, Equation, Var, is_var
 from ..._jaxpr import carries_derivative
-from ..._jaxpr.data_movement import is_data_movement, moved_operands
-from ..._jaxpr.dataflow import BindingTime, Kind, kinds_of_results
+from ..._jaxpr.dataflow import BindingTime, Kind, kinds_of_results, moved_operands
 from ..._typing import Path
 from ..core.analysis import Analysis
 from ..core.binding_times import data_of, time_of_leaf
@@ -249,5 +248,5 @@ def _summands(equation: Equation) -> Sequence[int]:
         return (0, 1)
     if name == "select_n":
         return range(1, len(equation.invars))
-    moved = moved_operands(equation) if is_data_movement(equation) else ()
+    moved = moved_operands(equation)
     return [i for i in moved if equation.invars[i].aval.shape or not equation.outvars[0].aval.shape]

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._jax import Atom, Equation, Var, bind, is_var
-from ..._jaxpr.data_movement import is_data_movement
-from ..._jaxpr.dataflow import ELEMENTWISE
+from ..._jaxpr.dataflow import ELEMENTWISE, moved_operands
 from ..core.analysis import Analysis
 
 Number: TypeAlias = Callable[[Mapping[Var, Any]], Any]
@@ -38,7 +37,7 @@ def through(equation: Equation, numbers: Sequence[Number | None]) -> Number | No
     known = [number for number in numbers if number is not None]
     if len(known) < len(numbers) or len(equation.outvars) != 1:
         return None
-    if is_data_movement(equation) and len(numbers) == 1:
+    if moved_operands(equation) and len(numbers) == 1:
         return known[0]
     is_elementwise = equation.primitive.name in ELEMENTWISE
     return functools.partial(_run, equation, known) if is_elementwise else None

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ..._graph import Boundary, Cut, HiddenGroup
 from ..._graph.diagnostics import Diagnostic, quoted
 from ..._jax import Equation, source_line
-from ..._jaxpr.dataflow.bilinear import PRODUCTS
+from ..._jaxpr.dataflow import PRODUCTS
 from ..core.backward_rules import nonlinear_uses
 from ..core.walk import Walk
 from ..groups.diagonals import products_met

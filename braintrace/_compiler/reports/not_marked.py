@@ -7,8 +7,7 @@ from ..._graph.marked import holds_marked, is_marked
 from ..._graph.traced_model import FILTERS, StateLeaf
 from ..._jax import Equation, Var, source_line
 from ..._jaxpr import carries_derivative
-from ..._jaxpr.dataflow import BindingTime, flows_of_variables, question_of_taint
-from ..._jaxpr.dataflow.bilinear import PRODUCTS
+from ..._jaxpr.dataflow import PRODUCTS, BindingTime, flows_of_variables, question_of_taint
 from ..core.binding_times import time_of_leaf
 from ..groups.grouped_step import GroupedStep
 from ..marking.parametric_uses import LOOPS

@@ -8,7 +8,7 @@ from ..._graph.traced_model import StateLeaf, TracedModel
 from ..._graph.whole_state import ParameterUse, UseKind
 from ..._jax import Atom, Equation, Var, is_var
 from ..._jaxpr import carries_derivative
-from ..._jaxpr.dataflow.bilinear import PRODUCTS
+from ..._jaxpr.dataflow import PRODUCTS
 from ..._typing import Path
 from ..core.analysis import Analysis
 from ..core.binding_times import data_of

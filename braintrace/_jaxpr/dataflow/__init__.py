@@ -10,6 +10,7 @@ from .flow import flows_of_outputs as flows_of_outputs
 from .flow import flows_of_results as flows_of_results
 from .flow import flows_of_variables as flows_of_variables
 from .flow import flows_to as flows_to
+from .kinds import Kind as Kind
 from .lattices import MIXED as MIXED
 from .lattices import NONE as NONE
 from .lattices import First as First
@@ -23,13 +24,17 @@ from .lattices import filled as filled
 from .lattices import joined as joined
 from .lattices import merge as merge
 from .lattices import spread as spread
-from .linearity import Kind as Kind
 from .linearity import kinds_of as kinds_of
 from .linearity import kinds_of_outputs as kinds_of_outputs
 from .linearity import kinds_of_results as kinds_of_results
 from .primitives import CONSTANT as CONSTANT
+from .primitives import DRAWS as DRAWS
 from .primitives import ELEMENTWISE as ELEMENTWISE
-from .primitives import REDUCTIONS as REDUCTIONS
+from .primitives import IN_ORDER as IN_ORDER
+from .primitives import PLAIN_MOVES as PLAIN_MOVES
+from .primitives import PRODUCTS as PRODUCTS
+from .primitives import moved_operands as moved_operands
+from .primitives import sources_of as sources_of
 from .taint import BindingTime as BindingTime
 from .taint import bound as bound
 from .taint import question_of_taint as question_of_taint

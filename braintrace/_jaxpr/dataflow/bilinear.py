@@ -15,8 +15,6 @@ from ..._jax import Equation
 NOTHING = -1
 """Used instead of an element if the derivative is zero."""
 
-PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
-
 
 @dataclasses.dataclass(frozen=True)
 class DotAxes:
@@ -66,7 +64,7 @@ def joining(
     Parameters
     ----------
     equation
-        One of `PRODUCTS`.
+        A ``dot_general`` or a convolution.
     operand
         Index of the operand that ``inputs`` are elements of.
     inputs, outputs

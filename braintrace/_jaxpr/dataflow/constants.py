@@ -1,16 +1,20 @@
 """Constant folding: values that depend on no input of a program, computed lazily."""
 
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 
 from ..._jax import AnyJaxpr, Atom, Equation, Var, is_var
-from ..data_movement import source_map
 from ..evaluate import evaluate
 from ..program import Program, program_of
+
+Sources: TypeAlias = list[np.ndarray] | None
+"""The number of the operand element that each result element is, counted through all operands.
+
+``None``: the equation moves elements to places that depend on data."""
 
 
 class Constants:
@@ -34,7 +38,7 @@ class Constants:
         self.program = program
         self._outer, self._inputs = outer, inputs or {}
         self._values: dict[Var, np.ndarray] = {}
-        self._sources: dict[int, list[np.ndarray] | None] = {}
+        self._sources: dict[int, Sources] = {}
         self._bodies: dict[tuple[int, ...], Constants] = {}
 
     @functools.cached_property
@@ -64,10 +68,17 @@ class Constants:
         needed = self.program.depends_on([atom])
         return {v: self._outer.value(a) for v, a in self._inputs.items() if v in needed}
 
-    def sources(self, equation: Equation) -> list[np.ndarray] | None:
-        """Return the source of each element that an equation moves; see `source_map`."""
+    def sources(
+        self,
+        equation: Equation,
+        find: Callable[[Equation, Callable[[Atom], np.ndarray | None]], Sources],
+    ) -> Sources:
+        """Return the sources of the elements that an equation moves, as ``find`` finds them.
+
+        ``find`` gets the equation and `value`.
+        """
         if id(equation) not in self._sources:
-            self._sources[id(equation)] = source_map(equation, self.value)
+            self._sources[id(equation)] = find(equation, self.value)
         return self._sources[id(equation)]
 
     def body(self, jaxpr: AnyJaxpr, inputs: Sequence[Atom]) -> "Constants":

@@ -317,11 +317,19 @@ def _linear_solve(
     return flows_of_outputs(Question(question.lattice), body, inputs)
 
 
+def _barrier(
+    question: Question, constants: Constants, equation: Equation, operands: Sequence[Flow]
+) -> list[Flow]:
+    """Follow a barrier, operand by operand."""
+    return list(operands)
+
+
 DRIVERS: Mapping[
     str, Callable[[Question, Constants, Equation, Sequence[Flow]], list[Flow] | None]
 ] = {
     "cond": _cond,
     "custom_linear_solve": _linear_solve,
+    "optimization_barrier": _barrier,
     "scan": _scan,
     "while": _while,
 }

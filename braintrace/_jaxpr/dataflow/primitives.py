@@ -1,20 +1,21 @@
-"""Table of primitives: the operand elements that each result element depends on.
+"""Table of primitives: all that the analyses know about each of them, in one entry.
 
-Only primitives in the table are followed element by element. For any other primitive, or if a rule
+Only primitives with a rule are followed element by element. For any other primitive, or if a rule
 returns ``None``, every element of every result depends on all elements of all operands. Rules are
 about values: a result may depend on an element and have no derivative with respect to it.
 """
 
+import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from ..._jax import Equation
-from ..data_movement import MOVES
+from . import kinds, moves
 from .bilinear import dot_axes
-from .constants import Constants
-from .indexed import dynamic_slice, dynamic_update_slice, gather, move, scatter
+from .constants import Constants, Sources
 from .lattices import Flow, Lattice, along, everything, joined, spread
 from .windows import conv, prefix, reduce_window, select_and_scatter_add
 
@@ -22,13 +23,69 @@ Rule: TypeAlias = Callable[[Lattice, Equation, Sequence[Flow], Constants], Seque
 """``(lattice, equation, flows of its operands, constants) -> flows of its results``."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """What the analyses know about a primitive.
+
+    Attributes
+    ----------
+    flow
+        The rule for elements; ``None``: everything is coupled.
+    kind
+        The rule for linearity.
+    role
+        ``"elementwise"``: a result element depends on the operand elements at the same place,
+        scalars aside, and so do cotangents. ``"constant"``: an identity without a derivative.
+        ``"move"``: the results have the elements of operands. ``"product"``: bilinear.
+        ``"draw"``: another result at every run. ``""``: none of these.
+    sources, parts
+        For a move: the sources of its elements, and the operands that contain elements (``None``:
+        all of them).
+    in_order
+        Whether the result has the elements of the only operand, in order.
+    """
+
+    flow: Rule | None = None
+    kind: kinds.KindRule = kinds.by_transposition
+    role: Literal["elementwise", "constant", "move", "product", "draw", ""] = ""
+    sources: Callable[[Equation, moves.Value], Sources] | None = None
+    parts: tuple[int, ...] | None = None
+    in_order: bool = False
+
+
+_UNKNOWN = Entry()
+
+
+def entry_of(equation: Equation) -> Entry:
+    """Return the entry of an equation's primitive."""
+    return TABLE.get(equation.primitive.name, _UNKNOWN)
+
+
 def through_primitive(
     lattice: Lattice, equation: Equation, operands: Sequence[Flow], constants: Constants
 ) -> Sequence[Flow]:
     """Return the flows of an equation's results; at least one operand has a flow."""
-    rule = RULES.get(equation.primitive.name)
+    rule = entry_of(equation).flow
     flows = None if rule is None else rule(lattice, equation, operands, constants)
     return coupled(lattice, equation, operands) if flows is None else flows
+
+
+def moved_operands(equation: Equation) -> Sequence[int]:
+    """Return the operands whose elements an equation moves to its results, if it only moves.
+
+    For any other equation, the result is empty.
+    """
+    entry = entry_of(equation)
+    is_applied = equation.params.get("update_jaxpr") is not None  # `.at[...].apply(function)`
+    if entry.role != "move" or is_applied:
+        return ()
+    return range(len(equation.invars)) if entry.parts is None else entry.parts
+
+
+def sources_of(constants: Constants, equation: Equation) -> Sources:
+    """Return the source of each result element of a move."""
+    find = entry_of(equation).sources
+    return None if find is None else constants.sources(equation, find)
 
 
 def coupled(lattice: Lattice, equation: Equation, operands: Sequence[Flow]) -> list[Flow]:
@@ -37,11 +94,9 @@ def coupled(lattice: Lattice, equation: Equation, operands: Sequence[Flow]) -> l
     return [None if one is None else spread(lattice, one, v.aval.shape) for v in equation.outvars]
 
 
-def _elementwise(
+def _by_element(
     lattice: Lattice, equation: Equation, operands: Sequence[Flow], _: Constants
-) -> Sequence[Flow]:
-    if len(equation.outvars) > 1:  # optimization_barrier: operand by operand
-        return operands
+) -> list[Flow]:
     shape = equation.outvars[0].aval.shape
     return [joined(lattice, [f if f is None else spread(lattice, f, shape) for f in operands])]
 
@@ -144,67 +199,108 @@ def _triangular_solve(
     return [prefix(lattice, flow, axis, backward if is_left else not backward)]
 
 
-def _names(listed: str) -> frozenset[str]:
-    return frozenset(listed.split())
+def _each(names: str, flow: Rule | None, **fields: Any) -> dict[str, Entry]:
+    return dict.fromkeys(names.split(), Entry(flow, **fields))
 
 
-ELEMENTWISE = _names(
-    """
-    abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e
-    braintrace_undivided cbrt ceil clamp complex conj convert_element_type copy copy_p cos cosh
-    device_put digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a
-    igammac imag integer_pow is_finite le lgamma log log1p log2 logistic lt max min mul name ne neg
-    nextafter not one_minus_square one_way optimization_barrier or pcast polygamma pow pvary
-    random_gamma_grad real reduce_precision regularized_incomplete_beta rem round rsqrt select_n
-    sharding_constraint sign sin sinh sqrt square sub tan tanh with_derivative_of xor zeta
-    """
-)
-"""A result element depends on the operand elements at the same place, scalars aside."""
+def _elementwise(names: str, **fields: Any) -> dict[str, Entry]:
+    return _each(names, _by_element, role="elementwise", **fields)
 
-INTEGERS = _names(
-    """
-    clz mulhi population_count shift_left shift_right_arithmetic shift_right_logical
-    """
-)
-"""The same, for integers only."""
 
-REDUCTIONS = _names("reduce_sum reduce_max reduce_min reduce_prod")
-CHOICES = _names("argmax argmin reduce reduce_and reduce_or reduce_xor")
-"""Other reductions, most of them without a derivative."""
+def _move(name: str, take: moves.Take, in_order: bool = False) -> dict[str, Entry]:
+    flow, sources = functools.partial(moves.moved, take), functools.partial(moves.numbered, take)
+    return {name: Entry(flow, kinds.moved, "move", sources, in_order=in_order)}
 
-CUMULATIVE = _names("cumlogsumexp cummax cummin cumprod cumsum")
 
-CONSTANT = _names("stop_gradient")
-"""An identity without a derivative."""
+def _indexed(name: str, flow: Rule, sources: Any, *parts: int) -> dict[str, Entry]:
+    kind = functools.partial(kinds.moved_by_index, parts)
+    return {name: Entry(flow, kind, "move", sources, parts)}
 
-RULES: Mapping[str, Rule] = {
-    **dict.fromkeys(ELEMENTWISE | INTEGERS | CONSTANT, _elementwise),
-    **dict.fromkeys(MOVES, move),
-    **dict.fromkeys(REDUCTIONS | CHOICES, _reduction),
-    **dict.fromkeys(CUMULATIVE, _cumulative),
-    **dict.fromkeys(
-        _names("cholesky eig eigh hessenberg lu qr schur svd tridiagonal"), _of_last_axes(2)
+
+def _sum_of(*parts: int) -> kinds.KindRule:
+    return functools.partial(kinds.added, parts)
+
+
+TABLE: Mapping[str, Entry] = {
+    **_elementwise(
+        """
+        acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz cos cosh
+        device_put digamma erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac
+        integer_pow le lgamma log log1p log2 logistic lt max min mulhi nextafter one_minus_square
+        one_way optimization_barrier pcast polygamma population_count pow pvary random_gamma_grad
+        regularized_incomplete_beta rem round rsqrt sharding_constraint shift_left
+        shift_right_arithmetic shift_right_logical sign sin sinh sqrt square tan tanh
+        with_derivative_of xor zeta
+        """
     ),
-    **dict.fromkeys(
-        _names("scatter scatter-add scatter-max scatter-min scatter-mul scatter-sub"), scatter
+    **_elementwise("add add_any complex sub", kind=_sum_of(0, 1)),
+    **_elementwise("conj imag neg real reduce_precision", kind=_sum_of(0)),
+    **_elementwise(
+        "braintrace_undivided convert_element_type copy copy_p name",
+        kind=kinds.unchanged,
+        in_order=True,
     ),
-    **dict.fromkeys(
-        _names(
-            "reduce_window reduce_window_max reduce_window_min reduce_window_sum "
-            "select_and_gather_add"
-        ),
+    **_elementwise("mul", kind=kinds.product),
+    **_elementwise("div", kind=kinds.quotient),
+    **_elementwise("abs", kind=kinds.absolute),
+    **_elementwise("is_finite", kind=kinds.is_finite),
+    **_elementwise("eq ne", kind=kinds.compared),
+    **_elementwise("and not or", kind=kinds.combined),
+    **_elementwise("select_n", kind=kinds.select),
+    **_each("stop_gradient", _by_element, kind=kinds.unchanged, role="constant", in_order=True),
+    **_move("reshape", moves.reshape_in_order, in_order=True),
+    **_move("squeeze", moves.reshape, in_order=True),
+    **_move("expand_dims", moves.reshape, in_order=True),
+    **_move("transpose", moves.transpose),
+    **_move("broadcast_in_dim", moves.broadcast_in_dim),
+    **_move("slice", moves.strided_slice),
+    **_move("rev", moves.rev),
+    **_move("concatenate", moves.concatenate),
+    **_move("split", moves.split),
+    **_move("stack", moves.stack),
+    **_move("unstack", moves.unstack),
+    **_move("tile", moves.tile),
+    **_move("pad", moves.pad),
+    **_indexed("gather", moves.gather, moves.sources_of_gather, 0),
+    **_indexed("dynamic_slice", moves.dynamic_slice, moves.sources_of_slice, 0),
+    **_indexed("dynamic_update_slice", moves.dynamic_update_slice, moves.sources_of_update, 0, 1),
+    **_indexed("scatter", moves.scatter, moves.sources_of_scatter, 0, 2),
+    **_each("scatter-add", moves.scatter, kind=_sum_of(0, 2)),
+    **_each("scatter-max scatter-min scatter-mul scatter-sub", moves.scatter),
+    **_each("reduce_sum", _reduction, kind=_sum_of(0)),
+    **_each("reduce_and reduce_or", _reduction, kind=kinds.combined),
+    **_each("argmax argmin reduce reduce_max reduce_min reduce_prod reduce_xor", _reduction),
+    **_each("cumsum", _cumulative, kind=_sum_of(0)),
+    **_each("cumlogsumexp cummax cummin cumprod", _cumulative),
+    **_each("dot_general", _dot, kind=kinds.product, role="product"),
+    **_each("conv_general_dilated", conv, kind=kinds.product, role="product"),
+    **_each(
+        """
+        reduce_window reduce_window_max reduce_window_min reduce_window_sum select_and_gather_add
+        """,
         reduce_window,
     ),
-    "conv_general_dilated": conv,
-    "dot_general": _dot,
-    "dynamic_slice": dynamic_slice,
-    "dynamic_update_slice": dynamic_update_slice,
-    "fft": _of_last_axes(),
-    "gather": gather,
-    "lu_pivots_to_permutation": _of_last_axes(1),
-    "select_and_scatter_add": select_and_scatter_add,
-    "sort": _sort,
-    "top_k": _top_k,
-    "triangular_solve": _triangular_solve,
-    "zeros_mapped_like": _nothing,
+    **_each("select_and_scatter_add", select_and_scatter_add),
+    **_each("sort", _sort),
+    **_each("top_k", _top_k),
+    **_each("cholesky eig eigh hessenberg lu qr schur svd tridiagonal", _of_last_axes(2)),
+    **_each("fft", _of_last_axes()),
+    **_each("lu_pivots_to_permutation", _of_last_axes(1)),
+    **_each("triangular_solve", _triangular_solve),
+    **_each("zeros_mapped_like", _nothing),
+    **_each("rng_uniform", None, role="draw"),
 }
+
+
+def _named(role: str) -> frozenset[str]:
+    return frozenset(name for name, entry in TABLE.items() if entry.role == role)
+
+
+ELEMENTWISE, CONSTANT, PRODUCTS, DRAWS = map(_named, ("elementwise", "constant", "product", "draw"))
+"""Names of primitives by their role."""
+
+IN_ORDER = frozenset(name for name, entry in TABLE.items() if entry.in_order)
+"""Names of the primitives whose result has the elements of the only operand, in order."""
+
+PLAIN_MOVES = frozenset(name for name in _named("move") if TABLE[name].parts is None)
+"""Names of the moves without index operands."""

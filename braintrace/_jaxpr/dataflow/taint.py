@@ -12,11 +12,10 @@ from typing import Any
 from jax.typing import ArrayLike
 
 from ..._jax import OWN_DERIVATIVE, Equation, Var, is_var
-from ..equal import DRAWS
 from ..program import carries_derivative
 from .flow import Question
 from .lattices import PerVariable
-from .primitives import CONSTANT
+from .primitives import CONSTANT, DRAWS
 
 
 class BindingTime(enum.IntEnum):
@@ -46,8 +45,6 @@ class Taint(PerVariable):
     def through(self, equation: Equation, operands: Sequence[BindingTime]) -> list[BindingTime]:
         if equation.primitive.name in DRAWS:
             return [BindingTime.DATA] * len(equation.outvars)
-        if equation.primitive.name == "optimization_barrier":
-            return [*operands]
         last = max(operands, default=BindingTime.CONSTANT)
         last = _held(last) if equation.primitive.name in CONSTANT else last
         return [bound(var, last) for var in equation.outvars]

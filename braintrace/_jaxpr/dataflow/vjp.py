@@ -173,6 +173,8 @@ def flows_back(
     name = equation.primitive.name
     if name in CONSTANT:
         return [None] * len(equation.invars)
+    if name == "optimization_barrier":  # operand by operand
+        return list(cotangents)
     if name in ELEMENTWISE:
         return _elementwise(lattice, equation, cotangents)
     if name == "while":
@@ -181,8 +183,6 @@ def flows_back(
 
 
 def _elementwise(lattice: Lattice, equation: Equation, cotangents: Sequence[Flow]) -> list[Flow]:
-    if len(equation.outvars) > 1:  # optimization_barrier: operand by operand
-        return list(cotangents)
     (flow,) = cotangents
     assert flow is not None
     return [
