@@ -1,11 +1,15 @@
 """Tables as text and as HTML.
 
+The text fits the width of the terminal: cells of the widest columns continue on further lines.
 The HTML contains its style, uses the colours of the page (light or dark), and scrolls on narrow
 pages. The edge of a scrolled table fades until its end is reached.
 """
 
 import dataclasses
 import html
+import re
+import shutil
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
@@ -31,6 +35,15 @@ div.braintrace table .number {
   100% { mask-image: none; }
 }
 """
+
+
+WITHOUT_TERMINAL = 120
+"""Width of a table that is written to a file or a notebook."""
+
+NARROWEST = 12
+"""Characters of a column that continues on further lines, at least."""
+
+GAP = "  "
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,19 +92,47 @@ def as_html(parts: Iterable[Part]) -> str:
 
 def _text_table(table: Table) -> str:
     widths = [max(map(len, column)) for column in zip(table.heads, *table.rows, strict=True)]
-    last = len(widths) - 1
-    if last not in table.numbers:
-        widths[last] = len(table.heads[last])  # longer cells of the last column need no padding
-
-    def line(cells: Sequence[str]) -> str:
-        set_in = [
-            cell.rjust(width) if column in table.numbers else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        ]
-        return table.indent + "  ".join(set_in).rstrip()
-
+    free = shutil.get_terminal_size(fallback=(WITHOUT_TERMINAL, 24)).columns - len(table.indent)
+    widths = _fitting(widths, free - len(GAP) * (len(widths) - 1), table.numbers)
     rule = [["-" * width for width in widths]] if table.is_ruled else []
-    return "\n".join([table.title, *map(line, [table.heads, *rule, *table.rows])])
+    lines = [
+        line
+        for row in [table.heads, *rule, *table.rows]
+        for line in _lines(row, widths, table.numbers)
+    ]
+    return "\n".join([table.title, *(table.indent + line for line in lines)])
+
+
+def _fitting(widths: Sequence[int], free: int, whole: Sequence[int]) -> list[int]:
+    """Return widths whose sum is at most ``free``: the widest columns become narrower.
+
+    Columns in ``whole`` keep their widths, and no column gets narrower than `NARROWEST`.
+    """
+    found = list(widths)
+    while sum(found) > free:
+        most, widest = max((width, c) for c, width in enumerate(found) if c not in whole)
+        if most <= NARROWEST:
+            break
+        found[widest] -= 1
+    return found
+
+
+def _lines(cells: Sequence[str], widths: Sequence[int], numbers: Sequence[int]) -> list[str]:
+    """Return the lines of one row."""
+    wrapped = list(map(_wrapped, cells, widths))
+    set_in = [
+        [part.rjust(width) if column in numbers else part.ljust(width) for part in parts]
+        + [" " * width] * (max(map(len, wrapped)) - len(parts))
+        for column, (parts, width) in enumerate(zip(wrapped, widths, strict=True))
+    ]
+    return [GAP.join(parts).rstrip() for parts in zip(*set_in, strict=True)]
+
+
+def _wrapped(cell: str, width: int) -> list[str]:
+    """Split a cell into lines; what is in parentheses, such as a shape, stays on one if it fits."""
+    together = re.sub(r"\([^()]*\)", lambda found: found[0].replace(" ", "\xa0"), cell)
+    lines = textwrap.wrap(together, width, break_on_hyphens=False)
+    return [line.replace("\xa0", " ") for line in lines] or [""]
 
 
 def _html_table(table: Table) -> str:

@@ -132,6 +132,9 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         options = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.told)
         return type(self).__name__ + (f"({options})" if options else "")
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({type(self.model).__name__})"
+
     @property
     def graph(self) -> ETraceGraph:
         """The compiled model; raises `NotCompiledError` before `compile_graph`."""

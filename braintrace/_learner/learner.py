@@ -55,6 +55,12 @@ class Learner(brainstate.nn.Module):
         self.held_optimizer = HeldOptimizer()
         self._drivers: Compilations[Any] = Compilations(self)
 
+    def __repr__(self) -> str:
+        size = "not compiled"
+        if self.is_compiled:
+            size = f"{size_in_bytes(self.algorithm.compiled.trace_specs):,} bytes of traces"
+        return f"Learner({self.algorithm!r}, {size})"
+
     def __copy__(self) -> "Learner":
         twin: Learner = object.__new__(type(self))
         twin.__dict__.update(vars(self))

@@ -1,14 +1,15 @@
 """Plots of the eligibility of one weight: over time, or the current trace.
 
 An element of a trace is the derivative of one state scalar with respect to one entry of the weight.
-The plot shows the norm over all entries of the same output.
+The plot shows the norm over all entries of the same output. Of a large layer, it shows units at
+equal distances.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +18,9 @@ import numpy as np
 from .._arguments import NOT_NEGATIVE, Kind, check_arrays, check_option, common_length
 from .._brainstate import is_watched
 from .._errors import OptionError
+from .._etrace_op import propagate
 from .._executor import eligibility, fans_over_samples, trace_sites
-from .._graph import ETraceGraph, Role, Traces, TraceSpec, TraceSpecs, specs_of
+from .._graph import ETraceGraph, Role, Traces, TraceSpec, TraceSpecs, WholeState, specs_of
 from .._pictures import draw_traces
 from .._pictures.draw_traces import Panel
 from .._sharding import on_host
@@ -33,6 +35,16 @@ LEARNER = Kind("a `Learner`, as `braintrace.compile` returns it", lambda v: isin
 _UNITS: tuple[Role, ...] = ("output", "state", "entry")
 """Axes that can be the units of a plot: the first of them that a trace has."""
 
+MOST_UNITS = 512
+"""Maximum number of units of a plot, which has about as many pixels."""
+
+
+class _Outputs(NamedTuple):
+    """The output of each entry of a sparse weight, and the number of outputs."""
+
+    of_entries: np.ndarray
+    number: int
+
 
 def plot_traces(
     learner: Learner, path: str | Path, *sequences: PyTree, sample: int = 0, axes: Any = None
@@ -41,7 +53,9 @@ def plot_traces(
 
     With a sequence, the learner runs over it, and each plot shows the magnitude of the trace over
     time: for every step and every output of the weight, the norm of the trace of all entries of
-    that output. Without a sequence, it shows the current trace by input and output.
+    that output. Without a sequence, it shows the current trace by input and output (for a sparse
+    weight, by output). Of more than 512 outputs, it shows 512 at equal distances, and the label of
+    the axis says so.
 
     Parameters
     ----------
@@ -89,11 +103,20 @@ def plot_traces(
     algorithm = learner.algorithm
     if sequences:
         found = _norms_over_time(learner, path, sequences, sample)
-        panels = [Panel(name, "step", "unit", norms.T) for name, norms in found.items()]
+        panels = [_panel(name, "step", norms.T) for name, norms in found.items()]
     else:
         matrices = _matrices(algorithm, algorithm.traces.value, path, sample)
-        panels = [Panel(name, "entry", "unit", on_host(m)) for name, m in matrices.items()]
+        panels = [_panel(name, "entry", on_host(m)) for name, m in matrices.items()]
     return draw_traces(panels, axes)
+
+
+def _panel(title: str, across: str, image: np.ndarray) -> Panel:
+    """Return an image with at most `MOST_UNITS` units, at equal distances."""
+    units = len(image)
+    if units <= MOST_UNITS:
+        return Panel(title, across, "unit", image)
+    shown = np.linspace(0, units - 1, MOST_UNITS).round().astype(int)
+    return Panel(title, across, f"unit ({MOST_UNITS} of {units:,})", image[shown])
 
 
 def _norms_over_time(
@@ -119,7 +142,7 @@ def _matrices(
 ) -> dict[str, jax.Array]:
     """Return magnitudes ``(units, entries)`` for one sample, by the title of their plot."""
     found = {}
-    for name, array, axes in _arrays(algorithm, traces, path):
+    for name, array, axes, outputs in _arrays(algorithm, traces, path):
         unit = next(role for role in _UNITS if role in axes)
         units = [axis for axis, role in enumerate(axes) if role == unit]
         entries = [a for a, role in enumerate(axes) if role in ("input", "entry") and role != unit]
@@ -127,8 +150,15 @@ def _matrices(
         others = [axis for axis in range(array.ndim) if axis not in (*units, *entries)]
         norms = jnp.sqrt(jnp.sum(array**2, axis=tuple(others), keepdims=True))
         count = math.prod(array.shape[axis] for axis in units)
-        found[name] = jnp.transpose(norms, (*units, *entries, *others)).reshape(count, -1)
+        matrix = jnp.transpose(norms, (*units, *entries, *others)).reshape(count, -1)
+        found[name] = matrix if outputs is None else _of_outputs(matrix, outputs)
     return found
+
+
+def _of_outputs(matrix: jax.Array, outputs: _Outputs) -> jax.Array:
+    """Return the norms ``(outputs, 1)`` of the entries of each output, given their outputs."""
+    squares = jnp.sum(matrix**2, axis=1)
+    return jnp.sqrt(jax.ops.segment_sum(squares, *outputs))[:, None]
 
 
 def _of_sample(array: jax.Array, axes: Sequence[Role], sample: int) -> jax.Array:
@@ -146,8 +176,8 @@ def _of_sample(array: jax.Array, axes: Sequence[Role], sample: int) -> jax.Array
 
 def _arrays(
     algorithm: ETraceAlgorithm, traces: Traces, path: str | Path
-) -> Iterator[tuple[str, jax.Array, tuple[Role, ...]]]:
-    """Yield the traces of one weight with their names and the roles of their axes."""
+) -> Iterator[tuple[str, jax.Array, tuple[Role, ...], _Outputs | None]]:
+    """Yield the traces of one weight: name, array, roles of its axes, outputs of its entries."""
     compiled = algorithm.compiled
     graph, specs = compiled.whole.graph, compiled.whole.trace_specs
     of_states = eligibility(graph, specs, compiled.as_whole(traces), path)
@@ -156,7 +186,27 @@ def _arrays(
         leaves = value.items() if isinstance(value, dict) else [("", value)]
         for leaf, array in leaves:
             name = f"∂{state} / ∂{weight}" + (f"/{leaf}" if leaf else "")
-            yield name, array, _axes(graph, specs, weight, state, array.ndim)
+            if graph.whole is not None:
+                yield name, array, _axes_of_whole(graph.whole, state, array.ndim), None
+                continue
+            spec = _spec(graph, specs, weight, state, array.ndim)
+            is_sparse = "entry" in spec.axes and "output" not in spec.axes
+            outputs = _outputs_of_entries(graph, spec, array.shape[-1]) if is_sparse else None
+            yield name, array, _with_samples(graph, spec), outputs
+
+
+def _outputs_of_entries(graph: ETraceGraph, spec: TraceSpec, count: int) -> _Outputs:
+    """Return the output that each entry of a sparse weight belongs to.
+
+    The rule that multiplies a trace by a factor of each output tells it.
+    """
+    relation = next(r for r in graph.hidden_param_op_relations if r.key == spec.relation)
+    y = relation.y_var.aval
+    with jax.ensure_compile_time_eval():
+        factor = jnp.broadcast_to(jnp.arange(y.shape[-1], dtype=float), y.shape)
+        ones = {spec.operand: jnp.ones((*y.shape[:-1], count))}
+        found = propagate(relation.primitive, relation.params, factor, ones)[spec.operand]
+    return _Outputs(np.asarray(found).reshape(-1, count)[0].astype(int), y.shape[-1])
 
 
 def _with_samples(graph: ETraceGraph, spec: TraceSpec) -> tuple[Role, ...]:
@@ -172,20 +222,20 @@ def _with_samples(graph: ETraceGraph, spec: TraceSpec) -> tuple[Role, ...]:
     return spec.axes
 
 
-def _axes(
-    graph: ETraceGraph, specs: TraceSpecs, weight: str, state: str, ndim: int
-) -> tuple[Role, ...]:
-    """Return the roles of the axes of the trace of one weight and one state."""
-    if graph.whole is None:
-        keys = {
-            relation.key
-            for relation in graph.hidden_param_op_relations
-            if weight in map(path_name, relation.parameter_paths)
-        }
-        own = (s for s in specs_of(specs) if s.relation in keys and s.state == state)
-        spec = next(s for s in own if len(s.axes) == ndim)
-        return _with_samples(graph, spec)
-    pairs = zip(graph.whole.leaves, graph.whole.axes, strict=True)
+def _spec(graph: ETraceGraph, specs: TraceSpecs, weight: str, state: str, ndim: int) -> TraceSpec:
+    """Return the specification of the trace of one weight and one state."""
+    keys = {
+        relation.key
+        for relation in graph.hidden_param_op_relations
+        if weight in map(path_name, relation.parameter_paths)
+    }
+    own = (s for s in specs_of(specs) if s.relation in keys and s.state == state)
+    return next(s for s in own if len(s.axes) == ndim)
+
+
+def _axes_of_whole(whole: WholeState, state: str, ndim: int) -> tuple[Role, ...]:
+    """Return the roles of the axes of the trace of one weight and one state of a sample."""
+    pairs = zip(whole.leaves, whole.axes, strict=True)
     (leaf, batch), *_ = [pair for pair in pairs if pair[0].name == state]
     lead: list[Role] = [] if batch is None else ["batch"]
     of_state: list[Role] = ["state"] * (len(leaf.shape) - len(lead))

@@ -365,6 +365,7 @@ def main(arguments=None):
     algorithms = list(NAMES) if options.compare else [options.algorithm]
     curves_of = {algorithm: train(algorithm, digits, options) for algorithm in algorithms}
     draw(curves_of, options.out)
+    print(f"learning curves: {options.out.resolve()}")
     for algorithm, curves in curves_of.items():
         of = f" of {NAMES[algorithm]}" if options.compare else ""
         print(f"test accuracy{of}: {curves.accuracy[-1]:.3f}")

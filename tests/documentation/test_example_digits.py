@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import pathlib
 import re
 import subprocess
 import sys
@@ -37,7 +38,10 @@ def run(example, tmp_path, capsys):
 
 
 def accuracy(output):
-    assert re.fullmatch(r"test accuracy: [01]\.\d{3}\n", output), output
+    pattern = r"learning curves: (.*)\ntest accuracy: [01]\.\d{3}\n"
+    found = re.fullmatch(pattern, output)
+    assert found, output
+    assert pathlib.Path(found[1]).read_bytes().startswith(b"\x89PNG")
     return float(output.split()[-1])
 
 
@@ -115,7 +119,7 @@ def test_compare_trains_and_draws_all_algorithms(example, run, monkeypatch):
     reached = {name: curves.accuracy[-1] for name, curves in drawn.items()}
     assert set(reached) == {"d_rtrl", "es_d_rtrl", "bptt"}
     assert all(accuracy > 0.2 for accuracy in reached.values())
-    assert printed.out.splitlines() == [
+    assert printed.out.splitlines()[1:] == [
         f"test accuracy of {example.NAMES[name]}: {accuracy:.3f}"
         for name, accuracy in reached.items()
     ]

@@ -18,6 +18,7 @@ from zoo import BY_NAME, MODELS
 
 import braintrace
 from braintrace import nn
+from braintrace._learner import trace_pictures
 from braintrace._pictures.draw_model import RED
 from braintrace._pictures.layers import layout_of
 from braintrace._pictures.parts import Arrow, in_bytes
@@ -268,6 +269,52 @@ def test_traces_of_other_forms(name, rule, path, titles, units):
     assert [ax.get_title() for ax in found] == titles
     assert [image_of(ax).shape for ax in found] == [(units, 3)] * len(titles)
     assert all(image_of(ax).max() > 0 for ax in found)
+
+
+def sparse_learner(rows):
+    """An independent recurrent layer of 40 units behind a sparse weight, 3 entries each."""
+    places = np.random.default_rng(0).integers(0, rows, (40, 3))
+    dense = np.zeros((rows, 40), np.float32)
+    dense[places.ravel(), np.repeat(np.arange(40), 3)] = 1.0
+    matrix = u.sparse.CSR.fromdense(jnp.asarray(dense))
+
+    class Sparse(brainstate.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = brainstate.ParamState(matrix.data)
+
+        def init_state(self, batch_size=2):
+            self.h = brainstate.HiddenState(jnp.zeros((batch_size, 40)))
+
+        def update(self, x):
+            drive = braintrace.sparse_matmul(x, self.w.value, sparse_mat=matrix)
+            self.h.value = 0.5 * self.h.value + drive
+            return self.h.value
+
+    return braintrace.compile(Sparse(), "d_rtrl", jnp.ones((2, rows)), batch_size=2), dense
+
+
+def test_a_sparse_weight_has_one_row_for_each_unit():
+    learner, dense = sparse_learner(6)
+    xs = np.random.default_rng(1).normal(size=(4, 2, 6)).astype(np.float32)
+    (ax,) = braintrace.plot_traces(learner, "w", xs, sample=1)
+    trace, norms = np.zeros((6, 40)), []
+    for x in xs:
+        trace = 0.5 * trace + x[1][:, None] * dense
+        norms.append(np.linalg.norm(trace, axis=0))
+    np.testing.assert_allclose(image_of(ax), np.transpose(norms), rtol=1e-5)
+    (ax,) = braintrace.plot_traces(learner, "w")
+    assert image_of(ax).shape == (40, 1)
+
+
+def test_of_a_large_layer_some_units_are_drawn(monkeypatch):
+    learner, _ = sparse_learner(6)
+    xs = np.random.default_rng(1).normal(size=(4, 2, 6)).astype(np.float32)
+    (whole,) = braintrace.plot_traces(learner, "w", xs)
+    monkeypatch.setattr(trace_pictures, "MOST_UNITS", 14)
+    (ax,) = braintrace.plot_traces(learner, "w", xs)
+    np.testing.assert_array_equal(image_of(ax), image_of(whole)[::3])
+    assert ax.get_ylabel() == "unit (14 of 40)"
 
 
 def test_what_cannot_be_drawn():

@@ -98,7 +98,9 @@ def test_html_is_escaped():
     assert "<locals>" not in page
 
 
-def test_long_names_are_short_in_tables_and_stay_apart():
+def test_long_names_are_short_in_tables_and_stay_apart(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1000")
+
     class Cell(brainstate.nn.Module):
         def __init__(self):
             super().__init__()

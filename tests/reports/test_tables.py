@@ -5,6 +5,7 @@ import re
 
 import cases
 import jax.numpy as jnp
+import pytest
 from drivers import build_learner
 
 import braintrace
@@ -54,6 +55,35 @@ def test_text():
     )
     ruled = Table("title", ["n", "no"], [["12", "3"]], numbers=[1], is_ruled=True, indent="")
     assert as_text([ruled]) == "title\nn   no\n--  --\n12   3"
+
+
+@pytest.mark.parametrize("width", [40, 60, 200])
+def test_text_fits_the_terminal_and_loses_no_word(width, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    rows = [["cell/w", "a long text about the state (2, 3, 4) and more of it", "1,234"]] * 2
+    text = as_text([Table("title", ["name", "message", "bytes"], rows, numbers=[2])])
+    assert max(map(len, text.split("\n"))) <= width
+    assert text.count("(2, 3, 4)") == 2, "a shape stays on one line"
+    assert sorted(text.split()) == sorted(
+        " ".join(["title name message bytes", *rows[0], *rows[1]]).split()
+    )
+
+
+@pytest.mark.parametrize("name", ["alif_late_threshold", "two_layers"])
+def test_a_report_fits_the_terminal(name, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    learner = build_learner(cases.BY_NAME[name])
+    assert max(map(len, str(learner.report()).split("\n"))) <= 80
+
+
+def test_a_learner_prints_as_one_line():
+    learner = build_learner(cases.BY_NAME["two_layers"])
+    size = learner.report().carried_bytes
+    algorithm = f"D_RTRL({type(learner.module).__name__})"
+    assert repr(learner.algorithm) == algorithm
+    assert repr(learner) == f"Learner({algorithm}, {size:,} bytes of traces)"
+    fresh = braintrace.D_RTRL(cases.BY_NAME["two_layers"].build())
+    assert repr(braintrace.Learner(fresh)) == f"Learner({algorithm}, not compiled)"
 
 
 def test_html_is_well_formed_and_escaped():
