@@ -13,9 +13,9 @@ from jax.typing import ArrayLike
 
 from .._arguments import FUNCTION, check_option
 from .._errors import PrimitiveError
-from .._jax import AnyJaxpr, Equation, equations_inside
+from .._jax import AnyJaxpr, Equation
 from .._jaxpr import evaluate_all, rebuilt
-from .registry import ETP_PRIMITIVES
+from .marked import holds_marked, is_marked
 
 
 def inline(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -70,9 +70,9 @@ def _evaluate(jaxpr: AnyJaxpr, values: list[ArrayLike]) -> list[ArrayLike]:
 def _plain(equation: Equation, operands: list[ArrayLike]) -> Sequence[ArrayLike] | None:
     """Run an ETP operation as its implementation, also inside of a body."""
     primitive = equation.primitive
-    if primitive in ETP_PRIMITIVES:
+    if is_marked(equation):
         return [primitive.implementation(*operands, **equation.params)]
-    if not any(inner.primitive in ETP_PRIMITIVES for inner in equations_inside(equation)):
+    if not holds_marked(equation):
         return None
     results = rebuilt(equation, operands, _evaluate)
     if results is None:

@@ -4,11 +4,11 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 
+from .._etrace_op.marked import role
 from .._jax import Atom, Var, is_var
 from .._typing import Path
 from .graph_data import GraphData
 from .hidden_group import HiddenGroup
-from .marked import role
 from .report.make import report_of
 from .trace_spec import specs_of
 from .traced_model import StateLeaf

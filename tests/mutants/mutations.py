@@ -1548,7 +1548,7 @@ MUTATIONS = [
     # layers, cells and neurons
     Mutation(
         "signs that weights do not keep",
-        "nn/_signs.py",
+        "nn/_layers/signs.py",
         "magnitude = saiunit.math.abs(weight)",
         "magnitude = weight",
         ("tests/nn/test_signs.py",),
@@ -1556,7 +1556,7 @@ MUTATIONS = [
     ),
     Mutation(
         "adaptation that does not decay",
-        "nn/_neurons.py",
+        "nn/_spiking/neurons.py",
         "self.a.value = decay(self.tau_a) * self.a.value + spike",
         "self.a.value = self.a.value + spike",
         (f"{NEURONS}::test_an_adaptive_threshold_makes_intervals_longer",),
@@ -1564,7 +1564,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a hard reset that passes the potential",
-        "nn/_neurons.py",
+        "nn/_spiking/neurons.py",
         "return V - (jax.lax.stop_gradient(V) - V_reset) * spike",
         "return V - (V - V_reset) * spike",
         (f"{NEURONS}::test_the_derivative_of_a_hard_reset_takes_the_fall_as_constant",),
@@ -1572,7 +1572,7 @@ MUTATIONS = [
     ),
     Mutation(
         "gates of a GRU exchanged",
-        "nn/_gated_cells.py",
+        "nn/_cells/gated.py",
         "        r, z = jnp.split(gates, 2, axis=-1)\n        candidate",
         "        z, r = jnp.split(gates, 2, axis=-1)\n        candidate",
         ("tests/nn/test_nn_cells.py::test_equations[GRUCell]",),
@@ -1580,7 +1580,7 @@ MUTATIONS = [
     ),
     Mutation(
         "an alpha synapse that reads its new input",
-        "nn/_synapses.py",
+        "nn/_spiking/synapses.py",
         "self.g.value = left * (g + (time_step() / self.tau) * h)",
         "self.g.value = left * (g + (time_step() / self.tau) * (h + x))",
         (f"{NEURONS}::test_alpha_synapse",),
@@ -1588,10 +1588,10 @@ MUTATIONS = [
     ),
     Mutation(
         "a projection of its last population",
-        "nn/_projection.py",
+        "nn/_spiking/projection.py",
         "            total = total + y",
         "            total = y",
-        ("braintrace/nn/_projection.py::braintrace.nn._projection.Projection",),
+        ("braintrace/nn/_spiking/projection.py::braintrace.nn._spiking.projection.Projection",),
         "the other populations send nothing",
     ),
     # sharding, without devices

@@ -11,7 +11,7 @@ from mutants import PACKAGES, every_mutant, mutants_of, sample
 from mutation_runs import ROOT
 
 LIBRARY = ROOT / "braintrace"
-FILES = ("_sharding/layout.py", "nn/_neurons.py", "_compiler/core/walk.py")
+FILES = ("_sharding/layout.py", "nn/_spiking/neurons.py", "_compiler/core/walk.py")
 
 SMALL = '''
 """A module: 1 + 1."""

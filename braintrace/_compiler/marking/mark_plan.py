@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from ..._graph.marked import is_marked
+from ..._etrace_op.marked import is_marked
 from ..._jax import OWN_DERIVATIVE, Atom, Equation, Var, is_var
 from ..._jaxpr import loop_of
 from ..._jaxpr.dataflow import CONSTANT, ELEMENTWISE, IN_ORDER, NONE

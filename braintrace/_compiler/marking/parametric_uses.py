@@ -7,7 +7,7 @@ import operator
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
-from ..._graph.marked import is_marked
+from ..._etrace_op.marked import is_marked
 from ..._jax import Atom, Equation, Var, is_var
 from ..._jaxpr import Program, carries_derivative, inlined, loop_of, program_of
 from ..._jaxpr.dataflow import (

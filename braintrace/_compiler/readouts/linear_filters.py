@@ -13,8 +13,8 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from ..._etrace_op import ETP_PRIMITIVE_SPECS
+from ..._etrace_op.marked import is_marked
 from ..._graph import StateLeaf, TracedModel
-from ..._graph.marked import is_marked
 from ..._jax import OWN_DERIVATIVE, Equation, Var, is_var
 from ..._jaxpr import carries_derivative
 from ..._jaxpr.dataflow import BindingTime, Kind, kinds_of_results, moved_operands

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
+from ..._etrace_op.marked import is_marked
 from ..._graph import Batch, StateLeaf, TracedModel
 from ..._graph.diagnostics import Diagnostic
-from ..._graph.marked import is_marked
 from ..._graph.traced_model import FILTERS
 from ..._jax import Var, is_var
 from ..._jaxpr import reached

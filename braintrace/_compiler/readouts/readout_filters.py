@@ -22,8 +22,8 @@ import jax
 import jax.numpy as jnp
 
 from ..._etrace_op import element_wise
+from ..._etrace_op.marked import is_marked
 from ..._graph import FilteredReadout, StateLeaf, TracedModel
-from ..._graph.marked import is_marked
 from ..._graph.traced_model import FILTERS
 from ..._jax import (
     Aval,

@@ -2,9 +2,9 @@
 
 from collections.abc import Collection, Iterator, Sequence
 
+from ..._etrace_op.marked import holds_marked
 from ..._graph import FOLLOWS_ALL, Boundary, HiddenParamOpRelation, StateLeaf
 from ..._graph.diagnostics import Diagnostic, DiagnosticKind, Level, quoted
-from ..._graph.marked import holds_marked
 from ..._jax import source_line
 from ..._typing import path_name
 from ..core.backward_rules import nonlinear_uses

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
+from ..._etrace_op.marked import holds_marked, is_marked
 from ..._graph.diagnostics import Diagnostic, quoted
-from ..._graph.marked import holds_marked, is_marked
 from ..._graph.traced_model import FILTERS, StateLeaf
 from ..._jax import Equation, Var, source_line
 from ..._jaxpr import carries_derivative

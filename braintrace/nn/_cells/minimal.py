@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 from brainstate.nn import init, sigmoid
 
-from ._affine import joined
-from ._checked import checked
-from ._linear import Linear
-from ._states import Cell
+from .._affine import joined
+from .._checked import checked
+from .._layers.linear import Linear
+from .._states import Cell
 
 
 def _identity(candidate: Any) -> Any:

@@ -10,11 +10,11 @@ from typing import Any
 import brainstate
 from brainstate.nn import init
 
-from .. import _etrace_op
-from ._affine import affine, joined
-from ._checked import checked
-from ._linear import Linear
-from ._states import Cell
+from ... import _etrace_op
+from .._affine import affine, joined
+from .._checked import checked
+from .._layers.linear import Linear
+from .._states import Cell
 
 
 @checked

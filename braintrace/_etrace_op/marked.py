@@ -2,8 +2,8 @@
 
 from typing import Literal
 
-from .._etrace_op import ETP_PRIMITIVES
 from .._jax import Equation, equations_inside
+from .registry import ETP_PRIMITIVES
 
 MarkedRole = Literal["opaque", "transparent"]
 """The role of an ETP operation in a walk back from a hidden state: the walk ends at an opaque one,

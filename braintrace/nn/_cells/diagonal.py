@@ -19,11 +19,11 @@ import brainstate
 import jax.numpy as jnp
 from brainstate.nn import init
 
-from .. import _etrace_op
-from .._errors import OptionError
-from ._affine import joined
-from ._checked import checked
-from ._states import Initializers, Stateful, activation_function
+from ... import _etrace_op
+from ..._errors import OptionError
+from .._affine import joined
+from .._checked import checked
+from .._states import Initializers, Stateful, activation_function
 
 
 def _rotation(nu: Any, theta: Any) -> tuple[Any, Any]:

@@ -5,9 +5,9 @@ from typing import Any
 
 import brainstate
 
-from .._arguments import shown
-from .._errors import OptionError, ShapeError
-from ._checked import checked
+from ..._arguments import shown
+from ..._errors import OptionError, ShapeError
+from .._checked import checked
 
 
 @checked

@@ -6,12 +6,12 @@ import brainstate
 import saiunit
 from brainstate.nn import init
 
-from .. import _etrace_op
-from .._arguments import shown
-from .._errors import OptionError
-from ._affine import affine, row
-from ._checked import checked
-from ._signs import signed, signs_of
+from ... import _etrace_op
+from ..._arguments import shown
+from ..._errors import OptionError
+from .._affine import affine, row
+from .._checked import checked
+from .signs import signed, signs_of
 
 
 @checked

@@ -23,9 +23,9 @@ import brainstate
 import jax.numpy as jnp
 from brainstate.nn import init, sigmoid
 
-from .. import _etrace_op
-from ._affine import affine, joined
-from ._checked import checked
+from ... import _etrace_op
+from .._affine import affine, joined
+from .._checked import checked
 
 
 def _gate_before_product(x: Any, h: Any, gate: Any, params: dict[str, Any]) -> Any:

@@ -9,11 +9,11 @@ from typing import Any
 import brainstate
 import saiunit
 
-from .. import _etrace_op
-from .._errors import ShapeError
-from ._affine import row
-from ._checked import checked
-from ._linear import standardized
+from ... import _etrace_op
+from ..._errors import ShapeError
+from .._affine import row
+from .._checked import checked
+from .linear import standardized
 
 
 def _convolved(layer: Any, x: Any, kernel: Any) -> Any:

@@ -10,9 +10,9 @@ from typing import Any
 import brainstate
 import saiunit as u
 
-from .._errors import OptionError
-from ._checked import checked
-from ._states import Initializers, Stateful, decay, time_step
+from ..._errors import OptionError
+from .._checked import checked
+from .._states import Initializers, Stateful, decay, time_step
 
 
 class Synapse(Stateful):

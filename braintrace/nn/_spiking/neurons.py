@@ -16,9 +16,9 @@ from typing import Any
 import jax
 import saiunit as u
 
-from . import surrogate
-from ._checked import checked
-from ._states import Initializers, Stateful, decay
+from .. import surrogate
+from .._checked import checked
+from .._states import Initializers, Stateful, decay
 
 
 def _soft_reset(V: Any, spike: Any, V_th: Any, V_reset: Any) -> Any:

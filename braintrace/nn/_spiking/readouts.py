@@ -12,11 +12,11 @@ from typing import Any
 import saiunit as u
 from brainstate.nn import init
 
-from . import surrogate
-from ._checked import checked
-from ._linear import Linear
-from ._neurons import Spiking
-from ._states import Initializers, Stateful, decay
+from .. import surrogate
+from .._checked import checked
+from .._layers.linear import Linear
+from .._states import Initializers, Stateful, decay
+from .neurons import Spiking
 
 
 @checked

@@ -10,10 +10,10 @@ import numpy as np
 import saiunit
 from brainstate.nn import init
 
-from .. import _etrace_op
-from .._arguments import shown
-from .._errors import OptionError
-from ._checked import checked
+from ... import _etrace_op
+from ..._arguments import shown
+from ..._errors import OptionError
+from .._checked import checked
 
 SMALLEST = 1e-8
 """Added to a norm before a division by it."""

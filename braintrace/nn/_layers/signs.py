@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import saiunit
 
-from .._arguments import shown
-from .._errors import OptionError
+from ..._arguments import shown
+from ..._errors import OptionError
 
 
 def signs_of(w_sign: Any, shape: tuple[int, int], layer: str) -> np.ndarray:

@@ -1,0 +1,1 @@
+"""Recurrent cells with real-valued states."""

@@ -1,0 +1,1 @@
+"""Layers without hidden states: products, convolutions, embeddings."""

@@ -1,0 +1,1 @@
+"""Spiking neurons, synapses and their readouts."""
