@@ -108,45 +108,24 @@ class SharedUnits:
         return a, c, every, every
 
     def _join(self, a: int, c: int, of_a: Ids, of_c: Ids) -> None:
-        """Give elements of one state the unit numbers of another state."""
-        if self._set_of[a] == self._set_of[c]:
-            self._join_within(a, c, of_a, of_c)
-            return
+        """Give elements of one state the unit numbers of another state.
+
+        States of one set stay as they are if two elements of one state would coincide: two vectors
+        of synapses that feed the same populations meet in each of these.
+        """
         if self._set_of.count(self._set_of[c]) > self._set_of.count(self._set_of[a]):
             a, c, of_a, of_c = c, a, of_c, of_a
-        if self._set_of.count(self._set_of[c]) > 1:
-            self._renumber(a, c, of_a, of_c)
-        elif of_a is of_c and of_a.size == self._numbers[a].size == self._numbers[c].size:
+        target, source = self._set_of[a], self._set_of[c]
+        moved = [k for k, number in enumerate(self._set_of) if number == source]
+        if of_a is of_c and moved == [c] != [a]:
             self._numbers[c] = self._numbers[a]
         else:
-            self._numbers[c] = self._numbers[c].copy()
-            self._numbers[c][of_c] = self._numbers[a][of_a]
-        moved = self._set_of[c]
-        self._set_of = [self._set_of[a] if number == moved else number for number in self._set_of]
-
-    def _join_within(self, a: int, c: int, of_a: Ids, of_c: Ids) -> None:
-        """Join two states of one set, unless two elements of one state would coincide.
-
-        Two vectors of synapses that feed the same populations meet in each of these.
-        """
-        first, second = self._numbers[a][of_a.ravel()], self._numbers[c][of_c.ravel()]
-        if np.array_equal(first, second):
-            return
-        renumbering = np.arange(self._total)
-        renumbering[second] = first
-        inside = [k for k, number in enumerate(self._set_of) if number == self._set_of[a]]
-        renumbered = {k: renumbering[self._numbers[k]] for k in inside}
-        if all(np.unique(units).size == units.size for units in renumbered.values()):
-            for k, numbers in renumbered.items():
-                self._numbers[k] = numbers
-
-    def _renumber(self, a: int, c: int, of_a: Ids, of_c: Ids) -> None:
-        """Give the elements of all states that share units with ``c`` their new numbers."""
-        renumbering = np.arange(self._total)
-        renumbering[self._numbers[c][of_c]] = self._numbers[a][of_a]
-        for k, number in enumerate(self._set_of):
-            if number == self._set_of[c]:
-                self._numbers[k] = renumbering[self._numbers[k]]
+            renumbering = np.arange(self._total)
+            renumbering[self._numbers[c][of_c.ravel()]] = self._numbers[a][of_a.ravel()]
+            joined = {k: renumbering[self._numbers[k]] for k in moved}
+            if all(are_distinct(numbers, self._total) for numbers in joined.values()):
+                self._numbers = [joined.get(k, old) for k, old in enumerate(self._numbers)]
+        self._set_of = [target if number == source else number for number in self._set_of]
 
 
 def _equal(first: Ids, second: Ids) -> bool:

@@ -7,8 +7,7 @@ constants: a product with one of them acts on each sample separately.
 """
 
 import dataclasses
-import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -29,6 +28,7 @@ from ..core.binding_times import data_of
 from .parameter_uses import new_vars
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class SampleAxes:
     """Whether samples are independent, and the sample axes of parameter uses.
 
@@ -36,94 +36,98 @@ class SampleAxes:
     ----------
     count, axes
         The number of samples, and their axis in each state.
-    mixed
+    coupled
         A state that depends on several samples, or has no axis for them; ``None``: samples are
         independent.
-    classified
+    uses
         The uses of parameters, with the samples of their elements.
     """
 
-    def __init__(
-        self,
-        traced: TracedModel,
-        analysis: Analysis,
-        leaves: Sequence[StateLeaf],
-        uses: Sequence[ParameterUse],
-        count: int,
-        axes: tuple[int | None, ...],
-    ) -> None:
-        self.count, self.axes, self._leaves = count, axes, leaves
-        self._analysis, self._uses = analysis, uses
-        self.classified: list[ParameterUse] = []
-        if count == 1:
-            self.mixed: StateLeaf | None = None
-            self.axes = (None,) * len(leaves)
-            self.classified = [self._of_one_sample(use) for use in uses]
-            return
-        self.mixed = next((s for s, a in zip(leaves, axes, strict=True) if a is None), None)
-        if self.mixed is not None:
-            return
-        jaxpr, places = _pulled_back(traced, analysis, leaves, uses)
-        derivative = Constants(program_of(jaxpr))
-        laid = [laid_out(s.shape, a, count) for s, a in zip(leaves, axes, strict=True)]
-        number = len(jaxpr.jaxpr.invars) - len(leaves)
-        flows = flows_of_outputs(Question(Labels()), derivative, [*[None] * number, *laid])
-        self.mixed = self._mixed(flows[: len(leaves)], laid)
-        if self.mixed is None:
-            of_place = dict(zip(places, flows[len(leaves) :], strict=True))
-            self.classified = [self._classify(use, of_place) for use in uses]
+    count: int
+    axes: tuple[int | None, ...]
+    coupled: StateLeaf | None = None
+    uses: tuple[ParameterUse, ...] = ()
 
-    def _mixed(self, flows: Sequence[Flow], laid: Sequence[np.ndarray]) -> StateLeaf | None:
-        every = zip(self._leaves, flows, laid, strict=True)
-        return next(
-            (leaf for leaf, samples, expected in every if not follow(samples, expected)), None
+
+def sample_axes_of(
+    traced: TracedModel,
+    analysis: Analysis,
+    leaves: Sequence[StateLeaf],
+    uses: Sequence[ParameterUse],
+    count: int,
+    axes: tuple[int | None, ...],
+) -> SampleAxes:
+    """Test whether the samples along some axes of the states are independent."""
+    if count == 1:
+        of_one = tuple(_of_one_sample(analysis, leaves, use) for use in uses)
+        return SampleAxes(1, (None,) * len(leaves), None, of_one)
+    without = next((s for s, a in zip(leaves, axes, strict=True) if a is None), None)
+    if without is not None:
+        return SampleAxes(count, axes, without)
+    jaxpr, places = _pulled_back(traced, analysis, leaves, uses)
+    laid = [laid_out(s.shape, a, count) for s, a in zip(leaves, axes, strict=True)]
+    starts = [*[None] * (len(jaxpr.jaxpr.invars) - len(leaves)), *laid]
+    flows = flows_of_outputs(Question(Labels()), Constants(program_of(jaxpr)), starts)
+    of_states = zip(leaves, flows, laid, strict=False)
+    coupled = next((s for s, samples, own in of_states if not follow(samples, own)), None)
+    if coupled is not None:
+        return SampleAxes(count, axes, coupled)
+    of_place = dict(zip(places, flows[len(leaves) :], strict=True))
+    placed = tuple(_placed(analysis, use, of_place, laid, count) for use in uses)
+    return SampleAxes(count, axes, None, placed)
+
+
+def _of_one_sample(
+    analysis: Analysis, leaves: Sequence[StateLeaf], use: ParameterUse
+) -> ParameterUse:
+    if use.kind == "product":
+        return dataclasses.replace(use, samples=())
+    if use.equation is None:
+        shapes = [leaves[use.operands[0]].shape]
+    else:
+        invars = analysis.program.equations[use.equation].invars
+        shapes = [invars[i].aval.shape for i in use.operands]
+    return dataclasses.replace(use, samples=tuple(np.zeros(shape, np.int32) for shape in shapes))
+
+
+def _placed(
+    analysis: Analysis,
+    use: ParameterUse,
+    of_place: Mapping[Place, Flow],
+    laid: Sequence[np.ndarray],
+    count: int,
+) -> ParameterUse:
+    """Return a use with the samples of its elements."""
+    if use.equation is None:
+        return dataclasses.replace(use, samples=(laid[use.operands[0]],))
+    equation = analysis.program.equations[use.equation]
+    outputs = [of_place.get((use.equation, "out", i)) for i in range(len(equation.outvars))]
+    if use.kind == "product" and outputs[0] is not None and use.x is not None:
+        y_axis = _axis_of_samples(outputs[0], count)
+        x_axis = None if y_axis is None else _axis_of_input(equation, use.x, y_axis)
+        if x_axis is not None:
+            return dataclasses.replace(use, x_axis=x_axis, y_axis=y_axis)
+    elif use.kind == "elementwise":
+        inside = _filled(
+            (of_place.get((use.equation, "in", i)), equation.invars[i]) for i in use.operands
         )
-
-    def _equation(self, use: ParameterUse) -> Equation:
-        assert use.equation is not None
-        return self._analysis.program.equations[use.equation]
-
-    def _of_one_sample(self, use: ParameterUse) -> ParameterUse:
-        if use.kind == "product" or use.equation is None:
-            shapes = [] if use.kind == "product" else [self._leaves[use.operands[0]].shape]
-        else:
-            shapes = [self._equation(use).invars[i].aval.shape for i in use.operands]
-        return _with(use, samples=tuple(np.zeros(shape, np.int32) for shape in shapes))
-
-    def _classify(self, use: ParameterUse, of_place: Mapping[Place, Flow]) -> ParameterUse:
-        if use.equation is None:
-            (number,) = use.operands
-            of_state = laid_out(self._leaves[number].shape, self.axes[number], self.count)
-            return _with(use, samples=(of_state,))
-        equation = self._equation(use)
-        outputs = [of_place.get((use.equation, "out", i)) for i in range(len(equation.outvars))]
-        if use.kind == "product" and outputs[0] is not None and use.x is not None:
-            y_axis = axis_of_samples(outputs[0], self.count)
-            x_axis = None if y_axis is None else _axis_of_input(equation, use.x, y_axis)
-            if x_axis is not None:
-                return _with(use, x_axis=x_axis, y_axis=y_axis)
-        elif use.kind == "elementwise":
-            inside = [of_place.get((use.equation, "in", i)) for i in use.operands]
-            if all(samples is None or not np.any(samples == MIXED) for samples in inside):
-                shapes = [equation.invars[i].aval.shape for i in use.operands]
-                return _with(
-                    use, samples=tuple(map(functools.partial(filled, Labels()), inside, shapes))
-                )
-        samples = tuple(
-            filled(Labels(), flow, var.aval.shape)
-            for var, flow in zip(equation.outvars, outputs, strict=True)
-            if carries_derivative(var)
+        if not any(np.any(samples == MIXED) for samples in inside):
+            return dataclasses.replace(use, samples=inside)
+    pairs = zip(outputs, equation.outvars, strict=True)
+    samples = _filled((flow, var) for flow, var in pairs if carries_derivative(var))
+    if any(np.any(s == MIXED) for s in samples):
+        raise CompilationError(
+            f"What parameters give in `{equation.primitive.name}` ({source_line(equation)}) "
+            f"reaches several of the {count} samples by each number: a row that one index looks up "
+            "for all of them, a product with the data of one, or an operation that does not tell "
+            "samples apart. Their gradients are one sum there. Give every sample its own "
+            "(`table[jnp.broadcast_to(index, batch)]`), or use D_RTRL."
         )
-        if any(np.any(s == MIXED) for s in samples):
-            raise CompilationError(
-                f"What parameters give in `{equation.primitive.name}` "
-                f"({source_line(equation)}) reaches several of the {self.count} samples by each "
-                "number: a row that one index looks up for all of them, a product with the data "
-                "of one, or an operation that does not tell samples apart. Their gradients are "
-                "one sum there. Give every sample its own (`table[jnp.broadcast_to(index, "
-                "batch)]`), or use D_RTRL."
-            )
-        return _with(use, kind="any", x=None, samples=samples)
+    return dataclasses.replace(use, kind="any", x=None, samples=samples)
+
+
+def _filled(flows: Iterable[tuple[Flow, Atom]]) -> tuple[np.ndarray, ...]:
+    return tuple(filled(Labels(), flow, atom.aval.shape) for flow, atom in flows)
 
 
 def _axis_of_input(equation: Equation, x: int, y_axis: int) -> int | None:
@@ -138,10 +142,6 @@ def _axis_of_input(equation: Equation, x: int, y_axis: int) -> int | None:
         return numbers.lhs_spec[0] if y_axis == numbers.out_spec[0] and alone else None
     batched = ETP_PRIMITIVE_SPECS[equation.primitive].batched
     return 0 if batched and y_axis == 0 else None
-
-
-def _with(use: ParameterUse, **changes: Any) -> ParameterUse:
-    return dataclasses.replace(use, **changes)
 
 
 def _pulled_back(
@@ -226,7 +226,7 @@ def _rows_agree(equation: Equation, x: int, data: set[Var]) -> bool:
     )
 
 
-def axis_of_samples(samples: np.ndarray, count: int) -> int | None:
+def _axis_of_samples(samples: np.ndarray, count: int) -> int | None:
     """Return the axis of an array that runs over the samples, or ``None``.
 
     Elements that depend on no sample fit any axis.

@@ -20,7 +20,7 @@ from ..reports.untraced import carried_without_a_trace
 from .layers import HiddenStates
 from .parameter_uses import new_vars, reached_by_parameters, uses_of_parameters
 from .reverse_mode import check_reverse_mode
-from .sample_axes import SampleAxes
+from .sample_axes import SampleAxes, sample_axes_of
 
 MOST_CHOICES = 16
 """Number of choices of batch axes to try. The first one is nearly always right."""
@@ -60,10 +60,10 @@ def whole_state_of(
     is_one = batch.samples is None or (None in axes and not is_given)
     count = 1 if is_one else batch.samples or 1
     proof = _verified(step, leaves, uses, count, _choices(batch, leaves, count))
-    if proof.mixed is not None:
+    if proof.coupled is not None:
         raise CompilationError(
-            f"`{rule}` follows every sample on its own, and hidden state '{proof.mixed.name}' of "
-            f"shape {proof.mixed.shape} depends on several of the {proof.count} samples (a mean "
+            f"`{rule}` follows every sample on its own, and hidden state '{proof.coupled.name}' of "
+            f"shape {proof.coupled.shape} depends on several of the {proof.count} samples (a mean "
             "over the batch, for example), or has no axis for them. Compute what mixes samples "
             "through `jax.lax.stop_gradient`, or use D_RTRL."
         )
@@ -71,7 +71,7 @@ def whole_state_of(
         leaves=leaves,
         samples=proof.count,
         axes=proof.axes,
-        uses=tuple(proof.classified),
+        uses=proof.uses,
         reached=reached_by_parameters(step, leaves, layers),
         layers=tuple(_layer(layer, leaves) for layer in layers),
     )
@@ -103,8 +103,8 @@ def _verified(
 ) -> SampleAxes:
     """Return the first batch axes with independent samples, or the last ones tried."""
     for axes in choices:
-        sample_axes = SampleAxes(step.traced, step.analysis, leaves, uses, count, axes)
-        if sample_axes.mixed is None:
+        sample_axes = sample_axes_of(step.traced, step.analysis, leaves, uses, count, axes)
+        if sample_axes.coupled is None:
             break
     return sample_axes
 
