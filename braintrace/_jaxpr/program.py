@@ -103,21 +103,43 @@ class Program:
         last
             Index of the last equation to yield; ``None``: no limit.
         """
-        queued: set[int] = set()
-        pending: list[int] = []
 
-        def queue(variables: Iterable[Var]) -> None:
-            for var in variables:
-                for index, _ in self.readers.get(var, ()):
-                    if index not in queued and (last is None or index <= last):
-                        queued.add(index)
-                        heapq.heappush(pending, index)
+        def readers(variables: Iterable[Var]) -> Iterator[int]:
+            every = (index for var in variables for index, _ in self.readers.get(var, ()))
+            return every if last is None else (index for index in every if index <= last)
 
-        queue(starts)
-        while pending:
-            index = heapq.heappop(pending)
-            yield index
-            queue(var for var in self.equations[index].outvars if var in reached)
+        def after(index: int) -> Iterator[int]:
+            return readers(var for var in self.equations[index].outvars if var in reached)
+
+        return _in_order(readers(starts), after)
+
+    def backward(self, starts: Iterable[Var], reached: Container[Var]) -> Iterator[int]:
+        """Yield the equations that write a reached variable, the last one first.
+
+        The caller may add operands of each yielded equation to ``reached``.
+        """
+
+        def makers(variables: Iterable[Atom]) -> Iterator[int]:
+            return (-self.producer[var] for var in variables if var in self.producer)
+
+        def before(index: int) -> Iterator[int]:
+            operands = filter(is_var, self.equations[-index].invars)
+            return makers(atom for atom in operands if atom in reached)
+
+        return (-index for index in _in_order(makers(starts), before))
+
+
+def _in_order(first: Iterable[int], following: Callable[[int], Iterable[int]]) -> Iterator[int]:
+    """Yield numbers in order, and the numbers that follow each of them, each once."""
+    pending = sorted(set(first))
+    queued = {*pending}
+    while pending:
+        index = heapq.heappop(pending)
+        yield index
+        for number in following(index):
+            if number not in queued:
+                queued.add(number)
+                heapq.heappush(pending, number)
 
 
 def program_of(jaxpr: AnyJaxpr) -> Program:

@@ -12,15 +12,14 @@ element comes from.
 
 import dataclasses
 import functools
-import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
 
 from ..._graph import Cut
-from ..._jax import Var, is_var
-from ..._jaxpr import Program, carries_derivative
+from ..._jax import Var
+from ..._jaxpr import carries_derivative
 from ..._jaxpr.dataflow import MIXED, NONE, merge
 from .analysis import Analysis, Origin
 from .back_through import CUT, MANY, Contribution, Ids, back_through
@@ -85,30 +84,9 @@ def walk_back(
         Old states that have no element in these units.
     """
     walk = _WalkUnderWay(analysis, start, stops, origin, elsewhere)
-    for index in _backward(analysis.program, start, walk.received):
+    for index in analysis.program.backward(start, walk.received):
         walk.go_through(index)
     return walk.at_its_end()
-
-
-def _backward(
-    program: Program, start: Iterable[Var], received: Mapping[Var, Sequence[_Use]]
-) -> Iterator[int]:
-    """Yield the equations that write what the walk has reached, the last one first."""
-    queued: set[int] = set()
-    pending: list[int] = []
-
-    def queue(reached: Iterable[Var]) -> None:
-        for var in reached:
-            index = program.producer.get(var)
-            if index is not None and index not in queued:
-                queued.add(index)
-                heapq.heappush(pending, -index)
-
-    queue(start)
-    while pending:
-        index = -heapq.heappop(pending)
-        yield index
-        queue(a for a in program.equations[index].invars if is_var(a) and a in received)
 
 
 class _WalkUnderWay:

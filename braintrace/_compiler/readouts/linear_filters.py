@@ -9,18 +9,18 @@ new value through all equations that are linear in this sense. It ends at the *s
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Sequence
 from typing import TypeAlias
 
 from ..._etrace_op import ETP_PRIMITIVE_SPECS
 from ..._etrace_op.marked import is_marked
-from ..._graph import StateLeaf, TracedModel
+from ..._graph import StateLeaf
 from ..._jax import OWN_DERIVATIVE, Equation, Var, is_var
 from ..._jaxpr import carries_derivative
 from ..._jaxpr.dataflow import BindingTime, Kind, kinds_of_results, moved_operands
 from ..._typing import Path
-from ..core.analysis import Analysis
 from ..core.binding_times import data_of, time_of_leaf
+from ..groups.grouped_step import GroupedStep
 from .uniform import Number, constant, through, uniform
 
 NO_DECAY = "its value before the step does not come back times one number for all units"
@@ -67,32 +67,22 @@ class LinearFilter:
 
 
 class FilterFinder:
-    """Search for linear filters among the hidden states of one step.
+    """Search for linear filters among the hidden states of one step."""
 
-    Parameters
-    ----------
-    traced, analysis
-        The step.
-    new_vars
-        The variables of all states' new values, by the name of the state.
-    """
-
-    def __init__(
-        self, traced: TracedModel, analysis: Analysis, new_vars: Mapping[str, Var]
-    ) -> None:
-        self._analysis, self._program = analysis, analysis.program
-        self._new_vars = frozenset(new_vars.values())
-        leaves, self._parameters = traced.leaves, traced.parameters
+    def __init__(self, step: GroupedStep) -> None:
+        traced, self._analysis = step.traced, step.analysis
+        self._program, self._parameters = self._analysis.program, traced.parameters
+        self._new_vars = frozenset(var for _, var in step.new_states)
         # A step may write a parameter; a decay would then differ from step to step.
         written = (leaf.in_var for leaf in self._parameters if leaf.out_var is not None)
-        self._varying = data_of(traced, analysis) | self._program.dependents_of(written)
+        self._varying = data_of(traced, self._analysis) | self._program.dependents_of(written)
         weights = [leaf.in_var for leaf in self._parameters]
         self._constant_states = [
-            leaf for leaf in leaves if time_of_leaf(leaf) is BindingTime.CONSTANT
+            leaf for leaf in traced.leaves if time_of_leaf(leaf) is BindingTime.CONSTANT
         ]
-        self._learning = analysis.gradient_descendants(weights)
-        states = [leaf.in_var for leaf in leaves if leaf.kind == "hidden"]
-        self._with_gradient = analysis.gradient_descendants([*weights, *states])
+        self._learning = self._analysis.gradient_descendants(weights)
+        states = [leaf.in_var for leaf in traced.leaves if leaf.kind == "hidden"]
+        self._with_gradient = self._analysis.gradient_descendants([*weights, *states])
 
     def find(self, leaf: StateLeaf, var: Var) -> LinearFilter | str:
         """Return a state as a linear filter, or the reason why it is not one.
@@ -106,8 +96,11 @@ class FilterFinder:
         added: dict[Added, bool] = {}
         passed: dict[Var, bool] = {var: False}
         equations: list[int] = []
-        for index in self._backward(passed, stops=self._new_vars - {var}):
+        stops = self._new_vars - {var}
+        for index in self._program.backward([var], passed):
             equation = self._program.equations[index]
+            if stops.issuperset(v for v in equation.outvars if v in passed):
+                continue
             learns = any(passed[v] for v in equation.outvars if v in passed)
             data = self._data(equation)
             constants = self._is_linear(equation, data)
@@ -168,13 +161,6 @@ class FilterFinder:
         ]
         ancestors = self._program.depends_on(factors)
         return tuple(dict.fromkeys(leaf.path for leaf in leaves if leaf.in_var in ancestors))
-
-    def _backward(self, passed: Mapping[Var, bool], stops: frozenset[Var]) -> Iterator[int]:
-        """Yield the equations that write what has been passed, the last one first."""
-        done: set[int] = set()
-        while pending := set(self._program.making(passed.keys() - stops)) - done:
-            done.add(max(pending))
-            yield max(pending)
 
     def _ancestors(self, var: Var) -> set[Var]:
         return self._analysis.gradient_ancestors([var], self._new_vars)

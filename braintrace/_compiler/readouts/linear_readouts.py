@@ -9,8 +9,7 @@ but its own new value reads its old value.
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -18,8 +17,7 @@ from ..._etrace_op.marked import is_marked
 from ..._graph import Batch, StateLeaf, TracedModel
 from ..._graph.diagnostics import Diagnostic
 from ..._graph.traced_model import FILTERS
-from ..._jax import Var, is_var
-from ..._jaxpr import reached
+from ..._jax import Var
 from ..core.back_through import numbered
 from ..core.batch import axes_of_filters, with_axes
 from ..core.walk import Walk, walk_back
@@ -48,19 +46,19 @@ def filter_readouts(
 
     The batch gets the axes of the filters as well.
     """
-    states = _States(step)
-    dependent = [*_dependent_states(states)]
-    refused = {s.leaf.name: JOINED for s in dependent if s.leaf.joined_var is not None}
-    wanted = {state.leaf.name for state in dependent}
+    states = _states_of(step)
+    dependent = [state.leaf for state in states if _is_dependent(step, states, state)]
+    refused = {leaf.name: JOINED for leaf in dependent if leaf.joined_var is not None}
+    wanted = {leaf.name for leaf in dependent}
     while True:
-        readouts = _readouts(states, wanted - refused.keys(), refused)
+        readouts = _readouts(step, wanted - refused.keys(), refused)
         if not readouts:
-            return step, batch, _refusals(states, refused)
+            return step, batch, _refusals(step, states, refused)
         operations = {r.leaf.name: _operations(step, r) for r in readouts}
         plain = without_marks(step.traced, [i for r in readouts for i in r.equations])
         if plain is not step.traced:
             names = {readout.leaf.name for readout in readouts}
-            readouts = _readouts(_States(regroup(plain)), names, refused)
+            readouts = _readouts(regroup(plain), names, refused)
             if refused.keys() & names:
                 continue
         filtered = regroup(with_filters(plain, readouts, operations))
@@ -70,32 +68,13 @@ def filter_readouts(
             of = filtered.traced.readouts
             wrong = {r.state: OTHER_AXES for r in of if not axes.keys() >= {*r.filters}} | wrong
         if not wrong:
-            return filtered, with_axes(batch, axes), _refusals(states, refused)
+            return filtered, with_axes(batch, axes), _refusals(step, states, refused)
         refused.update(wrong)
 
 
 def _operations(step: GroupedStep, readout: LinearFilter) -> tuple[str, ...]:
     equations = (step.analysis.program.equations[index] for index in readout.equations)
     return tuple(equation.primitive.name for equation in equations if is_marked(equation))
-
-
-def _refusals(states: _States, refused: Mapping[str, str]) -> list[Diagnostic]:
-    """Report why states are not readouts, except nonlinear layers that others read."""
-    path = {state.leaf.name: state.leaf.path for state in states.every}
-    layers = {
-        name for reader, read in states.read.items() for name in read if path[name] != path[reader]
-    }
-    return [
-        Diagnostic(
-            "info",
-            "not-a-linear-readout",
-            f"Hidden state '{name}' remembers what other states feed it, and is no linear readout, "
-            f"whose gradient would be exact: {why}.",
-            (name,),
-        )
-        for name, why in refused.items()
-        if name not in layers or why not in (NOT_LINEAR, NO_DECAY, JOINED)
-    ]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -117,107 +96,104 @@ class _State:
     layout: np.ndarray | None
     walk: Walk
 
-
-class _States:
-    """The hidden states of a step, and the states that each of them reads."""
-
-    def __init__(self, step: GroupedStep) -> None:
-        self.step = step
-        self.every = [
-            _State(*fields)
-            for group, walks in zip(step.groups, step.walks, strict=True)
-            for fields in zip(group.states, group.new_vars, group.old_layouts, walks, strict=True)
-        ]
-        producer = step.analysis.program.producer
-        self.every.sort(key=lambda state: producer[state.var])
-
-    @functools.cached_property
-    def new_vars(self) -> dict[str, Var]:
-        """The variables of the new values, by the names of the states."""
-        return {state.leaf.name: state.var for state in self.every}
-
-    def ancestors(self, variables: Iterable[Var], start: Var | None = None) -> set[Var]:
-        """Return the variables that a gradient reaches in the step, up to other states."""
-        stops = frozenset(self.new_vars.values()) - {start}
-        return self.step.analysis.gradient_ancestors(variables, stops)
-
-    @functools.cached_property
-    def read(self) -> dict[str, set[str]]:
-        """Names of the states that each state reads in a step, old or new."""
-        return {
-            state.leaf.name: self._named(self.ancestors([state.var], state.var)) - {state.leaf.name}
-            for state in self.every
-        }
-
-    def remembers(self, state: _State) -> bool:
-        """Test whether a state reads its own old value."""
-        return state.leaf.in_var in self.ancestors([state.var], state.var)
-
-    def _named(self, variables: set[Var]) -> set[str]:
-        return {s.leaf.name for s in self.every if not variables.isdisjoint((s.var, s.leaf.in_var))}
-
-    def mixed_into(self, state: _State) -> set[str]:
-        """Return the names of the states that reach a state, but not elementwise."""
-        program, walk = self.step.analysis.program, state.walk
-        operands = [program.equations[cut.equation].invars[cut.operand] for cut in walk.cuts]
-        operands += [a for index in walk.weights_met for a in program.equations[index].invars]
-        operands += [var for _, var in walk.states_met]
-        return self._named(self.ancestors(filter(is_var, operands)))
+    @property
+    def nodes(self) -> set[Var]:
+        """The state before and after the step."""
+        return {self.leaf.in_var, self.var}
 
 
-def _dependent_states(states: _States) -> Iterator[_State]:
-    """Yield the states that depend on others by coupling, without feedback to those."""
-    for state in states.every:
-        name = state.leaf.name
-        others = (other for other in states.mixed_into(state) if other != name)
-        if states.remembers(state) and any(name not in _all_read(states, o) for o in others):
-            yield state
+def _states_of(step: GroupedStep) -> list[_State]:
+    """Return the grouped states of a step, in the order of computation."""
+    every = [
+        _State(*fields)
+        for group, walks in zip(step.groups, step.walks, strict=True)
+        for fields in zip(group.states, group.new_vars, group.old_layouts, walks, strict=True)
+    ]
+    return sorted(every, key=lambda state: step.analysis.program.producer[state.var])
 
 
-def _all_read(states: _States, name: str) -> set[str]:
-    """Return the names of the states that one depends on, over time."""
-    return reached(states.read[name], states.read.__getitem__)
+def _is_dependent(step: GroupedStep, states: Sequence[_State], state: _State) -> bool:
+    """Test whether a state depends on others by coupling, without feedback to those."""
+    gradients = step.graph.gradients
+    if state.leaf.in_var not in gradients.ancestors([state.var], _others(step, state)):
+        return False
+    coupled, affected = _coupled(step, state.walk), gradients.descendants_over_time(state.nodes)
+    others = (other for other in states if not coupled.isdisjoint(other.nodes))
+    return any(other is not state and other.var not in affected for other in others)
 
 
-def _readouts(states: _States, names: set[str], refused: dict[str, str]) -> list[LinearFilter]:
+def _coupled(step: GroupedStep, walk: Walk) -> set[Var]:
+    """Return the states before or after a step that a walk ended before."""
+    equations = step.analysis.program.equations
+    operands = [equations[cut.equation].invars[cut.operand] for cut in walk.cuts]
+    operands += [atom for index in walk.weights_met for atom in equations[index].invars]
+    operands += [var for _, var in walk.states_met]
+    return step.graph.gradients.ancestors(operands, _others(step))
+
+
+def _others(step: GroupedStep, state: _State | None = None) -> set[Var]:
+    """Return the new values of all states, or of all but one."""
+    return {var for _, var in step.new_states if state is None or var is not state.var}
+
+
+def _readers(step: GroupedStep, states: Sequence[_State], state: _State) -> list[StateLeaf]:
+    """Return the other states that read a state in the step, old or new."""
+    reached = step.graph.gradients.descendants(state.nodes, _others(step, state))
+    return [other.leaf for other in states if other is not state and other.var in reached]
+
+
+def _refusals(
+    step: GroupedStep, states: Sequence[_State], refused: Mapping[str, str]
+) -> list[Diagnostic]:
+    """Report why states are not readouts, except nonlinear layers that others read."""
+    layers = {
+        state.leaf.name
+        for state in states
+        if any(reader.path != state.leaf.path for reader in _readers(step, states, state))
+    }
+    return [
+        Diagnostic(
+            "info",
+            "not-a-linear-readout",
+            f"Hidden state '{name}' remembers what other states feed it, and is no linear readout, "
+            f"whose gradient would be exact: {why}.",
+            (name,),
+        )
+        for name, why in refused.items()
+        if name not in layers or why not in (NOT_LINEAR, NO_DECAY, JOINED)
+    ]
+
+
+def _readouts(step: GroupedStep, names: set[str], refused: dict[str, str]) -> list[LinearFilter]:
     """Return the linear readouts among some states; record why others are refused."""
-    step = states.step
-    finder = FilterFinder(step.traced, step.analysis, states.new_vars)
-    late, readouts = _read_late(states), []
-    for state in states.every:
-        name = state.leaf.name
-        if name not in names:
-            continue
+    states, finder = _states_of(step), FilterFinder(step)
+    readouts = []
+    for state in (state for state in states if state.leaf.name in names):
         readout = finder.find(state.leaf, state.var)
         if not isinstance(readout, str):
-            why = READ_LATE if name in late else _why_not(states, state, readout)
-            readout = why or readout
+            readout = _why_not(step, states, state, readout) or readout
         if isinstance(readout, str):
-            refused[name] = readout
+            refused[state.leaf.name] = readout
         else:
             readouts.append(readout)
     return readouts
 
 
-def _why_not(states: _States, state: _State, readout: LinearFilter) -> str | None:
+def _why_not(
+    step: GroupedStep, states: Sequence[_State], state: _State, readout: LinearFilter
+) -> str | None:
     """Return why a linear filter cannot have readout filters; ``None``: it can."""
+    if _is_read_late(step, state):
+        return READ_LATE
     if not _is_in_place(state):
         return MOVED
-    both = {state.var, state.leaf.in_var}
-    for other in states.every:
-        if other is not state and not states.ancestors([other.var], other.var).isdisjoint(both):
-            return f"hidden state '{other.leaf.name}' reads it"
-    if _mixing(state).isdisjoint(readout.equations):
-        is_chain = not set(states.new_vars.values()).isdisjoint(readout.values)
-        return CHAINED if is_chain else MIXED
-    return None
-
-
-def _mixing(state: _State) -> set[int]:
-    """Return the equations before a state at which elementwise dependence ends."""
+    for reader in _readers(step, states, state):
+        return f"hidden state '{reader.name}' reads it"
     walk = state.walk
-    cuts = (cut.equation for cut in walk.cuts)
-    return {*cuts, *walk.weights_met, *(index for index, _ in walk.states_met)}
+    ends = {*(cut.equation for cut in walk.cuts), *walk.weights_met}
+    if ends.union(index for index, _ in walk.states_met).isdisjoint(readout.equations):
+        return MIXED if _others(step).isdisjoint(readout.values) else CHAINED
+    return None
 
 
 def _is_in_place(state: _State) -> bool:
@@ -229,27 +205,23 @@ def _is_in_place(state: _State) -> bool:
     return is_kept and bool(state.var.aval.shape == leaf.shape)
 
 
-def _read_late(states: _States) -> set[str]:
-    """Return the names of the states whose old value the outputs read."""
-    traced = states.step.traced
-    written = [*(s for s in traced.leaves if s.kind == "other"), *states.step.outputs]
-    atoms = [*traced.output_atoms, *(leaf.out_var for leaf in written)]
-    ancestors = states.ancestors(atom for atom in atoms if atom is not None and is_var(atom))
-    return {state.leaf.name for state in states.every if state.leaf.in_var in ancestors}
+def _is_read_late(step: GroupedStep, state: _State) -> bool:
+    """Test whether outputs of the step read the old value of a state."""
+    written = [*(leaf for leaf in step.traced.leaves if leaf.kind == "other"), *step.outputs]
+    outputs = [leaf.out_var for leaf in written if leaf.out_var is not None]
+    targets = [*step.traced.output_atoms, *outputs]
+    return state.leaf.in_var in step.graph.gradients.ancestors(targets, _others(step))
 
 
 def _not_at_positions(step: GroupedStep) -> list[str]:
     """Return the readouts with a filter of a value that is not elementwise in states."""
-    states = _States(step)
-    others = {state.leaf.name for state in states.every if state.leaf.path[0] != FILTERS}
+    states = _states_of(step)
+    filters = [state for state in states if state.leaf.path[0] == FILTERS]
+    others = {var for state in states if state not in filters for var in state.nodes}
     wrong = set()
-    for state in states.every:
-        if state.leaf.path[0] != FILTERS:
-            continue
-        stops = frozenset(var for var in states.new_vars.values() if var is not state.var)
-        walk = walk_back(step.analysis, {state.var: numbered(state.leaf.in_var)}, stops)
-        alone = dataclasses.replace(state, walk=dataclasses.replace(walk, states_met=()))
-        apart = {var for _, var in state.walk.states_met}
-        if states.mixed_into(alone) & others or apart:
+    for state in filters:
+        start, stops = {state.var: numbered(state.leaf.in_var)}, frozenset(_others(step, state))
+        walk = dataclasses.replace(walk_back(step.analysis, start, stops), states_met=())
+        if state.walk.states_met or not others.isdisjoint(_coupled(step, walk)):
             wrong.add(state.leaf.path)
     return [r.state for r in step.traced.readouts if not wrong.isdisjoint(r.filters)]
