@@ -1,87 +1,96 @@
-"""What `python -m benchmarks learning` does."""
+"""The command `python -m benchmarks learning`."""
 
 import argparse
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from . import record, runs, work
-from .record import Asked, Record, Settings
+from braintrace import MissingPackageError
+
+from . import online_updates, page, rows, runs, tasks, work
+from .rows import Row, StreamRow
+
+DESCRIPTION = """Train networks by every rule, and write a row for each seed to a CSV file. A row
+that exists is not computed again. Exits with 1 if a run fails."""
 
 
 def options_of(arguments: list[str]) -> argparse.Namespace:
     """Return the options of a command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks learning",
-        description="Train networks by every rule, and write a record of each run. A run whose "
-        "record is there is not made again. Exits with 1 where a run does not end.",
-    )
-    parser.add_argument("--quick", action="store_true", help="a cut through all: three minutes")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks learning", description=DESCRIPTION)
     parser.add_argument("--only", metavar="PATTERN", help="runs whose name contains or matches it")
+    parser.add_argument("--seeds", type=int, default=len(runs.SEEDS), help="seeds of each run")
     parser.add_argument("--workers", type=int, default=2, help="processes, one thread each")
-    parser.add_argument(
-        "--prices",
-        action="store_true",
-        help="take the prices of runs that are done anew, of the core table's step by step as well",
-    )
-    parser.add_argument("--list", action="store_true", help="print the names of the runs")
-    parser.add_argument("--out", type=Path, help="folder of the records")
-    parser.add_argument("--page", action="store_true", help="write the page from the records")
+    parser.add_argument("--costs", action="store_true", help="time the gradients of stored rows")
+    parser.add_argument("--streams", action="store_true", help="updates during a sequence instead")
+    parser.add_argument("--list", action="store_true", help="print the runs that are missing")
+    parser.add_argument("--out", type=Path, default=rows.FOLDER, help="folder of the CSV files")
+    parser.add_argument("--page", action="store_true", help="write tables and figures")
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str]) -> int:
-    """Run what the command line asks for; return the exit status."""
+    """Do what the command line asks for; return the exit status."""
     options = options_of(arguments)
-    quick = record.FOLDER.with_name(f"{record.FOLDER.name}-quick")
-    folder = options.out or (quick if options.quick else record.FOLDER)
     if options.page:
-        from . import page
-
-        for path in page.write(folder):
-            print(f"written: {path}")
+        print(*page.write(), sep="\n")
         return 0
-    missing: dict[str, str] = {}
-    wanted = runs.matching(
-        (runs.quick_runs if options.quick else runs.all_runs)(missing), options.only
-    )
-    for task, reason in missing.items():
-        print(f"not available: {task}: {reason}")
-    if options.list:
-        print(*(settings.name for settings in wanted), sep="\n")
-        return 0
-    done = [settings for settings in wanted if record.is_done(folder, settings)]
-    print(f"{len(done)} of {len(wanted)} runs are done")
-    if options.prices:
-        taken = [settings for settings in done if isinstance(settings, Settings)]
-        taken = [settings for settings in taken if record.of(folder, settings).refused is None]
-        return make(work.price, taken, folder, options.workers)
-    open_runs = [settings for settings in wanted if settings not in done]
-    return make(work.train, open_runs, folder, options.workers)
-
-
-def make(job: work.Job, chosen: Sequence[Asked], folder: Path, workers: int) -> int:
-    """Do a job for runs and print a line for each; return the exit status."""
-    begin, status = time.perf_counter(), 0
-    for count, outcome in enumerate(work.make(job, chosen, folder, workers), start=1):
-        status |= outcome[1] is None
-        minutes = (time.perf_counter() - begin) / 60
-        print(f"[{count}/{len(chosen)}] {minutes:5.1f} min  {line(outcome)}")
-        sys.stdout.flush()
+    if options.streams:
+        path = options.out / online_updates.FILE.name
+        return _streams(path, options)
+    path = options.out / rows.FILE.name
+    if options.costs:
+        stored = [row for row in rows.read(path, Row) if not row.refused and row.cosine]
+        chosen = [row for row in stored if runs.matching([runs.Job(*row.key)], options.only)]
+        return store(work.costs, chosen, path, options.workers)
+    status = 0
+    for _ in range(2):  # later seeds need the learning rate of the first
+        stored = rows.read(path, Row)
+        wanted = runs.matching(runs.all_jobs(), options.only)
+        jobs = [j for job in wanted if (j := runs.remaining(job, stored, options.seeds))]
+        if options.list:
+            print(*(f"{job.name}: {len(job.seeds)} seeds" for job in jobs), sep="\n")
+            break
+        jobs = [job for job in jobs if _has_data(job.task)]
+        status |= store(work.train, jobs, path, options.workers)
     return status
 
 
-def line(outcome: work.Outcome) -> str:
-    """Return what a run found, in one line."""
-    settings, found, reason = outcome
-    if found is None:
-        return f"FAILED {settings.name}: {reason.strip().splitlines()[-1]}\n{reason}"
-    if isinstance(found, Record) and found.refused is not None:
-        return f"{settings.name}: refused"
-    seconds = ", ".join(f"{name} {number:.1f} s" for name, number in found.seconds.items())
-    if not isinstance(found, Record):
-        return f"{settings.name}: {seconds}"
-    scores = [score for score in found.test if score is not None]
-    mean = sum(scores) / len(scores) if scores else float("nan")
-    return f"{settings.name}: {mean:.3f} at {found.best_rate:g}; {seconds}"
+def _has_data(task: str) -> bool:
+    try:
+        tasks.load(task)
+    except MissingPackageError as error:
+        print(f"not available: {task}: {error}")
+        return False
+    return True
+
+
+def _streams(path: Path, options: argparse.Namespace) -> int:
+    stored = {(row.task, row.cell) for row in rows.read(path, StreamRow)}
+    studies = [s for s in online_updates.all_studies() if (s.task, s.cell) not in stored]
+    return store(work.stream, studies, path, options.workers)
+
+
+def store(do: work.Work, jobs: Sequence[Any], path: Path, workers: int) -> int:
+    """Work on jobs, and write the rows of each as it ends; return the exit status."""
+    begin, status = time.perf_counter(), 0
+    for count, (job, found, failure) in enumerate(work.make(do, jobs, workers), start=1):
+        minutes = (time.perf_counter() - begin) / 60
+        print(f"[{count}/{len(jobs)}] {minutes:5.1f} min  {line(job, found, failure)}", flush=True)
+        status |= bool(failure)
+        if found:
+            rows.add(path, found)
+    return status
+
+
+def line(job: Any, found: Sequence[Any], failure: str) -> str:
+    """Return the result of a job in one line."""
+    name = f"{job.task}, {job.cell}, {getattr(job, 'method', 'all rules')}"
+    if failure:
+        return f"FAILED {name}: {failure.strip().splitlines()[-1]}\n{failure}"
+    if isinstance(found[0], StreamRow):
+        return name
+    if found[0].refused:
+        return f"{name}: refused"
+    scores = " ".join("nan" if row.score is None else f"{row.score:.3f}" for row in found)
+    return f"{name}: {scores} at {found[0].rate:g}"

@@ -1,4 +1,4 @@
-"""The plots of the page, narrow enough to be read on a phone."""
+"""The figures of the evidence, narrow enough for a phone."""
 
 import io
 import statistics
@@ -8,9 +8,9 @@ from typing import Any
 
 from braintrace._optional import optional_import
 
-from . import words
-from .findings import REFERENCE, Findings, Run, price_of
-from .study import OLD, OWN, Study
+from . import formats
+from .results import REFERENCE, Results, Run, cost
+from .tables import Streams
 
 LOOKS = {
     "bptt": ("black", "s"),
@@ -20,21 +20,32 @@ LOOKS = {
     "ostl-recurrent": ("cornflowerblue", "^"),
     "snap-1": ("tab:cyan", "<"),
     "d_rtrl": ("tab:red", "o"),
+    "d_rtrl-long": ("firebrick", "D"),
+    "d_rtrl-short": ("firebrick", "d"),
     "eprop": ("lightcoral", "+"),
     "ostl-feedforward": ("darkred", "1"),
     "bptt-feedback": ("black", "x"),
     "d_rtrl-feedback": ("tab:red", "x"),
     "rflo": ("deeppink", "x"),
     "es_d_rtrl": ("tab:orange", "o"),
+    "es_d_rtrl-long": ("peru", "D"),
+    "es_d_rtrl-short": ("peru", "d"),
     "ottt": ("gold", "P"),
     "kf_rtrl": ("tab:green", "*"),
     "uoro": ("yellowgreen", "*"),
     "immediate": ("tab:purple", "X"),
 }
-"""Colour and marker of a way: exact ones are blue, those of one family have one colour."""
+"""Colour and marker of a method: exact ones are blue, methods of one family have one colour."""
 
-NAMED_OTHERWISE = ("eprop", "ostl-recurrent", "ostl-feedforward", "rflo", "bptt-feedback")
-"""What is not drawn over training, so that lines can be told apart: close kin of what is drawn."""
+SIMILAR = ("eprop", "ostl-recurrent", "ostl-feedforward", "rflo", "bptt-feedback")
+"""Methods that are left out over training, because their lines nearly equal others."""
+
+FAMILIES = {
+    "bptt": ("immediate", "tbptt-short", "tbptt-long", "bptt"),
+    "d_rtrl": ("d_rtrl", "d_rtrl-short", "d_rtrl-long", "bptt"),
+    "es_d_rtrl": ("es_d_rtrl", "es_d_rtrl-short", "es_d_rtrl-long", "bptt"),
+}
+"""Windows of rising length, by rule: from none to the whole sequence."""
 
 WIDTH = 5.0
 DPI = 130
@@ -48,9 +59,9 @@ def _figure(height: float) -> Any:
     return figure(figsize=(WIDTH, height), layout="constrained", facecolor="white")
 
 
-def _look(way: str) -> dict[str, Any]:
-    colour, marker = LOOKS.get(way, ("tab:brown", "."))
-    return {"color": colour, "marker": marker, "label": words.plain(words.way(way))}
+def _look(method: str) -> dict[str, Any]:
+    colour, marker = LOOKS.get(method, ("tab:brown", "."))
+    return {"color": colour, "marker": marker, "label": formats.method(method).replace("`", "")}
 
 
 def _dress(panel: Any, title: str = "") -> None:
@@ -82,21 +93,22 @@ def _save(figure: Any, path: Path) -> None:
 
 
 def over_training(
-    findings: Findings, path: Path, points: Callable[[Run], list[tuple[int, float]]], label: str
+    results: Results, path: Path, points: Callable[[Run], list[tuple[int, float]]], label: str
 ) -> None:
-    """Draw something against updates: a row a task, a column a cell, a line a way."""
-    tasks, cells = findings.tasks, findings.cells
-    ways = [way for way in findings.ways if way not in NAMED_OTHERWISE]
+    """Draw something against updates: a row a task, a column a cell, a line a method."""
+    tasks, cells = results.tasks, results.cells
+    methods = [method for method in results.methods if method not in SIMILAR]
     figure = _figure(1.5 * len(tasks) + 1.7)
     panels = figure.subplots(len(tasks), len(cells), squeeze=False, sharey="row")
     for row, task in zip(panels, tasks, strict=True):
         for panel, cell in zip(row, cells, strict=True):
-            for way in ways:
-                run = findings.find(task, cell, way)
+            for method in methods:
+                run = results.find(task, cell, method)
                 found = [] if run is None else points(run)
                 if found:
-                    panel.plot(*zip(*found, strict=True), markersize=3, linewidth=1, **_look(way))
-            _dress(panel, f"{task}, {words.cell(cell)}")
+                    look = {"markersize": 3, "linewidth": 1, **_look(method)}
+                    panel.plot(*zip(*found, strict=True), **look)
+            _dress(panel, f"{task}, {formats.cell(cell)}")
         row[0].set_ylabel(label, fontsize=SIZE)
     for panel in panels[-1]:
         panel.set_xlabel("updates", fontsize=SIZE)
@@ -104,28 +116,28 @@ def over_training(
 
 
 PRICES = {
-    "seconds_per_step": "time, BPTT is 1",
+    "step_seconds": "time, BPTT is 1",
     "peak_bytes": "temporary memory, BPTT is 1",
 }
 
 
-def pareto(findings: Findings, path: Path) -> None:
+def pareto(results: Results, path: Path) -> None:
     """Draw the relative gain over the cost, in the median over tasks.
 
     A line connects the worst and the best task; a step line joins Pareto-optimal methods.
     """
-    cells = findings.cells
+    cells = results.cells
     figure = _figure(2.7 * len(PRICES) + 2.0)
     panels = figure.subplots(len(PRICES), len(cells), squeeze=False, sharey=True, sharex="row")
     for row, (what, label) in zip(panels, PRICES.items(), strict=True):
         for panel, cell in zip(row, cells, strict=True):
             best = []
-            for way in findings.ways:
-                found = _kept_and_price(findings, cell, way, what)
+            for method in results.methods:
+                found = _gain_and_cost(results, cell, method, what)
                 if found:
                     parts, prices = zip(*found, strict=True)
                     at, middle = statistics.median(prices), statistics.median(parts)
-                    look = _look(way)
+                    look = _look(method)
                     panel.plot([at, at], [min(parts), max(parts)], color=look["color"], alpha=0.35)
                     panel.plot(at, middle, linestyle="none", markersize=6, **look)
                     best.append((at, middle))
@@ -135,20 +147,20 @@ def pareto(findings: Findings, path: Path) -> None:
             panel.set_xscale("log")
             panel.axvline(1, color="black", linewidth=0.5, linestyle=":")
             _ticks(panel)
-            _dress(panel, words.cell(cell))
+            _dress(panel, formats.cell(cell))
             panel.set_xlabel(label, fontsize=SIZE)
         row[0].set_ylabel("relative gain", fontsize=SIZE)
     _finish(figure, panels.flat, path)
 
 
-def _kept_and_price(
-    findings: Findings, cell: str, way: str, what: str
+def _gain_and_cost(
+    results: Results, cell: str, method: str, what: str
 ) -> list[tuple[float, float]]:
     found = []
-    for task in findings.tasks:
-        run, reference = findings.find(task, cell, way), findings.find(task, cell, REFERENCE)
-        own, base = price_of(run, what), price_of(reference, what)
-        part = findings.part(task, cell, way)
+    for task in results.tasks:
+        run, reference = results.find(task, cell, method), results.find(task, cell, REFERENCE)
+        own, base = cost(run, what), cost(reference, what)
+        part = results.gain(task, cell, method)
         if part is not None and own is not None and base:
             found.append((part, own / base))
     return found
@@ -171,54 +183,29 @@ def _ticks(panel: Any) -> None:
     panel.xaxis.set_minor_locator(ticker.NullLocator())
 
 
-def scores_against_price(findings: Findings, path: Path) -> None:
-    """Draw the score of every task and cell against the time of a step."""
-    tasks, cells = findings.tasks, findings.cells
-    figure = _figure(1.6 * len(tasks) + 2.0)
-    panels = figure.subplots(len(tasks), len(cells), squeeze=False, sharey="row")
-    for row, task in zip(panels, tasks, strict=True):
-        for panel, cell in zip(row, cells, strict=True):
-            for way in findings.ways:
-                run = findings.find(task, cell, way)
-                own = price_of(run, "seconds_per_step")
-                if run is not None and run.mean is not None and own is not None:
-                    look = _look(way)
-                    panel.errorbar(
-                        1e6 * own, run.mean, run.spread, linestyle="none", markersize=5, **look
-                    )
-                    panel.axhline(run.record.settings.chance, color="gray", lw=0.6, ls=":")
-            panel.set_xscale("log")
-            _ticks(panel)
-            _dress(panel, f"{task}, {words.cell(cell)}")
-        row[0].set_ylabel("score", fontsize=SIZE)
-    for panel in panels[-1]:
-        panel.set_xlabel("µs a step", fontsize=SIZE)
-    _finish(figure, panels.flat, path)
-
-
-def kept_by_task(findings: Findings, path: Path) -> None:
-    """Draw what each way keeps of the gain of backpropagation: a field a task and a cell.
+def gain_by_task(results: Results, path: Path) -> None:
+    """Draw what each method keeps of the gain of backpropagation: a field a task and a cell.
 
     Fields are grey where backpropagation has not learned, and empty where nothing was run.
     """
-    tasks, cells = findings.tasks, findings.cells
-    ways = [way for way in findings.ways if way != REFERENCE]
-    rows = max(1, -(-len(ways) // 2))
+    tasks, cells = results.tasks, results.cells
+    methods = [method for method in results.methods if method != REFERENCE]
+    rows = max(1, -(-len(methods) // 2))
     figure = _figure(rows * (0.22 * len(tasks) + 0.9))
     panels = figure.subplots(rows, 2, squeeze=False, sharex=True, sharey=True)
-    for panel, way in zip(panels.flat, ways, strict=False):
+    for panel, method in zip(panels.flat, methods, strict=False):
         for x, cell in enumerate(cells):
             for y, task in enumerate(tasks):
-                if findings.find(task, cell, way) and findings.find(task, cell, REFERENCE):
-                    _field(panel, x, y, findings.part(task, cell, way))
+                if results.find(task, cell, method) and results.find(task, cell, REFERENCE):
+                    _field(panel, x, y, results.gain(task, cell, method))
         panel.set_xlim(-0.5, len(cells) - 0.5)
         panel.set_ylim(len(tasks) - 0.5, -0.5)
-        panel.set_xticks(range(len(cells)), map(words.cell, cells), rotation=90)
+        panel.set_xticks(range(len(cells)), map(formats.cell, cells), rotation=90)
         panel.set_yticks(range(len(tasks)), tasks)
         panel.tick_params(labelsize=SIZE - 1.5, length=0)
         panel.spines[:].set_visible(False)
-        panel.set_title(words.plain(words.way(way)), fontsize=SIZE)
-    for panel in panels.flat[len(ways) :]:
+        panel.set_title(formats.method(method).replace("`", ""), fontsize=SIZE)
+    for panel in panels.flat[len(methods) :]:
         panel.set_visible(False)
     _save(figure, path)
 
@@ -231,35 +218,73 @@ def _field(panel: Any, x: int, y: int, part: float | None) -> None:
     panel.add_patch(patch((x - 0.5, y - 0.5), 1, 1, facecolor=colour, edgecolor="white", lw=0.6))
     if part is not None:
         ink = "black" if part > 0.6 else "white"
-        panel.text(x, y, words.digits(part), fontsize=5, color=ink, ha="center", va="center")
+        panel.text(x, y, formats.digits(part), fontsize=5, color=ink, ha="center", va="center")
 
 
-def online_updates(studies: list[Study], path: Path) -> None:
-    """Draw the cosine to BPTT, and thinly that to RTRL, against the learning rate."""
-    columns = list(dict.fromkeys(study.settings["cell"] for study in studies))
-    rows = list(dict.fromkeys(study.settings["task"] for study in studies))
-    figure = _figure(1.9 * len(rows) + 1.2)
-    panels = figure.subplots(len(rows), len(columns), squeeze=False, sharex=True, sharey=True)
-    for study in studies:
-        settings = study.settings
-        panel = panels[rows.index(settings["task"])][columns.index(settings["cell"])]
-        every, rates = settings["every"][0], settings["rates"]
-        least = min(rate for rate in rates if rate > 0)
-        for rule in settings["rules"]:
+def windows(results: Results, path: Path) -> None:
+    """Draw the relative gain over memory: a line per rule, a point per length of a window.
+
+    Points are medians over the pairs of task and cell that all points of a line have.
+    """
+    figure = _figure(3.2)
+    panel = figure.subplots()
+    for family, methods in FAMILIES.items():
+        pairs = [
+            pair for pair in results.pairs() if all(results.find(*pair, name) for name in methods)
+        ]
+        points = []
+        for method in methods if pairs else ():
+            gains = [results.gain(*pair, method) or 0.0 for pair in pairs]
+            memory = [_memory(results, *pair, method) for pair in pairs]
+            points.append((statistics.median(memory), statistics.median(gains)))
+        if points:
+            look = _look(family)
+            label = f"{look['label']} ({len(pairs)} pairs)"
+            panel.plot(*zip(*points, strict=True), markersize=5, **{**look, "label": label})
+    panel.set_xscale("log")
+    _ticks(panel)
+    _dress(panel)
+    panel.set_xlabel("temporary memory and traces, BPTT is 1", fontsize=SIZE)
+    panel.set_ylabel("relative gain", fontsize=SIZE)
+    _finish(figure, [panel], path)
+
+
+def _memory(results: Results, task: str, cell: str, method: str) -> float:
+    """Return temporary memory and traces relative to BPTT."""
+    own, base = (
+        sum(
+            cost(results.find(task, cell, name), what) or 0.0
+            for what in ("peak_bytes", "trace_bytes")
+        )
+        for name in (method, REFERENCE)
+    )
+    return own / base
+
+
+def online_updates(streams: Streams, path: Path) -> None:
+    """Draw the cosine to BPTT, and in thin lines the cosine to RTRL, over the learning rate."""
+    tasks, cells = (list(dict.fromkeys(names)) for names in zip(*streams.pairs, strict=True))
+    figure = _figure(1.9 * len(tasks) + 1.2)
+    panels = figure.subplots(len(tasks), len(cells), squeeze=False, sharex=True, sharey=True)
+    every = streams.every[0]
+    for task, cell in streams.pairs:
+        panel = panels[tasks.index(task)][cells.index(cell)]
+        for rule in streams.methods:
             look = _look(rule)
-            for measure, drawn in ((OLD, {"markersize": 3, "linewidth": 1, **look}), (OWN, THIN)):
-                found = [(rate, study.mean(rule, measure, every, rate)) for rate in rates]
+            thick = {"markersize": 3, "linewidth": 1, **look}
+            for what, drawn in (("to_bptt", thick), ("to_rtrl", {"color": look["color"], **THIN})):
+                found = [(r, streams.mean(what, task, cell, rule, every, r)) for r in streams.rates]
                 shown = [(rate, value) for rate, value in found if value is not None]
                 if shown:
-                    panel.plot(*zip(*shown, strict=True), **{"color": look["color"], **drawn})
-        panel.set_xscale("symlog", linthresh=least, linscale=0.5)
-        best = study.best(every)
+                    panel.plot(*zip(*shown, strict=True), **drawn)
+        panel.set_xscale("symlog", linthresh=streams.rates[1], linscale=0.5)
+        best = streams.best(task, cell, every)
         if best is not None:
             panel.axvline(best, color="black", linewidth=0.5, linestyle=":")
-        panel.set_xticks(rates, ["0" if rate == 0 else f"{rate:.0e}" for rate in rates])
+        panel.set_xticks(streams.rates, [f"{r:.0e}" if r else "0" for r in streams.rates])
         panel.tick_params(axis="x", labelrotation=45)
         panel.minorticks_off()
-        _dress(panel, study.name)
+        _dress(panel, formats.pair(task, cell))
     for row in panels:
         row[0].set_ylabel("cosine", fontsize=SIZE)
     for panel in panels[-1]:

@@ -1,24 +1,22 @@
-r"""How far are gradients from the exact one while the parameters change under the traces?
+r"""Gradients while the parameters change during a sequence.
 
 The trace of real-time recurrent learning is the derivative of the state, :math:`\varepsilon_t =
-D_t \varepsilon_{t-1} + \partial h_t / \partial \theta`, every term at the parameters of its own
-step. Who updates them during a sequence leaves old terms in the trace, and an old state: then no
-rule has the gradient of the loss as a function of the parameters of now, exact ones neither.
+D_t \varepsilon_{t-1} + \partial h_t / \partial \theta`, with every term at the parameters of its
+own step. After an update within a sequence, no rule has the gradient of the loss as a function of
+the current parameters.
 
-A network that has begun to learn goes on in a long stream, by RTRL and Adam with an update after
-every step or after some. All rules look at this one network and carry their own traces along. At
-some steps, the gradients that they give for the loss of that step are compared over the parameters
-of the cell,
+A partly trained network continues in a long stream, by RTRL and Adam with an update every few
+steps. All rules observe this one network and carry their own traces. At some steps, the gradients
+of the loss of that step are compared over the parameters of the cell
 
-- with that of RTRL, whose trace is as old as theirs: what the approximation costs;
-- with that of backpropagation through the whole stream, recomputed from its beginning with the
-  parameters of that step: what the approximation and the updates cost together.
+- with RTRL, whose trace is equally stale: the error of the approximation;
+- with backpropagation through the whole stream, recomputed with the current parameters: the error
+  of the approximation and of the stale traces together.
 
-With the learning rate 0 nothing is old: RTRL is exact, and both comparisons are one.
+At learning rate 0, RTRL is exact and both comparisons are one.
 """
 
 import dataclasses
-import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -31,25 +29,26 @@ import optax
 
 import braintrace
 
-from . import tasks, training, ways
+from . import methods, tasks, training
 from .networks import Values, build, pure, values_of
+from .rows import FOLDER, StreamRow, finite
 from .tasks import Batch, Task
 
 TASKS = ("copy with lag", "Lorenz", "characters")
 CELLS = ("leaky", "gru")
 EXACT = "rtrl"
 RULES = (EXACT, "snap-1", "d_rtrl", "es_d_rtrl", "uoro", "kf_rtrl", "immediate")
-MEASURES = ("cosine_to_rtrl", "norm_to_rtrl", "cosine_to_bptt", "norm_to_bptt")
+FILE = FOLDER / "online_updates.csv"
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """All that decides what is found.
+    """A network on a task, and its streams.
 
     Attributes
     ----------
     task, cell, units, batch
-        As in a run of learning; the batch is one of streams.
+        As in a run of learning; the batch consists of streams.
     steps, points
         Of a stream, and at how many of its steps gradients are compared.
     begun, begun_rate
@@ -59,7 +58,7 @@ class Settings:
     seeds
         Of initial parameters and streams.
     rules
-        Names of ways.
+        Names of methods.
     """
 
     task: str
@@ -75,78 +74,47 @@ class Settings:
     seeds: tuple[int, ...] = (0, 1, 2)
     rules: tuple[str, ...] = RULES
 
-    @property
-    def name(self) -> str:
-        """The name of the file."""
-        return f"online-updates-{self.task}-{self.cell}".replace(" ", "-")
-
-
-@dataclasses.dataclass(frozen=True)
-class Record:
-    """What is found.
-
-    Attributes
-    ----------
-    gradients
-        By rule and by measure, ``(every, rate, seed)``: the mean over the points of the cosine, and
-        the geometric mean of the ratio of norms; ``None`` where a gradient is not finite.
-    loss
-        The mean of the loss over the second half of the stream, ``(every, rate, seed)``.
-    """
-
-    settings: Settings
-    machine: dict[str, Any]
-    gradients: dict[str, dict[str, Any]]
-    loss: Any
-    seconds: dict[str, float]
-
 
 def all_studies() -> list[Settings]:
     """Return the settings of all networks and tasks."""
     return [Settings(task, cell) for task in TASKS for cell in CELLS]
 
 
-def run(settings: Settings, machine: dict[str, Any]) -> Record:
-    """Return what is found with one network on one task."""
-    begin = time.perf_counter()
+def run(settings: Settings) -> list[StreamRow]:
+    """Return the rows of one network on one task."""
     weights = _begun(settings)
     task = tasks.load(settings.task, length=settings.steps)
     keys = jnp.stack([jax.random.key(seed) for seed in settings.seeds])
     streams = jax.vmap(lambda key: task.sample(key, settings.batch, "train"))(keys)
     shape = len(settings.every), len(settings.rates), len(settings.seeds)
     every, rate, seed = (place.ravel() for place in np.indices(shape))
-    arguments = (
+    cosines, losses = jax.jit(jax.vmap(_stream(settings, task)))(
         jnp.asarray(settings.rates)[rate],
         jnp.asarray(settings.every)[every],
         *jax.tree.map(lambda leaf: leaf[seed], (weights, streams)),
     )
-    compiled = jax.jit(jax.vmap(_stream(settings, task))).lower(*arguments).compile()
-    between = time.perf_counter()
-    found, losses = jax.tree.map(
-        lambda leaf: np.asarray(leaf).reshape(*shape, *leaf.shape[1:]), compiled(*arguments)
-    )
-    end = time.perf_counter()
-    return Record(
-        settings,
-        machine,
-        gradients={rule: _told(*measures) for rule, measures in found.items()},
-        loss=losses[..., losses.shape[-1] // 2 :].mean(axis=-1).tolist(),
-        seconds={"compile": between - begin, "run": end - between, "all": end - begin},
-    )
-
-
-def _told(cosines: Any, norms: Any) -> dict[str, Any]:
-    """Return the means over points of ``(every, rate, seed, points, 2)`` by their names."""
-    with np.errstate(divide="ignore"):
-        means = [cosines.mean(axis=-2), np.exp(np.log(norms).mean(axis=-2))]
-    columns = [mean[..., which].tolist() for which in range(2) for mean in means]
-    return dict(zip(MEASURES, columns, strict=True))
+    loss = losses[:, losses.shape[-1] // 2 :].mean(axis=-1)
+    return [
+        StreamRow(
+            settings.task,
+            settings.cell,
+            rule,
+            settings.every[every[lane]],
+            settings.rates[rate[lane]],
+            settings.seeds[seed[lane]],
+            to_rtrl=finite(cosines[rule][lane, :, 0].mean()),
+            to_bptt=finite(cosines[rule][lane, :, 1].mean()),
+            loss=finite(loss[lane]),
+        )
+        for rule in settings.rules
+        for lane in range(len(rate))
+    ]
 
 
 def _begun(settings: Settings) -> Values:
     """Return the weights of all seeds with which the streams begin."""
     task = tasks.load(settings.task)
-    method = ways.prepare(ways.BPTT, task, settings.cell, settings.units, task.batch)
+    method = methods.prepare(methods.BPTT, task, settings.cell, settings.units, task.batch)
     models = [build(task, settings.cell, settings.units, seed) for seed in settings.seeds]
     first = [values_of(model, brainstate.ParamState) for model in models]
     weights = jax.tree.map(lambda *leaves: jnp.stack(leaves), *first)
@@ -259,25 +227,24 @@ def _learning(rate: Any, every: Any) -> tuple[Callable[[Values], Any], Callable[
 
 def _functions(settings: Settings, task: Task, name: str) -> Any:
     """Return the pure functions of a rule's learner."""
-    way = ways.BY_NAME[name]
-    assert way.algorithm is not None
+    method = methods.BY_NAME[name]
+    assert method.algorithm is not None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", braintrace.ApproximationWarning)  # which is the point
         return braintrace.compile(
             build(task, settings.cell, settings.units, 0),
-            way.algorithm,
+            method.algorithm,
             jnp.zeros((settings.batch, task.features)),
             batch_size=settings.batch,
-            **way.options,
+            **method.options,
         ).functional()
 
 
-def _compared(gradient: Values, exact: tuple[Values, ...]) -> tuple[Any, Any]:
-    """Return cosines and ratios of norms to some gradients, over the parameters of the cell."""
+def _compared(gradient: Values, exact: tuple[Values, ...]) -> Any:
+    """Return cosines to some gradients, over the parameters of the cell."""
     own = _of_cell(gradient)
     others = jnp.stack([_of_cell(other) for other in exact])
-    norm, norms = jnp.linalg.norm(own), jnp.linalg.norm(others, axis=1)
-    return others @ own / (norm * norms), norm / norms
+    return others @ own / (jnp.linalg.norm(own) * jnp.linalg.norm(others, axis=1))
 
 
 def _of_cell(gradient: Values) -> Any:

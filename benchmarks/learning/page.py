@@ -1,94 +1,145 @@
-"""The pages of the evidence, written from the records: the same records give the same bytes.
+"""The page `docs/evidence.md`: its tables and figures are made from the CSV files.
 
-`write` draws the plots and writes the pages of ``docs/_generated``. A test compares them with the
-stored records.
+The text of the page is written by hand. `write` fills the tables between its markers, writes
+``docs/_generated/evidence_tables.md`` with all further tables, and draws the figures. A test
+compares the pages with the stored rows.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from . import details, figures, front, literature, record, study, wide, words
-from .findings import Findings, Run, sort
+from . import figures, formats, online_updates, rows, runs, tables
+from .results import Results, Run, sort
+from .tables import Streams
 from .tasks import ALL as TASKS
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
-GENERATED = "_generated"
-"""Folder of the pages in the documentation."""
+PAGE, ALL_TABLES = "evidence.md", "_generated/evidence_tables.md"
+MARKED = re.compile(r"<!-- table (\w+) -->\n.*?<!-- /table -->", re.DOTALL)
+HEAD = """# Evidence: all tables
+
+Written by `python -m benchmarks learning --page` from `benchmarks/results/learning.csv` and
+`online_updates.csv`. [Evidence](../evidence.md#how-to-read-the-tables) explains the entries and has
+the conclusions.
+"""
 
 
-def write(folder: Path = record.FOLDER, docs: Path | None = None) -> list[Path]:
-    """Write the pages and their plots; return what was written.
-
-    Parameters
-    ----------
-    folder
-        Of the records.
-    docs
-        Where the pages go: to the documentation if the records are those that are stored with it,
-        next to the records otherwise.
-
-    Raises
-    ------
-    MissingPackageError
-        Without matplotlib; the message names the extra that brings it.
-    ValueError
-        If there are no records.
-    """
-    findings = load(folder)
-    if not findings.runs:
-        raise ValueError(f"There are no records in {folder}: run `python -m benchmarks learning`.")
-    docs = docs or (DOCS if folder == record.FOLDER else folder)
-    studies = study.load(folder)
-    (docs / GENERATED).mkdir(exist_ok=True)
-    pages = render(findings, studies)
-    texts = {docs / GENERATED / name: text for name, text in pages.items()}
-    for path, text in texts.items():
-        path.write_text(text)
-    return [*texts, *draw(findings, studies, docs / words.PICTURES)]
+def load(folder: Path = rows.FOLDER) -> Results:
+    """Return all runs in the order of the page."""
+    orders = TASKS, tuple(formats.CELLS), tuple(formats.METHODS)
+    return sort(rows.read(folder / rows.FILE.name, rows.Row), orders, runs.RATES)
 
 
-def load(folder: Path = record.FOLDER) -> Findings:
-    """Return all runs of a folder in the order of the page."""
-    return sort(record.read_all(folder), (TASKS, tuple(words.CELLS), tuple(words.WAYS)))
+def load_streams(folder: Path = rows.FOLDER) -> Streams:
+    """Return the results on updates during a sequence."""
+    found = rows.read(folder / online_updates.FILE.name, rows.StreamRow)
+    orders = TASKS, tuple(formats.CELLS), tuple(formats.METHODS)
+
+    def place(row: rows.StreamRow) -> list[int]:
+        return [order.index(name) for order, name in zip(orders, row.identity[:3], strict=True)]
+
+    return Streams(sorted(found, key=place))
 
 
-def render(findings: Findings, studies: Sequence[study.Study] = ()) -> dict[str, str]:
-    """Return the pages by the names of their files."""
-    pages = {
-        "evidence.md": front.render(findings, studies),
-        "evidence_details.md": details.render(findings),
-        "evidence_wide.md": wide.render(findings),
-        "evidence_literature.md": literature.render(findings),
-    }
-    if studies:
-        pages["online_updates.md"] = study.page(list(studies))
+def core_of(results: Results) -> Results:
+    """Return the runs of the core table, with Adam."""
+    return results.where(lambda run: runs.is_core(*run.key[:2]) and "rmsprop" not in run.key[2])
+
+
+def wide_of(results: Results) -> Results:
+    """Return the runs of all tasks and cells, by the methods of the wide table."""
+    wide = results.where(lambda run: not runs.is_core(*run.key[:2])).methods
+    return results.where(lambda run: run.key[2] in wide)
+
+
+def marked(results: Results, streams: Streams) -> dict[str, list[str]]:
+    """Return the tables of the first page by the names of their markers."""
     return {
-        name: re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
-        for name, lines in pages.items()
+        "summary": tables.summary(core_of(results)),
+        "cells": tables.of_cells(wide_of(results), tables.gain_of_cell),
+        "streams": tables.at_best_rate(streams),
+        "comparisons": tables.comparisons(results),
     }
 
 
-def draw(findings: Findings, studies: list[study.Study], folder: Path) -> list[Path]:
-    """Draw all plots that there are records for."""
-    core = findings.of("core")
-    drawn: dict[str, Callable[[Path], None]] = {}
-    if core.runs:
-        drawn = {
-            "learning": lambda path: figures.over_training(core, path, _curve, "score"),
-            "cosine": lambda path: figures.over_training(core, path, _cosine, "cosine to BPTT"),
-            "price": lambda path: figures.scores_against_price(core, path),
-        }
-    if findings.of("wide").runs:
-        drawn["tasks"] = lambda path: figures.kept_by_task(wide.runs_of(findings), path)
-    if core.complete().runs:
-        drawn["pareto"] = lambda path: figures.pareto(core.complete(), path)
-    if studies:
-        drawn["online_updates"] = lambda path: figures.online_updates(studies, path)
-    paths = {name: folder / f"{name}.png" for name in drawn}
-    for name, path in paths.items():
-        drawn[name](path)
-    return list(paths.values())
+def with_tables(text: str, found: dict[str, list[str]]) -> str:
+    """Return a page with new tables between its markers."""
+
+    def one(match: re.Match[str]) -> str:
+        lines = "\n".join(found[match[1]]).strip()
+        return f"<!-- table {match[1]} -->\n{lines}\n<!-- /table -->"
+
+    return MARKED.sub(one, text)
+
+
+def all_tables(results: Results, streams: Streams) -> str:
+    """Return the page of all tables."""
+    lines = [HEAD]
+    for title, found in _sections(results, streams):
+        lines += [f"## {title}", "", *(found or ["None."]), ""]
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
+
+
+def _sections(results: Results, streams: Streams) -> Iterator[tuple[str, list[str]]]:
+    core, wide = core_of(results), wide_of(results)
+    rmsprop = results.where(lambda run: "rmsprop" in run.key[2])
+
+    def by_cell(title: str, entry: tables.Entry, own: Results = core) -> tuple[str, list[str]]:
+        return title, [line for cell in own.cells for line in tables.by_task(own, cell, entry)]
+
+    def costs(title: str, what: str, text: formats.Text, base: str = "") -> tuple[str, list[str]]:
+        return by_cell(title, tables.costs(core, what, text, base))
+
+    size, duration = formats.size, formats.duration
+    yield by_cell("Scores", formats.score)
+    yield by_cell("Scores with RMSprop", formats.score, rmsprop)
+    yield by_cell("Updates until the threshold", formats.updates_to_threshold)
+    yield by_cell("Cosine to BPTT, start → end of training", formats.cosine)
+    yield costs("Time of a step", tables.TIME, duration)
+    yield costs("Time of a single step", "single_step_seconds", duration, tables.TIME)
+    yield costs("Temporary memory", tables.MEMORY, size)
+    yield costs("Temporary memory of single steps", "single_peak_bytes", size, tables.MEMORY)
+    yield costs("Traces", "trace_bytes", formats.traces)
+    yield "Failures", tables.failures(results.runs)
+    yield "Refusals", tables.refusals(results.runs)
+    yield "Time and temporary memory by cell", tables.of_cells(wide, tables.cost_of_cell)
+    for cell in wide.cells:
+        yield f"All tasks: {formats.cell(cell)}", tables.by_method(wide, cell)
+    for every in streams.every:
+        title = f"Updates during a sequence, steps per update: {every}"
+        yield title, tables.by_rate(streams, every)
+
+
+def write() -> list[Path]:
+    """Write pages and figures; return their paths."""
+    results, streams = load(), load_streams()
+    page = DOCS / PAGE
+    texts = {
+        page: with_tables(page.read_text(), marked(results, streams)),
+        DOCS / ALL_TABLES: all_tables(results, streams),
+    }
+    for path, text in texts.items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    return [*texts, *draw(results, streams, DOCS / "_static" / "evidence")]
+
+
+def draw(results: Results, streams: Streams, folder: Path) -> list[Path]:
+    """Draw all figures."""
+    core = core_of(results)
+    drawn: dict[str, Callable[[Path], None]] = {
+        "learning": lambda path: figures.over_training(core, path, _curve, "score"),
+        "cosine": lambda path: figures.over_training(core, path, _cosine, "cosine to BPTT"),
+        "pareto": lambda path: figures.pareto(core, path),
+        "windows": lambda path: figures.windows(core, path),
+        "tasks": lambda path: figures.gain_by_task(wide_of(results), path),
+        "online_updates": lambda path: figures.online_updates(streams, path),
+    }
+    paths = [folder / f"{name}.png" for name in drawn]
+    for path, one in zip(paths, drawn.values(), strict=True):
+        one(path)
+    return paths
 
 
 def _curve(run: Run) -> list[tuple[int, float]]:

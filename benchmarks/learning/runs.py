@@ -1,101 +1,84 @@
-"""The runs there are, in the order in which they are made: the core table first, task by task."""
+"""The catalogue of runs: the core table first, then the wide one."""
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatch
 
-from braintrace import MissingPackageError
-
-from . import online_updates, tasks, ways
-from .record import Asked, Settings
-from .ways import Way
+from . import methods, tasks
+from .rows import Row
 
 UNITS = 32
 RATES = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
 SEEDS = (0, 1, 2)
+"""Seeds that choose the learning rate; later seeds run at the chosen one."""
+
 CORE_CELLS = ("leaky", "gru")
-WIDE_CELLS = (("gru", "rtu"), ("lru", "lstm"), ("alif", "indrnn", "leaky"))
-"""In turns: who stops after one of them has a whole table of some cells."""
-
-WIDE_WAYS = tuple(
-    ways.BY_NAME[name] for name in ("bptt", "tbptt-short", "d_rtrl", "es_d_rtrl", "immediate")
+WIDE_CELLS = ("leaky", "gru", "lstm", "indrnn", "lru", "rtu", "alif")
+WIDE_METHODS = (
+    "bptt",
+    "tbptt-short",
+    "d_rtrl",
+    "d_rtrl-short",
+    "d_rtrl-long",
+    "es_d_rtrl",
+    "es_d_rtrl-short",
+    "es_d_rtrl-long",
+    "immediate",
 )
-OF_QUICK = ("bptt", "tbptt-short", "d_rtrl", "uoro", "immediate", "rflo")
-QUICK_UPDATES = 200
 
 
-def all_runs(missing: dict[str, str]) -> Iterator[Asked]:
-    """Yield all runs; tasks whose data are not installed are noted, with the reason."""
-    for task in tasks.CORE:
-        yield from _of("core", task, CORE_CELLS, ways.ALL, missing)
-    for task in tasks.CORE:
-        yield from _of("core", task, CORE_CELLS, ways.RMSPROP, missing)
-    yield from online_updates.all_studies()
-    for cells in WIDE_CELLS:
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """Training of all rates and seeds of a task, a cell and a method, in one program."""
+
+    task: str
+    cell: str
+    method: str
+    seeds: tuple[int, ...] = SEEDS
+    rates: tuple[float, ...] = RATES
+    units: int = UNITS
+    updates: int | None = None
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Task, cell and method."""
+        return self.task, self.cell, self.method
+
+    @property
+    def name(self) -> str:
+        """The name that a pattern on the command line is compared with."""
+        return "--".join(self.key).replace(" ", "-")
+
+
+def is_core(task: str, cell: str) -> bool:
+    """Return whether all methods run on a task and a cell."""
+    return task in tasks.CORE and cell in CORE_CELLS
+
+
+def all_jobs() -> Iterator[Job]:
+    """Yield all runs from the beginning."""
+    for chosen in (methods.ALL, methods.RMSPROP):
+        for task in tasks.CORE:
+            for cell in CORE_CELLS:
+                yield from (Job(task, cell, method.name) for method in chosen)
+    for cell in WIDE_CELLS:
         for task in tasks.ALL:
-            others = tuple(c for c in cells if task in tasks.WIDE or c not in CORE_CELLS)
-            yield from _of("wide", task, others, WIDE_WAYS, missing)
+            if not is_core(task, cell):
+                yield from (Job(task, cell, name) for name in WIDE_METHODS)
 
 
-def quick_runs(missing: dict[str, str]) -> Iterator[Asked]:
-    """Yield a cut through all runs: short ones, of two tasks and three cells."""
-    chosen = [ways.BY_NAME[name] for name in OF_QUICK]
-    for task, cell in ((tasks.CORE[0], "leaky"), (tasks.CORE[1], "gru"), (tasks.CORE[1], "lru")):
-        yield from _of("core", task, (cell,), chosen, missing, QUICK_UPDATES, SEEDS[:2])
+def matching(jobs: Iterable[Job], pattern: str | None) -> list[Job]:
+    """Return the jobs whose name contains or matches a pattern."""
+    return [j for j in jobs if pattern is None or pattern in j.name or fnmatch(j.name, pattern)]
 
 
-def matching(runs: Iterator[Asked], pattern: str | None) -> list[Asked]:
-    """Return the runs whose name contains or matches a pattern."""
-    if pattern is None:
-        return list(runs)
-    return [run for run in runs if pattern in run.name or fnmatch(run.name, pattern)]
-
-
-def _of(
-    table: str,
-    task: str,
-    cells: tuple[str, ...],
-    chosen: tuple[Way, ...] | list[Way],
-    missing: dict[str, str],
-    most_updates: int | None = None,
-    seeds: tuple[int, ...] = SEEDS,
-) -> Iterator[Settings]:
-    try:
-        found = tasks.load(task)
-    except MissingPackageError as error:
-        missing[task] = str(error)
-        return
-    updates = min(found.updates, most_updates or found.updates)
-    for cell in cells:
-        for way in chosen:
-            yield settings_of(table, found, cell, way, updates, seeds)
-
-
-def settings_of(
-    table: str,
-    task: tasks.Task,
-    cell: str,
-    way: Way,
-    updates: int,
-    seeds: tuple[int, ...] = SEEDS,
-    units: int = UNITS,
-) -> Settings:
-    """Return the settings of a run."""
-    return Settings(
-        table=table,
-        task=task.name,
-        cell=cell,
-        way=way.name,
-        units=units,
-        batch=task.batch,
-        updates=updates,
-        length=task.length,
-        features=task.features,
-        outputs=task.outputs,
-        optimizer=way.optimizer,
-        window=way.window(task),
-        rates=RATES,
-        seeds=seeds,
-        chance=task.chance,
-        threshold=task.threshold,
-        source=task.source,
-    )
+def remaining(job: Job, rows: Iterable[Row], seeds: int) -> Job | None:
+    """Return the part of a job without rows; ``None`` if all seeds have one."""
+    own = [row for row in rows if row.key == job.key]
+    if not own:
+        return job
+    missing = tuple(sorted(set(range(seeds)) - {row.seed for row in own}))
+    rate = own[0].rate
+    if not missing or rate is None:  # refused, and refused again
+        return None
+    return dataclasses.replace(job, seeds=missing, rates=(rate,))

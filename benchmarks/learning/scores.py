@@ -1,4 +1,4 @@
-"""How good weights are on the sequences that nobody trains on."""
+"""Scores of weights on held-out sequences."""
 
 import functools
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from .networks import Values, build, pure
 from .tasks import Split
 
 AT_A_TIME = 256
-"""Sequences that go through a network side by side."""
+"""Sequences in one batch."""
 
 Score = Callable[[Values], Any]
 

@@ -1,4 +1,4 @@
-"""Training as one pure function, of which all rates and seeds of a run are lanes."""
+"""Training as one pure function, vmapped over learning rates and seeds."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,15 +7,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from .methods import Gradient
 from .networks import Values
+from .rows import points_of
 from .tasks import Task
-from .ways import Gradient
-
-POINTS = 20
-"""At which the weights are kept, besides the start: one every so many updates."""
 
 LARGEST = 1.0
-"""To what norm a gradient is clipped."""
+"""Norm to which a gradient is clipped."""
 
 OPTIMIZERS: dict[str, Callable[[], optax.GradientTransformation]] = {
     "adam": optax.scale_by_adam,
@@ -25,14 +23,8 @@ OPTIMIZERS: dict[str, Callable[[], optax.GradientTransformation]] = {
 Train = Callable[[Any, Any, Values, Any], Values]
 
 
-def points_of(updates: int) -> tuple[int, ...]:
-    """Return after how many updates weights are kept, the start among them."""
-    every = max(1, -(-updates // POINTS))
-    return tuple(range(0, updates + 1, every))
-
-
 def lane(task: Task, gradient: Gradient, batch: int, updates: int, optimizer: str) -> Train:
-    """Return training ``(rate, key, weights, memory) -> weights at every point``."""
+    """Return training: ``(rate, key, weights, memory) -> weights at every point``."""
     descent = optax.chain(optax.clip_by_global_norm(LARGEST), OPTIMIZERS[optimizer]())
     counts = jnp.arange(points_of(updates)[-1]).reshape(len(points_of(updates)) - 1, -1)
 

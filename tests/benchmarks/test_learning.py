@@ -1,7 +1,6 @@
-"""Networks are trained as the page says: they learn, and no run is made twice."""
+"""Networks are trained as the page of evidence says: they learn, and no seed runs twice."""
 
 import dataclasses
-import math
 import os
 import signal
 import subprocess
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 
 import benchmarks.__main__ as benchmarks_command
-from benchmarks.learning import command, measure, record, runs, tasks, ways, work
+from benchmarks.learning import measure, methods, rows, runs, tasks, work
 from benchmarks.learning.networks import CELLS, build, pure, values_of
 from benchmarks.learning.tasks.draws import made_up
 
@@ -57,14 +56,17 @@ def tiny(monkeypatch):
     monkeypatch.setattr(tasks, "load", lambda name: TINY if name == TINY.name else known(name))
 
 
-def settings_of(way, cell="leaky", **changed):
-    found = runs.settings_of("core", TINY, cell, ways.BY_NAME[way], TINY.updates, (0, 1), units=8)
-    return dataclasses.replace(found, rates=(1e-9, 1e-2), **changed)
+MACHINE = {"name": "a machine", "versions": {"jax": "1"}}
 
 
-def gradient_of(way, cell="leaky", units=4):
-    """The gradient of a way on a fixed batch, at the first weights."""
-    method = ways.prepare(ways.BY_NAME[way], TINY, cell, units, batch=3)
+def job_of(method, cell="leaky", **changed):
+    job = runs.Job(TINY.name, cell, method, seeds=(0, 1), rates=(1e-9, 1e-2), units=8)
+    return dataclasses.replace(job, **changed)
+
+
+def gradient_of(name, cell="leaky", units=4):
+    """The gradient of a method on a fixed batch, at the first weights."""
+    method = methods.prepare(methods.BY_NAME[name], TINY, cell, units, batch=3)
     weights = values_of(build(TINY, cell, units, 0), brainstate.ParamState)
     batch = make(jax.random.key(0), 3)
     gradient = jax.jit(method.gradient)
@@ -72,25 +74,33 @@ def gradient_of(way, cell="leaky", units=4):
 
 
 def test_a_rule_learns():
-    found = measure.run(settings_of("rtrl"), {"name": "a machine"})
-    assert found.refused is None and found.failed == ()
-    assert found.best_rate == 1e-2
-    assert min(found.test) > 0.75
-    still, learning = np.asarray(found.curves.scores).mean(axis=1)
-    assert still.std() < 0.01 and learning[-1] > learning[0] + 0.2
-    assert found.curves.updates[-1] == TINY.updates == found.cosine.updates[-1]
-    assert all(points > 0 for points in found.updates_to_threshold)
-    # The rule's gradient is exact, and that of backpropagation is taken without the library.
-    np.testing.assert_allclose(found.cosine.values + found.cosine.recurrent, 1, atol=1e-4)
-    assert found.price.seconds_per_step > 0 and found.price.trace_bytes > 0
-    assert found.price.seconds_per_lone_step is None
+    found = measure.run(job_of("rtrl"), MACHINE)
+    assert [row.seed for row in found] == [0, 1]
+    assert {row.rate for row in found} == {1e-2}
+    assert min(row.score for row in found) > 0.75
+    still, learned = np.array([row.validation for row in found]).T
+    assert learned.min() > still.max() + 0.2
+    assert found[0].points[-1] == found[0].cosine_points[-1] == TINY.updates
+    assert all(len(row.curve) == len(row.points) for row in found)
+    # The rule's gradient is exact, and BPTT is computed without the library.
+    np.testing.assert_allclose(found[0].cosine, 1, atol=1e-4)
+    assert found[0].trace_bytes > 0
+    assert found[1].cosine == ()
 
 
-def test_a_refused_rule_leaves_its_reason(tmp_path):
-    found = measure.run(settings_of("ostl-feedforward"), {})
-    assert "OSTLFeedforward" in found.refused and "\n" not in found.refused
-    assert "networks.py" not in found.refused
-    assert record.read(record.write(tmp_path, found)) == found
+def test_windows_over_the_whole_sequence_are_exact(monkeypatch):
+    whole = dataclasses.replace(TINY, truncations=(1, STEPS))
+    monkeypatch.setattr(tasks, "load", lambda name: whole)
+    found = measure.run(job_of("es_d_rtrl-long", updates=2), MACHINE)
+    assert found[0].window == STEPS
+    np.testing.assert_allclose(found[0].cosine, 1, atol=1e-4)
+
+
+def test_a_refused_rule_has_one_row_with_the_reason():
+    (row,) = measure.run(job_of("ostl-feedforward"), MACHINE)
+    assert "OSTLFeedforward" in row.refused
+    assert "\n" not in row.refused
+    assert "networks.py" not in row.refused
 
 
 def test_lanes_that_are_lost_are_not_chosen():
@@ -101,12 +111,9 @@ def test_lanes_that_are_lost_are_not_chosen():
     assert measure.best_rate(scores) == 0
 
 
-@pytest.mark.parametrize(
-    "way, window",
-    [pytest.param("tbptt-short", 1, marks=pytest.mark.nightly), ("tbptt-long", 2)],
-)
-def test_truncated_backpropagation_stops_between_windows(way, window):
-    found, weights, batch = gradient_of(way)
+@pytest.mark.parametrize(("name", "window"), [("tbptt-short", 1), ("tbptt-long", 2)])
+def test_truncated_backpropagation_stops_between_windows(name, window):
+    found, weights, batch = gradient_of(name)
     network = pure(build(TINY, "leaky", 4, 0), 3, TINY.features)
 
     def loss(weights):
@@ -128,7 +135,7 @@ def test_truncated_backpropagation_stops_between_windows(way, window):
 @pytest.mark.parametrize("cell", ["leaky", "alif"])
 def test_errors_go_back_by_the_random_matrix_from_every_readout(cell):
     found, weights, batch = gradient_of("bptt-feedback", cell)
-    fixed = ways.prepare(ways.BY_NAME["bptt-feedback"], TINY, cell, 4, batch=3).memory(0)
+    fixed = methods.prepare(methods.BY_NAME["bptt-feedback"], TINY, cell, 4, batch=3).memory(0)
     (matrix,) = fixed.values()
     (readout,) = (value for path, value in weights.items() if path[0] == "readout")
     back = {"weight": matrix, "bias": readout["bias"]}
@@ -153,36 +160,35 @@ def test_errors_go_back_by_the_random_matrix_from_every_readout(cell):
             np.testing.assert_allclose(own, leaf, rtol=1e-4, atol=1e-6)
 
 
-def test_done_runs_are_not_made_again(tmp_path, monkeypatch, capsys):
-    made = []
+def test_seeds_with_a_row_do_not_run_again(tmp_path, monkeypatch):
+    ran = []
 
-    def pretend(job, open_runs, folder, workers):
-        assert job is work.train
-        for settings in open_runs:
-            made.append(settings.name)
-            found = record.Record(settings, {}, refused="in a test")
-            record.write(folder, found)
-            yield settings, found, ""
+    def pretend(do, jobs, workers):
+        assert do is work.train
+        for job in jobs:
+            ran.append((job.name, job.seeds, len(job.rates)))
+            row = rows.Row(*job.key, 0, 1, 1, 1, 1, None, 0.0, 1.0, "", "", "", rate=1e-2)
+            yield job, [dataclasses.replace(row, seed=seed) for seed in job.seeds], ""
 
-    wanted = [settings_of("bptt"), settings_of("immediate")]
     monkeypatch.setattr(work, "make", pretend)
-    monkeypatch.setattr(runs, "all_runs", lambda missing: iter(wanted))
-    arguments = ["learning", "--out", str(tmp_path)]
-    assert benchmarks_command.main(arguments) == 0
-    assert made == [settings.name for settings in wanted]
-    assert benchmarks_command.main(arguments) == 0
-    assert len(made) == 2
-    wanted[0] = dataclasses.replace(wanted[0], updates=TINY.updates + 1)
-    assert benchmarks_command.main(arguments) == 0
-    assert made[2:] == [wanted[0].name]
-    assert "1 of 2 runs are done" in capsys.readouterr().out
+    monkeypatch.setattr(runs, "all_jobs", lambda: [job_of("bptt"), job_of("immediate")])
+    arguments = ["learning", "--out", str(tmp_path), "--seeds"]
+    assert benchmarks_command.main([*arguments, "2"]) == 0
+    first = [(job_of(name).name, (0, 1), 2) for name in ("bptt", "immediate")]
+    assert ran == first
+    assert benchmarks_command.main([*arguments, "2"]) == 0
+    assert ran == first
+    assert benchmarks_command.main([*arguments, "4", "--only", "bptt"]) == 0
+    assert ran[2:] == [(first[0][0], (2, 3), 1)], "later seeds run at the chosen rate"
+    assert len(rows.read(tmp_path / "learning.csv", rows.Row)) == 6
 
 
-def test_a_run_that_breaks_is_reported_and_leaves_no_record(tmp_path, monkeypatch, capsys):
-    failed = settings_of("bptt"), None, "Traceback ...\nValueError: broken"
+def test_a_run_that_fails_is_reported_and_has_no_row(tmp_path, monkeypatch, capsys):
+    failed = job_of("bptt"), [], "Traceback ...\nValueError: broken"
     monkeypatch.setattr(work, "make", lambda *_: iter([failed]))
-    assert command.make(work.train, [failed[0]], tmp_path, 1) == 1
-    assert "FAILED first-sign--leaky--bptt: ValueError: broken" in capsys.readouterr().out
+    monkeypatch.setattr(runs, "all_jobs", lambda: [failed[0]])
+    assert benchmarks_command.main(["learning", "--out", str(tmp_path)]) == 1
+    assert "FAILED first sign, leaky, bptt: ValueError: broken" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
 
 
@@ -206,40 +212,34 @@ def test_workers_end_with_a_parent_that_is_killed():
             raise
 
 
-@pytest.mark.nightly
 def test_runs_have_names_of_their_own():
-    missing = {}
-    for found in (list(runs.all_runs(missing)), list(runs.quick_runs(missing))):
-        names = [settings.name for settings in found]
-        assert len(set(names)) == len(names)
-    assert set(missing) <= set(tasks.ALL)
+    names = [job.name for job in runs.all_jobs()]
+    assert len(set(names)) == len(names)
+    assert {job.task for job in runs.all_jobs()} == set(tasks.ALL)
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("cell", list(CELLS))
-@pytest.mark.parametrize("way", list(ways.BY_NAME))
-def test_every_way_takes_or_refuses_every_cell(way, cell):
-    found = measure.run(settings_of(way, cell, updates=2), {})
-    if found.refused is None:
-        assert np.isfinite(np.asarray(found.curves.scores)).all()
-        assert math.isfinite(found.cosine.values[0])
+@pytest.mark.parametrize("name", list(methods.BY_NAME))
+def test_every_method_takes_or_refuses_every_cell(name, cell):
+    found = measure.run(job_of(name, cell, updates=2), MACHINE)
+    if not found[0].refused:
+        assert None not in (*found[0].validation, *found[0].curve, found[0].cosine[0])
 
 
-@pytest.mark.nightly
-def test_processes_make_runs(tmp_path):
-    name = "digits-by-rows--leaky--bptt"
-    assert (
-        benchmarks_command.main(["learning", "--quick", "--only", name, "--out", str(tmp_path)])
-        == 0
-    )
-    (found,) = record.read_all(tmp_path)
-    assert found.settings.name == name and min(found.test) > 0.5
+def test_processes_run_jobs(tmp_path):
+    job = runs.Job("digits by rows", "leaky", "bptt", seeds=(0, 1), rates=(1e-2, 3e-2), updates=200)
+    ((_, found, failure),) = work.make(work.train, [job], workers=1)
+    assert not failure
+    assert min(row.score for row in found) > 0.5
 
 
-@pytest.mark.nightly
-def test_prices_are_taken_anew():
-    found = measure.run(settings_of("d_rtrl", updates=2), {})
-    changed = measure.priced(dataclasses.replace(found, price=None))
-    assert changed.price.seconds_per_lone_step > 0 and changed.price.lone_peak_bytes > 0
-    assert changed.price.trace_bytes == found.price.trace_bytes
-    assert dataclasses.replace(changed, price=found.price) == found
+def test_costs_are_measured_on_stored_rows(monkeypatch):
+    monkeypatch.setattr(measure, "is_core", lambda *pair: True)
+    row = measure.run(job_of("d_rtrl", updates=2), MACHINE)[0]
+    assert row.step_seconds is None
+    (changed,) = measure.timed_row(row, MACHINE)
+    assert changed.step_seconds > 0
+    assert changed.single_step_seconds > 0
+    assert changed.single_peak_bytes > 0
+    kept = {"step_seconds": None, "single_step_seconds": None, "single_peak_bytes": None}
+    assert dataclasses.replace(changed, **kept) == row

@@ -1,273 +1,220 @@
-"""The pages of the evidence say what the records say, and leave nothing out that failed."""
+"""The tables of the evidence are made from the stored rows, and say what the rows say."""
 
 import dataclasses
-import json
-import statistics
+import math
 
 import pytest
-from evidence_records import (
-    OWN,
-    RECORDS,
-    findings_of,
-    made_up,
-    renamed,
-    scored,
-    with_other_optimizer,
-)
-from test_docs import MACHINE
 
 from benchmarks.learning import (
-    advice,
+    figures,
+    formats,
+    methods,
+    networks,
     page,
-    record,
+    results,
+    rows,
     runs,
-    study,
-    words,
+    tables,
 )
-from benchmarks.learning.findings import Run
+from benchmarks.learning.rows import Row, StreamRow
 
-VALUES = {
-    "cosine_to_rtrl": [[[0.9, 0.8], [0.7, 0.6]]],
-    "cosine_to_bptt": [[[0.9, 0.8], [0.5, None]]],
-}
-AGES = {(0.9, 0.88): "1", (0.5, 0.4): "0", (0.75, 0.6): "0"}
-"""Cosines of two seeds under updates, and whether age costs less than an approximation, clearly."""
-
-STUDY = study.Study(
-    {
-        "settings": {
-            "task": "copy with lag",
-            "cell": "leaky",
-            "units": 16,
-            "steps": 64,
-            "every": [1],
-            "rates": [0.0, 0.01],
-            "seeds": [0, 1],
-            "rules": ["rtrl", "d_rtrl"],
-        },
-        "gradients": {"rtrl": VALUES, "d_rtrl": VALUES},
-        "loss": [[[0.5, 0.7], [0.4, 0.6]]],
-    }
-)
+CHANCE, THRESHOLD = 0.125, 0.9
+SEEDS = (-1, 0, 1)
+RATES = runs.RATES
 
 
-@pytest.fixture(scope="module")
-def records():
-    return made_up()
-
-
-FRONT, DETAILS, WIDE, UPDATES = (
-    "evidence.md",
-    "evidence_details.md",
-    "evidence_wide.md",
-    "online_updates.md",
-)
-
-
-def row(text, section, name):
-    """The cells of a row of the first table of a section."""
-    part = text.partition(f"\n## {section}\n")[2]
-    line = next(line for line in part.splitlines() if line.startswith(f"| {name} |"))
-    return [cell.strip() for cell in line.strip("|").split("|")][1:]
-
-
-def test_every_number_of_the_page_is_one_of_the_records(records):
-    pages = page.render(findings_of(records))
-    short, text = pages[FRONT], pages[DETAILS]
-    found = json.loads((RECORDS / f"{OWN}.json").read_text())
-    scores = found["test"]
-    own = f"{statistics.fmean(scores):.2f} ± {statistics.stdev(scores):.2f} ✗{len(found['failed'])}"
-    assert row(text, "Scores", "`D_RTRL`") == [own]
-    reached = [count for count in found["updates_to_threshold"] if count is not None]
-    updates = f"{statistics.fmean(reached):.0f} ({len(reached)} of {len(scores)})"
-    assert row(text, "Updates until the threshold", "`D_RTRL`") == [updates]
-    recurrent = found["cosine"]["recurrent"]
-    cosine = f"{recurrent[0]:.2f} → {recurrent[-1]:.2f}"
-    assert row(text, "Gradients during training", "`D_RTRL`") == [cosine]
-    seconds = found["price"]["seconds_per_step"]
-    assert row(text, "Cost", "`D_RTRL`") == [f"{1e6 * seconds:.3g} µs (0.25)"]
-    kept, worst, matched, reached, time, *_ = row(short, "Summary", "`D_RTRL`")
-    assert (kept, worst) == ("0.80", "0.80 (copy, leaky tanh)")
-    assert (matched, reached, time) == ("0/0/1", "0 of 1", "0.25")
-    assert row(short, "Summary", "`Immediate`")[0] == "0.60", "by Adam"
-    assert row(text, "RMSprop", "`Immediate`, RMSprop")[0].startswith("0.52 ±")
-    assert page.render(findings_of(reversed(records))) == pages, "whatever their order"
-
-
-def test_the_summary_is_of_pairs_that_every_way_was_tried_on(records):
-    settings = dataclasses.replace(records[0].settings, task="another")
-    found = [*records, dataclasses.replace(records[0], settings=settings)]
-    pages, fewer = (page.render(findings_of(some)) for some in (found, records))
-    assert row(pages[FRONT], "Summary", "`D_RTRL`") == row(fewer[FRONT], "Summary", "`D_RTRL`")
-    assert "covers 1 pair of task and cell (1 without runs of every method" in pages[FRONT]
-    assert len(row(pages[DETAILS], "Scores", "`D_RTRL`")) == 2
-
-
-SURE = {"bptt": 0.9, "d_rtrl": 0.9, "immediate": 0.5}
-
-
-def test_advice_follows_from_the_records(records):
-    cheap, dear, traces = advice.lines(
-        findings_of([*records, renamed(records[0], "rtrl", seconds=9.0)])
+def run_of(method, mean=0.9, spread=0.0, cell="leaky", **changed):
+    """The rows of a method with a mean and a standard deviation over three seeds."""
+    own = Row(
+        task="copy with lag",
+        cell=cell,
+        method=method,
+        seed=0,
+        units=32,
+        batch=32,
+        updates=400,
+        steps=40,
+        window=None,
+        chance=CHANCE,
+        threshold=THRESHOLD,
+        measured="2026-01-01",
+        machine="a machine",
+        versions="jax 1",
+        rate=RATES[2],
+        validation=(0.5,) * len(RATES),
+        curve=(0.2,) * 10 + (0.95,) * 11,
+        cosine=(1.0,) * 7 + (0.5,),
+        trace_bytes=1000,
+        peak_bytes=2000,
+        step_seconds=1e-3,
     )
-    assert (
-        "at most 2 times" in cheap
-        and "`D_RTRL` has the largest median relative gain (0.89; 0.25 times" in cheap
-    )
-    assert "`RTRL` has the largest median relative gain (0.89; 2.25 times" in dear
-    assert "clearly better than `Immediate`, which has no traces, in 1 of 1 pair." in traces
-    assert "largest on copy, leaky tanh (0.89 and 0.67)" in traces
-    sure = [scored(records[0], way, score) for way, score in SURE.items()]
-    twins = [renamed(sure[1], "eprop"), renamed(sure[1], "tbptt-short", gain=0.99)]
-    lines = advice.lines(findings_of([*sure, *twins]))
-    assert "in 1 of 1 pair." in lines[1] and "1.00 and" in lines[1]
-    assert "in 0 of 1 pair, and clearly worse in 0." in lines[2], "too little to matter"
-    assert "EProp" not in "".join(lines), "which is no second witness"
+    own = dataclasses.replace(own, **changed)
+    return [dataclasses.replace(own, seed=i, score=mean + spread * x) for i, x in enumerate(SEEDS)]
 
 
-def test_what_failed_stays_on_the_page(records):
-    pages = page.render(findings_of(records))
-    text = pages[DETAILS]
-    lanes = len(records[0].settings.rates)
-    (score,) = row(text, "Scores", "`UORO`")
-    assert score.endswith(f"(**1 of 3 diverged**) ✗{lanes}")
-    where = row(text, "Failures", "`UORO`")[2]
-    assert where.count("1 of 3 at") == lanes
-    assert row(text, "Failures", "`D_RTRL`")[2] == "1 of 3 at 0.03"
-    assert row(text, "Scores", words.way("rflo")) == ["refused"]
-    (why,) = [found.refused for found in records if found.settings.way == "rflo"]
-    assert f"| {why} |" in text
-    assert row(pages[FRONT], "Summary", "`UORO`")[0] == "0.00", "who loses a seed keeps nothing"
-    nothing = dataclasses.replace(records[0], test=(None, None, None))
-    assert words.score(Run(nothing)).startswith("**diverged**")
+def results_of(*found):
+    orders = (), tuple(formats.CELLS), tuple(formats.METHODS)
+    return results.sort([row for rows_ in found for row in rows_], orders, RATES)
 
 
-def test_the_study_of_online_updates_says_what_its_records_say(records):
-    text = page.render(findings_of(records), [STUDY])[UPDATES]
-    at_best = row(text, "Best learning rate", "copy with lag, leaky tanh")
-    assert at_best == ["1", "0.01", "undefined", "undefined (0.65)"]
-    assert "| copy with lag, leaky tanh | `RTRL` | 0.85 | undefined |" in text
-    assert "| copy with lag, leaky tanh | `D_RTRL` | 0.85 (0.85) | undefined (0.65) |" in text
-    assert "turn the gradient" not in text
-    for old, said in AGES.items():
-        aged = {
-            "cosine_to_rtrl": [[[0.9, 0.8], [0.7, 0.6]]],
-            "cosine_to_bptt": [[[0.9, 0.8], list(old)]],
-        }
-        known = {**STUDY.found, "gradients": {"rtrl": aged, "d_rtrl": aged}}
-        pages = page.render(findings_of(records), [study.Study(known)])
-        assert all(
-            f"{said} of 1 case" in pages[name].split("less than")[-1] for name in (FRONT, UPDATES)
-        ), old
-    nothing_learned = {**known, "loss": [[[0.5, 0.7], [0.9, 0.6]]]}
-    text = page.render(findings_of(records), [study.Study(nothing_learned)])[UPDATES]
-    assert "turn the gradient" not in text, "where the best rate is 0, nothing is old"
+def entries(lines, *first):
+    """The further entries of the row that begins with some."""
+    split = [[entry.strip() for entry in line.split("|")[1:-1]] for line in lines]
+    (found,) = [row for row in split if tuple(row[: len(first)]) == first]
+    return found[len(first) :]
 
 
-def test_scores_at_an_edge_of_the_grid_are_marked(records):
-    own = records[0]
-    rates = own.settings.rates
-    marks = {rates[0]: " ▾", rates[1]: "", rates[-1]: " ▴"}
-    for rate, mark in marks.items():
-        found = dataclasses.replace(own, best_rate=rate)
-        assert words.score(Run(found)) == words.score(Run(own)).rstrip(" ▾▴") + mark
-    text = page.render(findings_of([dataclasses.replace(own, best_rate=rates[-1])]))
-    assert row(text[DETAILS], "Scores", "`D_RTRL`")[0].endswith(" ▴")
-    assert "In 0 of 1 run the best learning rate is the lowest, in 1 the highest" in text[FRONT]
+def test_the_stored_pages_have_the_tables_of_the_stored_rows():
+    found, streams = page.load(), page.load_streams()
+    if not found.runs:
+        pytest.skip("A distribution of the sources has no rows.")
+    text = (page.DOCS / page.PAGE).read_text()
+    assert text == page.with_tables(text, page.marked(found, streams))
+    assert page.MARKED.findall(text) == list(page.marked(found, streams))
+    assert (page.DOCS / page.ALL_TABLES).read_text() == page.all_tables(found, streams)
+    for cell in runs.CORE_CELLS:  # the conclusion about copies in the text
+        own, exact = (found.find("copy with lag", cell, name) for name in ("d_rtrl", "bptt"))
+        assert exact.learned
+        assert not own.learned
+
+
+def test_rows_are_stored_without_loss(tmp_path):
+    path = tmp_path / "rows.csv"
+    lost = run_of("uoro", validation=(0.5, None, *(0.5,) * 4))
+    lost[1] = dataclasses.replace(lost[1], score=None)
+    refused = run_of("rflo", refused='needs "feedback", and more')[:1]
+    rows.write(path, [*lost, *refused])
+    assert rows.read(path, Row) == [*lost, *refused]
+    again = [dataclasses.replace(lost[0], score=0.25), *run_of("bptt")]
+    rows.add(path, again)
+    assert rows.read(path, Row) == [again[0], *lost[1:], *refused, *again[1:]]
+    stream = StreamRow("copy with lag", "gru", "rtrl", 8, 1e-5, 0, 0.5, None, 2.0)
+    rows.add(tmp_path / "streams.csv", [stream])
+    assert rows.read(tmp_path / "streams.csv", StreamRow) == [stream]
+
+
+GAIN, SPREAD = 0.5, 0.05
+ERROR = SPREAD / math.sqrt(3)
 
 
 @pytest.mark.parametrize(
-    ("edge", "beside", "leads"),
-    [((0.8, 0.8, 0.8), (0.6, 0.7, 0.8), False), ((0.8, 0.8, 0.8), (0.65, 0.7, 0.75), True)],
+    ("above", "spread", "of_other", "expected"),
+    [
+        (2.05 * ERROR, SPREAD, 0.0, True),
+        (1.95 * ERROR, SPREAD, 0.0, None),
+        (-1.95 * ERROR, SPREAD, 0.0, None),
+        (-2.05 * ERROR, SPREAD, 0.0, False),
+        (1.95 * 0.9 * ERROR, 0.0, SPREAD, None),
+        (2.05 * 0.9 * ERROR, 0.0, SPREAD, True),
+        (2.05 * ERROR, SPREAD, SPREAD, None),
+        (2.05 * math.hypot(1, 0.9) * ERROR, SPREAD, SPREAD, True),
+    ],
 )
-@pytest.mark.parametrize("highest", [False, True])
-def test_an_edge_matters_where_it_is_clearly_better_than_the_rate_beside(
-    records, edge, beside, leads, highest
-):
-    rates = (0.01, 0.02, 0.04)
-    scores = [[(value,) for value in values] for values in (edge, beside, (0.1, 0.1, 0.1))]
-    curves = record.Curves((10,), tuple(map(tuple, reversed(scores) if highest else scores)))
-    settings = dataclasses.replace(records[0].settings, rates=rates)
-    found = dataclasses.replace(
-        records[0], settings=settings, curves=curves, best_rate=rates[-highest]
+def test_a_difference_is_clear_from_two_standard_errors_on(above, spread, of_other, expected):
+    found = results_of(
+        run_of("rtrl", CHANCE + GAIN, of_other),
+        run_of("immediate", CHANCE + 0.9 * GAIN + above, spread),
     )
-    assert Run(found).leads_at_edge is leads
+    exact, own = found.runs
+    assert results.gains_more(own, exact, part=0.9) is expected
+    count = {True: "1/0/0", None: "0/1/0", False: "0/0/1"}[expected]
+    assert entries(tables.comparisons(found), "`Immediate`", "`RTRL`")[1] == count
 
 
-def test_programs_that_are_priced_twice_tell_the_error_of_prices(records):
-    own = records[0]
-    other = dataclasses.replace(own, settings=dataclasses.replace(own.settings, cell="gru"))
-    twins = [renamed(own, "eprop", seconds=0.8), renamed(other, "eprop", seconds=1.5)]
-    twins += [with_other_optimizer(renamed(own, "d_rtrl-rmsprop", seconds=1.1))]
-    pages = page.render(findings_of([own, other, *twins]))
-    for name in (FRONT, DETAILS):
-        assert "repeated timings of a program have ratios of 0.80 to 1.50" in pages[name]
-        assert "half of 3 pairs agree within a factor of 1.25" in pages[name]
-    assert "repeated timings" not in page.render(findings_of(records[2:4]))[DETAILS]
+def test_the_relative_gain_has_all_exact_methods_that_learn_as_reference():
+    found = results_of(
+        run_of("bptt", CHANCE + 0.6), run_of("rtrl", CHANCE + 0.4), run_of("d_rtrl", CHANCE + 0.25)
+    )
+    assert found.gain("copy with lag", "leaky", "d_rtrl") == pytest.approx(0.5)
+    assert found.gain("copy with lag", "leaky", "bptt") == 1
+    summary = tables.summary(found)
+    first = ["1 × 3", "0.50", "0.50 (copy with lag, leaky tanh)", "0/0/1", "0 of 1"]
+    assert entries(summary, "`D_RTRL`") == [*first, "1.00", "1.00", "1 kB"]
+    unlearned = results_of(run_of("bptt", CHANCE + 0.1), run_of("d_rtrl", CHANCE + 0.25))
+    assert unlearned.gain("copy with lag", "leaky", "d_rtrl") is None
 
 
-def wide(found, cell, way, mean, **changed):
-    settings = dataclasses.replace(found.settings, table="wide", cell=cell)
-    changed |= {"settings": settings, "failed": ()}
-    return scored(dataclasses.replace(found, **changed), way, mean)
+def test_a_score_shows_lost_seeds_further_seeds_and_edges_of_the_grid():
+    def score(found):
+        return formats.score(results_of(found).runs[0])
+
+    own = run_of("d_rtrl", 0.5, 0.1)
+    assert score(own) == "0.50 ± 0.10"
+    assert score([*own, dataclasses.replace(own[1], seed=3, validation=())]).endswith("(4 seeds)")
+    assert score([dataclasses.replace(row, rate=RATES[0]) for row in own]) == "0.50 ± 0.10 ▾"
+    assert score([dataclasses.replace(row, rate=RATES[-1]) for row in own]) == "0.50 ± 0.10 ▴"
+    lost = [dataclasses.replace(own[0], score=None, validation=(None,) * 6), *own[1:]]
+    assert score(lost) == "0.55 ± 0.07 (**1 of 3 diverged**) ✗6"
+    failures = tables.failures(results_of(lost).runs)
+    assert "1 of 3 at 0.001, 1 of 3 at 0.003" in failures[2]
+    nothing = [dataclasses.replace(row, score=None) for row in own]
+    assert score(nothing) == "**diverged**"
+    assert results_of(lost, run_of("bptt")).gain("copy with lag", "leaky", "d_rtrl") == 0
+    refused = results_of(run_of("rflo", refused="why")[:1])
+    assert score(run_of("rflo", refused="why")[:1]) == "refused"
+    assert "| why |" in tables.refusals(refused.runs)[2]
 
 
-def test_the_wide_table_may_be_incomplete(records):
-    pages = page.render(findings_of(records))
-    assert "no runs yet" in pages[WIDE] and "Other tasks and cells" not in pages[FRONT]
-    angle = record.Cosine((0, 1), (1.0, 0.9995), (1.0, 0.9995))
-    found = [
-        wide(records[0], "rtu", "bptt", 0.95),
-        wide(records[0], "rtu", "d_rtrl", 0.9, cosine=angle),
-        wide(records[0], "lru", "immediate", 0.6),
-    ]
-    pages = page.render(findings_of([*records, *found]))
-    kept = ["1 of 1", "0.94 (0.94), 1/0/0", "–"]
-    assert row(pages[FRONT], "Other tasks and cells", "RTU") == kept
-    assert row(pages[FRONT], "Other tasks and cells", "LRU") == ["0 of 0", "–", "–"]
-    assert "In 1 pair of task and cell (RTU)" in pages[WIDE]
-    assert "rounding: 0.05 at most (copy, RTU)" in pages[WIDE]
-    assert row(pages[WIDE], "RTU", "copy") == ["0.95 ± 0.00", "0.90 ± 0.00", "–"]
-    assert row(pages[WIDE], "LRU", "copy") == ["–", "–", "0.60 ± 0.00"]
+def test_details_of_training_and_costs():
+    later = run_of("d_rtrl", step_seconds=2e-3, single_step_seconds=3e-3)
+    never = dataclasses.replace(later[2], curve=(0.2,) * 21)
+    found = results_of(run_of("bptt"), [*later[:2], never])
+    own = found.runs[1]
+    assert formats.updates_to_threshold(own) == "200 (2 of 3)"
+    assert formats.cosine(own) == "1.00 → 0.50"
+    assert [point for point, _ in own.cosine] == [0, 60, 120, 180, 220, 280, 340, 400]
+    assert own.curve[0] == (0, pytest.approx(0.2))
+    times = tables.costs(found, "step_seconds", formats.duration)
+    assert [times(run) for run in found.runs] == ["1 ms", "2 ms (2.00)"]
+    single = tables.costs(found, "single_step_seconds", formats.duration, "step_seconds")
+    assert single(own) == "3 ms (3.00)"
 
 
-def test_the_pages_that_are_there_are_those_of_the_records_that_are_there():
-    findings = page.load()
-    if not findings.runs:
-        pytest.skip("A distribution of the sources has no records.")
-    studies = study.load(record.FOLDER)
-    pages = page.render(findings, studies)
-    for name, text in pages.items():
-        assert (page.DOCS / page.GENERATED / name).read_text() == text, name
-    answer = (page.DOCS / "evidence.md").read_text()
-    rows = answer[answer.index("| method |") :].partition("\n\n")[0].splitlines()
-    assert set(rows) <= set(pages[FRONT].splitlines())
-    assert not MACHINE.search("".join(path.read_text() for path in record.FOLDER.glob("*.json")))
-    for cell in runs.CORE_CELLS:  # what the hand-written part says of copies
-        own, exact = (findings.find("copy with lag", cell, way) for way in ("d_rtrl", "bptt"))
-        assert exact.learned and not own.learned
+def test_methods_without_runs_on_the_first_task_keep_their_place():
+    found = results_of(run_of("bptt"), run_of("immediate"), run_of("d_rtrl-short", cell="gru"))
+    assert found.methods == ["bptt", "d_rtrl-short", "immediate"]
+
+
+def streams_of(old):
+    made = []
+    for method in ("rtrl", "d_rtrl"):
+        for rate, loss, own, theirs in (
+            (0.0, 0.7, (0.9, 0.8), (0.9, 0.8)),
+            (0.1, 0.5, (0.7, 0.6), old),
+        ):
+            for seed in (0, 1):
+                place = "copy with lag", "leaky", method, 1, rate, seed
+                made.append(StreamRow(*place, own[seed], theirs[seed], loss))
+    return tables.Streams(made)
+
+
+@pytest.mark.parametrize(
+    ("old", "expected"),
+    [((0.8, 0.7), "yes"), ((0.6, 0.5), "no"), ((0.8, 0.5), "undecided"), ((0.8, None), "–")],
+)
+def test_stale_traces_are_compared_at_the_best_rate(old, expected):
+    found = entries(tables.at_best_rate(streams_of(old)), "copy with lag, leaky tanh", "1", "0.1")
+    assert found[-1] == expected
+    both = "undefined" if None in old else f"{sum(old) / 2:.2f}"
+    assert found[:-1] == [both, f"{both} (0.65)"]
+
+
+def test_every_name_is_in_the_catalogues():
+    assert list(formats.METHODS) == list(figures.LOOKS)
+    assert set(formats.METHODS) == {method.name for method in methods.ALL}
+    assert set(runs.WIDE_METHODS) <= set(formats.METHODS)
+    assert {name for names in figures.FAMILIES.values() for name in names} <= set(formats.METHODS)
+    assert set(formats.CELLS) == set(networks.CELLS) == set(runs.WIDE_CELLS)
+    known = {name for method, other, _ in tables.COMPARISONS for name in (method, other)}
+    assert known <= set(methods.BY_NAME)
 
 
 @pytest.mark.nightly
-def test_plots_are_small_and_the_same_for_the_same_records(records, tmp_path):
-    records = [*records, wide(records[0], "rtu", "bptt", 0.95)]
-    assert page.draw(findings_of(records[-1:]), [], tmp_path / "begun"), "a table that has begun"
-    records += [wide(records[0], "rtu", way, 0.9) for way in ("d_rtrl", "immediate")]
-    findings = findings_of(records)
-    studies = [STUDY]
-    first, second = (page.draw(findings, studies, tmp_path / name) for name in ("one", "two"))
-    for path, again in zip(first, second, strict=True):
+def test_figures_are_the_same_for_the_same_rows(tmp_path):
+    found = results_of(
+        *(run_of(name, cell=cell) for name in formats.METHODS for cell in ("leaky", "gru", "lru"))
+    )
+    drawn = [page.draw(found, streams_of((0.8, 0.7)), tmp_path / name) for name in ("one", "two")]
+    for path, again in zip(*drawn, strict=True):
         assert path.read_bytes() == again.read_bytes()
-        pages = page.render(findings, studies)
-        assert f"{words.PICTURES}/{path.name}" in "".join(pages.values())
-    for found in records:
-        record.write(tmp_path / "records", found)
-    (tmp_path / "records" / "online-updates-copy.json").write_text(json.dumps(STUDY.found))
-    written = page.write(tmp_path / "records", tmp_path)
-    assert written == [
-        *(tmp_path / page.GENERATED / name for name in pages),
-        *(tmp_path / words.PICTURES / one.name for one in first),
-    ]
-    assert {path.name: path.read_text() for path in written[: len(pages)]} == pages
-    with pytest.raises(ValueError, match="no records"):
-        page.write(tmp_path)
+        assert f"_static/evidence/{path.name}" in (page.DOCS / page.PAGE).read_text()

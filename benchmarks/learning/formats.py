@@ -1,0 +1,136 @@
+"""Names of methods and cells, and the format of numbers in tables."""
+
+from collections.abc import Callable
+
+from ..markdown import DASH, seconds
+from .results import Run
+
+Text = Callable[[float | None], str]
+
+METHODS = {
+    "bptt": "BPTT",
+    "tbptt-long": "BPTT in long windows",
+    "tbptt-short": "BPTT in short windows",
+    "rtrl": "`RTRL`",
+    "ostl-recurrent": "`OSTLRecurrent`",
+    "snap-1": "`SnAp`",
+    "d_rtrl": "`D_RTRL`",
+    "d_rtrl-long": "`D_RTRL` in long windows",
+    "d_rtrl-short": "`D_RTRL` in short windows",
+    "eprop": "`EProp`",
+    "ostl-feedforward": "`OSTLFeedforward`",
+    "bptt-feedback": "BPTT (random feedback)",
+    "d_rtrl-feedback": "`D_RTRL` (random feedback)",
+    "rflo": "`RFLO` (random feedback)",
+    "es_d_rtrl": "`ES_D_RTRL`",
+    "es_d_rtrl-long": "`ES_D_RTRL` in long windows",
+    "es_d_rtrl-short": "`ES_D_RTRL` in short windows",
+    "ottt": "`OTTT`",
+    "kf_rtrl": "`KF_RTRL`",
+    "uoro": "`UORO`",
+    "immediate": "`Immediate`",
+}
+CELLS = {
+    "leaky": "leaky tanh",
+    "gru": "GRU",
+    "lstm": "LSTM",
+    "indrnn": "IndRNN",
+    "lru": "LRU",
+    "rtu": "RTU",
+    "alif": "recurrent ALIF",
+}
+REFUSED, MISSING, NEVER = "refused", DASH, "never"
+EDGES = {-1: " ▾", 0: "", 1: " ▴"}
+"""Mark of a score whose learning rate is the lowest or the highest of the grid."""
+
+USUAL_SEEDS = 3
+
+
+def method(name: str) -> str:
+    """Return the name of a method in a table."""
+    base = name.removesuffix("-rmsprop")
+    return METHODS.get(base, f"`{base}`") + (", RMSprop" if base != name else "")
+
+
+def cell(name: str) -> str:
+    """Return the name of a cell in a table."""
+    return CELLS.get(name, name)
+
+
+def pair(task: str, cell_name: str) -> str:
+    """Return the name of a task and a cell."""
+    return f"{task}, {cell(cell_name)}"
+
+
+def digits(value: float | None) -> str:
+    """Return a score, cosine or ratio with two digits after the point."""
+    if value is None:
+        return MISSING
+    text = f"{value:.2f}"
+    return "0.00" if text == "-0.00" else text
+
+
+def score(run: Run | None) -> str:
+    """Return mean and standard deviation over seeds, with marks."""
+    if run is None:
+        return MISSING
+    if not run.ran:
+        return REFUSED
+    if run.mean is None:
+        return "**diverged**"
+    text = f"{digits(run.mean)} ± {digits(run.spread)}"
+    if run.lost:
+        text += f" (**{run.lost} of {len(run.rows)} diverged**)"
+    elif len(run.rows) != USUAL_SEEDS:
+        text += f" ({len(run.rows)} seeds)"
+    lanes = sum(run.diverged.values())
+    return text + (f" ✗{lanes}" if lanes else "") + EDGES[run.at_edge]
+
+
+def updates_to_threshold(run: Run | None) -> str:
+    """Return the mean number of updates, and the number of seeds if some do not get there."""
+    if run is None:
+        return MISSING
+    if not run.ran:
+        return REFUSED
+    found, seeds = run.at_threshold, len(run.rows)
+    if not found:
+        return NEVER
+    text = f"{sum(found) / len(found):.0f}"
+    return text if len(found) == seeds else f"{text} ({len(found)} of {seeds})"
+
+
+def cosine(run: Run | None) -> str:
+    """Return the cosine to BPTT at the start and at the end of training."""
+    if run is None or not run.ran:
+        return score(run)
+    if not run.cosine:
+        return MISSING
+    return f"{digits(run.cosine[0][1])} → {digits(run.cosine[-1][1])}"
+
+
+def size(value: float | None) -> str:
+    """Return a number of bytes."""
+    if value is None:
+        return MISSING
+    for unit, factor in (("MB", 1e6), ("kB", 1e3)):
+        if value >= factor:
+            return f"{value / factor:.3g} {unit}"
+    return f"{value:.0f} B"
+
+
+def traces(value: float | None) -> str:
+    """Return a number of bytes, and a dash for a method without traces."""
+    return size(value or None)
+
+
+def times(value: float | None) -> str:
+    """Return a ratio."""
+    if value is None:
+        return MISSING
+    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}"
+
+
+def duration(value: float | None) -> str:
+    """Return a time with its unit."""
+    return seconds(value)

@@ -1,0 +1,299 @@
+"""Numbers that the tables and figures derive from the rows.
+
+The *gain* of a run is its mean score on the test set minus chance. The *relative gain* is the gain
+over the mean gain of reference runs, at most 1. It exists only if a reference has learned: if it is
+at least `LEARNED` of the way from chance to the threshold of the task. The references are the
+methods with the exact gradient. They differ by rounding alone, yet their scores differ, so that a
+single one would be a matter of chance.
+
+A difference of means is clear if it is larger than `ERRORS` times its standard error, pooled over
+the seeds of both sides (`is_positive`), and undecided otherwise.
+"""
+
+import dataclasses
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+from .rows import Row
+
+LEARNED = 0.5
+REFERENCE = "bptt"
+EXACT = ("bptt", "rtrl", "ostl-recurrent")
+"""Methods with the gradient of BPTT, up to rounding, in one recurrent layer."""
+
+PART = 0.9
+"""Relative gain from which a method counts as equal to its reference."""
+
+ERRORS = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """All seeds of a task, a cell and a method."""
+
+    rows: tuple[Row, ...]
+    rates: tuple[float, ...]
+
+    @property
+    def first(self) -> Row:
+        """The first seed, with the costs and the cosine."""
+        return self.rows[0]
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Task, cell and method."""
+        return self.first.key
+
+    @property
+    def ran(self) -> bool:
+        """Whether the library supports the method on this network."""
+        return not self.first.refused
+
+    @cached_property
+    def scores(self) -> list[float]:
+        """Finite scores on the test set."""
+        return [row.score for row in self.rows if row.score is not None]
+
+    @property
+    def lost(self) -> int:
+        """Number of seeds that diverged at the chosen rate."""
+        return len(self.rows) - len(self.scores)
+
+    @property
+    def mean(self) -> float | None:
+        """Mean score over seeds."""
+        return statistics.fmean(self.scores) if self.scores else None
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the score over seeds."""
+        return statistics.stdev(self.scores) if len(self.scores) > 1 else 0.0
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean score."""
+        return self.spread / math.sqrt(len(self.scores)) if self.scores else 0.0
+
+    @property
+    def gain(self) -> float | None:
+        """Mean score minus chance; ``None`` if a seed diverged."""
+        return None if self.mean is None or self.lost else self.mean - self.first.chance
+
+    @property
+    def learned(self) -> bool:
+        """Whether the gain is large enough for a reference."""
+        least = LEARNED * (self.first.threshold - self.first.chance)
+        return self.gain is not None and self.gain >= least
+
+    @property
+    def at_edge(self) -> int:
+        """-1 if the chosen rate is the lowest of the grid, 1 if it is the highest, else 0."""
+        return (self.first.rate == self.rates[-1]) - (self.first.rate == self.rates[0])
+
+    @property
+    def diverged(self) -> Counter[float]:
+        """Number of seeds that diverged, by learning rate."""
+        places = [(i, v) for row in self.rows for i, v in enumerate(row.validation)]
+        return Counter(sorted(self.rates[i] for i, value in places if value is None))
+
+    @property
+    def at_threshold(self) -> list[int]:
+        """Updates until the score in validation reached the threshold, of the seeds that did."""
+        found = []
+        for row in self.rows:
+            reached = (
+                point
+                for point, value in zip(row.points, row.curve, strict=True)
+                if value is not None and value >= row.threshold
+            )
+            found += list(reached)[:1]
+        return found
+
+    @property
+    def curve(self) -> list[tuple[int, float]]:
+        """Mean score in validation by updates, where all seeds have one."""
+        means = [_mean(values) for values in zip(*(row.curve for row in self.rows), strict=True)]
+        return _finite(self.first.points, means)
+
+    @property
+    def cosine(self) -> list[tuple[int, float]]:
+        """Cosine to BPTT by updates."""
+        return _finite(self.first.cosine_points, self.first.cosine)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if len(known) == len(values) else None
+
+
+def _finite(points: Sequence[int], values: Sequence[float | None]) -> list[tuple[int, float]]:
+    return [(at, value) for at, value in zip(points, values, strict=False) if value is not None]
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Return the standard error of a mean."""
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+
+
+def is_positive(difference: float, error: float) -> bool | None:
+    """Return whether a difference is positive; ``None`` if its error leaves that open."""
+    return None if abs(difference) <= ERRORS * error else difference > 0
+
+
+def relative_gain(run: Run | None, *references: Run | None) -> float | None:
+    """Return the gain of a run over the mean gain of references; 0 if a seed diverged."""
+    known = [other for other in references if other is not None and other.gain is not None]
+    if run is None or not run.ran or not any(other.learned for other in known):
+        return None
+    gain = statistics.fmean(other.gain for other in known if other.gain is not None)
+    return 0.0 if run.gain is None else min(1.0, run.gain / gain)
+
+
+def gains_more(run: Run, *references: Run | None, part: float = 1.0) -> bool | None:
+    """Return whether a run gains more than a part of the references' mean gain.
+
+    ``None`` if the difference is within its error.
+    """
+    if run.gain is None:
+        return False
+    known = [other for other in references if other is not None and other.gain is not None]
+    gain = statistics.fmean(other.gain for other in known if other.gain is not None)
+    error = math.hypot(*(other.error for other in known)) / len(known)
+    return is_positive(run.gain - part * gain, math.hypot(run.error, part * error))
+
+
+@dataclasses.dataclass(frozen=True)
+class Gains:
+    """The relative gain of a method over pairs of task and cell.
+
+    Attributes
+    ----------
+    parts
+        ``(relative gain, task, cell)``, in rising order.
+    matched
+        Whether each of them is at least `PART`; ``None`` if undecided.
+    reached
+        Number of pairs with a mean score above the threshold.
+    seeds
+        Number of seeds of each pair that was run.
+    """
+
+    parts: list[tuple[float, str, str]]
+    matched: list[bool | None]
+    reached: int
+    seeds: list[int]
+
+    @property
+    def median(self) -> float | None:
+        """The median relative gain."""
+        return statistics.median(part for part, *_ in self.parts) if self.parts else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Results:
+    """All runs, in the order of the catalogues; ``order`` has the names of the methods."""
+
+    runs: tuple[Run, ...]
+    order: tuple[str, ...] = ()
+
+    @cached_property
+    def _by_key(self) -> dict[tuple[str, str, str], Run]:
+        return {run.key: run for run in self.runs}
+
+    def find(self, task: str, cell: str, method: str) -> Run | None:
+        """Return a run, or ``None`` if there is none."""
+        return self._by_key.get((task, cell, method))
+
+    def where(self, belongs: Callable[[Run], bool]) -> "Results":
+        """Return the runs that fulfil a condition, in the same order."""
+        return Results(tuple(run for run in self.runs if belongs(run)), self.order)
+
+    def of_cell(self, cell: str) -> "Results":
+        """Return the runs of one cell."""
+        return self.where(lambda run: run.key[1] == cell)
+
+    def _names(self, place: int) -> list[str]:
+        return list(dict.fromkeys(run.key[place] for run in self.runs))
+
+    @property
+    def tasks(self) -> list[str]:
+        """Names of tasks."""
+        return self._names(0)
+
+    @property
+    def cells(self) -> list[str]:
+        """Names of cells."""
+        return self._names(1)
+
+    @property
+    def methods(self) -> list[str]:
+        """Names of methods, in their order even if the first tasks lack some."""
+        found = self._names(2)
+        return [name for name in self.order if name in found] + [
+            name for name in found if name not in self.order
+        ]
+
+    def pairs(self) -> Iterator[tuple[str, str]]:
+        """Yield every pair of task and cell with a run."""
+        yield from dict.fromkeys(run.key[:2] for run in self.runs)
+
+    def exact(self, task: str, cell: str) -> list[Run | None]:
+        """Return the runs with the exact gradient."""
+        return [self.find(task, cell, method) for method in EXACT]
+
+    def gain(self, task: str, cell: str, method: str) -> float | None:
+        """Return the gain of a method relative to the exact gradient."""
+        return relative_gain(self.find(task, cell, method), *self.exact(task, cell))
+
+    def gains(self, method: str) -> Gains:
+        """Return the relative gains of a method over all pairs."""
+        parts, matched, reached, seeds = [], [], 0, []
+        for task, cell in self.pairs():
+            run = self.find(task, cell, method)
+            if run is None or not run.ran:
+                continue
+            seeds.append(len(run.rows))
+            reached += run.mean is not None and run.mean >= run.first.threshold
+            part = self.gain(task, cell, method)
+            if part is not None:
+                parts.append((part, task, cell))
+                matched.append(gains_more(run, *self.exact(task, cell), part=PART))
+        return Gains(sorted(parts), matched, reached, seeds)
+
+    def costs(self, method: str, what: str, relative: bool = True) -> list[float]:
+        """Return a cost of a method by pair, relative to BPTT; ``what`` is a field of `Row`."""
+        found = []
+        for task, cell in self.pairs():
+            own = cost(self.find(task, cell, method), what)
+            base = cost(self.find(task, cell, REFERENCE), what) if relative else 1.0
+            if own is not None and base:
+                found.append(own / base)
+        return found
+
+
+def cost(run: Run | None, what: str) -> float | None:
+    """Return a field of the first row of a run, if there is one."""
+    value: Any = None if run is None else getattr(run.first, what)
+    return value
+
+
+def sort(rows: Iterable[Row], orders: Sequence[Sequence[str]], rates: Sequence[float]) -> Results:
+    """Return runs by task, cell and method in the order of catalogues; unknown names come last."""
+    groups: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.key, []).append(row)
+
+    def place(key: tuple[str, str, str]) -> list[tuple[int, str]]:
+        return [
+            (order.index(name) if name in order else len(order), name)
+            for name, order in zip(key, orders, strict=True)
+        ]
+
+    def of(key: tuple[str, str, str]) -> Run:
+        return Run(tuple(sorted(groups[key], key=lambda row: row.seed)), tuple(rates))
+
+    return Results(tuple(map(of, sorted(groups, key=place))), tuple(orders[2]))

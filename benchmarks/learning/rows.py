@@ -1,0 +1,206 @@
+"""The CSV files of the evidence: frozen dataclasses of plain values, one a row."""
+
+import csv
+import dataclasses
+import math
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+FOLDER = Path(__file__).parent.parent / "results"
+FILE = FOLDER / "learning.csv"
+DIGITS = 4
+POINTS = 20
+"""Points of training at which a score is computed, besides the start."""
+
+COSINES = 8
+"""Points of training at which gradients are compared."""
+
+Numbers = tuple[float | None, ...]
+"""Numbers in one entry, separated by spaces; ``None`` (written nan) where one is not finite."""
+
+
+def points_of(updates: int) -> tuple[int, ...]:
+    """Return after how many updates scores are computed, the start among them."""
+    return tuple(range(0, updates + 1, max(1, -(-updates // POINTS))))
+
+
+def spread_out(count: int, chosen: int) -> list[int]:
+    """Return some of ``count`` places, the first and the last among them."""
+    places = {round(i * (count - 1) / (chosen - 1)) for i in range(chosen)}
+    return sorted(places)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """The result of one seed.
+
+    Attributes
+    ----------
+    task, cell, method, seed
+        The key of a row.
+    units, batch, updates, steps, window
+        Settings: hidden units, sequences of an update, updates, time steps of a sequence, and
+        steps of a window (``None``: no windows).
+    chance, threshold
+        Scores of the task: without looking at the inputs, and from which it counts as learned.
+    measured, machine, versions
+        Date and environment of the run.
+    refused
+        The reason if the library refuses the method on this network; all that follows is empty.
+    rate, score
+        The learning rate with the best mean score in validation over the first seeds, and the
+        score on the test set at the end; ``None`` if it is not finite.
+    validation
+        The last score on the validation set at every rate of the grid; empty for later seeds,
+        which run at the chosen rate only.
+    curve
+        Scores on the validation set at the chosen rate, by `points`.
+    cosine
+        Cosine to the gradient of BPTT, over the cell's parameters, by `cosine_points`; of the
+        first seed, as everything below.
+    trace_bytes, peak_bytes, single_peak_bytes
+        Traces, and temporary memory of the compiled gradient: of a sequence, and of single steps.
+    step_seconds, single_step_seconds
+        Time of a step: of the gradient of a sequence, and in single steps.
+    """
+
+    task: str
+    cell: str
+    method: str
+    seed: int
+    units: int
+    batch: int
+    updates: int
+    steps: int
+    window: int | None
+    chance: float
+    threshold: float
+    measured: str
+    machine: str
+    versions: str
+    refused: str = ""
+    rate: float | None = None
+    score: float | None = None
+    validation: Numbers = ()
+    curve: Numbers = ()
+    cosine: Numbers = ()
+    trace_bytes: int | None = None
+    peak_bytes: int | None = None
+    single_peak_bytes: int | None = None
+    step_seconds: float | None = None
+    single_step_seconds: float | None = None
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Task, cell and method."""
+        return self.task, self.cell, self.method
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """The key of the row."""
+        return *self.key, self.seed
+
+    @property
+    def points(self) -> tuple[int, ...]:
+        """Updates of the entries of `curve`."""
+        return points_of(self.updates)
+
+    @property
+    def cosine_points(self) -> tuple[int, ...]:
+        """Updates of the entries of `cosine`."""
+        return tuple(self.points[i] for i in spread_out(len(self.points), COSINES))
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamRow:
+    """Gradients while the parameters change: the result of one seed of `online_updates`.
+
+    Attributes
+    ----------
+    task, cell, method, every, rate, seed
+        The key: ``every`` is the number of steps per update.
+    to_rtrl, to_bptt
+        Mean cosine to RTRL with equally stale traces, and to the exact gradient.
+    loss
+        Mean loss in the second half of the stream.
+    """
+
+    task: str
+    cell: str
+    method: str
+    every: int
+    rate: float
+    seed: int
+    to_rtrl: float | None
+    to_bptt: float | None
+    loss: float | None
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """The key of the row."""
+        return self.task, self.cell, self.method, self.every, self.rate, self.seed
+
+
+AnyRow = TypeVar("AnyRow", Row, StreamRow)
+
+
+def finite(value: Any) -> float | None:
+    """Return a number as a Python float; ``None`` if it is not finite."""
+    return float(value) if math.isfinite(value) else None
+
+
+def number(text: str) -> float | None:
+    """Return a number; ``None`` for an empty text and for nan."""
+    return finite(float(text or "nan"))
+
+
+_PARSERS: dict[Any, Any] = {
+    str: str,
+    int: int,
+    float: float,
+    int | None: lambda text: int(text) if text else None,
+    float | None: number,
+    Numbers: lambda text: tuple(map(number, text.split())),
+}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return " ".join(_text(entry) or "nan" for entry in value)
+    if isinstance(value, float):
+        return f"{value:.{DIGITS}g}" if math.isfinite(value) else ""
+    return "" if value is None else str(value)
+
+
+def read(path: Path, kind: type[AnyRow]) -> list[AnyRow]:
+    """Return the rows of a file; none if there is no file."""
+    if not path.exists():
+        return []
+    parsers = {field.name: _PARSERS[field.type] for field in dataclasses.fields(kind)}
+    with path.open(newline="") as file:
+        return [
+            kind(**{name: parsers[name](text) for name, text in found.items()})
+            for found in csv.DictReader(file)
+        ]
+
+
+def write(path: Path, rows: Iterable[AnyRow]) -> None:
+    """Write rows: the whole file or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(f".{os.getpid()}.draft")
+    with draft.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        for count, row in enumerate(rows):
+            entries = {name: _text(value) for name, value in vars(row).items()}
+            if count == 0:
+                writer.writerow(entries)
+            writer.writerow(entries.values())
+    draft.replace(path)
+
+
+def add(path: Path, rows: Sequence[AnyRow]) -> None:
+    """Add rows to a file, instead of the rows with the same keys."""
+    stored = {row.identity: row for row in read(path, type(rows[0]))}
+    write(path, (stored | {row.identity: row for row in rows}).values())
