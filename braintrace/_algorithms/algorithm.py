@@ -25,6 +25,7 @@ from .._runtime.mesh import on_automatic_axes
 from .._runtime.model_states import States, short_term, values_by_path
 from .._runtime.old_states import StepMark, started
 from .._runtime.on_mesh import arrays_on, moved_traces, place_states
+from .._runtime.program import states_are_carried
 from .._runtime.restart import RequestedRestarts, check_where, restart_samples
 from .._runtime.step_data import first_step
 from .._runtime.stepping import run_call
@@ -401,9 +402,9 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         with in_words(OptionError, lambda: call):
             compiled, states = self.compiled_model, self.found_states(self.model)
             fresh = self._started(compiled.initial_values(self.model, states, batch_size, kwargs))
-        if is_watched():
-            self.step_mark.value = jnp.zeros(())
-        with uninterrupted:
+        with uninterrupted, states_are_carried():
+            if is_watched():
+                self.step_mark.value = jnp.zeros(())
             self._compiled = compiled.moved_to(self.model, self.analysed, fresh, batch_size)
             self._reset_traces()
             place_states(self.placement, self.states_of_model)

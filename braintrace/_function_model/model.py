@@ -87,7 +87,28 @@ def from_function(
     >>> model.set_params(jax.tree.map(descend, model.get_params(), gradients))
     """
     check_option("step", step, STEP)
+    _refuse_module(step)
     return FunctionModel(step, params, state)
+
+
+def _refuse_module(step: Any) -> None:
+    """Refuse a layer as a step function.
+
+    A module of the user's own may be callable as a step; layers of brainstate and Flax, and those
+    of Equinox, are not.
+    """
+    is_layer = isinstance(step, brainstate.nn.Module) or any(
+        kind.__module__.startswith(("flax.", "equinox.nn")) for kind in type(step).__mro__
+    )
+    if is_layer:
+        raise OptionError(
+            f"`step` is the module {type(step).__name__}; expected a function `step(params, state, "
+            "*inputs)` that returns the new state and the output. Take the arrays out of the "
+            "module and call it inside, with Flax NNX for example:\n"
+            "    graphdef, params = nnx.split(cell)\n"
+            "    step = lambda params, state, x: nnx.merge(graphdef, params)(state, x)\n"
+            "A brainstate module needs no `from_function`: give it to `compile`."
+        )
 
 
 class FunctionModel(brainstate.nn.Module):

@@ -2,12 +2,13 @@
 
 import dataclasses
 from collections.abc import Hashable, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
+import saiunit
 from jax.typing import ArrayLike
 
 from .._algorithms import ETraceAlgorithm
@@ -16,6 +17,8 @@ from .._errors import DtypeError, OptionError, ShapeError
 from .._jax import is_tracer
 from .._sharding import on_host
 from .._typing import Path, PyTree
+
+ARRAYS = (jax.Array, np.ndarray, np.generic, saiunit.Quantity, brainstate.State)
 
 ALGORITHM = Kind(
     "an algorithm such as `braintrace.D_RTRL(model)`",
@@ -77,6 +80,18 @@ def shapes_of(sequences: PyTree) -> list[PyTree]:
         for index, sequence in enumerate(sequences):
             check_arrays(f"sequence {index}", sequence)
         raise
+
+
+def of_numbers(sequences: PyTree) -> PyTree:
+    """Return sequences with tables, and other containers of numbers, as NumPy arrays."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf) if _is_table(leaf) else leaf, sequences)
+
+
+def _is_table(leaf: Any) -> bool:
+    """Test whether a leaf is no array, but says how it becomes one of numbers."""
+    if isinstance(leaf, ARRAYS) or not hasattr(type(leaf), "__array__"):
+        return False
+    return np.asarray(leaf).dtype.kind in "biufc"
 
 
 def length_of(sequences: PyTree) -> int:

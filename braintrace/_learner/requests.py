@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .._typing import PyTree
-from .arguments import chosen_among
+from .arguments import chosen_among, of_numbers
 from .body import Arguments, Body
 from .evolve import evolving, predicting
 from .gradient import differentiating
@@ -36,6 +36,7 @@ def request_of(
     """
     if "update_fn" in METHODS[method]:
         check_updates(options)
+    sequences = of_numbers(sequences)
     if options.weights is None:
         return Request(method, sequences, options)
     chosen = chosen_among(learner.algorithm.param_states, options.weights)

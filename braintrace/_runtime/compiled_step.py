@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 
 from .._compiler import divided_graph, with_every_operation
-from .._errors import OptionError
 from .._executor import (
     CarriedSpecs,
     Inputs,
@@ -24,7 +23,6 @@ from .._executor import (
     single_step,
     window_step,
 )
-from .._foreign import in_words
 from .._graph import ETraceGraph, TraceMethod, Traces
 from .._jax import Var, for_devices
 from .._sharding import Placement
@@ -33,7 +31,7 @@ from .environment import Environment
 from .mesh import in_automatic_region
 from .model_states import States, find_states, read_arguments, read_states, write_states
 from .old_states import entered
-from .program import RAW, Program
+from .program import Program, states_are_carried
 
 
 class CompiledStep:
@@ -197,7 +195,7 @@ class CompiledStep:
         OptionError
             Inside a transformation of JAX (not of brainstate).
         """
-        with in_words(OptionError, lambda: RAW):
+        with states_are_carried():
             write_states(self.graph, states, dict(zip(self._written, new, strict=True)))
 
     def inputs_of_step(self, start: Inputs, written: list[Any], slices: Any) -> dict[Var, Any]:

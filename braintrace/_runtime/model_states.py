@@ -181,15 +181,28 @@ def read_arguments(graph: ETraceGraph, arguments: tuple[Any, ...]) -> dict[Var, 
         if value.shape != var.aval.shape:
             raise ShapeError(
                 f"Argument `{name}` of `update` has shape {value.shape}; the model was "
-                f"compiled for {tuple(var.aval.shape)}, with hidden states {_hidden(graph)}. If "
-                "the batch size has changed, call `reset_state` with the new one: states and "
-                "traces have a batch axis of their own."
+                f"compiled for {tuple(var.aval.shape)}, with hidden states {_hidden(graph)}. "
+                f"{_advice(value.shape, var.aval.shape)}"
             )
         if value.dtype != var.aval.dtype:
             _check_kind(name, value.dtype, var.aval.dtype)
             value = value.astype(var.aval.dtype)
         values[var] = value
     return values
+
+
+def _advice(found: tuple[int, ...], expected: tuple[int, ...]) -> str:
+    """Return what to do about an argument of another shape."""
+    if found == expected[1:]:
+        first = "" if expected[0] == 1 else "call `reset_state(1)` and "
+        return (
+            f"If this is one sample, {first}give it a batch axis: `x[None]`, and a sequence "
+            "`xs[:, None]`."
+        )
+    return (
+        "If the batch size has changed, call `reset_state` with the new one: states and traces "
+        "have a batch axis of their own."
+    )
 
 
 def _other_arguments(graph: ETraceGraph, arguments: tuple[Any, ...]) -> ShapeError:

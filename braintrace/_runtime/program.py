@@ -5,7 +5,8 @@ until it has succeeded. Other programs reuse the buffers of the traces; meanwhil
 threads wait.
 """
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias, TypeVar
 
 import brainstate
@@ -13,7 +14,6 @@ import jax
 
 from .._brainstate import is_watched, set_values
 from .._errors import OptionError
-from .._foreign import in_words
 from .._interrupts import interruptible, uninterrupted
 from .._jax import calls_back
 from .carried_traces import CarriedTraces
@@ -97,9 +97,27 @@ def advance(
 
 
 RAW = (
-    "A step is called inside a transformation of JAX, which does not carry States from call to "
-    "call. Use that of brainstate, such as `brainstate.transform.jit`, `grad`, `vmap` or `for_loop`"
+    "A learner is called inside a transformation of JAX such as `jax.jit` or `jax.lax.scan`, which "
+    "does not carry States from call to call. Use its pure functions, in two lines:\n"
+    "    pure = learner.functional()  # outside; start with state = pure.state()\n"
+    "    state, output = pure.step(state, x)  # inside\n"
+    "or the transformation of brainstate, such as `brainstate.transform.jit`, `grad` or `for_loop`."
 )
+
+
+@contextlib.contextmanager
+def states_are_carried() -> Iterator[None]:
+    """Refuse to write a State inside a transformation of JAX (not of brainstate).
+
+    Raises
+    ------
+    OptionError
+        There.
+    """
+    try:
+        yield
+    except brainstate.TraceContextError as error:
+        raise OptionError(RAW) from error
 
 
 def write_values(states: Iterable[brainstate.State], values: Iterable[Any]) -> None:
@@ -110,5 +128,5 @@ def write_values(states: Iterable[brainstate.State], values: Iterable[Any]) -> N
     OptionError
         Inside a transformation of JAX (not of brainstate).
     """
-    with in_words(OptionError, lambda: RAW):
+    with states_are_carried():
         set_values(states, values)

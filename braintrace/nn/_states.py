@@ -10,6 +10,7 @@ import saiunit
 
 from .._errors import OptionError, UnitError
 from .._jax import strongly_typed
+from .._shown import shown
 
 Initializers: TypeAlias = dict[str, tuple[Any, tuple[int, ...]]]
 """For every hidden state, by name: its initialiser, and its shape for one sample."""
@@ -87,8 +88,8 @@ def decay(tau: Any) -> Any:
     ratio = time_step() / tau
     if not saiunit.get_unit(ratio).is_unitless:
         raise UnitError(
-            f"The time step `dt` is {time_step()}, and the time constant `tau` is {tau}: their "
-            "units have different dimensions."
+            f"The time step `dt` is {shown(time_step())}, and the time constant `tau` is "
+            f"{shown(tau)}: their units have different dimensions."
         )
     return saiunit.math.exp(-ratio)
 
