@@ -90,9 +90,12 @@ __version_info__ = tuple(map(int, __version__.split(".")))  # noqa: RUF048 (numb
 
 _LATER = {
     "Change": "_planning",
-    "GradientCheck": "_learner.check",
+    "ComparedRule": "_comparison",
+    "GradientCheck": "_comparison",
     "Plan": "_planning",
-    "gradient_check": "_learner.check",
+    "RuleComparison": "_comparison",
+    "compare_rules": "_comparison",
+    "gradient_check": "_comparison",
     "nn": "nn",
     "plan": "_planning",
     "plot_traces": "_learner.trace_pictures",
@@ -104,8 +107,11 @@ _LATER = {
 
 if _types.TYPE_CHECKING:
     from . import nn as nn
-    from ._learner.check import GradientCheck as GradientCheck
-    from ._learner.check import gradient_check as gradient_check
+    from ._comparison import ComparedRule as ComparedRule
+    from ._comparison import GradientCheck as GradientCheck
+    from ._comparison import RuleComparison as RuleComparison
+    from ._comparison import compare_rules as compare_rules
+    from ._comparison import gradient_check as gradient_check
     from ._learner.trace_pictures import plot_traces as plot_traces
     from ._planning.plan import Change as Change
     from ._planning.plan import Plan as Plan

@@ -205,6 +205,18 @@ class StatesAsRead(brainstate.StateTraceStack):
             state._value = function(state._value)
 
 
+@contextlib.contextmanager
+def undone() -> Iterator[None]:
+    """Restore all States that code inside has written, at the end of the context."""
+    stack: brainstate.StateTraceStack = brainstate.StateTraceStack()
+    try:
+        with stack:
+            yield
+    finally:
+        for state, value in zip(stack.states, stack.original_state_values, strict=True):
+            state._value = value
+
+
 # --- stored values of States
 
 

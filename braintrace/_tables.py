@@ -90,6 +90,25 @@ def as_html(parts: Iterable[Part]) -> str:
     return f'<div class="braintrace"><style>{_STYLE}</style>{"".join(written)}</div>'
 
 
+def fitted(table: Table, width: int) -> list[Table]:
+    """Split a table that is wider than a line; each part repeats the first column."""
+    columns = zip(table.heads, *table.rows, strict=True)
+    first, *sizes = (2 + max(map(len, column)) for column in columns)
+    free = width - len(table.indent) + 2 - first
+    parts: list[list[int]] = [[]]
+    for column, size in enumerate(sizes, 1):
+        if parts[-1] and size + sum(sizes[c - 1] for c in parts[-1]) > free:
+            parts.append([])
+        parts[-1].append(column)
+    return [_columns(table, [0, *part]) for part in parts]
+
+
+def _columns(table: Table, chosen: Sequence[int]) -> Table:
+    heads, *rows = ([line[c] for c in chosen] for line in (table.heads, *table.rows))
+    numbers = [place for place, column in enumerate(chosen) if column in table.numbers]
+    return dataclasses.replace(table, heads=heads, rows=rows, numbers=numbers)
+
+
 def _text_table(table: Table) -> str:
     widths = [max(map(len, column)) for column in zip(table.heads, *table.rows, strict=True)]
     free = shutil.get_terminal_size(fallback=(WITHOUT_TERMINAL, 24)).columns - len(table.indent)

@@ -52,6 +52,7 @@ ROOMS = [
     "_learner",
     "_saving",
     "_planning",
+    "_comparison",
     "nn",
 ]
 PRIVATE = {

@@ -106,7 +106,7 @@ def compile(
         chosen = RulesByPath
     instance = made(chosen, model, algorithm_options)
     example = first_step(example_arguments)
-    mapped = _mapped_size(example, batch_size) if vmap else None
+    mapped = mapped_size(example, batch_size) if vmap else None
     size = None if vmap else batch_size
     instance.samples_of_model = size
     initialise(model, size)
@@ -166,7 +166,14 @@ def _common_size(shapes: Iterable[tuple[int, ...]]) -> int | None:
     return sizes.pop() if len(sizes) == 1 else None
 
 
-def _mapped_size(example: tuple[Any, ...], batch_size: int | None) -> int:
+def mapped_size(example: tuple[Any, ...], batch_size: int | None) -> int:
+    """Return the size of the batch over which a model for one sample is mapped.
+
+    Raises
+    ------
+    ShapeError
+        If the arguments have no common first axis of that size.
+    """
     for index, argument in enumerate(example):
         check_arrays(f"example_arguments[{index}]", argument)
     shapes = _shapes(example)

@@ -74,15 +74,25 @@ def _loss_and_aux(result: PyTree, has_aux: bool) -> tuple[PyTree, PyTree]:
         raise OptionError("With `has_aux=True`, `step_fn` must return a pair `(loss, aux)`.")
     loss, aux = result if has_aux else (result, None)
     check_arrays("aux", aux, "`step_fn` returned what cannot be stacked over time: ")
+    is_pair = isinstance(loss, tuple) and len(loss) == 2
+    check_loss(loss, " With `has_aux=True` it returns a pair `(loss, aux)`." if is_pair else "")
+    return loss, aux
+
+
+def check_loss(loss: PyTree, hint: str = "") -> None:
+    """Refuse a loss of a step that is no floating-point number.
+
+    Raises
+    ------
+    OptionError
+        If it is not, with the hint.
+    """
     if not _is_number(loss):
-        is_pair = isinstance(loss, tuple) and len(loss) == 2
-        hint = " With `has_aux=True` it returns a pair `(loss, aux)`." if is_pair else ""
         hint = " Return its `.value`." if is_state(loss) else hint
         raise OptionError(
             "`step_fn` must return a scalar loss, a floating-point number; it returned "
             f"{shown(loss)}.{hint}"
         )
-    return loss, aux
 
 
 def _is_number(loss: object) -> bool:

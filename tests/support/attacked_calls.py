@@ -150,6 +150,11 @@ def checked(bench, model, algorithm, xs, ys, loss, **options):
     return braintrace.gradient_check(model, algorithm, xs, ys, loss, **options)
 
 
+def compared(bench, model, xs, **options):
+    given = {"rules": ["d_rtrl"], "windows": [None], "repeats": 1, "batch_size": 2}
+    return braintrace.compare_rules(model, xs, **{**given, "progress": False, **options})
+
+
 def squares(output, y):
     return jnp.sum((output - y) ** 2)
 
@@ -192,6 +197,9 @@ COMPILATION = {
         checked,
         {"model": Fresh(CASE.build), "algorithm": "d_rtrl", "xs": XS, "ys": YS, "loss": CASE.loss},
         ["batch_size", "vmap", *OPTIONS],
+    ),
+    "compare_rules": call(
+        compared, {"model": Fresh(CASE.build), "xs": XS}, of=braintrace.compare_rules
     ),
     "from_function": call(
         from_function,
@@ -408,10 +416,10 @@ SURROGATES = {
 }  # fmt: skip
 EVERY = {**OPERATIONS, **COMPILATION, **METHODS, **LAYERS, **SURROGATES}
 MADE_BY_THE_LIBRARY = {
-    "Change", "Diagnostic", "ETPPrimitiveSpec", "ETraceAlgorithm", "ETraceGraph",
+    "Change", "ComparedRule", "Diagnostic", "ETPPrimitiveSpec", "ETraceAlgorithm", "ETraceGraph",
     "EligibilityTraces", "FunctionModel", "FunctionalLearner", "GradientCheck", "HiddenGroup",
-    "HiddenParamOpRelation", "LearnerState", "Plan", "PrimitiveReport", "Report", "Rule", "Site",
-    "TraceSpec", "register_primitive",
+    "HiddenParamOpRelation", "LearnerState", "Plan", "PrimitiveReport", "Report", "Rule",
+    "RuleComparison", "Site", "TraceSpec", "register_primitive",
 }  # fmt: skip
 """Public names that users do not call, or whose calls would outlive a test."""
 

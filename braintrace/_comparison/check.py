@@ -10,17 +10,15 @@ import jax
 import numpy as np
 import saiunit
 
-from .._algorithms import ETraceAlgorithm, Immediate
-from .._arguments import MODEL, check_arrays, check_option, check_takes, common_length, shown
-from .._brainstate import is_watched
-from .._errors import OptionError, ShapeError
-from .._function_model import gradients_by_path
+from .._algorithms import ETraceAlgorithm
+from .._arguments import check_takes
+from .._errors import OptionError
 from .._rules import Rule
 from .._tables import Table, as_html, as_text
 from .._typing import Path, path_name
-from .arguments import shapes_of
-from .build import compile
-from .learner import Learner
+from .bptt import bptt_of
+from .run import RuleRun
+from .workload import Workload, check_sequences, restored
 
 _HEADS = ("parameter", "relative deviation", "cosine", "norm", "norm by BPTT")
 
@@ -106,12 +104,12 @@ def gradient_check(
     Both gradients are of the mean over time of ``loss(output, y)``, from the initial states of the
     model's ``init_state``. Backpropagation stores every step of the sequence: choose one that fits
     into memory, and that is longer than the time constants of the model. Over a single step, all
-    algorithms agree.
+    algorithms agree. `compare_rules` compares several rules and windows, with their costs.
 
     Parameters
     ----------
     model
-        Its states are initialised; its parameters do not change.
+        Copies of it run: it does not change, nor do the keys of ``brainstate.random``.
     algorithm
         As for `braintrace.compile`.
     xs, ys
@@ -155,48 +153,37 @@ def gradient_check(
     >>> check.rows[0].parameter, check.rows[0].deviation < 1e-6
     ('w', True)
     """
-    check_option("model", model, MODEL)
     check_takes("loss", loss, ("output", "target"), "the output and the target of a step")
-    if is_watched():
-        raise OptionError(
-            "`gradient_check` compares numbers, which a transformation such as `jit` does not "
-            "have: call it outside."
-        )
-    for name, sequence in (("xs", xs), ("ys", ys)):
-        check_arrays(name, sequence)
-        if not jax.tree.leaves(sequence):
-            raise ShapeError(f"`{name}` is {shown(sequence)}; expected arrays, time first.")
-    steps = common_length([aval.shape for aval in shapes_of((xs, ys))], "sequence")
-    first = jax.tree.map(lambda leaf: leaf[0], xs)
-    exactly = {name: value for name, value in options.items() if name in ("batch_size", "vmap")}
-    start = _kept(model)
-
-    def gradient(learner: Learner) -> dict[Path, Any]:
-        found = learner.etrace_grad(xs, ys, step_fn=lambda x, y: loss(learner(x), y))
-        return gradients_by_path(model, found)
-
-    learner = compile(model, algorithm, first, **options)
-    online = gradient(learner)
-    _restore(start)
-    # A window that covers the whole sequence is backpropagation through time.
-    exact = gradient(compile(model, Immediate, first, window=steps, **exactly))
-    return _compared(type(learner.algorithm).__name__, steps, online, exact)
+    steps = check_sequences("gradient_check", model, {"xs": xs, "ys": ys})
+    work = Workload(
+        model=model,
+        step_fn=lambda run, step: loss(run(step[0]), step[1]),
+        xs=(xs, ys),
+        mask=None,
+        arguments=(jax.tree.map(lambda leaf: leaf[0], xs),),
+        batch_size=options.pop("batch_size", None),
+        vmap=options.pop("vmap", False),
+    )
+    with restored([*model.states().values(), brainstate.random.DEFAULT]) as rewind:
+        run = RuleRun(work, algorithm, options)
+        bptt = bptt_of(work)
+        rewind()
+        _, exact = bptt.program(steps)
+        with restored(bptt.outside):
+            online = run(bptt.start)
+        return compared(type(run.learner.algorithm).__name__, steps, online, exact())
 
 
-def _kept(model: brainstate.nn.Module) -> list[tuple[brainstate.State, Any]]:
-    """Return the States that a run may change and ``init_state`` does not reset, with values."""
-    states = [s for s in model.states().values() if not isinstance(s, brainstate.ShortTermState)]
-    return [(state, state.value) for state in (*states, brainstate.random.DEFAULT)]
-
-
-def _restore(kept: list[tuple[brainstate.State, Any]]) -> None:
-    for state, value in kept:
-        state.value = value
-
-
-def _compared(
+def compared(
     algorithm: str, steps: int, online: dict[Path, Any], exact: dict[Path, Any]
 ) -> GradientCheck:
+    """Compare two gradients by path.
+
+    Raises
+    ------
+    OptionError
+        If the exact gradient is zero.
+    """
     vectors = {path: (_flat(online[path]), _flat(exact[path])) for path in exact}
     together = tuple(np.concatenate(both) for both in zip(*vectors.values(), strict=True))
     if not np.any(together[1]):
@@ -210,13 +197,15 @@ def _compared(
 
 
 def _flat(gradient: Any) -> np.ndarray:
+    """Return all numbers of a gradient in double precision; complex numbers are two."""
     leaves = jax.tree.leaves(gradient, is_leaf=lambda leaf: isinstance(leaf, saiunit.Quantity))
-    return np.concatenate([np.ravel(saiunit.get_mantissa(leaf)) for leaf in leaves])
+    arrays = [np.ravel(saiunit.get_mantissa(leaf)) for leaf in leaves]
+    parts = [p for a in arrays for p in ((a.real, a.imag) if np.iscomplexobj(a) else (a,))]
+    return np.concatenate(parts).astype(np.float64)
 
 
 def _row(name: str, online: np.ndarray, exact: np.ndarray) -> GradientRow:
     """Compare in double precision; a zero gradient has no direction and no scale."""
-    online, exact = online.astype(np.float64), exact.astype(np.float64)
     norm, bptt_norm = float(np.linalg.norm(online)), float(np.linalg.norm(exact))
     difference = float(np.linalg.norm(online - exact))
     agree = 0.0 if difference == 0 else math.inf

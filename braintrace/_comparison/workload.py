@@ -1,0 +1,139 @@
+"""Workload of a comparison: a model, its data, and the loss of one step."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import brainstate
+import jax
+import numpy as np
+from jax.typing import ArrayLike
+
+from .._arguments import check_arrays, check_option, check_takes, common_length, named, shown
+from .._brainstate import is_watched, undone
+from .._errors import OptionError, ShapeError
+from .._executor import examples
+from .._foreign import in_words
+from .._interrupts import uninterrupted
+from .._jax import struct_of
+from .._learner.arguments import shapes_of
+from .._learner.build import NOT_COMPILED
+from .._typing import PyTree
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Workload:
+    """A model, its data, and the loss of one step.
+
+    Attributes
+    ----------
+    model
+        The user's model, of which copies are run.
+    step_fn
+        ``step_fn(model, x) -> loss``.
+    xs, mask
+        Sequences, and weights of the steps' losses.
+    arguments
+        Example arguments of the model.
+    batch_size, vmap
+        See `braintrace.compile`.
+    """
+
+    model: brainstate.nn.Module
+    step_fn: Callable[..., PyTree]
+    xs: PyTree
+    mask: ArrayLike | None
+    arguments: tuple[PyTree, ...]
+    batch_size: int | None
+    vmap: bool
+
+    @property
+    def steps(self) -> int:
+        """Number of steps."""
+        return int(jax.tree.leaves(self.xs)[0].shape[0])
+
+    @property
+    def first(self) -> PyTree:
+        """The data of the first step."""
+        return jax.tree.map(lambda leaf: leaf[0], self.xs)
+
+    def cut(self, steps: int) -> Workload:
+        """Return the workload of the first steps."""
+        mask = None if self.mask is None else np.asarray(self.mask)[:steps]
+        xs = jax.tree.map(lambda leaf: leaf[:steps], self.xs)
+        return dataclasses.replace(self, xs=xs, mask=mask)
+
+
+def check_sequences(function: str, model: Any, sequences: Mapping[str, Any]) -> int:
+    """Check the model and the sequences of a comparison; return the number of steps.
+
+    Raises
+    ------
+    OptionError
+        For another value than a model, and inside a transformation.
+    ShapeError, DtypeError
+        For sequences without arrays, or of different lengths.
+    """
+    check_option("model", model, NOT_COMPILED)
+    if is_watched():
+        raise OptionError(
+            f"`{function}` compares numbers, which a transformation such as `jit` does not "
+            "have: call it outside."
+        )
+    for name, sequence in sequences.items():
+        check_arrays(name, sequence)
+        if not jax.tree.leaves(sequence):
+            raise ShapeError(f"`{name}` is {shown(sequence)}; expected arrays, time first.")
+    avals = shapes_of(tuple(sequences.values()))
+    return common_length([aval.shape for aval in avals], "sequence")
+
+
+class _Called(BaseException):
+    """Ends a ``step_fn`` at its call of the model."""
+
+
+def arguments_of(step_fn: Any, x: PyTree) -> tuple[PyTree, ...]:
+    """Return zeros like the arguments with which ``step_fn`` calls the model.
+
+    Raises
+    ------
+    OptionError
+        If it is not a function of a model and a slice, or does not call the model.
+    """
+    check_takes("step_fn", step_fn, (None, x), "the model and a slice of `xs`")
+    calls: list[tuple[PyTree, ...]] = []
+
+    def call(*arguments: PyTree) -> PyTree:
+        check_arrays("arguments", arguments, "`step_fn` calls the model: ")
+        calls.append(jax.tree.map(lambda leaf: struct_of(jax.typeof(leaf)), arguments))
+        raise _Called
+
+    words = f"`step_fn` fails for {named(['x'], [x])}"
+    with contextlib.suppress(_Called), undone(), in_words(OptionError, lambda: words):
+        step_fn(call, x)
+    if not calls:
+        raise OptionError(
+            "`step_fn` called the model 0 times; it has to call its first argument exactly once "
+            "per step."
+        )
+    found: tuple[PyTree, ...] = examples(calls[0])
+    return found
+
+
+@contextlib.contextmanager
+def restored(states: Iterable[brainstate.State]) -> Iterator[Callable[[], None]]:
+    """Restore the values of States at the end; yield a function that restores them before."""
+    values = [(state, state.value) for state in states]
+
+    def rewind() -> None:
+        with uninterrupted:
+            for state, value in values:
+                state.value = value
+
+    try:
+        yield rewind
+    finally:
+        rewind()
