@@ -66,6 +66,7 @@ NEURONS = "tests/nn/test_nn_neurons.py"
 LAYOUTS = "tests/sharding/test_layouts.py"
 OPTIONS = "tests/learner/test_options.py"
 PLANS = "tests/reports/test_planning.py"
+COMPARISON = "tests/learner/test_compare_rules.py::test"
 JACOBIANS = "tests/compiler/test_jacobians.py"
 FLOW = "tests/jaxpr/test_dataflow.py::test_an_element_depends_on_what_the_engine_names"
 RELATIONS = (
@@ -1744,6 +1745,55 @@ MUTATIONS = [
         "// work.steps // parts.model",
         (f"{PLANS}::test_what_is_not_divided_is_computed_as_a_whole",),
         "devices seem to share what each of them computes",
+    ),
+    # the comparison of rules
+    Mutation(
+        "states outside the model that a comparison leaves changed",
+        "_comparison/compare.py",
+        "with restored([*states, *bptt.outside]) as rewind, _bar",
+        "with restored(states) as rewind, _bar",
+        (f"{COMPARISON}_nothing_changes[None-0]",),
+        "the user's own States keep what the comparison wrote",
+    ),
+    Mutation(
+        "a write before the call of the model that stays",
+        "_comparison/workload.py",
+        "with contextlib.suppress(_Called), undone(), in_words",
+        "with contextlib.suppress(_Called), in_words",
+        (f"{COMPARISON}_nothing_changes[None-0]",),
+        "the user's own States keep what the first look wrote",
+    ),
+    Mutation(
+        "the loss of a masked step has a derivative in BPTT",
+        "_comparison/bptt.py",
+        "return after, jnp.zeros_like(loss)",
+        "return after, loss",
+        (f"{COMPARISON}_units_masks_and_padding",),
+        "a target without a value makes the exact gradient NaN",
+    ),
+    Mutation(
+        "padding after the last loss takes part in BPTT",
+        "_comparison/bptt.py",
+        "steps = int(np.max(np.flatnonzero(weights), initial=0)) + 1",
+        "steps = len(weights)",
+        (f"{COMPARISON}_units_masks_and_padding",),
+        "padding that is NaN makes the exact gradient NaN",
+    ),
+    Mutation(
+        "all windows of a rule are one row",
+        "_comparison/compare.py",
+        "key = entry.name, length",
+        "key = entry.name, None",
+        (f"{COMPARISON}_exact_rules_and_windows_over_everything_are_exact",),
+        "a window seems to change nothing",
+    ),
+    Mutation(
+        "samples that draw the same noise in BPTT",
+        "_comparison/bptt.py",
+        "jax.random.split(state.value, size) if is_key else state.value",
+        "jnp.stack([state.value] * size) if is_key else state.value",
+        (f"{COMPARISON}_mapped_models_draw_the_same_noise",),
+        "an exact rule seems to deviate",
     ),
     # the dataflow engine
     Mutation(
