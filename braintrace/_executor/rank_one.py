@@ -35,6 +35,7 @@ from .._graph import (
 from .overwriting import known_after
 from .passing import PassingTraces
 from .random_signs import DRAWS, KEY, signs, specs_of_stream
+from .recursion import scan_records
 from .restart import over_first_axis, where_flagged
 from .sample_gradients import (
     SampleGradients,
@@ -212,10 +213,8 @@ def over_steps(
         found = dataclasses.replace(records, inputs=inputs, restart=restart)
         return advance(found, traces), None
 
-    start: Traces = as_arrays(traces)
-    if records.num_steps == 1:
-        return advance(records, start)
-    after: Traces = jax.lax.scan(one_step, start, (records.inputs, records.restart))[0]
+    over_time = records.inputs, records.restart
+    after: Traces = scan_records(one_step, as_arrays(traces), over_time, records.num_steps)[0]
     return after
 
 

@@ -70,7 +70,13 @@ def scan_records(
     steps: int,
     reverse: bool = False,
 ) -> tuple[Carry, Results]:
-    """Scan over recorded steps; residuals of length 1 are equal in all steps."""
+    """Scan over recorded steps; residuals of length 1 are equal in all steps.
+
+    A single step runs without a loop.
+    """
+    if steps == 1:
+        last, results = step(start, jax.tree.map(lambda leaf: leaf[0], records))
+        return last, jax.tree.map(lambda leaf: leaf[None], results)
     leaves, tree = jax.tree.flatten(records)
     is_fixed = [leaf.shape[0] == 1 for leaf in leaves]
     fixed = [leaf[0] for leaf, once in zip(leaves, is_fixed, strict=True) if once]

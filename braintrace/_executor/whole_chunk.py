@@ -18,6 +18,7 @@ from .._graph import ETraceGraph, ParameterUse, Records, Weights, WholeState
 from .._jax import Var, bind
 from .._jaxpr import Place, evaluate
 from .jacobians import Inputs
+from .recursion import scan_records
 from .restart import flags_along
 from .whole_state import (
     ByState,
@@ -149,12 +150,8 @@ def _through_steps(
     alive = None if records.restart is None else jnp.ones(records.restart.shape[1:], bool)
     start = (cotangents, _zero_sums(graph, len(cotangents[0])), alive)
     over_time = (records.inputs, records.restart)
-    if records.num_steps == 1:
-        now = jax.tree.map(lambda leaf: leaf[0], over_time)
-        (before, sums, _), kept = one_step(start, now)
-        kept = jax.tree.map(lambda leaf: leaf[None], kept)
-    else:
-        (before, sums, _), kept = jax.lax.scan(one_step, start, over_time, reverse=True)
+    steps = records.num_steps
+    (before, sums, _), kept = scan_records(one_step, start, over_time, steps, reverse=True)
     return before, sums, dict(zip(places, kept[0], strict=True)), kept[1]
 
 

@@ -11,7 +11,7 @@ recursion.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 import jax
@@ -96,7 +96,7 @@ class RuleTraces:
         def step(arrays: Arrays, now: Recorded) -> tuple[Arrays, None]:
             return _advanced(graph, sites, arrays, now), None
 
-        after, _ = _over_steps(step, _of(sites, traces), _recorded(records), records.num_steps)
+        after, _ = scan_records(step, _of(sites, traces), _recorded(records), records.num_steps)
         return as_kept(after, traces)
 
     def gradient(
@@ -125,7 +125,7 @@ class RuleTraces:
         zeros = widened(jax.tree.map(jnp.zeros_like, weights), jnp.float32)
         now = _recorded(records), mu
         start = _of(sites, before), zeros
-        (arrays, gradients), _ = _over_steps(step, start, now, records.num_steps)
+        (arrays, gradients), _ = scan_records(step, start, now, records.num_steps)
         return like(weights, gradients), as_kept(arrays, before)
 
     def entry_gradient(
@@ -146,12 +146,6 @@ def _recorded(records: Records) -> Recorded:
 
 def _of(sites: list[Leaves[OperationSite]], traces: Traces) -> Arrays:
     return {key: leaf for leaves in sites for key, leaf in leaves.of(traces).items()}
-
-
-def _over_steps(step: Callable[..., Any], start: Any, records: Any, steps: int) -> Any:
-    if steps == 1:
-        return step(start, jax.tree.map(lambda leaf: leaf[0], records))
-    return scan_records(step, start, records, steps)
 
 
 def _advanced(
