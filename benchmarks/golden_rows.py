@@ -4,13 +4,18 @@ They use the public interface alone, since both checkouts run the same text.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import importlib
+import os
+import sys
+import warnings
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import brainstate
 import jax
 import jax.numpy as jnp
+import saiunit
 
 import braintrace
 
@@ -207,6 +212,19 @@ def analysis(batch: int, units: int) -> Call:
     return Call(run)
 
 
+def compiled_entry(entry: Any) -> Call:
+    """Return the compilation of a model of the catalogue of the tests."""
+    brainstate.environ.set(dt=1.0 * saiunit.ms)
+    model, x = entry.build(), jnp.ones(entry.shape)
+    return Call(partial(_ignoring_warnings, partial(braintrace.compile_etrace_graph, model, x)))
+
+
+def _ignoring_warnings(run: Callable[[], Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run()
+
+
 def first_gradient(task: StackTask) -> Call:
     """Return everything from the model to its first gradient."""
 
@@ -265,7 +283,7 @@ LEAKY = Task(dense(), 64, 32)
 LONG = Task(dense(), 512, 32)
 TINY = Task(NETWORKS["lstm"](inputs=4, hidden=8, outputs=2), 64, 1)
 
-ROWS: Mapping[str, Row] = {
+ROWS: dict[str, Row] = {
     **_of_task("leaky 64 steps", LEAKY, quick=True),
     "leaky 64 steps, one chunk": Row(partial(sequence, LEAKY, chunk=64)),
     "leaky 512 steps, D_RTRL": Row(partial(sequence, LONG)),
@@ -316,6 +334,22 @@ ROWS: Mapping[str, Row] = {
 }
 
 # Long calls stand at the end: they get the time that the short ones leave.
+
+MODELS = "BRAINTRACE_MODELS"
+"""The environment variable that names the folder with the catalogue of models."""
+
+
+def catalogue() -> dict[str, Row]:
+    """Return one row for the compilation of each model of the catalogue, if there is one."""
+    if MODELS not in os.environ:
+        return {}
+    sys.path.append(os.environ[MODELS])
+    every = (importlib.import_module(name).MODELS for name in ("zoo", "nn_models"))
+    entries = (entry for entries in every for entry in entries)
+    return {f"compile {entry.name}": Row(partial(compiled_entry, entry)) for entry in entries}
+
+
+ROWS |= catalogue()
 
 FOR_TESTS = ("smallest",)
 """Rows that are run only where they are asked for by name."""

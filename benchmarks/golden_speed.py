@@ -6,6 +6,9 @@ one ratio: the shorter time of this checkout over the shorter one of the base. T
 the median over its rounds. Rows above their limit are measured once more in fresh processes, and
 all rounds count. The exit status is 1 if the median of the rows or a single row is above its limit,
 or if a row fails.
+
+``BRAINTRACE_MODELS=tests/support`` adds a row for the compilation of each model of the tests:
+``--rows 'compile *' --rounds 2 --clock cpu`` compares all of them in a few minutes.
 """
 
 import argparse
@@ -59,10 +62,11 @@ class Remote:
         handle, path = tempfile.mkstemp(dir=folder)
         self._printed = Path(path)
         own = {"PYTHONPATH": str(checkout), "PYTHONPYCACHEPREFIX": str(folder / "bytecode")}
+        models = {k: os.path.abspath(v) for k, v in os.environ.items() if k == "BRAINTRACE_MODELS"}
         self._process = subprocess.Popen(
             [sys.executable, "-m", f"{PACKAGE.name}.golden_worker"],
             cwd=folder,
-            env=os.environ | ENVIRONMENT | own,
+            env=os.environ | ENVIRONMENT | own | models,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=handle,
