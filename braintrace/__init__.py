@@ -72,6 +72,7 @@ from ._graph import HiddenGroup as HiddenGroup
 from ._graph import HiddenParamOpRelation as HiddenParamOpRelation
 from ._graph import Report as Report
 from ._graph import TraceSpec as TraceSpec
+from ._learner import BatchedLearner as BatchedLearner
 from ._learner import FunctionalLearner as FunctionalLearner
 from ._learner import Learner as Learner
 from ._learner import LearnerState as LearnerState

@@ -1,5 +1,6 @@
 """Learner: gradients, online updates and prediction over sequences, compiled once per shape."""
 
+from .batched import BatchedLearner as BatchedLearner
 from .build import compile as compile
 from .functional import FunctionalLearner as FunctionalLearner
 from .learner import Learner as Learner

@@ -38,6 +38,7 @@ from .._runtime.changes import caught_up
 from .._runtime.old_states import started
 from .._typing import Path, PyTree
 from .arguments import Gradients
+from .batched import BatchedLearner
 from .driver import prepared
 from .options import (
     METHODS,
@@ -135,6 +136,16 @@ class FunctionalLearner:
     def lock(self) -> AbstractContextManager[bool]:
         """The lock that a thread acquires to run or trace the model."""
         return self._learner.lock
+
+    def batched(self, size: int) -> BatchedLearner:
+        """Return copies that share parameters, such as one for each environment of an agent.
+
+        Raises
+        ------
+        OptionError
+            If ``size`` is not a positive integer.
+        """
+        return BatchedLearner(self, size)
 
     @one_thread_at_a_time
     @on_automatic_axes

@@ -160,38 +160,34 @@ class Life(NamedTuple):
     key: jax.Array
 
 
-def make_act(pure, world, forgets):
-    """Return the action of one environment's agent at one step, and its gradient."""
+def make_act(agents, world):
+    """Return the actions of all environments at one step, and their gradients."""
 
-    def act(parameters, memory, observation, is_new, key):
-        state = dataclasses.replace(memory, parameters=parameters)
-        state = pure.reset(state, where=is_new | forgets)
+    @agents.grad
+    def act(run, observation, key):
         to_see, to_choose = jax.random.split(key)
-        state, (logits, value) = pure.step(state, world.see(observation, to_see))
+        logits, value = run(world.see(observation, to_see))
         action = jax.random.categorical(to_choose, logits)
-        objective = value + jax.nn.log_softmax(logits)[action]
-        return objective, (dataclasses.replace(state, parameters={}), action, value)
+        return value + jax.nn.log_softmax(logits)[action], (action, value)
 
-    return jax.grad(act, has_aux=True)
+    return act
 
 
-def make_live(pure, world, agent):
+def make_live(agents, world, agent):
     """Return training as a function of initial parameters and a key."""
     credit = braintrace.TDTrace(DECAY)
     optimizer = optax.adam(optax.linear_schedule(LEARNING_RATE, 0.0, world.steps))
-    act = jax.vmap(make_act(pure, world, agent.forgets), in_axes=(None, 0, 0, 0, 0))
+    act, fresh_memory = make_act(agents, world), agents.memory()
     enter = jax.vmap(world.environment.reset, in_axes=(0, None))
     move = jax.vmap(world.environment.step, in_axes=(0, 0, 0, None))
-    no_parameters = dataclasses.replace(pure.state(), parameters={})
 
     def step(life, _):
         parameters, moments, memory, past, state, seen, earned, key = life
         key, *keys = jax.random.split(key, 3)
         to_act, to_move = (jax.random.split(k, ENVIRONMENTS) for k in keys)
 
-        gradients, (memory, action, value) = act(
-            parameters, memory, seen, past.discount == 0, to_act
-        )
+        is_new = (past.discount == 0) | agent.forgets
+        gradients, memory, (action, value) = act(parameters, memory, seen, to_act, reset=is_new)
         errors = past.reward + past.discount * value - past.value
         descent = credit.gradients(past.trace, jnp.where(past.is_cut, 0.0, errors))
         changes, moments = optimizer.update(descent, moments)
@@ -212,9 +208,8 @@ def make_live(pure, world, agent):
         seen, state = enter(jax.random.split(to_enter, ENVIRONMENTS), world.parameters)
         zeros = jnp.zeros(ENVIRONMENTS)
         past = Past(credit.init(parameters, ENVIRONMENTS), zeros, zeros, zeros, zeros > 0)
-        memory = jax.tree.map(lambda leaf: jnp.stack([leaf] * ENVIRONMENTS), no_parameters)
         moments = optimizer.init(parameters)
-        life = Life(parameters, moments, memory, past, state, seen, zeros, key)
+        life = Life(parameters, moments, fresh_memory, past, state, seen, zeros, key)
         return jax.lax.scan(step, life, length=world.steps)[1]
 
     return live
@@ -232,7 +227,8 @@ def train(world, agent, seeds):
     weights = [build(seed).states(brainstate.ParamState) for seed in range(seeds)]
     begun = [{path: weight.value for path, weight in own.items()} for own in weights]
     stack = jax.tree.map(lambda *leaves: jnp.stack(leaves), *begun)
-    live = jax.jit(jax.vmap(make_live(learner.functional(), world, agent)))
+    agents = learner.functional().batched(ENVIRONMENTS)
+    live = jax.jit(jax.vmap(make_live(agents, world, agent)))
     returns, ended = live(stack, jax.random.split(jax.random.key(0), seeds))
     parts = (np.asarray(x).reshape(seeds, POINTS, -1).sum(-1) for x in (returns, ended))
     return np.divide(*parts)

@@ -416,8 +416,9 @@ SURROGATES = {
 }  # fmt: skip
 EVERY = {**OPERATIONS, **COMPILATION, **METHODS, **LAYERS, **SURROGATES}
 MADE_BY_THE_LIBRARY = {
-    "Change", "ComparedRule", "Diagnostic", "ETPPrimitiveSpec", "ETraceAlgorithm", "ETraceGraph",
-    "EligibilityTraces", "FunctionModel", "FunctionalLearner", "GradientCheck", "HiddenGroup",
+    "BatchedLearner", "Change", "ComparedRule", "Diagnostic", "ETPPrimitiveSpec",
+    "ETraceAlgorithm", "ETraceGraph", "EligibilityTraces", "FunctionModel",
+    "FunctionalLearner", "GradientCheck", "HiddenGroup",
     "HiddenParamOpRelation", "LearnerState", "Plan", "PrimitiveReport", "Report", "Rule",
     "RuleComparison", "Site", "TraceSpec", "register_primitive",
 }  # fmt: skip
