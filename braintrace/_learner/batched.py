@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from .._algorithms import ETraceAlgorithm
 from .._arguments import FUNCTION, POSITIVE, check_option
 from .._function_model import FunctionModel
 from .._typing import PyTree
 from .state import LearnerState
 
-if TYPE_CHECKING:
-    from .functional import FunctionalLearner
-
 OfStep: TypeAlias = Callable[..., tuple[Any, PyTree]]
 """``(step, *arguments) -> (value, results)`` of one copy; ``step(x)`` runs the model."""
+
+
+class PureLearner(Protocol):
+    """The functions of a `FunctionalLearner` that its copies need."""
+
+    @property
+    def algorithm(self) -> ETraceAlgorithm: ...
+    def state(self) -> LearnerState: ...
+    def reset(self, state: LearnerState, *, where: Any) -> LearnerState: ...
+    def step(self, state: LearnerState, *arguments: PyTree) -> tuple[LearnerState, PyTree]: ...
 
 
 class BatchedLearner:
@@ -56,7 +64,7 @@ class BatchedLearner:
     ((3,), (3, 1))
     """
 
-    def __init__(self, pure: FunctionalLearner, size: int) -> None:
+    def __init__(self, pure: PureLearner, size: int) -> None:
         check_option("size", size, POSITIVE, "`batched`: ")
         self._pure = pure
         self.size = size
