@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from .._graph import (
-    Boundary,
     ETraceGraph,
     HiddenParamOpRelation,
+    Jacobian,
     Record,
     Records,
     Signal,
@@ -31,7 +31,7 @@ class NoTraces:
     """Trace method without residuals and without traces."""
 
     needs: ClassVar[frozenset[Record]] = frozenset()
-    boundary: ClassVar[Boundary] = "closed"
+    jacobian: ClassVar[Jacobian] = "none"
 
     def carries(self, relation: HiddenParamOpRelation) -> bool:
         """Return False: no operation has traces."""

@@ -32,9 +32,9 @@ from .._executor.products import PLAIN, SELECTING, products_of_gradient
 from .._executor.recursion import scan_records, signals
 from .._executor.zero import as_arrays, widened
 from .._graph import (
-    Boundary,
     ETraceGraph,
     HiddenParamOpRelation,
+    Jacobian,
     Record,
     Records,
     Signal,
@@ -57,7 +57,7 @@ class InputTraces:
 
     decay: float
     needs: ClassVar[frozenset[Record]] = frozenset({"x", "Df"})
-    boundary: ClassVar[Boundary] = "cut"
+    jacobian: ClassVar[Jacobian] = "elementwise"
 
     def carries(self, relation: HiddenParamOpRelation) -> bool:
         """Return True: every relation has traces."""

@@ -121,7 +121,7 @@ class RulesByPath(ETraceAlgorithm):
         self._composed = ComposedTraces(methods, self._by_path)
         self._filtering = {name for name, one in instances.items() if one.readout_filters}
         self.readout_filters = bool(self._filtering) if filters is None else filters
-        self._check_boundaries()
+        self._check_jacobians()
         self._rule = self._in_words(instances)
 
     @property
@@ -175,20 +175,20 @@ class RulesByPath(ETraceAlgorithm):
                     f"{quoted([path_name(path) for path in paths])}."
                 )
 
-    def _check_boundaries(self) -> None:
+    def _check_jacobians(self) -> None:
         """Refuse rules that treat a weight differently on the path back from a state."""
-        found = {part.name: self._composed.rules[part.name].boundary for part in self._parts}
-        ways = set(found.values()) - {"closed"}
+        found = {part.name: self._composed.rules[part.name].jacobian for part in self._parts}
+        ways = set(found.values()) - {"none"}
         if len(found) == 1:
             return
-        if len(ways) > 1 or not ways <= {"cut", "diagonal"}:
+        if len(ways) > 1 or not ways <= {"elementwise", "diagonal"}:
             listed = ", ".join(
                 f"{part.algorithm.__name__} ({found[part.name]})" for part in self._parts
             )
             raise OptionError(
                 f"`rules` has algorithms that do not go together: {listed}. What leads from state "
                 "to state is one thing for all weights of a model: give algorithms of one kind, "
-                "'cut' or 'diagonal', with or without `Immediate` ('closed')."
+                "'elementwise' or 'diagonal', with or without `Immediate` ('none')."
             )
 
 

@@ -26,10 +26,10 @@ from .._arguments import BOOLEAN, MARK, MODEL, NOT_NEGATIVE, check_option
 from .._etrace_op import ETP_PRIMITIVE_SPECS
 from .._graph import (
     FOLLOWS_ALL,
-    Boundary,
     Diagnostic,
     ETraceGraph,
     HiddenParamOpRelation,
+    Jacobian,
     TracedModel,
     TraceMethod,
 )
@@ -39,7 +39,7 @@ from .core.backward_rules import states_as_outputs
 from .core.batch import batch_of
 from .core.candidates import candidates_of
 from .core.step_graph import step_graph
-from .frontend.answers import with_answers
+from .frontend.callbacks import hoist_callbacks
 from .frontend.split_loops import split_loops
 from .frontend.split_shared_uses import split_shared_uses
 from .frontend.trace import trace_model
@@ -66,7 +66,7 @@ from .whole_state.layers import about_layers, layers_of
 from .whole_state.reverse_mode import check_reverse_mode_of_step
 from .whole_state.whole_state import whole_state_of
 
-BY_POSITION: tuple[Boundary, ...] = ("cut", "diagonal")
+BY_POSITION: tuple[Jacobian, ...] = ("elementwise", "diagonal")
 """Rules that follow elementwise dependence only."""
 
 
@@ -125,22 +125,22 @@ def compile_model(
     # `update` as a flat program: calls are inlined, branches and loops with ETP operations lowered.
     # Before that, uses of parameters are marked, if `mark` asks for it or if no ETP operation of
     # the model reaches a hidden state.
-    boundary = method.boundary
+    jacobian = method.jacobian
     marking = None
-    if boundary != "closed":  # a rule without traces needs no marks
-        marking = marking_of(model, options.mark, options.unroll_limit, boundary in BY_POSITION)
+    if jacobian != "none":  # a rule without traces needs no marks
+        marking = marking_of(model, options.mark, options.unroll_limit, jacobian in BY_POSITION)
     traced, outside = trace_model(model, arguments, batch_size, options.unroll_limit, marking)
 
     # Callbacks run once, before every computation that reads their results.
-    traced = with_answers(traced)
+    traced = hoist_callbacks(traced)
     check_hidden_states(traced)
     check_elements(traced)
 
     # Groups of hidden states, in the form of the step with the most elementwise dependence.
     every_state = options.every_state
-    is_by_position = boundary in BY_POSITION
-    grouped = _with_loops_split(traced, options, boundary) if is_by_position else None
-    step = grouped or _grouped(traced, every_state, boundary)
+    is_by_position = jacobian in BY_POSITION
+    grouped = _with_loops_split(traced, options, jacobian) if is_by_position else None
+    step = grouped or _grouped(traced, every_state, jacobian)
     check_has_states(model, step)
 
     # The batch axis of each state, found by its role.
@@ -151,7 +151,7 @@ def compile_model(
     if options.readout_filters:
 
         def regrouped(filtered: TracedModel) -> GroupedStep:
-            return _with_loops_split(filtered, options, boundary)
+            return _with_loops_split(filtered, options, jacobian)
 
         step, batch, not_readouts = filter_readouts(step, batch, regrouped)
 
@@ -161,24 +161,24 @@ def compile_model(
     relations = [relation for relation in every_relation if method.carries(relation)]
 
     # A rule without traces needs reverse mode through the whole step.
-    if boundary == "closed":
+    if jacobian == "none":
         check_reverse_mode_of_step(step, every_state, options.rule)
 
     # For full-Jacobian rules, all hidden state as one vector.
-    layers = layers_of(step) if boundary == "layered" else []
+    layers = layers_of(step) if jacobian == "layered" else []
     samples = options.samples if batch_size is None else batch_size
     context = options.rule, batch, samples is not None
-    whole = whole_state_of(step, *context, layers) if boundary in FOLLOWS_ALL else None
-    if whole is not None and boundary == "neighbours":
+    whole = whole_state_of(step, *context, layers) if jacobian in FOLLOWS_ALL else None
+    if whole is not None and jacobian == "sparse":
         whole = dataclasses.replace(
             whole, structure=structure_of(step.traced, step.analysis, whole)
         )
 
     # Report the gradient paths that this rule leaves out.
-    findings = diagnose(step, every_relation, relations, method.boundary)
+    findings = diagnose(step, every_relation, relations, method.jacobian)
     more = (*about_layers(step, layers), *not_readouts)
-    diagnostics = reported(itertools.chain(findings, more), method.boundary)
-    check_learns(model, step, every_relation, diagnostics, method.boundary)
+    diagnostics = reported(itertools.chain(findings, more), method.jacobian)
+    check_learns(model, step, every_relation, diagnostics, method.jacobian)
     publish(diagnostics, options.strict)
 
     # Last, the arrays that the rule carries from step to step.
@@ -206,13 +206,13 @@ def divided_graph(
     ETraceGraph
         The same graph if nothing is to be split.
     """
-    if parts == 1 or method.boundary not in (*BY_POSITION, "closed"):
+    if parts == 1 or method.jacobian not in (*BY_POSITION, "none"):
         return graph
     apart = with_gates_apart(graph.traced, parts, mesh)
     if apart is None:
         return graph
     traced, gates = apart
-    step = _grouped(traced, every_state, method.boundary)
+    step = _grouped(traced, every_state, method.jacobian)
     names = {relation.equation: relation.key for relation in graph.hidden_param_op_relations}
     relations = [
         _of_gate(relation, gate, names[gate.equation])
@@ -239,9 +239,9 @@ def with_every_operation(graph: ETraceGraph, method: TraceMethod, every_state: b
     carried = {relation.equation: relation for relation in graph.hidden_param_op_relations}
     equations = graph.traced.program.equations
     marked = {i for i, e in enumerate(equations) if e.primitive in ETP_PRIMITIVE_SPECS}
-    if marked <= carried.keys() or method.boundary not in (*BY_POSITION, "closed"):
+    if marked <= carried.keys() or method.jacobian not in (*BY_POSITION, "none"):
         return graph
-    step = _grouped(graph.traced, every_state, method.boundary)
+    step = _grouped(graph.traced, every_state, method.jacobian)
     relations = [
         dataclasses.replace(relation, key=carried[relation.equation].key)
         if relation.equation in carried
@@ -262,12 +262,12 @@ def _of_gate(relation: HiddenParamOpRelation, gate: Gate, name: str) -> HiddenPa
 
 
 def _with_loops_split(
-    traced: TracedModel, options: CompilerOptions, boundary: Boundary
+    traced: TracedModel, options: CompilerOptions, jacobian: Jacobian
 ) -> GroupedStep:
     """Unroll loops wherever that keeps more elementwise dependence."""
-    step = _with_shared_uses_split(traced, options.every_state, boundary)
+    step = _with_shared_uses_split(traced, options.every_state, jacobian)
     while (unrolled := split_loops(step, options.unroll_limit)) is not None:
-        again = _with_shared_uses_split(unrolled, options.every_state, boundary)
+        again = _with_shared_uses_split(unrolled, options.every_state, jacobian)
         if again.num_traced <= step.num_traced:
             break  # everything in the loop is coupled: unrolling gains nothing
         step = again
@@ -275,16 +275,16 @@ def _with_loops_split(
 
 
 def _with_shared_uses_split(
-    traced: TracedModel, every_state: bool, boundary: Boundary
+    traced: TracedModel, every_state: bool, jacobian: Jacobian
 ) -> GroupedStep:
     """Copy each ETP output whose uses reach different units, one copy per use."""
-    step = _grouped(traced, every_state, boundary)
+    step = _grouped(traced, every_state, jacobian)
     while (copied := split_shared_uses(step)) is not None:
-        step = _grouped(copied, every_state, boundary)
+        step = _grouped(copied, every_state, jacobian)
     return step
 
 
-def _grouped(traced: TracedModel, every_state: bool, boundary: Boundary) -> GroupedStep:
+def _grouped(traced: TracedModel, every_state: bool, jacobian: Jacobian) -> GroupedStep:
     """Analyse the step as it is and group its hidden states."""
     # Facts about the program that several passes need are computed once.
     analysis = Analysis(traced.program)
@@ -308,5 +308,5 @@ def _grouped(traced: TracedModel, every_state: bool, boundary: Boundary) -> Grou
 
     # States that read each other in the same unit are a group. The walks back from them find the
     # operations that reach them and the truncated paths (a whole product, or all but its diagonal).
-    groups, walks = find_hidden_groups(traced, alignment, graph, outputs, every_state, boundary)
+    groups, walks = find_hidden_groups(traced, alignment, graph, outputs, every_state, jacobian)
     return GroupedStep(traced, analysis, graph, operations, outputs, groups, walks)

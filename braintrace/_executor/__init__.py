@@ -17,7 +17,7 @@ from .kronecker import KroneckerTraces as KroneckerTraces
 from .layout import fans_over_samples as fans_over_samples
 from .layout import trace_sites as trace_sites
 from .neighbours import NeighbourTraces as NeighbourTraces
-from .overwriting import never as never
+from .overwriting import ordering_token as ordering_token
 from .param_dim import ParameterTraces as ParameterTraces
 from .probed_step import Probes as Probes
 from .probed_step import zero_probes as zero_probes

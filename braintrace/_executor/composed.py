@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from .._graph import (
-    Boundary,
     ETraceGraph,
     HiddenParamOpRelation,
+    Jacobian,
     Record,
     Records,
     Signal,
@@ -52,10 +52,10 @@ class ComposedTraces:
         return frozenset[Record]().union(*(rule.needs for rule in self.rules.values()))
 
     @property
-    def boundary(self) -> Boundary:
-        """The common boundary of the rules that are not closed to the past."""
-        boundaries: list[Boundary] = [rule.boundary for rule in self.rules.values()]
-        return next((b for b in boundaries if b != "closed"), "closed")
+    def jacobian(self) -> Jacobian:
+        """The common treatment by the rules that read the past."""
+        jacobians: list[Jacobian] = [rule.jacobian for rule in self.rules.values()]
+        return next((one for one in jacobians if one != "none"), "none")
 
     def carries(self, relation: HiddenParamOpRelation) -> bool:
         """Test whether an operation has traces by its rule."""

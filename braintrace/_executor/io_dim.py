@@ -26,9 +26,9 @@ import jax.numpy as jnp
 
 from .._etrace_op import Arrays
 from .._graph import (
-    Boundary,
     ETraceGraph,
     HiddenParamOpRelation,
+    Jacobian,
     Record,
     Records,
     Role,
@@ -75,7 +75,7 @@ class InputOutputTraces:
 
     decay: float
     needs: ClassVar[frozenset[Record]] = frozenset({"x", "D", "Df"})
-    boundary: ClassVar[Boundary] = "cut"
+    jacobian: ClassVar[Jacobian] = "elementwise"
 
     def carries(self, relation: HiddenParamOpRelation) -> bool:
         """Return True: every relation has traces."""

@@ -25,9 +25,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._graph import (
-    Boundary,
     ETraceGraph,
     HiddenParamOpRelation,
+    Jacobian,
     ParameterUse,
     Record,
     Records,
@@ -69,7 +69,7 @@ class NeighbourTraces:
 
     n: int
     needs: ClassVar[frozenset[Record]] = frozenset({"step", "operands"})
-    boundary: ClassVar[Boundary] = "neighbours"
+    jacobian: ClassVar[Jacobian] = "sparse"
 
     def carries(self, relation: HiddenParamOpRelation) -> bool:
         """Return False: traces belong to parameters, marked or not, instead of operations."""

@@ -2,7 +2,7 @@
 
 XLA overwrites an array in place only if it knows that every other use of the array comes first;
 otherwise it copies the array. When XLA decides this, optimization barriers have been removed, so
-the order is enforced by an operand (an ordering token, see `never`).
+the order is enforced by an operand (an ordering token, see `ordering_token`).
 
 On a CPU, the traces of several steps are updated in blocks of samples. The inputs and factors of a
 block are gathered from all steps into the caches, samples first. The products over time then run at
@@ -45,7 +45,7 @@ Update: TypeAlias = Callable[[PyTree, PyTree, Traces], Traces]
 axes are steps and samples; arrays with samples first; and traces, also with samples first."""
 
 
-def never(first: PyTree) -> jax.Array | None:
+def ordering_token(first: PyTree) -> jax.Array | None:
     """Return an ordering token: a false flag that depends on some arrays.
 
     It would be true if some number were equal to itself and different from itself. On several
@@ -102,8 +102,8 @@ def _readers(keys: Keys, reads: Collection[tuple[str, str]], among: Iterable[str
 
 
 def not_before(first: Sequence[PyTree], traces: Traces) -> Traces:
-    """Return unchanged traces that depend on other arrays; see `never`."""
-    return known_after(never(first), traces)
+    """Return unchanged traces that depend on other arrays; see `ordering_token`."""
+    return known_after(ordering_token(first), traces)
 
 
 def overwritten(
@@ -118,7 +118,7 @@ def overwritten(
     over_time, of_samples, traces
         Its arguments.
     flag
-        See `never`; ``None``: no ordering.
+        See `ordering_token`; ``None``: no ordering.
     """
 
     def at_once(over_time: PyTree, of_samples: PyTree, traces: Traces, flag: PyTree) -> Traces:

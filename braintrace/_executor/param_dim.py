@@ -37,10 +37,10 @@ from .._etrace_op import (
     propagate,
 )
 from .._graph import (
-    Boundary,
     ETraceGraph,
     HiddenGroup,
     HiddenParamOpRelation,
+    Jacobian,
     Record,
     Records,
     Role,
@@ -89,11 +89,12 @@ class ParameterTraces:
 
     Attributes
     ----------
-    boundary
-        ``'cut'`` for D-RTRL; ``'diagonal'``: ``D`` includes the diagonal through products (SnAp-1).
+    jacobian
+        ``'elementwise'`` for D-RTRL. ``'diagonal'``: ``D`` includes the diagonal through
+        products (SnAp-1).
     """
 
-    boundary: Boundary = "cut"
+    jacobian: Jacobian = "elementwise"
     needs: ClassVar[frozenset[Record]] = frozenset({"x", "x in parts", "D", "Df"})
 
     def carries(self, relation: HiddenParamOpRelation) -> bool:
@@ -310,8 +311,8 @@ def _updated(
         has_samples = get_primitive_spec(site.relation.primitive).batched
         # The update by a single step already is one pass over the traces.
         if has_samples and records.num_steps > 1:
-            return overwritten(update, (x, factors), of_samples, old, records.never)
-        return update((x, factors), of_samples, known_after(records.never, old))
+            return overwritten(update, (x, factors), of_samples, old, records.token)
+        return update((x, factors), of_samples, known_after(records.token, old))
 
     new: Traces = site.each_layer(of_layer, factors, (decays, kept), as_arrays(traces))
     return new

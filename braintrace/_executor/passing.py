@@ -5,9 +5,9 @@ import dataclasses
 from typing import ClassVar
 
 from .._graph import (
-    Boundary,
     ETraceGraph,
     HiddenParamOpRelation,
+    Jacobian,
     Records,
     Signal,
     Traces,
@@ -20,7 +20,7 @@ from .._typing import PyTree
 class PassingTraces(abc.ABC):
     """The parts of a `TraceMethod` that are the same for all full-Jacobian rules."""
 
-    boundary: ClassVar[Boundary] = "passed"
+    jacobian: ClassVar[Jacobian] = "full"
 
     def carries(self, relation: HiddenParamOpRelation) -> bool:
         """Return False: traces belong to parameters, marked or not, instead of operations."""

@@ -50,15 +50,15 @@ def zero_probes(graph: ETraceGraph) -> Probes:
     return probes
 
 
-def with_answers(traced: TracedModel, inputs: Inputs) -> Inputs:
+def with_callback_results(traced: TracedModel, inputs: Inputs) -> Inputs:
     """Return the inputs of a step with its callback results; each callback is called here, once."""
-    asking = traced.asking
-    if asking is None:
+    callbacks = traced.callbacks
+    if callbacks is None:
         return inputs
-    pairs = zip(asking.in_vars, traced.program.in_vars, strict=False)
+    pairs = zip(callbacks.in_vars, traced.program.in_vars, strict=False)
     known = {own: jax.lax.stop_gradient(inputs[var]) for own, var in pairs if var in inputs}
-    answers = evaluate(asking, asking.out_atoms, known, effects=True)
-    return {**inputs, **dict(zip(traced.answers, answers, strict=True))}
+    results = evaluate(callbacks, callbacks.out_atoms, known, effects=True)
+    return {**inputs, **dict(zip(traced.callback_results, results, strict=True))}
 
 
 def hold_old_states(graph: ETraceGraph, inputs: Inputs) -> Inputs:

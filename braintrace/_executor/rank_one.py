@@ -227,7 +227,7 @@ def _advanced(
     recorded = tuple(leaf[0] for leaf in records.inputs)
     inputs = inputs_of_step(graph, weights, recorded)
     s = widened(traces["s"], dtype)
-    t = widened(known_after(records.never, traces["t"]), dtype)
+    t = widened(known_after(records.token, traces["t"]), dtype)
     if records.restart is not None:  # selected, not multiplied by zero: they may be NaN
         goes_on = which_rows(whole, ~records.restart[0])
         s = jnp.where(goes_on, s, 0)

@@ -27,7 +27,7 @@ from .probed_step import (
     pre_step_probe,
     probe_shapes,
     probed_step,
-    with_answers,
+    with_callback_results,
 )
 from .restart import flags_along, restarted, restarted_probes
 from .window import passed_step, probes_of_past
@@ -99,7 +99,7 @@ def single_step(
     """
     if isinstance(method, PassingTraces):
         return _passed_step(graph, method, inputs, traces, restart)
-    inputs = with_answers(graph.traced, inputs)
+    inputs = with_callback_results(graph.traced, inputs)
     weights = operands(graph, inputs)
     found = jacobians(graph, inputs, weights)
     if restart is not None:
@@ -218,7 +218,7 @@ def recorded_step(
     """Run one step with given perturbations, and return the residuals of the learning rule."""
     if graph.passes_weights:
         return passed_step(graph, inputs)
-    inputs = with_answers(graph.traced, inputs)
+    inputs = with_callback_results(graph.traced, inputs)
     held = hold_old_states(graph, inputs)
     outputs, new_states = probed_step(graph, held, weights, probes)
     return outputs, new_states, jacobians(graph, inputs, weights)
@@ -226,7 +226,7 @@ def recorded_step(
 
 def plain_step(graph: ETraceGraph, inputs: Inputs) -> tuple[list[jax.Array], dict[Var, jax.Array]]:
     """Run one step of the model itself; filters of its readouts do not change."""
-    inputs, model = with_answers(graph.traced, inputs), graph.traced.unfiltered
+    inputs, model = with_callback_results(graph.traced, inputs), graph.traced.unfiltered
     if model is None:
         return finish(graph, inputs, {})
     filtered = graph.traced

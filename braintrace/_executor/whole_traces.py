@@ -26,8 +26,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._graph import (
-    Boundary,
     ETraceGraph,
+    Jacobian,
     Record,
     Records,
     Role,
@@ -107,7 +107,7 @@ class WholeTraces(PassingTraces):
 class LayeredTraces(WholeTraces):
     """The same with ``J`` and ``F`` block-diagonal by layer."""
 
-    boundary: ClassVar[Boundary] = "layered"
+    jacobian: ClassVar[Jacobian] = "layered"
 
 
 def entries(ndim: int) -> tuple[Role, ...]:

@@ -20,7 +20,7 @@ from .._graph import ETraceGraph, Records, Signal, Weights
 from .._jax import Var, struct_of, zeros_mapped_like
 from .._typing import PyTree
 from .jacobians import Inputs, jacobians, operands
-from .probed_step import finish, pre_step_probe, probe_shapes, with_answers
+from .probed_step import finish, pre_step_probe, probe_shapes, with_callback_results
 from .whole_state import step_of_layers
 from .zero import is_zero
 
@@ -185,7 +185,7 @@ def _recorded(
     if graph.passes_weights:
         arguments = set(graph.traced.argument_vars)
         inputs = {v: _given(x) if v in arguments else x for v, x in inputs.items()}
-    inputs = with_answers(graph.traced, inputs)
+    inputs = with_callback_results(graph.traced, inputs)
     weights = operands(graph, inputs)
     outputs, new_states = run(graph, inputs)
     return outputs, new_states, jacobians(graph, inputs, weights)

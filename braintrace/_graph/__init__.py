@@ -11,7 +11,7 @@ from .hidden_group import HiddenGroup as HiddenGroup
 from .influence import InfluenceMap as InfluenceMap
 from .influence import InjectionPoint as InjectionPoint
 from .method import FOLLOWS_ALL as FOLLOWS_ALL
-from .method import Boundary as Boundary
+from .method import Jacobian as Jacobian
 from .method import Records as Records
 from .method import Signal as Signal
 from .method import TraceMethod as TraceMethod

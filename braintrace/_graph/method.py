@@ -31,16 +31,16 @@ Signal: TypeAlias = dict[str, jax.Array]
 Traces: TypeAlias = Mapping[str, Any]
 """Arrays in dicts with stable string keys, nested or not."""
 
-Boundary = Literal["closed", "cut", "diagonal", "neighbours", "layered", "passed"]
+Jacobian = Literal["none", "elementwise", "diagonal", "sparse", "layered", "full"]
 """The treatment of ETP operations on the path from old states to a state; see `TraceMethod`."""
 
-FOLLOWS_ALL: frozenset[Boundary] = frozenset({"neighbours", "layered", "passed"})
+FOLLOWS_ALL: frozenset[Jacobian] = frozenset({"sparse", "layered", "full"})
 """Full-Jacobian rules, which follow every parameter, marked or not; see `WholeState`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Records:
-    """Residuals of the steps of a chunk, with a leading time axis except for `never`.
+    """Residuals of the steps of a chunk, with a leading time axis except for `token`.
 
     A transition that is the same in every step may have a time axis of length 1.
 
@@ -62,7 +62,7 @@ class Records:
         Names of the states whose learning signal is known to be zero.
     has_mask
         Whether some steps are masked, so that their learning signal is zero.
-    never
+    token
         An ordering token: a flag that is always false. XLA cannot know it before all other readers
         of the traces before the chunk are computed; ``None``: no other readers. Traces that are
         neither read nor written before the token is known are updated in place.
@@ -75,7 +75,7 @@ class Records:
     restart: jax.Array | None = None
     silent: frozenset[str] = frozenset()
     has_mask: bool = False
-    never: jax.Array | None = None
+    token: jax.Array | None = None
 
     @property
     def num_steps(self) -> int:
@@ -91,7 +91,7 @@ class Records:
 
 jax.tree_util.register_dataclass(
     Records,
-    data_fields=["D", "Df", "inputs", "never", "restart", "x"],
+    data_fields=["D", "Df", "inputs", "token", "restart", "x"],
     meta_fields=["has_mask", "silent"],
 )
 
@@ -111,18 +111,18 @@ class TraceMethod(Protocol):
         """The residuals to record of every step."""
 
     @property
-    def boundary(self) -> Boundary:
+    def jacobian(self) -> Jacobian:
         """The treatment of ETP operations on the path from old states to a state.
 
-        ``'cut'``: the path is truncated at each of them. ``'diagonal'``: ``D`` includes the
-        diagonal of each product, marked or ordinary, from each unit to itself. ``'neighbours'``:
+        ``'elementwise'``: the path is truncated at each of them. ``'diagonal'``: ``D`` includes the
+        diagonal of each product, marked or ordinary, from each unit to itself. ``'sparse'``:
         paths pass through, within the sparsity pattern of the traces. The graph has a `WholeState`
         with its `Structure`, operands are the parameters themselves, and learning signals are
-        partial derivatives, as if no state depended on another. ``'passed'``: paths pass through,
+        partial derivatives, as if no state depended on another. ``'full'``: paths pass through,
         with such a graph. The gradient of a chunk is reverse mode through the chunk, plus
         `entry_gradient` of the cotangent that reaches the states before it. ``'layered'``: the
         same, but paths from the old states of one layer to another layer are truncated.
-        ``'closed'``: paths pass through within the step, and none leads to the states before it.
+        ``'none'``: paths pass through within the step, and none leads to the states before it.
         """
 
     def carries(self, relation: HiddenParamOpRelation) -> bool:

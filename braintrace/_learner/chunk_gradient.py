@@ -169,15 +169,15 @@ class RecordedChunk:
         weights: Weights,
         kept: KeptOfChunk,
         before: Traces,
-        never: jax.Array | None = None,
+        token: jax.Array | None = None,
     ) -> Traces:
         """Return the traces after a chunk, from the results of `run` and the traces before it.
 
-        ``never`` is the flag of `Records`.
+        ``token`` is the flag of `Records`.
         """
         if not isinstance(kept, Kept):
             return kept
-        records = dataclasses.replace(self._records(kept), never=never)
+        records = dataclasses.replace(self._records(kept), token=token)
         return self._method.update(self._graph, weights, records, before)
 
     def _records(self, kept: Kept) -> Records:
@@ -331,7 +331,7 @@ class WindowChunk:
         """Return None: the gradient of a window computes no traces."""
 
     def traces_after(
-        self, weights: Weights, kept: Records, before: Traces, never: jax.Array | None = None
+        self, weights: Weights, kept: Records, before: Traces, token: jax.Array | None = None
     ) -> Traces:
         """Return the traces after a window; see `RecordedChunk.traces_after`.
 
@@ -344,6 +344,6 @@ class WindowChunk:
             return self._method.update(self._graph, weights, records, traces), None
 
         if length == steps:
-            return update(before, dataclasses.replace(kept, never=never))[0]
+            return update(before, dataclasses.replace(kept, token=token))[0]
         after: Traces = over_chunks(update, update, before, kept, steps, length)[0]
         return after

@@ -18,8 +18,8 @@ from .._executor import (
     as_arrays,
     examples,
     is_zero,
-    never,
     operands,
+    ordering_token,
     passed_step,
     window_step,
 )
@@ -215,7 +215,7 @@ class SequenceGradient:
 
         def run_chunk(carry: PyTree, chunk: PyTree) -> PyTree:
             (written, gradients, (kept, before)), results = run_last(carry, chunk)
-            after = self._updated((weights, kept), before, never(gradients))
+            after = self._updated((weights, kept), before, ordering_token(gradients))
             return (written, gradients, after), results
 
         return over_chunks(run_chunk, run_last, start, data, cut.steps, cut.length)

@@ -26,9 +26,9 @@ from .._executor.layout import x_key
 from .._executor.recursion import scan_records, signals
 from .._executor.zero import widened
 from .._graph import (
-    Boundary,
     ETraceGraph,
     HiddenParamOpRelation,
+    Jacobian,
     Record,
     Records,
     Signal,
@@ -67,9 +67,9 @@ class RuleTraces:
         return transition | {"x", "Df"}
 
     @property
-    def boundary(self) -> Boundary:
+    def jacobian(self) -> Jacobian:
         """See `TraceMethod`."""
-        return "diagonal" if self.rule.jacobian == "diagonal" else "cut"
+        return "diagonal" if self.rule.jacobian == "diagonal" else "elementwise"
 
     def carries(self, relation: HiddenParamOpRelation) -> bool:
         """Return True: every relation has traces."""

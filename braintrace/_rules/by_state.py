@@ -29,7 +29,7 @@ from .._executor.whole_state import (
     unit_rows,
     whole_of,
 )
-from .._graph import Boundary, ETraceGraph, Record, Records, Signal, Traces, TraceSpecs, Weights
+from .._graph import ETraceGraph, Jacobian, Record, Records, Signal, Traces, TraceSpecs, Weights
 from .._jax import struct_of
 from .leaves import as_kept, leaves_of, operand_shapes
 from .protocol import Rule
@@ -102,7 +102,7 @@ class FullRuleTraces(PassingTraces):
 class LayeredRuleTraces(FullRuleTraces):
     """The same with a Jacobian that is block-diagonal by layer."""
 
-    boundary: ClassVar[Boundary] = "layered"
+    jacobian: ClassVar[Jacobian] = "layered"
 
 
 def _jacobians(graph: ETraceGraph, site: WholeSite, inputs: Inputs) -> tuple[jax.Array, Arrays]:

@@ -90,8 +90,8 @@ class CompiledStep:
         self._method = method
         self._every_state = every_state
         self._trace_dtype = trace_dtype
-        answers = graph.traced.answers
-        self._in_vars = tuple(v for v in graph.traced.program.in_vars if v not in answers)
+        callback_results = graph.traced.callback_results
+        self._in_vars = tuple(v for v in graph.traced.program.in_vars if v not in callback_results)
         self._written = graph.traced.written_vars
         self._leaves = {leaf.in_var: leaf for leaf in graph.traced.leaves}
         self._old = {v: leaf for v, leaf in self._leaves.items() if leaf.kind != "parameter"}

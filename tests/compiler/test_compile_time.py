@@ -88,7 +88,7 @@ def test_what_is_computed_element_by_element_shares_its_positions():
     alignment = Alignment(analysis, candidates_of(traced, analysis, ()))
     graph = step_graph(traced, analysis, alignment.candidates)
     _, ((walk,),) = find_hidden_groups(
-        traced, alignment, graph, (), every_state=False, boundary="cut"
+        traced, alignment, graph, (), every_state=False, jacobian="elementwise"
     )
     reached = [ids for ids in walk.ids.values() if ids.shape == (BATCH, WIDTH)]
     assert len(reached) > 40

@@ -14,16 +14,16 @@ import pytest
 import braintrace
 from braintrace._compiler import CompilerOptions, compile_model
 from braintrace._compiler.reports.reporting import REPORTED
-from braintrace._graph import Boundary, DiagnosticKind
+from braintrace._graph import DiagnosticKind, Jacobian
 
 PAGE = places.DOCS / "diagnostics.md"
 BATCH, INPUTS, H = 2, 3, 4
 PASSED = {"backward-not-linear", "untraced-state", "unused-parameter"}
 FOLLOWED_BY_POSITION = set(REPORTED) - {"between-layers"}
 CONCERNED = {
-    "closed": {"no-hidden-state", "no-trace", "unused-parameter"},
-    "passed": PASSED,
-    "neighbours": PASSED,
+    "none": {"no-hidden-state", "no-trace", "unused-parameter"},
+    "full": PASSED,
+    "sparse": PASSED,
     "layered": PASSED | {"between-layers"},
 }
 
@@ -40,9 +40,9 @@ def test_the_page_explains_every_kind():
 
 def test_every_kind_says_which_rules_it_concerns():
     assert set(REPORTED) == set(get_args(DiagnosticKind))
-    for boundary in get_args(Boundary):
-        found = {kind for kind, boundaries in REPORTED.items() if boundary in boundaries}
-        assert found == CONCERNED.get(boundary, FOLLOWED_BY_POSITION)
+    for jacobian in get_args(Jacobian):
+        found = {kind for kind, jacobians in REPORTED.items() if jacobian in jacobians}
+        assert found == CONCERNED.get(jacobian, FOLLOWED_BY_POSITION)
 
 
 @jax.custom_vjp
@@ -82,7 +82,7 @@ class Model(brainstate.nn.Module):
 class Rule:
     """All that the compiler asks of a rule: this one carries nothing."""
 
-    boundary: Boundary
+    jacobian: Jacobian
     carried: bool = True
     needs = frozenset()
 
@@ -96,30 +96,30 @@ class Rule:
         return {}
 
 
-def compiled(model, boundary, carried=True, **options):
+def compiled(model, jacobian, carried=True, **options):
     brainstate.nn.init_all_states(model, batch_size=BATCH)
     x, options = jnp.ones((BATCH, INPUTS)), CompilerOptions(**options)
-    return compile_model(model, (x,), None, options, Rule(boundary, carried))[0]
+    return compile_model(model, (x,), None, options, Rule(jacobian, carried))[0]
 
 
 def kinds(graph, level=None):
     return {d.kind for d in graph.diagnostics if level in (None, d.level)}
 
 
-@pytest.mark.parametrize("boundary", ["cut", "diagonal"])
-def test_a_rule_that_ends_at_weights_hears_of_mixing(boundary):
-    found = kinds(compiled(Model(braintrace.matmul), boundary))
+@pytest.mark.parametrize("jacobian", ["elementwise", "diagonal"])
+def test_a_rule_that_ends_at_weights_hears_of_mixing(jacobian):
+    found = kinds(compiled(Model(braintrace.matmul), jacobian))
     assert found == {"recurrent-mixing", "unused-parameter"}
 
 
 def test_a_rule_that_passes_weights_hears_of_none():
-    graph = compiled(Model(braintrace.matmul), "passed", strict=True)
+    graph = compiled(Model(braintrace.matmul), "full", strict=True)
     assert kinds(graph) == {"unused-parameter"}
     assert graph.hidden_param_op_relations
 
 
 def test_a_weight_that_a_rule_does_not_carry_is_told():
-    graph = compiled(Model(braintrace.matmul), "cut", carried=False)
+    graph = compiled(Model(braintrace.matmul), "elementwise", carried=False)
     assert graph.hidden_param_op_relations == ()
     assert kinds(graph, "info") == {"recurrent-mixing", "no-trace", "unused-parameter"}
     told = {path for d in graph.diagnostics if d.kind == "no-trace" for path in d.paths}
@@ -127,43 +127,45 @@ def test_a_weight_that_a_rule_does_not_carry_is_told():
 
 
 def test_a_rule_that_is_closed_to_the_past_hears_of_none():
-    graph = compiled(Model(jnp.matmul, bend=clipped, mean=0.1), "closed", strict=True)
+    graph = compiled(Model(jnp.matmul, bend=clipped, mean=0.1), "none", strict=True)
     assert kinds(graph) == {"unused-parameter"}
 
 
-@pytest.mark.parametrize("boundary", ["cut", "diagonal"])
-def test_a_model_without_marks_is_refused_where_the_way_ends_at_weights(boundary):
+@pytest.mark.parametrize("jacobian", ["elementwise", "diagonal"])
+def test_a_model_without_marks_is_refused_where_the_way_ends_at_weights(jacobian):
     with pytest.raises(
         braintrace.CompilationError, match=r"(?s)No ETP operation.*couples elements"
     ):
-        compiled(Model(jnp.matmul), boundary, mark="explicit")
+        compiled(Model(jnp.matmul), jacobian, mark="explicit")
 
 
-@pytest.mark.parametrize("boundary", ["cut", "diagonal"])
-def test_marks_behind_what_mixes_positions_are_not_asked_for_again(boundary):
+@pytest.mark.parametrize("jacobian", ["elementwise", "diagonal"])
+def test_marks_behind_what_mixes_positions_are_not_asked_for_again(jacobian):
     with pytest.raises(braintrace.CompilationError, match=r"(?s)`RTRL` follows.*`cumsum`") as found:
-        compiled(Model(lambda x, w: jnp.cumsum(braintrace.matmul(x, w), -1)), boundary)
+        compiled(Model(lambda x, w: jnp.cumsum(braintrace.matmul(x, w), -1)), jacobian)
     assert "Use `braintrace.matmul`" not in str(found.value)
 
 
 def test_a_model_without_marks_needs_none_where_weights_are_passed():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        graph = compiled(Model(jnp.matmul), "passed", strict=True)
+        graph = compiled(Model(jnp.matmul), "full", strict=True)
     assert graph.hidden_param_op_relations == ()
     assert [group.paths for group in graph.hidden_groups] == [(("h",),)]
 
 
 def test_an_untraced_state_behind_a_weight_is_refused_where_weights_are_passed():
-    assert "untraced-state" in kinds(compiled(Model(braintrace.matmul, mean=0.1), "cut"), "info")
+    assert "untraced-state" in kinds(
+        compiled(Model(braintrace.matmul, mean=0.1), "elementwise"), "info"
+    )
     with pytest.raises(braintrace.CompilationError, match="'average' carries what depends on"):
-        compiled(Model(braintrace.matmul, mean=0.1), "passed")
+        compiled(Model(braintrace.matmul, mean=0.1), "full")
 
 
 def test_a_gradient_bent_behind_a_weight_is_refused_where_weights_are_passed():
-    assert not kinds(compiled(Model(braintrace.matmul, bend=clipped), "cut"), "warning")
+    assert not kinds(compiled(Model(braintrace.matmul, bend=clipped), "elementwise"), "warning")
     with pytest.raises(braintrace.CompilationError, match="not proportional"):
-        compiled(Model(braintrace.matmul, bend=clipped), "passed")
+        compiled(Model(braintrace.matmul, bend=clipped), "full")
 
 
 class ByUnit(brainstate.nn.Module):

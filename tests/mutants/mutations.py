@@ -191,9 +191,9 @@ MUTATIONS = [
     Mutation(
         "callbacks at every evaluation",
         "_executor/probed_step.py",
-        "    return {**inputs, **dict(zip(traced.answers, answers, strict=True))}\n",
-        "    evaluate(asking, asking.out_atoms, known, effects=True)\n"
-        "    return {**inputs, **dict(zip(traced.answers, answers, strict=True))}\n",
+        "    return {**inputs, **dict(zip(traced.callback_results, results, strict=True))}\n",
+        "    evaluate(callbacks, callbacks.out_atoms, known, effects=True)\n"
+        "    return {**inputs, **dict(zip(traced.callback_results, results, strict=True))}\n",
         ("tests/jaxpr/test_callbacks.py::test_every_rule[nested-rtrl]",),
         "a step asks twice",
     ),
@@ -1104,7 +1104,7 @@ MUTATIONS = [
     Mutation(
         "diagnostics before the rule is known",
         "_compiler/reports/reporting.py",
-        "if boundary in REPORTED[f.kind]",
+        "if jacobian in REPORTED[f.kind]",
         "if REPORTED[f.kind]",
         ("tests/compiler/test_diagnostics.py::test_a_rule_that_passes_weights_hears_of_none",),
         "a rule that follows every path is told what others leave out",

@@ -368,18 +368,24 @@ WRONG = {
         {"w_in": ("d_rtrl", {"strict": True})},
         r"has `strict`, which holds for all",
     ),
-    "another kind": ({"w_in": "rtrl"}, r"do not go together: RTRL \(passed\), D_RTRL \(cut\)"),
-    "a diagonal": ({"w_in": "snap"}, r"do not go together: SnAp \(diagonal\), D_RTRL \(cut\)"),
+    "another kind": (
+        {"w_in": "rtrl"},
+        r"do not go together: RTRL \(full\), D_RTRL \(elementwise\)",
+    ),
+    "a diagonal": (
+        {"w_in": "snap"},
+        r"do not go together: SnAp \(diagonal\), D_RTRL \(elementwise\)",
+    ),
 }
 
 
 @pytest.mark.parametrize(
     ("elsewhere", "rule", "kinds"),
     [
-        ("rtrl", "uoro", r"UORO \(passed\), RTRL \(passed\)"),
-        ("ostl_recurrent", "d_rtrl", r"D_RTRL \(cut\), OSTLRecurrent \(layered\)"),
-        ("kf_rtrl", "immediate", r"Immediate \(closed\), KF_RTRL \(passed\)"),
-        ("d_rtrl", ("snap", {"n": 2}), r"SnAp \(neighbours\), D_RTRL \(cut\)"),
+        ("rtrl", "uoro", r"UORO \(full\), RTRL \(full\)"),
+        ("ostl_recurrent", "d_rtrl", r"D_RTRL \(elementwise\), OSTLRecurrent \(layered\)"),
+        ("kf_rtrl", "immediate", r"Immediate \(closed\), KF_RTRL \(full\)"),
+        ("d_rtrl", ("snap", {"n": 2}), r"SnAp \(neighbours\), D_RTRL \(elementwise\)"),
     ],
 )
 def test_rules_that_follow_the_state_across_positions_stand_alone(elsewhere, rule, kinds):

@@ -20,7 +20,7 @@ class OfRecords:
     """The learning rule; see `braintrace._graph.TraceMethod`."""
 
     needs = frozenset({"x", "Df"})
-    boundary = "cut"
+    jacobian = "elementwise"
 
     def carries(self, relation):
         return True

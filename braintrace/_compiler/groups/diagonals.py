@@ -22,7 +22,7 @@ from ..core.analysis import Analysis
 from ..core.back_through import Ids
 from ..core.walk import Walk, walk_back
 from .alignment import AlignedStates
-from .influence import Way, broadcasts_of, ways_of
+from .influence import OutputPath, broadcasts_of, output_paths
 
 Pairs: TypeAlias = tuple[np.ndarray, np.ndarray]
 """``inputs`` and ``outputs`` of a `Diagonal`."""
@@ -67,8 +67,8 @@ def _through(
     if origin is None:
         return
     origins, _ = broadcasts_of(analysis, y, walk)
-    for way in ways_of(y, 0, walk, origins):
-        inputs, outputs = _pairs(equation, operand, origin, way)
+    for path in output_paths(y, 0, walk, origins):
+        inputs, outputs = _pairs(equation, operand, origin, path)
         used = np.zeros(origin.size, bool)
         used[inputs[inputs != NO_ELEMENT]] = True
         start = np.where(used.reshape(origin.shape), origin, NO_ELEMENT).astype(np.int32)
@@ -76,29 +76,29 @@ def _through(
         old = [back.ids.get(state.leaf.in_var) for state in aligned.states]
         reads = tuple(c for c, ids in enumerate(old) if ids is not None and np.any(ids >= 0))
         if reads:
-            yield Diagonal(index, operand, way.var, outputs, inputs, back.cuts, reads)
+            yield Diagonal(index, operand, path.var, outputs, inputs, back.cuts, reads)
 
 
-def _pairs(equation: Equation, operand: int, origin: Ids, way: Way) -> Pairs:
-    """Return the operand elements in the unit that each element of ``way`` reaches."""
+def _pairs(equation: Equation, operand: int, origin: Ids, path: OutputPath) -> Pairs:
+    """Return the operand elements in the unit that each element of ``path`` reaches."""
     flat = origin.ravel()
     order = np.argsort(flat, kind="stable")
-    first = np.searchsorted(flat[order], way.positions, "left")
-    last = np.searchsorted(flat[order], way.positions, "right")
+    first = np.searchsorted(flat[order], path.positions, "left")
+    last = np.searchsorted(flat[order], path.positions, "right")
     most = int(np.max(last - first, initial=0))
     places = first + np.arange(most)[:, None]
     inputs = np.where(places < last, order[np.minimum(places, flat.size - 1)], NO_ELEMENT)
-    outputs = np.broadcast_to(way.sources, inputs.shape)
+    outputs = np.broadcast_to(path.sources, inputs.shape)
     there = inputs != NO_ELEMENT
     there[there] = _are_joined(equation, operand, inputs[there], outputs[there])
     # Joined pairs come first: the axis is as long as the longest list.
     inputs = -np.sort(-np.where(there, inputs, NO_ELEMENT), axis=0)
     inputs = inputs[: int(np.max(there.sum(0), initial=0))]
-    shape = way.var.aval.shape
-    of_var = np.full((len(inputs), way.var.aval.size), NO_ELEMENT, np.int32)
-    of_var[:, way.elements] = inputs
-    source = np.zeros(way.var.aval.size, np.int32)
-    source[way.elements] = way.sources
+    shape = path.var.aval.shape
+    of_var = np.full((len(inputs), path.var.aval.size), NO_ELEMENT, np.int32)
+    of_var[:, path.elements] = inputs
+    source = np.zeros(path.var.aval.size, np.int32)
+    source[path.elements] = path.sources
     return of_var.reshape(len(inputs), *shape), source.reshape(shape)
 
 

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ..._graph import Boundary, Cut, Diagonal, HiddenGroup
+from ..._graph import Cut, Diagonal, HiddenGroup, Jacobian
 from ..._graph.traced_model import StateLeaf, TracedModel
 from ..._jax import Atom, Var
 from ..._jaxpr import components
@@ -26,7 +26,7 @@ def find_hidden_groups(
     graph: StepGraph,
     outputs: Sequence[StateLeaf],
     every_state: bool,
-    boundary: Boundary,
+    jacobian: Jacobian,
 ) -> tuple[list[HiddenGroup], list[list[Walk]]]:
     """Group the hidden states of a step.
 
@@ -40,7 +40,7 @@ def find_hidden_groups(
         States that count as outputs of the step; they are in no group.
     every_state
         Whether all states have traces, including those that no later step reads.
-    boundary
+    jacobian
         The learning rule's treatment of products; see `TraceMethod`.
 
     Returns
@@ -62,7 +62,7 @@ def find_hidden_groups(
     for members in _connected(alignment, lines):
         aligned = alignment.align(members)
         is_read = [state.leaf.in_var in loss_reads for state in aligned.states]
-        find = diagonals_of if boundary == "diagonal" else _no_diagonals
+        find = diagonals_of if jacobian == "diagonal" else _no_diagonals
         group_walks = _walks(aligned, graph, new_vars, is_read, every_state, find)
         is_line = lines.issuperset(members)
         groups.append(_group(len(groups), aligned, group_walks, is_read, is_line))

@@ -22,7 +22,7 @@ from ..core.walk import Walk
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Way:
+class OutputPath:
     """One path from ``y`` to one state.
 
     Attributes
@@ -46,14 +46,14 @@ def find_influence(
     analysis: Analysis, y: Var, group: HiddenGroup, walks: Sequence[Walk]
 ) -> InfluenceMap | None:
     """Return how ``y`` reaches ``group``; ``None`` if no element of it does."""
-    entries: list[Way] = []
+    entries: list[OutputPath] = []
     mixed = False
     for state, walk in enumerate(walks):
         if y in walk.ids:
             origin, lost = broadcasts_of(analysis, y, walk)
-            ways = ways_of(y, state, walk, origin)
-            entries += ways
-            mixed |= lost or not _covered(walk.ids[y], ways)
+            paths = output_paths(y, state, walk, origin)
+            entries += paths
+            mixed |= lost or not _covered(walk.ids[y], paths)
     if not entries:
         return None
     places, positions = _slots(entries, y.aval.size)
@@ -76,7 +76,7 @@ def find_influence(
     )
 
 
-def _injection_point(entry: Way, places: np.ndarray, size: int) -> InjectionPoint:
+def _injection_point(entry: OutputPath, places: np.ndarray, size: int) -> InjectionPoint:
     slots = np.full(entry.var.aval.size, NO_SLOT, np.int32)
     slots[entry.elements] = places
     in_order = np.array_equal(slots, np.arange(size))
@@ -98,28 +98,28 @@ def broadcasts_of(analysis: Analysis, y: Var, walk: Walk) -> tuple[dict[Var, Ids
     )
 
 
-def ways_of(y: Var, state: int, walk: Walk, origin: Mapping[Var, Ids]) -> list[Way]:
+def output_paths(y: Var, state: int, walk: Walk, origin: Mapping[Var, Ids]) -> list[OutputPath]:
     """Return the direct path from ``y`` to a state, and a path for each broadcast."""
     ids = walk.ids[y].ravel()
-    entries: list[Way] = []
+    entries: list[OutputPath] = []
     direct = np.flatnonzero(ids >= 0)
     if len(direct):
-        entries.append(Way(state, y, direct, direct, ids[direct]))
+        entries.append(OutputPath(state, y, direct, direct, ids[direct]))
     for root, sources in origin.items():
         reached, source = walk.ids[root].ravel(), sources.ravel()
         elements = np.flatnonzero((source != NONE) & (reached >= 0))
         if len(elements):
-            entries.append(Way(state, root, elements, source[elements], reached[elements]))
+            entries.append(OutputPath(state, root, elements, source[elements], reached[elements]))
     return entries
 
 
-def _covered(ids: Ids, entries: Sequence[Way]) -> bool:
+def _covered(ids: Ids, entries: Sequence[OutputPath]) -> bool:
     """Test whether every element that reaches the state has a slot."""
     sources = [entry.sources for entry in entries] or [np.zeros(0, int)]
     return np.array_equal(places_of(np.concatenate(sources), ids.size), ids.ravel() != NONE)
 
 
-def _slots(entries: Sequence[Way], size: int) -> tuple[list[np.ndarray], np.ndarray]:
+def _slots(entries: Sequence[OutputPath], size: int) -> tuple[list[np.ndarray], np.ndarray]:
     """Give every pair (element of y, unit) a slot.
 
     Returns
@@ -154,7 +154,7 @@ def _reached(now: set[int], group: HiddenGroup) -> tuple[int, ...]:
 def _recognise(
     positions: np.ndarray, shape: tuple[int, ...]
 ) -> tuple[Literal["identity", "tiled", "gather"], tuple[tuple[int, ...], tuple[int, ...]] | None]:
-    """Find the cheapest way to bring one value per unit into the shape of the slots."""
+    """Find the cheapest path to bring one value per unit into the shape of the slots."""
     size = int(np.prod(shape))
     if positions.size == size and np.array_equal(positions.ravel(), np.arange(size)):
         return "identity", None

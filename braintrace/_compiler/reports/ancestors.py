@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable, Iterator
 
-from ..._graph import FOLLOWS_ALL, Boundary, HiddenGroup
+from ..._graph import FOLLOWS_ALL, HiddenGroup, Jacobian
 from ..._jax import Atom, Var
 from ..._jaxpr import carries_derivative
 from ..groups.grouped_step import GroupedStep
@@ -31,14 +31,14 @@ class AncestorSearch:
     ----------
     step
         The step.
-    boundary
+    jacobian
         The learning rule's treatment of products (see `TraceMethod`). For a full-Jacobian rule, the
         search continues through ETP operations and the states of other groups.
     """
 
-    def __init__(self, step: GroupedStep, boundary: Boundary) -> None:
-        self.step, self.boundary = step, boundary
-        self._follows_all = boundary in FOLLOWS_ALL
+    def __init__(self, step: GroupedStep, jacobian: Jacobian) -> None:
+        self.step, self.jacobian = step, jacobian
+        self._follows_all = jacobian in FOLLOWS_ALL
         self._weights = {operation.y_var: operation.printed_paths for operation in step.operations}
         self._old = {state.in_var: state.name for state, _ in step.new_states}
         self._new = {var: state.name for state, var in step.new_states}

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from ..._errors import CompilationError, DtypeError
-from ..._graph import FOLLOWS_ALL, Boundary, Diagnostic, HiddenParamOpRelation, TracedModel
+from ..._graph import FOLLOWS_ALL, Diagnostic, HiddenParamOpRelation, Jacobian, TracedModel
 from ..._jax import is_tracer
 from ..._most_memory import check_fits
 from ..._typing import path_name
@@ -100,14 +100,14 @@ def check_learns(
     step: GroupedStep,
     relations: Sequence[HiddenParamOpRelation],
     diagnostics: Iterable[Diagnostic],
-    boundary: Boundary,
+    jacobian: Jacobian,
 ) -> None:
     """Refuse a model none of whose weights would learn online.
 
     A full-Jacobian rule follows every parameter, marked or not. A rule of single steps follows
     none.
     """
-    if relations or step.outputs or boundary == "closed" or boundary in FOLLOWS_ALL:
+    if relations or step.outputs or jacobian == "none" or jacobian in FOLLOWS_ALL:
         return
     names = ", ".join(state.name for state, _ in step.new_states)
     raise CompilationError(

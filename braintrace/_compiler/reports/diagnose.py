@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Sequence
 
 from ..._etrace_op.marked import holds_marked
-from ..._graph import FOLLOWS_ALL, Boundary, HiddenParamOpRelation, StateLeaf
+from ..._graph import FOLLOWS_ALL, HiddenParamOpRelation, Jacobian, StateLeaf
 from ..._graph.diagnostics import Diagnostic, DiagnosticKind, Level, quoted
 from ..._jax import source_line
 from ..._typing import path_name
@@ -30,7 +30,7 @@ def diagnose(
     step: GroupedStep,
     every_relation: Sequence[HiddenParamOpRelation],
     relations: Sequence[HiddenParamOpRelation],
-    boundary: Boundary,
+    jacobian: Jacobian,
 ) -> Iterator[Diagnostic]:
     """Yield every diagnostic of a model, in a fixed order.
 
@@ -42,11 +42,11 @@ def diagnose(
         The step, and the relations that can learn online in it.
     relations
         The relations that learn by the rule.
-    boundary
+    jacobian
         The learning rule's treatment of products; see `TraceMethod`.
     """
-    follows_all = boundary in FOLLOWS_ALL
-    search = AncestorSearch(step, boundary)
+    follows_all = jacobian in FOLLOWS_ALL
+    search = AncestorSearch(step, jacobian)
     about_groups = [
         diagnostic
         for group, walks in zip(step.groups, step.walks, strict=True)
@@ -55,7 +55,7 @@ def diagnose(
     yield from about_groups
     yield from _nonlinear_weights(step, relations)
     named = {path for d in about_groups if d.kind in LOSES_MEMORY for path in d.paths}
-    yield from _without_relation(step, every_relation, named, boundary)
+    yield from _without_relation(step, every_relation, named, jacobian)
     yield from _no_trace(every_relation, relations)
     yield from _inside_rules(step)
     yield from step.traced.unmarked
@@ -95,14 +95,14 @@ def _without_relation(
     step: GroupedStep,
     relations: Sequence[HiddenParamOpRelation],
     named: Collection[str],
-    boundary: Boundary,
+    jacobian: Jacobian,
 ) -> Iterator[Diagnostic]:
     """Yield why operations have no trace, unless another warning names their weights."""
     related = {relation.equation for relation in relations}
     for operation in step.operations:
         if operation.equation not in related:
             equation = step.analysis.program.equations[operation.equation]
-            states = [] if boundary == "closed" else _states_reached(step, operation)
+            states = [] if jacobian == "none" else _states_reached(step, operation)
             name = equation.primitive.name
             level, kind, message = _why_no_trace(step, operation, name, states)
             if kind != "nested-weights" or not set(operation.printed_paths) <= set(named):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from ..._graph import Boundary, Cut, HiddenGroup
+from ..._graph import Cut, HiddenGroup, Jacobian
 from ..._graph.diagnostics import Diagnostic, quoted
 from ..._jax import Equation, source_line
 from ..._jaxpr.dataflow import PRODUCTS
@@ -32,7 +32,7 @@ def about_group(
         yield from _about_cuts(search, group, equation, cuts)
     for equation in sorted({index for walk in walks for index in walk.weights_met}):
         yield from _about_weight_met(search, group, equation)
-    if search.boundary == "diagonal":
+    if search.jacobian == "diagonal":
         yield from _about_two_products(search, group, walks)
     yield from _about_states_met(search, group, walks)
     yield from _about_nonlinear_uses(search, group)
@@ -85,7 +85,7 @@ def _about_weight_met(
     """Yield the ancestors of an ETP operation at which a walk ended."""
     equation = search.step.analysis.program.equations[index]
     ancestors, name = search.ancestors(equation.invars, group), equation.primitive.name
-    rule = _RULES[search.boundary]
+    rule = _RULES[search.jacobian]
     if ancestors.old_states:
         yield Diagnostic(
             "info",
@@ -96,7 +96,7 @@ def _about_weight_met(
             (*ancestors.old_states, *_names(group)),
             source_line(equation),
         )
-    if search.boundary != "diagonal":  # that rule has another diagnostic
+    if search.jacobian != "diagonal":  # that rule has another diagnostic
         yield from _about_two_operations(search, group, equation)
     if ancestors.new_states:
         yield Diagnostic(
@@ -125,7 +125,7 @@ def _about_two_operations(
     search: AncestorSearch, group: HiddenGroup, last: Equation
 ) -> Iterator[Diagnostic]:
     """Yield the ETP operations between an old hidden state and another ETP operation."""
-    step, rule = search.step, _RULES[search.boundary]
+    step, rule = search.step, _RULES[search.jacobian]
     place = f" ({line})" if (line := source_line(last)) else ""
     for first, old_states in search.before(last.invars, group):
         equation = step.analysis.program.equations[first.equation]
@@ -166,13 +166,13 @@ def _is_kept(group: HiddenGroup, equation: int) -> bool:
     return any(d.equation == equation for diagonals in group.diagonals for d in diagonals)
 
 
-_RULES: Mapping[Boundary, str] = {
-    "closed": "a rule without a past",
-    "cut": "D-RTRL",
+_RULES: Mapping[Jacobian, str] = {
+    "none": "a rule without a past",
+    "elementwise": "D-RTRL",
     "diagonal": "SnAp-1",
-    "neighbours": "SnAp",
+    "sparse": "SnAp",
     "layered": "OSTL",
-    "passed": "RTRL",
+    "full": "RTRL",
 }
 
 

@@ -5,13 +5,13 @@ from collections.abc import Iterable, Mapping
 from typing import get_args
 
 from ..._errors import CompilationError
-from ..._graph import FOLLOWS_ALL, ApproximationWarning, Boundary, Diagnostic, DiagnosticKind
+from ..._graph import FOLLOWS_ALL, ApproximationWarning, Diagnostic, DiagnosticKind, Jacobian
 
-_EVERY: frozenset[Boundary] = frozenset(get_args(Boundary))
-_PAST = _EVERY - {"closed"}
+_EVERY: frozenset[Jacobian] = frozenset(get_args(Jacobian))
+_PAST = _EVERY - {"none"}
 _MARKED_ONLY = _PAST - FOLLOWS_ALL
 
-REPORTED: Mapping[DiagnosticKind, frozenset[Boundary]] = {
+REPORTED: Mapping[DiagnosticKind, frozenset[Jacobian]] = {
     "plain-mixing": _MARKED_ONLY,
     "mixed-positions": _MARKED_ONLY,
     "recurrent-mixing": _MARKED_ONLY,
@@ -31,16 +31,16 @@ REPORTED: Mapping[DiagnosticKind, frozenset[Boundary]] = {
     "no-trace": _EVERY - FOLLOWS_ALL,
     "unused-parameter": _EVERY,
 }
-"""The boundaries (see `TraceMethod`) for which a kind of diagnostic is reported.
+"""The Jacobians (see `TraceMethod`) for which a kind of diagnostic is reported.
 
 A full-Jacobian rule follows every parameter, marked or not, also through coupling, so diagnostics
 about marks or coupling do not apply to it. For a sparse rule, the bytes in the report show how many
-entries it keeps. A rule without traces (``'closed'``) leaves out every path from earlier steps."""
+entries it keeps. A rule without traces (``'none'``) leaves out every path from earlier steps."""
 
 
-def reported(findings: Iterable[Diagnostic], boundary: Boundary) -> tuple[Diagnostic, ...]:
+def reported(findings: Iterable[Diagnostic], jacobian: Jacobian) -> tuple[Diagnostic, ...]:
     """Return the diagnostics that concern a rule, each once (loop steps repeat them)."""
-    return tuple(dict.fromkeys(f for f in findings if boundary in REPORTED[f.kind]))
+    return tuple(dict.fromkeys(f for f in findings if jacobian in REPORTED[f.kind]))
 
 
 def publish(diagnostics: Iterable[Diagnostic], strict: bool) -> None:

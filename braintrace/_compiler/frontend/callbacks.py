@@ -17,8 +17,8 @@ from ..._jaxpr import can_be_replayed, program_of, recorded, replayed
 from .rewritten import with_program
 
 
-def with_answers(traced: TracedModel) -> TracedModel:
-    """Hoist a step's callbacks to `TracedModel.asking` if it reads their results.
+def hoist_callbacks(traced: TracedModel) -> TracedModel:
+    """Hoist a step's callbacks to `TracedModel.callbacks` if it reads their results.
 
     A step is returned unchanged if no value depends on its effects (such as prints), or if it has
     effects of other kinds.
@@ -31,18 +31,18 @@ def with_answers(traced: TracedModel) -> TracedModel:
     avals = [var.aval for var in old.in_vars]
     trees = []
 
-    def ask(*values: Any) -> list[Any]:
-        answers = recorded(old.jaxpr, values)[1]
-        trees.append(jax.tree.structure(answers))
-        return [*jax.tree.leaves(answers)]
+    def run_callbacks(*values: Any) -> list[Any]:
+        results = recorded(old.jaxpr, values)[1]
+        trees.append(jax.tree.structure(results))
+        return [*jax.tree.leaves(results)]
 
-    asking = trace_to_jaxpr(ask, avals)
+    callbacks = trace_to_jaxpr(run_callbacks, avals)
 
     def step(*values: Any) -> list[Any]:
-        answers = jax.tree.unflatten(trees[0], values[len(avals) :])
-        return replayed(old.jaxpr, values[: len(avals)], answers)
+        results = jax.tree.unflatten(trees[0], values[len(avals) :])
+        return replayed(old.jaxpr, values[: len(avals)], results)
 
-    program = program_of(trace_to_jaxpr(step, [*avals, *asking.out_avals]))
-    answers = program.in_vars[len(avals) :]
+    program = program_of(trace_to_jaxpr(step, [*avals, *callbacks.out_avals]))
+    results = program.in_vars[len(avals) :]
     again = with_program(traced, program)
-    return dataclasses.replace(again, answers=answers, asking=program_of(asking))
+    return dataclasses.replace(again, callback_results=results, callbacks=program_of(callbacks))
