@@ -58,6 +58,8 @@ class Features(NamedTuple):
         Mesh of a ``shard_map`` around the call; ``None``: there is none.
     placement
         Placement of the arrays on the learner's mesh; ``None``: no mesh.
+    forecasts
+        Structure of the forecasts that wait for a label; ``None``: not read.
     """
 
     method: str
@@ -71,6 +73,7 @@ class Features(NamedTuple):
     states: tuple[int, ...] = ()
     mesh: object = None
     placement: object = None
+    forecasts: object = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -337,6 +337,7 @@ def prepared(
             slices=tuple((aval.shape[1:], aval.dtype) for aval in avals),
             states=tuple(map(id, states.values())),
             mesh=mesh if mesh.manual_axes else None,
+            forecasts=learner.held_forecasts.structure if request.method == "learn" else None,
         )
 
     def make() -> Driver:

@@ -7,7 +7,7 @@ over a stack of states, or over devices. Traces are packed only inside (see `com
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Unpack, overload
 
@@ -17,9 +17,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from .._algorithms import ETraceAlgorithm
-from .._arguments import shown
 from .._brainstate import values_of
-from .._errors import OptionError
 from .._executor import pack, unpack
 from .._graph import Traces
 from .._interrupts import uninterrupted
@@ -40,10 +38,21 @@ from .._typing import Path, PyTree
 from .arguments import Gradients
 from .batched import BatchedLearner
 from .driver import prepared
+from .forecast import (
+    NO_SAMPLES,
+    delay_of,
+    has_forecasts,
+    inputs_of,
+    label,
+    waiting_in,
+    with_room_as,
+)
 from .options import (
     METHODS,
+    SINGLE,
     EvolveOptions,
     GradientOptions,
+    LearnOptions,
     PredictOptions,
     StreamOptions,
     options_of,
@@ -60,6 +69,7 @@ from .state import (
     check_like,
     places_of,
     states_in,
+    values_in,
     with_values,
 )
 
@@ -185,7 +195,7 @@ class FunctionalLearner:
         """
         if isinstance(state, LearnerState):
             traces = self.algorithm.compiled.as_carried(state.traces)
-            state = dataclasses.replace(state, traces=traces)
+            state = with_room_as(self._learner, dataclasses.replace(state, traces=traces))
         places, optimizer = self._checked(state), self._learner.held_optimizer
         if not is_tracer(state.others[STEP_MARK]):  # the mark is zero between gradients
             state = with_values(state, [self.algorithm.step_mark], [jnp.zeros(())], places)
@@ -211,7 +221,7 @@ class FunctionalLearner:
         for both at once raises `OptionError`, since the online gradient holds old states constant:
         compute two gradients.
         """
-        algorithm = self.algorithm
+        algorithm, state = self.algorithm, self._settled(state)
         caught_up(algorithm)
         graph, compiled = algorithm.graph, algorithm.compiled
         compiled.environment.check()
@@ -312,9 +322,39 @@ class FunctionalLearner:
 
     @one_thread_at_a_time
     @on_automatic_axes
+    def forecast(self, state: LearnerState, *inputs: PyTree) -> tuple[LearnerState, PyTree]:
+        """Take one step; return the new state and the output; see `Learner.forecast`.
+
+        Call `Learner.init_forecasts` before you read the first state.
+        """
+        waiting_in(state)
+        return self._run(state, "forecast", inputs_of(self._learner, inputs), {})
+
+    @one_thread_at_a_time
+    @on_automatic_axes
+    @takes(frozenset(LearnOptions.__annotations__))
+    def learn(
+        self,
+        state: LearnerState,
+        loss_fn: Callable[..., PyTree],
+        *targets: PyTree,
+        delay: ArrayLike = 0,
+        **options: Unpack[LearnOptions],
+    ) -> tuple[LearnerState, PyTree]:
+        """Learn the label of a forecast; return the new state and the loss; see `Learner.learn`.
+
+        Without a forecast for the label, also for a negative ``delay``, nothing changes and the
+        loss is NaN: ``delay=jnp.where(is_measured, 0, -1)`` leaves out missing labels.
+        """
+        waiting_in(state)
+        given = {**options, "step_fn": loss_fn}
+        return self._run(state, "learn", label(delay_of(delay), targets), given)
+
+    @one_thread_at_a_time
+    @on_automatic_axes
     def reset(self, state: LearnerState, *, where: ArrayLike | None = None) -> LearnerState:
         """Start a new sequence, for all samples or for some; see `ETraceAlgorithm.reset_state`."""
-        algorithm = self.algorithm
+        algorithm, state = self.algorithm, self._settled(state)
         caught_up(algorithm)
         places = self._checked(state)
         paths = list(algorithm.short_term_states)
@@ -340,7 +380,8 @@ class FunctionalLearner:
         given: Mapping[str, Any],
     ) -> tuple[LearnerState, PyTree]:
         """Run a method of the learner."""
-        options, learner = options_of(method, given), self._learner
+        options, learner = options_of(method, given, METHODS | SINGLE), self._learner
+        state = state if method in SINGLE else self._settled(state)
         request = request_of(learner, method, sequences, options)
         if options.optimizer is not None:
             optimizer, parameters = options.optimizer, learner.parameters_for_optimizer
@@ -367,8 +408,16 @@ class FunctionalLearner:
             state = dataclasses.replace(state, traces=traces)
         return state, body.results(results, options)
 
+    def _settled(self, state: LearnerState) -> LearnerState:
+        """Pass over all samples that wait for a label."""
+        if not has_forecasts(state):
+            return state
+        return self._run(state, "settle", NO_SAMPLES, {})[0]
+
     def _places(self) -> Places:
-        return places_of(self.algorithm, self._own, self._learner.held_optimizer)
+        learner = self._learner
+        forecasts = learner.held_forecasts.waiting
+        return places_of(self.algorithm, self._own, learner.held_optimizer, forecasts)
 
     def _now(self, places: Places, traces: Traces) -> LearnerState:
         found: dict[str, dict[Path, PyTree]] = {field: {} for field in BY_PATH}
@@ -386,27 +435,8 @@ class FunctionalLearner:
     def _values(
         self, state: LearnerState, states: Iterable[brainstate.State], places: Places
     ) -> list[PyTree]:
-        """Return the values of some States in a state.
-
-        Raises
-        ------
-        OptionError
-            If one is missing.
-        """
-        asked_for = set(map(id, self.algorithm.requested_restarts.states))
-
-        def of(found: brainstate.State) -> PyTree:
-            if id(found) in asked_for:
-                return found.value
-            if id(found) not in places:
-                raise OptionError(
-                    f"`step_fn` or `update_fn` uses a State that the state of the learner does not "
-                    f"have: {shown(found)} of {shown(found.value)}. Give what holds it a name: "
-                    "`learner.functional(optimizer=optimizer)`."
-                )
-            return places[id(found)].value_in(state)
-
-        return [of(found) for found in states]
+        requested = self.algorithm.requested_restarts.states
+        return values_in(state, states, places, set(map(id, requested)))
 
     def _initial(self, state: LearnerState, places: Places) -> tuple[LearnerState, Initial]:
         """Return the initial values of the short-term States; random keys advance."""

@@ -17,13 +17,14 @@ from .._graph import ETraceGraph, Report, report_of
 from .._runtime import on_automatic_axes, one_thread_at_a_time
 from .._sharding import Division
 from .._typing import Path, PyTree
-from . import ahead_of_time, export, sequences
+from . import ahead_of_time, export, forecast, sequences
 from .arguments import ALGORITHM
 from .compilations import Compilations
+from .forecast import drop_forecasts, settle
 from .functional import FunctionalLearner
 from .interceptor import interceptor_of
 from .optimizer import HeldOptimizer
-from .parts import LearnerParts
+from .parts import HeldForecasts, LearnerParts
 
 
 class Learner(brainstate.nn.Module):
@@ -53,6 +54,7 @@ class Learner(brainstate.nn.Module):
         check_option("algorithm", algorithm, ALGORITHM)
         self.algorithm = algorithm
         self.held_optimizer = HeldOptimizer()
+        self.held_forecasts = HeldForecasts()
         self._drivers: Compilations[Any] = Compilations(self)
 
     def __repr__(self) -> str:
@@ -76,6 +78,9 @@ class Learner(brainstate.nn.Module):
     etrace_online = sequences.etrace_online
     etrace_evolve = sequences.etrace_evolve
     predict = sequences.predict
+    init_forecasts = forecast.init_forecasts
+    learn = forecast.learn
+    forecast = forecast.forecast
     lower = ahead_of_time.lower
     export_step = export.export_step
 
@@ -83,6 +88,8 @@ class Learner(brainstate.nn.Module):
     def update(self, *arguments: PyTree) -> PyTree:
         """Run one step; see `ETraceAlgorithm.update`."""
         interceptor = interceptor_of(self.algorithm)
+        if interceptor is None:
+            settle(self.parts)
         return (interceptor or self.algorithm)(*arguments)
 
     @one_thread_at_a_time
@@ -94,7 +101,13 @@ class Learner(brainstate.nn.Module):
         You can also call it in the ``update_fn`` of `etrace_online`, including inside ``cond``. See
         `ETraceAlgorithm.reset_state`.
         """
+        if self.algorithm.requested_restarts.is_collecting:
+            self.algorithm.reset_state(batch_size, where=where, **kwargs)
+            return
+        if where is not None:
+            settle(self.parts)
         self.algorithm.reset_state(batch_size, where=where, **kwargs)
+        drop_forecasts(self.parts)
 
     @one_thread_at_a_time
     def eligibility(self, path: str | Path) -> dict[str, PyTree]:
@@ -277,7 +290,7 @@ class Learner(brainstate.nn.Module):
         """The parts that the methods use; a clone compiles its own programs."""
         if not self._drivers.is_of(self):
             self._drivers = Compilations(self)
-        return LearnerParts(self.algorithm, self.held_optimizer, self._drivers)
+        return LearnerParts(self.algorithm, self.held_optimizer, self.held_forecasts, self._drivers)
 
     @property
     def lock(self) -> AbstractContextManager[bool]:

@@ -5,8 +5,10 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import brainstate
+import jax
 
 from .._algorithms import ETraceAlgorithm
+from .._brainstate import peek
 from .._function_model import gradients_for
 from .._graph import ETraceGraph
 from .._runtime import write_values
@@ -14,6 +16,39 @@ from .._typing import PyTree
 from .compilations import Compilations
 from .optimizer import HeldOptimizer
 from .placed import Placing
+
+
+class ForecastState(brainstate.LongTermState):
+    """State with the forecasts that wait for a label; see `forecasts`."""
+
+
+class HeldForecasts(brainstate.graph.Node):
+    """The forecasts of a learner that wait for a label.
+
+    Attributes
+    ----------
+    waiting
+        State of the forecasts; its value is ``None`` before the first one.
+    last_prediction
+        Inputs of the last call, if this was a concrete `Learner.predict`.
+    """
+
+    def __init__(self) -> None:
+        self.waiting = ForecastState(None)
+        self.last_prediction = LastPrediction(())
+
+    @property
+    def structure(self) -> Any:
+        """Structure, shapes and dtypes of the forecasts."""
+        leaves, tree = jax.tree.flatten(peek(self.waiting))
+        return tree, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LastPrediction:
+    """Inputs of a prediction, hidden from brainstate."""
+
+    sequences: tuple[PyTree, ...]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -26,12 +61,15 @@ class LearnerParts:
         The algorithm, with the model and the traces.
     held_optimizer
         The optimizer of `Learner.etrace_online`.
+    held_forecasts
+        The forecasts that wait for a label.
     drivers
         The sequence programs that the learner has compiled.
     """
 
     algorithm: ETraceAlgorithm
     held_optimizer: HeldOptimizer
+    held_forecasts: HeldForecasts
     drivers: Compilations[Any]
 
     @property
@@ -47,7 +85,7 @@ class LearnerParts:
 
     def states(self) -> list[brainstate.State]:
         """Return all States of the learner."""
-        holders = (self.algorithm, self.held_optimizer)
+        holders = (self.algorithm, self.held_optimizer, self.held_forecasts)
         return [state for holder in holders for state in brainstate.graph.states(holder).values()]
 
     def parameters_for_optimizer(self) -> PyTree:

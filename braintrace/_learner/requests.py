@@ -8,9 +8,10 @@ from .._typing import PyTree
 from .arguments import chosen_among, of_numbers
 from .body import Arguments, Body
 from .evolve import evolving, predicting
+from .forecasts import forecasting, learning_late, settling
 from .gradient import differentiating
 from .online import learning_online
-from .options import METHODS, Options
+from .options import Options
 from .parts import LearnerParts
 from .request import Request
 from .updates import check_updates
@@ -20,6 +21,9 @@ BODIES: dict[str, Callable[[LearnerParts, Request, Arguments], Body]] = {
     "etrace_online": learning_online,
     "etrace_evolve": evolving,
     "predict": predicting,
+    "forecast": forecasting,
+    "learn": learning_late,
+    "settle": settling,
 }
 """Constructors of the body of each method, from checked example arguments."""
 
@@ -34,7 +38,7 @@ def request_of(
     OptionError
         If its options select no parameters of the model, or not exactly one kind of update.
     """
-    if "update_fn" in METHODS[method]:
+    if method in ("etrace_online", "learn"):
         check_updates(options)
     sequences = of_numbers(sequences)
     if options.weights is None:

@@ -12,6 +12,7 @@ from .._runtime import on_automatic_axes, one_thread_at_a_time
 from .._typing import PyTree
 from .arguments import Gradients
 from .driver import run_whole
+from .forecast import note_prediction, settle, warn_if_predicted
 from .options import (
     WATCHED,
     WatchedGradientOptions,
@@ -370,8 +371,12 @@ def _run(
 ) -> PyTree:
     parts, options = learner.parts, options_of(method, given, WATCHED)
     request = request_of(parts, method, sequences, options)
+    settle(parts)
+    warn_if_predicted(parts, request)
     if options.optimizer is None:
-        return _run_request(parts, request)
+        found = _run_request(parts, request)
+        note_prediction(parts, request)
+        return found
     with parts.held_optimizer.begun(options.optimizer, parts.parameters_for_optimizer):
         return _run_request(parts, request)
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import brainstate
 import jax
 
 from .._arguments import check_tree, differences, shown
-from .._brainstate import values_of
+from .._brainstate import peek, values_of
 from .._errors import OptionError, ShapeError
 from .._graph import Traces
 from .._typing import Path, PyTree, path_name
@@ -25,6 +25,9 @@ BY_PATH = ("parameters", "hidden", "others", "random", "optimizer")
 FIELDS = (*BY_PATH, "traces")
 STEP_MARK = ("braintrace", "step_mark")
 """Path of the mark of `old_states` among the other States; it is always zero, and not saved."""
+
+FORECASTS = ("braintrace", "forecasts")
+"""Path of the forecasts that wait for a label among the other States, if there are any."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +45,9 @@ class LearnerState:
     hidden
         Values of the short-term States, which are reset with a sequence.
     others
-        Values of all other States, including the user's own; the number of skipped updates; and a
-        zero that distinguishes the first step of a gradient from later ones.
+        Values of all other States, including the user's own; the number of skipped updates; a zero
+        that distinguishes the first step of a gradient from later ones; and after
+        `Learner.init_forecasts`, the forecasts that wait for a label.
     random
         Keys of random numbers, as ``jax.random.key_data``: of the model's States with keys, and of
         ``brainstate.random``.
@@ -152,7 +156,10 @@ Places: TypeAlias = dict[int, Place]
 
 
 def places_of(
-    algorithm: ETraceAlgorithm, own: Mapping[str, PyTree], optimizer: HeldOptimizer
+    algorithm: ETraceAlgorithm,
+    own: Mapping[str, PyTree],
+    optimizer: HeldOptimizer,
+    forecasts: brainstate.State,
 ) -> Places:
     """Return the place of every State by its identity.
 
@@ -164,6 +171,8 @@ def places_of(
         Holders of the user's own States, by name.
     optimizer
         The optimizer of the learner.
+    forecasts
+        The State of its forecasts.
 
     Raises
     ------
@@ -197,9 +206,46 @@ def places_of(
             add(path, state)
     add(("braintrace", "skipped_updates"), optimizer.skipped)
     add(STEP_MARK, algorithm.step_mark)
+    if peek(forecasts) is not None:
+        add(FORECASTS, forecasts)
     for path, state in optimizer.states.items():
         add(path, state, "optimizer")
     return places
+
+
+def values_in(
+    state: LearnerState,
+    states: Iterable[brainstate.State],
+    places: Places,
+    requested: Collection[int],
+) -> list[PyTree]:
+    """Return the values of some States in a state.
+
+    Parameters
+    ----------
+    state, states, places
+        The state, the States, and the places of all States.
+    requested
+        Identities of the States of reset requests, which keep their values.
+
+    Raises
+    ------
+    OptionError
+        If one is missing.
+    """
+
+    def of(found: brainstate.State) -> PyTree:
+        if id(found) in requested:
+            return found.value
+        if id(found) not in places:
+            raise OptionError(
+                f"`step_fn` or `update_fn` uses a State that the state of the learner does not "
+                f"have: {shown(found)} of {shown(found.value)}. Give what holds it a name: "
+                "`learner.functional(optimizer=optimizer)`."
+            )
+        return places[id(found)].value_in(state)
+
+    return [of(found) for found in states]
 
 
 def with_values(

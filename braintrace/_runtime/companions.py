@@ -147,12 +147,13 @@ def _is_alike(value: Any, other: Any) -> bool:
 def _is_alike_array(array: Any, other: Any) -> bool:
     if np.shape(array) != np.shape(other) or jnp.result_type(array) != jnp.result_type(other):
         return True
-    if any(not _is_here(each) for each in (array, other)):
+    if any(not is_here(each) for each in (array, other)):
         return True  # it cannot be read
     return np.array_equal(np.asarray(array), np.asarray(other), equal_nan=True)
 
 
-def _is_here(array: Any) -> bool:
+def is_here(array: Any) -> bool:
+    """Test whether this process can read an array."""
     if not isinstance(array, jax.Array):
         return True
     if is_tracer(array):

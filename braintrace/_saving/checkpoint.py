@@ -29,7 +29,7 @@ from .._brainstate import is_watched
 from .._errors import CheckpointError, OptionError
 from .._interrupts import uninterrupted
 from .._learner import Learner, LearnerState
-from .._learner.state import STEP_MARK
+from .._learner.state import FORECASTS, STEP_MARK
 from .._typing import PyTree, path_name
 from . import store
 from .contents import (
@@ -41,6 +41,7 @@ from .contents import (
     contents_of,
     contents_of_data,
     differences,
+    has_forecasts,
     leaves_by_name,
 )
 from .schema import check
@@ -232,7 +233,8 @@ def _checked(folder: Any, learner: Any) -> pathlib.Path:
 
 def _state_like(own: LearnerState, saved: Contents, arrays: Mapping[str, Any]) -> LearnerState:
     """Return the state of a learner with new arrays by name, given its current state."""
-    others = {path: value for path, value in own.others.items() if path != STEP_MARK}
+    left_out = {STEP_MARK} if has_forecasts(saved) else {STEP_MARK, FORECASTS}
+    others = {path: value for path, value in own.others.items() if path not in left_out}
     rest = dataclasses.replace(own, others=others, optimizer={})
     leaves = [arrays[name] for name in leaves_by_name(rest)]
     new: LearnerState = jax.tree.unflatten(jax.tree.structure(rest), leaves)

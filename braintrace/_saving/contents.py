@@ -12,7 +12,7 @@ import saiunit
 from .._arguments import is_quantity
 from .._errors import OptionError
 from .._learner import Learner, LearnerState
-from .._learner.state import STEP_MARK, places_of
+from .._learner.state import FORECASTS, STEP_MARK, places_of
 from .._typing import path_name
 from .units import UNIT, unit_as_data, unit_of_data
 
@@ -20,6 +20,9 @@ OPTIMIZER = "optimizer/"
 """Prefix of the names of the optimizer's arrays."""
 
 _MARK = jax.tree_util.DictKey(f"others/{path_name(STEP_MARK)}")
+
+FORECASTS_OF_STATE = f"others/{path_name(FORECASTS)}/"
+"""Prefix of the names of the arrays of forecasts."""
 
 CONTENTS = {
     "options": {str: str},
@@ -100,6 +103,11 @@ def contents_of_data(data: Mapping[str, Any]) -> Contents:
     return Contents(options, entries, data["optimizer"])
 
 
+def has_forecasts(saved: Contents) -> bool:
+    """Test whether a checkpoint contains forecasts that may wait for a label."""
+    return any(name.startswith(FORECASTS_OF_STATE) for name in saved.entries)
+
+
 def check_arrays(saved: Contents, arrays: Mapping[str, Any]) -> None:
     """Raise a `ValueError` if arrays differ from the description in their checkpoint."""
     for name, entry in saved.entries.items():
@@ -154,7 +162,7 @@ def differences(saved: Contents, own: Contents) -> list[str]:
     """Return one line for each difference between a saved learner and this learner.
 
     Optimizer arrays are compared only if both have an optimizer: one may have been initialised
-    later.
+    later. A learner with forecasts may be restored to the time before the first one.
     """
     here = "this learner has"
     lines = [
@@ -167,6 +175,8 @@ def differences(saved: Contents, own: Contents) -> list[str]:
         {n: e for n, e in one.entries.items() if optimizers or not n.startswith(OPTIMIZER)}
         for one in (saved, own)
     )
+    if not has_forecasts(saved):
+        found = {n: e for n, e in found.items() if not n.startswith(FORECASTS_OF_STATE)}
     for name in sorted(there.keys() | found.keys()):
         if name not in there:
             lines.append(f"\n- '{name}' is not in it; {here} {found[name]}")
@@ -190,7 +200,9 @@ def _entry(leaf: Any, keys: str | None) -> Entry:
 def _kinds_of_keys(learner: Learner) -> dict[str, str]:
     """Return the kind of random keys whose data are leaves of the state, by name."""
     found = {}
-    for place in places_of(learner.algorithm, {}, learner.held_optimizer).values():
+    for place in places_of(
+        learner.algorithm, {}, learner.held_optimizer, learner.held_forecasts.waiting
+    ).values():
         start = jax.tree_util.DictKey(f"{place.field}/{path_name(place.path)}")
         for keys, leaf in jax.tree_util.tree_leaves_with_path(place.state.value):
             if jnp.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key):

@@ -50,7 +50,7 @@ class Bench:
         return self.learner.etrace_online(XS[:2], step_fn=self.loss, update_fn=descend)
 
     def prediction(self):
-        return self.learner.predict(XS[:2])
+        return self.learner.predict(XS[1:3])
 
     def partial_reset(self):
         self.learner.reset_state(where=np.array([True, False]))

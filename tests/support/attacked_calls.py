@@ -243,6 +243,23 @@ def exported(b, x, y, **options):
     return b.learner.export_step(x, y, **given)
 
 
+@functools.cache
+def of_forecasts():
+    return wrong_calls.compiled()
+
+
+def forecast(b, x):
+    return of_forecasts().forecast(x), of_forecasts().init_forecasts(x)
+
+
+def learned(b, loss_fn=CASE.loss, y=YS[0], **options):
+    learner = of_forecasts()
+    learner.forecast(X)
+    if "optimizer" not in options:
+        options = {"update_fn": lambda gradients: None, **options}
+    return learner.learn(loss_fn, y, **options)
+
+
 def pure(method):
     """Return a call of a pure function of the learner."""
 
@@ -313,6 +330,8 @@ METHODS = {
     "etrace_online": call(streamed, BOTH, of=braintrace.Learner.etrace_online),
     "etrace_evolve": call(evolved, {"sequence": XS}, of=braintrace.Learner.etrace_evolve),
     "predict": call(predicted, {"sequence": XS}, of=braintrace.Learner.predict),
+    "forecast": call(forecast, {"x": X}),
+    "learn": call(learned, of=braintrace.Learner.learn, names=["loss_fn", "y", "delay"]),
     "reset_state": call(
         lambda b, **options: b.learner.reset_state(**options), names=["batch_size", "where"]
     ),

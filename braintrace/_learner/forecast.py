@@ -1,0 +1,341 @@
+"""Methods of a learner for single samples: forecast now, learn when the label arrives."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, Unpack
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._arguments import NOT_NEGATIVE, array_of, check_option, check_tree, level_of_user, shown
+from .._brainstate import is_watched, peek
+from .._errors import OptionError
+from .._jax import is_tracer
+from .._most_memory import check_fits
+from .._runtime import on_automatic_axes, one_thread_at_a_time, read_arguments, unwrap
+from .._runtime.changes import caught_up
+from .._runtime.companions import is_here
+from .._typing import PyTree
+from .driver import run_whole
+from .forecasts import Stream, Waiting, room
+from .leaves import raw
+from .options import SINGLE, LearnOptions, Options, options_of, takes
+from .parts import HasParts, LastPrediction, LearnerParts
+from .request import Request
+from .requests import request_of
+from .state import FORECASTS, LearnerState
+
+MOST_COMPARED = 1 << 14
+"""Maximum number of entries of a prediction that are compared with later inputs."""
+
+NO_SAMPLES = (np.zeros(1, np.int32),)
+"""The sequences of a call that takes no sample."""
+
+
+@one_thread_at_a_time
+@on_automatic_axes
+def init_forecasts(learner: HasParts, *inputs: PyTree, max_delay: int = 0) -> None:
+    """Prepare `forecast` for labels that arrive late.
+
+    Call it before the first forecast if labels may be late, before a transformation, and before
+    you use functions of a `LearnerState`. Forecasts for the same inputs and delay continue; with
+    other ones, samples without a label are passed over.
+
+    Parameters
+    ----------
+    *inputs
+        Example arguments of the model's ``update``; only shapes, dtypes and units matter.
+    max_delay
+        Maximum delay of a label, in samples. The learner stores the inputs of ``max_delay + 1``
+        samples, and a second copy of the States that a step writes. It stores no second trace.
+
+    Raises
+    ------
+    OptionError
+        If ``max_delay`` is negative, or inside a transformation.
+    """
+    check_option("max_delay", max_delay, NOT_NEGATIVE)
+    _prepare(learner.parts, inputs_of(learner.parts, inputs), max_delay)
+
+
+@one_thread_at_a_time
+@on_automatic_axes
+def forecast(learner: HasParts, *inputs: PyTree) -> PyTree:
+    """Take one step of the model, and remember it until its label arrives.
+
+    Parameters
+    ----------
+    *inputs
+        Arguments of the model's ``update``.
+
+    Returns
+    -------
+    pytree
+        The output of the step, with the current parameters.
+
+    Raises
+    ------
+    ShapeError
+        If the inputs do not fit the compiled step.
+
+    Notes
+    -----
+    A sample without a label for more than ``max_delay`` samples (0, or as set by `init_forecasts`)
+    is passed over: it changes states and traces, and no parameter. The same holds for samples
+    before a label that is learned, and for all waiting samples if another method runs.
+    `reset_state` drops them.
+
+    Examples
+    --------
+    >>> import braintrace, jax.numpy as jnp, optax
+    >>> model = braintrace.nn.IndRNN(2, 1)
+    >>> learner = braintrace.compile(model, "d_rtrl", jnp.ones((1, 2)), batch_size=1)
+    >>> def loss_fn(output, y):
+    ...     return ((output - y) ** 2).mean()
+    >>> optimizer = optax.sgd(0.1)
+    >>> output = learner.forecast(jnp.ones((1, 2)))
+    >>> output.shape
+    (1, 1)
+    >>> loss = learner.learn(loss_fn, jnp.ones((1, 1)), optimizer=optimizer)
+    >>> loss.shape
+    ()
+    """
+    parts, sequences = learner.parts, inputs_of(learner.parts, inputs)
+    waiting = peek(parts.held_forecasts.waiting)
+    _prepare(parts, sequences, 0 if waiting is None else room(waiting) - 1)
+    return _run(parts, "forecast", sequences, Options())
+
+
+@one_thread_at_a_time
+@on_automatic_axes
+@takes(frozenset(LearnOptions.__annotations__))
+def learn(
+    learner: HasParts,
+    loss_fn: Callable[..., PyTree],
+    *targets: PyTree,
+    delay: Any = 0,
+    **options: Unpack[LearnOptions],
+) -> PyTree:
+    """Learn the label of a forecast, without another step of the stream.
+
+    Gradient, update and traces are equal to the results of `etrace_online` for this sample. A late
+    label is learned with the current parameters, from the states and traces after the sample
+    before it. Its delay affects only the forecasts made meanwhile, and the current States: they
+    were computed with older parameters.
+
+    Parameters
+    ----------
+    loss_fn
+        ``loss_fn(output, *targets)`` returns a scalar loss (with ``has_aux``: a pair of the loss
+        and a pytree). It is traced once, like the ``step_fn`` of `etrace_grad`.
+    *targets
+        The label.
+    delay
+        Number of forecasts after the forecast that the label belongs to; 0: it is the last one.
+        Labels arrive in the order of their samples. Samples before it without a label are passed
+        over, as in `forecast`.
+    optimizer, update_fn, nonfinite, has_aux, unit_aware
+        See `etrace_online`. A call of `reset_state` in ``update_fn`` resets the traces, and the
+        States only if no later forecast waits. With ``'skip'``, current States continue from the
+        States after the sample in entries that are not finite.
+
+    Returns
+    -------
+    loss, or ``(loss, aux)``
+        The loss before the update, with the current parameters. Inside a transformation, it is NaN
+        for a label without a forecast, which changes nothing.
+
+    Raises
+    ------
+    OptionError
+        If no forecast waits for this label, and as in `etrace_online`.
+    NonFiniteError
+        See ``nonfinite``.
+    """
+    parts = learner.parts
+    read = options_of("learn", {**options, "step_fn": loss_fn}, SINGLE)
+    count = delay_of(delay)
+    check_waits(parts.held_forecasts.waiting, count)
+    sequences = label(count, targets)
+    if read.optimizer is None:
+        return _run(parts, "learn", sequences, read)
+    with parts.held_optimizer.begun(read.optimizer, parts.parameters_for_optimizer):
+        return _run(parts, "learn", sequences, read)
+
+
+def delay_of(value: Any) -> jax.Array:
+    """Return a delay as an integer array.
+
+    Raises
+    ------
+    DtypeError, OptionError
+        If it is not an integer.
+    """
+    delay = array_of("delay", value)
+    if delay.shape or not jnp.issubdtype(delay.dtype, jnp.integer):
+        raise OptionError(f"`delay` is {shown(value)}; expected an integer.")
+    return delay.astype(jnp.int32)
+
+
+def label(delay: jax.Array, targets: tuple[PyTree, ...]) -> tuple[PyTree, ...]:
+    """Return the sequences of a label: delay and targets in one step."""
+    for index, target in enumerate(targets):
+        check_tree(f"label {index}", target)
+
+    def sequence(leaf: Any) -> jax.Array:
+        return array_of("label", leaf)[None]
+
+    return delay[None], *jax.tree.map(sequence, targets)
+
+
+def check_waits(held: brainstate.State, delay: jax.Array) -> None:
+    """Refuse a label without a forecast, if the number of forecasts is known.
+
+    Raises
+    ------
+    OptionError
+        If the learner has made no forecast, or has learned or passed over the sample.
+    """
+    waiting: Waiting | None = peek(held)
+    if waiting is None:
+        raise OptionError("No forecast waits for a label: call `forecast` before `learn`.")
+    if is_tracer(waiting["count"]) or is_tracer(delay):
+        return
+    count = int(waiting["count"])
+    if not 0 <= int(delay) < count:
+        raise OptionError(
+            f"`delay` is {delay}, and the last {count} forecasts wait for a label. Older samples "
+            f"have been learned or passed over: labels arrive in order, at most {room(waiting) - 1}"
+            " samples late (`init_forecasts(..., max_delay=...)`)."
+        )
+
+
+def has_forecasts(state: LearnerState) -> bool:
+    """Test whether a state may have forecasts that wait for a label."""
+    waiting = _others(state).get(FORECASTS)
+    if waiting is None:
+        return False
+    return is_tracer(waiting["count"]) or bool(np.any(waiting["count"]))
+
+
+def waiting_in(state: LearnerState) -> None:
+    """Refuse a state without room for forecasts.
+
+    Raises
+    ------
+    OptionError
+        If it has none.
+    """
+    if FORECASTS not in _others(state):
+        raise OptionError(
+            "This `LearnerState` has no room for forecasts: call `learner.init_forecasts(*inputs)` "
+            "before `functional.state()`."
+        )
+
+
+def _others(state: LearnerState) -> Mapping[Any, PyTree]:
+    others = getattr(state, "others", None)
+    return others if isinstance(others, Mapping) else {}  # refused by a later check
+
+
+def with_room_as(learner: LearnerParts, state: LearnerState) -> LearnerState:
+    """Return a state without forecasts if it is older than the learner's first forecast."""
+    waiting = peek(learner.held_forecasts.waiting)
+    if waiting is None or FORECASTS in _others(state):
+        return state
+    waiting = {**waiting, "count": jnp.zeros((), jnp.int32)}
+    return dataclasses.replace(state, others={**state.others, FORECASTS: raw(waiting)})
+
+
+def settle(learner: LearnerParts) -> None:
+    """Pass over all samples that wait for a label, before another method runs."""
+    waiting = peek(learner.held_forecasts.waiting)
+    if waiting is not None and (is_tracer(waiting["count"]) or int(waiting["count"])):
+        run_whole(learner, Request("settle", NO_SAMPLES, Options()))
+
+
+def drop_forecasts(learner: LearnerParts) -> None:
+    """Drop all samples that wait for a label, after a reset."""
+    held = learner.held_forecasts.waiting
+    waiting = peek(held)
+    learner.held_forecasts.last_prediction = LastPrediction(())
+    if waiting is not None:
+        held.value = {**held.value, "count": jnp.zeros((), jnp.int32)}
+
+
+def inputs_of(learner: LearnerParts, arguments: tuple[PyTree, ...]) -> tuple[PyTree, ...]:
+    """Return the arguments of the compiled step as sequences of length 1."""
+    caught_up(learner.algorithm)
+    traced, known = learner.graph.traced, read_arguments(learner.graph, unwrap(arguments))
+    leaves = [known[var][None] for var in traced.argument_vars]
+    found: tuple[PyTree, ...] = jax.tree.unflatten(traced.argument_tree, leaves)
+    return found
+
+
+def warn_if_predicted(learner: LearnerParts, request: Request) -> None:
+    """Warn if a call learns the inputs of the prediction before it; both take the step."""
+    held, sequences = learner.held_forecasts, request.sequences
+    before, held.last_prediction = held.last_prediction.sequences, LastPrediction(())
+    is_learning = request.method in ("etrace_grad", "etrace_online")
+    if before and is_learning and not is_watched() and _is_alike(before, sequences):
+        warnings.warn(
+            f"`predict` has taken the steps of these inputs, and `{request.method}` takes them "
+            "again. To predict and then learn one step, call `learner.forecast(x)` and "
+            "`learner.learn(loss_fn, y, ...)`; between two sequences, call `reset_state`.",
+            stacklevel=level_of_user(),
+        )
+
+
+def note_prediction(learner: LearnerParts, request: Request) -> None:
+    """Remember the inputs of a prediction, up to a size whose comparison costs no time."""
+    is_small = sum(map(np.size, jax.tree.leaves(request.sequences))) <= MOST_COMPARED
+    if request.method == "predict" and is_small and not is_watched():
+        learner.held_forecasts.last_prediction = LastPrediction(request.sequences)
+
+
+def _is_alike(before: PyTree, sequences: tuple[PyTree, ...]) -> bool:
+    leaves, tree = jax.tree.flatten(before)
+    others, other = jax.tree.flatten(sequences[: len(before)])
+    is_same = tree == other and all(map(_is_readable, (*leaves, *others)))
+    return is_same and all(map(np.array_equal, leaves, others))
+
+
+def _is_readable(leaf: Any) -> bool:
+    return is_here(leaf) and isinstance(getattr(leaf, "dtype", None), np.dtype)
+
+
+def _run(
+    learner: LearnerParts, method: str, sequences: tuple[PyTree, ...], options: Options
+) -> PyTree:
+    learner.held_forecasts.last_prediction = LastPrediction(())
+    return run_whole(learner, request_of(learner, method, sequences, options))
+
+
+def _prepare(learner: LearnerParts, sequences: tuple[PyTree, ...], max_delay: int) -> None:
+    held = learner.held_forecasts.waiting
+    waiting = peek(held)
+    is_alike = waiting is not None and room(waiting) == max_delay + 1
+    if is_alike and _types(waiting["inputs"]) == _types(sequences):
+        return
+    if is_watched():
+        raise OptionError(
+            "The forecasts of these inputs would be made inside a transformation, which cannot "
+            "hand them on. Call `learner.init_forecasts(*inputs, max_delay=...)` before it."
+        )
+    settle(learner)
+    inputs = jax.tree.map(lambda leaf: leaf[0], sequences)
+    for leaf in jax.tree.leaves(inputs):
+        shape = (max_delay + 1, *leaf.shape)
+        check_fits("The ring of inputs", shape, leaf.dtype, "Give a smaller `max_delay`.")
+    held.value = Stream(learner).without_forecasts(inputs, max_delay)
+
+
+def _types(sequences: PyTree) -> Any:
+    """Return the structure of sequences, and the shapes and dtypes of one step."""
+    leaves, tree = jax.tree.flatten(sequences)
+    return tree, [(leaf.shape[1:], leaf.dtype) for leaf in leaves]

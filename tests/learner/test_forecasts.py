@@ -1,0 +1,342 @@
+"""A stream whose labels arrive later is learned as the stream whose labels are known at once."""
+
+import dataclasses
+
+import brainstate
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import saiunit as u
+from drivers import build_learner
+
+import braintrace
+from braintrace._learner.state import FORECASTS
+
+BATCH, LENGTH = 2, 7
+OPTIMIZER = optax.adam(0.05)
+LEAKY = cases.BY_NAME["leaky"]
+WITHOUT = {"update_fn": lambda gradients: None}
+
+
+def close(found, expected):
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, expected
+    )
+
+
+def state_of(learner):
+    """The state of a learner without its forecasts."""
+    state = learner.functional().state()
+    others = {path: value for path, value in state.others.items() if path != FORECASTS}
+    return dataclasses.replace(state, others=others)
+
+
+def with_output(case, learner):
+    def step_fn(x, y):
+        output = learner(x)
+        return case.loss(output, y), output
+
+    return step_fn
+
+
+def learnt_at_once(case, rule, **options):
+    """Losses, outputs and state of `etrace_online`."""
+    learner = build_learner(case, rule, batch=BATCH)
+    sequences = case.sequences(BATCH, LENGTH)
+    options = {"optimizer": OPTIMIZER, "step_fn": with_output(case, learner), **options}
+    losses, outputs = learner.etrace_online(*sequences, has_aux=True, **options)
+    return losses, outputs, state_of(learner)
+
+
+def learnt_late(case, rule, delay, labels=range(LENGTH), **options):
+    """Losses and forecasts of a stream, each of whose labels is late by ``delay`` samples."""
+    learner = build_learner(case, rule, batch=BATCH)
+    (xs, ys), losses, forecasts = case.sequences(BATCH, LENGTH), [], []
+    options = {"optimizer": OPTIMIZER, **options}
+    learner.init_forecasts(xs[0], max_delay=delay)
+    for now in range(LENGTH + delay):
+        if now < LENGTH:
+            forecasts.append(learner.forecast(xs[now]))
+        sample = now - delay
+        if sample in labels:
+            late = min(now, LENGTH - 1) - sample
+            losses.append(learner.learn(case.loss, ys[sample], delay=late, **options))
+    return losses, forecasts, learner
+
+
+@pytest.mark.by_day("leaky-d_rtrl-0", "lstm_fused-es_d_rtrl-2", "leaky-rtrl-1")
+@pytest.mark.parametrize("delay", [0, 1, 2])
+@pytest.mark.parametrize("rule", ["d_rtrl", "es_d_rtrl", "rtrl", "snap", "uoro", "immediate"])
+@pytest.mark.parametrize("name", ["leaky", "lstm_fused", "alif"])
+def test_late_labels_change_only_the_forecasts(name, rule, delay):
+    case = cases.BY_NAME[name]
+    losses, outputs, state = learnt_at_once(case, rule)
+    late, forecasts, learner = learnt_late(case, rule, delay)
+    close(late, list(losses))
+    close(state_of(learner), state)
+    if delay == 0:
+        close(forecasts, list(outputs))
+    else:
+        assert not np.allclose(forecasts[-1], outputs[-1], rtol=1e-4)
+
+
+def test_forecasts_are_those_of_the_model():
+    """Without updates, each is a step from the state after the one before."""
+    _, forecasts, _ = learnt_late(LEAKY, "d_rtrl", 2, optimizer=None, **WITHOUT)
+    alone = build_learner(LEAKY, batch=BATCH)
+    close(forecasts, list(alone.predict(LEAKY.sequences(BATCH, LENGTH)[0])))
+
+
+@pytest.mark.parametrize("delay", [0, 2])
+def test_samples_without_a_label_are_passed_over(delay):
+    """Nothing is learned from them, and states and traces continue."""
+    labels = [1, 2, 5]
+    mask = np.isin(np.arange(LENGTH), labels).astype(np.float32)
+    losses, _, state = learnt_at_once(LEAKY, "d_rtrl", mask=mask)
+    late, _, learner = learnt_late(LEAKY, "d_rtrl", delay, labels)
+    close(late, [losses[sample] for sample in labels])
+    learner.etrace_evolve(np.zeros((1, BATCH, 3), np.float32))
+    other = build_learner(LEAKY, batch=BATCH)
+    other.init_optimizer(OPTIMIZER)
+    other.functional().restore(state)
+    other.etrace_evolve(np.zeros((1, BATCH, 3), np.float32))
+    close(state_of(learner), state_of(other))
+
+
+def pure_stream(learner):
+    """A step of the pure twin, with one seed's label missing at some samples."""
+    pure = learner.functional()
+
+    def step(state, now):
+        x, y, is_measured = now
+        state, output = pure.forecast(state, x)
+        delay = jnp.where(is_measured, 0, -1)
+        state, loss = pure.learn(state, LEAKY.loss, y, delay=delay, optimizer=OPTIMIZER)
+        return state, (output, loss)
+
+    return pure, step
+
+
+def test_the_pure_twin_in_a_scan_over_vmapped_learners():
+    xs, ys = LEAKY.sequences(BATCH, LENGTH)
+    learner = build_learner(LEAKY, batch=BATCH)
+    learner.init_optimizer(OPTIMIZER)
+    learner.init_forecasts(xs[0])
+    pure, step = pure_stream(learner)
+    start = pure.state()
+    flags = np.ones((2, LENGTH), bool)
+    flags[1, [0, 3]] = False
+    stack = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), start)
+    run = jax.vmap(lambda state, own: jax.lax.scan(step, state, (xs, ys, own)))
+    states, (outputs, losses) = jax.jit(run)(stack, flags)
+    close(pure.state(), start)
+    for seed, own in enumerate(flags):
+        mask = own.astype(np.float32)
+        expected, forecasts, state = learnt_at_once(LEAKY, "d_rtrl", mask=mask)
+        close(outputs[seed], forecasts)
+        close(losses[seed], np.where(own, expected, np.nan))
+        close(jax.tree.map(lambda leaf, s=seed: leaf[s], states.parameters), state.parameters)
+
+
+def test_inside_a_compiled_function_of_the_user():
+    xs, ys = LEAKY.sequences(BATCH, LENGTH)
+    learner = build_learner(LEAKY, batch=BATCH)
+    with pytest.raises(braintrace.OptionError, match="init_forecasts"):
+        brainstate.transform.jit(learner.forecast)(xs[0])
+    learner.init_optimizer(OPTIMIZER)
+    learner.init_forecasts(xs[0], max_delay=1)
+
+    @brainstate.transform.jit
+    def step(x, y):
+        output = learner.forecast(x)
+        return output, learner.learn(LEAKY.loss, y, optimizer=OPTIMIZER)
+
+    found = [step(x, y) for x, y in zip(xs, ys, strict=True)]
+    losses, outputs, state = learnt_at_once(LEAKY, "d_rtrl")
+    close(found, list(zip(outputs, losses, strict=True)))
+    close(state_of(learner), state)
+
+
+def test_other_methods_continue_after_the_last_forecast():
+    xs, ys = LEAKY.sequences(BATCH, LENGTH)
+
+    def ended(run):
+        learner = build_learner(LEAKY, batch=BATCH)
+        learner.init_forecasts(xs[0], max_delay=3)
+        run(learner, [learner.forecast(x) for x in xs[:3]] and learner.functional())
+        return state_of(learner)
+
+    def step_fn(learner):
+        return lambda x, y: LEAKY.loss(learner(x), y)
+
+    other = build_learner(LEAKY, batch=BATCH)
+    other.etrace_evolve(xs[:3])
+    start = state_of(other)
+    twins = [
+        (
+            lambda own, _: own.etrace_grad(xs[3:], ys[3:], step_fn=step_fn(own)),
+            lambda own, p: p.restore(p.grad(p.state(), xs[3:], ys[3:], step_fn=step_fn(own))[0]),
+        ),
+        (
+            lambda own, _: own(xs[3]),
+            lambda _, pure: pure.restore(pure.step(pure.state(), xs[3])[0]),
+        ),
+        (
+            lambda own, _: own.reset_state(where=np.array([True, False])),
+            lambda _, p: p.restore(p.reset(p.state(), where=np.array([True, False]))),
+        ),
+    ]
+    for method, twin in twins:
+        other.functional().restore(start)
+        method(other, None)
+        close(ended(method), state_of(other))
+        close(ended(twin), state_of(other))
+
+
+def test_a_reset_drops_forecasts():
+    xs, ys = LEAKY.sequences(BATCH, LENGTH)
+    learner = build_learner(LEAKY, batch=BATCH)
+    learner.init_forecasts(xs[0], max_delay=2)
+    learner.forecast(xs[0])
+    state = learner.functional().reset(learner.functional().state())
+    assert int(state.others[FORECASTS]["count"]) == 0
+    learner.reset_state()
+    with pytest.raises(braintrace.OptionError, match="wait for a label"):
+        learner.learn(LEAKY.loss, ys[0], optimizer=OPTIMIZER)
+    for x, y in zip(xs, ys, strict=True):
+        learner.forecast(x)
+        learner.learn(LEAKY.loss, y, optimizer=OPTIMIZER)
+    close(state_of(learner), learnt_at_once(LEAKY, "d_rtrl")[2])
+
+
+def test_a_reset_by_the_update_is_that_of_a_stream():
+    where = np.array([False, True])
+
+    def resetting(learner):
+        return lambda gradients: learner.reset_state(where=where)
+
+    xs, ys = LEAKY.sequences(BATCH, LENGTH)
+    late, at_once = (build_learner(LEAKY, batch=BATCH) for _ in range(2))
+    losses = at_once.etrace_online(
+        xs, ys, step_fn=lambda x, y: LEAKY.loss(at_once(x), y), update_fn=resetting(at_once)
+    )
+    for x, y, loss in zip(xs, ys, losses, strict=True):
+        late.forecast(x)
+        close(late.learn(LEAKY.loss, y, update_fn=resetting(late)), loss)
+    close(state_of(late), state_of(at_once))
+
+
+@pytest.mark.parametrize("delay", [0, 2])
+def test_nan_is_skipped_and_forecasts_are_finite_again(delay):
+    xs, ys = (np.array(values) for values in LEAKY.sequences(BATCH, LENGTH))
+    xs[1, 0], ys[3] = np.nan, np.nan
+    learner = build_learner(LEAKY, batch=BATCH)
+    learner.init_forecasts(xs[0], max_delay=delay)
+    for now, x in enumerate(xs):
+        output = learner.forecast(x)
+        if now >= delay:
+            options = {"optimizer": OPTIMIZER, "nonfinite": "skip", "delay": delay}
+            learner.learn(LEAKY.loss, ys[now - delay], **options)
+        assert np.isfinite(output).all() == (not 1 <= now <= max(1, delay))
+    assert learner.skipped_updates == 2
+    state = learner.functional().state()
+    assert all(
+        np.isfinite(leaf).all() for leaf in jax.tree.leaves((state.parameters, state.hidden))
+    )
+    with pytest.raises(braintrace.NonFiniteError):
+        learner.forecast(np.nan * xs[0])
+        learner.learn(LEAKY.loss, ys[0], optimizer=OPTIMIZER, nonfinite="raise")
+
+
+def test_saved_between_forecast_and_label(tmp_path):
+    pytest.importorskip("orbax.checkpoint", reason="the extra `checkpoint` is not installed")
+    xs, ys = LEAKY.sequences(BATCH, LENGTH)
+
+    def fresh():
+        learner = build_learner(LEAKY, batch=BATCH)
+        learner.init_forecasts(xs[0], max_delay=2)
+        return learner
+
+    first, second, plain = fresh(), fresh(), build_learner(LEAKY, batch=BATCH)
+    braintrace.save(tmp_path / "before", plain)
+    for x in xs[:3]:
+        first.forecast(x)
+    braintrace.save(tmp_path / "waiting", first)
+    with pytest.raises(braintrace.CheckpointError, match="forecasts/count"):
+        braintrace.restore(tmp_path / "waiting", plain)
+    braintrace.restore(tmp_path / "waiting", second)
+    options = {"delay": 1, "optimizer": OPTIMIZER}
+    close(second.learn(LEAKY.loss, ys[1], **options), first.learn(LEAKY.loss, ys[1], **options))
+    close(second.functional().state(), first.functional().state())
+    braintrace.restore(tmp_path / "before", second)
+    with pytest.raises(braintrace.OptionError, match="wait for a label"):
+        second.learn(LEAKY.loss, ys[2], optimizer=OPTIMIZER)
+    close(second.forecast(xs[0]), plain.forecast(xs[0]))
+
+
+def test_units_and_auxiliary_results():
+    model = braintrace.nn.IndRNN(3, 2)
+    learner = braintrace.compile(model, "d_rtrl", jnp.ones((1, 3)), batch_size=1)
+    learner.forecast(np.ones((1, 3), np.float32))
+
+    def loss_fn(output, y):
+        return ((output * u.mV - y) ** 2).mean(), {"output": output}
+
+    loss, aux = learner.learn(
+        loss_fn, np.ones((1, 2)) * u.mV, has_aux=True, unit_aware=True, optimizer=optax.sgd(0.1)
+    )
+    assert u.get_unit(loss) == u.mV**2
+    assert aux["output"].shape == (1, 2)
+
+
+def test_calls_in_another_order_are_refused():
+    xs, ys = LEAKY.sequences(BATCH, LENGTH)
+    learner = build_learner(LEAKY, batch=BATCH)
+    with pytest.raises(braintrace.OptionError, match="call `forecast` before `learn`"):
+        learner.learn(LEAKY.loss, ys[0], optimizer=OPTIMIZER)
+    with pytest.raises(braintrace.OptionError, match="no room for forecasts"):
+        learner.functional().forecast(learner.functional().state(), xs[0])
+    with pytest.raises(braintrace.OptionError, match="`max_delay` is -1"):
+        learner.init_forecasts(xs[0], max_delay=-1)
+    learner.init_forecasts(xs[0], max_delay=1)
+    learner.forecast(xs[0])
+    learner.forecast(xs[1])
+    before = state_of(learner)
+    for delay in (-1, 2):
+        with pytest.raises(braintrace.OptionError, match="last 2 forecasts wait"):
+            learner.learn(LEAKY.loss, ys[0], delay=delay, optimizer=OPTIMIZER)
+    with pytest.raises(braintrace.OptionError, match="`loss_fn` takes"):
+        learner.learn(lambda output: output.sum(), ys[0], optimizer=OPTIMIZER)
+    with pytest.raises(TypeError, match="`masks`"):
+        learner.learn(LEAKY.loss, ys[0], optimizer=OPTIMIZER, masks=1)
+    close(state_of(learner), before)
+    learner.learn(LEAKY.loss, ys[1], optimizer=OPTIMIZER)
+    with pytest.raises(braintrace.OptionError, match="labels arrive in order"):
+        learner.learn(LEAKY.loss, ys[0], delay=1, optimizer=OPTIMIZER)
+
+
+def test_learning_what_was_predicted_warns(recwarn):
+    xs, ys = LEAKY.sequences(BATCH, LENGTH)
+    learner = build_learner(LEAKY, batch=BATCH)
+
+    def learn(x, y):
+        options = {"step_fn": lambda x, y: LEAKY.loss(learner(x), y), "optimizer": OPTIMIZER}
+        return learner.etrace_online(x[None], y[None], **options)
+
+    learner.predict(xs[:1])
+    with pytest.warns(UserWarning, match="takes them again") as caught:
+        learn(xs[0], ys[0])
+    assert caught[0].filename == __file__
+    learner.predict(xs[:1])
+    learn(xs[1], ys[1])  # other inputs
+    learn(xs[0], ys[0])
+    learner.predict(xs[:1])
+    learner.reset_state()
+    learn(xs[0], ys[0])  # another sequence
+    learner.forecast(xs[0])
+    learner.learn(LEAKY.loss, ys[0], optimizer=OPTIMIZER)
+    learner.etrace_evolve(xs[:1])
+    assert not [w for w in recwarn if "takes them again" in str(w.message)]
