@@ -384,8 +384,8 @@ WRONG = {
     [
         ("rtrl", "uoro", r"UORO \(full\), RTRL \(full\)"),
         ("ostl_recurrent", "d_rtrl", r"D_RTRL \(elementwise\), OSTLRecurrent \(layered\)"),
-        ("kf_rtrl", "immediate", r"Immediate \(closed\), KF_RTRL \(full\)"),
-        ("d_rtrl", ("snap", {"n": 2}), r"SnAp \(neighbours\), D_RTRL \(elementwise\)"),
+        ("kf_rtrl", "immediate", r"Immediate \(none\), KF_RTRL \(full\)"),
+        ("d_rtrl", ("snap", {"n": 2}), r"SnAp \(sparse\), D_RTRL \(elementwise\)"),
     ],
 )
 def test_rules_that_follow_the_state_across_positions_stand_alone(elsewhere, rule, kinds):
