@@ -22,8 +22,7 @@ import braintrace
 from . import ways
 from .networks import NETWORKS, dense, squared_error
 from .spiking import Net, SpikingTask
-from .stack import StackTask
-from .stack_oracles import Layers
+from .stack import Layers, StackTask
 from .subjects import Task, compiled, learner_of, step_function
 
 

@@ -17,10 +17,27 @@ import jax.numpy as jnp
 from .handwritten import contracted
 from .networks import Arrays, Network, squared_error
 from .operations import PlainOps
-from .oracles import jacobians
 
 Step = Callable[..., tuple[Arrays, Any, Arrays]]
 """``(parameters, states, traces, x, target) -> (states, traces, gradients)``."""
+
+
+def _one_at(states: Arrays, name: str) -> Arrays:
+    return {key: (jnp.ones_like if key == name else jnp.zeros_like)(states[key]) for key in states}
+
+
+def jacobians(
+    cell: Callable[[Arrays, Arrays], Arrays], states: Arrays, ys: Arrays
+) -> tuple[Any, Any]:
+    """Return ``D[c][a]`` and ``Df[y][a]`` of a cell, which is elementwise."""
+
+    def along(states_tangent: Arrays, ys_tangent: Arrays) -> Arrays:
+        return jax.jvp(cell, (states, ys), (states_tangent, ys_tangent))[1]
+
+    still_states, still_ys = (jax.tree.map(jnp.zeros_like, kept) for kept in (states, ys))
+    D = {c: along(_one_at(states, c), still_ys) for c in states}
+    Df = {y: along(still_states, _one_at(ys, y)) for y in ys}
+    return D, Df
 
 
 def _signal(network: Network, parameters: Arrays, states: Arrays, target: Any) -> Any:

@@ -69,28 +69,21 @@ def _parameters(case: Result) -> str:
     return str(case["name"]).partition("/")[2] + EARLIER * ("machine" in case)
 
 
-def _limit(row: Result) -> str:
-    if row["limit"] is None:
-        return ""
-    return f"{'=' if row['equal'] else '≤'} {number(row['limit'])}"
+def _target_rows(cases: list[Result]) -> list[list[str]]:
+    return [
+        [
+            _parameters(case),
+            row["name"],
+            number(row["value"]),
+            "" if row["limit"] is None else f"≤ {number(row['limit'])}",
+            HOLDS[row["holds"]],
+        ]
+        for case in cases
+        for row in case.get("targets", [])
+    ]
 
 
-def _target_rows(cases: list[Result], other: dict[str, Result] | None) -> list[list[str]]:
-    rows = []
-    for case in cases:
-        theirs = {
-            row["name"]: row for row in (other or {}).get(case["name"], {}).get("targets", [])
-        }
-        for row in case.get("targets", []):
-            cells = [_parameters(case), row["name"], number(row["value"]), _limit(row)]
-            cells.append("**FAILED**" if failed(case) else HOLDS[row["holds"]])
-            if other is not None:
-                cells.append(number(theirs.get(row["name"], {}).get("value")))
-            rows.append(cells)
-    return rows
-
-
-def _timed(cases: list[Result], other: dict[str, Result] | None) -> list[str]:
+def _timed(cases: list[Result]) -> list[str]:
     """Return one table of times for each set of compared functions."""
     lines: list[str] = []
     groups: dict[tuple[str, ...], list[Result]] = {}
@@ -100,18 +93,11 @@ def _timed(cases: list[Result], other: dict[str, Result] | None) -> list[str]:
             groups.setdefault(labels, []).append(case)
     for labels, members in groups.items():
         rows = [
-            [label, *(_time(case, label, other) for case in members)] for label in sorted(labels)
+            [label, *(seconds(case["seconds"][label]["median"]) for case in members)]
+            for label in sorted(labels)
         ]
         lines += table(["time per call or step", *map(_parameters, members)], rows)
     return lines
-
-
-def _time(case: Result, label: str, other: dict[str, Result] | None) -> str:
-    cell = seconds(case["seconds"][label]["median"])
-    if other is None:
-        return cell
-    theirs = other.get(case["name"], {}).get("seconds", {}).get(label, {}).get("median")
-    return f"{cell} ({seconds(theirs)})"
 
 
 def _facts(cases: list[Result]) -> list[str]:
@@ -123,46 +109,23 @@ def _facts(cases: list[Result]) -> list[str]:
     return table(["case", "what", "value"], rows) if rows else []
 
 
-def _notes(cases: list[Result], whose: str = "") -> list[str]:
+def _notes(cases: list[Result]) -> list[str]:
     lines = []
     for case in cases:
-        for label in case.get("disagrees", []):
-            entry = case["deviations"][label]
-            lines.append(
-                f"- **FAILED**{whose}: {case['name']}, {label}: {number(entry['value'])} from its "
-                f"oracle (at most {number(entry['tolerance'])})"
-            )
         if case.get("error"):
-            reason = str(case["error"]).splitlines()[0]
-            lines.append(f"- **FAILED**{whose}: {case['name']}: {reason}")
+            lines.append(f"- **FAILED**: {case['name']}: {str(case['error']).splitlines()[0]}")
         for label, why in case.get("missing", {}).items():
-            lines.append(f"- not available{whose}: {case['name']}, {label}: {why}")
+            lines.append(f"- not available: {case['name']}, {label}: {why}")
     return [*lines, ""] if lines else []
 
 
-def _agreement(cases: list[Result]) -> str:
-    entries = [e for case in cases for e in case.get("deviations", {}).values()]
-    finite = [e["value"] for e in entries if isinstance(e["value"], float)]
-    if not entries:
-        return ""
-    largest = number(max(finite)) if finite else DASH
-    return f"{len(entries)} comparisons with an oracle; largest relative deviation {largest}."
-
-
-def section(
-    title: str, explanation: str, cases: list[Result], other: dict[str, Result] | None
-) -> list[str]:
+def section(title: str, explanation: str, cases: list[Result]) -> list[str]:
     """Return everything about one question."""
     lines = [f"## {title}", "", explanation, ""]
-    rows = _target_rows(cases, other)
+    rows = _target_rows(cases)
     if rows:
-        head = ["case", "what", "found", "target", "holds"]
-        lines += table([*head, "other"] if other is not None else head, rows)
-    lines += _timed(cases, other) + _facts(cases) + _notes(cases)
-    if other is not None:
-        theirs = [other[case["name"]] for case in cases if case["name"] in other]
-        lines += _notes(theirs, " (other)")
-    return [*lines, _agreement(cases), ""]
+        lines += table(["case", "what", "found", "target", "holds"], rows)
+    return [*lines, *_timed(cases), *_facts(cases), *_notes(cases), ""]
 
 
 def machine_lines(machine: Result) -> list[str]:
@@ -171,23 +134,9 @@ def machine_lines(machine: Result) -> list[str]:
     return [f"{machine['name']}. Python {machine['python']}, {versions}."]
 
 
-def page(results: Result, sections: list[tuple[str, str, list[Result]]], plots: list[str]) -> str:
-    """Return the whole page of a machine.
-
-    Parameters
-    ----------
-    results
-        All results.
-    sections
-        ``(question, explanation, cases)``.
-    plots
-        File names.
-    """
-    other = results["other"]["cases"] if results["other"] else None
+def page(results: Result, sections: list[tuple[str, str, list[Result]]]) -> str:
+    """Return the whole page of a machine; sections are ``(question, explanation, cases)``."""
     lines = ["# Benchmarks", "", *machine_lines(results["machine"])]
-    if results["other"]:
-        lines += ["", "Other (in the last column, and in brackets):"]
-        lines += machine_lines(results["other"]["machine"])
     earlier = [case["machine"] for case in results["cases"].values() if "machine" in case]
     if earlier:
         lines += ["", f"{EARLIER.strip()} marks cases of earlier runs, on:"]
@@ -200,8 +149,7 @@ def page(results: Result, sections: list[tuple[str, str, list[Result]]], plots: 
         "",
     ]
     for title, explanation, cases in sections:
-        lines += section(title, explanation, cases, other)
-    lines += [line for plot in plots for line in (f"![{plot}]({plot})", "")]
+        lines += section(title, explanation, cases)
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
 
 

@@ -35,7 +35,7 @@ class Sparsity:
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """A network with a plain readout, or with a leaky one.
+    """A network with an ordinary readout.
 
     Attributes
     ----------
@@ -49,17 +49,8 @@ class Network:
         ``{state: shape}``, of one sample.
     drive, cell, readout
         The parts of a step; see the module's docstring.
-    trace_elements, factor_elements
-        Numbers that the traces of one sample need: those of D_RTRL, and those of ES_D_RTRL that
-        belong to the outputs of the operations.
     events
         Share of the units that are active, where inputs and units are spikes.
-    tolerance
-        Largest deviation from the oracle in float32. Round-off moves single spikes.
-    leak
-        By what the readout ``o`` is multiplied from step to step; ``None``: it has no memory.
-    leaks_gradient
-        Whether that is a part of the gradient.
     """
 
     name: str
@@ -70,12 +61,7 @@ class Network:
     drive: Callable[[Any, Arrays, Arrays, Any], Arrays]
     cell: Callable[[Arrays, Arrays], Arrays]
     readout: Callable[[Arrays, Arrays], Any]
-    trace_elements: int
-    factor_elements: int
     events: Callable[[Arrays], Any] | None = None
-    tolerance: float = 1e-4
-    leak: float | None = None
-    leaks_gradient: bool = True
 
     def parameters(self, dtype: Any = jnp.float32) -> Arrays:
         """Return the initial parameters; the same at every call."""
@@ -102,17 +88,24 @@ class Network:
     def step(self, ops: Any, parameters: Arrays, states: Arrays, x: Any) -> tuple[Arrays, Any]:
         """Return the states after a step, and its output."""
         new = self.cell(states, self.drive(ops, parameters, states, x))
-        output = self.readout(parameters, new)
-        if self.leak is None:
-            return new, output
-        before = states["o"] if self.leaks_gradient else ops.mixing(states["o"])
-        output = self.leak * before + output
-        return {**new, "o": output}, output
+        return new, self.readout(parameters, new)
 
 
 def squared_error(output: Any, target: Any) -> Any:
     """Return the loss of one step."""
     return jnp.mean((output - target) ** 2)
+
+
+def sequence_loss(network: Network, ops: Any, parameters: Arrays, xs: Any, targets: Any) -> Any:
+    """Return the mean of the losses of all steps."""
+
+    def step(states: Arrays, now: Any) -> Any:
+        x, target = now
+        states, output = network.step(ops, parameters, states, x)
+        return states, squared_error(output, target)
+
+    start = network.start(xs.shape[1], xs.dtype)
+    return jnp.mean(jax.lax.scan(step, start, (xs, targets))[1])
 
 
 def _leaky_cell(states: Arrays, ys: Arrays) -> Arrays:
@@ -144,8 +137,6 @@ def dense(inputs: int = 64, hidden: int = 256, outputs: int = 10) -> Network:
         drive=drive,
         cell=_leaky_cell,
         readout=_linear_readout,
-        trace_elements=(inputs + hidden) * hidden,
-        factor_elements=2 * hidden,
     )
 
 
@@ -171,8 +162,6 @@ def conv(size: int = 8, channels: int = 16, inputs: int = 3, outputs: int = 10) 
         drive=drive,
         cell=_leaky_cell,
         readout=_linear_readout,
-        trace_elements=9 * (inputs + channels) * units,
-        factor_elements=2 * units,
     )
 
 
@@ -203,8 +192,6 @@ def lora(inputs: int = 64, hidden: int = 256, rank: int = 8, outputs: int = 10) 
         drive=drive,
         cell=_leaky_cell,
         readout=_linear_readout,
-        trace_elements=(inputs + hidden) * hidden,
-        factor_elements=2 * hidden,
     )
 
 
@@ -237,8 +224,6 @@ def sparse(inputs: int = 64, hidden: int = 256, density: float = 0.1, outputs: i
         drive=drive,
         cell=_leaky_cell,
         readout=_linear_readout,
-        trace_elements=into.rows.size + among.rows.size,
-        factor_elements=2 * hidden,
     )
 
 
@@ -265,8 +250,6 @@ def element_wise(inputs: int = 64, hidden: int = 256, outputs: int = 10) -> Netw
         drive=drive,
         cell=cell,
         readout=_linear_readout,
-        trace_elements=inputs * hidden + hidden,
-        factor_elements=2 * hidden,
     )
 
 
@@ -295,41 +278,6 @@ def lstm(inputs: int = 64, hidden: int = 256, outputs: int = 10) -> Network:
         drive=drive,
         cell=cell,
         readout=_linear_readout,
-        # The next step reads c position by position, h through the weights only; o reaches h only.
-        trace_elements=(inputs + hidden) * 3 * hidden,
-        factor_elements=3 * hidden,
-    )
-
-
-def gru(inputs: int = 64, hidden: int = 256, outputs: int = 10) -> Network:
-    """Return a GRU whose reset gate acts after the recurrent product."""
-
-    def drive(ops: Any, p: Arrays, states: Arrays, x: Any) -> Arrays:
-        into = jnp.split(ops.matmul("w_in", x, p["w_in"]), 3, axis=-1)
-        among = jnp.split(ops.matmul("w_rec", ops.mixing(states["h"]), p["w_rec"]), 3, axis=-1)
-        gates = {gate: a + b for gate, a, b in zip("zr", into, among, strict=False)}
-        return {**gates, "in": into[2], "rec": among[2]}
-
-    def cell(states: Arrays, ys: Arrays) -> Arrays:
-        z, r = jax.nn.sigmoid(ys["z"]), jax.nn.sigmoid(ys["r"])
-        candidate = jnp.tanh(ys["in"] + r * ys["rec"])
-        return {"h": z * states["h"] + (1 - z) * candidate}
-
-    return Network(
-        name="gru",
-        input_shape=(inputs,),
-        outputs=outputs,
-        scales={
-            "w_in": ((inputs, 3 * hidden), inputs**-0.5),
-            "w_rec": ((hidden, 3 * hidden), hidden**-0.5),
-            "w_out": ((hidden, outputs), hidden**-0.5),
-        },
-        states={"h": (hidden,)},
-        drive=drive,
-        cell=cell,
-        readout=_linear_readout,
-        trace_elements=(inputs + hidden) * 3 * hidden,
-        factor_elements=6 * hidden,
     )
 
 
@@ -376,10 +324,7 @@ def alif(inputs: int = 64, hidden: int = 256, outputs: int = 10) -> Network:
         drive=drive,
         cell=cell,
         readout=readout,
-        trace_elements=2 * (inputs + hidden) * hidden,
-        factor_elements=4 * hidden,
         events=spikes,
-        tolerance=1e-2,
     )
 
 

@@ -79,29 +79,3 @@ class PlainOps:
         terms = jnp.moveaxis(self._input(name, x)[:, sparsity.rows] * weight, -1, 0)
         sums = jax.ops.segment_sum(terms, sparsity.columns, num_segments=sparsity.shape[1])
         return jnp.moveaxis(sums, 0, -1)
-
-
-class DiagonalOps(PlainOps):
-    """Plain JAX whose products of states go back from each unit to itself alone.
-
-    Backpropagation through time is then what SnAp-1 computes, where one product after another does
-    not lie between two values of a state.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._mixing: list[Any] = []
-
-    def mixing(self, value: Any) -> Any:
-        """Return a state on its way into an operation that couples elements."""
-        self._mixing.append(value)
-        return value
-
-    def matmul(self, name: str, x: Any, weight: Any) -> Any:
-        if not any(x is value for value in self._mixing):
-            return super().matmul(name, x, weight)
-        held, fixed = jax.lax.stop_gradient(x), jax.lax.stop_gradient(weight)
-        units = x.shape[-1]
-        diagonals = jnp.einsum("igi->gi", fixed.reshape(units, -1, units))
-        passed = (x - held)[:, None, :] * diagonals
-        return held @ weight + passed.reshape(len(x), -1)

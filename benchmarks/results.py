@@ -1,4 +1,4 @@
-"""Results as files: JSON, Markdown and plots of one machine."""
+"""Results of one machine as a JSON file."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ Result = dict[str, Any]
 def load(path: Path) -> Result:
     """Return earlier results of a machine; empty ones where there are none."""
     if not path.exists():
-        return {"machine": {}, "other": None, "cases": {}}
+        return {"machine": {}, "cases": {}}
     found: Result = json.loads(path.read_text())
     return found
 
@@ -31,8 +31,8 @@ def renew(results: Result, machine: Result) -> None:
 
 
 def failed(case: Result) -> bool:
-    """Whether a case disagrees with an oracle, or did not run."""
-    return bool(case.get("error") or case.get("disagrees"))
+    """Whether a case did not run to its end."""
+    return bool(case.get("error"))
 
 
 def missed(case: Result) -> list[Result]:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import brainstate
@@ -13,17 +12,27 @@ import saiunit
 
 import braintrace
 
-from . import oracles, spiking_oracle
-
 OUTPUTS = 10
 SCALE = 0.02
 """Of the weights: so small that a spike which round-off moves hardly ever moves a second one."""
 
-TOLERANCE = 1e-2
-"""Largest deviation from the oracle: round-off moves single spikes."""
 
-COMPARED = 20_000
-"""How many entries are compared with the oracle, which takes every one for itself."""
+@dataclasses.dataclass(frozen=True)
+class Connections:
+    """Every neuron feeds the same number of others.
+
+    Attributes
+    ----------
+    columns, weights
+        Of the entries, row by row.
+    neurons, fan_out
+        Number of rows, and of the entries of each.
+    """
+
+    columns: np.ndarray
+    weights: np.ndarray
+    neurons: int
+    fan_out: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,13 +57,13 @@ class Net:
         return self.neurons * self.fan_out
 
     @functools.cached_property
-    def connections(self) -> spiking_oracle.Connections:
+    def connections(self) -> Connections:
         """Who feeds whom, and how strongly."""
         random = np.random.default_rng(0)
         shape = (self.neurons, self.fan_out)
         columns = np.sort(random.integers(0, self.neurons, shape, dtype=np.int32), axis=1)
         weights = SCALE * random.standard_normal(self.entries, dtype=np.float32)
-        return spiking_oracle.Connections(columns.ravel(), weights, *shape)
+        return Connections(columns.ravel(), weights, *shape)
 
 
 def by_source(net: Net) -> Any:
@@ -120,51 +129,6 @@ class SpikingTask:
         """Learners that ways share."""
         return {}
 
-    @property
-    def tolerance(self) -> float:
-        """Largest deviation from the oracle."""
-        return TOLERANCE
-
     def model(self) -> Model:
         """Return a new model; its parameters are the same at every call."""
         return Model(self.net, by_source(self.net))
-
-    @functools.cached_property
-    def compared(self) -> np.ndarray:
-        """The entries that are compared with the oracle, drawn at random."""
-        entries = self.net.entries
-        return np.random.default_rng(1).choice(entries, min(entries, COMPARED), replace=False)
-
-    @functools.cached_property
-    def _oracle(self) -> spiking_oracle.Oracle:
-        readout = self.model().out.weight.value
-        return spiking_oracle.Oracle(
-            self.net.connections,
-            has_adaptation=self.net.neuron == "ALIF",
-            readout={name: np.asarray(value) for name, value in readout.items()},
-            compared=self.compared,
-        )
-
-    @functools.cached_property
-    def _expected(self) -> dict[bool, dict[str, Any]]:
-        return {}
-
-    def expected(self, algorithm: str, carrying: bool = False) -> Any:
-        """Return the gradient of the sequence; carrying on, of the same sequence once more."""
-        if carrying not in self._expected:
-            xs, targets = map(np.asarray, self.data)
-            repeats = 2 if carrying else 1
-            self._expected[carrying] = self._oracle.gradients(xs, targets, repeats)
-        return self._expected[carrying][algorithm]
-
-    def deviation(self, algorithm: str, carrying: bool = False) -> Callable[[Any], float] | None:
-        """Return what tells how far gradients are from the oracle; there is none of BPTT."""
-        if algorithm == "bptt":
-            return None
-
-        def judge(found: Any) -> float:
-            weights = np.asarray(found["recurrent", "weight"]["weight"])
-            compared = {"recurrent": weights[self.compared], **found["out", "weight"]}
-            return oracles.deviation(compared, self.expected(algorithm, carrying))
-
-        return judge

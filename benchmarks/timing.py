@@ -1,12 +1,9 @@
 """Times of functions that are called in turn, so that a busy machine slows all of them alike."""
 
 import gc
-import resource
 import statistics
-import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 
@@ -47,7 +44,7 @@ def in_turn(
         for count in range(rounds):
             if count >= least and time.perf_counter() - start > budget:
                 break
-            first = count % max(1, len(labels))  # nobody always runs after the same neighbour
+            first = count % max(1, len(labels))  # no function always follows the same one
             for label in labels[first:] + labels[:first]:
                 times[label].append(time_once(subjects[label]) / subjects[label].work)
     finally:
@@ -69,17 +66,3 @@ def spread(times: Sequence[float]) -> dict[str, float]:
         "high": high,
         "rounds": len(times),
     }
-
-
-def peak_bytes() -> int:
-    """Return the peak memory so far: the device's where it counts it, else the process's."""
-    statistics_of_device: Any = jax.devices()[0].memory_stats()
-    if statistics_of_device and "peak_bytes_in_use" in statistics_of_device:
-        return int(statistics_of_device["peak_bytes_in_use"])
-    return process_peak_bytes()
-
-
-def process_peak_bytes() -> int:
-    """Return the peak resident memory of this process."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak

@@ -35,18 +35,8 @@ class ModuleTask(Protocol):
     def learners(self) -> dict[str, Any]:
         """Learners that ways share: by algorithm, those that begin every sequence anew."""
 
-    @property
-    def tolerance(self) -> float:
-        """Largest deviation from the oracle."""
-
     def model(self) -> brainstate.nn.Module:
         """Return a new model; its parameters are the same at every call."""
-
-    def deviation(self, algorithm: str, carrying: bool = False) -> Callable[[Any], float] | None:
-        """Return what tells how far gradients are from the oracle, if there is one.
-
-        The oracle's is that of the sequence from fresh states; carrying on, of the same once more.
-        """
 
 
 def learner_of(task: ModuleTask, algorithm: str, model: brainstate.nn.Module | None = None) -> Any:
@@ -94,7 +84,7 @@ def bptt_gradient(task: ModuleTask, model: brainstate.nn.Module) -> Any:
 def bptt(task: ModuleTask) -> Subject:
     """Compile backpropagation through time of the same model."""
     run = bptt_gradient(task, task.model())
-    return Subject(run, deviation=task.deviation("bptt"), tolerance=task.tolerance)
+    return Subject(run, rule="bptt")
 
 
 def forward(task: ModuleTask) -> Subject:
@@ -126,7 +116,7 @@ def online(task: ModuleTask, algorithm: str = "d_rtrl", chunk: int | None = None
     if algorithm not in task.learners:
         task.learners[algorithm] = learner_of(task, algorithm)
     run = from_zero(task, task.learners[algorithm], chunk)
-    return Subject(run, deviation=task.deviation(algorithm), tolerance=task.tolerance)
+    return Subject(run, rule=algorithm)
 
 
 def carrying_on(task: ModuleTask, algorithm: str = "d_rtrl", chunk: int | None = None) -> Subject:
@@ -139,7 +129,7 @@ def carrying_on(task: ModuleTask, algorithm: str = "d_rtrl", chunk: int | None =
         task.learners[f"{algorithm}, carrying on"] = learner
     run = sequence_gradient(task, learner, chunk)
     jax.block_until_ready(run())
-    return Subject(run, deviation=task.deviation(algorithm, True), tolerance=task.tolerance)
+    return Subject(run, rule=f"{algorithm}, carrying on")
 
 
 def chosen_chunk(task: ModuleTask, way: str) -> float:
@@ -159,10 +149,3 @@ def chosen_chunks(
             (f"{name}, carrying on", f"{algorithm}, carrying on"),
         )
     }
-
-
-def agreement(task: ModuleTask) -> tuple[float, float]:
-    """Return the deviation of D_RTRL's gradient from the oracle, and what is tolerated."""
-    subject = online(task)
-    assert subject.deviation is not None
-    return subject.deviation(subject.run()), subject.tolerance

@@ -6,14 +6,12 @@ over the trace. For a sequence gradient, it counts kernels relative to BPTT. Not
 count needs ``pip install "jax[cuda12]"`` and no GPU.
 """
 
-from collections.abc import Callable
 from typing import Any
 
-from .. import oracles
 from ..case import Case, Prepared, Target
 from ..gpu_programs import bytes_moved, compile_for_gpu, kernels_started
 from ..networks import NETWORKS
-from ..subjects import Task, agreement, learner_of, step_function, without_states
+from ..subjects import Task, bptt_of, learner_of, step_function, without_states
 from . import streaming
 
 STEP, PASS = "bytes that a step moves", "bytes that a pass moves"
@@ -48,7 +46,7 @@ def kernels_of_sequence(task: Task, algorithm: str) -> float:
 
 def kernels_of_bptt(task: Task) -> float:
     """Return the kernels of backpropagation through time of the plain network."""
-    program = compile_for_gpu(oracles.bptt(task.network), task.parameters, *task.data)
+    program = compile_for_gpu(bptt_of(task.network), task.parameters, *task.data)
     return float(kernels_started(program))
 
 
@@ -58,23 +56,13 @@ def _task(network: str, hidden: int, *others: Any) -> Task:
     return Task(NETWORKS[network](**sizes), *others)
 
 
-def _agrees(network: str) -> tuple[float, float]:
-    """Return the deviation of what is compiled, run on this machine at a small size."""
-    return agreement(_task(network, 16, 4, 2))
-
-
-def prepare(network: str, facts: dict[str, Callable[[], float]]) -> Prepared:
-    """Return what is counted of a network."""
-    return Prepared(facts=facts, checks={"D_RTRL": lambda: _agrees(network)})
-
-
 def step_case(network: str, hidden: int, batch: int, dtype: str = "float32") -> Case:
     """Return the case of one step."""
 
     def build() -> Prepared:
         task = _task(network, hidden, 4, batch, dtype)
-        return prepare(
-            network, {STEP: lambda: bytes_of_step(task), PASS: lambda: bytes_of_pass(task)}
+        return Prepared(
+            facts={STEP: lambda: bytes_of_step(task), PASS: lambda: bytes_of_pass(task)}
         )
 
     return Case(
@@ -95,7 +83,7 @@ def sequence_case(network: str, hidden: int, batch: int, steps: int) -> Case:
             ES_OWN: lambda: kernels_of_sequence(task, "es_d_rtrl"),
             BPTT: lambda: kernels_of_bptt(task),
         }
-        return prepare(network, facts)
+        return Prepared(facts=facts)
 
     return Case(
         name=f"gpu_program/sequence,{network},H={hidden},B={batch},T={steps}",

@@ -62,6 +62,7 @@ def prepare(task: Task) -> Prepared:
 
 def case(steps: int, hidden: int, batch: int) -> Case:
     """Return the case of one size."""
+    task = Task(dense(hidden=hidden), steps, batch)
     return Case(
         name=f"sequence/T={steps},H={hidden},B={batch}",
         parameters={
@@ -70,9 +71,10 @@ def case(steps: int, hidden: int, batch: int) -> Case:
             "batch": batch,
             "dtype": "float32",
         },
-        build=lambda: prepare(Task(dense(hidden=hidden), steps, batch)),
+        build=lambda: prepare(task),
         targets=TARGETS,
         quick=(steps, hidden, batch) == (64, 256, 32),
+        task=task,
     )
 
 

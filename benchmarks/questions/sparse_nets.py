@@ -87,6 +87,7 @@ def case(task: SpikingTask) -> Case:
             Target(BYTES, None, 0.5),
         ),
         quick=task == QUICK,
+        task=task,
         full=task != QUICK,
     )
 

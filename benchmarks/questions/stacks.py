@@ -6,13 +6,12 @@ An ordinary readout and a loss at every step; 64 inputs, 10 outputs, float32. BP
 sequence.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from .. import ways
-from ..case import Case, Measurements, Prepared, Subject, Target
-from ..stack import StackTask
-from ..stack_oracles import Layers
+from ..case import Case, Prepared, Subject, Target
+from ..stack import Layers, StackTask
 
 CHUNKS = (32, 64, 128, 256)
 BEST = "D_RTRL, auto / best fixed chunk"
@@ -26,6 +25,8 @@ ROWS = (
     StackTask(Layers("LeakyRNN", 1, 256), 128, 64),
 )
 QUICK = ROWS[-1]
+GATED = ("GRUCell", "LSTMCell", "MGUCell")
+"""Much of BPTT passes their weights backward, which D_RTRL omits."""
 
 
 def title(task: StackTask) -> str:
@@ -41,9 +42,9 @@ def fixed(task: StackTask) -> dict[str, int]:
     return sizes | {"D_RTRL, one chunk": task.steps}
 
 
-def best(task: StackTask, found: Measurements) -> dict[str, float]:
+def best(task: StackTask, seconds: Mapping[str, float]) -> dict[str, float]:
     """Return what `'auto'` loses against the best of the fixed sizes."""
-    return {BEST: found.seconds["D_RTRL, auto"] / min(found.seconds[name] for name in fixed(task))}
+    return {BEST: seconds["D_RTRL, auto"] / min(seconds[name] for name in fixed(task))}
 
 
 def prepare(task: StackTask) -> Prepared:
@@ -63,7 +64,7 @@ def prepare(task: StackTask) -> Prepared:
 def case(task: StackTask) -> Case:
     """Return the case of one stack."""
     network = task.stack
-    limit = 0.7 if network.equations.gated else 1.0
+    limit = 0.7 if network.cell in GATED else 1.0
     return Case(
         name=f"stacks/{title(task)}",
         parameters={
@@ -83,6 +84,7 @@ def case(task: StackTask) -> Case:
             *(Target(label, "BPTT", None) for label in fixed(task)),
         ),
         quick=task == QUICK,
+        task=task,
     )
 
 

@@ -18,13 +18,11 @@ import jax.numpy as jnp
 
 import braintrace
 
-from .. import oracles
-from ..case import Case, NotOffered, Prepared, Subject, Target
+from ..case import Case, Prepared, Subject, Target
 from ..handwritten_steps import BY_HAND
 from ..networks import NETWORKS, squared_error
 from ..subjects import (
     OPTIONS,
-    RANDOM,
     Model,
     Task,
     learner_of,
@@ -46,12 +44,7 @@ JIT = "D_RTRL step, single calls, transform.jit"
 DRIVER = "D_RTRL step, single calls, etrace_online"
 ES_LOOP = "ES_D_RTRL step, in a loop"
 
-ALGORITHMS: dict[str, Any] = {
-    "d_rtrl": braintrace.D_RTRL,
-    "es_d_rtrl": braintrace.ES_D_RTRL,
-    "snap": braintrace.SnAp,
-    "uoro": braintrace.UORO,
-}
+ALGORITHMS: dict[str, Any] = {"d_rtrl": braintrace.D_RTRL, "es_d_rtrl": braintrace.ES_D_RTRL}
 
 Step = Callable[[Any, Any], Any]
 Begin = Callable[[], None]
@@ -198,19 +191,12 @@ def single_calls(task: Task, compile_step: Callable[[Task], tuple[Step, Begin]])
             found = step(x, target)
         return found
 
-    def deviation(_: Any) -> float:
+    def mean(_: Any) -> Any:
         begin()
         steps = [named(step(x, target)) for x, target in pairs]
-        mean = jax.tree.map(lambda *found: sum(found) / task.steps, *steps)
-        return oracles.deviation(mean, task.d_rtrl)
+        return jax.tree.map(lambda *found: sum(found) / task.steps, *steps)
 
-    return Subject(
-        run,
-        before=begin,
-        deviation=deviation,
-        tolerance=task.tolerance,
-        work=task.steps,
-    )
+    return Subject(run, before=begin, work=task.steps, rule="d_rtrl", found=mean)
 
 
 def loop(task: Task, algorithm: str = "d_rtrl", **options: Any) -> Subject:
@@ -229,18 +215,16 @@ def loop(task: Task, algorithm: str = "d_rtrl", **options: Any) -> Subject:
 
     last, total = over_steps(lambda _, found: found), over_steps(jnp.add)
 
-    def deviation(_: Any) -> float:
+    def mean(_: Any) -> Any:
         stream.reset()
-        mean = {name: value / task.steps for name, value in total(*task.data).items()}
-        return oracles.deviation(mean, task.expected(algorithm))
+        return {name: value / task.steps for name, value in total(*task.data).items()}
 
-    is_random = algorithm in RANDOM
     return Subject(
         lambda: last(*task.data),
         before=stream.reset,
-        deviation=None if is_random else deviation,
-        tolerance=task.tolerance,
         work=task.steps,
+        rule=algorithm,
+        found=mean,
     )
 
 
@@ -260,18 +244,15 @@ def hand_calls(task: Task) -> Subject:
             held[0], held[1], gradients = run(task.parameters, *held, x, target)
         return gradients
 
-    def deviation(_: Any) -> float:
+    def mean(_: Any) -> Any:
         begin()
         total = jax.tree.map(jnp.zeros_like, task.parameters)
         for x, target in zip(*task.data, strict=True):
             held[0], held[1], gradients = run(task.parameters, *held, x, target)
             total = jax.tree.map(jnp.add, total, gradients)
-        mean = {name: value / task.steps for name, value in total.items()}
-        return oracles.deviation(mean, task.d_rtrl)
+        return {name: value / task.steps for name, value in total.items()}
 
-    return Subject(
-        steps, before=begin, deviation=deviation, tolerance=task.tolerance, work=task.steps
-    )
+    return Subject(steps, before=begin, work=task.steps, rule="d_rtrl", found=mean)
 
 
 def hand_loop(task: Task) -> Subject:
@@ -302,10 +283,7 @@ def hand_loop(task: Task) -> Subject:
 
 def traces_of(task: Task) -> Any:
     """Return real arrays like a learner's traces, whether it packs them in complex ones or not."""
-    state = getattr(braintrace, "EligibilityTraces", None)
-    if state is None:
-        raise NotOffered("the library does not name the State of its traces")
-    found = learner_of(task).states(state)
+    found = learner_of(task).states(braintrace.EligibilityTraces)
     leaves = jax.tree.leaves([state.value for state in found.values()])
     return [
         jnp.zeros_like(part)
@@ -369,6 +347,7 @@ def case(network: str, hidden: int, batch: int, limit: float, steps: int | None 
     """Return the case of one size; one with a number of steps is for ``--quick``."""
     is_quick = steps is not None
     steps = steps or (MANY_STEPS if batch == 1 else STEPS)
+    task = Task(NETWORKS[network](hidden=hidden), steps, batch)
     return Case(
         name=f"streaming/{network},H={hidden},B={batch},T={steps}",
         parameters={
@@ -377,7 +356,7 @@ def case(network: str, hidden: int, batch: int, limit: float, steps: int | None 
             "batch": batch,
             "steps": steps,
         },
-        build=lambda: prepare(Task(NETWORKS[network](hidden=hidden), steps, batch)),
+        build=lambda: prepare(task),
         targets=(
             Target(LOOP, PASS_LOOP, limit),
             Target(CALL, PASS_CALL, limit),
@@ -392,6 +371,7 @@ def case(network: str, hidden: int, batch: int, limit: float, steps: int | None 
         ),
         quick=is_quick,
         full=not is_quick,
+        task=task,
     )
 
 

@@ -6,17 +6,19 @@ mapped over the batch. In "carrying on", states and traces continue from the pre
 after a reset, a sequence that fits into one chunk needs no trace.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import brainstate
 import jax
 import jax.numpy as jnp
 
-from .. import stack_oracles, ways
-from ..case import Case, Measurements, Prepared, Subject, Target
-from ..stack import StackTask
-from ..stack_oracles import Layers
+from .. import ways
+from ..case import Case, Prepared, Subject, Target
+from ..networks import squared_error
+from ..stack import INPUTS, Layers, StackTask
+from ..subjects import without_states
 
 CHUNKS = (8, 16, 32, 64, 128)
 BY_HAND = "RTRL step by step, by hand"
@@ -44,22 +46,57 @@ def fixed(task: StackTask) -> dict[str, int]:
     return {f"RTRL, chunks of {chunk}": chunk for chunk in CHUNKS if chunk < task.steps}
 
 
-def best(task: StackTask, found: Measurements) -> dict[str, float]:
+def best(task: StackTask, seconds: Mapping[str, float]) -> dict[str, float]:
     """Return what `'auto'` loses against the best of the fixed sizes."""
-    return {BEST: found.seconds["RTRL, carrying on"] / min(found.seconds[n] for n in fixed(task))}
+    return {BEST: seconds["RTRL, carrying on"] / min(seconds[n] for n in fixed(task))}
 
 
 def by_hand(task: StackTask) -> Subject:
-    """Compile the recursion; it starts from zeros, which it does not know."""
-    states = task.model().states(brainstate.ParamState)
-    parameters = {path: state.value for path, state in states.items()}
-    gradient = jax.jit(stack_oracles.rtrl_step_by_step(task.stack))
-    mask = jnp.ones(task.steps)
-    return Subject(
-        lambda: gradient(parameters, *task.data, mask),
-        deviation=task.deviation("rtrl"),
-        tolerance=task.tolerance,
-    )
+    r"""Compile :math:`\epsilon^t = J^t \epsilon^{t-1} + \partial h^t / \partial w`, step by step.
+
+    For a layer with one hidden state that is its output.
+    """
+    model = task.model()
+    layer, readout = model.layers[0], model.out.weight
+    brainstate.nn.init_all_states(layer, batch_size=1)
+    cell, states = without_states(layer, jnp.zeros((1, INPUTS)))
+    (place,) = (i for i, s in enumerate(states) if isinstance(s, brainstate.HiddenState))
+    weights = [state.value for state in states[:place] + states[place + 1 :]]
+
+    def new(weights: list[Any], h: Any, x: Any) -> Any:
+        values = [*weights[:place], h[None], *weights[place:]]
+        return cell(values, x[None])[0][place][0]
+
+    def loss(readout: Any, h: Any, target: Any) -> Any:
+        return squared_error(h @ readout["weight"] + readout["bias"], target)
+
+    @partial(jax.vmap, in_axes=(None, 0, 0, 0))
+    def advance(weights: Any, h: Any, traces: Any, x: Any) -> Any:
+        F, J = jax.jacrev(new, (0, 1))(weights, h, x)
+        return new(weights, h, x), jax.tree.map(lambda f, e: jnp.tensordot(J, e, 1) + f, F, traces)
+
+    @jax.jit
+    def gradient(weights: Any, readout: Any, xs: Any, targets: Any) -> Any:
+        def step(carry: Any, now: Any) -> Any:
+            (h, traces, total), (x, target) = carry, now
+            h, traces = advance(weights, h, traces, x)
+            direct, signal = jax.grad(loss, (0, 1))(readout, h, target)
+            own = jax.tree.map(lambda e: jnp.einsum("bh,bh...->...", signal, e), traces)
+            return (h, traces, jax.tree.map(jnp.add, total, (own, direct))), None
+
+        h = jnp.zeros((task.batch, task.stack.hidden))
+        traces = jax.tree.map(lambda w: jnp.zeros((*h.shape, *w.shape)), weights)
+        zero = jax.tree.map(jnp.zeros_like, (weights, readout))
+        total = jax.lax.scan(step, (h, traces, zero), (xs, targets))[0][-1]
+        return jax.tree.map(lambda value: value / task.steps, total)
+
+    def found(result: Any) -> Any:
+        paths = {id(state): path for path, state in model.states(brainstate.ParamState).items()}
+        others = states[:place] + states[place + 1 :]
+        by_path = {paths[id(s)]: g for s, g in zip(others, result[0], strict=True)}
+        return by_path | {paths[id(readout)]: result[1]}
+
+    return Subject(lambda: gradient(weights, readout.value, *task.data), rule="rtrl", found=found)
 
 
 def prepare(task: StackTask, compare: bool) -> Prepared:
@@ -102,6 +139,7 @@ def case(task: StackTask, compare: bool = False, quick: bool = False) -> Case:
         build=lambda: prepare(task, compare),
         targets=tuple(targets),
         quick=quick,
+        task=task,
     )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import machine, results
-from ..processes import OWN, run_module
+from ..processes import PACKAGE, run_module
 from . import run, verdicts
 
 POINTS = 40
@@ -41,7 +41,7 @@ def process(folder: Path, options: argparse.Namespace) -> subprocess.Popen[bytes
     """Return a process that goes on with a run."""
     command = [sys.executable, "-m", "benchmarks.soak.run", str(folder)]
     sizes = ["--steps", str(options.steps), "--part", str(options.part)]
-    return subprocess.Popen([*command, *sizes], cwd=OWN.folder)
+    return subprocess.Popen([*command, *sizes], cwd=PACKAGE.parent)
 
 
 def samples(folder: Path) -> list[dict[str, Any]]:
@@ -127,7 +127,7 @@ def show(judged: dict[str, list[verdicts.Verdict]]) -> bool:
 def main(arguments: list[str] | None = None) -> int:
     """Run what the command line asks for; return the exit status."""
     options = options_of(arguments)
-    this = run_module(OWN, "machine")
+    this = run_module("machine")
     with tempfile.TemporaryDirectory() as name:
         folders = {"left alone": Path(name) / "alone", "stopped": Path(name) / "stopped"}
         start = time.perf_counter()

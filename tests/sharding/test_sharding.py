@@ -1,35 +1,14 @@
 """A learner that is divided over a mesh gives what one device gives, and stays divided."""
 
-import json
-import os
-import subprocess
-import sys
 from collections import Counter
 
-import compilation
 import jax
 import jax.numpy as jnp
 import numpy as np
-import places
 import pytest
+from sharded_programs import run
 
 import braintrace
-
-
-def run(program, *arguments, flags=()):
-    """Return what a program prints that has eight devices: numbers by case."""
-    environment = {
-        **os.environ,
-        "XLA_FLAGS": compilation.with_flags("--xla_force_host_platform_device_count=8", *flags),
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": places.SEARCHED,
-    }
-    command = [sys.executable, str(places.SUPPORT / program), *arguments]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr[-3000:]
-    lines = run.stdout.splitlines()
-    counts = [json.loads(line) for line in lines if line.startswith("{")]
-    return dict(line.split() for line in lines if not line.startswith("{")), counts
 
 
 @pytest.mark.nightly

@@ -11,6 +11,7 @@ import json
 import sys
 
 import brainstate
+import collectives
 import compilation
 import jax
 import jax.numpy as jnp
@@ -26,7 +27,6 @@ from sharding_program import (
 )
 
 import braintrace
-from benchmarks.collectives import messages
 
 
 def count(name, parts, rule="d_rtrl", states=1, vmap=False, only=None):
@@ -62,7 +62,7 @@ def count(name, parts, rule="d_rtrl", states=1, vmap=False, only=None):
     state = functional.state()
     xs = learner.algorithm.placement.by_sample(xs, axis=1)
     found = {
-        what: messages(jax.jit(program).lower(state, xs).compile())
+        what: collectives.messages(jax.jit(program).lower(state, xs).compile())
         for what, program in programs.items()
         if only is None or what in only
     }

@@ -12,38 +12,24 @@ the :math:`l_k^t` of each layer. A mask on the losses gives the gradient of the 
 comes last, the traces not zero where it begins.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from stack_cells import CELLS, Cell
 
-from .cells import CELLS, Cell
-from .networks import Arrays, squared_error
-from .operations import PlainOps
-from .oracles import jacobians
+from benchmarks.handwritten_steps import jacobians
+from benchmarks.networks import Arrays, squared_error
+from benchmarks.operations import PlainOps
+from benchmarks.stack import Layers
 
 Parameters = Mapping[tuple[Any, ...], Any]
 """As ``model.states(ParamState)`` has them: ``('layers', 0, 'W', 'weight')``, ``('out', …)``."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Layers:
-    """What the oracles know of a stack.
-
-    Attributes
-    ----------
-    cell
-        Name of its cells.
-    layers, hidden
-        Number of layers, and of units in each.
-    """
-
-    cell: str
-    layers: int
-    hidden: int
+class Stack(Layers):
+    """The equations of a stack."""
 
     @property
     def equations(self) -> Cell:
@@ -67,7 +53,7 @@ def readout(parameters: Parameters, h: Any) -> Any:
     return h @ params["weight"] + params["bias"]
 
 
-def bptt(stack: Layers) -> Callable[..., Any]:
+def bptt(stack: Stack) -> Callable[..., Any]:
     """Return ``(parameters, xs, targets, mask) -> gradients`` by backpropagation through time."""
 
     def loss(parameters: Parameters, *data: Any) -> Any:
@@ -76,7 +62,7 @@ def bptt(stack: Layers) -> Callable[..., Any]:
     return jax.grad(loss)
 
 
-def d_rtrl(stack: Layers) -> Callable[..., Any]:
+def d_rtrl(stack: Stack) -> Callable[..., Any]:
     """Return ``(parameters, xs, targets, mask) -> gradients`` as D_RTRL defines them."""
     ops = PlainOps(cut_mixing=True)
 
@@ -92,70 +78,8 @@ def d_rtrl(stack: Layers) -> Callable[..., Any]:
     return gradients
 
 
-def rtrl_step_by_step(stack: Layers) -> Callable[..., Any]:
-    r"""Return ``(parameters, xs, targets, mask) -> gradients`` of one layer by RTRL's recursion.
-
-    :math:`\epsilon^t = J^t \epsilon^{t-1} + \partial S^t / \partial w` for each sample, as one
-    writes it with ``jax.jacrev`` and ``jax.vmap``.
-    """
-
-    def gradients(parameters: Parameters, xs: Any, targets: Any, mask: Any) -> Any:
-        start = stack.start(xs.shape[1], xs.dtype)[0]
-        own = stack.weights(parameters, 0)
-
-        def new(weights: Arrays, state: Any, x: Any) -> Any:
-            old = {name: value[None] for name, value in state.items()}
-            cell = stack.equations
-            found = cell.cell(old, cell.drive(PlainOps(), weights, old, x[None]))
-            return {name: value[0] for name, value in found.items()}
-
-        def loss(parameters: Parameters, state: Arrays, x: Any, target: Any) -> Any:
-            output = stack.equations.output(stack.weights(parameters, 0), state, x)
-            return squared_error(readout(parameters, output), target)
-
-        @jax.vmap
-        def moved_on(state: Arrays, traces: Any, x: Any) -> Any:
-            found = jax.jacrev(new, (0, 1))(own, state, x)
-            carried = {}
-            for q, (F, J) in found.items():
-                parts = [jax.tree.map(partial(_product, J[r]), traces[r]) for r in J]
-                carried[q] = jax.tree.map(lambda *terms: sum(terms), F, *parts)
-            return new(own, state, x), carried
-
-        def step(carry: Any, now: Any) -> Any:
-            states, traces, total = carry
-            x, target, weight = now
-            states, traces = moved_on(states, traces, x)
-            direct, signal = jax.grad(loss, (0, 1))(parameters, states, x, target)
-            found = [
-                jax.tree.map(
-                    lambda eps, s=signal[q]: jnp.einsum("bq,bq...->...", s, eps), traces[q]
-                )
-                for q in signal
-            ]
-            of_layer = jax.tree.map(lambda *terms: sum(terms), *found)
-            total = _add(total, direct, weight)
-            total = _add(total, {p: of_layer[p[2]] for p in parameters if p[0] == "layers"}, weight)
-            return (states, traces, total), None
-
-        def zeros(state: Any) -> Any:
-            return jax.tree.map(lambda w: jnp.zeros((*state.shape, *w.shape), w.dtype), own)
-
-        start_of_traces = {name: zeros(value) for name, value in start.items()}
-        zero = jax.tree.map(jnp.zeros_like, dict(parameters))
-        carry = (start, start_of_traces, zero)
-        total = jax.lax.scan(step, carry, (xs, targets, mask))[0][-1]
-        return jax.tree.map(lambda value: value / jnp.sum(mask), total)
-
-    return gradients
-
-
-def _product(J: Any, eps: Any) -> Any:
-    return jnp.tensordot(J, eps, 1)
-
-
 def _sequence_loss(
-    stack: Layers,
+    stack: Stack,
     ops: PlainOps,
     of_layers: list[Parameters],
     of_readout: Parameters,
@@ -185,7 +109,7 @@ def _sequence_loss(
     return jnp.sum(losses * mask) / jnp.sum(mask)
 
 
-def es_d_rtrl(stack: Layers, alpha: float) -> Callable[..., Any]:
+def es_d_rtrl(stack: Stack, alpha: float) -> Callable[..., Any]:
     """Return ``(parameters, xs, targets, mask) -> gradients`` as ES_D_RTRL defines them."""
 
     def gradients(parameters: Parameters, xs: Any, targets: Any, mask: Any) -> Any:
@@ -224,7 +148,7 @@ def _add(total: Any, more: Parameters, factor: Any) -> Any:
 
 
 def _plain_gradients(
-    stack: Layers, parameters: Parameters, states: list[Arrays], x: Any, target: Any
+    stack: Stack, parameters: Parameters, states: list[Arrays], x: Any, target: Any
 ) -> tuple[Any, list[Arrays]]:
     """Return the gradients of a step's loss past the traces, and by every layer's new states."""
 
@@ -263,7 +187,7 @@ def _filtered(
 
 
 def _zero_filters(
-    stack: Layers, parameters: Parameters, states: list[Arrays], x: Any
+    stack: Stack, parameters: Parameters, states: list[Arrays], x: Any
 ) -> list[tuple[Arrays, Any]]:
     filters = []
     for layer, old in enumerate(states):

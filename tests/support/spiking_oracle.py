@@ -24,37 +24,21 @@ from typing import Any
 
 import numpy as np
 
-from .subjects import ALPHA
+from benchmarks.spiking import Connections
+from benchmarks.subjects import ALPHA
 
 TAU, TAU_A, BETA, HEIGHT = 5.0, 100.0, 0.1, 0.3
 """What `LIF`, `ALIF` and their surrogate derivative take where nothing is said; dt is 1."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Connections:
-    """Every neuron feeds the same number of others.
-
-    Attributes
-    ----------
-    columns, weights
-        Of the entries, row by row.
-    neurons, fan_out
-        Number of rows, and of the entries of each.
-    """
-
-    columns: np.ndarray
-    weights: np.ndarray
-    neurons: int
-    fan_out: int
-
-    def into(self, spikes: np.ndarray) -> np.ndarray:
-        """Return what spikes ``(batch, neurons)`` give to every neuron."""
-        columns = self.columns.reshape(self.neurons, -1)
-        weights = self.weights.reshape(self.neurons, -1)
-        total = np.zeros_like(spikes)
-        for sums, active in zip(total, spikes != 0, strict=True):
-            np.add.at(sums, columns[active], weights[active])
-        return total
+def into(connections: Connections, spikes: np.ndarray) -> np.ndarray:
+    """Return what spikes ``(batch, neurons)`` give to every neuron."""
+    columns = connections.columns.reshape(connections.neurons, -1)
+    weights = connections.weights.reshape(connections.neurons, -1)
+    total = np.zeros_like(spikes)
+    for sums, active in zip(total, spikes != 0, strict=True):
+        np.add.at(sums, columns[active], weights[active])
+    return total
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +78,7 @@ class Oracle:
         for t in range(repeats * steps):
             v = V - 1 - beta * a
             z, s = (v >= 0).astype(np.float32), HEIGHT * np.maximum(0, 1 - np.abs(v))
-            V = d * (V - z) + (1 - d) * (xs[t % steps] + self.connections.into(z))
+            V = d * (V - z) + (1 - d) * (xs[t % steps] + into(self.connections, z))
             a = d_a * a + z
             along = d * (1 - s), d * beta * s, s, d_a - beta * s
             e_V, e_a = _along([part[:, columns] for part in along], e_V, e_a)

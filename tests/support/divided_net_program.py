@@ -1,7 +1,7 @@
-"""Divide a sparse net over all devices: ``python -m benchmarks.divided_net --help``.
+"""Shard a sparse net over all devices, and print the results as one line of JSON.
 
-In this process, on one device and then on all: a stream, a sequence gradient, and what the
-compiled programs take of a device and send between them.
+Run by `test_large_sparse_net.py`: on one device and then on all, a stream and a sequence gradient,
+and the memory and communication of their compiled programs.
 """
 
 import argparse
@@ -9,29 +9,24 @@ import collections
 import dataclasses
 import functools
 import json
-import time
-from pathlib import Path
-from typing import Any
+import resource
 
+import collectives as messages
 import jax
 import numpy as np
 import optax
 
 import braintrace
-
-from . import timing
-from .collectives import sent
-from .spiking import Model, Net, SpikingTask, by_target
-from .subjects import OPTIONS, compiled, step_function
+from benchmarks.spiking import Model, Net, SpikingTask, by_target
+from benchmarks.subjects import OPTIONS, compiled, step_function
 
 CHUNK = 4
-Facts = dict[str, float]
 
 
-def deviation(found: Any, expected: Any) -> float:
+def deviation(found, expected):
     """Return the largest deviation within an array, over the largest number there."""
 
-    def of_leaf(a: Any, b: Any) -> float:
+    def of_leaf(a, b):
         farthest, largest = float(np.abs(a - b).max()), float(np.abs(b).max())
         return farthest / largest if largest else farthest
 
@@ -39,7 +34,7 @@ def deviation(found: Any, expected: Any) -> float:
     return max(of_leaf(np.asarray(a), np.asarray(b)) for a, b in pairs)
 
 
-def learner_on(task: SpikingTask, rule: str, devices: int) -> Any:
+def learner_on(task, rule, devices):
     """Return a learner of a net that is divided over so many devices."""
     model = Model(task.net, by_target(task.net))
     example = task.data[0][0]
@@ -50,10 +45,10 @@ def learner_on(task: SpikingTask, rule: str, devices: int) -> Any:
     return learner
 
 
-def run(task: SpikingTask, learner: Any) -> tuple[dict[str, Any], dict[str, Facts]]:
+def run(task, learner):
     """Return what a stream and then a gradient give, and what is known of their programs."""
     step, results, programs = step_function(learner), {}, {}
-    methods: dict[str, dict[str, Any]] = {
+    methods = {
         "etrace_online": {"step_fn": step, "optimizer": optax.sgd(0.1)},
         "etrace_grad": {"step_fn": step, "chunk_size": CHUNK},
     }
@@ -61,16 +56,14 @@ def run(task: SpikingTask, learner: Any) -> tuple[dict[str, Any], dict[str, Fact
         program = learner.lower(method, *task.data, **options).compile()
         call = functools.partial(getattr(learner, method), *task.data, **options)
         results[method] = jax.device_get(call())
-        start = time.perf_counter()
         jax.block_until_ready(call())
-        seconds = (time.perf_counter() - start) / task.steps
-        programs[method] = {"seconds a step": seconds, **memory_of(program), **sent_by(program)}
+        programs[method] = {**memory_of(program), **sent_by(program)}
     state = learner.functional().state()
     results["state"] = jax.device_get((state.parameters, state.hidden, state.traces))
     return results, programs
 
 
-def memory_of(program: Any) -> Facts:
+def memory_of(program):
     """Return the bytes that a program takes of each device."""
     found = program.memory_analysis()
     arguments, results = found.argument_size_in_bytes, found.output_size_in_bytes
@@ -78,22 +71,22 @@ def memory_of(program: Any) -> Facts:
     return {"arguments": arguments, "results": results, "total": total}
 
 
-def sent_by(program: Any) -> Facts:
+def sent_by(program):
     """Return how many messages of each kind a program sends, and their bytes."""
-    found: collections.Counter[str] = collections.Counter()
-    for message in sent(program):
+    found = collections.Counter()
+    for message in messages.sent(program):
         when = "a step" if message.is_by_step else "once"
         found[f"{message.kind} {when}"] += 1
         found[f"bytes {when}"] += message.size
     return dict(found)
 
 
-def held(learner: Any) -> Facts:
+def held(learner):
     """Return the bytes of synapses and their traces on the device that has most of them."""
     state = learner.functional().state()
     synapses = state.parameters["recurrent", "weight"]
 
-    def most(tree: Any) -> float:
+    def most(tree):
         leaves = jax.tree.leaves(tree)
         by_device = [{s.device: s.data.nbytes for s in a.addressable_shards} for a in leaves]
         return float(max(sum(a[d] for a in by_device) for d in by_device[0]))
@@ -101,10 +94,10 @@ def held(learner: Any) -> Facts:
     return {"synapses": most(synapses), "traces": most(state.traces)}
 
 
-def planned(task: SpikingTask, rule: str, devices: int) -> dict[str, Facts]:
+def planned(task, rule, devices):
     """Return what is planned that the programs take of a device."""
     example, matrix = task.data[0][0], by_target(task.net)
-    methods: dict[str, dict[str, Any]] = {
+    methods = {
         "etrace_online": {"optimizer": optax.sgd(0.1)},
         "etrace_grad": {"chunk_size": CHUNK, "from_zero": False},
     }
@@ -127,9 +120,9 @@ def planned(task: SpikingTask, rule: str, devices: int) -> dict[str, Facts]:
     return found
 
 
-def facts(task: SpikingTask, rule: str) -> dict[str, Any]:
+def facts(task, rule):
     """Return everything that is found out about a net."""
-    found: dict[str, Any] = {}
+    found = {}
     results = {}
     for name, devices in (("one", 1), ("every", jax.device_count())):
         learner = learner_on(task, rule, devices)
@@ -140,23 +133,20 @@ def facts(task: SpikingTask, rule: str) -> dict[str, Any]:
         **found,
         "deviation": {name: deviation(divided[name], expected[name]) for name in expected},
         "plans": planned(task, rule, jax.device_count()),
-        "peak bytes": timing.process_peak_bytes(),
+        "peak bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
     }
 
 
-def main() -> None:
-    """Run what the command line says."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.divided_net", description=__doc__)
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("rule", help="'d_rtrl' or 'es_d_rtrl'")
     parser.add_argument("neuron", help="'LIF' or 'ALIF'")
     parser.add_argument("sizes", type=int, nargs=4, help="neurons, inputs of each, steps, batch")
-    parser.add_argument("--out", type=Path, required=True, help="JSON file")
     arguments = parser.parse_args()
     neurons, inputs, steps, batch = arguments.sizes
-    with jax.enable_x64(True):  # a spike that round-off moves moves others
+    with jax.enable_x64(True):  # a spike that round-off moves would move others
         task = SpikingTask(Net(arguments.neuron, neurons, inputs), steps, batch)
-        found = facts(task, arguments.rule)
-    arguments.out.write_text(json.dumps(found))
+        print(json.dumps(facts(task, arguments.rule)))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .networks import Arrays
+from benchmarks.networks import Arrays
 
 
 def _hidden_state(weights: Arrays, states: Arrays, x: Any) -> Any:
@@ -35,15 +35,12 @@ class Cell:
         Names of the hidden states, of as many units each.
     drive, cell, output
         The parts of a step; see the module's docstring.
-    gated
-        Whether it has gates: much of BPTT's way back is then through weights, which is left out.
     """
 
     states: tuple[str, ...]
     drive: Callable[[Any, Arrays, Arrays, Any], Arrays]
     cell: Callable[[Arrays, Arrays], Arrays]
     output: Callable[[Arrays, Arrays, Any], Any] = _hidden_state
-    gated: bool = False
 
 
 def _affine(ops: Any, name: str, x: Any, weight: Any, params: Arrays) -> Any:
@@ -141,9 +138,9 @@ def _lru_output(weights: Arrays, states: Arrays, x: Any) -> Any:
 
 
 CELLS: Mapping[str, Cell] = {
-    "GRUCell": Cell(("h",), _gru_drive, _gru_cell, gated=True),
-    "LSTMCell": Cell(("c", "h"), _lstm_drive, _lstm_cell, gated=True),
-    "MGUCell": Cell(("h",), _mgu_drive, _mgu_cell, gated=True),
+    "GRUCell": Cell(("h",), _gru_drive, _gru_cell),
+    "LSTMCell": Cell(("c", "h"), _lstm_drive, _lstm_cell),
+    "MGUCell": Cell(("h",), _mgu_drive, _mgu_cell),
     "LeakyRNN": Cell(("h",), _leaky_drive, _leaky_cell),
     "IndRNN": Cell(("h",), _ind_drive, _ind_cell),
     "LRUCell": Cell(("re", "im"), _lru_drive, _lru_cell, _lru_output),

@@ -6,7 +6,7 @@ a weight count as constant; what is left is what D_RTRL computes,
 .. math:: \epsilon^t = D^t \epsilon^{t-1} + D_f^t \otimes x^t, \qquad
           \nabla w = \sum_t l^t \circ \epsilon^t,
 
-because `D` has no path between positions. `es_d_rtrl` is the recursion of that algorithm, step
+because `D` is elementwise. `es_d_rtrl` is the recursion of that algorithm, step
 by step (:math:`\alpha` is its decay):
 
 .. math::
@@ -16,109 +16,21 @@ by step (:math:`\alpha` is its decay):
     \nabla w = \sum_t \frac{\sum_a l^t[a] \epsilon_f^t[a]}{1 - \alpha^t} \otimes \epsilon_x^t.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from .networks import Arrays, Network, squared_error
-from .operations import DiagonalOps, PlainOps
-
-
-def sequence_loss(
-    network: Network,
-    ops: PlainOps,
-    parameters: Arrays,
-    xs: Any,
-    targets: Any,
-    mask: Any = None,
-) -> Any:
-    """Return the weighted mean of the losses of all steps."""
-    mask = jnp.ones(len(xs)) if mask is None else mask
-
-    def step(states: Arrays, now: Any) -> Any:
-        x, target = now
-        states, output = network.step(ops, parameters, states, x)
-        return states, squared_error(output, target)
-
-    start = network.start(xs.shape[1], xs.dtype)
-    losses = jax.lax.scan(step, start, (xs, targets))[1]
-    return jnp.sum(losses * mask) / jnp.sum(mask)
+from benchmarks.handwritten_steps import jacobians
+from benchmarks.networks import Arrays, Network, sequence_loss, squared_error
+from benchmarks.operations import PlainOps
 
 
 def bptt(network: Network, cut_mixing: bool = False) -> Any:
-    """Return ``(parameters, xs, targets, mask) -> (loss, gradients)``."""
-    ops = PlainOps(cut_mixing)
-
-    def loss(parameters: Arrays, xs: Any, targets: Any, mask: Any = None) -> Any:
-        return sequence_loss(network, ops, parameters, xs, targets, mask)
-
-    return jax.value_and_grad(loss)
-
-
-def snap(network: Network) -> Any:
-    """Return ``(parameters, xs, targets) -> gradients`` of SnAp-1."""
-
-    def loss(parameters: Arrays, xs: Any, targets: Any) -> Any:
-        return sequence_loss(network, DiagonalOps(), parameters, xs, targets)
-
-    return jax.grad(loss)
-
-
-def immediate(network: Network) -> Any:
-    """Return ``(parameters, xs, targets) -> gradients``, all states before a step constant."""
-
-    def loss(parameters: Arrays, xs: Any, targets: Any) -> Any:
-        def step(states: Arrays, now: Any) -> Any:
-            x, target = now
-            states = jax.lax.stop_gradient(states)
-            states, output = network.step(PlainOps(), parameters, states, x)
-            return states, squared_error(output, target)
-
-        start = network.start(xs.shape[1], xs.dtype)
-        return jnp.mean(jax.lax.scan(step, start, (xs, targets))[1])
-
-    return jax.grad(loss)
-
-
-def ottt(network: Network, decay: float) -> Any:
-    """Return ``(parameters, xs, targets) -> gradients`` of OTTT."""
-
-    def gradients(parameters: Arrays, xs: Any, targets: Any) -> Arrays:
-        def step(carry: Any, now: Any) -> Any:
-            (states, filtered, total), (x, target) = carry, now
-            ops = PlainOps()
-            ys = network.drive(ops, parameters, states, x)
-            _, Df = jacobians(network.cell, states, ys)
-            filtered = {name: decay * filtered[name] + ops.inputs[name] for name in ops.inputs}
-            new, sizes = network.cell(states, ys), (x, target, filtered, Df, 1.0)
-            found = _step_gradient(network, parameters, states, new, *sizes)
-            return (new, filtered, jax.tree.map(jnp.add, total, found)), None
-
-        states, filtered, _, total = _zero_carry(network, parameters, xs[0])
-        total = jax.lax.scan(step, (states, filtered, total), (xs, targets))[0][-1]
-        return {name: value / len(xs) for name, value in total.items()}
-
-    return gradients
-
-
-def _one_at(states: Arrays, name: str) -> Arrays:
-    return {key: (jnp.ones_like if key == name else jnp.zeros_like)(states[key]) for key in states}
-
-
-def jacobians(
-    cell: Callable[[Arrays, Arrays], Arrays], states: Arrays, ys: Arrays
-) -> tuple[Any, Any]:
-    """Return ``D[c][a]`` and ``Df[y][a]`` of a cell, which works position by position."""
-
-    def along(states_tangent: Arrays, ys_tangent: Arrays) -> Arrays:
-        return jax.jvp(cell, (states, ys), (states_tangent, ys_tangent))[1]
-
-    still_states, still_ys = (jax.tree.map(jnp.zeros_like, kept) for kept in (states, ys))
-    D = {c: along(_one_at(states, c), still_ys) for c in states}
-    Df = {y: along(still_states, _one_at(ys, y)) for y in ys}
-    return D, Df
+    """Return ``(parameters, xs, targets) -> (loss, gradients)``."""
+    return jax.value_and_grad(partial(sequence_loss, network, PlainOps(cut_mixing)))
 
 
 def es_d_rtrl(network: Network, alpha: float) -> Any:

@@ -1,0 +1,25 @@
+"""Programs of the tests that run with eight simulated devices, in a process of their own."""
+
+import json
+import os
+import subprocess
+import sys
+
+import compilation
+import places
+
+
+def run(program, *arguments, flags=()):
+    """Return what a program prints that has eight devices: numbers by case."""
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": compilation.with_flags("--xla_force_host_platform_device_count=8", *flags),
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": places.SEARCHED,
+    }
+    command = [sys.executable, str(places.SUPPORT / program), *arguments]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-3000:]
+    lines = run.stdout.splitlines()
+    counts = [json.loads(line) for line in lines if line.startswith("{")]
+    return dict(line.split() for line in lines if not line.startswith("{")), counts
