@@ -1,4 +1,4 @@
-"""Export of one step of a stream, for processes without the model and this library.
+"""Export of one step of a stream, or of a prediction, for processes without this library.
 
 The exported function takes plain arrays by name and one step's slices. JAX keeps exports compatible
 for six months; see the documentation of ``jax.export``.
@@ -6,7 +6,8 @@ for six months; see the documentation of ``jax.export``.
 
 from __future__ import annotations
 
-from typing import Unpack
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +18,20 @@ from .._typing import PyTree
 from .functional import FunctionalLearner
 from .options import METHODS, ExportOptions, options_of, takes
 from .parts import HasParts
+from .state import FIELDS, LearnerState
+
+NONFINITE = "skip"
+"""Default of ``nonfinite`` in exported steps, which cannot warn."""
+
+OF_MODEL = ("parameters", "hidden", "others", "random")
+"""Fields of a state that a prediction depends on."""
+
+Exported: TypeAlias = tuple[bytes, dict[str, jax.Array]]
+"""An exported function, and its initial state by name."""
 
 
-@takes(METHODS["etrace_online"])
-def export_step(
-    learner: HasParts, *slices: PyTree, **options: Unpack[ExportOptions]
-) -> tuple[bytes, dict[str, jax.Array]]:
+@takes(METHODS["etrace_online"], nonfinite=NONFINITE)
+def export_step(learner: HasParts, *slices: PyTree, **options: Unpack[ExportOptions]) -> Exported:
     """Return one step of `etrace_online` as bytes, and its initial state.
 
     Another process runs it with JAX alone::
@@ -36,6 +45,8 @@ def export_step(
         Arguments of ``step_fn`` in one step; arrays may be `jax.ShapeDtypeStruct`.
     **options
         As for `etrace_online`: ``step_fn``, ``optimizer`` or ``update_fn``, ``has_aux`` and so on.
+        By default, a step with a NaN or infinite loss or gradient updates nothing, and samples with
+        non-finite states or traces are reset (``nonfinite='skip'``).
 
     Returns
     -------
@@ -53,25 +64,71 @@ def export_step(
     BraintraceError
         All errors that `etrace_online` would raise before it runs.
     """
-    optional_import("flatbuffers", "export")
-    for index, part in enumerate(slices):
-        check_arrays(f"slice {index}", part)
+    options = {"nonfinite": NONFINITE, **options}
     pure = FunctionalLearner(learner.parts, {})
     optimizer = options_of("etrace_online", options).optimizer
     if optimizer is not None:
         learner.parts.init_optimizer(optimizer)
-    start = pure.state()
+
+    def run(state: LearnerState, *sequences: PyTree) -> tuple[LearnerState, PyTree]:
+        return pure.online(state, *sequences, **options)
+
+    return _exported(run, pure.state(), FIELDS, slices)
+
+
+def export_predict(learner: HasParts, *arguments: PyTree) -> Exported:
+    """Return one step of the model as bytes, and its initial state.
+
+    Another process runs it with JAX alone, as for `export_step`. It contains neither the learning
+    rule nor the optimizer, and its parameters are constant.
+
+    Parameters
+    ----------
+    *arguments
+        Arguments of the model's ``update``; arrays may be `jax.ShapeDtypeStruct`.
+
+    Returns
+    -------
+    program
+        The function ``(state, *arguments) -> (state, output)``, for the platform of this process.
+    state
+        The learner's current parameters, states and random keys, by their names in a
+        `LearnerState`. New parameters of the same learner fit an old program.
+
+    Raises
+    ------
+    MissingPackageError
+        Without flatbuffers, of the extra ``export``.
+    BraintraceError
+        All errors that `predict` would raise before it runs.
+    """
+    pure = FunctionalLearner(learner.parts, {})
+    return _exported(pure.predict, pure.state(), OF_MODEL, arguments)
+
+
+def _exported(
+    run: Callable[..., tuple[LearnerState, PyTree]],
+    start: LearnerState,
+    fields: Iterable[str],
+    slices: tuple[PyTree, ...],
+) -> Exported:
+    """Return a function of sequences of one step as bytes, and the fields that are its state."""
+    optional_import("flatbuffers", "export")
+    for index, part in enumerate(slices):
+        check_arrays(f"slice {index}", part)
     paths, leaves = zip(*jax.tree_util.tree_leaves_with_path(start), strict=True)
     names = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
-    structure = jax.tree.structure(start)
+    known, structure = dict(zip(names, leaves, strict=True)), jax.tree.structure(start)
+    kept = [name for name in names if name.partition("/")[0] in fields]
 
     def step(state: dict[str, jax.Array], *slices: PyTree) -> tuple[dict[str, jax.Array], PyTree]:
-        now = jax.tree.unflatten(structure, [state[name] for name in names])
+        values: dict[str, Any] = {**jax.tree.map(jnp.zeros_like, known), **state}
+        now = jax.tree.unflatten(structure, [values[name] for name in names])
         sequences = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], slices)
-        after, found = pure.online(now, *sequences, **options)
+        after, found = run(now, *sequences)
         new = dict(zip(names, jax.tree.leaves(after), strict=True))
-        return new, jax.tree.map(lambda leaf: leaf[0], found)
+        return {name: new[name] for name in kept}, jax.tree.map(lambda leaf: leaf[0], found)
 
-    state = dict(zip(names, leaves, strict=True))
+    state = {name: known[name] for name in kept}
     exported = jax.export.export(jax.jit(step))(state, *slices)
     return bytes(exported.serialize()), state

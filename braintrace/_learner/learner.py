@@ -83,6 +83,7 @@ class Learner(brainstate.nn.Module):
     forecast = forecast.forecast
     lower = ahead_of_time.lower
     export_step = export.export_step
+    export_predict = export.export_predict
 
     @one_thread_at_a_time
     def update(self, *arguments: PyTree) -> PyTree:

@@ -248,11 +248,12 @@ WATCHED = {method: names.union(WatchOptions.__annotations__) for method, names i
 """The same with the options of a call that is logged while it runs."""
 
 
-def takes(names: frozenset[str]) -> Callable[[Function], Function]:
-    """Give a function of ``**options`` a signature with these options."""
+def takes(names: frozenset[str], **defaults: Any) -> Callable[[Function], Function]:
+    """Give a function of ``**options`` a signature with these options, and other defaults."""
+    defaults = {name: defaults.get(name, option.default) for name, option in FIELDS.items()}
     options = [
         inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=option.type
+            name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=option.type
         )
         for name, option in FIELDS.items()
         if name in names

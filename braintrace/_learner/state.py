@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import brainstate
 import jax
+import jax.export
 
 from .._arguments import check_tree, differences, shown
 from .._brainstate import peek, values_of
@@ -112,6 +114,27 @@ def _unflatten(structure: PyTree, children: Iterable[PyTree]) -> LearnerState:
 
 
 jax.tree_util.register_pytree_with_keys(LearnerState, _flatten, _unflatten, _flatten_without_names)
+
+
+def _to_bytes(structure: PyTree) -> bytes:
+    return json.dumps(structure).encode()
+
+
+def _from_bytes(data: bytearray | bytes) -> PyTree:
+    rule, *keys = json.loads(bytes(data))
+    return (rule, *(tuple(map(_path_of, own)) for own in keys))
+
+
+def _path_of(key: list[Any] | str) -> Path | str:
+    return tuple(key) if isinstance(key, list) else key
+
+
+jax.export.register_pytree_node_serialization(
+    LearnerState,
+    serialized_name="braintrace.LearnerState",
+    serialize_auxdata=_to_bytes,
+    deserialize_auxdata=_from_bytes,
+)
 
 
 def _printed(key: Path | str) -> str:

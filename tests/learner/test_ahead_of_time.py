@@ -137,6 +137,56 @@ def test_a_step_runs_in_a_process_without_the_library(tmp_path):
     )
 
 
+def test_a_nan_label_does_not_reach_the_parameters_of_an_exported_step():
+    pytest.importorskip("flatbuffers", reason="the extra `export` is not installed")
+    learner = learner_of(4)
+
+    def step_fn(x, y):
+        return jnp.sum((learner(x) - y) ** 2)
+
+    _, update_fn = calls_of(learner)["etrace_online"].values()
+    y = np.ones((2, 4), np.float32)
+    program, start = learner.export_step(XS[0], y, step_fn=step_fn, update_fn=update_fn)
+    step = jax.export.deserialize(program).call
+    state, loss = step(start, XS[0], np.nan * y)
+    assert np.isnan(loss)
+    state, loss = step(state, XS[0], y)
+    learner.etrace_evolve(XS[:1])
+    expected = learner.etrace_online(XS[:1], y[None], step_fn=step_fn, update_fn=update_fn)
+    np.testing.assert_allclose(loss, expected[0], rtol=1e-5)
+    for path, value in learner.functional().state().parameters.items():
+        names = [name for name in state if name.startswith(f"parameters/{'/'.join(path)}")]
+        for name, leaf in zip(names, jax.tree.leaves(value), strict=True):
+            np.testing.assert_allclose(state[name], leaf, rtol=1e-5)
+
+
+def test_an_exported_prediction_has_no_traces():
+    pytest.importorskip("flatbuffers", reason="the extra `export` is not installed")
+    learner = learner_of(4)
+    program, state = learner.export_predict(SHAPE.update(shape=SHAPE.shape[1:]))
+    assert not [name for name in state if name.startswith(("traces/", "optimizer/"))]
+    step = jax.export.deserialize(program).call
+    before, expected = dict(state), learner.predict(XS)
+    for x, output in zip(XS, expected, strict=True):
+        state, found = step(state, x)
+        np.testing.assert_allclose(found, output, rtol=1e-5)
+    same = [name for name in state if np.array_equal(state[name], before[name])]
+    assert "parameters/u" in same
+    assert "hidden/h" not in same
+
+
+def test_a_state_is_an_argument_of_an_exported_function():
+    pytest.importorskip("flatbuffers", reason="the extra `export` is not installed")
+    learner = learner_of(4)
+    pure = learner.functional()
+    exported = jax.export.export(jax.jit(pure.predict))(pure.state(), XS)
+    again = jax.export.deserialize(bytes(exported.serialize()))
+    state, outputs = again.call(pure.state(), XS)
+    expected, wanted = pure.predict(pure.state(), XS)
+    assert jax.tree.structure(state) == jax.tree.structure(expected)
+    np.testing.assert_allclose(outputs, wanted, rtol=1e-5)
+
+
 def test_without_flatbuffers_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "flatbuffers", None)
     with pytest.raises(braintrace.MissingPackageError, match=r"\[export\]"):
