@@ -224,26 +224,23 @@ def _field(panel: Any, x: int, y: int, part: float | None) -> None:
 def windows(results: Results, path: Path) -> None:
     """Draw the relative gain over memory: a line per rule, a point per length of a window.
 
-    Points are medians over the pairs of task and cell that all points of a line have.
+    Points are medians over the pairs of task and cell that have all points.
     """
-    figure = _figure(3.2)
+    figure = _figure(3.4)
     panel = figure.subplots()
+    needed = {name for names in FAMILIES.values() for name in names}
+    pairs = [pair for pair in results.pairs() if all(results.find(*pair, name) for name in needed)]
     for family, methods in FAMILIES.items():
-        pairs = [
-            pair for pair in results.pairs() if all(results.find(*pair, name) for name in methods)
-        ]
         points = []
         for method in methods if pairs else ():
             gains = [results.gain(*pair, method) or 0.0 for pair in pairs]
             memory = [_memory(results, *pair, method) for pair in pairs]
             points.append((statistics.median(memory), statistics.median(gains)))
         if points:
-            look = _look(family)
-            label = f"{look['label']} ({len(pairs)} pairs)"
-            panel.plot(*zip(*points, strict=True), markersize=5, **{**look, "label": label})
+            panel.plot(*zip(*points, strict=True), markersize=5, **_look(family))
     panel.set_xscale("log")
     _ticks(panel)
-    _dress(panel)
+    _dress(panel, f"windows from none to the whole sequence, {len(pairs)} pairs")
     panel.set_xlabel("temporary memory and traces, BPTT is 1", fontsize=SIZE)
     panel.set_ylabel("relative gain", fontsize=SIZE)
     _finish(figure, [panel], path)
