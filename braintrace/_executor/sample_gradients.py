@@ -3,6 +3,10 @@
 The contribution of an ETP operation is an outer product if its traces have the form of its
 operands. XLA fuses the outer product into its readers, and its norm is computed from its factors,
 so it is never written to memory. Other contributions use the general method of chunks.
+
+With the general method for all of them, a stream with UORO takes 2.4 times as long for one sample
+of 256 leaky units, 5.4 times for 32, and 1.5 times for a GRU; the temporary memory is 3 to 16 times
+as large (CPU, 2026-11-25).
 """
 
 import dataclasses

@@ -275,6 +275,15 @@ def test_specifications_are_those_of_the_traces(name, algorithm):
         assert sizes == [BATCH] or "fan_out" in spec.axes
 
 
+@pytest.mark.parametrize(("batch", "gates"), [(1, 4), (2, 3)])
+def test_traces_have_the_outputs_that_pay(batch, gates):
+    """One sample has the traces of all four gates, several those of the gates that are read."""
+    learner = build_learner(cases.BY_NAME["lstm_fused"], batch=batch)
+    for spec in specs_of(learner.graph.trace_specs):
+        if spec.is_stored:
+            assert 4 * spec.shape[-1] == gates * spec.full_shape[-1]
+
+
 OF_BIAS = {"bias": ("batch", "output")}
 AXES = {
     "matmul with bias": {"weight": ("batch", "input", "output"), **OF_BIAS},
