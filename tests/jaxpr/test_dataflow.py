@@ -14,9 +14,9 @@ from dataflow_trials import PRIMITIVES, ROUNDING, Case, dependences_by_trial, ja
 from braintrace._jax import Primitive, equations_inside
 from braintrace._jaxpr import carries_derivative, program_of
 from braintrace._jaxpr.dataflow import (
+    BOTTOM,
     ELEMENTWISE,
-    MIXED,
-    NONE,
+    TOP,
     Constants,
     First,
     Labels,
@@ -146,12 +146,12 @@ def test_a_loop_of_unknown_length_is_followed_back(shift):
         for flow in flows_back(Labels(), Constants(program), equation, cotangents)
         if flow is not None
     ]
-    np.testing.assert_array_equal(found, [MIXED] * 3 if shift else np.arange(3))
+    np.testing.assert_array_equal(found, [TOP] * 3 if shift else np.arange(3))
 
 
 @each(CASES)
 def test_labels_are_the_image_of_sets(case):
-    """A label is that of all elements in the set, or `MIXED` if they have several."""
+    """A label is that of all elements in the set, or `TOP` if they have several."""
     jaxpr = traced(case)
     sets, generator = sets_of(case, jaxpr), np.random.default_rng(3)
     labels = generator.integers(-1, 3, sets.shape[1]).astype(np.int32)
@@ -163,8 +163,8 @@ def test_labels_are_the_image_of_sets(case):
     found = flows_of_outputs(Question(Labels()), Constants(program_of(jaxpr)), starts)
     shapes = [var.aval.shape for var in jaxpr.jaxpr.outvars]
     full = [Labels().empty(s) if f is None else f for f, s in zip(found, shapes, strict=True)]
-    expected = [labels[own][labels[own] != NONE] for own in sets]
-    expected = [e[0] if len({*e}) == 1 else MIXED if len(e) else NONE for e in expected]
+    expected = [labels[own][labels[own] != BOTTOM] for own in sets]
+    expected = [e[0] if len({*e}) == 1 else TOP if len(e) else BOTTOM for e in expected]
     np.testing.assert_array_equal(np.concatenate([f.ravel() for f in full]), expected)
 
 
@@ -224,7 +224,7 @@ def test_flows_between_variables_of_a_program():
     (kept,) = flows_to(question, constants, {first: numbers, y: numbers + 3}, [first])
     np.testing.assert_array_equal(kept, numbers)
     every = flows_from(question, constants, {y: numbers})
-    np.testing.assert_array_equal(every[end], [MIXED, 1, MIXED])
+    np.testing.assert_array_equal(every[end], [TOP, 1, TOP])
     early = flows_from(question, constants, {y: numbers}, program.producer[first])
     assert first in early and second not in early
 
@@ -249,7 +249,7 @@ def test_of_elements_that_meet_the_least_moved_counts():
     start = {program.in_vars[0]: first.numbered(np.arange(3))}
     targets = program.out_atoms
     found = flows_to(Question(first), Constants(program), start, targets)
-    expected = [0, 1, 2], [NONE] * 3, [2, 0, 1], [0, 1, 2], None, NONE
+    expected = [0, 1, 2], [BOTTOM] * 3, [2, 0, 1], [0, 1, 2], None, BOTTOM
     for flow, numbers in zip(found, expected, strict=True):
         own = None if flow is None else first.numbers(flow)
         np.testing.assert_array_equal(own, numbers)

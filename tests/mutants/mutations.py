@@ -1086,7 +1086,7 @@ MUTATIONS = [
     Mutation(
         "a derivative that uses an element several times",
         "_jaxpr/dataflow/lattices.py",
-        "added[places[added[places] != values]] = MIXED",
+        "added[places[added[places] != values]] = TOP",
         "pass",
         (
             "tests/compiler/test_reported_paths.py::test_reported_with_names_and_line_and_refused_by_strict",
@@ -1881,7 +1881,7 @@ MUTATIONS = [
     Mutation(
         "labels of which the highest counts",
         "_jaxpr/dataflow/lattices.py",
-        "labels = np.where(low == top, top, MIXED)",
+        "labels = np.where(low == top, top, TOP)",
         "labels = top",
         (f"{LABELS}[reduce_sum]",),
         "a mean over the batch seems to belong to the last sample",
@@ -2004,7 +2004,7 @@ MUTATIONS = [
         "a custom derivative that couples elements counts as elementwise",
         "_compiler/core/back_through.py",
         "flows = flows_back(Labels(), constants, equation, labels)",
-        "flows = [f if f is None else np.maximum(f, NONE) for f in flows_back("
+        "flows = [f if f is None else np.maximum(f, BOTTOM) for f in flows_back("
         "Labels(), constants, equation, labels) or []] or None",
         (f"{JACOBIANS}::test_what_a_custom_derivative_couples_is_reported[rolled and in place]",),
         "a path is truncated in silence",
@@ -2012,7 +2012,7 @@ MUTATIONS = [
     Mutation(
         "a custom derivative that couples elements is not followed forward",
         "_compiler/core/back_through.py",
-        "if targets is None or np.any(targets == MIXED):",
+        "if targets is None or np.any(targets == TOP):",
         "if targets is None:",
         (f"{JACOBIANS}::test_what_a_custom_derivative_couples_is_reported[running]",),
         "the Jacobian of SnAp lacks entries",

@@ -13,10 +13,10 @@ from ..._etrace_op.marked import MarkedRole, is_marked, role
 from ..._jax import OWN_DERIVATIVE, Atom, Equation, Var
 from ..._jaxpr import Program, carries_derivative
 from ..._jaxpr.dataflow import (
+    BOTTOM,
     CONSTANT,
-    MIXED,
-    NONE,
     PRODUCTS,
+    TOP,
     Constants,
     First,
     Flow,
@@ -121,7 +121,7 @@ class Analysis:
         known, elements = self._elements.get(start, (-2, {}))
         if known < last:
             flows = flows_from(SOURCES, self.constants, {start: numbered(start)}, last).items()
-            elements = {v: f for v, f in flows if f is not None and not np.any(f == MIXED)}
+            elements = {v: f for v, f in flows if f is not None and not np.any(f == TOP)}
             self._elements[start] = last, elements
         return elements
 
@@ -148,7 +148,7 @@ class Origin:
         self._first = First(1 + max((int(np.max(ids)) for ids in starts.values()), default=0))
 
     def of(self, var: Var) -> Ids | None:
-        """Return the numbers of a variable's elements, `NONE` where they are unknown.
+        """Return the numbers of a variable's elements, `BOTTOM` where they are unknown.
 
         The result is ``None`` if no number is known.
         """
@@ -157,7 +157,7 @@ class Origin:
             return None
         if id(flow) not in self._numbers:  # elementwise equations return the flow of their operand
             numbers = self._first.numbers(flow)
-            self._numbers[id(flow)] = None if numbers.max(initial=NONE) == NONE else numbers
+            self._numbers[id(flow)] = None if numbers.max(initial=BOTTOM) == BOTTOM else numbers
         return self._numbers[id(flow)]
 
     @functools.cached_property

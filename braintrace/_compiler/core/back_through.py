@@ -1,7 +1,7 @@
 """Backward transfer of unit ids through one equation.
 
 Ids are integer arrays of a variable's shape. They contain the hidden unit that each element
-reaches, or a code: `NONE`, `MIXED` (several units, by different uses of a variable) or `MANY`
+reaches, or a code: `BOTTOM`, `TOP` (several units, by different uses of a variable) or `BROADCAST`
 (several units, by a broadcast). Ids flow as labels from the cotangents of results to the operands'
 cotangents (`flows_back`).
 
@@ -21,9 +21,9 @@ from ..._graph.hidden_group import Ids as Ids
 from ..._jax import OWN_BACKWARD, Equation, Var
 from ..._jaxpr import carries_derivative
 from ..._jaxpr.dataflow import (
+    BOTTOM,
     ELEMENTWISE,
-    MIXED,
-    NONE,
+    TOP,
     Constants,
     Flow,
     Labels,
@@ -37,7 +37,7 @@ from ..._jaxpr.dataflow import (
     vjp_of,
 )
 
-MANY = -3  # several units, by a broadcast
+BROADCAST = -3  # several units, by a broadcast
 
 
 class _Cut:
@@ -51,8 +51,8 @@ CUT: Final = _Cut()
 
 Contribution: TypeAlias = Ids | _Cut | None
 
-_LABEL_OF_MANY, _LABEL_OF_MIXED = np.iinfo(np.int32).max - 1, np.iinfo(np.int32).max - 2
-"""The codes `MANY` and `MIXED` as labels, while they flow."""
+_LABEL_OF_BROADCAST, _LABEL_OF_TOP = np.iinfo(np.int32).max - 1, np.iinfo(np.int32).max - 2
+"""The codes `BROADCAST` and `TOP` as labels, while they flow."""
 
 
 def back_through(
@@ -78,18 +78,18 @@ def back_through(
 
 
 def _as_labels(ids: Ids | None) -> Flow:
-    if ids is None or _lowest(ids) == NONE:
+    if ids is None or _lowest(ids) == BOTTOM:
         return ids
-    labels = np.where(ids == MANY, _LABEL_OF_MANY, ids)
-    return np.where(ids == MIXED, _LABEL_OF_MIXED, labels).astype(np.int32)
+    labels = np.where(ids == BROADCAST, _LABEL_OF_BROADCAST, ids)
+    return np.where(ids == TOP, _LABEL_OF_TOP, labels).astype(np.int32)
 
 
 def _as_ids(labels: Flow) -> Ids | None:
     """Convert labels to ids; several labels that are not cut are a broadcast."""
-    if labels is None or (_lowest(labels) != MIXED and _highest(labels) < _LABEL_OF_MIXED):
+    if labels is None or (_lowest(labels) != TOP and _highest(labels) < _LABEL_OF_TOP):
         return labels
-    ids = np.where((labels == MIXED) | (labels == _LABEL_OF_MANY), MANY, labels)
-    return np.where(labels == _LABEL_OF_MIXED, MIXED, ids).astype(np.int32)
+    ids = np.where((labels == TOP) | (labels == _LABEL_OF_BROADCAST), BROADCAST, labels)
+    return np.where(labels == _LABEL_OF_TOP, TOP, ids).astype(np.int32)
 
 
 def _is_cut(
@@ -97,18 +97,18 @@ def _is_cut(
 ) -> bool:
     if flow is None:
         return False
-    is_mixed = _lowest(flow) == MIXED
-    if not is_mixed and _highest(flow) != _LABEL_OF_MANY:
+    is_mixed = _lowest(flow) == TOP
+    if not is_mixed and _highest(flow) != _LABEL_OF_BROADCAST:
         return False
     return (is_mixed and not is_alone) or _couples(constants, equation, operand)
 
 
 def _lowest(labels: np.ndarray) -> int:
-    return int(np.min(labels, initial=NONE))
+    return int(np.min(labels, initial=BOTTOM))
 
 
 def _highest(labels: np.ndarray) -> int:
-    return int(np.max(labels, initial=NONE))
+    return int(np.max(labels, initial=BOTTOM))
 
 
 def _couples(constants: Constants, equation: Equation, operand: int) -> bool:
@@ -116,7 +116,7 @@ def _couples(constants: Constants, equation: Equation, operand: int) -> bool:
     operands: list[Flow] = [None] * len(equation.invars)
     operands[operand] = numbered(equation.invars[operand])
     flows = flows_of_results(SOURCES, constants, equation, operands)
-    return any(flow is not None and bool(np.any(flow == MIXED)) for flow in flows)
+    return any(flow is not None and bool(np.any(flow == TOP)) for flow in flows)
 
 
 def numbered(var: Var) -> Ids:
@@ -152,7 +152,7 @@ def _of_output(lattice: Lattice, equation: Equation, operands: Sequence[Flow], o
         targets = None if reached is None else reached[operand]
         if flow is None or (targets is None and reached is not None):
             continue
-        if targets is None or np.any(targets == MIXED):
+        if targets is None or np.any(targets == TOP):
             one = everything(lattice, [flow])
             results.append(one if one is None else spread(lattice, one, var.aval.shape))
         else:
@@ -165,7 +165,7 @@ def _special(equation: Equation, operands: Sequence[Flow]) -> list[Flow] | None:
     if equation.primitive.name == "custom_jvp_call":
         return through_derivative(Labels(), equation, operands)
     if equation.primitive.name in OWN_BACKWARD or is_marked(equation):
-        return [np.full(var.aval.shape, MIXED, np.int32) for var in equation.outvars]
+        return [np.full(var.aval.shape, TOP, np.int32) for var in equation.outvars]
     return None
 
 

@@ -24,7 +24,7 @@ from ..._graph import HiddenGroup, HiddenParamOpRelation, StateLeaf, TracedModel
 from ..._graph.batch import Axes, Batch
 from ..._jax import Atom, Var, trace_to_jaxpr
 from ..._jaxpr import Program, evaluate, inlined, program_of
-from ..._jaxpr.dataflow import NONE, Constants, Flow, Labels, Question, flows_to
+from ..._jaxpr.dataflow import BOTTOM, Constants, Flow, Labels, Question, flows_to
 from ..._typing import Path
 from .analysis import Analysis
 
@@ -357,7 +357,7 @@ def _without_operations(program: Program, targets: Sequence[Atom]) -> Program:
 
 def follow(samples: Flow, expected: np.ndarray) -> bool:
     """Test whether elements depend on the expected samples alone, or on none."""
-    return samples is None or not np.any((samples != NONE) & (samples != expected))
+    return samples is None or not np.any((samples != BOTTOM) & (samples != expected))
 
 
 def laid_out(shape: Sequence[int], axis: int | None, count: int) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 from ..._graph.traced_model import StateLeaf, TracedModel
 from ..._jax import Equation, Var, is_var
 from ..._jaxpr import carries_derivative
-from ..._jaxpr.dataflow import NONE, Constants, Labels, moved_operands, sources_of
+from ..._jaxpr.dataflow import BOTTOM, Constants, Labels, moved_operands, sources_of
 from .analysis import Analysis
 from .back_through import Ids, numbered
 
@@ -86,7 +86,7 @@ def _resolve(
         if moved is None:
             return resolved
         current, ids = moved
-        complete = ids.size == size and not np.any(ids == NONE)
+        complete = ids.size == size and not np.any(ids == BOTTOM)
         if shape is not None:
             in_order = np.array_equal(ids.ravel(), np.arange(size))
             complete = complete and in_order and current.aval.shape == shape

@@ -20,9 +20,9 @@ import numpy as np
 from ..._graph import Cut
 from ..._jax import Var
 from ..._jaxpr import carries_derivative
-from ..._jaxpr.dataflow import MIXED, NONE, merge
+from ..._jaxpr.dataflow import BOTTOM, TOP, merge
 from .analysis import Analysis, Origin
-from .back_through import CUT, MANY, Contribution, Ids, back_through
+from .back_through import BROADCAST, CUT, Contribution, Ids, back_through
 
 COPIES = frozenset({"copy", "copy_p"})
 
@@ -144,7 +144,7 @@ class _WalkUnderWay:
         ):
             if contribution is CUT:
                 self._cuts.add(Cut(index, operand))
-            elif isinstance(contribution, np.ndarray) and np.any(contribution != NONE):
+            elif isinstance(contribution, np.ndarray) and np.any(contribution != BOTTOM):
                 self.received.setdefault(atom, []).append((Cut(index, operand), contribution))
 
     def _settle(self, var: Var) -> None:
@@ -187,7 +187,7 @@ class _WalkUnderWay:
             return
         readers = [self._analysis.program.equations[use.equation] for use, _ in uses]
         if all(reader.primitive.name in COPIES for reader in readers):
-            self._ids[var] = np.where(conflict, MANY, self._ids[var])
+            self._ids[var] = np.where(conflict, BROADCAST, self._ids[var])
             self._roots.extend(out for reader in readers for out in reader.outvars)
         else:
             self._shared.append(var)
@@ -208,8 +208,8 @@ class _WalkUnderWay:
 
 def _begins_fan_out(contributions: Sequence[Contribution], out_ids: Sequence[Ids | None]) -> bool:
     made = [c for c in contributions if not any(c is ids for ids in out_ids)]
-    after = any(isinstance(c, np.ndarray) and np.any(c == MANY) for c in made)
-    return after and not any(ids is not None and np.any(ids == MANY) for ids in out_ids)
+    after = any(isinstance(c, np.ndarray) and np.any(c == BROADCAST) for c in made)
+    return after and not any(ids is not None and np.any(ids == BROADCAST) for ids in out_ids)
 
 
 def _in_place(uses: Sequence[_Use], origin: Ids | None) -> tuple[list[_Use], list[_Use]]:
@@ -217,7 +217,9 @@ def _in_place(uses: Sequence[_Use], origin: Ids | None) -> tuple[list[_Use], lis
     in_place: list[_Use] = []
     rejected: list[_Use] = []
     for use, ids in uses:
-        moved = origin is not None and np.any((origin != NONE) & (ids != NONE) & (origin != ids))
+        moved = origin is not None and np.any(
+            (origin != BOTTOM) & (ids != BOTTOM) & (origin != ids)
+        )
         (rejected if moved else in_place).append((use, ids))
     return in_place, rejected
 
@@ -228,5 +230,5 @@ def _merged(uses: Sequence[_Use]) -> Ids:
 
 def _conflict(merged: Ids, uses: Sequence[_Use]) -> np.ndarray:
     """Return where uses of a variable reach different units, each use a single one."""
-    mixed = [ids == MIXED for _, ids in uses]
-    return np.asarray((merged == MIXED) & ~np.any(mixed, axis=0))
+    mixed = [ids == TOP for _, ids in uses]
+    return np.asarray((merged == TOP) & ~np.any(mixed, axis=0))

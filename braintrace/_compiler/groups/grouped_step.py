@@ -9,7 +9,7 @@ from ..._graph import HiddenGroup
 from ..._graph.traced_model import StateLeaf, TracedModel
 from ..._jax import Var
 from ..core.analysis import Analysis
-from ..core.back_through import MANY
+from ..core.back_through import BROADCAST
 from ..core.step_graph import StepGraph
 from ..core.walk import Walk
 from .marked_operations import MarkedOperation
@@ -63,7 +63,7 @@ class GroupedStep:
         ends += [state.in_var for group in self.groups for state in group.states]
         walks = [walk for group_walks in self.walks for walk in group_walks]
         every_ids = [walk.ids[var] for walk in walks for var in ends if var in walk.ids]
-        return sum(int(np.count_nonzero((ids >= 0) | (ids == MANY))) for ids in every_ids)
+        return sum(int(np.count_nonzero((ids >= 0) | (ids == BROADCAST))) for ids in every_ids)
 
 
 def new_states(group: HiddenGroup) -> Iterator[tuple[StateLeaf, Var]]:

@@ -14,9 +14,9 @@ from ..._graph import HiddenGroup, InfluenceMap, InjectionPoint
 from ..._graph.influence import NO_SLOT
 from ..._jax import Var
 from ..._jaxpr import reached
-from ..._jaxpr.dataflow import NONE
+from ..._jaxpr.dataflow import BOTTOM
 from ..core.analysis import Analysis
-from ..core.back_through import MANY, Ids
+from ..core.back_through import BROADCAST, Ids
 from ..core.candidates import places_of
 from ..core.walk import Walk
 
@@ -85,7 +85,7 @@ def _injection_point(entry: OutputPath, places: np.ndarray, size: int) -> Inject
 
 def broadcasts_of(analysis: Analysis, y: Var, walk: Walk) -> tuple[dict[Var, Ids], bool]:
     """Return the elementwise broadcasts of ``y``, and whether it has others."""
-    if not np.any(walk.ids[y] == MANY):
+    if not np.any(walk.ids[y] == BROADCAST):
         return {}, False
     program = analysis.program
     last = max((program.producer[root] for root in walk.roots), default=-1)
@@ -107,7 +107,7 @@ def output_paths(y: Var, state: int, walk: Walk, origin: Mapping[Var, Ids]) -> l
         entries.append(OutputPath(state, y, direct, direct, ids[direct]))
     for root, sources in origin.items():
         reached, source = walk.ids[root].ravel(), sources.ravel()
-        elements = np.flatnonzero((source != NONE) & (reached >= 0))
+        elements = np.flatnonzero((source != BOTTOM) & (reached >= 0))
         if len(elements):
             entries.append(OutputPath(state, root, elements, source[elements], reached[elements]))
     return entries
@@ -116,7 +116,7 @@ def output_paths(y: Var, state: int, walk: Walk, origin: Mapping[Var, Ids]) -> l
 def _covered(ids: Ids, entries: Sequence[OutputPath]) -> bool:
     """Test whether every element that reaches the state has a slot."""
     sources = [entry.sources for entry in entries] or [np.zeros(0, int)]
-    return np.array_equal(places_of(np.concatenate(sources), ids.size), ids.ravel() != NONE)
+    return np.array_equal(places_of(np.concatenate(sources), ids.size), ids.ravel() != BOTTOM)
 
 
 def _slots(entries: Sequence[OutputPath], size: int) -> tuple[list[np.ndarray], np.ndarray]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from ..._jax import Var
-from ..._jaxpr.dataflow import NONE
+from ..._jaxpr.dataflow import BOTTOM
 from ..._typing import Path
 from ..core.back_through import Ids
 from ..core.candidates import Candidate, are_distinct, places_of
@@ -55,7 +55,7 @@ class SharedUnits:
         whole = next((i for i, units in enumerate(numbers) if units.size == every.size), None)
         shape = (every.size,) if whole is None else raw[whole].leaf.shape
         order = every if whole is None else numbers[whole]
-        place = np.full(self._total, NONE, np.int32)
+        place = np.full(self._total, BOTTOM, np.int32)
         place[order] = np.arange(order.size)
         aligned = []
         for candidate, units in zip(raw, numbers, strict=True):
@@ -88,7 +88,7 @@ class SharedUnits:
                 if candidate.ids.size == numbers.size and _equal(ids, numbers):
                     yield self._side_by_side(a, c)
                     continue
-                used = ids != NONE
+                used = ids != BOTTOM
                 if np.all(ids[used] >= 0) and are_distinct(ids[used], candidate.ids.size):
                     yield a, c, ids[used], numbers[used]
                 elif candidate.ids.size == numbers.size:

@@ -19,9 +19,9 @@ import numpy as np
 from ..._etrace_op.marked import is_marked
 from ..._jax import OWN_DERIVATIVE, Atom, Equation, Var, is_var
 from ..._jaxpr import loop_of
-from ..._jaxpr.dataflow import CONSTANT, ELEMENTWISE, IN_ORDER, NONE
+from ..._jaxpr.dataflow import BOTTOM, CONSTANT, ELEMENTWISE, IN_ORDER
 from ..core.analysis import Analysis
-from ..core.back_through import CUT, MANY, Ids, back_from_outputs, numbered
+from ..core.back_through import BROADCAST, CUT, Ids, back_from_outputs, numbered
 from ..core.walk import walk_back
 from .parametric_uses import LOOPS, ParametricUses
 from .products import (
@@ -171,7 +171,7 @@ class _Spread:
 
     def holds(self, var: Var) -> bool:
         """Test whether a variable is one of them."""
-        return any(var in ids and bool(np.any(ids[var] == MANY)) for ids in self._ids)
+        return any(var in ids and bool(np.any(ids[var] == BROADCAST)) for ids in self._ids)
 
     @functools.cached_property
     def _ids(self) -> list[Mapping[Var, Ids]]:
@@ -351,7 +351,7 @@ def _keeps_positions(analysis: Analysis, equation: Equation, operands: Sequence[
     contributions = [received[operand] for operand in operands]
     return all(
         contribution is None
-        or (isinstance(contribution, np.ndarray) and not np.any(contribution < NONE))
+        or (isinstance(contribution, np.ndarray) and not np.any(contribution < BOTTOM))
         for contribution in contributions
     )
 

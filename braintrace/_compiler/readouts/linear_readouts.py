@@ -29,7 +29,7 @@ Regroup = Callable[[TracedModel], GroupedStep]
 """Group the hidden states of a step."""
 
 JOINED = "it is a part of a `HiddenGroupState`"
-MIXED = (
+COUPLED = (
     "what it filters is no function of hidden states position by position: a nonlinear operation "
     "lies behind one that couples elements"
 )
@@ -62,7 +62,7 @@ def filter_readouts(
             if refused.keys() & names:
                 continue
         filtered = regroup(with_filters(plain, readouts, operations))
-        wrong = dict.fromkeys(_not_at_positions(filtered), MIXED)
+        wrong = dict.fromkeys(_not_at_positions(filtered), COUPLED)
         axes = axes_of_filters(filtered.traced, filtered.analysis, batch)
         if batch.samples is not None and not batch.unclear:
             of = filtered.traced.readouts
@@ -192,7 +192,7 @@ def _why_not(
     walk = state.walk
     ends = {*(cut.equation for cut in walk.cuts), *walk.weights_met}
     if ends.union(index for index, _ in walk.states_met).isdisjoint(readout.equations):
-        return MIXED if _others(step).isdisjoint(readout.values) else CHAINED
+        return COUPLED if _others(step).isdisjoint(readout.values) else CHAINED
     return None
 
 

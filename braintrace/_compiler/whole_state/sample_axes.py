@@ -20,7 +20,7 @@ from ..._graph.traced_model import StateLeaf, TracedModel
 from ..._graph.whole_state import ParameterUse
 from ..._jax import Atom, Equation, Var, is_var, source_line, trace_to_jaxpr
 from ..._jaxpr import Place, Rule, carries_derivative, evaluate_probed, inlined, program_of
-from ..._jaxpr.dataflow import MIXED, Constants, Flow, Labels, Question, filled, flows_of_outputs
+from ..._jaxpr.dataflow import TOP, Constants, Flow, Labels, Question, filled, flows_of_outputs
 from ..._jaxpr.dataflow.bilinear import dot_axes
 from ..core.analysis import Analysis
 from ..core.batch import follow, laid_out
@@ -111,11 +111,11 @@ def _placed(
         inside = _filled(
             (of_place.get((use.equation, "in", i)), equation.invars[i]) for i in use.operands
         )
-        if not any(np.any(samples == MIXED) for samples in inside):
+        if not any(np.any(samples == TOP) for samples in inside):
             return dataclasses.replace(use, samples=inside)
     pairs = zip(outputs, equation.outvars, strict=True)
     samples = _filled((flow, var) for flow, var in pairs if carries_derivative(var))
-    if any(np.any(s == MIXED) for s in samples):
+    if any(np.any(s == TOP) for s in samples):
         raise CompilationError(
             f"What parameters give in `{equation.primitive.name}` ({source_line(equation)}) "
             f"reaches several of the {count} samples by each number: a row that one index looks up "

@@ -11,8 +11,8 @@ from .flow import flows_of_results as flows_of_results
 from .flow import flows_of_variables as flows_of_variables
 from .flow import flows_to as flows_to
 from .kinds import Kind as Kind
-from .lattices import MIXED as MIXED
-from .lattices import NONE as NONE
+from .lattices import BOTTOM as BOTTOM
+from .lattices import TOP as TOP
 from .lattices import First as First
 from .lattices import Flow as Flow
 from .lattices import Labels as Labels

@@ -23,10 +23,10 @@ from ..._jax import Equation
 Flow: TypeAlias = np.ndarray | None
 """The sources of the elements of an array; ``None``: no source is followed."""
 
-NONE = -1
+BOTTOM = -1
 """The label of an element without a labelled source."""
 
-MIXED = -2
+TOP = -2
 """The label of an element with sources of several labels."""
 
 _HIGHEST = np.iinfo(np.int32).max
@@ -98,28 +98,28 @@ class PerVariable(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Labels:
-    """One label for each element: a number, `NONE`, or `MIXED` for several labels."""
+    """One label for each element: a number, `BOTTOM`, or `TOP` for several labels."""
 
     rank = 0
 
     def empty(self, shape: Sequence[int]) -> np.ndarray:
-        return np.full(shape, NONE, np.int32)
+        return np.full(shape, BOTTOM, np.int32)
 
     def join(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
         return merge(first, second)
 
     def over(self, flow: np.ndarray, axes: Sequence[int]) -> np.ndarray:
         axes = tuple(axes)
-        top = np.max(flow, axis=axes, initial=NONE)
-        low = np.min(np.where(flow == NONE, _HIGHEST, flow), axis=axes, initial=_HIGHEST)
+        top = np.max(flow, axis=axes, initial=BOTTOM)
+        low = np.min(np.where(flow == BOTTOM, _HIGHEST, flow), axis=axes, initial=_HIGHEST)
         return _one_of(low, top)
 
     def put(self, base: np.ndarray, targets: np.ndarray, flow: np.ndarray) -> np.ndarray:
-        used = (targets >= 0) & (flow != NONE)
+        used = (targets >= 0) & (flow != BOTTOM)
         places, values = targets[used], flow[used]
         added = self.empty([base.size])
         added[places] = values
-        added[places[added[places] != values]] = MIXED
+        added[places[added[places] != values]] = TOP
         return merge(base, added.reshape(base.shape))
 
     def moved(self, flow: np.ndarray) -> np.ndarray:
@@ -127,18 +127,18 @@ class Labels:
 
 
 def _one_of(low: np.ndarray, top: np.ndarray) -> np.ndarray:
-    """Return the label if the lowest is the highest one, without counting `NONE`."""
-    labels = np.where(low == top, top, MIXED)
-    return np.where(low == _HIGHEST, NONE, labels).astype(np.int32)
+    """Return the label if the lowest is the highest one, without counting `BOTTOM`."""
+    labels = np.where(low == top, top, TOP)
+    return np.where(low == _HIGHEST, BOTTOM, labels).astype(np.int32)
 
 
 def merge(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Return the labels of elements that come from two sources."""
     if first is second or np.array_equal(first, second):
         return first
-    merged = np.where(first == NONE, second, first)
-    conflict = (first != NONE) & (second != NONE) & (first != second)
-    return np.where(conflict, MIXED, merged).astype(np.int32)
+    merged = np.where(first == BOTTOM, second, first)
+    conflict = (first != BOTTOM) & (second != BOTTOM) & (first != second)
+    return np.where(conflict, TOP, merged).astype(np.int32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,11 +189,11 @@ class First:
         return self._once - 1
 
     def numbered(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the flow of elements that have numbers, or `NONE`."""
-        return np.where(numbers == NONE, _HIGHEST, numbers).astype(np.int32)
+        """Return the flow of elements that have numbers, or `BOTTOM`."""
+        return np.where(numbers == BOTTOM, _HIGHEST, numbers).astype(np.int32)
 
     def numbers(self, flow: np.ndarray) -> np.ndarray:
-        """Return the numbers of elements; `NONE` for no element, or for several."""
+        """Return the numbers of elements; `BOTTOM` for no element, or for several."""
         above = np.int32(32 - self._several.bit_length())
         numbers: np.ndarray = np.left_shift(flow, above)
         numbers >>= above  # the number for several has all bits set, which makes it -1
