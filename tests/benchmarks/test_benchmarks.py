@@ -74,7 +74,7 @@ def test_gradients_are_those_of_an_oracle(case):
         found = benchmark_oracles.comparable(case.task, found)
         tolerance = benchmark_oracles.tolerance(case.task, subject.rule)
         assert benchmark_oracles.deviation(found, expected) <= tolerance, label
-    assert compared >= 3
+    assert compared >= 3, case.name
 
 
 @pytest.mark.parametrize("name", SMALLEST)

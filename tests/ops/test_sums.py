@@ -75,7 +75,7 @@ def test_steps_with_reductions_agree_with_the_oracle(network, monkeypatch):
 
     monkeypatch.setattr(jax.lax, "platform_dependent", elsewhere)
     task = Task(NETWORKS[network](**SIZES[network]), 4, 3)
-    subject = streaming.single_calls(task, streaming.plainly)
+    subject = streaming.loop(task)
     expected = benchmark_oracles.expected(task, "d_rtrl")
     assert benchmark_oracles.deviation(subject.found(None), expected) <= 1e-4
     assert calls
