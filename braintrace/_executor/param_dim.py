@@ -29,9 +29,7 @@ import jax.numpy as jnp
 
 from .._etrace_op import (
     Arrays,
-    SideBySide,
     accumulate,
-    as_one,
     contract,
     get_primitive_spec,
     propagate,
@@ -95,7 +93,7 @@ class ParameterTraces:
     """
 
     jacobian: Jacobian = "elementwise"
-    needs: ClassVar[frozenset[Record]] = frozenset({"x", "x in parts", "D", "Df"})
+    needs: ClassVar[frozenset[Record]] = frozenset({"x", "D", "Df"})
 
     def carries(self, relation: HiddenParamOpRelation) -> bool:
         """Return True: every relation has traces."""
@@ -322,13 +320,12 @@ def _advanced(
     site: TraceSite,
     weights: Arrays,
     products: Products,
-    over_time: tuple[jax.Array | SideBySide | None, Arrays],
+    over_time: tuple[jax.Array | None, Arrays],
     of_samples: tuple[Decays, jax.Array | None],
     traces: Traces,
 ) -> Traces:
     """Return the traces of one layer of a site, for all samples or some."""
     (x, factors), (decays, kept), before = over_time, of_samples, unpack(traces)
-    x = as_one(x)
     if kept is not None:  # they are selected, not multiplied by zero: they may be NaN
         before = {key: where_slots(site, kept, trace) for key, trace in before.items()}
     new: dict[str, Arrays] = {}
