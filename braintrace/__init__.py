@@ -94,6 +94,7 @@ _LATER = {
     "ComparedRule": "_comparison",
     "GradientCheck": "_comparison",
     "Plan": "_planning",
+    "ProgressiveValidation": "_learner.progressive",
     "RuleComparison": "_comparison",
     "compare_rules": "_comparison",
     "gradient_check": "_comparison",
@@ -101,6 +102,7 @@ _LATER = {
     "plan": "_planning",
     "plot_traces": "_learner.trace_pictures",
     "restore": "_saving",
+    "river_regressor": "_learner.progressive",
     "save": "_saving",
 }
 """Names that are imported when they are first used: many programs do not need them."""
@@ -113,6 +115,8 @@ if _types.TYPE_CHECKING:
     from ._comparison import RuleComparison as RuleComparison
     from ._comparison import compare_rules as compare_rules
     from ._comparison import gradient_check as gradient_check
+    from ._learner.progressive import ProgressiveValidation as ProgressiveValidation
+    from ._learner.progressive import river_regressor as river_regressor
     from ._learner.trace_pictures import plot_traces as plot_traces
     from ._planning.plan import Change as Change
     from ._planning.plan import Plan as Plan

@@ -29,6 +29,7 @@ from .._brainstate import is_watched
 from .._errors import CheckpointError, OptionError
 from .._interrupts import uninterrupted
 from .._learner import Learner, LearnerState
+from .._learner.progressive import LEARNER
 from .._learner.state import FORECASTS, STEP_MARK
 from .._typing import PyTree, path_name
 from . import store
@@ -59,7 +60,6 @@ OF_A_FORMAT_READ = {
     "checksums": {str: int},
 }
 
-LEARNER = Kind("a learner, as `braintrace.compile` makes it", lambda v: isinstance(v, Learner))
 FOLDER = Kind(
     "the path of a folder on a disk",
     lambda value: (

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 import saiunit as u
 import wrong_calls
 from matrices import csr
@@ -260,6 +261,17 @@ def learned(b, loss_fn=CASE.loss, y=YS[0], **options):
     return learner.learn(loss_fn, y, **options)
 
 
+def validated(b, stream=(XS, YS), loss_fn=CASE.loss, learner=None, **options):
+    learner = of_forecasts() if learner is None else learner
+    return braintrace.ProgressiveValidation(learner, stream, loss_fn, **options)
+
+
+def regressor(b, loss_fn=CASE.loss, learner=None, **options):
+    pytest.importorskip("river")
+    learner = of_forecasts() if learner is None else learner
+    return braintrace.river_regressor(learner, loss_fn, **options)
+
+
 def pure(method):
     """Return a call of a pure function of the learner."""
 
@@ -332,6 +344,10 @@ METHODS = {
     "predict": call(predicted, {"sequence": XS}, of=braintrace.Learner.predict),
     "forecast": call(forecast, {"x": X}),
     "learn": call(learned, of=braintrace.Learner.learn, names=["loss_fn", "y", "delay"]),
+    "ProgressiveValidation": call(
+        validated, names=["learner", "stream", "loss_fn", "delay", "metrics"]
+    ),
+    "river_regressor": call(regressor, names=["learner", "loss_fn", "max_delay"]),
     "reset_state": call(
         lambda b, **options: b.learner.reset_state(**options), names=["batch_size", "where"]
     ),

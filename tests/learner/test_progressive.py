@@ -1,0 +1,168 @@
+"""Every sample of a stream is forecast, then validated, then learned."""
+
+import itertools
+
+import brainstate
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pandas
+import pytest
+
+import braintrace
+
+LENGTH, FEATURES = 12, 2
+XS = np.random.default_rng(0).normal(size=(LENGTH, FEATURES)).astype(np.float32)
+YS = XS.sum(axis=1)
+OPTIMIZER = optax.sgd(0.1)
+
+
+def loss_fn(output, y):
+    return ((output - y) ** 2).mean()
+
+
+def built():
+    brainstate.random.seed(0)
+    model = braintrace.nn.IndRNN(FEATURES, 1)
+    return braintrace.compile(model, "d_rtrl", XS[:1], batch_size=1)
+
+
+def parameters(learner):
+    return learner.functional().state().parameters
+
+
+def validated(stream, **options):
+    learner = built()
+    validation = braintrace.ProgressiveValidation(
+        learner, stream, loss_fn, optimizer=OPTIMIZER, **options
+    )
+    return list(validation), validation.metrics, learner
+
+
+def learnt_at_once(mask=None):
+    learner = built()
+    losses = learner.etrace_online(
+        XS[:, None],
+        YS[:, None, None],
+        step_fn=lambda x, y: loss_fn(learner(x), y),
+        optimizer=OPTIMIZER,
+        mask=mask,
+    )
+    return np.asarray(losses), learner
+
+
+def close(found, expected):
+    for path, value in expected.items():
+        for name, leaf in (value if isinstance(value, dict) else {"": value}).items():
+            other = found[path][name] if name else found[path]
+            np.testing.assert_allclose(other, leaf, rtol=1e-5, err_msg=str(path))
+
+
+STREAMS = {
+    "arrays": lambda: (XS, YS),
+    "pandas": lambda: (pandas.DataFrame(XS), pandas.Series(YS)),
+    "a generator": lambda: ((x[None], y) for x, y in zip(XS, YS, strict=True)),
+    "pairs": lambda: list(zip(XS, YS, strict=True)),
+}
+
+
+@pytest.mark.by_day("arrays", "pandas", "a generator")
+@pytest.mark.parametrize("kind", STREAMS)
+def test_metrics_are_the_losses_of_a_stream(kind):
+    forecasts, metrics, learner = validated(STREAMS[kind]())
+    losses, expected = learnt_at_once()
+    means = np.cumsum(losses) / np.arange(1, LENGTH + 1)
+    np.testing.assert_allclose([f.metrics["loss"] for f in forecasts], means, rtol=1e-5)
+    np.testing.assert_allclose(metrics["loss"], means[-1], rtol=1e-5)
+    assert [f.sample for f in forecasts] == [*range(LENGTH)]
+    close(parameters(learner), parameters(expected))
+
+
+def test_missing_and_late_labels():
+    labels = [None, *YS[1:4], np.nan, *YS[5:]]
+    mask = np.isin(np.arange(LENGTH), [0, 4], invert=True).astype(np.float32)
+    stream = zip(XS, labels, strict=True)
+    own = {"error": lambda output, y: abs(output - y).max()}
+    forecasts, metrics, learner = validated(stream, delay=2, metrics=own)
+    close(parameters(learner), parameters(learnt_at_once(mask)[1]))
+    errors = [abs(f.output - f.label).max() for f in forecasts if f.label is not None]
+    assert len(errors) == LENGTH - 2
+    np.testing.assert_allclose(metrics["error"], np.mean(errors), rtol=1e-5)
+    assert np.isnan(forecasts[2].metrics["error"])
+    np.testing.assert_allclose(forecasts[3].metrics["error"], errors[0], rtol=1e-5)
+
+
+def test_a_stream_is_read_one_sample_at_a_time():
+    """The forecast is there before its label is learned, and an endless stream can be left."""
+    learner = built()
+    endless = itertools.cycle(zip(XS, YS, strict=True))
+    validation = iter(
+        braintrace.ProgressiveValidation(learner, endless, loss_fn, optimizer=OPTIMIZER)
+    )
+    start = parameters(learner)
+    next(validation)
+    close(parameters(learner), start)
+    list(itertools.islice(validation, 2 * LENGTH))
+    with pytest.raises(AssertionError):
+        close(parameters(learner), start)
+
+
+def test_other_streams_are_refused():
+    learner = built()
+    for stream in (3, "xs", {"x": 1}):
+        with pytest.raises(braintrace.OptionError, match="`stream`"):
+            braintrace.ProgressiveValidation(learner, stream, loss_fn, optimizer=OPTIMIZER)
+    with pytest.raises(braintrace.ShapeError):
+        braintrace.ProgressiveValidation(learner, (XS, YS[1:]), loss_fn, optimizer=OPTIMIZER)
+    with pytest.raises(braintrace.OptionError, match="`delay`"):
+        braintrace.ProgressiveValidation(learner, (XS, YS), loss_fn, delay=-1)
+
+
+def features():
+    return [dict(zip("ab", map(float, x), strict=True)) for x in XS]
+
+
+@pytest.mark.parametrize("delay", [None, 2])
+def test_the_evaluation_of_river(delay):
+    """Its delay of 2 is one forecast in between: the label comes before the forecast after it."""
+    between = delay - 1 if delay else 0
+    evaluate = pytest.importorskip("river.evaluate", reason="the extra `river` is not installed")
+    metrics = pytest.importorskip("river.metrics")
+    learner = built()
+    model = braintrace.river_regressor(learner, loss_fn, max_delay=between, optimizer=OPTIMIZER)
+    dataset = list(zip(features(), map(float, YS), strict=True))
+    found = evaluate.progressive_val_score(dataset, model, metrics.MSE(), delay=delay)
+    _, expected, twin = validated((XS, YS), delay=between)
+    np.testing.assert_allclose(found.get(), expected["loss"], rtol=1e-5)
+    close(parameters(learner), parameters(twin))
+
+
+def test_calls_of_river_in_another_order():
+    pytest.importorskip("river", reason="the extra `river` is not installed")
+    first, second = built(), built()
+    one, other = (
+        braintrace.river_regressor(learner, loss_fn, optimizer=OPTIMIZER)
+        for learner in (first, second)
+    )
+    for x, y in zip(features(), YS, strict=True):
+        assert one.predict_one(x) == one.predict_one(x)
+        one.learn_one(x, y)
+        other.learn_one(x, y)
+    close(parameters(first), parameters(second))
+
+
+def test_without_river_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "river.base", None)
+    with pytest.raises(braintrace.MissingPackageError, match=r"\[river\]"):
+        braintrace.river_regressor(built(), loss_fn)
+
+
+def test_a_batch_axis_is_added_only_where_it_is_missing():
+    learner = built()
+    outputs = [
+        forecast.output
+        for forecast in braintrace.ProgressiveValidation(
+            learner, [(jnp.asarray(XS[0]), None), (XS[:1], None)], loss_fn, optimizer=OPTIMIZER
+        )
+    ]
+    assert [output.shape for output in outputs] == [(1, 1), (1, 1)]
