@@ -12,7 +12,7 @@ contain the last :math:`D_f` of these states.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import brainstate
@@ -20,9 +20,8 @@ import jax.numpy as jnp
 
 from .._arguments import DECAY, check_option
 from .._etrace_op import Arrays
-from .._executor.blocks import in_blocks
 from .._executor.direct import add, like
-from .._executor.filtered_factors import apart, factors_to_filter, moved_on
+from .._executor.filtered_factors import apart, moved_on
 from .._executor.filtered_factors import gradients as filtered_factors
 from .._executor.filtered_products import ByGroup, at_entry, contract, contract_once, factors
 from .._executor.filters import of_active, outputs_of, specs_of_outputs, whole
@@ -110,12 +109,9 @@ class InputTraces:
             eps_x, kept = take_in(graph, self.decay, kept, x, restart)
             return kept, (eps_x, factors(graph, signal_now, Df, products))
 
-        def run(start: Arrays, scan: Callable[..., Any]) -> tuple[Arrays, Weights, Arrays]:
-            last, (eps_x, found) = scan(step, start, recorded)
-            gradients = contract(graph, weights, eps_x, found, products)
-            return last, gradients, factors_to_filter(graph, once, found)
-
-        last, gradients, found = in_blocks(run, as_arrays(stepwise), weights, records.num_steps)
+        start = as_arrays(stepwise)
+        last, (eps_x, found) = scan_records(step, start, recorded, records.num_steps)
+        gradients = contract(graph, weights, eps_x, found, products)
         of_once = filtered_factors(graph, self.decay, weights, records, once, found, products)
         last |= moved_on(graph, self.decay, records, once)
         return like(weights, add(gradients, of_once)), self._after(graph, records, before, last)

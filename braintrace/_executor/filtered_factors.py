@@ -71,11 +71,6 @@ def moved_on(graph: ETraceGraph, alpha: float, records: Records, filters: Arrays
     return found
 
 
-def factors_to_filter(graph: ETraceGraph, filters: Arrays, factors: Arrays) -> Arrays:
-    """Return the factors of operations whose filters advance once."""
-    return {name: factors[name] for _, name in _sites(graph, filters) if name in factors}
-
-
 def gradients(
     graph: ETraceGraph,
     alpha: float,

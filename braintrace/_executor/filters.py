@@ -20,11 +20,11 @@ from .active_outputs import ActiveOutputs, active_outputs_of
 from .input_filters import operand_axes, take_in
 from .jacobians import transition_key
 from .layout import TraceSite, output_keys, trace_sites
+from .recursion import scan_records
 from .restart import at_positions, over_first_axis
 from .zero import as_arrays, widened
 
 Result = TypeVar("Result")
-After = TypeVar("After")
 
 Filters = dict[str, Arrays]
 """Filters of inputs, ``'x'``, and of outputs, ``'f'``, with all outputs of the operations."""
@@ -134,11 +134,6 @@ def traces_of(alpha: float, graph: ETraceGraph, filters: Filters, steps: jax.Arr
     return {**kept, steps_key(alpha): steps}
 
 
-def recorded_inputs(graph: ETraceGraph, records: Records, signal: PyTree = None) -> PyTree:
-    """Return the filters' inputs at every step, time first."""
-    return records.x, records.Df, _transitions_in_slots(graph, records), records.restart, signal
-
-
 def _transitions_in_slots(graph: ETraceGraph, records: Records) -> dict[str, dict[str, jax.Array]]:
     """Return ``D[a, c]`` in the layout of each operation's output: ``{trace a: {trace c: D}}``."""
     in_slots: dict[str, dict[str, jax.Array]] = {}
@@ -157,12 +152,10 @@ def run_filters(
     alpha: float,
     result: Callable[[Arrays, Arrays, PyTree], Result],
     start: Filters,
-    scan: Callable[[Callable[[Filters, PyTree], tuple[Filters, Result]], Filters], After],
-) -> After:
-    """Return the filters after some steps, and ``result(ε_x, ε_f, signal)`` of every step.
-
-    ``scan`` runs a function of one step over the recorded inputs, from ``start``.
-    """
+    records: Records,
+    signal: PyTree = None,
+) -> tuple[Filters, Result]:
+    """Return the filters after a recorded chunk, and ``result(ε_x, ε_f, signal)`` of every step."""
     by_key = outputs_of(graph)
     dtypes = {key: site.relation.y_var.aval.dtype for key, (site, _) in by_key.items()}
 
@@ -181,7 +174,9 @@ def run_filters(
         kept_f = {key: eps_f[key].astype(old.dtype) for key, old in kept["f"].items()}
         return {"x": kept_x, "f": kept_f}, result(eps_x, eps_f, signal_now)
 
-    return scan(step, start)
+    D = _transitions_in_slots(graph, records)
+    recorded = records.x, records.Df, D, records.restart, signal
+    return scan_records(step, start, recorded, records.num_steps)
 
 
 def counts_of(alpha: float, graph: ETraceGraph, records: Records, traces: Traces) -> jax.Array:

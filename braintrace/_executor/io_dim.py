@@ -18,8 +18,8 @@ product over time and batch.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable
-from typing import Any, ClassVar
+from collections.abc import Iterable
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -38,17 +38,14 @@ from .._graph import (
     TraceSpecs,
     Weights,
 )
-from .blocks import in_blocks
 from .direct import add, like
-from .filtered_factors import apart, factors_to_filter, moved_on
+from .filtered_factors import apart, moved_on
 from .filtered_factors import gradients as filtered_factors
 from .filtered_products import ByGroup, at_entry, contract, contract_once, factors
 from .filters import (
-    Filters,
     counts_of,
     filters_of,
     outputs_of,
-    recorded_inputs,
     run_filters,
     specs_of_outputs,
     steps_key,
@@ -58,7 +55,7 @@ from .filters import (
 from .input_filters import check_filtered_inputs, specs_of_inputs
 from .layout import TraceSite
 from .products import PLAIN, SELECTING, products_of_gradient
-from .recursion import scan_records, signals
+from .recursion import signals
 from .restart import at_positions
 from .zero import as_arrays, widened
 
@@ -105,12 +102,9 @@ class InputOutputTraces:
         self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
     ) -> Traces:
         """Return the traces after a recorded chunk."""
-        over_chunk = functools.partial(
-            scan_records, records=recorded_inputs(graph, records), steps=records.num_steps
-        )
         stepwise, once = apart(graph, records, traces["x"])
         start = filters_of(graph, {**traces, "x": stepwise})
-        after, _ = run_filters(graph, self.decay, lambda *_: None, start, over_chunk)
+        after, _ = run_filters(graph, self.decay, lambda *_: None, start, records)
         after["x"] |= moved_on(graph, self.decay, records, once)
         counts = counts_of(self.decay, graph, records, traces)
         return traces_of(self.decay, graph, after, counts[-1])
@@ -127,28 +121,20 @@ class InputOutputTraces:
         """Return the gradient of a recorded chunk, and the traces after it.
 
         It depends only on the traces before the chunk: those after it omit states that no later
-        step reads. If the filtered inputs and factors of a chunk are larger than the caches, the
-        gradient is accumulated over blocks of steps, which are read while they are still in the
-        caches.
+        step reads.
         """
         by_group = {group.index: signals(group, signal) for group in graph.traced_groups}
         counts = counts_of(self.decay, graph, records, before)
         corrected = jax.vmap(functools.partial(_corrected, self.decay, graph))(by_group, counts)
-        recorded = recorded_inputs(graph, records, corrected)
         products = products_of_gradient(records)
         stepwise, once = apart(graph, records, before["x"])
 
         def of_step(eps_x: Arrays, eps_f: Arrays, now: Arrays) -> tuple[Arrays, Arrays]:
             return eps_x, factors(graph, now, eps_f, products)
 
-        def run(start: Filters, scan: Callable[..., Any]) -> tuple[Filters, Weights, Arrays]:
-            over_records = functools.partial(scan, records=recorded)
-            last, (eps_x, found) = run_filters(graph, self.decay, of_step, start, over_records)
-            gradients = contract(graph, weights, eps_x, found, products)
-            return last, gradients, factors_to_filter(graph, once, found)
-
         start = filters_of(graph, {**before, "x": stepwise})
-        last, gradients, found = in_blocks(run, start, weights, records.num_steps)
+        last, (eps_x, found) = run_filters(graph, self.decay, of_step, start, records, corrected)
+        gradients = contract(graph, weights, eps_x, found, products)
         of_once = filtered_factors(graph, self.decay, weights, records, once, found, products)
         last["x"] |= moved_on(graph, self.decay, records, once)
         gradients = like(weights, add(gradients, of_once))

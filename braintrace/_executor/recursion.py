@@ -91,26 +91,6 @@ def scan_records(
     return last, results
 
 
-def scan_block(
-    step: Callable[[Carry, PyTree], tuple[Carry, Results]],
-    start: Carry,
-    records: PyTree,
-    first: jax.Array | int,
-    length: int,
-) -> tuple[Carry, Results]:
-    """Scan over a block of recorded steps in place: slicing the block would copy it."""
-
-    def body(carry: Carry, index: jax.Array) -> tuple[Carry, Results]:
-        def at_step(leaf: jax.Array) -> jax.Array:
-            is_fixed = leaf.shape[0] == 1
-            return leaf[0] if is_fixed else jax.lax.dynamic_index_in_dim(leaf, index, 0, False)
-
-        return step(carry, jax.tree.map(at_step, records))
-
-    last, results = jax.lax.scan(body, start, first + jnp.arange(length))
-    return last, results
-
-
 def backward(
     group: HiddenGroup, blocks: Blocks, signal: dict[int, jax.Array], times: Times = operator.mul
 ) -> tuple[dict[int, jax.Array], dict[int, jax.Array]]:

@@ -566,12 +566,15 @@ MUTATIONS = [
         "inputs of the sequence before go on",
     ),
     Mutation(
-        "rest of the blocks, from the start",
-        "_executor/blocks.py",
-        "carry, last = add_block(carry, steps - rest, rest)",
-        "carry, last = add_block(carry, 0, rest)",
-        (f"{LAWS}::test_blocks_within_a_chunk_change_nothing[alif-reset all]",),
-        "the last steps of a chunk are those of its beginning",
+        "decays of a chunk in the order of time",
+        "_executor/filtered_factors.py",
+        "alpha ** np.arange(steps)[::-1]",
+        "alpha ** np.arange(steps)",
+        (
+            "tests/rules/test_input_filter.py"
+            "::test_chunks_restarts_and_streams_equal_the_recursion[of the library]",
+        ),
+        "a filter that advances once weighs the newest step least",
     ),
     # restarts
     Mutation(

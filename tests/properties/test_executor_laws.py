@@ -21,7 +21,7 @@ from drivers import (
 from rules import OLDEST, OTHERS
 
 import braintrace
-from braintrace._executor import blocks, overwriting, recursion
+from braintrace._executor import overwriting
 
 WITH_TRACES = [braintrace.D_RTRL, braintrace.ES_D_RTRL]
 ALGORITHMS = [
@@ -151,42 +151,6 @@ def test_chunk_size_changes_nothing(case, algorithm, chunk_sizes):
 @pytest.mark.by_day("alif-reset all")
 @pytest.mark.parametrize("per_sample", [False, True], ids=["reset all", "reset samples"])
 @cases.each(FEW)
-def test_blocks_within_a_chunk_change_nothing(case, per_sample, monkeypatch):
-    """ES_D_RTRL adds up the gradient of a chunk in blocks where its arrays are large."""
-    xs, targets = (leaf[:5] for leaf in data(case))
-    restart = jnp.arange(5) == 3
-    restart = jnp.stack([restart, restart[::-1]], axis=1) if per_sample else restart
-
-    def run():
-        learner = build_learner(case, braintrace.ES_D_RTRL)
-        options = {"chunk_size": 5, "reset": restart}
-        return sequence_gradient(learner, case, xs, targets, **options), snapshot(learner)
-
-    expected, states_and_traces = run()
-    lengths = blocks_of(2, monkeypatch)
-    actual, after = run()
-    assert set(lengths) == {2, 1}
-    assert_gradients_close(actual, expected, 1e-5, case.name)
-    assert_states_close(after, states_and_traces, case.name)
-
-
-def blocks_of(length, monkeypatch):
-    """Make all blocks as short, and note their lengths."""
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1)
-    monkeypatch.setattr(blocks, "SHORTEST_BLOCK", length)
-    lengths = []
-
-    def scan_block(*arguments, **options):
-        lengths.append(options["length"])
-        return recursion.scan_block(*arguments, **options)
-
-    monkeypatch.setattr(blocks, "scan_block", scan_block)
-    return lengths
-
-
-@pytest.mark.by_day("alif-reset all")
-@pytest.mark.parametrize("per_sample", [False, True], ids=["reset all", "reset samples"])
-@cases.each(FEW)
 def test_blocks_of_samples_change_nothing(case, per_sample, monkeypatch):
     """D_RTRL updates the traces of a chunk block by block where they are large."""
     xs, targets = (leaf[:5] for leaf in data(case))
@@ -233,10 +197,8 @@ def smoothed_gradient(leak, dtype, xs, decay, scale=1.0):
 
 
 @pytest.mark.optimised
-def test_blocks_in_half_precision_add_up(monkeypatch):
-    lengths = blocks_of(1, monkeypatch)
+def test_sums_over_time_in_half_precision_add_up():
     found = smoothed_gradient(0.0, jnp.bfloat16, jnp.ones((600, 1, 2)), decay=0.0)
-    assert lengths
     np.testing.assert_array_equal(found, 600)
 
 

@@ -16,7 +16,6 @@ from assertions import assert_gradients_close
 from ops_catalogue import restored_registries
 
 import braintrace
-from braintrace._executor import blocks
 from braintrace._graph import specs_of
 
 LENGTH, BATCH, INPUTS, OUTPUTS = 7, 3, 5, 4
@@ -222,7 +221,7 @@ def test_a_mapped_operation_equals_the_recursion(case, operation):
     [pytest.param(None, marks=pytest.mark.nightly), of_the_library],
     ids=["of the user", "of the library"],
 )
-def test_chunks_restarts_and_streams_equal_the_recursion(operation, monkeypatch):
+def test_chunks_restarts_and_streams_equal_the_recursion(operation):
     case = CASES[1]
     learner, xs = build(case, operation=operation), jnp.asarray(case.xs)
     expected, _ = recursion(case)
@@ -237,8 +236,6 @@ def test_chunks_restarts_and_streams_equal_the_recursion(operation, monkeypatch)
     flags = np.zeros((LENGTH, BATCH), bool)
     flags[tuple(zip(*resets, strict=True))] = True
     learner.reset_state()
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1)
-    monkeypatch.setattr(blocks, "SHORTEST_BLOCK", 3)
     found = gradient(xs, reset=flags, chunk_size=5)
     assert_gradients_close(found, summed(recursion(case, resets)[0]), 1e-5, "restarts")
     of_chunks = learner.algorithm.traces.value["x"]

@@ -15,7 +15,6 @@ from ops_catalogue import restored_registries
 from steps import spike
 
 import braintrace
-from braintrace._executor import blocks
 
 DECAY, LEAK = 0.7, 0.8
 LENGTH, INPUTS, H, OUTPUTS = 8, 3, 6, 2
@@ -177,7 +176,6 @@ def test_windows_and_what_lies_before_them(name):
 )
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_operation(case):
-    """In blocks of steps, as large chunks are added up."""
     learner = braintrace.compile(
         Diagonal(case), "ottt", case.inputs[0], batch_size=BATCH, decay=DECAY
     )
@@ -201,23 +199,6 @@ def test_every_operation(case):
         return jax.tree.map(lambda leaf: leaf.sum(0), found)
 
     assert_gradients_close(found, jax.jit(recursion)(case.parameters), 1e-5, case.name)
-
-
-def test_blocks_within_a_chunk_change_nothing(monkeypatch):
-    expected = catalogue_gradient(cases.BY_NAME["lstm_fused"], "ottt", chunk_size=6)
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1)
-    monkeypatch.setattr(blocks, "SHORTEST_BLOCK", 4)
-    learner = build_learner(cases.BY_NAME["lstm_fused"], "ottt")
-    case = cases.BY_NAME["lstm_fused"]
-    found = named(
-        learner.etrace_grad(
-            *case.sequences(2, 6),
-            step_fn=lambda x, y: case.loss(learner(x), y),
-            reduction="sum",
-            chunk_size=6,
-        )
-    )
-    assert_gradients_close(found, expected, 1e-5)
 
 
 def test_an_operation_says_what_is_filtered_of_its_input():
