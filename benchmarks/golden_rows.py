@@ -56,7 +56,7 @@ class Row:
     quick
         Whether ``--quick`` runs it.
     is_first
-        Whether what is timed is compiling: every call starts without compiled programs.
+        Whether compilation is timed: every call starts without compiled programs.
     """
 
     build: Callable[[], Call]

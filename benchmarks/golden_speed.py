@@ -264,7 +264,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="few rows: two minutes")
     parser.add_argument("--minutes", type=float, help="for everything; 15, with --quick 2")
     parser.add_argument("--rounds", type=int, default=15, help="of a row, if there is time")
-    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="what is compared; wall")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="default: wall")
     parser.add_argument("--median-limit", type=float, default=1.05, help="of all rows")
     parser.add_argument("--row-limit", type=float, default=1.15, help="of a single row")
     parser.add_argument("--list", action="store_true", help="print the names of the rows")

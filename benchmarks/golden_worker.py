@@ -1,4 +1,4 @@
-"""A process that times rows of one checkout as it is told to, a line of JSON at a time."""
+"""Time rows of one checkout in this process: commands and answers are lines of JSON."""
 
 import gc
 import json
@@ -33,7 +33,7 @@ class Worker:
         self._call: Call | None = None
 
     def answer(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Do what a command says; what goes wrong is part of the answer."""
+        """Run a command; an error is part of the answer."""
         try:
             do = command.pop("do")
             if do == "build":

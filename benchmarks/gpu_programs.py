@@ -132,7 +132,9 @@ def bytes_moved(program: str) -> int:
     """
     _check_countable(program)
     if LOOP.search(program):
-        raise ValueError("The program has loops: what a round reads of an array is not known.")
+        raise ValueError(
+            "The program has loops: the bytes that an iteration reads of an array are unknown."
+        )
     return sum(_kernels(_computations(program)["ENTRY"]))
 
 

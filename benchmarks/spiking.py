@@ -58,7 +58,7 @@ class Net:
 
     @functools.cached_property
     def connections(self) -> Connections:
-        """Who feeds whom, and how strongly."""
+        """The synapses."""
         random = np.random.default_rng(0)
         shape = (self.neurons, self.fan_out)
         columns = np.sort(random.integers(0, self.neurons, shape, dtype=np.int32), axis=1)

@@ -31,7 +31,7 @@ def in_turn(
     rounds
         Number of rounds.
     budget
-        Seconds after which no further round is begun, once there are `least`.
+        Seconds after which no further round begins, once there are `least`.
     least
         Smallest number of rounds.
     """

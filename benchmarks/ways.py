@@ -1,4 +1,4 @@
-"""The ways to learn a sequence with a module of ``braintrace.nn``, as its users write them."""
+"""Calls that learn a sequence with a module of ``braintrace.nn``, as users write them."""
 
 import functools
 from collections.abc import Callable
@@ -33,7 +33,7 @@ class ModuleTask(Protocol):
 
     @property
     def learners(self) -> dict[str, Any]:
-        """Learners that ways share: by algorithm, those that begin every sequence anew."""
+        """Learners that several calls share, by algorithm."""
 
     def model(self) -> brainstate.nn.Module:
         """Return a new model; its parameters are the same at every call."""
@@ -52,7 +52,7 @@ def sequence_gradient(task: ModuleTask, learner: Any, chunk: int | None = None) 
     Parameters
     ----------
     task, learner
-        What is learnt, and by whom.
+        The sequences and the learner.
     chunk
         ``chunk_size``; ``None``: as the library chooses.
     """
@@ -133,7 +133,7 @@ def carrying_on(task: ModuleTask, algorithm: str = "d_rtrl", chunk: int | None =
 
 
 def chosen_chunk(task: ModuleTask, way: str) -> float:
-    """Return the steps of a chunk that the library chose for what a shared learner ran last."""
+    """Return the chunk size that the library chose for the last call of a shared learner."""
     rows = task.learners[way].report().sequences
     return float([row.chunk_size for row in rows if row.budget is not None][-1])
 

@@ -139,7 +139,7 @@ def _loss(task: Task, outputs: Any, targets: Any, weights: Any, batch: int) -> A
 
 
 def _long_term(model: brainstate.nn.Module) -> dict[Any, Any]:
-    """Return what a network holds besides weights and hidden states."""
+    """Return the States of a network besides weights and hidden states."""
     weights = model.states(brainstate.ParamState)
     found = values_of(model, brainstate.LongTermState)
     return {path: value for path, value in found.items() if path not in weights}

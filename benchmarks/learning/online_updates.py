@@ -203,7 +203,7 @@ def _recomputed(settings: Settings, task: Task) -> Callable[[Values, Batch, Any]
 
 
 def _learning(rate: Any, every: Any) -> tuple[Callable[[Values], Any], Callable[..., Any]]:
-    """Return how learning begins, and how it goes on: ``(learned, t, gradient) -> learned``.
+    """Return the start of learning, and its continuation: ``(learned, t, gradient) -> learned``.
 
     Gradients are added up; at every so many steps, the weights go down their mean.
     """

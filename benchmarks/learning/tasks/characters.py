@@ -10,7 +10,7 @@ from .draws import of_windows, windows_in_time
 from .task import Task
 
 SYMBOLS = "abcdefghijklmnopqrstuvwxyz \n_.,()=:'\"#0"
-"""What is told apart: letters without case, any digit as 0; everything else is one more symbol."""
+"""The symbols: letters without case, 0 for any digit; all others share one more symbol."""
 
 TOTAL, LENGTH, WASHOUT, HELD_OUT = 400_000, 64, 8, 128
 

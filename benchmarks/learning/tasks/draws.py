@@ -110,7 +110,7 @@ def windows_in_time(
     Parameters
     ----------
     first
-        Steps of the series that nobody sees.
+        Steps of the series that no sample contains.
     """
     one, two = first + (total - first) * 3 // 5, first + (total - first) * 4 // 5
     counted, reach = length - washout, length - 1 + ahead

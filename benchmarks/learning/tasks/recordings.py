@@ -1,4 +1,4 @@
-"""Recordings of speech and of movements, as they are bundled with aeon: who or what was it?"""
+"""Classification of recordings of speech and movements, from the package aeon."""
 
 from collections.abc import Sequence
 

@@ -81,7 +81,7 @@ class _Part(NamedTuple):
 
 
 def _part(series: Series, place: int, series_count: int = 3) -> _Part:
-    """Return what is seen and said of one series, scaled by what training sees of it."""
+    """Return inputs and targets of one series, scaled by its training part."""
     values = _filled(series.values)
     change = np.diff(values, prepend=values[0])
     level = values - _mean_of_last(values, series.season)

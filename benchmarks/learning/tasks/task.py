@@ -1,4 +1,4 @@
-"""What a task is to everybody who trains on it: batches, losses, a score and a budget."""
+"""A task: batches, losses, a score and a budget."""
 
 import dataclasses
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Tasks that were made up to ask for memory: what is needed is seen long before it is needed."""
+"""Synthetic tasks that require memory: the input comes long before the answer."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ MILLER = (
     "of the macaque, Journal of Neuroscience 1996"
 )
 NOISE = 0.1
-"""Standard deviation of what is added to every input of the tasks with stimuli."""
+"""Standard deviation of the noise on every input of the tasks with stimuli."""
 
 
 def copy_with_lag(symbols: int = 4, lag: int = 6, length: int = 40) -> Task:
