@@ -11,11 +11,12 @@ import pytest
 from dataflow_cases import CASES, COUPLED, MATRICES, OF_OTHER_VERSIONS, OF_THE_LIBRARY
 from dataflow_trials import PRIMITIVES, ROUNDING, Case, dependences_by_trial, jacobian
 
-from braintrace._jax import Primitive, equations_inside
-from braintrace._jaxpr import carries_derivative, program_of
+from braintrace._jax import Primitive, bind, equations_inside
+from braintrace._jaxpr import carries_derivative, interpret, program_of
 from braintrace._jaxpr.dataflow import (
     BOTTOM,
     ELEMENTWISE,
+    IN_ORDER,
     TOP,
     Constants,
     First,
@@ -28,16 +29,23 @@ from braintrace._jaxpr.dataflow import (
     flows_of_outputs,
     flows_to,
     joined,
+    moved_operands,
+    sources_of,
     spread,
 )
 from braintrace._jaxpr.dataflow import flow as engine
-from braintrace._jaxpr.dataflow.primitives import TABLE
+from braintrace._jaxpr.dataflow.moves import NOWHERE
+from braintrace._jaxpr.dataflow.primitives import TABLE, Entry
 
 pytestmark = pytest.mark.usefixtures("float64_in_every_thread")
 
 
 def each(cases):
     return pytest.mark.parametrize("case", [pytest.param(c, id=str(c)) for c in cases])
+
+
+def moved_by_table(name):
+    return name in IN_ORDER or TABLE.get(name, Entry()).role == "move"
 
 
 OF_FLOATS = [c for c in CASES if all(c.operands[i].dtype == float for i in c.places)]
@@ -180,6 +188,37 @@ def test_every_primitive_has_a_case_or_is_known_to_couple_everything():
 def test_names_of_other_versions(case):
     """They are elementwise, or a view of the same elements."""
     assert case.name in ELEMENTWISE or case.name == "expand_dims"
+
+
+def moves_of(jaxpr, operands):
+    """Each equation of a program that only moves elements, with its operands and results."""
+    found = []
+
+    def run(_, equation, values):
+        results = bind(equation, values)
+        if moved_operands(equation) or equation.primitive.name in IN_ORDER:
+            found.append((equation, [*map(np.asarray, values)], [*map(np.asarray, results)]))
+        return results
+
+    interpret(jaxpr, operands, run)
+    return found
+
+
+@each([case for case in CASES if moved_by_table(case.name)])
+def test_a_moved_element_is_its_source(case):
+    jaxpr = traced(case)
+    constants = Constants(program_of(jaxpr))
+    for equation, values, results in moves_of(jaxpr, case.operands):
+        parts, sources = moved_operands(equation), sources_of(constants, equation)
+        if parts and sources is not None:
+            elements = np.concatenate([values[i].ravel() for i in parts])
+            for source, result in zip(sources, results, strict=True):
+                is_known = source != NOWHERE
+                np.testing.assert_array_equal(elements[source[is_known]], result[is_known])
+        if equation.primitive.name in IN_ORDER and not equation.params.get("dimensions"):
+            np.testing.assert_array_equal(
+                values[0].astype(results[0].dtype).ravel(), results[0].ravel()
+            )
 
 
 def test_an_unknown_primitive_couples_everything():

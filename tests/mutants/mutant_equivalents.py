@@ -15,9 +15,6 @@ EQUIVALENT = {
     "_etrace_op/input_derivative.py:derivative_by_unit_vectors:constant:0": (
         "nothing reads a second sample"
     ),
-    "_etrace_op/operations/feedback.py:_input_derivative:constant:0": (
-        "no derivative to the input has a bias"
-    ),
     "_etrace_op/sparse/matmul.py:_input_derivative:constant:2": (
         "nothing is added where nothing is left"
     ),

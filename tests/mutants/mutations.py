@@ -1978,6 +1978,22 @@ MUTATIONS = [
         "only the first row of a table seems to be read",
     ),
     Mutation(
+        "a transposition counts as in order",
+        "_jaxpr/dataflow/primitives.py",
+        '**_move("transpose", moves.transpose),',
+        '**_move("transpose", moves.transpose, in_order=True),',
+        ("tests/jaxpr/test_dataflow.py::test_a_moved_element_is_its_source[transpose]",),
+        "a state that each step transposes is held constant",
+    ),
+    Mutation(
+        "a written slice whose elements count as those of the array",
+        "_jaxpr/dataflow/moves.py",
+        "sources_of_update = functools.partial(run_on_numbers, [0, 1])",
+        "sources_of_update = functools.partial(run_on_numbers, [1, 0])",
+        ("tests/jaxpr/test_dataflow.py::test_a_moved_element_is_its_source",),
+        "a new value seems to be an old one",
+    ),
+    Mutation(
         "a product with the axes of its partner in front",
         "_jaxpr/dataflow/primitives.py",
         "partner = axes.in_result[1 - factor]",

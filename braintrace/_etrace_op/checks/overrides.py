@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..derive import DerivedRule, completed, derived_terms
+from ..derive import DerivedRule, accumulate, completed, derived_terms
 from ..input_derivative import derivative_by_unit_vectors, input_derivative, is_joined
 from ..registry import Arrays
 from ..spec import DERIVED, ETPPrimitiveSpec
@@ -34,7 +34,7 @@ def overrides_of(spec: ETPPrimitiveSpec, has_derivative: bool) -> dict[str, tupl
     if not isinstance(_derived(spec).yw_to_w, DerivedRule):
         underivable.add("yw_to_w")
     if spec.effective_weights is not None:  # its traces have other shapes than the operands
-        underivable |= {"accumulate", "yw_to_w", "squared_norms"}
+        underivable |= {"accumulate", "yw_to_w"}
     rules = {field: getattr(spec, field) for field in _SIDES if field not in underivable}
     return {
         field: _SIDES[field]
@@ -96,7 +96,7 @@ def _derived_squared_norms(example: Example) -> Arrays:
     lead = 1 if example.spec.batched else 0
     return {
         name: jnp.sum((term * term.conj()).real, axis=tuple(range(lead, term.ndim)))
-        for name, term in _derived_terms(example).items()
+        for name, term in accumulate(example.spec, example.params, *_one_step(example)).items()
     }
 
 

@@ -19,7 +19,7 @@ two dimensions) around the primitive. XLA's CPU backend is fast in every case on
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -178,11 +178,7 @@ def _select_outputs(
 
 
 def _taps(
-    weights: Arrays,
-    shapes: Shapes,
-    inputs: np.ndarray,
-    outputs: np.ndarray,
-    convolution: Mapping[str, Any],
+    weights: Arrays, shapes: Shapes, inputs: np.ndarray, outputs: np.ndarray, **convolution: Any
 ) -> np.ndarray:
     """Return the kernel element that connects an input and an output of a sample."""
     x_shape, y_shape = shapes
@@ -190,28 +186,12 @@ def _taps(
     return joining_of_conv(whole, inputs, outputs, **convolution)
 
 
-def _joins_input(
-    weights: Arrays,
-    shapes: Shapes,
-    inputs: np.ndarray,
-    outputs: np.ndarray,
-    *,
-    has_bias: bool = False,
-    **convolution: Any,
-) -> np.ndarray:
-    return np.asarray(_taps(weights, shapes, inputs, outputs, convolution) != NOTHING)
+def _joins_input(*of_elements: Any, **params: Any) -> np.ndarray:
+    return np.asarray(_taps(*of_elements, **params) != NOTHING)
 
 
-def _input_derivative(
-    weights: Arrays,
-    shapes: Shapes,
-    inputs: np.ndarray,
-    outputs: np.ndarray,
-    *,
-    has_bias: bool = False,
-    **convolution: Any,
-) -> jax.Array:
-    taps = _taps(weights, shapes, inputs, outputs, convolution)
+def _input_derivative(weights: Arrays, *of_elements: Any, **params: Any) -> jax.Array:
+    taps = _taps(weights, *of_elements, **params)
     kernel = weights["weight"].ravel()
     return jnp.where(taps != NOTHING, kernel[np.maximum(taps, 0)], 0)
 

@@ -61,12 +61,7 @@ def squared_norms_of_rows(
 
 
 def _input_derivative(
-    weights: Arrays,
-    shapes: Shapes,
-    inputs: np.ndarray,
-    outputs: np.ndarray,
-    *,
-    has_bias: bool = False,
+    weights: Arrays, shapes: Shapes, inputs: np.ndarray, outputs: np.ndarray, **_: Any
 ) -> jax.Array:
     return weights["weight"][inputs, outputs]
 

@@ -68,12 +68,7 @@ def _select_outputs(weights: Arrays, pick: Pick, *, has_bias: bool = False) -> A
 
 
 def _input_derivative(
-    weights: Arrays,
-    shapes: Shapes,
-    inputs: np.ndarray,
-    outputs: np.ndarray,
-    *,
-    has_bias: bool = False,
+    weights: Arrays, shapes: Shapes, inputs: np.ndarray, outputs: np.ndarray, **_: Any
 ) -> jax.Array:
     return weights["feedback"][inputs, outputs]
 

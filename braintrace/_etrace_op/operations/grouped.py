@@ -57,24 +57,14 @@ def _squared_norms(
 
 
 def _joins_input(
-    weights: Arrays,
-    shapes: Shapes,
-    inputs: np.ndarray,
-    outputs: np.ndarray,
-    *,
-    has_bias: bool = False,
+    weights: Arrays, shapes: Shapes, inputs: np.ndarray, outputs: np.ndarray, **params: Any
 ) -> np.ndarray:
     (_, in_features), (_, out_features) = shapes
     return np.asarray(inputs // in_features == outputs // out_features)
 
 
 def _input_derivative(
-    weights: Arrays,
-    shapes: Shapes,
-    inputs: np.ndarray,
-    outputs: np.ndarray,
-    *,
-    has_bias: bool = False,
+    weights: Arrays, shapes: Shapes, inputs: np.ndarray, outputs: np.ndarray, **params: Any
 ) -> jax.Array:
     (_, in_features), (_, out_features) = shapes
     group, feature = np.divmod(inputs, in_features)

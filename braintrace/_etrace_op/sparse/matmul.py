@@ -99,7 +99,7 @@ def _joins_input(
     outputs: np.ndarray,
     *,
     sparse_mat: SparsePattern,
-    has_bias: bool = False,
+    **_: Any,
 ) -> np.ndarray:
     first, last = sparse_mat.entries_at(inputs, outputs)
     return first < last
@@ -112,7 +112,7 @@ def _input_derivative(
     outputs: np.ndarray,
     *,
     sparse_mat: SparsePattern,
-    has_bias: bool = False,
+    **_: Any,
 ) -> jax.Array:
     first, last = sparse_mat.entries_at(inputs, outputs)
     order, total = sparse_mat.by_place[1], jnp.zeros(inputs.shape, weights["weight"].dtype)
