@@ -8,7 +8,7 @@ import importlib
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -218,6 +218,12 @@ def compiled_entry(entry: Any) -> Call:
     return Call(partial(_ignoring_warnings, partial(braintrace.compile_etrace_graph, model, x)))
 
 
+def compiled_entries(entries: Sequence[Any]) -> Call:
+    """Return the compilation of several models of the catalogue."""
+    calls = [compiled_entry(entry) for entry in entries]
+    return Call(lambda: [call.run() for call in calls])
+
+
 def _ignoring_warnings(run: Callable[[], Any]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -339,13 +345,14 @@ MODELS = "BRAINTRACE_MODELS"
 
 
 def catalogue() -> dict[str, Row]:
-    """Return one row for the compilation of each model of the catalogue, if there is one."""
+    """Return rows for the compilation of all models of the catalogue, and of each."""
     if MODELS not in os.environ:
         return {}
     sys.path.append(os.environ[MODELS])
     every = (importlib.import_module(name).MODELS for name in ("zoo", "nn_models"))
-    entries = (entry for entries in every for entry in entries)
-    return {f"compile {entry.name}": Row(partial(compiled_entry, entry)) for entry in entries}
+    entries = [entry for entries in every for entry in entries]
+    rows = {f"compile {entry.name}": Row(partial(compiled_entry, entry)) for entry in entries}
+    return {"compile all models": Row(partial(compiled_entries, entries)), **rows}
 
 
 ROWS |= catalogue()

@@ -8,7 +8,7 @@ all rounds count. The exit status is 1 if the median of the rows or a single row
 or if a row fails.
 
 ``BRAINTRACE_MODELS=tests/support`` adds a row for the compilation of each model of the tests:
-``--rows 'compile *' --rounds 2 --clock cpu`` compares all of them in a few minutes.
+``--rows 'compile all models' --clock cpu`` compares all of them together in a few minutes.
 """
 
 import argparse

@@ -4,7 +4,7 @@ EQUIVALENT = {
     "_planning/plan.py:<module>:constant:1": "which shorter chunks a plan tries is not promised",
     "_planning/plan.py:<module>:constant:5": "how many more devices a plan tries is not promised",
     "_planning/plan.py:_planned:constant:1": "temporary memory is not promised to a byte",
-    "_compiler/readouts/linear_readouts.py:_read_late:comparison:0": (
+    "_compiler/readouts/linear_readouts.py:_is_read_late:comparison:0": (
         "values that nobody reads are left out"
     ),
     "_compiler/whole_state/jacobian_sparsity.py:_of_first_sample:constant:0": (
