@@ -2,8 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -62,8 +61,8 @@ def find_hidden_groups(
     for members in _connected(alignment, lines):
         aligned = alignment.align(members)
         is_read = [state.leaf.in_var in loss_reads for state in aligned.states]
-        find = diagonals_of if jacobian == "diagonal" else _no_diagonals
-        group_walks = _walks(aligned, graph, new_vars, is_read, every_state, find)
+        is_diagonal = jacobian == "diagonal"
+        group_walks = _walks(aligned, graph, new_vars, is_read, every_state, is_diagonal)
         is_line = lines.issuperset(members)
         groups.append(_group(len(groups), aligned, group_walks, is_read, is_line))
         walks.append(list(group_walks.walks))
@@ -106,16 +105,6 @@ def _coupled(alignment: Alignment) -> Iterator[tuple[int, int]]:
             yield from ((a, c) for var, c in owner.items() if c != a and _reaches(walk, var))
 
 
-FindDiagonals: TypeAlias = Callable[[AlignedStates, Walk, frozenset[Var]], tuple[Diagonal, ...]]
-"""See `diagonals_of`."""
-
-
-def _no_diagonals(
-    aligned: AlignedStates, walk: Walk, stops: frozenset[Var]
-) -> tuple[Diagonal, ...]:
-    return ()
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class _GroupWalks:
     """The walks back from a group's states, their diagonals, and downstream states."""
@@ -131,14 +120,14 @@ def _walks(
     new_vars: Counter[Var],
     is_read: Sequence[bool],
     every_state: bool,
-    find: FindDiagonals,
+    is_diagonal: bool,
 ) -> _GroupWalks:
     """Walk back from every state of a group."""
     every_new = frozenset(new_vars)
     group_vars = Counter(var for state in aligned.states for var in state.new_vars)
     stops = every_new.difference(var for var, count in group_vars.items() if count == new_vars[var])
     walks = [aligned.walk(state, stops) for state in aligned.states]
-    diagonals = [find(aligned, walk, stops) for walk in walks]
+    diagonals = [diagonals_of(aligned, walk, stops) if is_diagonal else () for walk in walks]
     if len(walks) == 1 or every_state:
         return _GroupWalks(walks, diagonals, ())
     carried = {c for of_state in diagonals for diagonal in of_state for c in diagonal.reads}
@@ -147,7 +136,7 @@ def _walks(
     for a in _downstream(aligned, graph, walks, is_read, every_new):
         ends = stops | group_vars.keys() - set(aligned.states[a].new_vars)
         walk = aligned.walk(aligned.states[a], ends)
-        if not find(aligned, walk, ends):
+        if not is_diagonal or not diagonals_of(aligned, walk, ends):
             downstream.append(a)
             walks[a] = _without_held_cuts(aligned.analysis, graph, walk, ends)
             diagonals[a] = ()

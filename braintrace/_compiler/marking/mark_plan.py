@@ -10,9 +10,8 @@
 """
 
 import dataclasses
-import functools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -21,8 +20,7 @@ from ..._jax import OWN_DERIVATIVE, Atom, Equation, Var, is_var
 from ..._jaxpr import loop_of
 from ..._jaxpr.dataflow import BOTTOM, CONSTANT, ELEMENTWISE, IN_ORDER
 from ..core.analysis import Analysis
-from ..core.back_through import BROADCAST, CUT, Ids, back_from_outputs, numbered
-from ..core.walk import walk_back
+from ..core.back_through import CUT, back_from_outputs
 from .parametric_uses import LOOPS, ParametricUses
 from .products import (
     Dense,
@@ -108,13 +106,13 @@ def mark_plan(uses: ParametricUses, unroll_limit: int) -> MarkPlan:
     Wanted results that are parameter-derived are marked, too.
     """
     program, plan = uses.program, MarkPlan()
-    totals, spread = set[int](), _Spread(uses)
+    totals = set[int]()
     for index, operands in uses:
         equation = program.equations[index]
         if index in totals or is_marked(equation):
             continue
         product = product_of(equation, operands, uses.times)
-        if is_sum_with_weights(equation, operands) and spread.holds(*equation.outvars):
+        if is_sum_with_weights(equation, operands) and equation.outvars[0] in uses.broadcast:
             product = with_one_output(equation, operands)
         if isinstance(product, str):
             plan.unmarked.append(Unmarked(equation, operands, product))
@@ -157,26 +155,6 @@ NOISY = (
     "reads the sum. Call `braintrace.matmul` (or `conv`) with the parameter alone, and add the "
     "product with the other summand"
 )
-
-
-class _Spread:
-    """The variables whose elements reach several elements of a state by a broadcast.
-
-    A walk cannot tell the summands of such a variable apart. The sum may therefore be the output of
-    a product.
-    """
-
-    def __init__(self, uses: ParametricUses) -> None:
-        self._uses = uses
-
-    def holds(self, var: Var) -> bool:
-        """Test whether a variable is one of them."""
-        return any(var in ids and bool(np.any(ids[var] == BROADCAST)) for ids in self._ids)
-
-    @functools.cached_property
-    def _ids(self) -> list[Mapping[Var, Ids]]:
-        starts = ({var: numbered(var)} for var in self._uses.wanted)
-        return [walk_back(self._uses.analysis, start).ids for start in starts]
 
 
 def _planned(uses: ParametricUses, plan: MarkPlan, index: int, product: Product) -> set[int]:

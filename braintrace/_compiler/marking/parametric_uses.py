@@ -3,9 +3,12 @@
 Only equations on the way to certain results of a program count.
 """
 
+import functools
 import operator
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
+
+import numpy as np
 
 from ..._etrace_op.marked import is_marked
 from ..._jax import Atom, Equation, Var, is_var
@@ -21,6 +24,8 @@ from ..._jaxpr.dataflow import (
     times_of_operands,
 )
 from ..core.analysis import Analysis
+from ..core.back_through import BROADCAST, numbered
+from ..core.walk import walk_back
 from .own_derivatives import hides_weights
 from .products import is_product
 
@@ -76,6 +81,17 @@ class ParametricUses:
     def results(self) -> list[Var]:
         """The wanted results that are parameter-derived."""
         return [var for var in self.wanted if self.is_parametric(var)]
+
+    @functools.cached_property
+    def broadcast(self) -> frozenset[Var]:
+        """The variables whose elements reach several elements of a result by a broadcast.
+
+        A walk cannot tell the summands of such a variable apart. The sum may therefore be the
+        output of a product.
+        """
+        walks = (walk_back(self.analysis, {var: numbered(var)}) for var in self.wanted)
+        every = (pair for walk in walks for pair in walk.ids.items())
+        return frozenset(var for var, ids in every if np.any(ids == BROADCAST))
 
     def operands(self, equation: Equation) -> list[BindingTime]:
         """Return the binding times of the operands of an equation."""
