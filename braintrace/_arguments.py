@@ -157,7 +157,7 @@ def check_takes(name: str, function: Any, arguments: Sequence[Any], what: str) -
         signature.bind(*arguments)
     except TypeError as error:
         raise OptionError(
-            f"`{name}` takes {signature}, and is called with {what}: {error}."
+            f"`{name}` takes {signature}, but is called with {what}: {error}."
         ) from error
 
 

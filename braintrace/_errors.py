@@ -75,7 +75,11 @@ class NonFiniteError(BraintraceError, FloatingPointError):
             if parameter is None
             else f"the first parameter whose gradient is not finite is '{parameter}'"
         )
-        left = f"is as {before} steps have left it" if before else "is as it was before the call"
+        left = (
+            f"is in the state after {before} steps"
+            if before
+            else "is in the state from before the call"
+        )
         super().__init__(f"At {where} the loss is {loss}, and {what}. The learner {left}.")
 
     def counted_from(self, start: int) -> "NonFiniteError":
@@ -97,8 +101,8 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, method: str, step: int, steps: int, results: object) -> None:
         self.step, self.results = step, results
         super().__init__(
-            f"`{method}` was interrupted after {step} of {steps} steps. The learner is as these "
-            f"have left it, and goes on with the rest of the sequences, `xs[{step}:]`."
+            f"`{method}` was interrupted after {step} of {steps} steps. The learner is in the "
+            f"state after these steps. Continue with the rest of the sequences, `xs[{step}:]`."
         )
 
 

@@ -82,10 +82,9 @@ def loops_in_words() -> Iterator[None]:
             raise
         place = _line(error.__cause__ or error)
         raise OptionError(
-            "The loss of a step goes back through a `while` loop of `step_fn`, and a loop of "
-            "unknown length has no derivative in that direction. Use a loop of known length "
-            "(`scan`, `for_loop`, or `fori_loop` with static bounds), or `jax.lax.stop_gradient` "
-            f"on what enters it.{place}"
+            "The loss of a step depends on a `while` loop of unknown length in `step_fn`, which "
+            "has no reverse-mode derivative. Use a loop of known length (`scan`, `for_loop`, or "
+            f"`fori_loop` with static bounds), or `jax.lax.stop_gradient` on its inputs.{place}"
         ) from error
 
 
@@ -119,7 +118,7 @@ def _of_attribute(error: AttributeError, call: Callable[[], str]) -> NotInitiali
     if not has_own or owner.states(brainstate.ShortTermState):
         return None
     return NotInitializedError(
-        f"{call()}: `{type(owner).__name__}` has no '{error.name}', since its `init_state` has "
+        f"{call()}: `{type(owner).__name__}` has no '{error.name}', because its `init_state` has "
         "not been called. Call `brainstate.nn.init_all_states(model)` first, with `batch_size` "
         "for a batch."
     )

@@ -29,8 +29,8 @@ def algorithms_by_name() -> dict[str, type[ETraceAlgorithm]]:
             other = found.setdefault(name, algorithm)
             if _full_name(other) != _full_name(algorithm):
                 raise OptionError(
-                    f"`{_full_name(other)}` and `{_full_name(algorithm)}` both announce the name "
-                    f"'{name}'. Change `names` of one of them, or give `compile` the class."
+                    f"`{_full_name(other)}` and `{_full_name(algorithm)}` both have the name "
+                    f"'{name}'. Change `names` of one of them, or pass the class to `compile`."
                 )
             found[name] = algorithm
     return found

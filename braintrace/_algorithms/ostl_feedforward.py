@@ -55,10 +55,10 @@ class OSTLFeedforward(D_RTRL):
         """Refuse a network in which a state reaches the next step through a product."""
         for states, reached, where in _products_over_time(graph):
             raise CompilationError(
-                f"`OSTLFeedforward` is for layers whose states carry on by themselves, but in "
-                f"`{type(self.model).__name__}` the hidden state {quoted(states)} of the step "
-                f"before reaches {quoted(reached)} through {where}, which mixes units. Use "
-                "`OSTLRecurrent`, or `D_RTRL`, which leaves this path out."
+                "`OSTLFeedforward` needs layers without recurrent connections, but in "
+                f"`{type(self.model).__name__}` the previous hidden state {quoted(states)} "
+                f"reaches {quoted(reached)} through {where}, which couples units. Use "
+                "`OSTLRecurrent`, or `D_RTRL`, which truncates this path."
             )
 
 

@@ -75,10 +75,11 @@ def check_feedback(graph: ETraceGraph, model: brainstate.nn.Module, rule: str) -
         return
     states = quoted([s.name for group in graph.hidden_groups for s in group.model_states])
     raise CompilationError(
-        f"`{rule}` sends errors back by the feedback of the readout, but no `feedback_matmul` "
-        f"leads from the hidden states {states} to the output of `{type(model).__name__}.update`. "
-        "Read them out there with `braintrace.nn.FeedbackLinear` or `braintrace.feedback_matmul`, "
-        "or use `D_RTRL`, which sends errors back by the readout's own weight."
+        f"`{rule}` sends errors back through the feedback of the readout, but no "
+        f"`feedback_matmul` connects the hidden states {states} to the output of "
+        f"`{type(model).__name__}.update`. Compute the output with `braintrace.nn.FeedbackLinear` "
+        "or `braintrace.feedback_matmul`, or use `D_RTRL`, which sends errors back through the "
+        "weight of the readout."
     )
 
 

@@ -63,7 +63,8 @@ class ByPath:
             listed = ", ".join(f"'{path_name(path)}': {rule}" for path, rule in by_path.items())
             raise CompilationError(
                 f"`{relation.primitive.name}` ({relation.source}) has parameters with several "
-                f"`rules` ({listed}). An operation is carried by one: give its parameters the same."
+                f"`rules` ({listed}). An operation has one rule: use the same rule for its "
+                "parameters."
             )
         return next(iter(by_path.values()))
 
@@ -150,10 +151,9 @@ class RulesByPath(ETraceAlgorithm):
         part = self._by_path.of_path(path)
         if part.name not in self._filtering:
             raise CompilationError(
-                f"The parameter '{path_name(path)}' of the linear readout '{readout.state}' has "
-                "the exact gradient that its filters give, and "
-                f"`{part.algorithm.__name__}` has no such filters. Give it a rule that has them, "
-                "or compile with `readout_filters=False`."
+                f"The gradient of parameter '{path_name(path)}' of the linear readout "
+                f"'{readout.state}' is exact by filters, which `{part.algorithm.__name__}` does "
+                "not have. Use a rule with filters, or compile with `readout_filters=False`."
             )
 
     def _in_words(self, instances: Mapping[str, ETraceAlgorithm]) -> str:
@@ -170,7 +170,7 @@ class RulesByPath(ETraceAlgorithm):
         for part in self._parts[:-1]:
             if not any(map(part.fits, paths)):
                 raise OptionError(
-                    f"`rules` has {shown(part.given)}, which fits no parameter of "
+                    f"`rules` has {shown(part.given)}, which matches no parameter of "
                     f"`{type(self.model).__name__}`; its parameters are "
                     f"{quoted([path_name(path) for path in paths])}."
                 )
@@ -186,9 +186,9 @@ class RulesByPath(ETraceAlgorithm):
                 f"{part.algorithm.__name__} ({found[part.name]})" for part in self._parts
             )
             raise OptionError(
-                f"`rules` has algorithms that do not go together: {listed}. What leads from state "
-                "to state is one thing for all weights of a model: give algorithms of one kind, "
-                "'elementwise' or 'diagonal', with or without `Immediate` ('none')."
+                f"`rules` combines incompatible algorithms: {listed}. All weights of a model "
+                "share the paths between states: use algorithms of one kind, 'elementwise' or "
+                "'diagonal', with or without `Immediate` ('none')."
             )
 
 
@@ -198,8 +198,8 @@ def _part(given: Any, rule: Any) -> Part:
     name = f"rules[{shown(given)}]"
     for option in set(SHARED) & set(options):
         raise OptionError(
-            f"`{name}` has `{option}`, which holds for all weights of a model: give it to "
-            "`compile` itself."
+            f"`{name}` has `{option}`, which applies to all weights of a model: pass it to "
+            "`compile`."
         )
     return Part("", algorithm_of(algorithm, name), tuple(options.items()), given, _filter(given))
 

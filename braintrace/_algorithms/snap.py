@@ -99,8 +99,8 @@ class SnAp(ETraceAlgorithm):
         check_option("readout_filters", readout_filters, BOOLEAN.or_else(None))
         if readout_filters and n > 1:
             raise OptionError(
-                f"`readout_filters` is True for `SnAp(n={n})`, which has none. Leave it out, or "
-                "use `SnAp(n=1)`."
+                f"`readout_filters` is True, but `SnAp(n={n})` has no readout filters. Leave it "
+                "out, or use `SnAp(n=1)`."
             )
         self.readout_filters = n == 1 if readout_filters is None else readout_filters
         self.n = n

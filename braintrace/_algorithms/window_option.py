@@ -30,12 +30,12 @@ def window_of_options(window: int | None, vjp_method: str) -> Window:
         return None if window is None else int(window)
     if window is not None:
         raise OptionError(
-            f"`window` is {window} and `vjp_method` is 'multi-step', which is the deprecated "
-            "spelling of a window. Leave out `vjp_method`."
+            f"`window` is {window} and `vjp_method` is 'multi-step', the deprecated spelling of a "
+            "window. Leave out `vjp_method`."
         )
     warnings.warn(
         "`vjp_method='multi-step'` is deprecated. Give the number of steps as `window`, to "
-        "`compile` or to a call, in the place of `chunk_size`.",
+        "`compile` or to a call, instead of `chunk_size`.",
         DeprecationWarning,
         stacklevel=level_of_user(),
     )

@@ -188,7 +188,7 @@ def compared(
     together = tuple(np.concatenate(both) for both in zip(*vectors.values(), strict=True))
     if not np.any(together[1]):
         raise OptionError(
-            f"The gradients by backpropagation over {steps} steps are all zero, so that there is "
+            f"The gradients by backpropagation over {steps} steps are all zero, so there is "
             "nothing to compare. Check that the loss depends on the output, and that neurons "
             "spike; or use a longer sequence."
         )

@@ -77,7 +77,7 @@ def _plain(equation: Equation, operands: list[ArrayLike]) -> Sequence[ArrayLike]
     results = rebuilt(equation, operands, _evaluate)
     if results is None:
         raise PrimitiveError(
-            f"`inline` cannot rebuild `{primitive.name}`, which holds an ETP operation. Inline "
+            f"`inline` cannot rebuild `{primitive.name}`, which contains an ETP operation. Inline "
             "the function inside it instead."
         )
     return results

@@ -211,8 +211,8 @@ def register_primitive_spec(spec: ETPPrimitiveSpec) -> ETPPrimitive:
     form = spec.batched_form
     if form and spec.input_filter and get_primitive_spec(form).input_filter is None:
         raise PrimitiveError(
-            f"`{spec.name}` has an `input_filter`, but its `batched_form` `{form}` has none. Give "
-            "it one as well: time takes the place of the batch there."
+            f"`{spec.name}` has an `input_filter`, but its `batched_form` `{form}` has none. Add "
+            "one: time takes the place of the batch there."
         )
     primitive = register_primitive(
         spec.name, spec.impl, batched=spec.batched, gradient_enabled=spec.gradient_enabled

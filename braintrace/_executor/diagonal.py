@@ -56,10 +56,10 @@ def check_diagonals(graph: ETraceGraph) -> None:
             if isinstance(equation.primitive, ETPPrimitive) and not is_linear_in_input(equation):
                 states = ", ".join(f"'{state.name}'" for state in group.states)
                 raise PrimitiveError(
-                    f"SnAp keeps what the ETP operation `{equation.primitive}` "
-                    f"({source_line(equation)}) passes from each position of {states} to itself; "
-                    "that needs an operation that is linear in its input, or declares an "
-                    "`input_derivative`. Use `D_RTRL`, which leaves that out."
+                    f"SnAp keeps the path of each element of {states} to itself through the ETP "
+                    f"operation `{equation.primitive}` ({source_line(equation)}), which has to be "
+                    "linear in its input or to declare an `input_derivative`. Use `D_RTRL`, "
+                    "which truncates this path."
                 )
 
 

@@ -79,9 +79,9 @@ def eligibility(
 
 def _has_none(name: str) -> OptionError:
     return OptionError(
-        f"There is no array of the form of '{name}' among the traces of this algorithm: with "
-        "D_RTRL, SnAp(n=1) and RTRL, every weight has one. Others keep filters of inputs and "
-        "of outputs, or entries for neighbours: read what there is from `traces.value`."
+        f"This algorithm has no trace with the shape of '{name}'. D_RTRL, SnAp(n=1) and RTRL have "
+        "one for every weight; other rules store filters of inputs and outputs, or entries of a "
+        "sparsity pattern. Read these from `traces.value`."
     )
 
 
@@ -102,8 +102,8 @@ def _of_whole_state(
     if not own:
         known = quoted(list(dict.fromkeys(path_name(leaf.path) for leaf in every)))
         raise OptionError(
-            f"`path` is '{name}', for which there is no array of that form. Weights that have one, "
-            f"as they reach a hidden state: {known or 'none by this rule'}."
+            f"`path` is '{name}', which has no trace of its shape. Weights that reach a hidden "
+            f"state and have one: {known or 'none by this rule'}."
         )
     names = _leaf_names(graph, name)
     found: dict[str, dict[str, jax.Array]] = {}
@@ -133,8 +133,8 @@ def _operands(graph: ETraceGraph, name: str) -> list[tuple[HiddenParamOpRelation
     if not found:
         known = quoted(list(dict.fromkeys(own for own, _, _ in every)))
         raise OptionError(
-            f"`path` is '{name}', for which there is no trace. Weights that have one, as "
-            f"they reach a hidden state through an ETP operation: {known or 'none by this rule'}."
+            f"`path` is '{name}', which has no trace. Weights that reach a hidden state through "
+            f"an ETP operation and have one: {known or 'none by this rule'}."
         )
     return found
 
@@ -182,6 +182,6 @@ def _added(name: str, first: jax.Array | None, second: jax.Array) -> jax.Array:
     if first.shape != second.shape:
         raise ShapeError(
             f"'{name}' is used by operations whose traces have shapes {first.shape} and "
-            f"{second.shape}, of which there is no sum. Read each of them from `traces.value`."
+            f"{second.shape}, which cannot be added. Read each of them from `traces.value`."
         )
     return jnp.add(first, second)

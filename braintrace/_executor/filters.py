@@ -188,9 +188,8 @@ def counts_of(alpha: float, graph: ETraceGraph, records: Records, traces: Traces
         return before + index
     if records.restart.ndim > index.ndim:
         raise OptionError(
-            "A hidden state belongs to all samples, so that this algorithm, which counts steps "
-            "since a reset, cannot reset samples one by one. Give one flag per step, or use "
-            "`D_RTRL`."
+            "All samples share a hidden state, and this algorithm counts steps since a reset, so "
+            "it cannot reset single samples. Give one flag per step, or use `D_RTRL`."
         )
     restart = over_first_axis(records.restart, index.ndim)
     began = jax.lax.cummax(jnp.where(restart, index, 0), axis=0)

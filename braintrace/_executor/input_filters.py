@@ -40,10 +40,10 @@ def check_filtered_inputs(graph: ETraceGraph, rule: str) -> None:
         if relation.x_var is None or is_known or _is_linear_in_input(relation):
             continue
         raise PrimitiveError(
-            f"{rule} filters the input of '{relation.key}' ({relation.source}), but "
-            f"`xy_to_dw` of `{relation.primitive}` is not linear in that input. Give its "
-            "specification an `input_filter`, which says what to filter instead, or "
-            "`linear_in_input=True` if JAX cannot see that it is linear; or use `D_RTRL`."
+            f"{rule} filters the input of '{relation.key}' ({relation.source}), but `xy_to_dw` of "
+            f"`{relation.primitive}` is not linear in that input. Add an `input_filter` to its "
+            "specification, or `linear_in_input=True` if JAX cannot see that it is linear; or "
+            "use `D_RTRL`."
         )
 
 
@@ -143,9 +143,9 @@ def rows_of_samples(graph: ETraceGraph, key: str, ndim: int, flags: jax.Array) -
     ]
     if flags.ndim and len({_is_shared(graph, site) for site in sites}) > 1:
         raise OptionError(
-            f"The input of '{key}' reaches hidden states that belong to all samples, and others "
-            "that do not, so that this algorithm cannot reset samples one by one. Give `reset` "
-            "one value per step, or use `D_RTRL`."
+            f"The input of '{key}' reaches hidden states that all samples share, and others that "
+            "they do not, so this algorithm cannot reset single samples. Give `reset` one value "
+            "per step, or use `D_RTRL`."
         )
     rows = [_rows(graph, site, flags) for site in sites]
     return over_first_axis(functools.reduce(jnp.logical_or, rows), ndim)
@@ -162,8 +162,8 @@ def _rows(graph: ETraceGraph, site: TraceSite, restart: jax.Array) -> jax.Array:
         return restart
     if not get_primitive_spec(site.relation.primitive).batched:
         raise OptionError(
-            f"The input of '{site.relation.key}' is shared by all samples, so that this algorithm "
-            "cannot restart them one by one. Give `reset` one value per step, or use `D_RTRL`."
+            f"All samples share the input of '{site.relation.key}', so this algorithm cannot "
+            "reset single samples. Give `reset` one value per step, or use `D_RTRL`."
         )
     at_elements = site.to_slots(at_positions(graph, site.group, restart))
     if site.has_fan_out:

@@ -98,14 +98,15 @@ class KroneckerTraces(PassingTraces):
             shape = shape_of_sample(product.x_aval.shape, product.use.x_axis)
             if len(shape) != 1:
                 raise PrimitiveError(
-                    "KF_RTRL keeps one vector for the input of a weight. That of a sample of "
-                    f"{where} has shape {shape}: the weight meets it in several places or groups, "
-                    "or has rows that it counts. Use UORO, which takes every operation, or RTRL."
+                    "KF_RTRL stores one vector for the input of a weight. The input of a sample "
+                    f"of {where} has shape {shape}: the weight is applied in several places or "
+                    "groups, or has rows that are counted. Use UORO, which supports every "
+                    "operation, or RTRL."
                 )
             if Kind.OTHER in product.kinds().values():
                 raise PrimitiveError(
-                    f"KF_RTRL adds up inputs, and the gradient of {where} is not linear in its "
-                    "input. Use UORO, which takes every operation, or RTRL."
+                    f"KF_RTRL sums inputs, but the gradient of {where} is not linear in its "
+                    "input. Use UORO, which supports every operation, or RTRL."
                 )
 
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:

@@ -56,9 +56,9 @@ def at_positions(graph: ETraceGraph, group: HiddenGroup, flags: jax.Array) -> ja
     for name, axis in axes.items():
         if axis is None:
             raise OptionError(
-                f"State '{name}' belongs to all samples, and is coupled elementwise to "
-                f"{', '.join(map(repr, axes))}, so that samples cannot be reset one by one. Give "
-                "one flag for all samples."
+                f"All samples share State '{name}', which is coupled elementwise to "
+                f"{', '.join(map(repr, axes))}, so single samples cannot be reset. Give one flag "
+                "for all samples."
             )
     for state, layout in zip(group.states, group.old_layouts, strict=True):
         if layout is None:  # at all positions, in order

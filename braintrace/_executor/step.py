@@ -48,7 +48,7 @@ def check_method(method: TraceMethod) -> None:
     if unknown:
         raise OptionError(
             f"The learning rule `{name}` needs {', '.join(map(repr, sorted(unknown)))} of every "
-            f"step; recorded are {', '.join(map(repr, sorted(RECORDED)))}."
+            f"step; available are {', '.join(map(repr, sorted(RECORDED)))}."
         )
 
 

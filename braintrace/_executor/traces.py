@@ -115,9 +115,8 @@ def _along_batch(spec: TraceSpec) -> Callable[[jax.Array], jax.Array]:
             return flags
         if "batch" not in spec.axes:
             raise OptionError(
-                f"The trace '{spec.operand}' of shape {spec.shape} is shared by all samples, so "
-                "that this algorithm cannot restart them one by one. Give `reset` one value per "
-                "step."
+                f"All samples share the trace '{spec.operand}' of shape {spec.shape}, so this "
+                "algorithm cannot reset single samples. Give `reset` one value per step."
             )
         axis = spec.axes.index("batch")
         shape = [1] * len(spec.shape)

@@ -34,9 +34,9 @@ def _itself(value: Any) -> Any:
 
 def _refuse(value: Any) -> Any:
     raise OptionError(
-        "What the model is called with depends on what is differentiated, parameters or states, "
-        "and this learning rule follows these within the model's `update` alone. Compute it in "
-        "`update`, or give it through `jax.lax.stop_gradient`."
+        "The arguments of the model depend on the differentiated parameters or states, and this "
+        "learning rule follows these only within `update` of the model. Compute the dependence "
+        "in `update`, or pass the arguments through `jax.lax.stop_gradient`."
     )
 
 

@@ -136,8 +136,8 @@ class FunctionModel(brainstate.nn.Module):
         )
         if not any(map(_learns, values.values())):
             raise OptionError(
-                f"`params` is {shown(params)}, without a floating-point array that could learn. "
-                "Give what is to be trained as `params`; numbers as arrays (`jnp.asarray`)."
+                f"`params` is {shown(params)}, without a floating-point array that can learn. "
+                "Pass the values to train as `params`, numbers as arrays (`jnp.asarray`)."
             )
         if not self._given.is_function:
             self.init_state()
@@ -240,7 +240,7 @@ class FunctionModel(brainstate.nn.Module):
         odd = [path for path in by_path if path not in known]
         if odd:
             raise OptionError(
-                f"{odd[0]!r} is no path of a parameter of this model, which has "
+                f"{odd[0]!r} is not the path of a parameter of this model, which has "
                 f"{', '.join(repr(path) for path in self._tree_of_params.paths if path)}."
             )
         return self._tree_of_params.of(by_path, fixed=False)
@@ -279,16 +279,16 @@ class FunctionModel(brainstate.nn.Module):
         hidden = {path: value for path, value in values.items() if _learns(value)}
         if not hidden:
             raise OptionError(
-                f"`state` is {shown(state)}, without a floating-point array, so that nothing is "
-                "remembered from step to step. Give what the next step is to know as `state`."
+                f"`state` is {shown(state)}, without a floating-point array, so the model has no "
+                "memory. Pass the values that the next step needs as `state`."
             )
         has_batch = any(jnp.shape(value)[:1] == (batch_size,) for value in hidden.values())
         if not (given.is_function or batch_size is None or has_batch):
             path, value = next(iter(hidden.items()))
             raise ShapeError(
-                f"'{path_name(path)}' starts as {shown(value)}, and `batch_size` is {batch_size}. "
-                f"Give a state whose first axis is {batch_size}, or `state` as a function of the "
-                "batch size; for a step of one sample compile with `vmap=True`."
+                f"'{path_name(path)}' starts as {shown(value)}, but `batch_size` is {batch_size}. "
+                f"Use a state whose first axis is {batch_size}, or `state` as a function of the "
+                "batch size; for a step of one sample, compile with `vmap=True`."
             )
         return tree, values
 

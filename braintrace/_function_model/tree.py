@@ -82,7 +82,7 @@ class Tree:
             if path is not None:
                 by_path[path] = leaf
             elif number is None or not _is_same(leaf, self.fixed[number]):
-                raise ShapeError(f"{what} {shown(leaf)} in a place that holds no array.")
+                raise ShapeError(f"{what} {shown(leaf)} in a place without an array.")
         return by_path
 
     def _unlike(self, tree: PyTree) -> str:

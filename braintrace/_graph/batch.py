@@ -60,9 +60,9 @@ class Batch:
         """
         for path, reason in self.unclear.items():
             raise ShapeError(
-                f"{given}, but the batch axis of State '{path_name(path)}' is not known: {reason}. "
-                "Make the State in `init_state`, with an axis of the size of its `batch_size`, or "
-                "give one flag for all samples."
+                f"{given}, but the batch axis of State '{path_name(path)}' is unknown: {reason}. "
+                "Create the State in `init_state`, with an axis of size `batch_size`, or give "
+                "one flag for all samples."
             )
         every = [
             (path, i, shape) for path, leaves in shapes.items() for i, shape in enumerate(leaves)
@@ -71,7 +71,7 @@ class Batch:
             # Prefer a State whose size equals the number of flags: the flags may be meant for it.
             path, _, shape = next((s for s in every if s[2][:1] == (count,)), every[0])
             raise ShapeError(
-                f"{given}, but the model has no batch axis: `init_state` makes State "
+                f"{given}, but the model has no batch axis: `init_state` creates State "
                 f"'{path_name(path)}' of shape {shape} without one. Compile with `batch_size` (or "
                 "`vmap=True`), or give one flag for all."
             )
@@ -79,7 +79,7 @@ class Batch:
             axis = self.axis_at(path, index)
             if axis is not None and shape[axis : axis + 1] != (count,):
                 raise ShapeError(
-                    f"{given}, but State '{path_name(path)}' has shape {shape}: the batch is "
-                    f"its axis {axis}, and not of size {count}. Give one flag for each sample "
-                    "of it, or one for all."
+                    f"{given}, but State '{path_name(path)}' has shape {shape}: its batch axis "
+                    f"{axis} does not have size {count}. Give one flag for each sample, or one "
+                    "for all."
                 )

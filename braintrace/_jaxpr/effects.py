@@ -130,8 +130,8 @@ def _answering(name: str) -> Any:
 
     def refuse(primals: Any, tangents: Any) -> Any:
         raise ValueError(
-            f"`{name}` has no derivative. Give it what it reads through `jax.lax.stop_gradient`, "
-            "or write one with `jax.custom_jvp`."
+            f"`{name}` has no derivative. Pass its inputs through `jax.lax.stop_gradient`, or "
+            "define a derivative with `jax.custom_jvp`."
         )
 
     answer = jax.custom_jvp(lambda answer, *asked: answer)

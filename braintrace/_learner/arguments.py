@@ -137,7 +137,7 @@ def weights_of(mask: ArrayLike, steps: int, reduction: str) -> jax.Array:
     largest = 1 / np.finfo(values.dtype).tiny
     if reduction == "mean" and not abs(total) < largest:
         raise OptionError(
-            f"`mask` has weights of sum {total}, by which a mean in {values.dtype} cannot be "
-            f"divided: expected less than {largest:.1e}. Scale them down; only ratios matter."
+            f"`mask` has weights with the sum {total}, which is too large for a mean in "
+            f"{values.dtype}: expected less than {largest:.1e}. Scale them down."
         )
     return weights

@@ -172,9 +172,9 @@ class Compilations(Generic[Driver]):
             return self._keys[name](function)
         except TypeError as error:
             raise OptionError(
-                f"`{name}` is a {type(function).__name__} that cannot be hashed, so that what is "
-                "compiled for it would not be found again. Pass a function, or give its class a "
-                "`__hash__`."
+                f"`{name}` is a {type(function).__name__} that cannot be hashed, so its compiled "
+                "program cannot be found again. Pass a function, or define `__hash__` in its "
+                "class."
             ) from error
 
     def _count(self, line: str) -> None:

@@ -169,7 +169,7 @@ def check_finite(losses: jax.Array, verdicts: jax.Array, names: list[str], every
     """
     if is_tracer(verdicts):
         raise OptionError(
-            "`nonfinite='raise'` cannot look at numbers inside a transformation. Use 'skip' there, "
+            "`nonfinite='raise'` cannot check values inside a transformation. Use 'skip' there, "
             "or call `etrace_online` outside."
         )
     by_step = on_host(verdicts)

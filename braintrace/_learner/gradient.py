@@ -49,9 +49,9 @@ def differentiating(learner: LearnerParts, request: Request, example: Arguments)
 
 
 WINDOWS = (
-    "`memory_budget` is given with `vjp_method='multi-step'`, where a chunk is the window that is "
-    "differentiated: its length is a part of the estimate, and no matter of memory. Give "
-    "`chunk_size` instead, or better `window` in the place of both."
+    "`memory_budget` is given with `vjp_method='multi-step'`, where a chunk is the "
+    "differentiated window, so its length changes the gradient. Give `chunk_size` instead, or "
+    "better `window` in place of both."
 )
 
 

@@ -70,8 +70,9 @@ class Learner(brainstate.nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise NotPicklableError(
-            "A learner holds compiled programs and cannot be pickled: use `braintrace.save(folder, "
-            "learner)`, and `braintrace.restore` into a learner that is built in the same way."
+            "A learner contains compiled programs and cannot be pickled: use "
+            "`braintrace.save(folder, learner)`, and `braintrace.restore` into a learner that is "
+            "built in the same way."
         )
 
     etrace_grad = sequences.etrace_grad

@@ -137,9 +137,9 @@ class OnlineLearning:
         window = self._algorithm.window_of(self._options.window)
         if window == CHUNK and every == 1:
             raise OptionError(
-                "`etrace_online` differentiates single steps, and this algorithm was made with "
-                "`vjp_method='multi-step'`. Make it with 'single-step', give a number of steps "
-                "with `every`, or use `etrace_grad`."
+                "`etrace_online` differentiates single steps, but this algorithm has "
+                "`vjp_method='multi-step'`. Use 'single-step', give a number of steps with "
+                "`every`, or use `etrace_grad`."
             )
         if isinstance(window, int) and every % window:
             raise OptionError(
@@ -254,8 +254,9 @@ class OnlineLearning:
                 name = path_name(paths.get(id(state), (type(state).__name__,)))
                 raise OptionError(
                     f"A step changes State '{name}' from {described(old)} to {described(new)}. "
-                    "What `step_fn` and `update_fn` write keeps shape, dtype and unit from step to "
-                    "step: convert the new value (`.astype`, `.to`), or begin with such a one."
+                    "States that `step_fn` and `update_fn` write keep shape, dtype and unit from "
+                    "step to step: convert the new value (`.astype`, `.to`), or initialise the "
+                    "State like it."
                 )
 
     def _carried(self, step: PureStep, others: list[PyTree], initial: Initial) -> Any:
@@ -296,8 +297,9 @@ class OnlineLearning:
         step = self._traced(over_time, length)
         if list(map(id, step.others)) != list(map(id, self._step.others)):
             raise OptionError(
-                f"A block of {length} steps reads or writes other States than one of "
-                f"{self._length}. `step_fn` and `update_fn` are to use the same ones for all."
+                f"A block of {length} steps reads or writes other States than a block of "
+                f"{self._length}. `step_fn` and `update_fn` must use the same States in all "
+                "blocks."
             )
         return step
 

@@ -93,9 +93,10 @@ class HeldOptimizer(brainstate.graph.Node):
             return
         if self.own is not None or peek(self.transformed) is None:
             raise OptionError(
-                "`optimizer_state` can be written where the learner holds the state of a gradient "
-                "transformation, and `None` always. An optimizer with States of its own has them "
-                "written there; before one has begun, call `learner.init_optimizer(optimizer)`."
+                "`optimizer_state` can be written if the learner holds the state of a gradient "
+                "transformation, and set to `None` at any time. If an optimizer has its own "
+                "States, write those; before the first update, call "
+                "`learner.init_optimizer(optimizer)`."
             )
         self.transformed.value = given_state(peek(self.transformed), value)
 
@@ -203,8 +204,8 @@ class HeldOptimizer(brainstate.graph.Node):
         lines = differences(named, expected, same_type)
         if lines:
             raise ShapeError(
-                f"What was restored is not the state of this optimizer:{''.join(lines)}\nUse the "
-                "optimizer that it was saved with, or begin anew: `learner.optimizer_state = None`."
+                f"The restored state does not belong to this optimizer:{''.join(lines)}\nUse the "
+                "optimizer that it was saved with, or reset it: `learner.optimizer_state = None`."
             )
         self.awaited = _Awaited({})
         by_name = {p: jnp.asarray(named[path_name(p)]) for p in own}
@@ -241,15 +242,15 @@ def _states_of(optimizer: Any) -> dict[Path, brainstate.State]:
 
 def _other(what: str) -> OptionError:
     return OptionError(
-        f"The learner holds {what}, which this `optimizer` cannot go on with. To begin with "
-        "another optimizer, write `learner.optimizer_state = None` first."
+        f"The learner holds {what}, which does not fit this `optimizer`. To use another "
+        "optimizer, write `learner.optimizer_state = None` first."
     )
 
 
 def _made_inside() -> OptionError:
     return OptionError(
-        "The state of `optimizer` would be made inside a transformation, which cannot hand it on. "
-        "Call `learner.init_optimizer(optimizer)` before it."
+        "The state of `optimizer` would be created inside a transformation, which cannot store "
+        "it. Call `learner.init_optimizer(optimizer)` before."
     )
 
 
@@ -264,7 +265,7 @@ def given_state(held: PyTree, value: PyTree) -> PyTree:
     found = strongly_typed(value)
     if not same_type(held, found):
         raise ShapeError(
-            f"`optimizer_state` is {shown(value)}; expected a pytree like the one that is held "
-            f"({shown(held)}), with the same shapes and dtypes, or None to begin anew."
+            f"`optimizer_state` is {shown(value)}; expected a pytree like the current one "
+            f"({shown(held)}), with the same shapes and dtypes, or None to reset it."
         )
     return found

@@ -88,13 +88,13 @@ class Options:
                 check_option(name, value, kind)
         if self.memory_budget is not None and self.length_of_chunk is not None:
             raise OptionError(
-                f"`memory_budget` is {self.memory_budget} and `chunk_size` is {self.chunk_size}. A "
-                "budget is for `chunk_size='auto'`, which it limits: leave out one of the two."
+                f"`memory_budget` is {self.memory_budget} and `chunk_size` is {self.chunk_size}. "
+                "A budget limits `chunk_size='auto'`: leave out one of the two."
             )
         if (self.log_every is None) != (self.on_log is None):
             raise OptionError(
-                f"`log_every` is {self.log_every} and `on_log` is {shown(self.on_log)}: give both, "
-                "a number of steps and the function that is called after as many, or none."
+                f"`log_every` is {self.log_every} and `on_log` is {shown(self.on_log)}: give both "
+                "(a number of steps, and the function to call after them), or neither."
             )
 
     @property

@@ -69,10 +69,10 @@ class PureStep:
         """
         if any(state is traces for state in self.others):
             raise OptionError(
-                "The function of a step reads or writes the traces through their State. What it "
-                "holds belongs to the driver while steps are run: `update_fn` can read the traces "
-                "after the step as `learner.algorithm.traces.value`; to start a new sequence, use "
-                "`reset`, or `reset_state` in `update_fn`."
+                "The function of a step reads or writes the traces through their State, which "
+                "the driver holds during a call. `update_fn` can read the traces after the step "
+                "as `learner.algorithm.traces.value`; to start a new sequence, use `reset`, or "
+                "`reset_state` in `update_fn`."
             )
 
     def __call__(

@@ -28,8 +28,8 @@ RecordedStep: TypeAlias = Callable[[ETraceGraph, Inputs], tuple[list[Any], dict[
 """``(graph, inputs) -> (outputs, new states, records)`` of one step."""
 
 LOOPS = (
-    "`step_fn` calls the learner inside a compiled function, branch or loop of its own. Call it "
-    "directly: the driver compiles all of it."
+    "`step_fn` calls the learner inside a compiled function, branch or loop. Call it directly: "
+    "the driver compiles the whole step."
 )
 
 Restart: TypeAlias = jax.Array | None
@@ -182,7 +182,7 @@ class Recorder:
         path = first_written(self._left, traced_values(self.algorithm))
         if path is not None:
             raise OptionError(
-                f"`step_fn` writes the hidden State '{path_name(path)}' itself, which the "
-                "traces would not follow. Change it in the model's `update`; to start a new "
-                "sequence, use `reset`."
+                f"`step_fn` writes the hidden State '{path_name(path)}', and traces do not follow "
+                "this write. Change it in `update` of the model; to start a new sequence, use "
+                "`reset`."
             )

@@ -91,8 +91,8 @@ def check_held(algorithm: ETraceAlgorithm, written: Collection[Path], restarts: 
             is_readout = what.startswith("The readout")
             remedy += ", or compile with `readout_filters=False`" if is_readout else ""
             raise OptionError(
-                f"{what} is computed from State '{path_name(path)}', which "
-                f"{changes}. Within a sequence weights are fixed. {remedy}."
+                f"{what} is computed from State '{path_name(path)}', which {changes}. Weights are "
+                f"fixed within a sequence. {remedy}."
             )
 
 

@@ -84,8 +84,8 @@ def shard(
         )
     if learner.algorithm.traces.is_made_inside or is_watched():
         raise OptionError(
-            "`shard` is called inside a transformation, or `learner` was compiled inside one: "
-            "there, a map gives arrays further axes. Compile the learner outside; divide a stack "
-            "of learners through `learner.functional()`, as arrays of JAX."
+            "`shard` is called inside a transformation, or `learner` was compiled inside one, "
+            "where a map adds axes to arrays. Compile the learner outside; shard a stack of "
+            "learners through `learner.functional()`, as arrays of JAX."
         )
     learner.divide(Division(mesh, data, model))

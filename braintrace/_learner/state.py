@@ -334,9 +334,9 @@ def check_like(state: LearnerState, own: LearnerState) -> None:
         raise OptionError(f"`state` is {shown(state)}; expected a `LearnerState`.")
     if state.rule != own.rule:
         raise OptionError(
-            f"This state is that of a learner by `{state.rule}`, and this learner is one by "
-            f"`{own.rule}`: traces mean something else to it, even where they have the same names. "
-            "Compile the model with the same rule and options, or take only the parameters."
+            f"This state belongs to a learner with `{state.rule}`, but this learner has "
+            f"`{own.rule}`: their traces differ, even if they have the same names. Compile the "
+            "model with the same rule and options, or take only the parameters."
         )
     # The optimizer is compared only if both have one: the learner may not know it yet.
     fields = [f for f in FIELDS if f != "optimizer" or (state.optimizer and own.optimizer)]

@@ -62,8 +62,8 @@ def call_step_function(
         result = step_fn(*slices)
     if recorder.calls != 1:
         raise OptionError(
-            f"`step_fn` called the learner {recorder.calls} times; it has to call it "
-            "exactly once per step, and not inside a compiled function of its own."
+            f"`step_fn` called the learner {recorder.calls} times; it must call it exactly once "
+            "per step, and not inside another compiled function."
         )
     recorder.check_states()
     return _loss_and_aux(result, has_aux)

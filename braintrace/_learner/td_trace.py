@@ -189,7 +189,7 @@ def _check_alike(trace: PyTree, gradients: PyTree) -> None:
     lines = differences(found, expected, lambda a, b: jnp.shape(a) == jnp.shape(b))
     if lines or jax.tree.structure(trace) != jax.tree.structure(gradients):
         raise ShapeError(
-            f"`TDTrace.update`: the gradients are not like the trace:{''.join(lines)}\n"
+            f"`TDTrace.update`: the gradients do not match the trace:{''.join(lines)}\n"
             "Begin with `init(parameters, batch_size)`, and take the gradients of each of the "
             "environments: `jax.vmap(jax.grad(f), in_axes=(None, 0))`."
         )

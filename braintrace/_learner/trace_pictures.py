@@ -97,8 +97,8 @@ def plot_traces(
     check_option("sample", sample, NOT_NEGATIVE)
     if is_watched():
         raise OptionError(
-            "`plot_traces` draws numbers, which a transformation such as `jit` does not have: call "
-            "it outside."
+            "`plot_traces` draws values, which are unknown inside a transformation such as "
+            "`jit`: call it outside."
         )
     algorithm = learner.algorithm
     if sequences:
@@ -167,8 +167,8 @@ def _of_sample(array: jax.Array, axes: Sequence[Role], sample: int) -> jax.Array
         if role == "batch":
             if sample >= array.shape[axis]:
                 raise OptionError(
-                    f"`sample` is {sample}; the model is compiled for {array.shape[axis]} samples, "
-                    "which count from 0."
+                    f"`sample` is {sample}; the model is compiled for {array.shape[axis]} "
+                    "samples, counted from 0."
                 )
             return jax.lax.slice_in_dim(array, sample, sample + 1, axis=axis)
     return array

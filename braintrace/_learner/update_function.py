@@ -100,7 +100,7 @@ def _refuse_step(*arguments: PyTree) -> NoReturn:
 
 def _refusal(what: str) -> OptionError:
     return OptionError(
-        f"`update_fn` {what}. It changes parameters and States of its own; hidden states and "
-        "traces are those that the step has left. Change hidden states in the model's `update`; "
-        "to start a new sequence, call `reset_state` in `update_fn`, or give `reset`."
+        f"`update_fn` {what}. It may change parameters and its own States; hidden states and "
+        "traces keep their values from after the step. Change hidden states in `update` of the "
+        "model; to start a new sequence, call `reset_state` in `update_fn`, or use `reset`."
     )

@@ -60,8 +60,8 @@ def run_watched(learner: LearnerParts, request: Request, run: Run) -> PyTree:
     """
     if is_watched():
         raise OptionError(
-            f"`progress` and `log_every` of `{request.method}` cannot be told of inside a "
-            "transformation, which runs as a whole. Leave them out there."
+            f"`progress` and `log_every` of `{request.method}` do not work inside a "
+            "transformation, which runs as one program. Leave them out there."
         )
     steps = length_of(request.sequences)
     request, unit = _with_fixed_windows(learner, request, steps)

@@ -48,8 +48,8 @@ class Parts:
             return batch_size
         if batch_size is None or batch_size % self.data:
             raise ShapeError(
-                f"`batch_size` is {batch_size}, which cannot be divided between {self.data} "
-                "devices: give a multiple of that, or another mesh."
+                f"`batch_size` is {batch_size}, which is not a multiple of {self.data} devices: "
+                "use a multiple, or another mesh."
             )
         return batch_size // self.data
 

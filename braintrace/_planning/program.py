@@ -152,8 +152,8 @@ def program_for(work: Workload, parts: Parts) -> PlannedProgram:
     """
     if work.optimizer is not None and not is_transformation(work.optimizer):
         raise OptionError(
-            "`optimizer` is no `optax.GradientTransformation`; an optimizer with States of its own "
-            "belongs to the parameters of a model that is there. Leave it out."
+            "`optimizer` is not an `optax.GradientTransformation`; other optimizers hold "
+            "parameters of an existing model. Leave it out."
         )
     batch_size = parts.of_batch(work.batch_size)
     example = parts.of_example(work.example, work.batch_size)
@@ -168,8 +168,8 @@ def program_for(work: Workload, parts: Parts) -> PlannedProgram:
             trace_stateful(build, *work.example)
     except jax.errors.ConcretizationTypeError as error:
         raise OptionError(
-            "This model cannot be planned without its numbers: something in it depends on the "
-            "values of arrays, not on their shapes alone. Make the model, and plan that."
+            "This model cannot be planned from shapes alone: it depends on the values of arrays. "
+            "Create the model, and plan it."
         ) from error
     return found[0]
 

@@ -138,8 +138,8 @@ class Site(abc.ABC):
 
     def _has_no_operation(self, method: str) -> OptionError:
         return OptionError(
-            f"`Site.{method}` is about one operation, and with a `jacobian` of 'layered' or 'full' "
-            "a site is all hidden states. Use another `jacobian`, or `Site.zeros`."
+            f"`Site.{method}` needs one operation, but with a `jacobian` of 'layered' or 'full' a "
+            "site is all hidden states. Use another `jacobian`, or `Site.zeros`."
         )
 
     @abc.abstractmethod

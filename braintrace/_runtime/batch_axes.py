@@ -46,8 +46,8 @@ def arguments_for_batch(
     if batch_size is None or list(map(len, before)) != list(map(len, after)):
         raise ShapeError(
             f"The states have shapes {', '.join(map(str, after))}; the model was compiled for "
-            f"{', '.join(map(str, before))}. Call `compile_graph` with an example for these, or "
-            "reset an algorithm that was compiled inside a map inside it."
+            f"{', '.join(map(str, before))}. Call `compile_graph` with an example of these "
+            "shapes; reset an algorithm that was compiled inside a map inside the same map."
         )
     traced = graph.traced
     pairs = zip(itertools.chain(*before), itertools.chain(*after), strict=True)

@@ -160,7 +160,7 @@ def _unless_lost(traces: Traces) -> Traces:
     """
     if any(leaf.is_deleted() for leaf in jax.tree.leaves(traces)):
         raise LostTracesError(
-            "The traces were handed to a computation that updates them in place, and that has "
-            "failed. Call `reset_state` to start a new sequence."
+            "A computation that updates the traces in place has failed, so they are lost. Call "
+            "`reset_state` to start a new sequence."
         )
     return traces

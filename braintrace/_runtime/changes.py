@@ -53,9 +53,9 @@ def follow_every_state(algorithm: Any, window: int, is_start: bool) -> None:
     is_alike = compiled.step.follows_every_state
     if not (is_alike or is_start):
         raise OptionError(
-            f"`window` is {window}, and the traces so far leave out hidden states from which a "
-            "window continues. Give `window` to `compile`, or reset the learner before its first "
-            "call with a `window`."
+            f"`window` is {window}, but the current traces omit hidden states that a window "
+            "needs. Give `window` to `compile`, or reset the learner before its first call with "
+            "a `window`."
         )
     algorithm.every_state = True
     if is_alike:

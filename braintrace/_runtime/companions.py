@@ -123,15 +123,15 @@ def check_companions(traces: brainstate.State, states: States, paths: Sequence[P
     name = path_name(path)
     if states[path] is not before:
         raise LostTracesError(
-            f"State '{name}' is another object than in the learner's last call: the model has been "
-            "initialised again, or another learner has been compiled for it. The traces belong to "
-            "the values before. Call `learner.reset_state()` to start a new sequence, or compile "
+            f"State '{name}' is a new object since the learner's last call: the model was "
+            "initialised again, or another learner was compiled for it. The traces belong to the "
+            "previous values. Call `learner.reset_state()` to start a new sequence, or compile "
             "again."
         )
     raise LostTracesError(
-        f"State '{name}' has been written since the learner's last call, and the traces belong to "
-        "the value before. Call `learner.reset_state()` to start a new sequence, and write initial "
-        "values after it; write a State during a sequence in the model's `update`."
+        f"State '{name}' was written since the learner's last call, but the traces belong to its "
+        "previous value. Call `learner.reset_state()` to start a new sequence, and write initial "
+        "values after it; write a State during a sequence in `update` of the model."
     )
 
 

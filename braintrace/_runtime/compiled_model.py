@@ -196,9 +196,9 @@ class CompiledModel:
         if not carries_alike(compiled.step, after.step):
             told = ", ".join(compiled.attributes.change(now, name) for name in changed)
             raise NotCompiledError(
-                f"`{type(model).__name__}` has other traces since plain attributes of its "
-                f"modules have changed: {told}. Call `compile_graph` or `braintrace.compile` "
-                "again, which begins a new sequence."
+                f"`{type(model).__name__}` needs other traces, because attributes of its modules "
+                f"have changed: {told}. Call `compile_graph` or `braintrace.compile` again, which "
+                "starts a new sequence."
             )
         return after
 
@@ -214,9 +214,9 @@ class CompiledModel:
             used = [leaf.path for leaf in leaves if leaf.path in added]
         if used:
             raise NotCompiledError(
-                f"The State '{path_name(used[0])}' was added to `{type(model).__name__}` "
-                "after it was compiled, and the compiled step does not know it. Call "
-                "`compile_graph` or `braintrace.compile` again after changing a model."
+                f"The State '{path_name(used[0])}' was added to `{type(model).__name__}` after "
+                "compilation, so the compiled step does not contain it. Call `compile_graph` or "
+                "`braintrace.compile` again after a change of the model."
             )
 
     def changed(self, now: Attributes) -> list[str]:
@@ -277,9 +277,9 @@ class CompiledModel:
         name, changes = type(model).__name__, self.changed(now)
         told = ", ".join(self.attributes.change(now, changed) for changed in changes)
         warnings.warn(
-            f"`{name}` is compiled for the fourth time, since plain attributes of its modules "
-            f"change: {told}. A changed attribute takes as long as the first call. Keep a value "
-            "that changes often in a State, or give it as an argument of `update`.",
+            f"`{name}` is compiled for the fourth time, because attributes of its modules change: "
+            f"{told}. Each change takes as long as the first call. Keep a changing value in a "
+            "State, or pass it as an argument of `update`.",
             RecompilationWarning,
             stacklevel=level_of_user(),
         )

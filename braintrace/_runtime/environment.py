@@ -48,7 +48,7 @@ class Environment:
                 raise NotCompiledError(
                     f"`update` reads '{key}' of `brainstate.environ`, which was "
                     f"{self._values.get(key, 'not set')} when the model was compiled and is "
-                    f"{value} now. A compiled step does not see the change: give it as an "
+                    f"{value} now. A compiled step does not see the change: pass the value as an "
                     "argument of `update`, keep it in a State, or compile again."
                 )
             self._unread.add(key)

@@ -224,9 +224,9 @@ class InitialValues:
 
 def _other_shapes(model: brainstate.nn.Module, shapes: Shapes) -> ShapeError:
     return ShapeError(
-        f"`{type(model).__name__}.init_state` does not give the states the shapes that they "
-        f"have now, {', '.join(map(str, shapes))}. Call `reset_state` with the batch size (and "
-        "the options) that you initialise with, inside the maps that the model is in."
+        f"`{type(model).__name__}.init_state` does not create states of the current shapes, "
+        f"{', '.join(map(str, shapes))}. Call `reset_state` with the batch size (and the options) "
+        "of your initialisation, inside the same maps."
     )
 
 

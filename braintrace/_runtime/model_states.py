@@ -45,8 +45,8 @@ def find_states(
         state = inside.get(leaf.path, outside.get(leaf.path))
         if state is None:
             raise NotCompiledError(
-                f"The model has no State '{path_name(leaf.path)}' any more, which it had when "
-                "it was compiled. Call `compile_graph` again after changing a model."
+                f"The model no longer has the State '{path_name(leaf.path)}', which it had at "
+                "compilation. Call `compile_graph` again after a change of the model."
             )
         found[leaf.path] = state
     return found

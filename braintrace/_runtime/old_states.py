@@ -116,16 +116,16 @@ def _refusal(name: str, is_joint: bool) -> OptionError:
     if not is_joint:
         return OptionError(
             f"The hidden State '{name}' is differentiated through a method that runs a whole "
-            "sequence, and that has no derivative with respect to old states. Call the learner "
-            "step by step, or `functional().step`; or give the state through "
+            "sequence, which has no derivative with respect to earlier states. Call the learner "
+            "step by step, or use `functional().step`; or pass the state through "
             "`jax.lax.stop_gradient`."
         )
     return OptionError(
-        f"One gradient differentiates the State '{name}' from before the learner's first step, and "
-        "parameters or arguments of the step as well. The online gradient holds old states "
-        "constant, so that the State's derivative would be lost. Take two gradients, one with "
-        "respect to hidden states alone and one with respect to parameters; if the State's "
-        "derivative is not needed, give its value through `jax.lax.stop_gradient`."
+        f"One gradient differentiates the State '{name}' from before the learner's first step "
+        "together with parameters or arguments of the step. The online gradient holds earlier "
+        "states constant, so the derivative of the State would be lost. Take two gradients, one "
+        "with respect to hidden states alone and one with respect to parameters; if you do not "
+        "need the derivative of the State, pass its value through `jax.lax.stop_gradient`."
     )
 
 
@@ -146,10 +146,10 @@ def started(fresh: PyTree, mark: Any) -> PyTree:
         (leaves, _), (change, past) = primals, tangents
         if not (_is_zero(past) or all(map(_is_zero, change))):
             raise OptionError(
-                "A sequence starts within a gradient from initial values that depend on what is "
-                "differentiated, and the online gradient has no derivative with respect to these. "
-                "Take two gradients, one with respect to the initial values alone and one with "
-                "respect to parameters; or give them through `jax.lax.stop_gradient` in "
+                "A sequence starts inside a gradient from initial values that depend on the "
+                "differentiated values, and the online gradient has no derivative with respect "
+                "to these. Take two gradients, one with respect to the initial values alone and "
+                "one with respect to parameters; or pass them through `jax.lax.stop_gradient` in "
                 "`init_state`."
             )
         return leaves, change

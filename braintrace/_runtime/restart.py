@@ -87,8 +87,8 @@ def check_where(
     """
     if batch_size is not None:
         raise OptionError(
-            f"`reset_state` got both `where` and `batch_size={batch_size}`. Samples start anew "
-            "in the batch that there is: leave out one of the two."
+            f"`reset_state` got both `where` and `batch_size={batch_size}`. `where` resets "
+            "samples of the current batch: leave out one of the two."
         )
     shapes = "(batch,), one per sample, or a single one"
     flags = flags_of("where", where, shapes, lambda flags: flags.ndim <= 1)
@@ -127,9 +127,9 @@ def flags_of_samples(
     if graph.whole is not None and graph.whole.samples == 1:
         shared = next(leaf for leaf in graph.whole.leaves if graph.batch.axis(leaf) is None)
         raise OptionError(
-            f"{given}, but hidden state '{shared.name}' of shape {shared.shape} belongs to all "
-            "samples, and the learning rule follows them as one. Give one flag for all samples, "
-            "or use `D_RTRL`."
+            f"{given}, but all samples share hidden state '{shared.name}' of shape "
+            f"{shared.shape}, and the learning rule follows them together. Give one flag for all "
+            "samples, or use `D_RTRL`."
         )
     return flags
 
@@ -195,9 +195,9 @@ class RequestedRestarts:
         if options or batch_size not in present:
             given = ", ".join([f"batch_size={batch_size}", *options])
             raise OptionError(
-                f"`reset_state({given})` in `update_fn`: within a stream, samples start anew with "
-                "the values and the batch that there are. Call `reset_state()` or "
-                "`reset_state(where=...)` there, and this one between the calls of "
+                f"`reset_state({given})` in `update_fn`: a stream resets samples within its "
+                "batch, to the initial values of its model. Call `reset_state()` or "
+                "`reset_state(where=...)` there, and this one between two calls of "
                 "`etrace_online`."
             )
         flags = jnp.ones((), bool) if where is None else check_where(where, graph, values)

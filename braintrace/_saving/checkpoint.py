@@ -198,7 +198,7 @@ def _restored(path: pathlib.Path, learner: Learner) -> Any:
         leaves = leaves_by_name(state)
         if lines := differences(saved, contents_of(learner, leaves)):
             raise CheckpointError(
-                f"The checkpoint in '{path}' is that of another learner, and nothing has been "
+                f"The checkpoint in '{path}' belongs to another learner, and nothing has been "
                 f"restored:{''.join(lines)}\nBuild the learner as it was when it was saved; for "
                 "another batch call `reset_state` of the learner with its size first."
             )
@@ -222,8 +222,8 @@ def _checked(folder: Any, learner: Any) -> pathlib.Path:
     check_option("learner", learner, LEARNER)
     if is_watched():
         raise OptionError(
-            "A learner is saved and restored between its calls, not inside of a transformation "
-            "such as `jit` or `for_loop`."
+            "A learner can only be saved and restored between its calls, not inside a "
+            "transformation such as `jit` or `for_loop`."
         )
     try:
         return pathlib.Path(folder).expanduser().absolute()

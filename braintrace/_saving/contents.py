@@ -144,8 +144,8 @@ def leaves_by_name(state: LearnerState) -> dict[str, Any]:
         names = [name for name, _ in named]
         twice = next(name for name in names if names.count(name) > 1)
         raise OptionError(
-            f"Two arrays of this learner are both called '{twice}'. Give the attributes or keys "
-            "that they stand under names that differ."
+            f"Two arrays of this learner have the same name '{twice}'. Give their attributes or "
+            "keys different names."
         )
     return leaves
 

@@ -100,7 +100,7 @@ def last(folder: pathlib.Path) -> pathlib.Path:
         number = _by_the_first(lambda: max(_numbers(folder), default=-1))
     if number < 0:
         raise NoCheckpointError(
-            f"There is no checkpoint in '{folder}': nothing has been saved there to its end."
+            f"There is no checkpoint in '{folder}': no `save` has completed there."
         )
     path = _numbered(folder, number)
     if path.is_symlink() or path.is_file():
@@ -291,8 +291,8 @@ def _refuse_a_file(folder: pathlib.Path) -> None:
     """Raise an error if a folder's path is a file, before any training is lost."""
     if os.path.lexists(folder) and not folder.is_dir():
         raise CheckpointError(
-            f"'{folder}' is a file: expected a folder, or a path where there is nothing yet. "
-            "A learner is saved as several files; give them a folder of their own."
+            f"'{folder}' is a file: expected a folder, or a path that does not exist. A "
+            "checkpoint consists of several files."
         )
 
 

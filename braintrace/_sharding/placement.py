@@ -151,13 +151,13 @@ def placement_of(graph: ETraceGraph, specs: TraceSpecs, division: Division) -> P
     for path, reason in graph.batch.unclear.items() if division.data_parts > 1 else ():
         raise OptionError(
             f"The mesh axis '{division.data}' divides the batch into {division.data_parts} parts, "
-            f"and the batch axis of State '{path_name(path)}' is not known: {reason}. Make the "
-            "State in `init_state`, with an axis of the size of its `batch_size`."
+            f"but the batch axis of State '{path_name(path)}' is unknown: {reason}. Create the "
+            "State in `init_state`, with an axis of size `batch_size`."
         )
     if division.data_parts > 1 and samples is None:
         raise OptionError(
             f"The mesh axis '{division.data}' divides the batch into {division.data_parts} parts, "
-            "and this model has no batch axis. Compile it with `batch_size`, or pass `data=None`."
+            "but this model has no batch axis. Compile it with `batch_size`, or pass `data=None`."
         )
     if samples is not None and samples % division.data_parts:
         raise ShapeError(

@@ -158,7 +158,9 @@ def test_an_untraced_state_behind_a_weight_is_refused_where_weights_are_passed()
     assert "untraced-state" in kinds(
         compiled(Model(braintrace.matmul, mean=0.1), "elementwise"), "info"
     )
-    with pytest.raises(braintrace.CompilationError, match="'average' carries what depends on"):
+    with pytest.raises(
+        braintrace.CompilationError, match="'average' carries values that depend on"
+    ):
         compiled(Model(braintrace.matmul, mean=0.1), "full")
 
 

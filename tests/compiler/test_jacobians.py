@@ -444,7 +444,7 @@ class OwnDerivative(brainstate.nn.Module):
 @pytest.mark.parametrize(("tangent", "couples"), DERIVATIVES.values(), ids=DERIVATIVES)
 def test_what_a_custom_derivative_couples_is_reported(tangent, couples):
     entry = ZooModel(
-        "own derivative",
+        "custom derivative rule",
         lambda: OwnDerivative(sine_with(tangent)),
         (),
         (),

@@ -115,7 +115,9 @@ def test_what_is_no_linear_readout_stays_as_it_is_and_says_why(row):
 def test_a_plain_parameter_in_what_is_filtered_is_told():
     """All others are exact; with a mark, by hand or by the compiler, it is as well."""
     row = readouts.Row(readouts.rates, readouts.plain_inside)
-    with pytest.warns(braintrace.ApproximationWarning, match="'theta' enters what the readout 'o'"):
+    with pytest.warns(
+        braintrace.ApproximationWarning, match="'theta' enters the input of the readout 'o'"
+    ):
         learner = braintrace.compile(
             row.module(), "d_rtrl", readouts.data()[0][0], batch_size=BATCH
         )

@@ -614,7 +614,7 @@ kept(
 kept(
     lambda p, x: hidden_product(x, p["w"]) + p["b"],
     lambda p, x: mm(x, p["w"]) + ew(p["b"]),
-    name="a backward rule of its own",
+    name="a custom backward rule",
     **DENSE,
 )
 kept(
@@ -721,7 +721,7 @@ FIRST = {
     "branches",
     "a sparse matrix",
     "a bias of twice a product",
-    "a backward rule of its own",
+    "a custom backward rule",
 }
 """The first rows of groups of exact ones, each of which is compiled together."""
 
@@ -752,7 +752,7 @@ def twins(rows):
     "a low rank with a bias",
     "inside calls",
     "a sparse matrix",
-    "a backward rule of its own",
+    "a custom backward rule",
 )
 @pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning")
 @pytest.mark.parametrize("rows", each(GROUPS))
@@ -763,7 +763,7 @@ def test_has_the_relations_of_its_marked_twin(rows):
 
 
 @pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning")
-@pytest.mark.by_day("product", "a backward rule of its own")
+@pytest.mark.by_day("product", "a custom backward rule")
 @pytest.mark.parametrize("rows", each(GROUPS))
 def test_learns_as_its_marked_twin(rows):
     twin, learner = twins(rows)
@@ -903,7 +903,7 @@ UNMARKED = {
     ),
     "a long loop": (long_loop, "unroll_limit"),
     "a long loop over parameters": (many_gains, "unroll_limit"),
-    "an endless loop": (endless_loop, "number of steps is not known"),
+    "an endless loop": (endless_loop, "unknown number of steps"),
     "a callback": (by_callback, "pure_callback.*nothing is known"),
     "a precision": (with_precision, "precision"),
 }
@@ -1044,7 +1044,7 @@ def test_a_filter_says_which_parameters_are_marked():
     assert marked(("b0",)) == {("b0",)}
     assert marked(lambda path: path[0].startswith("w")) == {("w0",), ("w1",)}
     assert marked("auto") == {("w0",), ("b0",), ("w1",)}
-    with pytest.raises(bt.OptionError, match=r"`mark` is 'v', which fits no parameter.*'w0'"):
+    with pytest.raises(bt.OptionError, match=r"`mark` is 'v', which matches no parameter.*'w0'"):
         marked("v")
     with pytest.raises(bt.OptionError, match=r"`mark` is True; expected 'explicit', 'auto' or"):
         bt.D_RTRL(Model(rows, "plain"), mark=True)

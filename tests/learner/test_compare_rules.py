@@ -97,7 +97,7 @@ def test_refused_rules_are_rows_with_the_reason():
     found = table(*MAIN)
     for window in (None, LENGTH):
         row = by_key(found)["RFLO", window]
-        assert "sends errors back by the feedback" in row.refused
+        assert "sends errors back through the feedback" in row.refused
         assert row.gradient is None
         assert np.isnan([row.cosine, row.deviation, row.seconds]).all()
     assert str(found).count("RFLO is refused") == 1

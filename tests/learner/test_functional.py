@@ -269,7 +269,10 @@ def changed(field, entry, value):
         (changed("parameters", "w_in", jnp.zeros((3, 4))), "'w_in' `parameters` no path tuple"),
         (changed("hidden", 1, jnp.zeros(3)), "1 in `hidden` is no path"),
         (lambda state: dataclasses.replace(state, hidden=None), "`hidden` None expected a dict"),
-        (lambda state: dataclasses.replace(state, rule="SnAp(n=1)"), "`SnAp(n=1)` by `D_RTRL`"),
+        (
+            lambda state: dataclasses.replace(state, rule="SnAp(n=1)"),
+            "belongs `SnAp(n=1)` `D_RTRL`",
+        ),
     ],
     ids=["trace", "batch", "dtype", "more", "less", "other", "name", "number", "no field", "rule"],
 )

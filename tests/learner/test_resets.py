@@ -131,7 +131,7 @@ def test_sequences_without_a_loss(case, algorithm):
     [
         (np.zeros(LENGTH), "booleans"),
         (np.zeros(LENGTH - 1, bool), rf"expected booleans of shape \({LENGTH},\)"),
-        (np.zeros((LENGTH, BATCH + 1), bool), "the batch is its axis 0, and not of size 3"),
+        (np.zeros((LENGTH, BATCH + 1), bool), "its batch axis 0 does not have size 3"),
     ],
 )
 def test_flags_of_another_kind_are_refused(reset, message):

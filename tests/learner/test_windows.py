@@ -357,9 +357,9 @@ def test_other_rules_of_the_whole_state(rule):
 def test_one_window_for_all_rules():
     model, (x, *_) = SOME[0].build(), SOME[0].sequences(BATCH, 1)[0]
     build = functools.partial(braintrace.compile, model, "d_rtrl", x, batch_size=BATCH)
-    with pytest.raises(braintrace.OptionError, match="`window`, which holds for all weights"):
+    with pytest.raises(braintrace.OptionError, match="`window`, which applies to all weights"):
         build(rules={"w_in": ("es_d_rtrl", {"window": 2})})
-    with pytest.raises(braintrace.OptionError, match="do not go together"):
+    with pytest.raises(braintrace.OptionError, match="incompatible algorithms"):
         build(rules={"w_in": "rtrl"}, window=2)
 
 
@@ -373,7 +373,7 @@ def test_a_call_may_ask_for_a_window_at_the_start_of_a_sequence():
     assert not learner.algorithm.every_state
     state = learner.functional().state()
     learner.etrace_evolve(xs[:1])
-    message = r"`window` is 3, and the traces so far leave out hidden states .*`compile`"
+    message = r"`window` is 3, but the current traces omit hidden states .*`compile`"
     with pytest.raises(braintrace.OptionError, match=message):
         sequence_gradient(learner, case, xs, targets, window=WINDOW)
     with pytest.raises(braintrace.OptionError, match=message):

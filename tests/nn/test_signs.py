@@ -90,7 +90,7 @@ def test_sparse_and_masked_learn_alike(layer):
         (np.ones(UNITS), "for each of 4 inputs"),
         (np.ones((1, UNITS)), "for each of 4 inputs"),
         (2.0, "for each of 4 inputs"),
-        (np.array([1.0, 0.0, 1.0, -1.0]), "other numbers than 1 and -1"),
+        (np.array([1.0, 0.0, 1.0, -1.0]), "values other than 1 and -1"),
         ("excitatory", "an array of signs"),
     ],
     ids=["outputs", "row", "number", "zero", "word"],
@@ -139,7 +139,7 @@ def test_what_populations_send_adds_up():
         (X, "expected a dict of the populations"),
         ({"input": X}, r"expected a dict of the populations \['input', 'recurrent'\]"),
         ({"input": X, "other": X}, "'other'"),
-        ({"input": X, "recurrent": np.ones(UNITS, np.float32)}, "give one shape"),
+        ({"input": X, "recurrent": np.ones(UNITS, np.float32)}, "outputs of one shape"),
     ],
     ids=["array", "missing", "another", "shapes"],
 )

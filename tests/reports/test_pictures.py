@@ -319,7 +319,7 @@ def test_of_a_large_layer_some_units_are_drawn(monkeypatch):
 
 def test_what_cannot_be_drawn():
     learner = braintrace.compile(Layer(once), "d_rtrl", XS[0], batch_size=BATCH)
-    with pytest.raises(braintrace.OptionError, match="for which there is no trace"):
+    with pytest.raises(braintrace.OptionError, match="which has no trace"):
         braintrace.plot_traces(learner, "v", XS)
     with pytest.raises(braintrace.OptionError, match="compiled for 2 samples"):
         braintrace.plot_traces(learner, "w", XS, sample=2)

@@ -203,7 +203,7 @@ def test_it_reports_and_saves_no_trace():
     assert reasons["w_out"] == "used by ordinary operations only"
     saved = snapshot(learner)
     assert saved[1] == {}
-    with pytest.raises(braintrace.OptionError, match="'w_z', for which there is no trace"):
+    with pytest.raises(braintrace.OptionError, match="'w_z', which has no trace"):
         learner.eligibility("w_z")
     learner.algorithm.traces.value = {}
     with pytest.raises(braintrace.ShapeError, match="'w' is unexpected"):

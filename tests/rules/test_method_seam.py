@@ -254,7 +254,9 @@ def test_samples_that_share_a_trace_start_anew_together():
     traces = {"shared": jnp.ones(3)}
     specs = {"shared": SPECS["shared"]}
     np.testing.assert_array_equal(restart_traces(specs, traces, jnp.asarray(True))["shared"], 0)
-    with pytest.raises(braintrace.OptionError, match=r"'mean' of shape \(3,\) is shared"):
+    with pytest.raises(
+        braintrace.OptionError, match=r"All samples share the trace 'mean' of shape \(3,\)"
+    ):
         restart_traces(specs, traces, jnp.asarray([False, True]))
 
 

@@ -235,10 +235,10 @@ def test_accepts_a_recurrence_that_no_gradient_passes():
 @pytest.mark.parametrize(
     ("model", "states"),
     [
-        (PlainRecurrence, "'h' .* reaches 'h' through `dot_general`"),
-        (BY_NAME["Vanilla"].module, "'h' .* reaches 'h' through `etp_mm`"),
-        (BY_NAME["DelayLineForAMarkedOperation"].module, "'line' .* reaches 'h' through `etp_mm`"),
-        (OutputFedBack, "'last' .* reaches 'h' through `etp_mm`"),
+        (PlainRecurrence, "'h' .*reaches 'h' through `dot_general`"),
+        (BY_NAME["Vanilla"].module, "'h' .*reaches 'h' through `etp_mm`"),
+        (BY_NAME["DelayLineForAMarkedOperation"].module, "'line' .*reaches 'h' through `etp_mm`"),
+        (OutputFedBack, "'last' .*reaches 'h' through `etp_mm`"),
     ],
     ids=["plain", "marked", "by a delay line", "by another State"],
 )

@@ -48,7 +48,7 @@ def ostl_of(case, **options):
 def test_layers_are_apart_over_time(name, style):
     case, mask = cases.BY_NAME[name], np.array([1, 0, 2, 0.5, 1, 0])
     expected = ostl_of(case)
-    with pytest.warns(braintrace.ApproximationWarning, match="keeps of earlier values of"):
+    with pytest.warns(braintrace.ApproximationWarning, match="for earlier values of"):
         whole, masked = gradients(case, style, masks=(None, mask))
     assert_gradients_close(whole, expected, TOLERANCE, name)
     assert_gradients_differ(whole, references.bptt(case), 1e-3, name)
@@ -79,7 +79,7 @@ def test_each_weight_has_a_trace_for_its_own_layer():
 
 def test_between_layers_strict_finds_what_is_left_out():
     case = cases.BY_NAME["two_layers"]
-    with pytest.raises(braintrace.CompilationError, match="keeps of earlier values"):
+    with pytest.raises(braintrace.CompilationError, match="for earlier values"):
         build_learner(case, "ostl_recurrent", strict=True)
 
 

@@ -416,7 +416,7 @@ def test_a_wrong_rule_is_told_with_its_place(name):
 @pytest.mark.parametrize("product", ["input_zeros", "output_zeros"])
 def test_all_states_have_no_operation(jacobian, product):
     asking = wrong(jacobian=jacobian, init=lambda self, site: getattr(site, product)())
-    with pytest.raises(braintrace.OptionError, match=f"`Site.{product}` is about one operation"):
+    with pytest.raises(braintrace.OptionError, match=f"`Site.{product}` needs one operation"):
         compiled(asking)
 
 

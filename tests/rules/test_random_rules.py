@@ -486,7 +486,7 @@ def test_factors_and_exact_traces_are_reported():
     ]
     assert [row.parameter for row in report.without_trace] == ["w_out"]
     assert learner.eligibility("w_rec")["h"].shape == (BATCH, 4, 4)
-    with pytest.raises(braintrace.OptionError, match="no array of that form"):
+    with pytest.raises(braintrace.OptionError, match="no trace of its shape"):
         learner.eligibility("w_in")
     assert case.shapes["w_rec"] == (4,)
 

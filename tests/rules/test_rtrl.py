@@ -381,7 +381,9 @@ def test_what_the_model_is_called_with_depends_on_no_parameter(driver):
             return learner.etrace_online(xs, step_fn=loss, update_fn=lambda gradients: None)
         return brainstate.transform.grad(lambda: loss(xs[0]), weights_of(model))()
 
-    with pytest.raises(braintrace.OptionError, match="depends on what is differentiated"):
+    with pytest.raises(
+        braintrace.OptionError, match="depend on the differentiated parameters or states"
+    ):
         run(loss)
     learner.reset_state(2)
     run(lambda x: loss(x, jax.lax.stop_gradient))

@@ -357,7 +357,7 @@ def test_equal_rules_are_one(given):
 WRONG = {
     "no dict": (["w_in"], r"`rules` is .*expected a dict"),
     "no path": ({3: "ottt"}, r"the key 3; expected a path"),
-    "a path of nothing": ({"w_inn": "d_rtrl"}, r"'w_inn', which fits no parameter.*'w_in'"),
+    "a path of nothing": ({"w_inn": "d_rtrl"}, r"'w_inn', which matches no parameter.*'w_in'"),
     "no algorithm": ({"w_in": "d_rtl"}, r"`rules\['w_in'\]` is 'd_rtl'"),
     "options missing": (
         {"w_in": "ottt"},
@@ -366,15 +366,15 @@ WRONG = {
     "other options": ({"w_in": ("d_rtrl", {"decay": 0.5})}, "D_RTRL does not accept `decay`"),
     "options of all": (
         {"w_in": ("d_rtrl", {"strict": True})},
-        r"has `strict`, which holds for all",
+        r"has `strict`, which applies to all",
     ),
     "another kind": (
         {"w_in": "rtrl"},
-        r"do not go together: RTRL \(full\), D_RTRL \(elementwise\)",
+        r"incompatible algorithms: RTRL \(full\), D_RTRL \(elementwise\)",
     ),
     "a diagonal": (
         {"w_in": "snap"},
-        r"do not go together: SnAp \(diagonal\), D_RTRL \(elementwise\)",
+        r"incompatible algorithms: SnAp \(diagonal\), D_RTRL \(elementwise\)",
     ),
 }
 
@@ -390,7 +390,7 @@ WRONG = {
 )
 def test_rules_that_follow_the_state_across_positions_stand_alone(elsewhere, rule, kinds):
     """Their gradients go through the weights, all of which would have to be theirs."""
-    with pytest.raises(braintrace.OptionError, match=f"do not go together: {kinds}"):
+    with pytest.raises(braintrace.OptionError, match=f"incompatible algorithms: {kinds}"):
         build_learner(cases.BY_NAME["tanh_rnn"], elsewhere, rules={"w_in": rule})
 
 

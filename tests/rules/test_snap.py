@@ -398,9 +398,9 @@ def test_what_goes_through_two_products_is_told():
         found = [str(d) for d in compiled(by_name["two products"]).graph.diagnostics]
     (left_out,) = (message for message in found if "and then through" in message)
     assert "'h' reaches 'h' through `etp_mm`, and then through `etp_mm`" in left_out
-    kept = "the way of each position to itself is kept"
+    kept = "keeps the path of each element to itself"
     assert any(kept in message for message in found)
-    with pytest.warns(braintrace.ApproximationWarning, match="carry the way of each position"):
+    with pytest.warns(braintrace.ApproximationWarning, match="carry the path of each element"):
         compiled(by_name["einsum"])
     # A product that passes nothing to a position itself: the matrix has an empty diagonal.
     learner = compiled(

@@ -389,5 +389,5 @@ class MixesSamples(SparseNet):
 
 
 def test_samples_that_mix_are_refused():
-    with pytest.raises(braintrace.CompilationError, match="`SnAp` follows every sample on its own"):
+    with pytest.raises(braintrace.CompilationError, match="`SnAp` follows each sample separately"):
         braintrace.compile(MixesSamples(), "snap", jnp.ones((2, INPUTS)), batch_size=2, n=2)

@@ -377,7 +377,7 @@ def test_a_change_of_what_is_carried_is_refused():
     kept = learner.functional().state()
     net.is_wide = True
     for call in (learner, gradient, learner.predict):
-        told = r"`Wide` has other traces .*`is_wide` \(False then, True now\).*compile_graph"
+        told = r"`Wide` needs other traces.*`is_wide` \(False then, True now\).*compile_graph"
         with pytest.raises(braintrace.NotCompiledError, match=told):
             call(learner if call is gradient else XS[0])
         assert_same_bits(learner.functional().state(), kept)

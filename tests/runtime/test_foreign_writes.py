@@ -127,9 +127,9 @@ def test_stale_traces_are_refused(foreign, move):
 @pytest.mark.parametrize(
     ("foreign", "said"),
     [
-        (initialised, r"State 'c' is another object .* initialised again"),
-        (with_a_second_learner, "another learner has been compiled"),
-        (written, r"State 'h' has been written since .* `update`"),
+        (initialised, r"State 'c' is a new object .* initialised again"),
+        (with_a_second_learner, "another learner was compiled"),
+        (written, r"State 'h' was written since .* `update`"),
     ],
 )
 def test_the_message_says_what_happened(foreign, said):

@@ -141,8 +141,8 @@ def test_what_an_update_function_may_not_do():
         (lambda: zero(state), "`update_fn` writes the hidden State 'h'"),
         (lambda: zero(algorithm.traces), "`update_fn` writes the traces"),
         (lambda: zero(traces), "through their State"),
-        (lambda: learner.reset_state(BATCH + 1), "the batch that there are"),
-        (lambda: learner.reset_state(scale=2.0), "values and the batch"),
+        (lambda: learner.reset_state(BATCH + 1), "within its batch"),
+        (lambda: learner.reset_state(scale=2.0), "the initial values of its model"),
         (lambda: learner.reset_state(where=np.zeros(BATCH)), "expected booleans"),
     ]
     before = snapshot(learner)
@@ -168,7 +168,7 @@ def test_what_an_update_function_may_not_do():
     [
         ({"where": np.zeros(BATCH)}, "expected booleans"),
         ({"where": np.zeros((1, BATCH), bool)}, "expected booleans"),
-        ({"where": np.zeros(BATCH + 1, bool)}, "'h'.* the batch is its axis 0, and not of size 3"),
+        ({"where": np.zeros(BATCH + 1, bool)}, "'h'.* its batch axis 0 does not have size 3"),
         ({"where": np.zeros(BATCH, bool), "batch_size": BATCH}, "leave out one"),
     ],
 )

@@ -452,7 +452,7 @@ def test_what_is_no_folder_is_refused(call, folder):
 def test_what_is_no_learner_is_refused(call, tmp_path):
     with pytest.raises(braintrace.OptionError, match="`learner` is a D_RTRL; expected a learner"):
         call(tmp_path, shared().algorithm)
-    with pytest.raises(braintrace.OptionError, match="not inside of a transformation"):
+    with pytest.raises(braintrace.OptionError, match="not inside a transformation"):
         jax.jit(lambda: call(tmp_path, shared()))()
 
 

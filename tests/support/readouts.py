@@ -24,7 +24,7 @@ def data(batch=BATCH):
 spike = braintrace.nn.surrogate.triangle
 
 
-# --- layers: what they hand on is a function of their states, position by position
+# --- layers: what they hand on is a function of their states, elementwise function
 
 
 def rates(net, x):
@@ -104,7 +104,7 @@ def cascade(net, z, x):
 
 
 def synapse_and_unit(net, z, x):
-    """The same position by position, without a start value that somebody needs."""
+    """The same elementwise function, without a start value that somebody needs."""
     net.p.value = 0.6 * net.p.value + z @ net.w_out.value
     net.o.value = 0.7 * net.o.value + 0.3 * net.p.value
     return net.o.value
@@ -318,16 +318,16 @@ ODD = [
 ]
 """Linear ones that are written in another way."""
 OTHERS = [
-    Row(rates, decay_per_unit, why="times one number for all units"),
-    Row(lif, nonlinear_inside, why="not linear in its value before"),
+    Row(rates, decay_per_unit, why="multiplied by one scalar"),
+    Row(lif, nonlinear_inside, why="not linear in its previous value"),
     Row(alif, nonlinear_between, 1, why="'o' reads it", exact=("w_up",)),
-    Row(rates, nonlinear_before, why="position by position"),
+    Row(rates, nonlinear_before, why="elementwise function"),
     Row(rates, read_by_another, why="'p' reads it"),
-    Row(rates, clipped_on_the_way, why="position by position"),
-    Row(rates, decay_of_data, why="not linear in its value before"),
+    Row(rates, clipped_on_the_way, why="elementwise function"),
+    Row(rates, decay_of_data, why="not linear in its previous value"),
     Row(rates, in_one_state, why="a part of a `HiddenGroupState`"),
-    Row(lif, read_late, why="depends on its value before the step"),
+    Row(lif, read_late, why="depend on its previous value"),
     Row(rates, cascade, 1, why="'o' reads it", exact=("w_out", "w_up", "b")),
     Row(alif, synapse_and_unit, why="a chain of readouts has no filters"),
-    Row(alif, twice, why="depends on its value before the step"),
+    Row(alif, twice, why="depend on its previous value"),
 ]

@@ -1208,7 +1208,7 @@ FUNCTION = {
         ),
     ),
     "from_function, a step that changes what is no array": (
-        "`step` 'b' no array",
+        "`step` 'b' without an array",
         lambda b: of_function(
             lambda params, state, x: ({**state, "name": "b"}, x),
             state={"h": jnp.zeros((2, 4)), "name": "a"},

@@ -114,7 +114,7 @@ def _is_shape(value):
 
 REFUSED = {
     "LeakInInnerLoops": "`while` loop of unknown length",
-    "DelayedRecurrence": "carries what depends on the weights",
-    "DelayedSelfInhibition": "carries what depends on the weights",
-    "FilteredReadout": "carries what depends on the weights",
+    "DelayedRecurrence": "carries values that depend on weights",
+    "DelayedSelfInhibition": "carries values that depend on weights",
+    "FilteredReadout": "carries values that depend on weights",
 }

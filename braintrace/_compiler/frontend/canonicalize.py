@@ -42,9 +42,9 @@ def rewriting(unroll_limit: int) -> Rule:
             if name == "scan":
                 return _unroll(equation, operands, rewrite, unroll_limit)
             raise CompilationError(
-                "A `while` loop holds an ETP operation. Its number of steps is not known, so "
-                "that no trace can be made. Use `brainstate.transform.for_loop` with a fixed "
-                f"number of steps, or a plain operation. [{source_line(equation)}]"
+                "A `while` loop contains an ETP operation. The number of its steps is unknown, "
+                "so no trace is possible. Use `brainstate.transform.for_loop` with a fixed "
+                f"number of steps, or an ordinary operation. [{source_line(equation)}]"
             )
         return spell_out_broadcasts(equation, operands)
 
@@ -113,9 +113,9 @@ def _unroll(
     length = equation.params["length"]
     if length > unroll_limit:
         raise CompilationError(
-            f"A loop of {length} steps inside `update` holds an ETP operation; loops are "
-            f"unrolled up to {unroll_limit} steps. Give a larger `unroll_limit`, or make the "
-            f"inner steps steps of the model. [{source_line(equation)}]"
+            f"A loop of {length} steps inside `update` contains an ETP operation; loops are "
+            f"unrolled up to {unroll_limit} steps. Use a larger `unroll_limit`, or make the inner "
+            f"steps steps of the model. [{source_line(equation)}]"
         )
     return unrolled(equation, operands, rule)
 

@@ -51,8 +51,9 @@ def _check_batch(arguments: tuple[PyTree, ...], batch_size: int) -> None:
     shapes = [tuple(np.shape(leaf)) for leaf in jax.tree.leaves(arguments)]
     if any(shape[:1] != (batch_size,) for shape in shapes):
         raise ShapeError(
-            f"The model is mapped over a batch of `batch_size`={batch_size}, and every argument "
-            f"leads with it; the example arguments have shapes {', '.join(map(str, shapes))}."
+            f"The model is mapped over a batch of `batch_size`={batch_size}, so every argument "
+            "needs this first axis; the example arguments have shapes "
+            f"{', '.join(map(str, shapes))}."
         )
 
 

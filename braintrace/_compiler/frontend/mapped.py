@@ -23,10 +23,10 @@ def _axis(array: StateArray) -> str:
         return "mapped"
     if array.written and array.kind != "parameter":
         raise CompilationError(
-            f"`update` writes State '{path_name(array.path)}', of which there is one, while the "
-            "model is mapped over the samples of a batch: every sample would write another value. "
-            "Make it a `brainstate.ShortTermState`, one per sample, or write the model for a "
-            "batch (`batch_size` without `vmap`)."
+            f"`update` writes State '{path_name(array.path)}', which has one value for all "
+            "samples, but the model is mapped over the samples of a batch: each sample would "
+            "write another value. Make it a `brainstate.ShortTermState`, one per sample, or "
+            "write the model for a batch (`batch_size` without `vmap`)."
         )
     return "shared"
 

@@ -193,9 +193,8 @@ def _refuse_leaked_tracers(closed: ClosedJaxpr) -> None:
     if any(is_tracer(constant) for constant in open_jaxpr(closed)[1]):
         raise CompilationError(
             "`update` writes a State inside a raw `jax.lax` loop or branch, or another raw JAX "
-            "transformation, so that the value written there is lost. Use "
-            "`brainstate.transform.for_loop`, `scan`, `cond`, `while_loop`, `vmap` or `jit` "
-            "in its place: they carry States."
+            "transformation, so the written value is lost. Use `brainstate.transform.for_loop`, "
+            "`scan`, `cond`, `while_loop`, `vmap` or `jit` instead: they carry States."
         )
 
 

@@ -145,8 +145,8 @@ OPAQUE = (
 
 
 NOT_LINEAR = (
-    "it has a backward rule of its own, which is not proportional to the gradient that it is "
-    "given, or which JAX cannot transpose"
+    "it has a custom backward rule, which is not proportional to the incoming gradient, or which "
+    "JAX cannot transpose"
 )
 
 
@@ -338,8 +338,8 @@ def _why_closed(equation: Equation, unroll_limit: int) -> str:
     """Return the reason why a loop cannot be unrolled."""
     if equation.primitive.name == "scan":
         return (
-            f"the loop of {equation.params['length']} steps, each of which mixes positions with "
-            f"it, is longer than `unroll_limit` ({unroll_limit}); give a larger one, or make the "
-            "inner steps steps of the model"
+            f"the loop of {equation.params['length']} steps, each of which couples elements, is "
+            f"longer than `unroll_limit` ({unroll_limit}); use a larger one, or make the inner "
+            "steps steps of the model"
         )
-    return "it is the weight of a product in a loop whose number of steps is not known"
+    return "it is the weight of a product in a loop with an unknown number of steps"

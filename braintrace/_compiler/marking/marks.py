@@ -87,8 +87,8 @@ def marking_of(
         is_wanted = any(map(wants, paths))
     if not is_wanted:
         raise OptionError(
-            f"`mark` is {shown(mark)}, which fits no parameter of `{type(model).__name__}`; its "
-            f"parameters are {quoted(list(map(path_name, paths)))}."
+            f"`mark` is {shown(mark)}, which matches no parameter of `{type(model).__name__}`; "
+            f"its parameters are {quoted(list(map(path_name, paths)))}."
         )
     return Marking(wants, unroll_limit, needs_marks)
 

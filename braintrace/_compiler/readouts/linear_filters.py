@@ -23,8 +23,8 @@ from ..core.binding_times import data_of, time_of_leaf
 from ..groups.grouped_step import GroupedStep
 from .uniform import Number, constant, through, uniform
 
-NO_DECAY = "its value before the step does not come back times one number for all units"
-NOT_LINEAR = "it is not linear in its value before the step"
+NO_DECAY = "its previous value is not multiplied by one scalar, equal for all units"
+NOT_LINEAR = "it is not linear in its previous value"
 
 Added: TypeAlias = tuple[int, int]
 """A use of a summand that is the same for all data: an equation and its operand."""

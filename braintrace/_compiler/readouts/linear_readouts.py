@@ -30,11 +30,11 @@ Regroup = Callable[[TracedModel], GroupedStep]
 
 JOINED = "it is a part of a `HiddenGroupState`"
 COUPLED = (
-    "what it filters is no function of hidden states position by position: a nonlinear operation "
-    "lies behind one that couples elements"
+    "its input is not an elementwise function of hidden states: a nonlinear operation follows an "
+    "operation that couples elements"
 )
 CHAINED = "it reads another such state, and a chain of readouts has no filters"
-READ_LATE = "what `update` returns, or writes to other States, depends on its value before the step"
+READ_LATE = "the outputs of `update`, or other States, depend on its previous value"
 MOVED = "its elements do not stay where they are"
 OTHER_AXES = "its input has no axis with the samples of its batch"
 
@@ -155,8 +155,8 @@ def _refusals(
         Diagnostic(
             "info",
             "not-a-linear-readout",
-            f"Hidden state '{name}' remembers what other states feed it, and is no linear readout, "
-            f"whose gradient would be exact: {why}.",
+            f"Hidden state '{name}' remembers its inputs from other states, but is not a linear "
+            f"readout, whose gradient would be exact: {why}.",
             (name,),
         )
         for name, why in refused.items()

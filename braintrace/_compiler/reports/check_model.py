@@ -54,9 +54,9 @@ def check_hidden_states(traced: TracedModel) -> None:
     for leaf in traced.leaves:
         if leaf.kind == "hidden" and jax.numpy.issubdtype(leaf.dtype, jax.numpy.complexfloating):
             raise CompilationError(
-                f"Hidden state '{leaf.name}' of shape {leaf.shape} has dtype {leaf.dtype}; a trace "
-                "follows real numbers. Keep the real and the imaginary part as two hidden states; "
-                "weights and inputs may stay complex."
+                f"Hidden state '{leaf.name}' of shape {leaf.shape} has dtype {leaf.dtype}; traces "
+                "need real states. Store the real and the imaginary part as two hidden states; "
+                "weights and inputs may be complex."
             )
 
 
@@ -80,8 +80,8 @@ def memory_told() -> Iterator[None]:
         yield
     except MemoryError as error:
         raise CompilationError(
-            "The compiler numbers the elements of hidden states, and its tables do not fit into "
-            f"memory: {error}. Use fewer units or samples, or a machine with more memory."
+            "The compiler's tables of the elements of hidden states do not fit into memory: "
+            f"{error}. Use fewer units or samples, or a machine with more memory."
         ) from error
 
 
@@ -90,8 +90,8 @@ def check_has_states(model: brainstate.nn.Module, step: GroupedStep) -> None:
     if not step.groups and not step.outputs:
         raise CompilationError(
             f"`{type(model).__name__}.update` writes no `brainstate.HiddenState` of a "
-            "floating-point dtype, so that there is nothing to trace. Keep what the model "
-            "remembers from step to step in a `brainstate.HiddenState`."
+            "floating-point dtype, so there is nothing to trace. Store the memory of the model "
+            "in a `brainstate.HiddenState`."
         )
 
 
@@ -112,7 +112,7 @@ def check_learns(
     names = ", ".join(state.name for state, _ in step.new_states)
     raise CompilationError(
         f"No ETP operation with a parameter reaches a hidden state ({names}) of "
-        f"`{type(model).__name__}`, so that no weight would learn online. "
+        f"`{type(model).__name__}`, so no weight would learn online. "
         + _way_out(list(diagnostics), step.traced.has_found_marks)
     )
 
@@ -122,19 +122,18 @@ def _way_out(diagnostics: Sequence[Diagnostic], is_marked: bool) -> str:
     reasons = "".join(f"\n- {diagnostic}" for diagnostic in diagnostics)
     if any(diagnostic.kind == "mixed-positions" for diagnostic in diagnostics):
         return (
-            "What ETP operations give is mixed over positions before it gets there. Mark what "
-            "mixes it if that is a product with a weight; `RTRL` follows every other path as well "
-            f"(`compile(model, 'rtrl', ...)`).{reasons}"
+            "The outputs of ETP operations are coupled across elements before they reach it. If "
+            "a product with a weight couples them, mark this product; `RTRL` follows every other "
+            f"path as well (`compile(model, 'rtrl', ...)`).{reasons}"
         )
     if any(WITHOUT_MARKS in diagnostic.message for diagnostic in diagnostics):
-        return f"The ETP operations on the way into it are mapped over their weights:{reasons}"
+        return f"The ETP operations on the way to it are mapped over their weights:{reasons}"
     if is_marked:
-        return (
-            "The compiler has found nothing that it can mark on the way into the hidden state"
-            + (f"; what it has found stays as it is:{reasons}" if reasons else ".")
+        return "The compiler found no operation that it can mark on the way to the hidden state" + (
+            f"; it does not mark these:{reasons}" if reasons else "."
         )
     return (
         "Use `braintrace.matmul` (or `element_wise`, `conv`, `sparse_matmul`, `lora_matmul`) for "
         f"the weights on the way into the hidden state.{reasons}"
-        "\nOr try `mark='auto'`: the compiler marks the weights itself."
+        "\nOr use `mark='auto'`: the compiler then marks the weights."
     )

@@ -83,9 +83,9 @@ def _nonlinear_weights(
                 yield Diagnostic(
                     "warning",
                     "backward-not-linear",
-                    f"{quoted(names)} enters `{relation.primitive.name}` through a {NONLINEAR} "
-                    "What comes back to the weight is the sum over all steps, and the rule is "
-                    f"given that sum instead of the gradient of every step. {CHANGE_AFTERWARDS}",
+                    f"{quoted(names)} enters `{relation.primitive.name}` through a {NONLINEAR} It "
+                    "gets the gradient of all steps together, as their sum, instead of the "
+                    f"gradient of each step. {CHANGE_AFTERWARDS}",
                     names,
                     source_line(equation),
                 )
@@ -158,7 +158,7 @@ def _no_trace(
             yield Diagnostic(
                 "info",
                 "no-trace",
-                f"{quoted(names)} of `{relation.primitive.name}` has no trace by its learning "
+                f"{quoted(names)} of `{relation.primitive.name}` has no trace under its learning "
                 "rule; it gets the gradient of the current step.",
                 names,
                 relation.source,
@@ -172,9 +172,8 @@ def _inside_rules(step: GroupedStep) -> Iterator[Diagnostic]:
                 "warning",
                 "inside-custom-rule",
                 f"An ETP operation inside the body of `{equation.primitive.name}` cannot have a "
-                "trace: the function's own derivative rule decides what is differentiated. Its "
-                "weight gets the gradient of the current step. Move the operation out of the "
-                "function with the custom derivative.",
+                "trace, because the function has a custom derivative rule. Its weight gets the "
+                "gradient of the current step. Move the operation out of this function.",
                 (),
                 source_line(equation),
             )
@@ -190,7 +189,7 @@ def _partly_coupled(
                 yield Diagnostic(
                     "warning",
                     "partly-coupled",
-                    f"Some outputs of the operation of {quoted(paths)} reach several positions of "
+                    f"Some outputs of the operation of {quoted(paths)} reach several elements of "
                     f"{names_of(step.groups[influence.group])} at once, other than by a "
                     "broadcast; their influence is held constant.",
                     paths,
@@ -217,8 +216,8 @@ def _about_outputs(states: Sequence[StateLeaf]) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "info",
             "backward-not-linear",
-            f"Hidden state '{state.name}' lies behind a `custom_vjp` whose backward rule is not "
-            "proportional to the gradient that it is given. No later step reads the state, so "
-            "that it needs no trace: the weights before it get the gradient of the current step.",
+            f"Hidden state '{state.name}' follows a `custom_vjp` whose backward rule is not "
+            "proportional to the incoming gradient. No later step reads the state, so it needs "
+            "no trace: the weights before it get the gradient of the current step.",
             (state.name,),
         )

@@ -12,12 +12,12 @@ from ..groups.diagonals import products_met
 from .ancestors import AncestorSearch
 
 NONLINEAR = (
-    "`custom_vjp` whose backward rule is not proportional to the gradient that it is given (one "
-    "that clips, or adds something, for example)."
+    "`custom_vjp` whose backward rule is not proportional to the incoming gradient (for example, "
+    "it clips or adds something)."
 )
 OF_CURRENT_STEP = (
-    "A trace cannot carry a weight behind a weight: along this path it gets the gradient of the "
-    "current step only, and its influence on later steps through the state is lost."
+    "A trace cannot carry one weight through another: along this path it gets the gradient of "
+    "the current step only, and its influence on later steps through the state is lost."
 )
 CHANGE_AFTERWARDS = "Change gradients after `etrace_grad` has returned them instead."
 
@@ -59,10 +59,10 @@ def _about_cuts(
         yield Diagnostic(
             "warning",
             "plain-mixing",
-            f"Hidden state {quoted(states)} reaches {names_of(group)} through `{name}`, "
-            f"which couples elements. {_what_is_carried(group, index)} If it is a "
-            "recurrent weight, use `braintrace.matmul` so that the weight itself learns online; "
-            "if it must count in full, use BPTT or a `window`.",
+            f"Hidden state {quoted(states)} reaches {names_of(group)} through `{name}`, which "
+            f"couples elements. {_what_is_carried(group, index)} If it is a recurrent weight, use "
+            "`braintrace.matmul`: the weight then learns online. If the path must count in full, "
+            "use BPTT or a `window`.",
             (*states, *_names(group)),
             source_line(equation),
         )
@@ -70,10 +70,10 @@ def _about_cuts(
         yield Diagnostic(
             "warning",
             "mixed-positions",
-            f"Weight {quoted(weights)} reaches {names_of(group)} through `{name}`, which "
-            "couples elements. A trace cannot carry this path: it is held constant where the "
-            "weight also reaches the state position by position, and otherwise the weight gets "
-            "the gradient of the current step along it.",
+            f"Weight {quoted(weights)} reaches {names_of(group)} through `{name}`, which couples "
+            "elements. Traces cannot carry this path. It is held constant if the weight also "
+            "reaches the state elementwise; otherwise the weight gets the gradient of the "
+            "current step along it.",
             (*weights, *_names(group)),
             source_line(equation),
         )
@@ -103,8 +103,8 @@ def _about_weight_met(
             "info",
             "layer-to-layer",
             f"Hidden state {quoted(ancestors.new_states)} feeds {names_of(group)} through the ETP "
-            f"operation `{name}`. The learning signal of a step goes back through it; what "
-            f"{names_of(group)} remembers of earlier steps is what {rule} leaves out on this path.",
+            f"operation `{name}`. The learning signal of a step passes through it; {rule} "
+            f"truncates the memory of {names_of(group)} on this path.",
             (*ancestors.new_states, *_names(group)),
             source_line(equation),
         )
@@ -113,8 +113,8 @@ def _about_weight_met(
             "warning",
             "nested-weights",
             f"Weight {quoted(ancestors.weights)} reaches {names_of(group)} through another ETP "
-            f"operation, `{name}`. {OF_CURRENT_STEP} Where the model allows it, move the weight "
-            "behind the other one (a GRU whose reset gate acts after the recurrent product has a "
+            f"operation, `{name}`. {OF_CURRENT_STEP} If the model allows it, apply the weight "
+            "after the other one (a GRU with the reset gate after the recurrent product has a "
             "trace for all weights).",
             (*ancestors.weights, *_names(group)),
             source_line(equation),
@@ -133,9 +133,9 @@ def _about_two_operations(
             "info",
             "recurrent-mixing",
             f"Hidden state {quoted(old_states)} reaches {names_of(group)} through the ETP "
-            f"operation `{equation.primitive.name}`, and then through `{last.primitive.name}`"
-            f"{place}. The path from state to state through both is what {rule} "
-            f"leaves out, and {quoted(first.printed_paths)} has no trace there.",
+            f"operation `{equation.primitive.name}`, and then through "
+            f"`{last.primitive.name}`{place}. {rule} truncates the path from state to state "
+            f"through both, and {quoted(first.printed_paths)} has no trace there.",
             (*old_states, *_names(group)),
             source_line(equation),
         )
@@ -144,22 +144,21 @@ def _about_two_operations(
 def _what_is_carried(group: HiddenGroup, equation: int) -> str:
     if _is_kept(group, equation):
         return (
-            "Of this path into the next step, traces carry the way of each position to itself; "
-            "the rest is left out of the gradient of every weight."
+            "Traces carry the path of each element to itself; the rest of this path to the next "
+            "step is truncated in the gradient of every weight."
         )
     return (
-        "Traces carry what happens position by position only, so this path into the next step is "
-        "left out of the gradient of every weight."
+        "Traces are elementwise, so this path to the next step is truncated in the gradient of "
+        "every weight."
     )
 
 
 def _left_out(rule: str, group: HiddenGroup, equation: int) -> str:
     if _is_kept(group, equation):
         return (
-            "of the path from state to state through it, the way of each position to itself is "
-            f"kept, and the rest is what {rule} leaves out."
+            f"{rule} keeps the path of each element to itself through it, and truncates the rest."
         )
-    return f"the path from state to state through it is what {rule} leaves out."
+    return f"{rule} truncates the path from state to state through it."
 
 
 def _is_kept(group: HiddenGroup, equation: int) -> bool:
@@ -167,7 +166,7 @@ def _is_kept(group: HiddenGroup, equation: int) -> bool:
 
 
 _RULES: Mapping[Jacobian, str] = {
-    "none": "a rule without a past",
+    "none": "a rule without traces",
     "elementwise": "D-RTRL",
     "diagonal": "SnAp-1",
     "sparse": "SnAp",
@@ -196,8 +195,7 @@ def _about_two_products(
                     f"Hidden state {quoted(states)} reaches {names_of(group)} through "
                     f"`{equations[first].primitive.name}`, and then through "
                     f"`{equations[last].primitive.name}` ({source_line(equations[last])}). SnAp-1 "
-                    "follows one product: this path is left out, from a position to itself as "
-                    "well.",
+                    "follows one product: it truncates this path, also from an element to itself.",
                     (*states, *_names(group)),
                     source_line(equations[first]),
                 )
@@ -214,11 +212,10 @@ def _about_states_met(
             yield Diagnostic(
                 "warning",
                 "plain-mixing",
-                f"Hidden state {quoted(states)} reaches {names_of(group)}, but not one position "
-                "each: by a broadcast, or by several slices. The learning signal of a step goes "
-                f"back on this path; what {names_of(group)} remembers of earlier steps is left "
-                "out of the gradient of every weight before it. If it must count in full, use BPTT "
-                "or a `window`.",
+                f"Hidden state {quoted(states)} reaches {names_of(group)}, but not elementwise: "
+                "by a broadcast, or by several slices. The learning signal of a step passes "
+                f"through this path; the memory of {names_of(group)} is truncated in the gradient "
+                "of every weight before it. If it must count in full, use BPTT or a `window`.",
                 (*states, *_names(group)),
                 source_line(search.step.analysis.program.equations[index]),
             )

@@ -30,12 +30,12 @@ def lost_marks(step: GroupedStep) -> Iterator[Diagnostic]:
             yield Diagnostic(
                 "warning",
                 "not-marked",
-                "A map (`jax.vmap`, or `vmap=True` over samples) maps "
-                f"`{name}` with {quoted(names)} over its {operand}, {WITHOUT_MARKS}: "
-                f"a mark is of one weight. On the way to {quoted(states)} it gets the gradient of "
-                "the current step. Use `braintrace.grouped_matmul` or `braintrace.einsum` with the "
-                "mapped axis in the weight, call the operation once for each weight, or map over "
-                "the inputs alone.",
+                f"A map (`jax.vmap`, or `vmap=True` over samples) maps `{name}` with "
+                f"{quoted(names)} over its {operand}, {WITHOUT_MARKS}: an ETP operation has one "
+                f"weight. On the way to {quoted(states)} it gets the gradient of the current "
+                "step. Use `braintrace.grouped_matmul` or `braintrace.einsum` with the mapped "
+                "axis in the weight, call the operation once for each weight, or map over the "
+                "inputs alone.",
                 (*names, *states),
                 line,
             )

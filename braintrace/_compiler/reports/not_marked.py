@@ -70,8 +70,8 @@ def _about(
     yield Diagnostic(
         "info" if recurrent_use is None else "warning",
         "not-marked",
-        f"{how} without a mark. It gets the gradient of the current step: its influence on later "
-        "steps through the state is left out. Use "
+        f"{how} without a mark. It gets the gradient of the current step, without its influence "
+        "on later steps through the state. Use "
         f"`braintrace.{_OPERATIONS.get(name, 'element_wise')}`, or compile with `mark='auto'`.",
         (leaf.name, *states),
         source_line(equation),

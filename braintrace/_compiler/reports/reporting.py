@@ -48,6 +48,6 @@ def publish(diagnostics: Iterable[Diagnostic], strict: bool) -> None:
     costly = [diagnostic for diagnostic in diagnostics if diagnostic.level == "warning"]
     if strict and costly:
         listed = "".join(f"\n- {diagnostic}" for diagnostic in costly)
-        raise CompilationError(f"Parts of the gradient cannot be carried by traces:{listed}")
+        raise CompilationError(f"Traces cannot carry parts of the gradient:{listed}")
     for diagnostic in costly:
         warnings.warn(str(diagnostic), ApproximationWarning, stacklevel=3)

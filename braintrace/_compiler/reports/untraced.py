@@ -23,20 +23,20 @@ def carried_without_a_trace(step: GroupedStep, ends: frozenset[Var]) -> Iterator
             yield Diagnostic(
                 "warning",
                 "untraced-state",
-                f"State '{leaf.name}' carries what depends on the weights from step to step, and "
-                f"reaches {quoted(reached) or 'the output of `update`'}. It is no "
-                "`brainstate.HiddenState`, so that no trace follows it and this path is left out "
-                "of the gradient. Make it a `brainstate.HiddenState`, or write it through "
-                "`jax.lax.stop_gradient` if it should not count.",
+                f"State '{leaf.name}' carries values that depend on weights from step to step, "
+                f"and reaches {quoted(reached) or 'the output of `update`'}. It is not a "
+                "`brainstate.HiddenState`, so it has no trace and this path is truncated. Make "
+                "it a `brainstate.HiddenState`, or write it through `jax.lax.stop_gradient` to "
+                "exclude it.",
                 (leaf.name, *reached),
             )
         elif not gradients.descendants([leaf.in_var]).isdisjoint(new):
             yield Diagnostic(
                 "info",
                 "untraced-state",
-                f"State '{leaf.name}' carries what depends on the weights from step to step, and "
-                "reaches the hidden states of the next steps through ETP operations. Their "
-                "weights learn online; the path through them is what D-RTRL leaves out.",
+                f"State '{leaf.name}' carries values that depend on weights from step to step, "
+                "and reaches the hidden states of the next steps through ETP operations. Their "
+                "weights learn online; D-RTRL truncates the path through them.",
                 (leaf.name,),
             )
 
@@ -75,10 +75,10 @@ def _plain_uses(step: GroupedStep, leaf: StateLeaf, new: dict[Var, str]) -> Iter
             yield Diagnostic(
                 "warning",
                 "also-untagged",
-                f"Weight '{leaf.name}' of an ETP operation reaches {quoted(states)} through "
-                f"`{equation.primitive.name}` as well. Its trace carries the ETP operation; "
-                "on the other way the weight gets the gradient of the current step. Use a "
-                "ETP operation there, too.",
+                f"Weight '{leaf.name}' of an ETP operation also reaches {quoted(states)} through "
+                f"`{equation.primitive.name}`. Its trace carries the ETP operation; along the "
+                "other path, the weight gets the gradient of the current step. Use an ETP "
+                "operation there, too.",
                 (leaf.name, *states),
                 source_line(equation),
             )
@@ -102,10 +102,10 @@ def plain_in_readouts(step: GroupedStep) -> Iterator[Diagnostic]:
                 yield Diagnostic(
                     "warning",
                     "plain-in-readout",
-                    f"Parameter '{leaf.name}' enters what the readout '{readout}' filters through "
-                    f"`{equation.primitive.name}`, an ordinary operation: what the readout "
-                    "remembers of earlier steps is left out of its gradient. Use an ETP "
-                    "operation there, such as `braintrace.element_wise`, or `mark='auto'`.",
+                    f"Parameter '{leaf.name}' enters the input of the readout '{readout}' through "
+                    f"`{equation.primitive.name}`, an ordinary operation, so its gradient lacks "
+                    "the memory of the readout. Use an ETP operation there, such as "
+                    "`braintrace.element_wise`, or `mark='auto'`.",
                     (leaf.name, readout),
                     source_line(equation),
                 )

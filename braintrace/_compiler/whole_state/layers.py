@@ -40,9 +40,9 @@ def about_layers(step: GroupedStep, layers: Sequence[HiddenStates]) -> Iterator[
                 yield Diagnostic(
                     "warning",
                     "between-layers",
-                    f"What {quoted(names[1])} keeps of earlier values of {quoted(names[0])} is "
-                    "left out of the gradient of the weights below: this rule follows each layer "
-                    "on its own. `RTRL` leaves nothing out.",
+                    f"The memory of {quoted(names[1])} for earlier values of {quoted(names[0])} "
+                    "is truncated in the gradient of the weights below: this rule follows each "
+                    "layer separately. `RTRL` truncates nothing.",
                     (*names[0], *names[1]),
                 )
 

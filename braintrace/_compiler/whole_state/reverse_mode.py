@@ -28,9 +28,9 @@ def check_reverse_mode(
         reads = any(is_var(atom) and atom in descendants for atom in equation.invars)
         if reads and any(inner.primitive.name == "while" for inner in every):
             raise CompilationError(
-                f"`{rule}` goes back through every step, and a `while` loop of unknown length "
-                f"({source_line(equation)}) has no derivative in that direction. Use a loop of "
-                "known length (`for_loop`, `scan`), `jax.lax.stop_gradient`, or D_RTRL."
+                f"`{rule}` differentiates every step in reverse mode, and a `while` loop of "
+                f"unknown length ({source_line(equation)}) has no reverse-mode derivative. Use a "
+                "loop of known length (`for_loop`, `scan`), `jax.lax.stop_gradient`, or D_RTRL."
             )
 
 

@@ -117,11 +117,11 @@ def _placed(
     samples = _filled((flow, var) for flow, var in pairs if carries_derivative(var))
     if any(np.any(s == TOP) for s in samples):
         raise CompilationError(
-            f"What parameters give in `{equation.primitive.name}` ({source_line(equation)}) "
-            f"reaches several of the {count} samples by each number: a row that one index looks up "
-            "for all of them, a product with the data of one, or an operation that does not tell "
-            "samples apart. Their gradients are one sum there. Give every sample its own "
-            "(`table[jnp.broadcast_to(index, batch)]`), or use D_RTRL."
+            f"In `{equation.primitive.name}` ({source_line(equation)}), one element of a "
+            f"parameter-derived value reaches several of the {count} samples: an index "
+            "gathers a row for all of them, a product uses the data of one, or an operation does "
+            "not separate samples. Their gradients are summed there. Give each sample a separate "
+            "value (`table[jnp.broadcast_to(index, batch)]`), or use D_RTRL."
         )
     return dataclasses.replace(use, kind="any", x=None, samples=samples)
 

@@ -62,9 +62,9 @@ def whole_state_of(
     proof = _verified(step, leaves, uses, count, _choices(batch, leaves, count))
     if proof.coupled is not None:
         raise CompilationError(
-            f"`{rule}` follows every sample on its own, and hidden state '{proof.coupled.name}' of "
-            f"shape {proof.coupled.shape} depends on several of the {proof.count} samples (a mean "
-            "over the batch, for example), or has no axis for them. Compute what mixes samples "
+            f"`{rule}` follows each sample separately, but hidden state '{proof.coupled.name}' of "
+            f"shape {proof.coupled.shape} depends on several of the {proof.count} samples (for "
+            "example, a mean over the batch), or has no axis for them. Compute the coupling "
             "through `jax.lax.stop_gradient`, or use D_RTRL."
         )
     return WholeState(
@@ -134,7 +134,9 @@ def _check_derivatives(step: GroupedStep, leaves: Sequence[StateLeaf], rule: str
     traced, analysis = step.traced, step.analysis
     for diagnostic in carried_without_a_trace(step, frozenset()):
         if diagnostic.level == "warning":
-            raise CompilationError(f"`{rule}` is exact or not at all: {diagnostic}")
+            raise CompilationError(
+                f"`{rule}` truncates nothing, so it refuses this model: {diagnostic}"
+            )
     starts = [leaf.in_var for leaf in (*leaves, *traced.parameters)]
     descendants = analysis.gradient_descendants(starts)
     outputs = [atom for atom in traced.output_atoms if is_var(atom)]
@@ -143,8 +145,8 @@ def _check_derivatives(step: GroupedStep, leaves: Sequence[StateLeaf], rule: str
     for equation, operands in nonlinear_uses(analysis, new_vars(leaves)):
         if not descendants.isdisjoint(atom for atom in operands if is_var(atom)):
             raise CompilationError(
-                f"`{rule}` adds up gradients of many steps, and a `custom_vjp` "
+                f"`{rule}` sums gradients of many steps, but a `custom_vjp` "
                 f"({source_line(equation)}) has a backward rule that is not proportional to the "
-                "gradient that it is given (one that clips it, for example). Change gradients "
-                "after `etrace_grad` has returned them instead."
+                "incoming gradient (it clips, for example). Change gradients after `etrace_grad` "
+                "has returned them."
             )

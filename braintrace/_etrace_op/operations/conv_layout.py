@@ -151,14 +151,14 @@ def _explicit_padding(
         return tuple((int(low), int(high)) for low, high in pairs)
     if any(dilation != 1 for dilation in params["lhs_dilation"]):
         raise OptionError(
-            f"`conv`: padding={shown(padding)} has no meaning with lhs_dilation="
-            f"{params['lhs_dilation']}; give explicit (low, high) pairs."
+            f"`conv`: padding={shown(padding)} cannot be combined with "
+            f"lhs_dilation={params['lhs_dilation']}; use explicit (low, high) pairs."
         )
     window = dilated(kernel.shape[:-2], params["rhs_dilation"])
     try:
         pads = jax.lax.padtype_to_pads(x.shape[1:-1], window, params["strides"], padding)
     except (RuntimeError, ValueError, TypeError) as error:
-        raise OptionError(f"`conv`: padding={shown(padding)} is not known: {error}") from error
+        raise OptionError(f"`conv`: padding={shown(padding)} is unknown: {error}") from error
     return tuple((int(low), int(high)) for low, high in pads)
 
 

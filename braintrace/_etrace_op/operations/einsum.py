@@ -206,7 +206,7 @@ def _axes(equation: Any, x: Any, weight: Any) -> Axes:
         raise OptionError(f"{where} must have an ellipsis in `x` and in the result, or in none.")
     unknown = [a for a in output if a not in (*of_x, *of_weight)]
     if unknown:
-        raise OptionError(f"{where} has {unknown[0]!r} in the result alone.")
+        raise OptionError(f"{where} has {unknown[0]!r} only in the result.")
     more = tuple(f"{ELLIPSIS}{i}" for i in range(x.ndim - len(of_x) + 1))
     axes = Axes(_filled(of_x, more), of_weight, _filled(output, more))
     sizes: dict[str, int] = {}
@@ -242,7 +242,7 @@ def _parts(equation: Any) -> tuple[tuple[Letters, Letters], Letters]:
         if twice:
             raise OptionError(
                 f"`einsum`: the equation {equation!r} has {twice[0]!r} twice in "
-                f"{''.join(letters)!r}. Only letters of `x` and of the weight may stand twice."
+                f"{''.join(letters)!r}. Only letters of both operands may occur twice."
             )
     return (x, weight), output
 

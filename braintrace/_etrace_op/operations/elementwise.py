@@ -99,8 +99,8 @@ def element_wise(
         result = function(weight)
     if isinstance(result, (tuple, list, dict)) or result is None:
         raise DtypeError(
-            f"`element_wise`: `{name}` of `weight` is {shown(result)}; expected one array. "
-            "Mark each array with a call of its own."
+            f"`element_wise`: `{name}` of `weight` is {shown(result)}; expected one array. Use a "
+            "separate call for each array."
         )
     value, unit = quantities.split("element_wise", f"{name}(weight)", result)
     return quantities.attach(etp_elemwise_p.bind(value), unit)

@@ -175,7 +175,7 @@ def _like_weight(feedback: Any, weight: Any, unit: Any) -> Any:
     if jnp.iscomplexobj(array) and not jnp.iscomplexobj(weight):
         raise DtypeError(
             f"`feedback_matmul`: `feedback` has dtype {array.dtype}, but `weight` has dtype "
-            f"{weight.dtype}. Give a real weight a real feedback."
+            f"{weight.dtype}. The feedback of a real weight must be real."
         )
     if feedback_unit != unit:
         array = jnp.asarray(saiunit.Quantity(array, unit=feedback_unit).to_decimal(unit))

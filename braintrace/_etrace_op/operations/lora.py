@@ -156,7 +156,7 @@ def _constant(alpha: Any) -> float:
         value = float(alpha)
     except Exception as error:
         raise OptionError(
-            f"`lora_matmul`: `alpha` must be a number that is known when the model is traced, got "
+            "`lora_matmul`: `alpha` must be a number that is known at trace time, got "
             f"{shown(alpha)}. Multiply `x` by a scale that is traced or has a unit."
         ) from error
     if not math.isfinite(value):

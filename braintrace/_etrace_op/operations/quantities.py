@@ -86,7 +86,7 @@ def bias_operands(
         check_option("bias_fn", function, FUNCTION_OR_NONE, f"`{operation}`: ")
         if function is not None:
             raise OptionError(
-                f"`{operation}` got `bias_fn` and no `bias` to apply it to: give both, or none."
+                f"`{operation}` got `bias_fn` without a `bias`: give both or neither."
             )
         return ()
     array, bias_unit = split_result(operation, "bias", bias, "bias_fn", function)

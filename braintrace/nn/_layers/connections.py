@@ -246,6 +246,6 @@ def _check_inputs(layer: brainstate.nn.Module, in_size: Any, inputs: int) -> Non
     """Refuse a shape of inputs that does not fit the weight."""
     if in_size is not None and layer.in_size[-1] != inputs:
         raise OptionError(
-            f"`{type(layer).__name__}`: `in_size` is {shown(in_size)}, and the weight has {inputs} "
-            "inputs: expected as many in the last axis."
+            f"`{type(layer).__name__}`: `in_size` is {shown(in_size)}, but the weight has "
+            f"{inputs} inputs: expected as many in the last axis."
         )

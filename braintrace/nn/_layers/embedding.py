@@ -79,7 +79,8 @@ class Embedding(brainstate.nn.Embedding):
         if scale_grad_by_freq:
             raise OptionError(
                 f"`{type(self).__name__}`: `scale_grad_by_freq` is {shown(scale_grad_by_freq)}; "
-                "expected False: how often an index occurs in a batch is no fact of one sample."
+                "expected False: the frequency of an index in a batch is not a property of one "
+                "sample."
             )
         super().__init__(
             num_embeddings,

@@ -41,7 +41,7 @@ def signs_of(w_sign: Any, shape: tuple[int, int], layer: str) -> np.ndarray:
             f"inputs, or for each weight {shape}."
         )
     if not np.all(np.abs(signs) == 1):
-        raise OptionError(f"`{layer}`: `w_sign` has other numbers than 1 and -1.")
+        raise OptionError(f"`{layer}`: `w_sign` has values other than 1 and -1.")
     return signs
 
 

@@ -86,7 +86,8 @@ class Projection(brainstate.nn.Module):
         shapes = {name: tuple(y.shape) for name, y in zip(names, sent, strict=True)}
         if len(set(shapes.values())) > 1:
             raise ShapeError(
-                f"`Projection`: the weights of all populations give one shape, got {shapes}."
+                "`Projection`: the weights of all populations must have outputs of one shape, "
+                f"got {shapes}."
             )
         total, *rest = sent
         for y in rest:
