@@ -103,7 +103,7 @@ def by_transformation(learner: LearnerParts, optimizer: Any) -> Update:
 
     def update(found: Found) -> None:
         now = learner.parameters_for_optimizer()
-        gradients = _downhill(found.gradients, now)
+        gradients = _computed_once(_downhill(found.gradients, now), found.losses)
         more = {"value": jnp.mean(found.losses)} if takes_loss else {}
         with in_words(OptionError, lambda: "`optimizer.update` fails for the gradients"):
             changes, state.value = optimizer.update(gradients, state.value, now, **more)
@@ -118,6 +118,23 @@ def by_transformation(learner: LearnerParts, optimizer: Any) -> Update:
             states[path].value = value
 
     return update
+
+
+def _computed_once(gradients: PyTree, losses: jax.Array) -> PyTree:
+    """Return gradients that a CPU computes once, and not again for each moment of an optimizer.
+
+    XLA fuses the contraction of traces into every reader of a gradient, also through an
+    `optimization_barrier`, but not through a branch. It does not know that the condition holds for
+    all losses. An unmasked stream with Adam takes 0.8 of the time: recurrent ALIF neurons, 256
+    units, 16 samples, two cores.
+    """
+
+    def once(gradients: PyTree) -> PyTree:
+        always = ~jnp.any(jnp.isnan(losses) & jnp.isfinite(losses))
+        zeros = jax.tree.map(jnp.zeros_like, gradients)
+        return jax.lax.cond(always, lambda: gradients, lambda: zeros)
+
+    return jax.lax.platform_dependent(gradients, cpu=once, default=lambda same: same)
 
 
 def by_object(learner: LearnerParts, optimizer: Any) -> Update:

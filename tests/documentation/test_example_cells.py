@@ -1,0 +1,15 @@
+"""Where memory counts, the cells for which D-RTRL is exact predict better, as the gallery says."""
+
+import example_scripts
+import pytest
+
+pytestmark = pytest.mark.nightly
+
+
+def test_an_oscillator_needs_a_cell_that_learns_a_long_memory():
+    example = example_scripts.load("cells")
+    cells = example.CELLS
+    lru, gru = (example.error(cells[name], "oscillator", 0) for name in ("LRU", "GRU"))
+    windows = example.error(cells["GRU"], "oscillator", 0, example.WINDOW)
+    assert lru < 0.5 < 0.6 < gru < 1
+    assert windows < 0.8 * gru
