@@ -215,6 +215,15 @@ def test_a_write_of_more_slots_than_the_limit_stays():
         make(unroll_limit=2)
 
 
+def test_a_slot_that_is_read_and_written_back_is_reported():
+    def decayed(buffer, place, value):
+        kept = jnp.take(buffer, place % SLOTS, axis=-2)
+        return by_at(buffer, place, 0.9 * kept + value)
+
+    with pytest.warns(braintrace.ApproximationWarning, match="through `gather`, which couples"):
+        braintrace.compile(Attention(decayed), "d_rtrl", inputs()[0], batch_size=BATCH)
+
+
 # --- every mode of indexing
 
 
