@@ -516,6 +516,45 @@ MUTATIONS = [
         ("tests/learner/test_functional.py::test_each_function_is_the_method",),
         "a learner that is a pure function does not learn",
     ),
+    # Forecasts
+    Mutation(
+        "late labels from the current states",
+        "_learner/forecasts.py",
+        """_where(waiting["count"] == 0, self.written(values), waiting["learned"])
+        return {**waiting, "learned": learned}""",
+        """self.written(values)
+        return {**waiting, "learned": learned}""",
+        (
+            "tests/learner/test_forecasts.py::test_late_labels_change_only_the_forecasts[lstm_fused-es_d_rtrl-2]",
+        ),
+        "a late label is learned from the states of another sample",
+    ),
+    Mutation(
+        "no traces for samples without a label",
+        "_learner/forecasts.py",
+        """            return {**after_first(waiting), "learned": learned}, traces\n""",
+        """            return {**after_first(waiting), "learned": learned}, carry[1]\n""",
+        ("tests/learner/test_forecasts.py::test_samples_without_a_label_are_passed_over[2]",),
+        "the next label is learned without the samples before it",
+    ),
+    Mutation(
+        "forecasts that stay NaN",
+        "_learner/forecasts.py",
+        """options.nonfinite == "skip" and room(held.value) > 1""",
+        "False",
+        ("tests/learner/test_forecasts.py::test_nan_is_skipped_and_forecasts_are_finite_again[2]",),
+        "one NaN input makes all later forecasts NaN",
+    ),
+    Mutation(
+        "exported steps that learn NaN",
+        "_learner/export.py",
+        """{"nonfinite": NONFINITE, **options}""",
+        """{"nonfinite": "ignore", **options}""",
+        (
+            "tests/learner/test_ahead_of_time.py::test_a_nan_label_does_not_reach_the_parameters_of_an_exported_step",
+        ),
+        "one NaN label destroys a model where nothing can warn",
+    ),
     # ES_D_RTRL
     Mutation(
         "no correction of the first steps",
