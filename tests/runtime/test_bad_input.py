@@ -287,8 +287,8 @@ def test_a_changed_environment_that_the_step_reads():
         lambda: learner.etrace_grad(jnp.arange(5.0), xs, step_fn=step_at),
         lambda: learner.etrace_grad(xs, step_fn=step),
         lambda: learner.etrace_online(xs, step_fn=step, update_fn=lambda gradients: None),
-        lambda: learner.etrace_evolve(xs),
         lambda: learner.predict(xs),
+        lambda: learner.etrace_evolve(xs),
         lambda: learner(xs[0]),
     )
     with context(t=0.0, fit=True, other=3):  # as when it was compiled, as far as it is read
