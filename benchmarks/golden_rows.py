@@ -5,6 +5,7 @@ They use the public interface alone, since both checkouts run the same text.
 
 import dataclasses
 import importlib
+import inspect
 import os
 import sys
 import warnings
@@ -102,6 +103,14 @@ def sequence(
     if not resets:
         jax.block_until_ready(run())  # so that no trace is zero
     return Call(run, lower)
+
+
+def windows(task: Task, length: int) -> Call:
+    """Return a sequence in windows after a reset, in the spelling that the checkout has."""
+    has_window = "window" in inspect.signature(braintrace.D_RTRL).parameters
+    if has_window:
+        return sequence(task, window=length)
+    return sequence(task, chunk=length, vjp_method="multi-step")
 
 
 def _descent(learner: Any) -> Callable[[Any], None]:
@@ -312,6 +321,8 @@ ROWS: dict[str, Row] = {
     "windows of 64, ES_D_RTRL": Row(
         partial(sequence, LONG, "es_d_rtrl", chunk=64, vjp_method="multi-step")
     ),
+    "windows of 16 of 64 steps, leaky": Row(partial(windows, LEAKY, 16)),
+    "windows of 16 of 64 steps, LSTM": Row(partial(windows, Task(NETWORKS["lstm"](), 64, 32), 16)),
     "stream, leaky batch 4": Row(partial(stream, Task(dense(), 500, 4)), quick=True),
     "stream, LSTM batch 1": Row(partial(stream, Task(NETWORKS["lstm"](hidden=128), 500, 1))),
     "stream, ALIF batch 32": Row(partial(stream, Task(NETWORKS["alif"](), 32, 32))),

@@ -228,7 +228,7 @@ class WindowChunk:
     def cut(self, options: Options, steps: int, from_zero: bool) -> Chunks:
         """Return the chunks of a sequence; see `chunks_of` and `windows_of`."""
         if self._work is None:
-            return windows_of(self._graph, self._window, options, steps)
+            return windows_of(self._graph, self._window, options, steps, from_zero)
         if "traces" in self._graph.needs:
             return Chunks(steps, 1, self._work.record_bytes)
         return chunks_of(self._work, options, steps, from_zero)

