@@ -77,8 +77,12 @@ Part: TypeAlias = Table | str
 
 
 def as_text(parts: Iterable[Part]) -> str:
-    """Format tables and paragraphs as lines of text."""
-    return "\n".join(part if isinstance(part, str) else _text_table(part) for part in parts)
+    """Format tables and paragraphs as lines of text, of at most the width of the terminal."""
+    width = shutil.get_terminal_size(fallback=(WITHOUT_TERMINAL, 24)).columns
+    return "\n".join(
+        _paragraph(part, width) if isinstance(part, str) else _text_table(part, width)
+        for part in parts
+    )
 
 
 def as_html(parts: Iterable[Part]) -> str:
@@ -90,17 +94,41 @@ def as_html(parts: Iterable[Part]) -> str:
     return f'<div class="braintrace"><style>{_STYLE}</style>{"".join(written)}</div>'
 
 
-def fitted(table: Table, width: int) -> list[Table]:
-    """Split a table that is wider than a line; each part repeats the first column."""
-    columns = zip(table.heads, *table.rows, strict=True)
-    first, *sizes = (2 + max(map(len, column)) for column in columns)
-    free = width - len(table.indent) + 2 - first
+def _paragraph(text: str, width: int) -> str:
+    return "\n".join(textwrap.fill(line, width) for line in text.split("\n"))
+
+
+def _text_table(table: Table, width: int) -> str:
+    """Format a table; one whose numbers are wider than a line continues in a further table."""
+    parts = _split(table, width - len(table.indent))
+    return "\n".join(line for part in parts for line in _text_part(part, width))
+
+
+def _text_part(table: Table, width: int) -> list[str]:
+    widths = _fitting(table, width - len(table.indent))
+    rule = [["-" * size for size in widths]] if table.is_ruled else []
+    rows = [table.heads, *rule, *table.rows]
+    lines = [line for row in rows for line in _lines(row, widths, table.numbers)]
+    return [_paragraph(table.title, width), *(table.indent + line for line in lines)]
+
+
+def _widths(table: Table) -> list[int]:
+    return [max(map(len, column)) for column in zip(table.heads, *table.rows, strict=True)]
+
+
+def _split(table: Table, free: int) -> list[Table]:
+    """Split a table into parts that fit, each of which repeats the first column."""
+    first, *sizes = (
+        (size if column in table.numbers else min(size, NARROWEST)) + len(GAP)
+        for column, size in enumerate(_widths(table))
+    )
     parts: list[list[int]] = [[]]
     for column, size in enumerate(sizes, 1):
-        if parts[-1] and size + sum(sizes[c - 1] for c in parts[-1]) > free:
+        taken = first + sum(sizes[c - 1] for c in parts[-1])
+        if parts[-1] and taken + size - len(GAP) > free:
             parts.append([])
         parts[-1].append(column)
-    return [_columns(table, [0, *part]) for part in parts]
+    return [_columns(table, [0, *part]) for part in parts] if len(parts) > 1 else [table]
 
 
 def _columns(table: Table, chosen: Sequence[int]) -> Table:
@@ -109,28 +137,13 @@ def _columns(table: Table, chosen: Sequence[int]) -> Table:
     return dataclasses.replace(table, heads=heads, rows=rows, numbers=numbers)
 
 
-def _text_table(table: Table) -> str:
-    widths = [max(map(len, column)) for column in zip(table.heads, *table.rows, strict=True)]
-    free = shutil.get_terminal_size(fallback=(WITHOUT_TERMINAL, 24)).columns - len(table.indent)
-    widths = _fitting(widths, free - len(GAP) * (len(widths) - 1), table.numbers)
-    rule = [["-" * width for width in widths]] if table.is_ruled else []
-    lines = [
-        line
-        for row in [table.heads, *rule, *table.rows]
-        for line in _lines(row, widths, table.numbers)
-    ]
-    return "\n".join([table.title, *(table.indent + line for line in lines)])
-
-
-def _fitting(widths: Sequence[int], free: int, whole: Sequence[int]) -> list[int]:
-    """Return widths whose sum is at most ``free``: the widest columns become narrower.
-
-    Columns in ``whole`` keep their widths, and no column gets narrower than `NARROWEST`.
-    """
-    found = list(widths)
-    while sum(found) > free:
-        most, widest = max((width, c) for c, width in enumerate(found) if c not in whole)
-        if most <= NARROWEST:
+def _fitting(table: Table, free: int) -> list[int]:
+    """Return widths of columns that fit: the widest become narrower, but not those of numbers."""
+    found = _widths(table)
+    words = [column for column in range(len(found)) if column not in table.numbers]
+    while sum(found) + len(GAP) * (len(found) - 1) > free and words:
+        widest = max(words, key=lambda column: found[column])
+        if found[widest] <= NARROWEST:
             break
         found[widest] -= 1
     return found

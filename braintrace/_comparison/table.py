@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import shutil
-import textwrap
 from collections.abc import Iterator
 from typing import Any
 
 from .._pictures import draw_comparison, in_bytes
-from .._tables import Part, Table, as_html, as_text, fitted
+from .._tables import Part, Table, as_html, as_text
 from .check import GradientCheck
 
 _HEADS = ("#", "rule", "window", "cosine", "deviation", "time per step", "temporary", "traces")
@@ -83,15 +81,7 @@ class RuleComparison:
     rows: tuple[ComparedRule, ...]
 
     def __str__(self) -> str:
-        width = shutil.get_terminal_size().columns
-        parts: list[Part] = []
-        for part in self._parts():
-            if isinstance(part, Table):
-                title = textwrap.fill(part.title, width)
-                parts += fitted(dataclasses.replace(part, title=title), width)
-            else:
-                parts.append(textwrap.fill(part, width))
-        return as_text(parts)
+        return as_text(self._parts())
 
     def _repr_html_(self) -> str:
         return as_html(self._parts())
