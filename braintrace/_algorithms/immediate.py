@@ -19,6 +19,7 @@ from .._graph import (
     Record,
     Records,
     Signal,
+    TraceMethod,
     Traces,
     TraceSpecs,
     Weights,
@@ -27,7 +28,7 @@ from .algorithm import ETraceAlgorithm
 
 
 @dataclasses.dataclass(frozen=True)
-class NoTraces:
+class NoTraces(TraceMethod):
     """Trace method without residuals and without traces."""
 
     needs: ClassVar[frozenset[Record]] = frozenset()
@@ -36,9 +37,6 @@ class NoTraces:
     def carries(self, relation: HiddenParamOpRelation) -> bool:
         """Return False: no operation has traces."""
         return False
-
-    def check(self, graph: ETraceGraph) -> None:
-        """Accept every model."""
 
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
         """Return no specifications."""

@@ -32,11 +32,11 @@ from .._executor.recursion import scan_records, signals
 from .._executor.zero import as_arrays, widened
 from .._graph import (
     ETraceGraph,
-    HiddenParamOpRelation,
     Jacobian,
     Record,
     Records,
     Signal,
+    TraceMethod,
     Traces,
     TraceSpecs,
     Weights,
@@ -45,7 +45,7 @@ from .algorithm import ETraceAlgorithm
 
 
 @dataclasses.dataclass(frozen=True)
-class InputTraces:
+class InputTraces(TraceMethod):
     """Trace method with a filter of the input of each operation.
 
     Attributes
@@ -57,10 +57,6 @@ class InputTraces:
     decay: float
     needs: ClassVar[frozenset[Record]] = frozenset({"x", "Df"})
     jacobian: ClassVar[Jacobian] = "elementwise"
-
-    def carries(self, relation: HiddenParamOpRelation) -> bool:
-        """Return True: every relation has traces."""
-        return True
 
     def check(self, graph: ETraceGraph) -> None:
         """Raise a `PrimitiveError` for an operation whose input cannot be filtered."""

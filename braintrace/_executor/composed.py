@@ -31,7 +31,7 @@ from .layout import trace_sites, x_key
 
 
 @dataclasses.dataclass(frozen=True)
-class ComposedTraces:
+class ComposedTraces(TraceMethod):
     """The traces of several rules; each rule's name and a slash prefix its keys.
 
     Attributes

@@ -27,12 +27,12 @@ import jax.numpy as jnp
 from .._etrace_op import Arrays
 from .._graph import (
     ETraceGraph,
-    HiddenParamOpRelation,
     Jacobian,
     Record,
     Records,
     Role,
     Signal,
+    TraceMethod,
     Traces,
     TraceSpec,
     TraceSpecs,
@@ -61,7 +61,7 @@ from .zero import as_arrays, widened
 
 
 @dataclasses.dataclass(frozen=True)
-class InputOutputTraces:
+class InputOutputTraces(TraceMethod):
     """Trace method with filters of each operation's input and of the sensitivity to its output.
 
     Attributes
@@ -73,10 +73,6 @@ class InputOutputTraces:
     decay: float
     needs: ClassVar[frozenset[Record]] = frozenset({"x", "D", "Df"})
     jacobian: ClassVar[Jacobian] = "elementwise"
-
-    def carries(self, relation: HiddenParamOpRelation) -> bool:
-        """Return True: every relation has traces."""
-        return True
 
     def check(self, graph: ETraceGraph) -> None:
         """Raise a `PrimitiveError` for an operation whose input cannot be filtered."""

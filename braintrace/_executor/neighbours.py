@@ -32,6 +32,7 @@ from .._graph import (
     Record,
     Records,
     Signal,
+    TraceMethod,
     Traces,
     TraceSpec,
     TraceSpecs,
@@ -64,7 +65,7 @@ ByOperand = dict[str, dict[str, jax.Array]]
 
 
 @dataclasses.dataclass(frozen=True)
-class NeighbourTraces:
+class NeighbourTraces(TraceMethod):
     """Trace method for the state scalars that a weight reaches within ``n`` steps."""
 
     n: int
@@ -74,9 +75,6 @@ class NeighbourTraces:
     def carries(self, relation: HiddenParamOpRelation) -> bool:
         """Return False: traces belong to parameters, marked or not, instead of operations."""
         return False
-
-    def check(self, graph: ETraceGraph) -> None:
-        """Accept every operation that has a derivative."""
 
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
         """Return an array of pairs ``(entry, scalar)`` for each array of parameters."""

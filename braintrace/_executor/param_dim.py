@@ -37,12 +37,12 @@ from .._etrace_op import (
 from .._graph import (
     ETraceGraph,
     HiddenGroup,
-    HiddenParamOpRelation,
     Jacobian,
     Record,
     Records,
     Role,
     Signal,
+    TraceMethod,
     Traces,
     TraceSpec,
     TraceSpecs,
@@ -82,7 +82,7 @@ Decays: TypeAlias = dict[tuple[str, str], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
-class ParameterTraces:
+class ParameterTraces(TraceMethod):
     """Trace method with a trace of the size of the weight for every hidden state that it reaches.
 
     Attributes
@@ -94,10 +94,6 @@ class ParameterTraces:
 
     jacobian: Jacobian = "elementwise"
     needs: ClassVar[frozenset[Record]] = frozenset({"x", "D", "Df"})
-
-    def carries(self, relation: HiddenParamOpRelation) -> bool:
-        """Return True: every relation has traces."""
-        return True
 
     def check(self, graph: ETraceGraph) -> None:
         """Refuse products whose diagonal depends on the input."""

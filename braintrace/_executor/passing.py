@@ -1,6 +1,5 @@
 """Common parts of full-Jacobian rules, whose gradients are backpropagated through the steps."""
 
-import abc
 import dataclasses
 from typing import ClassVar
 
@@ -10,6 +9,7 @@ from .._graph import (
     Jacobian,
     Records,
     Signal,
+    TraceMethod,
     Traces,
     Weights,
 )
@@ -17,7 +17,7 @@ from .._typing import PyTree
 
 
 @dataclasses.dataclass(frozen=True)
-class PassingTraces(abc.ABC):
+class PassingTraces(TraceMethod):
     """The parts of a `TraceMethod` that are the same for all full-Jacobian rules."""
 
     jacobian: ClassVar[Jacobian] = "full"
@@ -25,9 +25,6 @@ class PassingTraces(abc.ABC):
     def carries(self, relation: HiddenParamOpRelation) -> bool:
         """Return False: traces belong to parameters, marked or not, instead of operations."""
         return False
-
-    def check(self, graph: ETraceGraph) -> None:  # noqa: B027  # most rules refuse nothing
-        """Accept every operation that has a derivative."""
 
     def gradient(
         self,
@@ -40,18 +37,6 @@ class PassingTraces(abc.ABC):
     ) -> tuple[Weights, Traces | None]:
         """Not called: the gradient is backpropagated through the steps."""
         raise NotImplementedError
-
-    @abc.abstractmethod
-    def update(
-        self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
-    ) -> Traces:
-        """See `TraceMethod`."""
-
-    @abc.abstractmethod
-    def entry_gradient(
-        self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
-    ) -> Weights:
-        """See `TraceMethod`."""
 
     def step(
         self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces

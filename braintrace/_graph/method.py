@@ -122,9 +122,11 @@ class TraceMethod(Protocol):
         Untraced weights get the gradient of each step, with the states before it held constant. A
         full-Jacobian rule carries no operations: it has traces of parameters.
         """
+        return True
 
     def check(self, graph: ETraceGraph) -> None:
         """Raise a `PrimitiveError` if the traces cannot carry an operation of the model."""
+        return
 
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
         """Return the arrays that the rule carries from step to step.

@@ -27,11 +27,11 @@ from .._executor.recursion import scan_records, signals
 from .._executor.zero import widened
 from .._graph import (
     ETraceGraph,
-    HiddenParamOpRelation,
     Jacobian,
     Record,
     Records,
     Signal,
+    TraceMethod,
     Traces,
     TraceSpecs,
     Weights,
@@ -49,7 +49,7 @@ ByGroup: TypeAlias = Mapping[int, Mapping[int, jax.Array]]
 
 
 @dataclasses.dataclass(frozen=True)
-class RuleTraces:
+class RuleTraces(TraceMethod):
     """`TraceMethod` of a rule whose Jacobian is none, elementwise or diagonal.
 
     Attributes
@@ -70,10 +70,6 @@ class RuleTraces:
     def jacobian(self) -> Jacobian:
         """See `TraceMethod`."""
         return "diagonal" if self.rule.jacobian == "diagonal" else "elementwise"
-
-    def carries(self, relation: HiddenParamOpRelation) -> bool:
-        """Return True: every relation has traces."""
-        return True
 
     def check(self, graph: ETraceGraph) -> None:
         """Call the rule with the shapes of each site, and refuse wrong results."""
