@@ -11,6 +11,10 @@ caches. For all samples at once, XLA would rearrange whole residuals, and write 
 array of the size of the traces. On a GPU, the update is one kernel. On several devices, samples may
 be sharded, and stay on their devices.
 
+The blocks pay in memory. Without them, four leaky layers that carry their traces (`leaky x4, D_RTRL
+carrying on` of `benchmarks.golden_speed`) take 1.21 times the temporary memory and 0.92 of the
+time, one layer of 256 units over 512 steps 1.32 times and 0.97 (CPU, 2026-11-25).
+
 If the trace of one state is computed from the previous trace of another, but not conversely, it is
 computed first (`readers_first`): the trace of a filter before the two traces of the filtered
 neurons. Relative time of a streaming step of adaptive neurons with a leaky readout, compared with
