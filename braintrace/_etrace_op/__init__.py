@@ -17,11 +17,9 @@ from .operations.einsum import einsum as einsum
 from .operations.elementwise import element_wise as element_wise
 from .operations.elementwise import etp_elemwise_p as etp_elemwise_p
 from .operations.embedding import embedding as embedding
-from .operations.embedding import embedding_primitives as embedding_primitives
 from .operations.feedback import feedback_matmul as feedback_matmul
 from .operations.feedback import feedback_primitives as feedback_primitives
 from .operations.grouped import grouped_matmul as grouped_matmul
-from .operations.grouped import grouped_primitives as grouped_primitives
 from .operations.lora import etp_lora_mm_p as etp_lora_mm_p
 from .operations.lora import etp_lora_mv_p as etp_lora_mv_p
 from .operations.lora import lora_matmul as lora_matmul

@@ -1,7 +1,6 @@
 """Dataflow analysis of jaxprs: the sources of each element, in any lattice."""
 
 from .constants import Constants as Constants
-from .flow import LONGEST_WALK as LONGEST_WALK
 from .flow import Question as Question
 from .flow import fixpoint as fixpoint
 from .flow import flows_from as flows_from
