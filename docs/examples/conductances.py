@@ -2,11 +2,11 @@
 
 One of two groups of inputs fires for 20 ms, and 30 ms later the network has to say which. Synapses
 are conductances in nS with reversal potentials of 0 mV (excitation) and -80 mV (inhibition), and
-membranes are in mV: a current is g (E - V), in pA. Excitatory neurons adapt, which holds the memory.
-No weight changes its sign.
+membranes are in mV: a current is g (E - V), in pA. Excitatory neurons adapt, which holds the
+memory. No weight changes its sign.
 
     pip install -e ".[examples]"
-    python docs/examples/conductances.py    a minute of processor time
+    python docs/examples/conductances.py    12 seconds of processor time
 """
 
 import argparse
