@@ -969,8 +969,8 @@ MUTATIONS = [
     Mutation(
         "windows longer than they are",
         "_learner/chunks.py",
-        "length *= max(1, most // length)",
-        "length *= max(1, -(-most // length))",
+        "length * max(1, most // length)",
+        "length * max(1, -(-most // length))",
         ("tests/learner/test_windows.py::test_a_plan_has_the_chunks_of_its_windows",),
         "a chunk has more steps than the user allows",
     ),
