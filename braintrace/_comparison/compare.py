@@ -24,8 +24,10 @@ from .._arguments import (
     BOOLEAN,
     FUNCTION,
     POSITIVE,
+    Kind,
     array_of,
     check_option,
+    is_integer,
     is_quantity,
     shown,
 )
@@ -44,6 +46,8 @@ from .workload import Workload, arguments_of, check_sequences, restored
 RULES = ("d_rtrl", "es_d_rtrl", "immediate")
 SMALL = 100
 """Largest number of states of a sample for which `RTRL` is among the rules by default."""
+
+REPEATS = Kind("an integer from 1 to 1000", lambda value: is_integer(value) and 1 <= value <= 1000)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +107,7 @@ def compare_rules(
         is refused if its traces and temporary memory are larger. ``None``: a tenth of the device's
         memory, and at most 1 GiB.
     repeats
-        Number of times that each gradient is measured, in turn with all others.
+        Number of times that each gradient is measured, in turn with all others; at most 1000.
     progress
         Show a progress bar if tqdm is installed.
     **options
@@ -149,7 +153,7 @@ def compare_rules(
     check_option("memory_budget", memory_budget, POSITIVE.or_else(None))
     check_option("batch_size", batch_size, BATCH_SIZE)
     check_option("vmap", vmap, BOOLEAN)
-    check_option("repeats", repeats, POSITIVE)
+    check_option("repeats", repeats, REPEATS)
     check_option("progress", progress, BOOLEAN)
     check_option("step_fn", step_fn, FUNCTION.or_else(None))
     if "window" in options:

@@ -338,7 +338,7 @@ WRONG = {
     "windows[1]": [[None, 0], [None, -1], [2, True], [2, 1.5]],
     "mask": [np.ones(3), np.full(LENGTH, np.nan)],
     "memory_budget": [0],
-    "repeats": [0, 1.5],
+    "repeats": [0, 1.5, 1001],
     "progress": [1],
     "vmap": [3],
     "batch_size": [0],
