@@ -83,6 +83,38 @@ def test_late_labels_change_only_the_forecasts(name, rule, delay):
         assert not np.allclose(forecasts[-1], outputs[-1], rtol=1e-4)
 
 
+class Dropping(brainstate.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.dropout = braintrace.nn.GRUCell(3, 4), brainstate.nn.Dropout(0.5)
+
+    def update(self, x):
+        return self.dropout(self.cell(x))
+
+
+@pytest.mark.nightly
+def test_a_label_is_learned_with_the_random_numbers_of_its_forecast():
+    xs, _ = LEAKY.sequences(BATCH, LENGTH)
+
+    def started():
+        brainstate.random.seed(0)
+        learner = braintrace.compile(Dropping(), "d_rtrl", xs[0], batch_size=BATCH)
+        brainstate.random.seed(1)
+        return learner
+
+    def loss_fn(output):
+        return (output**2).mean()
+
+    with brainstate.environ.context(fit=True):
+        late = started()
+        losses = [(loss_fn(late.forecast(x)), late.learn(loss_fn, optimizer=OPTIMIZER)) for x in xs]
+        at_once = started()
+        expected = at_once.etrace_online(
+            xs, step_fn=lambda x: loss_fn(at_once(x)), optimizer=OPTIMIZER
+        )
+    close(losses, [(loss, loss) for loss in expected])
+
+
 def test_forecasts_are_those_of_the_model():
     """Without updates, each is a step from the state after the one before."""
     _, forecasts, _ = learnt_late(LEAKY, "d_rtrl", 2, optimizer=None, **WITHOUT)
