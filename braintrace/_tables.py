@@ -41,7 +41,7 @@ WITHOUT_TERMINAL = 120
 """Width of a table that is written to a file or a notebook."""
 
 NARROWEST = 12
-"""Characters of a column that continues on further lines, at least."""
+"""Minimum width, in characters, of a column whose cells continue on further lines."""
 
 GAP = "  "
 
@@ -99,7 +99,7 @@ def _paragraph(text: str, width: int) -> str:
 
 
 def _text_table(table: Table, width: int) -> str:
-    """Format a table; one whose numbers are wider than a line continues in a further table."""
+    """Format a table; columns of numbers that do not fit continue in a further table."""
     parts = _split(table, width - len(table.indent))
     return "\n".join(line for part in parts for line in _text_part(part, width))
 
@@ -138,7 +138,7 @@ def _columns(table: Table, chosen: Sequence[int]) -> Table:
 
 
 def _fitting(table: Table, free: int) -> list[int]:
-    """Return widths of columns that fit: the widest become narrower, but not those of numbers."""
+    """Return column widths that fit: only columns of text become narrower, the widest first."""
     found = _widths(table)
     words = [column for column in range(len(found)) if column not in table.numbers]
     while sum(found) + len(GAP) * (len(found) - 1) > free and words:
@@ -161,7 +161,7 @@ def _lines(cells: Sequence[str], widths: Sequence[int], numbers: Sequence[int]) 
 
 
 def _wrapped(cell: str, width: int) -> list[str]:
-    """Split a cell into lines; what is in parentheses, such as a shape, stays on one if it fits."""
+    """Split a cell into lines, outside of parentheses (such as a shape) if possible."""
     together = re.sub(r"\([^()]*\)", lambda found: found[0].replace(" ", "\xa0"), cell)
     lines = textwrap.wrap(together, width, break_on_hyphens=False)
     return [line.replace("\xa0", " ") for line in lines] or [""]

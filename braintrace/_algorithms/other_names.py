@@ -30,7 +30,7 @@ def get_etrace_of(self: Any, weight: brainstate.State | str | Path) -> dict[str,
     Raises
     ------
     OptionError, ShapeError
-        For a State that is no parameter of the model, or see `Learner.eligibility`.
+        If a State is not a parameter of the model, and as in `Learner.eligibility`.
     """
     if not isinstance(weight, brainstate.State):
         return self.eligibility(weight)  # type: ignore[no-any-return]

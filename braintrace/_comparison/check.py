@@ -102,9 +102,9 @@ def gradient_check(
     """Compare the gradients of an algorithm with backpropagation through time.
 
     Both gradients are of the mean over time of ``loss(output, y)``, from the initial states of the
-    model's ``init_state``. Backpropagation stores every step of the sequence: choose one that fits
-    into memory, and that is longer than the time constants of the model. Over a single step, all
-    algorithms agree. `compare_rules` compares several rules and windows, with their costs.
+    model's ``init_state``. Backpropagation stores every step: choose a sequence that fits into
+    memory and is longer than the time constants of the model. Over a single step, all algorithms
+    agree. `compare_rules` compares several rules and windows, with their costs.
 
     Parameters
     ----------

@@ -45,7 +45,7 @@ from .workload import Workload, arguments_of, check_sequences, restored
 
 RULES = ("d_rtrl", "es_d_rtrl", "immediate")
 SMALL = 100
-"""Largest number of states of a sample for which `RTRL` is among the rules by default."""
+"""Maximum number of states per sample for which `RTRL` is compared by default."""
 
 REPEATS = Kind("an integer from 1 to 1000", lambda value: is_integer(value) and 1 <= value <= 1000)
 
@@ -78,8 +78,8 @@ def compare_rules(
 
     Each row is the gradient of one sequence by one rule and window: its direction and error, its
     time and its memory. Backpropagation through time (BPTT) is ``jax.grad`` through the model's own
-    step. Every gradient starts from the same states and random keys, and copies of the model run,
-    so the model, learners of it and the keys of ``brainstate.random`` do not change.
+    step. Every gradient starts from the same states and random keys. Only copies of the model run:
+    the model, its learners and the keys of ``brainstate.random`` do not change.
 
     Parameters
     ----------
@@ -88,26 +88,26 @@ def compare_rules(
     xs
         Sequence: a pytree of arrays, time first, such as ``inputs`` or ``(inputs, targets)``.
     step_fn
-        ``step_fn(model, x) -> scalar``, the loss of one step. It calls ``model`` once, which is the
-        model or a learner; ``x`` is the slice of ``xs`` at that step. The loss of a sequence is the
-        mean over its steps. ``None``: the mean of the squares of ``model(x)``.
+        ``step_fn(model, x) -> scalar``, the loss of one step. ``model`` is the model or a learner,
+        and ``step_fn`` calls it exactly once; ``x`` is the slice of ``xs`` at that step. The loss
+        of a sequence is the mean over its steps. ``None``: the mean of the squares of ``model(x)``.
     rules
         Rules: names, classes or instances as for `braintrace.compile`, or pairs of a rule and its
         options, ``("ottt", {"decay": 0.9})``. ``None``: `D_RTRL`, `ES_D_RTRL` and `Immediate`, and
         `RTRL` for models of at most 100 states per sample.
     windows
-        Windows of every rule, as numbers of steps; an entry ``None`` is the rule itself. ``None``:
-        the rule itself, and windows of a sixteenth and of a quarter of the sequence.
+        Numbers of steps, used with every rule; an entry ``None`` is the rule without a window.
+        ``None``: no window, and windows of a sixteenth and of a quarter of the sequence.
     mask
         Weights ``(T,)`` of the steps' losses; see `Learner.etrace_grad`.
     batch_size, vmap
         See `braintrace.compile`.
     memory_budget
-        Bytes of memory. If the temporary memory of BPTT is larger, the sequence is cut, and a rule
-        is refused if its traces and temporary memory are larger. ``None``: a tenth of the device's
-        memory, and at most 1 GiB.
+        Bytes of memory. The sequence is shortened until the temporary memory of BPTT fits, and a
+        rule is refused if its traces and temporary memory do not fit. ``None``: a tenth of the
+        device's memory, and at most 1 GiB.
     repeats
-        Number of times that each gradient is measured, in turn with all others; at most 1000.
+        Number of timed rounds, each of which runs all gradients in turn; at most 1000.
     progress
         Show a progress bar if tqdm is installed.
     **options
@@ -121,14 +121,14 @@ def compare_rules(
     Raises
     ------
     OptionError
-        For an unknown rule or an option value that is not accepted; for a ``step_fn`` that does not
-        call the model exactly once or returns no scalar; if the gradient by BPTT is zero.
+        If a rule is unknown or an option value is not accepted; if ``step_fn`` does not call the
+        model exactly once or returns no scalar; if the gradient by BPTT is zero.
     ShapeError, DtypeError
         For sequences that are empty or differ in length.
 
     Examples
     --------
-    A leaky network has recurrent weights, so that `D_RTRL` needs a window. `RTRL` is exact:
+    A leaky network has recurrent weights, so `D_RTRL` needs a window. `RTRL` is exact:
 
     >>> import brainstate, braintrace, jax.numpy as jnp, numpy as np
     >>> brainstate.random.seed(0)
@@ -234,7 +234,7 @@ def _bar(is_shown: bool, total: int) -> Iterator[Callable[[], Any]]:
 
 
 class _Comparison:
-    """Gradients of all rules, and then their times in turn."""
+    """Gradients of all rules, followed by rounds that time them in turn."""
 
     def __init__(
         self, bptt: Bptt, budget: int, rewind: Callable[[], None], tick: Callable[[], Any]

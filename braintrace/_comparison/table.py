@@ -30,7 +30,7 @@ class ComparedRule:
     temp, traces
         Bytes of temporary memory of the compiled program, and of the traces.
     refused
-        Why the rule was not run; ``None`` if it was.
+        Reason why the rule was not run; ``None`` if it was run.
     """
 
     rule: str
@@ -67,7 +67,7 @@ class RuleComparison:
     steps, length
         Number of compared steps, and of steps of the given sequence.
     memory_budget
-        Bytes of memory that backpropagation and the rules could take.
+        Limit in bytes for backpropagation and for each rule.
     bptt
         Backpropagation through time, without a learner.
     rows

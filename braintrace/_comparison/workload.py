@@ -73,7 +73,7 @@ def check_sequences(function: str, model: Any, sequences: Mapping[str, Any]) -> 
     Raises
     ------
     OptionError
-        For another value than a model, and inside a transformation.
+        If ``model`` is not a model, and inside a transformation.
     ShapeError, DtypeError
         For sequences without arrays, or of different lengths.
     """
@@ -125,7 +125,7 @@ def arguments_of(step_fn: Any, x: PyTree) -> tuple[PyTree, ...]:
 
 @contextlib.contextmanager
 def restored(states: Iterable[brainstate.State]) -> Iterator[Callable[[], None]]:
-    """Restore the values of States at the end; yield a function that restores them before."""
+    """Restore the values of States at the end; yield a function that restores them earlier."""
     values = [(state, state.value) for state in states]
 
     def rewind() -> None:

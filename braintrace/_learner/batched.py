@@ -1,4 +1,4 @@
-"""Copies of a learner that share their parameters, such as one for each environment of an agent."""
+"""Batched learner: copies with shared parameters, such as one for each environment."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class PureLearner(Protocol):
 class BatchedLearner:
     """Copies of a learner with shared parameters; created by `FunctionalLearner.batched`.
 
-    Each copy has separate hidden states, traces and random keys: its *memory*. Functions of one
-    copy become functions of all copies, which are pure and work under ``jax.jit``, ``lax.scan`` and
-    ``jax.vmap`` (over seeds, for example). Arguments and results have the axis of the copies first;
-    parameters do not.
+    Each copy has separate hidden states, traces and random keys: its *memory*. You write functions
+    of one copy. `grad` and `run` make pure functions of all copies, which work under ``jax.jit``,
+    ``lax.scan`` and ``jax.vmap`` (over seeds, for example). Arguments and results have the axis of
+    the copies first; parameters do not.
 
     Parameters
     ----------

@@ -42,9 +42,9 @@ NO_SAMPLES = (np.zeros(1, np.int32),)
 def init_forecasts(learner: HasParts, *inputs: PyTree, max_delay: int = 0) -> None:
     """Prepare `forecast` for labels that arrive late.
 
-    Call it before the first forecast if labels may be late, before a transformation, and before
-    you use functions of a `LearnerState`. Forecasts for the same inputs and delay continue; with
-    other ones, samples without a label are passed over.
+    Call it before the first forecast if labels may be late, before a transformation, and before you
+    use functions of a `LearnerState`. If the inputs have the same shapes and ``max_delay`` is the
+    same, waiting forecasts are kept. Otherwise, samples without a label are passed over.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ def init_forecasts(learner: HasParts, *inputs: PyTree, max_delay: int = 0) -> No
 @one_thread_at_a_time
 @on_automatic_axes
 def forecast(learner: HasParts, *inputs: PyTree) -> PyTree:
-    """Take one step of the model, and remember it until its label arrives.
+    """Run one step of the model, and keep its inputs until its label arrives.
 
     Parameters
     ----------
@@ -85,10 +85,10 @@ def forecast(learner: HasParts, *inputs: PyTree) -> PyTree:
 
     Notes
     -----
-    A sample without a label for more than ``max_delay`` samples (0, or as set by `init_forecasts`)
-    is passed over: it changes states and traces, and no parameter. The same holds for samples
-    before a label that is learned, and for all waiting samples if another method runs.
-    `reset_state` drops them.
+    A sample that waits for its label for more than ``max_delay`` samples (0, or as set by
+    `init_forecasts`) is passed over: states and traces advance, and no parameter changes. The same
+    holds for samples before a label that is learned, and for all waiting samples if another method
+    runs. `reset_state` drops them.
 
     Examples
     --------
@@ -136,7 +136,7 @@ def learn(
     *targets
         The label.
     delay
-        Number of forecasts after the forecast that the label belongs to; 0: it is the last one.
+        Number of forecasts since the forecast that the label belongs to; 0 is the last one.
         Labels arrive in the order of their samples. Samples before it without a label are passed
         over, as in `forecast`.
     optimizer, update_fn, nonfinite, has_aux, unit_aware
@@ -147,8 +147,8 @@ def learn(
     Returns
     -------
     loss, or ``(loss, aux)``
-        The loss before the update, with the current parameters. Inside a transformation, it is NaN
-        for a label without a forecast, which changes nothing.
+        The loss before the update, with the current parameters. Inside a transformation, a label
+        without a forecast changes nothing, and its loss is NaN.
 
     Raises
     ------
@@ -278,7 +278,7 @@ def inputs_of(learner: LearnerParts, arguments: tuple[PyTree, ...]) -> tuple[PyT
 
 
 def warn_if_predicted(learner: LearnerParts, request: Request) -> None:
-    """Warn if a call learns the inputs of the prediction before it; both take the step."""
+    """Warn if a call learns from the inputs of the last prediction: both run their steps."""
     held, sequences = learner.held_forecasts, request.sequences
     before, held.last_prediction = held.last_prediction.sequences, LastPrediction(())
     is_learning = request.method in ("etrace_grad", "etrace_online")
@@ -292,7 +292,7 @@ def warn_if_predicted(learner: LearnerParts, request: Request) -> None:
 
 
 def note_prediction(learner: LearnerParts, request: Request) -> None:
-    """Remember the inputs of a prediction, up to a size whose comparison costs no time."""
+    """Remember the inputs of a prediction, up to a size that is cheap to compare."""
     is_small = sum(map(np.size, jax.tree.leaves(request.sequences))) <= MOST_COMPARED
     if request.method == "predict" and is_small and not is_watched():
         learner.held_forecasts.last_prediction = LastPrediction(request.sequences)

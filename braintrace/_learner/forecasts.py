@@ -57,7 +57,7 @@ class Stream:
         self.written = self._evolve.written
 
     def without_forecasts(self, inputs: PyTree, max_delay: int) -> Waiting:
-        """Return no forecasts, with room for some inputs."""
+        """Return a value without forecasts, whose ring has room for some inputs."""
         ring = jax.tree.map(lambda x: jnp.zeros((max_delay + 1, *x.shape), x.dtype), inputs)
         zero, learned = jnp.zeros((), jnp.int32), [s.value for s in self.written(self.states)]
         return {"inputs": ring, "first": zero, "count": zero, "learned": learned}
@@ -73,7 +73,7 @@ class Stream:
         return self.at(values, learned)
 
     def at(self, values: list[PyTree], written: Sequence[PyTree]) -> list[PyTree]:
-        """Return all values with other values of the States that a step writes."""
+        """Replace the values of the States that a step writes."""
         new = dict(zip(self.written(range(len(values))), written, strict=True))
         return [new.get(index, value) for index, value in enumerate(values)]
 
@@ -268,7 +268,7 @@ def _nothing(dtype: Any) -> Any:
 
 
 def _finite_or(values: Sequence[PyTree], others: Sequence[PyTree]) -> list[PyTree]:
-    """Return values with the entries of others where they are not finite."""
+    """Replace entries that are not finite by the entries of other values."""
 
     def of_leaf(value: jax.Array, other: jax.Array) -> jax.Array:
         if not jnp.issubdtype(value.dtype, jnp.inexact):

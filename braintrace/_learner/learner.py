@@ -199,7 +199,7 @@ class Learner(brainstate.nn.Module):
         return self.algorithm.is_compiled
 
     def report(self) -> Report:
-        """Return which parameters learn online, how, and the memory; ``print`` shows a table.
+        """Report how each parameter learns, and the memory; ``print`` shows a table.
 
         It also contains the chunks of all calls so far, and the bytes of their residuals.
         """

@@ -1,4 +1,4 @@
-"""Progressive validation: each sample of a stream is a test, then an example to learn from."""
+"""Progressive validation: test the forecast of each sample of a stream, then learn its label."""
 
 from __future__ import annotations
 
@@ -209,11 +209,11 @@ def river_regressor(
     max_delay: int = 0,
     **options: Unpack[LearnOptions],
 ) -> Any:
-    """Return a learner as a regressor of river, for one output.
+    """Wrap a learner with one output as a regressor of river.
 
-    ``predict_one(x)`` takes the step of the network, and ``learn_one(x, y)`` learns its label.
-    Features are the values of ``x`` in the order of its first keys. The label of a sample without a
-    forecast is learned after its step.
+    ``predict_one(x)`` runs one step of the network, and ``learn_one(x, y)`` learns the label of
+    this step. Features are the values of ``x``, in the order of the keys of the first sample. If a
+    sample has no forecast, ``learn_one`` first runs its step.
 
     Parameters
     ----------
@@ -229,11 +229,11 @@ def river_regressor(
     Raises
     ------
     MissingPackageError
-        Without river, of the extra ``river``.
+        Without river (extra ``river``).
 
     Notes
     -----
-    river copies and pickles some models; a learner holds compiled programs and allows neither.
+    river copies and pickles some models; a learner contains compiled programs and allows neither.
     """
     _check(learner, loss_fn, "max_delay", max_delay)
     base = optional_import("river.base", "river")

@@ -1,8 +1,8 @@
 """Plots of the eligibility of one weight: over time, or the current trace.
 
 An element of a trace is the derivative of one state scalar with respect to one entry of the weight.
-The plot shows the norm over all entries of the same output. Of a large layer, it shows units at
-equal distances.
+The plot shows the norm over all entries of the same output. For a large layer, it shows evenly
+spaced units.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _UNITS: tuple[Role, ...] = ("output", "state", "entry")
 """Axes that can be the units of a plot: the first of them that a trace has."""
 
 MOST_UNITS = 512
-"""Maximum number of units of a plot, which has about as many pixels."""
+"""Maximum number of units of a plot: about its height in pixels."""
 
 
 class _Outputs(NamedTuple):
@@ -54,8 +54,8 @@ def plot_traces(
     With a sequence, the learner runs over it, and each plot shows the magnitude of the trace over
     time: for every step and every output of the weight, the norm of the trace of all entries of
     that output. Without a sequence, it shows the current trace by input and output (for a sparse
-    weight, by output). Of more than 512 outputs, it shows 512 at equal distances, and the label of
-    the axis says so.
+    weight, by output). If there are more than 512 outputs, the plot shows 512 evenly spaced ones,
+    and the label of the axis says so.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ def plot_traces(
 
 
 def _panel(title: str, across: str, image: np.ndarray) -> Panel:
-    """Return an image with at most `MOST_UNITS` units, at equal distances."""
+    """Return an image of at most `MOST_UNITS` units, evenly spaced."""
     units = len(image)
     if units <= MOST_UNITS:
         return Panel(title, across, "unit", image)
@@ -198,7 +198,7 @@ def _arrays(
 def _outputs_of_entries(graph: ETraceGraph, spec: TraceSpec, count: int) -> _Outputs:
     """Return the output that each entry of a sparse weight belongs to.
 
-    The rule that multiplies a trace by a factor of each output tells it.
+    It follows from the rule that multiplies a trace by one factor for each output.
     """
     relation = next(r for r in graph.hidden_param_op_relations if r.key == spec.relation)
     y = relation.y_var.aval

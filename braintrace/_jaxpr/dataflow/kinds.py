@@ -36,7 +36,7 @@ def _is_inexact(var: Atom) -> bool:
 
 
 def unknown(kinds: Iterable[Kind]) -> Kind:
-    """Return the kind of a value that may depend on operands of some kinds in any way."""
+    """Return the kind of an arbitrary function of operands of some kinds."""
     return FREE if INDEPENDENT.issuperset(kinds) else OTHER
 
 
@@ -52,7 +52,7 @@ def mixed(kinds: Iterable[Kind]) -> Kind:
 
 
 def told(kind: Kind) -> Kind:
-    """Return a kind without what only rules of selections use."""
+    """Return a kind without the cases that only selections distinguish."""
     return kind if kind in (ZERO, LINEAR) else unknown([kind])
 
 
@@ -62,7 +62,7 @@ def moved(equation: Equation, kinds: list[Kind]) -> Kind:
 
 
 def moved_by_index(parts: Sequence[int], equation: Equation, kinds: list[Kind]) -> Kind:
-    """Return the kind of the elements of some operands, moved to places that the others tell."""
+    """Return the kind of elements of some operands, moved to positions given by the others."""
     if equation.params.get("update_jaxpr") is not None:  # `.at[...].apply(function)`
         return by_transposition(equation, kinds)
     filled = [FREE] if equation.params.get("fill_value") else []  # a gather out of bounds
@@ -70,7 +70,7 @@ def moved_by_index(parts: Sequence[int], equation: Equation, kinds: list[Kind]) 
 
 
 def added(parts: Sequence[int], equation: Equation, kinds: list[Kind]) -> Kind:
-    """Return the kind of a sum of some operands, at places that the others tell."""
+    """Return the kind of a sum of some operands, at positions given by the others."""
     return told(_of_parts(parts, kinds))
 
 

@@ -1,8 +1,8 @@
-"""Moves: the place that each element of a reshape, slice, gather or scatter comes from.
+"""Moves: the source of each element of a reshape, slice, gather or scatter.
 
 A move without index operands runs with NumPy, on the flows of its operands or on the numbers of
-their elements. With constant indices, each element is followed to its place. With data-dependent
-indices, an element may be at any place along the indexed axes.
+their elements. With constant indices, each element is followed to its position. With data-dependent
+indices, an element may be at any position along the indexed axes.
 """
 
 import functools
@@ -18,7 +18,7 @@ from .constants import Constants, Sources
 from .lattices import Flow, Lattice, along, everything, filled, joined, spread, taken
 
 NOWHERE = -1
-"""Used instead of an element that comes from no operand."""
+"""Number of an element that has no source in any operand."""
 
 Take: TypeAlias = Callable[..., list[np.ndarray]]
 """``(equation, *operands) -> results``: a move of any arrays."""
@@ -272,7 +272,7 @@ def gather(
 def scatter(
     lattice: Lattice, equation: Equation, operands: Sequence[Flow], constants: Constants
 ) -> list[Flow] | None:
-    """Follow updates to their places; a plain ``scatter`` overwrites old elements."""
+    """Follow updates to their positions; a plain ``scatter`` overwrites old elements."""
     base, places, updates = operands
     if places is not None:
         return None

@@ -1,4 +1,4 @@
-"""Table of primitives: all that the analyses know about each of them, in one entry.
+"""Table of primitives: one entry with all properties that the analyses use.
 
 Only primitives with a rule are followed element by element. For any other primitive, or if a rule
 returns ``None``, every element of every result depends on all elements of all operands. Rules are
@@ -25,7 +25,7 @@ Rule: TypeAlias = Callable[[Lattice, Equation, Sequence[Flow], Constants], Seque
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """What the analyses know about a primitive.
+    """Properties of a primitive that the analyses use.
 
     Attributes
     ----------
@@ -34,8 +34,8 @@ class Entry:
     kind
         The rule for linearity.
     role
-        ``"elementwise"``: a result element depends on the operand elements at the same place,
-        scalars aside, and so do cotangents. ``"constant"``: an identity without a derivative.
+        ``"elementwise"``: a result element depends on the operand elements at the same index
+        (scalars aside), and so do cotangents. ``"constant"``: an identity without a derivative.
         ``"move"``: the results have the elements of operands. ``"product"``: bilinear.
         ``"draw"``: another result at every run. ``""``: none of these.
     sources, parts
