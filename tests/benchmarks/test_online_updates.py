@@ -1,4 +1,4 @@
-"""Gradients while the parameters change: exact where nothing is old, and less so where it is."""
+"""Gradients during online updates: exact with fresh traces, approximate with stale ones."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""The tables of the evidence are made from the stored rows, and say what the rows say."""
+"""The tables of the evidence are made from the stored rows and agree with them."""
 
 import dataclasses
 import math
@@ -58,7 +58,7 @@ def results_of(*found):
 
 
 def entries(lines, *first):
-    """The further entries of the row that begins with some."""
+    """The further entries of the row that begins with the given ones."""
     split = [[entry.strip() for entry in line.split("|")[1:-1]] for line in lines]
     (found,) = [row for row in split if tuple(row[: len(first)]) == first]
     return found[len(first) :]

@@ -1,4 +1,4 @@
-"""Agents in Flax and in Equinox learn what to remember, which one step of a gradient cannot."""
+"""Agents in Flax and Equinox learn what to remember; the gradient of one step does not."""
 
 import brainstate
 import example_scripts

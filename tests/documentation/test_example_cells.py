@@ -1,4 +1,4 @@
-"""Where memory counts, the cells for which D-RTRL is exact predict better, as the gallery says."""
+"""An LRU, or a GRU with windows, predicts an oscillator better than a GRU, as in the gallery."""
 
 import example_scripts
 import pytest

@@ -1,4 +1,4 @@
-"""Conductances in units learn to keep a cue, which the gradient of one step does not."""
+"""A network with conductances learns to keep a cue; the gradient of one step does not."""
 
 import example_scripts
 import pytest

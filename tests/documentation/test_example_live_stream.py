@@ -1,4 +1,4 @@
-"""The example of late labels learns more than persistence knows."""
+"""Forecasts of the example with late labels are better than persistence."""
 
 import example_scripts
 import pytest

@@ -1,4 +1,4 @@
-"""Copies of a learner that share parameters: what a loop over separate learners computes."""
+"""Copies of a learner with shared parameters agree with a loop over separate learners."""
 
 import dataclasses
 

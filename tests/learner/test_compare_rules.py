@@ -1,4 +1,4 @@
-"""What the comparison of rules says, against gradients in plain JAX, and what it leaves alone."""
+"""`compare_rules` agrees with gradients in plain JAX, and changes nothing of the caller."""
 
 import dataclasses
 import json
@@ -164,7 +164,7 @@ def test_default_windows_are_shares_of_the_sequence():
 
 
 class Noisy(brainstate.nn.Module):
-    """A model for one sample that starts from noise and adds noise."""
+    """A model of one sample that starts from noise and adds noise."""
 
     def __init__(self):
         super().__init__()
@@ -277,7 +277,7 @@ class StoppedError(Exception):
 
 
 def setting():
-    """Return a model with a learner in the middle of a sequence, and everything that may change."""
+    """Return a model with a learner in the middle of a sequence, and all that could change."""
     learner = drivers.build_learner(RECURRENT, "d_rtrl")
     xs, targets = RECURRENT.sequences(BATCH, LENGTH)
     drivers.sequence_gradient(learner, RECURRENT, xs, targets)
@@ -301,7 +301,7 @@ ENDS = [
 
 @pytest.mark.parametrize(("error", "calls"), ENDS)
 def test_nothing_changes(error, calls):
-    """Not even if a step function or Ctrl-C ends it: while it is traced first, or for a rule."""
+    """Also if a step function or Ctrl-C ends it, in the first trace or in the trace of a rule."""
     learner, counter, now, data = setting()
     states = list(learner.algorithm.model.states().values())
     before, count = now(), []

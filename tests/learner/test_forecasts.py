@@ -1,4 +1,4 @@
-"""A stream whose labels arrive later is learned as the stream whose labels are known at once."""
+"""Learning from late labels equals learning from labels that are known at once."""
 
 import dataclasses
 
@@ -52,7 +52,7 @@ def learnt_at_once(case, rule, **options):
 
 
 def learnt_late(case, rule, delay, labels=range(LENGTH), **options):
-    """Losses and forecasts of a stream, each of whose labels is late by ``delay`` samples."""
+    """Losses and forecasts of a stream whose labels are late by ``delay`` samples."""
     learner = build_learner(case, rule, batch=BATCH)
     (xs, ys), losses, forecasts = case.sequences(BATCH, LENGTH), [], []
     options = {"optimizer": OPTIMIZER, **options}
@@ -116,7 +116,7 @@ def test_a_label_is_learned_with_the_random_numbers_of_its_forecast():
 
 
 def test_forecasts_are_those_of_the_model():
-    """Without updates, each is a step from the state after the one before."""
+    """Without updates, each forecast is a step from the state after the previous one."""
     _, forecasts, _ = learnt_late(LEAKY, "d_rtrl", 2, optimizer=None, **WITHOUT)
     alone = build_learner(LEAKY, batch=BATCH)
     close(forecasts, list(alone.predict(LEAKY.sequences(BATCH, LENGTH)[0])))
@@ -124,7 +124,7 @@ def test_forecasts_are_those_of_the_model():
 
 @pytest.mark.parametrize("delay", [0, 2])
 def test_samples_without_a_label_are_passed_over(delay):
-    """Nothing is learned from them, and states and traces continue."""
+    """They change no parameter; states and traces advance."""
     labels = [1, 2, 5]
     mask = np.isin(np.arange(LENGTH), labels).astype(np.float32)
     losses, _, state = learnt_at_once(LEAKY, "d_rtrl", mask=mask)

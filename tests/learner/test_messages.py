@@ -1,4 +1,4 @@
-"""What a learner says, or accepts, where new users go wrong first."""
+"""Messages for common mistakes of new users, and inputs that are accepted."""
 
 import brainstate
 import jax
@@ -52,7 +52,7 @@ def test_a_transformation_of_jax_names_the_two_lines_that_work(name, learner):
 
 
 class Table:
-    """Numbers, as a data frame holds them."""
+    """Numbers in a table, such as a data frame."""
 
     def __init__(self, values):
         self.values = values

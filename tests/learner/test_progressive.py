@@ -93,7 +93,7 @@ def test_missing_and_late_labels():
 
 
 def test_a_stream_is_read_one_sample_at_a_time():
-    """The forecast is there before its label is learned, and an endless stream can be left."""
+    """Forecasts come before their labels are learned, and an endless stream can be left."""
     learner = built()
     endless = itertools.cycle(zip(XS, YS, strict=True))
     validation = iter(
@@ -124,7 +124,7 @@ def features():
 
 @pytest.mark.parametrize("delay", [None, 2])
 def test_the_evaluation_of_river(delay):
-    """Its delay of 2 is one forecast in between: the label comes before the forecast after it."""
+    """A delay of 2 in river is 1 here: river passes the label before the next forecast."""
     between = delay - 1 if delay else 0
     evaluate = pytest.importorskip("river.evaluate", reason="the extra `river` is not installed")
     metrics = pytest.importorskip("river.metrics")

@@ -1,7 +1,7 @@
 """A sparse net of 100,000 neurons on eight simulated devices equals the net on one device.
 
 `docs/sharding.md` has the bytes of this net. Every neuron has 100 inputs; synapses and their traces
-are sharded with their target neurons, in float64, where rounding moves no spike.
+are sharded with their target neurons, in float64, where rounding changes no spike.
 """
 
 import pytest

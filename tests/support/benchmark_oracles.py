@@ -1,4 +1,4 @@
-"""Expected gradients of the tasks that the benchmarks time, and how to compare them."""
+"""Expected gradients of the timed tasks of the benchmarks, and their comparison."""
 
 import functools
 
@@ -69,7 +69,7 @@ def saved(task):
 
 @functools.cache
 def of_stack(task, rule, carrying):
-    """Return the gradient of a stack; carrying on, of the same sequence once more."""
+    """Return the gradient of a stack; with ``carrying``, of a second pass over the sequence."""
     stack = stack_oracles.Stack(task.stack.cell, task.stack.layers, task.stack.hidden)
     gradient = {
         "bptt": stack_oracles.bptt,
@@ -88,7 +88,7 @@ def of_stack(task, rule, carrying):
 
 @functools.cache
 def of_spiking(task, carrying):
-    """Return the gradients of a sparse net by rule, of some synapses."""
+    """Return the gradients of some synapses of a sparse net, by rule."""
     readout = task.model().out.weight.value
     oracle = spiking_oracle.Oracle(
         task.net.connections,
@@ -132,7 +132,7 @@ def tolerance(task, rule):
 
 
 def deviation(found, expected):
-    """Return the largest relative deviation of an array; a zero array must be found as zero."""
+    """Return the largest relative deviation of an array; for a zero oracle, the absolute one."""
     assert set(found) == set(expected)
     return max(_relative(found[name], expected[name]) for name in expected)
 

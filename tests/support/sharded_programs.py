@@ -1,4 +1,4 @@
-"""Programs of the tests that run with eight simulated devices, in a process of their own."""
+"""Run test programs with eight simulated devices, each in a separate process."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import places
 
 
 def run(program, *arguments, flags=()):
-    """Return what a program prints that has eight devices: numbers by case."""
+    """Return the numbers by case that a program with eight devices prints."""
     environment = {
         **os.environ,
         "XLA_FLAGS": compilation.with_flags("--xla_force_host_platform_device_count=8", *flags),
