@@ -88,7 +88,7 @@ def of_numbers(sequences: PyTree) -> PyTree:
 
 
 def _is_table(leaf: Any) -> bool:
-    """Test whether a leaf is no array, but says how it becomes one of numbers."""
+    """Test whether a leaf is not an array, but defines its conversion to one of numbers."""
     if isinstance(leaf, ARRAYS) or not hasattr(type(leaf), "__array__"):
         return False
     return np.asarray(leaf).dtype.kind in "biufc"

@@ -171,7 +171,7 @@ class AtOnce:
         return last, zip_dict(recorded, found)
 
     def _once(self, loop: Loop, fixed: ByVar, wanted: list[Var]) -> ByVar:
-        """Return what is the same in every step, and is read in a loop."""
+        """Return the loop-invariant values that a loop reads."""
         program, varying = self._split.values, self._step.varying
         acting = [e for e in program.equations if e.effects and loop.has_effects]
         computed = [*equations_of(program, loop.made), *acting]

@@ -323,7 +323,7 @@ class FunctionalLearner:
     @one_thread_at_a_time
     @on_automatic_axes
     def forecast(self, state: LearnerState, *inputs: PyTree) -> tuple[LearnerState, PyTree]:
-        """Take one step; return the new state and the output; see `Learner.forecast`.
+        """Run one step; return the new state and the output; see `Learner.forecast`.
 
         Call `Learner.init_forecasts` before you read the first state.
         """
@@ -343,8 +343,8 @@ class FunctionalLearner:
     ) -> tuple[LearnerState, PyTree]:
         """Learn the label of a forecast; return the new state and the loss; see `Learner.learn`.
 
-        Without a forecast for the label, also for a negative ``delay``, nothing changes and the
-        loss is NaN: ``delay=jnp.where(is_measured, 0, -1)`` leaves out missing labels.
+        If no forecast waits for the label, or ``delay`` is negative, nothing changes and the loss
+        is NaN: ``delay=jnp.where(is_measured, 0, -1)`` omits missing labels.
         """
         waiting_in(state)
         given = {**options, "step_fn": loss_fn}
@@ -427,7 +427,7 @@ class FunctionalLearner:
         return LearnerState(**found, traces=traces, rule=self.algorithm.rule)
 
     def _checked(self, state: LearnerState) -> Places:
-        """Return the places of the learner's values, or refuse a state that does not fit."""
+        """Return the places of the learner's values; refuse a state that does not fit."""
         places = self._places()
         check_like(state, self._now(places, unpack(self.algorithm.starting_traces())))
         return places

@@ -80,7 +80,7 @@ def _loss_and_aux(result: PyTree, has_aux: bool) -> tuple[PyTree, PyTree]:
 
 
 def check_loss(loss: PyTree, hint: str = "") -> None:
-    """Refuse a loss of a step that is no floating-point number.
+    """Refuse a loss of a step that is not a floating-point number.
 
     Raises
     ------
