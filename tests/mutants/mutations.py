@@ -52,7 +52,6 @@ def operations(test, *names):
 CHUNKS = "test_d_rtrl_equals_bptt_for_chunks"
 CHOICE = "tests/learner/test_chunk_choice.py"
 DEFINITION = "test_es_d_rtrl_equals_its_definition"
-LATE = ("tests/learner/test_online.py::test_equals_the_dense_recursion_with_changing_parameters",)
 COUPLED = "tests/rules/test_coupled_states.py"
 MARKS = "tests/compiler/test_marks.py::test"
 OUT_OF_RANGE = "tests/compiler/test_out_of_range.py::test_the_gradient_is_that_of_jax"
@@ -1198,7 +1197,7 @@ MUTATIONS = [
         "_executor/composed.py",
         "gradients.update(self.rules[name].entry_gradient(own, *arrays, zeros_select))",
         "self.rules[name].entry_gradient(own, *arrays, zeros_select)",
-        ("tests/test_rules_by_path.py::test_streams_own_loops_and_windows[layers]",),
+        ("tests/rules/test_rules_by_path.py::test_streams_own_loops_and_windows[layers]",),
         "the gradient of a window leaves out the time before it",
     ),
     # learning rules of a user's own

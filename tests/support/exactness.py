@@ -146,10 +146,6 @@ class Rule:
     name: str
     options: Mapping = dataclasses.field(default_factory=dict)
 
-    @property
-    def has_windows(self):
-        return "window" in self.options
-
 
 WINDOWS = {"window": 2}
 RULES = {

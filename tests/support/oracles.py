@@ -564,9 +564,9 @@ def dense_rtrl(
     eps^t = trace_mask ((J_mask J^t) eps^{t-1} + F_mask F^t)
     gradient = sum_t signal^t . eps^t + late^t . eps^{t-1} + direct^t
 
-    Masks are arrays like J (n, n) and F (n, p); `state_slices` and `parameter_slices` say where in
-    S and theta a state and a parameter are. resets, (time,) or (time, batch): before these steps
-    the samples of the first axis of every state start anew.
+    Masks are arrays like J (n, n) and F (n, p); `state_slices` says where in S a state is. resets,
+    (time,) or (time, batch): before these steps the samples of the first axis of every state start
+    anew.
     """
     start, traces, gradient = states, 0.0, 0.0
     for t, weight in enumerate(_ones(step_weights, xs)):
@@ -687,17 +687,8 @@ def whole_state(states):
 
 def state_slices(states):
     """{state: its slice of S}."""
-    return _slices({name: states[name] for name in _floating(states)})
-
-
-def parameter_slices(params):
-    """{parameter: its slice of theta}, all leaves together for one that holds several."""
-    return _slices(params)
-
-
-def _slices(tree):
-    names = sorted(tree)
-    sizes = [sum(map(np.size, jax.tree.leaves(tree[name]))) for name in names]
+    names = _floating(states)
+    sizes = [sum(map(np.size, jax.tree.leaves(states[name]))) for name in names]
     ends = np.cumsum([0, *sizes])
     return {name: slice(*ends[i : i + 2]) for i, name in enumerate(names)}
 
