@@ -61,6 +61,12 @@ def test_every_fault_that_is_written_out_has_its_place():
     assert [m.name for m in mutations.MUTATIONS if texts[m.file].count(m.old) != 1] == []
 
 
+def test_every_test_that_is_named_for_a_fault_exists():
+    named = {test.partition("[")[0] for m in mutations.MUTATIONS for test in m.tests}
+    for file, _, name in (test.partition("::") for test in sorted(named)):
+        assert name.rpartition(".")[2] in (ROOT / file).read_text(), (file, name)
+
+
 @pytest.mark.parametrize("file", FILES)
 def test_every_mutant_is_another_program(file):
     text = (LIBRARY / file).read_text()
