@@ -12,10 +12,9 @@ import pytest
 import saiunit as u
 import zoo
 from assertions import assert_gradients_close
-from hypothesis import HealthCheck, Phase, given, settings
 from nn_models import Filtered, ReadOut
 from nn_swaps import SWAPS, pair
-from random_cells import entry_of, programs
+from random_cells import entry_of, random_programs
 from unmarked import unmarked
 from zoo_runs import CHUNK_SIZES, Runs, data, described, named, runs_of
 
@@ -238,15 +237,7 @@ def test_random_cells_without_marks(examples):
     """They learn as marked by hand, unless something more is reported."""
     equal = []
 
-    @settings(
-        max_examples=examples,
-        derandomize=True,
-        deadline=None,
-        database=None,
-        phases=[Phase.explicit, Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(programs())
+    @random_programs(examples)
     def check(program):
         entry = entry_of(program)
         try:

@@ -8,7 +8,6 @@ import functools
 import warnings
 
 import brainstate
-import hypothesis
 import jax
 import jax.numpy as jnp
 import nn_models
@@ -17,7 +16,7 @@ import pytest
 import readouts
 import saiunit as u
 import zoo
-from random_cells import Program, entry_of, programs
+from random_cells import Program, entry_of, random_programs
 from step_claims import FullState, Group, Relations
 from step_jacobian import ROUNDING, NotFiniteError, StepJacobian
 from zoo_record import BATCH, ZooModel
@@ -391,15 +390,7 @@ def test_the_sparsity_of_snap_in_a_random_cell(instructions):
 def test_what_is_truncated_in_any_random_cell_is_reported(check_one):
     outcomes = []
 
-    @hypothesis.settings(
-        max_examples=200,
-        derandomize=True,
-        deadline=None,
-        database=None,
-        phases=[hypothesis.Phase.generate],
-        suppress_health_check=list(hypothesis.HealthCheck),
-    )
-    @hypothesis.given(programs())
+    @random_programs(200)
     def check(program):
         outcomes.append(check_one(program))
 

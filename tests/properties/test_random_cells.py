@@ -8,8 +8,7 @@ import numpy as np
 import oracles
 import pytest
 from assertions import assert_gradients_close
-from hypothesis import HealthCheck, Phase, given, settings
-from random_cells import BATCH, INPUTS, OUTPUTS, UNITS, Program, entry_of, programs
+from random_cells import BATCH, INPUTS, OUTPUTS, UNITS, Program, entry_of, random_programs
 from recorded import RecordedCase
 from zoo_runs import Runs, data
 
@@ -143,15 +142,7 @@ def outcome(program):
 def test_random_cells_agree_with_the_oracle_or_say_why_not(examples):
     outcomes = collections.Counter()
 
-    @settings(
-        max_examples=examples,
-        derandomize=True,
-        deadline=None,
-        database=None,
-        phases=[Phase.explicit, Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(programs())
+    @random_programs(examples)
     def check(program):
         outcomes[outcome(program)] += 1
 

@@ -11,6 +11,7 @@ import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from marks import spike
 from matrices import csr
@@ -103,6 +104,19 @@ def programs(draw):
     )
     states = draw(st.integers(1, 3))
     return Program(states, tuple(draw(st.lists(instruction, min_size=3, max_size=9))))
+
+
+def random_programs(count):
+    """Call a function with random programs, the same ones at every run."""
+    same = settings(
+        max_examples=count,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    return lambda check: same(given(programs())(check))
 
 
 class RandomCell(brainstate.nn.Module):
