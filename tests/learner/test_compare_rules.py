@@ -16,6 +16,7 @@ import pytest
 import references
 import saiunit as u
 from assertions import assert_same_bits
+from models import Noisy
 
 import braintrace
 from braintrace._comparison.check import compared as of_gradients
@@ -161,22 +162,6 @@ def test_default_windows_are_shares_of_the_sequence():
 
 
 # --- models, data and losses of all kinds
-
-
-class Noisy(brainstate.nn.Module):
-    """A model of one sample that starts from noise and adds noise."""
-
-    def __init__(self):
-        super().__init__()
-        self.w = brainstate.ParamState(jnp.linspace(-1, 1, 12).reshape(3, 4))
-
-    def init_state(self, batch_size=None, **_):
-        self.h = brainstate.HiddenState(brainstate.random.normal(size=4))
-
-    def update(self, x):
-        noise = brainstate.random.normal(size=4)
-        self.h.value = LEAK * self.h.value + jnp.tanh(braintrace.matmul(x, self.w.value) + noise)
-        return self.h.value
 
 
 def test_mapped_models_draw_the_same_noise():

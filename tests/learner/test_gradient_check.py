@@ -2,14 +2,13 @@
 
 import json
 
-import brainstate
 import cases
 import compilation
 import drivers
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import references
+from models import Noisy
 
 import braintrace
 
@@ -56,20 +55,6 @@ def test_the_last_row_is_all_parameters_together():
 
 
 def test_mapped_models_and_noise_are_compared_on_the_same_random_numbers():
-    class Noisy(brainstate.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.w = brainstate.ParamState(jnp.linspace(-1, 1, 12).reshape(3, 4))
-
-        def init_state(self, batch_size=None, **_):
-            self.h = brainstate.HiddenState(brainstate.random.normal(size=4))
-
-        def update(self, x):
-            noise = brainstate.random.normal(size=4)
-            drive = jnp.tanh(braintrace.matmul(x, self.w.value) + noise)
-            self.h.value = 0.8 * self.h.value + drive
-            return self.h.value
-
     xs, ys = RECURRENT.sequences(2, 6)
     check = braintrace.gradient_check(
         Noisy(),

@@ -1,4 +1,4 @@
-"""Brainstate modules of the catalogue's models, and one with units, with ETP operations."""
+"""Brainstate modules of the catalogue's models, one with units and one with noise."""
 
 import brainstate
 import jax
@@ -141,4 +141,20 @@ class Conductance(brainstate.nn.Module):
 
     def update(self, x):
         self.h.value = 0.5 * self.h.value + braintrace.matmul(x * saiunit.volt, self.w.value)
+        return self.h.value
+
+
+class Noisy(brainstate.nn.Module):
+    """A model of one sample that starts from noise and adds noise."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = brainstate.ParamState(jnp.linspace(-1, 1, 12).reshape(3, 4))
+
+    def init_state(self, batch_size=None, **_):
+        self.h = brainstate.HiddenState(brainstate.random.normal(size=4))
+
+    def update(self, x):
+        noise = brainstate.random.normal(size=4)
+        self.h.value = 0.8 * self.h.value + jnp.tanh(braintrace.matmul(x, self.w.value) + noise)
         return self.h.value
