@@ -284,10 +284,10 @@ class _Comparison:
 
     def _measured(self, row: ComparedRule, run: RuleRun) -> ComparedRule:
         """Return the row with memory and gradient, or refused for its memory."""
-        needed = row = dataclasses.replace(row, traces=run.traces)
-        if needed.traces <= self._budget:
-            needed = row = dataclasses.replace(row, temp=run.temp_bytes())
-        if needed.traces + needed.temp > self._budget:
+        row = dataclasses.replace(row, traces=run.traces)
+        if row.traces <= self._budget:
+            row = dataclasses.replace(row, temp=run.temp_bytes())
+        if row.traces + row.temp > self._budget:
             return dataclasses.replace(
                 row,
                 refused=f"traces and temporary memory of {in_bytes(row.traces + row.temp)} are "

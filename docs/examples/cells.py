@@ -19,7 +19,7 @@ import optax
 import braintrace
 from braintrace import nn
 
-UNITS, STEPS, LAG = 32, 4000, 10
+UNITS, STEPS = 32, 4000
 
 CELLS = {
     "LRU": lambda: nn.LRUCell(1, UNITS, UNITS),

@@ -1,7 +1,5 @@
 """Hidden states that something else than the learner has written are noticed."""
 
-import functools
-
 import brainstate
 import jax
 import jax.numpy as jnp
@@ -92,11 +90,6 @@ def moved_by_the_model(bench):
 
 
 FOREIGN = [initialised, with_a_second_learner, written, moved_by_the_model]
-
-
-@functools.cache
-def bench_of(*arguments, **options):
-    return Bench(*arguments, **options)
 
 
 @pytest.mark.by_day("initialised-step", "written-evolution")

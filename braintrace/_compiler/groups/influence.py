@@ -154,7 +154,7 @@ def _reached(now: set[int], group: HiddenGroup) -> tuple[int, ...]:
 def _recognise(
     positions: np.ndarray, shape: tuple[int, ...]
 ) -> tuple[Literal["identity", "tiled", "gather"], tuple[tuple[int, ...], tuple[int, ...]] | None]:
-    """Find the cheapest path to bring one value per unit into the shape of the slots."""
+    """Find the cheapest way to bring one value per unit into the shape of the slots."""
     size = int(np.prod(shape))
     if positions.size == size and np.array_equal(positions.ravel(), np.arange(size)):
         return "identity", None
