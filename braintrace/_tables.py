@@ -99,7 +99,7 @@ def _paragraph(text: str, width: int) -> str:
 
 
 def _text_table(table: Table, width: int) -> str:
-    """Format a table; columns of numbers that do not fit continue in a further table."""
+    """Format a table; columns that do not fit continue in further tables."""
     parts = _split(table, width - len(table.indent))
     return "\n".join(line for part in parts for line in _text_part(part, width))
 

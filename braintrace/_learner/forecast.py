@@ -43,8 +43,8 @@ def init_forecasts(learner: HasParts, *inputs: PyTree, max_delay: int = 0) -> No
     """Prepare `forecast` for labels that arrive late.
 
     Call it before the first forecast if labels may be late, before a transformation, and before you
-    use functions of a `LearnerState`. If the inputs have the same shapes and ``max_delay`` is the
-    same, waiting forecasts are kept. Otherwise, samples without a label are passed over.
+    use functions of a `LearnerState`. If the shapes and dtypes of the inputs and ``max_delay`` do
+    not change, waiting forecasts are kept. Otherwise, samples without a label are passed over.
 
     Parameters
     ----------

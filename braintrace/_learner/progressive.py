@@ -1,4 +1,4 @@
-"""Progressive validation: test the forecast of each sample of a stream, then learn its label."""
+"""Progressive validation: test each forecast of a stream, then learn its label."""
 
 from __future__ import annotations
 

@@ -103,11 +103,11 @@ def etrace_grad(learner: HasParts, *sequences: PyTree, **options: Any) -> PyTree
     chunk_size
         Number of steps between two updates of the traces. It changes speed and memory, not the
         gradient. ``'auto'`` or ``None``: the shortest chunk that is expected to be among the
-        fastest within ``memory_budget``; `report` shows it. From zero traces, a single chunk for
-        the whole sequence is best, since it needs no trace. With a ``window``, a chunk is the
-        largest number of whole windows that fits, at least one. ``'auto'`` is one window, with
-        ``memory_budget`` the largest number within the budget, and from zero traces the sequence
-        if its residuals take less memory than the traces.
+        fastest within ``memory_budget``; `report` shows it. After a reset, a single chunk for the
+        whole sequence is best, since it needs no trace. With a ``window``, a chunk is the largest
+        number of whole windows that fits, at least one. With ``'auto'`` and a ``memory_budget``, it
+        is the largest number of windows within the budget. With ``'auto'`` alone, it is one window,
+        or after a reset the whole sequence if its residuals take less memory than the traces.
     memory_budget
         For ``chunk_size='auto'``: limit of the bytes that the steps of a chunk may record. The
         limit is never below one step, or below the size of the traces. Memory is constant in
