@@ -18,10 +18,9 @@ from .networks import Network, sequence_loss, squared_error
 from .operations import MarkedOps, PlainOps
 
 ALPHA = 0.9
-ES_OPTIONS = {"decay_or_rank": ALPHA}
 OPTIONS: dict[str, dict[str, Any]] = {
     "d_rtrl": {},
-    "es_d_rtrl": ES_OPTIONS,
+    "es_d_rtrl": {"decay_or_rank": ALPHA},
     "rtrl": {},
     "uoro": {},
     "kf_rtrl": {},
@@ -81,7 +80,7 @@ class Task:
         return self.network.parameters(jnp.dtype(self.dtype))
 
     @functools.cached_property
-    def learners(self) -> dict[Any, Any]:
+    def learners(self) -> dict[str, Any]:
         """Learners of this task, which ways to take a sequence gradient share."""
         return {}
 
@@ -154,7 +153,6 @@ def online(
     algorithm: str = "d_rtrl",
     chunk: int | None = None,
     count_reset: bool = True,
-    **options: Any,
 ) -> Subject:
     """Compile a sequence gradient that starts from fresh states and traces.
 
@@ -166,13 +164,10 @@ def online(
         ``chunk_size``; ``None``: as the library chooses.
     count_reset
         Whether ``reset_state`` is part of the time.
-    **options
-        Given to ``braintrace.compile``.
     """
-    key = (algorithm, *sorted(options.items()))
-    if key not in task.learners:
-        task.learners[key] = learner_of(task, algorithm, **options)
-    learner = task.learners[key]
+    if algorithm not in task.learners:
+        task.learners[algorithm] = learner_of(task, algorithm)
+    learner = task.learners[algorithm]
     step, data = step_function(learner), task.data
     sizes = {} if chunk is None else {"chunk_size": chunk}
 

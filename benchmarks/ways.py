@@ -39,11 +39,10 @@ class ModuleTask(Protocol):
         """Return a new model; its parameters are the same at every call."""
 
 
-def learner_of(task: ModuleTask, algorithm: str, model: brainstate.nn.Module | None = None) -> Any:
-    """Compile a model, a new one if none is given, with an algorithm."""
-    model = task.model() if model is None else model
+def learner_of(task: ModuleTask, algorithm: str) -> Any:
+    """Compile a new model with an algorithm."""
     options = {"batch_size": task.batch, **OPTIONS[algorithm]}
-    return compiled(model, algorithm, task.data[0][0], **options)
+    return compiled(task.model(), algorithm, task.data[0][0], **options)
 
 
 def sequence_gradient(task: ModuleTask, learner: Any, chunk: int | None = None) -> Any:
@@ -67,8 +66,9 @@ def _losses(model: brainstate.nn.Module, xs: Any, targets: Any) -> Any:
     return brainstate.transform.for_loop(step, xs, targets)
 
 
-def bptt_gradient(task: ModuleTask, model: brainstate.nn.Module) -> Any:
-    """Return backpropagation through time of a model."""
+def bptt(task: ModuleTask) -> Subject:
+    """Compile backpropagation through time of the same model."""
+    model = task.model()
     brainstate.nn.init_all_states(model, batch_size=task.batch)
     parameters = model.states(brainstate.ParamState)
 
@@ -78,13 +78,7 @@ def bptt_gradient(task: ModuleTask, model: brainstate.nn.Module) -> Any:
         loss = functools.partial(_losses, model, xs, targets)
         return brainstate.transform.grad(lambda: loss().mean(), parameters)()
 
-    return lambda: gradient(*task.data)
-
-
-def bptt(task: ModuleTask) -> Subject:
-    """Compile backpropagation through time of the same model."""
-    run = bptt_gradient(task, task.model())
-    return Subject(run, rule="bptt")
+    return Subject(lambda: gradient(*task.data), rule="bptt")
 
 
 def forward(task: ModuleTask) -> Subject:
@@ -100,22 +94,17 @@ def forward(task: ModuleTask) -> Subject:
     return Subject(lambda: losses(*task.data))
 
 
-def from_zero(task: ModuleTask, learner: Any, chunk: int | None = None) -> Callable[[], Any]:
-    """Return what resets states and traces and takes the gradient of the sequence."""
+def online(task: ModuleTask, algorithm: str = "d_rtrl", chunk: int | None = None) -> Subject:
+    """Compile a sequence gradient that begins with a reset, which is part of the time."""
+    if algorithm not in task.learners:
+        task.learners[algorithm] = learner_of(task, algorithm)
+    learner = task.learners[algorithm]
     gradient = sequence_gradient(task, learner, chunk)
 
     def run() -> Any:
         learner.reset_state(task.batch)
         return gradient()
 
-    return run
-
-
-def online(task: ModuleTask, algorithm: str = "d_rtrl", chunk: int | None = None) -> Subject:
-    """Compile a sequence gradient that begins with a reset, which is part of the time."""
-    if algorithm not in task.learners:
-        task.learners[algorithm] = learner_of(task, algorithm)
-    run = from_zero(task, task.learners[algorithm], chunk)
     return Subject(run, rule=algorithm)
 
 

@@ -21,8 +21,8 @@ OWN, ES_OWN, BPTT = "kernels of D_RTRL", "kernels of ES_D_RTRL", "kernels of BPT
 def bytes_of_step(task: Task) -> float:
     """Return the bytes of a step with states and traces updated in place."""
     now = [sequence[0] for sequence in task.data]
-    pure = streaming.pure_step(streaming.Stream(task).step, *now)
-    return float(bytes_moved(compile_for_gpu(pure.run, *pure.values(), *now, donate=(0,))))
+    run, *values = streaming.pure_step(streaming.Stream(task).step, *now)
+    return float(bytes_moved(compile_for_gpu(run, *values, *now, donate=(0,))))
 
 
 def bytes_of_pass(task: Task) -> float:

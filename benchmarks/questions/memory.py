@@ -107,7 +107,7 @@ def against_length(lengths: tuple[int, ...], hidden: int, batch: int) -> Case:
 
 
 def cases(platform: str) -> list[Case]:
-    """Return one case for each axis of the plots."""
+    """Return one case for each axis."""
     hidden, batches = (64, 128, 256, 512, 1024), (1, 8, 32, 128)
     return [
         against_length(LENGTHS, 256, 32),

@@ -16,7 +16,7 @@ from ..networks import dense
 from ..subjects import Task
 
 STEPS, HIDDEN, BATCHES = (64, 512), (256, 1024), (1, 32, 128)
-MORE_FOR_PLOTS = (
+MORE_SIZES = (
     [(steps, 256, 32) for steps in (16, 128, 256, 1024)]
     + [(64, hidden, 32) for hidden in (128, 512, 2048)]
     + [(64, 256, batch) for batch in (4, 512)]
@@ -79,8 +79,8 @@ def case(steps: int, hidden: int, batch: int) -> Case:
 
 
 def cases(platform: str) -> list[Case]:
-    """Return the sizes of the targets, and some between them for the plots."""
-    sizes = [*itertools.product(STEPS, HIDDEN, BATCHES), *MORE_FOR_PLOTS]
+    """Return the sizes of the targets, and some between them."""
+    sizes = [*itertools.product(STEPS, HIDDEN, BATCHES), *MORE_SIZES]
     if platform != "cpu":
         sizes += [(64, 4096, 32), (64, 4096, 128)]
     return [case(*size) for size in sizes]

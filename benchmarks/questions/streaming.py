@@ -5,7 +5,6 @@ arrays of the shapes of the traces, ``e * a + b``, in place. Both are timed in a
 many steps, without call overhead. The same step written by hand shows the result of XLA.
 """
 
-import dataclasses
 import functools
 import warnings
 from collections.abc import Callable
@@ -52,15 +51,13 @@ class Stream:
         The network and its sequence.
     algorithm
         A name of `subjects.OPTIONS`.
-    **options
-        Of the algorithm.
     """
 
-    def __init__(self, task: Task, algorithm: str = "d_rtrl", **options: Any) -> None:
+    def __init__(self, task: Task, algorithm: str = "d_rtrl") -> None:
         self.task = task
         self.model = Model(task.network, jnp.dtype(task.dtype))
         brainstate.nn.init_all_states(self.model, batch_size=task.batch)
-        self.algorithm = ALGORITHMS[algorithm](self.model, **OPTIONS[algorithm], **options)
+        self.algorithm = ALGORITHMS[algorithm](self.model, **OPTIONS[algorithm])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of approximations
             self.algorithm.compile_graph(task.data[0][0])
@@ -81,29 +78,16 @@ class Stream:
         jax.block_until_ready(self.algorithm.traces.value)
 
 
-@dataclasses.dataclass(frozen=True)
-class PureStep:
-    """A step as a function ``run(moving, still, x, target) -> (moving, gradients)``.
+def pure_step(step: Step, x: Any, target: Any) -> tuple[Callable[..., Any], list[Any], list[Any]]:
+    """Return a step of a stream without its side effects.
 
-    Attributes
-    ----------
+    Returns
+    -------
     run
-        The function, of the values of States.
+        ``run(moving, still, x, target) -> (moving, gradients)``, of the values of States.
     moving, still
-        The States that a step writes, and those that it only reads.
+        Current values of the States that the step writes, and of those that it only reads.
     """
-
-    run: Callable[..., Any]
-    moving: list[brainstate.State]
-    still: list[brainstate.State]
-
-    def values(self) -> tuple[list[Any], list[Any]]:
-        """Return the first two arguments of ``run`` as they are now."""
-        return [state.value for state in self.moving], [state.value for state in self.still]
-
-
-def pure_step(step: Step, x: Any, target: Any) -> PureStep:
-    """Return a step of a stream without its side effects."""
     function, states = without_states(step, x, target)
     values = [state.value for state in states]
     written = [new is not None for new in jax.eval_shape(function, values, x, target)[0]]
@@ -114,17 +98,13 @@ def pure_step(step: Step, x: Any, target: Any) -> PureStep:
         new, found = function(values, x, target)
         return [value for value, moves in zip(new, written, strict=True) if moves], found
 
-    pairs = list(zip(states, written, strict=True))
-    return PureStep(
-        run,
-        [state for state, moves in pairs if moves],
-        [state for state, moves in pairs if not moves],
-    )
+    pairs = list(zip(values, written, strict=True))
+    return run, [v for v, moves in pairs if moves], [v for v, moves in pairs if not moves]
 
 
-def loop(task: Task, algorithm: str = "d_rtrl", **options: Any) -> Subject:
+def loop(task: Task, algorithm: str = "d_rtrl") -> Subject:
     """Time steps in one compiled loop, which keeps the gradient of the last."""
-    stream = Stream(task, algorithm, **options)
+    stream = Stream(task, algorithm)
     zero = jax.tree.map(jnp.zeros_like, task.parameters)
 
     def over_steps(combine: Callable[[Any, Any], Any]) -> Callable[..., Any]:
