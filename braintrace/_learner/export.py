@@ -13,8 +13,11 @@ import jax
 import jax.numpy as jnp
 
 from .._arguments import check_arrays
+from .._errors import OptionError
 from .._optional import optional_import
+from .._shown import is_quantity
 from .._typing import PyTree
+from .forecast import with_room_as, without_room
 from .functional import FunctionalLearner
 from .options import METHODS, ExportOptions, options_of, takes
 from .parts import HasParts
@@ -102,8 +105,14 @@ def export_predict(learner: HasParts, *arguments: PyTree) -> Exported:
     BraintraceError
         All errors that `predict` would raise before it runs.
     """
-    pure = FunctionalLearner(learner.parts, {})
-    return _exported(pure.predict, pure.state(), OF_MODEL, arguments)
+    parts = learner.parts
+    pure = FunctionalLearner(parts, {})
+
+    def run(state: LearnerState, *sequences: PyTree) -> tuple[LearnerState, PyTree]:
+        state, outputs = pure.predict(with_room_as(parts, state), *sequences)
+        return without_room(state), outputs
+
+    return _exported(run, without_room(pure.state()), OF_MODEL, arguments)
 
 
 def _exported(
@@ -116,6 +125,7 @@ def _exported(
     optional_import("flatbuffers", "export")
     for index, part in enumerate(slices):
         check_arrays(f"slice {index}", part)
+        _check_plain(f"`slice {index}`", part)
     paths, leaves = zip(*jax.tree_util.tree_leaves_with_path(start), strict=True)
     names = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
     known, structure = dict(zip(names, leaves, strict=True)), jax.tree.structure(start)
@@ -126,9 +136,26 @@ def _exported(
         now = jax.tree.unflatten(structure, [values[name] for name in names])
         sequences = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], slices)
         after, found = run(now, *sequences)
+        _check_plain("The result of the step", found)
         new = dict(zip(names, jax.tree.leaves(after), strict=True))
         return {name: new[name] for name in kept}, jax.tree.map(lambda leaf: leaf[0], found)
 
     state = {name: known[name] for name in kept}
     exported = jax.export.export(jax.jit(step))(state, *slices)
     return bytes(exported.serialize()), state
+
+
+def _check_plain(name: str, value: PyTree) -> None:
+    """Refuse values with units, which a process without this library cannot read.
+
+    Raises
+    ------
+    OptionError
+        If there is one.
+    """
+    for leaf in jax.tree.leaves(value, is_leaf=is_quantity):
+        if is_quantity(leaf):
+            raise OptionError(
+                f"{name} is in {leaf.unit}, and an exported step has plain arrays alone: divide "
+                "outputs by their unit, and multiply inputs by theirs, in the model or `step_fn`."
+            )

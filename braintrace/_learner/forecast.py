@@ -248,8 +248,14 @@ def with_room_as(learner: LearnerParts, state: LearnerState) -> LearnerState:
     waiting = peek(learner.held_forecasts.waiting)
     if waiting is None or FORECASTS in _others(state):
         return state
-    waiting = {**waiting, "count": jnp.zeros((), jnp.int32)}
+    waiting = {**waiting, "count": np.zeros((), np.int32)}  # known to be zero, also when traced
     return dataclasses.replace(state, others={**state.others, FORECASTS: raw(waiting)})
+
+
+def without_room(state: LearnerState) -> LearnerState:
+    """Return a state without the samples that wait for a label, and without room for them."""
+    others = {path: value for path, value in state.others.items() if path != FORECASTS}
+    return dataclasses.replace(state, others=others)
 
 
 def settle(learner: LearnerParts) -> None:

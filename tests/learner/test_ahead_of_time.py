@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import saiunit as u
 
 import braintrace
 
@@ -173,6 +174,38 @@ def test_an_exported_prediction_has_no_traces():
     same = [name for name in state if np.array_equal(state[name], before[name])]
     assert "parameters/u" in same
     assert "hidden/h" not in same
+
+
+def test_an_exported_prediction_has_no_forecasts():
+    """Forecasts that wait change neither program nor names, so new parameters fit an old one."""
+    pytest.importorskip("flatbuffers", reason="the extra `export` is not installed")
+    learner = learner_of(4)
+    old, before = learner.export_predict(XS[0])
+    learner.init_forecasts(XS[0], max_delay=2)
+    learner.forecast(XS[0])
+    new, state = learner.export_predict(XS[0])
+    assert set(state) == set(before)
+    assert len(new) == len(old)
+    expected = learner.predict(XS)  # continues after the forecast
+    step = jax.export.deserialize(old).call
+    for x, output in zip(XS, expected, strict=True):
+        state, found = step(state, x)
+        np.testing.assert_allclose(found, output, rtol=1e-5)
+
+
+def test_units_cannot_be_exported():
+    pytest.importorskip("flatbuffers", reason="the extra `export` is not installed")
+    learner = learner_of(4)
+
+    def step_fn(x):
+        return jnp.sum(learner(x)) * u.mV
+
+    with pytest.raises(braintrace.OptionError, match="`slice 0` is in mV"):
+        learner.export_step(XS[0] * u.mV, step_fn=step_fn, update_fn=lambda gradients: None)
+    with pytest.raises(braintrace.OptionError, match="result of the step is in mV"):
+        learner.export_step(
+            XS[0], step_fn=step_fn, update_fn=lambda gradients: None, unit_aware=True
+        )
 
 
 def test_a_state_is_an_argument_of_an_exported_function():
