@@ -20,7 +20,6 @@ import saiunit
 
 import braintrace
 
-from . import ways
 from .networks import NETWORKS, dense, squared_error
 from .spiking import Net, SpikingTask
 from .stack import Layers, StackTask
@@ -68,13 +67,6 @@ class Row:
 AnyTask = Task | StackTask | SpikingTask
 
 
-def made(task: AnyTask, algorithm: str, **options: Any) -> Any:
-    """Return a new learner of a task."""
-    if isinstance(task, Task):
-        return learner_of(task, algorithm, **options)
-    return ways.learner_of(task, algorithm)
-
-
 def sequence(
     task: AnyTask,
     algorithm: str = "d_rtrl",
@@ -83,7 +75,7 @@ def sequence(
     **options: Any,
 ) -> Call:
     """Return the gradient of a sequence, after a reset or carrying on."""
-    learner = made(task, algorithm, **options)
+    learner = learner_of(task, algorithm, **options)
     call: dict[str, Any] = {"step_fn": step_function(learner)}
     if chunk is not None:
         call["chunk_size"] = chunk
@@ -126,7 +118,7 @@ def _descent(learner: Any) -> Callable[[Any], None]:
 
 def stream(task: AnyTask, algorithm: str = "d_rtrl") -> Call:
     """Return a stream that learns at every step, in one call."""
-    learner = made(task, algorithm)
+    learner = learner_of(task, algorithm)
     call = {"step_fn": step_function(learner), "update_fn": _descent(learner)}
     lower = partial(learner.lower, "etrace_online", *task.data, **call)
     return Call(lambda: learner.etrace_online(*task.data, **call), lower)
@@ -146,7 +138,7 @@ def _one_by_one(task: AnyTask, step: Callable[[Any, Any], Any]) -> Callable[[], 
 
 def online_steps(task: Task) -> Call:
     """Return streams of one step."""
-    learner = made(task, "d_rtrl")
+    learner = learner_of(task, "d_rtrl")
     call = {"step_fn": step_function(learner), "update_fn": _descent(learner)}
     run = _one_by_one(task, lambda *now: learner.etrace_online(*now, **call))
     example = [part[:1] for part in task.data]
@@ -155,7 +147,7 @@ def online_steps(task: Task) -> Call:
 
 def gradient_steps(task: Task) -> Call:
     """Return gradients of sequences of one step."""
-    learner = made(task, "d_rtrl")
+    learner = learner_of(task, "d_rtrl")
     call = {"step_fn": step_function(learner)}
     run = _one_by_one(task, lambda *now: learner.etrace_grad(*now, **call))
     return Call(run, work=task.steps)
@@ -163,7 +155,7 @@ def gradient_steps(task: Task) -> Call:
 
 def own_gradients(task: Task) -> Call:
     """Return jitted gradients that the user takes around a call of the learner."""
-    learner = made(task, "d_rtrl")
+    learner = learner_of(task, "d_rtrl")
     loss = step_function(learner)
     weights = learner.algorithm.model.states(brainstate.ParamState)
     take = brainstate.transform.grad(lambda x, y: loss(x[0], y[0]), weights)
@@ -172,7 +164,7 @@ def own_gradients(task: Task) -> Call:
 
 def own_loop(task: Task) -> Call:
     """Return such gradients in a compiled loop, which adds them up."""
-    learner = made(task, "d_rtrl")
+    learner = learner_of(task, "d_rtrl")
     weights = learner.algorithm.model.states(brainstate.ParamState)
     take = brainstate.transform.grad(step_function(learner), weights)
 
@@ -189,13 +181,13 @@ def own_loop(task: Task) -> Call:
 
 def plain_calls(task: Task) -> Call:
     """Return calls of the learner, without gradients or `jit`."""
-    learner = made(task, "d_rtrl")
+    learner = learner_of(task, "d_rtrl")
     return Call(_one_by_one(task, lambda x, _: learner(x[0])), work=task.steps)
 
 
 def pure_steps(task: Task, is_jitted: bool) -> Call:
     """Return gradients of one step by the pure functions, from state to state."""
-    learner = made(task, "d_rtrl")
+    learner = learner_of(task, "d_rtrl")
     pure, loss = learner.functional(), step_function(learner)
     take = partial(pure.grad, step_fn=loss)
     step = jax.jit(take) if is_jitted else take
@@ -243,7 +235,7 @@ def first_gradient(task: StackTask) -> Call:
     """Return everything from the model to its first gradient."""
 
     def run() -> Any:
-        learner = ways.learner_of(task, "d_rtrl")
+        learner = learner_of(task, "d_rtrl")
         return learner.etrace_grad(*task.data, step_fn=step_function(learner))
 
     return Call(run)

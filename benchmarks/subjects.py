@@ -1,10 +1,10 @@
-"""The functions that are compared: BPTT, hand-written gradients, the library as users call it."""
+"""The functions that are compared: BPTT and hand-written gradients; and learners of a task."""
 
 import dataclasses
 import functools
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import brainstate
 import jax
@@ -84,6 +84,10 @@ class Task:
         """Learners of this task, which ways to take a sequence gradient share."""
         return {}
 
+    def model(self) -> Model:
+        """Return a new model; its parameters are the same at every call."""
+        return Model(self.network, jnp.dtype(self.dtype))
+
 
 def bptt(task: Task) -> Subject:
     """Compile backpropagation through time of the plain network."""
@@ -126,11 +130,37 @@ def compiled(model: brainstate.nn.Module, algorithm: str, x: Any, **options: Any
         return braintrace.compile(model, algorithm, x, **options)
 
 
-def learner_of(task: Task, algorithm: str = "d_rtrl", **options: Any) -> Any:
-    """Compile a network with an algorithm."""
-    model = Model(task.network, jnp.dtype(task.dtype))
-    given = OPTIONS[algorithm] | options
-    return compiled(model, algorithm, task.data[0][0], batch_size=task.batch, **given)
+class ModuleTask(Protocol):
+    """A module with the sequences that it learns.
+
+    Attributes
+    ----------
+    steps, batch
+        Length of a sequence, and number of sequences at a time.
+    """
+
+    @property
+    def steps(self) -> int: ...
+
+    @property
+    def batch(self) -> int: ...
+
+    @property
+    def data(self) -> tuple[Any, Any]:
+        """Inputs and targets, time first."""
+
+    @property
+    def learners(self) -> dict[str, Any]:
+        """Learners that several calls share, by algorithm."""
+
+    def model(self) -> brainstate.nn.Module:
+        """Return a new model; its parameters are the same at every call."""
+
+
+def learner_of(task: ModuleTask, algorithm: str = "d_rtrl", **options: Any) -> Any:
+    """Compile a new model with an algorithm."""
+    given = {"batch_size": task.batch, **OPTIONS[algorithm], **options}
+    return compiled(task.model(), algorithm, task.data[0][0], **given)
 
 
 def step_function(learner: Any) -> Callable[[Any, Any], Any]:
@@ -146,48 +176,6 @@ def named(gradients: Any) -> Any:
 def wait_for_states(learner: Any) -> None:
     """Wait until the hidden states are there; traces are left alone."""
     jax.block_until_ready([s.value for s in learner.states(brainstate.HiddenState).values()])
-
-
-def online(
-    task: Task,
-    algorithm: str = "d_rtrl",
-    chunk: int | None = None,
-    count_reset: bool = True,
-) -> Subject:
-    """Compile a sequence gradient that starts from fresh states and traces.
-
-    Parameters
-    ----------
-    task, algorithm
-        What learns, and how.
-    chunk
-        ``chunk_size``; ``None``: as the library chooses.
-    count_reset
-        Whether ``reset_state`` is part of the time.
-    """
-    if algorithm not in task.learners:
-        task.learners[algorithm] = learner_of(task, algorithm)
-    learner = task.learners[algorithm]
-    step, data = step_function(learner), task.data
-    sizes = {} if chunk is None else {"chunk_size": chunk}
-
-    def reset() -> None:
-        learner.reset_state(task.batch)
-        wait_for_states(learner)
-
-    def gradient() -> Any:
-        return learner.etrace_grad(*data, step_fn=step, **sizes)
-
-    def reset_and_gradient() -> Any:
-        learner.reset_state(task.batch)
-        return gradient()
-
-    return Subject(
-        reset_and_gradient if count_reset else gradient,
-        before=None if count_reset else reset,
-        rule=algorithm,
-        found=named,
-    )
 
 
 def without_states(

@@ -1,48 +1,15 @@
-"""Calls that learn a sequence with a module of ``braintrace.nn``, as users write them."""
+"""Calls that learn a sequence with a brainstate module, as users write them."""
 
 import functools
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import brainstate
 import jax
 
 from .case import Subject
 from .networks import squared_error
-from .subjects import OPTIONS, compiled, step_function
-
-
-class ModuleTask(Protocol):
-    """A module with the sequences that it learns.
-
-    Attributes
-    ----------
-    steps, batch
-        Length of a sequence, and number of sequences at a time.
-    """
-
-    @property
-    def steps(self) -> int: ...
-
-    @property
-    def batch(self) -> int: ...
-
-    @property
-    def data(self) -> tuple[Any, Any]:
-        """Inputs and targets, time first."""
-
-    @property
-    def learners(self) -> dict[str, Any]:
-        """Learners that several calls share, by algorithm."""
-
-    def model(self) -> brainstate.nn.Module:
-        """Return a new model; its parameters are the same at every call."""
-
-
-def learner_of(task: ModuleTask, algorithm: str) -> Any:
-    """Compile a new model with an algorithm."""
-    options = {"batch_size": task.batch, **OPTIONS[algorithm]}
-    return compiled(task.model(), algorithm, task.data[0][0], **options)
+from .subjects import ModuleTask, learner_of, step_function, wait_for_states
 
 
 def sequence_gradient(task: ModuleTask, learner: Any, chunk: int | None = None) -> Any:
@@ -94,18 +61,26 @@ def forward(task: ModuleTask) -> Subject:
     return Subject(lambda: losses(*task.data))
 
 
-def online(task: ModuleTask, algorithm: str = "d_rtrl", chunk: int | None = None) -> Subject:
-    """Compile a sequence gradient that begins with a reset, which is part of the time."""
+def online(
+    task: ModuleTask, algorithm: str = "d_rtrl", chunk: int | None = None, count_reset: bool = True
+) -> Subject:
+    """Compile a sequence gradient that begins with a reset, which may be part of the time."""
     if algorithm not in task.learners:
         task.learners[algorithm] = learner_of(task, algorithm)
     learner = task.learners[algorithm]
     gradient = sequence_gradient(task, learner, chunk)
 
-    def run() -> Any:
+    def reset() -> None:
+        learner.reset_state(task.batch)
+        wait_for_states(learner)
+
+    def reset_and_gradient() -> Any:
         learner.reset_state(task.batch)
         return gradient()
 
-    return Subject(run, rule=algorithm)
+    if count_reset:
+        return Subject(reset_and_gradient, rule=algorithm)
+    return Subject(gradient, before=reset, rule=algorithm)
 
 
 def carrying_on(task: ModuleTask, algorithm: str = "d_rtrl", chunk: int | None = None) -> Subject:

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable
 from functools import partial
 
-from .. import subjects
+from .. import subjects, ways
 from ..case import Case, Prepared, Subject, Target
 from ..networks import dense
 from ..subjects import Task
@@ -41,7 +41,7 @@ TARGETS = (
 
 def prepare(task: Task) -> Prepared:
     """Return everything that is compared on a task."""
-    ways = {
+    online = {
         "D_RTRL, one chunk": ("d_rtrl", task.steps),
         "D_RTRL, chunks of 16": ("d_rtrl", 16),
         "D_RTRL, auto": ("d_rtrl", None),
@@ -54,9 +54,9 @@ def prepare(task: Task) -> Prepared:
         "hand-written, chunks of 16": partial(subjects.hand_chunked, task, 16),
         "hand-written ES_D_RTRL": partial(subjects.hand_smoothed, task),
     }
-    for label, (algorithm, chunk) in ways.items():
+    for label, (algorithm, chunk) in online.items():
         for suffix, count in (("", True), (", without reset", False)):
-            compared[label + suffix] = partial(subjects.online, task, algorithm, chunk, count)
+            compared[label + suffix] = partial(ways.online, task, algorithm, chunk, count)
     return Prepared(compared)
 
 

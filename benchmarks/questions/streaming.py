@@ -21,7 +21,6 @@ from ..handwritten_steps import BY_HAND
 from ..networks import NETWORKS, squared_error
 from ..subjects import (
     OPTIONS,
-    Model,
     Task,
     learner_of,
     named,
@@ -55,7 +54,7 @@ class Stream:
 
     def __init__(self, task: Task, algorithm: str = "d_rtrl") -> None:
         self.task = task
-        self.model = Model(task.network, jnp.dtype(task.dtype))
+        self.model = task.model()
         brainstate.nn.init_all_states(self.model, batch_size=task.batch)
         self.algorithm = ALGORITHMS[algorithm](self.model, **OPTIONS[algorithm])
         with warnings.catch_warnings():

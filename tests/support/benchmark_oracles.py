@@ -15,7 +15,7 @@ from benchmarks.handwritten_steps import BY_HAND
 from benchmarks.questions import saving, training_loop
 from benchmarks.spiking import SpikingTask
 from benchmarks.stack import StackTask
-from benchmarks.subjects import ALPHA, learner_of
+from benchmarks.subjects import ALPHA, learner_of, named
 
 COMPARED = 20_000
 """Synapses that are compared with the oracle, which computes each one separately."""
@@ -112,7 +112,7 @@ def comparable(task, found):
     if isinstance(task, SpikingTask):
         weights = np.asarray(found["recurrent", "weight"]["weight"])
         return {"recurrent": weights[chosen(task)], **found["out", "weight"]}
-    return found
+    return named(found)
 
 
 def flat(gradients):
