@@ -24,7 +24,7 @@ from .._typing import PyTree
 from .driver import run_whole
 from .forecasts import Stream, Waiting, room
 from .leaves import raw
-from .options import SINGLE, LearnOptions, Options, options_of, takes
+from .options import SINGLE, LearnOptions, Options, complaint, options_of, takes
 from .parts import HasParts, LastPrediction, LearnerParts
 from .request import Request
 from .requests import request_of
@@ -158,7 +158,7 @@ def learn(
         See ``nonfinite``.
     """
     parts = learner.parts
-    read = options_of("learn", {**options, "step_fn": loss_fn}, SINGLE)
+    read = options_of("learn", with_loss(loss_fn, options), SINGLE)
     count = delay_of(delay)
     check_waits(parts.held_forecasts.waiting, count)
     sequences = label(count, targets)
@@ -166,6 +166,20 @@ def learn(
         return _run(parts, "learn", sequences, read)
     with parts.held_optimizer.begun(read.optimizer, parts.parameters_for_optimizer):
         return _run(parts, "learn", sequences, read)
+
+
+def with_loss(loss_fn: Callable[..., PyTree], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of `learn` with its loss.
+
+    Raises
+    ------
+    TypeError
+        For an option that it does not have; the loss is no ``step_fn`` of the user.
+    """
+    names = frozenset(LearnOptions.__annotations__)
+    if not names.issuperset(options):
+        raise TypeError(f"`learn` {complaint(options, names)}")
+    return {**options, "step_fn": loss_fn}
 
 
 def delay_of(value: Any) -> jax.Array:
@@ -211,7 +225,8 @@ def check_waits(held: brainstate.State, delay: jax.Array) -> None:
         raise OptionError(
             f"`delay` is {delay}, and the last {count} forecasts wait for a label. Older samples "
             f"have been learned or passed over: labels arrive in order, at most {room(waiting) - 1}"
-            " samples late (`init_forecasts(..., max_delay=...)`)."
+            " samples late (`init_forecasts(..., max_delay=...)`). `reset_state` drops forecasts, "
+            "and other methods of the learner pass over them."
         )
 
 

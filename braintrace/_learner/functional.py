@@ -45,6 +45,7 @@ from .forecast import (
     inputs_of,
     label,
     waiting_in,
+    with_loss,
     with_room_as,
 )
 from .options import (
@@ -347,7 +348,7 @@ class FunctionalLearner:
         is NaN: ``delay=jnp.where(is_measured, 0, -1)`` omits missing labels.
         """
         waiting_in(state)
-        given = {**options, "step_fn": loss_fn}
+        given = with_loss(loss_fn, options)
         return self._run(state, "learn", label(delay_of(delay), targets), given)
 
     @one_thread_at_a_time

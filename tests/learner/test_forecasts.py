@@ -1,6 +1,7 @@
 """Learning from late labels equals learning from labels that are known at once."""
 
 import dataclasses
+import functools
 
 import brainstate
 import cases
@@ -344,10 +345,18 @@ def test_calls_in_another_order_are_refused():
         learner.learn(lambda output: output.sum(), ys[0], optimizer=OPTIMIZER)
     with pytest.raises(TypeError, match="`masks`"):
         learner.learn(LEAKY.loss, ys[0], optimizer=OPTIMIZER, masks=1)
+    pure = learner.functional()
+    for learn in (learner.learn, functools.partial(pure.learn, pure.state())):
+        with pytest.raises(TypeError, match="does not accept `step_fn`"):
+            learn(LEAKY.loss, ys[0], optimizer=OPTIMIZER, step_fn=LEAKY.loss)
     close(state_of(learner), before)
     learner.learn(LEAKY.loss, ys[1], optimizer=OPTIMIZER)
     with pytest.raises(braintrace.OptionError, match="labels arrive in order"):
         learner.learn(LEAKY.loss, ys[0], delay=1, optimizer=OPTIMIZER)
+    learner.forecast(xs[2])
+    learner.predict(xs[3:4])
+    with pytest.raises(braintrace.OptionError, match="other methods of the learner pass over"):
+        learner.learn(LEAKY.loss, ys[2], optimizer=OPTIMIZER)
 
 
 def test_learning_what_was_predicted_warns(recwarn):
