@@ -261,6 +261,8 @@ def _hint(value: Any) -> str:
         return " Give its `.value`."
     if isinstance(value, np.ma.MaskedArray):
         return " Fill the masked entries first: `array.filled(value)`."
+    if hasattr(type(value), "to_numpy"):
+        return " Give numbers of one dtype: `.to_numpy('float32')`."
     if isinstance(value, jax.Array) and is_tracer(value):
         return (
             " It was kept from inside a transformation (`jit`, `grad`, `vmap`) that has ended: "

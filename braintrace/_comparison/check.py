@@ -13,6 +13,7 @@ import saiunit
 from .._algorithms import ETraceAlgorithm
 from .._arguments import check_takes
 from .._errors import OptionError
+from .._learner.arguments import of_numbers
 from .._rules import Rule
 from .._tables import Table, as_html, as_text
 from .._typing import Path, path_name
@@ -154,6 +155,7 @@ def gradient_check(
     ('w', True)
     """
     check_takes("loss", loss, ("output", "target"), "the output and the target of a step")
+    xs, ys = of_numbers((xs, ys))
     steps = check_sequences("gradient_check", model, {"xs": xs, "ys": ys})
     work = Workload(
         model=model,

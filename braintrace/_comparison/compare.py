@@ -32,7 +32,7 @@ from .._arguments import (
     shown,
 )
 from .._errors import BraintraceError, MissingPackageError, OptionError
-from .._learner.arguments import weights_of
+from .._learner.arguments import of_numbers, weights_of
 from .._learner.chunks import default_budget
 from .._optional import optional_import
 from .._pictures import in_bytes
@@ -149,6 +149,7 @@ def compare_rules(
     >>> cosines[0] < cosines[1] < cosines[2] == 1.0
     True
     """
+    xs = of_numbers(xs)
     length = check_sequences("compare_rules", model, {"xs": xs})
     check_option("memory_budget", memory_budget, POSITIVE.or_else(None))
     check_option("batch_size", batch_size, BATCH_SIZE)

@@ -11,7 +11,16 @@ from typing import Any, TypeAlias, Unpack
 import jax
 import numpy as np
 
-from .._arguments import FUNCTION, NOT_NEGATIVE, Kind, array_of, check_option, common_length, shown
+from .._arguments import (
+    FUNCTION,
+    NOT_NEGATIVE,
+    Kind,
+    array_of,
+    check_option,
+    common_length,
+    not_an_array,
+    shown,
+)
 from .._errors import OptionError
 from .._optional import optional_import
 from .._typing import PyTree
@@ -63,7 +72,8 @@ class ProgressiveValidation:
     delay
         Number of samples after which a label arrives.
     metrics
-        Functions ``(output, label) -> number`` by name; ``None``: the loss.
+        Functions ``(output, label) -> number`` by name; ``None``: the loss, without auxiliary
+        results.
     **options
         Options of `Learner.learn`, such as ``optimizer``.
 
@@ -76,6 +86,12 @@ class ProgressiveValidation:
     ------
     OptionError
         If a value is not accepted.
+
+    Notes
+    -----
+    A stream is one sequence. For several, use one validation each and reset the learner in between:
+    in the loop, `reset_state` and other methods of the learner end the waiting for labels, which
+    are then refused.
 
     Examples
     --------
@@ -105,7 +121,8 @@ class ProgressiveValidation:
     ) -> None:
         _check(learner, loss_fn, "delay", delay)
         check_option("metrics", metrics, METRICS)
-        self._functions = {"loss": loss_fn} if metrics is None else dict(metrics)
+        loss = (lambda *pair: loss_fn(*pair)[0]) if options.get("has_aux") else loss_fn
+        self._functions = {"loss": loss} if metrics is None else dict(metrics)
         for name, function in self._functions.items():
             check_option(f"metrics[{name!r}]", function, FUNCTION)
         self._learn = functools.partial(learner.learn, loss_fn, **options)
@@ -120,7 +137,8 @@ class ProgressiveValidation:
 
     def __iter__(self) -> Iterator[Forecast]:
         waiting: collections.deque[tuple[PyTree, PyTree]] = collections.deque()
-        for sample, (x, label) in enumerate(self._stream):
+        for sample, pair in enumerate(self._stream):
+            x, label = _pair(sample, pair)
             inputs = inputs_like(self._learner, x if isinstance(x, tuple) else (x,))
             if not sample:
                 self._learner.init_forecasts(*inputs, max_delay=self._delay)
@@ -144,13 +162,30 @@ class ProgressiveValidation:
         self._count += 1
         output = jax.tree.map(np.asarray, output)
         for name, function in self._functions.items():
-            self._sums[name] += float(function(output, label))
+            self._sums[name] += _number(name, function(output, label))
 
 
 def _check(learner: Any, loss_fn: Any, name: str, delay: Any) -> None:
     check_option("learner", learner, LEARNER)
     check_option("loss_fn", loss_fn, FUNCTION)
     check_option(name, delay, NOT_NEGATIVE)
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise OptionError(
+            f"Metric `{name}` returned {shown(value)}; expected a number without a unit."
+        ) from error
+
+
+def _pair(sample: int, pair: Any) -> Any:
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise OptionError(
+            f"Sample {sample} of `stream` is {shown(pair)}; expected a pair of inputs and label."
+        )
+    return pair
 
 
 def _pairs(stream: Iterable[Any]) -> Iterable[tuple[PyTree, PyTree]]:
@@ -160,12 +195,14 @@ def _pairs(stream: Iterable[Any]) -> Iterable[tuple[PyTree, PyTree]]:
     ------
     OptionError
         If the value is not a stream.
+    DtypeError, ShapeError
+        For arrays without numbers, or of different lengths.
     """
-    is_pair = isinstance(stream, (tuple, list)) and len(stream) == 2
-    if is_pair and all(hasattr(part, "shape") for part in stream):
-        arrays = list(map(_rows, stream))
+    parts = list(stream) if isinstance(stream, (tuple, list)) else []
+    if len(parts) == 2 and all(hasattr(part, "shape") for part in parts):
+        arrays = [_numbers(_rows(parts[0]), parts[0]), _rows(parts[1])]
         common_length([array.shape for array in arrays], "part of `stream`")
-        return zip(*arrays, strict=True)
+        return list(zip(*arrays, strict=True))  # a second pass reads it again
     if not isinstance(stream, Iterable) or isinstance(stream, (str, bytes, Mapping)):
         raise OptionError(
             f"`stream` is {shown(stream)}; expected pairs of inputs and label, or a pair of arrays."
@@ -175,6 +212,16 @@ def _pairs(stream: Iterable[Any]) -> Iterable[tuple[PyTree, PyTree]]:
 
 def _rows(part: Any) -> Any:
     return np.asarray(array_of("stream", part) if isinstance(part, jax.Array) else part)
+
+
+def _numbers(rows: np.ndarray, given: Any) -> np.ndarray:
+    """Return rows as numbers: columns of different dtypes are an array of objects."""
+    if rows.dtype != object:
+        return rows
+    try:
+        return rows.astype(float)
+    except (TypeError, ValueError) as error:
+        raise not_an_array("stream", given) from error
 
 
 def inputs_like(learner: Learner, arguments: tuple[PyTree, ...]) -> tuple[PyTree, ...]:
@@ -199,7 +246,8 @@ def label_like(output: PyTree, label: PyTree) -> PyTree:
         return None
     shape = getattr(output, "shape", None)
     is_alike = len(leaves) == 1 and shape is not None and leaves[0].size == np.prod(shape)
-    return leaves[0].reshape(shape) if is_alike else label
+    found: PyTree = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(shape), label)
+    return found if is_alike else label
 
 
 def river_regressor(

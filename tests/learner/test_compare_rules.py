@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import matplotlib
 import numpy as np
+import pandas
 import pytest
 import references
 import saiunit as u
@@ -92,6 +93,25 @@ def test_every_row_has_its_costs():
     xs, step_fn = RECURRENT.sequences(BATCH, LENGTH), loss_of(RECURRENT)
     program = learner.lower("etrace_grad", xs, step_fn=lambda step: step_fn(learner, step))
     assert rows["D_RTRL", None].temp == program.compile().memory_analysis().temp_size_in_bytes
+
+
+def test_tables_are_sequences():
+    rows = np.random.default_rng(0).normal(size=(4, 2)).astype(np.float32)
+    model = braintrace.nn.IndRNN(2, 3)
+    found, expected = (
+        compared(model, xs, rules=["immediate"], batch_size=None).rows[0].gradient
+        for xs in (pandas.DataFrame(rows), rows)
+    )
+    assert found == expected
+
+
+def test_tables_are_inputs_and_targets_of_a_check():
+    rows = pandas.DataFrame(np.ones((4, 2), np.float32))
+    model = braintrace.nn.IndRNN(2, 2)
+    check = braintrace.gradient_check(
+        model, "d_rtrl", rows, rows, lambda output, y: ((output - y) ** 2).mean()
+    )
+    assert check.rows[-1].deviation < 1e-5
 
 
 def test_refused_rules_are_rows_with_the_reason():

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pandas
 import pytest
+import saiunit as u
 
 import braintrace
 
@@ -105,6 +106,47 @@ def test_a_stream_is_read_one_sample_at_a_time():
     list(itertools.islice(validation, 2 * LENGTH))
     with pytest.raises(AssertionError):
         close(parameters(learner), start)
+
+
+def test_columns_of_different_dtypes_are_numbers():
+    xs = pandas.DataFrame({"count": np.arange(LENGTH) % 3, "is_open": np.arange(LENGTH) > 4})
+    found = validated((xs, YS))[1]
+    assert found == validated((xs.to_numpy("float32"), YS))[1]
+    with pytest.raises(braintrace.DtypeError, match=r"`stream` is a DataFrame.*to_numpy"):
+        validated((xs.assign(name="x"), YS))
+
+
+def test_arrays_are_read_again_by_a_second_pass():
+    learner = built()
+    validation = braintrace.ProgressiveValidation(
+        learner, (XS[:3], YS[:3]), loss_fn, optimizer=OPTIMIZER
+    )
+    assert len(list(validation)) == len(list(validation)) == 3
+
+
+def test_the_loss_of_a_pair_is_its_first_part():
+    options = {"optimizer": OPTIMIZER, "has_aux": True}
+    found = braintrace.ProgressiveValidation(
+        built(), (XS, YS), lambda output, y: (loss_fn(output, y), output), **options
+    )
+    assert [f.metrics for f in found] == [f.metrics for f in validated((XS, YS))[0]]
+
+
+def test_labels_keep_their_units():
+    pairs = [(x, y * u.volt) for x, y in zip(XS, YS / 1000, strict=True)]
+    found = braintrace.ProgressiveValidation(
+        built(), pairs, lambda output, y: loss_fn(output, y / u.mV), optimizer=OPTIMIZER
+    )
+    losses = [f.metrics["loss"] for f in found]
+    expected = [f.metrics["loss"] for f in validated((XS, YS))[0]]
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)
+
+
+def test_what_is_not_a_pair_or_a_number_is_named():
+    with pytest.raises(braintrace.OptionError, match=r"Sample 0 of `stream` is .*a pair of inputs"):
+        validated([(XS[0], YS[0], 1)])
+    with pytest.raises(braintrace.OptionError, match=r"Metric `both` returned .*expected a number"):
+        validated((XS, YS), metrics={"both": lambda output, y: np.ones(2)})
 
 
 def test_other_streams_are_refused():
