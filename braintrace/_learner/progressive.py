@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias, Unpack
 
@@ -18,6 +19,7 @@ from .._arguments import (
     array_of,
     check_option,
     common_length,
+    level_of_user,
     not_an_array,
     shown,
 )
@@ -290,13 +292,18 @@ def river_regressor(
     waiting: collections.deque[Any] = collections.deque(maxlen=max_delay + 1)
 
     def forecast(x: Mapping[Any, float]) -> Any:
-        is_first = not names
-        names.extend(x if is_first else ())
-        row = np.array([x[name] for name in names], np.float32)
+        keys = names or list(x)
+        if missing := [name for name in keys if name not in x]:
+            raise OptionError(
+                f"The sample has no features {missing}, which earlier samples have; expected "
+                f"{keys}. Fill them in, for example with `river.preprocessing.StatImputer`."
+            )
+        row = np.array([x[name] for name in keys], np.float32)
         (inputs,) = inputs_like(learner, (row,))
-        if is_first:
+        if not names:
             learner.init_forecasts(inputs, max_delay=max_delay)
         output = learner.forecast(inputs)
+        names[:] = keys
         waiting.append((dict(x), output))
         return output
 
@@ -313,6 +320,13 @@ def river_regressor(
             """Learn the label of a sample."""
             index = next((i for i, (own, _) in enumerate(waiting) if own == dict(x)), None)
             if index is None:
+                if len(waiting) > max_delay:
+                    warnings.warn(
+                        "`learn_one` takes the step of a sample that no forecast waits for, while "
+                        f"{len(waiting)} wait. If labels are late, give `max_delay` the maximum "
+                        "number of forecasts between a sample and its label.",
+                        stacklevel=level_of_user(),
+                    )
                 forecast(x)
                 index = len(waiting) - 1
             delay, output = len(waiting) - 1 - index, waiting[index][1]

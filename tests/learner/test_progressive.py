@@ -193,6 +193,26 @@ def test_calls_of_river_in_another_order():
     close(parameters(first), parameters(second))
 
 
+def test_late_labels_of_river_need_their_delay():
+    pytest.importorskip("river", reason="the extra `river` is not installed")
+    model = braintrace.river_regressor(built(), loss_fn, optimizer=OPTIMIZER)
+    first, second, *_ = features()
+    model.predict_one(first)
+    model.predict_one(second)
+    with pytest.warns(UserWarning, match="give `max_delay`"):
+        model.learn_one(first, 1.0)
+
+
+def test_features_of_river_stay_the_same():
+    pytest.importorskip("river", reason="the extra `river` is not installed")
+    model = braintrace.river_regressor(built(), loss_fn, optimizer=OPTIMIZER)
+    with pytest.raises(braintrace.ShapeError):
+        model.predict_one({"a": 1.0, "b": 2.0, "c": 3.0})
+    model.predict_one({"a": 1.0, "b": 2.0})
+    with pytest.raises(braintrace.OptionError, match="no features \\['b'\\]"):
+        model.predict_one({"a": 1.0})
+
+
 def test_without_river_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "river.base", None)
     with pytest.raises(braintrace.MissingPackageError, match=r"\[river\]"):
