@@ -1,17 +1,13 @@
 """Every layer, cell, neuron and synapse of `braintrace.nn` learns online as it should."""
 
-import functools
-
 import brainstate
-import jax
 import numpy as np
 import oracles
 import pytest
 import saiunit as u
 from assertions import assert_gradients_close
 from nn_models import MODELS
-from recorded import RecordedCase
-from zoo_runs import CHUNK_SIZES, bptt, data, described, named, runs_of
+from zoo_runs import CHUNK_SIZES, bptt, case_of, data, described, expected, named, runs_of
 
 TOLERANCE = 1e-9
 DECAY = 0.7
@@ -72,19 +68,9 @@ def time_step():
         yield
 
 
-@functools.cache
-def case_of(entry):
-    model = entry.build()
-    case = RecordedCase(entry.name, model, data(entry)[0][0], entry.named_groups())
-    return case, jax.tree.map(np.asarray, (case.params(), case.states()))
-
-
-@functools.cache
-def expected(entry):
+def gradient_of(entry):
     """The gradient of BPTT where that is what D-RTRL promises, else by its literal recursion."""
-    case, (params, states) = case_of(entry)
-    oracle = bptt if entry.diagonal else oracles.dense_d_rtrl
-    return oracle(case, params, states, *data(entry))
+    return expected(entry, bptt if entry.diagonal else oracles.dense_d_rtrl)
 
 
 def test_relations_groups_and_diagnostics(entry):
@@ -99,7 +85,7 @@ def test_relations_groups_and_diagnostics(entry):
 def test_d_rtrl_with_a_batch_axis(entry):
     """A sequence at once; of the layers that are not mapped below."""
     found = runs_of(entry, "d_rtrl").at_once(4)
-    assert_gradients_close(found, expected(entry), TOLERANCE, entry.name)
+    assert_gradients_close(found, gradient_of(entry), TOLERANCE, entry.name)
 
 
 @pytest.mark.by_day(
@@ -117,7 +103,7 @@ def test_d_rtrl_with_a_batch_axis(entry):
 def test_d_rtrl_mapped_over_the_batch(entry):
     """Step by step."""
     found = runs_of(entry, "d_rtrl", vmap=True).by_own_gradient()
-    assert_gradients_close(found, expected(entry), TOLERANCE, entry.name)
+    assert_gradients_close(found, gradient_of(entry), TOLERANCE, entry.name)
 
 
 @pytest.mark.nightly
@@ -125,7 +111,7 @@ def test_d_rtrl_mapped_over_the_batch(entry):
 def test_d_rtrl_on_all_paths(entry, style):
     runs = runs_of(entry, "d_rtrl", **style)
     for found in (*map(runs.at_once, CHUNK_SIZES), runs.by_own_gradient(), runs.in_a_stream()):
-        assert_gradients_close(found, expected(entry), TOLERANCE, entry.name)
+        assert_gradients_close(found, gradient_of(entry), TOLERANCE, entry.name)
 
 
 @pytest.mark.nightly
@@ -139,7 +125,7 @@ def test_es_d_rtrl_on_all_paths(entry, style):
 
 
 def test_every_weight_learns(entry):
-    for name, leaves in expected(entry).items():
+    for name, leaves in gradient_of(entry).items():
         assert all(np.abs(leaf).max() > 1e-6 for leaf in leaves), name
 
 

@@ -8,8 +8,7 @@ import pytest
 import saiunit as u
 from assertions import assert_gradients_close
 from nn_models import MODELS
-from test_nn_online import bptt, case_of, data
-from zoo_runs import runs_of
+from zoo_runs import bptt, case_of, data, runs_of
 
 import braintrace
 from braintrace import nn

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import saiunit
+from bad_values import cyclic_list, deep
 from places import SEARCHED
 
 import braintrace
@@ -108,24 +109,11 @@ def test_arrays_in_the_other_byte_order_keep_their_numbers(dtype, tmp_path):
     assert found["one"] == 300
 
 
-def cyclic():
-    tree = [1]
-    tree.append(tree)
-    return tree
-
-
-def deep():
-    tree = []
-    for _ in range(5000):
-        tree = [tree]
-    return tree
-
-
 REFUSED = {
     "masked": ({"a": np.ma.array([1.0, 2.0], mask=[True, False])}, r"`extra/a` is a MaskedArray"),
     "matrix": ([np.ones((1, 2)).view(np.matrix)], r"`extra/0` is a matrix"),
     "5,000 digits": ({"n": 10**4999}, r"`extra/n` is an integer"),
-    "cyclic": (cyclic(), r"deeper than \d+ levels .*contains itself"),
+    "cyclic": (cyclic_list(), r"deeper than \d+ levels .*contains itself"),
     "deep": (deep(), r"deeper than \d+ levels"),
 }
 
