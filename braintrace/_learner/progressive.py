@@ -248,8 +248,10 @@ def label_like(output: PyTree, label: PyTree) -> PyTree:
         return None
     shape = getattr(output, "shape", None)
     is_alike = len(leaves) == 1 and shape is not None and leaves[0].size == np.prod(shape)
+    if not is_alike:
+        return label
     found: PyTree = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(shape), label)
-    return found if is_alike else label
+    return found
 
 
 def river_regressor(

@@ -142,6 +142,15 @@ def test_labels_keep_their_units():
     np.testing.assert_allclose(losses, expected, rtol=1e-4)
 
 
+def test_labels_of_another_shape_are_left_as_they_are():
+    learner = braintrace.compile(braintrace.nn.IndRNN(2, 3), "d_rtrl", XS[:1], batch_size=1)
+    labels = [0, 2]
+    found = braintrace.ProgressiveValidation(
+        learner, list(zip(XS, labels, strict=False)), lambda logits, y: -logits[0, y]
+    )
+    assert next(iter(found)).label == 0
+
+
 def test_what_is_not_a_pair_or_a_number_is_named():
     with pytest.raises(braintrace.OptionError, match=r"Sample 0 of `stream` is .*a pair of inputs"):
         validated([(XS[0], YS[0], 1)])
