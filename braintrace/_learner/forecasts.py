@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from .._arguments import check_takes
+from .._errors import OptionError
 from .._graph import Traces
 from .._typing import PyTree
 from .body import Arguments, Body, Found
@@ -185,6 +186,11 @@ class _Learning:
         self._stream, held = Stream(learner), learner.held_forecasts.waiting
         (_, *targets), mask, restarts = example
         self._loss_fn, self._algorithm = request.options.step_fn, learner.algorithm
+        if self._algorithm.window_of() not in (None, 1):
+            raise OptionError(
+                "`learn` updates the parameters after each sample, and no window spans an update: "
+                "compile the learner without `window` and `vjp_method`."
+            )
         options = dataclasses.replace(request.options, step_fn=self._step)
         sequences = (entry(held.value, 0), tuple(targets))
         online = Request("etrace_online", (), options)

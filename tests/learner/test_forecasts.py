@@ -359,6 +359,14 @@ def test_calls_in_another_order_are_refused():
         learner.learn(LEAKY.loss, ys[2], optimizer=OPTIMIZER)
 
 
+def test_windows_span_no_update():
+    xs, ys = LEAKY.sequences(BATCH, LENGTH)
+    learner = build_learner(LEAKY, batch=BATCH, window=2)
+    learner.forecast(xs[0])
+    with pytest.raises(braintrace.OptionError, match="compile the learner without `window`"):
+        learner.learn(LEAKY.loss, ys[0], optimizer=OPTIMIZER)
+
+
 def test_learning_what_was_predicted_warns(recwarn):
     xs, ys = LEAKY.sequences(BATCH, LENGTH)
     learner = build_learner(LEAKY, batch=BATCH)
