@@ -23,7 +23,7 @@ import braintrace
 from .networks import NETWORKS, dense, squared_error
 from .spiking import Net, SpikingTask
 from .stack import Layers, StackTask
-from .subjects import Task, compiled, learner_of, step_function
+from .subjects import ModuleTask, Task, compiled, learner_of, step_function
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,11 +64,8 @@ class Row:
     is_first: bool = False
 
 
-AnyTask = Task | StackTask | SpikingTask
-
-
 def sequence(
-    task: AnyTask,
+    task: ModuleTask,
     algorithm: str = "d_rtrl",
     chunk: int | None = None,
     resets: bool = True,
@@ -116,7 +113,7 @@ def _descent(learner: Any) -> Callable[[Any], None]:
     return descend
 
 
-def stream(task: AnyTask, algorithm: str = "d_rtrl") -> Call:
+def stream(task: ModuleTask, algorithm: str = "d_rtrl") -> Call:
     """Return a stream that learns at every step, in one call."""
     learner = learner_of(task, algorithm)
     call = {"step_fn": step_function(learner), "update_fn": _descent(learner)}
@@ -124,7 +121,7 @@ def stream(task: AnyTask, algorithm: str = "d_rtrl") -> Call:
     return Call(lambda: learner.etrace_online(*task.data, **call), lower)
 
 
-def _one_by_one(task: AnyTask, step: Callable[[Any, Any], Any]) -> Callable[[], Any]:
+def _one_by_one(task: ModuleTask, step: Callable[[Any, Any], Any]) -> Callable[[], Any]:
     pairs = [tuple(part[t : t + 1] for part in task.data) for t in range(task.steps)]
 
     def run() -> Any:
@@ -276,11 +273,10 @@ def first_digits(batch: int = 64) -> Call:
     return Call(run)
 
 
-def _of_task(title: str, task: AnyTask, **quick: bool) -> dict[str, Row]:
-    is_quick = quick.get("quick", False)
+def _of_task(title: str, task: ModuleTask, quick: bool = False) -> dict[str, Row]:
     return {
-        f"{title}, D_RTRL": Row(partial(sequence, task), is_quick),
-        f"{title}, D_RTRL carrying on": Row(partial(sequence, task, resets=False), is_quick),
+        f"{title}, D_RTRL": Row(partial(sequence, task), quick),
+        f"{title}, D_RTRL carrying on": Row(partial(sequence, task, resets=False), quick),
         f"{title}, ES_D_RTRL": Row(partial(sequence, task, "es_d_rtrl")),
     }
 

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 
 import braintrace
 
-from . import handwritten
 from .case import Subject
 from .networks import Network, sequence_loss, squared_error
 from .operations import MarkedOps, PlainOps
@@ -106,21 +105,6 @@ def by_hand(task: Task, make: Callable[[Network], Any], rule: str = "d_rtrl") ->
     gradient = jax.jit(make(task.network))
     parameters, data = task.parameters, task.data
     return Subject(lambda: gradient(parameters, *data), rule=rule, found=lambda result: result[1])
-
-
-def hand_one_chunk(task: Task) -> Subject:
-    """Compile hand-written D_RTRL in one chunk."""
-    return by_hand(task, handwritten.one_chunk)
-
-
-def hand_chunked(task: Task, chunk: int) -> Subject:
-    """Compile hand-written D_RTRL in chunks."""
-    return by_hand(task, lambda network: handwritten.chunked(network, chunk))
-
-
-def hand_smoothed(task: Task) -> Subject:
-    """Compile hand-written ES_D_RTRL."""
-    return by_hand(task, lambda network: handwritten.smoothed(network, ALPHA), "es_d_rtrl")
 
 
 def compiled(model: brainstate.nn.Module, algorithm: str, x: Any, **options: Any) -> Any:

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable
 from functools import partial
 
-from .. import subjects, ways
+from .. import handwritten, subjects, ways
 from ..case import Case, Prepared, Subject, Target
 from ..networks import dense
 from ..subjects import Task
@@ -48,11 +48,13 @@ def prepare(task: Task) -> Prepared:
         "ES_D_RTRL, one chunk": ("es_d_rtrl", task.steps),
         "ES_D_RTRL, auto": ("es_d_rtrl", None),
     }
+    by_hand = partial(subjects.by_hand, task)
+    smoothed = partial(handwritten.smoothed, alpha=subjects.ALPHA)
     compared: dict[str, Callable[[], Subject]] = {
         "BPTT": partial(subjects.bptt, task),
-        "hand-written, one chunk": partial(subjects.hand_one_chunk, task),
-        "hand-written, chunks of 16": partial(subjects.hand_chunked, task, 16),
-        "hand-written ES_D_RTRL": partial(subjects.hand_smoothed, task),
+        "hand-written, one chunk": partial(by_hand, handwritten.one_chunk),
+        "hand-written, chunks of 16": partial(by_hand, partial(handwritten.chunked, chunk=16)),
+        "hand-written ES_D_RTRL": partial(by_hand, smoothed, "es_d_rtrl"),
     }
     for label, (algorithm, chunk) in online.items():
         for suffix, count in (("", True), (", without reset", False)):
