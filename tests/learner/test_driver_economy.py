@@ -144,7 +144,8 @@ def test_unread_traces_go_where_values_go():
     expected = build_learner(CASE)
     expected.etrace_evolve(XS)
     expected = expected.algorithm.traces.value
-    assert "EligibilityTraces" in repr(learner)
+    assert repr(learner).endswith("bytes of traces)")
+    assert "EligibilityTraces" in repr(learner.algorithm.traces)
     _, values = brainstate.graph.treefy_split(learner)
     (kept,) = [leaf for leaf in jax.tree.leaves(values) if leaf.shape == (2, 3, 4)]
     (wanted,) = [leaf for leaf in jax.tree.leaves(expected) if leaf.shape == (2, 3, 4)]

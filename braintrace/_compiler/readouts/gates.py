@@ -14,8 +14,7 @@ Otherwise XLA would reshard the concatenated row and send parts of both.
 """
 
 import dataclasses
-import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -201,10 +200,10 @@ def _of_gates(equation: Equation, operands: list[Any], count: int) -> list[Any] 
     spec = ETP_PRIMITIVE_SPECS[equation.primitive]
     positions = spec.resolve_trainable_invars(equation.params)
     weights = {name: operands[position] for name, position in positions.items()}
+    pick_of = _Columns(count)
     gates = []
     for gate in range(count):
-        pick = functools.partial(_gate_of, count, gate)
-        columns = select_outputs(equation.primitive, equation.params, weights, pick)
+        columns = select_outputs(equation.primitive, equation.params, weights, pick_of(gate))
         if columns is None:
             return None
         gate_operands = list(operands)
@@ -214,9 +213,29 @@ def _of_gates(equation: Equation, operands: list[Any], count: int) -> list[Any] 
     return gates
 
 
-def _gate_of(count: int, gate: int, value: Any) -> Any:
-    """Return one of the gates that the last axis of an array contains."""
-    return value.reshape(*value.shape[:-1], count, value.shape[-1] // count)[..., gate, :]
+class _Columns:
+    """Take gates out of arrays; each array is reshaped to ``(..., gate, unit)`` once.
+
+    With a reshape for each gate, XLA gathers the whole array for each of them on a mesh.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._seen: dict[int, tuple[Any, Any]] = {}
+
+    def __call__(self, gate: int) -> Callable[[Any], Any]:
+        """Return the function that takes one gate."""
+
+        def pick(value: Any) -> Any:
+            if id(value) not in self._seen:
+                self._seen[id(value)] = value, _by_gate(value, self._count)
+            return self._seen[id(value)][1][..., gate, :]
+
+        return pick
+
+
+def _by_gate(value: Any, count: int) -> Any:
+    return value.reshape(*value.shape[:-1], count, value.shape[-1] // count)
 
 
 def _element_by_element(count: int) -> Rule:
@@ -228,7 +247,8 @@ def _element_by_element(count: int) -> Rule:
                 return value
             if atom.aval.shape != shape:  # a scalar
                 return [value] * count
-            return [_gate_of(count, gate, value) for gate in range(count)]
+            rows = _by_gate(value, count)
+            return [rows[..., gate, :] for gate in range(count)]
 
         by_operand = map(gates_of, equation.invars, operands)
         return [
