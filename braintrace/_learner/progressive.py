@@ -265,7 +265,8 @@ def river_regressor(
 
     ``predict_one(x)`` runs one step of the network, and ``learn_one(x, y)`` learns the label of
     this step. Features are the values of ``x``, in the order of the keys of the first sample. If a
-    sample has no forecast, ``learn_one`` first runs its step.
+    sample has no forecast, ``learn_one`` first runs its step, with a warning if all waiting samples
+    are others.
 
     Parameters
     ----------
@@ -285,7 +286,11 @@ def river_regressor(
 
     Notes
     -----
-    river copies and pickles some models; a learner contains compiled programs and allows neither.
+    Tools of river that copy or pickle a model, such as ensembles, raise an error: all copies would
+    share one learner.
+
+    A pipeline with a scaler updates it before ``learn_one``, so that the sample is another than in
+    ``predict_one``. Evaluate such pipelines in ``with river.compose.learn_during_predict():``.
     """
     _check(learner, loss_fn, "max_delay", max_delay)
     base = optional_import("river.base", "river")
@@ -318,15 +323,32 @@ def river_regressor(
                 return float(np.asarray(waiting[-1][1]).item())
             return float(np.asarray(forecast(x)).item())
 
+        def clone(self, *arguments: Any, **options: Any) -> Any:
+            """Refuse copies, which would share one learner.
+
+            Raises
+            ------
+            OptionError
+                Always.
+            """
+            raise OptionError(
+                "A copy of this regressor would share its learner: compile another learner, and "
+                "call `river_regressor` for it."
+            )
+
+        __copy__ = __deepcopy__ = clone
+
         def learn_one(self, x: Mapping[Any, float], y: float) -> None:
             """Learn the label of a sample."""
             index = next((i for i, (own, _) in enumerate(waiting) if own == dict(x)), None)
             if index is None:
                 if len(waiting) > max_delay:
                     warnings.warn(
-                        "`learn_one` takes the step of a sample that no forecast waits for, while "
-                        f"{len(waiting)} wait. If labels are late, give `max_delay` the maximum "
-                        "number of forecasts between a sample and its label.",
+                        "`learn_one` takes the step of a sample without a forecast, while another "
+                        "sample waits for its label. If labels are late, give `max_delay`. In a "
+                        "pipeline that scales samples, evaluate in "
+                        "`river.compose.learn_during_predict()`: otherwise a sample is scaled "
+                        "again before `learn_one`, and no longer the same.",
                         stacklevel=level_of_user(),
                     )
                 forecast(x)

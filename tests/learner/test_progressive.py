@@ -1,5 +1,6 @@
 """Every sample of a stream is forecast, then validated, then learned."""
 
+import copy
 import itertools
 
 import brainstate
@@ -210,6 +211,35 @@ def test_late_labels_of_river_need_their_delay():
     model.predict_one(second)
     with pytest.warns(UserWarning, match="give `max_delay`"):
         model.learn_one(first, 1.0)
+
+
+@pytest.mark.parametrize("copied", [lambda model: model.clone(), copy.copy, copy.deepcopy])
+def test_copies_for_river_would_share_a_learner(copied):
+    pytest.importorskip("river", reason="the extra `river` is not installed")
+    model = braintrace.river_regressor(built(), loss_fn, optimizer=OPTIMIZER)
+    with pytest.raises(braintrace.OptionError, match="would share its learner"):
+        copied(model)
+
+
+def test_a_scaler_of_river_learns_during_the_prediction():
+    evaluate = pytest.importorskip("river.evaluate", reason="the extra `river` is not installed")
+    compose, metrics, preprocessing = (
+        pytest.importorskip(f"river.{name}") for name in ("compose", "metrics", "preprocessing")
+    )
+    dataset, error = list(zip(features(), map(float, YS), strict=True)), metrics.MSE()
+    scaler = preprocessing.StandardScaler
+    model = braintrace.river_regressor(built(), loss_fn, optimizer=OPTIMIZER)
+    with compose.learn_during_predict():
+        evaluate.progressive_val_score(dataset, scaler() | model, error)
+    own, rows = scaler(), []
+    for x in features():
+        own.learn_one(x)
+        rows.append(list(own.transform_one(x).values()))
+    expected = validated((np.array(rows, np.float32), YS))[1]["loss"]
+    np.testing.assert_allclose(error.get(), expected, rtol=1e-4)
+    model = scaler() | braintrace.river_regressor(built(), loss_fn, optimizer=OPTIMIZER)
+    with pytest.warns(UserWarning, match="learn_during_predict"):
+        evaluate.progressive_val_score(dataset[:2], model, error)
 
 
 def test_features_of_river_stay_the_same():
