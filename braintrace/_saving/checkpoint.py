@@ -200,7 +200,8 @@ def _restored(path: pathlib.Path, learner: Learner) -> Any:
             raise CheckpointError(
                 f"The checkpoint in '{path}' belongs to another learner, and nothing has been "
                 f"restored:{''.join(lines)}\nBuild the learner as it was when it was saved; for "
-                "another batch call `reset_state` of the learner with its size first."
+                "another batch call `reset_state` of the learner with its size first, and for "
+                "samples that wait for a label `init_forecasts` with the same `max_delay`."
             )
         like = {name: array_of(leaf) for name, leaf in leaves.items()}
         with store.told(damaged):
