@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from .._algorithms import ETraceAlgorithm
-from .._arguments import FUNCTION, POSITIVE, check_option
+from .._arguments import FUNCTION, POSITIVE, check_option, shown
+from .._errors import OptionError
 from .._function_model import FunctionModel
 from .._typing import PyTree
 from .state import LearnerState
@@ -150,7 +151,13 @@ class BatchedLearner:
                 state, output = pure.step(state, *inputs)
                 return output
 
-            value, results = function(step, *arguments)
+            found = function(step, *arguments)
+            if not (isinstance(found, tuple) and len(found) == 2):
+                raise OptionError(
+                    f"`function` of `batched` returned {shown(found)}; expected a pair "
+                    "`(value, results)`."
+                )
+            value, results = found
             return value, (dataclasses.replace(state, parameters={}), results)
 
         return of_one

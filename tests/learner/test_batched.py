@@ -129,3 +129,11 @@ def test_copies_draw_different_random_numbers():
 def test_a_wrong_number_of_copies(pure, size):
     with pytest.raises(braintrace.OptionError, match="`batched`: `size`"):
         pure.batched(size)
+
+
+def test_what_is_no_pair_of_value_and_results():
+    learner = braintrace.compile(braintrace.nn.IndRNN(2, 1), "d_rtrl", jnp.ones(2))
+    agents = learner.functional().batched(COPIES)
+    differentiate = agents.grad(lambda step, x: step(x)[0])
+    with pytest.raises(braintrace.OptionError, match="expected a pair"):
+        differentiate(agents.parameters(), agents.memory(), jnp.ones((COPIES, 2)))
