@@ -20,7 +20,6 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from .._arguments import check_takes
 from .._errors import OptionError
 from .._graph import Traces
 from .._typing import PyTree
@@ -32,6 +31,7 @@ from .options import Options
 from .parts import LearnerParts
 from .request import Request
 from .restart import Restarts
+from .step_function import call_loss_function
 
 Waiting: TypeAlias = dict[str, PyTree]
 """Value of the State of forecasts."""
@@ -186,6 +186,7 @@ class _Learning:
         self._stream, held = Stream(learner), learner.held_forecasts.waiting
         (_, *targets), mask, restarts = example
         self._loss_fn, self._algorithm = request.options.step_fn, learner.algorithm
+        self._has_aux = request.options.has_aux
         if self._algorithm.window_of() not in (None, 1):
             raise OptionError(
                 "`learn` updates the parameters after each sample, and no window spans an update: "
@@ -218,8 +219,7 @@ class _Learning:
         learner = interceptor_of(self._algorithm)
         assert learner is not None
         arguments = (learner(*inputs), *targets)
-        check_takes("loss_fn", self._loss_fn, arguments, "the output and the labels")
-        return self._loss_fn(*arguments)
+        return call_loss_function(self._loss_fn, arguments, self._has_aux)
 
     def _run(
         self,

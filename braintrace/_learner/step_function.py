@@ -69,28 +69,46 @@ def call_step_function(
     return _loss_and_aux(result, has_aux)
 
 
-def _loss_and_aux(result: PyTree, has_aux: bool) -> tuple[PyTree, PyTree]:
+def call_loss_function(
+    loss_fn: Callable[..., PyTree], arguments: tuple[PyTree, ...], has_aux: bool
+) -> PyTree:
+    """Call the user's loss of an output and its labels, and check its result.
+
+    Raises
+    ------
+    OptionError
+        If it is not a function of them, fails, or returns no floating-point number.
+    """
+    check_takes("loss_fn", loss_fn, arguments, "the output and the labels")
+    with in_words(OptionError, lambda: f"`loss_fn` fails for {_told(loss_fn, arguments)}"):
+        result = loss_fn(*arguments)
+    _loss_and_aux(result, has_aux, "loss_fn")
+    return result
+
+
+def _loss_and_aux(result: PyTree, has_aux: bool, name: str = "step_fn") -> tuple[PyTree, PyTree]:
     if has_aux and not (isinstance(result, tuple) and len(result) == 2):
-        raise OptionError("With `has_aux=True`, `step_fn` must return a pair `(loss, aux)`.")
+        raise OptionError(f"With `has_aux=True`, `{name}` must return a pair `(loss, aux)`.")
     loss, aux = result if has_aux else (result, None)
-    check_arrays("aux", aux, "`step_fn` returned what cannot be stacked over time: ")
+    check_arrays("aux", aux, f"`{name}` returned what cannot be stacked over time: ")
     is_pair = isinstance(loss, tuple) and len(loss) == 2
-    check_loss(loss, " With `has_aux=True` it returns a pair `(loss, aux)`." if is_pair else "")
+    hint = " With `has_aux=True` it returns a pair `(loss, aux)`." if is_pair else ""
+    check_loss(loss, hint, name)
     return loss, aux
 
 
-def check_loss(loss: PyTree, hint: str = "") -> None:
+def check_loss(loss: PyTree, hint: str = "", name: str = "step_fn") -> None:
     """Refuse a loss of a step that is not a floating-point number.
 
     Raises
     ------
     OptionError
-        If it is not, with the hint.
+        If it is not, with the hint and the name of the function.
     """
     if not _is_number(loss):
         hint = " Return its `.value`." if is_state(loss) else hint
         raise OptionError(
-            "`step_fn` must return a scalar loss, a floating-point number; it returned "
+            f"`{name}` must return a scalar loss, a floating-point number; it returned "
             f"{shown(loss)}.{hint}"
         )
 

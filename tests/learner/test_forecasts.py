@@ -343,6 +343,12 @@ def test_calls_in_another_order_are_refused():
             learner.learn(LEAKY.loss, ys[0], delay=delay, optimizer=OPTIMIZER)
     with pytest.raises(braintrace.OptionError, match="`loss_fn` takes"):
         learner.learn(lambda output: output.sum(), ys[0], optimizer=OPTIMIZER)
+    for wrong, message in (
+        (lambda output, y: output, "`loss_fn` must return a scalar loss"),
+        (lambda output, y: output @ None, "`loss_fn` fails for `output`"),
+    ):
+        with pytest.raises(braintrace.OptionError, match=message):
+            learner.learn(wrong, ys[0], optimizer=OPTIMIZER)
     with pytest.raises(TypeError, match="`masks`"):
         learner.learn(LEAKY.loss, ys[0], optimizer=OPTIMIZER, masks=1)
     pure = learner.functional()
