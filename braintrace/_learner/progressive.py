@@ -128,7 +128,8 @@ class ProgressiveValidation:
         for name, function in self._functions.items():
             check_option(f"metrics[{name!r}]", function, FUNCTION)
         self._learn = functools.partial(learner.learn, loss_fn, **options)
-        self._learner, self._stream, self._delay = learner, _pairs(stream), delay
+        _pairs(stream)  # to refuse what is no stream
+        self._learner, self._stream, self._delay = learner, stream, delay
         self._sums, self._count = dict.fromkeys(self._functions, 0.0), 0
 
     @property
@@ -139,7 +140,7 @@ class ProgressiveValidation:
 
     def __iter__(self) -> Iterator[Forecast]:
         waiting: collections.deque[tuple[PyTree, PyTree]] = collections.deque()
-        for sample, pair in enumerate(self._stream):
+        for sample, pair in enumerate(_pairs(self._stream)):
             x, label = _pair(sample, pair)
             inputs = inputs_like(self._learner, x if isinstance(x, tuple) else (x,))
             if not sample:
@@ -204,7 +205,7 @@ def _pairs(stream: Iterable[Any]) -> Iterable[tuple[PyTree, PyTree]]:
     if len(parts) == 2 and all(hasattr(part, "shape") for part in parts):
         arrays = [_numbers(_rows(parts[0]), parts[0]), _rows(parts[1])]
         common_length([array.shape for array in arrays], "part of `stream`")
-        return list(zip(*arrays, strict=True))  # a second pass reads it again
+        return zip(*arrays, strict=True)
     if not isinstance(stream, Iterable) or isinstance(stream, (str, bytes, Mapping)):
         raise OptionError(
             f"`stream` is {shown(stream)}; expected pairs of inputs and label, or a pair of arrays."
