@@ -241,7 +241,7 @@ class Learner(brainstate.nn.Module):
         >>> model = braintrace.nn.LSTMCell(2, 3)
         >>> learner = braintrace.compile(model, "d_rtrl", jnp.ones((1, 2)), batch_size=1)
         >>> learner.plot().get_title()
-        'D_RTRL, 216 B of traces'
+        'D_RTRL, 288 B of traces'
         """
         from .._pictures import draw_model  # imported at the first use
 

@@ -97,8 +97,9 @@ class ProgressiveValidation:
 
     Examples
     --------
-    >>> import braintrace, numpy as np, optax
-    >>> model = braintrace.nn.IndRNN(2, 1)
+    >>> import brainstate, braintrace, numpy as np, optax
+    >>> brainstate.random.seed(0)
+    >>> model = braintrace.nn.LRUCell(2, 1, 4)
     >>> learner = braintrace.compile(model, "d_rtrl", np.ones((1, 2)), batch_size=1)
     >>> xs, ys = np.ones((50, 2)), np.full(50, 0.5)
     >>> def loss_fn(output, y):

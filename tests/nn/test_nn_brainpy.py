@@ -214,7 +214,8 @@ class Projected(brainstate.nn.Module):
         pytest.param(False, "d_rtrl", id="COBA, D_RTRL"),
     ],
 )
-def test_projections_learn_unmarked(currents, rule):
+def test_projections_learn_unmarked(currents, rule, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1000")
     xs = jnp.abs(inputs())
     model = Projected(currents)
     learner = braintrace.compile(model, rule, xs[0], batch_size=BATCH, mark="auto")

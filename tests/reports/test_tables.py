@@ -116,7 +116,8 @@ def shown():
     }
 
 
-def test_everything_that_a_notebook_shows_is_of_one_kind():
+def test_everything_that_a_notebook_shows_is_of_one_kind(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1000")
     for name, value in shown().items():
         text, page = str(value), value._repr_html_()
         parsed = Page(page)

@@ -294,7 +294,8 @@ def test_d_rtrl_takes_it_without_a_filter():
 
 
 @each_case
-def test_check_primitive_tells_whether_the_filter_is_right(case):
+def test_check_primitive_tells_whether_the_filter_is_right(case, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1000")
     wrong = braintrace.InputFilter(
         case.input_filter.init,
         lambda trace, x: 0.5 * case.input_filter.add(trace, x),
