@@ -2113,7 +2113,7 @@ MUTATIONS = [
         "_jaxpr/dataflow/flow.py",
         "drive = DRIVERS.get(name)",
         "drive = None",
-        (f"{RELATIONS}[loop]",),
+        (f"{FLOW}[scan-rolled]", f"{RELATIONS}[branch]"),
         "a weight that is exact is refused",
     ),
     Mutation(
