@@ -23,6 +23,7 @@ from .derive import (
 )
 from .primitive import ETPPrimitive, get_primitive_spec
 from .registry import Arrays
+from .side_by_side import SideBySide, part_by_part
 from .spec import ETPPrimitiveSpec
 from .sums import sum_over_samples
 
@@ -40,7 +41,7 @@ def pull_back(
         The operation.
     params : mapping
         Static parameters of its equation.
-    x : array ``(K, *x_shape)`` or None
+    x : array ``(K, *x_shape)``, `SideBySide` or None
         Its inputs.
     hidden_dim : array ``(K, *y_shape)``
         The cotangents.
@@ -56,7 +57,12 @@ def pull_back(
     if x is None:
         return operand_gradients(spec, params, None, hidden_dim.sum(0), weights)
 
-    return _sum_over_steps(operand_gradients, spec, params, x, hidden_dim, weights)
+    def gradients_of(x: Any, weights: Arrays) -> Arrays:
+        return _sum_over_steps(operand_gradients, spec, params, x, hidden_dim, weights)
+
+    if isinstance(x, SideBySide):
+        return part_by_part(gradients_of, spec, x, weights)
+    return gradients_of(x, weights)
 
 
 def zero_filter(primitive: ETPPrimitive, params: Params, x_var: Any, y_var: Any) -> Any:

@@ -20,6 +20,7 @@ import numpy as np
 
 from .._etrace_op import (
     Arrays,
+    SideBySide,
     add_steps_to_filter,
     get_primitive_spec,
     pull_back,
@@ -59,6 +60,7 @@ def moved_on(graph: ETraceGraph, alpha: float, records: Records, filters: Arrays
         before = widened(as_arrays(kept), wide)
         powers = jnp.asarray(alpha ** np.arange(steps)[::-1], wide)
         x = records.x[x_key(graph, relation)]
+        assert not isinstance(x, SideBySide)  # a rule that filters inputs records them in one array
         lead = x.shape[: 1 + _lead(relation)]
         factors = jnp.broadcast_to(over_first_axis(powers, len(lead)), lead)
         is_new, before = _starting_anew(graph, key, records), alpha**steps * before

@@ -29,7 +29,9 @@ import jax.numpy as jnp
 
 from .._etrace_op import (
     Arrays,
+    SideBySide,
     accumulate,
+    as_one,
     contract,
     get_primitive_spec,
     propagate,
@@ -93,7 +95,7 @@ class ParameterTraces(TraceMethod):
     """
 
     jacobian: Jacobian = "elementwise"
-    needs: ClassVar[frozenset[Record]] = frozenset({"x", "D", "Df"})
+    needs: ClassVar[frozenset[Record]] = frozenset({"x", "x in parts", "D", "Df"})
 
     def check(self, graph: ETraceGraph) -> None:
         """Refuse products whose diagonal depends on the input."""
@@ -316,12 +318,13 @@ def _advanced(
     site: TraceSite,
     weights: Arrays,
     products: Products,
-    over_time: tuple[jax.Array | None, Arrays],
+    over_time: tuple[jax.Array | SideBySide | None, Arrays],
     of_samples: tuple[Decays, jax.Array | None],
     traces: Traces,
 ) -> Traces:
     """Return the traces of one layer of a site, for all samples or some."""
     (x, factors), (decays, kept), before = over_time, of_samples, unpack(traces)
+    x = as_one(x)
     if kept is not None:  # they are selected, not multiplied by zero: they may be NaN
         before = {key: where_slots(site, kept, trace) for key, trace in before.items()}
     new: dict[str, Arrays] = {}

@@ -15,13 +15,13 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
-from .._etrace_op import Arrays, get_primitive_spec, propagate
+from .._etrace_op import Arrays, SideBySide, get_primitive_spec, propagate
 from .._graph import Records
 from .active_outputs import ActiveOutputs
 from .layout import TraceSite
 from .zero import as_arrays, is_zero
 
-Input: TypeAlias = jax.Array | None
+Input: TypeAlias = jax.Array | SideBySide | None
 """The inputs of an operation, or None."""
 
 

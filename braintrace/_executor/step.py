@@ -32,7 +32,9 @@ from .probed_step import (
 from .restart import flags_along, restarted, restarted_probes
 from .window import passed_step, probes_of_past
 
-RECORDED: frozenset[Record] = frozenset({"x", "D", "Df", "step", "traces", "operands"})
+RECORDED: frozenset[Record] = frozenset(
+    {"x", "x in parts", "D", "Df", "step", "traces", "operands"}
+)
 """Kinds of residuals that can be recorded for a learning rule."""
 
 

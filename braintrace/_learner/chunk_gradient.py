@@ -26,7 +26,7 @@ from .._executor import (
     window_signals,
     zero_probes,
 )
-from .._graph import Records, Traces, Weights
+from .._graph import Records, Traces, Weights, inputs_for
 from .._runtime import add_to_states
 from .._typing import PyTree
 from .at_once import AtOnce, at_once
@@ -182,7 +182,9 @@ class RecordedChunk:
 
     def _records(self, kept: Kept) -> Records:
         records = self._recording.records(kept)
-        return records if self._placement is None else self._placement.records(records)
+        if self._placement is not None:
+            records = self._placement.records(records)
+        return dataclasses.replace(records, x=inputs_for(self._method.needs, records.x))
 
 
 class WindowChunk:

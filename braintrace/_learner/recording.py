@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import jax
 
+from .._etrace_op import SideBySide
 from .._graph import Records
 from .._jax import Atom, Var, is_var
 from .._jaxpr import Program, evaluate
@@ -247,5 +248,25 @@ def record_what_waits(step: StepProgram, split: Split) -> Recording:
     reaching = step.program.depends_on([loss], blocked=CONSTANT)
     differentiated = tuple(var in reaching for var in step.parameters)
     written = (*split.recorded, *split.ahead)
+    records = dataclasses.replace(records, x=in_parts(step.program, records.x, split.source))
     of_traces = results_of(step, records, split.source)
     return Recording(differentiated, written, split.source, of_traces, split.of_products)
+
+
+def in_parts(
+    program: Program, inputs: Mapping[str, Atom], source: Mapping[Var, Var]
+) -> dict[str, Atom | SideBySide]:
+    """Return inputs of operations; a concatenated input without values over time as its parts."""
+
+    def parts_of(atom: Atom) -> Atom | SideBySide:
+        index = None if not is_var(atom) or atom in source else program.producer.get(atom)
+        if index is None:
+            return atom
+        equation = program.equations[index]
+        if equation.primitive.name == "stop_gradient":
+            return parts_of(equation.invars[0])
+        is_joined = equation.primitive.name == "concatenate"
+        is_last = is_joined and equation.params["dimension"] == len(atom.aval.shape) - 1
+        return SideBySide(tuple(equation.invars)) if is_last else atom
+
+    return {key: parts_of(atom) for key, atom in inputs.items()}
