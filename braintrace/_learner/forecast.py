@@ -314,8 +314,9 @@ def warn_if_predicted(learner: LearnerParts, request: Request) -> None:
 
 def note_prediction(learner: LearnerParts, request: Request) -> None:
     """Remember the inputs of a prediction, up to a size that is cheap to compare."""
-    is_small = sum(map(np.size, jax.tree.leaves(request.sequences))) <= MOST_COMPARED
-    if request.method == "predict" and is_small and not is_watched():
+    if request.method != "predict" or is_watched():
+        return
+    if sum(map(np.size, jax.tree.leaves(request.sequences))) <= MOST_COMPARED:
         learner.held_forecasts.last_prediction = LastPrediction(request.sequences)
 
 
