@@ -9,7 +9,7 @@ from jax.typing import ArrayLike
 
 from .._algorithms import ETraceAlgorithm
 from .._algorithms.other_names import get_etrace_of
-from .._arguments import check_option
+from .._arguments import Kind, check_option
 from .._brainstate import ConstructorSignature
 from .._errors import NotPicklableError
 from .._executor import size_in_bytes
@@ -25,6 +25,8 @@ from .functional import FunctionalLearner
 from .interceptor import interceptor_of
 from .optimizer import HeldOptimizer
 from .parts import HeldForecasts, LearnerParts
+
+LEARNER = Kind("a learner made by `braintrace.compile`", lambda value: isinstance(value, Learner))
 
 
 class Learner(brainstate.nn.Module):

@@ -26,10 +26,9 @@ from .._arguments import (
 from .._errors import OptionError
 from .._optional import optional_import
 from .._typing import PyTree
-from .learner import Learner
+from .learner import LEARNER, Learner
 from .options import LearnOptions
 
-LEARNER = Kind("a learner, as `braintrace.compile` makes it", lambda v: isinstance(v, Learner))
 METRICS = Kind("a dict of functions", lambda v: isinstance(v, Mapping)).or_else(None)
 
 Metric: TypeAlias = Callable[[PyTree, PyTree], Any]

@@ -10,9 +10,8 @@ from .._arguments import Kind, check_option, shown
 from .._brainstate import is_watched
 from .._errors import NotCompiledError, OptionError
 from .._sharding import Division
-from .learner import Learner
+from .learner import LEARNER, Learner
 
-LEARNER = Kind("a learner made by `braintrace.compile`", lambda value: isinstance(value, Learner))
 MESH = Kind("a `jax.sharding.Mesh`", lambda value: isinstance(value, Mesh))
 
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._arguments import NOT_NEGATIVE, Kind, check_arrays, check_option, common_length
+from .._arguments import NOT_NEGATIVE, check_arrays, check_option, common_length
 from .._brainstate import is_watched
 from .._errors import OptionError
 from .._etrace_op import propagate
@@ -26,12 +26,11 @@ from .._pictures.draw_traces import Panel
 from .._sharding import on_host
 from .._typing import Path, PyTree, path_name
 from .arguments import shapes_of
-from .learner import Learner
+from .learner import LEARNER, Learner
 
 if TYPE_CHECKING:
     from .._algorithms import ETraceAlgorithm
 
-LEARNER = Kind("a `Learner`, as `braintrace.compile` returns it", lambda v: isinstance(v, Learner))
 _UNITS: tuple[Role, ...] = ("output", "state", "entry")
 """Axes that can be the units of a plot: the first of them that a trace has."""
 

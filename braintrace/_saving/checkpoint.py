@@ -29,7 +29,7 @@ from .._brainstate import is_watched
 from .._errors import CheckpointError, OptionError
 from .._interrupts import uninterrupted
 from .._learner import Learner, LearnerState
-from .._learner.progressive import LEARNER
+from .._learner.learner import LEARNER
 from .._learner.state import FORECASTS, STEP_MARK
 from .._typing import PyTree, path_name
 from . import store
