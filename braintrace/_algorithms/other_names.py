@@ -32,12 +32,17 @@ def get_etrace_of(self: Any, weight: brainstate.State | str | Path) -> dict[str,
     OptionError, ShapeError
         If a State is not a parameter of the model, and as in `Learner.eligibility`.
     """
-    if not isinstance(weight, brainstate.State):
-        return self.eligibility(weight)  # type: ignore[no-any-return]
-    for path, state in self.param_states.items():
+    if isinstance(weight, brainstate.State):
+        weight = _path_of(self.param_states, weight)
+    found: dict[str, Any] = self.eligibility(weight)
+    return found
+
+
+def _path_of(parameters: dict[Path, brainstate.State], weight: brainstate.State) -> Path:
+    for path, state in parameters.items():
         if state is weight:
-            return self.eligibility(path)  # type: ignore[no-any-return]
-    known = ", ".join(f"'{path_name(path)}'" for path in self.param_states)
+            return path
+    known = ", ".join(f"'{path_name(path)}'" for path in parameters)
     raise OptionError(
         f"`weight` is a {type(weight).__name__} that is no parameter of the model. Its parameters "
         f"are {known}."

@@ -237,10 +237,10 @@ class _Learning:
         is_there = (index >= 0) & (delay[0] >= 0)
         before = jnp.where(is_there, index, 0)
         waiting, traces = stream.passed_over(waiting, current, traces, before)
+        start = dict(zip(map(id, self._states), everything, strict=True))
 
         def learn(changed: list[PyTree], waiting: Waiting, traces: Traces) -> Any:
-            given = dict(zip(map(id, self._states), everything, strict=True))
-            given |= zip(self._changed, changed, strict=True)
+            given = start | dict(zip(self._changed, changed, strict=True))
             given |= zip(map(id, stream.written(stream.states)), waiting["learned"], strict=True)
             arguments = (entry(waiting, 0), tuple(targets)), mask, restarts
             found = [given[i] for i in self._order]
@@ -250,7 +250,6 @@ class _Learning:
             waiting = {**after_first(waiting), "learned": learned}
             return [given[i] for i in self._changed], waiting, after, results
 
-        start = dict(zip(map(id, self._states), everything, strict=True))
         carry = [start[i] for i in self._changed], waiting, traces
         shapes = jax.eval_shape(learn, *carry)[-1]
         nothing = jax.tree.map(lambda x: jnp.full(x.shape, _nothing(x.dtype), x.dtype), shapes)
