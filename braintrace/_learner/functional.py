@@ -49,6 +49,7 @@ from .forecast import (
     with_room_as,
 )
 from .options import (
+    EVERY,
     METHODS,
     SINGLE,
     EvolveOptions,
@@ -381,7 +382,7 @@ class FunctionalLearner:
         given: Mapping[str, Any],
     ) -> tuple[LearnerState, PyTree]:
         """Run a method of the learner."""
-        options, learner = options_of(method, given, METHODS | SINGLE), self._learner
+        options, learner = options_of(method, given, EVERY), self._learner
         state = state if method in SINGLE else self._settled(state)
         request = request_of(learner, method, sequences, options)
         if options.optimizer is not None:

@@ -244,6 +244,8 @@ SINGLE = {
 }
 """The same for the methods of single samples; see `forecasts`."""
 
+EVERY = METHODS | SINGLE
+
 WATCHED = {method: names.union(WatchOptions.__annotations__) for method, names in METHODS.items()}
 """The same with the options of a call that is logged while it runs."""
 

@@ -11,7 +11,7 @@ from .evolve import evolving, predicting
 from .forecasts import forecasting, learning_late, settling
 from .gradient import differentiating
 from .online import learning_online
-from .options import Options
+from .options import EVERY, Options
 from .parts import LearnerParts
 from .request import Request
 from .updates import check_updates
@@ -38,7 +38,7 @@ def request_of(
     OptionError
         If its options select no parameters of the model, or not exactly one kind of update.
     """
-    if method in ("etrace_online", "learn"):
+    if "update_fn" in EVERY[method]:
         check_updates(options)
     sequences = of_numbers(sequences)
     if options.weights is None:
