@@ -2,7 +2,8 @@ r"""Concatenated inputs ``[x, h]`` that are kept as separate parts.
 
 The rows of a weight are split like its input, :math:`x = [x_1, x_2]`. A gradient is then the
 concatenation of the gradients of the parts, :math:`dW = [x_1^\top f;\, x_2^\top f]`, and the input
-need not be materialised.
+need not be materialised. Without this, one compiled step of an LSTM of a few units takes 1.4 of the
+time, and sequences take 1.03 to 1.06 (CPU, 2026-11-25).
 """
 
 import dataclasses
