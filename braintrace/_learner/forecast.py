@@ -22,7 +22,7 @@ from .._runtime.changes import caught_up
 from .._runtime.companions import is_here
 from .._typing import PyTree
 from .driver import run_whole
-from .forecasts import Stream, Waiting, room
+from .late_labels import Stream, Waiting, room
 from .leaves import raw
 from .options import SINGLE, LearnOptions, Options, complaint, options_of, takes
 from .parts import HasParts, LastPrediction, LearnerParts

@@ -242,7 +242,7 @@ SINGLE = {
     "learn": frozenset({*LearnOptions.__annotations__, "step_fn"}),
     "settle": frozenset[str](),
 }
-"""The same for the methods of single samples; see `forecasts`."""
+"""The same for the methods of single samples; see `late_labels`."""
 
 EVERY = METHODS | SINGLE
 

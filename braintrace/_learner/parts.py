@@ -19,7 +19,7 @@ from .placed import Placing
 
 
 class ForecastState(brainstate.LongTermState):
-    """State with the forecasts that wait for a label; see `forecasts`."""
+    """State with the forecasts that wait for a label; see `late_labels`."""
 
 
 class HeldForecasts(brainstate.graph.Node):

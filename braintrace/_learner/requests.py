@@ -8,8 +8,8 @@ from .._typing import PyTree
 from .arguments import chosen_among, of_numbers
 from .body import Arguments, Body
 from .evolve import evolving, predicting
-from .forecasts import forecasting, learning_late, settling
 from .gradient import differentiating
+from .late_labels import forecasting, learning_late, settling
 from .online import learning_online
 from .options import EVERY, Options
 from .parts import LearnerParts

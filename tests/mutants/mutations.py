@@ -518,7 +518,7 @@ MUTATIONS = [
     # Forecasts
     Mutation(
         "late labels from the current states",
-        "_learner/forecasts.py",
+        "_learner/late_labels.py",
         """_where(waiting["count"] == 0, self.written(values), waiting["learned"])
         return {**waiting, "learned": learned}""",
         """self.written(values)
@@ -530,7 +530,7 @@ MUTATIONS = [
     ),
     Mutation(
         "no traces for samples without a label",
-        "_learner/forecasts.py",
+        "_learner/late_labels.py",
         """            return {**after_first(waiting), "learned": learned}, traces\n""",
         """            return {**after_first(waiting), "learned": learned}, carry[1]\n""",
         ("tests/learner/test_forecasts.py::test_samples_without_a_label_are_passed_over[2]",),
@@ -538,7 +538,7 @@ MUTATIONS = [
     ),
     Mutation(
         "forecasts that stay NaN",
-        "_learner/forecasts.py",
+        "_learner/late_labels.py",
         """options.nonfinite == "skip" and room(held.value) > 1""",
         "False",
         ("tests/learner/test_forecasts.py::test_nan_is_skipped_and_forecasts_are_finite_again[2]",),
