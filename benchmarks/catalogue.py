@@ -11,6 +11,7 @@ from .questions import (
     streaming,
     training_loop,
     whole_state,
+    windows,
 )
 
 QUESTIONS = {
@@ -18,6 +19,7 @@ QUESTIONS = {
     for module in (
         sequence,
         stacks,
+        windows,
         whole_state,
         sparse_nets,
         streaming,

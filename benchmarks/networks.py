@@ -281,6 +281,36 @@ def lstm(inputs: int = 64, hidden: int = 256, outputs: int = 10) -> Network:
     )
 
 
+def gru(inputs: int = 64, hidden: int = 256, outputs: int = 10) -> Network:
+    """Return a GRU with the reset gate after the recurrent product, as in cuDNN."""
+
+    def drive(ops: Any, p: Arrays, states: Arrays, x: Any) -> Arrays:
+        from_x = jnp.split(ops.matmul("w_in", x, p["w_in"]), 3, axis=-1)
+        from_h = jnp.split(ops.matmul("w_rec", ops.mixing(states["h"]), p["w_rec"]), 3, axis=-1)
+        z, r = (a + b for a, b in zip(from_x[:2], from_h[:2], strict=True))
+        return {"z": z, "r": r, "n_in": from_x[2], "n_rec": from_h[2]}
+
+    def cell(states: Arrays, ys: Arrays) -> Arrays:
+        z, r = jax.nn.sigmoid(ys["z"]), jax.nn.sigmoid(ys["r"])
+        new = jnp.tanh(ys["n_in"] + r * ys["n_rec"])
+        return {"h": states["h"] + z * (new - states["h"])}
+
+    return Network(
+        name="gru",
+        input_shape=(inputs,),
+        outputs=outputs,
+        scales={
+            "w_in": ((inputs, 3 * hidden), inputs**-0.5),
+            "w_rec": ((hidden, 3 * hidden), hidden**-0.5),
+            "w_out": ((hidden, outputs), hidden**-0.5),
+        },
+        states={"h": (hidden,)},
+        drive=drive,
+        cell=cell,
+        readout=_linear_readout,
+    )
+
+
 @jax.custom_jvp
 def spike(v: Any) -> Any:
     """Return 1 where a neuron is above its threshold; its derivative is smooth."""
@@ -329,5 +359,5 @@ def alif(inputs: int = 64, hidden: int = 256, outputs: int = 10) -> Network:
 
 
 NETWORKS: dict[str, Callable[..., Network]] = {
-    make.__name__: make for make in (dense, conv, lora, sparse, element_wise, lstm, alif)
+    make.__name__: make for make in (dense, conv, lora, sparse, element_wise, gru, lstm, alif)
 }

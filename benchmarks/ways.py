@@ -6,23 +6,29 @@ from typing import Any
 
 import brainstate
 import jax
+import jax.numpy as jnp
 
 from .case import Subject
+from .handwritten_windows import windows_of
 from .networks import squared_error
 from .subjects import ModuleTask, learner_of, step_function, wait_for_states
 
 
-def sequence_gradient(task: ModuleTask, learner: Any, chunk: int | None = None) -> Any:
+def sequence_gradient(
+    task: ModuleTask, learner: Any, chunk: int | None = None, window: int | None = None
+) -> Any:
     """Return what takes the gradient of the sequence, from the states and traces that are there.
 
     Parameters
     ----------
     task, learner
         The sequences and the learner.
-    chunk
-        ``chunk_size``; ``None``: as the library chooses.
+    chunk, window
+        ``chunk_size`` and ``window``; ``None``: as the library chooses.
     """
-    step, sizes = step_function(learner), {} if chunk is None else {"chunk_size": chunk}
+    step = step_function(learner)
+    sizes = {"chunk_size": chunk, "window": window}
+    sizes = {name: size for name, size in sizes.items() if size is not None}
     return lambda: learner.etrace_grad(*task.data, step_fn=step, **sizes)
 
 
@@ -48,6 +54,29 @@ def bptt(task: ModuleTask) -> Subject:
     return Subject(lambda: gradient(*task.data), rule="bptt")
 
 
+def truncated_bptt(task: ModuleTask, window: int) -> Subject:
+    """Compile truncated BPTT: one gradient for each window, which the sequence fills exactly."""
+    model = task.model()
+    brainstate.nn.init_all_states(model, batch_size=task.batch)
+    parameters = model.states(brainstate.ParamState)
+    windows = task.steps // window
+
+    @brainstate.transform.jit
+    def gradient(xs: Any, targets: Any) -> Any:
+        brainstate.nn.init_all_states(model, batch_size=task.batch)
+
+        def one_window(total: Any, now: Any) -> Any:
+            loss = functools.partial(_losses, model, *now)
+            found = brainstate.transform.grad(lambda: loss().mean() / windows, parameters)()
+            return jax.tree.map(jnp.add, total, found), None
+
+        zero = {path: jax.tree.map(jnp.zeros_like, s.value) for path, s in parameters.items()}
+        cut = windows_of((xs, targets), window)
+        return brainstate.transform.scan(one_window, zero, cut)[0]
+
+    return Subject(lambda: gradient(*task.data), rule=f"truncated BPTT, windows of {window}")
+
+
 def forward(task: ModuleTask) -> Subject:
     """Compile the losses of the sequence, without gradients."""
     model = task.model()
@@ -62,13 +91,18 @@ def forward(task: ModuleTask) -> Subject:
 
 
 def online(
-    task: ModuleTask, algorithm: str = "d_rtrl", chunk: int | None = None, count_reset: bool = True
+    task: ModuleTask,
+    algorithm: str = "d_rtrl",
+    chunk: int | None = None,
+    count_reset: bool = True,
+    window: int | None = None,
 ) -> Subject:
     """Compile a sequence gradient that begins with a reset, which may be part of the time."""
     if algorithm not in task.learners:
         task.learners[algorithm] = learner_of(task, algorithm)
     learner = task.learners[algorithm]
-    gradient = sequence_gradient(task, learner, chunk)
+    gradient = sequence_gradient(task, learner, chunk, window)
+    rule = algorithm if window is None else f"{algorithm}, windows of {window}"
 
     def reset() -> None:
         learner.reset_state(task.batch)
@@ -79,8 +113,8 @@ def online(
         return gradient()
 
     if count_reset:
-        return Subject(reset_and_gradient, rule=algorithm)
-    return Subject(gradient, before=reset, rule=algorithm)
+        return Subject(reset_and_gradient, rule=rule)
+    return Subject(gradient, before=reset, rule=rule)
 
 
 def carrying_on(task: ModuleTask, algorithm: str = "d_rtrl", chunk: int | None = None) -> Subject:

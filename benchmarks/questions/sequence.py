@@ -3,12 +3,15 @@
 A leaky tanh RNN with an ordinary readout and a loss at every step. BPTT is the jitted
 ``jax.value_and_grad`` of the scanned plain model. The library runs ``reset_state`` and then
 ``etrace_grad``; "without reset" omits the reset, like the hand-written programs, which start from
-zeros.
+zeros. "Matrix products" are those of `D_RTRL` alone, one recurrent product a step.
 """
 
 import itertools
 from collections.abc import Callable
 from functools import partial
+from typing import Any
+
+import jax
 
 from .. import handwritten, subjects, ways
 from ..case import Case, Prepared, Subject, Target
@@ -21,10 +24,12 @@ MORE_SIZES = (
     + [(64, hidden, 32) for hidden in (128, 512, 2048)]
     + [(64, 256, batch) for batch in (4, 512)]
 )
+PRODUCTS = "matrix products"
 TARGETS = (
     Target("D_RTRL, one chunk", "BPTT", 1.0),
     Target("D_RTRL, auto", "BPTT", 1.2),
     Target("D_RTRL, chunks of 16", "BPTT", None),
+    Target("D_RTRL, one chunk", PRODUCTS, None),
     Target("ES_D_RTRL, auto", "BPTT", 1.0),
     Target("ES_D_RTRL, one chunk", "BPTT", 1.0),
     Target("D_RTRL, one chunk, without reset", "BPTT", None),
@@ -37,6 +42,26 @@ TARGETS = (
     Target("D_RTRL, chunks of 16", "hand-written, chunks of 16", None),
     Target("ES_D_RTRL, one chunk", "hand-written ES_D_RTRL", None),
 )
+
+
+def products(task: Task) -> Subject:
+    """Time the matrix products of `D_RTRL` alone, in one chunk."""
+    small = jax.tree.map(lambda weight: 0.5 * weight, task.parameters)
+
+    @jax.jit
+    def run(p: Any, xs: Any) -> Any:
+        def step(h: Any, drive: Any) -> Any:
+            new = h @ p["w_rec"] + drive
+            return new, new
+
+        first = task.network.start(task.batch)["h"]
+        states = jax.lax.scan(step, first, xs @ p["w_in"])[1]
+        x, h = (part.reshape(-1, part.shape[-1]) for part in (xs, states))
+        output = h @ p["w_out"]
+        signal = output @ p["w_out"].T
+        return x.T @ signal, h.T @ signal, h.T @ output
+
+    return Subject(lambda: run(small, task.data[0]))
 
 
 def prepare(task: Task) -> Prepared:
@@ -52,6 +77,7 @@ def prepare(task: Task) -> Prepared:
     smoothed = partial(handwritten.smoothed, alpha=subjects.ALPHA)
     compared: dict[str, Callable[[], Subject]] = {
         "BPTT": partial(subjects.bptt, task),
+        PRODUCTS: partial(products, task),
         "hand-written, one chunk": partial(by_hand, handwritten.one_chunk),
         "hand-written, chunks of 16": partial(by_hand, partial(handwritten.chunked, chunk=16)),
         "hand-written ES_D_RTRL": partial(by_hand, smoothed, "es_d_rtrl"),
@@ -84,5 +110,5 @@ def cases(platform: str) -> list[Case]:
     """Return the sizes of the targets, and some between them."""
     sizes = [*itertools.product(STEPS, HIDDEN, BATCHES), *MORE_SIZES]
     if platform != "cpu":
-        sizes += [(64, 4096, 32), (64, 4096, 128)]
+        sizes += [(64, 1024, 256), (64, 4096, 32), (64, 4096, 128)]
     return [case(*size) for size in sizes]

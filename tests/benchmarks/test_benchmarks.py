@@ -9,6 +9,7 @@ import pytest
 from benchmarks import catalogue, child, gpu_programs, markdown, results
 from benchmarks.__main__ import chosen, line
 from benchmarks.case import Case, NotOffered, Prepared, Subject, Target
+from benchmarks.networks import NETWORKS
 from benchmarks.questions import (
     gpu_program,
     memory,
@@ -19,9 +20,11 @@ from benchmarks.questions import (
     streaming,
     training_loop,
     whole_state,
+    windows,
 )
 from benchmarks.spiking import Net, SpikingTask
 from benchmarks.stack import Layers, StackTask
+from benchmarks.subjects import Task
 
 pytestmark = pytest.mark.nightly
 
@@ -31,6 +34,7 @@ STACK = StackTask(Layers("LeakyRNN", 2, 8), 16, 2)
 SMALLEST = {
     "sequence": sequence.case(16, 8, 2),
     "stacks": stacks.case(STACK),
+    "windows": windows.case("dense", Task(NETWORKS["dense"](hidden=8), 16, 2), (4,)),
     "whole_state": whole_state.case(StackTask(Layers("LeakyRNN", 1, 8), 16, 2), compare=True),
     "sparse_nets": sparse_nets.case(SpikingTask(Net("ALIF", 40, 5), 16, 2)),
     "streaming": streaming.case("dense", 8, 2, 2.5, steps=4),
@@ -42,6 +46,8 @@ COMPARED = [
     SMALLEST["sequence"],
     SMALLEST["stacks"],
     stacks.case(StackTask(Layers("GRUCell", 1, 8), 16, 2)),
+    SMALLEST["windows"],
+    windows.case("gru", Task(NETWORKS["gru"](hidden=8), 16, 2), (4, 16)),
     SMALLEST["whole_state"],
     whole_state.case(StackTask(Layers("GRUCell", 1, 8), 16, 2), compare=True),
     SMALLEST["sparse_nets"],
@@ -64,7 +70,7 @@ def test_gradients_are_those_of_an_oracle(case):
         if subject.before is not None:
             subject.before()
         result = subject.run()
-        if not subject.rule or subject.rule.startswith("kf_rtrl"):
+        if not subject.rule or subject.rule.startswith(("kf_rtrl", "es_d_rtrl, windows")):
             continue  # BPTT of the plain network is an oracle itself; KF_RTRL is random
         expected = benchmark_oracles.expected(case.task, subject.rule)
         if expected is None:

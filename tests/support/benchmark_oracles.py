@@ -22,17 +22,26 @@ COMPARED = 20_000
 
 CARRYING = ", carrying on"
 """End of the name of a rule whose traces continue from the same sequence."""
+WINDOWS = ", windows of "
+"""In the name of a rule, before the length of its windows."""
 
 
 def expected(task, rule):
     """Return the result that a rule must have on a task."""
+    if WINDOWS in rule:
+        name, _, length = rule.partition(WINDOWS)
+        gradient = network_oracles.windows(task.network, int(length), name == "d_rtrl")
+        return jax.jit(gradient)(task.parameters, *task.data)
     if isinstance(task, StackTask):
         return of_stack(task, rule.removesuffix(CARRYING), rule.endswith(CARRYING))
     if isinstance(task, SpikingTask):
         return of_spiking(task, rule.endswith(CARRYING)).get(rule.removesuffix(CARRYING))
-    return {"d_rtrl": d_rtrl, "es_d_rtrl": es_d_rtrl, "descent": descent, "saved": saved}[rule](
-        task
-    )
+    rules = {"bptt": bptt, "d_rtrl": d_rtrl, "es_d_rtrl": es_d_rtrl}
+    return (rules | {"descent": descent, "saved": saved})[rule](task)
+
+
+def bptt(task):
+    return jax.jit(network_oracles.bptt(task.network))(task.parameters, *task.data)[1]
 
 
 def d_rtrl(task):

@@ -33,6 +33,43 @@ def bptt(network: Network, cut_mixing: bool = False) -> Any:
     return jax.value_and_grad(partial(sequence_loss, network, PlainOps(cut_mixing)))
 
 
+def windows(network: Network, window: int, with_traces: bool) -> Any:
+    """Return ``(parameters, xs, targets) -> gradients`` of windows.
+
+    Each window is differentiated from its first states. With traces, the derivative with respect
+    to these states meets the traces of D_RTRL: BPTT without mixing of all steps before.
+    """
+
+    def last(parameters: Arrays, states: Arrays, xs: Any, cut: bool) -> Arrays:
+        ops = PlainOps(cut)
+        return jax.lax.scan(
+            lambda states, x: (network.step(ops, parameters, states, x)[0], None), states, xs
+        )[0]
+
+    def loss(parameters: Arrays, states: Arrays, xs: Any, targets: Any) -> Any:
+        def step(states: Arrays, now: Any) -> Any:
+            states, output = network.step(PlainOps(), parameters, states, now[0])
+            return states, squared_error(output, now[1])
+
+        return jnp.sum(jax.lax.scan(step, states, (xs, targets))[1])
+
+    def gradients(parameters: Arrays, xs: Any, targets: Any) -> Arrays:
+        zeros = network.start(xs.shape[1], xs.dtype)
+        total = jax.tree.map(jnp.zeros_like, parameters)
+        for first in range(0, len(xs), window):
+            now = slice(first, first + window)
+            start = last(parameters, zeros, xs[:first], False)
+            found, mu = jax.grad(loss, (0, 1))(parameters, start, xs[now], targets[now])
+            total = jax.tree.map(jnp.add, total, found)
+            if with_traces and first:
+                before = partial(last, states=zeros, xs=xs[:first], cut=True)
+                (past,) = jax.vjp(before, parameters)[1](mu)
+                total = jax.tree.map(jnp.add, total, past)
+        return {name: value / len(xs) for name, value in total.items()}
+
+    return gradients
+
+
 def es_d_rtrl(network: Network, alpha: float) -> Any:
     """Return ``(parameters, xs, targets) -> gradients``."""
 
