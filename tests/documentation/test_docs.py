@@ -33,9 +33,9 @@ PAGES = [
     "gpu",
     "index",
     "one_formula",
-    "planning",
     "reinforcement_learning",
     "sequences",
+    "sharding",
     "stability",
     "time_series",
     "watching",
@@ -72,7 +72,10 @@ def test_the_index_has_every_notebook():
 def test_the_list_of_pages_has_every_page_of_the_site():
     script = runpy.run_path(str(DOCS / "make_list.py"))
     assert (DOCS / "README.md").read_text() == script["render"](), "run docs/make_list.py"
-    listed = re.findall(r"^([\w/]+)$", (DOCS / "index.md").read_text(), flags=re.MULTILINE)
+    contents = [
+        path.read_text() for path in DOCS.glob("*.[mr][ds]*")
+    ]  # generated pages are below others
+    listed = re.findall(r"^ *([\w/]+)$", "\n".join(contents), flags=re.MULTILINE)
     pages = {str(path.relative_to(DOCS).with_suffix("")) for path in DOCS.rglob("*.md")}
     assert pages - {"README", "index"} <= set(listed)
 
@@ -145,11 +148,14 @@ def test_pages_name_this_package_and_not_the_one_on_a_registry():
     assert author["name"] in (DOCS.parent / "README.md").read_text()
 
 
-def test_the_gallery_has_every_example():
-    page = (DOCS / "gallery.md").read_text()
-    shown = set(re.findall(r"^python docs/examples/(\w+)\.py", page, flags=re.MULTILINE))
-    assert shown == {path.stem for path in (DOCS / "examples").glob("*.py")}
-    pictures = re.findall(r"^!\[.+\]\((.+)\)", page, flags=re.MULTILINE)
+def test_the_pages_have_every_example():
+    """The first page has a link to each script, and another page has its command."""
+    scripts = {path.stem for path in (DOCS / "examples").glob("*.py")}
+    links = re.findall(r"\]\(examples/(\w+)\.py\)", (DOCS / "index.md").read_text())
+    assert sorted(links) == sorted(scripts)
+    pages = "\n".join(path.read_text() for path in [DOCS.parent / "README.md", *DOCS.glob("*.md")])
+    assert scripts == set(re.findall(r"\bpython docs/examples/(\w+)\.py", pages))
+    pictures = re.findall(r"^!\[.+\]\((_static/.+)\)", pages, flags=re.MULTILINE)
     assert pictures
     for picture in pictures:
         assert (DOCS / picture).stat().st_size < 150_000

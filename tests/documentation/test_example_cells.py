@@ -1,4 +1,4 @@
-"""An LRU, or a GRU with windows, predicts an oscillator better than a GRU, as in the gallery."""
+"""An LRU, or a GRU with windows, predicts an oscillator better than a GRU, as on its page."""
 
 import example_scripts
 import pytest
