@@ -395,17 +395,22 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         if where is not None:
             self._restart_samples(batch_size, where, kwargs)
             return
-        given = named(["batch_size", *kwargs], [batch_size, *kwargs.values()])
-        call = f"`init_state` of `{type(self.model).__name__}` fails for {given}"
+
+        def call() -> str:
+            given = named(["batch_size", *kwargs], [batch_size, *kwargs.values()])
+            return f"`init_state` of `{type(self.model).__name__}` fails for {given}"
+
         if self.samples_of_model is not None and batch_size is not None:
             self.samples_of_model = batch_size
-        with in_words(OptionError, lambda: call):
+        with in_words(OptionError, call):
             compiled, states = self.compiled_model, self.found_states(self.model)
             fresh = self._started(compiled.initial_values(self.model, states, batch_size, kwargs))
         with uninterrupted, states_are_carried():
             if is_watched():
                 self.step_mark.value = jnp.zeros(())
-            self._compiled = compiled.moved_to(self.model, self.analysed, fresh, batch_size)
+            self._compiled = compiled.moved_to(
+                self.model, self.analysed, states, fresh, batch_size
+            )
             self._reset_traces()
             place_states(self.placement, self.states_of_model)
 

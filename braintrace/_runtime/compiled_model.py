@@ -144,6 +144,7 @@ class CompiledModel:
         self,
         model: brainstate.nn.Module,
         analyse: Analyse,
+        states: States,
         values: Mapping[Path, Any],
         batch_size: int | None,
     ) -> "CompiledModel":
@@ -151,7 +152,7 @@ class CompiledModel:
 
         If compilation fails, the States keep their values.
         """
-        states, shapes = all_states(model), shapes_of(values)
+        shapes = shapes_of(values)
         before = {path: states[path].value for path in values}
 
         def compiled() -> CompiledStep:
