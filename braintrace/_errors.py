@@ -22,7 +22,7 @@ class NotInitializedError(BraintraceError, AttributeError):
 
 
 class ShapeError(BraintraceError, ValueError):
-    """An array has another shape (time axis, batch axis, …) than the compiled model expects."""
+    """An array does not have the shape (time, batch, …) that the compiled model expects."""
 
 
 class DtypeError(BraintraceError, TypeError):

@@ -19,7 +19,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 FOLDER = pathlib.Path(__file__).parent / "notebooks"
-LIMIT = 90  # seconds for one notebook, on two cores
+LIMIT = 120  # seconds for one notebook, on two cores
 # The kernel gives each cell a file of its own, with another name in every process.
 CELL_FILE = re.compile(r"(/[\w.-]+)*/ipykernel_\d+/\d+\.py")
 

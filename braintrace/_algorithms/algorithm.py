@@ -64,7 +64,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         ``jnp.bfloat16`` halves their memory. ``None``: the model's dtype, which is also used to
         compute with them. In half precision, a step copies the traces of coupled states.
     name
-        Name of the module, as of every brainstate module.
+        Name of the module, as for every brainstate module.
 
     Raises
     ------
@@ -346,7 +346,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         Raises
         ------
         NotCompiledError, ShapeError
-            Before `compile_graph`, or for inputs or states of another shape.
+            Before `compile_graph`, or for inputs or states of a different shape.
         """
         of_model = caught_up(self)
         states, traces = self.compiled.find_states(of_model), self.traces.carried

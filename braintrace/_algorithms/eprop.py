@@ -36,13 +36,13 @@ class EProp(D_RTRL):
     model, **options
         See `D_RTRL`.
     feedback
-        ``'symmetric'`` or ``'random'``: refuse a model whose readout has the other feedback.
+        ``'symmetric'`` or ``'random'``: refuse a model whose readout has different feedback.
         ``None``: the feedback of the readout.
 
     Raises
     ------
     CompilationError
-        If the readout has the other ``feedback``.
+        If the readout does not have this ``feedback``.
 
     Notes
     -----
@@ -87,7 +87,7 @@ class EProp(D_RTRL):
         super().__init__(model, **options)
 
     def check_model(self, graph: ETraceGraph) -> None:
-        """Refuse a model whose readout has another feedback than the option says."""
+        """Refuse a model whose readout does not have the feedback of the option."""
         if self.feedback == "random":
             check_feedback(graph, self.model, "EProp(feedback='random')")
         elif self.feedback == "symmetric" and has_feedback(graph):

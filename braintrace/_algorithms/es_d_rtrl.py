@@ -46,8 +46,7 @@ class ES_D_RTRL(ETraceAlgorithm):
     Raises
     ------
     OptionError
-        If ``decay_or_rank`` is neither.
-
+        If ``decay_or_rank`` is neither such a float nor such an integer.
 
     References
     ----------

@@ -44,6 +44,6 @@ def _path_of(parameters: dict[Path, brainstate.State], weight: brainstate.State)
             return path
     known = ", ".join(f"'{path_name(path)}'" for path in parameters)
     raise OptionError(
-        f"`weight` is a {type(weight).__name__} that is no parameter of the model. Its parameters "
-        f"are {known}."
+        f"`weight` is a {type(weight).__name__} that is not a parameter of the model. Its "
+        f"parameters are {known}."
     )

@@ -33,7 +33,7 @@ class SnAp(ETraceAlgorithm):
     state of all layers that it reaches within ``n`` steps, by the structure of the model: the
     entries of a sparse matrix, all units of a dense matrix, and units of upper layers that they
     reach in the same step. These traces follow all paths of the model, so a dense recurrent layer
-    has the gradient of `RTRL` from ``n = 2`` on. The use is sparse connectivity: ``report``
+    has the gradient of `RTRL` from ``n = 2`` on. Use it for sparse connectivity: ``report``
     contains the bytes of the traces, and of the full influence matrix. Each step computes the
     Jacobian of the state, by one vector-Jacobian product for each scalar of the state.
 

@@ -82,7 +82,7 @@ def _beside(modulator: jax.Array, h: jax.Array) -> jax.Array:
         samples = f"{h.shape[:1]}, one for each sample, " if h.ndim > 1 else ""
         raise ShapeError(
             f"`three_factor_loss`: expected `modulator` of shape {h.shape}, one number for each "
-            f"unit as in `h`, {samples}or (), one for all; got {modulator.shape}. Put axes of size "
+            f"unit as in `h`, {samples}or (), one for all; got {modulator.shape}. Use axes of size "
             "1 where it is the same for several entries."
         )
     return modulator.reshape(shape)

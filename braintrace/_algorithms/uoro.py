@@ -41,8 +41,8 @@ class UORO(ETraceAlgorithm):
         random stream, so sequences have independent noise.
     **options
         ``window``, ``strict``, ``unroll_limit``, ``mark`` and ``trace_dtype``; see
-        `ETraceAlgorithm`. A ``window`` is exact inside, and only the time before it is estimated:
-        longer windows have less noise.
+        `ETraceAlgorithm`. Gradients are exact within a ``window``, and estimated for the time
+        before it: longer windows have less noise.
 
     Raises
     ------

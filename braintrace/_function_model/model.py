@@ -158,7 +158,7 @@ class FunctionModel(brainstate.nn.Module):
         Raises
         ------
         ShapeError
-            If ``state`` is not a function and has another batch size.
+            If ``state`` is not a function and its batch size differs.
         """
         self._hold(*self._start(batch_size))
 
@@ -175,7 +175,7 @@ class FunctionModel(brainstate.nn.Module):
         OptionError
             If ``step`` does not return a pair.
         ShapeError
-            If ``step`` returns a state of another structure.
+            If ``step`` returns a state with a different structure.
         """
         result = self._given.step(self.get_params(), self.get_state(), *inputs)
         if not (isinstance(result, (tuple, list)) and len(result) == 2):
@@ -202,7 +202,7 @@ class FunctionModel(brainstate.nn.Module):
         Raises
         ------
         ShapeError
-            If it has another structure.
+            If the structure differs.
         """
         for path, value in self.by_path(params).items():
             self._at(path).value = as_value(value)

@@ -40,7 +40,7 @@ class Diagnostic:
     level
         ``'warning'`` for a loss of accuracy, ``'info'`` for anything else.
     kind
-        The kind, such as ``'plain-mixing'``; the page *Compiler diagnostics* lists all kinds.
+        The kind, such as ``'plain-mixing'``; the page *Marks and diagnostics* lists all kinds.
     message
         The approximation, its place, its cause and its remedy, in full sentences.
     paths

@@ -47,7 +47,7 @@ def lower(learner: HasParts, method: str, *arguments: PyTree, **options: Any) ->
     Raises
     ------
     OptionError
-        For another method, or options that it does not have.
+        For an unknown method or option.
     BraintraceError
         All errors that the call would raise before it runs.
 

@@ -49,7 +49,7 @@ def compile(
     rules
         Other algorithms for some weights: ``{"conv": "es_d_rtrl"}``. A key selects parameters: a
         path or the start of a path (``"cell/w"``, ``("cell", "w")``), or a predicate of a path; the
-        first key that fits counts. A value is an algorithm, or a pair of an algorithm and its
+        first matching key applies. A value is an algorithm, or a pair of an algorithm and its
         options: ``("ottt", {"decay": 0.9})``. The gradient of each weight is the gradient of its
         algorithm alone; equal algorithms count as one. All algorithms must truncate the same paths,
         as `D_RTRL`, `ES_D_RTRL` and `OTTT` do, with or without `Immediate`.

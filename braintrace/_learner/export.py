@@ -156,6 +156,6 @@ def _check_plain(name: str, value: PyTree) -> None:
     for leaf in jax.tree.leaves(value, is_leaf=is_quantity):
         if is_quantity(leaf):
             raise OptionError(
-                f"{name} is in {leaf.unit}, and an exported step has plain arrays alone: divide "
-                "outputs by their unit, and multiply inputs by theirs, in the model or `step_fn`."
+                f"{name} is in {leaf.unit}, but an exported step has plain arrays only: divide "
+                "outputs by their unit, and multiply inputs by it, in the model or `step_fn`."
             )

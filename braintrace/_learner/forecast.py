@@ -305,7 +305,7 @@ def warn_if_predicted(learner: LearnerParts, request: Request) -> None:
     is_learning = request.method in ("etrace_grad", "etrace_online")
     if before and is_learning and not is_watched() and _is_alike(before, sequences):
         warnings.warn(
-            f"`predict` has taken the steps of these inputs, and `{request.method}` takes them "
+            f"`predict` has already run these steps, and `{request.method}` runs them "
             "again. To predict and then learn one step, call `learner.forecast(x)` and "
             "`learner.learn(loss_fn, y, ...)`; between two sequences, call `reset_state`.",
             stacklevel=level_of_user(),
@@ -346,8 +346,8 @@ def _prepare(learner: LearnerParts, sequences: tuple[PyTree, ...], max_delay: in
         return
     if is_watched():
         raise OptionError(
-            "The forecasts of these inputs would be made inside a transformation, which cannot "
-            "hand them on. Call `learner.init_forecasts(*inputs, max_delay=...)` before it."
+            "These forecasts would wait inside a transformation, which discards them at its end. "
+            "Call `learner.init_forecasts(*inputs, max_delay=...)` before it."
         )
     settle(learner)
     inputs = jax.tree.map(lambda leaf: leaf[0], sequences)

@@ -229,7 +229,7 @@ class Learner(brainstate.nn.Module):
         Parameters
         ----------
         ax
-            Axes to draw in; ``None``: new axes in a figure of the model's size.
+            Axes to draw in; ``None``: new axes in a figure that fits the model.
 
         Raises
         ------

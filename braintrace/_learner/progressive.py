@@ -266,8 +266,7 @@ def river_regressor(
 
     ``predict_one(x)`` runs one step of the network, and ``learn_one(x, y)`` learns the label of
     this step. Features are the values of ``x``, in the order of the keys of the first sample. If a
-    sample has no forecast, ``learn_one`` first runs its step, with a warning if all waiting samples
-    are others.
+    sample has no forecast, ``learn_one`` first runs its step, with a warning if other samples wait.
 
     Parameters
     ----------
@@ -345,11 +344,11 @@ def river_regressor(
             if index is None:
                 if len(waiting) > max_delay:
                     warnings.warn(
-                        "`learn_one` takes the step of a sample without a forecast, while another "
+                        "`learn_one` runs the step of a sample without a forecast, while another "
                         "sample waits for its label. If labels are late, give `max_delay`. In a "
                         "pipeline that scales samples, evaluate in "
                         "`river.compose.learn_during_predict()`: otherwise a sample is scaled "
-                        "again before `learn_one`, and no longer the same.",
+                        "again before `learn_one`, and no longer equal to the forecast sample.",
                         stacklevel=level_of_user(),
                     )
                 forecast(x)

@@ -69,8 +69,8 @@ class PureStep:
         """
         if any(state is traces for state in self.others):
             raise OptionError(
-                "The function of a step reads or writes the traces through their State, which "
-                "the driver holds during a call. `update_fn` can read the traces after the step "
+                "`step_fn` or `update_fn` reads or writes the State of the traces, which "
+                "is not available during a call. `update_fn` can read the traces after the step "
                 "as `learner.algorithm.traces.value`; to start a new sequence, use `reset`, or "
                 "`reset_state` in `update_fn`."
             )

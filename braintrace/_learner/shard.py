@@ -73,7 +73,7 @@ def shard(
             )
     if data is not None and data == model:
         raise OptionError(
-            f"`data` and `model` are both {data!r}: an axis of the mesh divides either samples or "
+            f"`data` and `model` are both {data!r}: an axis of the mesh shards either samples or "
             "outputs."
         )
     if not learner.is_compiled:

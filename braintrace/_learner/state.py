@@ -215,8 +215,8 @@ def places_of(
         name = (place.field, _printed(path))
         if name in printed:
             raise OptionError(
-                f"'{_printed(path)}' is the name of another State: give `{path[0]}` another one in "
-                "`learner.functional`."
+                f"'{_printed(path)}' is the name of another State: choose a "
+                f"different name for `{path[0]}` in `learner.functional`."
             )
         printed.add(name)
         places[id(state)] = place
@@ -263,7 +263,7 @@ def values_in(
         if id(found) not in places:
             raise OptionError(
                 f"`step_fn` or `update_fn` uses a State that the state of the learner does not "
-                f"have: {shown(found)} of {shown(found.value)}. Give what holds it a name: "
+                f"have: {shown(found)} of {shown(found.value)}. Pass its holder under a name: "
                 "`learner.functional(optimizer=optimizer)`."
             )
         return places[id(found)].value_in(state)

@@ -125,7 +125,7 @@ class TDTrace:
         Parameters
         ----------
         trace
-            The trace of the step before.
+            The trace of the previous step.
         gradients
             Gradients of f at this step, with the structure of the trace: separate for each
             environment, as ``jax.vmap(jax.grad(f), in_axes=(None, 0))`` returns them.
@@ -190,7 +190,7 @@ def _check_alike(trace: PyTree, gradients: PyTree) -> None:
     if lines or jax.tree.structure(trace) != jax.tree.structure(gradients):
         raise ShapeError(
             f"`TDTrace.update`: the gradients do not match the trace:{''.join(lines)}\n"
-            "Begin with `init(parameters, batch_size)`, and take the gradients of each of the "
+            "Start with `init(parameters, batch_size)`, and take the gradients of each of the "
             "environments: `jax.vmap(jax.grad(f), in_axes=(None, 0))`."
         )
 

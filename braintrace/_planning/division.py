@@ -103,7 +103,7 @@ def parts_of(mesh: Any, data: str | None, model: str | None) -> Parts:
         counts[name] = 1 if axis is None else int(shape[axis])
     if model is not None and data == model:
         raise OptionError(
-            f"`data` and `model` are both {data!r}: an axis of the mesh divides either samples or "
+            f"`data` and `model` are both {data!r}: an axis of the mesh shards either samples or "
             "outputs."
         )
     return Parts(**counts)

@@ -48,7 +48,7 @@ class Change:
     total
         Bytes on each device with this change.
     fits
-        Whether that fits.
+        Whether the plan then fits.
     """
 
     what: str

@@ -83,8 +83,8 @@ class Rule(Protocol):
         """Return the trace after one step, with the same structure, shapes and dtypes.
 
         ``x`` is the operation's input (None if it has no input), and ``F`` the derivative of the
-        new states with respect to its output. The guide explains the form of ``J`` and ``F``; pass
-        them unchanged to the products of a `Site`.
+        new states with respect to its output. The page *Write a learning rule*
+        explains ``J`` and ``F``; pass them unchanged to the products of a `Site`.
         """
 
     def contract(self, site: Site, trace: Trace, mu: Any, /) -> Mapping[str, jax.Array]:

@@ -126,7 +126,7 @@ class Site(abc.ABC):
         raise self._has_no_operation("output_zeros")
 
     def filtered(self, kept: Any, x: Any) -> Any:
-        """Return ``kept + x``: a sum of inputs plus one more, for indices a table of counts."""
+        """Return ``kept + x``, a sum of inputs; for indices, a table of counts."""
         raise self._has_no_operation("filtered")
 
     def pull_back(self, kept: Any, signal: jax.Array) -> dict[str, jax.Array]:

@@ -136,7 +136,7 @@ def check_companions(traces: brainstate.State, states: States, paths: Sequence[P
 
 
 def _is_alike(value: Any, other: Any) -> bool:
-    """Test whether values are equal; values of another shape are refused by the reader."""
+    """Test whether values are equal; values of a different shape are refused by the reader."""
     if value is other:
         return True
     leaves, tree = jax.tree.flatten(value)

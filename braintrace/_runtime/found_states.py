@@ -114,7 +114,7 @@ class _Found:
             self._lists.append((value, parts))
         elif isinstance(value, tuple):
             parts = value
-        else:  # a leaf, such as a function, or a container of another type
+        else:  # a leaf, such as a function, or a container of a different type
             leaves = jax.tree.leaves(value, is_leaf=_may_hold_states)
             return not any(map(_may_hold_states, leaves))
         return all(self._look_into(part, met) for part in parts)

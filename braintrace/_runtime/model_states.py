@@ -192,7 +192,7 @@ def read_arguments(graph: ETraceGraph, arguments: tuple[Any, ...]) -> dict[Var, 
 
 
 def _advice(found: tuple[int, ...], expected: tuple[int, ...]) -> str:
-    """Return what to do about an argument of another shape."""
+    """Return what to do about an argument of a different shape."""
     if found == expected[1:]:
         first = "" if expected[0] == 1 else "call `reset_state(1)` and "
         return (

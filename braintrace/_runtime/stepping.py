@@ -43,7 +43,7 @@ def run_call(
     Raises
     ------
     ShapeError
-        For arguments or States of another shape.
+        For arguments or States of a different shape.
     LostTracesError
         If other code has written hidden states that the traces follow.
     """

@@ -94,7 +94,7 @@ def save(folder: str | os.PathLike[str], learner: Learner, extra: PyTree = None)
     Raises
     ------
     OptionError
-        For values of another type, or inside a transformation.
+        For values of a different type, or inside a transformation.
     CheckpointError
         If saving fails: the path is a file, the disk is full, or another program saves to the same
         folder at the same time. The previous checkpoint then remains.

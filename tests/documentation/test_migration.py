@@ -55,7 +55,7 @@ def test_the_trace_of_a_weight_by_the_weight_its_name_and_its_path(of):
     weight, expected = of(learner.module.cell), learner.eligibility("cell/u")
     for found in (learner.get_etrace_of(weight), learner.algorithm.get_etrace_of(weight)):
         jax.tree.map(np.testing.assert_array_equal, found, expected)
-    with pytest.raises(braintrace.OptionError, match=r"no parameter of the model.*'cell/u'"):
+    with pytest.raises(braintrace.OptionError, match=r"not a parameter of the model.*'cell/u'"):
         learner.get_etrace_of(brainstate.ParamState(jnp.ones(4)))
 
 

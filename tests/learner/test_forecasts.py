@@ -382,7 +382,7 @@ def test_learning_what_was_predicted_warns(recwarn):
         return learner.etrace_online(x[None], y[None], **options)
 
     learner.predict(xs[:1])
-    with pytest.warns(UserWarning, match="takes them again") as caught:
+    with pytest.warns(UserWarning, match="runs them again") as caught:
         learn(xs[0], ys[0])
     assert caught[0].filename == __file__
     learner.predict(xs[:1])
@@ -394,4 +394,4 @@ def test_learning_what_was_predicted_warns(recwarn):
     learner.forecast(xs[0])
     learner.learn(LEAKY.loss, ys[0], optimizer=OPTIMIZER)
     learner.etrace_evolve(xs[:1])
-    assert not [w for w in recwarn if "takes them again" in str(w.message)]
+    assert not [w for w in recwarn if "runs them again" in str(w.message)]

@@ -266,7 +266,7 @@ def conv(
     OptionError
         If an option has a value that is not accepted.
     UnitError
-        If the unit of the bias has another dimension than the product.
+        If the units of the bias and of the product have different dimensions.
 
     Examples
     --------

@@ -144,7 +144,7 @@ def matmul(
     OptionError
         If ``weight_fn`` or ``bias_fn`` is not a function, or ``bias_fn`` has no bias.
     UnitError
-        If the unit of the bias has another dimension than the product.
+        If the units of the bias and of the product have different dimensions.
 
     Examples
     --------

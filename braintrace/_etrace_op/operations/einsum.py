@@ -154,7 +154,7 @@ def einsum(
     Raises
     ------
     OptionError
-        If ``equation`` has another form, or ``weight_fn`` is not a function.
+        If ``equation`` does not have this form, or ``weight_fn`` is not a function.
     ShapeError
         If the shapes do not fit it.
     DtypeError

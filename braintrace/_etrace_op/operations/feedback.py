@@ -125,8 +125,8 @@ def feedback_matmul(x: Any, weight: Any, feedback: Any, bias: Any = None) -> Any
         If an operand is not a numeric array or quantity, or ``feedback`` is complex for a real
         weight.
     UnitError
-        If the unit of the bias has another dimension than the product, or the unit of ``feedback``
-        another dimension than the unit of ``weight``.
+        If the units of the bias and of the product have different dimensions, or the units of
+        ``feedback`` and ``weight``.
 
     References
     ----------

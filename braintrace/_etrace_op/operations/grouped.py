@@ -133,7 +133,7 @@ def grouped_matmul(
     OptionError
         If ``weight_fn`` or ``bias_fn`` is not a function, or ``bias_fn`` has no bias.
     UnitError
-        If the unit of the bias has another dimension than the product.
+        If the units of the bias and of the product have different dimensions.
 
     Examples
     --------

@@ -114,7 +114,7 @@ def lora_matmul(
         If ``alpha`` is not a finite number that is known when the model is traced, or ``bias_fn``
         is not a function or has no bias.
     UnitError
-        If the unit of the bias has another dimension than the product.
+        If the units of the bias and of the product have different dimensions.
 
     References
     ----------

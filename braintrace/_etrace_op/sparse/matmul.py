@@ -179,12 +179,12 @@ def sparse_matmul(
     ShapeError
         If the shapes do not fit.
     DtypeError
-        If an operand is not a numeric array or quantity, ``sparse_mat`` is of another type, or its
-        structure is traced.
+        If an operand is not a numeric array or quantity, or ``sparse_mat`` is of a different type
+        or has a traced structure.
     OptionError
         If ``weight_fn`` or ``bias_fn`` is not a function, or ``bias_fn`` has no bias.
     UnitError
-        If the unit of the bias has another dimension than the product.
+        If the units of the bias and of the product have different dimensions.
 
     Examples
     --------

@@ -131,7 +131,7 @@ def sparse_pattern(matrix: Any) -> SparsePattern:
     Raises
     ------
     DtypeError
-        If it is of another type, or its indices are traced.
+        If it is of a different type, or its indices are traced.
     ShapeError
         If it has batch or dense axes, or more than two axes.
     """

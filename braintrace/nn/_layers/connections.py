@@ -37,7 +37,7 @@ class SparseLinear(brainstate.nn.SparseLinear):
     param_type : type, optional
         Kind of state of the parameters. Default ``brainstate.ParamState``.
     w_sign : array or None, optional
-        1 or -1 for each input ``(in,)``, as in Dale's law, or for each place ``(in, out)``. Updates
+        1 or -1 for each input ``(in,)``, as in Dale's law, or for each entry ``(in, out)``. Updates
         never change these signs. Default None: weights of any sign.
 
     Examples
