@@ -17,6 +17,14 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 
+def current_device() -> jax.Device:
+    """Return JAX's default device for programs."""
+    found = jax.config.jax_default_device
+    if not isinstance(found, jax.Device):  # unset, or the name of a platform
+        (found, *_) = jax.local_devices(backend=found)
+    return found
+
+
 def devices_of(ctx: Any) -> int:
     """Return the number of devices that a program is lowered for, from its lowering context."""
     return getattr(ctx.module_context.axis_context, "num_devices", None) or 1

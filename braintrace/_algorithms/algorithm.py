@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import brainstate
 import jax.numpy as jnp
 
-from .._arguments import BATCH_SIZE, FLOATING, MODEL, NAME, check_option, named
+from .._arguments import BATCH_SIZE, FLOATING, MODEL, NAME, check_option
 from .._brainstate import ConstructorSignature, is_watched
 from .._compiler import CompilerOptions, publish
 from .._errors import LostTracesError, NotCompiledError, NotInitializedError, OptionError
@@ -20,7 +20,7 @@ from .._runtime.changes import caught_up, follow_every_state
 from .._runtime.compiled_model import CompiledModel, compile_first, compile_step, learned_starts
 from .._runtime.compiled_step import CompiledStep
 from .._runtime.found_states import FoundStates
-from .._runtime.initial_values import InitialFunction, check_init_options
+from .._runtime.initial_values import InitialFunction, check_init_options, failed_init
 from .._runtime.mesh import on_automatic_axes
 from .._runtime.model_states import States, short_term, values_by_path
 from .._runtime.old_states import StepMark, started
@@ -395,22 +395,15 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         if where is not None:
             self._restart_samples(batch_size, where, kwargs)
             return
-
-        def call() -> str:
-            given = named(["batch_size", *kwargs], [batch_size, *kwargs.values()])
-            return f"`init_state` of `{type(self.model).__name__}` fails for {given}"
-
         if self.samples_of_model is not None and batch_size is not None:
             self.samples_of_model = batch_size
-        with in_words(OptionError, call):
+        with in_words(OptionError, lambda: failed_init(self.model, batch_size, kwargs)):
             compiled, states = self.compiled_model, self.found_states(self.model)
             fresh = self._started(compiled.initial_values(self.model, states, batch_size, kwargs))
         with uninterrupted, states_are_carried():
             if is_watched():
                 self.step_mark.value = jnp.zeros(())
-            self._compiled = compiled.moved_to(
-                self.model, self.analysed, states, fresh, batch_size
-            )
+            self._compiled = compiled.moved_to(self.model, self.analysed, states, fresh, batch_size)
             self._reset_traces()
             place_states(self.placement, self.states_of_model)
 

@@ -28,7 +28,8 @@ from .._executor.filters import of_active, outputs_of, specs_of_outputs, whole
 from .._executor.input_filters import check_filtered_inputs, specs_of_inputs, take_in
 from .._executor.layout import TraceSite
 from .._executor.products import PLAIN, SELECTING, products_of_gradient
-from .._executor.recursion import scan_records, signals
+from .._executor.recursion import signals
+from .._executor.time_loops import scan_records
 from .._executor.zero import as_arrays, widened
 from .._graph import (
     ETraceGraph,

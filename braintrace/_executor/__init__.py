@@ -32,6 +32,7 @@ from .step import chunk_gradient as chunk_gradient
 from .step import plain_step as plain_step
 from .step import recorded_step as recorded_step
 from .step import single_step as single_step
+from .time_loops import scan_over_time as scan_over_time
 from .traces import kept_specs as kept_specs
 from .traces import outliving as outliving
 from .traces import restart_traces as restart_traces

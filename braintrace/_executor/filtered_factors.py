@@ -34,6 +34,7 @@ from .input_filters import inputs_of, kinds_of_gradients, rows_of_samples
 from .layout import TraceSite, filter_key, output_keys, trace_sites, x_key
 from .products import Products
 from .restart import over_first_axis
+from .time_loops import scan_over_time
 from .zero import as_arrays, is_zero, widened
 
 
@@ -129,7 +130,7 @@ def _backward(
 
     factors = widened(factors, jnp.float32)
     start = jnp.zeros_like(factors[0])
-    past, own = jax.lax.scan(step, start, (factors, is_new), reverse=True)
+    past, own = scan_over_time(step, start, (factors, is_new), reverse=True)
     return past, own
 
 

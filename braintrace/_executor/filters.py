@@ -20,8 +20,8 @@ from .active_outputs import ActiveOutputs, active_outputs_of
 from .input_filters import operand_axes, take_in
 from .jacobians import transition_key
 from .layout import TraceSite, output_keys, trace_sites
-from .recursion import scan_records
 from .restart import at_positions, over_first_axis
+from .time_loops import scan_records
 from .zero import as_arrays, widened
 
 Result = TypeVar("Result")

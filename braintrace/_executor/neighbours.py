@@ -43,8 +43,8 @@ from .jacobians import Inputs
 from .neighbour_entries import Entries, Move, entries_of, of_one
 from .probed_step import pre_step_probe
 from .product_uses import Product, samples_first
-from .recursion import scan_records
 from .restart import where_flagged
+from .time_loops import scan_records
 from .whole_chunk import of_one_step, of_product
 from .whole_state import (
     PulledStep,

@@ -35,7 +35,6 @@ from .._graph import (
 from .overwriting import known_after
 from .passing import PassingTraces
 from .random_signs import DRAWS, KEY, signs, specs_of_stream
-from .recursion import scan_records
 from .restart import over_first_axis, where_flagged
 from .sample_gradients import (
     SampleGradients,
@@ -45,6 +44,7 @@ from .sample_gradients import (
     squares,
     written,
 )
+from .time_loops import scan_records
 from .whole_state import (
     flags_of_samples,
     from_rows,

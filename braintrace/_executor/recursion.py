@@ -16,23 +16,19 @@ steps may have a time axis of length 1.
 import functools
 import operator
 from collections.abc import Callable
-from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from .._graph import HiddenGroup, Records
 from .._jaxpr import reached
-from .._typing import PyTree
 from .jacobians import transition_key
 from .layout import new_state_to_positions, old_state_to_positions
 from .probed_step import Probes, pre_step_probe
+from .time_loops import scan_records
 
 Times = Callable[[jax.Array, jax.Array], jax.Array]
 """``(factor, value) -> product``; see `products`."""
-
-Carry = TypeVar("Carry")
-Results = TypeVar("Results")
 
 States = dict[int, jax.Array]
 """One array per state of a group."""
@@ -61,34 +57,6 @@ def signals(group: HiddenGroup, signal: Probes) -> dict[int, jax.Array]:
             pre_step = old_state_to_positions(group, a, signal[name])
             found[a] = found[a] + jnp.concatenate([pre_step[1:], jnp.zeros_like(pre_step[:1])])
     return found
-
-
-def scan_records(
-    step: Callable[[Carry, PyTree], tuple[Carry, Results]],
-    start: Carry,
-    records: PyTree,
-    steps: int,
-    reverse: bool = False,
-) -> tuple[Carry, Results]:
-    """Scan over recorded steps; residuals of length 1 are equal in all steps.
-
-    A single step runs without a loop.
-    """
-    if steps == 1:
-        last, results = step(start, jax.tree.map(lambda leaf: leaf[0], records))
-        return last, jax.tree.map(lambda leaf: leaf[None], results)
-    leaves, tree = jax.tree.flatten(records)
-    is_fixed = [leaf.shape[0] == 1 for leaf in leaves]
-    fixed = [leaf[0] for leaf, once in zip(leaves, is_fixed, strict=True) if once]
-    varying = [leaf for leaf, once in zip(leaves, is_fixed, strict=True) if not once]
-
-    def body(carry: Carry, now: list[jax.Array]) -> tuple[Carry, Results]:
-        sources = iter(fixed), iter(now)
-        merged = [next(sources[0] if once else sources[1]) for once in is_fixed]
-        return step(carry, jax.tree.unflatten(tree, merged))
-
-    last, results = jax.lax.scan(body, start, varying, length=steps, reverse=reverse)
-    return last, results
 
 
 def backward(

@@ -18,8 +18,8 @@ from .._graph import ETraceGraph, ParameterUse, Records, Weights, WholeState
 from .._jax import Var, bind
 from .._jaxpr import Place, evaluate
 from .jacobians import Inputs
-from .recursion import scan_records
 from .restart import flags_along
+from .time_loops import scan_records
 from .whole_state import (
     ByState,
     PulledStep,

@@ -21,6 +21,7 @@ from .._jax import Var, struct_of, zeros_mapped_like
 from .._typing import PyTree
 from .jacobians import Inputs, jacobians, operands
 from .probed_step import finish, pre_step_probe, probe_shapes, with_callback_results
+from .time_loops import scan_over_time
 from .whole_state import step_of_layers
 from .zero import is_zero
 
@@ -75,7 +76,7 @@ def run_window(
     records
         Residuals of all steps, without gradients.
     """
-    states, (results, records) = jax.lax.scan(step, start, sequences)
+    states, (results, records) = scan_over_time(step, start, sequences)
     return states, results, jax.lax.stop_gradient(records)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .._executor import scan_over_time
 from .._jax import Equation, Var, bind, runs_on_several_devices
 from .._jaxpr import Rule, evaluate
 from .._typing import PyTree
@@ -167,7 +168,7 @@ class AtOnce:
             return [value_of(a, found) for a in written], [found[v] for v in recorded]
 
         steps = len(next(iter(over_time.values())))
-        last, found = jax.lax.scan(one_step, start, list(read.values()), length=steps)
+        last, found = scan_over_time(one_step, start, list(read.values()), steps)
         return last, zip_dict(recorded, found)
 
     def _once(self, loop: Loop, fixed: ByVar, wanted: list[Var]) -> ByVar:

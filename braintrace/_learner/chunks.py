@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from .._algorithms import CHUNK, Window
 from .._executor import as_arrays, size_in_bytes
 from .._graph import ETraceGraph
-from .._runtime import current_device, memory_of
+from .._jax_devices import current_device
+from .._runtime import memory_of
 from .._typing import PyTree
 from .chunk_costs import ACCELERATOR, PROCESSOR, Work
 from .options import Options

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .._executor import scan_over_time
 from .._jax import Var
 from .._jaxpr import Program, evaluate
 from .._typing import PyTree
@@ -84,7 +85,7 @@ class StepByStep:
             return (states, sums), [found[var] for var in recorded]
 
         slices = jax.tree.leaves(chunk)
-        (states, gradients), found = jax.lax.scan(one_step, (states, start[1]), slices)
+        (states, gradients), found = scan_over_time(one_step, (states, start[1]), slices)
         over_time = {**zip_dict(step.slices, slices), **zip_dict(recorded, found)}
         steps = len(chunk[1])
         outcome = self._outcome(self._outcome.keep(fixed, over_time, steps))

@@ -23,7 +23,8 @@ from .._executor.direct import add, like
 from .._executor.filtered_products import at_entry
 from .._executor.jacobians import transition_key
 from .._executor.layout import x_key
-from .._executor.recursion import scan_records, signals
+from .._executor.recursion import signals
+from .._executor.time_loops import scan_records
 from .._executor.zero import widened
 from .._graph import (
     ETraceGraph,

@@ -16,7 +16,6 @@ from .carried_traces import CarriedTraces as CarriedTraces
 from .companions import check_companions as check_companions
 from .companions import note_companions as note_companions
 from .etrace_graph import compile_etrace_graph as compile_etrace_graph
-from .memory import current_device as current_device
 from .memory import memory_of as memory_of
 from .mesh import as_users_have_it as as_users_have_it
 from .mesh import in_automatic_region as in_automatic_region

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._arguments import did_you_mean
+from .._arguments import did_you_mean, named
 from .._brainstate import StatefulTrace, hold, is_watched, peek, trace_stateful
 from .._errors import OptionError, ShapeError
 from .._jax import is_tracer, open_jaxpr, strongly_typed
@@ -228,6 +228,12 @@ def _other_shapes(model: brainstate.nn.Module, shapes: Shapes) -> ShapeError:
         f"{', '.join(map(str, shapes))}. Call `reset_state` with the batch size (and the options) "
         "of your initialisation, inside the same maps."
     )
+
+
+def failed_init(model: brainstate.nn.Module, batch_size: Size, options: Mapping[str, Any]) -> str:
+    """Return what failed, if ``init_state`` does."""
+    given = named(["batch_size", *options], [batch_size, *options.values()])
+    return f"`init_state` of `{type(model).__name__}` fails for {given}"
 
 
 def _sizes(samples: Size, mapped: bool) -> list[Size]:

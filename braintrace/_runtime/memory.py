@@ -1,4 +1,4 @@
-"""Device of the programs, and its memory."""
+"""Memory of a device."""
 
 import functools
 import os
@@ -8,14 +8,6 @@ from pathlib import Path
 import jax
 
 CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-
-
-def current_device() -> jax.Device:
-    """Return JAX's default device for programs."""
-    found = jax.config.jax_default_device
-    if not isinstance(found, jax.Device):  # unset, or the name of a platform
-        (found, *_) = jax.local_devices(backend=found)
-    return found
 
 
 @functools.cache

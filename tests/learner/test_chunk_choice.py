@@ -12,6 +12,7 @@ from jax.experimental.sparse import BCOO
 
 import braintrace
 from braintrace._executor import size_in_bytes
+from braintrace._jax_devices import current_device
 from braintrace._learner import chunks
 from braintrace._learner.chunk_costs import PROCESSOR, Work, flops_of, work_of
 from braintrace._learner.chunks import Chunks, chunks_of, default_budget, fastest_length, windows_of
@@ -212,10 +213,10 @@ def test_the_budget_is_a_share_of_the_device(monkeypatch, bytes_of_device, expec
 
 
 def test_the_memory_of_the_device(tmp_path):
-    device = memory.current_device()
+    device = current_device()
     for given in (device, device.platform):
         with jax.default_device(given):
-            assert memory.current_device() is device
+            assert current_device() is device
     found = memory.memory_of(device)
     assert found is None or found > 2**26
     own = tmp_path / "own"

@@ -140,7 +140,7 @@ def test_what_an_update_function_may_not_do():
         (lambda: algorithm(x), "`update_fn` writes"),
         (lambda: zero(state), "`update_fn` writes the hidden State 'h'"),
         (lambda: zero(algorithm.traces), "`update_fn` writes the traces"),
-        (lambda: zero(traces), "through their State"),
+        (lambda: zero(traces), "the State of the traces"),
         (lambda: learner.reset_state(BATCH + 1), "within its batch"),
         (lambda: learner.reset_state(scale=2.0), "the initial values of its model"),
         (lambda: learner.reset_state(where=np.zeros(BATCH)), "expected booleans"),
@@ -150,7 +150,7 @@ def test_what_an_update_function_may_not_do():
         with pytest.raises((braintrace.OptionError, braintrace.ShapeError), match=words):
             run(lambda gradients, call=call: call())
         assert_states_close(snapshot(learner), before)
-    with pytest.raises(braintrace.OptionError, match="through their State"):
+    with pytest.raises(braintrace.OptionError, match="the State of the traces"):
         learner.etrace_grad(x[None], step_fn=lambda x: learner(x).sum() + zero(traces))
     assert_states_close(snapshot(learner), before)
     seen = []
