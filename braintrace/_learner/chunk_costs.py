@@ -24,7 +24,6 @@ from .._algorithms import ETraceAlgorithm
 from .._etrace_op import ETPPrimitive, get_primitive_spec, init_trace
 from .._graph import ETraceGraph, TraceSpec, specs_of
 from .._jax import Equation, open_jaxpr, sub_jaxprs
-from .._jaxpr.dataflow.bilinear import dot_axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,7 +209,8 @@ def flops_of(equation: Equation) -> int:
     if isinstance(equation.primitive, ETPPrimitive):
         return _flops_of_marked(equation, equation.primitive)
     if name == "dot_general":
-        length: int = math.prod(operands[0][axis] for axis in dot_axes(equation).summed[0])
+        (summed, _), _ = equation.params["dimension_numbers"]
+        length: int = math.prod(operands[0][axis] for axis in summed)
         return 2 * math.prod(results[0]) * length
     if name == "conv_general_dilated":
         features = params["dimension_numbers"].rhs_spec[0]

@@ -18,7 +18,6 @@ import jax.numpy as jnp
 from .._etrace_op import ETPPrimitive, get_primitive_spec
 from .._jax import Equation, Var, bind, is_var
 from .._jaxpr import Program, equal_values, evaluate, evaluate_all, inlined, merged
-from .._jaxpr.dataflow.bilinear import dot_axes
 from .dependences import dependences_of
 from .over_time import is_half
 from .step_program import StepProgram
@@ -109,7 +108,7 @@ def _sum_of_dots(
     parts: tuple[list[Any], Waiting, int],
 ) -> Sequence[Any] | None:
     pieces, waiting, axis = parts
-    contracted = dot_axes(equation).summed
+    contracted, _ = equation.params["dimension_numbers"]
     if axis not in contracted[operand]:
         return None
     other_axis = contracted[1 - operand][contracted[operand].index(axis)]

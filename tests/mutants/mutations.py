@@ -2034,8 +2034,8 @@ MUTATIONS = [
     Mutation(
         "a product with the axes of its partner in front",
         "_jaxpr/dataflow/primitives.py",
-        "partner = axes.in_result[1 - factor]",
-        "partner = tuple(range(len(axes.free[1 - factor])))",
+        "missing = tuple(i for i, a in enumerate(result) if a not in names)",
+        "missing = tuple(range(len(result) - len(kept)))",
         (f"{FLOW}[dot_general-outer]",),
         "rows and columns of a product are exchanged",
     ),

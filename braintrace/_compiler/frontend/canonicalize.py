@@ -21,7 +21,7 @@ from ..._etrace_op.marked import holds_marked
 from ..._jax import Equation, bind, is_tracer, source_line
 from ..._jaxpr import Rule, RunBody, evaluate_inlined, loop_of
 from ..._jaxpr.dataflow import ELEMENTWISE
-from ..._jaxpr.dataflow.bilinear import dot_axes
+from ..._jaxpr.dataflow.bilinear import dot_letters
 from .invariants import without_invariants
 
 
@@ -70,15 +70,16 @@ def spell_out_broadcasts(
 
 def _as_product(equation: Equation, operands: list[ArrayLike]) -> list[jax.Array] | None:
     """Run a ``dot_general`` as an elementwise product; ``None`` if it contains a sum."""
-    axes, out = dot_axes(equation), equation.outvars[0].aval
-    if any(jnp.shape(operands[0])[axis] != 1 for axis in axes.summed[0]):
-        return None
+    (*letters, result), out = dot_letters(equation), equation.outvars[0].aval
     full = []
-    for i, value in enumerate(operands):
-        kept_axes = [*axes.batch[i], *axes.free[i]]
-        moved = jnp.transpose(value, [*kept_axes, *axes.summed[i]])
-        flat = jnp.reshape(moved, [jnp.shape(value)[axis] for axis in kept_axes]).astype(out.dtype)
-        places = *range(len(axes.batch[i])), *axes.in_result[i]
+    for names, value in zip(letters, operands, strict=True):
+        summed = [axis for axis, a in enumerate(names) if a not in result]
+        if any(jnp.shape(value)[axis] != 1 for axis in summed):
+            return None
+        kept = [names.index(a) for a in result if a in names]
+        moved = jnp.transpose(value, [*kept, *summed])
+        flat = jnp.reshape(moved, [jnp.shape(value)[axis] for axis in kept]).astype(out.dtype)
+        places = [place for place, a in enumerate(result) if a in names]
         full.append(jax.lax.broadcast_in_dim(flat, out.shape, places))
     return [jax.lax.mul(*full)]
 

@@ -15,7 +15,7 @@ from ... import _etrace_op
 from ..._etrace_op.operations.einsum import Axes, arranged, in_matrices, product_and_sum
 from ..._jax import Equation, Var
 from ..._jaxpr.dataflow import BindingTime, times_of_operands
-from ..._jaxpr.dataflow.bilinear import dot_axes
+from ..._jaxpr.dataflow.bilinear import dot_letters
 from .lookups import lookup_of
 
 
@@ -99,7 +99,8 @@ def with_one_output(equation: Equation, positions: Sequence[int]) -> Product | s
 
 def is_outer(equation: Equation) -> bool:
     """Test whether an equation is a ``dot_general`` without a sum."""
-    return equation.primitive.name == "dot_general" and not dot_axes(equation).summed[0]
+    is_dot = equation.primitive.name == "dot_general"
+    return is_dot and not equation.params["dimension_numbers"][0][0]
 
 
 def is_sum_with_weights(equation: Equation, positions: Sequence[int]) -> bool:
@@ -247,15 +248,8 @@ class Convolution:
 
 def _dense(equation: Equation, position: int) -> Dense:
     """Return a ``dot_general`` with letters for its axes; ``position``: the weight."""
-    sorted_axes = dot_axes(equation)
-    first = [f"a{axis}" for axis in range(equation.invars[0].aval.ndim)]
-    second = [f"b{axis}" for axis in range(equation.invars[1].aval.ndim)]
-    shared, free = sorted_axes.batch, sorted_axes.free
-    for a, b in (*zip(*sorted_axes.summed, strict=True), *zip(*shared, strict=True)):
-        second[b] = first[a]
-    output = *(first[a] for a in (*shared[0], *free[0])), *(second[b] for b in free[1])
-    of_operands = tuple(first), tuple(second)
-    axes = Axes(of_operands[1 - position], of_operands[position], output)
+    letters = dot_letters(equation)
+    axes = Axes(letters[1 - position], letters[position], letters[2])
     return Dense(axes, position, equation.outvars[0].aval.dtype)
 
 

@@ -21,7 +21,7 @@ from ..._graph.whole_state import ParameterUse
 from ..._jax import Atom, Equation, Var, is_var, source_line, trace_to_jaxpr
 from ..._jaxpr import Place, Rule, carries_derivative, evaluate_probed, inlined, program_of
 from ..._jaxpr.dataflow import TOP, Constants, Flow, Labels, Question, filled, flows_of_outputs
-from ..._jaxpr.dataflow.bilinear import dot_axes
+from ..._jaxpr.dataflow.bilinear import dot_letters
 from ..core.analysis import Analysis
 from ..core.batch import follow, laid_out
 from ..core.binding_times import data_of
@@ -134,8 +134,9 @@ def _axis_of_input(equation: Equation, x: int, y_axis: int) -> int | None:
     """Return the axis of a product's input that an axis of its result comes from."""
     params, name = equation.params, equation.primitive.name
     if name == "dot_general":
-        axes = dot_axes(equation)
-        return dict(zip(axes.in_result[x], axes.free[x], strict=True)).get(y_axis)
+        letters = dot_letters(equation)
+        letter = letters[2][y_axis]
+        return None if letter in letters[1 - x] else letters[x].index(letter)
     if name == "conv_general_dilated":
         numbers = params["dimension_numbers"]
         alone = params["batch_group_count"] == 1

@@ -183,7 +183,8 @@ def _taps(
     """Return the kernel element that connects an input and an output of a sample."""
     x_shape, y_shape = shapes
     whole = (1, *x_shape), tuple(weights["weight"].shape), (1, *y_shape)
-    return joining_of_conv(whole, inputs, outputs, **convolution)
+    params = {**convolution, "window_strides": convolution["strides"]}
+    return joining_of_conv(whole, params, inputs, outputs)
 
 
 def _joins_input(*of_elements: Any, **params: Any) -> np.ndarray:

@@ -4,56 +4,37 @@ A product is linear in either of its factors. The derivative of element ``u`` of
 respect to element ``j`` of one factor is an element of the other factor, or zero.
 """
 
-import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from ..._jax import Equation
+from .windows import conv_places
 
 NOTHING = -1
 """Used instead of an element if the derivative is zero."""
 
 
-@dataclasses.dataclass(frozen=True)
-class DotAxes:
-    """The axes of a ``dot_general``, of its first and of its second operand.
+Letters: TypeAlias = tuple[str, ...]
+"""Names of the axes of an array."""
 
-    Attributes
-    ----------
-    batch
-        Axes of both operands and of the result, where they come first.
-    summed
-        Contracted axes.
-    free
-        Axes of one operand alone.
-    in_result
-        The axes of the result that correspond to ``free``.
+
+def dot_letters(equation: Equation) -> tuple[Letters, Letters, Letters]:
+    """Return the letters of a ``dot_general`` as an einsum: of its operands, and of its result.
+
+    Axes with the same letter correspond. The letters that the result does not have are summed over.
     """
-
-    batch: tuple[tuple[int, ...], tuple[int, ...]]
-    summed: tuple[tuple[int, ...], tuple[int, ...]]
-    free: tuple[tuple[int, ...], tuple[int, ...]]
-    in_result: tuple[tuple[int, ...], tuple[int, ...]]
-
-
-def dot_axes(equation: Equation) -> DotAxes:
-    """Return the axes of a ``dot_general``, sorted by their role."""
     summed, batch = equation.params["dimension_numbers"]
-
-    def free_axes(i: int) -> tuple[int, ...]:
-        taken, rank = {*summed[i], *batch[i]}, len(equation.invars[i].aval.shape)
-        return tuple(axis for axis in range(rank) if axis not in taken)
-
-    free = free_axes(0), free_axes(1)
-    first, middle = len(batch[0]), len(batch[0]) + len(free[0])
-    in_result = tuple(range(first, middle)), tuple(range(middle, middle + len(free[1])))
-    return DotAxes(_pair(batch), _pair(summed), free, in_result)
-
-
-def _pair(axes: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return tuple(axes[0]), tuple(axes[1])
+    first, second = (
+        [f"{name}{axis}" for axis in range(len(atom.aval.shape))]
+        for name, atom in zip("ab", equation.invars, strict=True)
+    )
+    for a, b in (*zip(*summed, strict=True), *zip(*batch, strict=True)):
+        second[b] = first[a]
+    shared = [first[axis] for axis in batch[0]]
+    free = [a for a in first if a not in second] + [b for b in second if b not in first]
+    return tuple(first), tuple(second), (*shared, *free)
 
 
 def joining(
@@ -75,54 +56,38 @@ def joining(
     numpy.ndarray
         Flat numbers of elements of the other operand, or `NOTHING`.
     """
-    shapes = [tuple(atom.aval.shape) for atom in equation.invars]
-    result = tuple(equation.outvars[0].aval.shape)
+    shapes = [tuple(atom.aval.shape) for atom in (*equation.invars, *equation.outvars)]
     if equation.primitive.name == "dot_general":
-        return _joining_of_dot(shapes, result, dot_axes(equation), operand, inputs, outputs)
+        return _joining_of_dot(shapes, dot_letters(equation), operand, inputs, outputs)
     if operand != 0:  # a kernel element that depends on data contributes to many elements
         return np.full(inputs.shape, NOTHING)
-    return joining_of_conv((shapes[0], shapes[1], result), inputs, outputs, **equation.params)
+    return joining_of_conv(shapes, equation.params, inputs, outputs)
 
 
 def _joining_of_dot(
     shapes: Sequence[tuple[int, ...]],
-    result: tuple[int, ...],
-    axes: DotAxes,
+    letters: Sequence[Letters],
     operand: int,
     inputs: np.ndarray,
     outputs: np.ndarray,
 ) -> np.ndarray:
-    of_result = np.unravel_index(outputs, result)
-    this, other = operand, 1 - operand
-    of_this = np.unravel_index(inputs, shapes[this])
+    places = np.unravel_index(inputs, shapes[operand]), np.unravel_index(outputs, shapes[2])
+    of_this, of_result = (
+        dict(zip(names, axes, strict=True))
+        for names, axes in zip((letters[operand], letters[2]), places, strict=True)
+    )
     joined = np.ones(inputs.shape, bool)
-    of_other: list[Any] = [0] * len(shapes[other])
-    for place, (axis, partner) in enumerate(zip(axes.batch[this], axes.batch[other], strict=True)):
-        joined &= of_this[axis] == of_result[place]
-        of_other[partner] = of_result[place]
-    for axis, place in zip(axes.free[this], axes.in_result[this], strict=True):
-        joined &= of_this[axis] == of_result[place]
-    for axis, place in zip(axes.free[other], axes.in_result[other], strict=True):
-        of_other[axis] = of_result[place]
-    for axis, partner in zip(axes.summed[this], axes.summed[other], strict=True):
-        of_other[partner] = of_this[axis]
-    return _elements(of_other, shapes[other], joined)
+    for letter in of_this.keys() & of_result.keys():
+        joined &= of_this[letter] == of_result[letter]
+    known = {**of_this, **of_result}
+    return _elements([known[a] for a in letters[1 - operand]], shapes[1 - operand], joined)
 
 
 def joining_of_conv(
-    shapes: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]],
+    shapes: Sequence[tuple[int, ...]],
+    params: Mapping[str, Any],
     inputs: np.ndarray,
     outputs: np.ndarray,
-    *,
-    dimension_numbers: Any,
-    padding: Any,
-    lhs_dilation: Any,
-    rhs_dilation: Any,
-    feature_group_count: int,
-    batch_group_count: int,
-    window_strides: Any = None,
-    strides: Any = None,
-    **_: Any,
 ) -> np.ndarray:
     """Return the kernel element that connects inputs and outputs of a convolution.
 
@@ -130,31 +95,25 @@ def joining_of_conv(
     ----------
     shapes
         The shapes of input, kernel and output.
+    params
+        The parameters of ``jax.lax.conv_general_dilated``.
     inputs, outputs
         Flat numbers of elements, of one shape.
-    strides
-        Another name of ``window_strides``; the rest is as in ``jax.lax.conv_general_dilated``.
     """
-    of_input, of_output = np.unravel_index(inputs, shapes[0]), np.unravel_index(outputs, shapes[2])
-    lhs, rhs, out = (
-        dimension_numbers.lhs_spec,
-        dimension_numbers.rhs_spec,
-        dimension_numbers.out_spec,
-    )
-    window_strides = strides if window_strides is None else window_strides
+    (x, kernel, _), numbers = shapes, params["dimension_numbers"]
+    lhs, rhs, out = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
+    of_input, of_output = np.unravel_index(inputs, x), np.unravel_index(outputs, shapes[2])
     # Batch groups are computed as a convolution over another batch axis, and are not covered.
-    joined = (of_input[lhs[0]] == of_output[out[0]]) & (batch_group_count == 1)
-    per_group = shapes[1][rhs[1]], shapes[1][rhs[0]] // feature_group_count
-    joined &= of_input[lhs[1]] // per_group[0] == of_output[out[1]] // per_group[1]
-    of_kernel: list[Any] = [0] * len(shapes[1])
-    of_kernel[rhs[0]], of_kernel[rhs[1]] = of_output[out[1]], of_input[lhs[1]] % per_group[0]
-    for axis, (low, _high) in enumerate(padding):
-        place = of_input[lhs[2 + axis]] * lhs_dilation[axis] + low
-        offset = place - of_output[out[2 + axis]] * window_strides[axis]
-        tap, rest = np.divmod(offset, rhs_dilation[axis])
-        joined &= (rest == 0) & (tap >= 0) & (tap < shapes[1][rhs[2 + axis]])
-        of_kernel[rhs[2 + axis]] = tap
-    return _elements(of_kernel, shapes[1], joined)
+    joined = (of_input[lhs[0]] == of_output[out[0]]) & (params["batch_group_count"] == 1)
+    read, made = kernel[rhs[1]], kernel[rhs[0]] // params["feature_group_count"]
+    joined &= of_input[lhs[1]] // read == of_output[out[1]] // made
+    of_kernel: list[Any] = [0] * len(kernel)
+    of_kernel[rhs[0]], of_kernel[rhs[1]] = of_output[out[1]], of_input[lhs[1]] % read
+    for axis, places in enumerate(conv_places(shapes, params), 2):
+        at_taps = places[of_output[out[axis]]] == of_input[lhs[axis]][..., None]
+        joined &= at_taps.any(-1)
+        of_kernel[rhs[axis]] = at_taps @ np.arange(places.shape[1])
+    return _elements(of_kernel, kernel, joined)
 
 
 def _elements(places: Sequence[Any], shape: tuple[int, ...], joined: np.ndarray) -> np.ndarray:

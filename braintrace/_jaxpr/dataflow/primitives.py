@@ -14,7 +14,7 @@ import numpy as np
 
 from ..._jax import Equation
 from . import kinds, moves
-from .bilinear import dot_axes
+from .bilinear import dot_letters
 from .constants import Constants, Sources
 from .lattices import Flow, Lattice, along, everything, joined, spread
 from .windows import conv, prefix, reduce_window, select_and_scatter_add
@@ -150,16 +150,16 @@ def _dot(
     lattice: Lattice, equation: Equation, operands: Sequence[Flow], _: Constants
 ) -> list[Flow]:
     """Join along contracted axes, and broadcast along the axes of the other factor."""
-    axes, flows = dot_axes(equation), []
-    for factor, flow in enumerate(operands):
+    (*letters, result), flows = dot_letters(equation), []
+    for names, flow in zip(letters, operands, strict=True):
         if flow is None:
             continue
-        kept_axes = (*axes.batch[factor], *axes.free[factor])
-        order = (*kept_axes, *axes.summed[factor])
+        kept = [names.index(a) for a in result if a in names]
+        order = (*kept, *(i for i, a in enumerate(names) if a not in result))
         flow = flow.transpose(*order, *range(len(order), flow.ndim))
-        flow = lattice.over(flow, range(len(kept_axes), len(order)))
-        partner = axes.in_result[1 - factor]
-        flows.append(spread(lattice, np.expand_dims(flow, partner), equation.outvars[0].aval.shape))
+        flow = lattice.over(flow, range(len(kept), len(order)))
+        missing = tuple(i for i, a in enumerate(result) if a not in names)
+        flows.append(spread(lattice, np.expand_dims(flow, missing), equation.outvars[0].aval.shape))
     return [joined(lattice, flows)]
 
 

@@ -8,7 +8,8 @@ if it is a whole number inside of the axis. A window reads an element if this co
 every axis, so joins along one axis after the other are exact.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -22,19 +23,18 @@ def conv(
 ) -> list[Flow]:
     """Follow a convolution: batch, features and each spatial axis separately."""
     params, (x, kernel) = equation.params, operands
-    numbers, out = params["dimension_numbers"], equation.outvars[0].aval.shape
-    batch, features, *spatial = (out[axis] for axis in numbers.out_spec)
-    flows = []
+    shapes = [atom.aval.shape for atom in (*equation.invars, *equation.outvars)]
+    numbers, every, flows = params["dimension_numbers"], conv_places(shapes, params), []
+    batch, features, *spatial = (shapes[2][axis] for axis in numbers.out_spec)
     if x is not None:
         flow = _by_spec(lattice, x, numbers.lhs_spec)
-        for axis, places in enumerate(_conv_places(equation)):
+        for axis, places in enumerate(every):
             flow = _read(lattice, flow, axis + 2, places)
         flows.append(_of_features(lattice, flow, features, params))
     if kernel is not None:
         flow = lattice.over(_by_spec(lattice, kernel, numbers.rhs_spec), [1])
-        sizes = [axis.aval.shape for axis in equation.invars]
-        for axis, places in enumerate(_conv_places(equation)):
-            size, taps = sizes[0][numbers.lhs_spec[axis + 2]], places.shape[1]
+        for axis, places in enumerate(every):
+            size, taps = shapes[0][numbers.lhs_spec[axis + 2]], places.shape[1]
             flow = _read(lattice, flow, axis + 1, np.where(places < size, np.arange(taps), taps))
         flows.append(flow[None])
     result = joined(lattice, [spread(lattice, f, (batch, features, *spatial)) for f in flows])
@@ -61,10 +61,12 @@ def _of_features(
     return np.repeat(by_group, features // by_group.shape[1], axis=1)
 
 
-def _conv_places(equation: Equation) -> list[np.ndarray]:
-    params = equation.params
-    numbers = params["dimension_numbers"]
-    x, kernel, out = (atom.aval.shape for atom in (*equation.invars, *equation.outvars))
+def conv_places(shapes: Sequence[Sequence[int]], params: Mapping[str, Any]) -> list[np.ndarray]:
+    """Return for each spatial axis what `window_places` returns.
+
+    ``shapes`` are the shapes of input, kernel and output.
+    """
+    (x, kernel, out), numbers = shapes, params["dimension_numbers"]
     return [
         window_places(
             x[numbers.lhs_spec[axis + 2]],
