@@ -164,6 +164,8 @@ def _of_one_kind(kind):
 SCATTERS = [
     *(case for kind in KINDS for case in _of_one_kind(kind)),
     Case("scatter", lambda x: x.at[ROWS[1:]].apply(jnp.sin), (floats(4, 2),), "applied"),
+    Case("scatter", lambda x, i: x.at[i].apply(jnp.sin), (floats(4, 2), ROWS[1:]), "applied_places",
+         False),
     Case("scatter-add", _columns, (floats(2, 3, 4), X), "window_between"),
 ]
 

@@ -4,17 +4,16 @@
 replaced, so every element of the old buffer reaches only itself. A ``scatter`` or
 ``dynamic_update_slice`` hides this, because the index of the update is unknown to the analysis.
 
-This pass rewrites such a write if it covers few slots, also in branches and scans. It rewrites
+This pass rewrites such a write if it covers few slots, also in branches and scans. The same write
+of numbers, which have no derivative, finds the elements to replace. It rewrites
 ``K.at[i % n].add(k)`` as well, which buffers of delayed spikes use. Writes at constant indices stay
 as they are. A sum at several slots also stays, since it would need as many selections as it has
 terms.
 """
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +37,7 @@ from ..._jaxpr import (
     rebuilt,
 )
 from ..._jaxpr.dataflow import PLAIN_MOVES, Constants
+from ..._jaxpr.dataflow.moves import NOWHERE, axes_of_places, elements_of_slices, slices_of
 from .canonicalize import selection
 from .rewritten import by_rules
 
@@ -73,9 +73,8 @@ def _rules(constants: Constants, wanted: Sequence[Atom], longest: int) -> dict[i
         if ancestors.isdisjoint(equation.outvars):
             continue
         if equation.primitive.name in _WRITES:
-            write = _write_of(constants, equation)
-            if write is not None and write.count <= (1 if write.adds else longest):
-                rules[index] = write.run
+            rule = _selection_for(constants, equation, longest)
+            rules |= {} if rule is None else {index: rule}
             continue
         bodies = {id(jaxpr): body for jaxpr, body in _bodies(constants, equation)}
         inside = {key: _rules(b, b.program.out_atoms, longest) for key, b in bodies.items()}
@@ -124,225 +123,108 @@ def _rule_inside(
     return lambda equation, operands: rebuilt(equation, operands, run)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Axis:
-    """An axis of the buffer.
+def _selection_for(constants: Constants, equation: Equation, longest: int) -> Rule | None:
+    """Return the rule that runs a write as selections; ``None``: it stays as it is.
 
-    Attributes
-    ----------
-    source
-        The axis of the updates along it; ``None``: the updates have one slot there.
-    width
-        The number of slots that an update covers.
-    column
-        The column of indices that contains the first slot.
-    start
-        The first slot, without such a column.
+    Updates that reach the same element, each at another index, have different *slots*.
     """
+    shape, slices = equation.invars[0].aval.shape, slices_of(equation)
+    columns = _columns(constants, equation)
+    chosen = {axis for axis, known in zip(slices.indexed, columns, strict=True) if known is None}
+    chosen &= {*axes_of_places(equation)}
+    if not chosen or not carries_derivative(equation.outvars[0]):
+        return None
+    known = [np.broadcast_to(0 if c is None else c, slices.batch) for c in columns]
+    targets = elements_of_slices(equation, np.stack(known, axis=-1))
+    kept = tuple(1 if axis in chosen else size for axis, size in enumerate(shape))
+    (inside,) = np.nonzero(targets.ravel() != NOWHERE)
+    at = zip(np.unravel_index(targets.ravel()[inside], shape), kept, strict=True)
+    places = np.ravel_multi_index([np.minimum(axis, size - 1) for axis, size in at], kept)
+    slots = _counted(places)
+    count, is_sum = 1 + slots.max(initial=-1), equation.primitive.name == _ADD
+    if count > (1 if is_sum else longest):
+        return None
+    updates = np.full((count, math.prod(kept)), targets.size)
+    updates[slots, places] = inside
+    slot_of_update = np.full(targets.size, NOWHERE, np.int32)
+    slot_of_update[inside] = slots
+    return _Selection(slot_of_update.reshape(targets.shape), updates, kept, is_sum).run
 
-    source: int | None
-    width: int
-    column: int | None = None
-    start: int = 0
+
+def _columns(constants: Constants, equation: Equation) -> list[np.ndarray | None]:
+    """Return the values of the columns of the indices; ``None``: data choose them."""
+    if equation.primitive.name == _SLICE:
+        return [*map(constants.value, equation.invars[2:])]
+    return _columns_of(constants, equation.invars[1])
 
 
-@dataclasses.dataclass(frozen=True)
-class _Write:
-    """A write of several updates, one after the other.
+def _columns_of(constants: Constants, indices: Atom) -> list[np.ndarray | None]:
+    program, (*batch, count) = constants.program, indices.aval.shape
+    value = constants.value(indices)
+    if value is not None:
+        return [value[..., column] for column in range(count)]
+    maker = program.equations[program.producer[indices]] if indices in program.producer else None
+    if maker is None or maker.primitive.name != "concatenate":
+        return [None] * count
+    if maker.params["dimension"] != len(batch):
+        return [None] * count
+    return [column for part in maker.invars for column in _columns_of(constants, part)]
+
+
+def _counted(places: np.ndarray) -> np.ndarray:
+    """Return for each place how often it occurs before."""
+    order, counts = np.argsort(places, kind="stable"), np.empty_like(places)
+    in_order = places[order]
+    counts[order] = np.arange(places.size) - np.searchsorted(in_order, in_order)
+    return counts
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Selection:
+    """A write of updates, slot by slot.
 
     Attributes
     ----------
-    axes
-        The axes of the buffer.
     slots
-        Axes of the updates that count the updates, and their sizes.
-    along
-        For every axis of the indices, the axis of the buffer, or of `slots`, that it corresponds
-        to.
-    clips
-        Whether updates outside of the buffer are moved to its border.
-    adds
+        The slot of each update; -1: it is outside of the buffer.
+    updates
+        For each slot, the updates that it has for all elements with the same indices, flattened;
+        their number: none.
+    shape
+        The shape of these elements: that of the buffer, with size one where data choose the index.
+    is_sum
         Whether updates are added to the buffer.
     """
 
-    axes: tuple[_Axis, ...]
-    slots: tuple[tuple[int, int], ...]
-    along: tuple[tuple[str, int], ...]
-    clips: bool
-    adds: bool = False
-
-    @property
-    def count(self) -> int:
-        """The number of selections."""
-        widths = [axis.width for axis in self.axes if axis.column is not None]
-        return math.prod([*widths, *(size for _, size in self.slots)])
+    slots: np.ndarray
+    updates: np.ndarray
+    shape: tuple[int, ...]
+    is_sum: bool
 
     def run(self, equation: Equation, operands: list[ArrayLike]) -> list[ArrayLike]:
         """Return the buffer after the write."""
+        buffer, *others = map(jnp.asarray, operands)
+        empty, params = jnp.full(buffer.shape, NOWHERE, jnp.int32), equation.params
         if equation.primitive.name == _SLICE:
-            buffer, updates, *starts = map(jnp.asarray, operands)
-            columns = starts
+            values, *indices = others
+            slots = jax.lax.dynamic_update_slice(empty, self.slots, indices)
         else:
-            buffer, indices, updates = map(jnp.asarray, operands)
-            columns = [indices[..., i] for i in range(indices.shape[-1])]
-        laid_out = self._updates(updates)
-        placed = {
-            axis: self._starts(columns[buffer_axis.column], buffer, axis)
-            for axis, buffer_axis in enumerate(self.axes)
-            if buffer_axis.column is not None
-        }
-        for slot in itertools.product(*(range(size) for _, size in self.slots)):
-            starts_of_slot = {axis: start[slot] for axis, start in placed.items()}
-            buffer = self._written(buffer, laid_out[slot], starts_of_slot)
+            indices, values = others
+            kept = "indices_are_sorted", "unique_indices", "mode"
+            options = {name: params[name] for name in kept}
+            numbers = params["dimension_numbers"]
+            slots = jax.lax.scatter(empty, indices, self.slots, numbers, **options)
+        for slot, chosen in enumerate(self.updates):
+            value = _picked(values.ravel(), chosen).reshape(self.shape)
+            value = jnp.broadcast_to(value, buffer.shape)
+            value = jax.lax.add(buffer, value) if self.is_sum else value
+            buffer = jax.lax.select_n(slots == slot, buffer, value)
         return [buffer]
 
-    def _updates(self, updates: jax.Array) -> jax.Array:
-        """Return the updates with the axes of `slots` first, then the axes of the buffer."""
-        sources = [axis.source for axis in self.axes]
-        order = [*(axis for axis, _ in self.slots), *(s for s in sources if s is not None)]
-        moved = jnp.transpose(updates, order)
-        first = len(self.slots)
-        return jnp.expand_dims(moved, [first + i for i, s in enumerate(sources) if s is None])
 
-    def _starts(self, column: jax.Array, buffer: jax.Array, axis: int) -> jax.Array:
-        """Return the first slots of the updates along an axis, shaped like the updates."""
-        last = buffer.shape[axis] - self.axes[axis].width
-        if self.clips:
-            column = jnp.clip(column, 0, last)
-        column = column.astype(jnp.int64 if column.dtype.itemsize > 4 else jnp.int32)
-        shape = [size for _, size in self.slots] + [1] * buffer.ndim
-        places = [a if kind == "slot" else len(self.slots) + a for kind, a in self.along]
-        for place, size in zip(places, column.shape, strict=True):
-            shape[place] = size
-        return jnp.transpose(column, sorted(range(len(places)), key=places.__getitem__)).reshape(
-            shape
-        )
-
-    def _written(
-        self, buffer: jax.Array, update: jax.Array, starts: dict[int, jax.Array]
-    ) -> jax.Array:
-        """Return the buffer after one update."""
-        shape = buffer.shape
-        fixed = [
-            (0, 0, 0)
-            if axis.column is not None or axis.width in (size, 1)
-            else (axis.start, size - axis.start - axis.width, 0)
-            for axis, size in zip(self.axes, shape, strict=True)
-        ]
-        update = jax.lax.pad(update, jnp.zeros((), update.dtype), fixed)
-        inside = jnp.ones([1] * len(shape), bool)
-        for axis, buffer_axis in enumerate(self.axes):
-            if buffer_axis.column is not None and not self.clips:
-                last = shape[axis] - buffer_axis.width
-                inside &= (starts[axis] >= 0) & (starts[axis] <= last)
-            elif buffer_axis.column is None and buffer_axis.width < shape[axis]:
-                number = jax.lax.broadcasted_iota(jnp.int32, shape, axis)
-                inside &= (number >= buffer_axis.start) & (
-                    number < buffer_axis.start + buffer_axis.width
-                )
-        widths = [range(self.axes[axis].width) for axis in starts]
-        for offsets in itertools.product(*widths):
-            here, piece = inside, update
-            for (axis, start), offset in zip(starts.items(), offsets, strict=True):
-                number = jax.lax.broadcasted_iota(start.dtype, shape, axis)
-                here &= number == start + offset
-                piece = jax.lax.slice_in_dim(piece, offset, offset + 1, axis=axis)
-            here, value = jnp.broadcast_to(here, shape), jnp.broadcast_to(piece, shape)
-            if self.adds:
-                value = jax.lax.add(buffer, value)
-            buffer = jax.lax.select_n(here, buffer, value)
-        return buffer
-
-
-def _write_of(constants: Constants, equation: Equation) -> _Write | None:
-    """Return the write of an equation; ``None`` if its indices are constant."""
-    name, invars = equation.primitive.name, equation.invars
-    indices = invars[2:] if name == _SLICE else invars[1:2]
-    if not carries_derivative(equation.outvars[0]) or all(map(constants.has, indices)):
-        return None
-    return _slice(constants, equation) if name == _SLICE else _scatter(constants, equation)
-
-
-def _slice(constants: Constants, equation: Equation) -> _Write:
-    buffer, update, *starts = equation.invars
-    axes = []
-    for axis, (size, width) in enumerate(zip(buffer.aval.shape, update.aval.shape, strict=True)):
-        start = constants.value(starts[axis]) if width < size else np.zeros((), int)
-        if start is None:
-            axes.append(_Axis(axis, width, column=axis))
-        else:
-            axes.append(_Axis(axis, width, start=int(np.clip(start, 0, size - width))))
-    return _Write(tuple(axes), (), (), clips=True)
-
-
-def _scatter(constants: Constants, equation: Equation) -> _Write:
-    buffer, indices, updates = (atom.aval for atom in equation.invars)
-    numbers = equation.params["dimension_numbers"]
-    window = list(map(int, numbers.update_window_dims))
-    outer = [axis for axis in range(len(updates.shape)) if axis not in window]
-    aligned = dict(
-        zip(
-            map(int, numbers.scatter_indices_batching_dims),
-            map(int, numbers.operand_batching_dims),
-            strict=True,
-        )
-    )
-    inserted = set(map(int, numbers.inserted_window_dims))
-    columns = {int(axis): c for c, axis in enumerate(numbers.scatter_dims_to_operand_dims)}
-    for axis in inserted & columns.keys():
-        along = _counts_along(constants, equation.invars[1], columns[axis])
-        if (
-            along is not None
-            and along not in aligned
-            and (indices.shape[along] == buffer.shape[axis])
-        ):
-            aligned[along] = axis
-            del columns[axis]
-    of_axis = {axis: outer[along] for along, axis in aligned.items()}
-    axes, windows = [], iter(window)
-    for axis, size in enumerate(buffer.shape):
-        if axis in of_axis:
-            axes.append(_Axis(of_axis[axis], size))
-            continue
-        source = None if axis in inserted else next(windows)
-        width = 1 if source is None else updates.shape[source]
-        axes.append(_Axis(source, width, columns.get(axis)))
-    free = [along for along in range(len(outer)) if along not in aligned]
-    return _Write(
-        tuple(axes),
-        tuple((outer[along], updates.shape[outer[along]]) for along in free),
-        tuple(
-            ("axis", aligned[along]) if along in aligned else ("slot", free.index(along))
-            for along in range(len(outer))
-        ),
-        clips=equation.params["mode"] == jax.lax.GatherScatterMode.CLIP,
-        adds=equation.primitive.name == _ADD,
-    )
-
-
-def _counts_along(constants: Constants, indices: Atom, column: int) -> int | None:
-    """Return the axis along which a column of indices counts 0, 1, 2, … for all data."""
-    atom: Any = indices
-    program = constants.program
-    value = constants.value(atom)
-    if value is not None:
-        value = value[..., column]
-    elif atom in program.producer:
-        equation = program.equations[program.producer[atom]]
-        last = len(atom.aval.shape) - 1
-        if equation.primitive.name != "concatenate" or equation.params["dimension"] != last:
-            return None
-        first = 0
-        for part in equation.invars:
-            width = part.aval.shape[last]
-            if first <= column < first + width:
-                known = constants.value(part)
-                value = None if known is None else known[..., column - first]
-            first += width
-    if value is None:
-        return None
-    for axis, size in enumerate(value.shape):
-        shape = [size if i == axis else 1 for i in range(value.ndim)]
-        if np.array_equal(value, np.broadcast_to(np.arange(size).reshape(shape), value.shape)):
-            return axis
-    return None
+def _picked(values: jax.Array, elements: np.ndarray) -> jax.Array:
+    """Return some elements, by a slice if that is possible; zeros where there is none."""
+    first, last = elements[0], elements[-1]
+    if last < values.size and np.array_equal(elements, np.arange(first, last + 1)):
+        return jax.lax.slice_in_dim(values, first, last + 1)
+    return values.at[elements].get(mode="fill", fill_value=0)

@@ -5,15 +5,16 @@ their elements. With constant indices, each element is followed to its position.
 indices, an element may be at any position along the indexed axes.
 """
 
+import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-import jax
 import numpy as np
+from jax.lax import GatherScatterMode
 
-from ..._jax import Atom, Equation, bind
+from ..._jax import Atom, Equation
 from .constants import Constants, Sources
 from .lattices import Flow, Lattice, along, everything, filled, joined, spread, taken
 
@@ -135,20 +136,6 @@ def moved(
 # --- moves with index operands
 
 
-def run_on_numbers(carried: Sequence[int], equation: Equation, constant: Value) -> Sources:
-    """Return the sources of the results of a move with index operands, by running it.
-
-    ``carried`` are the operands that contain elements; the others are indices.
-    """
-    numbers = dict(zip(carried, _numbers(equation, carried), strict=True))
-    atoms = enumerate(equation.invars)
-    operands = [numbers[i] if i in numbers else constant(atom) for i, atom in atoms]
-    if any(operand is None for operand in operands):
-        return None
-    with jax.ensure_compile_time_eval():
-        return [np.asarray(value) for value in bind(equation, operands)]
-
-
 def _numbers(equation: Equation, operands: Sequence[int]) -> list[np.ndarray]:
     """Return the numbers of the elements of some operands."""
     shapes = [equation.invars[operand].aval.shape for operand in operands]
@@ -159,71 +146,93 @@ def _numbers(equation: Equation, operands: Sequence[int]) -> list[np.ndarray]:
     ]
 
 
-def sources_of_gather(equation: Equation, constant: Value) -> Sources:
-    """Return the sources of the elements of a gather."""
-    places = constant(equation.invars[1])
-    return None if places is None else [elements_of_slices(equation, places)]
+@dataclasses.dataclass(frozen=True)
+class Slices:
+    """The slices of an array that an equation reads or writes.
+
+    A slice that starts at operands is the one slice of a gather in mode ``CLIP``, and the write of
+    such a slice is a scatter of one.
+
+    Attributes
+    ----------
+    atom
+        The slices.
+    indices
+        The operands that are indices.
+    window
+        The axes of ``atom`` within one slice.
+    removed
+        The axes of the array that slices do not have.
+    indexed
+        For each column of the indices, the axis of the array that it counts along.
+    aligned
+        Axes of the array that correspond to an axis of the indices.
+    clips
+        Whether slices that extend out of the array are moved into it.
+    """
+
+    atom: Atom
+    indices: Sequence[int]
+    window: tuple[int, ...]
+    removed: tuple[int, ...]
+    indexed: tuple[int, ...]
+    aligned: Mapping[int, int]
+    clips: bool
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        """The sizes of the axes of ``atom`` that count slices."""
+        return tuple(n for a, n in enumerate(self.atom.aval.shape) if a not in self.window)
 
 
-sources_of_slice = functools.partial(run_on_numbers, [0])
-sources_of_update = functools.partial(run_on_numbers, [0, 1])
-sources_of_scatter = functools.partial(run_on_numbers, [0, 2])
-
-
-_OF_GATHER = (
-    "offset_dims",
-    "collapsed_slice_dims",
-    "start_index_map",
-    "start_indices_batching_dims",
-)
-_OF_SCATTER = (
-    "update_window_dims",
-    "inserted_window_dims",
-    "scatter_dims_to_operand_dims",
-    "scatter_indices_batching_dims",
-)
-"""Dimension numbers of a scatter, and of a gather that reads where the scatter writes.
-
-In order: the axes of the slices within one slice; the axes of the array that slices do not have;
-the axes of the array that an index counts along; and the batch axes of the indices."""
+def slices_of(equation: Equation) -> Slices:
+    """Return the slices of a gather or scatter, or of a slice with its start as an operand."""
+    (array, *others), params = equation.invars, equation.params
+    is_read = equation.primitive.name in ("gather", "dynamic_slice")
+    if "dimension_numbers" not in params:
+        axes, slices = tuple(range(len(array.aval.shape))), others[0]
+        indices = range(1 if is_read else 2, len(equation.invars))
+        return Slices(equation.outvars[0] if is_read else slices, indices, axes, (), axes, {}, True)
+    numbers, clips = params["dimension_numbers"], params["mode"] == GatherScatterMode.CLIP
+    if is_read:
+        slices, window, indexed = equation.outvars[0], numbers.offset_dims, numbers.start_index_map
+        removed, batch = numbers.collapsed_slice_dims, numbers.start_indices_batching_dims
+    else:
+        slices, window = others[1], numbers.update_window_dims
+        indexed, removed = numbers.scatter_dims_to_operand_dims, numbers.inserted_window_dims
+        batch = numbers.scatter_indices_batching_dims
+    aligned = dict(zip(numbers.operand_batching_dims, batch, strict=True))
+    return Slices(slices, [1], window, (*removed, *aligned), indexed, aligned, clips)
 
 
 def elements_of_slices(equation: Equation, places: np.ndarray) -> np.ndarray:
-    """Return the elements of operand 0 that a gather reads or a scatter writes.
+    """Return the elements of operand 0 that an equation reads or writes.
 
     Parameters
     ----------
     equation
-        The gather or scatter.
+        The equation; see `slices_of`.
     places
         The value of its indices.
 
     Returns
     -------
     numpy.ndarray
-        A number for each element of a gather's result, or of a scatter's updates. It is `NOWHERE`
-        for slices that extend out of the array, unless these are clipped (``CLIP``).
+        A number for each element of the slices. It is `NOWHERE` for slices that extend out of the
+        array, unless these are clipped.
     """
-    is_gather = equation.primitive.name == "gather"
-    array, slices = equation.invars[0], equation.outvars[0] if is_gather else equation.invars[2]
-    shape, sizes, numbers = (
-        array.aval.shape,
-        slices.aval.shape,
-        equation.params["dimension_numbers"],
-    )
-    names = _OF_GATHER if is_gather else _OF_SCATTER
-    window, removed, indexed, batch = (getattr(numbers, name) for name in names)
+    slices = slices_of(equation)
+    shape, sizes = equation.invars[0].aval.shape, slices.atom.aval.shape
     grid = np.indices(sizes, sparse=True)
-    alone = tuple(grid[axis] for axis in range(len(sizes)) if axis not in window)
-    removed = (*removed, *numbers.operand_batching_dims)
-    sliced = [axis for axis in range(len(shape)) if axis not in removed]
-    at: dict[int, np.ndarray] = {a: grid[w] for a, w in zip(sliced, window, strict=True)}
-    at.update({a: alone[i] for a, i in zip(numbers.operand_batching_dims, batch, strict=True)})
+    alone = tuple(grid[axis] for axis in range(len(sizes)) if axis not in slices.window)
+    sliced = [axis for axis in range(len(shape)) if axis not in slices.removed]
+    at: dict[int, np.ndarray] = {a: grid[w] for a, w in zip(sliced, slices.window, strict=True)}
+    at.update({a: alone[i] for a, i in slices.aligned.items()})
     inside = np.ones(sizes, bool)
-    for number, axis in enumerate(indexed):
-        last = shape[axis] - (sizes[window[sliced.index(axis)]] if axis in sliced else 1)
+    for number, axis in enumerate(slices.indexed):
+        last = shape[axis] - (sizes[slices.window[sliced.index(axis)]] if axis in sliced else 1)
         start = places[(*alone, number)].astype(np.int64)
-        if equation.params["mode"] == jax.lax.GatherScatterMode.CLIP:
+        if slices.clips:
             start = np.clip(start, 0, last)
         is_inside = (start >= 0) & (start <= last)
         inside &= is_inside
@@ -233,66 +242,97 @@ def elements_of_slices(equation: Equation, places: np.ndarray) -> np.ndarray:
     return np.where(inside, elements, NOWHERE).astype(np.int32)
 
 
+def _first_elements(equation: Equation) -> np.ndarray:
+    """Return the elements of slices whose indices are all zero."""
+    slices = slices_of(equation)
+    return elements_of_slices(equation, np.zeros((*slices.batch, len(slices.indexed)), np.int32))
+
+
+def axes_of_places(equation: Equation) -> tuple[int, ...]:
+    """Return the axes of operand 0 along which slices may be at several places."""
+    slices, shape = slices_of(equation), equation.invars[0].aval.shape
+    sliced = [axis for axis in range(len(shape)) if axis not in slices.removed]
+    widths = {a: slices.atom.aval.shape[w] for a, w in zip(sliced, slices.window, strict=True)}
+    return tuple(axis for axis in slices.indexed if widths.get(axis) != shape[axis])
+
+
+def _places(equation: Equation, constant: Value) -> np.ndarray | None:
+    """Return the value of the indices of an equation, if it depends on no input."""
+    values = [constant(equation.invars[operand]) for operand in slices_of(equation).indices]
+    if any(value is None for value in values):
+        return None
+    return values[0] if "dimension_numbers" in equation.params else np.asarray(values)
+
+
+def sources_of_read(equation: Equation, constant: Value) -> Sources:
+    """Return the sources of the elements of slices that are read."""
+    places = _places(equation, constant)
+    return None if places is None else [elements_of_slices(equation, places)]
+
+
+def sources_of_write(equation: Equation, constant: Value) -> Sources:
+    """Return the sources of the elements of an array after slices of it are written."""
+    places = _places(equation, constant)
+    if places is None:
+        return None
+    written = next(i for i in (1, 2) if i not in slices_of(equation).indices)
+    base, updates = _numbers(equation, (0, written))
+    targets, after = elements_of_slices(equation, places), base.ravel()
+    after[targets[targets != NOWHERE]] = updates[targets != NOWHERE]
+    return [after.reshape(base.shape)]
+
+
 # --- rules of moves with index operands
 
 
-def _with_places(
-    lattice: Lattice, equation: Equation, flow: Flow, places: Sequence[Flow]
-) -> list[Flow]:
-    """Return the flow of a result whose elements all depend on some indices as well."""
-    shape = equation.outvars[0].aval.shape
-    one = everything(lattice, places)
-    return [joined(lattice, [flow, None if one is None else spread(lattice, one, shape)])]
-
-
-def _first_places(atom: Atom) -> np.ndarray:
-    return np.zeros(atom.aval.shape, atom.aval.dtype)
-
-
-def gather(
+def read(
     lattice: Lattice, equation: Equation, operands: Sequence[Flow], constants: Constants
 ) -> list[Flow]:
-    """Follow a gather; each slice depends on one index."""
-    flow, places = operands
-    numbers, shape = equation.params["dimension_numbers"], equation.outvars[0].aval.shape
+    """Follow a gather or a slice; each slice depends on its indices."""
+    (flow, *places), shape = operands, equation.outvars[0].aval.shape
     if flow is not None:
-        sources = constants.sources(equation, sources_of_gather)
+        sources = constants.sources(equation, sources_of_read)
         if sources is None:
-            looked_up = tuple(numbers.start_index_map)
-            size = equation.invars[0].aval.shape
-            flow = spread(lattice, along(lattice, flow, looked_up), size)
-            sources = [elements_of_slices(equation, _first_places(equation.invars[1]))]
+            anywhere = along(lattice, flow, axes_of_places(equation))
+            flow = spread(lattice, anywhere, equation.invars[0].aval.shape)
+            sources = [_first_elements(equation)]
         flow = lattice.moved(taken(lattice, [flow], sources[0]))
-    if places is not None:
-        of_slices = lattice.over(places, [len(equation.invars[1].aval.shape) - 1])
-        places = spread(lattice, np.expand_dims(of_slices, tuple(numbers.offset_dims)), shape)
-    return [joined(lattice, [flow, places])]
+    of_slices = everything(lattice, places)
+    if equation.primitive.name == "gather" and places[0] is not None:
+        of_slices = lattice.over(places[0], [len(equation.invars[1].aval.shape) - 1])
+        of_slices = np.expand_dims(of_slices, tuple(slices_of(equation).window))
+    spread_out = None if of_slices is None else spread(lattice, of_slices, shape)
+    return [joined(lattice, [flow, spread_out])]
 
 
-def scatter(
+def write(
     lattice: Lattice, equation: Equation, operands: Sequence[Flow], constants: Constants
-) -> list[Flow] | None:
-    """Follow updates to their positions; a plain ``scatter`` overwrites old elements."""
-    base, places, updates = operands
-    if places is not None:
-        return None
-    shape = equation.invars[0].aval.shape
-    base = filled(lattice, base, shape)
-    updates = None if updates is None else lattice.moved(updates)
-    is_plain = equation.primitive.name == "scatter"
-    if is_plain and equation.params["update_jaxpr"] is not None:  # `.at[...].apply`
-        return [base]
-    indices = constants.value(equation.invars[1])
-    if indices is not None:
-        targets = elements_of_slices(equation, indices)
-        base = _cleared(lattice, base, targets) if is_plain else base
-        return [base if updates is None else lattice.put(base, targets, updates)]
+) -> list[Flow]:
+    """Follow updates to their positions; every element depends on all indices."""
+    shape, indices = equation.invars[0].aval.shape, slices_of(equation).indices
+    flow = filled(lattice, operands[0], shape)
+    if equation.params.get("update_jaxpr") is None or equation.primitive.name != "scatter":
+        (updates,) = (f for i, f in enumerate(operands) if i not in (0, *indices))
+        flow = _updated(lattice, equation, flow, updates, constants)
+    one = everything(lattice, [operands[i] for i in indices])
+    return [flow if one is None else lattice.join(flow, spread(lattice, one, shape))]
+
+
+def _updated(
+    lattice: Lattice, equation: Equation, flow: np.ndarray, updates: Flow, constants: Constants
+) -> np.ndarray:
+    """Return the flow of an array after a write; unless it adds, old elements are overwritten."""
+    name, shape = equation.primitive.name, equation.invars[0].aval.shape
+    places = _places(equation, constants.value)
+    targets = _first_elements(equation) if places is None else elements_of_slices(equation, places)
+    if places is not None and name in ("scatter", "dynamic_update_slice"):
+        flow = _cleared(lattice, flow, targets)
     if updates is None:
-        return [base]
-    looked_up = equation.params["dimension_numbers"].scatter_dims_to_operand_dims
-    targets = elements_of_slices(equation, _first_places(equation.invars[1]))
-    put = lattice.put(lattice.empty(shape), targets, updates)
-    return [lattice.join(base, spread(lattice, along(lattice, put, tuple(looked_up)), shape))]
+        return flow
+    put = lattice.put(lattice.empty(shape), targets, lattice.moved(updates))
+    if places is None:
+        put = spread(lattice, along(lattice, put, axes_of_places(equation)), shape)
+    return lattice.join(flow, put)
 
 
 def _cleared(lattice: Lattice, base: np.ndarray, targets: np.ndarray) -> np.ndarray:
@@ -301,42 +341,3 @@ def _cleared(lattice: Lattice, base: np.ndarray, targets: np.ndarray) -> np.ndar
     sources = np.arange(int(np.prod(shape)))
     sources[targets[targets != NOWHERE]] = NOWHERE
     return taken(lattice, [base], sources.reshape(shape))
-
-
-def dynamic_slice(
-    lattice: Lattice, equation: Equation, operands: Sequence[Flow], constants: Constants
-) -> list[Flow]:
-    """Follow a slice with a data-dependent start along the axes that it shortens."""
-    flow, *places = operands
-    if flow is not None:
-        whole, cut = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
-        sources = constants.sources(equation, sources_of_slice)
-        if sources is None:
-            flow = spread(lattice, along(lattice, flow, _shortened(whole, cut)), cut)
-        else:
-            flow = lattice.moved(taken(lattice, [flow], sources[0]))
-    return _with_places(lattice, equation, flow, places)
-
-
-def dynamic_update_slice(
-    lattice: Lattice, equation: Equation, operands: Sequence[Flow], constants: Constants
-) -> list[Flow]:
-    """Follow a write to a slice with a data-dependent start."""
-    base, update, *places = operands
-    shape, cut = (equation.invars[i].aval.shape for i in range(2))
-    sources = None
-    if base is not None or update is not None:
-        sources = constants.sources(equation, sources_of_update)
-    if sources is not None:
-        flows = [filled(lattice, base, shape), filled(lattice, update, cut)]
-        flow: Flow = lattice.moved(taken(lattice, flows, sources[0]))
-    elif update is not None:
-        written = spread(lattice, along(lattice, update, _shortened(shape, cut)), shape)
-        flow = joined(lattice, [base, written])
-    else:
-        flow = base
-    return _with_places(lattice, equation, flow, places)
-
-
-def _shortened(whole: Sequence[int], cut: Sequence[int]) -> tuple[int, ...]:
-    return tuple(axis for axis, size in enumerate(cut) if size != whole[axis])
