@@ -67,7 +67,8 @@ class ProgressiveValidation:
     stream
         Pairs of inputs and label, from a list or a generator; or a pair of arrays or pandas objects
         whose rows are samples. Several arguments of the model are a tuple. Rows without a batch
-        axis get one of size 1. A label that is None or contains NaN is missing.
+        axis get one of size 1, and a label gets the shape of the output if it has the same size.
+        A label that is None or contains NaN is missing.
     loss_fn
         ``loss_fn(output, label)``; see `Learner.learn`.
     delay

@@ -245,7 +245,7 @@ def _draw_legend(ax: Any, picture: Picture, scale: float) -> None:
             Arrow("", "", is_past=True),
             any(a.is_past for a in picture.arrows),
         ),
-        "cut: no trace follows": (Arrow("", "", level="info"), any(levels)),
+        "truncated path": (Arrow("", "", level="info"), any(levels)),
     }
     handles += [
         lines.Line2D([], [], label=said, **_line_style(arrow, scale))

@@ -119,7 +119,7 @@ def test_a_stack_of_layers():
     carried = in_bytes(learner.report().carried_bytes)
     assert drawn.ax.get_title() == f"D_RTRL, {carried} of traces"
     said = [text.get_text() for text in drawn.ax.get_legend().get_texts()]
-    assert "cut: no trace follows" in said
+    assert "truncated path" in said
 
 
 def test_spiking_neurons_with_a_readout():
