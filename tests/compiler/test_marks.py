@@ -61,7 +61,7 @@ def leaky(h, drive):
     return 0.8 * h + jnp.tanh(drive)
 
 
-def kept(drive, marked, exact=True, **shapes):
+def row_of_leaky(drive, marked, exact=True, **shapes):
     """Add a row whose drive feeds a leaky state."""
     name = shapes.pop("name")
     row(
@@ -85,53 +85,55 @@ DENSE = {"w": (INPUTS, UNITS), "b": (UNITS,)}
 TALL = {"w": (UNITS, INPUTS), "b": (UNITS,)}
 mm, ew = bt.matmul, bt.element_wise
 
-kept(lambda p, x: x @ p["w"], lambda p, x: mm(x, p["w"]), name="product", w=(INPUTS, UNITS))
-kept(lambda p, x: x @ p["w"] + p["b"], lambda p, x: mm(x, p["w"], p["b"]), name="bias", **DENSE)
-kept(
+row_of_leaky(lambda p, x: x @ p["w"], lambda p, x: mm(x, p["w"]), name="product", w=(INPUTS, UNITS))
+row_of_leaky(
+    lambda p, x: x @ p["w"] + p["b"], lambda p, x: mm(x, p["w"], p["b"]), name="bias", **DENSE
+)
+row_of_leaky(
     lambda p, x: p["b"] + x @ p["w"],
     lambda p, x: mm(x, p["w"], p["b"]),
     name="a bias in front",
     **DENSE,
 )
-kept(
+row_of_leaky(
     lambda p, x: x @ p["w"] + p["c"],
     lambda p, x: mm(x, p["w"], jnp.broadcast_to(p["c"], UNITS)),
     name="one bias for all",
     w=(INPUTS, UNITS),
     c=(),
 )
-kept(
+row_of_leaky(
     lambda p, x: x[:, :2] @ p["v"] + x @ p["w"] + p["b"],
     lambda p, x: mm(x[:, :2], p["v"]) + mm(x, p["w"]) + ew(p["b"]),
     name="a bias of two products",
     v=(2, UNITS),
     **DENSE,
 )
-kept(
+row_of_leaky(
     lambda p, x: x @ p["w"].T + p["b"],
     lambda p, x: mm(x, p["w"].T, p["b"]),
     name="a transposed weight",
     **TALL,
 )
-kept(
+row_of_leaky(
     lambda p, x: jax.lax.dot_general(x, p["w"], (((1,), (1,)), ((), ()))),
     lambda p, x: mm(x, p["w"].T),
     name="its second axis summed over",
     w=(UNITS, INPUTS),
 )
-kept(
+row_of_leaky(
     lambda p, x: (p["w"] @ x.T + p["b"][:, None]).T,
     lambda p, x: mm(x, p["w"].T, p["b"]),
     name="a weight on the left",
     **TALL,
 )
-kept(
+row_of_leaky(
     lambda p, x: jax.vmap(lambda x: p["w"] @ x + p["b"])(x),
     lambda p, x: mm(x, p["w"].T, p["b"]),
     name="mapped over samples",
     **TALL,
 )
-kept(
+row_of_leaky(
     lambda p, x: jnp.einsum("bij,jio->bo", x.reshape(BATCH, 2, 3), p["w"]),
     lambda p, x: mm(
         x.reshape(BATCH, 2, 3).swapaxes(1, 2).reshape(BATCH, -1), p["w"].reshape(6, UNITS)
@@ -139,53 +141,53 @@ kept(
     name="two axes summed over",
     w=(3, 2, UNITS),
 )
-kept(
+row_of_leaky(
     lambda p, x: (jnp.einsum("bi,ijk->bjk", x, p["w"]) + p["b"]).reshape(BATCH, -1),
     lambda p, x: mm(x, p["w"].reshape(INPUTS, -1), p["b"].reshape(-1)),
     name="a weight with two axes of its own",
     w=(INPUTS, 2, 2),
     b=(2, 2),
 )
-kept(
+row_of_leaky(
     lambda p, x: (x.reshape(BATCH, 2, 3) @ p["w"] + p["b"]).reshape(BATCH, -1),
     lambda p, x: mm(x.reshape(BATCH, 2, 3), p["w"], p["b"]).reshape(BATCH, -1),
     name="two leading axes",
     w=(3, 2),
     b=(2,),
 )
-kept(
+row_of_leaky(
     lambda p, x: x[:, :1] @ p["w"],
     lambda p, x: mm(x[:, :1], p["w"]),
     name="one input",
     w=(1, UNITS),
 )
-kept(
+row_of_leaky(
     lambda p, x: jnp.einsum("bi,o->bo", x[:, :1], p["w"]),
     lambda p, x: x[:, :1] * ew(p["w"]),
     name="an outer product",
     w=(UNITS,),
     exact=True,
 )
-kept(
+row_of_leaky(
     lambda p, x: jnp.einsum("bgh,g->bh", x[:, :, None] * jnp.ones(UNITS), p["w"]),
     lambda p, x: (x[:, :, None] * ew(p["w"])[:, None] * jnp.ones(UNITS)).sum(1),
     name="a weight without an axis of its own",
     w=(INPUTS,),
 )
-kept(
+row_of_leaky(
     lambda p, x: jnp.einsum("bgh,hg->bh", (x @ p["v"]).reshape(BATCH, 2, UNITS), p["w"]),
     lambda p, x: (mm(x, p["v"]).reshape(BATCH, 2, UNITS) * ew(p["w"]).T).sum(1),
     name="a product behind it",
     v=(INPUTS, 2 * UNITS),
     w=(UNITS, 2),
 )
-kept(
+row_of_leaky(
     lambda p, x: jnp.einsum("bgk,gkn->bgn", x.reshape(BATCH, 2, 3), p["w"]).reshape(BATCH, -1),
     lambda p, x: bt.grouped_matmul(x.reshape(BATCH, 2, 3), p["w"]).reshape(BATCH, -1),
     name="heads",
     w=(2, 3, 2),
 )
-kept(
+row_of_leaky(
     lambda p, x: (jnp.einsum("gnk,bkg->bng", p["w"], x.reshape(BATCH, 3, 2)) + p["b"]).reshape(
         BATCH, -1
     ),
@@ -198,7 +200,7 @@ kept(
     w=(2, 2, 3),
     b=(2, 2),
 )
-kept(
+row_of_leaky(
     lambda p, x: x @ p["B"] @ p["A"] + p["A"] @ (p["B"].T @ x[0]) @ p["C"] + p["b"],
     lambda p, x: (
         bt.lora_matmul(x, p["B"], p["A"])
@@ -212,7 +214,7 @@ kept(
     b=(UNITS,),
     exact=False,
 )
-kept(
+row_of_leaky(
     lambda p, x: (
         (p["A"] @ jnp.einsum("bi,ikl->klb", x, p["B"]).reshape(4, BATCH)).T
         + jnp.einsum("klb,okl->bo", jnp.einsum("bi,ikl->klb", x, p["B"]), p["C"])
@@ -230,7 +232,7 @@ kept(
     b=(UNITS,),
     exact=False,
 )
-kept(
+row_of_leaky(
     lambda p, x: x @ p["B"] @ p["A"] + p["b"],
     lambda p, x: bt.lora_matmul(x, p["B"], p["A"], bias=p["b"]),
     name="a low rank with a bias",
@@ -238,27 +240,27 @@ kept(
     A=(2, UNITS),
     b=(UNITS,),
 )
-kept(
+row_of_leaky(
     lambda p, x: x @ (jnp.abs(p["w"]) * MASK) / jnp.linalg.norm(p["w"]),
     lambda p, x: mm(x, jnp.abs(p["w"]) * MASK) / ew(p["w"], jnp.linalg.norm),
     name="a masked weight and its norm",
     w=(INPUTS, UNITS),
 )
-kept(
+row_of_leaky(
     lambda p, x: x @ jnp.outer(p["a"], jnp.tanh(p["b"])),
     lambda p, x: mm(x, jnp.outer(p["a"], jnp.tanh(p["b"]))),
     name="a weight made of others",
     a=(INPUTS,),
     b=(UNITS,),
 )
-kept(
+row_of_leaky(
     lambda p, x: rotated(jax.lax.complex(p["a"], p["b"]), x),
     lambda p, x: rotated(ew(jax.lax.complex(p["a"], p["b"])), x),
     name="a complex number and its absolute value",
     a=(UNITS,),
     b=(UNITS,),
 )
-kept(
+row_of_leaky(
     lambda p, x: x[:, :UNITS] @ p["w"] + x[:, 2:] @ p["w"].T,
     lambda p, x: mm(x[:, :UNITS], p["w"]) + mm(x[:, 2:], p["w"].T),
     name="a tied weight",
@@ -278,52 +280,52 @@ row(
     tau=(),
     gain=(UNITS,),
 )
-kept(
+row_of_leaky(
     lambda p, x: jax.nn.standardize(x)[:, :UNITS] * p["scale"] + p["offset"],
     lambda p, x: jax.nn.standardize(x)[:, :UNITS] * ew(p["scale"]) + ew(p["offset"]),
     name="scales of a layer norm",
     scale=(UNITS,),
     offset=(UNITS,),
 )
-kept(
+row_of_leaky(
     lambda p, x: selected(p["a"], p["b"], x[:, :UNITS], x[:, 2:]),
     lambda p, x: selected(ew(p["a"]), ew(p["b"]), x[:, :UNITS], x[:, 2:]),
     name="selected, and in a function with a derivative of its own",
     a=(UNITS,),
     b=(UNITS,),
 )
-kept(
+row_of_leaky(
     lambda p, x: jnp.concatenate([jnp.tile(p["a"], (BATCH, 1)), x[:, :2]], -1),
     lambda p, x: jnp.concatenate([jnp.tile(ew(p["a"]), (BATCH, 1)), x[:, :2]], -1),
     name="beside data",
     a=(2,),
 )
-kept(
+row_of_leaky(
     lambda p, x: x[:, :UNITS] * p["w"].sum(0) + p["w"][0],
     lambda p, x: x[:, :UNITS] * ew(p["w"].sum(0)) + ew(p["w"][0]),
     name="two functions of a parameter that mix its entries",
     w=(3, UNITS),
 )
-kept(
+row_of_leaky(
     lambda p, x: jax.lax.stop_gradient(p["b"]) * (x @ p["w"]),
     lambda p, x: jax.lax.stop_gradient(p["b"]) * mm(x, p["w"]),
     name="a parameter that is held",
     **DENSE,
 )
-kept(
+row_of_leaky(
     lambda p, x: jax.jit(lambda w, x: jax.checkpoint(jnp.dot)(x, w))(p["w"], x) + p["b"],
     lambda p, x: mm(x, p["w"], p["b"]),
     name="inside calls",
     **DENSE,
 )
-kept(
+row_of_leaky(
     lambda p, x: mm(x, p["w"]) + p["b"] * ew(p["c"]),
     lambda p, x: mm(x, p["w"]) + ew(p["b"]) * ew(p["c"]),
     name="beside marks that are there",
     c=(UNITS,),
     **DENSE,
 )
-kept(
+row_of_leaky(
     lambda p, x: jax.lax.conv_general_dilated(
         x.reshape(BATCH, 2, 3), p["w"], (1,), "SAME", dimension_numbers=LAYOUT
     )[:, :, :2].reshape(BATCH, -1),
@@ -333,7 +335,7 @@ kept(
     name="a convolution",
     w=(2, 2, 2),
 )
-kept(
+row_of_leaky(
     lambda p, x: (
         jax.lax.conv_general_dilated(
             x.reshape(BATCH, 2, 3), p["w"], (2,), "SAME", feature_group_count=2,
@@ -383,13 +385,13 @@ def rows_of(table, x, look):
     return look(table, first(x)) + look(table, first(x)[1])
 
 
-kept(
+row_of_leaky(
     lambda p, x: rows_of(p["w"], x, lambda w, i: w[i]),
     lambda p, x: rows_of(p["w"], x, lambda w, i: bt.embedding(i, w)),
     name="rows of a table",
     w=(3, UNITS),
 )
-kept(
+row_of_leaky(
     lambda p, x: (
         jnp.take(p["w"], first(x) - 1, axis=1, mode="clip").T
         + jax.vmap(lambda i: p["v"][i])(first(x) - 2)
@@ -525,7 +527,7 @@ row(
     w=(2, UNITS, UNITS),
     b=(2, UNITS),
 )
-kept(
+row_of_leaky(
     lambda p, x: u.get_mantissa(((x * u.mV) @ (p["w"] * u.mS) + p["b"] * u.nA) / u.uA),
     lambda p, x: u.get_mantissa(mm(x * u.mV, p["w"] * u.mS, p["b"] * u.nA) / u.uA),
     name="units",
@@ -552,39 +554,39 @@ def terms_marked(p, function=lambda w: w):
     return {**p, "w": ew(p["w"], function)}
 
 
-kept(added_up, lambda p, x: added_up(terms_marked(p), x), name="a sparse matrix", w=(7,))
-kept(
+row_of_leaky(added_up, lambda p, x: added_up(terms_marked(p), x), name="a sparse matrix", w=(7,))
+row_of_leaky(
     lambda p, x: by_segments(p, x) + p["b"],
     lambda p, x: by_segments(terms_marked(p), x) + ew(p["b"]),
     name="a sparse matrix by segments, with a bias",
     w=(7,),
     b=(UNITS,),
 )
-kept(
+row_of_leaky(
     lambda p, x: jax.vmap(lambda x: added_up(p, x[None])[0], 1, 1)(x.T).T,
     lambda p, x: added_up(terms_marked(p), x),
     name="a sparse matrix of samples behind each other",
     w=(7,),
 )
-kept(
+row_of_leaky(
     lambda p, x: added_up({"w": jnp.exp(p["w"])}, x, columns=np.minimum(ENTRIES[1] * 2, 4)),
     lambda p, x: added_up(terms_marked(p, jnp.exp), x, columns=np.minimum(ENTRIES[1] * 2, 4)),
     name="a sparse matrix with entries that are left out",
     w=(7,),
 )
-kept(
+row_of_leaky(
     lambda p, x: 2 * (x @ p["w"]) + p["b"],
     lambda p, x: 2 * mm(x, p["w"]) + ew(p["b"]),
     name="a bias of twice a product",
     **DENSE,
 )
-kept(
+row_of_leaky(
     lambda p, x: p["w"][each_own(x), jnp.arange(UNITS)],
     lambda p, x: bt.embedding(each_own(x) * UNITS + jnp.arange(UNITS), p["w"].ravel()),
     name="entries at two indices",
     w=(3, UNITS),
 )
-kept(
+row_of_leaky(
     lambda p, x: jnp.take(p["w"], first(x) + 1, 0, mode="fill", fill_value=0.5) + p["v"][2:][1],
     lambda p, x: (
         jnp.where(first(x)[:, None] < 2, bt.embedding((first(x) + 1) % 3, p["w"]), 0.5)
@@ -594,13 +596,13 @@ kept(
     w=(3, UNITS),
     v=(4, UNITS),
 )
-kept(
+row_of_leaky(
     lambda p, x: jax.lax.dynamic_slice(p["w"], (0, first(x)[1]), (UNITS, 2))[:, 1] * x[:, 2:],
     lambda p, x: bt.embedding(jnp.minimum(first(x)[1], 1) + jnp.arange(2), p["w"].T)[1] * x[:, 2:],
     name="a window of columns",
     w=(UNITS, 3),
 )
-kept(
+row_of_leaky(
     lambda p, x: jax.nn.sigmoid(x @ p["g"] + p["c"])[:, None] * x[:, 2:] + p["a"][first(x), None],
     lambda p, x: (
         jax.nn.sigmoid(mm(x, p["g"][:, None], p["c"][None])) * x[:, 2:]
@@ -611,19 +613,19 @@ kept(
     c=(),
     a=(3,),
 )
-kept(
+row_of_leaky(
     lambda p, x: hidden_product(x, p["w"]) + p["b"],
     lambda p, x: mm(x, p["w"]) + ew(p["b"]),
     name="a custom backward rule",
     **DENSE,
 )
-kept(
+row_of_leaky(
     lambda p, x: softened(x[:, :UNITS], p["b"]),
     lambda p, x: jnp.tanh(x[:, :UNITS] + ew(jnp.tile(-p["b"], (BATCH, 1)))),
     name="a forward rule that broadcasts",
     b=(UNITS,),
 )
-kept(
+row_of_leaky(
     lambda p, x: (jnp.zeros((UNITS, INPUTS)).at[FEW[1], FEW[0]].set(p["w"]) @ x.T).T + p["b"],
     lambda p, x: mm(x, jnp.zeros((INPUTS, UNITS)).at[FEW].set(p["w"]), p["b"]),
     name="few entries in a matrix",

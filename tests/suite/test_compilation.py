@@ -12,7 +12,7 @@ def test_the_two_ways_to_compile_share_nothing():
     function, calls = jax.jit(lambda x: jnp.sin(x) + 3.25), []
 
     @compilation.cache
-    def kept(number):
+    def stored(number):
         calls.append(number)
 
     for compile_so in (compilation.compile_in_a_hurry, compilation.compile_as_for_users):
@@ -21,5 +21,5 @@ def test_the_two_ways_to_compile_share_nothing():
             with counted() as events:
                 function(1.0)
             assert bool(events) == is_first
-            kept(2)
+            stored(2)
     assert calls == [2, 2]

@@ -24,20 +24,33 @@ def data(batch=BATCH):
 spike = braintrace.nn.surrogate.triangle
 
 
+def with_states(*names):
+    """Give a part of a model the names of the weights and states that it uses."""
+
+    def named(part):
+        part.states = names
+        return part
+
+    return named
+
+
 # --- layers: what they hand on is a function of their states, elementwise function
 
 
+@with_states("h", "w_in")
 def rates(net, x):
     net.h.value = 0.7 * net.h.value + jnp.tanh(braintrace.matmul(x, net.w_in.value))
     return net.h.value**2
 
 
+@with_states("h", "w_in")
 def lif(net, x):
     left = 0.8 * net.h.value * (1 - spike(net.h.value - 0.5))
     net.h.value = left + braintrace.matmul(x, net.w_in.value)
     return spike(net.h.value - 0.5)
 
 
+@with_states("h", "a", "w_in")
 def alif(net, x):
     z = spike(net.h.value - 0.3 - 0.5 * net.a.value)
     net.a.value = 0.9 * net.a.value + z
@@ -45,6 +58,7 @@ def alif(net, x):
     return spike(net.h.value - 0.3 - 0.5 * net.a.value)
 
 
+@with_states("h", "w_in", "b", "k")
 def decaying(net, x):
     """Neither the decay nor the bias is its own."""
     kappa = braintrace.element_wise(net.k.value, jax.nn.sigmoid)
@@ -56,11 +70,13 @@ def decaying(net, x):
 # --- readouts
 
 
+@with_states("o", "w_out")
 def plain(net, z, x):
     net.o.value = 0.8 * net.o.value + z @ net.w_out.value
     return net.o.value
 
 
+@with_states("o", "w_out", "b", "k")
 def with_everything(net, z, x):
     """A decay that learns, coefficients that share it, a marked weight with a bias, a constant."""
     kappa = jax.nn.sigmoid(net.k.value)
@@ -69,6 +85,7 @@ def with_everything(net, z, x):
     return jax.nn.softmax(net.o.value)
 
 
+@with_states("o", "w_out", "b", "gain", "tau")
 def in_small_steps(net, z, x):
     """One step of Euler's method; gains of the units below; the loss reads the State itself."""
     current = (z * net.gain.value) @ net.w_out.value + net.b.value
@@ -76,6 +93,7 @@ def in_small_steps(net, z, x):
     return net.o.value
 
 
+@with_states("o", "p", "q", "w_out", "w_two")
 def several(net, z, x):
     """Two with one decay, one with another, behind one product each or together: a filter each."""
     y = z @ net.w_out.value
@@ -85,6 +103,7 @@ def several(net, z, x):
     return net.o.value + net.p.value * net.q.value
 
 
+@with_states("h", "g", "o", "w_long", "s")
 def of_several(net, z, x):
     """Parts of two states and of data, side by side, and data with a gain that learns."""
     net.g.value = 0.6 * net.g.value + z
@@ -94,6 +113,7 @@ def of_several(net, z, x):
     return net.o.value
 
 
+@with_states("o", "p", "w_out", "w_up", "b", "k")
 def cascade(net, z, x):
     """A synapse behind the weights, and a leaky unit behind weights of its own."""
     rho = jax.nn.sigmoid(net.k.value)
@@ -103,6 +123,7 @@ def cascade(net, z, x):
     return net.o.value
 
 
+@with_states("o", "p", "w_out")
 def synapse_and_unit(net, z, x):
     """The same elementwise function, without a start value that somebody needs."""
     net.p.value = 0.6 * net.p.value + z @ net.w_out.value
@@ -110,12 +131,14 @@ def synapse_and_unit(net, z, x):
     return net.o.value
 
 
+@with_states("o", "w_out", "up", "k")
 def marked_decay(net, z, x):
     kappa = braintrace.element_wise(net.k.value, jax.nn.sigmoid)
     net.o.value = kappa * net.o.value + braintrace.lora_matmul(z, net.w_out.value, net.up.value)
     return net.o.value
 
 
+@with_states("o", "w_out", "b", "back")
 def with_feedback(net, z, x):
     """A way back of its own, under backpropagation through time as well."""
     y = braintrace.feedback_matmul(z, net.w_out.value, net.back.value, net.b.value)
@@ -123,6 +146,7 @@ def with_feedback(net, z, x):
     return jnp.tanh(net.o.value)
 
 
+@with_states("o", "p", "w_out", "w_up", "b", "k")
 def read_late(net, z, x):
     """The outputs read what was there before the step, of a cascade whose decay learns."""
     before = net.o.value, net.p.value
@@ -133,6 +157,7 @@ def read_late(net, z, x):
     return net.o.value + jnp.tanh(before[0]) * before[1]
 
 
+@with_states("o", "p", "w_out")
 def seen_by_another(net, z, x):
     """Another state reads it without a gradient."""
     net.o.value = net.o.value / 1.3 + z @ net.w_out.value
@@ -140,6 +165,7 @@ def seen_by_another(net, z, x):
     return net.o.value + net.p.value
 
 
+@with_states("o", "w_out", "w_two")
 def twice(net, z, x):
     """Updated twice in a step; the value in between is read as well."""
     net.o.value = 0.8 * net.o.value + z @ net.w_out.value
@@ -148,6 +174,7 @@ def twice(net, z, x):
     return net.o.value + jnp.tanh(between)
 
 
+@with_states("o", "w_in", "b", "k")
 def of_the_layer(net, z, x):
     """Weights, bias and decay are those of the layer below."""
     out = braintrace.matmul(z, net.w_in.value[:OUTPUTS].T, net.b.value)
@@ -155,6 +182,7 @@ def of_the_layer(net, z, x):
     return net.o.value
 
 
+@with_states("o", "w_out", "on")
 def wrapped(net, z, x):
     """In a checkpoint, behind a branch that is taken at every step."""
     z = jax.lax.cond(net.on.value > 0, lambda z: 0.5 * z, lambda z: z, z)
@@ -162,6 +190,7 @@ def wrapped(net, z, x):
     return net.o.value
 
 
+@with_states("o", "w_out", "theta")
 def of_thresholds(net, z, x):
     """What is filtered has a parameter in it, with a mark."""
     past = jnp.tanh(z - braintrace.element_wise(net.theta.value))
@@ -172,33 +201,39 @@ def of_thresholds(net, z, x):
 # --- readouts that are none
 
 
+@with_states("o", "w_out", "d")
 def decay_per_unit(net, z, x):
     net.o.value = net.d.value * net.o.value + z @ net.w_out.value
     return net.o.value
 
 
+@with_states("o", "w_out")
 def nonlinear_inside(net, z, x):
     net.o.value = jnp.tanh(0.8 * net.o.value + z @ net.w_out.value)
     return net.o.value
 
 
+@with_states("o", "p", "w_out", "w_up")
 def nonlinear_between(net, z, x):
     net.p.value = 0.6 * net.p.value + z @ net.w_out.value
     net.o.value = 0.7 * net.o.value + jnp.tanh(net.p.value) @ net.w_up.value
     return net.o.value
 
 
+@with_states("o", "w_out")
 def nonlinear_before(net, z, x):
     net.o.value = 0.8 * net.o.value + jax.nn.softmax(z) @ net.w_out.value
     return net.o.value
 
 
+@with_states("o", "p", "w_out")
 def read_by_another(net, z, x):
     net.o.value = 0.8 * net.o.value + z @ net.w_out.value
     net.p.value = 0.5 * net.p.value * jnp.tanh(net.o.value)
     return net.o.value + net.p.value
 
 
+@with_states("o", "w_out")
 def decay_of_data(net, z, x):
     net.o.value = jax.nn.sigmoid(x.sum()) * net.o.value + z @ net.w_out.value
     return net.o.value
@@ -212,17 +247,20 @@ def clipped(value):
 clipped.defvjp(lambda value: (value, None), lambda _, cotangent: (jnp.clip(cotangent, -0.1, 0.1),))
 
 
+@with_states("o", "w_out")
 def clipped_on_the_way(net, z, x):
     net.o.value = 0.8 * net.o.value + clipped(z @ net.w_out.value)
     return net.o.value
 
 
+@with_states("o", "w_out", "theta")
 def plain_inside(net, z, x):
     """The parameter in what is filtered has no mark."""
     net.o.value = 0.8 * net.o.value + jnp.tanh(z - net.theta.value) @ net.w_out.value
     return net.o.value
 
 
+@with_states("both", "w_out", "w_two")
 def in_one_state(net, z, x):
     first, second = z @ net.w_out.value, z @ net.w_two.value
     net.both.value = 0.8 * net.both.value + jnp.stack([first, second], axis=-1)
@@ -257,12 +295,12 @@ STATES = {
 
 
 class Net(brainstate.nn.Module):
-    """A layer and a readout, with the weights and states that their code names."""
+    """A layer and a readout, with their weights and states."""
 
     def __init__(self, layer, readout):
         super().__init__()
         self.layer, self.readout = layer, readout
-        names = {*layer.__code__.co_names, *readout.__code__.co_names}
+        names = {*layer.states, *readout.states}
         self.own = [name for name in STATES if name in names]
         for name in WEIGHTS:
             if name in names:
