@@ -9,11 +9,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import jax
+
 from .. import handwritten_windows, subjects, ways
 from ..case import Case, Prepared, Subject, Target
 from ..networks import NETWORKS
 from ..stack import Layers, StackTask
-from ..subjects import Task
+from ..subjects import Task, wait_for_states, without_states
+from .memory import temporary_bytes
+from .streaming import traces_of
 
 WINDOWS = (8, 16, 32)
 LIMITS = {("dense", 16): 1.4, ("dense", 32): 1.25, ("gru", 16): 1.6, ("gru", 32): 1.4}
@@ -21,6 +25,23 @@ LIMITS = {("dense", 16): 1.4, ("dense", 32): 1.25, ("gru", 16): 1.6, ("gru", 32)
 OVER_TRUNCATED = 1.15
 """Limit of `ES_D_RTRL` relative to truncated BPTT with the same window."""
 CELLS = ("dense", "gru", "lstm", "alif")
+
+
+def bytes_of(call: Callable[..., Any], *arguments: Any) -> float:
+    """Return the temporary bytes of a call that reads and writes States."""
+    pure, states = without_states(call, *arguments)
+    lowered = jax.jit(pure).lower([state.value for state in states], *arguments)
+    return temporary_bytes(lowered.compile())
+
+
+def memory_over_limit(task: Any, window: int) -> float:
+    """Return temporary bytes of `D_RTRL` over those of truncated BPTT and 1.2 times its traces."""
+    learner = task.learners["d_rtrl"]
+    learner.reset_state(task.batch)
+    wait_for_states(learner)
+    own = bytes_of(ways.sequence_gradient(task, learner, window=window))
+    traces = sum(leaf.nbytes for leaf in traces_of(task))
+    return own / (bytes_of(ways.truncated_bptt(task, window).run) + 1.2 * traces)
 
 
 def prepare(task: Any, windows: tuple[int, ...]) -> Prepared:
@@ -35,7 +56,13 @@ def prepare(task: Any, windows: tuple[int, ...]) -> Prepared:
             by_hand = partial(handwritten_windows.with_traces, window=window)
             make = partial(subjects.by_hand, task, by_hand, f"d_rtrl, windows of {window}")
             compared[f"hand-written D_RTRL, {window}"] = make
-    return Prepared(compared)
+    facts = {memory_row(window): partial(memory_over_limit, task, window) for window in windows}
+    return Prepared(compared, facts=facts)
+
+
+def memory_row(window: int) -> str:
+    """Return the name of the fact of a window."""
+    return f"temporary bytes of D_RTRL, {window} / (truncated BPTT + 1.2 traces)"
 
 
 def targets(name: str, windows: tuple[int, ...]) -> tuple[Target, ...]:
@@ -46,6 +73,7 @@ def targets(name: str, windows: tuple[int, ...]) -> tuple[Target, ...]:
             Target(f"truncated BPTT, {window}", "BPTT", None),
             Target(f"D_RTRL, {window}", "BPTT", LIMITS.get((name, window))),
             Target(f"ES_D_RTRL, {window}", f"truncated BPTT, {window}", OVER_TRUNCATED),
+            Target(memory_row(window), None, 1.1),
         ]
         if name in handwritten_windows.DRIVES:
             rows.append(Target(f"hand-written D_RTRL, {window}", "BPTT", None))
