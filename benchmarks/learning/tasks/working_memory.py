@@ -33,7 +33,7 @@ def copy_with_lag(symbols: int = 4, lag: int = 6, length: int = 40) -> Task:
     sample, held_out = made_up(make)
     return Task(
         name="copy with lag",
-        source="made up: a symbol is said again a fixed number of steps later",
+        source="synthetic: repeat a symbol after a fixed number of steps",
         features=symbols,
         outputs=symbols,
         length=length,
@@ -121,7 +121,7 @@ def delayed_xor(delay: int = 8) -> Task:
         inputs = jnp.stack([jnp.sum(pulses, axis=1), jnp.zeros((length, size))], axis=-1)
         return _asked(inputs, (bits[0] ^ bits[1]).astype(jnp.int32), asked, to_noise)
 
-    source = "made up: whether two cues with a pause between them differ"
+    source = "synthetic: compare two cues with a pause between them"
     return _choice("delayed XOR", source, make, 2, length, asked, truncations=(4, 16), updates=800)
 
 
