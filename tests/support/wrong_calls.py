@@ -1,7 +1,7 @@
-"""Calls that are wrong, each with what the answer has to name.
+"""Calls that are wrong, each with a part of the error's message.
 
-A row is ``(words, call)``: `call` gets a `Bench` and is wrong in one thing; every one of `words`
-is in the message. `test_wrong_calls` holds each row against the same promise.
+A row is ``(text, call)``: `call` gets a `Bench` and is wrong in one thing; `text` is a phrase of
+the message, or a tuple of phrases. `test_wrong_calls` checks every row.
 """
 
 import dataclasses
@@ -28,6 +28,7 @@ STATE = brainstate.ParamState(jnp.ones((3, 4)))
 OBJECTS = np.array([[object(), 1], [2, 3]], dtype=object)
 KEY = jax.random.key(0)
 RAGGED = [[1.0, 2.0], [3.0]]
+IS_A_STATE = "is a ParamState; expected an array of numbers. Give its `.value`"
 
 
 class Frame:
@@ -184,158 +185,242 @@ def written(state):
 
 
 COMPILE = {
-    "no model": ("`model`", lambda b: braintrace.compile(None, "d_rtrl", X)),
-    "a class for a model": ("`model`", lambda b: braintrace.compile(OfBatch, "d_rtrl", X)),
+    "no model": ("`model` is None", lambda b: braintrace.compile(None, "d_rtrl", X)),
+    "a class for a model": (
+        "`model` is the GraphNodeMeta",
+        lambda b: braintrace.compile(OfBatch, "d_rtrl", X),
+    ),
     "a function for a model": (
-        "`model` from_function",
+        ("`model` is the function", "`braintrace.from_function`"),
         lambda b: braintrace.compile(lambda x: x, "d_rtrl", X),
     ),
-    "a learner for a model": ("`model`", lambda b: braintrace.compile(b.learner, "d_rtrl", X)),
-    "unknown algorithm": ("`algorithm` 'bptt' d_rtrl", lambda b: compiled(None, "bptt")),
-    "name with a slip": ("`algorithm` 'drtl' mean 'd_rtrl'?", lambda b: compiled(None, "drtl")),
-    "no algorithm": ("`algorithm` None", lambda b: compiled(None, None)),
-    "a number for an algorithm": ("`algorithm` 3", lambda b: compiled(None, 3)),
-    "a class of another kind": ("`algorithm` OfBatch", lambda b: compiled(None, OfBatch)),
-    "the base class": ("`algorithm`", lambda b: compiled(None, braintrace.ETraceAlgorithm)),
-    "an algorithm made before": ("`algorithm`", lambda b: compiled(None, algorithm())),
+    "a learner for a model": (
+        "`model` is a Learner",
+        lambda b: braintrace.compile(b.learner, "d_rtrl", X),
+    ),
+    "unknown algorithm": (
+        "`algorithm` is 'bptt'; expected one of 'd_rtrl'",
+        lambda b: compiled(None, "bptt"),
+    ),
+    "name with a slip": (
+        "`algorithm` is 'drtl'; did you mean 'd_rtrl'?",
+        lambda b: compiled(None, "drtl"),
+    ),
+    "no algorithm": ("`algorithm` is None", lambda b: compiled(None, None)),
+    "a number for an algorithm": ("`algorithm` is 3", lambda b: compiled(None, 3)),
+    "a class of another kind": (
+        "`algorithm` is the GraphNodeMeta `OfBatch`",
+        lambda b: compiled(None, OfBatch),
+    ),
+    "the base class": (
+        "`algorithm` is the GraphNodeMeta",
+        lambda b: compiled(None, braintrace.ETraceAlgorithm),
+    ),
+    "an algorithm made before": ("`algorithm` is a D_RTRL", lambda b: compiled(None, algorithm())),
     "batch_size forgotten, lstm": (
-        "`batch_size=2`",
+        "batch, pass `batch_size=2`",
         lambda b: compiled(nn.LSTMCell(3, 4), batch_size=None),
     ),
-    "batch_size forgotten, leaky": ("`batch_size=2`", lambda b: compiled(batch_size=None)),
+    "batch_size forgotten, leaky": (
+        "batch, pass `batch_size=2`",
+        lambda b: compiled(batch_size=None),
+    ),
     "batch_size forgotten, spikes": (
-        "`batch_size=2`",
+        "batch, pass `batch_size=2`",
         lambda b: started_compile(nn.LIF(3, R=1.0 * u.ohm), X * u.mA, batch_size=None),
     ),
     "batch_size wanted by init_state": (
-        "`batch_size` init_state",
+        "`init_state` of `OfBatch` fails with `batch_size`",
         lambda b: compiled(OfBatch(), batch_size=None),
     ),
     "batch_size unknown to init_state": (
-        "`batch_size` init_state",
+        "`init_state` of `OfSample` fails with `batch_size`",
         lambda b: compiled(OfSample(), batch_size=2),
     ),
-    "another batch_size": ("`batch_size` h", lambda b: compiled(batch_size=3)),
+    "another batch_size": (("and `batch_size` is 3", "'h'"), lambda b: compiled(batch_size=3)),
     **{
         f"batch_size {value!r}": (
-            f"`batch_size` {value!r}",
+            f"`batch_size` is {value!r}",
             lambda b, value=value: compiled(batch_size=value),
         )
         for value in (0, -1, 2.0, True, "2", (2,))
     },
     **{
-        f"vmap {value!r}": (f"`vmap` {value!r}", lambda b, value=value: compiled(vmap=value))
+        f"vmap {value!r}": (f"`vmap` is {value!r}", lambda b, value=value: compiled(vmap=value))
         for value in ("yes", 1, None)
     },
-    "vmap, other batch": ("`batch_size` (2, 3) 3", lambda b: compiled(vmap=True, batch_size=3)),
-    "vmap, scalar": ("`vmap=True` ()", lambda b: compiled(None, "d_rtrl", 1.0, vmap=True)),
+    "vmap, other batch": (
+        "(2, 3) and `batch_size` is",
+        lambda b: compiled(vmap=True, batch_size=3),
+    ),
+    "vmap, scalar": (
+        "`example_arguments` have the shapes () and `batch_size`",
+        lambda b: compiled(None, "d_rtrl", 1.0, vmap=True),
+    ),
     "vmap, no argument": (
-        "example_arguments",
+        "`example_arguments` have",
         lambda b: braintrace.compile(CASE.build(), "d_rtrl", vmap=True),
     ),
-    "unknown option": ("`decay`", lambda b: compiled(decay=0.9)),
-    "option of another algorithm": ("`decay_or_rank`", lambda b: compiled(decay_or_rank=0.9)),
-    "strict": ("`strict` 'yes'", lambda b: compiled(strict="yes")),
-    "strict, none": ("`strict` None", lambda b: compiled(strict=None)),
+    "unknown option": (
+        "D_RTRL does not accept `decay`; its options are",
+        lambda b: compiled(decay=0.9),
+    ),
+    "option of another algorithm": (
+        "D_RTRL does not accept `decay_or_rank`; its options are",
+        lambda b: compiled(decay_or_rank=0.9),
+    ),
+    "strict": ("`strict` is 'yes'", lambda b: compiled(strict="yes")),
+    "strict, none": ("`strict` is None", lambda b: compiled(strict=None)),
     **{
         f"unroll_limit {value!r}": (
-            f"`unroll_limit` {value!r}",
+            f"`unroll_limit` is {value!r}",
             lambda b, value=value: compiled(unroll_limit=value),
         )
         for value in (-1, 1.5, True, "32", None)
     },
     **{
         f"trace_dtype {value!r}": (
-            f"`trace_dtype` {value!r}",
+            f"`trace_dtype` is {value!r}",
             lambda b, value=value: compiled(trace_dtype=value),
         )
         for value in ("foo", 16, "int32")
     },
     **{
         f"window {value!r}": (
-            f"`window` {value!r} a positive integer",
+            f"`window` is {value!r}; expected a positive integer",
             lambda b, value=value: compiled(window=value),
         )
         for value in (0, -1, True, 2.0, "chunk", [4])
     },
     "window and vjp_method": (
-        "`window` 2 `vjp_method` 'multi-step'",
+        "`window` is 2 and `vjp_method` is 'multi-step'",
         lambda b: compiled(window=2, vjp_method="multi-step"),
     ),
-    "vjp_method": ("`vjp_method` 'no-step'", lambda b: compiled(vjp_method="no-step")),
-    "vjp_method, list": ("`vjp_method`", lambda b: compiled(vjp_method=["single-step"])),
+    "vjp_method": ("`vjp_method` is 'no-step'", lambda b: compiled(vjp_method="no-step")),
+    "vjp_method, list": (
+        "`vjp_method` is ['single-step']; expected 'single-step' or 'multi-step'",
+        lambda b: compiled(vjp_method=["single-step"]),
+    ),
     **{
         f"seed {value!r}": (
-            f"`seed` {value!r}",
+            f"`seed` is {value!r}",
             lambda b, value=value: compiled(None, "uoro", seed=value),
         )
         for value in (-1, 1.0, True, 2**32, None)
     },
     **{
         f"decay_or_rank {value!r}": (
-            f"`decay_or_rank` {value!r}",
+            f"`decay_or_rank` is {value!r}",
             lambda b, value=value: compiled(None, "es_d_rtrl", decay_or_rank=value),
         )
         for value in (1.0, -0.1, 0, "fast", float("nan"), None, True)
     },
-    "no example": ("update x", lambda b: braintrace.compile(CASE.build(), "d_rtrl", batch_size=2)),
-    "too many examples": ("update x", lambda b: compiled(None, "d_rtrl", X, X)),
-    "example None": ("x", lambda b: compiled(None, "d_rtrl", None)),
-    "example string": ("`x` 'abc'", lambda b: compiled(None, "d_rtrl", "abc")),
-    "example of objects": ("`x` object", lambda b: compiled(None, "d_rtrl", OBJECTS)),
-    "example of strings": ("`x` <U", lambda b: compiled(None, "d_rtrl", np.array(["a", "b"]))),
-    "example data frame": ("`x` Frame", lambda b: compiled(None, "d_rtrl", Frame())),
-    "example set": ("`x` set", lambda b: compiled(None, "d_rtrl", {1.0, 2.0})),
-    "example function": ("`x` function", lambda b: compiled(None, "d_rtrl", lambda: X)),
-    "example State": ("`x` .value", lambda b: compiled(None, "d_rtrl", STATE)),
+    "no example": (
+        "`GenericModel.update` takes (x)",
+        lambda b: braintrace.compile(CASE.build(), "d_rtrl", batch_size=2),
+    ),
+    "too many examples": (
+        "`GenericModel.update` takes (x)",
+        lambda b: compiled(None, "d_rtrl", X, X),
+    ),
+    "example None": ("`x` is None", lambda b: compiled(None, "d_rtrl", None)),
+    "example string": ("`x` is 'abc'", lambda b: compiled(None, "d_rtrl", "abc")),
+    "example of objects": (
+        "`x` is an array of dtype object",
+        lambda b: compiled(None, "d_rtrl", OBJECTS),
+    ),
+    "example of strings": (
+        "`x` is an array of dtype <U1",
+        lambda b: compiled(None, "d_rtrl", np.array(["a", "b"])),
+    ),
+    "example data frame": ("`x` is a Frame", lambda b: compiled(None, "d_rtrl", Frame())),
+    "example set": ("`x` is a set", lambda b: compiled(None, "d_rtrl", {1.0, 2.0})),
+    "example function": ("`x` is the function", lambda b: compiled(None, "d_rtrl", lambda: X)),
+    "example State": (f"`x` {IS_A_STATE}", lambda b: compiled(None, "d_rtrl", STATE)),
     "example with other features": (
-        "x (2, 5)",
+        "`x` has shape (2, 5)",
         lambda b: compiled(None, "d_rtrl", jnp.ones((2, 5))),
     ),
-    "example list": ("x", lambda b: compiled(None, "d_rtrl", RAGGED)),
+    "example list": ("`x` is a list of an array", lambda b: compiled(None, "d_rtrl", RAGGED)),
     "current without unit": (
-        "`x` mV ohm",
+        ("`update` fails for `x`", "mV", "ohm"),
         lambda b: started_compile(nn.LIF(3, R=1.0 * u.ohm), X, batch_size=2),
     ),
     "current in volt": (
-        "x mV",
+        "`x` = an array of dtype float32 and shape (2, 3) in mV",
         lambda b: started_compile(nn.LIF(3, R=1.0 * u.ohm), X * u.mV, batch_size=2),
     ),
-    "no time step": ("dt", lambda b: compiled(nn.LIF(3), "d_rtrl", X * u.mA)),
-    "no update": ("update", lambda b: compiled(brainstate.nn.Module())),
-    "update returns a State": (".value h", lambda b: stepping(lambda m, x: m.h)),
-    "update returns a string": ("update", lambda b: stepping(lambda m, x: (written(m), "a")[1])),
-    "State plus array": (".value", lambda b: stepping(lambda m, x: m.h + x)),
-    "array plus State": (".value", lambda b: stepping(lambda m, x: x @ jnp.ones((3, 4)) + m.h)),
-    "State in jnp": (".value", lambda b: stepping(lambda m, x: jnp.tanh(m.h))),
+    "no time step": (
+        "`brainstate.environ.set(dt=1.0 * saiunit.ms)`",
+        lambda b: compiled(nn.LIF(3), "d_rtrl", X * u.mA),
+    ),
+    "no update": ("update is not implemented", lambda b: compiled(brainstate.nn.Module())),
+    "update returns a State": (
+        ("`OfBatch.update` fails for `x`", "write `.value` behind", "'h'"),
+        lambda b: stepping(lambda m, x: m.h),
+    ),
+    "update returns a string": (
+        "`OfBatch.update` fails for",
+        lambda b: stepping(lambda m, x: (written(m), "a")[1]),
+    ),
+    "State plus array": (
+        "A State stands where its value is meant: write `.value` behind it",
+        lambda b: stepping(lambda m, x: m.h + x),
+    ),
+    "array plus State": (
+        "A State stands where its value is meant: write `.value` behind it",
+        lambda b: stepping(lambda m, x: x @ jnp.ones((3, 4)) + m.h),
+    ),
+    "State in jnp": (
+        "A State stands where its value is meant: write `.value` behind it",
+        lambda b: stepping(lambda m, x: jnp.tanh(m.h)),
+    ),
     "State in matmul": (
-        "`weight` .value",
+        f"`weight` {IS_A_STATE}",
         lambda b: stepping(lambda m, x: braintrace.matmul(x, m.w)),
     ),
-    "attribute of a State's value": (".value", lambda b: stepping(lambda m, x: m.h.shape)),
+    "attribute of a State's value": (
+        "A State stands where its value is meant: write `.value` behind it",
+        lambda b: stepping(lambda m, x: m.h.shape),
+    ),
     "State written to a State": (
-        ".value",
+        "A State stands where its value is meant: write `.value` behind it",
         lambda b: stepping(lambda m, x: setattr(m.h, "value", m.w)),
     ),
     "decision on a traced value": (
-        "update x",
+        "`OfBatch.update` fails for `x`",
         lambda b: stepping(lambda m, x: m.h.value if x.sum() > 0 else x),
     ),
-    "number of a traced value": ("update x", lambda b: stepping(lambda m, x: float(x[0, 0]))),
-    "numpy of a traced value": ("update x", lambda b: stepping(lambda m, x: np.tanh(np.array(x)))),
-    "shapes that do not fit": ("update x (2, 3)", lambda b: stepping(lambda m, x: x + jnp.ones(5))),
+    "number of a traced value": (
+        "`OfBatch.update` fails for `x`",
+        lambda b: stepping(lambda m, x: float(x[0, 0])),
+    ),
+    "numpy of a traced value": (
+        "`OfBatch.update` fails for `x`",
+        lambda b: stepping(lambda m, x: np.tanh(np.array(x))),
+    ),
+    "shapes that do not fit": (
+        "`OfBatch.update` fails for `x` = an array of dtype float32 and shape (2, 3)",
+        lambda b: stepping(lambda m, x: x + jnp.ones(5)),
+    ),
     "a product that does not fit": (
-        "update x (2, 3)",
+        "`OfBatch.update` fails for `x` = an array of dtype float32 and shape (2, 3)",
         lambda b: stepping(lambda m, x: x @ jnp.ones((4, 4))),
     ),
     "a scan that does not fit": (
-        "update x",
+        "`OfBatch.update` fails for `x`",
         lambda b: stepping(lambda m, x: jax.lax.scan(lambda c, a: (c, a), 0.0, x, length=7)),
     ),
-    "units that do not fit": ("update mV", lambda b: stepping(lambda m, x: x * u.mV + m.h.value)),
-    "a unit in a plain function": ("update", lambda b: stepping(lambda m, x: jnp.exp(x * u.mV))),
+    "units that do not fit": (
+        ("`OfBatch.update` fails for", "mV"),
+        lambda b: stepping(lambda m, x: x * u.mV + m.h.value),
+    ),
+    "a unit in a plain function": (
+        "`OfBatch.update` fails for",
+        lambda b: stepping(lambda m, x: jnp.exp(x * u.mV)),
+    ),
     "a State made in update": (
-        "update",
+        "`OfBatch.update` fails for",
         lambda b: stepping(lambda m, x: setattr(m, "new", brainstate.HiddenState(m.h.value + x))),
     ),
 }
@@ -363,27 +448,27 @@ def escaped(array):
 
 
 GONE = {
-    "deleted": ("deleted", deleted),
-    "escaped": ("tracer", escaped),
-    "masked": ("masked filled", lambda array: np.ma.masked_array(array, mask=array > 0)),
+    "deleted": ("is a deleted array", "freed by `delete()`", deleted),
+    "escaped": ("is a tracer that has left its transformation", "that has ended", escaped),
+    "masked": (
+        "is a masked array",
+        "Fill the masked entries first: `array.filled(value)`",
+        lambda array: np.ma.masked_array(array, mask=array > 0),
+    ),
 }
 WITHOUT_NUMBERS = {
     f"{kind}, {place}": (
-        f"`{name}` {words}",
+        (f"`{name}` {what}", fix),
         lambda b, call=call, make=make, array=array: call(b, make(array)),
     )
-    for kind, (words, make) in GONE.items()
+    for kind, (what, fix, make) in GONE.items()
     for place, (name, array, call) in {
         "call": ("x", X, lambda b, x: b.learner(x)),
         "compile": ("x", X, lambda b, x: compiled(None, "d_rtrl", x)),
         "etrace_grad": ("sequence 0", XS, lambda b, xs: b.grad(xs, YS)),
         "etrace_online": ("sequence 1", YS, lambda b, ys: b.online(XS, ys)),
         "predict": ("sequence 0", XS, lambda b, xs: b.learner.predict(xs)),
-        "sequence": (
-            "MultiStepData 0",
-            XS,
-            lambda b, xs: b.learner(braintrace.MultiStepData(xs)),
-        ),
+        "sequence": ("MultiStepData 0", XS, lambda b, xs: b.learner(braintrace.MultiStepData(xs))),
         "single step": ("x", X, lambda b, x: b.learner(braintrace.SingleStepData(x))),
         "window": ("arguments[0]", X, lambda b, x: b.windows(x)),
         "mask": ("mask", jnp.ones(len(XS)), lambda b, mask: b.grad(mask=mask)),
@@ -451,19 +536,24 @@ def gradient_of_unbounded(place, method, in_step_fn=False):
 LOOPS = {
     **{
         f"while {place}, {method}": (
-            f"`while` `update` wrong_calls.py {words} `scan` `fori_loop`",
+            (
+                "A gradient goes back through a `while` loop of `update` (",
+                "wrong_calls.py",
+                f"Before the loop are {before}.",
+                "Use a loop of known length (`scan`, `for_loop`, or `fori_loop`",
+            ),
             lambda b, place=place, method=method: gradient_of_unbounded(place, method),
         )
-        for place, words in (("before", "'encoder'"), ("behind", "'encoder', 'h', 'w'"))
+        for place, before in (("before", "'encoder'"), ("behind", "'encoder', 'h', 'w'"))
         for method in ("etrace_grad", "etrace_online", "functional")
     },
     "while in step_fn": (
-        "`while` `step_fn`",
+        "`while` loop of unknown length in `step_fn`",
         lambda b: gradient_of_unbounded(None, "etrace_grad", in_step_fn=True),
     ),
     **{
         f"vmap over weights {in_axes}": (
-            "maps `etp_m weight `braintrace.grouped_matmul`",
+            ("maps `etp_mm` with 'w' over its weight", "`braintrace.grouped_matmul`"),
             lambda b, in_axes=in_axes: compiled(Mapped(in_axes)),
         )
         for in_axes in ((None, 0), (0, 0))
@@ -472,108 +562,162 @@ LOOPS = {
 
 LOWER = {
     "lower without step_fn": (
-        "`lower('etrace_grad' `step_fn` `mask`",
+        "`lower('etrace_grad', ...)` needs `step_fn`; its options are `step_fn`, `window`, `mask`",
         lambda b: b.learner.lower("etrace_grad", XS, YS),
     ),
     "lower, stream without step_fn": (
-        "`lower('etrace_online' `step_fn` `update_fn`",
+        ("`lower('etrace_online', ...)`", "`step_fn`, `optimizer`, `update_fn`"),
         lambda b: b.learner.lower("etrace_online", XS),
     ),
     "lower, unknown option": (
-        "`lower('etrace_grad' `foo` `chunk_size`",
+        (
+            "`lower('etrace_grad', ..., step_fn=..., foo=...)` does not accept `foo`",
+            "`reduction`, `chunk_size`",
+        ),
         lambda b: b.learner.lower("etrace_grad", XS, YS, step_fn=b.loss, foo=1),
     ),
     "lower, option of another method": (
-        "`lower('etrace_grad' `every`",
+        (
+            "`lower('etrace_grad', ..., step_fn=..., every=...)` does not accept `every`",
+            "`chunk_size`",
+        ),
         lambda b: b.learner.lower("etrace_grad", XS, YS, step_fn=b.loss, every=2),
     ),
     "lower, option of a step": (
-        "`lower('update' `foo` none",
+        "`lower('update', ..., foo=...)` does not accept `foo`; its options are none",
         lambda b: b.learner.lower("update", X, foo=1),
     ),
     "lower, predict with a mask": (
-        "`lower('predict' `mask` `reset`",
+        "`lower('predict', ..., mask=...)` does not accept `mask`; its options are `reset`",
         lambda b: b.learner.lower("predict", XS, mask=1),
     ),
     **{
         f"plot in {value!r}": (
-            f"`ax` {value!r} Matplotlib",
+            f"`ax` is {value!r}; expected axes of Matplotlib",
             lambda b, value=value: b.learner.plot(ax=value),
         )
         for value in ("x", 3)
     },
     "plot_traces in a string": (
-        "`axes` 'x' Matplotlib",
+        "`axes` is 'x'; expected axes of Matplotlib",
         lambda b: braintrace.plot_traces(b.learner, "w_in", axes="x"),
     ),
 }
 
 FOUND_AT_RANDOM = {
-    "a list in itself": ("`arguments[0]` contains itself", lambda b: b.learner(cyclic())),
-    "a dict in itself": ("`step_fn` contains itself", lambda b: b.grad(step_fn=cyclic())),
-    "a sequence in itself": ("contains itself", lambda b: b.grad(cyclic(), YS)),
+    "a list in itself": (
+        "`arguments[0]` is a list that contains itself",
+        lambda b: b.learner(cyclic()),
+    ),
+    "a dict in itself": (
+        "`step_fn` is a list that contains itself",
+        lambda b: b.grad(step_fn=cyclic()),
+    ),
+    "a sequence in itself": ("list that contains itself", lambda b: b.grad(cyclic(), YS)),
     "keys of two kinds": (
-        "`mask` pytree",
+        ("`mask` is a dict of an array", "expected a pytree"),
         lambda b: b.grad(mask={1: X, "a": X}),
     ),
-    "keys for a mask": ("`mask` key<fry>", lambda b: b.grad(mask=jax.random.split(KEY, 4))),
-    "a deleted array in a list": ("`x` deleted", lambda b: braintrace.matmul([deleted(X)], X)),
+    "keys for a mask": (
+        "`mask` has dtype key<fry>",
+        lambda b: b.grad(mask=jax.random.split(KEY, 4)),
+    ),
+    "a deleted array in a list": (
+        "`x` is a list of a deleted",
+        lambda b: braintrace.matmul([deleted(X)], X),
+    ),
     "a deleted mantissa": (
-        "`x` deleted",
+        "`x` is a deleted array of",
         lambda b: braintrace.matmul(u.Quantity(deleted(X), unit=u.mV), X),
     ),
-    "keys for numbers": ("`x` key<fry>", lambda b: braintrace.matmul(KEY, X)),
-    "thousands of digits": ("`every` thousands digits", lambda b: b.online(every=10**5000)),
-    "sizes beyond 64 bits": ("`in_size` 1000", lambda b: nn.Linear(10**50, 3)),
+    "keys for numbers": ("`x` is an array of dtype key<fry>", lambda b: braintrace.matmul(KEY, X)),
+    "thousands of digits": (
+        "`every` is a int of thousands of digits",
+        lambda b: b.online(every=10**5000),
+    ),
+    "sizes beyond 64 bits": (
+        "`in_size` is 100000000000000000000000000000000000000000000000000",
+        lambda b: nn.Linear(10**50, 3),
+    ),
     "a unit for axes": (
-        "`axes` ms Matplotlib",
+        "`axes` is 2.0 in ms; expected axes of Matplotlib",
         lambda b: braintrace.plot_traces(b.learner, "w_in", axes=2.0 * u.ms),
     ),
     "plot_traces in jit": (
-        "`plot_traces` outside",
+        ("`plot_traces` draws values", "call it outside"),
         lambda b: jax.jit(lambda x: braintrace.plot_traces(b.learner, "w_in"))(X),
     ),
-    "gradient_check in jit": ("`gradient_check` outside", lambda b: jax.jit(check)()),
-    "a path of arrays": ("`path` float32", lambda b: b.learner.eligibility(jnp.ones(2))),
-    "an array for a dtype": ("`trace_dtype` (2, 3)", lambda b: compiled(trace_dtype=X)),
-    "a filter of no argument": ("`mark` argument", lambda b: compiled(mark=lambda: True)),
-    "a class for step_fn": ("`step_fn` 0 times", lambda b: b.grad(step_fn=ValueError)),
+    "gradient_check in jit": (
+        ("`gradient_check` compares", "call it outside"),
+        lambda b: jax.jit(check)(),
+    ),
+    "a path of arrays": (
+        "`path` is 'an array of dtype float32",
+        lambda b: b.learner.eligibility(jnp.ones(2)),
+    ),
+    "an array for a dtype": (
+        "`trace_dtype` is an array of dtype float32 and shape (2, 3)",
+        lambda b: compiled(trace_dtype=X),
+    ),
+    "a filter of no argument": (
+        ("`mark` is the function", "arguments but 1 was given"),
+        lambda b: compiled(mark=lambda: True),
+    ),
+    "a class for step_fn": (
+        "`step_fn` called the learner 0 times",
+        lambda b: b.grad(step_fn=ValueError),
+    ),
     "a network of one argument": (
-        "`network` no argument",
+        "`network` takes (n), but is called with no argument",
         lambda b: braintrace.plan(lambda n: CASE.build(), "d_rtrl", X, batch_size=2),
     ),
     "more steps than numbers": (
-        "`steps` 4611686018427387904",
+        "`steps` is 4611686018427387904",
         lambda b: braintrace.plan(CASE.build, "d_rtrl", X, batch_size=2, steps=2**62),
     ),
     "a trace beyond all memory": (
-        "`TDTrace.init` bytes",
+        ("`TDTrace.init`: the trace would have shape", "bytes"),
         lambda b: braintrace.TDTrace(0.5).init({"w": X}, 2**62),
     ),
     "exported strings": (
-        "`slice 0` 'abc'",
+        "`slice 0` is 'abc'",
         lambda b: b.learner.export_step("abc", YS[0], step_fn=b.loss, optimizer=optax.sgd(0.1)),
     ),
 }
 
 ALGORITHM = {
-    "D_RTRL of nothing": ("`model` None", lambda b: braintrace.D_RTRL(None)),
-    "D_RTRL of a class": ("`model` OfBatch", lambda b: braintrace.D_RTRL(OfBatch)),
-    "ES_D_RTRL of a State": ("`model`", lambda b: braintrace.ES_D_RTRL(STATE)),
-    "Learner of nothing": ("`algorithm` None", lambda b: braintrace.Learner(None)),
-    "Learner of a model": ("`algorithm`", lambda b: braintrace.Learner(CASE.build())),
-    "Learner of a name": ("`algorithm` 'd_rtrl'", lambda b: braintrace.Learner("d_rtrl")),
-    "call before compile_graph": ("compile_graph", lambda b: algorithm()(X)),
-    "reset before compile_graph": ("compile_graph", lambda b: algorithm().reset_state(2)),
+    "D_RTRL of nothing": ("`model` is None", lambda b: braintrace.D_RTRL(None)),
+    "D_RTRL of a class": (
+        "`model` is the GraphNodeMeta `OfBatch`",
+        lambda b: braintrace.D_RTRL(OfBatch),
+    ),
+    "ES_D_RTRL of a State": ("`model` is a ParamState", lambda b: braintrace.ES_D_RTRL(STATE)),
+    "Learner of nothing": ("`algorithm` is None", lambda b: braintrace.Learner(None)),
+    "Learner of a model": (
+        "`algorithm` is a GenericModel",
+        lambda b: braintrace.Learner(CASE.build()),
+    ),
+    "Learner of a name": ("`algorithm` is 'd_rtrl'", lambda b: braintrace.Learner("d_rtrl")),
+    "call before compile_graph": ("`compile_graph` with an example", lambda b: algorithm()(X)),
+    "reset before compile_graph": (
+        "`compile_graph` with an example",
+        lambda b: algorithm().reset_state(2),
+    ),
     "reset_state before compile_graph": (
-        "compile_graph",
+        "`compile_graph` with an example",
         lambda b: braintrace.Learner(algorithm()).reset_state(),
     ),
-    "traces before compile_graph": ("compile_graph", lambda b: algorithm().traces),
-    "zero_traces before compile_graph": ("compile_graph", lambda b: algorithm().zero_traces()),
+    "traces before compile_graph": (
+        "`compile_graph` with an example",
+        lambda b: algorithm().traces,
+    ),
+    "zero_traces before compile_graph": (
+        "`compile_graph` with an example",
+        lambda b: algorithm().zero_traces(),
+    ),
     **{
         f"{name} before compile_graph": (
-            "compile_graph",
+            "`compile_graph` with an example",
             lambda b, name=name, more=more: getattr(braintrace.Learner(algorithm()), name)(
                 XS, **more
             ),
@@ -586,54 +730,60 @@ ALGORITHM = {
         }.items()
     },
     "report before compile_graph": (
-        "compile_graph",
+        "`compile_graph` with an example",
         lambda b: braintrace.Learner(algorithm()).report(),
     ),
     "compile_graph before init_state": (
-        "init_all_states h",
+        ("`brainstate.nn.init_all_states(model)`", "`GenericModel` has no 'h'"),
         lambda b: algorithm().compile_graph(X),
     ),
     "compile_etrace_graph before init_state": (
-        "init_all_states h",
+        ("`brainstate.nn.init_all_states(model)`", "`OfBatch` has no 'h'"),
         lambda b: braintrace.compile_etrace_graph(OfBatch(), X),
     ),
     "compile_etrace_graph of nothing": (
-        "`model` None",
+        "`model` is None",
         lambda b: braintrace.compile_etrace_graph(None, X),
     ),
     "compile_etrace_graph, strict": (
-        "`strict`",
+        "`strict` is 1",
         lambda b: braintrace.compile_etrace_graph(CASE.build(), X, strict=1),
     ),
     "compile, readout_filters": (
-        "`readout_filters`",
+        "`readout_filters` is 'yes'",
         lambda b: compiled(readout_filters="yes"),
     ),
     "compile_etrace_graph, readout_filters": (
-        "`readout_filters`",
+        "`readout_filters` is 1",
         lambda b: braintrace.compile_etrace_graph(CASE.build(), X, readout_filters=1),
     ),
     "compile_etrace_graph, unroll_limit": (
-        "`unroll_limit`",
+        "`unroll_limit` is -3",
         lambda b: braintrace.compile_etrace_graph(CASE.build(), X, unroll_limit=-3),
     ),
-    "compile_graph without arguments": ("update x", lambda b: initialised()),
-    "compile_graph with a sequence": ("update x (4, 2, 3)", lambda b: initialised(XS)),
-    "compile_graph with a string": ("`x` 'abc'", lambda b: initialised("abc")),
+    "compile_graph without arguments": ("`GenericModel.update` takes (x)", lambda b: initialised()),
+    "compile_graph with a sequence": (
+        ("`update` changes State 'h'", "`x` = an array of dtype float32 and shape (4, 2, 3)"),
+        lambda b: initialised(XS),
+    ),
+    "compile_graph with a string": ("`x` is 'abc'", lambda b: initialised("abc")),
     **{
         f"compile_graph batch_size {value!r}": (
-            f"`batch_size` {value!r}",
+            f"`batch_size` is {value!r}",
             lambda b, value=value: initialised(X, batch_size=value),
         )
         for value in (0, 2.0, True, "2")
     },
     "compile_graph with another batch": (
-        "`batch_size` (2, 3)",
+        ("a batch of `batch_size`=3", "arguments have shapes (2, 3)"),
         lambda b: initialised(X, batch_size=3),
     ),
-    "a sequence without data": ("x", lambda b: initialised(braintrace.MultiStepData(None))),
+    "a sequence without data": (
+        "`x` is None",
+        lambda b: initialised(braintrace.MultiStepData(None)),
+    ),
     "a sequence without steps": (
-        "(0, 2, 3)",
+        "of at least one step; the shapes given are (0, 2, 3)",
         lambda b: initialised(braintrace.MultiStepData(XS[:0])),
     ),
 }
@@ -642,19 +792,31 @@ ALGORITHM = {
 def sequence_rows(prefix, run):
     """What no driver takes for a sequence."""
     return {
-        f"{prefix} {name}": (words, lambda b, values=values: run(b, *values))
-        for name, (words, values) in {
-            "of a string": ("sequence 0", ("abc", YS)),
-            "of strings": ("sequence 0", (np.array(["a"] * 4), YS)),
-            "of objects": ("sequence 0", (OBJECTS, YS)),
-            "of a frame": ("sequence 0 Frame", (Frame(), YS)),
-            "of a function": ("sequence 0 function", (lambda: XS, YS)),
-            "of a State": ("sequence 0 .value", (STATE, YS)),
-            "of a number": ("sequence ()", (3.0, YS)),
-            "of nothing": ("none", (None,)),
-            "of lengths": ("sequence (4, 2, 3) (3, 2, 2)", (XS, YS[:3])),
-            "of no steps": ("sequence (0, 2, 3)", (XS[:0], YS[:0])),
-            "of ragged lists": ("sequence", (RAGGED, YS)),
+        f"{prefix} {name}": (text, lambda b, values=values: run(b, *values))
+        for name, (text, values) in {
+            "of a string": ("`sequence 0` is 'abc'", ("abc", YS)),
+            "of strings": ("`sequence 0` is an array", (np.array(["a"] * 4), YS)),
+            "of objects": ("`sequence 0` is an array", (OBJECTS, YS)),
+            "of a frame": ("`sequence 0` is a Frame", (Frame(), YS)),
+            "of a function": ("`sequence 0` is the function", (lambda: XS, YS)),
+            "of a State": (f"`sequence 0` {IS_A_STATE}", (STATE, YS)),
+            "of a number": (
+                "of at least one step; the shapes given are ()",
+                (3.0, YS),
+            ),
+            "of nothing": ("of at least one step; the shapes given are none", (None,)),
+            "of lengths": (
+                ("sequence needs the same leading", "are (4, 2, 3), (3, 2, 2)"),
+                (XS, YS[:3]),
+            ),
+            "of no steps": (
+                "Every sequence needs the same leading time axis, of at least one step",
+                (XS[:0], YS[:0]),
+            ),
+            "of ragged lists": (
+                "Every sequence needs the same leading time axis, of at least one step",
+                (RAGGED, YS),
+            ),
         }.items()
     }
 
@@ -662,17 +824,17 @@ def sequence_rows(prefix, run):
 def reset_rows(prefix, run):
     """What no driver takes for `reset`."""
     return {
-        f"{prefix} reset {name}": (words, lambda b, value=value: run(b, reset=value))
-        for name, (words, value) in {
-            "float": ("`reset` float32", jnp.zeros(4)),
-            "integer": ("`reset` int32", jnp.zeros(4, int)),
-            "length": ("`reset` (3,)", np.zeros(3, bool)),
-            "axes": ("`reset` (4, 2, 1)", np.zeros((4, 2, 1), bool)),
-            "batch": ("`reset` (4, 3)", np.zeros((4, 3), bool)),
-            "number": ("`reset` ()", True),
-            "string": ("`reset` 'yes'", "yes"),
-            "objects": ("`reset` object", np.array([None] * 4)),
-            "State": ("`reset` .value", STATE),
+        f"{prefix} reset {name}": (text, lambda b, value=value: run(b, reset=value))
+        for name, (text, value) in {
+            "float": ("`reset` has shape (4,) and dtype float32", jnp.zeros(4)),
+            "integer": ("`reset` has shape (4,) and dtype int32", jnp.zeros(4, int)),
+            "length": ("`reset` has shape (3,) and", np.zeros(3, bool)),
+            "axes": ("`reset` has shape (4, 2, 1)", np.zeros((4, 2, 1), bool)),
+            "batch": ("`reset` has shape (4, 3)", np.zeros((4, 3), bool)),
+            "number": ("`reset` has shape () and", True),
+            "string": ("`reset` is 'yes'", "yes"),
+            "objects": ("`reset` is an array of dtype object", np.array([None] * 4)),
+            "State": (f"`reset` {IS_A_STATE}", STATE),
         }.items()
     }
 
@@ -680,52 +842,103 @@ def reset_rows(prefix, run):
 def step_rows(prefix, run):
     """What no driver takes for `step_fn`, or for its result."""
     rows = {
-        "None": ("`step_fn` None", None),
-        "number": ("`step_fn` 3", 3),
-        "name": ("`step_fn` 'loss'", "loss"),
-        "of one argument": ("`step_fn` (x)", lambda x: x),
-        "of three arguments": ("`step_fn` (x, y, z)", lambda x, y, z: x),
-        "without a call": ("`step_fn` once 0", lambda x, y: y.sum()),
+        "None": ("`step_fn` is None", None),
+        "number": ("`step_fn` is 3", 3),
+        "name": ("`step_fn` is 'loss'", "loss"),
+        "of one argument": ("`step_fn` takes (x)", lambda x: x),
+        "of three arguments": ("`step_fn` takes (x, y, z)", lambda x, y, z: x),
+        "without a call": (
+            "`step_fn` called the learner 0 times; it must call it exactly once",
+            lambda x, y: y.sum(),
+        ),
     }
     results = {
-        "dict": ("`step_fn` dict", lambda out, y: {"loss": out.sum()}),
-        "nothing": ("`step_fn` None", lambda out, y: None),
-        "pair": ("`step_fn` has_aux", lambda out, y: (out.sum(), out)),
-        "list": ("`step_fn` list", lambda out, y: [out.sum()]),
-        "array": ("`step_fn` (2, 2)", lambda out, y: out - y),
-        "string": ("`step_fn` 'loss'", lambda out, y: "loss"),
-        "integer": ("`step_fn` int32", lambda out, y: jnp.sum(out > y)),
-        "boolean": ("`step_fn` bool", lambda out, y: jnp.any(out > y)),
-        "complex": ("`step_fn` complex64", lambda out, y: jnp.sum(out) * 1j),
-        "State": ("`step_fn` .value", lambda out, y: STATE),
-        "unit": ("`step_fn` unit_aware mV", lambda out, y: out.sum() * u.mV),
-        "does not fit": ("`step_fn` (2, 2)", lambda out, y: (out - jnp.ones(5)).sum()),
-        "decides": ("`step_fn`", lambda out, y: 1.0 if out.sum() > 0 else 2.0),
-        "adds a unit": ("`step_fn` mV", lambda out, y: (out * u.mV + out).sum()),
-        "adds a State": ("`step_fn` .value", lambda out, y: (out[0] + STATE).sum()),
+        "dict": (
+            "`step_fn` must return a scalar loss, a floating-point number; it returned a dict",
+            lambda out, y: {"loss": out.sum()},
+        ),
+        "nothing": (
+            "`step_fn` must return a scalar loss, a floating-point number; it returned None",
+            lambda out, y: None,
+        ),
+        "pair": (
+            ("`step_fn` must return a scalar", "`has_aux=True` it returns"),
+            lambda out, y: (out.sum(), out),
+        ),
+        "list": (
+            "`step_fn` must return a scalar loss, a floating-point number; it returned a list",
+            lambda out, y: [out.sum()],
+        ),
+        "array": (
+            ("`step_fn` must return a scalar", "float32 and shape (2, 2)"),
+            lambda out, y: out - y,
+        ),
+        "string": (
+            "`step_fn` must return a scalar loss, a floating-point number; it returned 'loss'",
+            lambda out, y: "loss",
+        ),
+        "integer": (
+            ("`step_fn` must return a scalar", "dtype int32 and shape ()"),
+            lambda out, y: jnp.sum(out > y),
+        ),
+        "boolean": (
+            ("`step_fn` must return a scalar", "of dtype bool and shape ()"),
+            lambda out, y: jnp.any(out > y),
+        ),
+        "complex": (
+            ("`step_fn` must return a scalar", "dtype complex64 and shape ()"),
+            lambda out, y: jnp.sum(out) * 1j,
+        ),
+        "State": (("`step_fn` must return a scalar", "Return its `.value`"), lambda out, y: STATE),
+        "unit": (
+            "`step_fn` returned a loss in mV. Divide it by its unit, or pass `unit_aware=True`",
+            lambda out, y: out.sum() * u.mV,
+        ),
+        "does not fit": (
+            (
+                "`step_fn` fails for `x` =",
+                "(2, 3), `y` = an array of dtype float32 and shape (2, 2)",
+            ),
+            lambda out, y: (out - jnp.ones(5)).sum(),
+        ),
+        "decides": ("`step_fn` fails for `x` =", lambda out, y: 1.0 if out.sum() > 0 else 2.0),
+        "adds a unit": (("`step_fn` fails for `x`", "mV"), lambda out, y: (out * u.mV + out).sum()),
+        "adds a State": (
+            ("`step_fn` fails for `x`", "write `.value` behind it"),
+            lambda out, y: (out[0] + STATE).sum(),
+        ),
     }
     calls = {
-        "no argument": ("x (2, 3)", ()),
-        "two arguments": ("x (2, 3)", (X, X)),
-        "other features": ("x (2, 5) (2, 3)", (jnp.ones((2, 5)),)),
-        "other batch": ("x (3, 3) (2, 3) reset_state", (jnp.ones((3, 3)),)),
-        "a string": ("x 'abc'", ("abc",)),
-        "nothing": ("x", (None,)),
-        "a State": ("x .value", (STATE,)),
-        "a unit": ("x mV", (X * u.mV,)),
-        "complex": ("x complex64", (X * 1j,)),
+        "no argument": ("`x` = an array of dtype float32 and shape (2, 3)", ()),
+        "two arguments": ("(2, 3), and is called with `x`", (X, X)),
+        "other features": (
+            "`x` of `update` has shape (2, 5); the model was compiled for (2, 3)",
+            (jnp.ones((2, 5)),),
+        ),
+        "other batch": (
+            (
+                "`x` of `update` has shape (3, 3); the model was compiled for (2, 3)",
+                "`reset_state` with the new",
+            ),
+            (jnp.ones((3, 3)),),
+        ),
+        "a string": ("`x` is 'abc'", ("abc",)),
+        "nothing": ("`x` = an array of dtype float32", (None,)),
+        "a State": (f"`x` {IS_A_STATE}", (STATE,)),
+        "a unit": ("`x` = an array of dtype float32 and shape (2, 3) in mV", (X * u.mV,)),
+        "complex": ("`x` of `update` has dtype complex64", (X * 1j,)),
     }
     found = {
         f"{prefix} step_fn {n}": (w, lambda b, f=f: run(b, step_fn=f)) for n, (w, f) in rows.items()
     }
-    for name, (words, result) in results.items():
+    for name, (text, result) in results.items():
         found[f"{prefix} loss {name}"] = (
-            words,
+            text,
             lambda b, f=result: run(b, step_fn=lambda x, y: f(b.learner(x), y)),
         )
-    for name, (words, given) in calls.items():
+    for name, (text, given) in calls.items():
         found[f"{prefix} learner of {name}"] = (
-            words,
+            text,
             lambda b, given=given: run(b, step_fn=lambda x, y: jnp.sum(b.learner(*given))),
         )
     return found
@@ -745,7 +958,7 @@ GRADIENT = {
     **step_rows("etrace_grad", grad),
     **{
         f"{name} {value!r}": (
-            f"`{name}` {value!r}",
+            f"`{name}` is {value!r}",
             lambda b, name=name, value=value: b.grad(**{name: value}),
         )
         for name, values in {
@@ -760,75 +973,87 @@ GRADIENT = {
         for value in values
     },
     "weights of another model": (
-        "`weights['w']` ParamState",
+        "`weights['w']` is a ParamState",
         lambda b: b.grad(weights={"w": STATE}),
     ),
-    "weights that are arrays": ("`weights['w']` (2, 3)", lambda b: b.grad(weights={"w": X})),
-    "has_aux without a pair": ("has_aux=True pair", lambda b: b.grad(has_aux=True)),
+    "weights that are arrays": (
+        "`weights['w']` is an array of dtype float32 and shape (2, 3)",
+        lambda b: b.grad(weights={"w": X}),
+    ),
+    "has_aux without a pair": (
+        "`has_aux=True`, `step_fn` must return a pair",
+        lambda b: b.grad(has_aux=True),
+    ),
     "aux that is a State": (
-        "`step_fn` .value",
+        ("`step_fn` returned what cannot", "Give its `.value`"),
         lambda b: b.returning(lambda out, y: (out.sum(), STATE), has_aux=True),
     ),
     "aux that is a string": (
-        "`step_fn` aux 'abc'",
+        "`step_fn` returned what cannot be stacked over time: `aux` is 'abc'",
         lambda b: b.returning(lambda out, y: (out.sum(), "abc"), has_aux=True),
     ),
     **{
-        f"mask {name}": (f"`mask` {words}", lambda b, value=value: b.grad(mask=value))
-        for name, (words, value) in {
-            "length": ("(3,) (4,)", jnp.ones(3)),
-            "axes": ("(4, 2)", jnp.ones((4, 2))),
-            "number": ("()", 1.0),
-            "complex": ("complex64", jnp.ones(4, jnp.complex64)),
-            "NaN": ("finite", [1.0, np.nan, 1.0, 1.0]),
-            "infinite": ("finite", [1.0, np.inf, 1.0, 1.0]),
-            "too large": ("sum inf", np.full(4, 3e38, np.float32)),
-            "whose reciprocal is zero": ("sum 8.5e+37", np.full(4, 3e37, np.float32)),
-            "string": ("'all'", "all"),
-            "strings": ("<U1", np.array(["a"] * 4)),
-            "objects": ("object", np.array([None] * 4)),
-            "State": (".value", STATE),
-            "frame": ("Frame", Frame()),
+        f"mask {name}": (f"`mask` {text}", lambda b, value=value: b.grad(mask=value))
+        for name, (text, value) in {
+            "length": ("has shape (3,); expected one weight per step, (4,)", jnp.ones(3)),
+            "axes": ("has shape (4, 2)", jnp.ones((4, 2))),
+            "number": ("has shape ()", 1.0),
+            "complex": ("has dtype complex64", jnp.ones(4, jnp.complex64)),
+            "NaN": ("has weights that are not finite", [1.0, np.nan, 1.0, 1.0]),
+            "infinite": ("has weights that are not finite", [1.0, np.inf, 1.0, 1.0]),
+            "too large": ("has weights with the sum inf", np.full(4, 3e38, np.float32)),
+            "whose reciprocal is zero": (
+                "has weights with the sum 1.2",
+                np.full(4, 3e37, np.float32),
+            ),
+            "string": ("is 'all'", "all"),
+            "strings": ("is an array of dtype <U1", np.array(["a"] * 4)),
+            "objects": ("is an array of dtype object", np.array([None] * 4)),
+            "State": (IS_A_STATE, STATE),
+            "frame": ("is a Frame", Frame()),
         }.items()
     },
     "learner called twice": (
-        "once 2",
+        "2 times; it must call it exactly once",
         lambda b: b.grad(step_fn=lambda x, y: b.loss(x, y) + b.loss(x, y)),
     ),
     "learner called in a jit": (
-        "`step_fn`",
+        "`step_fn` calls the learner inside a compiled function, branch or loop",
         lambda b: b.grad(step_fn=brainstate.transform.jit(lambda x, y: b.loss(x, y))),
     ),
     "another learner called": (
-        "`step_fn`",
+        "`step_fn` called the learner 0 times; it must call it exactly once",
         lambda b: b.grad(step_fn=lambda x, y: jnp.sum(b.mapped(x))),
     ),
-    "the learner as step_fn": ("`step_fn`", lambda b: b.grad(XS, step_fn=b.learner)),
+    "the learner as step_fn": (
+        "`step_fn` must return a scalar",
+        lambda b: b.grad(XS, step_fn=b.learner),
+    ),
     "step_fn writes a parameter": (
-        "`step_fn` parameter",
+        "`step_fn` writes a parameter",
         lambda b: b.grad(step_fn=lambda x, y: (b.loss(x, y), scale(b, "w_in"))[0]),
     ),
     "step_fn writes a hidden state": (
-        "`step_fn` 'h'",
+        "`step_fn` writes the hidden State 'h'",
         lambda b: b.grad(step_fn=lambda x, y: (b.loss(x, y), scale(b, "h"))[0]),
     ),
     "windows, chunk_size": (
-        "`chunk_size`",
+        "`chunk_size` is 0",
         lambda b: b.windows.etrace_grad(XS, step_fn=lambda x: b.windows(x).sum(), chunk_size=0),
     ),
     "memory_budget of a given chunk_size": (
-        "`memory_budget` 1024 `chunk_size` 2",
+        "`memory_budget` is 1024 and `chunk_size` is 2",
         lambda b: b.grad(memory_budget=1024, chunk_size=2),
     ),
     **{
         f"grad window {value!r}": (
-            f"`window` {value!r} a positive integer",
+            f"`window` is {value!r}; expected a positive integer",
             lambda b, value=value: b.grad(window=value),
         )
         for value in (0, -3, False, 1.5, "auto")
     },
     "windows, memory_budget": (
-        "`memory_budget` vjp_method `chunk_size`",
+        ("`memory_budget` is given with `vjp_method='multi-step'`", "Give `chunk_size` instead"),
         lambda b: b.windows.etrace_grad(
             XS, step_fn=lambda x: b.windows(x).sum(), memory_budget=2**20
         ),
@@ -842,11 +1067,17 @@ def scale(b, name):
 
 
 WATCHING = {
-    "progress": ("`progress` 'yes'", {"progress": "yes"}),
-    "log_every 0": ("`log_every` 0", {"log_every": 0, "on_log": print}),
-    "on_log word": ("`on_log` 'print' function", {"log_every": 1, "on_log": "print"}),
-    "log_every alone": ("`log_every` `on_log` both", {"log_every": 1}),
-    "on_log alone": ("`log_every` `on_log` both", {"on_log": print}),
+    "progress": ("`progress` is 'yes'", {"progress": "yes"}),
+    "log_every 0": ("`log_every` is 0", {"log_every": 0, "on_log": print}),
+    "on_log word": (
+        "`on_log` is 'print'; expected a function",
+        {"log_every": 1, "on_log": "print"},
+    ),
+    "log_every alone": ("`log_every` is 1 and `on_log` is None: give both", {"log_every": 1}),
+    "on_log alone": (
+        "`log_every` is None and `on_log` is the builtin_function_or_method `print`: give both",
+        {"on_log": print},
+    ),
 }
 DRIVERS = {
     "etrace_grad": grad,
@@ -872,87 +1103,105 @@ ONLINE = {
     **sequence_rows("etrace_online", online),
     **reset_rows("etrace_online", online),
     **step_rows("etrace_online", online),
-    "update_fn None": ("`update_fn` None", lambda b: b.online(update_fn=None)),
-    "update_fn number": ("`update_fn` 3", lambda b: b.online(update_fn=3)),
-    "update_fn of nothing": ("`update_fn` gradients", lambda b: b.online(update_fn=lambda: None)),
-    "update_fn of two": ("`update_fn` gradients", lambda b: b.online(update_fn=lambda g, a: None)),
+    "update_fn None": (
+        "`update_fn` and `optimizer` are both None",
+        lambda b: b.online(update_fn=None),
+    ),
+    "update_fn number": ("`update_fn` is 3", lambda b: b.online(update_fn=3)),
+    "update_fn of nothing": (
+        "`update_fn` takes (), but is called with the `gradients`",
+        lambda b: b.online(update_fn=lambda: None),
+    ),
+    "update_fn of two": (
+        "`update_fn` takes (g, a), but is called with the `gradients`",
+        lambda b: b.online(update_fn=lambda g, a: None),
+    ),
     "update_fn of one with has_aux": (
-        "`update_fn` aux",
+        "`update_fn` takes (g), but is called with the `gradients` and the `aux`",
         lambda b: b.online(
             step_fn=lambda x, y: (b.loss(x, y), y), update_fn=lambda g: None, has_aux=True
         ),
     ),
     "update_fn that does not fit": (
-        "`update_fn`",
+        "`update_fn` fails for `g`",
         lambda b: b.online(update_fn=lambda g: g[("w_in",)] + jnp.ones(7)),
     ),
     "update_fn that changes a dtype": (
-        "'w_in' float16",
+        "'w_in' from float32[3, 4] to float16[3, 4]",
         lambda b: b.online(update_fn=lambda g: narrowed(b)),
     ),
-    "no optimizer": ("`update_fn` `optimizer` None", lambda b: b.online(update_fn=None)),
-    "optimizer number": ("`optimizer` 3 update", lambda b: b.online(update_fn=None, optimizer=3)),
+    "no optimizer": (
+        "`update_fn` and `optimizer` are both None",
+        lambda b: b.online(update_fn=None),
+    ),
+    "optimizer number": (
+        ("`optimizer` is 3", "`update(gradients)` changes"),
+        lambda b: b.online(update_fn=None, optimizer=3),
+    ),
     "optimizer class": (
-        "`optimizer` update",
+        ("`optimizer` is the GraphNodeMeta", "`update(gradients)` changes"),
         lambda b: b.online(update_fn=None, optimizer=brainstate.nn.Module),
     ),
     "optimizer and update_fn": (
-        "`optimizer` `update_fn` Both",
+        "Both `update_fn` and `optimizer`",
         lambda b: b.online(optimizer=optax.sgd(0.1)),
     ),
     "optimizer of something else": (
-        "`optimizer.init`",
+        "`optimizer.init` fails for",
         lambda b: b.online(update_fn=None, optimizer=Failing("init")),
     ),
     "optimizer that does not fit": (
-        "`optimizer.update`",
+        "`optimizer.update` fails",
         lambda b: b.online(update_fn=None, optimizer=Failing("update")),
     ),
     "optimizer_state before there is one": (
-        "`optimizer_state` init_optimizer",
+        ("`optimizer_state` can be", "`learner.init_optimizer(optimizer)`"),
         lambda b: setattr(b.learner, "optimizer_state", 3),
     ),
-    "init_optimizer number": ("`optimizer` 3", lambda b: b.learner.init_optimizer(3)),
-    "every 0": ("`every` 0", lambda b: b.online(every=0)),
-    "online window 0": ("`window` 0", lambda b: b.online(window=0)),
-    "online window true": ("`window` True", lambda b: b.online(window=True)),
+    "init_optimizer number": ("`optimizer` is 3", lambda b: b.learner.init_optimizer(3)),
+    "every 0": ("`every` is 0", lambda b: b.online(every=0)),
+    "online window 0": ("`window` is 0", lambda b: b.online(window=0)),
+    "online window true": ("`window` is True", lambda b: b.online(window=True)),
     "online window of more steps than every": (
-        "`window` 4 `every` 2",
+        "`window` is 4 and `every` is 2",
         lambda b: b.online(window=4, every=2),
     ),
-    "every true": ("`every` True", lambda b: b.online(every=True)),
-    "nonfinite word": ("`nonfinite` 'drop' 'skip'", lambda b: b.online(nonfinite="drop")),
+    "every true": ("`every` is True", lambda b: b.online(every=True)),
+    "nonfinite word": (
+        "`nonfinite` is 'drop'; expected 'ignore', 'raise' or 'skip'",
+        lambda b: b.online(nonfinite="drop"),
+    ),
     "nonfinite raise inside": (
-        "nonfinite='raise' inside",
+        "`nonfinite='raise'` cannot check values inside",
         lambda b: brainstate.transform.jit(lambda: b.online(nonfinite="raise"))(),
     ),
     "online mask of another length": (
-        "`mask` (3,) (4,)",
+        "`mask` has shape (3,); expected one weight per step, (4,)",
         lambda b: b.online(mask=np.ones(3)),
     ),
     **{
-        f"{name} {what}": (words, lambda b, n=name, o=options: DRIVERS[n](b, **o))
+        f"{name} {what}": (text, lambda b, n=name, o=options: DRIVERS[n](b, **o))
         for name in ("etrace_grad", "etrace_online", "etrace_evolve", "predict")
-        for what, (words, options) in WATCHING.items()
+        for what, (text, options) in WATCHING.items()
     },
     "logs within blocks": (
-        "`log_every` 3 2",
+        "`log_every` is 3, and parameters change or windows end every 2",
         lambda b: b.online(every=2, log_every=3, on_log=print),
     ),
     "progress inside": (
-        "`progress` inside",
+        "`progress` and `log_every` of `etrace_online` do not work inside",
         lambda b: brainstate.transform.jit(lambda: b.online(progress=True))(),
     ),
-    "online has_aux": ("`has_aux` None", lambda b: b.online(has_aux=None)),
-    "online unit_aware": ("`unit_aware` 'yes'", lambda b: b.online(unit_aware="yes")),
+    "online has_aux": ("`has_aux` is None", lambda b: b.online(has_aux=None)),
+    "online unit_aware": ("`unit_aware` is 'yes'", lambda b: b.online(unit_aware="yes")),
     "online windows": (
-        "vjp_method",
+        "`vjp_method='multi-step'`",
         lambda b: b.windows.etrace_online(
             XS, step_fn=lambda x: b.windows(x).sum(), update_fn=lambda g: None
         ),
     ),
     "step_fn writes a parameter online": (
-        "`step_fn` 'w_in'",
+        "`step_fn` writes the parameter 'w_in'",
         lambda b: b.online(step_fn=lambda x, y: (b.loss(x, y), scale(b, "w_in"))[0]),
     ),
 }
@@ -975,134 +1224,192 @@ ALONE = {
     **sequence_rows("etrace_evolve", evolve),
     **reset_rows("etrace_evolve", evolve),
     **reset_rows("predict", predict),
-    "evolve chunk_size": ("`chunk_size` 0", lambda b: evolve(b, chunk_size=0)),
-    "evolve memory_budget": ("`memory_budget` 0", lambda b: evolve(b, memory_budget=0)),
-    "evolve chunk_size bool": ("`chunk_size` True", lambda b: evolve(b, chunk_size=True)),
-    "evolve return_outputs": ("`return_outputs` 0", lambda b: evolve(b, return_outputs=0)),
-    "evolve two sequences": ("x", lambda b: evolve(b, XS, XS)),
-    "evolve features": ("x (2, 5) (2, 3)", lambda b: evolve(b, jnp.ones((4, 2, 5)))),
-    "evolve batch": ("x (5, 3) (2, 3)", lambda b: evolve(b, jnp.ones((4, 5, 3)))),
-    "predict nothing": ("none", lambda b: b.learner.predict()),
-    "predict strings": ("sequence 0", lambda b: predict(b, np.array(["a"]))),
-    "predict a unit": ("x mV", lambda b: predict(b, XS * u.mV)),
-    "predict a table of samples": ("x (3,) (2, 3)", lambda b: predict(b, XS[0])),
-    "currents without a unit": ("x mA", lambda b: b.currents.predict(XS)),
-    "currents in volt": ("x mA mV", lambda b: b.currents.etrace_evolve(XS * u.mV)),
-    "currents in another scale": ("x mA uA", lambda b: b.currents.predict(XS * u.uA)),
+    "evolve chunk_size": ("`chunk_size` is 0", lambda b: evolve(b, chunk_size=0)),
+    "evolve memory_budget": ("`memory_budget` is 0", lambda b: evolve(b, memory_budget=0)),
+    "evolve chunk_size bool": ("`chunk_size` is True", lambda b: evolve(b, chunk_size=True)),
+    "evolve return_outputs": ("`return_outputs` is 0", lambda b: evolve(b, return_outputs=0)),
+    "evolve two sequences": ("`x` = an array of dtype float32", lambda b: evolve(b, XS, XS)),
+    "evolve features": (
+        "`x` of `update` has shape (2, 5); the model was compiled for (2, 3)",
+        lambda b: evolve(b, jnp.ones((4, 2, 5))),
+    ),
+    "evolve batch": (
+        "`x` of `update` has shape (5, 3); the model was compiled for (2, 3)",
+        lambda b: evolve(b, jnp.ones((4, 5, 3))),
+    ),
+    "predict nothing": (
+        "of at least one step; the shapes given are none",
+        lambda b: b.learner.predict(),
+    ),
+    "predict strings": ("`sequence 0` is an array", lambda b: predict(b, np.array(["a"]))),
+    "predict a unit": (
+        "`x` = an array of dtype float32 and shape (2, 3) in mV",
+        lambda b: predict(b, XS * u.mV),
+    ),
+    "predict a table of samples": (
+        "`x` of `update` has shape (3,); the model was compiled for (2, 3)",
+        lambda b: predict(b, XS[0]),
+    ),
+    "currents without a unit": ("mA, and is called with `x`", lambda b: b.currents.predict(XS)),
+    "currents in volt": (
+        "mA, and is called with `x` = an array of dtype float32 and shape (2, 3) in mV",
+        lambda b: b.currents.etrace_evolve(XS * u.mV),
+    ),
+    "currents in another scale": (
+        "mA, and is called with `x` = an array of dtype float32 and shape (2, 3) in uA",
+        lambda b: b.currents.predict(XS * u.uA),
+    ),
 }
 
 CALL = {
-    "learner of no argument": ("x (2, 3)", lambda b: b.learner()),
-    "learner of two": ("x (2, 3)", lambda b: b.learner(X, X)),
-    "learner of features": ("x (2, 5) (2, 3)", lambda b: b.learner(jnp.ones((2, 5)))),
-    "learner of a batch": ("x (5, 3) (2, 3) reset_state", lambda b: b.learner(jnp.ones((5, 3)))),
-    "learner of a sample": ("x (3,) (2, 3)", lambda b: b.learner(X[0])),
-    "learner of a string": ("x 'abc'", lambda b: b.learner("abc")),
-    "learner of strings": ("x <U1", lambda b: b.learner(np.full((2, 3), "a"))),
-    "learner of objects": ("x object", lambda b: b.learner(np.full((2, 3), None))),
-    "learner of a frame": ("x Frame", lambda b: b.learner(Frame())),
-    "learner of nothing": ("x", lambda b: b.learner(None)),
-    "learner of a State": ("x .value", lambda b: b.learner(STATE)),
-    "learner of a dict": ("x", lambda b: b.learner({"x": X})),
-    "learner of complex numbers": ("x complex64", lambda b: b.learner(X * 1j)),
-    "learner of a unit": ("x mV", lambda b: b.learner(X * u.mV)),
-    "currents without unit": ("x mA", lambda b: b.currents(X)),
-    "mapped learner of a sample": ("x (3,) (2, 3)", lambda b: b.mapped(X[0])),
+    "learner of no argument": (
+        "`x` = an array of dtype float32 and shape (2, 3)",
+        lambda b: b.learner(),
+    ),
+    "learner of two": ("(2, 3), and is called with `x`", lambda b: b.learner(X, X)),
+    "learner of features": (
+        "`x` of `update` has shape (2, 5); the model was compiled for (2, 3)",
+        lambda b: b.learner(jnp.ones((2, 5))),
+    ),
+    "learner of a batch": (
+        (
+            "`x` of `update` has shape (5, 3); the model was compiled for (2, 3)",
+            "`reset_state` with the new",
+        ),
+        lambda b: b.learner(jnp.ones((5, 3))),
+    ),
+    "learner of a sample": (
+        "`x` of `update` has shape (3,); the model was compiled for (2, 3)",
+        lambda b: b.learner(X[0]),
+    ),
+    "learner of a string": ("`x` is 'abc'", lambda b: b.learner("abc")),
+    "learner of strings": (
+        "`x` is an array of dtype <U1",
+        lambda b: b.learner(np.full((2, 3), "a")),
+    ),
+    "learner of objects": (
+        "`x` is an array of dtype object",
+        lambda b: b.learner(np.full((2, 3), None)),
+    ),
+    "learner of a frame": ("`x` is a Frame", lambda b: b.learner(Frame())),
+    "learner of nothing": ("`x` = an array of dtype float32", lambda b: b.learner(None)),
+    "learner of a State": (f"`x` {IS_A_STATE}", lambda b: b.learner(STATE)),
+    "learner of a dict": ("`x` = an array of dtype float32", lambda b: b.learner({"x": X})),
+    "learner of complex numbers": (
+        "`x` of `update` has dtype complex64",
+        lambda b: b.learner(X * 1j),
+    ),
+    "learner of a unit": (
+        "`x` = an array of dtype float32 and shape (2, 3) in mV",
+        lambda b: b.learner(X * u.mV),
+    ),
+    "currents without unit": ("mA, and is called with `x`", lambda b: b.currents(X)),
+    "mapped learner of a sample": (
+        "`x` of `update` has shape (3,); the model was compiled for (2, 3)",
+        lambda b: b.mapped(X[0]),
+    ),
     "a sequence and a step": (
-        "MultiStepData",
+        "`MultiStepData` and some",
         lambda b: b.learner(braintrace.MultiStepData(XS), X),
     ),
     "a sequence of a number": (
-        "MultiStepData ()",
+        ("`MultiStepData` needs the", "the shapes given are ()"),
         lambda b: b.learner(braintrace.MultiStepData(1.0)),
     ),
     "a sequence of a string": (
-        "MultiStepData 'abc'",
+        "`MultiStepData 0` is 'abc'",
         lambda b: b.learner(braintrace.MultiStepData("abc")),
     ),
     "a sequence of no steps": (
-        "MultiStepData (0, 2, 3)",
+        ("`MultiStepData` needs the", "shapes given are (0, 2, 3)"),
         lambda b: b.learner(braintrace.MultiStepData(XS[:0])),
     ),
     "a window of no steps": (
-        "MultiStepData (0, 2, 3)",
+        ("`MultiStepData` needs the", "shapes given are (0, 2, 3)"),
         lambda b: b.windows(braintrace.MultiStepData(XS[:0])),
     ),
     "a window of a number": (
-        "MultiStepData ()",
+        ("`MultiStepData` needs the", "the shapes given are ()"),
         lambda b: b.windows(braintrace.MultiStepData(1.0)),
     ),
     **{
         f"reset_state {value!r}": (
-            f"`batch_size` {value!r}",
+            f"`batch_size` is {value!r}",
             lambda b, value=value: b.learner.reset_state(value),
         )
         for value in (0, -1, 1.5, True, "2", (2,))
     },
     "reset_state with an option of nobody": (
-        "init_state `batch_size` `fancy`",
+        (
+            "`init_state` of `OfBatch` and its modules declares; expected one of `batch_size`",
+            "`reset_state` got `fancy`",
+        ),
         lambda b: compiled(OfBatch()).reset_state(2, fancy=1),
     ),
     **{
         f"reset_state of {where} with {name}": (
-            f"`reset_state` `{name}` `{of}` 'where'? `batch_size`, `where`",
+            (
+                f"`reset_state` got `{name}`, which no `init_state` of `{of}`",
+                "'where'? expected one of `batch_size`, `where`",
+            ),
             lambda b, make=make, name=name: make(b).reset_state(**{name: np.ones(2, bool)}),
         )
         for where, of, make in (
             ("a learner", type(CASE.build()).__name__, lambda b: b.learner),
             ("layers that take anything", "LSTMCell", lambda b: compiled(nn.LSTMCell(3, 4))),
-            (
-                "layers of brainstate",
-                "Marked",
-                lambda b: compiled(Marked(), mark="auto"),
-            ),
-            (
-                "an algorithm",
-                "LSTMCell",
-                lambda b: compiled(nn.LSTMCell(3, 4)).algorithm,
-            ),
+            ("layers of brainstate", "Marked", lambda b: compiled(Marked(), mark="auto")),
+            ("an algorithm", "LSTMCell", lambda b: compiled(nn.LSTMCell(3, 4)).algorithm),
         )
         for name in ("were", "whree")
     },
     "reset_state where, with a slip in a name of init_state": (
-        "`gian` 'gain'? `batch_size`, `where`, `gain`",
+        ("`reset_state` got `gian`", "'gain'? expected one of `batch_size`, `where`, `gain`"),
         lambda b: compiled(Started()).reset_state(where=np.ones(2, bool), gian=2.0),
     ),
     "reset_state of what is no longer there": (
-        "`batchsize` 'batch_size'?",
+        ("`reset_state` got `batchsize`", "'batch_size'? expected one"),
         lambda b: compiled(nn.LSTMCell(3, 4)).reset_state(batchsize=3),
     ),
     **{
         f"functional of {value!r}": (
-            f"`a` {value!r} State",
+            f"`a` is {value!r}; expected a State",
             lambda b, value=value: b.learner.functional(a=value),
         )
         for value in (3, "a", None, [], {})
     },
     **{
         f"reset_state where {name}": (
-            f"`where` {words}",
+            f"`where` {text}",
             lambda b, value=value: b.learner.reset_state(where=value),
         )
-        for name, (words, value) in {
-            "float": ("float32", jnp.ones(2)),
-            "length": ("(3,)", np.ones(3, bool)),
-            "axes": ("(2, 1)", np.ones((2, 1), bool)),
-            "string": ("'all'", "all"),
-            "State": (".value", STATE),
+        for name, (text, value) in {
+            "float": ("has shape (2,) and dtype float32", jnp.ones(2)),
+            "length": ("has shape (3,), one flag per sample", np.ones(3, bool)),
+            "axes": ("has shape (2, 1)", np.ones((2, 1), bool)),
+            "string": ("is 'all'", "all"),
+            "State": (IS_A_STATE, STATE),
         }.items()
     },
     "reset_state where and batch_size": (
-        "`where` batch_size=2",
+        "`batch_size=2`. `where` resets",
         lambda b: b.learner.reset_state(2, where=np.ones(2, bool)),
     ),
     "a function of 5,000 digits": (
-        "`step_fn` thousands of digits function",
+        "`step_fn` is a int of thousands of digits; expected a function",
         lambda b: b.learner.etrace_grad(XS, step_fn=10**5000),
     ),
-    "learner under jax.jit": ("call", lambda b: jax.jit(b.learner)(X)),
-    "learner under jax.vmap": ("call", lambda b: jax.vmap(b.learner)(XS)),
-    "learner under jax.grad": ("call", lambda b: jax.grad(lambda x: b.learner(x).sum())(X)),
+    "learner under jax.jit": (
+        "A learner is called inside a transformation of JAX",
+        lambda b: jax.jit(b.learner)(X),
+    ),
+    "learner under jax.vmap": (
+        "A learner is called inside a transformation of JAX",
+        lambda b: jax.vmap(b.learner)(XS),
+    ),
+    "learner under jax.grad": (
+        "A learner is called inside a transformation of JAX",
+        lambda b: jax.grad(lambda x: b.learner(x).sum())(X),
+    ),
 }
 
 
@@ -1112,28 +1419,40 @@ def check(loss=lambda out, y: ((out - y) ** 2).mean(), xs=XS, ys=YS, model=None,
 
 
 CHECK = {
-    "check loss None": ("`loss` None", lambda b: check(None)),
-    "check loss of one": ("`loss` (output)", lambda b: check(lambda output: output.sum())),
-    "check loss of nothing": ("loss None", lambda b: check(lambda out, y: None)),
-    "check lengths": ("(4, 2, 3) (3, 2, 2)", lambda b: check(ys=YS[:3])),
-    "check strings": ("xs", lambda b: check(xs="abc")),
-    "check nothing": ("xs", lambda b: check(xs=None)),
-    "check objects": ("ys object", lambda b: check(ys=OBJECTS)),
-    "check model": ("`model` 3", lambda b: check(model=3)),
-    "check option": ("`batch_size` 0", lambda b: check(batch_size=0)),
-    "check primitive": ("`etp_mm`", lambda b: braintrace.check_primitive("etp_mm", X, X)),
-    "inline nothing": ("`inline` `fn` None", lambda b: braintrace.inline(None)),
-    "register without name": ("name", lambda b: braintrace.register_primitive("", jnp.add)),
+    "check loss None": ("`loss` is None", lambda b: check(None)),
+    "check loss of one": ("`loss` takes (output)", lambda b: check(lambda output: output.sum())),
+    "check loss of nothing": (
+        "loss, a floating-point number; it returned None",
+        lambda b: check(lambda out, y: None),
+    ),
+    "check lengths": ("are (4, 2, 3), (3, 2, 2)", lambda b: check(ys=YS[:3])),
+    "check strings": ("`xs` is 'abc'", lambda b: check(xs="abc")),
+    "check nothing": ("`xs` is None", lambda b: check(xs=None)),
+    "check objects": ("`ys` is an array of dtype object", lambda b: check(ys=OBJECTS)),
+    "check model": ("`model` is 3", lambda b: check(model=3)),
+    "check option": ("`batch_size` is 0", lambda b: check(batch_size=0)),
+    "check primitive": (
+        "`etp_mm` is not an ETP primitive of this library",
+        lambda b: braintrace.check_primitive("etp_mm", X, X),
+    ),
+    "inline nothing": ("`inline`: `fn` is None", lambda b: braintrace.inline(None)),
+    "register without name": (
+        "A primitive's name must be a non-empty string",
+        lambda b: braintrace.register_primitive("", jnp.add),
+    ),
     "register without implementation": (
-        "must be callable",
+        "`wrong` must be callable",
         lambda b: braintrace.register_primitive("wrong", None),
     ),
     "register, batched": (
-        "`batched` 'yes'",
+        "`batched` is 'yes'",
         lambda b: braintrace.register_primitive("wrong", jnp.add, batched="yes"),
     ),
-    "rules of nothing": ("None", lambda b: braintrace.get_primitive_spec(None)),
-    "spec of nothing": ("spec", lambda b: braintrace.register_primitive_spec(None)),
+    "rules of nothing": (
+        "`None` is not an ETP primitive of this library",
+        lambda b: braintrace.get_primitive_spec(None),
+    ),
+    "spec of nothing": ("`spec` is None", lambda b: braintrace.register_primitive_spec(None)),
 }
 
 
@@ -1150,65 +1469,84 @@ def returning(new_state):
 
 
 FUNCTION = {
-    "from_function of nothing": ("`step` None function", lambda b: of_function(None)),
+    "from_function of nothing": (
+        "`step` is None; expected a function",
+        lambda b: of_function(None),
+    ),
     **{
-        f"from_function params {name}": (words, lambda b, params=params: of_function(params=params))
-        for name, (words, params) in {
-            "none": ("`params` {}", {}),
-            "numbers": ("`params` 0.5 jnp.asarray", {"a": 0.5}),
-            "integers": ("`params` int32", {"a": jnp.arange(3)}),
-            "a State": ("`params/w` ParamState `.value`", {"w": STATE}),
+        f"from_function params {name}": (text, lambda b, params=params: of_function(params=params))
+        for name, (text, params) in {
+            "none": ("`params` is {}", {}),
+            "numbers": (("`params` is {'a': 0.5}", "as arrays (`jnp.asarray`)"), {"a": 0.5}),
+            "integers": ("`params` is a dict of an array of dtype int32", {"a": jnp.arange(3)}),
+            "a State": (f"`params/w` {IS_A_STATE}", {"w": STATE}),
         }.items()
     },
     **{
-        f"from_function state {name}": (words, lambda b, state=state: of_function(state=state))
-        for name, (words, state) in {
-            "none": ("`state` {}", {}),
-            "integers": ("`state` int32", {"t": jnp.arange(3)}),
-            "a State": ("`state/h` ParamState `.value`", {"h": STATE}),
+        f"from_function state {name}": (text, lambda b, state=state: of_function(state=state))
+        for name, (text, state) in {
+            "none": ("`state` is {}", {}),
+            "integers": ("`state` is a dict of an array of dtype int32", {"t": jnp.arange(3)}),
+            "a State": (f"`state/h` {IS_A_STATE}", {"h": STATE}),
         }.items()
     },
     "from_function of another batch": (
-        "'state/h' (2, 4) `batch_size` 3 first axis vmap=True",
+        (
+            "'state/h' starts as an array",
+            "(2, 4), but `batch_size` is 3. Use a state whose first axis",
+            "compile with `vmap=True`",
+        ),
         lambda b: of_function(batch_size=3),
     ),
     "from_function without its batch": (
-        "`init_state` `batch_size` None 'batch'",
+        ("`init_state` of `FunctionModel` fails with `batch_size` None", "'batch'"),
         lambda b: of_function(state=lambda batch: {"h": jnp.zeros((batch, 4))}, vmap=False),
     ),
     "from_function with other inputs": (
-        "`inputs[0]` (2, 3) argument 'y'",
+        ("`inputs[0]` = an array of dtype float32 and shape (2, 3)", "positional argument: 'y'"),
         lambda b: of_function(lambda params, state, x, y: (state, x), batch_size=2),
     ),
     "from_function, a step without a pair": (
-        "`step` (2, 4) (state, output)",
+        "of dtype float32 and shape (2, 4); expected a pair `(state, output)`",
         lambda b: of_function(lambda params, state, x: state["h"], batch_size=2),
     ),
     **{
-        f"from_function, a step that returns {name}": (words, lambda b, new=new: returning(new))
-        for name, (words, new) in {
+        f"from_function, a step that returns {name}": (text, lambda b, new=new: returning(new))
+        for name, (text, new) in {
             "another leaf": (
-                "`step` (state, output) 'state/g' (2, 4) no 'state/h'",
+                (
+                    "`step`, which returns `(state, output)`, returns a state with 'state/g'",
+                    "shape (2, 4), no 'state/h'",
+                ),
                 lambda h: {"g": h},
             ),
-            "more": ("'state/g' 'state/h'", lambda h: {"h": h, "g": h}),
-            "less": ("no 'state/h'", lambda h: {"h": None}),
-            "another shape": ("'state/h' [2, 4] [4]", lambda h: {"h": h[0]}),
+            "more": (
+                "'state/g', an array of dtype float32 and shape (2, 4); expected 'state/h'",
+                lambda h: {"h": h, "g": h},
+            ),
+            "less": (
+                "returns a state with no 'state/h'; expected 'state/h'",
+                lambda h: {"h": None},
+            ),
+            "another shape": ("'state/h' from float32[2, 4] to float32[4]", lambda h: {"h": h[0]}),
             "another dtype": (
-                "'state/h' float32[2, 4] float16[2, 4]",
+                "'state/h' from float32[2, 4] to float16[2, 4]",
                 lambda h: {"h": h.astype("float16")},
             ),
-            "a unit": ("'state/h' mV", lambda h: {"h": h * u.mV}),
+            "a unit": (
+                "'state/h' from float32[2, 4] to float32[2, 4] in mV",
+                lambda h: {"h": h * u.mV},
+            ),
         }.items()
     },
     "from_function, a step that returns a list": (
-        "`step` PyTreeDef([*]) PyTreeDef((*,))",
+        ("`step`", "PyTreeDef([*]); expected PyTreeDef((*,))"),
         lambda b: of_function(
             lambda params, state, x: (list(state), x), state=(jnp.zeros((2, 4)),), batch_size=2
         ),
     ),
     "from_function, a step that changes what is no array": (
-        "`step` 'b' without an array",
+        ("`step`", "'b' in a place without an array"),
         lambda b: of_function(
             lambda params, state, x: ({**state, "name": "b"}, x),
             state={"h": jnp.zeros((2, 4)), "name": "a"},
@@ -1216,10 +1554,13 @@ FUNCTION = {
         ),
     ),
     "set_params of others": (
-        "`params` 'params/v' no 'params/w'",
+        "`params` has 'params/v', 1.0, no 'params/w'",
         lambda b: of_function().set_params({"v": 1.0}),
     ),
-    "as_params of names": ("'w' ('params', 'w')", lambda b: of_function().as_params({"w": 1.0})),
+    "as_params of names": (
+        "which has ('params', 'w')",
+        lambda b: of_function().as_params({"w": 1.0}),
+    ),
 }
 
 EVERY = {
