@@ -205,7 +205,7 @@ class _Finder:
             return self._data if spec.shape[axis] % self._samples == 0 else None
         if spec.axes[axis] == "fan_out" and site is not None:
             batch = self._graph.batch_axis(site.group)
-            if batch is not None and spec.shape[axis] % self._data_count == 0:
+            if batch is not None:
                 parts = parts_along(site.group.shape, batch, self._data_count)
                 own = parts_of(site.influence.positions, parts)
                 return self._data if is_divided_along(0, own, self._data_count) else None

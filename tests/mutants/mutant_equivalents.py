@@ -3,7 +3,7 @@
 EQUIVALENT = {
     "_planning/plan.py:<module>:constant:1": "which shorter chunks a plan tries is not promised",
     "_planning/plan.py:<module>:constant:5": "how many more devices a plan tries is not promised",
-    "_planning/plan.py:_planned:constant:1": "temporary memory is not promised to a byte",
+    "_compiler/groups/diagonals.py:_pairs:constant:0": "a row without any pair is dropped",
     "_compiler/readouts/linear_readouts.py:_is_read_late:comparison:0": (
         "values that nobody reads are left out"
     ),
@@ -11,6 +11,7 @@ EQUIVALENT = {
         "all samples have one structure"
     ),
     "_etrace_op/checks/example.py:<module>:constant:0": "any number does that tells two sums apart",
+    "_etrace_op/checks/example.py:_random:constant:3": "any random numbers do",
     "_etrace_op/sums.py:<module>:constant:0": "which of two forms adds up is not promised",
     "_etrace_op/input_derivative.py:derivative_by_unit_vectors:constant:0": (
         "nothing reads a second sample"
@@ -21,6 +22,12 @@ EQUIVALENT = {
     "_etrace_op/sparse/product_forms.py:_pays:boolean:0": (
         "which of two forms adds up is not promised"
     ),
+    "_etrace_op/sparse/pattern.py:SparsePattern.by_block:arithmetic:0": (
+        "how many entries are sorted together is not promised"
+    ),
+    "_etrace_op/sparse/sddmm.py:_of_parts:constant:1": "sums do not depend on the size of pieces",
+    "_etrace_op/sparse/sddmm.py:<module>:arithmetic:4": "sums do not depend on the size of blocks",
+    "_executor/jacobians.py:_factors:statement:0": "the same operands are computed once more",
     "_saving/checksums.py:<module>:constant:2": "sums do not depend on the size of blocks",
     "_saving/store.py:last:constant:0": "any number below zero says that there is none",
     "_sharding/parts.py:<module>:constant:0": "any number below zero is no axis",

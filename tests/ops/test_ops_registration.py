@@ -195,6 +195,12 @@ def test_check_primitive_compares_what_is_written_by_hand_with_what_is_derived(r
     assert f"{rule}, as derived" in wrong
 
 
+def test_check_primitive_takes_no_selection_for_an_answer():
+    """Parameters may not allow to select outputs; the other rules are still compared."""
+    spec = scaled_spec(trace_axes=AXES, select_outputs=lambda weights, pick, **params: None)
+    assert check_primitive(register_primitive_spec(spec), *OPERANDS, **PARAMS).ok
+
+
 RENAMED = {"dt_to_t" if kind == "yw_to_w" else kind: rule for kind, rule in RULES.items()}
 
 

@@ -295,6 +295,15 @@ def test_smaller_traces_are_tried(monkeypatch):
     assert changes["'es_d_rtrl'"].fits
 
 
+def test_each_device_has_the_indices_of_sparse_entries(monkeypatch):
+    monkeypatch.setattr(PlannedProgram, "temp_bytes", lambda program: 0)
+    build, x = MODELS["sparse"]
+    whole = braintrace.plan(build, "d_rtrl", x, batch_size=BATCH)
+    mesh = {"mesh": {"model": 2}, "data": None, "model": "model"}
+    divided = braintrace.plan(build, "d_rtrl", x, batch_size=BATCH, **mesh)
+    assert (whole.temp, divided.temp) == (0, 4 * MATRIX.data.size)
+
+
 def test_an_optimizer_is_counted():
     optax = pytest.importorskip("optax", reason="the extra `optimizers` is not installed")
     adam = optax.adam(1e-3)

@@ -141,6 +141,31 @@ def test_a_mesh_that_shards_samples_needs_a_batch():
     assert printed(found.layout)["h"] == "model"
 
 
+class Flat(brainstate.nn.Module):
+    """Hidden units, and a State with the numbers of all samples in one axis."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = brainstate.ParamState(jnp.ones((3, 4)))
+
+    def init_state(self, batch_size=None, **kwargs):
+        self.h = brainstate.HiddenState(jnp.zeros((batch_size, 4)))
+        self.flat = brainstate.ShortTermState(jnp.zeros(batch_size * 4))
+
+    def update(self, x):
+        self.flat.value = 0.5 * self.flat.value + self.h.value.ravel()
+        self.h.value = 0.5 * self.h.value + braintrace.matmul(x, self.w.value)
+        return self.h.value
+
+
+def test_a_state_whose_batch_axis_is_unknown_is_refused_where_samples_are_sharded():
+    graph = braintrace.compile(Flat(), "d_rtrl", jnp.ones((4, 3)), batch_size=4).graph
+    two, one = (AbstractMesh(parts, ("data", "model")) for parts in ((2, 1), (1, 2)))
+    with pytest.raises(braintrace.OptionError, match="batch axis of State 'flat' is unknown"):
+        placement_of(graph, graph.trace_specs, Division(two, "data", "model"))
+    assert placement_of(graph, graph.trace_specs, Division(one, "data", "model")).devices == 2
+
+
 class SharedGain(brainstate.nn.Module):
     """One gain for all samples and units; samples are the first axis of the state, or the last."""
 

@@ -1,11 +1,14 @@
 """A learner that is divided over a mesh gives what one device gives, and stays divided."""
 
+import functools
 from collections import Counter
 
+import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from assertions import assert_gradients_close
 from sharded_programs import run
 
 import braintrace
@@ -101,6 +104,26 @@ def learner():
 
 def mesh(*names):
     return jax.sharding.Mesh(np.asarray(jax.devices()[:1]).reshape([1] * len(names)), names)
+
+
+def test_an_explicit_mesh_of_one_device_changes_no_number():
+    kinds = {"axis_types": (jax.sharding.AxisType.Explicit,)}
+    explicit = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1], **kinds)
+    xs = jnp.linspace(-1.0, 1.0, 3 * 8 * 2).reshape(3, 8, 2)
+
+    def gradients(own):
+        core = own.functional()
+        loss = functools.partial(core.grad, step_fn=lambda x: jnp.mean(own(x) ** 2))
+        return jax.jit(lambda state: loss(state, xs)[1])(core.state())
+
+    brainstate.random.seed(0)
+    expected = gradients(learner())
+    brainstate.random.seed(0)
+    divided = learner()
+    with jax.set_mesh(explicit):
+        braintrace.shard(divided, explicit)
+        found = gradients(divided)
+    assert_gradients_close(found, expected, 1e-6, "explicit mesh")
 
 
 @pytest.mark.parametrize(
