@@ -941,8 +941,8 @@ MUTATIONS = [
     Mutation(
         "windows without a past",
         "_executor/window.py",
-        "scan(step, start, sequences)",
-        "scan(step, jax.lax.stop_gradient(start), sequences)",
+        "scan_over_time(step, start, sequences)",
+        "scan_over_time(step, jax.lax.stop_gradient(start), sequences)",
         ("tests/learner/test_windows.py::test_shorter_windows[gru]",),
         "the gradient of a window ends at its start",
     ),
