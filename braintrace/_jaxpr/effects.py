@@ -58,62 +58,53 @@ def _has_answers(equation: Equation) -> bool:
 
 def recorded(jaxpr: AnyJaxpr, values: Sequence[Any]) -> tuple[list[Any], Answers]:
     """Run a program; return its results and its callback results."""
-    answers: Answers = []
-
-    def run(_: int, equation: Equation, operands: list[Any]) -> Sequence[Any]:
-        if not equation.effects:
-            return bind(equation, operands)
-        results, answer = _recorded(equation, operands)
-        answers.append(answer)
-        return results
-
-    return interpret(jaxpr, values, run), answers
+    return _run(jaxpr, values, None)
 
 
 def replayed(jaxpr: AnyJaxpr, values: Sequence[Any], answers: Answers) -> list[Any]:
     """Run a program on recorded callback results; no callback runs."""
-    left = iter(answers)
+    return _run(jaxpr, values, answers)[0]
+
+
+def _run(
+    jaxpr: AnyJaxpr, values: Sequence[Any], answers: Answers | None
+) -> tuple[list[Any], Answers]:
+    """Run a program, and record its callback results unless they are given."""
+    given = None if answers is None else iter(answers)
+    new: Answers = []
 
     def run(_: int, equation: Equation, operands: list[Any]) -> Sequence[Any]:
-        return (
-            _replayed(equation, operands, next(left))
-            if equation.effects
-            else bind(equation, operands)
-        )
+        if not equation.effects:
+            return bind(equation, operands)
+        if given is not None:
+            return _acting(equation, operands, next(given))[0]
+        results, answer = _acting(equation, operands, None)
+        new.append(answer)
+        return results
 
-    return interpret(jaxpr, values, run)
+    return interpret(jaxpr, values, run), new
 
 
-def _recorded(equation: Equation, operands: list[Any]) -> tuple[list[Any], PyTree]:
+def _acting(
+    equation: Equation, operands: list[Any], answers: PyTree | None
+) -> tuple[list[Any], PyTree]:
+    """Run an equation with effects."""
     name = equation.primitive.name
     if name in TRANSPARENT_CALLS:
-        return recorded(call_body(equation), operands)
+        return _run(call_body(equation), operands, answers)
     if name == "scan":
-        return _scanned(equation, operands, None)
+        return _scanned(equation, operands, answers)
     if name == "cond":
-        return _recorded_branch(equation, operands)
-    results = bind(equation, operands)
-    return results, [] if _is_silent(equation) else results
-
-
-def _replayed(equation: Equation, operands: list[Any], answers: PyTree) -> list[Any]:
-    name = equation.primitive.name
-    if name in TRANSPARENT_CALLS:
-        return replayed(call_body(equation), operands, answers)
-    if name == "scan":
-        return _scanned(equation, operands, answers)[0]
-    if name == "cond":
-        branches = [
-            lambda *values, body=body, own_answers=own_answers: replayed(body, values, own_answers)
-            for body, own_answers in zip(equation.params["branches"], answers, strict=True)
-        ]
-        return list(jax.lax.switch(operands[0], branches, *operands[1:]))
+        return _branched(equation, operands, answers)
+    if answers is None:
+        results = bind(equation, operands)
+        return results, [] if _is_silent(equation) else results
     if _is_silent(equation):
         silent_results = rebuilt(equation, operands, _silent)
         assert silent_results is not None
-        return silent_results
+        return silent_results, answers
     asked = "while_with_callback" if name == "while" else name
-    return [_answering(asked).bind(answer, *operands) for answer in answers]
+    return [_answering(asked).bind(answer, *operands) for answer in answers], answers
 
 
 def _is_silent(equation: Equation) -> bool:
@@ -165,10 +156,7 @@ def _scanned(
     def body(carried: list[Any], now: tuple[list[Any], PyTree]) -> Any:
         slices, step_answers = now
         values = [*loop.fixed, *carried, *slices]
-        if step_answers is None:
-            results, new_answers = recorded(loop.body, values)
-        else:
-            results, new_answers = replayed(loop.body, values, step_answers), None
+        results, new_answers = _run(loop.body, values, step_answers)
         return results[: len(carried)], (results[len(carried) :], new_answers)
 
     options = {name: params[name] for name in ("length", "reverse", "unroll")}
@@ -177,20 +165,25 @@ def _scanned(
     return [*carried, *stacked], new_answers
 
 
-def _recorded_branch(equation: Equation, operands: list[Any]) -> tuple[list[Any], PyTree]:
-    """Run a branch; the callback results of the other branches are zeros."""
+def _branched(
+    equation: Equation, operands: list[Any], answers: PyTree | None
+) -> tuple[list[Any], PyTree]:
+    """Run a branch; the recorded callback results of the other branches are zeros."""
     bodies = equation.params["branches"]
-    shapes = [jax.eval_shape(lambda *v, b=b: recorded(b, v)[1], *operands[1:]) for b in bodies]
-    zeros = [jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shape) for shape in shapes]
+    zeros = []
+    if answers is None:
+        shapes = [jax.eval_shape(lambda *v, b=b: recorded(b, v)[1], *operands[1:]) for b in bodies]
+        zeros = [jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shape) for shape in shapes]
 
     def branch(place: int) -> Callable[..., Any]:
         def run(*values: Any) -> Any:
+            if answers is not None:
+                return replayed(bodies[place], values, answers[place]), []
             results, own_answers = recorded(bodies[place], values)
             return results, [*zeros[:place], own_answers, *zeros[place + 1 :]]
 
         return run
 
-    results, answers = jax.lax.switch(
-        operands[0], [branch(place) for place in range(len(bodies))], *operands[1:]
-    )
-    return list(results), answers
+    branches = [branch(place) for place in range(len(bodies))]
+    results, new_answers = jax.lax.switch(operands[0], branches, *operands[1:])
+    return list(results), new_answers

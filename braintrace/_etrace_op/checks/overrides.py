@@ -1,5 +1,6 @@
 """Compare the hand-written rules of an operation with the derived ones."""
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..derive import DerivedRule, accumulate, completed, derived_terms
+from ..derive import DerivedRule, accumulate, completed
 from ..input_derivative import derivative_by_unit_vectors, input_derivative, is_joined
 from ..registry import Arrays
 from ..spec import DERIVED, ETPPrimitiveSpec
@@ -28,16 +29,16 @@ def overrides_of(spec: ETPPrimitiveSpec, has_derivative: bool) -> dict[str, tupl
     has_derivative
         Whether its input has floating-point numbers.
     """
-    underivable = set()
+    underivable, derived = set(), _derived(spec)
     if not has_derivative:
         underivable |= {"joins_input", "input_derivative"}
-    if not isinstance(_derived(spec).yw_to_w, DerivedRule):
+    if not isinstance(derived.yw_to_w, DerivedRule):
         underivable.add("yw_to_w")
     if spec.effective_weights is not None:  # its traces have other shapes than the operands
         underivable |= {"accumulate", "yw_to_w"}
     rules = {field: getattr(spec, field) for field in _SIDES if field not in underivable}
     return {
-        field: _SIDES[field]
+        field: (functools.partial(_SIDES[field], spec), functools.partial(_SIDES[field], derived))
         for field, rule in rules.items()
         if rule is not None and not isinstance(rule, DerivedRule)
     }
@@ -45,7 +46,8 @@ def overrides_of(spec: ETPPrimitiveSpec, has_derivative: bool) -> dict[str, tupl
 
 def _derived(spec: ETPPrimitiveSpec) -> ETPPrimitiveSpec:
     """Return a declaration without hand-written rules."""
-    return completed(replace(spec, yw_to_w=DERIVED, xy_to_dw=DERIVED, accumulate=None))
+    optional: dict[str, Any] = dict.fromkeys(field for field in _SIDES if field != "yw_to_w")
+    return completed(replace(spec, yw_to_w=DERIVED, xy_to_dw=DERIVED, **optional))
 
 
 def _one_step(example: Example) -> tuple[Any, Any, Arrays]:
@@ -61,92 +63,68 @@ def _operands(example: Example) -> list[Any]:
     return operands
 
 
-def _call(example: Example) -> tuple[Any, ...]:
-    """Return the operation in a jaxpr, its operands, and all pairs of elements."""
-    operands = _operands(example)
-    jaxpr = jax.make_jaxpr(lambda *values: example.primitive.bind(*values, **example.params))
-    lead = 1 if example.spec.batched else 0
-    sizes = (math.prod(example.draws[name].shape[lead:]) for name in ("x1", "f1"))
-    return jaxpr(*operands).eqns[0], operands, *np.indices(tuple(sizes))
+# --- the result of each rule of a declaration
 
 
-def _derived_terms(example: Example) -> Arrays:
-    return derived_terms(_derived(example.spec), example.params, *_one_step(example))
+def _terms(spec: ETPPrimitiveSpec, example: Example) -> Arrays:
+    return accumulate(spec, example.params, *_one_step(example))
 
 
-def _terms(example: Example) -> Arrays:
-    assert example.spec.accumulate is not None
-    terms: Arrays = example.spec.accumulate(*_one_step(example), **example.params)
-    return terms
-
-
-def _derived_trace(example: Example) -> Arrays:
-    rule, terms = _derived(example.spec).yw_to_w, _derived_terms(example)
-    trace: Arrays = rule(example.draws["f1"], terms, **example.params)
+def _trace(spec: ETPPrimitiveSpec, example: Example) -> Arrays:
+    terms = _terms(_derived(spec), example)
+    trace: Arrays = spec.yw_to_w(example.draws["f1"], terms, **example.params)
     return trace
 
 
-def _trace(example: Example) -> Arrays:
-    rule, terms = example.spec.yw_to_w, _derived_terms(example)
-    trace: Arrays = rule(example.draws["f1"], terms, **example.params)
-    return trace
-
-
-def _derived_squared_norms(example: Example) -> Arrays:
-    lead = 1 if example.spec.batched else 0
+def _squared_norms(spec: ETPPrimitiveSpec, example: Example) -> Arrays:
+    if spec.squared_norms is not None:
+        norms: Arrays = spec.squared_norms(*_one_step(example), **example.params)
+        return norms
+    lead = 1 if spec.batched else 0
     return {
         name: jnp.sum((term * term.conj()).real, axis=tuple(range(lead, term.ndim)))
-        for name, term in accumulate(example.spec, example.params, *_one_step(example)).items()
+        for name, term in _terms(example.spec, example).items()
     }
-
-
-def _squared_norms(example: Example) -> Arrays:
-    assert example.spec.squared_norms is not None
-    norms: Arrays = example.spec.squared_norms(*_one_step(example), **example.params)
-    return norms
 
 
 def _some_outputs(array: Any) -> Any:
     return array[..., :1]
 
 
-def _outputs_of_all(example: Example) -> Arrays:
-    return {"x": _some_outputs(example.spec.impl(*_operands(example), **example.params))}
-
-
-def _selected_outputs(example: Example) -> Arrays:
-    spec, operands = example.spec, _operands(example)
-    assert spec.select_outputs is not None
-    selected = spec.select_outputs(example.weights, _some_outputs, **example.params)
+def _selected_outputs(spec: ETPPrimitiveSpec, example: Example) -> Arrays:
+    operands, select, params = _operands(example), spec.select_outputs, example.params
+    selected = None if select is None else select(example.weights, _some_outputs, **params)
     if selected is None:  # the parameters may not allow it
-        return _outputs_of_all(example)
-    for name, place in spec.resolve_trainable_invars(example.params).items():
+        return {"x": _some_outputs(spec.impl(*operands, **params))}
+    for name, place in spec.resolve_trainable_invars(params).items():
         operands[place] = selected[name]
-    return {"x": spec.impl(*operands, **example.params)}
+    return {"x": spec.impl(*operands, **params)}
 
 
-def _derived_input_derivative(example: Example) -> Arrays:
-    return {"x": derivative_by_unit_vectors(*_call(example))}
+def _input_derivative(spec: ETPPrimitiveSpec, example: Example) -> Arrays:
+    """Return the derivatives of all pairs of elements; none where they are not joined."""
+    operands = _operands(example)
+    jaxpr = jax.make_jaxpr(lambda *values: example.primitive.bind(*values, **example.params))
+    equation, lead = jaxpr(*operands).eqns[0], 1 if spec.batched else 0
+    sizes = (math.prod(example.draws[name].shape[lead:]) for name in ("x1", "f1"))
+    inputs, outputs = np.indices(tuple(sizes))
+    rule = derivative_by_unit_vectors if spec.input_derivative is None else input_derivative
+    derivative = rule(equation, operands, inputs, outputs)
+    if spec.joins_input is not None:
+        derivative = jnp.where(is_joined(equation, inputs, outputs), derivative, 0)
+    return {"x": derivative}
 
 
-def _joined_derivative(example: Example) -> Arrays:
-    equation, operands, inputs, outputs = _call(example)
-    derivative = derivative_by_unit_vectors(equation, operands, inputs, outputs)
-    return {"x": jnp.where(is_joined(equation, inputs, outputs), derivative, 0)}
+def _joined_derivative(spec: ETPPrimitiveSpec, example: Example) -> Arrays:
+    return _input_derivative(replace(spec, input_derivative=None), example)
 
 
-def _input_derivative(example: Example) -> Arrays:
-    equation, operands, inputs, outputs = _call(example)
-    derivative = input_derivative(equation, operands, inputs, outputs)
-    return {"x": jnp.where(is_joined(equation, inputs, outputs), derivative, 0)}
-
-
-_SIDES: dict[str, tuple[Side, Side]] = {
-    "accumulate": (_terms, _derived_terms),
-    "yw_to_w": (_trace, _derived_trace),
-    "squared_norms": (_squared_norms, _derived_squared_norms),
-    "select_outputs": (_selected_outputs, _outputs_of_all),
-    "joins_input": (_joined_derivative, _derived_input_derivative),
-    "input_derivative": (_input_derivative, _derived_input_derivative),
+_SIDES: dict[str, Callable[[ETPPrimitiveSpec, Example], Arrays]] = {
+    "accumulate": _terms,
+    "yw_to_w": _trace,
+    "squared_norms": _squared_norms,
+    "select_outputs": _selected_outputs,
+    "joins_input": _joined_derivative,
+    "input_derivative": _input_derivative,
 }
-"""Result of each rule, and result of the derived rule."""
+"""Result of a rule of a declaration, by the name of the rule."""

@@ -102,10 +102,8 @@ etp_mv_p = register_primitive_spec(_spec(name="etp_mv", batched_form=etp_mm_p))
 
 def bind_dense(x: Any, weight: Any, *bias: Any) -> Any:
     """Bind the form for ``x`` with any number of axes before the axis of inputs."""
-    vector, batch = (
-        functools.partial(primitive.bind, has_bias=bool(bias)) for primitive in (etp_mv_p, etp_mm_p)
-    )
-    return quantities.bind_folded(vector, batch, x, weight, *bias)
+    forms = etp_mv_p, etp_mm_p
+    return quantities.bind_folded(forms, x, weight, *bias, has_bias=bool(bias))
 
 
 def matmul(

@@ -165,8 +165,6 @@ def embedding(indices: Any, weight: Any, *, weight_fn: Callable[[Any], Any] | No
         indices = indices.astype(jnp.int32)
     rows, *shape = weight.shape
     weight = weight.reshape(rows, math.prod(shape))
-    row, batch = (
-        functools.partial(primitive.bind, rows=rows) for primitive in embedding_primitives()
-    )
-    y = quantities.bind_folded(row, batch, indices, weight, axes_of_sample=0)
+    forms = embedding_primitives()
+    y = quantities.bind_folded(forms, indices, weight, axes_of_sample=0, rows=rows)
     return quantities.attach(y.reshape(*indices.shape, *shape), unit)

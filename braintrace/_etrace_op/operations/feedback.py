@@ -13,7 +13,6 @@ gradient of ``w``: with the same decay, the two matrices converge to each other 
 """
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -152,11 +151,8 @@ def feedback_matmul(x: Any, weight: Any, feedback: Any, bias: Any = None) -> Any
     unit = x_unit * weight_unit
     biases = quantities.bias_operands("feedback_matmul", bias, unit, weight.shape[1:])
     operands = (weight, _like_weight(feedback, weight, weight_unit), *biases)
-    vector, batch = (
-        functools.partial(primitive.bind, has_bias=bool(biases))
-        for primitive in feedback_primitives()
-    )
-    return quantities.attach(quantities.bind_folded(vector, batch, x, *operands), unit)
+    forms, has_bias = feedback_primitives(), bool(biases)
+    return quantities.attach(quantities.bind_folded(forms, x, *operands, has_bias=has_bias), unit)
 
 
 def _like_weight(feedback: Any, weight: Any, unit: Any) -> Any:

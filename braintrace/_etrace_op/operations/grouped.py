@@ -89,10 +89,8 @@ grouped_primitives = on_demand(
 
 def bind_grouped(x: Any, weight: Any, *bias: Any) -> Any:
     """Bind the form for ``x`` with any number of axes before groups and inputs."""
-    vector, batch = (
-        functools.partial(primitive.bind, has_bias=bool(bias)) for primitive in grouped_primitives()
-    )
-    return quantities.bind_folded(vector, batch, x, weight, *bias, axes_of_sample=2)
+    forms, has_bias = grouped_primitives(), bool(bias)
+    return quantities.bind_folded(forms, x, weight, *bias, axes_of_sample=2, has_bias=has_bias)
 
 
 def grouped_matmul(

@@ -140,14 +140,7 @@ def lora_matmul(
     unit = x_unit * b_unit * a_unit
     biases = quantities.bias_operands("lora_matmul", bias, unit, A.shape[1:], bias_fn)
     params = {"alpha": _constant(alpha), "has_bias": bool(biases)}
-    y = quantities.bind_folded(
-        functools.partial(etp_lora_mv_p.bind, **params),
-        functools.partial(etp_lora_mm_p.bind, **params),
-        x,
-        B,
-        A,
-        *biases,
-    )
+    y = quantities.bind_folded((etp_lora_mv_p, etp_lora_mm_p), x, B, A, *biases, **params)
     return quantities.attach(y, unit)
 
 

@@ -17,6 +17,7 @@ from ..._arguments import (
 )
 from ..._errors import OptionError, ShapeError, UnitError
 from ..._foreign import in_words
+from ..primitive import ETPPrimitive
 
 FUNCTION_OR_NONE = FUNCTION.or_else(None)
 
@@ -140,18 +141,19 @@ def _unfitting(operation: str, x: Any, axes: str, weight: str) -> ShapeError:
 
 
 def bind_folded(
-    bind_vector: Callable[..., Any],
-    bind_batch: Callable[..., Any],
+    primitives: tuple[ETPPrimitive, ETPPrimitive],
     x: Any,
     *operands: Any,
     axes_of_sample: int = 1,
+    **params: Any,
 ) -> Any:
-    """Bind the vector form for one sample, else the batched form with folded axes."""
-    leads = x.ndim - axes_of_sample
-    if leads == 0:
-        return bind_vector(x, *operands)
-    if leads == 1:
-        return bind_batch(x, *operands)
+    """Bind the form for one sample, else the form for a batch with folded axes.
+
+    ``primitives`` are the two forms, in this order.
+    """
+    leads, (vector, batch) = x.ndim - axes_of_sample, primitives
+    if leads <= 1:
+        return (batch if leads else vector).bind(x, *operands, **params)
     leading = x.shape[:leads]
-    y = bind_batch(x.reshape(math.prod(leading), *x.shape[leads:]), *operands)
+    y = batch.bind(x.reshape(math.prod(leading), *x.shape[leads:]), *operands, **params)
     return y.reshape(*leading, *y.shape[1:])

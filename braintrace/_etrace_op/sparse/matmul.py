@@ -211,11 +211,5 @@ def sparse_matmul(
     unit = x_unit * weight_unit
     biases = quantities.bias_operands("sparse_matmul", bias, unit, pattern.shape[1:], bias_fn)
     params = {"sparse_mat": pattern, "has_bias": bool(biases)}
-    y = quantities.bind_folded(
-        functools.partial(etp_sp_mv_p.bind, **params),
-        functools.partial(etp_sp_mm_p.bind, **params),
-        x,
-        weight,
-        *biases,
-    )
+    y = quantities.bind_folded((etp_sp_mv_p, etp_sp_mm_p), x, weight, *biases, **params)
     return quantities.attach(y, unit)
