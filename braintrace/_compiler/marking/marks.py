@@ -13,7 +13,7 @@ its linearisation (see `own_derivatives`).
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import brainstate
@@ -24,8 +24,8 @@ from ..._errors import OptionError
 from ..._etrace_op import etp_elemwise_p
 from ..._foreign import in_words
 from ..._graph.diagnostics import Diagnostic, quoted
-from ..._jax import Atom, ClosedJaxpr, Equation, Var, bind, is_var, source_line, trace_to_jaxpr
-from ..._jaxpr import Program, Rule, carries_derivative, evaluate_all, inlined, program_of
+from ..._jax import ClosedJaxpr, Equation, Var, bind, is_var, source_line, trace_to_jaxpr
+from ..._jaxpr import Program, Rule, carries_derivative, evaluate, inlined, program_of
 from ..._jaxpr.dataflow import BindingTime
 from ..._typing import Path, path_name
 from ..core.binding_times import time_of
@@ -176,14 +176,14 @@ def _marked(uses: ParametricUses, plan: MarkPlan, wanted: Sequence[bool]) -> Clo
     program = uses.program
 
     def run(*values: jax.Array) -> list[Any]:
-        marks = _Marks(uses, plan, values)
-        results = zip(
-            evaluate_all(program.jaxpr, values, marks.rules), program.out_atoms, wanted, strict=True
+        marks = _Marks(uses, plan, dict(zip(program.in_vars, values, strict=True)))
+        results = evaluate(
+            program, program.out_atoms, marks.inputs, marks.fixed, marks.rules, effects=True
         )
         # A state may be parameter-derived.
         return [
             marks.of(atom) if counts and uses.is_parametric(atom) else value
-            for value, atom, counts in results
+            for value, atom, counts in zip(results, program.out_atoms, wanted, strict=True)
         ]
 
     return trace_to_jaxpr(run, [var.aval for var in program.in_vars])
@@ -198,26 +198,29 @@ class _Marks:
         The uses of parameters in the program, and the plan of its marks.
     inputs
         Values of its inputs.
+
+    Attributes
+    ----------
+    fixed
+        Values of the variables that do not depend on data.
     """
 
-    def __init__(self, uses: ParametricUses, plan: MarkPlan, inputs: Sequence[jax.Array]) -> None:
-        self._uses, self._plan = uses, plan
-        inputs_by_var = zip(uses.program.in_vars, inputs, strict=True)
-        self._values: dict[Var, Any] = {**uses.program.constants, **dict(inputs_by_var)}
-        self._marked: dict[Var, jax.Array] = {}
+    def __init__(
+        self, uses: ParametricUses, plan: MarkPlan, inputs: Mapping[Var, jax.Array]
+    ) -> None:
+        self._uses, self._plan, self.inputs = uses, plan, inputs
+        made = (var for equation in uses.program.equations for var in equation.outvars)
+        fixed = [var for var in made if uses.times[var] is not BindingTime.DATA]
+        self.fixed = dict(zip(fixed, evaluate(uses.program, fixed, inputs), strict=True))
+        self._marked: dict[Var, Any] = {}
 
     @property
     def rules(self) -> dict[int, Rule]:
         """The rules that run the equations, by index."""
-        program, plan, times = self._uses.program, self._plan, self._uses.times
+        plan = self._plan
         rules: dict[int, Rule] = {
-            index: self._keep
-            for index, equation in enumerate(program.equations)
-            if any(times[var] is not BindingTime.DATA for var in equation.outvars)
+            index: self._elementwise(operands) for index, operands in plan.elementwise.items()
         }
-        rules.update(
-            (index, self._elementwise(operands)) for index, operands in plan.elementwise.items()
-        )
         for index, product in plan.products.items():
             bias = plan.biases.get(index)
             rules[index] = _product(product)
@@ -229,32 +232,17 @@ class _Marks:
 
     def of(self, var: Var) -> jax.Array:
         """Return the value of a parameter-derived variable after its elementwise mark."""
-        return self._after(var, self._plan.sources[var])
-
-    def _after(self, var: Var, source: Var) -> jax.Array:
+        source, sources = self._plan.sources[var], self._plan.sources
         if var not in self._marked:
-            self._marked[var] = self._computed(var, source)
+            constant = {v: x for v, x in self.fixed.items() if not self._uses.is_parametric(v)}
+            known = {**constant, source: etp_elemwise_p.bind(self._value(source))}
+            alike = [other for other in sources if sources[other] is source]
+            after = evaluate(self._uses.program, alike, self.inputs, known)
+            self._marked.update(zip(alike, after, strict=True))
         return self._marked[var]
 
-    def _computed(self, var: Var, source: Var) -> jax.Array:
-        if var is source:
-            return etp_elemwise_p.bind(self._values[var])
-        program = self._uses.program
-        equation = program.equations[program.producer[var]]
-        operands = [
-            self._after(atom, source) if self._uses.is_parametric(atom) else self._constant(atom)
-            for atom in equation.invars
-        ]
-        (value,) = bind(equation, operands)
-        return value
-
-    def _constant(self, atom: Atom) -> Any:
-        return self._values[atom] if is_var(atom) else atom.val
-
-    def _keep(self, equation: Equation, operands: list[Any]) -> list[Any]:
-        results = bind(equation, operands)
-        self._values.update(zip(equation.outvars, results, strict=True))
-        return results
+    def _value(self, var: Var) -> Any:
+        return self.fixed[var] if var in self.fixed else self.inputs[var]
 
     def _elementwise(self, marked: Sequence[int]) -> Rule:
         def rule(equation: Equation, operands: list[Any]) -> list[Any]:
@@ -273,7 +261,7 @@ class _Marks:
 
         def rule(equation: Equation, operands: list[Any]) -> list[Any]:
             shape = equation.outvars[0].aval.shape
-            vector = row(self._values[bias.var], bias.axes, bias.outputs, shape)
+            vector = row(self._value(bias.var), bias.axes, bias.outputs, shape)
             y = product(operands[bias.operand].operands, vector)
             for move in bias.moves:
                 moved = program.equations[move]
