@@ -83,14 +83,15 @@ def walk_back(
     elsewhere
         Old states that have no element in these units.
     """
-    walk = _WalkUnderWay(analysis, start, stops, origin, elsewhere)
+    walk = _WalkUnderWay(analysis, dict(start), stops, origin, elsewhere)
     for index in analysis.program.backward(start, walk.received):
         walk.go_through(index)
     return walk.at_its_end()
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class _WalkUnderWay:
-    """A walk in progress, with the parameters of `walk_back`.
+    """A walk in progress, with the parameters of `walk_back` and the fields of `Walk`.
 
     Attributes
     ----------
@@ -98,69 +99,63 @@ class _WalkUnderWay:
         The uses through which a variable has received ids, until all its readers are visited.
     """
 
-    def __init__(
-        self,
-        analysis: Analysis,
-        start: Mapping[Var, Ids],
-        stops: frozenset[Var],
-        origin: Origin | None,
-        elsewhere: frozenset[Var],
-    ) -> None:
-        self._analysis, self._stops = analysis, stops
-        self._origin, self._elsewhere = origin, elsewhere
-        self.received: dict[Var, list[_Use]] = {}
-        self._ids: dict[Var, Ids] = dict(start)
-        self._cuts: set[Cut] = set()
-        self._roots: list[Var] = []
-        self._shared: list[Var] = []
-        self._weights_met: list[int] = []
-        self._states_met: list[tuple[int, Var]] = []
+    analysis: Analysis
+    ids: dict[Var, Ids]
+    stops: frozenset[Var]
+    origin: Origin | None
+    elsewhere: frozenset[Var]
+    received: dict[Var, list[_Use]] = dataclasses.field(default_factory=dict)
+    cuts: set[Cut] = dataclasses.field(default_factory=set)
+    roots: list[Var] = dataclasses.field(default_factory=list)
+    shared: list[Var] = dataclasses.field(default_factory=list)
+    weights_met: list[int] = dataclasses.field(default_factory=list)
+    states_met: list[tuple[int, Var]] = dataclasses.field(default_factory=list)
 
     def go_through(self, index: int) -> None:
         """Give the operands of an equation the ids that they receive through it."""
-        equation = self._analysis.program.equations[index]
+        equation = self.analysis.program.equations[index]
         for var in equation.outvars:
             self._settle(var)
-        out_ids = [None if v in self._stops else self._ids.get(v) for v in equation.outvars]
+        out_ids = [None if v in self.stops else self.ids.get(v) for v in equation.outvars]
         if all(ids is None for ids in out_ids):
             return
-        role = self._analysis.roles.get(index)
+        role = self.analysis.roles.get(index)
         if role == "opaque":
-            self._weights_met.append(index)
+            self.weights_met.append(index)
             return
         received: Sequence[Contribution]
         if role == "transparent":
             received = [out_ids[0], *[None] * (len(equation.invars) - 1)]
         else:
-            received = back_through(self._analysis.constants, equation, out_ids)
+            received = back_through(self.analysis.constants, equation, out_ids)
         contributions = [
             contribution if carries_derivative(atom) else None
             for atom, contribution in zip(equation.invars, received, strict=True)
         ]
         if _begins_fan_out(contributions, out_ids):
-            self._roots.extend(equation.outvars)
+            self.roots.extend(equation.outvars)
         for operand, (atom, contribution) in enumerate(
             zip(equation.invars, contributions, strict=True)
         ):
             if contribution is CUT:
-                self._cuts.add(Cut(index, operand))
+                self.cuts.add(Cut(index, operand))
             elif isinstance(contribution, np.ndarray) and np.any(contribution != BOTTOM):
                 self.received.setdefault(atom, []).append((Cut(index, operand), contribution))
 
     def _settle(self, var: Var) -> None:
         """Determine the ids of a variable when all its uses are known."""
-        if var in self._ids or var not in self.received:
+        if var in self.ids or var not in self.received:
             return
         in_place, moved = _in_place(self.received.pop(var), self._origin_of(var))
         if not in_place and self._is_followed(var, moved):
             in_place, moved = moved, []
-        self._cuts.update(use for use, _ in moved)
+        self.cuts.update(use for use, _ in moved)
         if not in_place:
             return
-        self._ids[var] = _merged(in_place)
-        if var in self._stops:
-            self._states_met.extend((use.equation, var) for use, _ in in_place)
-        elif self._ids[var] is not in_place[0][1]:  # otherwise all uses reach the same units
+        self.ids[var] = _merged(in_place)
+        if var in self.stops:
+            self.states_met.extend((use.equation, var) for use, _ in in_place)
+        elif self.ids[var] is not in_place[0][1]:  # otherwise all uses reach the same units
             self._settle_conflict(var, in_place)
 
     def _is_followed(self, var: Var, uses: Sequence[_Use]) -> bool:
@@ -168,13 +163,13 @@ class _WalkUnderWay:
 
         Values that join it on the way, such as an input, reach the units without a move.
         """
-        is_computed = var in self._analysis.program.producer and var not in self._stops
+        is_computed = var in self.analysis.program.producer and var not in self.stops
         return is_computed and all(np.array_equal(ids, uses[0][1]) for _, ids in uses)
 
     def _origin_of(self, var: Var) -> Ids | None:
-        if var in self._elsewhere:
+        if var in self.elsewhere:
             return _ELSEWHERE
-        return None if self._origin is None else self._origin.of(var)
+        return None if self.origin is None else self.origin.of(var)
 
     def _settle_conflict(self, var: Var, uses: list[_Use]) -> None:
         """Treat uses that reach different units as a broadcast, or report a shared value.
@@ -182,27 +177,27 @@ class _WalkUnderWay:
         Uses that are all copies are a broadcast. Any other shared value is copied later, see
         `split_shared_uses`.
         """
-        conflict = _conflict(self._ids[var], uses)
+        conflict = _conflict(self.ids[var], uses)
         if not np.any(conflict):
             return
-        readers = [self._analysis.program.equations[use.equation] for use, _ in uses]
+        readers = [self.analysis.program.equations[use.equation] for use, _ in uses]
         if all(reader.primitive.name in COPIES for reader in readers):
-            self._ids[var] = np.where(conflict, BROADCAST, self._ids[var])
-            self._roots.extend(out for reader in readers for out in reader.outvars)
+            self.ids[var] = np.where(conflict, BROADCAST, self.ids[var])
+            self.roots.extend(out for reader in readers for out in reader.outvars)
         else:
-            self._shared.append(var)
+            self.shared.append(var)
 
     def at_its_end(self) -> Walk:
         """Return the result when no equation is left."""
         for var in list(self.received):
             self._settle(var)
         return Walk(
-            ids={var: ids for var, ids in self._ids.items() if var not in self._stops},
-            cuts=tuple(sorted(self._cuts)),
-            roots=tuple(self._roots),
-            shared=tuple(self._shared),
-            weights_met=tuple(self._weights_met),
-            states_met=tuple(self._states_met),
+            ids={var: ids for var, ids in self.ids.items() if var not in self.stops},
+            cuts=tuple(sorted(self.cuts)),
+            roots=tuple(self.roots),
+            shared=tuple(self.shared),
+            weights_met=tuple(self.weights_met),
+            states_met=tuple(self.states_met),
         )
 
 

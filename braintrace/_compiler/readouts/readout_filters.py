@@ -29,14 +29,12 @@ from ..._jax import (
     Aval,
     Equation,
     Var,
-    at_source_of,
     bind,
-    is_var,
     struct_of,
     trace_to_jaxpr,
     with_derivative_of,
 )
-from ..._jaxpr import Program, Rule, evaluate, evaluate_inlined, inlined, program_of
+from ..._jaxpr import Program, Rule, evaluate, evaluate_all, evaluate_inlined, inlined, program_of
 from ..._typing import Path
 from ..frontend.canonicalize import spell_out_broadcasts
 from ..frontend.rewritten import rewritten, with_program
@@ -99,20 +97,18 @@ def _run(program: Program, parts: Sequence[_Filtering]) -> Callable[..., list[An
     by_var = {part.readout.var: part for part in parts}
 
     def run(*values: Any) -> list[Any]:
-        known: dict[Var, Any] = {
-            **program.constants,
-            **dict(zip(program.in_vars, values, strict=False)),
-        }
-        filters = iter(values[len(program.in_vars) :])
+        inputs, filters = values[: len(program.in_vars)], iter(values[len(program.in_vars) :])
+        known = {**program.constants, **dict(zip(program.in_vars, inputs, strict=True))}
         old = {part: {source: next(filters) for source in part.avals} for part in parts}
         new: dict[_Filtering, Values] = {}
-        for equation in program.equations:
-            operands = [known[a] if is_var(a) else a.val for a in equation.invars]
+
+        def with_filters_of(equation: Equation, operands: list[Any]) -> list[Any]:
             known.update(zip(equation.outvars, bind(equation, operands), strict=True))
             for part in (by_var[v] for v in equation.outvars if v in by_var):
-                with at_source_of(equation):
-                    known[part.readout.var], new[part] = part.step(known, old[part])
-        outputs = [known[a] if is_var(a) else a.val for a in program.out_atoms]
+                known[part.readout.var], new[part] = part.step(known, old[part])
+            return [known[var] for var in equation.outvars]
+
+        outputs = evaluate_all(program.jaxpr, inputs, with_filters_of)
         return [*outputs, *(new[part][source] for part in parts for source in part.avals)]
 
     return run
