@@ -11,6 +11,7 @@ from ..._errors import PrimitiveError
 from ..._jax import struct_of
 from .. import rules
 from ..by_shape import cached_by_shape
+from ..derive import expect_keys
 from ..primitive import ETPPrimitive, get_primitive_spec
 from ..spec import ETPPrimitiveSpec
 
@@ -107,28 +108,20 @@ class _Caller:
         *,
         dtypes: bool = True,
     ) -> None:
-        if set(result) != set(expected):
-            raise PrimitiveError(
-                f"Rule `{rule}` of `{self.primitive}` returned the keys {sorted(result)}; "
-                f"expected {sorted(expected)}."
-            )
+        expect_keys(get_primitive_spec(self.primitive), rule, dict(result), expected)
         for name, wanted in expected.items():
-            array = result[name]
-            if tuple(array.shape) != tuple(wanted.shape):
-                raise PrimitiveError(
-                    f"Rule `{rule}` of `{self.primitive}` returned shape {tuple(array.shape)} for "
-                    f"`{name}`; expected {tuple(wanted.shape)}."
-                )
-            if dtypes and array.dtype != wanted.dtype:
-                raise PrimitiveError(
-                    f"Rule `{rule}` of `{self.primitive}` returned dtype {array.dtype} for "
-                    f"`{name}`; expected {wanted.dtype}."
-                )
-            if not jnp.issubdtype(array.dtype, jnp.inexact):
-                raise PrimitiveError(
-                    f"Rule `{rule}` of `{self.primitive}` returned dtype {array.dtype} for "
-                    f"`{name}`; expected a floating dtype."
-                )
+            shape, dtype = tuple(result[name].shape), result[name].dtype
+            is_inexact = jnp.issubdtype(dtype, jnp.inexact)
+            for is_right, actual, right in (
+                (shape == tuple(wanted.shape), f"shape {shape}", tuple(wanted.shape)),
+                (not dtypes or dtype == wanted.dtype, f"dtype {dtype}", wanted.dtype),
+                (is_inexact, f"dtype {dtype}", "a floating dtype"),
+            ):
+                if not is_right:
+                    raise PrimitiveError(
+                        f"Rule `{rule}` of `{self.primitive}` returned {actual} for `{name}`; "
+                        f"expected {right}."
+                    )
 
 
 def _check_output_trace(call: _Caller, x_var: Any, y_var: Any, weight_vars: Any) -> None:
