@@ -212,6 +212,7 @@ class _Marks:
         made = (var for equation in uses.program.equations for var in equation.outvars)
         fixed = [var for var in made if uses.times[var] is not BindingTime.DATA]
         self.fixed = dict(zip(fixed, evaluate(uses.program, fixed, inputs), strict=True))
+        self._known: dict[Var, Any] = {**inputs, **self.fixed}
         self._marked: dict[Var, Any] = {}
 
     @property
@@ -235,14 +236,11 @@ class _Marks:
         source, sources = self._plan.sources[var], self._plan.sources
         if var not in self._marked:
             constant = {v: x for v, x in self.fixed.items() if not self._uses.is_parametric(v)}
-            known = {**constant, source: etp_elemwise_p.bind(self._value(source))}
+            known = {**constant, source: etp_elemwise_p.bind(self._known[source])}
             alike = [other for other in sources if sources[other] is source]
             after = evaluate(self._uses.program, alike, self.inputs, known)
             self._marked.update(zip(alike, after, strict=True))
         return self._marked[var]
-
-    def _value(self, var: Var) -> Any:
-        return self.fixed[var] if var in self.fixed else self.inputs[var]
 
     def _elementwise(self, marked: Sequence[int]) -> Rule:
         def rule(equation: Equation, operands: list[Any]) -> list[Any]:
@@ -261,7 +259,7 @@ class _Marks:
 
         def rule(equation: Equation, operands: list[Any]) -> list[Any]:
             shape = equation.outvars[0].aval.shape
-            vector = row(self._value(bias.var), bias.axes, bias.outputs, shape)
+            vector = row(self._known[bias.var], bias.axes, bias.outputs, shape)
             y = product(operands[bias.operand].operands, vector)
             for move in bias.moves:
                 moved = program.equations[move]

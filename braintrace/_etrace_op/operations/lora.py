@@ -139,7 +139,7 @@ def lora_matmul(
     quantities.check_features("lora_matmul", x, B.shape[0], f"B of shape {B.shape}")
     unit = x_unit * b_unit * a_unit
     biases = quantities.bias_operands("lora_matmul", bias, unit, A.shape[1:], bias_fn)
-    params = {"alpha": _constant(alpha), "has_bias": bool(biases)}
+    params: dict[str, Any] = {"alpha": _constant(alpha), "has_bias": bool(biases)}
     y = quantities.bind_folded((etp_lora_mv_p, etp_lora_mm_p), x, B, A, *biases, **params)
     return quantities.attach(y, unit)
 

@@ -210,6 +210,6 @@ def sparse_matmul(
     quantities.check_features("sparse_matmul", x, pattern.shape[0], f"a {pattern} matrix")
     unit = x_unit * weight_unit
     biases = quantities.bias_operands("sparse_matmul", bias, unit, pattern.shape[1:], bias_fn)
-    params = {"sparse_mat": pattern, "has_bias": bool(biases)}
+    params: dict[str, Any] = {"sparse_mat": pattern, "has_bias": bool(biases)}
     y = quantities.bind_folded((etp_sp_mv_p, etp_sp_mm_p), x, weight, *biases, **params)
     return quantities.attach(y, unit)
