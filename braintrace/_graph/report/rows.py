@@ -69,7 +69,7 @@ class GroupRow:
 
 @dataclasses.dataclass(frozen=True)
 class ReadoutRow:
-    """One linear readout with its filters, some of which several readouts may share.
+    """One linear readout with its filters.
 
     Attributes
     ----------
