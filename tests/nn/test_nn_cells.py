@@ -155,6 +155,10 @@ def test_sizes_by_other_names(name):
     assert (again.num_in, again.num_out) == (cells[0].num_in, cells[0].num_out)
 
 
+def test_methods_keep_their_docstrings():
+    assert nn.LIF.update.__doc__.startswith("Advance by one step under the current")
+
+
 def test_linear_recurrent_unit():
     cell, p = in_double(lambda: nn.LRUCell(INPUTS, 2, num_hidden=UNITS, r_min=0.5))
     gamma = np.exp(p["recurrence"]["gamma"])

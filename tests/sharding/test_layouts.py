@@ -10,6 +10,7 @@ from jax.sharding import AbstractMesh
 from sharding_program import BATCH, MODELS
 
 import braintrace
+from braintrace._graph import Records
 from braintrace._sharding import layout_of
 from braintrace._sharding.division import Division, sharding_on
 from braintrace._sharding.parts import (
@@ -164,6 +165,21 @@ def test_a_state_whose_batch_axis_is_unknown_is_refused_where_samples_are_sharde
     with pytest.raises(braintrace.OptionError, match="batch axis of State 'flat' is unknown"):
         placement_of(graph, graph.trace_specs, Division(two, "data", "model"))
     assert placement_of(graph, graph.trace_specs, Division(one, "data", "model")).devices == 2
+
+
+def test_inputs_of_a_chunk_lie_where_their_samples_do():
+    """A residual of an operation without a batch axis is whole everywhere."""
+    graph = sharding_program.learner_of("dense")[0].graph
+    one = jax.sharding.Mesh(np.asarray(jax.devices()[:1]), ("data",))
+    found = placement_of(graph, graph.trace_specs, Division(one, "data", None))
+    (key,) = found.layout.batched
+
+    def placed(x):
+        return found.records(Records(x={key: x, "of one sample": x}, D={}, Df={})).x
+
+    equations = jax.make_jaxpr(placed)(jnp.zeros((2, BATCH, 3))).eqns
+    specs = [tuple(equation.params["sharding"].spec) for equation in equations]
+    assert specs == [(None, "data"), ()]
 
 
 class SharedGain(brainstate.nn.Module):
