@@ -154,7 +154,7 @@ class _Finder:
         traced = self._graph.traced
         own = {leaf.in_var: leaf for leaf in traced.parameters}
         axes: dict[Var, set[int | None]] = {}
-        for site in trace_sites(self._graph) if self._count > 1 else ():
+        for site in trace_sites(self._graph):
             for name, operand in site.relation.trainable_vars.items():
                 parts = self._parts_of_operand(site, name)
                 for var, axis in axes_before(traced.program, own, operand, parts, self._count):
