@@ -20,6 +20,9 @@ from .neighbours import NeighbourTraces as NeighbourTraces
 from .overwriting import ordering_token as ordering_token
 from .param_dim import ParameterTraces as ParameterTraces
 from .probed_step import Probes as Probes
+from .probed_step import pre_step_probe as pre_step_probe
+from .probed_step import probes_of_past as probes_of_past
+from .probed_step import with_gradient as with_gradient
 from .probed_step import zero_probes as zero_probes
 from .rank_one import RankOneTraces as RankOneTraces
 from .restart import flags_along as flags_along
@@ -29,6 +32,7 @@ from .step import Step as Step
 from .step import as_chunk as as_chunk
 from .step import check_method as check_method
 from .step import chunk_gradient as chunk_gradient
+from .step import past_gradient as past_gradient
 from .step import plain_step as plain_step
 from .step import recorded_step as recorded_step
 from .step import single_step as single_step
@@ -41,11 +45,9 @@ from .traces import size_in_bytes as size_in_bytes
 from .traces import starting_traces as starting_traces
 from .whole_traces import LayeredTraces as LayeredTraces
 from .whole_traces import WholeTraces as WholeTraces
-from .window import StateProbes as StateProbes
+from .window import before_window as before_window
 from .window import passed_step as passed_step
-from .window import probes_of_past as probes_of_past
 from .window import run_window as run_window
-from .window import state_shapes as state_shapes
 from .window import window_signals as window_signals
 from .window import window_step as window_step
 from .zero import as_arrays as as_arrays

@@ -3,6 +3,9 @@
 import dataclasses
 from typing import ClassVar
 
+import jax
+import jax.numpy as jnp
+
 from .._graph import (
     ETraceGraph,
     HiddenParamOpRelation,
@@ -13,7 +16,6 @@ from .._graph import (
     Traces,
     Weights,
 )
-from .._typing import PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,21 +37,5 @@ class PassingTraces(TraceMethod):
         before: Traces,
         after: Traces | None = None,
     ) -> tuple[Weights, Traces | None]:
-        """Not called: the gradient is backpropagated through the steps."""
-        raise NotImplementedError
-
-    def step(
-        self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
-    ) -> tuple[Traces, PyTree]:
-        """Return the traces after a single step, and the argument ``past`` of `past_gradient`."""
-        return self.update(graph, weights, records, traces), traces
-
-    def past_gradient(
-        self, graph: ETraceGraph, weights: Weights, mu: Signal, past: PyTree, zeros_select: bool
-    ) -> Weights:
-        """Return the gradient through the states before a single step; see `entry_gradient`.
-
-        It is called after the step. Traces from before the step that it reads cannot be
-        overwritten.
-        """
-        return self.entry_gradient(graph, weights, mu, past, zeros_select)
+        """Return zero: the gradient is backpropagated through the steps."""
+        return jax.tree.map(jnp.zeros_like, weights), after

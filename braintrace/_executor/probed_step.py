@@ -13,15 +13,17 @@ read a state from before the step, a second perturbation of that value gives :ma
 parameter is its ordinary gradient of this step along all paths that no trace follows.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 
 from .._graph import ETraceGraph, HiddenGroup, StateLeaf, TracedModel, Weights, WholeState
-from .._jax import Atom, Var, is_var, struct_of
+from .._jax import Atom, Var, is_var, struct_of, zeros_mapped_like
 from .._jaxpr import evaluate
+from .._typing import PyTree
 from .jacobians import Inputs, with_weights
 from .one_way import one_way_rules
 from .zero import examples
@@ -50,10 +52,55 @@ def zero_probes(graph: ETraceGraph) -> Probes:
     return probes
 
 
+def probes_of_past(graph: ETraceGraph) -> Probes:
+    """Return the shapes of perturbations of the traced states before a step or window."""
+    return {pre_step_probe(state): struct_of(state) for state in graph.traced_states}
+
+
+def with_gradient(
+    shapes: Probes,
+    gradient: Callable[[Weights, PyTree, Probes, Set[str]], Weights],
+    weights: Weights,
+    residuals: PyTree,
+) -> Probes:
+    """Return perturbations of zero, whose cotangents become a gradient of the operands.
+
+    Parameters
+    ----------
+    shapes
+        Shapes of the perturbations.
+    gradient
+        ``(weights, residuals, cotangents, names of those known to be zero) -> gradient``.
+    weights, residuals
+        The operands, and other values that the gradient is computed from.
+    """
+
+    def zeros(*arguments: Any) -> Probes:
+        found: Probes = zeros_mapped_like(shapes, arguments)
+        return found
+
+    def forward(*arguments: Any) -> tuple[Probes, tuple[Weights, PyTree]]:
+        weights, residuals = jax.tree.map(lambda argument: argument.value, arguments)
+        return zeros(weights, residuals), (weights, residuals)
+
+    def backward(known: tuple[Weights, PyTree], signal: dict[str, Any]) -> tuple[Weights, None]:
+        silent = {name for name, value in signal.items() if isinstance(value, SymbolicZero)}
+        arrays = {
+            name: jnp.zeros(value.shape, value.dtype) if name in silent else value
+            for name, value in signal.items()
+        }
+        return gradient(*known, arrays, silent), None
+
+    probes = jax.custom_vjp(zeros)
+    probes.defvjp(forward, backward, symbolic_zeros=True)
+    result: Probes = probes(weights, residuals)
+    return result
+
+
 def with_callback_results(traced: TracedModel, inputs: Inputs) -> Inputs:
     """Return the inputs of a step with its callback results; each callback is called here, once."""
     callbacks = traced.callbacks
-    if callbacks is None:
+    if callbacks is None or inputs.keys() >= set(traced.callback_results):
         return inputs
     pairs = zip(callbacks.in_vars, traced.program.in_vars, strict=False)
     known = {own: jax.lax.stop_gradient(inputs[var]) for own, var in pairs if var in inputs}

@@ -37,8 +37,6 @@ from .passing import PassingTraces
 from .random_signs import DRAWS, KEY, signs, specs_of_stream
 from .restart import over_first_axis, where_flagged
 from .sample_gradients import (
-    SampleGradients,
-    added_up,
     norms_of,
     of_samples,
     squares,
@@ -60,34 +58,6 @@ from .zero import apart, as_arrays, widened
 
 Arrays = dict[str, jax.Array]
 """Arrays by the name of a parameter, samples first."""
-
-
-@dataclasses.dataclass(frozen=True)
-class AfterStep:
-    """Values that determine the traces before a step after they have been overwritten.
-
-    Attributes
-    ----------
-    s
-        ``s`` before the step.
-    t
-        ``t`` after the step.
-    of_t
-        Factor of the carried part: ``t`` before the step divided by its part in ``t`` after it.
-    entering
-        The term added by the step.
-    inputs
-        Inputs of the step.
-    """
-
-    s: jax.Array
-    t: Arrays
-    of_t: jax.Array
-    entering: SampleGradients
-    inputs: tuple[jax.Array, ...]
-
-
-jax.tree_util.register_dataclass(AfterStep)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +102,7 @@ class RankOneTraces(PassingTraces):
         """Return the traces after recorded steps, one step at a time."""
 
         def advance(records: Records, traces: Traces) -> Traces:
-            return _advanced(graph, weights, records, traces)[0]
+            return _advanced(graph, weights, records, traces)
 
         return over_steps(advance, records, traces)
 
@@ -143,39 +113,6 @@ class RankOneTraces(PassingTraces):
         traces = as_arrays(traces)
         onto, is_read = _onto(graph, mu, traces["s"], zeros_select)
         return _added_up(weights, onto, traces["t"], is_read if zeros_select else None)
-
-    def step(
-        self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
-    ) -> tuple[Traces, Traces | AfterStep]:
-        """Return the traces after a single step, and the argument ``past`` of `past_gradient`."""
-        after, found = _advanced(graph, weights, records, traces)
-        return after, found if found is not None and not graph.read_by_output else traces
-
-    def past_gradient(
-        self,
-        graph: ETraceGraph,
-        weights: Weights,
-        mu: Signal,
-        past: Traces | AfterStep,
-        zeros_select: bool,
-    ) -> Weights:
-        r"""Return the same gradient, with ``t`` computed from the traces after the step.
-
-        :math:`t = \rho_0 (t' - \nu^\top F / \rho_1)`, so the traces before the step are not read
-        any more and can be overwritten in place. If :math:`\rho_0` is zero, so is :math:`J s`, and
-        also :math:`\mu \cdot s` if the loss depends only on the new states.
-        """
-        if not isinstance(past, AfterStep):
-            return self.entry_gradient(graph, weights, mu, past, zeros_select)
-        onto, is_read = _onto(graph, mu, past.s, zeros_select)
-        factors = onto * past.of_t
-        gradients = _added_up(weights, factors, past.t, is_read if zeros_select else None)
-        inputs = inputs_of_step(graph, weights, past.inputs)
-        added = added_up(graph, inputs, past.entering, factors)
-        for name in past.t:
-            found = gradients[name]["value"]
-            gradients[name] = {"value": found - added[name].astype(found.dtype)}
-        return gradients
 
 
 def _onto(
@@ -218,14 +155,11 @@ def over_steps(
     return after
 
 
-def _advanced(
-    graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
-) -> tuple[Traces, AfterStep | None]:
-    """Return the traces after one step, and the values that determine the ones before it."""
+def _advanced(graph: ETraceGraph, weights: Weights, records: Records, traces: Traces) -> Traces:
+    """Return the traces after one step."""
     whole = whole_of(graph)
     dtype = jnp.promote_types(row_dtype(whole), jnp.float32)
-    recorded = tuple(leaf[0] for leaf in records.inputs)
-    inputs = inputs_of_step(graph, weights, recorded)
+    inputs = inputs_of_step(graph, weights, tuple(leaf[0] for leaf in records.inputs))
     s = widened(traces["s"], dtype)
     t = widened(known_after(records.token, traces["t"]), dtype)
     if records.restart is not None:  # selected, not multiplied by zero: they may be NaN
@@ -236,7 +170,7 @@ def _advanced(
     nu = signs(traces, pushed, s.shape, dtype)
     draws = traces[DRAWS] + jnp.uint32(1)
     if not t:
-        return {**traces, DRAWS: draws}, None
+        return {**traces, DRAWS: draws}
     gradients = of_samples(graph, weights, records, from_rows(whole, nu[None]))
     (rho_0, inverse_0), (rho_1, _) = (
         balance(norms(*t.values()), norms(pushed)),
@@ -251,8 +185,7 @@ def _advanced(
 
     after = over_first_axis(rho_0, 2) * pushed + over_first_axis(rho_1, 2) * nu
     new_t = {name: combined(name) for name in t}
-    new = {"s": after.astype(traces["s"].dtype), "t": new_t, KEY: traces[KEY], DRAWS: draws}
-    return new, AfterStep(s, new_t, rho_0, entering, recorded)
+    return {"s": after.astype(traces["s"].dtype), "t": new_t, KEY: traces[KEY], DRAWS: draws}
 
 
 def norms(*arrays: jax.Array) -> jax.Array:

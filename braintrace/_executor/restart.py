@@ -90,8 +90,10 @@ def restarted(graph: ETraceGraph, records: Records, restart: jax.Array) -> Recor
 def restarted_probes(graph: ETraceGraph, probes: Probes, restart: jax.Array) -> Probes:
     """Return probes without those of old values that have been reset."""
     pre_step = {}
-    for state in graph.read_by_output:
-        probe = probes[pre_step_probe(state)]
+    for state in graph.traced_states:
+        probe = probes.get(pre_step_probe(state))
+        if probe is None:
+            continue
         is_new = flags_along(graph.batch.axis(state), restart, probe.ndim)
         pre_step[pre_step_probe(state)] = jnp.where(is_new, 0, probe)
     return {**probes, **pre_step}

@@ -6,19 +6,17 @@ their derivative, given the learning signal, is the gradient of the rule.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.custom_derivatives import SymbolicZero
 
 from .._errors import OptionError
-from .._graph import ETraceGraph, Record, Records, StateLeaf, TraceMethod, Traces, Weights
-from .._jax import Var, zeros_mapped_like
+from .._graph import ETraceGraph, Record, Records, TraceMethod, Traces, Weights
+from .._jax import Var
 from .._typing import PyTree
 from .jacobians import Inputs, jacobians, operands
-from .passing import PassingTraces
 from .probed_step import (
     Probes,
     finish,
@@ -27,10 +25,12 @@ from .probed_step import (
     pre_step_probe,
     probe_shapes,
     probed_step,
+    probes_of_past,
     with_callback_results,
+    with_gradient,
 )
-from .restart import flags_along, restarted, restarted_probes
-from .window import passed_step, probes_of_past
+from .restart import restarted, restarted_probes
+from .window import before_window, passed_step
 
 RECORDED: frozenset[Record] = frozenset(
     {"x", "x in parts", "D", "Df", "step", "traces", "operands"}
@@ -97,72 +97,30 @@ def single_step(
     place
         Places residuals on a mesh.
     """
-    if isinstance(method, PassingTraces):
-        return _passed_step(graph, method, inputs, traces, restart)
     inputs = with_callback_results(graph.traced, inputs)
     weights = operands(graph, inputs)
     found = jacobians(graph, inputs, weights)
     if restart is not None:
         found = restarted(graph, found, restart)
     records = place(as_chunk(found))
-    before = jax.lax.stop_gradient(traces)
-    after = method.update(graph, jax.lax.stop_gradient(weights), records, before)
+    held, before = jax.lax.stop_gradient((weights, traces))
+    after = method.update(graph, held, records, before)
 
-    shapes = probe_shapes(graph)
-
-    def zeros(*arguments: Any) -> Probes:
-        found: Probes = zeros_mapped_like(shapes, arguments)
-        return found
-
-    def forward(*arguments: Any) -> tuple[Probes, tuple[Any, ...]]:
-        values = jax.tree.map(lambda argument: argument.value, arguments)
-        return zeros(*values), values
-
-    def backward(arguments: tuple[Any, ...], signal: dict[str, Any]) -> tuple[Any, ...]:
-        weights, records, before, after = arguments
-        silent = {name for name, value in signal.items() if isinstance(value, SymbolicZero)}
+    def gradient(weights: Weights, residuals: Any, signal: Probes, silent: Set[str]) -> Weights:
+        records, before, after = residuals
         records = dataclasses.replace(records, silent=frozenset(silent))
-        arrays = {
-            name: jnp.zeros(value.shape, value.dtype) if name in silent else value
-            for name, value in signal.items()
-        }
-        gradients, _ = chunk_gradient(
-            graph, method, weights, records, as_chunk(arrays), before, after
-        )
-        return gradients, None, None, None
+        signal = as_chunk(signal)
+        return chunk_gradient(graph, method, weights, records, signal, before, after)[0]
 
-    probe = jax.custom_vjp(zeros)
-    probe.defvjp(forward, backward, symbolic_zeros=True)
-    probes = probe(weights, records, before, after)
+    passes = graph.passes_weights
+    shapes = probes_of_past(graph) if passes else probe_shapes(graph)
+    probes = with_gradient(shapes, gradient, weights, (records, before, after))
     if restart is not None:
         probes = restarted_probes(graph, probes, restart)
-    outputs, new_states = probed_step(graph, inputs, weights, probes)
-    return Step(outputs, new_states, after)
-
-
-def _passed_step(
-    graph: ETraceGraph,
-    method: PassingTraces,
-    inputs: Inputs,
-    traces: Traces,
-    restart: jax.Array | None,
-) -> Step:
-    """Run a single step of a full-Jacobian rule: a window of one step."""
-    weights = operands(graph, inputs)
-    held, before = jax.lax.stop_gradient((weights, traces))
-    records = dataclasses.replace(jacobians(graph, inputs, weights), restart=restart)
-    after, past = method.step(graph, held, as_chunk(records), before)
-    probes = probes_of_past(graph, method.past_gradient, (weights, past), restart is not None)
-
-    def entering(state: StateLeaf) -> jax.Array:
-        probe = probes[state.name]
-        if restart is not None:
-            is_new = flags_along(graph.batch.axis(state), restart, probe.ndim)
-            probe = jnp.where(is_new, 0, probe)
-        return inputs[state.in_var] + probe
-
-    old = {state.in_var: entering(state) for state in graph.traced_states}
-    outputs, new_states, _ = passed_step(graph, {**inputs, **old})
+    if passes:
+        outputs, new_states, _ = passed_step(graph, before_window(graph, inputs, probes))
+    else:
+        outputs, new_states = probed_step(graph, inputs, weights, probes)
     return Step(outputs, new_states, after)
 
 
@@ -178,16 +136,32 @@ def chunk_gradient(
     """Return the gradient of a recorded chunk, and the traces after it if the rule returns them.
 
     The signal of the first step for the states before the chunk is included: the signal of outputs
-    that read them, or of a window. The arguments are the same as in `TraceMethod.gradient`.
+    that read them, of a window, or of a full-Jacobian rule. The arguments are the same as in
+    `TraceMethod.gradient`.
     """
-    gradients, after = method.gradient(graph, weights, records, signal, before, after)
-    names = {state.name: pre_step_probe(state) for state in graph.traced_states}
-    late = {name: signal[before] for name, before in names.items() if before in signal}
+    late, parts = signal.keys() & probes_of_past(graph).keys(), []
     if late:
-        mu = jax.tree.map(lambda leaf: leaf[0], late)
-        past = method.entry_gradient(graph, weights, mu, before, records.zeros_select)
-        gradients = jax.tree.map(jnp.add, gradients, past)
+        past = past_gradient(graph, method, weights, signal, before, records.zeros_select)
+        parts.append(past)
+    if not late or signal.keys() - late:
+        own, after = method.gradient(graph, weights, records, signal, before, after)
+        parts.append(own)
+    gradients = jax.tree.map(lambda *found: sum(found[1:], found[0]), *parts)
     return _of_parameters(graph, gradients), after
+
+
+def past_gradient(
+    graph: ETraceGraph,
+    method: TraceMethod,
+    weights: Weights,
+    signal: Probes,
+    before: Traces,
+    zeros_select: bool,
+) -> Weights:
+    """Return the gradient by way of the states before a chunk, from its first step's signal."""
+    names = {state.name: pre_step_probe(state) for state in graph.traced_states}
+    mu = {name: signal[before][0] for name, before in names.items() if before in signal}
+    return method.entry_gradient(graph, weights, mu, before, zeros_select)
 
 
 def _of_parameters(graph: ETraceGraph, gradients: Weights) -> Weights:

@@ -16,14 +16,12 @@ import jax
 import jax.numpy as jnp
 
 from .._errors import OptionError
-from .._graph import ETraceGraph, Records, Signal, Weights
-from .._jax import Var, struct_of, zeros_mapped_like
-from .._typing import PyTree
+from .._graph import ETraceGraph, Records, Signal
+from .._jax import Var
 from .jacobians import Inputs, jacobians, operands
-from .probed_step import finish, pre_step_probe, probe_shapes, with_callback_results
+from .probed_step import Probes, finish, pre_step_probe, probe_shapes, with_callback_results
 from .time_loops import scan_over_time
 from .whole_state import step_of_layers
-from .zero import is_zero
 
 States = TypeVar("States")
 Results = TypeVar("Results")
@@ -48,9 +46,6 @@ def _nothing(residuals: Any, cotangent: Any) -> tuple[None]:
 _given = jax.custom_vjp(_itself)
 """An argument of a step, which has no gradient under full-Jacobian rules."""
 _given.defvjp(_refuse, _nothing)
-
-StateProbes = dict[str, jax.Array]
-"""One array per traced hidden state, by name, in the layout of its old value."""
 
 
 def run_window(
@@ -80,76 +75,26 @@ def run_window(
     return states, results, jax.lax.stop_gradient(records)
 
 
-def window_signals(graph: ETraceGraph, mu: StateProbes, length: int) -> Signal:
+def window_signals(graph: ETraceGraph, mu: Probes, length: int) -> Signal:
     """Return the signals of a window's steps, from the derivatives for the states before it.
 
     They are signals of its first step for the states before that; see `chunk_gradient`.
-
-    Parameters
-    ----------
-    graph
-        The compiled model.
-    mu
-        The derivatives, in the form of `StateProbes`.
-    length
-        Number of steps.
     """
     signal = {
         name: jnp.zeros((length, *probe.shape), probe.dtype)
         for name, probe in probe_shapes(graph).items()
     }
-    for state in graph.traced_states:
-        of_first = mu[state.name][None]
-        rest = jnp.zeros((length - 1, *of_first.shape[1:]), of_first.dtype)
-        signal[pre_step_probe(state)] = jnp.concatenate([of_first, rest])
+    for name, of_first in mu.items():
+        rest = jnp.zeros((length - 1, *of_first.shape), of_first.dtype)
+        signal[name] = jnp.concatenate([of_first[None], rest])
     return signal
 
 
-def state_shapes(graph: ETraceGraph) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the shapes of `StateProbes`."""
-    return {state.name: struct_of(state) for state in graph.traced_states}
-
-
-def probes_of_past(
-    graph: ETraceGraph,
-    gradient: Callable[[ETraceGraph, Weights, StateProbes, PyTree, bool], Weights],
-    past: tuple[Weights, PyTree],
-    zeros_select: bool,
-) -> StateProbes:
-    """Return a zero for every traced state, whose cotangent becomes a gradient of the operands.
-
-    Parameters
-    ----------
-    graph
-        The compiled model.
-    gradient
-        `TraceMethod.entry_gradient`, or a function of another value instead of the traces.
-    past
-        The operands, and the traces before these states.
-    zeros_select
-        See `TraceMethod.entry_gradient`.
-    """
-    shapes = state_shapes(graph)
-
-    def zeros(weights: Weights, traces: PyTree) -> StateProbes:
-        found: StateProbes = zeros_mapped_like(shapes, (weights, traces))
-        return found
-
-    def forward(weights: Weights, traces: PyTree) -> tuple[StateProbes, tuple[Weights, PyTree]]:
-        return zeros(weights, traces), (weights, traces)
-
-    def backward(residuals: tuple[Weights, PyTree], mu: StateProbes) -> tuple[Any, None]:
-        weights, traces = residuals
-        before = shapes_of_zero or traces
-        return gradient(graph, weights, mu, before, zeros_select), None
-
-    probes = jax.custom_vjp(zeros)
-    probes.defvjp(forward, backward)
-    weights, traces = past
-    shapes_of_zero = traces if is_zero(traces) else None
-    arrays = None if shapes_of_zero else jax.lax.stop_gradient(traces)
-    result: StateProbes = probes(weights, arrays)
-    return result
+def before_window(graph: ETraceGraph, inputs: Inputs, probes: Probes) -> Inputs:
+    """Return the inputs of a first step, with a perturbation added to each traced state."""
+    states = graph.traced_states
+    old = {s.in_var: inputs[s.in_var] + probes[pre_step_probe(s)] for s in states}
+    return {**inputs, **old}
 
 
 Run: TypeAlias = Callable[[ETraceGraph, Inputs], tuple[list[Any], dict[Var, Any]]]

@@ -7,7 +7,6 @@ update) and ``total`` (the gradient by parameter).
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -17,12 +16,13 @@ import jax.numpy as jnp
 
 from .._algorithms import ETraceAlgorithm, Window
 from .._executor import (
-    StateProbes,
+    Probes,
+    as_chunk,
     chunk_gradient,
     examples,
+    pre_step_probe,
     probes_of_past,
     run_window,
-    state_shapes,
     window_signals,
     zero_probes,
 )
@@ -214,9 +214,7 @@ class WindowChunk:
         is_window = window is not None
         self._work = None if is_window else work_of(algorithm, self._graph.record_bytes)
         self._window = window
-        _, restart = slices
         self._has_mask = has_mask
-        self._zeros_select = has_mask or restart is not None
         self.step = PureStep(algorithm.model, function, parameters, (None, held, slices))
         paths = {id(state): path for path, state in algorithm.states_of_step.items()}
         self._paths = [paths.get(id(state)) for state in self.step.others]
@@ -251,29 +249,22 @@ class WindowChunk:
         """Run one chunk, window by window; see `RecordedChunk.run`."""
         weights, _ = held
         written, sums, traces = carry
+        inside, before = sums
         steps, window = steps_of(chunk), self._length(steps_of(chunk))
-        if steps == window:
-            probes_of = functools.partial(self._probes_of_past, traces)
-            (_, (written, results, records)), found = self._differentiate(
-                probes_of, (parameters, weights), others, held, written, chunk
-            )
-            return (written, jax.tree.map(jnp.add, sums, found), records), tuple(results)
-
-        zeros: StateProbes = examples(state_shapes(self._graph))
+        zeros: Probes = examples(probes_of_past(self._graph))
 
         def of_length(length: int) -> Any:
             def run(carry: Any, part: Chunk) -> Any:
                 written, inside = carry
-                arguments = parameters, zeros
                 (_, (written, results, records)), (found, mu) = self._differentiate(
-                    lambda probes: probes, arguments, others, held, written, part
+                    parameters, zeros, others, held, written, part
                 )
-                signal = window_signals(self._graph, mu, length)
+                is_one = length == steps
+                signal = as_chunk(mu) if is_one else window_signals(self._graph, mu, length)
                 return (written, jax.tree.map(jnp.add, inside, found)), (results, records, signal)
 
             return run
 
-        inside, before = sums
         start = (written, inside)
         (written, inside), found = over_blocks(of_length, start, chunk, steps, window)
         results, records, signal = found
@@ -281,27 +272,23 @@ class WindowChunk:
         sums = inside, jax.tree.map(jnp.add, before, past)
         return (written, sums, records), tuple(results)
 
-    def _probes_of_past(self, traces: Traces, weights: Weights) -> StateProbes:
-        past = self._method.entry_gradient
-        return probes_of_past(self._graph, past, (weights, traces), self._zeros_select)
-
     def _differentiate(
         self,
-        probes_of: Callable[[Any], StateProbes],
-        arguments: tuple[list[PyTree], Any],
+        parameters: list[PyTree],
+        probes: Probes,
         others: list[PyTree],
         held: Held,
         written: list[PyTree],
         part: Chunk,
     ) -> Any:
-        """Return values and gradients of a window, by parameters and sources of perturbations."""
+        """Return values and gradients of a window, by parameters and perturbations."""
         current = self.step.merge(others, written)
 
         def step(parameters: list[PyTree], written: list[PyTree], inputs: PyTree) -> Any:
             others, held, slices = inputs
             return self.step(parameters, self.step.merge(others, written), None, held, slices)
 
-        def window(parameters: list[PyTree], source: Any) -> Any:
+        def window(parameters: list[PyTree], probes: Probes) -> Any:
             def scaled(written: list[PyTree], now: Chunk) -> Any:
                 slices, scale = now
                 arguments = parameters, written, (others, held, slices)
@@ -312,12 +299,14 @@ class WindowChunk:
                 loss, aux, records = results
                 return written, ((loss * scale, loss, aux), records)
 
-            states = add_to_states(self._graph, self._paths, current, probes_of(source))
+            traced = self._graph.traced_states
+            terms = {state.name: probes[pre_step_probe(state)] for state in traced}
+            states = add_to_states(self._graph, self._paths, current, terms)
             start = self.step.written_of(states)
             written, (scaled_losses, *results), records = run_window(start, scaled, part)
             return jnp.sum(scaled_losses), (written, results, records)
 
-        return jax.value_and_grad(window, argnums=(0, 1), has_aux=True)(*arguments)
+        return jax.value_and_grad(window, argnums=(0, 1), has_aux=True)(parameters, probes)
 
     def total(
         self, gradients: Gradients, to_parameters: Callable[[Weights], list[PyTree]]

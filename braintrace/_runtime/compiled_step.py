@@ -12,18 +12,22 @@ from .._executor import (
     CarriedSpecs,
     Inputs,
     Step,
+    as_chunk,
+    before_window,
     is_like,
     kept_specs,
     one_by_one,
     operands,
+    past_gradient,
     probes_of_past,
     restart_traces,
     run_window,
     side_by_side,
     single_step,
     window_step,
+    with_gradient,
 )
-from .._graph import ETraceGraph, TraceMethod, Traces
+from .._graph import ETraceGraph, TraceMethod, Traces, Weights
 from .._jax import Var, for_devices
 from .._sharding import Placement
 from .._typing import Path
@@ -275,20 +279,20 @@ class CompiledStep:
         graph, method = self.graph, self._method
         weights = operands(graph, inputs)
 
-        def enter(probes: dict[str, jax.Array]) -> list[Any]:
-            states = {s.in_var: inputs[s.in_var] + probes[s.name] for s in graph.traced_states}
-            return self.written_of({**inputs, **states})
-
         def step(written: list[Any], slices: Any) -> Any:
             current = self.inputs_of_step(inputs, written, slices)
             outputs, new_states, records = window_step(graph, current)
             return self.written_of(new_states), (outputs, records)
 
-        past = weights, traces
-        probes = probes_of_past(graph, method.entry_gradient, past, zeros_select=False)
-        last, outputs, records = run_window(enter(probes), step, sequences)
-        weights, traces = jax.lax.stop_gradient(past)
-        return outputs, last, method.update(graph, weights, records, traces)
+        def gradient(weights: Weights, traces: Any, signal: Any, _: Any) -> Weights:
+            mu = as_chunk(signal)
+            return past_gradient(graph, method, weights, mu, traces, zeros_select=False)
+
+        held, before = jax.lax.stop_gradient((weights, traces))
+        probes = with_gradient(probes_of_past(graph), gradient, weights, before)
+        start = self.written_of(before_window(graph, inputs, probes))
+        last, outputs, records = run_window(start, step, sequences)
+        return outputs, last, method.update(graph, held, records, before)
 
 
 def carries_alike(one: CompiledStep, other: CompiledStep) -> bool:

@@ -285,8 +285,8 @@ MUTATIONS = [
     Mutation(
         "late probe of the last step",
         "_executor/step.py",
-        "mu = jax.tree.map(lambda leaf: leaf[0], late)",
-        "mu = jax.tree.map(lambda leaf: leaf[-1], late)",
+        "signal[before][0] for name",
+        "signal[before][-1] for name",
         (
             "tests/rules/test_d_rtrl_exact.py"
             "::test_float64_in_several_chunks_and_a_remainder[alif_late_threshold]",
@@ -948,9 +948,9 @@ MUTATIONS = [
     ),
     Mutation(
         "what a sample that starts anew in a window leaves in the traces before it",
-        "_learner/chunk_gradient.py",
-        "self._zeros_select = has_mask or restart is not None",
-        "self._zeros_select = False",
+        "_executor/step.py",
+        "signal, before, records.zeros_select)",
+        "signal, before, False)",
         (
             "tests/learner/test_not_finite.py::test_gradients_of_a_sequence"
             "[lstm_fused es_d_rtrl batch axis-decay_or_rank-window]",
@@ -986,8 +986,8 @@ MUTATIONS = [
     Mutation(
         "windows of a chunk without the time before them",
         "_executor/window.py",
-        "signal[pre_step_probe(state)] = jnp.concatenate([of_first, rest])",
-        "signal[pre_step_probe(state)] = 0 * jnp.concatenate([of_first, rest])",
+        "signal[name] = jnp.concatenate([of_first[None], rest])",
+        "signal[name] = 0 * jnp.concatenate([of_first[None], rest])",
         (
             "tests/learner/test_windows.py::test_bptt_in_a_window_and_the_trace_before_it[6-gru-d_rtrl]",
         ),
@@ -1344,12 +1344,12 @@ MUTATIONS = [
         "the noise of lanes adds up instead of averaging out",
     ),
     Mutation(
-        "what a step gives depends on old states through the new ones alone",
-        "_executor/rank_one.py",
-        "found is not None and not graph.read_by_output",
-        "found is not None",
+        "the traces after a step in place of those before it",
+        "_executor/step.py",
+        "records, before, after = residuals",
+        "records, _, before = residuals\n        after = before",
         ("tests/rules/test_random_rules.py::test_steps_that_give_what_was_before_them",),
-        "the trace before a step is taken from the one after it, in which it has no part any more",
+        "the signal for the states before a step meets the trace of the states after it",
     ),
     Mutation(
         "a bias whose norm is that of its weight",
