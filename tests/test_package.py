@@ -134,7 +134,7 @@ def violations(check, paths):
     ]
 
 
-def test_typed():
+def test_the_package_has_a_marker_of_types():
     assert importlib.resources.files("braintrace").joinpath("py.typed").is_file()
 
 

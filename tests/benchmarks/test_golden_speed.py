@@ -82,7 +82,7 @@ def measured(**ratios):
         ({}, 1, "median of 0 rows: nan"),
     ],
 )
-def test_verdict(found, status, said, capsys):
+def test_a_slow_median_or_row_fails(found, status, said, capsys):
     assert golden_speed.verdict(found, options()) == status
     assert said in capsys.readouterr().out
 
@@ -111,7 +111,7 @@ def test_rows_by_name_and_by_effort():
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", [ROW, "one step, functional", "first call, digits"])
-def test_two_processes(name, capsys):
+def test_two_checkouts_run_in_processes_of_their_own(name, capsys):
     arguments = ["--base", str(HERE), "--rows", name, "--rounds", "2", "--minutes", "0.1"]
     status = golden_speed.main([*arguments, "--median-limit", "1e9", "--row-limit", "1e9"])
     printed = capsys.readouterr().out

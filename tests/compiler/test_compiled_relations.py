@@ -20,7 +20,7 @@ def compiled(case):
 
 @pytest.mark.core
 @cases.each(cases.ALL)
-def test_hidden_groups(case):
+def test_states_that_read_each_other_are_one_hidden_group(case):
     found = {frozenset(map(".".join, group.paths)) for group in compiled(case).hidden_groups}
     assert found == {frozenset(members) for members in case.groups.values()}
     for group in compiled(case).hidden_groups:

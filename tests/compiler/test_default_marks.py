@@ -129,7 +129,7 @@ def test_samples_that_the_compiler_maps():
     assert_gradients_close(gradients_of(mapped), gradients_of(batched), 1e-12)
 
 
-def test_a_pure_function():
+def test_a_pure_function_is_marked_by_default():
     def step(params, h, x):
         h = 0.5 * h + jnp.tanh(x @ params["w"] + params["b"])
         return h, h
@@ -147,7 +147,7 @@ def test_a_pure_function():
     assert_gradients_close(found, jax.grad(by_scan)(params), 1e-12)
 
 
-def test_planning_and_checking():
+def test_plans_and_checks_mark_as_compile_does():
     def found(call, *arguments, **options):
         return call(Recurrent(plain), "d_rtrl", *arguments, batch_size=BATCH, **options)
 

@@ -14,6 +14,7 @@ import readouts
 import saiunit as u
 from assertions import assert_gradients_close, assert_gradients_differ, assert_same_bits
 from drivers import named, weights_of
+from every_path import PATHS, Paths
 from readouts import BATCH, LINEAR, ODD, OTHERS, STEPS
 
 import braintrace
@@ -90,7 +91,7 @@ def test_equals_bptt(row):
 
 @pytest.mark.by_day("rates-plain")
 @each(LINEAR)
-def test_without_filters_it_does_not(row):
+def test_without_filters_it_differs_from_bptt(row):
     learner = learner_of(row, readout_filters=False)
     assert learner.graph.traced.filters == ()
     assert_gradients_differ(sequence_gradient(learner), bptt(row), 0.05, row.name)
@@ -136,12 +137,11 @@ def test_a_plain_parameter_in_what_is_filtered_is_told():
 class InOwnLoop:
     """Gradients of single calls, or of windows of steps, each in a `grad` of the user's own."""
 
-    def __init__(self, learner, run=None):
+    def __init__(self, learner):
         self.model = learner.algorithm.model
-        run = learner if run is None else run
 
         def loss(x, target):
-            return loss_of(run, self.model, x, target)
+            return loss_of(learner, self.model, x, target)
 
         gradient = brainstate.transform.grad(loss, weights_of(self.model))
         self._gradient = brainstate.transform.jit(gradient)
@@ -169,21 +169,17 @@ def in_a_stream(learner, steps=slice(None), **options):
     return named(total.value)
 
 
-@pytest.mark.by_day("rates-plain-mapped")
-@pytest.mark.parametrize("style", ["batch axis", "mapped"])
-@each([SMALL, SIMPLE, HARD])
-def test_every_driver(row, style):
-    learner = learner_of(row, style=style)
-    own = InOwnLoop(learner)
-    paths = {
-        "one chunk": lambda: sequence_gradient(learner),
-        "steps": lambda: sequence_gradient(learner, chunk_size=1),
-        "own loop": own,
-        "stream": lambda: in_a_stream(learner),
-    }
-    for name, path in paths.items():
-        learner.reset_state(BATCH)
-        assert_gradients_close(path(), bptt(row), TOLERANCE, name)
+@functools.cache
+def paths_of(row):
+    return Paths(row.module, readouts.data()[0])
+
+
+@pytest.mark.by_day("rates-plain-two_calls", "rates-plain-foreign_vmap", "rates-plain-stream")
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.__name__)
+@each([SMALL, SIMPLE])
+def test_every_path(row, path):
+    paths = paths_of(row)
+    assert_gradients_close(path(paths), paths.bptt(), TOLERANCE, row.name)
 
 
 @pytest.mark.by_day("rates-plain")
@@ -259,7 +255,7 @@ def test_steps_that_do_not_count(row):
 
 @pytest.mark.by_day("rates-plain")
 @each([SMALL, SIMPLE, HARD])
-def test_windows(row):
+def test_windows_of_readouts_are_exact(row):
     learner = learner_of(row, window=2)
     found = sequence_gradient(learner)
     assert_gradients_close(found, bptt(row), TOLERANCE, row.name)
@@ -333,28 +329,6 @@ def test_traces_in_half_precision():
     assert {leaf.dtype for leaf in jax.tree.leaves(kept)} == {jnp.dtype(jnp.bfloat16)}
     held = {leaf.value.dtype for leaf in learner.algorithm.filters.values()}
     assert held == {jnp.dtype(jnp.float64)}
-
-
-@pytest.mark.by_day("rates-plain")
-@each([SMALL, SIMPLE, HARD])
-def test_mapped_by_somebody_else(row):
-    lanes = {"axis_size": BATCH, "state_tag": "lane"}
-    model = row.module()
-    instance = braintrace.D_RTRL(model)
-    first = readouts.data()[0][0]
-
-    def initialise(x):
-        brainstate.nn.init_all_states(model)
-        instance.compile_graph(x)
-
-    brainstate.transform.vmap_new_states(initialise, **lanes)(first)
-    run = brainstate.nn.Vmap(instance, vmap_states="lane")
-    assert_gradients_close(InOwnLoop(_Wrapped(instance), run)(), bptt(row), TOLERANCE, row.name)
-
-
-class _Wrapped:
-    def __init__(self, algorithm):
-        self.algorithm = algorithm
 
 
 # --- the same with the filters written out

@@ -143,7 +143,7 @@ def test_a_mask_that_is_only_read_is_none_of_the_samples_when_marks_are_found(vm
     assert_gradients_close(by_sequence(learner, 2), bptt(MASKS[1], 1.0), 1e-10)
 
 
-def test_windows_and_filters():
+def test_windows_and_filters_use_the_mask():
     windows = learner_of(window=2)
     filters = learner_of(algorithm="es_d_rtrl", decay_or_rank=0.7)
     for mask, scale in VALUES:

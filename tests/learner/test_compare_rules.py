@@ -155,7 +155,7 @@ class Gated(brainstate.nn.Module):
         return self.readout(self.cell(x))
 
 
-def test_defaults():
+def test_default_rules_include_an_exact_one():
     """Without a loss and without rules: `RTRL` is exact on a GRU."""
     xs = np.random.default_rng(0).normal(size=(32, BATCH, 2)).astype(np.float32)
     found = braintrace.compare_rules(
@@ -431,7 +431,7 @@ def test_it_is_frozen():
         table(*MAIN).steps = 3
 
 
-def test_progress(monkeypatch):
+def test_progress_names_each_rule_and_window(monkeypatch):
     bars = []
 
     class Bar:

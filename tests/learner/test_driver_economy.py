@@ -296,8 +296,3 @@ def test_traces_in_half_precision(algorithm):
         part = gradient(x, target)
         total = part if total is None else jax.tree.map(np.add, total, part)
     assert_gradients_close(named(total), found, 1e-2)
-
-
-def test_trace_dtype_must_be_floating():
-    with pytest.raises(braintrace.OptionError, match="floating-point"):
-        braintrace.D_RTRL(CASE.build(), trace_dtype=jnp.int8)

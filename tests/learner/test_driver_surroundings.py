@@ -288,23 +288,6 @@ def test_numbers_that_the_dtype_of_the_example_cannot_hold(example, fitting, ref
             learner(jnp.ones((1, 2), dtype))
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_step_function_must_not_write_hidden_states(when):
-    model = Leaky()
-    learner = braintrace.compile(model, "d_rtrl", jnp.ones((1, 2)), batch_size=1)
-
-    def step(x):
-        if when == "before":
-            model.h.value = 0.3 * model.h.value
-        loss = learner(x).sum()
-        if when == "after":
-            model.h.value = 0.3 * model.h.value
-        return loss
-
-    with pytest.raises(braintrace.OptionError, match="hidden State 'h'"):
-        learner.etrace_grad(jnp.ones((3, 1, 2)), step_fn=step)
-
-
 def test_a_key_that_nobody_has_read_before():
     """A random State makes its key when it is first read, here by the trace of the step."""
 
@@ -446,28 +429,6 @@ def test_a_mapped_model_shares_what_it_only_reads(kind):
 def test_a_mapped_model_that_writes_what_there_is_one_of_is_refused():
     with pytest.raises(braintrace.CompilationError, match=r"'mean'.*ShortTermState"):
         braintrace.compile(WithMean(True), "d_rtrl", XS[0], batch_size=2, vmap=True)
-
-
-def test_states_whose_batch_is_the_last_axis():
-    class Turned(brainstate.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.w = brainstate.ParamState(jnp.ones((3, 4)))
-
-        def init_state(self, batch_size):
-            self.h = brainstate.HiddenState(jnp.zeros((4, batch_size)))
-
-        def update(self, x):
-            self.h.value = 0.8 * self.h.value + braintrace.matmul(x, self.w.value).T
-            return self.h.value
-
-    xs = jnp.ones((5, 7, 3))
-    learner = braintrace.compile(Turned(), "d_rtrl", xs[0], batch_size=7)
-    options = {"step_fn": lambda x: learner(x).sum()}
-    first = learner.etrace_grad(xs, **options)
-    learner.reset_state()
-    np.testing.assert_array_equal(learner.etrace_grad(xs, **options)["w",], first["w",])
-    learner.etrace_grad(xs, **options, reset=np.arange(5) == 2)
 
 
 class Counted(brainstate.HiddenState):

@@ -62,14 +62,14 @@ def outputs(step):
     return np.stack(results)
 
 
-def test_through_jax_export(trained):
+def test_a_step_through_jax_export_gives_the_same(trained):
     step, expected = trained
     shapes = jax.ShapeDtypeStruct((2, 4), "float32"), jax.ShapeDtypeStruct((2, 3), "float32")
     exported = export.export(jax.jit(step))(*shapes)
     np.testing.assert_allclose(outputs(exported.call), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_through_onnx(trained):
+def test_predictions_through_onnx_are_the_same(trained):
     jax2onnx = pytest.importorskip("jax2onnx", reason="the extra `onnx` is not installed")
     onnxruntime = pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
     step, expected = trained

@@ -258,32 +258,46 @@ def changed(field, entry, value):
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
-        (changed("traces", "w_in@mm0>h", jnp.zeros(3)), "traces/w_in@mm0>h float32 (3,) expected"),
-        (changed("hidden", ("h",), jnp.zeros((3, 4))), "hidden/h (3, 4) (2, 4) reset_state"),
-        (changed("parameters", ("w_in",), jnp.zeros((3, 4), int)), "parameters/w_in int32 float32"),
-        (changed("others", ("v",), jnp.zeros(3)), "others/v unexpected"),
-        (lambda state: dataclasses.replace(state, traces={}), "traces/w_in@mm0>h missing"),
-        (lambda state: state.parameters, "`state` dict LearnerState"),
-        (changed("parameters", "w_in", jnp.zeros((3, 4))), "'w_in' `parameters` no path tuple"),
-        (changed("hidden", 1, jnp.zeros(3)), "1 in `hidden` is no path"),
-        (lambda state: dataclasses.replace(state, hidden=None), "`hidden` None expected a dict"),
+        (
+            changed("traces", "w_in@mm0>h", jnp.zeros(3)),
+            r"'traces/w_in@mm0>h' .* shape \(3,\); expected a dict",
+        ),
+        (
+            changed("hidden", ("h",), jnp.zeros((3, 4))),
+            r"(?s)'hidden/h' .*\(3, 4\); expected .*\(2, 4\).* call `reset_state`",
+        ),
+        (
+            changed("parameters", ("w_in",), jnp.zeros((3, 4), int)),
+            "'parameters/w_in' .* dtype int32 .*; expected .* dtype float32",
+        ),
+        (changed("others", ("v",), jnp.zeros(3)), "'others/v' is unexpected"),
+        (lambda state: dataclasses.replace(state, traces={}), "'traces/w_in@mm0>h' is missing"),
+        (lambda state: state.parameters, "`state` is a dict .*; expected a `LearnerState`"),
+        (
+            changed("parameters", "w_in", jnp.zeros((3, 4))),
+            "'w_in' in `parameters` is no path; expected a tuple of names",
+        ),
+        (changed("hidden", 1, jnp.zeros(3)), "1 in `hidden` is no path; expected a tuple of names"),
+        (
+            lambda state: dataclasses.replace(state, hidden=None),
+            "`hidden` is None; expected a dict",
+        ),
         (
             lambda state: dataclasses.replace(state, rule="SnAp(n=1)"),
-            "belongs `SnAp(n=1)` `D_RTRL`",
+            r"belongs to a learner with `SnAp\(n=1\)`, but this learner has `D_RTRL`",
         ),
     ],
     ids=["trace", "batch", "dtype", "more", "less", "other", "name", "number", "no field", "rule"],
 )
-def test_states_of_something_else_are_refused(change, words):
+def test_states_of_something_else_are_refused(change, message):
     own = bench()
     own.functional.restore(own.start)
     before, wrong = snapshot(own.learner), change(own.start)
     for function in (own.functional.restore, own.functional.reset, own.grad):
-        with pytest.raises(braintrace.BraintraceError) as caught:
+        with pytest.raises(braintrace.BraintraceError, match=message):
             function(wrong)
-        assert [word for word in words.split() if word not in str(caught.value)] == []
     assert_same_bits(snapshot(own.learner), before)
 
 
@@ -310,7 +324,7 @@ def test_names_of_the_users_states_are_not_those_of_the_models():
 
 
 @pytest.mark.nightly
-def test_learners_over_devices():
+def test_learners_over_devices_are_those_of_one_device():
     environment = {
         **os.environ,
         "XLA_FLAGS": compilation.with_flags("--xla_force_host_platform_device_count=4"),

@@ -190,12 +190,6 @@ def test_es_d_rtrl_gives_gradients_in_the_parameters_units():
     assert np.abs(u.get_mantissa(found[("conductance",)])).max() > 1e-3
 
 
-def test_a_loss_with_a_unit_is_refused_unless_units_are_respected():
-    learner = braintrace.compile(Membrane(), "d_rtrl", INPUTS[0], batch_size=2)
-    with pytest.raises(braintrace.OptionError, match="unit_aware"):
-        learner.etrace_grad(INPUTS, step_fn=lambda x: energy(learner(x)))
-
-
 def test_a_state_that_changes_its_unit_is_refused():
     class Drifting(Membrane):
         def update(self, x):

@@ -26,11 +26,10 @@ SOME = [
         "synapse",
     )
 ]
-METHODS = pytest.mark.parametrize(
-    "options",
-    [{}, {"algorithm": "es_d_rtrl", "decay_or_rank": ALPHA}],
-    ids=["d_rtrl", "es_d_rtrl"],
-)
+METHODS = {"d_rtrl": {}, "es_d_rtrl": {"algorithm": "es_d_rtrl", "decay_or_rank": ALPHA}}
+SNAP = {"algorithm": "snap"}
+ORACLES = {"es_d_rtrl": {"alpha": ALPHA}, "snap": {"snap": True}}
+each_method = pytest.mark.parametrize("options", METHODS.values(), ids=METHODS)
 
 
 def descent(learner, rate=RATE):
@@ -69,21 +68,22 @@ def descend(case, learner, **options):
     "d_rtrl-leaky_with_bypass",
     "d_rtrl-independent_rnn",
     "es_d_rtrl-synapse",
+    "snap-lstm_fused",
 )
 @pytest.mark.core
 @cases.each([*SOME, cases.BY_NAME["leaky_rnn"]])
-@METHODS
+@pytest.mark.parametrize("options", [*METHODS.values(), SNAP], ids=[*METHODS, "snap"])
 def test_equals_the_dense_recursion_with_changing_parameters(case, options):
     learner = build_learner(case, **options)
     losses = descend(case, learner)
-    alpha = {"alpha": ALPHA} if options else {}
-    expected, expected_losses = references.dense_online(case, rate=RATE, **alpha)
+    oracle = ORACLES.get(options.get("algorithm"), {})
+    expected, expected_losses = references.dense_online(case, rate=RATE, **oracle)
     before = values(build_learner(case, **options))
     found = changes(values(learner), before)
     assert_gradients_close(found, changes(expected, before), 1e-5, case.name)
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
-    at_fixed = references.dense_es_d_rtrl if alpha else references.dense_d_rtrl
-    by_fixed = jax.tree.map(lambda gradient: -RATE * gradient, at_fixed(case, **alpha))
+    at_fixed = references.dense_es_d_rtrl if "alpha" in oracle else references.dense_d_rtrl
+    by_fixed = jax.tree.map(lambda gradient: -RATE * gradient, at_fixed(case, **oracle))
     assert_gradients_differ(found, by_fixed, 1e-3, case.name)
 
 
@@ -97,7 +97,7 @@ def test_equals_the_dense_recursion_with_changing_parameters(case, options):
         (SOME[1], "mapped"),
     ],
 )
-@METHODS
+@each_method
 def test_step_by_step_and_all_at_once_are_the_same(case, style, options):
     at_once, by_step = (build_learner(case, style=style, **options) for _ in range(2))
     losses = descend(case, at_once)
@@ -111,7 +111,7 @@ def test_step_by_step_and_all_at_once_are_the_same(case, style, options):
 
 @pytest.mark.core
 @cases.each(SOME[:2], SOME[2:3])
-@METHODS
+@each_method
 def test_samples_restart_one_by_one(case, options):
     """A sample that starts anew learns as in a stream of its own."""
     flags = np.isin(np.arange(LENGTH)[:, None], [[3]]) & np.array([[True, False]])
@@ -216,7 +216,7 @@ def test_gradients_with_units():
 
 @pytest.mark.core
 @pytest.mark.optimised
-@METHODS
+@each_method
 def test_hundred_calls_trace_once_and_update_in_place(options):
     case = cases.BY_NAME["independent_rnn"]
     learner = build_learner(case, **options)
@@ -240,52 +240,6 @@ def test_hundred_calls_trace_once_and_update_in_place(options):
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(read))
 
 
-def test_inside_a_compiled_function():
-    case = SOME[0]
-    outside, inside = build_learner(case), build_learner(case)
-    losses = descend(case, outside)
-    found = brainstate.transform.jit(lambda: descend(case, inside))()
-    np.testing.assert_allclose(found, losses, rtol=1e-5)
-    assert_states_close(snapshot(inside), snapshot(outside))
-
-
-def test_writes_of_a_step_function_are_refused():
-    case = cases.BY_NAME["leaky"]
-    learner = build_learner(case)
-    weights, model = weights_of(learner.algorithm.model), learner.algorithm.model
-    hidden = model.states(brainstate.HiddenState)
-
-    def run(step_fn):
-        learner.etrace_online(
-            *case.sequences(BATCH, 2), step_fn=step_fn, update_fn=descent(learner)
-        )
-
-    def writing(states):
-        def step_fn(x, target):
-            loss = case.loss(learner(x), target)
-            for state in states.values():
-                state.value = jax.tree.map(lambda leaf: 2 * leaf, state.value)
-            return loss
-
-        return step_fn
-
-    def in_a_loop(x, target):
-        output = brainstate.transform.for_loop(lambda x: learner(x), x[None])
-        return case.loss(output[0], target)
-
-    for step_fn, words in (
-        (writing(weights), "writes the parameter 'w_in'. Change parameters in `update_fn`"),
-        (writing(hidden), "writes the hidden State 'h'"),
-        (in_a_loop, "`step_fn`"),
-        (lambda x, target: jnp.sum(x), "called the learner 0 times"),
-        (lambda x, target: learner(x), "must return a scalar loss"),
-    ):
-        before = snapshot(learner)
-        with pytest.raises(braintrace.OptionError, match=words):
-            run(step_fn)
-        assert_states_close(snapshot(learner), before)
-
-
 @pytest.mark.parametrize("is_weight", [True, False], ids=["weight", "other"])
 def test_states_that_change_their_kind_are_refused(is_weight):
     case = cases.BY_NAME["leaky"]
@@ -300,11 +254,3 @@ def test_states_that_change_their_kind_are_refused(is_weight):
         learner.etrace_online(
             *case.sequences(BATCH, 2), step_fn=loss_of(case, learner), update_fn=update
         )
-
-
-def test_windows_of_steps_are_refused():
-    case = cases.BY_NAME["leaky"]
-    with pytest.warns(DeprecationWarning, match="multi-step"):
-        learner = build_learner(case, vjp_method="multi-step")
-    with pytest.raises(braintrace.OptionError, match="single-step"):
-        descend(case, learner)

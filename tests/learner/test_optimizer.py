@@ -133,14 +133,6 @@ def test_an_update_for_every_block_is_that_of_the_mean_gradient(float64, every):
     close(1e-12)(found.learner.optimizer_state, expected.state.value)
 
 
-def test_blocks_are_what_multi_steps_is_for():
-    sgd, whole = optax.sgd(0.1, momentum=0.9), LENGTH // 3 * 3
-    found, expected = Stream(LEAKY, sgd), Stream(LEAKY, optax.MultiSteps(sgd, 3))
-    sequences = tuple(s[:whole] for s in found.sequences)
-    close(1e-5)(found.by_itself(sequences, every=3), expected.by_hand(sequences))
-    close(1e-5)(found.values(), expected.values())
-
-
 @pytest.mark.by_day("case1-snap")
 @pytest.mark.parametrize(("case", "rule"), ROWS)
 def test_blocks_under_every_rule(case, rule):
@@ -184,13 +176,6 @@ def test_steps_of_weight_zero_move_nothing(every):
     close(1e-4, 1e-6)(found.learner.optimizer_state, expected.state.value)
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam with a schedule"])
-def test_a_mask_of_ones_is_none(name):
-    found, expected = Stream(LEAKY, OPTIMIZERS[name]), Stream(LEAKY, OPTIMIZERS[name])
-    assert_same_bits(found.by_itself(mask=np.ones(LENGTH)), expected.by_itself())
-    assert_same_bits(snapshot(found.learner), snapshot(expected.learner))
-
-
 def test_the_users_function_is_called_where_the_mask_counts():
     own = Stream(LEAKY, optax.sgd(0.0))
     calls = brainstate.State(jnp.zeros((), int))
@@ -226,16 +211,6 @@ def test_samples_start_anew_within_blocks_and_after_them(every):
                 )
             )
     close(1e-4, 1e-6)(snapshot(found.learner), snapshot(expected.learner))
-
-
-def test_windows_learn_in_blocks():
-    """A block is cut into windows, as a sequence is."""
-    found, expected = (Stream(LEAKY, optax.sgd(0.1), window=2) for _ in range(2))
-    found.by_itself(every=4)
-    for start in (0, 4):
-        part = tuple(s[start : start + 4] for s in expected.sequences)
-        expected.write(expected.learner.etrace_grad(*part, step_fn=expected.step_fn))
-    close(1e-4, 1e-6)(found.values(), expected.values())
 
 
 class Momentum:
@@ -369,7 +344,7 @@ def test_complex_parameters_go_downhill():
 
 
 @pytest.mark.filterwarnings("ignore:Weight 'params/decay':braintrace.ApproximationWarning")
-def test_models_of_functions():
+def test_optimizers_see_the_pytree_of_a_function_model():
     """Optimizers see parameters and gradients as the model was given them: labels fit."""
     params = {"cell": {"w": jnp.ones((2, 3))}, "decay": jnp.full(3, 0.9), "size": 3}
 

@@ -42,7 +42,7 @@ def test_plain_parameter_on_the_way_into_a_state(case, options):
 
 @pytest.mark.core
 @cases.each([cases.BY_NAME[name] for name in ("leaky", "gru", "two_layers", "lif_recurrent")])
-def test_plain_readout(case):
+def test_a_readout_without_a_mark_has_the_exact_gradient(case):
     """A readout has no memory: its same-step gradient is all there is, whatever the model."""
     actual = {"w_out": catalogue_gradient(case)["w_out"]}
     expected = {"w_out": references.bptt(case)["w_out"]}

@@ -1,16 +1,18 @@
 """Restarts inside a sequence are the same as separate sequences."""
 
+import itertools
+
 import cases
 import compilation
+import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from assertions import assert_gradients_close, assert_gradients_differ, assert_states_close
+from drawn import drawn
 from drivers import build_learner, named, sequence_gradient, snapshot
 from rules import OF_SOME_MODELS, OTHERS
-
-import braintrace
 
 LENGTH, BATCH = 8, 2
 NAMES = ("independent_rnn", "alif_late_threshold", "lstm_fused", "rotation")
@@ -61,18 +63,26 @@ def flags(*steps):
 @pytest.mark.core
 @MODELS_AND_METHODS
 def test_one_flag_per_step_is_as_separate_sequences(case, algorithm, style, options):
+    """In chunks of any length, and with steps of any weight."""
     learner = learner_of(case, algorithm, style, **options)
     xs, targets = data(case)
-    expected = None
-    for part in (slice(0, 4), slice(4, LENGTH)):
-        learner.reset_state()
-        found = sequence_gradient(learner, case, xs[part], targets[part], chunk_size=4)
-        expected = found if expected is None else jax.tree.map(np.add, expected, found)
-    states = snapshot(learner)
-    restarts = {"reset": flags(0, 4), "chunk_size": LENGTH}
-    found = sequence_gradient(learner, case, xs, targets, **restarts)
-    assert_gradients_close(found, expected, 2e-5, case.name)
-    assert_states_close(snapshot(learner), states, case.name)
+    starts, chunks = ([4], [4, LENGTH]) if "window" in options else ([2, 4, 6], range(1, 10))
+    weights = st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0]), min_size=LENGTH, max_size=LENGTH)
+
+    @drawn(3, st.sets(st.sampled_from(starts)), st.sampled_from(chunks), weights)
+    def check(starts, chunk_size, mask):
+        mask, bounds = np.float32([*mask[1:], 1]), [0, *sorted(starts), LENGTH]
+        each = []
+        for start, end in itertools.pairwise(bounds):
+            part = slice(start, end)
+            learner.reset_state()
+            given = {"mask": mask[part], "chunk_size": chunks[0]}
+            each.append(sequence_gradient(learner, case, xs[part], targets[part], **given))
+        states = snapshot(learner)
+        given = {"mask": mask, "reset": flags(*bounds), "chunk_size": chunk_size}
+        found = sequence_gradient(learner, case, xs, targets, **given)
+        assert_gradients_close(found, jax.tree.map(lambda *g: sum(g), *each), 2e-5, case.name)
+        assert_states_close(snapshot(learner), states, case.name)
 
 
 @pytest.mark.by_day(
@@ -124,18 +134,3 @@ def test_sequences_without_a_loss(case, algorithm):
     assert_states_close(outputs[3:], learner.predict(xs[3:], reset=flags(0)[: LENGTH - 3]))
     learner.reset_state()
     assert_states_close(outputs[:3], learner.predict(xs[:3]))
-
-
-@pytest.mark.parametrize(
-    ("reset", "message"),
-    [
-        (np.zeros(LENGTH), "booleans"),
-        (np.zeros(LENGTH - 1, bool), rf"expected booleans of shape \({LENGTH},\)"),
-        (np.zeros((LENGTH, BATCH + 1), bool), "its batch axis 0 does not have size 3"),
-    ],
-)
-def test_flags_of_another_kind_are_refused(reset, message):
-    case = cases.BY_NAME["leaky"]
-    learner = build_learner(case, batch=BATCH)
-    with pytest.raises(braintrace.ShapeError, match=message):
-        sequence_gradient(learner, case, *data(case), reset=reset)

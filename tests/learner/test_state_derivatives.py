@@ -151,22 +151,6 @@ def test_what_depends_on_parameters_stops_at_old_states(outside):
     jax.tree.map(lambda f, e: np.testing.assert_allclose(f, e, **close), together, expected)
 
 
-def test_learned_initial_states():
-    """By their own derivative, next to the online one of the parameters."""
-    case, learner, xs, targets = in_the_middle("lstm_fused", "d_rtrl", None)
-    learner.reset_state()
-    pure = learner.functional()
-    start, losses = pure.state(), []
-    loss = pure_loss(case, pure, start, xs, targets, scanned=True)
-    descend = jax.jit(jax.value_and_grad(loss))
-    hidden = start.hidden
-    for _ in range(5):
-        value, gradient = descend(hidden)
-        hidden = jax.tree.map(lambda h, g: h - 0.1 * g, hidden, gradient)
-        losses.append(float(value))
-    assert losses == sorted(losses, reverse=True)
-
-
 # --- parameters and hidden states of one loss -----------------------------------------------
 
 

@@ -182,36 +182,42 @@ def test_sums_up_to_the_lambda_returns_of_episodes():
 
 
 @pytest.mark.parametrize(
-    ("kind", "words", "call"),
+    ("kind", "message", "call"),
     [
-        (braintrace.OptionError, "`decay` 1.5", lambda z: braintrace.TDTrace(1.5)),
-        (braintrace.OptionError, "`batch_size` 0", lambda z: CREDIT.init(z, 0)),
-        (braintrace.DtypeError, "int32 (2,)", lambda z: CREDIT.init({"w": jnp.arange(2)})),
+        (braintrace.OptionError, "`decay` is 1.5", lambda z: braintrace.TDTrace(1.5)),
+        (braintrace.OptionError, "`batch_size` is 0", lambda z: CREDIT.init(z, 0)),
+        (
+            braintrace.DtypeError,
+            r"dtype int32 and shape \(2,\)",
+            lambda z: CREDIT.init({"w": jnp.arange(2)}),
+        ),
         (
             braintrace.ShapeError,
-            "gradients['w'] (4,) (3, 4)",
+            r"'gradients\['w'\]' .*\(4,\).*\(3, 4\)",
             lambda z: CREDIT.update(z, {"w": jnp.ones(4)}, GAMMA),
         ),
         (
             braintrace.ShapeError,
-            "gradients['b'] unexpected",
+            r"'gradients\['b'\]' is unexpected",
             lambda z: CREDIT.update(z, {**z, "b": jnp.ones(3)}, GAMMA),
         ),
         (
             braintrace.ShapeError,
-            "`discount` (2,) (3,)",
+            r"`discount` has shape \(2,\).*\(3,\)",
             lambda z: CREDIT.update(z, z, jnp.ones(2)),
         ),
-        (braintrace.ShapeError, "`errors` (3, 1)", lambda z: CREDIT.gradients(z, jnp.ones((3, 1)))),
+        (
+            braintrace.ShapeError,
+            r"`errors` has shape \(3, 1\)",
+            lambda z: CREDIT.gradients(z, jnp.ones((3, 1))),
+        ),
         (
             braintrace.DtypeError,
-            "`errors` mV",
+            "`errors` .* in mV",
             lambda z: CREDIT.gradients(z, jnp.ones(3) * u.mV),
         ),
     ],
 )
-def test_wrong_calls(kind, words, call):
-    with pytest.raises(kind) as error:
+def test_arguments_that_do_not_fit_are_named(kind, message, call):
+    with pytest.raises(kind, match=message):
         call({"w": jnp.ones((BATCH, 4))})
-    message = str(error.value)
-    assert all(word in message for word in words.split(" "))

@@ -246,7 +246,7 @@ def test_multi_step_data_of_any_length_is_one_window(case):
         assert_gradients_close(actual, expected, 1e-5, case.name)
 
 
-def test_sequence_of_single_steps():
+def test_multi_step_data_without_a_window_is_a_loop_of_single_steps():
     """Without the option a `MultiStepData` is a loop of single steps."""
     case = cases.BY_NAME["leaky_rnn"]
     model, algorithm = build_algorithm(case)
@@ -398,7 +398,7 @@ def test_a_call_may_ask_for_a_window_at_any_time_where_traces_follow_every_state
     assert_gradients_close(found, expected, 1e-5)
 
 
-def test_the_functional_twins():
+def test_functional_twins_and_lower_take_a_window():
     case = SOME[2]
     learner, (xs, targets) = windowed_learner(case, "d_rtrl"), case.sequences(BATCH, LENGTH)
     learner.reset_state()

@@ -342,7 +342,7 @@ PAIRS = [
 
 @pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning")
 @pytest.mark.parametrize(("name", "rule"), PAIRS)
-def test_it_learns_unchanged(name, rule):
+def test_a_model_of_another_framework_learns_unchanged(name, rule):
     options, oracle = RULES[rule]
     model = MODELS[name]()
     xs = draw(9, STEPS, BATCH, INPUTS)

@@ -394,7 +394,7 @@ def test_leaves_have_units():
 
 
 @pytest.mark.nightly
-def test_half_precision():
+def test_gradients_of_half_precision_parameters_keep_their_dtype():
     params, xs = (
         jax.tree.map(lambda a: jnp.asarray(a, jnp.bfloat16), t) for t in (LEAKY, inputs())
     )

@@ -157,7 +157,7 @@ or with samples along another axis than the first, where it looks for them."""
 @pytest.mark.parametrize(
     "entry", [e for e in MODELS if e.name not in OTHER_STATES], ids=lambda e: e.name
 )
-def test_uoro(entry):
+def test_uoro_equals_its_recursion_for_the_same_signs(entry):
     if entry.name in REFUSED:
         with pytest.raises(braintrace.CompilationError, match=f"`UORO` .*{REFUSED[entry.name]}"):
             Runs(entry, "uoro")

@@ -209,7 +209,7 @@ MUTATIONS = [
         "_algorithms/algorithm.py",
         "            self.filters[leaf.name].value = start_of_filter(leaf)\n",
         "            pass\n",
-        ("tests/compiler/test_linear_readouts.py::test_every_driver",),
+        ("tests/compiler/test_linear_readouts.py::test_every_path",),
         "a sequence begins with what the last one has left",
     ),
     Mutation(

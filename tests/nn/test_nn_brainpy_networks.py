@@ -218,7 +218,7 @@ def descend(learner, xs):
 @pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning")
 @pytest.mark.parametrize("rule", ["rtrl", "d_rtrl"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_it_learns_unmarked(name, rule):
+def test_a_network_of_brainpy_learns_unmarked(name, rule):
     """All parameters; by RTRL with the gradient of backpropagation."""
     xs = jnp.abs(inputs())
     learner = braintrace.compile(NETWORKS[name](), rule, xs[0], batch_size=BATCH, mark="auto")

@@ -159,7 +159,7 @@ def test_methods_keep_their_docstrings():
     assert nn.LIF.update.__doc__.startswith("Advance by one step under the current")
 
 
-def test_linear_recurrent_unit():
+def test_a_linear_recurrent_unit_follows_its_equations():
     cell, p = in_double(lambda: nn.LRUCell(INPUTS, 2, num_hidden=UNITS, r_min=0.5))
     gamma = np.exp(p["recurrence"]["gamma"])
     B, C = p["B"][:, :UNITS] + 1j * p["B"][:, UNITS:], p["C"][:UNITS] - 1j * p["C"][UNITS:]

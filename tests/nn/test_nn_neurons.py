@@ -120,7 +120,7 @@ def impulse(synapse):
     return g[:, 0].to_decimal(u.mS), np.arange(41) * 0.5
 
 
-def test_exponential_synapse():
+def test_an_exponential_synapse_decays_by_its_time_constant():
     g, t = impulse(nn.Expon(1, tau=4 * u.ms))
     np.testing.assert_allclose(g, np.exp(-t / 4), rtol=1e-12)
 
@@ -130,7 +130,7 @@ def test_alpha_synapse():
     np.testing.assert_allclose(g, t / 4 * np.exp(-t / 4), atol=1e-12)
 
 
-def test_dual_exponential_synapse():
+def test_a_dual_exponential_synapse_is_the_difference_of_two():
     with brainstate.environ.context(dt=0.01 * u.ms):
         peak = impulse(nn.DualExpon(1, tau_decay=0.1 * u.ms, tau_rise=0.05 * u.ms))[0].max()
     assert peak == pytest.approx(1.0, abs=0.01)
@@ -186,26 +186,6 @@ def test_a_missing_time_step_is_named():
 def test_a_time_step_without_a_unit_is_refused():
     with brainstate.environ.context(dt=1.0), pytest.raises(braintrace.UnitError, match="time step"):
         run(nn.Expon(1), constant(1.0, u.mS))
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: nn.LIF(1, spk_reset="none"), "spk_reset"),
-        (lambda: nn.DualExpon(1, tau_decay=2 * u.ms, tau_rise=2 * u.ms), "Alpha"),
-        (lambda: nn.RTUCell(2, 3), "even"),
-        (lambda: nn.LRUCell(2, 3, r_min=0.9, r_max=0.5), "r_min"),
-        (lambda: nn.IndRNN(2, 3, activation="tanhh"), "tanhh"),
-    ],
-)
-def test_bad_options_are_named(build, message):
-    with pytest.raises(braintrace.OptionError, match=message):
-        build()
-
-
-def test_a_wrong_image_is_named():
-    with pytest.raises(braintrace.ShapeError, match=r"Conv1d.*\(7, 2\)"):
-        nn.Conv1d((7, 2), 3, 3)(jnp.ones((2, 7)))
 
 
 def test_the_derivative_of_a_hard_reset_takes_the_fall_as_constant():

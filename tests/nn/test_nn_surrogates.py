@@ -42,7 +42,7 @@ SMOOTH_STEPS = {
 
 @pytest.mark.core
 @pytest.mark.parametrize("name", SMOOTH_STEPS)
-def test_derivative(name, float64):
+def test_the_derivative_is_the_documented_one(name, float64):
     step, options = SMOOTH_STEPS[name]
     spike = functools.partial(getattr(surrogate, name), **options)
     z, dz = jax.jvp(spike, (jnp.asarray(X),), (jnp.ones(len(X)),))

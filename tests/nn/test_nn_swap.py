@@ -68,7 +68,7 @@ IN_FLOAT64 = {
 @pytest.mark.core
 @pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=lambda dtype: dtype.__name__)
 @pytest.mark.parametrize(("name", "args", "options", "ours", "shape", "unit"), SWAPS)
-def test_same_numbers(name, args, options, ours, shape, unit, dtype):
+def test_a_layer_gives_the_numbers_of_brainstate(name, args, options, ours, shape, unit, dtype):
     with jax.enable_x64(dtype is np.float64):
         layers = pair(name, args, options, ours, dtype)
         sequences = []

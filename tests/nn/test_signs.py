@@ -49,7 +49,7 @@ LAYERS = {"dense": dense, **{kind: lambda s, kind=kind: sparse(s, kind) for kind
 
 @pytest.mark.parametrize("signs", [SIGNS, SIGNS[:, None], OF_WEIGHTS], ids=lambda s: str(s.shape))
 @pytest.mark.parametrize("layer", LAYERS)
-def test_what_it_computes(layer, signs):
+def test_signs_are_those_of_the_effective_weight(layer, signs):
     expected = X @ (np.abs(WEIGHT) * of_each_weight(signs) * MASK) + BIAS
     np.testing.assert_allclose(LAYERS[layer](signs)(X), expected, rtol=1e-5, atol=1e-6)
 

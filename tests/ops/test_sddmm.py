@@ -94,7 +94,7 @@ def test_the_form_of_other_platforms(lead, monkeypatch):
 
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64", "complex64"])
-def test_dtypes(dtype):
+def test_sums_are_in_single_precision_at_least(dtype):
     with jax.enable_x64(dtype == "float64"):
         x, f = factors(10, dtype=dtype)
         found = summed(x, f)
@@ -119,7 +119,7 @@ def test_padding_and_numbers_that_are_not_finite():
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("small_blocks")
-def test_transformations():
+def test_sampled_products_survive_transformations():
     def at_once(x, f):
         return (x[..., PLACES[:, 0]] * f[..., PLACES[:, 1]]).sum(0)
 

@@ -127,27 +127,6 @@ def test_batch_is_the_mean_of_its_samples(case, algorithm):
     assert_gradients_close(mean, expected, 1e-5, case.name)
 
 
-@pytest.mark.by_day("some-d_rtrl", "some-snap")
-@pytest.mark.core
-@pytest.mark.parametrize(
-    ("case", "algorithm"),
-    [pytest.param(*ONCE[0].values, id=ONCE[0].id, marks=pytest.mark.optimised), *ONCE[1:]],
-)
-@pytest.mark.parametrize(
-    "chunk_sizes", [(4,), pytest.param((4, STEPS), marks=pytest.mark.nightly)], ids=["some", "all"]
-)
-def test_chunk_size_changes_nothing(case, algorithm, chunk_sizes):
-    """In a loop and a remainder; of a whole sequence at once, see the zoo."""
-    learner, (xs, targets) = build_learner(case, algorithm), data(case)
-    expected = sequence_gradient(learner, case, xs, targets, chunk_size=1)
-    states_and_traces = snapshot(learner)
-    for chunk_size in chunk_sizes:
-        learner.reset_state(batch_size=2)
-        actual = sequence_gradient(learner, case, xs, targets, chunk_size=chunk_size)
-        assert_gradients_close(actual, expected, 1e-5, f"{case.name}, chunk {chunk_size}")
-        assert_states_close(snapshot(learner), states_and_traces, case.name)
-
-
 @pytest.mark.by_day("alif-reset all")
 @pytest.mark.parametrize("per_sample", [False, True], ids=["reset all", "reset samples"])
 @cases.each(FEW)

@@ -28,7 +28,7 @@ def rows():
 
 
 @pytest.mark.parametrize(("net", "rule", "path"), [*rows()])
-def test_as_stored(net, rule, path):
+def test_gradients_are_as_stored(net, rule, path):
     """To 1e-10 of the largest entry of a parameter; `make.TOLERANCE` says why."""
     found, expected = result_of(net, rule, path), make.expected_of(net, rule, path)
     if isinstance(expected, str) or isinstance(found, str):

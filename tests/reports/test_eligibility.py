@@ -81,7 +81,7 @@ def direct(x):
 
 @pytest.mark.core
 @pytest.mark.parametrize("options", [{}, {"vmap": True}], ids=["batched", "mapped"])
-def test_a_leaky_layer(options):
+def test_the_eligibility_of_a_leaky_layer_is_its_filtered_input(options):
     learner = after_steps(Layer(once), **options)
     expected = np.zeros((BATCH, INPUTS, UNITS), np.float32)
     for x in XS:

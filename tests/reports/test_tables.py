@@ -47,7 +47,7 @@ class Page(html.parser.HTMLParser):
         raise AssertionError(message)
 
 
-def test_text():
+def test_text_is_aligned_in_columns():
     rows = [["a", "1.25", "long words"], ["b c", "", ""]]
     table = Table("title", ["name", "number", "rest"], rows)
     assert as_text([table, "and this"]) == (

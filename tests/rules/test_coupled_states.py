@@ -170,7 +170,7 @@ def test_the_gradient_equals_bptt_for_every_operation(case):
     ],
     ids=["chain", "circle of three", "star of four", "apart"],
 )
-def test_other_couplings(mixing, dtypes):
+def test_other_couplings_equal_bptt(mixing, dtypes):
     expected = bptt("matmul", mixing)
     learner = learner_of(MATMUL, mixing)
     assert dtypes_of_traces(learner.algorithm) == dtypes
@@ -196,7 +196,7 @@ def test_an_output_that_reads_one_of_two_old_states():
 
 
 @pytest.mark.optimised
-def test_double_precision(float64):
+def test_traces_of_coupled_states_in_double_precision_are_exact(float64):
     algorithm = compiled(MATMUL, dtype=jnp.float64)
     assert dtypes_of_traces(algorithm) == ["complex128"]
     expected = bptt("matmul", EACH_OTHER, dtype="float64")

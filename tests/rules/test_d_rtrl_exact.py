@@ -35,7 +35,7 @@ def check(actual, case, dtype=np.float32, **reference):
 )
 @pytest.mark.core
 @cases.each(cases.DIAGONAL)
-def test_float32(case):
+def test_chunks_in_float32_equal_bptt(case):
     check(catalogue_gradient(case), case)
 
 
@@ -48,34 +48,13 @@ def test_float64_in_several_chunks_and_a_remainder(case):
 
 @pytest.mark.usefixtures("float64")
 @cases.each([cases.BY_NAME["learnt_leak"], cases.BY_NAME["leaky_pair_with_tied_weight"]], FEW)
-def test_mapped_over_the_batch(case):
+def test_a_mapped_model_equals_bptt(case):
     check(catalogue_gradient(case, style="mapped", dtype=np.float64), case, np.float64)
 
 
 @cases.each([TWO_STATES, cases.BY_NAME["rotation"]], [ONE_STATE, cases.BY_NAME["synapse_read_out"]])
-def test_single_sample_without_batch_axis(case):
+def test_a_sample_without_a_batch_axis_equals_bptt(case):
     check(catalogue_gradient(case, style="single"), case, batch=None)
-
-
-@cases.each([ONE_STATE, TWO_STATES])
-@pytest.mark.parametrize("style", ["batch axis", "mapped"])
-def test_batch_of_one(case, style):
-    check(catalogue_gradient(case, style=style, batch=1), case, batch=None)
-
-
-@pytest.mark.core
-@pytest.mark.usefixtures("float64")
-@cases.each([TWO_STATES], [ONE_STATE])
-@pytest.mark.parametrize(
-    "chunk_sizes", [(1, 5, 6), pytest.param((2, 3, 4), marks=pytest.mark.nightly)]
-)
-def test_every_chunk_size(case, chunk_sizes):
-    learner = build_learner(case, dtype=np.float64)
-    _, _, xs, targets = references.arguments(case)
-    for chunk_size in chunk_sizes:
-        learner.reset_state(batch_size=2)
-        found = sequence_gradient(learner, case, xs, targets, chunk_size=chunk_size)
-        check(found, case, np.float64)
 
 
 @pytest.mark.core
@@ -86,22 +65,6 @@ def test_traces_carry_on_from_call_to_call(case):
     first = sequence_gradient(learner, case, xs[:4], targets[:4])
     second = sequence_gradient(learner, case, xs[4:], targets[4:], chunk_size=3)
     check(jax.tree.map(np.add, first, second), case)
-
-
-@pytest.mark.core
-@cases.each([ONE_STATE, TWO_STATES])
-def test_one_gradient_per_step(case):
-    model, algorithm = build_algorithm(case)
-    _, _, xs, targets = references.arguments(case, dtype=np.float32)
-
-    def step_loss(x, target):
-        return case.loss(algorithm(x), target)
-
-    gradient = brainstate.transform.jit(brainstate.transform.grad(step_loss, weights_of(model)))
-    total = gradient(xs[0], targets[0])
-    for x, target in zip(xs[1:], targets[1:], strict=True):
-        total = jax.tree.map(np.add, total, gradient(x, target))
-    check(named(total), case)
 
 
 @cases.each([TWO_STATES], [ONE_STATE])

@@ -1,13 +1,11 @@
 """On recurrent models the algorithms equal their dense oracles, and are not BPTT."""
 
 import cases
-import numpy as np
 import pytest
 import references
 from assertions import assert_gradients_close, assert_gradients_differ
 from drivers import catalogue_gradient
 
-SOME = [cases.BY_NAME[name] for name in ("leaky_rnn", "gru", "lstm_fused", "two_layers_plain_link")]
 SOME_DIAGONAL = (
     *("leaky_pair_with_tied_weight", "independent_rnn", "learnt_leak", "rotation", "lif"),
 )
@@ -33,29 +31,6 @@ def test_d_rtrl(case):
 def test_es_d_rtrl(case):
     expected = references.dense_es_d_rtrl(case, alpha=ALPHA)
     check(catalogue_gradient(case, **ES_OPTIONS), expected, case)
-
-
-@pytest.mark.usefixtures("float64")
-@cases.each(SOME[1:3])
-def test_d_rtrl_in_float64(case):
-    actual = catalogue_gradient(case, dtype=np.float64, chunk_size=4)
-    check(actual, references.dense_d_rtrl(case), case, 1e-10)
-
-
-@pytest.mark.usefixtures("float64")
-@cases.each(SOME[1:3])
-def test_es_d_rtrl_in_float64(case):
-    actual = catalogue_gradient(case, dtype=np.float64, chunk_size=4, **ES_OPTIONS)
-    check(actual, references.dense_es_d_rtrl(case, alpha=ALPHA), case, 1e-10)
-
-
-@cases.each(SOME[2:])
-@pytest.mark.parametrize("options", [{}, ES_OPTIONS], ids=["d_rtrl", "es_d_rtrl"])
-def test_mapped_over_the_batch(case, options):
-    expected = references.dense_d_rtrl(case)
-    if options:
-        expected = references.dense_es_d_rtrl(case, alpha=ALPHA)
-    check(catalogue_gradient(case, style="mapped", **options), expected, case)
 
 
 @pytest.mark.parametrize(("rank", "alpha"), [(1, 0.0), (3, 0.5), (0.5, 0.5)])

@@ -110,8 +110,11 @@ BY_DAY = [
     ("decaying", "embedding"),
     ("filtering", "embedding"),
     ("carrying", "lora_matmul with bias"),
+    ("ottt", "matmul"),
+    ("ottt", "depthwise 1-D conv with bias"),
+    ("ottt", "grouped_matmul with bias"),
 ]
-ROWS_ELSEWHERE = ("d_rtrl", "es_d_rtrl", "ottt")
+ROWS_ELSEWHERE = ("d_rtrl", "es_d_rtrl")
 """Rules that have tests of all operations of their own."""
 
 

@@ -5,21 +5,15 @@ import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
-import references
-from assertions import assert_gradients_close, assert_gradients_differ, assert_states_close
+from assertions import assert_gradients_close, assert_states_close
 from drivers import (
-    build_algorithm,
     build_learner,
-    learnt_online,
-    named,
     sequence_gradient,
     snapshot,
-    weights_of,
 )
 from no_past import NoPast
-from single_steps import BATCH, LENGTH, plain_gradient, plain_steps
+from single_steps import BATCH, LENGTH, plain_gradient
 
 import braintrace
 
@@ -42,7 +36,6 @@ BY_RECORDS = ("lstm_fused", "two_layers", "alif_late_threshold")
 """Models of which a rule from outside the package learns all, by the records of a step."""
 
 
-each_model = cases.each([cases.BY_NAME[name] for name in NAMES])
 each_model_and_rule = pytest.mark.parametrize(
     ("case", "rule"),
     [
@@ -80,54 +73,6 @@ def test_the_gradient_of_a_sequence(case, rule, style, some):
         assert_gradients_close(found, plain_gradient(case, **options), 1e-5, context)
 
 
-@pytest.mark.by_day("layer_norm_rnn-immediate", "alif_late_threshold-no_past")
-@each_model_and_rule
-def test_learning_at_every_step_of_a_stream(case, rule):
-    found, losses = learnt_online(build_learner(case, rule.names[0], batch=BATCH), case, 0.1, SOME)
-    expected = list(plain_steps(case, 0.1, SOME))
-    np.testing.assert_allclose(losses, [loss for loss, _, _ in expected], rtol=1e-5)
-    assert_gradients_close(found, expected[-1][2], 1e-5, case.name)
-    assert_gradients_differ(found, case.params(), 1e-3, case.name)
-
-
-@pytest.mark.by_day("gru")
-@each_model
-def test_the_gradient_after_steps_without_a_loss(case):
-    learner = build_learner(case, "immediate", batch=BATCH)
-    xs, targets = case.sequences(BATCH, LENGTH)
-    learner.etrace_evolve(xs[:4], chunk_size=3)
-    found = sequence_gradient(learner, case, xs[4:], targets[4:])
-    expected = plain_gradient(case, mask=np.arange(LENGTH) >= 4)
-    assert_gradients_close(found, expected, 1e-5, case.name)
-
-
-@pytest.mark.by_day("lstm_fused-immediate", "two_layers-no_past")
-@each_model_and_rule
-def test_single_steps_in_a_gradient_of_the_users_own(case, rule):
-    model, algorithm = build_algorithm(case, rule, BATCH)
-    gradient = brainstate.transform.jit(
-        brainstate.transform.grad(
-            lambda x, target: case.loss(algorithm(x), target), weights_of(model)
-        )
-    )
-    steps = zip(*case.sequences(BATCH, LENGTH), plain_steps(case), strict=True)
-    for x, target, (_, expected, _) in steps:
-        assert_gradients_close(named(gradient(x, target)), expected, 1e-5, case.name)
-
-
-def test_samples_start_anew_between_two_steps():
-    case = cases.BY_NAME["alif_late_threshold"]
-    learner = build_learner(case, "immediate", batch=BATCH)
-    xs, targets = case.sequences(BATCH, LENGTH)
-    flags = np.asarray([True, False])
-    parts = [sequence_gradient(learner, case, xs[:2], targets[:2])]
-    learner.reset_state(where=flags)
-    parts.append(sequence_gradient(learner, case, xs[2:], targets[2:]))
-    reset = np.where(np.arange(LENGTH)[:, None] == 2, flags, False)
-    found = jax.tree.map(np.add, *parts)
-    assert_gradients_close(found, plain_gradient(case, reset=reset), 1e-5)
-
-
 def test_what_is_not_finite_before_a_reset_is_forgotten():
     case = cases.BY_NAME["lstm_fused"]
     learner = build_learner(case, "immediate", batch=BATCH)
@@ -141,52 +86,6 @@ def test_what_is_not_finite_before_a_reset_is_forgotten():
 
 
 # --- truncated backpropagation through time ------------------------------------------------------
-
-
-def truncated(case, window):
-    """`jax.grad` of each window, with the states before it held constant; their sum."""
-    params, states, xs, targets = references.arguments(case, BATCH, LENGTH)
-    total = jax.tree.map(np.zeros_like, params)
-    for start in range(0, LENGTH, window):
-        part = slice(start, start + window)
-        gradient = oracles.bptt(case, params, states, xs[part], targets[part])
-        total = jax.tree.map(np.add, total, gradient)
-        for x in xs[part]:
-            ops = oracles.PlainOps()
-            case.step(ops, params, states, x)
-            states = ops.hidden
-    return total
-
-
-@pytest.mark.by_day("plain_input_rnn")
-@each_model
-def test_every_window_is_differentiated_in_full(case):
-    learner = build_learner(case, "immediate", batch=BATCH, window=1)
-    data, exact = case.sequences(BATCH, LENGTH), references.bptt(case, BATCH, LENGTH)
-    for window in (1, 4, LENGTH):
-        learner.reset_state(BATCH)
-        found = sequence_gradient(learner, case, *data, window=window)
-        with jax.enable_x64(True):
-            expected = jax.device_get(truncated(case, window))
-        assert_gradients_close(found, expected, 1e-5, f"{case.name}, windows of {window}")
-        if window < LENGTH:
-            assert_gradients_differ(found, exact, 1e-3, case.name)
-    assert_gradients_close(found, exact, 1e-5, case.name)
-
-
-def test_windows_of_a_users_own():
-    case = cases.BY_NAME["leaky_rnn"]
-    model, algorithm = build_algorithm(case, braintrace.Immediate, BATCH, window=3)
-    xs, targets = case.sequences(BATCH, LENGTH)
-
-    def window_loss(xs, targets):
-        return jax.vmap(case.loss)(algorithm(braintrace.MultiStepData(xs)), targets).sum()
-
-    gradient = brainstate.transform.grad(window_loss, weights_of(model))
-    parts = [named(gradient(xs[s : s + 3], targets[s : s + 3])) for s in (0, 3)]
-    with jax.enable_x64(True):
-        expected = jax.device_get(truncated(case, 3))
-    assert_gradients_close(jax.tree.map(np.add, *parts), expected, 1e-5)
 
 
 # --- what it tells and keeps ---------------------------------------------------------------------
@@ -239,18 +138,6 @@ def test_marks_are_not_needed():
         return value
 
     np.testing.assert_allclose(found[("w",)], jax.grad(total)(jnp.ones((2, 3))), rtol=1e-6)
-
-
-def test_the_check_of_a_gradient():
-    """Windows of it are what other gradients are held against."""
-    case = cases.BY_NAME["leaky_rnn"]
-    data = case.sequences(BATCH, LENGTH)
-    check = braintrace.gradient_check(case.build(), "immediate", *data, case.loss, batch_size=BATCH)
-    found, exact = plain_gradient(case), references.bptt(case, BATCH, LENGTH)
-    for row in check.rows[:-1]:
-        wanted, reference = found[row.parameter], exact[row.parameter]
-        deviation = np.linalg.norm(wanted - reference) / np.linalg.norm(reference)
-        np.testing.assert_allclose(row.deviation, deviation, atol=1e-5)
 
 
 class Relaxing(brainstate.nn.Module):

@@ -12,7 +12,6 @@ from assertions import assert_gradients_close, assert_gradients_differ, assert_s
 from drivers import (
     build_algorithm,
     build_learner,
-    expected_warnings,
     sequence_gradient,
 )
 from no_past import NoPast, OfRecords
@@ -20,7 +19,6 @@ from operation_cases import CASES, Diagonal
 from single_steps import BATCH, LENGTH
 
 import braintrace
-from braintrace._executor import as_arrays
 from braintrace._executor.traces import kept_specs, restart_traces, starting_traces
 from braintrace._graph import TraceSpec, specs_of
 
@@ -134,86 +132,6 @@ def test_a_rule_may_limit_the_learning_signals():
     assert_gradients_differ({"w_in": found["w_in"]}, {"w_in": unlimited["w_in"]}, 0.1)
 
 
-class Counting(OfRecords):
-    """A rule that counts the steps of every sample, from 3 on, next to a trace that stays zero."""
-
-    def trace_specs(self, graph, every_state):
-        count = TraceSpec((BATCH,), jnp.dtype("int32"), ("batch",), initial=3)
-        return {"count": count, "rest": TraceSpec((4,), jnp.dtype("float32"), ("entry",))}
-
-    def update(self, graph, weights, records, traces):
-        steps = len(jax.tree.leaves(records.Df)[0])
-        return {"count": traces["count"] + steps, "rest": as_arrays(traces["rest"])}
-
-    def gradient(self, *arguments):
-        return super().gradient(*arguments)[0], None
-
-
-def test_traces_need_not_start_at_zero():
-    case = cases.BY_NAME["leaky"]
-    learner = build_learner(case, algorithm_of(Counting()), batch=BATCH)
-    xs, targets = case.sequences(BATCH, LENGTH)
-
-    def counts():
-        return list(learner.algorithm.traces.value["count"])
-
-    assert counts() == [3, 3]
-    for chunk_size in (LENGTH, 4):
-        learner.reset_state(BATCH)
-        sequence_gradient(learner, case, xs, targets, chunk_size=chunk_size)
-        assert counts() == [9, 9]
-    learner(xs[0])
-    learner.etrace_evolve(xs[:2])
-    learner.reset_state()
-    assert counts() == [3, 3]
-    learner.etrace_online(
-        xs, targets, step_fn=lambda x, y: case.loss(learner(x), y), update_fn=lambda gradients: None
-    )
-    assert counts() == [9, 9]
-
-
-class Streaming(Counting):
-    """The same rule, with a count of all steps that there have been."""
-
-    def trace_specs(self, graph, every_state):
-        every = TraceSpec((), jnp.dtype("uint32"), (), initial=5, outlives_reset=True)
-        return {"count": super().trace_specs(graph, every_state)["count"], "every": every}
-
-    def update(self, graph, weights, records, traces):
-        steps = len(jax.tree.leaves(records.Df)[0])
-        return {"count": traces["count"] + steps, "every": traces["every"] + jnp.uint32(steps)}
-
-
-def test_traces_may_outlive_a_reset():
-    case = cases.BY_NAME["leaky"]
-    learner = build_learner(case, algorithm_of(Streaming()), batch=BATCH)
-    pure, (xs, targets) = learner.functional(), case.sequences(BATCH, LENGTH)
-
-    def counts(state=None):
-        traces = pure.state().traces if state is None else state.traces
-        return [int(traces["every"]), *map(int, traces["count"])]
-
-    learner.reset_state()
-    assert counts() == [5, 3, 3]
-    sequence_gradient(learner, case, xs, targets)
-    assert counts(pure.reset(pure.state())) == [11, 3, 3]
-    assert counts(pure.reset(pure.state(), where=[True, False])) == [11, 3, 9]
-    learner.reset_state(where=[False, True])
-    assert counts() == [11, 9, 3]
-    learner.reset_state(3)
-    learner.reset_state(BATCH)
-    sequence_gradient(learner, case, xs, targets)
-    assert counts() == [17, 9, 9]
-    brainstate.transform.jit(learner.reset_state)()
-    learner.etrace_online(
-        xs,
-        targets,
-        step_fn=lambda x, y: case.loss(learner(x), y),
-        update_fn=lambda gradients: learner.reset_state(),
-    )
-    assert counts() == [23, 3, 3]
-
-
 # --- what specifications say --------------------------------------------------------------------
 
 SPECS = {
@@ -258,23 +176,6 @@ def test_samples_that_share_a_trace_start_anew_together():
         braintrace.OptionError, match=r"All samples share the trace 'mean' of shape \(3,\)"
     ):
         restart_traces(specs, traces, jnp.asarray([False, True]))
-
-
-@pytest.mark.by_day("leaky_with_bias-d_rtrl", "learnt_leak-es_d_rtrl", "lstm_fused-d_rtrl")
-@pytest.mark.parametrize("algorithm", ["d_rtrl", "es_d_rtrl"])
-@pytest.mark.parametrize("name", ["leaky_with_bias", "learnt_leak", "lstm_fused"])
-def test_specifications_are_those_of_the_traces(name, algorithm):
-    case = cases.BY_NAME[name]
-    with expected_warnings(case):
-        learner = build_learner(case, algorithm, batch=BATCH)
-    specs = learner.algorithm.compiled.trace_specs
-    held = learner.algorithm.traces.value
-    shapes = jax.tree.map(lambda spec: (spec.shape, spec.dtype), specs)
-    assert shapes == jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), held)
-    for spec in jax.tree.leaves(specs):
-        assert len(spec.axes) == len(spec.shape)
-        sizes = [size for size, role in zip(spec.shape, spec.axes, strict=True) if role == "batch"]
-        assert sizes == [BATCH] or "fan_out" in spec.axes
 
 
 @pytest.mark.parametrize(("batch", "gates"), [(1, 4), (2, 3)])

@@ -1,8 +1,6 @@
 """OSTL is RTRL of each layer by itself: its recursion, written out; of one layer, BPTT."""
 
-import brainstate
 import cases
-import jax
 import jax.numpy as jnp
 import numpy as np
 import oracles
@@ -53,21 +51,6 @@ def test_layers_are_apart_over_time(name, style):
     assert_gradients_close(whole, expected, TOLERANCE, name)
     assert_gradients_differ(whole, references.bptt(case), 1e-3, name)
     assert_gradients_close(masked, ostl_of(case, step_weights=mask), TOLERANCE, name)
-
-
-def test_steps_one_by_one():
-    case = cases.BY_NAME["two_layers_plain_link"]
-    with pytest.warns(braintrace.ApproximationWarning):
-        learner = build_learner(case, "ostl_recurrent", dtype=np.float64)
-    weights = learner.algorithm.model.states(brainstate.ParamState)
-    gradient = brainstate.transform.jit(
-        brainstate.transform.grad(lambda x, y: case.loss(learner(x), y), weights)
-    )
-    steps = zip(*case.sequences(2, LENGTH, np.float64), strict=True)
-    found = [gradient(x, target) for x, target in steps]
-    total = jax.tree.map(lambda *leaves: np.sum(leaves, axis=0), *found)
-    named = {".".join(path): leaf for path, leaf in total.items()}
-    assert_gradients_close(named, ostl_of(case), TOLERANCE)
 
 
 def test_each_weight_has_a_trace_for_its_own_layer():

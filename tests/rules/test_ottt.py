@@ -6,13 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import references
 import test_input_filter
-from assertions import assert_gradients_close, assert_gradients_differ
-from drivers import build_learner, catalogue_gradient, learnt_online, named, weights_of
-from operation_cases import BATCH, CASES, Diagonal, by_name, loss
+from assertions import assert_gradients_close
+from drivers import build_learner, named, weights_of
+from marks import spike
+from operation_cases import BATCH, by_name, loss
 from ops_catalogue import restored_registries
-from steps import spike
 
 import braintrace
 
@@ -117,90 +116,6 @@ def test_the_network_of_the_paper_with_every_driver():
         assert_gradients_close(named(own(x, target)), expected, 1e-5, "a gradient of one's own")
 
 
-@pytest.mark.by_day(
-    "alif_late_threshold-batch axis",
-    "gru-batch axis",
-    "leaky_with_bypass-batch axis",
-)
-@pytest.mark.parametrize(
-    ("name", "style"),
-    [
-        ("alif_late_threshold", "batch axis"),
-        ("lstm_fused", "mapped"),
-        ("gru", "batch axis"),
-        ("rotation", "mapped"),
-        ("leaky_with_bypass", "batch axis"),
-        ("two_layers", "mapped"),
-        ("synapse", "batch axis"),
-        ("independent_rnn", "mapped"),
-    ],
-)
-def test_chunks_equal_the_dense_oracle(name, style):
-    case = cases.BY_NAME[name]
-    expected = references.dense_ottt(case, decay=DECAY)
-    for chunk_size in (2, references.LENGTH):
-        found = catalogue_gradient(case, "ottt", style, chunk_size=chunk_size)
-        assert_gradients_close(found, expected, 1e-5, f"{name}, chunks of {chunk_size}")
-    assert_gradients_differ(found, references.dense_d_rtrl(case), 1e-3, name)
-
-
-def test_a_stream_that_descends_equals_single_steps():
-    """The traces go on with what they have from older parameters."""
-    case = cases.BY_NAME["alif_late_threshold"]
-    found, _ = learnt_online(build_learner(case, "ottt"), case, 0.1)
-    learner = build_learner(case, "ottt")
-    weights = weights_of(learner.algorithm.model)
-    own = brainstate.transform.grad(lambda x, y: case.loss(learner(x), y), weights)
-    own = brainstate.transform.jit(own)
-    for x, target in zip(*case.sequences(2, 6), strict=True):
-        for path, gradient in own(x, target).items():
-            weights[path].value = np.asarray(weights[path].value) - np.float32(0.1) * gradient
-    expected = named({path: weight.value for path, weight in weights.items()})
-    assert_gradients_close(found, expected, 1e-5)
-
-
-@pytest.mark.parametrize("name", ["gru", "alif_late_threshold"])
-def test_windows_and_what_lies_before_them(name):
-    case = cases.BY_NAME[name]
-    for window in (2, 3):
-        found = catalogue_gradient(case, "ottt", window=window)
-        expected = references.dense_multi_step(case, window=window, decay=DECAY)
-        assert_gradients_close(found, expected, 1e-5, f"{name}, windows of {window}")
-
-
-@pytest.mark.by_day(
-    "matmul",
-    "element_wise scalar",
-    "depthwise 1-D conv with bias",
-    "grouped_matmul with bias",
-)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_every_operation(case):
-    learner = braintrace.compile(
-        Diagonal(case), "ottt", case.inputs[0], batch_size=BATCH, decay=DECAY
-    )
-    found = by_name(
-        learner.etrace_grad(
-            case.inputs, step_fn=lambda x: loss(learner(x)), reduction="sum", chunk_size=3
-        )
-    )
-
-    def recursion(parameters):
-        def step(carried, x):
-            h, eps_x = carried
-            y = case.plain(x, parameters)
-            h, eps_x = LEAK * h + jnp.tanh(y), DECAY * eps_x + x
-            _, pull_back = jax.vjp(lambda p: case.plain(eps_x, p), parameters)
-            factor = jax.grad(loss)(h) * (1 - jnp.tanh(y) ** 2)
-            return (h, eps_x), pull_back(factor)[0]
-
-        start = jnp.zeros((BATCH, *case.hidden)), jnp.zeros(case.inputs.shape[1:])
-        _, found = jax.lax.scan(step, start, case.inputs)
-        return jax.tree.map(lambda leaf: leaf.sum(0), found)
-
-    assert_gradients_close(found, jax.jit(recursion)(case.parameters), 1e-5, case.name)
-
-
 def test_an_operation_says_what_is_filtered_of_its_input():
     """Counts of looked-up rows; an operation that does not say is refused."""
     case = test_input_filter.CASES[1]
@@ -247,12 +162,6 @@ def test_traces_of_another_decay_are_refused():
     with pytest.raises(braintrace.ShapeError, match=r"made with decay=0.9; .* has decay=0.7") as e:
         own.algorithm.traces.value = other.algorithm.traces.value
     assert str(e.value).count("decay=0.9") == 1
-
-
-@pytest.mark.parametrize("decay", [1.0, -0.1, 1, "0.5", None, float("nan")])
-def test_a_decay_is_a_float_below_one(decay):
-    with pytest.raises(braintrace.OptionError, match=r"`decay` is .*a float in \[0, 1\)"):
-        build_learner(cases.BY_NAME["leaky"], "ottt", decay=decay)
 
 
 def test_there_is_no_decay_by_default():

@@ -211,24 +211,6 @@ def test_a_state_that_nobody_remembers_has_the_direct_part_of_a_trace():
     assert_gradients_close(found, {"w": total}, 1e-5)
 
 
-def test_pure_functions():
-    learner = compiled(Decaying(FADE))
-    pure = learner.functional()
-    start, step_fn = pure.state(), lambda x: loss(learner(x))
-    after, found = jax.jit(functools.partial(pure.grad, step_fn=step_fn, reduction="sum"))(
-        start, XS
-    )
-    wanted, E = decaying(XS, loss, traces=True)
-    assert_gradients_close(by_name(found), wanted, 1e-5)
-    pure.restore(after)
-    np.testing.assert_allclose(
-        learner.eligibility("parameters_of/w")["h"],
-        np.einsum("boio->bio", E["w"]),
-        rtol=1e-5,
-        atol=1e-6,
-    )
-
-
 def test_masks_and_resets_leave_nothing_of_what_does_not_count():
     """Steps before a restart are padded with NaN, and do not count."""
     weights = np.float32([1, 0, 2, 0.5, 1, 3])
@@ -256,7 +238,7 @@ def test_windows_end_in_the_traces_before_them():
     assert_gradients_close(gradient(leak), exact, 1e-5)
 
 
-def test_beside_another_rule():
+def test_a_rule_beside_another_one_has_its_own_gradients():
     def found(rule, **options):
         brainstate.random.seed(0)
         learner = compiled(rule, braintrace.nn.IndRNN(3, 4), **options)

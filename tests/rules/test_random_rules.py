@@ -109,61 +109,6 @@ def test_the_gradient_of_a_sequence(algorithm, name, style, options):
 RANDOM = ["uoro", "kf_rtrl"]
 
 
-@pytest.mark.by_day("uoro")
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("algorithm", RANDOM)
-def test_every_driver_goes_on_where_another_has_stopped(algorithm):
-    name = "tanh_rnn"
-    case, (xs, targets) = cases.BY_NAME[name], data(name)
-    learner = learner_of(name, algorithm)
-    wanted = expected(name, learner)
-    gradient = brainstate.transform.jit(
-        brainstate.transform.grad(
-            lambda x, target: case.loss(learner(x), target), weights_of(learner.algorithm.model)
-        )
-    )
-    pure = learner.functional()
-
-    def stream(part):
-        kept = []
-        learner.etrace_online(
-            xs[part],
-            targets[part],
-            step_fn=lambda x, target: case.loss(learner(x), target),
-            update_fn=lambda gradients: jax.debug.callback(kept.append, gradients),
-        )
-        jax.effects_barrier()
-        return [named(found) for found in kept]
-
-    def functional(part):
-        state, found = pure.grad(
-            pure.state(),
-            xs[part],
-            targets[part],
-            step_fn=lambda x, target: case.loss(learner(x), target),
-            reduction="sum",
-        )
-        pure.restore(state)
-        return [named(found)]
-
-    found = [
-        sequence_gradient(learner, case, xs[:2], targets[:2]),
-        *(named(gradient(xs[2], targets[2])),),
-        *stream(slice(3, 5)),
-        *functional(slice(5, 6)),
-    ]
-    total = jax.tree.map(lambda *leaves: np.sum(leaves, axis=0), *found)
-    assert_gradients_close(total, wanted, 1e-10)
-    after = snapshot(learner)
-    learner.reset_state(BATCH)
-    rewound(learner)
-    learner.etrace_evolve(xs[:4])
-    found = sequence_gradient(learner, case, xs[4:], targets[4:])
-    late = expected(name, learner, step_weights=np.arange(LENGTH) >= 4)
-    assert_gradients_close(found, late, 1e-10)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-9), snapshot(learner), after)
-
-
 READS_OLD_STATES = {"alif_late_threshold"}
 """What a step gives depends on old states not through the new ones alone."""
 STREAMS = [
@@ -202,19 +147,6 @@ def test_parameters_that_change_at_every_step(algorithm, name):
     found = named({path: weight.value for path, weight in weights.items()})
     assert_gradients_close(found, expected(name, learner, resets=SOME, rate=0.1), 1e-10)
     assert_gradients_differ(found, case.params(), 1e-3)
-
-
-@pytest.mark.usefixtures("float64")
-def test_windows_are_exact_inside():
-    """What lies before a window goes through the estimate, and what lies in it does not."""
-    learner = learner_of("tanh_rnn", "uoro", window=1)
-    case, (xs, targets) = cases.BY_NAME["tanh_rnn"], data("tanh_rnn")
-    exact = references.bptt(case, BATCH, LENGTH)
-    found = sequence_gradient(learner, case, xs, targets, window=LENGTH)
-    assert_gradients_close(found, exact, 1e-10)
-    learner.reset_state()
-    found = sequence_gradient(learner, case, xs, targets, window=2)
-    assert_gradients_differ(found, exact, 1e-3)
 
 
 class Delayed(brainstate.nn.Module):

@@ -77,7 +77,9 @@ def bptt_of(entry):
     return gradient(*arguments, *data(entry))
 
 
-@pytest.mark.by_day("MGU-chunks of 3", "SkipConnected-chunks of 1", "RotatedPair-chunks of 6")
+@pytest.mark.by_day(
+    "GRUResetBefore-chunks of 3", "SkipConnected-chunks of 1", "RotatedPair-chunks of 6"
+)
 @pytest.mark.usefixtures("float64_in_every_thread")
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
@@ -124,19 +126,6 @@ def test_resets_and_masks(case, given):
         assert_gradients_close(found, expected, TOLERANCE, f"{case.name}, chunks of {chunk}")
         left.append(snapshot(learner_of(case)))
     assert_states_close(*left, case.name)
-
-
-def test_a_sequence_in_parts():
-    case = cases.BY_NAME["two_layers_plain_link"]
-    learner, (xs, targets) = learner_of(case), case.sequences(2, LENGTH, np.float64)
-    learner.reset_state(2)
-    parts = [sequence_gradient(learner, case, xs[:4], targets[:4], chunk_size=3)]
-    parts.append(sequence_gradient(learner, case, xs[4:], targets[4:]))
-    assert_gradients_close(jax.tree.map(np.add, *parts), references.bptt(case), TOLERANCE)
-    after = snapshot(learner)
-    learner.reset_state(2)
-    learner.etrace_evolve(xs, chunk_size=4)
-    assert_states_close(snapshot(learner), after)
 
 
 def test_nothing_of_what_was_not_finite_before_a_restart_is_left():

@@ -134,7 +134,7 @@ class Drivers:
         return jax.tree.map(lambda *leaves: np.sum(leaves, axis=0), *found)
 
 
-@some_by_day("ostl_recurrent")
+@some_by_day("ostl_recurrent", "snap", "uoro", "immediate", "ottt")
 def test_every_driver_gives_the_same(rule):
     runs = Drivers(rule)
     expected = runs.at_once()

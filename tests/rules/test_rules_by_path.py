@@ -17,42 +17,20 @@ import braintrace
 from braintrace._graph import specs_of
 
 LENGTH, BATCH = 6, 2
-MASK = np.float32([1, 0, 2, 0.5, 1, 0])
 RESET = np.stack([np.arange(LENGTH) == 2, np.arange(LENGTH) % 4 == 1], axis=1)
 OTTT = ("ottt", {"decay": 0.7})
 MODELS = [
-    pytest.param(
-        "two_layers",
-        {"lower": "es_d_rtrl"},
-        "batch axis",
-        id="layers",
-        marks=pytest.mark.nightly,
-    ),
+    pytest.param("two_layers", {"lower": "es_d_rtrl"}, "batch axis", id="layers"),
     pytest.param(
         "lstm_separate",
         {"w_i": OTTT, ("w_f",): "immediate", lambda path: path == ("w_g",): "es_d_rtrl"},
         "mapped",
         id="gates",
     ),
-    pytest.param(
-        "rotation",
-        {"w_re": braintrace.ES_D_RTRL},
-        "batch axis",
-        id="coupled states",
-        marks=pytest.mark.nightly,
-    ),
-    pytest.param(
-        "alif_late_threshold",
-        {"w_in": OTTT},
-        "batch axis",
-        id="late reads",
-        marks=pytest.mark.nightly,
-    ),
-    pytest.param(
-        "independent_rnn", {"w_rec": OTTT}, "mapped", id="fan-out", marks=pytest.mark.nightly
-    ),
+    pytest.param("rotation", {"w_re": braintrace.ES_D_RTRL}, "batch axis", id="coupled states"),
+    pytest.param("alif_late_threshold", {"w_in": OTTT}, "batch axis", id="late reads"),
+    pytest.param("independent_rnn", {"w_rec": OTTT}, "mapped", id="fan-out"),
 ]
-each_model = pytest.mark.parametrize(("name", "rules", "style"), MODELS)
 
 
 def hashable(rule):
@@ -79,39 +57,7 @@ def alone(rules, gradient_by):
 
 
 @pytest.mark.nightly
-@each_model
-def test_sequences(name, rules, style):
-    case = cases.BY_NAME[name]
-    data = case.sequences(BATCH, LENGTH)
-
-    def gradient(chunk_size, learner, **how):
-        learner.reset_state(BATCH)
-        return sequence_gradient(learner, case, *data, chunk_size=chunk_size, **how)
-
-    def by_one(algorithm, **options):
-        """With a mask and restarts, and by the same program without."""
-        learner = build_learner(case, algorithm, style, BATCH, **options)
-        masked = gradient(4, learner, mask=MASK, reset=RESET)
-        return masked, gradient(4, learner, mask=np.ones_like(MASK), reset=np.zeros_like(RESET))
-
-    learner = build_learner(case, "d_rtrl", style, BATCH, rules=rules)
-    kept = functools.cache(by_one)
-    masked, whole = (alone(rules, lambda *a, i=i, **k: kept(*a, **k)[i]) for i in range(2))
-    found = gradient(4, learner, mask=MASK, reset=RESET)
-    assert_gradients_close(found, masked, 1e-5, f"{name}, with a mask and restarts")
-    for chunk_size in (1, LENGTH):
-        found = gradient(chunk_size, learner)
-        assert_gradients_close(found, whole, 1e-5, f"{name}, chunks of {chunk_size}")
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("name", "rules", "style"),
-    [
-        pytest.param(*MODELS[0].values, id="layers"),
-        pytest.param(*MODELS[1].values, id="gates", marks=pytest.mark.nightly),
-    ],
-)
+@pytest.mark.parametrize(("name", "rules", "style"), MODELS)
 def test_streams_own_loops_and_windows(name, rules, style):
     case = cases.BY_NAME[name]
     xs, targets = case.sequences(BATCH, LENGTH)
@@ -126,7 +72,11 @@ def test_streams_own_loops_and_windows(name, rules, style):
 
         learner.etrace_evolve(xs[:2])
         learner.etrace_online(
-            xs[2:], targets[2:], step_fn=lambda x, y: case.loss(learner(x), y), update_fn=add
+            xs[2:],
+            targets[2:],
+            step_fn=lambda x, y: case.loss(learner(x), y),
+            update_fn=add,
+            reset=RESET[2:],
         )
         return named(total.value)
 

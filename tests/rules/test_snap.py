@@ -14,12 +14,8 @@ import pytest
 import references
 from assertions import assert_gradients_close, assert_gradients_differ
 from drivers import (
-    build_algorithm,
     build_learner,
     catalogue_gradient,
-    named,
-    sequence_gradient,
-    weights_of,
 )
 from matrices import csr
 from ops_catalogue import restored_registries
@@ -80,65 +76,6 @@ def test_without_products_it_is_d_rtrl(case):
     assert_gradients_close(found, references.bptt(case), 1e-5, case.name)
     snap, d_rtrl = build_learner(case, "snap"), build_learner(case)
     assert snap.report() == d_rtrl.report()
-
-
-@pytest.mark.usefixtures("float64")
-@cases.each([LSTM], [GRU])
-def test_sequences_however_they_are_cut(case):
-    learner = build_learner(case, "snap", dtype=np.float64)
-    _, _, xs, targets = references.arguments(case)
-    expected = references.dense_d_rtrl(case, snap=True)
-    for chunk_size in (1, 4):
-        learner.reset_state(BATCH)
-        found = sequence_gradient(learner, case, xs, targets, chunk_size=chunk_size)
-        assert_gradients_close(found, expected, 1e-10, f"{case.name}, {chunk_size}")
-    learner.reset_state(BATCH)
-    learner.etrace_evolve(xs[:2], chunk_size=2)
-    found = sequence_gradient(learner, case, xs[2:], targets[2:], chunk_size=4)
-    late = tuple(np.float64(np.arange(STEPS) >= 2))
-    expected = references.dense_d_rtrl(case, snap=True, step_weights=late)
-    assert_gradients_close(found, expected, 1e-10, case.name)
-
-
-@cases.each([LSTM], [GRU])
-def test_single_steps_in_a_gradient_of_the_users_own(case):
-    model, algorithm = build_algorithm(case, braintrace.SnAp, BATCH)
-    gradient = brainstate.transform.jit(
-        brainstate.transform.grad(
-            lambda x, target: case.loss(algorithm(x), target), weights_of(model)
-        )
-    )
-    steps = [named(gradient(*now)) for now in zip(*case.sequences(BATCH, STEPS), strict=True)]
-    found = jax.tree.map(lambda *leaves: sum(leaves), *steps)
-    assert_gradients_close(found, references.dense_d_rtrl(case, snap=True), 1e-5, case.name)
-
-
-@cases.each([LSTM], [GRU])
-def test_learning_at_every_step_of_a_stream(case):
-    learner = build_learner(case, "snap")
-    weights = weights_of(learner.algorithm.model)
-
-    def descend(gradients):
-        for path, weight in weights.items():
-            weight.value = jax.tree.map(lambda w, g: w - 0.1 * g, weight.value, gradients[path])
-
-    losses = learner.etrace_online(
-        *case.sequences(BATCH, STEPS),
-        step_fn=lambda x, target: case.loss(learner(x), target),
-        update_fn=descend,
-    )
-    expected, expected_losses = references.dense_online(case, rate=0.1, snap=True)
-    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
-    found = named({path: weight.value for path, weight in weights.items()})
-    assert_gradients_close(found, expected, 1e-5, case.name)
-
-
-def test_windows_end_in_its_traces():
-    case = LSTM
-    found = catalogue_gradient(case, "snap", window=2)
-    expected = references.dense_multi_step(case, window=2, snap=True)
-    assert_gradients_close(found, expected, 1e-5)
-    assert_gradients_differ(found, references.dense_multi_step(case, window=2), 1e-4)
 
 
 def test_what_it_carries_is_what_its_report_says():
@@ -450,12 +387,6 @@ def test_operations_of_ones_own_have_to_be_linear_in_their_input(function):
                 compiled(recurrence)
         else:
             test_products_of_all_kinds(recurrence)
-
-
-@pytest.mark.parametrize("n", [0, 1.0, True, -2])
-def test_options(n):
-    with pytest.raises(braintrace.OptionError, match="`n` is"):
-        braintrace.SnAp(LSTM.build(), n=n)
 
 
 class LeakyReadout(brainstate.nn.Module):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import references
 from assertions import assert_gradients_close, assert_gradients_differ
-from drivers import build_algorithm, build_learner, named, sequence_gradient, weights_of
+from drivers import build_learner, sequence_gradient
 from matrices import csr
 
 import braintrace
@@ -90,31 +90,6 @@ def test_a_large_parameter_that_is_summed_takes_little_memory():
     found = brainstate.transform.grad(lambda: jnp.sum(learner(xs[-1]) ** 2), model.w)()
     expected = jax.grad(loss)(model.w.value)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-8)
-
-
-def test_single_steps_streams_and_resets():
-    case = cases.BY_NAME["tanh_rnn"]
-    xs, targets = case.sequences(BATCH, STEPS)
-    model, algorithm = build_algorithm(case, braintrace.SnAp, BATCH, n=2)
-    gradient = brainstate.transform.jit(
-        brainstate.transform.grad(
-            lambda x, target: case.loss(algorithm(x), target), weights_of(model)
-        )
-    )
-    steps = [named(gradient(*now)) for now in zip(xs, targets, strict=True)]
-    found = jax.tree.map(lambda *leaves: sum(leaves), *steps)
-    assert_gradients_close(found, references.bptt(case), 1e-5)
-
-    learner = build_learner(case, "snap", n=2)
-    learner.etrace_evolve(xs[:3])
-    spoilt = jax.tree.map(lambda leaf: jnp.full_like(leaf, np.nan), learner.algorithm.traces.value)
-    learner.algorithm.traces.value = spoilt
-    reset, mask = np.zeros((STEPS, BATCH), bool), np.float32([0, 0, 0, 1, 2, 0.5])
-    reset[3] = True
-    found = sequence_gradient(learner, case, xs, targets, reset=reset, mask=mask, chunk_size=4)
-    learner.reset_state(BATCH)
-    expected = sequence_gradient(learner, case, xs[3:], targets[3:], mask=mask[3:])
-    assert_gradients_close(found, expected, 1e-5)
 
 
 # --- a sparse net -----------------------------------------------------------------------------
@@ -248,116 +223,6 @@ def test_operations_at_several_positions():
     learner = braintrace.compile(model, "snap", xs[0], batch_size=BATCH, n=2)
     found = learner.etrace_grad(xs, step_fn=lambda x: loss(learner(x)), reduction="sum")
     assert_gradients_close(found, expected, 1e-5)
-
-
-# --- several layers, weights of every kind ------------------------------------------------------
-
-UNITS = 10
-
-
-def connections(seed):
-    return np.random.default_rng(seed).random((UNITS, UNITS)) < 0.12
-
-
-PATTERNS = {name: connections(seed) for seed, name in enumerate(["rec", "link", "up"])}
-CSR = {name: csr(jnp.asarray(pattern, float)) for name, pattern in PATTERNS.items()}
-
-
-class SparseStack(brainstate.nn.Module):
-    """Two sparse layers, the upper one with a leak of each unit and a plain bias."""
-
-    def __init__(self):
-        super().__init__()
-        draw = np.random.default_rng(7).normal
-        sizes = {name: pattern.sum() for name, pattern in PATTERNS.items()}
-        shapes = {"w_in": (INPUTS, UNITS), "leak": (UNITS,), "bias": (UNITS,), **sizes}
-        for name, shape in shapes.items():
-            setattr(self, name, brainstate.ParamState(jnp.asarray(draw(size=shape), float)))
-
-    def init_state(self, batch_size=None, **_):
-        self.lower = brainstate.HiddenState(jnp.zeros((batch_size, UNITS)))
-        self.upper = brainstate.HiddenState(jnp.zeros((batch_size, UNITS)))
-
-    def update(self, x):
-        def by(name, h):
-            return braintrace.sparse_matmul(h, getattr(self, name).value, sparse_mat=CSR[name])
-
-        drive = braintrace.matmul(x, self.w_in.value) + by("rec", self.lower.value)
-        self.lower.value = 0.5 * self.lower.value + jnp.tanh(drive)
-        kept = braintrace.element_wise(self.leak.value, jax.nn.sigmoid) * self.upper.value
-        drive = by("link", self.lower.value) + by("up", self.upper.value) + self.bias.value
-        self.upper.value = kept + jnp.tanh(drive)
-        return jnp.concatenate([self.lower.value, self.upper.value], -1)
-
-
-def plain_stack(p, S, x):
-    """The same of one sample, both layers in one vector."""
-    dense = {
-        name: jnp.zeros((UNITS, UNITS)).at[np.nonzero(pattern)].set(p[name])
-        for name, pattern in PATTERNS.items()
-    }
-    lower, upper = S[:UNITS], S[UNITS:]
-    lower = 0.5 * lower + jnp.tanh(x @ p["w_in"] + lower @ dense["rec"])
-    drive = lower @ dense["link"] + upper @ dense["up"] + p["bias"]
-    return jnp.concatenate([lower, jax.nn.sigmoid(p["leak"]) * upper + jnp.tanh(drive)])
-
-
-def reach_in_the_stack(n):
-    """{parameter: (numbers, *shape)}: what each entry reaches within n steps."""
-    itself, rec, link, up = np.eye(UNITS, dtype=bool), *PATTERNS.values()
-    none = np.zeros_like(itself)
-    onward = np.block([[itself | rec, (itself | rec) @ link], [none, itself | up]])
-    entering = np.block([[itself, link], [none, itself]])
-    for _ in range(n - 1):
-        entering = entering | entering @ onward
-    into = {name: np.nonzero(pattern)[1] for name, pattern in PATTERNS.items()}
-    lower, upper = entering[:UNITS].T, entering[UNITS:].T
-    return {
-        "w_in": np.broadcast_to(lower[:, None], (2 * UNITS, INPUTS, UNITS)),
-        "rec": lower[:, into["rec"]],
-        "link": upper[:, into["link"]],
-        "up": upper[:, into["up"]],
-        "leak": upper,
-        "bias": upper,
-    }
-
-
-def literal_stack(xs, n):
-    model, masks = SparseStack(), reach_in_the_stack(n)
-    parameters = {name: getattr(model, name).value for name in masks}
-    return masked_recursion(plain_stack, parameters, masks, 2 * UNITS, xs)
-
-
-@pytest.mark.nightly
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.nightly)])
-def test_layers_and_weights_of_every_kind(n):
-    xs = jnp.asarray(np.random.default_rng(3).normal(size=(STEPS, BATCH, INPUTS)))
-    learner = braintrace.compile(SparseStack(), "snap", xs[0], batch_size=BATCH, n=n)
-    pairs = sum(int(mask.sum()) for mask in reach_in_the_stack(n).values())
-    assert learner.report().stored_bytes == 8 * BATCH * pairs
-    expected = literal_stack(xs, n)
-    for chunk_size in (1, 4):
-        learner.reset_state(BATCH)
-        found = learner.etrace_grad(
-            xs, step_fn=lambda x: loss(learner(x)), reduction="sum", chunk_size=chunk_size
-        )
-        found = {path[-1]: gradient for path, gradient in found.items()}
-        assert_gradients_close(found, expected, 1e-10)
-    assert_gradients_differ(expected, literal_stack(xs, n + 1), 1e-4)
-
-
-@pytest.mark.usefixtures("float64")
-@cases.each(
-    [cases.BY_NAME["two_layers"]],
-    [cases.BY_NAME[name] for name in ("independent_rnn", "gru", "plain_recurrent_rnn", "alif")],
-)
-def test_stacks_leaks_and_weights_behind_weights(case):
-    """All that weights reach is reached in two steps: nothing is left out."""
-    learner = build_learner(case, "snap", n=2, dtype=np.float64)
-    _, _, xs, targets = references.arguments(case)
-    found = sequence_gradient(learner, case, xs, targets, chunk_size=4)
-    assert_gradients_close(found, references.bptt(case), 1e-10, case.name)
 
 
 def test_samples_along_another_axis_are_told_apart():

@@ -202,7 +202,7 @@ def test_weights_that_are_not_finite(bad):
 
 
 @pytest.mark.core
-def test_integer_weights():
+def test_integer_weights_are_named():
     with pytest.raises(braintrace.DtypeError) as caught:
         compile_with("w_in", jnp.ones((3, 4), jnp.int32))
     message = str(caught.value)

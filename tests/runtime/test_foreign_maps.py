@@ -99,7 +99,7 @@ def test_models_windows_and_resets(name, algorithm, options):
     assert_gradients_close(again, expected, 1e-5, f"{case.name} after a reset")
 
 
-def test_maps_around_maps():
+def test_maps_around_maps_sum_the_gradients_of_all_lanes():
     case = CASES[0]
     inputs = jnp.stack([case.inputs, -case.inputs], axis=1)
     model = Diagonal(case)

@@ -161,18 +161,3 @@ def test_what_an_update_function_may_not_do():
 
     run(reading)
     assert algorithm.traces is traces and seen
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"where": np.zeros(BATCH)}, "expected booleans"),
-        ({"where": np.zeros((1, BATCH), bool)}, "expected booleans"),
-        ({"where": np.zeros(BATCH + 1, bool)}, "'h'.* its batch axis 0 does not have size 3"),
-        ({"where": np.zeros(BATCH, bool), "batch_size": BATCH}, "leave out one"),
-    ],
-)
-def test_masks_of_another_kind_are_refused(arguments, words):
-    learner = build_learner(cases.BY_NAME["leaky"])
-    with pytest.raises((braintrace.ShapeError, braintrace.OptionError), match=words):
-        learner.reset_state(**arguments)

@@ -6,6 +6,7 @@ bit, or raises and changes nothing.
 
 import contextlib
 import types
+import typing
 
 import hypothesis
 import hypothesis.strategies as st
@@ -23,6 +24,13 @@ from braintrace._saving import store
 DTYPES = ["bool", "int8", "uint64", "float16", "float32", "float64", "complex64", ">i4", "bfloat16"]
 SHAPES = [(), (3,), (2, 0), (2, 3)]
 POINTS = ("_begin", "_write", "_finish", "_commit", "_delete")
+
+
+class Momenta(typing.NamedTuple):
+    """A state as optimizers have them."""
+
+    count: int
+    mu: object
 
 
 def array_of(dtype, shape, seed, is_jax):
@@ -43,12 +51,13 @@ LEAVES = st.one_of(
     st.builds(lambda seed: jax.random.key(seed), st.integers(0, 9)),
     st.builds(lambda number: number * u.mV, st.floats(-1, 1)),
 )
-KEYS = st.text(max_size=4) | st.integers(-9, 9)
+KEYS = st.text(max_size=4) | st.integers(-9, 9) | st.tuples(st.text(max_size=2), st.just("w"))
 TREES = st.recursive(
     LEAVES,
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.lists(inner, max_size=3).map(tuple)
+        | st.builds(Momenta, st.integers(0, 9), inner)
         | st.dictionaries(KEYS, inner, max_size=3)
     ),
     max_leaves=6,

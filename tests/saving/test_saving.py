@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import functools
 import json
-import math
 import os
 import pathlib
 import pickle
@@ -15,7 +14,6 @@ import shutil
 import subprocess
 import sys
 import time
-import typing
 
 import brainstate
 import cases
@@ -293,37 +291,6 @@ def test_a_function_and_an_optimizer_with_states_go_on(tmp_path):
 Point = collections.namedtuple("Point", "x y")
 
 
-class Momenta(typing.NamedTuple):
-    count: typing.Any
-    mu: typing.Any
-
-
-EXTRA = [
-    [1, -2.5, True, None, 10**30, 1j, math.inf, "words"],
-    {("cell", "w"): Momenta(jnp.int32(3), {("cell", "w"): np.ones((2, 3), np.float16)})},
-    {7: (np.float32(0.1), np.zeros((0, 2)), (), [], {}, jnp.ones(3, jnp.bfloat16))},
-    {"voltage": jnp.ones(2) * u.mV / u.ms, "keys": jax.random.split(jax.random.key(3), 2)},
-    optax.adam(0.1).init({"w": jnp.ones(2)}),
-]
-
-
-def test_any_tree_comes_back_with_a_learner(tmp_path):
-    learner = shared()
-    braintrace.save(tmp_path, learner, extra=EXTRA)
-    found = braintrace.restore(tmp_path, learner)
-    assert jax.tree.structure(found) == jax.tree.structure(EXTRA)
-    assert jax.tree.map(type, found) == jax.tree.map(type, EXTRA)
-    found[3]["keys"], expected = map(jax.random.key_data, (found[3]["keys"], EXTRA[3]["keys"]))
-    assert jax.tree.all(
-        jax.tree.map(same_numbers, found, [*EXTRA[:3], {**EXTRA[3], "keys": expected}, EXTRA[4]])
-    )
-
-
-def same_numbers(found, expected):
-    found, expected = np.asarray(found), np.asarray(expected)
-    return found.dtype == expected.dtype and bool(np.all(found == expected))
-
-
 def through_json(tree):
     arrays = {}
     data = json.loads(json.dumps(trees.as_data(tree, "extra", arrays)))
@@ -352,21 +319,23 @@ def test_units_come_back(unit):
 
 
 REFUSED = [
-    ({"f": len}, "`extra/f` builtin_function_or_method `len`"),
-    ([brainstate.State(1.0)], "`extra/0` State Give its `.value`"),
-    (np.array(["a", "b"]), "`extra` dtype <U1"),
-    (np.array([None]), "`extra` dtype object"),
-    ({"s": {1, 2}}, "`extra/s` a set"),
-    (b"bytes", "`extra` bytes"),
-    ([optax.EmptyState(), jax.tree_util.Partial(len)], "`extra/1` Partial jax.tree.unflatten"),
+    ({"f": len}, "`extra/f` is the builtin_function_or_method `len`"),
+    ([brainstate.State(1.0)], "`extra/0` is a State; .* Give its `.value`"),
+    (np.array(["a", "b"]), "`extra` is an array of dtype <U1"),
+    (np.array([None]), "`extra` is an array of dtype object"),
+    ({"s": {1, 2}}, "`extra/s` is a set"),
+    (b"bytes", "`extra` is a bytes"),
+    (
+        [optax.EmptyState(), jax.tree_util.Partial(len)],
+        "`extra/1` is a Partial; .* put them back by `jax.tree.unflatten`",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("extra", "words"), REFUSED, ids=[words for _, words in REFUSED])
-def test_what_cannot_be_kept_is_refused(extra, words, tmp_path):
-    with pytest.raises(braintrace.OptionError) as caught:
+@pytest.mark.parametrize(("extra", "message"), REFUSED)
+def test_extra_data_that_cannot_be_saved_are_refused_by_place(extra, message, tmp_path):
+    with pytest.raises(braintrace.OptionError, match=message):
         braintrace.save(tmp_path, shared(), extra=extra)
-    assert all(word in str(caught.value) for word in words.split())
     assert not list(tmp_path.iterdir())
 
 
@@ -392,29 +361,53 @@ lstm = functools.partial(indrnn, cell=nn.LSTMCell)
 KEYS = jax.random.split(jax.random.key(1, impl="threefry2x32"), 2)
 more = functools.partial(indrnn, cell=Cell)
 OTHERS = {
-    "rule": (indrnn, lambda: indrnn(rule="snap"), "`rule` D_RTRL SnAp(n=1)"),
+    "rule": (
+        indrnn,
+        lambda: indrnn(rule="snap"),
+        r"`rule` is D_RTRL; this learner has SnAp\(n=1\)",
+    ),
     "option": (
         lambda: indrnn(rule="es_d_rtrl"),
         lambda: indrnn(rule="es_d_rtrl", decay_or_rank=0.8),
-        "`rule` decay=0.9 decay=0.8",
+        r"`rule` is ES_D_RTRL\(decay=0.9\); this learner has ES_D_RTRL\(decay=0.8\)",
     ),
-    "window": (lstm, lambda: lstm(window=2), "'traces/ is not in it"),
-    "dtype of traces": (indrnn, lambda: indrnn(trace_dtype="bfloat16"), "'traces/u bfloat16"),
-    "units": (indrnn, lambda: indrnn(2, 4), "'parameters/u (3,) (4,) 'hidden/h 'traces/"),
-    "batch": (indrnn, lambda: indrnn(batch=3), "'hidden/h' (2, 3) (3, 3) `reset_state`"),
-    "model": (indrnn, lambda: indrnn(cell=nn.LSTMCell), "'parameters/u' none 'hidden/c' not in it"),
+    "window": (lstm, lambda: lstm(window=2), "'traces/W/weight@mm0>h/weight' is not in it"),
+    "dtype of traces": (
+        indrnn,
+        lambda: indrnn(trace_dtype="bfloat16"),
+        "'traces/u@.* dtype float32 .*; this learner has an array of dtype bfloat16",
+    ),
+    "units": (
+        indrnn,
+        lambda: indrnn(2, 4),
+        r"(?s)'hidden/h' .*'parameters/u' .*\(3,\); this .*\(4,\).*'traces/",
+    ),
+    "batch": (
+        indrnn,
+        lambda: indrnn(batch=3),
+        r"(?s)'hidden/h' .*\(2, 3\); this .*\(3, 3\).* batch call `reset_state`",
+    ),
+    "model": (
+        indrnn,
+        lambda: indrnn(cell=nn.LSTMCell),
+        "(?s)'hidden/c' is not in it.*'parameters/u' .*; this learner has none",
+    ),
     "a state more": (indrnn, more, "'others/more' is not in it"),
-    "a state less": (more, indrnn, "'others/more' this learner has none"),
-    "dtype": (more, lambda: more(value=jnp.ones((), jnp.int32)), "'others/more' int32 float32"),
+    "a state less": (more, indrnn, "'others/more' .*; this learner has none"),
+    "dtype": (
+        more,
+        lambda: more(value=jnp.ones((), jnp.int32)),
+        "'others/more' .* dtype float32 .*; this .* dtype int32",
+    ),
     "unit": (
         lambda: more(value=1.0 * u.mV),
         lambda: more(value=1.0 * u.volt),
-        "'others/more' in mV in V",
+        "'others/more' .* in mV; this .* in V",
     ),
     "kind of keys": (
         lambda: more(value=KEYS),
         lambda: more(value=jax.random.key_data(KEYS)),
-        "'others/more' keys of 'threefry2x32'",
+        "'others/more' .*, keys of 'threefry2x32'; this",
     ),
 }
 
@@ -431,13 +424,12 @@ OTHERS = {
 )
 @pytest.mark.parametrize("row", OTHERS)
 def test_another_learner_is_refused_and_stays_as_it_is(row, tmp_path):
-    build, build_other, words = OTHERS[row]
+    build, build_other, message = OTHERS[row]
     braintrace.save(tmp_path, build())
     other = build_other()
     before = jax.device_get(randomised(other, 3)), other.algorithm.traces.carried.is_zero
-    with pytest.raises(braintrace.CheckpointError) as caught:
+    with pytest.raises(braintrace.CheckpointError, match=message):
         braintrace.restore(tmp_path, other)
-    assert all(word in str(caught.value) for word in words.split())
     assert_same_bits((state_of(other), other.algorithm.traces.carried.is_zero), before)
 
 

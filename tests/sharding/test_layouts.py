@@ -1,13 +1,15 @@
 """Which axes of states, parameters and traces a mesh shards, without any device."""
 
 import brainstate
+import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import sharding_program
+from drawn import by_day_and_night, drawn
 from jax.sharding import AbstractMesh
-from sharding_program import BATCH, MODELS
+from sharding_program import BATCH, MODELS, UNITS
 
 import braintrace
 from braintrace._graph import Records
@@ -73,21 +75,20 @@ def test_every_model_of_the_program_has_its_axes_here():
     assert {*EXPECTED} == {*MODELS} - {"lstm"}  # its gates are those of the GRU
 
 
-@pytest.mark.parametrize(
-    ("name", "mesh", "options", "state"),
-    [
-        ("dense", (2, 1), {}, "data -"),
-        ("dense", (2, 3), {}, "data -"),  # 16 units cannot be divided by 3
-        ("dense", (2, 4), {"model": None}, "data -"),
-        ("dense", (2, 4), {"data": None}, "- model"),
-        ("by_source", (2, 1), {}, "data -"),
-    ],
-)
-def test_an_axis_that_does_not_divide_leaves_states_replicated(name, mesh, options, state):
-    found = layout(name, mesh, **options)
-    assert printed(found)["h"] == state
-    is_whole = "model" not in state and mesh[1] > 1 and options.get("model", "") is not None
-    assert bool(found.whole) == is_whole
+@by_day_and_night(20, 300)
+def test_axes_are_sharded_where_they_divide(examples):
+    """By any mesh, with or without one of its axes."""
+    sizes, axes = st.integers(1, 20), st.sampled_from(["both", "data", "model"])
+
+    @drawn(examples, st.sampled_from(["dense", "recurrent", "by_source"]), sizes, sizes, axes)
+    def check(name, data, model, given):
+        options = {} if given == "both" else {{"data": "model", "model": "data"}[given]: None}
+        found = layout(name, (data, model), **options)
+        divides = given != "data" and model > 1 and UNITS % model == 0 and name != "by_source"
+        state = printed(found)["h"].split(" ")
+        assert state == ["-" if given == "model" else "data", "model" if divides else "-"]
+        is_whole = not divides and model > 1 and given != "data"
+        assert bool(found.whole) == is_whole, (name, data, model, given)
 
 
 def test_parts_of_axes():

@@ -102,7 +102,7 @@ def test_the_equivalents_exist():
     assert all(EQUIVALENT.values())
 
 
-def test_shares():
+def test_shares_are_killed_over_tried():
     assert [generated_mutants.share_of(text) for text in ("1/6", "6/6")] == [(0, 6), (5, 6)]
     nights = [generated_mutants.datetime.date(2030, 1, day) for day in range(1, 7)]
     tonight = {generated_mutants.share_of("tonight/6", day) for day in nights}

@@ -68,23 +68,6 @@ def sequence_gradient(learner, case, xs, targets, **options):
     return named(learner.etrace_grad(xs, targets, step_fn=step_loss, **options))
 
 
-def learnt_online(learner, case, rate, reset=None):
-    """The parameters after gradient descent at every step of a stream, and the losses."""
-    weights = weights_of(learner.algorithm.model)
-
-    def descend(gradients):
-        for path, weight in weights.items():
-            weight.value = jax.tree.map(lambda w, g: w - rate * g, weight.value, gradients[path])
-
-    losses = learner.etrace_online(
-        *case.sequences(2, 6),
-        step_fn=lambda x, target: case.loss(learner(x), target),
-        update_fn=descend,
-        reset=reset,
-    )
-    return named({path: weight.value for path, weight in weights.items()}), losses
-
-
 @compilation.cache
 def catalogue_gradient(case, algorithm="d_rtrl", style="batch axis", batch=2, length=6, **options):
     """`etrace_grad` over the case's own sequence, with a learner of its own; kept for the run."""

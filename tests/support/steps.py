@@ -15,31 +15,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-
-
-@jax.custom_jvp
-def spike(v):
-    """Heaviside step with the derivative of a steep sigmoid-like curve."""
-    return (v >= 0).astype(v.dtype)
-
-
-@spike.defjvp
-def _spike_jvp(primals, tangents):
-    (v,), (dv,) = primals, tangents
-    return spike(v), dv / (1 + 2 * jnp.abs(v)) ** 2
-
-
-@jax.custom_vjp
-def spike_reverse_only(v):
-    """The same step function, differentiable in reverse mode only."""
-    return (v >= 0).astype(v.dtype)
-
-
-spike_reverse_only.defvjp(
-    lambda v: (spike_reverse_only(v), v),
-    lambda v, cotangent: (cotangent / (1 + 2 * jnp.abs(v)) ** 2,),
-)
-
+from marks import spike, spike_reverse_only
 
 # --- every state-to-state path is position by position ------------------------------------
 

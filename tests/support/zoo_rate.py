@@ -68,30 +68,16 @@ class IndRNN(Cell):
 
 
 @zoo(
-    "w_f -> h",
-    "w_h -> h",
-    groups="h",
-    diagnostics=("recurrent-mixing", "nested-weights"),
-    by_day={"d_rtrl": ("own gradient",)},
-)
-class MGU(Cell):
-    weights = {"w_f": W_BOTH, "w_h": W_BOTH, "w_out": W_OUT}
-    states_of = {"h": (H,)}
-
-    def update(self, x):
-        h = self.h.value
-        forget = sigmoid(braintrace.matmul(joined(x, h), self.w_f.value))
-        candidate = jnp.tanh(braintrace.matmul(joined(x, forget * h), self.w_h.value))
-        self.h.value = (1 - forget) * h + forget * candidate
-        return self.h.value @ self.w_out.value
-
-
-@zoo(
     "w_z -> h",
     "w_h -> h",
     groups="h",
     diagnostics=("recurrent-mixing", "nested-weights"),
-    by_day={"d_rtrl": ("chunks of 3",), "es_d_rtrl": ("chunks of 6",)},
+    by_day={
+        "d_rtrl": ("chunks of 3",),
+        "es_d_rtrl": ("chunks of 6",),
+        "snap": ("chunks of 1",),
+        "ottt": ("own gradient",),
+    },
 )
 class GRUResetBefore(Cell):
     weights = {"w_z": W_BOTH, "w_r": W_BOTH, "w_h": W_BOTH, "w_out": W_OUT}

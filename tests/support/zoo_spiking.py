@@ -4,7 +4,7 @@ import brainstate
 import jax.numpy as jnp
 import numpy as np
 import saiunit as u
-from marks import spike, spike_reverse_only
+from marks import spike
 from matrices import csr
 from zoo_record import BATCH, INPUTS, OUTPUTS, Cell, H, start, zoo
 
@@ -18,37 +18,6 @@ MIXING = ("recurrent-mixing",)
 
 class SpikingCell(Cell):
     gain = 2.5
-
-
-@zoo("w_in -> V", groups="V", **DIAGONAL, by_day={"d_rtrl": ("chunks of 4",)})
-class LIF(SpikingCell):
-    weights = {"w_in": W_IN, "w_out": W_OUT}
-    states_of = {"V": (H,)}
-
-    def update(self, x):
-        V = 0.9 * self.V.value
-        V = V * (1 - spike(V - 1)) + braintrace.matmul(x, self.w_in.value)
-        self.V.value = V
-        return spike(V - 1) @ self.w_out.value
-
-
-@zoo(
-    "w_in -> V",
-    "w_rec -> V",
-    groups="V",
-    diagnostics=MIXING,
-    **SPIKING,
-    by_day={"d_rtrl": ("own gradient",), "snap": ("chunks of 1",), "ottt": ("own gradient",)},
-)
-class RecurrentLIF(SpikingCell):
-    weights = {"w_in": W_IN, "w_rec": W_REC, "w_out": W_OUT}
-    states_of = {"V": (H,)}
-
-    def update(self, x):
-        z = spike_reverse_only(self.V.value - 1)
-        current = braintrace.matmul(x, self.w_in.value) + braintrace.matmul(z, self.w_rec.value)
-        self.V.value = 0.9 * self.V.value - z + current
-        return self.V.value @ self.w_out.value
 
 
 @zoo(
