@@ -83,7 +83,7 @@ def _sorted_parameters(relation):
     "AllToAll",
     "ScaledWSConv3d",
     "LSTMCell",
-    "LIF1",
+    "LIF",
 )
 @each_model
 def test_marks_are_found_again(entry):
@@ -105,7 +105,7 @@ def compared(entry, chunk_sizes, paths=(), algorithm="d_rtrl"):
         assert_gradients_close(*both, TOLERANCE, f"{entry.name}, {path}")
 
 
-@pytest.mark.by_day("SignedHalves", "LIF0")
+@pytest.mark.by_day("SignedHalves", "LIF")
 @each_model
 def test_learns_as_by_hand(entry):
     compared(entry, CHUNK_SIZES[:1])
