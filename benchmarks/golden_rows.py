@@ -69,13 +69,19 @@ def sequence(
     algorithm: str = "d_rtrl",
     chunk: int | None = None,
     resets: bool = True,
+    masked: bool = False,
     **options: Any,
 ) -> Call:
-    """Return the gradient of a sequence, after a reset or carrying on."""
+    """Return the gradient of a sequence, after a reset or carrying on.
+
+    With ``masked``, every second step does not count.
+    """
     learner = learner_of(task, algorithm, **options)
     call: dict[str, Any] = {"step_fn": step_function(learner)}
     if chunk is not None:
         call["chunk_size"] = chunk
+    if masked:
+        call["mask"] = jnp.arange(task.steps) % 2
 
     def begin() -> None:
         if resets:
@@ -300,6 +306,11 @@ ROWS: dict[str, Row] = {
     "MGU, D_RTRL": Row(partial(sequence, StackTask(Layers("MGUCell", 1, 128), 512, 16))),
     "ALIF, D_RTRL": Row(partial(sequence, Task(NETWORKS["alif"](), 64, 32))),
     "ALIF, ES_D_RTRL": Row(partial(sequence, Task(NETWORKS["alif"](), 64, 32), "es_d_rtrl")),
+    "LSTM with a mask, D_RTRL": Row(
+        partial(sequence, Task(NETWORKS["lstm"](), 64, 32), masked=True)
+    ),
+    "leaky with a mask, ES_D_RTRL": Row(partial(sequence, LEAKY, "es_d_rtrl", masked=True)),
+    "leaky, 4000 outputs, D_RTRL": Row(partial(sequence, Task(dense(8, 64, 4000), 64, 16))),
     "RTRL, 32 units": Row(partial(sequence, Task(dense(8, 32), 64, 8), "rtrl"), quick=True),
     "UORO, 128 units": Row(partial(sequence, Task(dense(16, 128), 64, 8), "uoro")),
     "windows of 64": Row(partial(sequence, LONG, chunk=64, vjp_method="multi-step")),

@@ -29,14 +29,13 @@ from .._executor import (
 from .._graph import Records, Traces, Weights, inputs_for
 from .._runtime import add_to_states
 from .._typing import PyTree
-from .at_once import AtOnce, at_once
 from .chunk_costs import work_of
+from .chunk_runner import chunk_runner
 from .chunks import Chunks, chunks_of, over_blocks, over_chunks, steps_of, windows_of
 from .options import Options
 from .over_time import zero_sum
 from .pure_step import PureStep
 from .recording import Kept
-from .step_by_step import StepByStep
 from .uncounted_steps import leaving_gradients_alone
 
 Held: TypeAlias = tuple[Weights, PyTree]
@@ -104,8 +103,7 @@ class RecordedChunk:
             recording = dataclasses.replace(work, record_bytes=record_bytes)
             return chunks_of(recording, options, steps, from_zero=True).length
 
-        found = None if has_mask else at_once(step, values, slices, length_of)
-        self._run: AtOnce | StepByStep = found or StepByStep(step, values, slices, has_mask)
+        self._run = chunk_runner(step, values, slices, has_mask, length_of)
         self._probes, self._recording = probes, self._run.recording
         self._work = dataclasses.replace(work, record_bytes=self._recording.bytes_per_step)
 

@@ -1,26 +1,124 @@
-"""Values of all steps of a chunk, time first: evaluation, broadcasting and sums."""
+"""Functions of a step for all steps of a chunk, time first: at once, or one by one.
 
+`AT_ONCE` maps a function over time, so that products are taken over time and batch together.
+`ONE_BY_ONE` is a loop, whose sums have at least single precision.
+"""
+
+import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
 from .._etrace_op import ETPPrimitive, get_primitive_spec
+from .._executor import scan_over_time
 from .._jax import Atom, Equation, bind, divided_dependent
 from .._jaxpr import Program, evaluate
 from .._typing import PyTree
 from .step_program import ByVar, zip_dict
 
+Loss: TypeAlias = Callable[[list[Any], list[Any], Any], tuple[jax.Array, PyTree]]
+"""``(parameters, probes, slices) -> (loss, aux)`` of one step."""
 
-def mapped(
-    program: Program, targets: Sequence[Atom], fixed: ByVar, over_time: ByVar
+Found: TypeAlias = tuple[tuple[list[Any], list[Any]], tuple[jax.Array, PyTree]]
+"""Gradients of parameters (sums) and of probes (over time); losses and auxiliary results."""
+
+
+def _mapped(function: Callable[[Any], Any], over_time: PyTree) -> PyTree:
+    return jax.vmap(function)(over_time)
+
+
+def _gradient_at_once(
+    loss: Loss, parameters: list[Any], probes: list[Any], over_time: PyTree, scales: jax.Array
+) -> Found:
+    def total(parameters: list[Any], probes: list[Any]) -> Any:
+        losses, aux = jax.vmap(functools.partial(loss, parameters))(probes, over_time)
+        return jnp.sum(losses * scales), (losses, aux)
+
+    zeros = [jnp.zeros((len(scales), *zero.shape), zero.dtype) for zero in probes]
+    found: Found = jax.grad(total, argnums=(0, 1), has_aux=True)(parameters, zeros)
+    return found
+
+
+def _gradient_of_counted(
+    loss: Loss, parameters: list[Any], probes: list[Any], over_time: PyTree, scales: jax.Array
+) -> Found:
+    """Differentiate masked steps at the values of a step that counts.
+
+    A derivative may be infinite where a loss does not count, and zero times infinity is NaN.
+    """
+    counts = scales != 0
+
+    def only_counted(value: jax.Array, otherwise: Any) -> jax.Array:
+        return jnp.where(counts.reshape(-1, *(1,) * (value.ndim - 1)), value, otherwise)
+
+    first = jnp.argmax(counts)
+    values = jax.tree.map(lambda value: only_counted(value, value[first]), over_time)
+    (found, signal), (losses, _) = _gradient_at_once(loss, parameters, probes, values, scales)
+    found = [jnp.where(counts.any(), gradient, 0) for gradient in found]
+    signal = [only_counted(value, 0) for value in signal]
+    _, aux = _mapped(functools.partial(loss, parameters, probes), over_time)
+    return (found, signal), (losses, aux)
+
+
+def _gradient_one_by_one(
+    loss: Loss, parameters: list[Any], probes: list[Any], over_time: PyTree, scales: jax.Array
+) -> Found:
+    def one_step(sums: list[Any], now: Any) -> Any:
+        slices, scale = now
+
+        def scaled(parameters: list[Any], probes: list[Any]) -> Any:
+            value, aux = loss(parameters, probes, slices)
+            return value * scale, (value, aux)
+
+        def counted(*arguments: list[Any]) -> Any:
+            return jax.grad(scaled, argnums=(0, 1), has_aux=True)(*arguments)
+
+        def masked(*arguments: list[Any]) -> Any:
+            return jax.tree.map(jnp.zeros_like, arguments), scaled(*arguments)[1]
+
+        (found, signal), results = jax.lax.cond(scale != 0, counted, masked, parameters, probes)
+        return jax.tree.map(jnp.add, sums, found), (signal, results)
+
+    sums = jax.tree.map(zero_sum, parameters)
+    sums, (signal, results) = scan_over_time(one_step, sums, (over_time, scales))
+    return (sums, signal), results
+
+
+@dataclasses.dataclass(frozen=True)
+class OverTime:
+    """How a function of one step runs for all steps.
+
+    Attributes
+    ----------
+    map
+        ``(function, slices over time) -> results over time``.
+    gradient
+        ``(loss, parameters, probes, slices over time, scales) -> (gradients, results)``, where
+        ``scales`` are the factors of the losses.
+    """
+
+    map: Callable[[Callable[[Any], Any], PyTree], PyTree]
+    gradient: Callable[[Loss, list[Any], list[Any], PyTree, jax.Array], Found]
+
+
+AT_ONCE = OverTime(_mapped, _gradient_at_once)
+AT_ONCE_BUT_MASKED = OverTime(_mapped, _gradient_of_counted)
+ONE_BY_ONE = OverTime(jax.lax.map, _gradient_one_by_one)
+"""Steps whose scale is zero have no backward pass."""
+
+
+def values_over_time(
+    over: OverTime, program: Program, targets: Sequence[Atom], fixed: ByVar, over_time: ByVar
 ) -> list[jax.Array]:
     """Return variables for every step.
 
     Parameters
     ----------
+    over
+        At once, or one by one.
     program, targets
         The program of one step, and the variables.
     fixed, over_time
@@ -31,7 +129,7 @@ def mapped(
         current = {**fixed, **zip_dict(list(over_time), now)}
         return evaluate(program, targets, current, rules=run_where_samples_lie)
 
-    return list(jax.vmap(of_step)(list(over_time.values()))) if targets else []
+    return list(over.map(of_step, list(over_time.values()))) if targets else []
 
 
 def run_where_samples_lie(equation: Equation, values: list[Any]) -> list[jax.Array] | None:

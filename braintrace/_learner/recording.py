@@ -24,7 +24,7 @@ from .._jax import Atom, Var, is_var
 from .._jaxpr import Program, evaluate
 from .._jaxpr.dataflow import CONSTANT
 from .._typing import PyTree
-from .over_time import mapped, stretched
+from .over_time import OverTime, stretched, values_over_time
 from .split import Split
 from .step_program import (
     ByVar,
@@ -105,6 +105,8 @@ class Results:
         Loop-invariant results and operands.
     literal
         Those of them that depend only on literals; they are computed again instead of stored.
+    over
+        How the variables are computed.
     """
 
     program: Program
@@ -113,6 +115,7 @@ class Results:
     computed: tuple[Var, ...]
     once: tuple[Var, ...]
     literal: tuple[Var, ...]
+    over: OverTime
 
     @property
     def sources(self) -> list[Var]:
@@ -138,7 +141,7 @@ class Results:
         once = {**zip_dict(self.once, kept.once), **zip_dict(self.literal, literal)}
         over_time = zip_dict(self.sources, kept.over_time)
         varying = {var: over_time[source] for var, source in self.given.items()}
-        computed = mapped(self.program, self.computed, once, varying)
+        computed = values_over_time(self.over, self.program, self.computed, once, varying)
         varying.update(zip_dict(self.computed, computed))
 
         def of_atom(atom: Atom) -> jax.Array:
@@ -148,7 +151,9 @@ class Results:
         return jax.tree.map(of_atom, self.results)
 
 
-def results_of(step: StepProgram, results: PyTree, source: Mapping[Var, Var]) -> Results:
+def results_of(
+    step: StepProgram, results: PyTree, source: Mapping[Var, Var], over: OverTime
+) -> Results:
     """Find the sources of some results of a step.
 
     Parameters
@@ -157,6 +162,8 @@ def results_of(step: StepProgram, results: PyTree, source: Mapping[Var, Var]) ->
         The step, and a pytree of its variables and of constants.
     source
         For all variables with values over time: the variable that has the value.
+    over
+        How the other variables are computed.
     """
     targets, program = vars_of(results), step.program
     behind = program.depends_on(targets, frozenset(source)) & step.varying
@@ -168,7 +175,7 @@ def results_of(step: StepProgram, results: PyTree, source: Mapping[Var, Var]) ->
     once = tuple(var for var in same if var in of_arrays)
     literal = tuple(var for var in same if var not in of_arrays)
     in_order = tuple(var for var in targets if var in computed)
-    return Results(program, results, given, in_order, once, literal)
+    return Results(program, results, given, in_order, once, literal, over)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -224,24 +231,6 @@ class Recording:
         return traced
 
 
-def record_all(step: StepProgram) -> Recording:
-    """Return the recording of a loop over whole steps with derivatives: all values that vary.
-
-    The gradient of a parameter without a path to the loss outside the traces is a constant zero: it
-    depends on no input of the step, not even on the scale of the loss.
-    """
-    gradients, *results = step.results
-    source = {var: var for var in vars_of(results) if var in step.varying}
-    recorded = tuple(var for var in source if var not in step.slices)
-    inputs = set(step.program.in_vars)
-    return Recording(
-        tuple(bool(step.program.depends_on([atom]) & inputs) for atom in gradients),
-        recorded,
-        source,
-        results_of(step, results[-1], source),
-    )
-
-
 def record_what_waits(step: StepProgram, split: Split) -> Recording:
     """Return the recording of loops over only those operations that depend on the step before."""
     loss, _, records = step.results
@@ -249,7 +238,7 @@ def record_what_waits(step: StepProgram, split: Split) -> Recording:
     differentiated = tuple(var in reaching for var in step.parameters)
     written = (*split.recorded, *split.ahead)
     records = dataclasses.replace(records, x=in_parts(step.program, records.x, split.source))
-    of_traces = results_of(step, records, split.source)
+    of_traces = results_of(step, records, split.source, split.results)
     return Recording(differentiated, written, split.source, of_traces, split.of_products)
 
 

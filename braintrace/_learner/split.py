@@ -12,7 +12,8 @@ from .._compiler import Derivative
 from .._jax import Atom, Equation, Var, equations_inside, is_var, runs_on_several_devices
 from .._jaxpr import Program, carries_derivative, equal_values, merged
 from .._jaxpr.dataflow import CONSTANT
-from .over_time import is_half
+from .._typing import PyTree
+from .over_time import AT_ONCE, AT_ONCE_BUT_MASKED, ONE_BY_ONE, OverTime, is_half
 from .stages import MOST_EXTRA, Loops, loops_of
 from .step_program import StepProgram, equations_of, is_product, size_of, vars_of
 
@@ -42,6 +43,8 @@ class Split:
     of_products
         Bytes of operands and results of the products for the loss, if they are large enough to
         limit the chunk length.
+    losses, results
+        How losses with their derivatives are computed for all steps, and how other results are.
     """
 
     values: Program
@@ -51,22 +54,29 @@ class Split:
     source: Mapping[Var, Var]
     same: Mapping[Var, Var]
     of_products: int
+    losses: OverTime
+    results: OverTime
 
 
-def split_step(step: StepProgram) -> Split | None:
-    """Split a step into loops and the rest; ``None`` if it must run step by step."""
+def split_step(step: StepProgram, has_mask: bool) -> Split:
+    """Split a step into loops and the rest.
+
+    Parameters
+    ----------
+    step
+        The step.
+    has_mask
+        Whether the scale of some steps is zero.
+    """
     program = step.program
     equal = equal_values(program, step.probes)
-    values = merged(program, equal)
     inputs = (*step.parameters, *step.probes)
     differentiable = program.dependents_of(inputs, None, CONSTANT, carries_derivative)
-    if any(_any_in(e.invars, differentiable) for e in program.equations if e.effects):
-        return None
-    if _bends_sums(step, differentiable) or _adds_up_in_half_precision(step):
-        return None
+    values = _without_effects(merged(program, equal), differentiable)
     later = values.depends_on([equal[var] for var in vars_of(step.results)]) & step.varying
     needed = later | values.depends_on(values.out_atoms[: len(step.carried)]) & step.varying
-    waiting = {i for i in values.making(needed) if _is_step_by_step(values.equations[i])}
+    held = {first for var, first in equal.items() if var not in differentiable}
+    waiting = {i for i in values.making(needed & held) if _is_step_by_step(values.equations[i])}
     waiting |= {i for i, equation in enumerate(values.equations) if equation.effects}
     loops = loops_of(step, values, waiting, later)
     source = {
@@ -75,25 +85,60 @@ def split_step(step: StepProgram) -> Split | None:
         if first in loops.given and var not in differentiable
     }
     behind = program.depends_on(vars_of(step.results), frozenset(source)) & step.varying
-    if any(_is_step_by_step(e) for e in equations_of(program, behind - source.keys())):
-        return None
     source = {var: first for var, first in source.items() if var in behind}
     read = loops.read.union(source.values())
-    ahead = [var for loop in loops.in_order for var in loop.ahead if var in read]
-    made = [var for loop in loops.in_order for var in loop.made if var in read]
-    recorded = _sorted_by_program(values, set(made))
-    products = [e for e in equations_of(program, behind - source.keys()) if is_product(e)]
-    met = [v for e in products for v in vars_of((e.invars, e.outvars)) if v in behind]
-    of_products, most = sum(map(size_of, met)), MOST_EXTRA * step.bytes_in_and_out
-    is_much = max(of_products, sum(map(size_of, recorded))) > most
-    # In a loop over steps, devices would sum the gradients of all weights at each step.
-    if is_much and not runs_on_several_devices():
-        return None
-    there = read | {*step.slices}
-    twice = behind & differentiable
+    ahead = tuple(var for loop in loops.in_order for var in loop.ahead if var in read)
+    made = {var for loop in loops.in_order for var in loop.made if var in read}
+    there, twice = read | {*step.slices}, behind & differentiable
     same = {var: first for var, first in equal.items() if var in twice and first in there}
-    kept = tuple(recorded), tuple(ahead)
-    return Split(values, loops, *kept, source, same, of_products if is_much else 0)
+    extra = _bytes_of_products(step, behind - source.keys(), behind)
+    losses = AT_ONCE_BUT_MASKED if has_mask else AT_ONCE
+    # In a loop over steps, devices would sum the gradients of all weights at each step.
+    is_large = extra > 0 and not runs_on_several_devices()
+    if is_large or _differs_over_time(step, differentiable, source):
+        losses, extra = ONE_BY_ONE, 0
+    is_mapped = not _any_is_step_by_step(step, step.results[2], source)
+    over_time = losses, AT_ONCE if is_mapped else ONE_BY_ONE
+    recorded = tuple(_sorted_by_program(values, made))
+    return Split(values, loops, recorded, ahead, source, same, extra, *over_time)
+
+
+def _without_effects(program: Program, differentiable: set[Var]) -> Program:
+    """Return a program without the effects of equations whose results have a derivative.
+
+    They run once, where the derivative is taken.
+    """
+
+    def left(equation: Equation) -> Equation:
+        has_derivative = _any_in(equation.outvars, differentiable)
+        return equation.replace(effects=set()) if has_derivative else equation
+
+    return dataclasses.replace(program, equations=tuple(map(left, program.equations)))
+
+
+def _bytes_of_products(step: StepProgram, computed: set[Var], behind: set[Var]) -> int:
+    """Return the bytes of operands and results of the products for the loss; 0 if few."""
+    products = [e for e in equations_of(step.program, computed) if is_product(e)]
+    met = [v for e in products for v in vars_of((e.invars, e.outvars)) if v in behind]
+    found = sum(map(size_of, met))
+    return found if found > MOST_EXTRA * step.bytes_in_and_out else 0
+
+
+def _differs_over_time(
+    step: StepProgram, differentiable: set[Var], source: Mapping[Var, Var]
+) -> bool:
+    """Test whether the gradient of a sum over time differs from the sum of the gradients."""
+    return (
+        _any_is_step_by_step(step, step.results[:2], source)
+        or _bends_sums(step, differentiable)
+        or _adds_up_in_half_precision(step)
+    )
+
+
+def _any_is_step_by_step(step: StepProgram, results: PyTree, given: Mapping[Var, Var]) -> bool:
+    """Test whether results depend on given values by an operation that is not mapped over time."""
+    behind = step.program.depends_on(vars_of(results), frozenset(given)) & step.varying
+    return any(map(_is_step_by_step, equations_of(step.program, behind - given.keys())))
 
 
 def _bends_sums(step: StepProgram, differentiable: set[Var]) -> bool:

@@ -117,30 +117,6 @@ def traced_step(step: PureStep, values: Values, slices: PyTree) -> StepProgram:
     return _step_program(step, program, arguments, written, results)
 
 
-def differentiated_step(step: PureStep, values: Values, slices: PyTree) -> StepProgram:
-    """Trace a step and the derivative of its loss, times the scale of the step.
-
-    The scale is the last of its slices. The results are ``(gradients, signal, loss, aux, records)``
-    with derivatives with respect to every leaf of the parameters and to the perturbations.
-    """
-
-    def scaled_loss(
-        parameters: PyTree, others: PyTree, probes: PyTree, held: PyTree, now: PyTree
-    ) -> Any:
-        slices, scale = now
-        outputs = step(parameters, others, probes, held, slices)
-        return outputs[1][0] * scale, outputs
-
-    differentiate = jax.value_and_grad(scaled_loss, argnums=(0, 2), has_aux=True)
-    arguments = (*values, (slices, jnp.ones(())))
-    closed, shapes = jax.make_jaxpr(differentiate, return_shape=True)(*arguments)
-    program = program_of(closed)
-    atoms = [_behind_stop_gradient(program, atom) for atom in program.out_atoms]
-    (_, outputs), (gradients, signal) = jax.tree.unflatten(jax.tree.structure(shapes), atoms)
-    results = (jax.tree.leaves(gradients), signal, *outputs[1])
-    return _step_program(step, program, arguments, outputs[0], results)
-
-
 def _step_program(
     step: PureStep, program: Program, arguments: PyTree, written: PyTree, results: PyTree
 ) -> StepProgram:
@@ -160,16 +136,6 @@ def _step_program(
         written=flat(written),
         results=results,
     )
-
-
-def _behind_stop_gradient(program: Program, atom: Atom) -> Atom:
-    """Return the operand of stop-gradients, which have no effect after differentiation."""
-    while is_var(atom) and atom in program.producer:
-        equation = program.equations[program.producer[atom]]
-        if equation.primitive.name != "stop_gradient":
-            break
-        (atom,) = equation.invars
-    return atom
 
 
 Key = TypeVar("Key")

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import stacks
 from assertions import assert_gradients_close
+from jax.experimental import io_callback
 
 import braintrace
 from braintrace._jaxpr import equal_values, equal_with_derivatives, inlined, program_of
@@ -212,7 +213,6 @@ def at_once(learner, net, loss, chunk_size):
 STEP_BY_STEP = [
     (Branching, squared),
     (Net, guarded),
-    (Net, printed),
     (Net, unmapped),
     (Wide, spread),
 ]
@@ -225,6 +225,7 @@ SPLIT = [
     (Net, noisy),
     (Net, dropped),
     (Net, cumulative),
+    (Net, printed),
     *((net, squared) for net in stacks.STACKS),
 ]
 
@@ -273,6 +274,7 @@ def products_in_loops(net, loss):
         for equation in jaxpr.eqns:
             total += equation.primitive.name in ("dot_general", "etp_mm")
             bodies = [p for p in equation.params.values() if hasattr(p, "eqns")]
+            bodies += equation.params.get("branches", ())
             inside = sum(count(getattr(body, "jaxpr", body)) for body in bodies)
             if equation.primitive.name == "scan":
                 counts.append(inside)
@@ -327,6 +329,53 @@ def test_what_layers_do_besides_they_do_in_turn():
 @pytest.mark.parametrize("case", STEP_BY_STEP, ids=name_of)
 def test_what_cannot_be_mapped_over_time_stays_in_the_loop(case):
     assert max(products_in_loops(*case)) > 2
+
+
+def rooted(output, target):
+    """A loss whose derivative is infinite where the target, a factor of it, is zero."""
+    return jnp.sqrt(target.sum() * jnp.sum(output**2))
+
+
+@pytest.mark.parametrize("mask", [[1, 0, 1, 1, 0, 1], [0] * 3 + [1] * 3], ids=str)
+@pytest.mark.parametrize("net", [Net, Wide], ids=lambda net: net.__name__)
+def test_masked_steps_have_a_derivative_of_zero(net, mask):
+    """Whether losses are differentiated at once or, for a wide readout, one by one."""
+    xs, targets = inputs_of(net)
+    mask = jnp.asarray(mask, jnp.float64)
+    counted = jnp.abs(targets)
+    found = []
+    for values in (jnp.ones_like(targets), jnp.zeros_like(targets)):
+        padded = jnp.where(mask[:, None, None] == 0, values, counted)
+        learner = learner_of(net, "d_rtrl", xs[0])
+        step = {"step_fn": lambda x, y, run=learner: (rooted(run(x), y), y), "has_aux": True}
+        gradients, losses, aux = learner.etrace_grad(
+            xs, padded, mask=mask, return_value=True, chunk_size=3, **step
+        )
+        np.testing.assert_array_equal(aux, padded)
+        np.testing.assert_array_equal(losses == 0, mask == 0)
+        found.append(gradients)
+    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
+    jax.tree.map(np.testing.assert_array_equal, *found)
+
+
+def test_an_effect_with_a_derivative_runs_once():
+    calls = []
+
+    def note(value):
+        calls.append(value)
+        return np.asarray(value)
+
+    @jax.custom_vjp
+    def noted(y):
+        return io_callback(note, jax.ShapeDtypeStruct(y.shape, y.dtype), y)
+
+    noted.defvjp(lambda y: (noted(y), None), lambda _, ct: (ct,))
+    learner = learner_of(Net, "d_rtrl", inputs_of(Net)[0][0])
+    found, _ = at_once(learner, Net, lambda y, target: squared(noted(y), target), STEPS)
+    jax.effects_barrier()
+    assert len(calls) == STEPS
+    expected, _ = at_once(learner, Net, squared, STEPS)
+    assert_gradients_close(found, expected, 1e-10)
 
 
 def test_results_that_no_equation_makes():

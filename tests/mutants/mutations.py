@@ -700,11 +700,27 @@ MUTATIONS = [
     ),
     Mutation(
         "backward passes of steps without weight",
-        "_learner/step_by_step.py",
-        "dependents_of([self._scale]) if has_mask else set()",
-        "dependents_of([])",
+        "_learner/over_time.py",
+        "jax.lax.cond(scale != 0, counted, masked, parameters, probes)",
+        "jax.lax.cond(scale == scale, counted, masked, parameters, probes)",
         (f"{ECONOMY}::test_steps_without_weight_have_no_backward_pass",),
         "a mask saves no time",
+    ),
+    Mutation(
+        "masked steps at their own values",
+        "_learner/over_time.py",
+        "lambda value: only_counted(value, value[first])",
+        "lambda value: value",
+        ("tests/learner/test_split_steps.py::test_masked_steps_have_a_derivative_of_zero",),
+        "an infinite derivative at a padded step makes a gradient NaN",
+    ),
+    Mutation(
+        "an effect with a derivative that runs in two loops",
+        "_learner/split.py",
+        "equation.replace(effects=set()) if has_derivative else equation",
+        "equation",
+        ("tests/learner/test_split_steps.py::test_an_effect_with_a_derivative_runs_once",),
+        "a callback of the loss is called twice",
     ),
     Mutation(
         "sums in half precision",
@@ -1100,8 +1116,8 @@ MUTATIONS = [
     Mutation(
         "sums of gradients that a backward rule bends",
         "_learner/split.py",
-        "if _bends_sums(step, differentiable) or",
-        "if",
+        "        or _bends_sums(step, differentiable)\n",
+        "",
         (
             "tests/jaxpr/test_backward_rules.py"
             "::test_a_rule_on_a_plain_parameter_bends_the_gradient_of_every_step",
@@ -1372,7 +1388,7 @@ MUTATIONS = [
     # several devices
     Mutation(
         "products over time and batch that bring samples together",
-        "_learner/at_once.py",
+        "_learner/chunk_runner.py",
         "if is_divided and is_mapped else None",
         "if False else None",
         (SHARDED,),
@@ -1381,8 +1397,8 @@ MUTATIONS = [
     Mutation(
         "gradients that are added up over devices at every step",
         "_learner/split.py",
-        "if is_much and not runs_on_several_devices():",
-        "if is_much:",
+        "is_large = extra > 0 and not runs_on_several_devices()",
+        "is_large = extra > 0",
         (SHARDED,),
         "a sequence sends the gradient of all weights as often as it has steps",
     ),

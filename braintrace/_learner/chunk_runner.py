@@ -1,10 +1,12 @@
-"""Chunk with loop fission: most operations run for all steps at once.
+"""The one runner of a chunk of recorded steps.
 
 A loop contains only the operations that depend on the step before (see `split`). Losses, their
-derivatives and the Jacobians are then computed from its recorded values, mapped over time, so
-products with weights are taken over time and batch together.
+derivatives and the Jacobians are then computed from its recorded values: mapped over time, so
+products with weights are taken over time and batch together, or one step after the other
+(`OverTime`).
 """
 
+import dataclasses
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -15,7 +17,7 @@ from .._executor import scan_over_time
 from .._jax import Equation, Var, bind, runs_on_several_devices
 from .._jaxpr import Rule, evaluate
 from .._typing import PyTree
-from .over_time import mapped, run_where_samples_lie, zero_sum
+from .over_time import ONE_BY_ONE, run_where_samples_lie, values_over_time, zero_sum
 from .pure_step import PureStep
 from .recording import ChunkResult, record_what_waits
 from .separate import separated
@@ -33,36 +35,39 @@ from .step_program import (
 )
 
 
-def at_once(
-    step: PureStep, values: Values, slices: PyTree, length_of: Callable[[int], int]
-) -> "AtOnce | None":
-    """Return a chunk runner that computes most operations for all steps at once.
+def chunk_runner(
+    step: PureStep,
+    values: Values,
+    slices: PyTree,
+    has_mask: bool,
+    length_of: Callable[[int], int],
+) -> "ChunkRunner":
+    """Return the chunk runner of a step.
 
     Parameters
     ----------
-    step, values, slices
-        As for `StepByStep`.
+    step
+        A function of ``(probes, held, slices)`` that returns ``(loss, aux, records)``.
+    values, slices
+        Example values.
+    has_mask
+        Whether to omit the backward pass of steps with scale zero.
     length_of
         ``bytes that a step records -> number of steps`` of a chunk, for which it is tested.
-
-    Returns
-    -------
-    AtOnce or None
-        ``None`` for a step that must, or should, run step by step.
     """
     found = separated(traced_step(step, values, slices))
-    split = split_step(found)
-    if split is None:
-        return None
-    gradient = AtOnce(found, split)
-    steps = length_of(gradient.recording.bytes_per_step)
-    return gradient if _can_be_mapped(gradient, step, values, slices, steps) else None
+    split = split_step(found, has_mask)
+    runner = ChunkRunner(found, split)
+    steps = length_of(runner.recording.bytes_per_step)
+    if _has_rules(runner, step, values, slices, steps):
+        return runner
+    return ChunkRunner(found, dataclasses.replace(split, losses=ONE_BY_ONE, results=ONE_BY_ONE))
 
 
-def _can_be_mapped(
-    gradient: "AtOnce", step: PureStep, values: Values, slices: PyTree, steps: int
+def _has_rules(
+    runner: "ChunkRunner", step: PureStep, values: Values, slices: PyTree, steps: int
 ) -> bool:
-    """Test whether all operations of a gradient can be mapped over time.
+    """Test whether all operations that a runner maps over time have a batching rule.
 
     The trace of this test is reused for chunks of the same length.
     """
@@ -71,19 +76,19 @@ def _can_be_mapped(
         return jax.ShapeDtypeStruct((steps, *jnp.shape(leaf)), jnp.result_type(leaf))
 
     parameters, others, *_ = values
-    outside = gradient.recording.chosen(jax.tree.leaves(parameters))
+    outside = runner.recording.chosen(jax.tree.leaves(parameters))
     start = step.written_of(others), jax.eval_shape(lambda: jax.tree.map(zero_sum, outside))
     chunk = jax.tree.map(over_time, (slices, 1.0))
     try:
-        result = jax.eval_shape(gradient, values, start, chunk)
-        jax.eval_shape(gradient.recording.records, result.kept)
-    except NotImplementedError:  # an operation without a batching rule
+        result = jax.eval_shape(runner, values, start, chunk)
+        jax.eval_shape(runner.recording.records, result.kept)
+    except NotImplementedError:
         return False
     return True
 
 
-class AtOnce:
-    """Chunk runner with a loop over dependent operations, and all others for all steps at once.
+class ChunkRunner:
+    """Runs a chunk: loops over dependent operations, then losses with derivatives.
 
     Parameters
     ----------
@@ -108,7 +113,18 @@ class AtOnce:
         start: tuple[PyTree, list[jax.Array]],
         chunk: tuple[PyTree, jax.Array],
     ) -> ChunkResult:
-        """Run a chunk; see `StepByStep`. Chunks of one length are traced once."""
+        """Run a chunk. Chunks of one length are traced once.
+
+        Parameters
+        ----------
+        values
+            Values of the parameters, of the other States, of the perturbations, and of fixed
+            values.
+        start
+            Values of the States that the steps write, and the sums of gradients so far.
+        chunk
+            Slices of the sequences, and the scale of every step's loss.
+        """
         result: ChunkResult = self._traced(values, start, chunk)
         return result
 
@@ -134,9 +150,8 @@ class AtOnce:
         step, split = self._step, self._split
         over_time, states = zip_dict(step.slices, sequences), dict(enumerate(start))
         for loop in split.loops.in_order:
-            over_time.update(
-                zip_dict(loop.ahead, mapped(split.values, loop.ahead, fixed, over_time))
-            )
+            ahead = values_over_time(split.results, split.values, loop.ahead, fixed, over_time)
+            over_time.update(zip_dict(loop.ahead, ahead))
             last, recorded = self._loop(loop, fixed, [start[k] for k in loop.carried], over_time)
             states.update(zip_dict(loop.carried, last))
             over_time.update(recorded)
@@ -188,28 +203,21 @@ class AtOnce:
         results, tree = jax.tree.flatten(step.results[:2])
         wanted = vars_of(results)
 
-        def total(parameters: list[Any], probes: list[Any]) -> Any:
-            own = {**fixed, **zip_dict(self._differentiated, parameters)}
+        def of_step(parameters: list[Any], probes: list[Any], now: list[Any]) -> Any:
+            known = zip_dict(read, now)
+            given = {var: known[first] for var, first in source.items()}
+            own = zip_dict(self._differentiated, parameters)
+            current = {**fixed, **own, **zip_dict(step.probes, probes), **given}
+            rule = _with_values({var: known[first] for var, first in same.items()}, step.varying)
+            found = zip_dict(wanted, evaluate(step.program, wanted, current, rules=rule))
+            loss, aux = jax.tree.unflatten(tree, [value_of(atom, found) for atom in results])
+            return loss, aux
 
-            def of_step(probes: list[Any], now: list[Any]) -> list[Any]:
-                known = zip_dict(read, now)
-                given = {var: known[first] for var, first in source.items()}
-                current = {**own, **zip_dict(step.probes, probes), **given}
-                rule = _with_values(
-                    {var: known[first] for var, first in same.items()}, step.varying
-                )
-                found = zip_dict(wanted, evaluate(step.program, wanted, current, rules=rule))
-                return [value_of(atom, found) for atom in results]
-
-            found = jax.vmap(of_step)(probes, [over_time[var] for var in read])
-            losses, aux = jax.tree.unflatten(tree, found)
-            return jnp.sum(losses * scales), (losses, aux)
-
-        zeros, probe_tree = jax.tree.flatten(probes)
-        zeros = [jnp.zeros((len(scales), *zero.shape), zero.dtype) for zero in zeros]
-        differentiate = jax.grad(total, argnums=(0, 1), has_aux=True)
-        own = [fixed[var] for var in self._differentiated]
-        (gradients, signal), outcome = differentiate(own, zeros)
+        leaves, probe_tree = jax.tree.flatten(probes)
+        own, now = [fixed[var] for var in self._differentiated], [over_time[var] for var in read]
+        (gradients, signal), outcome = self._split.losses.gradient(
+            of_step, own, leaves, now, scales
+        )
         return (gradients, jax.tree.unflatten(probe_tree, signal)), outcome
 
 
