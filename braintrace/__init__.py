@@ -29,6 +29,7 @@ from ._errors import LostTracesError as LostTracesError
 from ._errors import MissingPackageError as MissingPackageError
 from ._errors import NoCheckpointError as NoCheckpointError
 from ._errors import NonFiniteError as NonFiniteError
+from ._errors import NonFiniteWarning as NonFiniteWarning
 from ._errors import NotCompiledError as NotCompiledError
 from ._errors import NotInitializedError as NotInitializedError
 from ._errors import NotPicklableError as NotPicklableError

@@ -118,5 +118,9 @@ class NotPicklableError(BraintraceError, TypeError):
     """An object contains compiled programs, which cannot be pickled."""
 
 
+class NonFiniteWarning(UserWarning):
+    """Updates are skipped because a loss or gradient is NaN or infinite."""
+
+
 class RecompilationWarning(UserWarning):
     """A program is compiled repeatedly because an argument changes from call to call."""

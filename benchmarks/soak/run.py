@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -140,17 +141,17 @@ def learning(
             learner.reset_state()
         now, beside = stream.part(number, length).since(skipped), control()
         clocks = time.perf_counter(), time.process_time()
-        losses = learner.etrace_online(
-            now.inputs,
-            now.targets,
-            step_fn=step_fn,
-            optimizer=optimizer,
-            mask=now.weights,
-            reset=now.begins,
-            nonfinite="skip",
-            log_every=length // LOGS_OF_A_PART,
-            on_log=on_log,
-        )
+        with warnings.catch_warnings(action="ignore", category=braintrace.NonFiniteWarning):
+            losses = learner.etrace_online(
+                now.inputs,
+                now.targets,
+                step_fn=step_fn,
+                optimizer=optimizer,
+                mask=now.weights,
+                reset=now.begins,
+                log_every=length // LOGS_OF_A_PART,
+                on_log=on_log,
+            )
         loss = float(np.nanmean(losses))
         return {
             "steps": len(losses),

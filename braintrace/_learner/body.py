@@ -87,6 +87,8 @@ class Body:
         Chunks of each sequence length so far, with zero initial traces or not.
     check
         Refuses results before anything is stored; ``None``: no check.
+    notice
+        Reports results, and the index of the first step, after they are stored.
     """
 
     run: Callable[..., Found]
@@ -99,6 +101,7 @@ class Body:
     reads_initial: bool = False
     cuts: Cuts = dataclasses.field(default_factory=dict)
     check: Callable[[PyTree], None] | None = None
+    notice: Callable[[PyTree, int], None] | None = None
 
 
 def run_to_the_end(

@@ -11,8 +11,6 @@ their bodies.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
@@ -46,7 +44,6 @@ from .arguments import length_of, shapes_of, weights_of
 from .body import Arguments, Body, Unfinished, not_taken, run_to_the_end
 from .chunks import Cuts
 from .compilations import Features
-from .finite import is_finite
 from .options import Options
 from .parts import LearnerParts
 from .placed import Placing, placed_body
@@ -54,13 +51,10 @@ from .recorder import LOOPS
 from .request import Request
 from .requests import BODIES
 from .restart import Initial, check_reset, initial_values
+from .skips import notice_counted
 
 Stored: TypeAlias = tuple[PyTree, list[PyTree], Callable[[], Traces] | None]
 """Results, new values of States, and a function that computes the new traces, if there are any."""
-
-
-class RejectedError(Exception):
-    """The results of a driver are rejected; nothing has been stored."""
 
 
 class Driver:
@@ -154,7 +148,7 @@ class Driver:
         of_model: States,
         arguments: Arguments,
         options: Options,
-        accept: Callable[[PyTree, Sequence[brainstate.State], list[PyTree]], bool] | None = None,
+        start: int = 0,
     ) -> PyTree:
         """Run the driver, and return the user's results.
 
@@ -164,13 +158,11 @@ class Driver:
             The States of the model, by path.
         arguments, options
             Arguments of the body, and options of its results.
-        accept
-            Returns for results, States and their new values whether to store them.
+        start
+            Index of the first step in the user's call.
 
         Raises
         ------
-        RejectedError
-            If they are not accepted.
         LostTracesError
             If other code has written hidden states that the traces follow.
         """
@@ -190,8 +182,6 @@ class Driver:
             in_place = owned and body.replaces(arguments[0], traces)
             found = self._program(values, traces, *arguments, in_place=in_place)
             results, written, after = found
-            if accept is not None and not accept(results, body.written(states), written):
-                raise RejectedError
             if body.check is not None:
                 body.check(results)
             if isinstance(after, Unfinished):
@@ -208,10 +198,12 @@ class Driver:
         followed = self._algorithm.compiled.followed
         check_companions(held, of_model, followed)
         try:
-            can_fail = accept is not None or self._can_fail(values, arguments)
+            can_fail = self._can_fail(values, arguments)
             results, *_ = advance(held, can_fail, run, store)
         except jax.errors.UnexpectedTracerError as error:
             raise OptionError(LOOPS) from error
+        if body.notice is not None:
+            body.notice(results, start)
         return body.results(results, options)
 
     def _given(
@@ -250,22 +242,12 @@ class Driver:
             lambda: (values, body.take(held, held.lend)[0], *arguments)
         )
 
-    def lower(
-        self, of_model: States, arguments: Arguments, is_accepted: bool
-    ) -> jax.stages.Lowered:
-        """Return the program of a call.
-
-        Parameters
-        ----------
-        of_model, arguments
-            See `__call__`.
-        is_accepted
-            Whether results would be checked before they are stored.
-        """
+    def lower(self, of_model: States, arguments: Arguments) -> jax.stages.Lowered:
+        """Return the program of a call; see `__call__`."""
         body, held = self.body, self._algorithm.traces.carried
         states = body.states(of_model)
         values, arguments = self._given(states, values_of(states), arguments)
-        can_fail = is_accepted or self._can_fail(values, arguments)
+        can_fail = self._can_fail(values, arguments)
         traces, _ = body.take(held, held.lend)
         if self._placing is not None:
             traces = self._placing.traces(traces)
@@ -359,28 +341,18 @@ def prepared(
 
 
 def run_whole(learner: LearnerParts, request: Request) -> PyTree:
-    """Run a call of a method on the current learner.
-
-    A stream with ``nonfinite`` runs without checks first, and again with a check of each gradient
-    if its results are not finite. A single step is checked at once. Checks of each gradient
-    multiply the time of a stream by 1.1 to 1.7 (dense networks of 128 and 256 units, an LSTM,
-    batches of 1 to 32, on a CPU, 2026-11-25).
-    """
-    states, trusting = _states_for(learner, request), _trusting(request)
-    if trusting is not None:
-        driver, arguments = _prepared_as_it_is(learner, trusting, states)
-        with contextlib.suppress(RejectedError):
-            accept = functools.partial(is_finite, request.options.mask is not None)
-            return driver(states, arguments, trusting.options, accept=accept)
+    """Run a call of a method on the current learner."""
+    notice_counted(learner.held_optimizer)
+    states = _states_for(learner, request)
     driver, arguments = _prepared_as_it_is(learner, request, states)
-    return driver(states, arguments, request.options)
+    return driver(states, arguments, request.options, request.start)
 
 
 def lower_whole(learner: LearnerParts, request: Request) -> jax.stages.Lowered:
-    """Return the first program that `run_whole` would run."""
-    states, trusting = _states_for(learner, request), _trusting(request)
-    driver, arguments = _prepared_as_it_is(learner, trusting or request, states)
-    return driver.lower(states, arguments, is_accepted=trusting is not None)
+    """Return the program that `run_whole` would run."""
+    states = _states_for(learner, request)
+    driver, arguments = _prepared_as_it_is(learner, request, states)
+    return driver.lower(states, arguments)
 
 
 def _states_for(learner: LearnerParts, request: Request) -> States:
@@ -388,15 +360,6 @@ def _states_for(learner: LearnerParts, request: Request) -> States:
     algorithm = learner.algorithm
     algorithm.prepare_windows(request.options.window, algorithm.traces.carried.is_zero)
     return caught_up(algorithm)
-
-
-def _trusting(request: Request) -> Request | None:
-    """Return a call without checks of each step; ``None`` if the call has none, or one step."""
-    guarded = request.options.nonfinite != "ignore" and not is_watched()
-    if not guarded or length_of(request.sequences) == 1:
-        return None
-    plain = dataclasses.replace(request.options, nonfinite="ignore")
-    return dataclasses.replace(request, options=plain)
 
 
 def _prepared_as_it_is(

@@ -23,9 +23,6 @@ from .options import METHODS, ExportOptions, options_of, takes
 from .parts import HasParts
 from .state import FIELDS, LearnerState
 
-NONFINITE = "skip"
-"""Default of ``nonfinite`` in exported steps, which cannot warn."""
-
 OF_MODEL = ("parameters", "hidden", "others", "random")
 """Fields of a state that a prediction depends on."""
 
@@ -33,7 +30,7 @@ Exported: TypeAlias = tuple[bytes, dict[str, jax.Array]]
 """An exported function, and its initial state by name."""
 
 
-@takes(METHODS["etrace_online"], nonfinite=NONFINITE)
+@takes(METHODS["etrace_online"])
 def export_step(learner: HasParts, *slices: PyTree, **options: Unpack[ExportOptions]) -> Exported:
     """Return one step of `etrace_online` as bytes, and its initial state.
 
@@ -48,8 +45,8 @@ def export_step(learner: HasParts, *slices: PyTree, **options: Unpack[ExportOpti
         Arguments of ``step_fn`` in one step; arrays may be `jax.ShapeDtypeStruct`.
     **options
         As for `etrace_online`: ``step_fn``, ``optimizer`` or ``update_fn``, ``has_aux`` and so on.
-        By default, a step with a NaN or infinite loss or gradient updates nothing, and samples with
-        non-finite states or traces are reset (``nonfinite='skip'``).
+        Skipped updates are counted in ``others/braintrace/skipped_updates`` of the state: an
+        exported step cannot warn.
 
     Returns
     -------
@@ -67,7 +64,6 @@ def export_step(learner: HasParts, *slices: PyTree, **options: Unpack[ExportOpti
     BraintraceError
         All errors that `etrace_online` would raise before it runs.
     """
-    options = {"nonfinite": NONFINITE, **options}
     pure = FunctionalLearner(learner.parts, {})
     optimizer = options_of("etrace_online", options).optimizer
     if optimizer is not None:

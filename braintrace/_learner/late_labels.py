@@ -213,6 +213,7 @@ class _Learning:
             results=lambda found, options: _first(self._online.results(found, options)),
             reads_initial=self._online.reads_initial,
             check=self._online.check,
+            notice=self._online.notice,
         )
 
     def _step(self, inputs: tuple[PyTree, ...], targets: tuple[PyTree, ...]) -> PyTree:

@@ -280,7 +280,7 @@ class Learner(brainstate.nn.Module):
 
     @property
     def skipped_updates(self) -> int:
-        """Number of updates that ``nonfinite='skip'`` has omitted."""
+        """Number of updates that were skipped; see ``nonfinite`` of `etrace_online`."""
         return int(self.held_optimizer.skipped.value)
 
     @one_thread_at_a_time

@@ -19,7 +19,6 @@ import jax.numpy as jnp
 import saiunit
 
 from .._algorithms import CHUNK
-from .._compiler import described, state_paths
 from .._errors import OptionError
 from .._executor import as_arrays, as_chunk, restart_traces
 from .._function_model import gradients_by_path, gradients_for
@@ -37,6 +36,8 @@ from .pure_step import PureStep
 from .recorder import Recorder, Restart, Values, first_written, run_online, values_of
 from .request import Request
 from .restart import Initial, Restarts, initial_values, restart_states
+from .skips import notice_of_call
+from .spoiled import reset_spoiled
 from .step_function import (
     call_step_function,
     example_slices,
@@ -44,7 +45,7 @@ from .step_function import (
 )
 from .units import split_loss, with_unit, with_units
 from .update_function import run_update
-from .updates import Found, Update, update_of
+from .updates import Found, Skip, Update, update_of
 
 Slices: TypeAlias = tuple[PyTree, Restart, jax.Array | None]
 """Slices of the sequences, the flags and the mask, for one step or the steps of a block."""
@@ -87,6 +88,7 @@ class OnlineLearning:
 
     def __init__(self, learner: LearnerParts, request: Request, example: Arguments) -> None:
         self._algorithm, self._options = learner.algorithm, request.options
+        self._optimizer = learner.held_optimizer
         self._parameters = self._algorithm.param_states
         sequences, mask, (flags, _) = example
         self._length = min(self._options.every, steps_of(sequences))
@@ -106,6 +108,7 @@ class OnlineLearning:
             results=self._results,
             reads_initial=self._asks,
             check=self._check_finite if self._options.nonfinite == "raise" else None,
+            notice=self._notice if self._options.nonfinite == "skip" else None,
         )
 
     def _results(self, found: tuple[PyTree, PyTree, PyTree], options: Options) -> PyTree:
@@ -117,6 +120,11 @@ class OnlineLearning:
     def _check_finite(self, found: tuple[jax.Array, PyTree, jax.Array]) -> None:
         losses, _, verdicts = found
         check_finite(losses, verdicts, self._names, self._options.every)
+
+    def _notice(
+        self, found: tuple[jax.Array, PyTree, tuple[jax.Array, jax.Array]], start: int
+    ) -> None:
+        notice_of_call(self._optimizer, *found[2], start)
 
     def _traced(self, over_time: Slices, length: int) -> PureStep:
         """Return a step, or a block of a given length, as a pure function."""
@@ -231,8 +239,13 @@ class OnlineLearning:
             if flags is not None and self._has_initial:
                 restart_states(algorithm, initial, flags)
                 after = _restarted_if_any(algorithm.compiled.trace_specs, after, flags)
+            if isinstance(verdict, Skip):
+                samples, after = reset_spoiled(algorithm, verdict, after)
+                verdict = verdict.is_bad, samples
             if verdict is not None:
-                verdict = jnp.broadcast_to(verdict, found.losses.shape)
+                verdict = jax.tree.map(
+                    lambda v: jnp.broadcast_to(v, (*found.losses.shape, *v.shape)), verdict
+                )
             return after, found.losses, found.aux, verdict
 
         return run
@@ -245,27 +258,13 @@ class OnlineLearning:
                 "`update_fn`, which gets the gradient of the step."
             )
 
-    def _check_kept(self, before: list[PyTree], after: list[PyTree]) -> None:
-        """Refuse States whose type the next step cannot read."""
-        states = self._step.written_of(self._step.others)
-        paths = state_paths(self._algorithm.model)
-        for state, old, new in zip(states, before, after, strict=True):
-            if described(old) != described(new):
-                name = path_name(paths.get(id(state), (type(state).__name__,)))
-                raise OptionError(
-                    f"A step changes State '{name}' from {described(old)} to {described(new)}. "
-                    "States that `step_fn` and `update_fn` write keep shape, dtype and unit from "
-                    "step to step: convert the new value (`.astype`, `.to`), or initialise the "
-                    "State like it."
-                )
-
     def _carried(self, step: PureStep, others: list[PyTree], initial: Initial) -> Any:
         """Return a step or block as a function of a loop's carry, and of slices."""
 
         def run(carry: PyTree, now: Slices) -> PyTree:
             values = step.merge(others, carry[0])
             written, (after, losses, aux, verdict) = step((), values, carry[1], initial, now)
-            self._check_kept(carry[0], written)
+            step.check_kept(carry[0], written)
             return (written, after), (losses, aux, verdict)
 
         return run

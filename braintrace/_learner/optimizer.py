@@ -11,6 +11,7 @@ optimizer is known (see `HeldOptimizer.begin`).
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -42,6 +43,25 @@ class OptimizerState(brainstate.LongTermState):
     """State with the state of a gradient transformation, or None."""
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Noticed:
+    """Number of skipped updates when a call last read it, hidden from brainstate.
+
+    Attributes
+    ----------
+    value
+        The array that was read.
+    count
+        Its value.
+    warned
+        The number at the last warning.
+    """
+
+    value: jax.Array | None = None
+    count: int = 0
+    warned: int = 0
+
+
 class HeldOptimizer(brainstate.graph.Node):
     """The optimizer of a learner.
 
@@ -53,6 +73,8 @@ class HeldOptimizer(brainstate.graph.Node):
         An optimizer with its own States; ``None`` if there is none.
     skipped
         Number of updates that were omitted because of non-finite numbers.
+    noticed
+        The number of them that a call has read.
     awaited
         Restored leaves by path, for the next optimizer.
     """
@@ -61,6 +83,7 @@ class HeldOptimizer(brainstate.graph.Node):
         self.transformed = OptimizerState(None)
         self.own: Any = None
         self.skipped = brainstate.LongTermState(jnp.zeros((), jnp.int32))
+        self.noticed = Noticed()
         self.awaited = _Awaited({})
         self._known = _Known(None)
 

@@ -68,7 +68,7 @@ class Options:
         default="auto", metadata=_static(POSITIVE.or_else("auto").or_else(None))
     )
     memory_budget: int | None = field(default=None, metadata=_static(POSITIVE.or_else(None)))
-    nonfinite: str = field(default="ignore", metadata=_static(one_of("ignore", "raise", "skip")))
+    nonfinite: str = field(default="skip", metadata=_static(one_of("skip", "raise", "ignore")))
     has_aux: bool = field(default=False, metadata=_static(BOOLEAN))
     return_value: bool = field(default=False, metadata=_checked(BOOLEAN))  # same program
     unit_aware: bool = field(default=False, metadata=_static(BOOLEAN))
@@ -250,12 +250,11 @@ WATCHED = {method: names.union(WatchOptions.__annotations__) for method, names i
 """The same with the options of a call that is logged while it runs."""
 
 
-def takes(names: frozenset[str], **defaults: Any) -> Callable[[Function], Function]:
-    """Give a function of ``**options`` a signature with these options, and other defaults."""
-    defaults = {name: defaults.get(name, option.default) for name, option in FIELDS.items()}
+def takes(names: frozenset[str]) -> Callable[[Function], Function]:
+    """Give a function of ``**options`` a signature with these options."""
     options = [
         inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=option.type
+            name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=option.type
         )
         for name, option in FIELDS.items()
         if name in names

@@ -5,10 +5,11 @@ from typing import Any
 
 import brainstate
 import jax
+import jax.numpy as jnp
 
 from .._arguments import shown
 from .._brainstate import trace_stateful
-from .._compiler import state_paths
+from .._compiler import described, state_paths
 from .._errors import OptionError, ShapeError
 from .._typing import PyTree, path_name
 
@@ -56,6 +57,7 @@ class PureStep:
                 "`step_fn` writes a parameter. Parameters are fixed during a sequence gradient: "
                 "update them with its result."
             )
+        self._model = model
         self.others = [state for state, _, parameter in pairs if parameter is None]
         self._is_written = [w for _, w, parameter in pairs if parameter is None]
 
@@ -95,6 +97,67 @@ class PureStep:
         return [
             next(new) if w else value for value, w in zip(others, self._is_written, strict=True)
         ]
+
+    def check_kept(self, before: Sequence[Any], after: Sequence[Any]) -> None:
+        """Refuse new values of the written States whose type the next step cannot read.
+
+        Raises
+        ------
+        OptionError
+            If shape, dtype or unit of a State changes.
+        """
+        paths = state_paths(self._model)
+        for state, old, new in zip(self.written_of(self.others), before, after, strict=True):
+            if described(old) != described(new):
+                name = path_name(paths.get(id(state), (type(state).__name__,)))
+                raise OptionError(
+                    f"A step changes State '{name}' from {described(old)} to {described(new)}. "
+                    "States that `step_fn` and `update_fn` write keep shape, dtype and unit from "
+                    "step to step: convert the new value (`.astype`, `.to`), or initialise the "
+                    "State like it."
+                )
+
+
+def run_if(
+    flag: jax.Array,
+    model: brainstate.nn.Module,
+    function: Callable[..., Any],
+    carry: Any,
+    *reads: Any,
+) -> Any:
+    """Run a function that writes States, or leave them and a carry as they are.
+
+    It is a loop of at most one step, which writes its buffers in place; XLA copies the values of a
+    branch. If it is mapped and no flag is true, it runs nothing; a branch would run both sides.
+
+    Parameters
+    ----------
+    flag
+        Whether it runs.
+    model
+        The model, for the names of its States.
+    function
+        ``(carry, *reads) -> carry``.
+    carry
+        A pytree of arrays.
+    *reads
+        Pytrees of arrays, which are computed before the loop.
+    """
+    step = PureStep(model, function, (), (carry, *reads))
+    others = [state.value for state in step.others]
+
+    def once(index: jax.Array, now: tuple[list[Any], Any]) -> tuple[list[Any], Any]:
+        # XLA computes what does not depend on the index before the loop, whether it runs or not.
+        _, values = jax.lax.optimization_barrier((index, reads))
+        written, result = step((), step.merge(others, now[0]), now[1], *values)
+        step.check_kept(now[0], written)
+        return written, result
+
+    start = (step.written_of(others), carry)
+    written, carry = jax.lax.fori_loop(0, flag.astype(jnp.int32), once, start)
+    for state, value in zip(step.written_of(step.others), written, strict=True):
+        state.value = value
+    return carry
 
 
 def changed_structure(

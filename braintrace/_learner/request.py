@@ -21,9 +21,12 @@ class Request:
         The user's arguments; see `Learner.etrace_grad`.
     chosen
         The parameters whose gradients are requested; ``None``: all.
+    start
+        Index of its first step in the user's call.
     """
 
     method: str
     sequences: tuple[PyTree, ...]
     options: Options
     chosen: Chosen | None = None
+    start: int = 0

@@ -210,13 +210,12 @@ def etrace_online(learner: HasParts, *sequences: PyTree, **options: Any) -> PyTr
         Weights ``(T,)`` of the steps' losses, as for `etrace_grad`, in the mean of each block. If
         all steps of a block have weight 0, there is no update of parameters or optimizer.
     nonfinite
-        Action for a NaN or infinite loss or gradient. ``'ignore'``: none. ``'skip'``: the update is
-        omitted and counted (`skipped_updates`), and samples with non-finite states or traces are
-        reset. ``'raise'``: the call changes nothing, and its error names step, loss and parameter.
-        A call first runs without checks. If losses, parameters or optimizer are not finite after
-        it, the call runs again and checks every step before its update. A gradient that the update
-        makes finite, as with ``optax.zero_nans``, is therefore detected only in calls of one step
-        and in functions of a `LearnerState`.
+        Action for a NaN or infinite loss or gradient. ``'skip'``: the update is omitted and counted
+        (`skipped_updates`), samples with non-finite states or traces are reset, and a
+        `NonFiniteWarning` names the first step and these samples. Inside a transformation, updates
+        are counted, and the next call outside of it warns. ``'raise'``: the call changes nothing,
+        and its error names step, loss and parameter. ``'ignore'``: none. The gradient is checked
+        before ``optimizer`` or ``update_fn`` receives it.
     has_aux
         Whether ``step_fn`` also returns auxiliary results; they are stacked over time.
     unit_aware

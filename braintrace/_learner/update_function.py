@@ -21,12 +21,12 @@ from .._runtime import CarriedTraces, EligibilityTraces
 from .._typing import PyTree, path_name
 from .interceptor import intercepting
 from .recorder import first_written, traced_values
-from .updates import Found, Update
+from .updates import Found, Update, Verdict
 
 
 def run_update(
     algorithm: ETraceAlgorithm, update: Update, found: Found, traces: Traces
-) -> tuple[jax.Array | None, jax.Array | None]:
+) -> tuple[jax.Array | None, Verdict]:
     """Run an update, and return the samples that it requests to reset; ``None``: no requests.
 
     Parameters

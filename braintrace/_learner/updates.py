@@ -10,22 +10,22 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-import brainstate
 import jax
 import jax.numpy as jnp
+from brainstate.nn import Module
 
 from .._arguments import shown
 from .._errors import OptionError, ShapeError
 from .._foreign import in_words
 from .._function_model import gradients_by_path
-from .._runtime import values_by_path
 from .._typing import PyTree
-from .finite import first_not_finite, is_not_finite, samples_with
+from .finite import any_not_finite, first_not_finite
 from .optimizer import is_transformation
 from .options import Options
 from .parts import LearnerParts
+from .pure_step import run_if
 from .step_function import update_parameters
 
 
@@ -43,16 +43,37 @@ class Found:
         Auxiliary results of ``step_fn``.
     counts
         Whether a weight of the mask is not 0; ``None``: there is no mask.
+    is_computed
+        Whether the gradients are computed, so that an update can read them several times.
     """
 
     gradients: PyTree
     losses: jax.Array
     aux: PyTree
     counts: jax.Array | None
+    is_computed: bool = False
 
 
-Update: TypeAlias = Callable[[Found], jax.Array | None]
-"""Returns the index of the first parameter with a non-finite gradient, if this is checked."""
+class Skip(NamedTuple):
+    """Decision about an update.
+
+    Attributes
+    ----------
+    is_bad
+        Whether a loss or gradient is not finite, so that the update is skipped.
+    is_masked
+        Whether the step or block is masked; ``None``: there is no mask.
+    """
+
+    is_bad: jax.Array
+    is_masked: jax.Array | None
+
+
+Verdict: TypeAlias = jax.Array | Skip | None
+"""Index of the first parameter with a non-finite gradient (``'raise'``), or a `Skip`."""
+
+Update: TypeAlias = Callable[[Found], Verdict]
+"""Updates the parameters, and returns what a check has found."""
 
 
 def check_updates(options: Options) -> None:
@@ -107,7 +128,7 @@ def by_transformation(learner: LearnerParts, optimizer: Any) -> Update:
 
     def update(found: Found) -> None:
         now = learner.parameters_for_optimizer()
-        gradients = _computed_once(_downhill(found.gradients, now), found.losses)
+        gradients = _downhill(_computed_once(found).gradients, now)
         more = {"value": jnp.mean(found.losses)} if takes_loss else {}
         with in_words(OptionError, lambda: "`optimizer.update` fails for the gradients"):
             changes, state.value = optimizer.update(gradients, state.value, now, **more)
@@ -124,23 +145,24 @@ def by_transformation(learner: LearnerParts, optimizer: Any) -> Update:
     return update
 
 
-def _computed_once(gradients: PyTree, losses: jax.Array) -> PyTree:
-    """Return gradients that a CPU computes once, and not again for each moment of an optimizer.
+def _computed_once(found: Found) -> Found:
+    """Return a result with gradients that a CPU computes once, not for each moment of an optimizer.
 
     XLA fuses the contraction of traces into every reader of a gradient, also through an
     `optimization_barrier`, but not through a branch. It does not know that the condition holds for
     all losses. An unmasked stream with Adam takes 0.8 of the time: recurrent ALIF neurons, 256
     units, 16 samples, two cores. For a few numbers, the branch takes longer.
     """
-    if sum(leaf.size for leaf in jax.tree.leaves(gradients)) < FEW:
-        return gradients
+    if found.is_computed or sum(x.size for x in jax.tree.leaves(found.gradients)) < FEW:
+        return found
 
     def once(gradients: PyTree) -> PyTree:
-        always = ~jnp.any(jnp.isnan(losses) & jnp.isfinite(losses))
+        always = ~jnp.any(jnp.isnan(found.losses) & jnp.isfinite(found.losses))
         zeros = jax.tree.map(jnp.zeros_like, gradients)
         return jax.lax.cond(always, lambda: gradients, lambda: zeros)
 
-    return jax.lax.platform_dependent(gradients, cpu=once, default=lambda same: same)
+    same = jax.lax.platform_dependent(found.gradients, cpu=once, default=lambda same: same)
+    return dataclasses.replace(found, gradients=same, is_computed=True)
 
 
 def by_object(learner: LearnerParts, optimizer: Any) -> Update:
@@ -172,49 +194,41 @@ def _downhill(gradients: PyTree, parameters: PyTree) -> PyTree:
     return jax.tree.unflatten(jax.tree.structure(parameters), leaves)
 
 
-def where_counted(update: Update, otherwise: Callable[[], None] = lambda: None) -> Update:
-    """Return an update that is omitted for masked steps, or replaced by ``otherwise``."""
+def _ignoring(learner: LearnerParts, update: Update) -> Update:
+    """Return an update that is omitted for masked steps."""
+    model = learner.algorithm.model
 
     def counted(found: Found) -> None:
         if found.counts is None:
             update(found)
         else:
-            _only_if(found.counts, lambda: update(found), otherwise)
+            _update_if(found.counts, model, update, found)
 
     return counted
 
 
-def _ignoring(learner: LearnerParts, update: Update) -> Update:
-    return where_counted(update)
-
-
 def _raising(learner: LearnerParts, update: Update) -> Update:
-    update = where_counted(update)
+    update = _ignoring(learner, update)
 
     def judged(found: Found) -> jax.Array:
-        verdict = _verdict(learner, found)  # before an `update_fn` writes to the dict
+        gradients = gradients_by_path(learner.algorithm.model, found.gradients)
+        first = first_not_finite(found.losses, gradients)  # before `update_fn` writes to the dict
         update(found)
-        return verdict
+        return first if found.counts is None else jnp.where(found.counts, first, -1)
 
     return judged
 
 
 def _skipping(learner: LearnerParts, update: Update) -> Update:
-    skipped = learner.held_optimizer.skipped
+    skipped, model = learner.held_optimizer.skipped, learner.algorithm.model
 
-    def guarded(found: Found) -> None:
-        algorithm = learner.algorithm
-        left = values_by_path(algorithm.short_term_states), algorithm.traces.carried.read()
-
-        def leave_out() -> None:
-            skipped.value = skipped.value + 1
-            algorithm.reset_state(where=samples_with(algorithm, is_not_finite, *left))
-
-        def start_anew() -> None:
-            algorithm.reset_state(where=samples_with(algorithm, jnp.isnan, *left))
-
-        counted, is_bad = where_counted(update, start_anew), _verdict(learner, found) >= 0
-        brainstate.transform.cond(is_bad, leave_out, lambda: _nothing(counted(found)))
+    def guarded(found: Found) -> Skip:
+        is_bad, runs = any_not_finite(found.losses, found.gradients), jnp.ones((), bool)
+        if found.counts is not None:
+            is_bad, runs = is_bad & found.counts, found.counts
+        _update_if(runs & ~is_bad, model, update, found)
+        skipped.value = skipped.value + is_bad
+        return Skip(is_bad, None if found.counts is None else ~found.counts)
 
     return guarded
 
@@ -226,15 +240,11 @@ GUARDS: dict[str, Callable[[LearnerParts, Update], Update]] = {
 }
 
 
-def _verdict(learner: LearnerParts, found: Found) -> jax.Array:
-    gradients = gradients_by_path(learner.algorithm.model, found.gradients)
-    first = first_not_finite(found.losses, gradients)
-    return first if found.counts is None else jnp.where(found.counts, first, -1)
+def _update_if(flag: jax.Array, model: Module, update: Update, found: Found) -> None:
+    """Run an update if a flag is true."""
+    values = found.gradients, found.losses, found.aux
 
+    def run(_: None, values: tuple[PyTree, jax.Array, PyTree]) -> None:
+        update(Found(*values, found.counts, is_computed=True))
 
-def _only_if(flag: jax.Array, run: Callable[[], Any], otherwise: Callable[[], None]) -> None:
-    brainstate.transform.cond(flag, lambda: _nothing(run()), otherwise)
-
-
-def _nothing(_: Any) -> None:
-    """Return None, whatever there is."""
+    run_if(flag, model, run, None, values)

@@ -147,7 +147,7 @@ def _part(request: Request, start: int, stop: int) -> Request:
     ]
     sequences, mask, reset = jax.tree.unflatten(tree, parts)
     options = dataclasses.replace(options, mask=mask, reset=reset)
-    return dataclasses.replace(request, sequences=sequences, options=options)
+    return dataclasses.replace(request, sequences=sequences, options=options, start=start)
 
 
 @functools.partial(jax.jit, static_argnums=2)

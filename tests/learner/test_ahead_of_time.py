@@ -87,15 +87,16 @@ def test_what_is_looked_at_is_what_runs(compilations):
     options = {
         "step_fn": calls_of(learner)["etrace_grad"]["step_fn"],
         "optimizer": optax.adam(1e-3),
-        "nonfinite": "skip",
+        "nonfinite": "raise",
     }
     compiled = learner.lower("etrace_online", SHAPE, **options).compile()
     assert compiled.memory_analysis().alias_size_in_bytes == 0
-    lowered = learner.lower("etrace_online", SHAPE, **options | {"nonfinite": "ignore"})
+    del options["nonfinite"]
+    lowered = learner.lower("etrace_online", SHAPE, **options)
     in_place = lowered.compile().memory_analysis().alias_size_in_bytes
     assert in_place == learner.report().carried_bytes
     compilations.clear()
-    learner.etrace_online(XS, **options | {"nonfinite": "ignore"})
+    learner.etrace_online(XS, **options)
     assert not compilations
 
 

@@ -253,7 +253,7 @@ class Calls:
         def update(gradients):
             traced.append(scale)
             for path, weight in weights.items():
-                change = jax.tree.map(lambda g: scale * g, gradients[path])
+                change = jax.tree.map(lambda g: -1e-3 * scale * g, gradients[path])
                 weight.value = jax.tree.map(jnp.add, weight.value, change)
 
         return learner.etrace_online(

@@ -1,6 +1,7 @@
 """What is not finite is gone after a restart, and does not count where the mask is zero."""
 
 import functools
+import warnings
 
 import brainstate
 import cases
@@ -92,7 +93,7 @@ def test_states_and_traces_of_a_sequence(options):
     ("name", "algorithm", "options"), [("rotation", "d_rtrl", {}), ("lstm_fused", "es_d_rtrl", ES)]
 )
 def test_parameters_of_a_stream(name, algorithm, options):
-    """Steps whose gradient is not finite are skipped; those after the restart learn."""
+    """An `update_fn` that skips steps whose gradient is not finite; later ones learn."""
     case = cases.BY_NAME[name]
     clean, dirty, targets = sequences(case)
     reset = RESET if algorithm == "d_rtrl" else RESET.any(1)
@@ -113,7 +114,8 @@ def test_parameters_of_a_stream(name, algorithm, options):
         for part in (slice(0, 3), slice(3, LENGTH)):  # NaN in the last step of the first call
             now = (xs[part], targets[part], MASK[part])
             functions = {"step_fn": step_fn, "update_fn": update}
-            learner.etrace_online(*now, **functions, has_aux=True, reset=reset[part])
+            rest = {"has_aux": True, "reset": reset[part], "nonfinite": "ignore"}
+            learner.etrace_online(*now, **functions, **rest)
         return named({path: weight.value for path, weight in weights.items()})
 
     assert_gradients_close(run(dirty), run(clean), 1e-6, name)
@@ -147,12 +149,16 @@ def test_traces_of_single_samples(algorithm, case):
 # --- what a stream does about it --------------------------------------------------------------
 
 
-def learning(learner, case, xs, targets, **options):
+def warns(*found):
+    return pytest.warns(braintrace.NonFiniteWarning, match=".*".join(found))
+
+
+def learning(learner, case, xs, targets, rate=0.1, **options):
     return learner.etrace_online(
         xs,
         targets,
         step_fn=lambda x, target: case.loss(learner(x), target),
-        optimizer=optax.sgd(0.1, momentum=0.9),
+        optimizer=optax.sgd(rate, momentum=0.9),
         **options,
     )
 
@@ -175,7 +181,8 @@ def test_updates_that_are_not_finite_are_left_out(name, algorithm, style, option
     xs, targets = map(np.array, case.sequences(BATCH, LENGTH))
     spoiled = np.array(xs)
     spoiled[2, 0] = np.nan
-    losses = learning(found, case, spoiled, targets, nonfinite="skip")
+    with warns("first at step 2 ", "skipped: 1", "Samples that were reset.*: 0\\."):
+        losses = learning(found, case, spoiled, targets)
     assert found.skipped_updates == 1
     assert "1" in str(found.report()).rpartition("left out")[2]
 
@@ -199,7 +206,7 @@ def test_a_step_without_weight_spoils_no_later_one(parts):
     spoiled[2, 0] = np.nan
     for part in parts:
         data = spoiled[part], targets[part]
-        learning(found, case, *data, mask=counts[part], nonfinite="skip")
+        learning(found, case, *data, mask=counts[part])
     assert found.skipped_updates == 0
 
     restart = np.zeros((LENGTH, BATCH), bool)
@@ -216,7 +223,8 @@ def test_losses_that_are_not_finite_spoil_no_sample():
     xs, targets = map(np.array, case.sequences(BATCH, LENGTH))
     wrong = np.array(targets)
     wrong[4] = np.inf
-    learning(found, case, xs, wrong, nonfinite="skip", every=3)
+    with warns("first at step 3 ", "all samples are finite"):
+        learning(found, case, xs, wrong, every=3)
     assert found.skipped_updates == 1
     learning(expected, case, xs, targets, mask=np.arange(LENGTH) // 3 != 1, every=3)
     close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
@@ -240,7 +248,6 @@ def test_skipping_within_functions_of_the_state():
             targets,
             step_fn=lambda x, target: case.loss(learner(x), target),
             optimizer=optax.sgd(0.1, momentum=0.9),
-            nonfinite="skip",
         )
 
     state, losses = jax.vmap(run)(jnp.stack([xs, spoiled]))
@@ -314,5 +321,136 @@ def test_a_single_gradient_is_looked_at_before_the_update_hides_it(nonfinite):
         with pytest.raises(braintrace.NonFiniteError, match="'w_in'"):
             step()
     else:
-        step()
+        with warns("first at step 0 "):
+            step()
         assert learner.skipped_updates == 1
+
+
+def spoiled_stream(case, *steps):
+    """Inputs of which sample 0 is NaN in some steps, and targets."""
+    xs, targets = map(np.array, case.sequences(BATCH, LENGTH))
+    xs[list(steps), 0] = np.nan
+    return xs, targets
+
+
+@pytest.mark.core
+def test_by_default_one_nan_destroys_no_parameter_and_warns_once():
+    """Also step by step, and in blocks; a reset in the same step is no other warning."""
+    case = cases.BY_NAME["leaky"]
+    xs, targets = spoiled_stream(case, 2, 4)
+    flags = np.arange(LENGTH) == 4
+    for every in (1, 2):
+        learner = build_learner(case, batch=BATCH)
+        with warns("first at step 2 ") as caught:
+            learning(learner, case, xs, targets, every=every, reset=flags)
+        assert len(caught) == 1 and learner.skipped_updates == 2
+        assert np.isfinite(jax.tree.leaves(snapshot(learner))[0]).all()
+    single = build_learner(case, batch=BATCH)
+    with warns("first at step 0 ", "skipped: 1") as caught:
+        for step in range(LENGTH):
+            part = slice(step, step + 1)
+            learning(single, case, xs[part], targets[part], reset=flags[part])
+    assert len(caught) == 1 and single.skipped_updates == 2
+
+
+def test_the_next_warning_follows_at_ten_times_as_many():
+    case = cases.BY_NAME["leaky"]
+    learner = build_learner(case, batch=BATCH)
+    counts = []
+    for bad in ([3], range(LENGTH), [1], [5]):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", braintrace.NonFiniteWarning)
+            learning(learner, case, *spoiled_stream(case, *bad), rate=1e-4)
+        counts.append((learner.skipped_updates, len(caught)))
+    assert counts == [(1, 1), (8, 0), (9, 0), (10, 1)]
+
+
+def test_a_logged_call_counts_steps_from_its_start():
+    case = cases.BY_NAME["leaky"]
+    learner = build_learner(case, batch=BATCH)
+    xs, targets = spoiled_stream(case, 5)
+    with warns("first at step 5 "):
+        learning(learner, case, xs, targets, log_every=1, on_log=lambda step, metrics: None)
+
+
+@pytest.mark.parametrize("kind", ["jax", "brainstate"])
+def test_updates_that_a_transformation_skips_are_counted_and_the_next_call_warns(kind):
+    case = cases.BY_NAME["leaky"]
+    learner = build_learner(case, batch=BATCH)
+    xs, targets = spoiled_stream(case, 2)
+    learner.init_optimizer(optax.sgd(0.1, momentum=0.9))
+    if kind == "jax":
+        pure = learner.functional()
+        options = {
+            "step_fn": lambda x, target: case.loss(learner(x), target),
+            "optimizer": optax.sgd(0.1, momentum=0.9),
+        }
+        state, _ = jax.jit(lambda state: pure.online(state, xs, targets, **options))(pure.state())
+        pure.restore(state)
+    else:
+        brainstate.transform.jit(lambda: learning(learner, case, xs, targets))()
+    assert learner.skipped_updates == 1
+    assert np.isfinite(jax.tree.leaves(snapshot(learner))[0]).all()
+    with warns("inside a transformation", "restored: 1"):
+        learner.predict(targets[:1] if xs.shape[1:] == targets.shape[1:] else xs[:1])
+    learner.predict(xs[1:2])
+
+
+def test_the_count_survives_in_a_state_and_warns_in_another_learner():
+    case = cases.BY_NAME["leaky"]
+    learner, other = (build_learner(case, batch=BATCH) for _ in range(2))
+    xs, targets = spoiled_stream(case, 2)
+    with warns("skipped: 1"):
+        learning(learner, case, xs, targets)
+    other.functional().restore(learner.functional().state())
+    assert other.skipped_updates == 1
+    with warns("state was restored: 1") as caught:
+        learning(other, case, xs[:1], targets[:1])
+    assert len(caught) == 1
+    learning(other, case, xs, targets)  # 2 is less than ten times as many
+    assert other.skipped_updates == 2
+
+
+def test_copies_of_an_agent_are_spoiled_separately():
+    """`step` updates nothing: a NaN reaches the gradient of its copy alone, until its reset."""
+    learner = build_learner(cases.BY_NAME["leaky"], batch=None)
+    agents = learner.functional().batched(2)
+    differentiate = jax.jit(agents.grad(lambda step, x: (jnp.sum(step(x)), None)))
+    x = jnp.ones((2, *learner.graph.traced.argument_vars[0].aval.shape)).at[0].set(jnp.nan)
+    parameters, memory = agents.parameters(), agents.memory()
+    _, memory, _ = differentiate(parameters, memory, x)
+    for flags, finite in (([False, False], [False, True]), ([True, False], [True, True])):
+        gradients, _, _ = differentiate(
+            parameters, memory, jnp.ones_like(x), reset=jnp.array(flags)
+        )
+        for leaf in jax.tree.leaves(gradients):
+            np.testing.assert_array_equal(np.isfinite(leaf.reshape(2, -1)).all(1), finite)
+
+
+def test_random_initial_states_are_drawn_for_a_skipped_update_alone():
+    class Noisy(brainstate.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = brainstate.ParamState(jnp.ones(3))
+
+        def init_state(self, batch_size=None):
+            start = brainstate.random.normal(size=(batch_size, 3))
+            self.h = brainstate.HiddenState(start)
+
+        def update(self, x):
+            self.h.value = jnp.tanh(0.5 * self.h.value + braintrace.element_wise(self.w.value) * x)
+            return self.h.value
+
+    brainstate.random.seed(0)
+    model = Noisy()
+    learner = braintrace.compile(model, "d_rtrl", jnp.ones((BATCH, 3)), batch_size=BATCH)
+    key = jax.random.key_data(brainstate.random.DEFAULT.value)
+    xs = jnp.ones((4, BATCH, 3))
+    options = {"step_fn": lambda x: jnp.sum(learner(x)), "optimizer": optax.sgd(0.1)}
+    learner.etrace_online(xs, **options)
+    np.testing.assert_array_equal(jax.random.key_data(brainstate.random.DEFAULT.value), key)
+    with warns("reset, with non-finite states or traces: 1"):
+        learner.etrace_online(xs.at[3, 1].set(jnp.nan), **options)
+    assert np.any(jax.random.key_data(brainstate.random.DEFAULT.value) != key)
+    assert np.isfinite(model.h.value).all() and np.isfinite(model.w.value).all()
+    assert np.unique(model.h.value[1]).size == 3  # a new draw

@@ -41,7 +41,7 @@ TAKEN = {
         "every": 1,
         "window": None,
         "mask": None,
-        "nonfinite": "ignore",
+        "nonfinite": "skip",
         "has_aux": False,
         "unit_aware": False,
         "reset": None,
@@ -122,7 +122,6 @@ def needed(learner, method):
 def test_signatures_show_the_options_of_the_definition(method):
     for name, function in functions_of(method).items():
         expected = TAKEN[method] | (WATCH if name == "method" else {})
-        expected |= {"nonfinite": "skip"} if name == "export_step" else {}
         assert list(shown(function).items()) == list(expected.items()), name
     for name, default in (TAKEN[method] | WATCH).items():
         assert FIELDS[name].default == default, name
@@ -201,7 +200,7 @@ STATIC = {
     "reduction": "sum",
     "chunk_size": 2,
     "memory_budget": 1000,
-    "nonfinite": "skip",
+    "nonfinite": "ignore",
     "has_aux": True,
     "unit_aware": True,
     "return_outputs": False,

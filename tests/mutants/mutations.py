@@ -546,9 +546,9 @@ MUTATIONS = [
     ),
     Mutation(
         "exported steps that learn NaN",
-        "_learner/export.py",
-        """{"nonfinite": NONFINITE, **options}""",
-        """{"nonfinite": "ignore", **options}""",
+        "_learner/options.py",
+        """nonfinite: str = field(default="skip",""",
+        """nonfinite: str = field(default="ignore",""",
         (
             "tests/learner/test_ahead_of_time.py::test_a_nan_label_does_not_reach_the_parameters_of_an_exported_step",
         ),

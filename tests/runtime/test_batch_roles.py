@@ -246,12 +246,12 @@ def test_what_is_not_finite_in_a_shared_state_restarts_all_samples():
     model = Shared(3)
     learner = compiled(model, xs)
     xs = xs.at[1, 0].set(jnp.nan)
-    learner.etrace_online(
-        xs[:2],
-        step_fn=lambda x: (learner(x) ** 2).sum(),
-        update_fn=lambda gradients: None,
-        nonfinite="skip",
-    )
+    with pytest.warns(braintrace.NonFiniteWarning, match="All samples were reset"):
+        learner.etrace_online(
+            xs[:2],
+            step_fn=lambda x: (learner(x) ** 2).sum(),
+            update_fn=lambda gradients: None,
+        )
     assert_states_close(
         [model.h.value, model.theta.value], [jnp.full((3, 3), 0.2), jnp.full(3, 0.5)]
     )

@@ -117,7 +117,7 @@ def results(learner):
         xs, ys, step_fn=with_output, has_aux=True, nonfinite="raise", **adam, **watched
     )
     learner.reset_state(where=np.arange(SAMPLES) % 2 == 0)
-    learner.etrace_online(xs, ys, step_fn=loss, nonfinite="skip", reset=even, **adam)
+    learner.etrace_online(xs, ys, step_fn=loss, reset=even, **adam)
     outputs = on_host(learner.predict(xs))
     learner.reset_state()
     learner(xs[0])
