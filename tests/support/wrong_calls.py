@@ -1014,7 +1014,7 @@ ONLINE = {
         lambda b: b.online(window=4, every=2),
     ),
     "nonfinite word": (
-        "`nonfinite` is 'drop'; expected 'ignore', 'raise' or 'skip'",
+        "`nonfinite` is 'drop'; expected 'skip', 'raise' or 'ignore'",
         lambda b: b.online(nonfinite="drop"),
     ),
     "nonfinite raise inside": (
