@@ -1,5 +1,6 @@
 """A convolution with any arguments learns online as backpropagation through time does."""
 
+import hypothesis
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
@@ -49,15 +50,17 @@ def convolutions(draw):
     return conv_case(str((numbers, options)), sample, hidden, shape, bias, numbers, **options)
 
 
-@by_day_and_night(3, 150)
+@by_day_and_night(3, 60)
 def test_any_convolution_learns_as_by_backpropagation(examples):
     @drawn(examples, convolutions())
     def check(case):
+        expected = bptt(case)
+        hypothesis.assume(any(map(np.any, expected.values())))  # some windows see padding alone
         learner = braintrace.compile(Diagonal(case), "d_rtrl", case.inputs[0], batch_size=BATCH)
         found = learner.etrace_grad(
             case.inputs, step_fn=lambda x: loss(learner(x)), reduction="sum", chunk_size=3
         )
-        assert_gradients_close(by_name(found), bptt(case), 1e-5, case.name)
+        assert_gradients_close(by_name(found), expected, 1e-5, case.name)
         x = np.asarray(case.inputs[0])
         np.testing.assert_allclose(
             case.marked(x, case.parameters), case.plain(x, case.parameters), rtol=1e-5, atol=1e-6
