@@ -56,8 +56,8 @@ def _potential(x: Any, **shape: Any) -> Any:
 
 
 def _is_number(value: Any, least: float) -> bool:
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return least <= value < math.inf
+    if isinstance(value, (int, float, np.number)) and not isinstance(value, bool):
+        return bool(np.isreal(value) and least <= value < math.inf)
     return isinstance(value, (np.ndarray, np.generic, jax.Array))
 
 
