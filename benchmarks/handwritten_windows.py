@@ -18,7 +18,7 @@ from .handwritten import contracted
 from .networks import Arrays, Network, squared_error
 from .operations import PlainOps
 
-DRIVES = {
+DRIVES: dict[str, dict[str, tuple[str, ...]]] = {
     "dense": {"w_in": ("drive",), "w_rec": ("drive",)},
     "gru": {"w_in": ("z", "r", "n_in"), "w_rec": ("z", "r", "n_rec")},
 }
