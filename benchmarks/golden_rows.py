@@ -142,8 +142,8 @@ def _one_by_one(task: ModuleTask, step: Callable[[Any, Any], Any]) -> Callable[[
 def online_steps(task: Task) -> Call:
     """Return streams of one step, without the check for NaN that the base lacks by default."""
     learner = learner_of(task, "d_rtrl")
-    call = {"step_fn": step_function(learner), "update_fn": _descent(learner)}
-    call |= {"nonfinite": "ignore"}
+    step, descent = step_function(learner), _descent(learner)
+    call: dict[str, Any] = {"step_fn": step, "update_fn": descent, "nonfinite": "ignore"}
     run = _one_by_one(task, lambda *now: learner.etrace_online(*now, **call))
     example = [part[:1] for part in task.data]
     return Call(run, partial(learner.lower, "etrace_online", *example, **call), task.steps)

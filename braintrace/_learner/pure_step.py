@@ -130,9 +130,9 @@ def run_if(
     """Run a function that writes States, or leave them and a carry as they are.
 
     On a CPU it is a loop of at most one step, which writes its buffers in place; XLA copies the
-    values of a branch. If it is mapped and no flag is true, it runs nothing; a branch would run both
-    sides. On an accelerator it runs always, and its results are selected: for each round of such a
-    loop, the host would wait for the flag.
+    values of a branch. If it is mapped and no flag is true, it runs nothing; a branch would run
+    both sides. On an accelerator it runs always, and its results are selected: for each round of
+    such a loop, the host would wait for the flag.
 
     Parameters
     ----------
