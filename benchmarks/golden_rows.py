@@ -119,10 +119,16 @@ def _descent(learner: Any) -> Callable[[Any], None]:
     return descend
 
 
+def _learning(learner: Any) -> dict[str, Any]:
+    """Return options of `etrace_online`, without the check for NaN, which the base does not make."""
+    step, descent = step_function(learner), _descent(learner)
+    return {"step_fn": step, "update_fn": descent, "nonfinite": "ignore"}
+
+
 def stream(task: ModuleTask, algorithm: str = "d_rtrl") -> Call:
     """Return a stream that learns at every step, in one call."""
     learner = learner_of(task, algorithm)
-    call = {"step_fn": step_function(learner), "update_fn": _descent(learner)}
+    call = _learning(learner)
     lower = partial(learner.lower, "etrace_online", *task.data, **call)
     return Call(lambda: learner.etrace_online(*task.data, **call), lower)
 
@@ -140,10 +146,9 @@ def _one_by_one(task: ModuleTask, step: Callable[[Any, Any], Any]) -> Callable[[
 
 
 def online_steps(task: Task) -> Call:
-    """Return streams of one step, without the check for NaN that the base lacks by default."""
+    """Return streams of one step."""
     learner = learner_of(task, "d_rtrl")
-    step, descent = step_function(learner), _descent(learner)
-    call: dict[str, Any] = {"step_fn": step, "update_fn": descent, "nonfinite": "ignore"}
+    call = _learning(learner)
     run = _one_by_one(task, lambda *now: learner.etrace_online(*now, **call))
     example = [part[:1] for part in task.data]
     return Call(run, partial(learner.lower, "etrace_online", *example, **call), task.steps)
