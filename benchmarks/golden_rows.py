@@ -120,7 +120,7 @@ def _descent(learner: Any) -> Callable[[Any], None]:
 
 
 def _learning(learner: Any) -> dict[str, Any]:
-    """Return options of `etrace_online`, without the check for NaN, which the base does not make."""
+    """Return options of `etrace_online`, without the check for NaN that the base lacks."""
     step, descent = step_function(learner), _descent(learner)
     return {"step_fn": step, "update_fn": descent, "nonfinite": "ignore"}
 

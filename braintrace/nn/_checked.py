@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import brainstate
 import jax
+import numpy as np
 
 from .._arguments import (
     BATCH_SIZE,
@@ -46,7 +47,9 @@ def _is_initializer(value: Any) -> bool:
 def _is_number(value: Any) -> bool:
     """Test whether a value supports arithmetic, also if its class is the user's."""
     unusable = (str, bytes, list, tuple, type, brainstate.State)
-    return hasattr(type(value), "__mul__") and not isinstance(value, unusable)
+    is_of_others = isinstance(value, np.ndarray) and value.dtype.kind in "OSUMV"
+    is_usable = not isinstance(value, unusable) and not is_of_others
+    return is_usable and hasattr(type(value), "__mul__")
 
 
 def _is_activation(value: Any) -> bool:

@@ -70,7 +70,7 @@ MEANT = {
         lambda v: callable(v) or (isinstance(v, str) and hasattr(brainstate.nn, v))
     ),
     "a dict of parameters of the model, some of `model.states(ParamState)`": (
-        lambda v: isinstance(v, dict)
+        lambda v: v is None or isinstance(v, dict)  # None: the default
     ),
     "a class of States": lambda v: isinstance(v, type),
     **dict.fromkeys(

@@ -67,7 +67,9 @@ def test_step_function_that_cannot_be_hashed(learner, raises):
 # --- states and weights -------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore:`predict` has taken")  # every method runs on the same inputs
+@pytest.mark.filterwarnings(
+    "ignore:`predict` has already run"
+)  # every method runs on the same inputs
 def test_states_of_another_shape_dtype_or_unit(learner, raises):
     """Whether or not the driver is compiled already, and whatever it is."""
     xs, targets = CASE.sequences(2, 6)
