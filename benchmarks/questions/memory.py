@@ -42,6 +42,13 @@ def temporary_bytes(compiled: Any) -> float:
     return float(size)
 
 
+def bytes_of_call(call: Callable[..., Any], *arguments: Any) -> float:
+    """Return the temporary bytes of a call that reads and writes States."""
+    pure, states = without_states(call, *arguments)
+    lowered = jax.jit(pure).lower([state.value for state in states], *arguments)
+    return temporary_bytes(lowered.compile())
+
+
 def plain_bytes(task: Task, make: Callable[[Network], Any]) -> float:
     """Return the temporary bytes of a function of parameters, inputs and targets."""
     lowered = jax.jit(make(task.network)).lower(task.parameters, *_shapes(task))
@@ -56,10 +63,7 @@ def online_bytes(task: Task, algorithm: str) -> float:
     def gradient(xs: Any, targets: Any) -> Any:
         return learner.etrace_grad(xs, targets, step_fn=step, chunk_size=CHUNK)
 
-    shapes = _shapes(task)
-    pure, states = without_states(gradient, *shapes)
-    values = [state.value for state in states]
-    return temporary_bytes(jax.jit(pure).lower(values, *shapes).compile())
+    return bytes_of_call(gradient, *_shapes(task))
 
 
 def _shapes(task: Task) -> tuple[Any, ...]:

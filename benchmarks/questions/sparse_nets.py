@@ -10,13 +10,10 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 
-import jax
-
 from .. import ways
 from ..case import Case, Prepared, Subject, Target
 from ..spiking import Net, SpikingTask
-from ..subjects import without_states
-from .memory import temporary_bytes
+from .memory import bytes_of_call
 
 SMALL, LARGE = 10_000, 100_000
 ROWS = (
@@ -39,9 +36,8 @@ def title(task: SpikingTask) -> str:
 
 def held(task: SpikingTask, way: str) -> float:
     """Return the temporary bytes of a sequence gradient over those of every entry and step."""
-    pure, states = without_states(ways.sequence_gradient(task, task.learners[way]))
-    compiled = jax.jit(pure).lower([state.value for state in states]).compile()
-    return temporary_bytes(compiled) / (4 * task.net.entries * task.steps * task.batch)
+    found = bytes_of_call(ways.sequence_gradient(task, task.learners[way]))
+    return found / (4 * task.net.entries * task.steps * task.batch)
 
 
 def per_step(task: SpikingTask, make: Callable[[], Subject]) -> Subject:

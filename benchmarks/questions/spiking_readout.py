@@ -4,6 +4,7 @@ ALIF neurons learn at every step with Adam. The leaky readout has states of its 
 have traces, a third more in all. With a mask of ones, the same stream should not be faster.
 """
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,9 +16,9 @@ import saiunit
 import braintrace
 from braintrace._optional import optional_import
 
+from .. import subjects
 from ..case import Case, NotOffered, Prepared, Subject, Target
-from ..networks import Arrays, alif, squared_error
-from ..operations import MarkedOps
+from ..networks import Network, alif, squared_error
 from ..subjects import Task, compiled
 
 PLAIN, LEAKY, MASKED = "plain readout", "leaky readout", "leaky readout, mask"
@@ -26,26 +27,22 @@ TIME_STEP = 1.0 * saiunit.ms
 
 
 class Model(brainstate.nn.Module):
-    """ALIF neurons of `networks.alif`, and a readout of their spikes."""
+    """ALIF neurons, and a readout of their spikes."""
 
-    def __init__(self, task: Task, readout: brainstate.nn.Module) -> None:
+    def __init__(self, network: Network, readout: brainstate.nn.Module) -> None:
         super().__init__()
-        self.network, self.readout = task.network, readout
-        for name in ("w_in", "w_rec"):
-            setattr(self, name, brainstate.ParamState(task.parameters[name]))
-
-    def init_state(self, batch_size: int | None = None, **_: Any) -> None:
-        for name, value in self.network.start(batch_size or 1).items():
-            setattr(self, name, brainstate.HiddenState(value))
+        self.layer, self.readout = subjects.Model(network), readout
 
     def update(self, x: Any) -> Any:
-        parameters: Arrays = {name: getattr(self, name).value for name in ("w_in", "w_rec")}
-        states = {name: getattr(self, name).value for name in self.network.states}
-        states = self.network.cell(states, self.network.drive(MarkedOps(), parameters, states, x))
-        for name, value in states.items():
-            getattr(self, name).value = value
-        assert self.network.events is not None
-        return self.readout(self.network.events(states))
+        return self.readout(self.layer(x))
+
+
+def of_spikes(network: Network) -> Network:
+    """Return a network whose output is its spikes."""
+    events = network.events
+    assert events is not None
+    scales = {name: scale for name, scale in network.scales.items() if name != "w_out"}
+    return dataclasses.replace(network, scales=scales, readout=lambda _, states: events(states))
 
 
 def stream(task: Task, make: Callable[[], brainstate.nn.Module], **options: Any) -> Subject:
@@ -57,7 +54,9 @@ def stream(task: Task, make: Callable[[], brainstate.nn.Module], **options: Any)
     brainstate.random.seed(0)
     xs, targets = task.data
     with brainstate.environ.context(dt=TIME_STEP):
-        learner = compiled(Model(task, make()), "d_rtrl", xs[0], batch_size=task.batch)
+        learner = compiled(
+            Model(of_spikes(task.network), make()), "d_rtrl", xs[0], batch_size=task.batch
+        )
     call = {"step_fn": lambda x, target: squared_error(learner(x), target), **options}
     call["optimizer"] = optax.adam(1e-3)
 

@@ -9,14 +9,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import jax
-
 from .. import handwritten_windows, subjects, ways
 from ..case import Case, Prepared, Subject, Target
 from ..networks import NETWORKS
 from ..stack import Layers, StackTask
-from ..subjects import Task, wait_for_states, without_states
-from .memory import temporary_bytes
+from ..subjects import Task, wait_for_states
+from .memory import bytes_of_call
 from .streaming import traces_of
 
 WINDOWS = (8, 16, 32)
@@ -27,21 +25,14 @@ OVER_TRUNCATED = 1.15
 CELLS = ("dense", "gru", "lstm", "alif")
 
 
-def bytes_of(call: Callable[..., Any], *arguments: Any) -> float:
-    """Return the temporary bytes of a call that reads and writes States."""
-    pure, states = without_states(call, *arguments)
-    lowered = jax.jit(pure).lower([state.value for state in states], *arguments)
-    return temporary_bytes(lowered.compile())
-
-
 def memory_over_limit(task: Any, window: int) -> float:
     """Return temporary bytes of `D_RTRL` over those of truncated BPTT and 1.2 times its traces."""
     learner = task.learners["d_rtrl"]
     learner.reset_state(task.batch)
     wait_for_states(learner)
-    own = bytes_of(ways.sequence_gradient(task, learner, window=window))
+    own = bytes_of_call(ways.sequence_gradient(task, learner, window=window))
     traces = sum(leaf.nbytes for leaf in traces_of(task))
-    return own / (bytes_of(ways.truncated_bptt(task, window).run) + 1.2 * traces)
+    return own / (bytes_of_call(ways.truncated_bptt(task, window).run) + 1.2 * traces)
 
 
 def prepare(task: Any, windows: tuple[int, ...]) -> Prepared:

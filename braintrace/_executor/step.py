@@ -159,8 +159,8 @@ def past_gradient(
     zeros_select: bool,
 ) -> Weights:
     """Return the gradient by way of the states before a chunk, from its first step's signal."""
-    names = {state.name: pre_step_probe(state) for state in graph.traced_states}
-    mu = {name: signal[before][0] for name, before in names.items() if before in signal}
+    probes = {state.name: pre_step_probe(state) for state in graph.traced_states}
+    mu = {name: signal[probe][0] for name, probe in probes.items() if probe in signal}
     return method.entry_gradient(graph, weights, mu, before, zeros_select)
 
 

@@ -285,8 +285,8 @@ MUTATIONS = [
     Mutation(
         "late probe of the last step",
         "_executor/step.py",
-        "signal[before][0] for name",
-        "signal[before][-1] for name",
+        "signal[probe][0] for name",
+        "signal[probe][-1] for name",
         (
             "tests/rules/test_d_rtrl_exact.py"
             "::test_float64_in_several_chunks_and_a_remainder[alif_late_threshold]",
