@@ -1,6 +1,5 @@
 """A stateful function of one step as a pure function of State values."""
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +11,6 @@ from .._arguments import shown
 from .._brainstate import trace_stateful
 from .._compiler import described, state_paths
 from .._errors import OptionError, ShapeError
-from .._jax_devices import current_device
 from .._typing import PyTree, path_name
 
 
@@ -129,10 +127,8 @@ def run_if(
 ) -> Any:
     """Run a function that writes States, or leave them and a carry as they are.
 
-    On a CPU it is a loop of at most one step, which writes its buffers in place; XLA copies the
-    values of a branch. If it is mapped and no flag is true, it runs nothing; a branch would run
-    both sides. On an accelerator it runs always, and its results are selected: for each round of
-    such a loop, the host would wait for the flag.
+    It is a loop of at most one step, which writes its buffers in place; XLA copies the values of a
+    branch. If it is mapped and no flag is true, it runs nothing; a branch would run both sides.
 
     Parameters
     ----------
@@ -158,10 +154,7 @@ def run_if(
         return written, result
 
     start = (step.written_of(others), carry)
-    if current_device().platform == "cpu":
-        written, carry = jax.lax.fori_loop(0, flag.astype(jnp.int32), once, start)
-    else:
-        written, carry = jax.tree.map(functools.partial(jnp.where, flag), once(0, start), start)
+    written, carry = jax.lax.fori_loop(0, flag.astype(jnp.int32), once, start)
     for state, value in zip(step.written_of(step.others), written, strict=True):
         state.value = value
     return carry

@@ -1,7 +1,6 @@
 """What is not finite is gone after a restart, and does not count where the mask is zero."""
 
 import functools
-import types
 import warnings
 
 import brainstate
@@ -17,7 +16,6 @@ from drivers import build_learner, named, snapshot, weights_of
 from rules import OF_SOME_MODELS, OTHERS
 
 import braintrace
-from braintrace._learner import pure_step
 
 LENGTH, BATCH = 7, 2
 # One sample is NaN in step 2, and starts anew before step 4; the last step is padding.
@@ -353,21 +351,6 @@ def test_by_default_one_nan_destroys_no_parameter_and_warns_once():
             part = slice(step, step + 1)
             learning(single, case, xs[part], targets[part], reset=flags[part])
     assert len(caught) == 1 and single.skipped_updates == 2
-
-
-@pytest.mark.core
-def test_an_accelerator_selects_what_a_processor_runs_in_a_loop(monkeypatch):
-    case, found = cases.BY_NAME["leaky"], []
-    xs, targets = spoiled_stream(case, 2)
-    for platform in ("cpu", "gpu"):
-        device = types.SimpleNamespace(platform=platform)
-        monkeypatch.setattr(pure_step, "current_device", lambda device=device: device)
-        learner = build_learner(case, batch=BATCH)
-        with warns("first at step 2 ", "skipped: 1", "Samples that were reset.*: 0\\."):
-            learning(learner, case, xs, targets)
-        found.append((snapshot(learner), learner.optimizer_state))
-    close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
-    jax.tree.map(close, *found)
 
 
 def test_the_next_warning_follows_at_ten_times_as_many():
