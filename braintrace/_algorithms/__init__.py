@@ -5,6 +5,7 @@ from .d_rtrl import D_RTRL as D_RTRL
 from .d_rtrl import ParamDimVjpAlgorithm as ParamDimVjpAlgorithm
 from .eprop import EProp as EProp
 from .es_d_rtrl import ES_D_RTRL as ES_D_RTRL
+from .es_d_rtrl import OTTT as OTTT
 from .es_d_rtrl import IODimVjpAlgorithm as IODimVjpAlgorithm
 from .es_d_rtrl import pp_prop as pp_prop
 from .immediate import Immediate as Immediate
@@ -13,7 +14,6 @@ from .names import algorithm_of as algorithm_of
 from .names import made as made
 from .ostl_feedforward import OSTLFeedforward as OSTLFeedforward
 from .ostl_recurrent import OSTLRecurrent as OSTLRecurrent
-from .ottt import OTTT as OTTT
 from .rflo import RFLO as RFLO
 from .rtrl import RTRL as RTRL
 from .rules_by_path import RulesByPath as RulesByPath

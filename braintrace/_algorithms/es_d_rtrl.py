@@ -1,4 +1,4 @@
-"""ES-D-RTRL (pp-prop): filtered inputs and outputs as traces."""
+"""ES-D-RTRL (pp-prop) and OTTT: filters of inputs, and of outputs for the first, as traces."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import brainstate
 
 from .._arguments import BOOLEAN, DECAY, check_option, is_integer, shown
 from .._errors import OptionError
-from .._executor import InputOutputTraces
+from .._executor import FilterTraces
 from .algorithm import ETraceAlgorithm
 
 
@@ -85,10 +85,88 @@ class ES_D_RTRL(ETraceAlgorithm):
             )
 
     @property
-    def method(self) -> InputOutputTraces:
+    def method(self) -> FilterTraces:
         """Input/output-dimension traces."""
-        return InputOutputTraces(self.decay)
+        return FilterTraces(self.decay)
 
 
 pp_prop = ES_D_RTRL
 IODimVjpAlgorithm = ES_D_RTRL
+
+
+class OTTT(ETraceAlgorithm):
+    r"""Online training through time (OTTT): low-pass filters of the inputs, for spiking networks.
+
+    For an ETP operation with input :math:`x`, with :math:`D_f` and :math:`l` as in `D_RTRL`,
+
+    .. math::
+
+        \epsilon_x^t = \lambda\, \epsilon_x^{t-1} + x^t, \qquad
+        \nabla w = \sum_t \left( \sum_a l^t[a]\, D_f^t[a] \right) \otimes \epsilon_x^t.
+
+    There is one filter for each input of an ETP operation, for any number of units and states. This
+    is the least memory of all rules with traces. The filter replaces the derivative of a leaky
+    membrane with leak ``decay``; the effects of resets, adaptation and synapses on this derivative
+    are ignored. Learning signals are backpropagated through the layers of the same step. A bias or
+    an elementwise weight has no input to filter: its gradient is the gradient of each step.
+
+    Parameters
+    ----------
+    model
+        See `ETraceAlgorithm`.
+    decay
+        ``λ`` of the filters, a float in ``[0, 1)``: usually the leak of the membranes. With zero,
+        the gradient is the gradient of the single steps, as with `Immediate`.
+    **options
+        ``window``, ``strict``, ``unroll_limit``, ``mark`` and ``trace_dtype``; see
+        `ETraceAlgorithm`.
+
+    Raises
+    ------
+    OptionError
+        If ``decay`` is not a float in ``[0, 1)``.
+
+    Notes
+    -----
+    The paper derives the rule for LIF neurons, with the leak as decay. Here, :math:`D_f` is the
+    derivative of any model's step, so the rule runs on every model; ``decay`` is not compared with
+    the leak of the model.
+
+    References
+    ----------
+    .. [1] M. Xiao, Q. Meng, Z. Zhang, D. He, Z. Lin, "Online training through time for spiking
+       neural networks", NeurIPS 2022, arXiv:2210.04195, section 4.1.
+
+    Examples
+    --------
+    >>> import brainstate, braintrace, jax.numpy as jnp
+    >>> class Leaky(brainstate.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.w = brainstate.ParamState(jnp.ones((2, 3)))
+    ...
+    ...     def init_state(self, batch_size=1):
+    ...         self.h = brainstate.HiddenState(jnp.zeros((batch_size, 3)))
+    ...
+    ...     def update(self, x):
+    ...         self.h.value = 0.5 * self.h.value + braintrace.matmul(x, self.w.value)
+    ...         return self.h.value
+    >>> xs = jnp.ones((3, 1, 2))
+    >>> learner = braintrace.compile(Leaky(), "ottt", xs[0], batch_size=1, decay=0.5)
+    >>> gradients = learner.etrace_grad(xs, step_fn=lambda x: learner(x).sum(), reduction="sum")
+    >>> float(gradients[("w",)][0, 0])
+    4.25
+    """
+
+    names = ("ottt",)
+    told = ("decay",)
+
+    def __init__(self, model: brainstate.nn.Module, decay: float, **options: Any) -> None:
+        super().__init__(model, **options)
+        check_option("decay", decay, DECAY)
+        self.decay = float(decay)
+
+    @property
+    def method(self) -> FilterTraces:
+        """The trace method: filters of inputs."""
+        return FilterTraces(self.decay, filters_outputs=False)

@@ -10,7 +10,7 @@ from .gates import CarriedSpecs as CarriedSpecs
 from .gates import is_like as is_like
 from .gates import one_by_one as one_by_one
 from .gates import side_by_side as side_by_side
-from .io_dim import InputOutputTraces as InputOutputTraces
+from .io_dim import FilterTraces as FilterTraces
 from .jacobians import Inputs as Inputs
 from .jacobians import operands as operands
 from .kronecker import KroneckerTraces as KroneckerTraces

@@ -1,4 +1,4 @@
-"""Filters of ES_D_RTRL over a recorded chunk: low-pass filters of inputs and of sensitivities.
+"""Low-pass filters of inputs and of sensitivities over a recorded chunk.
 
 See `io_dim` for their equations. Along a chunk they have all outputs of an operation. Between
 chunks the outputs that are always zero are not stored.
@@ -14,7 +14,7 @@ import numpy as np
 
 from .._errors import OptionError
 from .._etrace_op import ETP_RULES_INIT_PP, Arrays
-from .._graph import ETraceGraph, HiddenParamOpRelation, Records, Role, Traces, TraceSpec
+from .._graph import ETraceGraph, HiddenParamOpRelation, Records, Role, TraceSpec
 from .._typing import PyTree
 from .active_outputs import ActiveOutputs, active_outputs_of
 from .input_filters import operand_axes, take_in
@@ -22,7 +22,7 @@ from .jacobians import transition_key
 from .layout import TraceSite, output_keys, trace_sites
 from .restart import at_positions, over_first_axis
 from .time_loops import scan_records
-from .zero import as_arrays, widened
+from .zero import widened
 
 Result = TypeVar("Result")
 
@@ -117,23 +117,6 @@ def whole(graph: ETraceGraph, outputs: Arrays) -> Arrays:
     return found
 
 
-def filters_of(graph: ETraceGraph, traces: Traces) -> Filters:
-    """Return the filters of traces in the form that runs over a chunk."""
-    start = as_arrays({"x": traces["x"], "f": traces["f"]})
-    return {"x": start["x"], "f": whole(graph, start["f"])}
-
-
-def steps_key(alpha: float) -> str:
-    """Return the name of the step count, including the decay of the filters that it corrects."""
-    return f"steps, decay={float(alpha)}"
-
-
-def traces_of(alpha: float, graph: ETraceGraph, filters: Filters, steps: jax.Array) -> Traces:
-    """Return the traces of filters in the form in which they are stored between chunks."""
-    kept = {"x": filters["x"], "f": of_active(graph, filters["f"])}
-    return {**kept, steps_key(alpha): steps}
-
-
 def _transitions_in_slots(graph: ETraceGraph, records: Records) -> dict[str, dict[str, jax.Array]]:
     """Return ``D[a, c]`` in the layout of each operation's output: ``{trace a: {trace c: D}}``."""
     in_slots: dict[str, dict[str, jax.Array]] = {}
@@ -149,39 +132,43 @@ def _transitions_in_slots(graph: ETraceGraph, records: Records) -> dict[str, dic
 
 def run_filters(
     graph: ETraceGraph,
-    alpha: float,
+    decays: tuple[float, float],
     result: Callable[[Arrays, Arrays, PyTree], Result],
     start: Filters,
     records: Records,
     signal: PyTree = None,
 ) -> tuple[Filters, Result]:
-    """Return the filters after a recorded chunk, and ``result(ε_x, ε_f, signal)`` of every step."""
-    by_key = outputs_of(graph)
+    """Return the filters after a recorded chunk, and ``result(ε_x, ε_f, signal)`` of every step.
+
+    ``decays`` are the decays of inputs and of sensitivities. With zero, the filter of sensitivities
+    is ``Df`` of the step.
+    """
+    (of_inputs, alpha), by_key = decays, outputs_of(graph)
     dtypes = {key: site.relation.y_var.aval.dtype for key, (site, _) in by_key.items()}
 
     def step(kept: Filters, recorded: PyTree) -> tuple[Filters, Result]:
         x, Df, D, restart, signal_now = recorded
-        eps_x, kept_x = take_in(graph, alpha, kept["x"], x, restart)
+        eps_x, kept_x = take_in(graph, of_inputs, kept["x"], x, restart)
         before = {key: widened(eps, dtypes[key]) for key, eps in kept["f"].items()}
         if restart is not None:
             before = _outputs_started_anew(graph, before, restart)
         eps_f = {}
         for key, (site, _) in by_key.items():
-            terms = [alpha * D[key][c] * before[c] for c in D[key] if c in before]
+            terms = [alpha * D[key][c] * before[c] for c in D.get(key, ()) if c in before]
             terms += [(1 - alpha) * Df[key]] if key in Df else []
-            shape = site.influence.slot_shape
-            eps_f[key] = sum(terms[1:], terms[0]) if terms else jnp.zeros(shape, dtypes[key])
+            if terms or key in before:
+                zero = jnp.zeros(site.influence.slot_shape, dtypes[key])
+                eps_f[key] = sum(terms[1:], terms[0]) if terms else zero
         kept_f = {key: eps_f[key].astype(old.dtype) for key, old in kept["f"].items()}
         return {"x": kept_x, "f": kept_f}, result(eps_x, eps_f, signal_now)
 
-    D = _transitions_in_slots(graph, records)
+    D = _transitions_in_slots(graph, records) if alpha else {}
     recorded = records.x, records.Df, D, records.restart, signal
     return scan_records(step, start, recorded, records.num_steps)
 
 
-def counts_of(alpha: float, graph: ETraceGraph, records: Records, traces: Traces) -> jax.Array:
+def counts_of(records: Records, before: jax.Array) -> jax.Array:
     """Return the number of steps since a reset, for the traces of every step."""
-    before = as_arrays(traces[steps_key(alpha)])
     index = over_first_axis(1 + jnp.arange(records.num_steps), 1 + before.ndim)
     index = index.astype(before.dtype)
     if records.restart is None:

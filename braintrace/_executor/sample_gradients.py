@@ -22,7 +22,6 @@ from .._etrace_op import (
     Arrays,
     accumulate,
     get_primitive_spec,
-    pull_back,
     squared_norms,
 )
 from .._graph import ETraceGraph, ParameterUse, Records, Weights
@@ -112,24 +111,6 @@ def written(graph: ETraceGraph, inputs: Inputs, gradients: SampleGradients) -> G
         own = [term[lead] for term in _in_order(graph, use, terms)]
         for name, value in back_to_parameters(graph, use, inputs, own).items():
             found[name] = found[name] + value[:, 0] if name in found else value[:, 0]
-    return found
-
-
-def added_up(
-    graph: ETraceGraph, inputs: Inputs, gradients: SampleGradients, factors: jax.Array
-) -> Gradients:
-    """Return the sums over samples, with one factor per sample."""
-    general = gradients.general.items()
-    found = {name: jnp.tensordot(factors.astype(own.dtype), own, 1) for name, own in general}
-    of_outer = {
-        key: (x, over_first_axis(factors.astype(y.dtype), y.ndim) * y)
-        for key, (x, y) in gradients.outer.items()
-    }
-    for use, x, y in _outer_products(graph, SampleGradients(of_outer, {})):
-        terms = pull_back(*_operation(graph, use), x, y, _operands(graph, use, inputs))
-        own = [term[None, None] for term in _in_order(graph, use, terms)]
-        for name, value in back_to_parameters(graph, use, inputs, own).items():
-            found[name] = found[name] + value[0, 0] if name in found else value[0, 0]
     return found
 
 

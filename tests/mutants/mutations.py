@@ -590,8 +590,8 @@ MUTATIONS = [
     Mutation(
         "filtered sensitivity that does not decay",
         "_executor/filters.py",
-        "terms = [alpha * D[key][c] * before[c] for c in D[key] if c in before]",
-        "terms = [D[key][c] * before[c] for c in D[key] if c in before]",
+        "terms = [alpha * D[key][c] * before[c] for c in D.get(key, ()) if c in before]",
+        "terms = [D[key][c] * before[c] for c in D.get(key, ()) if c in before]",
         operations(DEFINITION, "matmul"),
         "the filter of the sensitivity is another",
     ),
