@@ -42,7 +42,7 @@ from .rules import add_steps_to_filter as add_steps_to_filter
 from .rules import add_to_filter as add_to_filter
 from .rules import contract as contract
 from .rules import init_trace as init_trace
-from .rules import product_with_trace as product_with_trace
+from .rules import multiplies_complex_numbers as multiplies_complex_numbers
 from .rules import propagate as propagate
 from .rules import pull_back as pull_back
 from .rules import pull_back_filtered as pull_back_filtered

@@ -2,8 +2,9 @@ r"""Derivation of an operation's rules from its forward function and trace axes.
 
 ``xy_to_dw`` is the VJP of the implementation. The instantaneous term of a trace is the VJP of each
 sample separately. ``yw_to_w`` multiplies a trace by a factor shaped like the output: the two are
-aligned along the axes that both have, and the factor is the same along the other axes. Traces have
-the shape of their terms.
+aligned along the axes that both have, and the factor is the same along the other axes. For entries
+of a sparse operand, the operation says which output each of them reaches (``at_entries``). Traces
+have the shape of their terms.
 
 An operation whose operands cannot have a trace names arrays that can, as a function of its operands
 (``effective_weights``). A signal times a trace is summed over samples and spatial axes, and pulled
@@ -69,7 +70,8 @@ def _derivable(spec: ETPPrimitiveSpec) -> dict[str, Callable[..., Any]]:
         "init_pp": init_pp,
     }
     axes = (spec.trace_axes or {}).values()
-    if axes and all("output" in names for names in axes):
+    has_entries = spec.at_entries is not None
+    if axes and all("output" in n or ("entry" in n and has_entries) for n in axes):
         functions["yw_to_w"] = yw_to_w
     if spec.effective_weights is not None:
         functions["contract"] = contract
@@ -113,7 +115,7 @@ def xy_to_dw(
 
 
 def yw_to_w(spec: ETPPrimitiveSpec, hidden_dim: Any, trace: Arrays, **params: Any) -> Arrays:
-    """Multiply a trace by an output-shaped factor, along the axes that both have."""
+    """Multiply a trace by an output-shaped factor, along the axes that both have, or by entry."""
 
     def factor(name: str, array: Any) -> Any:
         axes = (spec.trace_axes or {}).get(name)
@@ -124,6 +126,8 @@ def yw_to_w(spec: ETPPrimitiveSpec, hidden_dim: Any, trace: Arrays, **params: An
             )
         if set(axes) <= OF_OUTPUT:
             return hidden_dim
+        if spec.at_entries is not None and axes == ("entry",):
+            return spec.at_entries(hidden_dim, **params)
         lead = array.ndim - len(axes)
         sizes = zip(axes, array.shape[lead:], strict=True)
         aligned = (size if axis in OF_OUTPUT else 1 for axis, size in sizes)

@@ -195,6 +195,17 @@ def contract(
     return {name: like_operand(gradient, weights[name]) for name, gradient in gradients.items()}
 
 
+def multiplies_complex_numbers(primitive: ETPPrimitive) -> bool:
+    """Test whether the product of a signal and a trace is known to treat complex numbers like real.
+
+    Derived rules do: they multiply, sum, and take the real part last. A hand-written rule may
+    conjugate a number, or convert it to a real one.
+    """
+    spec = get_primitive_spec(primitive)
+    rules = (spec.yw_to_w, spec.contract)
+    return all(rule is None or isinstance(rule, DerivedRule) for rule in rules)
+
+
 def product_with_trace(
     primitive: ETPPrimitive, params: Params, signal: Any, trace: Arrays, weights: Arrays
 ) -> Arrays:

@@ -96,6 +96,10 @@ class ETPPrimitiveSpec:
         operation with fewer outputs, where ``pick`` takes these entries of an array's last axis;
         None if the parameters do not allow that. By default these entries of all operands, if their
         last axis in ``trace_axes`` is ``'output'``.
+    at_entries : callable, optional
+        ``at_entries(hidden_dim, **static_params) -> array``: for each entry of an operand with the
+        axis ``'entry'``, the element of an output-shaped array that the entry reaches. ``yw_to_w``
+        follows from it.
     entries_follow_outputs : callable, optional
         ``entries_follow_outputs(parts, **static_params) -> bool``: whether operands and traces with
         an axis ``'entry'`` can be split into ``parts`` equal parts that belong to the corresponding
@@ -155,6 +159,7 @@ class ETPPrimitiveSpec:
     contract: Rule | None = None
     select_outputs: Rule | None = None
     trace_axes: Mapping[str, tuple[TraceAxis, ...]] | None = None
+    at_entries: Rule | None = None
     entries_follow_outputs: Rule | None = None
     joins_input: Rule | None = None
     input_derivative: Rule | None = None
@@ -218,7 +223,7 @@ def check_spec(spec: ETPPrimitiveSpec) -> None:
                 f"`{field}` of `{spec.name}` must be callable, got {shown(rule)}{advice}."
             )
     optional = (
-        "effective_weights accumulate squared_norms contract select_outputs "
+        "effective_weights accumulate squared_norms contract select_outputs at_entries "
         "entries_follow_outputs joins_input input_derivative batching"
     )
     for field in optional.split():

@@ -10,7 +10,8 @@ Two states of a group are coupled if one reads the other, elementwise, in the ne
 An array that another update still reads cannot be overwritten, so XLA copies traces at every step:
 both if each state reads the other, and one in a case that needs no copy. As real and imaginary part
 of :math:`z = \epsilon_a + i \epsilon_c`, both are read and written once, in place. The gradient is
-also one product with ``z``, if the operation's rules multiply complex numbers like real ones:
+also one product with ``z``, if the operation's rules multiply complex numbers like real ones, as
+derived rules do:
 
 .. math::
 
@@ -25,18 +26,15 @@ to it; the others are not packed. Packing is invisible elsewhere: packed traces 
 same keys to the same arrays. Only its leaves, which a program carries and overwrites, are complex.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
-from .._etrace_op import product_with_trace
+from .._etrace_op import multiplies_complex_numbers
 from .._graph import Traces, TraceSpecs
-from .._jax import AnyJaxpr, Var, open_jaxpr, runs_on_several_devices, struct_of, sub_jaxprs
-from .._jaxpr import program_of
-from .._jaxpr.dataflow import Kind, kinds_of_outputs
-from .active_outputs import trace_shapes
+from .._jax import runs_on_several_devices
 from .layout import TraceSite
 from .zero import is_zero
 
@@ -57,14 +55,10 @@ Pairs: TypeAlias = tuple[tuple[str, str], ...]
 def coupled_states(site: TraceSite, states: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield pairs of coupled states, among some, whose traces can be multiplied as one."""
     left = [a for a in site.influence.reached if a in states]
-    is_known = False
-    while left:
+    while left and multiplies_complex_numbers(site.relation.primitive):
         a, *left = left
         for c in left:
             if not {(a, c), (c, a)}.isdisjoint(site.group.transition):
-                is_known = is_known or _multiplies_complex_numbers(site)
-                if not is_known:
-                    return
                 left.remove(c)
                 yield a, c
                 break
@@ -82,61 +76,6 @@ def pairs_of(specs: TraceSpecs) -> Pairs:
 def _can_share(*traces: Any) -> bool:
     dtypes = {jnp.dtype(spec.dtype) for spec in jax.tree.leaves(traces)}
     return len(dtypes) == 1 and dtypes <= PARTS
-
-
-def _multiplies_complex_numbers(site: TraceSite) -> bool:
-    """Test whether an operation's rules multiply complex signals and traces like real ones.
-
-    They do if the product is linear in both, and if no step conjugates a number or takes its real
-    part, except for the real part of the product. Unknown cases count as no.
-    """
-    relation = site.relation
-
-    def product(signal: Any, trace: Any, weights: Any) -> Any:
-        return product_with_trace(*site.operation, signal, trace, weights)
-
-    factors = jax.tree.map(_as_complex, (struct_of(relation.y_var.aval), trace_shapes(relation)))
-    weights = {name: struct_of(var.aval) for name, var in relation.trainable_vars.items()}
-    try:
-        closed = jax.make_jaxpr(product)(*factors, weights)
-    except Exception:  # a rule for real numbers may raise anything
-        return False
-    entries, operands = (len(jax.tree.leaves(tree)) for tree in (factors[1], weights))
-    of_signal = [Kind.LINEAR, *[Kind.FREE] * (entries + operands)]
-    of_trace = [Kind.FREE, *[Kind.LINEAR] * entries, *[Kind.FREE] * operands]
-    found = [*kinds_of_outputs(closed, of_signal), *kinds_of_outputs(closed, of_trace)]
-    is_linear = {Kind.LINEAR, Kind.ZERO}.issuperset(found)
-    program = program_of(closed)
-    signal, *others = program.in_vars
-    joined = program.dependents_of([signal]) & program.dependents_of(others[:entries])
-    return is_linear and _stays_complex(closed, joined)
-
-
-def _as_complex(array: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(array.shape, jnp.result_type(array.dtype, jnp.complex64))
-
-
-def _stays_complex(jaxpr: AnyJaxpr, joined: Collection[Var] = ()) -> bool:
-    """Test whether no number loses its imaginary part before it depends on both factors.
-
-    ``joined`` contains the variables that do.
-    """
-    for equation in open_jaxpr(jaxpr)[0].eqns:
-        is_last = equation.primitive.name == "real" and equation.outvars[0] in joined
-        if _takes_apart(equation) and not is_last:
-            return False
-        if not all(map(_stays_complex, sub_jaxprs(equation))):
-            return False
-    return True
-
-
-def _takes_apart(equation: Any) -> bool:
-    if equation.primitive.name == "conj":
-        return True
-    is_call = any(True for _ in sub_jaxprs(equation))
-    makes_real = any(jnp.issubdtype(var.aval.dtype, jnp.floating) for var in equation.outvars)
-    is_complex = (jnp.issubdtype(a.aval.dtype, jnp.complexfloating) for a in equation.invars)
-    return makes_real and not is_call and any(is_complex)
 
 
 # --- packed traces

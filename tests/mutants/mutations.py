@@ -811,9 +811,9 @@ MUTATIONS = [
     ),
     Mutation(
         "pairs for rules that do not take complex numbers",
-        "_executor/complex_packing.py",
-        "return is_linear and _stays_complex(",
-        "return is_linear or _stays_complex(",
+        "_etrace_op/rules.py",
+        "rules = (spec.yw_to_w, spec.contract)",
+        "rules = (spec.contract,)",
         (f"{COUPLED}::test_only_rules_that_compute_with_complex_numbers_see_them[conjugated]",),
         "a rule of a user's own is given numbers that it does not know",
     ),

@@ -7,11 +7,11 @@ Entry ``e`` of the matrix is at row ``r(e)`` (an input) and column ``c(e)`` (an 
 the exact trace has one number per entry and sample: :math:`\epsilon_{be}`, with the instantaneous
 term :math:`x_{b\,r(e)} f_{b\,c(e)}`. No array of size in x out is ever built (see `product_forms`).
 
-``yw_to_w`` cannot be derived, because no axis tells which output an entry reaches. Two rules are
-written by hand for speed, measured on a CPU with 10^4 inputs and outputs, 2 10^5 entries, 16 steps
-and 16 samples: ``xy_to_dw`` takes 1/27 of the time of the derived rule and a tenth of its memory,
-``accumulate`` 1/2.8 and half of the memory. ``joins_input`` makes the sparsity pattern of `SnAp`
-exact, and ``input_derivative`` takes 1/470 of the time of the derived rule.
+No axis tells which output an entry reaches, so ``at_entries`` does. Two rules are written by hand
+for speed, measured on a CPU with 10^4 inputs and outputs, 2 10^5 entries, 16 steps and 16 samples:
+``xy_to_dw`` takes 1/27 of the time of the derived rule and a tenth of its memory, ``accumulate``
+1/2.8 and half of the memory. ``joins_input`` makes the sparsity pattern of `SnAp` exact, and
+``input_derivative`` takes 1/470 of the time of the derived rule.
 """
 
 import functools
@@ -47,13 +47,8 @@ def _impl_on_one_cpu(
     return y + jnp.broadcast_to(bias[0], y.shape) if has_bias else y
 
 
-def _yw_to_w(
-    hidden_dim: jax.Array, trace: Arrays, *, sparse_mat: SparsePattern, has_bias: bool = False
-) -> Arrays:
-    result = {"weight": trace["weight"] * product_forms.of_entries(hidden_dim, sparse_mat)}
-    if has_bias:
-        result["bias"] = trace["bias"] * hidden_dim
-    return result
+def _at_entries(hidden_dim: jax.Array, *, sparse_mat: SparsePattern, **_: Any) -> jax.Array:
+    return product_forms.of_entries(hidden_dim, sparse_mat)
 
 
 def _xy_to_dw(
@@ -125,11 +120,11 @@ def _input_derivative(
 _spec = functools.partial(
     ETPPrimitiveSpec,
     impl=_impl,
-    yw_to_w=_yw_to_w,
     xy_to_dw=_xy_to_dw,
     linear_in_input=True,
     accumulate=_accumulate,
     trace_axes={"weight": ("entry",), "bias": ("output",)},
+    at_entries=_at_entries,
     entries_follow_outputs=_entries_follow_outputs,
     joins_input=_joins_input,
     input_derivative=_input_derivative,
