@@ -5,26 +5,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-class NotOffered(Exception):  # noqa: N818  (not an error: something is not installed here)
-    """A package, plugin or device feature is missing; the table shows a dash."""
+class NotOffered(Exception):  # noqa: N818  (not an error: the device lacks something)
+    """A feature of the device is missing; as for a missing package, the table shows a dash."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
     """A function that is timed.
 
-    Attributes
-    ----------
-    run
-        Does the work and returns arrays to wait for.
-    before
-        Runs before every call, outside of the measured time.
-    work
-        Number of units (such as time steps) in one call; times are given per unit.
-    rule
-        The rule whose gradient the tests compare with an oracle; empty: not compared.
-    found
-        Turns the result of a call into that gradient.
+    ``run`` returns arrays to wait for, ``before`` runs in front of every call outside of the
+    measured time, and ``work`` is the number of units (such as steps) in a call, since times are
+    given per unit. The tests compare ``found(result)`` with the gradient of ``rule``, unless that
+    is empty. ``lower`` returns the program of the call, if a method of the learner does.
     """
 
     run: Callable[[], Any]
@@ -32,20 +24,15 @@ class Subject:
     work: int = 1
     rule: str = ""
     found: Callable[[Any], Any] = lambda result: result
+    lower: Callable[[], Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
     """A case that is ready to run.
 
-    Attributes
-    ----------
-    subjects
-        Makes each function that is timed; all of them are called in turn.
-    facts
-        Numbers that need no repeats, such as bytes.
-    derive
-        Numbers computed from the median seconds by label.
+    ``subjects`` make the functions that are timed in turn, ``facts`` are numbers that need no
+    repeats, and ``derive`` computes further ones from the median seconds by label.
     """
 
     subjects: Mapping[str, Callable[[], Subject]] = dataclasses.field(default_factory=dict)
@@ -55,15 +42,7 @@ class Prepared:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A limit of a time or a fact, or of a ratio of two.
-
-    Attributes
-    ----------
-    label, over
-        The value, and what it is divided by; ``None``: the value itself.
-    limit
-        The largest value that holds the target; ``None``: the value is only reported.
-    """
+    """A limit of a time or a fact, or of its ratio to another; without one, it is only reported."""
 
     label: str
     over: str | None
@@ -81,23 +60,7 @@ class Target:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One process of the benchmark.
-
-    Attributes
-    ----------
-    name
-        Unique: ``question/parameters``.
-    parameters
-        Sizes and options.
-    build
-        Prepares the case, in the process that runs it.
-    targets
-        Rows of the table.
-    quick, full
-        Whether ``--quick`` runs it, and whether the full run does.
-    task
-        The network and its sequences.
-    """
+    """One process of the benchmark, named ``question/parameters``; the task is for the tests."""
 
     name: str
     parameters: Mapping[str, Any]

@@ -2,7 +2,6 @@
 
 from .case import Case
 from .questions import (
-    gpu_program,
     memory,
     saving,
     sequence,
@@ -28,7 +27,6 @@ QUESTIONS = {
         training_loop,
         saving,
         memory,
-        gpu_program,
     )
 }
 

@@ -49,7 +49,7 @@ def _attempt(missing: dict[str, str], label: str, call: Callable[[], Any]) -> An
     """Return the result of a call; ``None``, and a note, if something is not installed."""
     try:
         return call()
-    except NotOffered as error:
+    except (ImportError, NotOffered) as error:
         missing[label] = first_line(error)
         return None
 

@@ -20,58 +20,29 @@ import saiunit
 
 import braintrace
 
+from .case import Subject
+from .modules import Layers, Net
 from .networks import NETWORKS, dense, squared_error
-from .spiking import Net, SpikingTask
-from .stack import Layers, StackTask
-from .subjects import ModuleTask, Task, compiled, learner_of, step_function
-
-
-@dataclasses.dataclass(frozen=True)
-class Call:
-    """What is timed.
-
-    Attributes
-    ----------
-    run
-        Does the work and returns arrays to wait for.
-    lower
-        Returns the program that it runs next, if a method of the learner does.
-    work
-        How many times ``run`` does what one is interested in.
-    """
-
-    run: Callable[[], Any]
-    lower: Callable[[], Any] | None = None
-    work: int = 1
+from .subjects import Task, compiled, learner_of, step_function
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A line of the table.
+    """A line of the table; of a first call, compilation is timed: it starts without programs."""
 
-    Attributes
-    ----------
-    build
-        Makes the call, in the process that times it.
-    quick
-        Whether ``--quick`` runs it.
-    is_first
-        Whether compilation is timed: every call starts without compiled programs.
-    """
-
-    build: Callable[[], Call]
+    build: Callable[[], Subject]
     quick: bool = False
     is_first: bool = False
 
 
 def sequence(
-    task: ModuleTask,
+    task: Task,
     algorithm: str = "d_rtrl",
     chunk: int | None = None,
     resets: bool = True,
     masked: bool = False,
     **options: Any,
-) -> Call:
+) -> Subject:
     """Return the gradient of a sequence, after a reset or carrying on.
 
     With ``masked``, every second step does not count.
@@ -97,10 +68,10 @@ def sequence(
 
     if not resets:
         jax.block_until_ready(run())  # so that no trace is zero
-    return Call(run, lower)
+    return Subject(run, lower=lower)
 
 
-def windows(task: Task, length: int) -> Call:
+def windows(task: Task, length: int) -> Subject:
     """Return a sequence in windows after a reset, in the spelling that the checkout has."""
     has_window = "window" in inspect.signature(braintrace.D_RTRL).parameters
     if has_window:
@@ -125,15 +96,15 @@ def _learning(learner: Any) -> dict[str, Any]:
     return {"step_fn": step, "update_fn": descent, "nonfinite": "ignore"}
 
 
-def stream(task: ModuleTask, algorithm: str = "d_rtrl") -> Call:
+def stream(task: Task, algorithm: str = "d_rtrl") -> Subject:
     """Return a stream that learns at every step, in one call."""
     learner = learner_of(task, algorithm)
     call = _learning(learner)
     lower = partial(learner.lower, "etrace_online", *task.data, **call)
-    return Call(lambda: learner.etrace_online(*task.data, **call), lower)
+    return Subject(lambda: learner.etrace_online(*task.data, **call), lower=lower)
 
 
-def _one_by_one(task: ModuleTask, step: Callable[[Any, Any], Any]) -> Callable[[], Any]:
+def _one_by_one(task: Task, step: Callable[[Any, Any], Any]) -> Callable[[], Any]:
     pairs = [tuple(part[t : t + 1] for part in task.data) for t in range(task.steps)]
 
     def run() -> Any:
@@ -145,33 +116,34 @@ def _one_by_one(task: ModuleTask, step: Callable[[Any, Any], Any]) -> Callable[[
     return run
 
 
-def online_steps(task: Task) -> Call:
+def online_steps(task: Task) -> Subject:
     """Return streams of one step."""
     learner = learner_of(task, "d_rtrl")
     call = _learning(learner)
     run = _one_by_one(task, lambda *now: learner.etrace_online(*now, **call))
     example = [part[:1] for part in task.data]
-    return Call(run, partial(learner.lower, "etrace_online", *example, **call), task.steps)
+    lower = partial(learner.lower, "etrace_online", *example, **call)
+    return Subject(run, lower=lower, work=task.steps)
 
 
-def gradient_steps(task: Task) -> Call:
+def gradient_steps(task: Task) -> Subject:
     """Return gradients of sequences of one step."""
     learner = learner_of(task, "d_rtrl")
     call = {"step_fn": step_function(learner)}
     run = _one_by_one(task, lambda *now: learner.etrace_grad(*now, **call))
-    return Call(run, work=task.steps)
+    return Subject(run, work=task.steps)
 
 
-def own_gradients(task: Task) -> Call:
+def own_gradients(task: Task) -> Subject:
     """Return jitted gradients that the user takes around a call of the learner."""
     learner = learner_of(task, "d_rtrl")
     loss = step_function(learner)
     weights = learner.algorithm.model.states(brainstate.ParamState)
     take = brainstate.transform.grad(lambda x, y: loss(x[0], y[0]), weights)
-    return Call(_one_by_one(task, brainstate.transform.jit(take)), work=task.steps)
+    return Subject(_one_by_one(task, brainstate.transform.jit(take)), work=task.steps)
 
 
-def own_loop(task: Task) -> Call:
+def own_loop(task: Task) -> Subject:
     """Return such gradients in a compiled loop, which adds them up."""
     learner = learner_of(task, "d_rtrl")
     weights = learner.algorithm.model.states(brainstate.ParamState)
@@ -185,16 +157,16 @@ def own_loop(task: Task) -> Call:
         zero = {path: jax.tree.map(jnp.zeros_like, w.value) for path, w in weights.items()}
         return brainstate.transform.scan(step, zero, (xs, targets))[0]
 
-    return Call(lambda: run(*task.data), work=task.steps)
+    return Subject(lambda: run(*task.data), work=task.steps)
 
 
-def plain_calls(task: Task) -> Call:
+def plain_calls(task: Task) -> Subject:
     """Return calls of the learner, without gradients or `jit`."""
     learner = learner_of(task, "d_rtrl")
-    return Call(_one_by_one(task, lambda x, _: learner(x[0])), work=task.steps)
+    return Subject(_one_by_one(task, lambda x, _: learner(x[0])), work=task.steps)
 
 
-def pure_steps(task: Task, is_jitted: bool) -> Call:
+def pure_steps(task: Task, is_jitted: bool) -> Subject:
     """Return gradients of one step by the pure functions, from state to state."""
     learner = learner_of(task, "d_rtrl")
     pure, loss = learner.functional(), step_function(learner)
@@ -206,10 +178,10 @@ def pure_steps(task: Task, is_jitted: bool) -> Call:
         state[0], gradients = step(state[0], x, target)
         return gradients
 
-    return Call(_one_by_one(task, move), work=task.steps)
+    return Subject(_one_by_one(task, move), work=task.steps)
 
 
-def analysis(batch: int, units: int) -> Call:
+def analysis(batch: int, units: int) -> Subject:
     """Return the analysis of one LSTM."""
     x = jnp.ones((batch, 16))
 
@@ -218,20 +190,20 @@ def analysis(batch: int, units: int) -> Call:
         learner = compiled(model, "d_rtrl", x, batch_size=batch)
         return [state.value for state in learner.states(brainstate.HiddenState).values()]
 
-    return Call(run)
+    return Subject(run)
 
 
-def compiled_entry(entry: Any) -> Call:
+def compiled_entry(entry: Any) -> Subject:
     """Return the compilation of a model of the catalogue of the tests."""
     brainstate.environ.set(dt=1.0 * saiunit.ms)
     model, x = entry.build(), jnp.ones(entry.shape)
-    return Call(partial(_ignoring_warnings, partial(braintrace.compile_etrace_graph, model, x)))
+    return Subject(partial(_ignoring_warnings, partial(braintrace.compile_etrace_graph, model, x)))
 
 
-def compiled_entries(entries: Sequence[Any]) -> Call:
+def compiled_entries(entries: Sequence[Any]) -> Subject:
     """Return the compilation of several models of the catalogue."""
     calls = [compiled_entry(entry) for entry in entries]
-    return Call(lambda: [call.run() for call in calls])
+    return Subject(lambda: [call.run() for call in calls])
 
 
 def _ignoring_warnings(run: Callable[[], Any]) -> None:
@@ -240,14 +212,14 @@ def _ignoring_warnings(run: Callable[[], Any]) -> None:
         run()
 
 
-def first_gradient(task: StackTask) -> Call:
+def first_gradient(task: Task) -> Subject:
     """Return everything from the model to its first gradient."""
 
     def run() -> Any:
         learner = learner_of(task, "d_rtrl")
         return learner.etrace_grad(*task.data, step_fn=step_function(learner))
 
-    return Call(run)
+    return Subject(run)
 
 
 class Reader(brainstate.nn.Module):
@@ -273,7 +245,7 @@ class Reader(brainstate.nn.Module):
         return self.h.value @ self.w_out.value + self.b_out.value
 
 
-def first_digits(batch: int = 64) -> Call:
+def first_digits(batch: int = 64) -> Subject:
     """Return the same of the network that reads digits."""
     xs, ys = jnp.ones((8, batch, 8)), jnp.ones((8, batch, 10))
 
@@ -282,10 +254,10 @@ def first_digits(batch: int = 64) -> Call:
         loss = lambda x, y: squared_error(learner(x), y)  # noqa: E731 (a user's one)
         return learner.etrace_grad(xs, ys, step_fn=loss)
 
-    return Call(run)
+    return Subject(run)
 
 
-def _of_task(title: str, task: ModuleTask, quick: bool = False) -> dict[str, Row]:
+def _of_task(title: str, task: Task, quick: bool = False) -> dict[str, Row]:
     return {
         f"{title}, D_RTRL": Row(partial(sequence, task), quick),
         f"{title}, D_RTRL carrying on": Row(partial(sequence, task, resets=False), quick),
@@ -303,13 +275,13 @@ ROWS: dict[str, Row] = {
     "leaky 512 steps, D_RTRL": Row(partial(sequence, LONG)),
     "leaky 512 steps, ES_D_RTRL": Row(partial(sequence, LONG, "es_d_rtrl")),
     "leaky 1024 units, D_RTRL": Row(partial(sequence, Task(dense(hidden=1024), 64, 32))),
-    "LSTM, D_RTRL": Row(partial(sequence, StackTask(Layers("LSTMCell", 1, 256), 256, 32))),
+    "LSTM, D_RTRL": Row(partial(sequence, Task(Layers("LSTMCell", 1, 256), 256, 32))),
     "LSTM, D_RTRL carrying on": Row(
-        partial(sequence, StackTask(Layers("LSTMCell", 1, 256), 256, 32), resets=False)
+        partial(sequence, Task(Layers("LSTMCell", 1, 256), 256, 32), resets=False)
     ),
-    "IndRNN x3, D_RTRL": Row(partial(sequence, StackTask(Layers("IndRNN", 3, 256), 256, 32))),
-    "LRU x4, D_RTRL": Row(partial(sequence, StackTask(Layers("LRUCell", 4, 128), 256, 32))),
-    "MGU, D_RTRL": Row(partial(sequence, StackTask(Layers("MGUCell", 1, 128), 512, 16))),
+    "IndRNN x3, D_RTRL": Row(partial(sequence, Task(Layers("IndRNN", 3, 256), 256, 32))),
+    "LRU x4, D_RTRL": Row(partial(sequence, Task(Layers("LRUCell", 4, 128), 256, 32))),
+    "MGU, D_RTRL": Row(partial(sequence, Task(Layers("MGUCell", 1, 128), 512, 16))),
     "ALIF, D_RTRL": Row(partial(sequence, Task(NETWORKS["alif"](), 64, 32))),
     "ALIF, ES_D_RTRL": Row(partial(sequence, Task(NETWORKS["alif"](), 64, 32), "es_d_rtrl")),
     "LSTM with a mask, D_RTRL": Row(
@@ -344,13 +316,13 @@ ROWS: dict[str, Row] = {
     "one step, functional jitted": Row(partial(pure_steps, TINY, is_jitted=True)),
     "first call, analysis of LSTM 256 x 1024": Row(partial(analysis, 256, 1024), is_first=True),
     "first call, GRU x3": Row(
-        partial(first_gradient, StackTask(Layers("GRUCell", 3, 64), 64, 8)), is_first=True
+        partial(first_gradient, Task(Layers("GRUCell", 3, 64), 64, 8)), is_first=True
     ),
     "first call, digits": Row(first_digits, quick=True, is_first=True),
-    **_of_task("GRU x3", StackTask(Layers("GRUCell", 3, 256), 512, 32)),
-    **_of_task("leaky x4", StackTask(Layers("LeakyRNN", 4, 256), 256, 64)),
-    **_of_task("sparse LIF batch 1", SpikingTask(Net("LIF", 10_000, 100), 64, 1)),
-    **_of_task("sparse LIF batch 16", SpikingTask(Net("LIF", 10_000, 100), 64, 16)),
+    **_of_task("GRU x3", Task(Layers("GRUCell", 3, 256), 512, 32)),
+    **_of_task("leaky x4", Task(Layers("LeakyRNN", 4, 256), 256, 64)),
+    **_of_task("sparse LIF batch 1", Task(Net("LIF", 10_000, 100), 64, 1)),
+    **_of_task("sparse LIF batch 16", Task(Net("LIF", 10_000, 100), 64, 16)),
     "smallest": Row(partial(sequence, Task(dense(2, 4, 2), 4, 2))),
 }
 

@@ -9,7 +9,8 @@ from typing import Any, TextIO
 
 import jax
 
-from .golden_rows import ROWS, Call, Row
+from .case import Subject
+from .golden_rows import ROWS, Row
 
 
 def settle() -> None:
@@ -30,7 +31,7 @@ class Worker:
 
     def __init__(self) -> None:
         self._row: Row | None = None
-        self._call: Call | None = None
+        self._call: Subject | None = None
 
     def answer(self, command: dict[str, Any]) -> dict[str, Any]:
         """Run a command; an error is part of the answer."""

@@ -18,8 +18,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .networks import LEAK, Arrays, Network, squared_error
-from .operations import PlainOps
+from .networks import LEAK, Arrays, Network, Plain, squared_error
+from .subjects import windows_of
 
 
 def _merged(tree: Any) -> Any:
@@ -41,7 +41,7 @@ def _readout_gradients(
 
 def one_chunk(network: Network) -> Any:
     """Return ``(parameters, xs, targets) -> (loss, D_RTRL gradients)``."""
-    ops = PlainOps()
+    ops = Plain()
 
     def gradients(parameters: Arrays, xs: Any, targets: Any) -> Any:
         def forward(states: Arrays, x: Any) -> Any:
@@ -49,7 +49,7 @@ def one_chunk(network: Network) -> Any:
             new = network.cell(states, ys)
             return new, (states, ys, new)
 
-        start = network.start(xs.shape[1], xs.dtype)
+        start = network.start(xs.shape[1])
         before, ys, after = jax.lax.scan(forward, start, xs)[1]
         loss, (plain, signal) = _readout_gradients(network, parameters, after, targets, len(xs))
 
@@ -80,8 +80,6 @@ def chunked(network: Network, chunk: int) -> Any:
 
     def gradients(parameters: Arrays, xs: Any, targets: Any) -> Any:
         steps, batch = xs.shape[:2]
-        if steps % chunk:
-            raise ValueError(f"{steps} steps cannot be cut into chunks of {chunk}.")
         w_in, w_rec = parameters["w_in"], parameters["w_rec"]
 
         def forward(h: Any, x: Any) -> Any:
@@ -106,9 +104,9 @@ def chunked(network: Network, chunk: int) -> Any:
             total = jax.tree.map(jnp.add, total, {**found, "w_out": plain["w_out"]})
             return (h, traces, total), loss
 
-        cut = jax.tree.map(lambda leaf: leaf.reshape(-1, chunk, *leaf.shape[1:]), (xs, targets))
+        cut = windows_of((xs, targets), chunk)
         start = (
-            network.start(batch, xs.dtype)["h"],
+            network.start(batch)["h"],
             {
                 name: jnp.zeros((batch, *parameters[name].shape), xs.dtype)
                 for name in ("w_in", "w_rec")
@@ -156,7 +154,7 @@ def smoothed(network: Network, alpha: float) -> Any:
             h = LEAK * h + (1 - LEAK) * y
             return (h, trace_x, trace_h, trace_f), (h, trace_x, trace_h, trace_f)
 
-        h = network.start(xs.shape[1], xs.dtype)["h"]
+        h = network.start(xs.shape[1])["h"]
         start = (h, jnp.zeros_like(xs[0]), h, h)
         states, traces_x, traces_h, traces_f = jax.lax.scan(forward, start, xs)[1]
         loss, (plain, signal) = _readout_gradients(

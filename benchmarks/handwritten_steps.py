@@ -15,8 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from .handwritten import contracted
-from .networks import Arrays, Network, squared_error
-from .operations import PlainOps
+from .networks import Arrays, Network, Plain, squared_error
 
 Step = Callable[..., tuple[Arrays, Any, Arrays]]
 """``(parameters, states, traces, x, target) -> (states, traces, gradients)``."""
@@ -57,7 +56,7 @@ def one_drive(network: Network, batch: int) -> tuple[Step, Any]:
     """Return the step and the first traces of a network that adds its products up."""
 
     def step(parameters: Arrays, states: Arrays, traces: Any, x: Any, target: Any) -> Any:
-        ops = PlainOps()
+        ops = Plain()
         ys = network.drive(ops, parameters, states, x)
         D, by_y = jacobians(network.cell, states, ys)
         (Df,) = by_y.values()
@@ -89,7 +88,7 @@ def lstm(network: Network, batch: int) -> tuple[Step, Any]:
     """Return the step and the first traces of the LSTM: one trace for each gate of its cell."""
 
     def step(parameters: Arrays, states: Arrays, traces: Arrays, x: Any, target: Any) -> Any:
-        ops = PlainOps()
+        ops = Plain()
         ys = network.drive(ops, parameters, states, x)
         i, f, o = (jax.nn.sigmoid(ys[gate]) for gate in "ifo")
         g = jnp.tanh(ys["g"])

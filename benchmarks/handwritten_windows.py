@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from .handwritten import contracted
-from .networks import Arrays, Network, squared_error
-from .operations import PlainOps
+from .networks import Arrays, Network, Plain, squared_error
+from .subjects import windows_of
 
 DRIVES: dict[str, dict[str, tuple[str, ...]]] = {
     "dense": {"w_in": ("drive",), "w_rec": ("drive",)},
@@ -25,14 +25,9 @@ DRIVES: dict[str, dict[str, tuple[str, ...]]] = {
 """By network of one hidden state: the products of each weight, side by side."""
 
 
-def windows_of(arrays: Any, window: int) -> Any:
-    """Return arrays with a leading axis of windows, which the sequence fills exactly."""
-    return jax.tree.map(lambda leaf: leaf.reshape(-1, window, *leaf.shape[1:]), arrays)
-
-
 def with_traces(network: Network, window: int) -> Any:
     """Return ``(parameters, xs, targets) -> (loss, gradients)`` in windows of `D_RTRL`."""
-    weights, ops = DRIVES[network.name], PlainOps()
+    weights, ops = DRIVES[network.name], Plain()
 
     def losses_of(parameters: Arrays, h: Any, xs: Any, targets: Any) -> Any:
         def step(h: Any, now: Any) -> Any:
@@ -59,7 +54,7 @@ def with_traces(network: Network, window: int) -> Any:
                 total[name] += past
             return (end, _advanced(network, traces, xs_now, before, ys), total), loss
 
-        batch, h = xs.shape[1], network.start(xs.shape[1], xs.dtype)["h"]
+        batch, h = xs.shape[1], network.start(xs.shape[1])["h"]
         traces = {name: jnp.zeros((batch, *parameters[name].shape), xs.dtype) for name in weights}
         start = h, traces, jax.tree.map(jnp.zeros_like, parameters)
         (_, _, total), losses = jax.lax.scan(run_window, start, windows_of((xs, targets), window))

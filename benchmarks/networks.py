@@ -7,88 +7,124 @@ the source of the oracles:
     states' = cell(states, ys)                      position by position
     output  = readout(parameters, states')          plain
 
-`ops` is `MarkedOps` (the library's operations) or `PlainOps` (plain JAX, for BPTT). Every array
-of `ys` fits the states position by position.
+`ops` is `Marked` (the library's operations) or `Plain` (plain JAX, for BPTT). Every array of `ys`
+fits the states position by position.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import brainstate
 import jax
 import jax.numpy as jnp
-import numpy as np
+
+import braintrace
 
 LEAK = 0.9
 Arrays = dict[str, Any]
 
 
-@dataclasses.dataclass(frozen=True)
-class Sparsity:
-    """Where the entries of a sparse matrix stand, row by row."""
+class Marked:
+    """The operations of the library that is being timed."""
 
-    rows: np.ndarray
-    columns: np.ndarray
-    shape: tuple[int, int]
+    def mixing(self, value: Any) -> Any:
+        return value
+
+    def matmul(self, name: str, x: Any, weight: Any) -> Any:
+        return braintrace.matmul(x, weight)
 
 
-@dataclasses.dataclass(frozen=True)
+class Plain:
+    """Plain JAX.
+
+    With ``cut_mixing``, states that enter an operation count as constant: `D_RTRL` leaves the paths
+    through recurrent weights out. ``given`` replaces the inputs of operations, by name.
+    """
+
+    def __init__(self, cut_mixing: bool = False, given: Arrays | None = None) -> None:
+        self._cut_mixing, self._given = cut_mixing, given or {}
+        self.inputs: Arrays = {}
+
+    def mixing(self, value: Any) -> Any:
+        return jax.lax.stop_gradient(value) if self._cut_mixing else value
+
+    def matmul(self, name: str, x: Any, weight: Any) -> Any:
+        self.inputs[name] = self._given.get(name, x)
+        return self.inputs[name] @ weight
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Network:
     """A network with an ordinary readout.
 
-    Attributes
-    ----------
-    name
-        For tables.
-    input_shape, outputs
-        Of one sample.
-    scales
-        ``{parameter: (shape, standard deviation of the initial values)}``.
-    states
-        ``{state: shape}``, of one sample.
-    drive, cell, readout
-        The parts of a step; see the module's docstring.
-    events
-        Share of the units that are active, where inputs and units are spikes.
+    ``scales`` has the shape and the standard deviation of the initial values by parameter, and
+    ``states`` the units by state. `drive`, `cell` and `readout` are the parts of a step. Where
+    inputs and units are spikes, `events` returns those of the units.
     """
 
     name: str
-    input_shape: tuple[int, ...]
+    inputs: int
     outputs: int
     scales: Mapping[str, tuple[tuple[int, ...], float]]
-    states: Mapping[str, tuple[int, ...]]
+    states: Mapping[str, int]
     drive: Callable[[Any, Arrays, Arrays, Any], Arrays]
     cell: Callable[[Arrays, Arrays], Arrays]
     readout: Callable[[Arrays, Arrays], Any]
     events: Callable[[Arrays], Any] | None = None
 
-    def parameters(self, dtype: Any = jnp.float32) -> Arrays:
+    def parameters(self) -> Arrays:
         """Return the initial parameters; the same at every call."""
         keys = jax.random.split(jax.random.key(0), len(self.scales))
         return {
-            name: (scale * jax.random.normal(key, shape)).astype(dtype)
+            name: scale * jax.random.normal(key, shape)
             for key, (name, (shape, scale)) in zip(keys, self.scales.items(), strict=True)
         }
 
-    def start(self, batch: int, dtype: Any = jnp.float32) -> Arrays:
+    def start(self, batch: int) -> Arrays:
         """Return the states before the first step."""
-        return {name: jnp.zeros((batch, *shape), dtype) for name, shape in self.states.items()}
+        return {name: jnp.zeros((batch, size)) for name, size in self.states.items()}
 
-    def data(self, steps: int, batch: int, dtype: Any = jnp.float32) -> tuple[Any, Any]:
+    def data(self, steps: int, batch: int) -> tuple[Any, Any]:
         """Return inputs and targets, time first."""
         keys = jax.random.split(jax.random.key(1), 2)
-        shape = (steps, batch, *self.input_shape)
+        shape = (steps, batch, self.inputs)
         if self.events is None:
-            xs = jax.random.normal(keys[0], shape).astype(dtype)
+            xs = jax.random.normal(keys[0], shape)
         else:
-            xs = jax.random.bernoulli(keys[0], 0.1, shape).astype(dtype)
-        return xs, jax.random.normal(keys[1], (steps, batch, self.outputs)).astype(dtype)
+            xs = jax.random.bernoulli(keys[0], 0.1, shape).astype(jnp.float32)
+        return xs, jax.random.normal(keys[1], (steps, batch, self.outputs))
+
+    def model(self) -> "Model":
+        """Return a new module; its parameters are the same at every call."""
+        return Model(self)
 
     def step(self, ops: Any, parameters: Arrays, states: Arrays, x: Any) -> tuple[Arrays, Any]:
         """Return the states after a step, and its output."""
         new = self.cell(states, self.drive(ops, parameters, states, x))
         return new, self.readout(parameters, new)
+
+
+class Model(brainstate.nn.Module):
+    """A network as a brainstate module that calls the library's operations."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.network = network
+        for name, value in network.parameters().items():
+            setattr(self, name, brainstate.ParamState(value))
+
+    def init_state(self, batch_size: int | None = None, **_: Any) -> None:
+        for name, value in self.network.start(batch_size or 1).items():
+            setattr(self, name, brainstate.HiddenState(value))
+
+    def update(self, x: Any) -> Any:
+        parameters = {name: getattr(self, name).value for name in self.network.scales}
+        states = {name: getattr(self, name).value for name in self.network.states}
+        states, output = self.network.step(Marked(), parameters, states, x)
+        for name, value in states.items():
+            getattr(self, name).value = value
+        return output
 
 
 def squared_error(output: Any, target: Any) -> Any:
@@ -104,7 +140,7 @@ def sequence_loss(network: Network, ops: Any, parameters: Arrays, xs: Any, targe
         states, output = network.step(ops, parameters, states, x)
         return states, squared_error(output, target)
 
-    start = network.start(xs.shape[1], xs.dtype)
+    start = network.start(xs.shape[1])
     return jnp.mean(jax.lax.scan(step, start, (xs, targets))[1])
 
 
@@ -113,8 +149,7 @@ def _leaky_cell(states: Arrays, ys: Arrays) -> Arrays:
 
 
 def _linear_readout(parameters: Arrays, states: Arrays) -> Any:
-    h = states["h"]
-    return h.reshape(h.shape[0], -1) @ parameters["w_out"]
+    return states["h"] @ parameters["w_out"]
 
 
 def dense(inputs: int = 64, hidden: int = 256, outputs: int = 10) -> Network:
@@ -126,129 +161,16 @@ def dense(inputs: int = 64, hidden: int = 256, outputs: int = 10) -> Network:
 
     return Network(
         name="dense",
-        input_shape=(inputs,),
+        inputs=inputs,
         outputs=outputs,
         scales={
             "w_in": ((inputs, hidden), inputs**-0.5),
             "w_rec": ((hidden, hidden), hidden**-0.5),
             "w_out": ((hidden, outputs), hidden**-0.5),
         },
-        states={"h": (hidden,)},
+        states={"h": hidden},
         drive=drive,
         cell=_leaky_cell,
-        readout=_linear_readout,
-    )
-
-
-def conv(size: int = 8, channels: int = 16, inputs: int = 3, outputs: int = 10) -> Network:
-    """Return a leaky tanh RNN of feature maps with 3 x 3 kernels."""
-    features = (channels, size, size)
-    units = math.prod(features)
-
-    def drive(ops: Any, p: Arrays, states: Arrays, x: Any) -> Arrays:
-        recurrent = ops.conv("k_rec", ops.mixing(states["h"]), p["k_rec"])
-        return {"drive": ops.conv("k_in", x, p["k_in"]) + recurrent}
-
-    return Network(
-        name="conv",
-        input_shape=(inputs, size, size),
-        outputs=outputs,
-        scales={
-            "k_in": ((channels, inputs, 3, 3), (9 * inputs) ** -0.5),
-            "k_rec": ((channels, channels, 3, 3), (9 * channels) ** -0.5),
-            "w_out": ((units, outputs), units**-0.5),
-        },
-        states={"h": features},
-        drive=drive,
-        cell=_leaky_cell,
-        readout=_linear_readout,
-    )
-
-
-def lora(inputs: int = 64, hidden: int = 256, rank: int = 8, outputs: int = 10) -> Network:
-    """Return a leaky tanh RNN with frozen weights and low-rank weights that learn."""
-    keys = jax.random.split(jax.random.key(2), 2)
-    frozen_in = np.asarray(jax.random.normal(keys[0], (inputs, hidden)) * inputs**-0.5)
-    frozen_rec = np.asarray(jax.random.normal(keys[1], (hidden, hidden)) * hidden**-0.5)
-
-    def drive(ops: Any, p: Arrays, states: Arrays, x: Any) -> Arrays:
-        h = ops.mixing(states["h"])
-        y = x @ jnp.asarray(frozen_in, x.dtype) + h @ jnp.asarray(frozen_rec, x.dtype)
-        y += ops.lora_matmul("in", x, p["B_in"], p["A_in"])
-        return {"drive": y + ops.lora_matmul("rec", h, p["B_rec"], p["A_rec"])}
-
-    return Network(
-        name="lora",
-        input_shape=(inputs,),
-        outputs=outputs,
-        scales={
-            "B_in": ((inputs, rank), inputs**-0.5),
-            "A_in": ((rank, hidden), 0.3 * rank**-0.5),
-            "B_rec": ((hidden, rank), hidden**-0.5),
-            "A_rec": ((rank, hidden), 0.3 * rank**-0.5),
-            "w_out": ((hidden, outputs), hidden**-0.5),
-        },
-        states={"h": (hidden,)},
-        drive=drive,
-        cell=_leaky_cell,
-        readout=_linear_readout,
-    )
-
-
-def _random_sparsity(shape: tuple[int, int], density: float, seed: int) -> Sparsity:
-    rows, columns = np.nonzero(np.random.default_rng(seed).random(shape) < density)
-    return Sparsity(rows, columns, shape)
-
-
-def sparse(inputs: int = 64, hidden: int = 256, density: float = 0.1, outputs: int = 10) -> Network:
-    """Return a leaky tanh RNN with sparse weights."""
-    into, among = (
-        _random_sparsity((rows, hidden), density, seed)
-        for seed, rows in enumerate((inputs, hidden))
-    )
-
-    def drive(ops: Any, p: Arrays, states: Arrays, x: Any) -> Arrays:
-        recurrent = ops.sparse_matmul("w_rec", ops.mixing(states["h"]), p["w_rec"], among)
-        return {"drive": ops.sparse_matmul("w_in", x, p["w_in"], into) + recurrent}
-
-    return Network(
-        name="sparse",
-        input_shape=(inputs,),
-        outputs=outputs,
-        scales={
-            "w_in": ((into.rows.size,), (density * inputs) ** -0.5),
-            "w_rec": ((among.rows.size,), (density * hidden) ** -0.5),
-            "w_out": ((hidden, outputs), hidden**-0.5),
-        },
-        states={"h": (hidden,)},
-        drive=drive,
-        cell=_leaky_cell,
-        readout=_linear_readout,
-    )
-
-
-def element_wise(inputs: int = 64, hidden: int = 256, outputs: int = 10) -> Network:
-    """Return an IndRNN: every unit is connected with itself."""
-
-    def drive(ops: Any, p: Arrays, states: Arrays, x: Any) -> Arrays:
-        u = jnp.broadcast_to(ops.element_wise("u", p["u"]), states["h"].shape)
-        return {"drive": ops.matmul("w_in", x, p["w_in"]), "u": u}
-
-    def cell(states: Arrays, ys: Arrays) -> Arrays:
-        return {"h": jnp.tanh(ys["drive"] + ys["u"] * states["h"])}
-
-    return Network(
-        name="element_wise",
-        input_shape=(inputs,),
-        outputs=outputs,
-        scales={
-            "w_in": ((inputs, hidden), inputs**-0.5),
-            "u": ((hidden,), 0.5),
-            "w_out": ((hidden, outputs), hidden**-0.5),
-        },
-        states={"h": (hidden,)},
-        drive=drive,
-        cell=cell,
         readout=_linear_readout,
     )
 
@@ -268,13 +190,13 @@ def lstm(inputs: int = 64, hidden: int = 256, outputs: int = 10) -> Network:
 
     return Network(
         name="lstm",
-        input_shape=(inputs,),
+        inputs=inputs,
         outputs=outputs,
         scales={
             "gates": ((inputs + hidden, 4 * hidden), (inputs + hidden) ** -0.5),
             "w_out": ((hidden, outputs), hidden**-0.5),
         },
-        states={"c": (hidden,), "h": (hidden,)},
+        states={"c": hidden, "h": hidden},
         drive=drive,
         cell=cell,
         readout=_linear_readout,
@@ -297,14 +219,14 @@ def gru(inputs: int = 64, hidden: int = 256, outputs: int = 10) -> Network:
 
     return Network(
         name="gru",
-        input_shape=(inputs,),
+        inputs=inputs,
         outputs=outputs,
         scales={
             "w_in": ((inputs, 3 * hidden), inputs**-0.5),
             "w_rec": ((hidden, 3 * hidden), hidden**-0.5),
             "w_out": ((hidden, outputs), hidden**-0.5),
         },
-        states={"h": (hidden,)},
+        states={"h": hidden},
         drive=drive,
         cell=cell,
         readout=_linear_readout,
@@ -343,14 +265,14 @@ def alif(inputs: int = 64, hidden: int = 256, outputs: int = 10) -> Network:
 
     return Network(
         name="alif",
-        input_shape=(inputs,),
+        inputs=inputs,
         outputs=outputs,
         scales={
             "w_in": ((inputs, hidden), 2.0 * (0.1 * inputs) ** -0.5 / 4),
             "w_rec": ((hidden, hidden), hidden**-0.5),
             "w_out": ((hidden, outputs), hidden**-0.5),
         },
-        states={"V": (hidden,), "a": (hidden,)},
+        states={"V": hidden, "a": hidden},
         drive=drive,
         cell=cell,
         readout=readout,
@@ -359,5 +281,5 @@ def alif(inputs: int = 64, hidden: int = 256, outputs: int = 10) -> Network:
 
 
 NETWORKS: dict[str, Callable[..., Network]] = {
-    make.__name__: make for make in (dense, conv, lora, sparse, element_wise, gru, lstm, alif)
+    make.__name__: make for make in (dense, gru, lstm, alif)
 }

@@ -1,10 +1,10 @@
-"""The functions that are compared: BPTT and hand-written gradients; and learners of a task."""
+"""The functions that are compared: calls that learn a sequence as users write them, and BPTT."""
 
 import dataclasses
 import functools
 import warnings
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import brainstate
 import jax
@@ -13,8 +13,7 @@ import jax.numpy as jnp
 import braintrace
 
 from .case import Subject
-from .networks import Network, sequence_loss, squared_error
-from .operations import MarkedOps, PlainOps
+from .networks import Network, Plain, sequence_loss, squared_error
 
 ALPHA = 0.9
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -26,85 +25,36 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-class Model(brainstate.nn.Module):
-    """A network as a brainstate module that calls the library's operations."""
-
-    def __init__(self, network: Network, dtype: Any = jnp.float32) -> None:
-        super().__init__()
-        self.network = network
-        self.dtype = dtype
-        for name, value in network.parameters(dtype).items():
-            setattr(self, name, brainstate.ParamState(value))
-
-    def init_state(self, batch_size: int | None = None, **_: Any) -> None:
-        for name, value in self.network.start(batch_size or 1, self.dtype).items():
-            setattr(self, name, brainstate.HiddenState(value))
-
-    def update(self, x: Any) -> Any:
-        parameters = {name: getattr(self, name).value for name in self.network.scales}
-        states = {name: getattr(self, name).value for name in self.network.states}
-        states, output = self.network.step(MarkedOps(), parameters, states, x)
-        for name, value in states.items():
-            getattr(self, name).value = value
-        return output
-
-
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A network with the sequences that it learns.
+    """A network (`networks.Network`, `modules.Layers` or `modules.Net`), and its sequences."""
 
-    Attributes
-    ----------
-    network
-        The network.
-    steps, batch
-        Length of a sequence, and number of sequences at a time.
-    dtype
-        Of parameters, states and sequences.
-    """
-
-    network: Network
+    network: Any
     steps: int
     batch: int
-    dtype: str = "float32"
 
     @functools.cached_property
     def data(self) -> tuple[Any, Any]:
         """Inputs and targets, time first."""
-        return self.network.data(self.steps, self.batch, jnp.dtype(self.dtype))
-
-    @functools.cached_property
-    def parameters(self) -> Any:
-        """The initial parameters."""
-        return self.network.parameters(jnp.dtype(self.dtype))
+        found: tuple[Any, Any] = self.network.data(self.steps, self.batch)
+        return found
 
     @functools.cached_property
     def learners(self) -> dict[str, Any]:
-        """Learners of this task, which ways to take a sequence gradient share."""
+        """Learners that several calls share, by algorithm."""
         return {}
-
-    def model(self) -> Model:
-        """Return a new model; its parameters are the same at every call."""
-        return Model(self.network, jnp.dtype(self.dtype))
-
-
-def bptt(task: Task) -> Subject:
-    """Compile backpropagation through time of the plain network."""
-    gradient = jax.jit(bptt_of(task.network))
-    parameters, data = task.parameters, task.data
-    return Subject(lambda: gradient(parameters, *data))
-
-
-def bptt_of(network: Network) -> Any:
-    """Return ``(parameters, xs, targets) -> (loss, gradients)`` in plain JAX."""
-    return jax.value_and_grad(functools.partial(sequence_loss, network, PlainOps()))
 
 
 def by_hand(task: Task, make: Callable[[Network], Any], rule: str = "d_rtrl") -> Subject:
-    """Compile a hand-written gradient."""
+    """Compile ``make(network)``, a gradient ``(parameters, xs, targets) -> (loss, gradients)``."""
     gradient = jax.jit(make(task.network))
-    parameters, data = task.parameters, task.data
+    parameters, data = task.network.parameters(), task.data
     return Subject(lambda: gradient(parameters, *data), rule=rule, found=lambda result: result[1])
+
+
+def plain_bptt(network: Network) -> Any:
+    """Return BPTT in plain JAX, in the form of a hand-written gradient."""
+    return jax.value_and_grad(functools.partial(sequence_loss, network, Plain()))
 
 
 def compiled(model: brainstate.nn.Module, algorithm: str, x: Any, **options: Any) -> Any:
@@ -114,41 +64,14 @@ def compiled(model: brainstate.nn.Module, algorithm: str, x: Any, **options: Any
         return braintrace.compile(model, algorithm, x, **options)
 
 
-class ModuleTask(Protocol):
-    """A module with the sequences that it learns.
-
-    Attributes
-    ----------
-    steps, batch
-        Length of a sequence, and number of sequences at a time.
-    """
-
-    @property
-    def steps(self) -> int: ...
-
-    @property
-    def batch(self) -> int: ...
-
-    @property
-    def data(self) -> tuple[Any, Any]:
-        """Inputs and targets, time first."""
-
-    @property
-    def learners(self) -> dict[str, Any]:
-        """Learners that several calls share, by algorithm."""
-
-    def model(self) -> brainstate.nn.Module:
-        """Return a new model; its parameters are the same at every call."""
-
-
-def learner_of(task: ModuleTask, algorithm: str = "d_rtrl", **options: Any) -> Any:
+def learner_of(task: Task, algorithm: str = "d_rtrl", **options: Any) -> Any:
     """Compile a new model with an algorithm."""
     given = {"batch_size": task.batch, **OPTIONS[algorithm], **options}
-    return compiled(task.model(), algorithm, task.data[0][0], **given)
+    return compiled(task.network.model(), algorithm, task.data[0][0], **given)
 
 
 def step_function(learner: Any) -> Callable[[Any, Any], Any]:
-    """Return the loss of one step."""
+    """Return the loss of one step, by a learner or a model."""
     return lambda x, target: squared_error(learner(x), target)
 
 
@@ -172,3 +95,126 @@ def without_states(
     stateful = brainstate.transform.StatefulFunction(function, return_only_write=True)
     stateful.make_jaxpr(*arguments)
     return stateful.jaxpr_call, list(stateful.get_states(*arguments))
+
+
+def sequence_gradient(
+    task: Task, learner: Any, chunk: int | None = None, window: int | None = None
+) -> Any:
+    """Return what takes the gradient of the sequence, from the states and traces that are there."""
+    step = step_function(learner)
+    sizes = {"chunk_size": chunk, "window": window}
+    sizes = {name: size for name, size in sizes.items() if size is not None}
+    return lambda: learner.etrace_grad(*task.data, step_fn=step, **sizes)
+
+
+def _of_model(task: Task, rule: str, make: Callable[..., Any]) -> Subject:
+    """Compile ``make(losses, parameters)(xs, targets)`` of a model whose states begin anew."""
+    model = task.network.model()
+    brainstate.nn.init_all_states(model, batch_size=task.batch)
+
+    def losses(xs: Any, targets: Any) -> Any:
+        return brainstate.transform.for_loop(step_function(model), xs, targets)
+
+    run = make(losses, model.states(brainstate.ParamState))
+
+    @brainstate.transform.jit
+    def call(xs: Any, targets: Any) -> Any:
+        brainstate.nn.init_all_states(model, batch_size=task.batch)
+        return run(xs, targets)
+
+    return Subject(lambda: call(*task.data), rule=rule)
+
+
+def bptt(task: Task) -> Subject:
+    """Compile backpropagation through time of the same model."""
+
+    def make(losses: Any, parameters: Any) -> Any:
+        return lambda *data: brainstate.transform.grad(lambda: losses(*data).mean(), parameters)()
+
+    return _of_model(task, "bptt", make)
+
+
+def truncated_bptt(task: Task, window: int) -> Subject:
+    """Compile truncated BPTT: one gradient for each window, which the sequence fills exactly."""
+    windows = task.steps // window
+
+    def make(losses: Any, parameters: Any) -> Any:
+        def one_window(total: Any, now: Any) -> Any:
+            loss = lambda: losses(*now).mean() / windows  # noqa: E731
+            found = brainstate.transform.grad(loss, parameters)()
+            return jax.tree.map(jnp.add, total, found), None
+
+        def gradient(*data: Any) -> Any:
+            zero = {path: jax.tree.map(jnp.zeros_like, s.value) for path, s in parameters.items()}
+            return brainstate.transform.scan(one_window, zero, windows_of(data, window))[0]
+
+        return gradient
+
+    return _of_model(task, f"truncated BPTT, windows of {window}", make)
+
+
+def windows_of(arrays: Any, window: int) -> Any:
+    """Return arrays with a leading axis of windows, which the sequence fills exactly."""
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, window, *leaf.shape[1:]), arrays)
+
+
+def forward(task: Task) -> Subject:
+    """Compile the losses of the sequence, without gradients."""
+    return _of_model(task, "", lambda losses, parameters: losses)
+
+
+def online(
+    task: Task,
+    algorithm: str = "d_rtrl",
+    chunk: int | None = None,
+    count_reset: bool = True,
+    window: int | None = None,
+) -> Subject:
+    """Compile a sequence gradient that begins with a reset, which may be part of the time."""
+    if algorithm not in task.learners:
+        task.learners[algorithm] = learner_of(task, algorithm)
+    learner = task.learners[algorithm]
+    gradient = sequence_gradient(task, learner, chunk, window)
+    rule = algorithm if window is None else f"{algorithm}, windows of {window}"
+
+    def reset() -> None:
+        learner.reset_state(task.batch)
+        wait_for_states(learner)
+
+    def reset_and_gradient() -> Any:
+        learner.reset_state(task.batch)
+        return gradient()
+
+    if count_reset:
+        return Subject(reset_and_gradient, rule=rule)
+    return Subject(gradient, before=reset, rule=rule)
+
+
+def carrying_on(task: Task, algorithm: str = "d_rtrl", chunk: int | None = None) -> Subject:
+    """Compile a sequence gradient whose states and traces are those that the last call left.
+
+    A first sequence has gone through the learner, so that no trace is zero.
+    """
+    learner = learner_of(task, algorithm)
+    if chunk is None:
+        task.learners[f"{algorithm}, carrying on"] = learner
+    run = sequence_gradient(task, learner, chunk)
+    jax.block_until_ready(run())
+    return Subject(run, rule=f"{algorithm}, carrying on")
+
+
+def chosen_chunk(task: Task, way: str) -> float:
+    """Return the chunk size that the library chose for the last call of a shared learner."""
+    rows = task.learners[way].report().sequences
+    return float([row.chunk_size for row in rows if row.budget is not None][-1])
+
+
+def chosen_chunks(
+    task: Task, name: str = "D_RTRL", algorithm: str = "d_rtrl"
+) -> dict[str, Callable[[], float]]:
+    """Return facts: the chunks that the library chose."""
+    ways = (f"{name}, auto", algorithm), (f"{name}, carrying on", f"{algorithm}, carrying on")
+    return {
+        f"steps of a chunk, {label}": functools.partial(chosen_chunk, task, way)
+        for label, way in ways
+    }

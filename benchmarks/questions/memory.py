@@ -10,31 +10,18 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from .. import handwritten
 from ..case import Case, NotOffered, Prepared, Target
 from ..networks import Network, dense
-from ..subjects import Task, bptt_of, learner_of, step_function, without_states
+from ..subjects import Task, learner_of, plain_bptt, step_function, without_states
 
 CHUNK = 16
 LENGTHS = (64, 256, 1024, 4096, 16384, 65536)
-LABELS = (
-    "BPTT",
-    "D_RTRL, chunks of 16",
-    "ES_D_RTRL, chunks of 16",
-    "hand-written, chunks of 16",
-)
 
 
 def temporary_bytes(compiled: Any) -> float:
-    """Return the bytes of the temporary buffers of a compiled program.
-
-    Raises
-    ------
-    NotOffered
-        If the device does not tell.
-    """
+    """Return the bytes of the temporary buffers of a compiled program."""
     analysis = compiled.memory_analysis()
     size = getattr(analysis, "temp_size_in_bytes", None)
     if size is None:
@@ -51,7 +38,7 @@ def bytes_of_call(call: Callable[..., Any], *arguments: Any) -> float:
 
 def plain_bytes(task: Task, make: Callable[[Network], Any]) -> float:
     """Return the temporary bytes of a function of parameters, inputs and targets."""
-    lowered = jax.jit(make(task.network)).lower(task.parameters, *_shapes(task))
+    lowered = jax.jit(make(task.network)).lower(task.network.parameters(), *_shapes(task))
     return temporary_bytes(lowered.compile())
 
 
@@ -67,41 +54,35 @@ def online_bytes(task: Task, algorithm: str) -> float:
 
 
 def _shapes(task: Task) -> tuple[Any, ...]:
-    shapes = jax.eval_shape(lambda: task.network.data(task.steps, task.batch))
-    return tuple(jax.ShapeDtypeStruct(leaf.shape, jnp.dtype(task.dtype)) for leaf in shapes)
+    return tuple(jax.eval_shape(lambda: task.network.data(task.steps, task.batch)))
+
+
+BY_HAND = partial(handwritten.chunked, chunk=CHUNK)
+WAYS: dict[str, Callable[[Task], float]] = {
+    "BPTT": partial(plain_bytes, make=plain_bptt),
+    "D_RTRL, chunks of 16": partial(online_bytes, algorithm="d_rtrl"),
+    "ES_D_RTRL, chunks of 16": partial(online_bytes, algorithm="es_d_rtrl"),
+    "hand-written, chunks of 16": partial(plain_bytes, make=BY_HAND),
+}
 
 
 def prepare(tasks: dict[str, Task]) -> Prepared:
     """Return the temporary bytes of all ways at all sizes."""
-    ways: dict[str, Callable[[Task], float]] = {
-        "BPTT": lambda task: plain_bytes(task, bptt_of),
-        "D_RTRL, chunks of 16": lambda task: online_bytes(task, "d_rtrl"),
-        "ES_D_RTRL, chunks of 16": lambda task: online_bytes(task, "es_d_rtrl"),
-        "hand-written, chunks of 16": lambda task: plain_bytes(
-            task, lambda network: handwritten.chunked(network, CHUNK)
-        ),
+    facts = {
+        f"{label}, {size}": partial(way, task)
+        for size, task in tasks.items()
+        for label, way in WAYS.items()
     }
-    return Prepared(
-        facts={
-            f"{label}, {size}": partial(way, task)
-            for size, task in tasks.items()
-            for label, way in ways.items()
-        },
-    )
+    return Prepared(facts=facts)
 
 
 def against_length(lengths: tuple[int, ...], hidden: int, batch: int) -> Case:
     """Return the case of a growing length."""
     last, first = f"T={lengths[-1]}", f"T={lengths[0]}"
-    labels = [label for label in LABELS if "D_RTRL" in label]
+    labels = [label for label in WAYS if "D_RTRL" in label]
     return Case(
         name=f"memory/T to {lengths[-1]}",
-        parameters={
-            "hidden": hidden,
-            "batch": batch,
-            "axis": "T",
-            "values": list(lengths),
-        },
+        parameters={"hidden": hidden, "batch": batch, "axis": "T", "values": list(lengths)},
         build=lambda: prepare({f"T={t}": Task(dense(hidden=hidden), t, batch) for t in lengths}),
         targets=(
             *(Target(f"{label}, {last}", f"{label}, {first}", 1.1) for label in labels),
@@ -122,12 +103,7 @@ def cases(platform: str) -> list[Case]:
         ),
         Case(
             name="memory/B to 128",
-            parameters={
-                "steps": 256,
-                "hidden": 256,
-                "axis": "B",
-                "values": list(batches),
-            },
+            parameters={"steps": 256, "hidden": 256, "axis": "B", "values": list(batches)},
             build=lambda: prepare({f"B={b}": Task(dense(), 256, b) for b in batches}),
         ),
     ]

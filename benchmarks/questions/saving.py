@@ -14,11 +14,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 import braintrace
 from braintrace._optional import optional_import
 
-from ..case import Case, NotOffered, Prepared, Subject, Target
+from ..case import Case, Prepared, Subject, Target
 from ..networks import NETWORKS
 from ..subjects import Task, learner_of
 
@@ -34,11 +35,7 @@ class Saved:
     """A learner in two folders: in one by the library, in the other by orbax alone."""
 
     def __init__(self, task: Task) -> None:
-        try:
-            optax: Any = optional_import("optax", "optimizers")
-            self.orbax: Any = optional_import("orbax.checkpoint", "checkpoint")
-        except ImportError as error:
-            raise NotOffered("optax or orbax-checkpoint is not installed") from error
+        self.orbax: Any = optional_import("orbax.checkpoint", "checkpoint")
         self.learner = learner_of(task, "d_rtrl")
         self.learner.init_optimizer(optax.adam(1e-3))
         self.pure = self.learner.functional()

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from .. import handwritten, subjects, ways
+from .. import handwritten, subjects
 from ..case import Case, Prepared, Subject, Target
 from ..networks import dense
 from ..subjects import Task
@@ -46,7 +46,7 @@ TARGETS = (
 
 def products(task: Task) -> Subject:
     """Time the matrix products of `D_RTRL` alone, in one chunk."""
-    small = jax.tree.map(lambda weight: 0.5 * weight, task.parameters)
+    small = jax.tree.map(lambda weight: 0.5 * weight, task.network.parameters())
 
     @jax.jit
     def run(p: Any, xs: Any) -> Any:
@@ -76,7 +76,7 @@ def prepare(task: Task) -> Prepared:
     by_hand = partial(subjects.by_hand, task)
     smoothed = partial(handwritten.smoothed, alpha=subjects.ALPHA)
     compared: dict[str, Callable[[], Subject]] = {
-        "BPTT": partial(subjects.bptt, task),
+        "BPTT": partial(by_hand, subjects.plain_bptt, "bptt"),
         PRODUCTS: partial(products, task),
         "hand-written, one chunk": partial(by_hand, handwritten.one_chunk),
         "hand-written, chunks of 16": partial(by_hand, partial(handwritten.chunked, chunk=16)),
@@ -84,7 +84,7 @@ def prepare(task: Task) -> Prepared:
     }
     for label, (algorithm, chunk) in online.items():
         for suffix, count in (("", True), (", without reset", False)):
-            compared[label + suffix] = partial(ways.online, task, algorithm, chunk, count)
+            compared[label + suffix] = partial(subjects.online, task, algorithm, chunk, count)
     return Prepared(compared)
 
 
@@ -93,12 +93,7 @@ def case(steps: int, hidden: int, batch: int) -> Case:
     task = Task(dense(hidden=hidden), steps, batch)
     return Case(
         name=f"sequence/T={steps},H={hidden},B={batch}",
-        parameters={
-            "steps": steps,
-            "hidden": hidden,
-            "batch": batch,
-            "dtype": "float32",
-        },
+        parameters={"steps": steps, "hidden": hidden, "batch": batch, "dtype": "float32"},
         build=lambda: prepare(task),
         targets=TARGETS,
         quick=(steps, hidden, batch) == (64, 256, 32),

@@ -10,66 +10,67 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 
-from .. import ways
+from .. import subjects
 from ..case import Case, Prepared, Subject, Target
-from ..spiking import Net, SpikingTask
+from ..modules import Net
+from ..subjects import Task
 from .memory import bytes_of_call
 
 SMALL, LARGE = 10_000, 100_000
 ROWS = (
-    *(SpikingTask(Net("LIF", SMALL, 100), 64, batch) for batch in (1, 16)),
-    *(SpikingTask(Net("ALIF", SMALL, 100), 64, batch) for batch in (1, 16)),
-    *(SpikingTask(Net("LIF", LARGE, 100), 16, batch) for batch in (1, 16)),
-    SpikingTask(Net("ALIF", LARGE, 100), 16, 1),
+    *(Task(Net("LIF", SMALL, 100), 64, batch) for batch in (1, 16)),
+    *(Task(Net("ALIF", SMALL, 100), 64, batch) for batch in (1, 16)),
+    *(Task(Net("LIF", LARGE, 100), 16, batch) for batch in (1, 16)),
+    Task(Net("ALIF", LARGE, 100), 16, 1),
 )
-QUICK = SpikingTask(Net("LIF", 1_000, 100), 64, 1)
+QUICK = Task(Net("LIF", 1_000, 100), 64, 1)
 LARGEST_BPTT = 2**30
 """Entries, samples and steps up to which BPTT is run: it may hold a number for each."""
 
 BYTES = "temporary bytes, carrying on / bytes of entries times steps"
 
 
-def title(task: SpikingTask) -> str:
+def title(task: Task) -> str:
     """Return the name of a row."""
-    return f"{task.net.neuron},N={task.net.neurons},B={task.batch},T={task.steps}"
+    return f"{task.network.neuron},N={task.network.neurons},B={task.batch},T={task.steps}"
 
 
-def held(task: SpikingTask, way: str) -> float:
+def held(task: Task, way: str) -> float:
     """Return the temporary bytes of a sequence gradient over those of every entry and step."""
-    found = bytes_of_call(ways.sequence_gradient(task, task.learners[way]))
-    return found / (4 * task.net.entries * task.steps * task.batch)
+    found = bytes_of_call(subjects.sequence_gradient(task, task.learners[way]))
+    return found / (4 * task.network.entries * task.steps * task.batch)
 
 
-def per_step(task: SpikingTask, make: Callable[[], Subject]) -> Subject:
+def per_step(task: Task, make: Callable[[], Subject]) -> Subject:
     """Return a function that is timed per step."""
     return dataclasses.replace(make(), work=task.steps)
 
 
-def prepare(task: SpikingTask) -> Prepared:
+def prepare(task: Task) -> Prepared:
     """Return everything that is compared on a net."""
     compared: dict[str, Callable[[], Subject]] = {
-        "forward": partial(ways.forward, task),
-        "D_RTRL, auto": partial(ways.online, task),
-        "ES_D_RTRL, auto": partial(ways.online, task, "es_d_rtrl"),
-        "D_RTRL, carrying on": partial(ways.carrying_on, task),
-        "ES_D_RTRL, carrying on": partial(ways.carrying_on, task, "es_d_rtrl"),
+        "forward": partial(subjects.forward, task),
+        "D_RTRL, auto": partial(subjects.online, task),
+        "ES_D_RTRL, auto": partial(subjects.online, task, "es_d_rtrl"),
+        "D_RTRL, carrying on": partial(subjects.carrying_on, task),
+        "ES_D_RTRL, carrying on": partial(subjects.carrying_on, task, "es_d_rtrl"),
     }
-    if task.net.entries * task.batch * task.steps <= LARGEST_BPTT:
-        compared["BPTT"] = partial(ways.bptt, task)
+    if task.network.entries * task.batch * task.steps <= LARGEST_BPTT:
+        compared["BPTT"] = partial(subjects.bptt, task)
     return Prepared(
         {label: partial(per_step, task, make) for label, make in compared.items()},
-        facts=ways.chosen_chunks(task) | {BYTES: partial(held, task, "d_rtrl, carrying on")},
+        facts=subjects.chosen_chunks(task) | {BYTES: partial(held, task, "d_rtrl, carrying on")},
     )
 
 
-def case(task: SpikingTask) -> Case:
+def case(task: Task) -> Case:
     """Return the case of one net."""
     return Case(
         name=f"sparse_nets/{title(task)}",
         parameters={
-            "network": task.net.neuron,
-            "neurons": task.net.neurons,
-            "synapses": task.net.entries,
+            "network": task.network.neuron,
+            "neurons": task.network.neurons,
+            "synapses": task.network.entries,
             "batch": task.batch,
             "steps": task.steps,
         },

@@ -11,14 +11,13 @@ from typing import Any
 
 import brainstate
 import jax.numpy as jnp
+import optax
 import saiunit
 
 import braintrace
-from braintrace._optional import optional_import
 
-from .. import subjects
-from ..case import Case, NotOffered, Prepared, Subject, Target
-from ..networks import Network, alif, squared_error
+from ..case import Case, Prepared, Subject, Target
+from ..networks import Model, Network, alif, squared_error
 from ..subjects import Task, compiled
 
 PLAIN, LEAKY, MASKED = "plain readout", "leaky readout", "leaky readout, mask"
@@ -26,12 +25,12 @@ OUTPUTS = 10
 TIME_STEP = 1.0 * saiunit.ms
 
 
-class Model(brainstate.nn.Module):
+class WithReadout(brainstate.nn.Module):
     """ALIF neurons, and a readout of their spikes."""
 
     def __init__(self, network: Network, readout: brainstate.nn.Module) -> None:
         super().__init__()
-        self.layer, self.readout = subjects.Model(network), readout
+        self.layer, self.readout = Model(network), readout
 
     def update(self, x: Any) -> Any:
         return self.readout(self.layer(x))
@@ -47,15 +46,11 @@ def of_spikes(network: Network) -> Network:
 
 def stream(task: Task, make: Callable[[], brainstate.nn.Module], **options: Any) -> Subject:
     """Time a stream that learns at every step, per step."""
-    try:
-        optax: Any = optional_import("optax", "optimizers")
-    except ImportError as error:
-        raise NotOffered("optax is not installed") from error
     brainstate.random.seed(0)
     xs, targets = task.data
     with brainstate.environ.context(dt=TIME_STEP):
         learner = compiled(
-            Model(of_spikes(task.network), make()), "d_rtrl", xs[0], batch_size=task.batch
+            WithReadout(of_spikes(task.network), make()), "d_rtrl", xs[0], batch_size=task.batch
         )
     call = {"step_fn": lambda x, target: squared_error(learner(x), target), **options}
     call["optimizer"] = optax.adam(1e-3)
@@ -69,7 +64,7 @@ def stream(task: Task, make: Callable[[], brainstate.nn.Module], **options: Any)
 
 def prepare(task: Task) -> Prepared:
     """Return everything that is compared."""
-    units = task.network.states["V"][0]
+    units = task.network.states["V"]
     leaky = partial(braintrace.nn.LeakyRateReadout, units, OUTPUTS)
     return Prepared(
         {

@@ -9,61 +9,62 @@ sequence.
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from .. import ways
+from .. import subjects
 from ..case import Case, Prepared, Subject, Target
-from ..stack import Layers, StackTask
+from ..modules import Layers
+from ..subjects import Task
 
 CHUNKS = (32, 64, 128, 256)
 BEST = "D_RTRL, auto / best fixed chunk"
 ROWS = (
-    StackTask(Layers("GRUCell", 3, 256), 512, 32),
-    StackTask(Layers("LSTMCell", 1, 256), 256, 32),
-    StackTask(Layers("LeakyRNN", 4, 256), 256, 64),
-    StackTask(Layers("IndRNN", 3, 256), 256, 32),
-    StackTask(Layers("LRUCell", 4, 128), 256, 32),
-    StackTask(Layers("MGUCell", 1, 128), 512, 16),
-    StackTask(Layers("LeakyRNN", 1, 256), 128, 64),
+    Task(Layers("GRUCell", 3, 256), 512, 32),
+    Task(Layers("LSTMCell", 1, 256), 256, 32),
+    Task(Layers("LeakyRNN", 4, 256), 256, 64),
+    Task(Layers("IndRNN", 3, 256), 256, 32),
+    Task(Layers("LRUCell", 4, 128), 256, 32),
+    Task(Layers("MGUCell", 1, 128), 512, 16),
+    Task(Layers("LeakyRNN", 1, 256), 128, 64),
 )
 QUICK = ROWS[-1]
 GATED = ("GRUCell", "LSTMCell", "MGUCell")
 """Much of BPTT passes their weights backward, which D_RTRL omits."""
 
 
-def title(task: StackTask) -> str:
+def title(task: Task) -> str:
     """Return the name of a row."""
-    network = task.stack
+    network = task.network
     cells = f"{network.layers}x{network.cell}"
     return f"{cells},H={network.hidden},B={task.batch},T={task.steps}"
 
 
-def fixed(task: StackTask) -> dict[str, int]:
+def fixed(task: Task) -> dict[str, int]:
     """Return the chunk sizes that `'auto'` is compared with."""
     sizes = {f"D_RTRL, chunks of {chunk}": chunk for chunk in CHUNKS if chunk < task.steps}
     return sizes | {"D_RTRL, one chunk": task.steps}
 
 
-def best(task: StackTask, seconds: Mapping[str, float]) -> dict[str, float]:
+def best(task: Task, seconds: Mapping[str, float]) -> dict[str, float]:
     """Return what `'auto'` loses against the best of the fixed sizes."""
     return {BEST: seconds["D_RTRL, auto"] / min(seconds[name] for name in fixed(task))}
 
 
-def prepare(task: StackTask) -> Prepared:
+def prepare(task: Task) -> Prepared:
     """Return everything that is compared on a stack."""
     compared: dict[str, Callable[[], Subject]] = {
-        "BPTT": partial(ways.bptt, task),
-        "D_RTRL, auto": partial(ways.online, task),
-        "D_RTRL, carrying on": partial(ways.carrying_on, task),
-        "ES_D_RTRL, auto": partial(ways.online, task, "es_d_rtrl"),
-        "ES_D_RTRL, carrying on": partial(ways.carrying_on, task, "es_d_rtrl"),
+        "BPTT": partial(subjects.bptt, task),
+        "D_RTRL, auto": partial(subjects.online, task),
+        "D_RTRL, carrying on": partial(subjects.carrying_on, task),
+        "ES_D_RTRL, auto": partial(subjects.online, task, "es_d_rtrl"),
+        "ES_D_RTRL, carrying on": partial(subjects.carrying_on, task, "es_d_rtrl"),
     }
     for label, chunk in fixed(task).items():
-        compared[label] = partial(ways.online, task, "d_rtrl", chunk)
-    return Prepared(compared, ways.chosen_chunks(task), partial(best, task))
+        compared[label] = partial(subjects.online, task, "d_rtrl", chunk)
+    return Prepared(compared, subjects.chosen_chunks(task), partial(best, task))
 
 
-def case(task: StackTask) -> Case:
+def case(task: Task) -> Case:
     """Return the case of one stack."""
-    network = task.stack
+    network = task.network
     limit = 0.7 if network.cell in GATED else 1.0
     return Case(
         name=f"stacks/{title(task)}",

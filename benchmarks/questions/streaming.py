@@ -19,14 +19,7 @@ import braintrace
 from ..case import Case, Prepared, Subject, Target
 from ..handwritten_steps import BY_HAND
 from ..networks import NETWORKS, squared_error
-from ..subjects import (
-    OPTIONS,
-    Task,
-    learner_of,
-    named,
-    wait_for_states,
-    without_states,
-)
+from ..subjects import OPTIONS, Task, learner_of, named, wait_for_states
 
 LIMITS = {"cpu": 2.5, "gpu": 1.5}
 OVER_HAND = 1.15
@@ -38,23 +31,13 @@ PASS, HAND = "one pass, in a loop", "hand-written step, in a loop"
 
 ALGORITHMS: dict[str, Any] = {"d_rtrl": braintrace.D_RTRL, "es_d_rtrl": braintrace.ES_D_RTRL}
 
-Step = Callable[[Any, Any], Any]
-
 
 class Stream:
-    """A model that learns one step at a time, as users write it.
-
-    Parameters
-    ----------
-    task
-        The network and its sequence.
-    algorithm
-        A name of `subjects.OPTIONS`.
-    """
+    """A model that learns one step at a time, as users write it."""
 
     def __init__(self, task: Task, algorithm: str = "d_rtrl") -> None:
         self.task = task
-        self.model = task.model()
+        self.model = task.network.model()
         brainstate.nn.init_all_states(self.model, batch_size=task.batch)
         self.algorithm = ALGORITHMS[algorithm](self.model, **OPTIONS[algorithm])
         with warnings.catch_warnings():
@@ -77,34 +60,10 @@ class Stream:
         jax.block_until_ready(self.algorithm.traces.value)
 
 
-def pure_step(step: Step, x: Any, target: Any) -> tuple[Callable[..., Any], list[Any], list[Any]]:
-    """Return a step of a stream without its side effects.
-
-    Returns
-    -------
-    run
-        ``run(moving, still, x, target) -> (moving, gradients)``, of the values of States.
-    moving, still
-        Current values of the States that the step writes, and of those that it only reads.
-    """
-    function, states = without_states(step, x, target)
-    values = [state.value for state in states]
-    written = [new is not None for new in jax.eval_shape(function, values, x, target)[0]]
-
-    def run(moving: list[Any], still: list[Any], x: Any, target: Any) -> Any:
-        moving, still = list(moving), list(still)
-        values = [(moving if moves else still).pop(0) for moves in written]
-        new, found = function(values, x, target)
-        return [value for value, moves in zip(new, written, strict=True) if moves], found
-
-    pairs = list(zip(values, written, strict=True))
-    return run, [v for v, moves in pairs if moves], [v for v, moves in pairs if not moves]
-
-
 def loop(task: Task, algorithm: str = "d_rtrl") -> Subject:
     """Time steps in one compiled loop, which keeps the gradient of the last."""
     stream = Stream(task, algorithm)
-    zero = jax.tree.map(jnp.zeros_like, task.parameters)
+    zero = jax.tree.map(jnp.zeros_like, task.network.parameters())
 
     def over_steps(combine: Callable[[Any, Any], Any]) -> Callable[..., Any]:
         def run(xs: Any, targets: Any) -> Any:
@@ -133,7 +92,7 @@ def loop(task: Task, algorithm: str = "d_rtrl") -> Subject:
 def by_hand(task: Task) -> Subject:
     """Time hand-written steps in one compiled loop, which keeps the gradient of the last."""
     step, zeros = BY_HAND[task.network.name](task.network, task.batch)
-    zero = jax.tree.map(jnp.zeros_like, task.parameters)
+    zero = jax.tree.map(jnp.zeros_like, task.network.parameters())
 
     def over_steps(combine: Callable[[Any, Any], Any]) -> Callable[..., Any]:
         # Parameters that change after every step are no constants of the program.
@@ -155,12 +114,12 @@ def by_hand(task: Task) -> Subject:
         jax.block_until_ready(held)
 
     def run() -> Any:
-        held[0], held[1], gradients = last(task.parameters, *held, *task.data)
+        held[0], held[1], gradients = last(task.network.parameters(), *held, *task.data)
         return gradients
 
     def mean(_: Any) -> Any:
         begin()
-        gradients = total(task.parameters, *held, *task.data)[2]
+        gradients = total(task.network.parameters(), *held, *task.data)[2]
         return {name: value / task.steps for name, value in gradients.items()}
 
     return Subject(run, before=begin, work=task.steps, rule="d_rtrl", found=mean)
@@ -216,12 +175,7 @@ def case(network: str, hidden: int, batch: int, limit: float, steps: int | None 
     task = Task(NETWORKS[network](hidden=hidden), steps, batch)
     return Case(
         name=f"streaming/{network},H={hidden},B={batch},T={steps}",
-        parameters={
-            "network": network,
-            "hidden": hidden,
-            "batch": batch,
-            "steps": steps,
-        },
+        parameters={"network": network, "hidden": hidden, "batch": batch, "steps": steps},
         build=lambda: prepare(task),
         targets=(
             Target(LOOP, PASS, limit),

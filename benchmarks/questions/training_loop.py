@@ -14,10 +14,9 @@ from typing import Any
 import brainstate
 import jax
 import jax.numpy as jnp
+import optax
 
-from braintrace._optional import optional_import
-
-from ..case import Case, NotOffered, Prepared, Subject, Target
+from ..case import Case, Prepared, Subject, Target
 from ..networks import NETWORKS
 from ..subjects import Task, learner_of, named, step_function
 
@@ -43,10 +42,6 @@ class Loop:
     """A learner that learns a task, and an optimizer."""
 
     def __init__(self, task: Task) -> None:
-        try:
-            optax: Any = optional_import("optax", "optimizers")
-        except ImportError as error:
-            raise NotOffered("optax is not installed") from error
         self.task = task
         self.optimizer = optax.sgd(RATE, momentum=MOMENTUM)
         self.learner = learner_of(task, "d_rtrl")

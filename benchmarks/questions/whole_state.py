@@ -14,11 +14,11 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
-from .. import ways
+from .. import subjects
 from ..case import Case, Prepared, Subject, Target
+from ..modules import INPUTS, Layers
 from ..networks import squared_error
-from ..stack import INPUTS, Layers, StackTask
-from ..subjects import without_states
+from ..subjects import Task, without_states
 
 CHUNKS = (8, 16, 32, 64, 128)
 BY_HAND = "RTRL step by step, by hand"
@@ -27,36 +27,36 @@ OVER_HAND = 0.5
 """A trace of states times outputs instead of states times weights, moved on at every step."""
 BEST = "RTRL, carrying on / best fixed chunk"
 COMPARED = (
-    StackTask(Layers("LeakyRNN", 1, 64), 256, 8),
-    StackTask(Layers("GRUCell", 1, 64), 256, 8),
+    Task(Layers("LeakyRNN", 1, 64), 256, 8),
+    Task(Layers("GRUCell", 1, 64), 256, 8),
 )
 REPORTED = (
     *(
-        StackTask(Layers(cell, 1, hidden), 256, 8)
+        Task(Layers(cell, 1, hidden), 256, 8)
         for cell in ("GRUCell", "LSTMCell")
         for hidden in (16, 32, 64, 128)
         if (cell, hidden) != ("GRUCell", 64)
     ),
-    *(StackTask(Layers(cell, 1, 256), 256, 1) for cell in ("GRUCell", "LSTMCell")),
+    *(Task(Layers(cell, 1, 256), 256, 1) for cell in ("GRUCell", "LSTMCell")),
 )
 
 
-def fixed(task: StackTask) -> dict[str, int]:
+def fixed(task: Task) -> dict[str, int]:
     """Return the chunk sizes that `'auto'` is compared with."""
     return {f"RTRL, chunks of {chunk}": chunk for chunk in CHUNKS if chunk < task.steps}
 
 
-def best(task: StackTask, seconds: Mapping[str, float]) -> dict[str, float]:
+def best(task: Task, seconds: Mapping[str, float]) -> dict[str, float]:
     """Return what `'auto'` loses against the best of the fixed sizes."""
     return {BEST: seconds["RTRL, carrying on"] / min(seconds[n] for n in fixed(task))}
 
 
-def by_hand(task: StackTask) -> Subject:
+def by_hand(task: Task) -> Subject:
     r"""Compile :math:`\epsilon^t = J^t \epsilon^{t-1} + \partial h^t / \partial w`, step by step.
 
     For a layer with one hidden state that is its output.
     """
-    model = task.model()
+    model = task.network.model()
     layer, readout = model.layers[0], model.out.weight
     brainstate.nn.init_all_states(layer, batch_size=1)
     cell, states = without_states(layer, jnp.zeros((1, INPUTS)))
@@ -84,7 +84,7 @@ def by_hand(task: StackTask) -> Subject:
             own = jax.tree.map(lambda e: jnp.einsum("bh,bh...->...", signal, e), traces)
             return (h, traces, jax.tree.map(jnp.add, total, (own, direct))), None
 
-        h = jnp.zeros((task.batch, task.stack.hidden))
+        h = jnp.zeros((task.batch, task.network.hidden))
         traces = jax.tree.map(lambda w: jnp.zeros((*h.shape, *w.shape)), weights)
         zero = jax.tree.map(jnp.zeros_like, (weights, readout))
         total = jax.lax.scan(step, (h, traces, zero), (xs, targets))[0][-1]
@@ -99,25 +99,25 @@ def by_hand(task: StackTask) -> Subject:
     return Subject(lambda: gradient(weights, readout.value, *task.data), rule="rtrl", found=found)
 
 
-def prepare(task: StackTask, compare: bool) -> Prepared:
+def prepare(task: Task, compare: bool) -> Prepared:
     """Return everything that is compared on a layer."""
     compared: dict[str, Callable[[], Subject]] = {
-        "BPTT": partial(ways.bptt, task),
-        "RTRL, auto": partial(ways.online, task, "rtrl"),
-        "RTRL, carrying on": partial(ways.carrying_on, task, "rtrl"),
+        "BPTT": partial(subjects.bptt, task),
+        "RTRL, auto": partial(subjects.online, task, "rtrl"),
+        "RTRL, carrying on": partial(subjects.carrying_on, task, "rtrl"),
     }
     if compare:
         compared[BY_HAND] = partial(by_hand, task)
-        compared[FACTORS] = partial(ways.carrying_on, task, "kf_rtrl")
+        compared[FACTORS] = partial(subjects.carrying_on, task, "kf_rtrl")
         for label, chunk in fixed(task).items():
-            compared[label] = partial(ways.carrying_on, task, "rtrl", chunk)
+            compared[label] = partial(subjects.carrying_on, task, "rtrl", chunk)
     derive = partial(best, task) if compare else None
-    return Prepared(compared, ways.chosen_chunks(task, "RTRL", "rtrl"), derive)
+    return Prepared(compared, subjects.chosen_chunks(task, "RTRL", "rtrl"), derive)
 
 
-def case(task: StackTask, compare: bool = False, quick: bool = False) -> Case:
+def case(task: Task, compare: bool = False, quick: bool = False) -> Case:
     """Return the case of one layer."""
-    network = task.stack
+    network = task.network
     targets = [Target("RTRL, auto", "BPTT", None), Target("RTRL, carrying on", "BPTT", None)]
     if compare:
         targets += [

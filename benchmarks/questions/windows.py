@@ -7,12 +7,11 @@ in a scan over the windows. 64 inputs, 10 outputs, 32 sequences, float32.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
-from .. import handwritten_windows, subjects, ways
+from .. import handwritten_windows, subjects
 from ..case import Case, Prepared, Subject, Target
+from ..modules import Layers
 from ..networks import NETWORKS
-from ..stack import Layers, StackTask
 from ..subjects import Task, wait_for_states
 from .memory import bytes_of_call
 from .streaming import traces_of
@@ -25,25 +24,25 @@ OVER_TRUNCATED = 1.15
 CELLS = ("dense", "gru", "lstm", "alif")
 
 
-def memory_over_limit(task: Any, window: int) -> float:
+def memory_over_limit(task: Task, window: int) -> float:
     """Return temporary bytes of `D_RTRL` over those of truncated BPTT and 1.2 times its traces."""
     learner = task.learners["d_rtrl"]
     learner.reset_state(task.batch)
     wait_for_states(learner)
-    own = bytes_of_call(ways.sequence_gradient(task, learner, window=window))
+    own = bytes_of_call(subjects.sequence_gradient(task, learner, window=window))
     traces = sum(leaf.nbytes for leaf in traces_of(task))
-    return own / (bytes_of_call(ways.truncated_bptt(task, window).run) + 1.2 * traces)
+    return own / (bytes_of_call(subjects.truncated_bptt(task, window).run) + 1.2 * traces)
 
 
-def prepare(task: Any, windows: tuple[int, ...]) -> Prepared:
+def prepare(name: str, task: Task, windows: tuple[int, ...]) -> Prepared:
     """Return everything that is compared on a task."""
-    compared: dict[str, Callable[[], Subject]] = {"BPTT": partial(ways.bptt, task)}
+    compared: dict[str, Callable[[], Subject]] = {"BPTT": partial(subjects.bptt, task)}
     for window in windows:
-        compared[f"truncated BPTT, {window}"] = partial(ways.truncated_bptt, task, window)
+        compared[f"truncated BPTT, {window}"] = partial(subjects.truncated_bptt, task, window)
         for algorithm in ("d_rtrl", "es_d_rtrl"):
-            make = partial(ways.online, task, algorithm, window=window)
+            make = partial(subjects.online, task, algorithm, window=window)
             compared[f"{algorithm.upper()}, {window}"] = make
-        if isinstance(task, Task) and task.network.name in handwritten_windows.DRIVES:
+        if name in handwritten_windows.DRIVES:
             by_hand = partial(handwritten_windows.with_traces, window=window)
             make = partial(subjects.by_hand, task, by_hand, f"d_rtrl, windows of {window}")
             compared[f"hand-written D_RTRL, {window}"] = make
@@ -71,12 +70,12 @@ def targets(name: str, windows: tuple[int, ...]) -> tuple[Target, ...]:
     return tuple(rows)
 
 
-def case(name: str, task: Any, windows: tuple[int, ...] = WINDOWS, quick: bool = False) -> Case:
+def case(name: str, task: Task, windows: tuple[int, ...] = WINDOWS, quick: bool = False) -> Case:
     """Return the case of one network."""
     return Case(
         name=f"windows/{name},T={task.steps}",
         parameters={"network": name, "steps": task.steps, "batch": task.batch, "dtype": "float32"},
-        build=lambda: prepare(task, windows),
+        build=lambda: prepare(name, task, windows),
         targets=targets(name, windows),
         quick=quick,
         full=not quick,
@@ -89,6 +88,6 @@ def cases(platform: str) -> list[Case]:
     found = []
     for steps in (64, 512):
         found += [case(name, Task(NETWORKS[name](), steps, 32)) for name in CELLS]
-        found.append(case("2xLRUCell", StackTask(Layers("LRUCell", 2, 256), steps, 32)))
+        found.append(case("2xLRUCell", Task(Layers("LRUCell", 2, 256), steps, 32)))
     quick = Task(NETWORKS["dense"](), 32, 32)
     return [*found, case("dense", quick, (16,), quick=True)]

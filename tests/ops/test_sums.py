@@ -1,20 +1,14 @@
 """Sums over samples: additions on a CPU, reductions elsewhere, and the same gradient either way."""
 
-import benchmark_oracles
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from assertions import assert_gradients_close
+from operation_cases import BATCH, CASES, Diagonal, bptt, by_name, loss
 
-from benchmarks.networks import NETWORKS
-from benchmarks.questions import streaming
-from benchmarks.subjects import Task
+import braintrace
 from braintrace._etrace_op.sums import added_up, reduced, sum_over_samples
-
-SIZES = {
-    "conv": {"size": 4, "channels": 3, "inputs": 2},
-    "sparse": {"inputs": 3, "hidden": 6, "density": 0.5},
-}
 
 
 def product(operands):
@@ -64,9 +58,9 @@ def test_a_gpu_gets_reductions_and_no_chain_of_additions(lead):
     assert texts["cuda"].count("optimization_barrier") == axes - 1
 
 
-@pytest.mark.by_day("sparse")
-@pytest.mark.parametrize("network", SIZES)
-def test_steps_with_reductions_agree_with_the_oracle(network, monkeypatch):
+@pytest.mark.by_day("sparse_matmul with bias")
+@pytest.mark.parametrize("name", ["strided 1-D conv with bias", "sparse_matmul with bias"])
+def test_steps_with_reductions_agree_with_the_oracle(name, monkeypatch):
     calls = []
 
     def elsewhere(*operands, default, **_):
@@ -74,8 +68,9 @@ def test_steps_with_reductions_agree_with_the_oracle(network, monkeypatch):
         return default(*operands)
 
     monkeypatch.setattr(jax.lax, "platform_dependent", elsewhere)
-    task = Task(NETWORKS[network](**SIZES[network]), 4, 3)
-    subject = streaming.loop(task)
-    expected = benchmark_oracles.expected(task, "d_rtrl")
-    assert benchmark_oracles.deviation(subject.found(None), expected) <= 1e-4
+    (case,) = (case for case in CASES if case.name == name)
+    learner = braintrace.compile(Diagonal(case), "d_rtrl", case.inputs[0], batch_size=BATCH)
+    options = {"step_fn": lambda x: loss(learner(x)), "reduction": "sum", "chunk_size": 1}
+    found = by_name(learner.etrace_grad(case.inputs, **options))
+    assert_gradients_close(found, bptt(case), 1e-5)
     assert calls

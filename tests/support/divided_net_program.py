@@ -15,10 +15,11 @@ import collectives as messages
 import jax
 import numpy as np
 import optax
+import saiunit
 
 import braintrace
-from benchmarks.spiking import Model, Net, SpikingTask, by_target
-from benchmarks.subjects import OPTIONS, compiled, step_function
+from benchmarks.modules import Net, Spiking
+from benchmarks.subjects import OPTIONS, Task, compiled, step_function
 
 CHUNK = 4
 
@@ -36,7 +37,7 @@ def deviation(found, expected):
 
 def learner_on(task, rule, devices):
     """Return a learner of a net that is divided over so many devices."""
-    model = Model(task.net, by_target(task.net))
+    model = Spiking(task.network, task.network.matrix(saiunit.sparse.CSC))
     example = task.data[0][0]
     learner = compiled(model, rule, example, batch_size=task.batch, **OPTIONS[rule])
     places = np.asarray(jax.devices()[:devices]).reshape(1, devices)
@@ -96,7 +97,7 @@ def held(learner):
 
 def planned(task, rule, devices):
     """Return what is planned that the programs take of a device."""
-    example, matrix = task.data[0][0], by_target(task.net)
+    example, matrix = task.data[0][0], task.network.matrix(saiunit.sparse.CSC)
     methods = {
         "etrace_online": {"optimizer": optax.sgd(0.1)},
         "etrace_grad": {"chunk_size": CHUNK, "from_zero": False},
@@ -104,7 +105,7 @@ def planned(task, rule, devices):
     found = {}
     for method, options in methods.items():
         plan = braintrace.plan(
-            lambda: Model(task.net, matrix),
+            lambda: Spiking(task.network, matrix),
             rule,
             jax.ShapeDtypeStruct(example.shape, example.dtype),
             batch_size=task.batch,
@@ -145,7 +146,7 @@ def main():
     arguments = parser.parse_args()
     neurons, inputs, steps, batch = arguments.sizes
     with jax.enable_x64(True):  # a spike that round-off moves would move others
-        task = SpikingTask(Net(arguments.neuron, neurons, inputs), steps, batch)
+        task = Task(Net(arguments.neuron, neurons, inputs), steps, batch)
         print(json.dumps(facts(task, arguments.rule)))
 
 
