@@ -109,8 +109,7 @@ def _of_whole_state(
     found: dict[str, dict[str, jax.Array]] = {}
     for leaf in own:
         trace = kept[leaf.name]
-        is_of_all = trace.shape[1] == whole.size
-        reached = range(len(whole.leaves)) if is_of_all else whole.reached[leaf.name]
+        reached = whole.reached[leaf.name]
         ends = np.cumsum([whole.sizes[index] for index in reached])[:-1]
         parts = jnp.split(trace, ends, axis=1)
         for index, part in zip(reached, parts, strict=True):

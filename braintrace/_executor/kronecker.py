@@ -15,7 +15,7 @@ product is zero, both are set to zero. A bias has the constant input 1, a part o
 ``u``.
 
 An elementwise parameter (a leak, a gain) has the exact trace of RTRL, of states by parameters. It
-is as large as an ``A``.
+is at most as large as an ``A``.
 """
 
 import dataclasses
@@ -25,7 +25,6 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from .._errors import PrimitiveError
 from .._graph import (
@@ -54,7 +53,6 @@ from .product_uses import (
 from .random_signs import DRAWS, KEY, signs, specs_of_stream
 from .rank_one import balance, norms, over_steps
 from .restart import over_first_axis, where_flagged
-from .whole_chunk import parameters_behind, pulled_through
 from .whole_state import (
     flags_of_rows,
     flags_of_samples,
@@ -67,8 +65,11 @@ from .whole_state import (
     which_rows,
     whole_of,
 )
-from .whole_traces import entries
+from .whole_traces import WholeTraces, contracted
 from .zero import apart, as_arrays, widened
+
+EXACT = WholeTraces()
+"""The traces of parameters that are used in another way than in a product."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,9 +112,7 @@ class KroneckerTraces(PassingTraces):
 
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
         """Return ``u`` and ``A`` of each product, the exact traces, and the random stream."""
-        whole, unproduced = whole_of(graph), whole_of(without_products(graph)).uses
-        others = {name for use in unproduced for name in parameters_behind(graph, use)}
-        inputs, outputs, exact = {}, {}, {}
+        whole, inputs, outputs = whole_of(graph), {}, {}
         for product in products_of(graph):
             (length,) = shape_of_sample(product.x_aval.shape, product.use.x_axis)
             inputs[product.key] = TraceSpec(
@@ -133,47 +132,36 @@ class KroneckerTraces(PassingTraces):
                 operand="A",
                 samples=functools.partial(flags_of_rows, whole, 2 + len(rest)),
             )
-        for leaf in graph.traced.parameters:
-            if leaf.name in others:
-                exact[leaf.name] = TraceSpec(
-                    (whole.samples, whole.size, *leaf.shape),
-                    jnp.promote_types(row_dtype(whole), leaf.dtype),
-                    ("batch", "state", *entries(len(leaf.shape))),
-                    operand=leaf.name,
-                    samples=functools.partial(flags_of_rows, whole, 2 + len(leaf.shape)),
-                )
+        exact = EXACT.trace_specs(without_products(graph), every_state)
         return {"u": inputs, "A": outputs, "exact": exact, **specs_of_stream(self.seed)}
 
     def update(
         self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
     ) -> Traces:
         """Return the traces after recorded steps, one step at a time."""
-        return over_steps(functools.partial(_advanced, graph, weights), records, traces)
+        exact = traces["exact"]
+        if exact:
+            exact = EXACT.update(without_products(graph), weights, records, exact)
+        random = {name: trace for name, trace in traces.items() if name != "exact"}
+        after = over_steps(functools.partial(_advanced, graph, weights), records, random)
+        return {**after, "exact": exact}
 
     def entry_gradient(
         self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
     ) -> Weights:
         """Return the sum over samples of ``u (x) (mu . A)``, and the gradients of exact traces."""
-        whole, traces = whole_of(graph), as_arrays(traces)
+        whole, others, traces = whole_of(graph), without_products(graph), as_arrays(traces)
+        gradients = EXACT.entry_gradient(others, weights, mu, traces["exact"], zeros_select)
         arriving = to_rows(whole, [mu[leaf.name] for leaf in whole.leaves])
-        gradients: Weights = jax.tree.map(jnp.zeros_like, weights)
-
-        def arrived(trace: jax.Array) -> jax.Array:
-            trace = widened(trace, arriving.dtype)
-            if zeros_select:
-                trace = where_flagged(arriving != 0, trace)
-            return apart(jnp.einsum("bq,bq...->b...", arriving, trace), arriving)
-
         for product in products_of(graph):
             u = widened(traces["u"][product.key], arriving.dtype)
             if zeros_select:
                 u = where_flagged((arriving != 0).any(1), u)
-            key, onto = product.operand_key, arrived(traces["A"][product.key])
+            A = traces["A"][product.key]
+            onto = contracted("bq,bq...->b...", arriving, A, zeros_select)
+            key = product.operand_key
             found = _of_product(product, weights[key], u, onto)
             gradients[key] = {**gradients[key], **found}
-        for name, trace in traces["exact"].items():
-            found = arrived(trace).sum(0)
-            gradients[name] = {"value": found.astype(weights[name]["value"].dtype)}
         return gradients
 
 
@@ -181,11 +169,11 @@ def _advanced(graph: ETraceGraph, weights: Weights, records: Records, traces: Tr
     """Return the traces after one step."""
     whole, products = whole_of(graph), products_of(graph)
     dtype = jnp.promote_types(row_dtype(whole), jnp.float32)
-    u, A, exact = (widened(traces[kind], dtype) for kind in ("u", "A", "exact"))
+    u, A = (widened(traces[kind], dtype) for kind in ("u", "A"))
     if records.restart is not None:  # selected, not multiplied by zero: they may be NaN
         goes_on = which_rows(whole, ~records.restart[0])
         u = jax.tree.map(lambda leaf: where_flagged(goes_on.any(1), leaf), u)
-        A, exact = jax.tree.map(lambda leaf: where_flagged(goes_on, leaf), (A, exact))
+        A = jax.tree.map(lambda leaf: where_flagged(goes_on, leaf), A)
     inputs = inputs_of_step(graph, weights, tuple(leaf[0] for leaf in records.inputs))
     found = pulled_back(graph, inputs, unit_rows(whole))
     J = jnp.moveaxis(to_rows(whole, found.old), 1, 0).astype(dtype)
@@ -202,13 +190,7 @@ def _advanced(graph: ETraceGraph, weights: Weights, records: Records, traces: Tr
         new_u[key], new_A[key] = (
             new.astype(traces[kind][key].dtype) for kind, new in zip("uA", after, strict=True)
         )
-    return {
-        "u": new_u,
-        "A": new_A,
-        "exact": _exact(graph, weights, records, J, exact, traces["exact"]),
-        KEY: traces[KEY],
-        DRAWS: traces[DRAWS] + jnp.uint32(1),
-    }
+    return {"u": new_u, "A": new_A, KEY: traces[KEY], DRAWS: traces[DRAWS] + jnp.uint32(1)}
 
 
 def _combined(
@@ -226,27 +208,6 @@ def _combined(
 def _outputs(ndim: int) -> tuple[Role, ...]:
     output: Role = "output"
     return (output,) * ndim
-
-
-def _exact(
-    graph: ETraceGraph,
-    weights: Weights,
-    records: Records,
-    J: jax.Array,
-    traces: dict[str, jax.Array],
-    kept: Mapping[str, jax.Array],
-) -> dict[str, jax.Array]:
-    """Return the exact traces of elementwise parameters after one step."""
-    if not traces:
-        return {}
-    whole, others = whole_of(graph), without_products(graph)
-    every = {name: np.arange(whole.size) for name in traces}
-    found = pulled_through(others, weights, records, unit_rows(whole), every)
-    after = {}
-    for name, trace in traces.items():
-        carried = apart(jnp.einsum("bqr,br...->bq...", J, trace), J)
-        after[name] = (carried + found.of_parameters[name]).astype(kept[name].dtype)
-    return after
 
 
 def _of_product(

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from .._graph import ETraceGraph, ParameterUse, operand_key
 from .._jax import Equation, bind, is_var, struct_of
 from .._jaxpr.dataflow import Kind, kinds_of
+from .whole_chunk import parameters_behind
 from .whole_state import equation_of, row_dtype, whole_of
 
 Operands = dict[str, jax.Array]
@@ -114,10 +115,13 @@ def products_of(graph: ETraceGraph) -> list[Product]:
 
 
 def without_products(graph: ETraceGraph) -> ETraceGraph:
-    """Return the same model without the products of parameters."""
+    """Return the same model with the other uses of parameters, and the parameters in them, only."""
     whole = whole_of(graph)
     others = tuple(use for use in whole.uses if use.kind != "product")
-    return dataclasses.replace(graph, whole=dataclasses.replace(whole, uses=others))
+    names = {name for use in others for name in parameters_behind(graph, use)}
+    reached = {name: states for name, states in whole.reached.items() if name in names}
+    whole = dataclasses.replace(whole, uses=others, reached=reached)
+    return dataclasses.replace(graph, whole=whole)
 
 
 def shape_of_sample(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:

@@ -95,10 +95,7 @@ class WholeTraces(PassingTraces):
         for name, trace in traces.items():
             if not is_zero(trace):
                 own = arriving[:, whole.rows(whole.reached[name])]
-                trace = widened(trace, own.dtype)
-                if zeros_select:
-                    trace = where_flagged(own != 0, trace)
-                found = apart(jnp.einsum("bq,bq...->...", own, trace), own)
+                found = contracted("bq,bq...->...", own, trace, zeros_select)
                 gradients[name] = {"value": found.astype(weights[name]["value"].dtype)}
         return gradients
 
@@ -119,6 +116,14 @@ def entries(ndim: int) -> tuple[Role, ...]:
 def _of_rows(whole: WholeState, rows: np.ndarray, ndim: int, flags: jax.Array) -> jax.Array:
     """Return the rows of a trace that belong to samples whose flag is set."""
     return flags_of_rows(whole, 2 + ndim, flags)[:, rows]
+
+
+def contracted(axes: str, mu: jax.Array, trace: jax.Array, zeros_select: bool) -> jax.Array:
+    """Return ``mu . eps``; with ``zeros_select``, a zero removes NaN and infinity from a trace."""
+    trace = widened(trace, mu.dtype)
+    if zeros_select:
+        trace = where_flagged(mu != 0, trace)
+    return apart(jnp.einsum(axes, mu, trace), mu)
 
 
 def _moved_on(transition: jax.Array, trace: jax.Array, zeros_select: bool) -> jax.Array:
