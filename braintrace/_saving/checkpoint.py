@@ -34,7 +34,6 @@ from .._learner.state import FORECASTS, STEP_MARK
 from .._typing import PyTree, path_name
 from . import store
 from .contents import (
-    CONTENTS,
     OPTIMIZER,
     Contents,
     array_of,
@@ -45,20 +44,10 @@ from .contents import (
     has_forecasts,
     leaves_by_name,
 )
-from .schema import check
 from .trees import as_data, of_data
 
 FORMAT = 2
 """Format of new checkpoints. Every format up to it can be read."""
-
-OF_ANY_FORMAT = {"format": int, "versions": {"braintrace": str}}
-OF_A_FORMAT_READ = {
-    **CONTENTS,
-    "at start": bool,
-    "extra": object,  # checked by `of_data`
-    "empty": {str: list},
-    "checksums": {str: int},
-}
 
 FOLDER = Kind(
     "the path of a folder on a disk",
@@ -182,15 +171,16 @@ def restore(folder: str | os.PathLike[str], learner: Learner) -> Any:
 def _restored(path: pathlib.Path, learner: Learner) -> Any:
     damaged = f"The checkpoint in '{path}' is damaged, and nothing has been restored: "
     with store.told(damaged):
-        manifest = check(json.loads(store.read_text(path)), OF_ANY_FORMAT, "description")
-    if manifest["format"] > FORMAT:
+        manifest = json.loads(store.read_text(path))
+        number, version = manifest["format"], manifest["versions"]["braintrace"]
+    if number > FORMAT:
         raise CheckpointError(
-            f"The checkpoint in '{path}' has format {manifest['format']}, and this version of "
-            f"braintrace reads formats up to {FORMAT}. It was written by version "
-            f"{manifest['versions']['braintrace']}: install that one, or a later one."
+            f"The checkpoint in '{path}' has format {number}, and this version of "
+            f"braintrace reads formats up to {FORMAT}. It was written by version {version}: "
+            "install that one, or a later one."
         )
     with store.told(damaged):
-        saved = contents_of_data(check(manifest, OF_A_FORMAT_READ, "description"))
+        saved, at_start = contents_of_data(manifest), manifest["at start"]
     with learner.lock:
         functional = learner.functional()
         with learner.algorithm.traces.carried.read_by_the_way():
@@ -211,7 +201,7 @@ def _restored(path: pathlib.Path, learner: Learner) -> Any:
             new = _state_like(state, saved, arrays)
         with uninterrupted:
             functional.restore(new)
-            if manifest["at start"]:
+            if at_start:
                 learner.algorithm.leave_starting_traces()
             else:
                 learner.algorithm.traces.carried.take_over()

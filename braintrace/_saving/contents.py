@@ -14,7 +14,7 @@ from .._errors import OptionError
 from .._learner import Learner, LearnerState
 from .._learner.state import FORECASTS, STEP_MARK, places_of
 from .._typing import path_name
-from .units import UNIT, unit_as_data, unit_of_data
+from .units import unit_as_data, unit_of_data
 
 OPTIMIZER = "optimizer/"
 """Prefix of the names of the optimizer's arrays."""
@@ -23,13 +23,6 @@ _MARK = jax.tree_util.DictKey(f"others/{path_name(STEP_MARK)}")
 
 FORECASTS_OF_STATE = f"others/{path_name(FORECASTS)}/"
 """Prefix of the names of the arrays of forecasts."""
-
-CONTENTS = {
-    "options": {str: str},
-    "entries": {str: {"dtype": str, "shape": [int], "unit?": UNIT, "keys?": str}},
-    "optimizer": bool,
-}
-"""Schema of the data of `Contents`."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,8 +20,7 @@ from .._arguments import DEEPEST, is_quantity, is_state, shown
 from .._errors import OptionError
 from .._jax import is_there, is_tracer
 from .._typing import PyTree
-from .schema import check
-from .units import UNIT, unit_as_data, unit_of_data
+from .units import unit_as_data, unit_of_data
 
 Arrays = dict[str, Any]
 """Arrays of JAX or NumPy by name."""
@@ -128,8 +127,7 @@ def of_data(data: Any, arrays: Mapping[str, Any], level: int = 0) -> PyTree:
     kind = next((kind for kind in _KINDS if kind in data), None)
     if kind is None:
         raise ValueError(f"`extra` has none of {', '.join(_KINDS)}")
-    schema, make = _KINDS[kind]
-    return make(check(data, schema, "extra"), arrays, level)
+    return _KINDS[kind](data, arrays, level)
 
 
 def _array_as_data(array: Any, name: str, arrays: Arrays) -> Any:
@@ -188,35 +186,22 @@ def _namedtuple_of_data(data: Any, arrays: Mapping[str, Any], level: int) -> Any
 
 
 def _dict_of_data(data: Any, arrays: Mapping[str, Any], level: int) -> Any:
-    if any(len(pair) != 2 for pair in data["dict"]):
-        raise ValueError("a dict has keys without values")
     of = functools.partial(of_data, arrays=arrays, level=level + 1)
     return {of(key): of(value) for key, value in data["dict"]}
 
 
-_ARRAY = {
-    "array": str,
-    "of": frozenset(("jax", "numpy", "scalar")),
-    "keys?": str,
-    "dtype?": str,
-    "shape?": [int],
-}
+def _quantity_of_data(data: Any, arrays: Mapping[str, Any], level: int) -> Any:
+    mantissa = of_data(data["quantity"], arrays, level + 1)
+    return saiunit.Quantity(mantissa, unit=unit_of_data(data["unit"]))
 
-_KINDS: dict[str, tuple[Any, Callable[[Any, Mapping[str, Any], int], Any]]] = {
-    "complex": ({"complex": [float]}, lambda data, *_: complex(*data["complex"])),
-    "quantity": (
-        {"quantity": object, "unit": UNIT},
-        lambda data, arrays, level: saiunit.Quantity(
-            of_data(data["quantity"], arrays, level + 1), unit=unit_of_data(data["unit"])
-        ),
-    ),
-    "array": (_ARRAY, _array_of_data),
-    "tuple": (
-        {"tuple": list},
-        lambda data, arrays, level: tuple(of_data(data["tuple"], arrays, level)),
-    ),
-    "namedtuple": ({"namedtuple": str, "fields": [str], "parts": list}, _namedtuple_of_data),
-    "dict": ({"dict": [list]}, _dict_of_data),
+
+_KINDS: dict[str, Callable[[Any, Mapping[str, Any], int], Any]] = {
+    "complex": lambda data, *_: complex(*data["complex"]),
+    "quantity": _quantity_of_data,
+    "array": _array_of_data,
+    "tuple": lambda data, arrays, level: tuple(of_data(data["tuple"], arrays, level)),
+    "namedtuple": _namedtuple_of_data,
+    "dict": _dict_of_data,
 }
 
 

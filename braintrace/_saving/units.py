@@ -4,9 +4,6 @@ from typing import Any
 
 import saiunit
 
-UNIT = {"dimensions": [float], "scale": float, "factor": float, "name": str}
-"""Schema of the data of a unit."""
-
 _BASES = ("length", "mass", "time", "current", "temperature", "substance", "luminosity")
 
 
