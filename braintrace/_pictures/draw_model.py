@@ -55,8 +55,10 @@ def draw_model(algorithm: ETraceAlgorithm, ax: Any = None) -> Any:
     picture = picture_of(algorithm.graph)
     sizes = {node.key: _size(node) for node in picture.nodes}
     layout = layout_of(sizes, picture.arrows)
-    turns = _turns(picture, layout)
-    routes = {arrow: _route(arrow, layout, sizes, turns[arrow]) for arrow in picture.arrows}
+    back = [arrow for arrow in picture.arrows if (arrow.source, arrow.target) in layout.back]
+    sources = [arrow.source for arrow in back]
+    turns = {arrow: 1 + sources[:i].count(arrow.source) for i, arrow in enumerate(back)}
+    routes = {arrow: _route(arrow, layout, sizes, turns.get(arrow)) for arrow in picture.arrows}
     left, right, bottom, top = _extent(layout, sizes, [p for r in routes.values() for p in r])
     if ax is None:
         size = ((right - left) / 72, (top - bottom) / 72)
@@ -87,21 +89,12 @@ def _line(node: Node) -> float:
     return _LINE + 4.0 if node.kind == "group" else _LINE
 
 
-def _turns(picture: Picture, layout: Layout) -> dict[Arrow, int]:
-    """Return the index of each arrow among the backward arrows of its source, from 1 on."""
-    count: dict[str, int] = {}
-    found = {}
-    for arrow in picture.arrows:
-        is_back = (arrow.source, arrow.target) in layout.back
-        count[arrow.source] = count.get(arrow.source, 0) + is_back
-        found[arrow] = count[arrow.source]
-    return found
-
-
-def _route(arrow: Arrow, layout: Layout, sizes: Mapping[str, Size], turn: int) -> tuple[Point, ...]:
+def _route(
+    arrow: Arrow, layout: Layout, sizes: Mapping[str, Size], turn: int | None
+) -> tuple[Point, ...]:
     """Return the points of an arrow's Bézier curves: an end, two control points, an end, and so on.
 
-    Backward arrows run around all nodes between their ends, each ``turn`` further out.
+    Backward arrows of a node are counted by ``turn``; ``None``: a forward arrow.
     """
     (x, y), (x_end, y_end) = layout.centres[arrow.source], layout.centres[arrow.target]
     width, height = sizes[arrow.source]
@@ -114,8 +107,8 @@ def _route(arrow: Arrow, layout: Layout, sizes: Mapping[str, Size], turn: int) -
             (x + shift, top + _LOOP),
             (x + shift - side / 4, top),
         )
-    if (arrow.source, arrow.target) in layout.back:
-        return _back(arrow, layout, sizes, turn)
+    if turn is not None:
+        return _back(layout, sizes, arrow, turn)
     points = [
         (x + width / 2, y),
         *layout.passes[arrow.source, arrow.target],
@@ -128,37 +121,15 @@ def _route(arrow: Arrow, layout: Layout, sizes: Mapping[str, Size], turn: int) -
     return tuple(route)
 
 
-def _back(arrow: Arrow, layout: Layout, sizes: Mapping[str, Size], turn: int) -> tuple[Point, ...]:
-    """Return the points of a backward arrow, above or below all nodes between its ends.
-
-    It ends at the near side of a node that is the first or the last of its layer, and on the left
-    of any other node.
-    """
+def _back(layout: Layout, sizes: Mapping[str, Size], arrow: Arrow, turn: int) -> tuple[Point, ...]:
+    """Return the points of a backward arrow, below all nodes and then to the left of its target."""
     (x, y), (x_end, y_end) = layout.centres[arrow.source], layout.centres[arrow.target]
-    column = [at for across, at in layout.centres.values() if across == x_end]
-    side = 1 if y_end == max(column) and len(column) > 1 else -1
-    outermost = max(
-        side * at + sizes[name][1] / 2
-        for name, (across, at) in layout.centres.items()
-        if min(x, x_end) <= across <= max(x, x_end)
-    )
-    level = side * (outermost + _BESIDE * turn)
-    start, end = y + side * sizes[arrow.source][1] / 2, y_end + side * sizes[arrow.target][1] / 2
-    if y_end in (max(column), min(column)):
-        # At its middle, a curve has covered three quarters of the distance to its control points.
-        steer = (level - (start + end) / 8) / 0.75
-        return ((x, start), (x, steer), (x_end, steer), (x_end, end))
-    left = x_end - sizes[arrow.target][0] / 2
-    between = left - BETWEEN_LAYERS / 2
-    return (
-        (x, start),
-        (x, level),
-        (x_end, level),
-        (left, level),
-        (between, level),
-        (between, y_end),
-        (left, y_end),
-    )
+    start, left = y - sizes[arrow.source][1] / 2, x_end - sizes[arrow.target][0] / 2
+    passed = [n for n, (across, _) in layout.centres.items() if x_end <= across <= x]
+    lowest = min(layout.centres[name][1] - sizes[name][1] / 2 for name in passed)
+    level, before = lowest - _BESIDE * turn, left - BETWEEN_LAYERS
+    down = ((x, start), (x, level), ((x + left) / 2, level), (left, level))
+    return (*down, (before, level), (before, y_end), (left, y_end))
 
 
 def _extent(

@@ -1,12 +1,13 @@
 """Layered layout of the nodes of a picture, from left to right.
 
 A node is one layer to the right of all nodes that it depends on, except for paths through earlier
-steps that would make a cycle. A path over several layers has a point in each of them. Within a
-layer, each node is as close as possible to its neighbours.
+steps that would make a cycle. A path over several layers has a point in each of them. Nodes of a
+layer are in the order of their neighbours, which are in the order of theirs.
 """
 
 import dataclasses
 import itertools
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 from .._jaxpr import reached
@@ -50,8 +51,7 @@ def layout_of(sizes: Mapping[str, Size], arrows: Iterable[Arrow]) -> Layout:
     steps = [pair for way in ways.values() for pair in itertools.pairwise(way)]
     for sweep in range(_SWEEPS):
         _reorder(rows, steps, towards_the_end=sweep % 2 == 0)
-    heights = {name: size[1] for name, size in sizes.items()}
-    ys = _heights(rows, steps, heights)
+    ys = _heights(rows, {name: size[1] for name, size in sizes.items()})
     xs = _columns(rows, sizes)
     places = {name: (xs[index], ys[name]) for index, row in enumerate(rows) for name in row}
     ends = {(arrow.source, arrow.target) for arrow in between}
@@ -121,7 +121,7 @@ def _reorder(
         near.setdefault(one, []).append(other)
     place = {name: _share(row, i) for row in rows for i, name in enumerate(row)}
     for row in rows if towards_the_end else reversed(rows):
-        wanted = {name: _mean([place[n] for n in near.get(name, [name])]) for name in row}
+        wanted = {name: statistics.mean(place[n] for n in near.get(name, [name])) for name in row}
         row.sort(key=wanted.__getitem__)
         place |= {name: _share(row, index) for index, name in enumerate(row)}
 
@@ -130,65 +130,16 @@ def _share(row: Sequence[str], index: int) -> float:
     return (index + 0.5) / len(row)
 
 
-def _heights(
-    rows: Sequence[Sequence[str]],
-    steps: Sequence[tuple[str, str]],
-    heights: Mapping[str, float],
-) -> dict[str, float]:
-    """Return vertical coordinates: close to the neighbours, and without overlap."""
-    near: dict[str, list[str]] = {}
-    for source, target in steps:
-        near.setdefault(source, []).append(target)
-        near.setdefault(target, []).append(source)
-    ys = {name: y for row in rows for name, y in _apart(row, dict.fromkeys(row, 0.0), heights)}
-    for sweep in range(_SWEEPS):
-        for row in rows if sweep % 2 == 0 else reversed(rows):
-            wanted = {name: _mean([ys[n] for n in near.get(name, [name])]) for name in row}
-            ys.update(_apart(row, wanted, heights))
+def _heights(rows: Sequence[Sequence[str]], heights: Mapping[str, float]) -> dict[str, float]:
+    """Return vertical coordinates: each layer is a stack around the height zero."""
+    ys = {}
+    for row in rows:
+        top = (sum(heights.get(name, 0.0) for name in row) + GAP * (len(row) - 1)) / 2
+        for name in row:
+            height = heights.get(name, 0.0)
+            ys[name] = top - height / 2
+            top -= height + GAP
     return ys
-
-
-def _apart(
-    row: Sequence[str], wanted: Mapping[str, float], heights: Mapping[str, float]
-) -> list[tuple[str, float]]:
-    """Stack nodes in order, as close to their wanted heights as possible.
-
-    Neighbours that would overlap form a block, which is placed where it is nearest to all of them.
-    """
-    blocks: list[tuple[float, list[str]]] = []  # its centre, and its nodes
-    for name in row:
-        centre, own = wanted[name], [name]
-        while blocks and centre + _extent(own, heights) / 2 + GAP > (
-            blocks[-1][0] - _extent(blocks[-1][1], heights) / 2
-        ):
-            above = blocks.pop()[1]
-            own = [*above, *own]
-            centre = _centre_of(own, wanted, heights)
-        blocks.append((centre, own))
-    return [pair for centre, own in blocks for pair in _stacked(centre, own, heights)]
-
-
-def _centre_of(
-    own: Sequence[str], wanted: Mapping[str, float], heights: Mapping[str, float]
-) -> float:
-    """Return the centre of a block that minimises the squared distances of its nodes."""
-    return _mean([wanted[name] - offset for name, offset in _stacked(0.0, own, heights)])
-
-
-def _stacked(
-    centre: float, own: Sequence[str], heights: Mapping[str, float]
-) -> list[tuple[str, float]]:
-    top = centre + _extent(own, heights) / 2
-    found = []
-    for name in own:
-        height = heights.get(name, 0.0)
-        found.append((name, top - height / 2))
-        top -= height + GAP
-    return found
-
-
-def _extent(own: Sequence[str], heights: Mapping[str, float]) -> float:
-    return sum(heights.get(name, 0.0) for name in own) + GAP * (len(own) - 1)
 
 
 def _columns(rows: Sequence[Sequence[str]], sizes: Mapping[str, Size]) -> list[float]:
@@ -199,7 +150,3 @@ def _columns(rows: Sequence[Sequence[str]], sizes: Mapping[str, Size]) -> list[f
         found.append(left + width / 2)
         left += width + BETWEEN_LAYERS
     return found
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
