@@ -30,37 +30,22 @@ def make(key, size):
     return tasks.Batch(inputs, targets, weights.astype(jnp.float32))
 
 
-SAMPLE, HELD_OUT = made_up(make)
-TINY = tasks.Task(
-    name="first sign",
-    source="a test",
-    features=1,
-    outputs=SIGNS,
-    length=STEPS,
-    kind="classes",
-    counted=1.0,
-    chance=0.5,
-    threshold=0.7,
-    truncations=(1, 2),
-    batch=16,
-    updates=60,
-    sample=SAMPLE,
-    held_out=HELD_OUT,
-)
+TINY = tasks.Task(*made_up(make), SIGNS, 0.7, truncations=(1, 2), updates=60, chance=0.5, batch=16)
+NAME = "first sign"
 
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch):
     """Let there be a task of its own for tests."""
     known = tasks.load
-    monkeypatch.setattr(tasks, "load", lambda name: TINY if name == TINY.name else known(name))
+    monkeypatch.setattr(tasks, "load", lambda name: TINY if name == NAME else known(name))
 
 
 MACHINE = {"name": "a machine", "versions": {"jax": "1"}}
 
 
 def job_of(method, cell="leaky", **changed):
-    job = runs.Job(TINY.name, cell, method, seeds=(0, 1), rates=(1e-9, 1e-2), units=8)
+    job = runs.Job(NAME, cell, method, seeds=(0, 1), rates=(1e-9, 1e-2), units=8)
     return dataclasses.replace(job, **changed)
 
 

@@ -48,7 +48,7 @@ def test_a_task_is_what_it_states(name):
         types = (batch.inputs.dtype, batch.weights.dtype, batch.targets.dtype)
         assert types == ("float32", "float32", "int32" if task.kind == "classes" else "float32")
     assert 1 <= task.truncations[0] < task.truncations[1] < task.length
-    assert task.source and task.chance < task.threshold < 1
+    assert task.chance < task.threshold < 1
 
 
 @pytest.mark.by_day("digits by rows", "digits by pixels", "real series")

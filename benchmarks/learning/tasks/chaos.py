@@ -12,53 +12,29 @@ SAMPLES, LENGTH, WASHOUT = 6000, 60, 20
 
 def mackey_glass(ahead: int = 5, length: int = LENGTH) -> Task:
     """The Mackey-Glass equation with delay 17, seen every 3 units of time, 15 units ahead."""
-    return _prediction(
-        "Mackey-Glass",
-        "Mackey & Glass, Oscillation and chaos in physiological control systems, Science 1977 "
-        "(delay 17; Heun's method, step 0.1)",
-        mackey_glass_series(SAMPLES, every=30),
-        ahead,
-        length,
-        threshold=0.95,
-    )
+    return _prediction(mackey_glass_series(SAMPLES, every=30), ahead, length)
 
 
 def lorenz(ahead: int = 5, length: int = LENGTH) -> Task:
     """The first coordinate of the Lorenz system alone, seen every 0.05 of time, 0.25 ahead."""
-    return _prediction(
-        "Lorenz",
-        "Lorenz, Deterministic nonperiodic flow, Journal of the Atmospheric Sciences 1963 "
-        "(Runge-Kutta of fourth order, step 0.01)",
-        lorenz_series(SAMPLES, every=5)[:, 0],
-        ahead,
-        length,
-        threshold=0.95,
-    )
+    return _prediction(lorenz_series(SAMPLES, every=5)[:, 0], ahead, length)
 
 
-def _prediction(
-    name: str, source: str, series: np.ndarray, ahead: int, length: int, threshold: float
-) -> Task:
+def _prediction(series: np.ndarray, ahead: int, length: int) -> Task:
     starts = windows_in_time(len(series), length, WASHOUT, ahead)
     seen = series[: starts["train"][-1] + length]
     scaled = ((series - seen.mean()) / seen.std()).astype(np.float32)[:, None]
     targets = np.roll(scaled, -ahead, axis=0)
-    sample, held_out = of_windows(scaled, targets, starts, length, WASHOUT)
+    draws = of_windows(scaled, targets, starts, length, WASHOUT)
     return Task(
-        name=name,
-        source=source,
-        features=1,
+        *draws,
         outputs=1,
-        length=length,
         kind="values",
         counted=float(length - WASHOUT),
-        chance=0.0,
-        threshold=threshold,
+        threshold=0.95,
         truncations=(8, 30),
         batch=16,
         updates=300,
-        sample=sample,
-        held_out=held_out,
     )
 
 

@@ -24,7 +24,7 @@ def next_characters(length: int = LENGTH) -> Task:
         starts[split] = starts[split][chosen]
     count = len(SYMBOLS) + 1
     targets = np.roll(text, -1)
-    sample, held_out = of_windows(
+    draws = of_windows(
         text,
         targets,
         starts,
@@ -32,25 +32,18 @@ def next_characters(length: int = LENGTH) -> Task:
         WASHOUT,
         encode=lambda symbols: jax.nn.one_hot(symbols, count),
     )
-    batch = held_out("test")
+    batch = draws[1]("test")
     usual = np.bincount(text[: starts["train"][-1]]).argmax()
     weights = np.asarray(batch.weights)
     return Task(
-        name="characters",
-        source="the first 400,000 characters of the sources of Python's standard library, shuffled "
-        f"by file (Python {sysconfig.get_python_version()})",
-        features=count,
+        *draws,
         outputs=count,
-        length=length,
-        kind="classes",
         counted=float(length - WASHOUT),
         chance=round(float(np.average(np.asarray(batch.targets) == usual, weights=weights)), 3),
         threshold=0.4,
         truncations=(8, 32),
         batch=16,
         updates=500,
-        sample=sample,
-        held_out=held_out,
     )
 
 

@@ -31,21 +31,11 @@ def memory_chain(length: int = 20) -> Task:
         targets = jnp.stack([jnp.broadcast_to(sign, step.shape), drawn], axis=-1)
         return Batch(jnp.stack(columns, axis=-1), targets, is_asked)
 
-    sample, held_out = made_up(make)
     return Task(
-        name="memory chain",
-        source="Osband et al., Behaviour suite for reinforcement learning, ICLR 2020; an "
-        "actor-critic, rewards of 1 and -1",
-        features=3,
+        *made_up(make),
         outputs=3,
-        length=length + 1,
         kind="rewards",
-        counted=1.0,
-        chance=0.0,
         threshold=0.8,
         truncations=(4, 10),
-        batch=32,
         updates=500,
-        sample=sample,
-        held_out=held_out,
     )

@@ -12,48 +12,21 @@ from .task import Split, Task
 
 def japanese_vowels() -> Task:
     """Which of nine speakers said a vowel: 12 coefficients of speech at each of 7 to 29 steps."""
-    return _task(
-        "JapaneseVowels",
-        "load_japanese_vowels",
-        "Kudo, Toyama & Shimbo, Multidimensional curve classification using passing-through "
-        "regions, Pattern Recognition Letters 1999; 640 utterances (aeon)",
-        threshold=0.85,
-        truncations=(4, 14),
-        updates=300,
-    )
+    return _task("load_japanese_vowels", threshold=0.85, truncations=(4, 14), updates=300)
 
 
 def basic_motions() -> Task:
     """Standing, running, walking or badminton: acceleration and rotation of a wrist."""
-    return _task(
-        "BasicMotions",
-        "load_basic_motions",
-        "Bagnall et al., The UEA multivariate time series classification archive, 2018; 80 "
-        "recordings (aeon)",
-        threshold=0.8,
-        truncations=(12, 50),
-        updates=200,
-    )
+    return _task("load_basic_motions", threshold=0.8, truncations=(12, 50), updates=200)
 
 
 def gun_point() -> Task:
     """A gun drawn or a finger pointed: the height of a hand, every second value."""
-    return _task(
-        "GunPoint",
-        "load_gunpoint",
-        "Ratanamahatana & Keogh, Everything you know about dynamic time warping is wrong, 2004; "
-        "200 recordings (aeon)",
-        threshold=0.8,
-        truncations=(9, 37),
-        updates=300,
-        every=2,
-    )
+    return _task("load_gunpoint", threshold=0.8, truncations=(9, 37), updates=300, every=2)
 
 
 def _task(
-    name: str,
     loader: str,
-    source: str,
     threshold: float,
     truncations: tuple[int, int],
     updates: int,
@@ -61,23 +34,14 @@ def _task(
 ) -> Task:
     load = getattr(optional_import("aeon.datasets", "evidence"), loader)
     splits = split(load(split="train"), load(split="test"), every)
-    sample, held_out = of_examples(splits)
-    inputs = splits["train"].inputs
     return Task(
-        name=name,
-        source=source,
-        features=inputs.shape[2],
+        *of_examples(splits),
         outputs=int(splits["train"].labels.max()) + 1,
-        length=inputs.shape[1],
-        kind="classes",
-        counted=1.0,
         chance=most_frequent(splits),
         threshold=threshold,
         truncations=truncations,
         batch=16,
         updates=updates,
-        sample=sample,
-        held_out=held_out,
     )
 
 

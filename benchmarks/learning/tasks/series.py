@@ -29,7 +29,7 @@ def next_values() -> Task:
         "validation": np.concatenate([own["validation"] for own in found]),
         "test": np.concatenate([own["test"] for own in found]),
     }
-    sample, held_out = of_windows(
+    draws = of_windows(
         np.concatenate([part.inputs for part in parts]),
         np.concatenate([part.targets for part in parts]),
         starts,
@@ -38,20 +38,14 @@ def next_values() -> Task:
         measured=np.concatenate([part.measured for part in parts]),
     )
     return Task(
-        name="real series",
-        source="sunspots since 1700, CO2 at Mauna Loa, sea surface off Peru (statsmodels)",
-        features=2 + len(parts),
+        *draws,
         outputs=1,
-        length=LENGTH,
         kind="values",
         counted=float(LENGTH - WASHOUT),
-        chance=0.0,
         threshold=0.4,
         truncations=(8, 30),
         batch=16,
         updates=200,
-        sample=sample,
-        held_out=held_out,
     )
 
 

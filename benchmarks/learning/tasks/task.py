@@ -1,6 +1,7 @@
 """A task: batches, losses, a score and a budget."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -30,45 +31,41 @@ class Batch(NamedTuple):
 class Task:
     """Sequences to learn from, and what an answer is worth.
 
-    Parameters
-    ----------
-    name, source
-        What it is called, and the paper or the data that it comes from.
-    features, outputs, length
-        Sizes of a step's input and output, and steps of a sequence.
-    kind
-        What the outputs are: logits of classes; values; or an agent's two logits and the value that
-        it expects.
-    counted
-        Steps of a sequence that count, on average: the sum of weights per sequence.
-    chance
-        Score of the best answer that does not look at the inputs.
-    threshold
-        Score from which the task counts as learned.
-    truncations
-        Lengths of the short and the long window of truncated backpropagation through time.
-    batch, updates
-        The budget of training.
-    sample
-        Draws a batch ``(key, size, split)``: pure, for ``jax.jit`` and for ``jax.vmap`` over keys.
-    held_out
-        Returns the fixed sequences of a split on which scores are computed.
+    `sample` draws a batch ``(key, size, split)``: pure, for ``jit`` and for ``vmap`` over keys.
+    `held_out` returns the fixed sequences of a split on which scores are computed. Outputs are
+    logits of classes, values, or an agent's two logits and the value that it expects. ``counted``
+    is the number of steps that count in a sequence, on average; ``chance`` the score of the best
+    answer that does not look at the inputs; from ``threshold`` on, the task counts as learned.
+    ``truncations`` are the short and the long window of truncated backpropagation through time;
+    ``batch`` and ``updates`` the budget of training.
     """
 
-    name: str
-    source: str
-    features: int
-    outputs: int
-    length: int
-    kind: Literal["classes", "values", "rewards"]
-    counted: float
-    chance: float
-    threshold: float
-    truncations: tuple[int, int]
-    batch: int
-    updates: int
     sample: Callable[[Any, int, Split], Batch]
     held_out: Callable[[Split], Batch]
+    outputs: int
+    threshold: float
+    truncations: tuple[int, int]
+    updates: int
+    kind: Literal["classes", "values", "rewards"] = "classes"
+    counted: float = 1.0
+    chance: float = 0.0
+    batch: int = 32
+
+    @functools.cached_property
+    def _shape(self) -> tuple[int, ...]:
+        batch = jax.eval_shape(lambda key: self.sample(key, 1, "train"), jax.random.key(0))
+        shape: tuple[int, ...] = batch.inputs.shape
+        return shape
+
+    @property
+    def length(self) -> int:
+        """Steps of a sequence."""
+        return self._shape[0]
+
+    @property
+    def features(self) -> int:
+        """Size of a step's input."""
+        return self._shape[2]
 
     def losses(self, outputs: jax.Array, targets: jax.Array) -> jax.Array:
         """Return the loss of every answer, of one step or of all: ``(..., outputs)`` to ``(...)``.

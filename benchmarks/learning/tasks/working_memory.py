@@ -8,15 +8,6 @@ import jax.numpy as jnp
 from .draws import made_up
 from .task import Batch, Task
 
-BELLEC = (
-    "Bellec et al., A solution to the learning dilemma for recurrent networks of spiking "
-    "neurons, Nature Communications 2020"
-)
-HOCHREITER = "Hochreiter & Schmidhuber, Long short-term memory, Neural Computation 1997"
-MILLER = (
-    "Miller, Erickson & Desimone, Neural mechanisms of visual working memory in prefrontal cortex "
-    "of the macaque, Journal of Neuroscience 1996"
-)
 NOISE = 0.1
 """Standard deviation of the noise on every input of the tasks with stimuli."""
 
@@ -30,22 +21,14 @@ def copy_with_lag(symbols: int = 4, lag: int = 6, length: int = 40) -> Task:
         targets = jnp.where(is_known, jnp.roll(seen, lag, axis=0), 0)
         return Batch(jax.nn.one_hot(seen, symbols), targets, is_known.astype(jnp.float32))
 
-    sample, held_out = made_up(make)
     return Task(
-        name="copy with lag",
-        source="synthetic: repeat a symbol after a fixed number of steps",
-        features=symbols,
+        *made_up(make),
         outputs=symbols,
-        length=length,
-        kind="classes",
         counted=float(length - lag),
         chance=1 / symbols,
         threshold=0.9,
         truncations=(5, 20),
-        batch=32,
         updates=400,
-        sample=sample,
-        held_out=held_out,
     )
 
 
@@ -66,22 +49,13 @@ def adding_problem(length: int = 40) -> Task:
         inputs = jnp.stack([2 * numbers - 1, marks], axis=-1)
         return Batch(inputs, targets, _last(length, size, 1))
 
-    sample, held_out = made_up(make)
     return Task(
-        name="adding problem",
-        source=HOCHREITER,
-        features=2,
+        *made_up(make),
         outputs=1,
-        length=length,
         kind="values",
-        counted=1.0,
-        chance=0.0,
         threshold=0.9,
         truncations=(5, 20),
-        batch=32,
         updates=800,
-        sample=sample,
-        held_out=held_out,
     )
 
 
@@ -101,9 +75,7 @@ def evidence_accumulation(cues: int = 7, delay: int = 10) -> Task:
         answer = (jnp.sum(is_right, axis=0) > cues // 2).astype(jnp.int32)
         return _asked(inputs, answer, asked, to_noise)
 
-    return _choice(
-        "evidence accumulation", BELLEC, make, 3, length, asked, truncations=(4, 16), updates=400
-    )
+    return _choice(make, asked, truncations=(4, 16), updates=400)
 
 
 def delayed_xor(delay: int = 8) -> Task:
@@ -121,8 +93,7 @@ def delayed_xor(delay: int = 8) -> Task:
         inputs = jnp.stack([jnp.sum(pulses, axis=1), jnp.zeros((length, size))], axis=-1)
         return _asked(inputs, (bits[0] ^ bits[1]).astype(jnp.int32), asked, to_noise)
 
-    source = "synthetic: compare two cues with a pause between them"
-    return _choice("delayed XOR", source, make, 2, length, asked, truncations=(4, 16), updates=800)
+    return _choice(make, asked, truncations=(4, 16), updates=800)
 
 
 def delayed_match_to_sample(stimuli: int = 4, delay: int = 12) -> Task:
@@ -142,16 +113,7 @@ def delayed_match_to_sample(stimuli: int = 4, delay: int = 12) -> Task:
         inputs = inputs.at[again, :, :stimuli].set(jax.nn.one_hot(second, stimuli))
         return _asked(inputs, is_match.astype(jnp.int32), asked, to_noise)
 
-    return _choice(
-        "delayed match-to-sample",
-        MILLER,
-        make,
-        stimuli + 1,
-        length,
-        asked,
-        truncations=(4, 10),
-        updates=1200,
-    )
+    return _choice(make, asked, truncations=(4, 10), updates=1200)
 
 
 def _last(length: int, size: int, counted: int) -> jax.Array:
@@ -169,31 +131,14 @@ def _asked(inputs: jax.Array, answer: jax.Array, asked: int, key: Any) -> Batch:
     return Batch(inputs, jnp.broadcast_to(answer, weights.shape), weights)
 
 
-def _choice(
-    name: str,
-    source: str,
-    make: Any,
-    features: int,
-    length: int,
-    asked: int,
-    truncations: tuple[int, int],
-    updates: int,
-) -> Task:
+def _choice(make: Any, asked: int, truncations: tuple[int, int], updates: int) -> Task:
     """Return a task of two answers that are equally frequent."""
-    sample, held_out = made_up(make)
     return Task(
-        name=name,
-        source=source,
-        features=features,
+        *made_up(make),
         outputs=2,
-        length=length,
-        kind="classes",
         counted=float(asked),
         chance=0.5,
         threshold=0.9,
         truncations=truncations,
-        batch=32,
         updates=updates,
-        sample=sample,
-        held_out=held_out,
     )
