@@ -220,17 +220,6 @@ def test_no_modules_import_one_another():
     graphlib.TopologicalSorter(imported_modules(SOURCES)).prepare()
 
 
-def test_circles_are_seen(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
-    paths = [tmp_path / "braintrace" / name for name in ("__init__.py", "a.py", "b.py")]
-    paths[0].parent.mkdir()
-    for path in paths:
-        path.write_text("from .a import f")
-    paths[1].write_text("if TYPE_CHECKING:\n    from .b import g")
-    with pytest.raises(graphlib.CycleError):
-        graphlib.TopologicalSorter(imported_modules(paths)).prepare()
-
-
 def test_only_one_file_names_the_internals_of_a_dependency():
     assert not violations(private_names, SOURCES)
 
@@ -248,53 +237,6 @@ def test_internals_are_tried_with_the_versions_that_are_tested(module):
     assert tried == sorted(tried)
     assert tried[0] == tuple(map(int, oldest.split(".")))
     assert tried[-1][:2] >= tuple(map(int, installed[:2]))
-
-
-@pytest.mark.parametrize(
-    ("source", "module"),
-    [
-        ("from ..._learner import compile", "_compiler.frontend.trace"),
-        ("from .._learner import compile", "_compiler.__init__"),
-        ("from ..nn.cells import GRU", "_learner.learner"),
-        ("from ... import _executor", "_compiler.frontend.trace"),
-        ("from ._compiler.frontend.trace import x", "_jax"),
-        ("from . import _learner", "_errors"),
-        ("import braintrace._runtime.step_data", "_executor.step"),
-        ("def late():\n    from .._algorithms import D_RTRL", "_jaxpr.walk"),
-    ],
-)
-def test_the_check_of_directions_sees(source, module):
-    module = ("braintrace", *module.split("."))
-    assert upward_imports(source, module)
-    assert not upward_imports("from braintrace._jax import Var\nimport jax", module)
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import jax.core",
-        "from jax import core",
-        "from jax.extend.core import Var",
-        "from jax._src import core",
-        "import brainstate._state",
-        "from saiunit import _base",
-        "import jax\nx = jax.interpreters.ad",
-        "import jax\nx = jax.numpy._private",
-        "x = state._value",
-        "x = vars(state)['_value']",
-        "x = getattr(state, '_value')",
-        "class Own(State):\n    def _value(self):\n        return 1",
-        "x = function.get_states_by_cache(key)",
-        "x = stack.been_writen",
-        "import brainstate\nx = brainstate.transform.StatefulFunction(f)",
-        "from brainstate import StateTraceStack",
-    ],
-)
-def test_the_check_of_private_names_sees(source):
-    module = ("braintrace", "_compiler", "trace")
-    public = "import jax\nfrom ._x import y\njax.numpy.ones(1)\nself._core.jax\nstate.value"
-    assert private_names(source, module)
-    assert not private_names(public, module)
 
 
 def test_files_stay_readable():
@@ -374,29 +316,6 @@ def test_workflows_run_fixed_actions_and_write_only_where_nothing_of_the_project
         for job in workflow["jobs"].values():
             if "permissions" in job:
                 assert not any("checkout" in step.get("uses", "") for step in job["steps"])
-
-
-def test_what_people_write_to_us_has_a_form():
-    import yaml
-
-    folder = ROOT / ".github" / "ISSUE_TEMPLATE"
-    forms = [yaml.safe_load(path.read_text()) for path in folder.glob("*.yml")]
-    forms = [form for form in forms if "body" in form]
-    assert len(forms) == 3
-    for form in forms:
-        assert {"name", "description", "labels", "body"} == set(form)
-        asked = [field["attributes"] for field in form["body"]]
-        assert any("print(learner.report())" in " ".join(map(str, a.values())) for a in asked)
-        names = [field["id"] for field in form["body"]]
-        assert len(set(names)) == len(names)
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert citation["authors"] == project["authors"]
-    assert (citation["license"], citation["title"]) == (project["license"], project["name"])
-    assert sorted(citation["keywords"]) == sorted(project["keywords"])
-    assert citation["abstract"].rstrip(".") == project["description"]
-    updates = yaml.safe_load((ROOT / ".github" / "dependabot.yml").read_text())["updates"]
-    assert {update["package-ecosystem"] for update in updates} == {"github-actions", "pip"}
 
 
 def test_import_loads_nothing_that_brainstate_has_not_loaded():

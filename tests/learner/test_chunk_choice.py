@@ -1,20 +1,17 @@
 """How long the chunks are that ``chunk_size='auto'`` chooses, and what they take."""
 
-import dataclasses
-
 import brainstate
 import jax
 import jax.numpy as jnp
 import pytest
 from assertions import assert_gradients_close
 from drivers import named
-from jax.experimental.sparse import BCOO
 
 import braintrace
 from braintrace._executor import size_in_bytes
 from braintrace._jax_devices import current_device
 from braintrace._learner import chunks
-from braintrace._learner.chunk_costs import PROCESSOR, Work, flops_of, work_of
+from braintrace._learner.chunk_costs import Work
 from braintrace._learner.chunks import Chunks, chunks_of, default_budget, fastest_length, windows_of
 from braintrace._learner.gradient import differentiating
 from braintrace._learner.options import Options
@@ -86,88 +83,6 @@ def test_memory_is_flat_in_time_beyond_the_budget(work):
     ]
     assert max(taken) <= max(2 * MIB, work.trace_bytes)
     assert max(taken) < 1.1 * min(taken)
-
-
-@pytest.mark.parametrize(("algorithm", "traces"), [("d_rtrl", 2 * 4), ("es_d_rtrl", 0)])
-def test_the_factors_of_entries_are_looked_for_in_every_chunk(algorithm, traces):
-    matrix = BCOO.fromdense(jnp.eye(4))
-
-    class Sparse(brainstate.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.w = brainstate.ParamState(jnp.ones(4))
-
-        def init_state(self, batch_size):
-            self.h = brainstate.HiddenState(jnp.zeros((batch_size, 4)))
-
-        def update(self, x):
-            y = braintrace.sparse_matmul(x, self.w.value, sparse_mat=matrix)
-            self.h.value = 0.9 * self.h.value + y
-            return self.h.value
-
-    learner = braintrace.compile(Sparse(), algorithm, jnp.ones((2, 4)), batch_size=2)
-    assert work_of(learner.algorithm, 1).gathered == 4 + traces
-    large = dataclasses.replace(LEAKY, gathered=10**7)
-    lengths = [fastest_length(work, 2048, False, 128 * MIB) for work in (LEAKY, large)]
-    assert lengths[0] < lengths[1], "the more there is to look for, the fewer chunks"
-
-
-@pytest.mark.parametrize("from_zero", [True, False])
-@pytest.mark.parametrize(
-    ("less", "more"),
-    [
-        ({}, {"flops": 4, "passes": 1}),
-        ({}, {"operations": 4}),
-        ({}, {"trace_bytes": 4}),
-        ({}, {"trace_entries": 4}),
-        ({}, {"record_bytes": 4}),
-        ({"record_bytes": 4}, {"update_bytes": 4}),
-        ({}, {"gathered": 4}),
-        ({"flops": 4}, {"state_size": 4}),
-        ({"trace_entries": 4}, {"state_size": 4}),
-    ],
-    ids=lambda work: " and ".join(work) or "nothing",
-)
-def test_all_work_takes_time(less, more, from_zero):
-    nothing = Work(0, 0, 0, 0, 0, 0)
-    for length in (1, 10, 64):
-        base, found = (
-            dataclasses.replace(nothing, **work).seconds(128, length, from_zero, PROCESSOR)
-            for work in (less, less | more)
-        )
-        assert found > base >= 0
-
-
-@pytest.mark.parametrize(
-    ("function", "shapes", "expected"),
-    [
-        (braintrace.matmul, [(4, 3), (3, 5)], 4 * 3 * 5),
-        (lambda x, w: braintrace.element_wise(w) * x, [(4, 3), (3,)], 3),
-        (braintrace.conv, [(2, 3, 9), (4, 3, 5)], 2 * 9 * 60),
-        (lambda x, w: jnp.tanh(x) @ w, [(4, 3), (3, 5)], 4 * 3 * 5),
-        (
-            lambda x, w: jax.lax.conv_general_dilated(x, w, (1,), "SAME"),
-            [(2, 3, 9), (4, 3, 5)],
-            2 * 9 * 60,
-        ),
-        (
-            lambda x, w: jax.lax.scan(lambda h, _: (h @ w, None), x, length=7)[0],
-            [(4, 3), (3, 3)],
-            7 * 36,
-        ),
-        (lambda x, w: jax.jit(jnp.matmul)(x, w) + 1, [(4, 3), (3, 5)], 4 * 3 * 5),
-        (lambda x, w: jnp.sum(x), [(4, 3), (3, 5)], 0),
-        (braintrace.grouped_matmul, [(4, 2, 3), (2, 3, 5)], 4 * 2 * 3 * 5),
-        (lambda x, w: braintrace.embedding(x.astype(int), w), [(4,), (3, 5)], 0),
-    ],
-    ids=[
-        *("matmul", "element_wise", "conv", "dot", "plain conv", "loop", "call", "none"),
-        *("grouped", "rows of a table"),
-    ],
-)
-def test_products_of_a_step_are_counted(function, shapes, expected):
-    closed = jax.make_jaxpr(function)(*map(jnp.ones, shapes))
-    assert sum(map(flops_of, closed.jaxpr.eqns)) == 2 * expected
 
 
 def test_a_given_length_is_taken_as_it_is():

@@ -31,13 +31,18 @@ def square_loss(learner):
 @ALGORITHMS
 def test_hundred_calls_compile_once(algorithm):
     learner = build_learner(CASE, algorithm)
-    step = square_loss(learner)
+    step, weights = square_loss(learner), weights_of(learner.algorithm.model)
+
+    def descend(gradients):
+        for path, weight in weights.items():
+            weight.value = jax.tree.map(lambda w, g: w - 1e-3 * g, weight.value, gradients[path])
 
     def call(restarted):
         if restarted:
             learner.reset_state(2)
         learner.etrace_grad(XS, TARGETS, step_fn=step, chunk_size=4)
         learner.etrace_grad(XS, TARGETS, step_fn=step, memory_budget=1)
+        learner.etrace_online(XS, TARGETS, step_fn=step, update_fn=descend)
         learner.predict(XS)
         learner.etrace_evolve(XS)
 
@@ -204,12 +209,20 @@ def test_nothing_is_kept_of_a_transformation_around_a_call():
 @ONE_BY_DAY
 def test_buffers_are_donated_unless_somebody_reads_the_traces(algorithm):
     learner = build_learner(CASE, algorithm)
-    for _ in range(2):
+    step, nothing = square_loss(learner), lambda gradients: None
+
+    def online(xs):
+        learner.etrace_online(xs, TARGETS, step_fn=step, update_fn=nothing)
+
+    donated = []
+    for run in (learner.etrace_evolve, learner.etrace_evolve, online):
         unread = jax.tree.leaves(learner.algorithm.traces.carried.take()[0])
-        learner.etrace_evolve(XS)
-    assert all(leaf.is_deleted() for leaf in unread)
+        run(XS)
+        donated.append(all(leaf.is_deleted() for leaf in unread))
+    assert donated[1:] == [True, True]
     read = learner.algorithm.traces.value
     learner.etrace_evolve(XS)
+    online(XS)
     sequence_gradient(learner, CASE, XS, TARGETS, chunk_size=4)
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(read))
 

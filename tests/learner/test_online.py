@@ -87,28 +87,6 @@ def test_equals_the_dense_recursion_with_changing_parameters(case, options):
     assert_gradients_differ(found, by_fixed, 1e-3, case.name)
 
 
-@pytest.mark.by_day("d_rtrl-batch axis", "es_d_rtrl-mapped")
-@pytest.mark.parametrize(
-    ("case", "style"),
-    [
-        pytest.param(SOME[0], "mapped", id="mapped"),
-        pytest.param(SOME[1], "batch axis", id="batch axis"),
-        (SOME[0], "batch axis"),
-        (SOME[1], "mapped"),
-    ],
-)
-@each_method
-def test_step_by_step_and_all_at_once_are_the_same(case, style, options):
-    at_once, by_step = (build_learner(case, style=style, **options) for _ in range(2))
-    losses = descend(case, at_once)
-    step_fn, update_fn = loss_of(case, by_step), descent(by_step)
-    for t, (x, target) in enumerate(zip(*case.sequences(BATCH, LENGTH), strict=True)):
-        sequences = x[None], target[None]
-        (loss,) = by_step.etrace_online(*sequences, step_fn=step_fn, update_fn=update_fn)
-        np.testing.assert_allclose(loss, losses[t], rtol=1e-5)
-    assert_states_close(snapshot(by_step), snapshot(at_once), case.name)
-
-
 @pytest.mark.core
 @cases.each(SOME[:2], SOME[2:3])
 @each_method
@@ -212,32 +190,6 @@ def test_gradients_with_units():
         learner.etrace_online(
             jnp.ones((5, 2, 3)), step_fn=lambda x: (learner(x) ** 2).mean(), update_fn=update
         )
-
-
-@pytest.mark.core
-@pytest.mark.optimised
-@each_method
-def test_hundred_calls_trace_once_and_update_in_place(options):
-    case = cases.BY_NAME["independent_rnn"]
-    learner = build_learner(case, **options)
-    xs, targets = case.sequences(BATCH, 1)
-    traced = []
-
-    def step_fn(x, target):
-        traced.append(x)
-        return case.loss(learner(x), target)
-
-    update_fn = descent(learner, 1e-3)
-    for call in range(100):
-        learner.etrace_online(xs, targets, step_fn=step_fn, update_fn=update_fn)
-        if call == 2:
-            count = len(traced)
-            unread = jax.tree.leaves(learner.algorithm.traces.carried.take()[0])
-    assert len(traced) == count
-    assert all(leaf.is_deleted() for leaf in unread)
-    read = learner.algorithm.traces.value
-    learner.etrace_online(xs, targets, step_fn=step_fn, update_fn=update_fn)
-    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(read))
 
 
 @pytest.mark.parametrize("is_weight", [True, False], ids=["weight", "other"])

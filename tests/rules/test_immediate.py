@@ -73,18 +73,6 @@ def test_the_gradient_of_a_sequence(case, rule, style, some):
         assert_gradients_close(found, plain_gradient(case, **options), 1e-5, context)
 
 
-def test_what_is_not_finite_before_a_reset_is_forgotten():
-    case = cases.BY_NAME["lstm_fused"]
-    learner = build_learner(case, "immediate", batch=BATCH)
-    xs, targets = case.sequences(BATCH, LENGTH)
-    padded = xs.at[:3].set(jnp.nan)
-    options = {"reset": ALL_AT_3, "mask": np.float32(np.arange(LENGTH) >= 3)}
-    expected = plain_gradient(case, **options)
-    for chunk_size in (2, LENGTH):
-        found = sequence_gradient(learner, case, padded, targets, chunk_size=chunk_size, **options)
-        assert_gradients_close(found, expected, 1e-5, f"chunks of {chunk_size}")
-
-
 # --- truncated backpropagation through time ------------------------------------------------------
 
 
@@ -108,36 +96,6 @@ def test_it_reports_and_saves_no_trace():
     with pytest.raises(braintrace.ShapeError, match="'w' is unexpected"):
         learner.algorithm.traces.value = {"w": jnp.zeros(3)}
     assert_states_close(snapshot(learner), saved)
-
-
-class Unmarked(brainstate.nn.Module):
-    """No call of the library."""
-
-    def __init__(self):
-        super().__init__()
-        self.w = brainstate.ParamState(jnp.ones((2, 3)))
-
-    def init_state(self, batch_size=None, **_):
-        self.h = brainstate.HiddenState(jnp.zeros((batch_size, 3)))
-
-    def update(self, x):
-        self.h.value = jnp.tanh(0.5 * self.h.value + x @ self.w.value)
-        return self.h.value
-
-
-def test_marks_are_not_needed():
-    xs = jnp.sin(jnp.arange(8.0)).reshape(4, 1, 2)
-    learner = braintrace.compile(Unmarked(), "immediate", xs[0], batch_size=1)
-    found = learner.etrace_grad(xs, step_fn=lambda x: learner(x).sum(), reduction="sum")
-
-    def total(w):
-        h, value = jnp.zeros((1, 3)), 0.0
-        for x in xs:
-            h = jnp.tanh(0.5 * jax.lax.stop_gradient(h) + x @ w)
-            value = value + h.sum()
-        return value
-
-    np.testing.assert_allclose(found[("w",)], jax.grad(total)(jnp.ones((2, 3))), rtol=1e-6)
 
 
 class Relaxing(brainstate.nn.Module):

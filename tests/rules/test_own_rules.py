@@ -80,18 +80,6 @@ def plain_step(case, h, x, params):
     return LEAK * h + jnp.tanh(case.plain(x, params))
 
 
-def test_the_oracle_is_backpropagation_where_the_state_decays_alike():
-    def total(params):
-        def step(h, x):
-            h = plain_step(CASE, h, x, params)
-            return h, loss(h)
-
-        return jax.lax.scan(step, jnp.zeros((BATCH, *CASE.hidden)), XS)[1].sum()
-
-    found = decaying(XS, loss, decay=LEAK)
-    assert_gradients_close(found, jax.grad(total)(CASE.parameters), 1e-5)
-
-
 # --- what a rule is made of -----------------------------------------------------------------------
 
 

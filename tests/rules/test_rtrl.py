@@ -241,17 +241,6 @@ def test_the_trace_of_a_weight_by_state():
         learner.eligibility("w_out")
 
 
-def test_traces_in_half_precision():
-    case = cases.BY_NAME["leaky_rnn"]
-    learner = build_learner(case, "rtrl", dtype=np.float64, trace_dtype=jnp.bfloat16)
-    data = case.sequences(2, LENGTH, np.float64)
-    found = sequence_gradient(learner, case, *data, chunk_size=3)
-    assert_gradients_close(found, references.bptt(case), 0.02)
-    assert {leaf.dtype for leaf in jax.tree.leaves(learner.algorithm.traces.value)} == {
-        jnp.dtype(jnp.bfloat16)
-    }
-
-
 # --- samples ------------------------------------------------------------------------------------
 
 
