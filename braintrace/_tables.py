@@ -2,7 +2,7 @@
 
 The text fits the width of the terminal: cells of the widest columns continue on further lines.
 The HTML contains its style, uses the colours of the page (light or dark), and scrolls on narrow
-pages. The edge of a scrolled table fades until its end is reached.
+pages.
 """
 
 import dataclasses
@@ -24,15 +24,6 @@ div.braintrace table :is(th, td) {
 }
 div.braintrace table .number {
   font-variant-numeric: tabular-nums; text-align: right; white-space: nowrap;
-}
-@supports (animation-timeline: scroll(self inline)) {
-  div.braintrace .scroll {
-    animation: braintrace-edge linear both; animation-timeline: scroll(self inline);
-  }
-}
-@keyframes braintrace-edge {
-  0%, 98% { mask-image: linear-gradient(to left, transparent, black 3em); }
-  100% { mask-image: none; }
 }
 """
 

@@ -12,6 +12,7 @@ from .immediate import Immediate as Immediate
 from .kf_rtrl import KF_RTRL as KF_RTRL
 from .names import algorithm_of as algorithm_of
 from .names import made as made
+from .names import rule_and_options as rule_and_options
 from .ostl_feedforward import OSTLFeedforward as OSTLFeedforward
 from .ostl_recurrent import OSTLRecurrent as OSTLRecurrent
 from .rflo import RFLO as RFLO

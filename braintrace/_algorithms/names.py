@@ -92,15 +92,14 @@ def _complaint(
 
 def options_of(algorithm: type) -> dict[str, inspect.Parameter]:
     """Return the options of an algorithm, starting with the ones that its class declares."""
-    found: dict[str, inspect.Parameter] = {}
-    for base in algorithm.__mro__:
-        if "__init__" in vars(base):
-            _, *parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
-            own = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-            found |= {p.name: p for p in own if p.name not in ("model", *found)}
-            if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-                break
-    return found
+    parameters = inspect.signature(algorithm).parameters.items()
+    return {name: p for name, p in parameters if name != "model" and p.kind is not p.VAR_POSITIONAL}
+
+
+def rule_and_options(rule: Any) -> tuple[Any, Mapping[str, Any]]:
+    """Return a rule that may be given as a pair of the rule and its options, with its options."""
+    has_options = isinstance(rule, tuple) and len(rule) == 2 and isinstance(rule[1], Mapping)
+    return rule if has_options else (rule, {})
 
 
 def _names(algorithm: type[ETraceAlgorithm]) -> list[str]:

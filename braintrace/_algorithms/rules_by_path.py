@@ -13,7 +13,7 @@ from .._graph import ETraceGraph, FilteredReadout, HiddenParamOpRelation, TraceM
 from .._graph.diagnostics import quoted
 from .._typing import Path, path_name
 from .algorithm import ETraceAlgorithm
-from .names import algorithm_of, made, options_of
+from .names import algorithm_of, made, options_of, rule_and_options
 
 SHARED = (*options_of(ETraceAlgorithm), "readout_filters")
 """Options of the whole model."""
@@ -193,8 +193,7 @@ class RulesByPath(ETraceAlgorithm):
 
 
 def _part(given: Any, rule: Any) -> Part:
-    has_options = isinstance(rule, tuple) and len(rule) == 2 and isinstance(rule[1], Mapping)
-    algorithm, options = rule if has_options else (rule, {})
+    algorithm, options = rule_and_options(rule)
     name = f"rules[{shown(given)}]"
     for option in set(SHARED) & set(options):
         raise OptionError(

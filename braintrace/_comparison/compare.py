@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import saiunit
 from jax.typing import ArrayLike
 
-from .._algorithms import ETraceAlgorithm, Immediate, algorithm_of, made
+from .._algorithms import ETraceAlgorithm, Immediate, algorithm_of, made, rule_and_options
 from .._algorithms.window_option import WINDOW
 from .._arguments import (
     BATCH_SIZE,
@@ -193,9 +193,8 @@ def _entries(
     given = _listed("rules", RULES if rules is None else rules, "rules such as ['d_rtrl']")
     entries, texts = [], []
     for index, rule in enumerate(given):
-        has_options = isinstance(rule, tuple) and len(rule) == 2 and isinstance(rule[1], Mapping)
-        rule, own = rule if has_options else (rule, {})
-        algorithm = algorithm_of(rule, f"rules[{index}]")
+        given_rule, own = rule_and_options(rule)
+        algorithm = algorithm_of(given_rule, f"rules[{index}]")
         texts.append(made(algorithm, model, {**options, **own}).rule)
         entries.append(Entry(algorithm.__name__, algorithm, {**options, **own}))
     names = [entry.name for entry in entries]

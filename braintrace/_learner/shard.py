@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-
 from jax.sharding import Mesh
 
-from .._arguments import Kind, check_option, shown
+from .._arguments import Kind, check_option
 from .._brainstate import is_watched
 from .._errors import NotCompiledError, OptionError
 from .._sharding import Division
+from .._sharding.division import check_axes
 from .learner import LEARNER, Learner
 
 MESH = Kind("a `jax.sharding.Mesh`", lambda value: isinstance(value, Mesh))
@@ -64,18 +63,7 @@ def shard(
     """
     check_option("learner", learner, LEARNER)
     check_option("mesh", mesh, MESH)
-    for name, axis in (("data", data), ("model", model)):
-        is_axis = isinstance(axis, Hashable) and axis in mesh.axis_names
-        if axis is not None and not is_axis:
-            raise OptionError(
-                f"`{name}` is {shown(axis)}, and the mesh has the axes "
-                f"{', '.join(map(repr, mesh.axis_names))}: expected one of these, or None."
-            )
-    if data is not None and data == model:
-        raise OptionError(
-            f"`data` and `model` are both {data!r}: an axis of the mesh shards either samples or "
-            "outputs."
-        )
+    check_axes(mesh.axis_names, data, model)
     if not learner.is_compiled:
         raise NotCompiledError(
             f"`learner` has not been compiled: call `compile_graph` of its "

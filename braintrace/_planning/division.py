@@ -6,19 +6,18 @@ are sharded over another axis, as in `braintrace.shard`.
 
 import dataclasses
 import math
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh
 
-from .._arguments import shown
 from .._errors import OptionError, ShapeError
 from .._executor.complex_packing import arrays_of
 from .._graph import ETraceGraph, Traces, TraceSpecs
 from .._sharding import Layout, layout_of
-from .._sharding.division import Division, Names
+from .._sharding.division import Division, Names, check_axes
 from .._typing import PyTree
 
 MODEL = "model"
@@ -92,21 +91,8 @@ def parts_of(mesh: Any, data: str | None, model: str | None) -> Parts:
             "`mesh` has no axes with names; expected a `jax.sharding.Mesh` or `AbstractMesh`, or a "
             "dict such as {'data': 8}."
         )
-    counts = {"data": 1, "model": 1}
-    for name, axis in {"data": data, "model": model}.items():
-        if axis is not None and not (isinstance(axis, Hashable) and axis in shape):
-            listed = ", ".join(map(repr, shape))
-            raise OptionError(
-                f"`{name}` is {shown(axis)}, and the mesh has the axes {listed}: expected one of "
-                "these, or None."
-            )
-        counts[name] = 1 if axis is None else int(shape[axis])
-    if model is not None and data == model:
-        raise OptionError(
-            f"`data` and `model` are both {data!r}: an axis of the mesh shards either samples or "
-            "outputs."
-        )
-    return Parts(**counts)
+    check_axes(list(shape), data, model)
+    return Parts(*(1 if axis is None else int(shape[axis]) for axis in (data, model)))
 
 
 @dataclasses.dataclass(frozen=True)

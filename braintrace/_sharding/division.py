@@ -2,12 +2,38 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from typing import Any
 
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from .._errors import OptionError
+from .._shown import shown
+
 Names = tuple[str | None, ...]
 """Mesh axis over which each axis of an array is sharded; ``None``: not sharded."""
+
+
+def check_axes(names: Sequence[Any], data: Any, model: Any) -> None:
+    """Refuse axes for samples and outputs that a mesh with some names of axes does not have.
+
+    Raises
+    ------
+    OptionError
+        Naming the option.
+    """
+    for option, axis in {"data": data, "model": model}.items():
+        is_axis = isinstance(axis, Hashable) and axis in names
+        if axis is not None and not is_axis:
+            raise OptionError(
+                f"`{option}` is {shown(axis)}, and the mesh has the axes "
+                f"{', '.join(map(repr, names))}: expected one of these, or None."
+            )
+    if data is not None and data == model:
+        raise OptionError(
+            f"`data` and `model` are both {data!r}: an axis of the mesh shards either samples or "
+            "outputs."
+        )
 
 
 @dataclasses.dataclass(frozen=True)
