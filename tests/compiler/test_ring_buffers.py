@@ -173,19 +173,6 @@ def test_samples_that_are_at_places_of_their_own():
     assert_gradients_close(found, paths.bptt(), 1e-12)
 
 
-@pytest.mark.by_day("es_d_rtrl")
-@pytest.mark.parametrize("rule", ["rtrl", "snap", "es_d_rtrl", "immediate"])
-def test_other_rules_follow_both_spellings_alike(rule):
-    options = {"decay_or_rank": 0.7} if rule == "es_d_rtrl" else {}
-    found, wanted = (
-        Paths(functools.partial(Attention, write), inputs(), rule, **options)
-        for write in (by_at, by_where)
-    )
-    assert_gradients_close(found.sequence(), wanted.sequence(), 1e-12)
-    if rule == "rtrl":
-        assert_gradients_close(found.sequence(), exact("at"), 1e-12)
-
-
 def test_a_buffer_is_marked_alike_in_both_spellings():
     class Plain(Attention):
         def update(self, x):

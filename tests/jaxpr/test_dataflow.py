@@ -233,17 +233,6 @@ def test_the_body_of_a_custom_derivative_is_not_followed(case):
     assert sets_of(case, traced(case), derivatives=True).all()
 
 
-@each([c for c in CASES if c.name in ("sin", "jit", "scan", "cond") and c.what != "no_step"])
-def test_a_client_answers_first_in_bodies_as_well(case):
-    def special(equation, operands):
-        is_asked = equation.primitive.name in ("sin", "add", "mul", "concatenate", "sub", "rev")
-        return [None] * len(equation.outvars) if is_asked else None
-
-    jaxpr = traced(case)
-    claimed, plain = sets_of(case, jaxpr, special=special), sets_of(case, jaxpr)
-    assert not (claimed & ~plain).any() and claimed.sum() < plain.sum()
-
-
 def test_flows_between_variables_of_a_program():
     """Of two sums, the flow of the first stands in for what it is computed from."""
 
@@ -292,18 +281,3 @@ def test_of_elements_that_meet_the_least_moved_counts():
     for flow, numbers in zip(found, expected, strict=True):
         own = None if flow is None else first.numbers(flow)
         np.testing.assert_array_equal(own, numbers)
-
-
-def test_first_is_a_semilattice():
-    first, generator = First(3), np.random.default_rng(2)
-
-    def drawn():
-        flow = first.numbered(generator.integers(-1, 3, 500))
-        return np.where(generator.random(500) < 0.5, first.moved(flow), flow)
-
-    a, b, c = drawn(), drawn(), drawn()
-    join = first.join
-    np.testing.assert_array_equal(join(a, join(b, c)), join(join(a, b), c))
-    np.testing.assert_array_equal(join(a, b), join(b, a))
-    np.testing.assert_array_equal(join(join(a, b), b), join(a, b))
-    np.testing.assert_array_equal(join(a, first.empty(a.shape)), a)

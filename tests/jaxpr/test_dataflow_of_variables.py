@@ -136,10 +136,3 @@ def test_a_parameter_behind_a_custom_derivative_is_followed_though_its_value_is_
     held = jax.custom_vjp(jax.lax.stop_gradient)
     held.defvjp(lambda w: (held(w), None), lambda _, g: (g,))
     assert times_of(held, PARAMETER) == [PARAMETER]
-
-
-def test_what_a_client_ends_is_data():
-    question = question_of_taint(lambda equation: equation.primitive.name == "sin")
-    program = program_of(jax.make_jaxpr(lambda w: (jnp.sin(w), jnp.cos(w)))(jnp.ones(3)))
-    assert flows_of_outputs(question, Constants(program), [PARAMETER]) == [DATA, PARAMETER]
-    assert flows_of_outputs(question, Constants(program), [CONSTANT]) == [CONSTANT, CONSTANT]

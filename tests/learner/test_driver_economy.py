@@ -3,11 +3,10 @@
 import brainstate
 import cases
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import references
-from assertions import assert_gradients_close, deviations
+from assertions import assert_gradients_close
 from compilation import counted
 from drivers import build_algorithm, build_learner, named, sequence_gradient, weights_of
 
@@ -285,27 +284,3 @@ def test_steps_without_weight_have_no_backward_pass(chunk_size):
     expected = references.bptt(CASE, step_weights=tuple(mask))
     assert_gradients_close(named(found), expected, 1e-5)
     assert len(passed) == 2
-
-
-@pytest.mark.core
-@pytest.mark.optimised
-@ONE_BY_DAY
-def test_traces_in_half_precision(algorithm):
-    full = build_learner(CASE, algorithm)
-    half = build_learner(CASE, algorithm, trace_dtype=jnp.bfloat16)
-    expected = sequence_gradient(full, CASE, XS, TARGETS, chunk_size=1)
-    found = sequence_gradient(half, CASE, XS, TARGETS, chunk_size=1)
-    leaves = jax.tree.leaves(half.algorithm.traces.value)
-    assert {leaf.dtype for leaf in leaves} <= {jnp.dtype("bfloat16"), jnp.dtype("int32")}
-    counts = sum(leaf.nbytes for leaf in leaves if leaf.dtype == "int32")
-    assert 2 * half.report().carried_bytes - counts == full.report().carried_bytes
-    assert 0 < max(deviations(found, expected).values()) < 0.02
-
-    model, stepwise = build_algorithm(CASE, type(half.algorithm), trace_dtype=jnp.bfloat16)
-    gradient = brainstate.transform.grad(square_loss(stepwise), weights_of(model))
-    gradient = brainstate.transform.jit(gradient)
-    total = None
-    for x, target in zip(XS, TARGETS, strict=True):
-        part = gradient(x, target)
-        total = part if total is None else jax.tree.map(np.add, total, part)
-    assert_gradients_close(named(total), found, 1e-2)

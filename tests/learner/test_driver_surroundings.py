@@ -263,13 +263,6 @@ def test_sequences_of_numpy_in_double_precision():
     assert_gradients_close(found, expected, 1e-6)
 
 
-def test_floats_are_not_rounded_to_the_integers_of_the_example():
-    learner = braintrace.compile(Leaky(), "d_rtrl", jnp.zeros((1, 2), int), batch_size=1)
-    learner(jnp.ones((1, 2), bool))
-    with pytest.raises(braintrace.DtypeError, match="Compile with an example of dtype float32"):
-        learner(jnp.full((1, 2), 0.7))
-
-
 @pytest.mark.parametrize(
     ("example", "fitting", "refused"),
     [

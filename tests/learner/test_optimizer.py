@@ -419,22 +419,6 @@ def test_hyperparameters_are_written_between_calls():
         own.learner.optimizer_state = state.hyperparams
 
 
-@pytest.mark.core
-@pytest.mark.parametrize("known", [True, False], ids=["after the first call", "before it"])
-def test_a_state_that_is_restored_goes_on(known):
-    own, other = Stream(LEAKY, optax.adam(0.05)), Stream(LEAKY, optax.adam(0.05))
-    own.by_itself()
-    pure = own.learner.functional()
-    kept = pure.state()
-    if known:
-        other.by_itself()
-    restored = other.learner.functional()
-    restored.restore(kept)
-    assert_same_bits(restored.state(), kept)
-    assert_same_bits(other.by_itself(), own.by_itself())
-    assert_same_bits(restored.state(), pure.state())
-
-
 def test_what_was_saved_of_another_optimizer_is_refused():
     own, other = Stream(LEAKY, optax.adam(0.05)), Stream(LEAKY, optax.sgd(0.05, momentum=0.9))
     own.by_itself()

@@ -257,27 +257,3 @@ def test_reset_starts_over(algorithm):
     rewind(learner, start[1])
     assert_same_bits(snapshot(learner), start)
     assert_same_bits(sequence_gradient(learner, case, xs, targets), first)
-
-
-class Sideways(brainstate.nn.Module):
-    """The batch is the last axis of the state."""
-
-    def __init__(self):
-        super().__init__()
-        self.w = brainstate.ParamState(jnp.ones((3, 4)))
-
-    def init_state(self, batch_size=None, **_):
-        self.h = brainstate.HiddenState(jnp.zeros((4, batch_size)))
-
-    def update(self, x):
-        self.h.value = 0.5 * self.h.value + braintrace.matmul(x, self.w.value).T
-        return self.h.value
-
-
-def test_the_batch_need_not_be_the_first_axis_of_a_state():
-    learner = braintrace.compile(Sideways(), "d_rtrl", jnp.ones((4, 3)), batch_size=4)
-    learner.reset_state(2)
-    ((gradient),) = learner.etrace_grad(
-        jnp.ones((3, 2, 3)), step_fn=lambda x: learner(x).sum(), reduction="sum"
-    ).values()
-    np.testing.assert_allclose(gradient, np.full((3, 4), 2 * (1 + 1.5 + 1.75)), rtol=1e-6)

@@ -1,9 +1,8 @@
 """Gradients are those of the golden files, and these are what plain JAX gives."""
 
 import compilation
-import numpy as np
 import pytest
-from golden import make, plain, table
+from golden import make, table
 from golden.nets import NETS
 from golden.paths import Runs
 
@@ -58,29 +57,6 @@ def test_what_is_stored_is_backpropagation_through_time_where_a_rule_is_exact(ne
     assert {("immediate", "own gradient"), ("immediate, windows", "chunks of 3")} <= checked
 
 
-def test_plain_gradients_of_masks_resets_and_windows_differ():
-    """Else the rows that are held against them would say nothing."""
-    net = NETS["indrnn"]
-    kinds = [
-        plain.bptt(net),
-        plain.bptt(net, masked=True),
-        plain.bptt(net, resets=True),
-        plain.bptt(net, window=1),
-        plain.bptt(net, window=3),
-    ]
-    for i, one in enumerate(kinds):
-        for other in kinds[:i]:
-            largest = max(relative for _, relative in make.deviations(one, other).values())
-            assert largest > 1e-3
-
-
-def test_rules_leave_out_different_things_where_states_couple():
-    """No row of the recurrent ALIF stands for another rule by chance."""
-    stored = NETS["alif"].rows
-    rules = ("d_rtrl", "es_d_rtrl", "immediate", "rtrl", "ottt", "snap 1", "snap 2", "uoro")
-    assert len({stored[rule]["chunks of 3"] for rule in rules}) == len(rules)
-
-
 def test_every_rule_has_a_row_and_every_model_rule_and_path_one_by_day():
     base = braintrace.ETraceAlgorithm
     public = [getattr(braintrace, name) for name in dir(braintrace)]
@@ -95,15 +71,3 @@ def test_every_rule_has_a_row_and_every_model_rule_and_path_one_by_day():
     for net in NETS:
         stored = {rule: tuple(paths) for rule, paths in NETS[net].rows.items()}
         assert stored == {rule: table.paths_of(net, rule) for rule in table.RULES}
-
-
-def test_what_differs_is_named(capsys):
-    expected = {"w": np.array([1.0, 2.0]), "b": np.zeros(1)}
-    found = {"w": np.array([1.0, 2.0 + 1e-6]), "b": np.zeros(1)}
-    assert not make.compare("net", "rule", "path", expected, expected)
-    assert make.compare("net", "rule", "path", found, expected)
-    assert "w            differs by 1.00e-06, relative 5.00e-07" in capsys.readouterr().out
-    assert make.compare("net", "rule", "path", "ShapeError", expected)
-    assert make.compare("net", "rule", "path", {**expected, "w": np.full(2, np.nan)}, expected)
-    assert make.compare("net", "rule", "path", {"w": expected["w"]}, expected)
-    assert not make.compare("net", "rule", "path", "ShapeError", "ShapeError")

@@ -206,17 +206,6 @@ def step_of(learner):
 
 
 @pytest.mark.parametrize(
-    ("case", "operation"),
-    [(CASES[0], None), (CASES[1], None), (CASES[1], of_the_library)],
-    ids=["sine", "embedding", "of the library"],
-)
-def test_a_mapped_operation_equals_the_recursion(case, operation):
-    learner, xs = build(case, batched=False, operation=operation), jnp.asarray(case.xs)
-    found = learner.etrace_grad(xs, step_fn=step_of(learner), reduction="sum", chunk_size=3)
-    assert_gradients_close(by_name(found), summed(recursion(case)[0]), 1e-5)
-
-
-@pytest.mark.parametrize(
     "operation",
     [pytest.param(None, marks=pytest.mark.nightly), of_the_library],
     ids=["of the user", "of the library"],

@@ -153,16 +153,6 @@ def test_equals_its_definition(mapped):
         assert_gradients_differ(backpropagated(), expected, 1e-3)
 
 
-@pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning")
-def test_is_that_with_recurrence_of_a_network_without():
-    found = []
-    for rule in ("ostl_feedforward", "ostl_recurrent"):
-        learner = braintrace.compile(TwoLayers(), rule, jnp.asarray(XS[0]), batch_size=BATCH)
-        loss = functools.partial(lambda step, x, target: loss_of(step(x), target), learner)
-        found.append(dict(learner.etrace_grad(XS, TARGETS, step_fn=loss, reduction="sum")))
-    assert_gradients_close(*found, 1e-12)
-
-
 def backpropagated():
     """The gradient of the whole sequence, which has more for the lower layer."""
 

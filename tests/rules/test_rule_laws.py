@@ -178,3 +178,10 @@ def test_the_check_of_a_gradient_compares_it_with_backpropagation(rule):
         np.testing.assert_allclose(row.deviation, deviation, rtol=1e-3, atol=1e-5)
     if RULES[rule].oracle is references.oracles.bptt:
         assert check.rows[-1].deviation < 1e-5
+
+
+@pytest.mark.parametrize(("rank", "alpha"), [(1, 0.0), (3, 0.5), (0.5, 0.5)])
+def test_a_rank_of_es_d_rtrl_is_a_decay(rank, alpha):
+    case = cases.BY_NAME["leaky_rnn"]
+    found = catalogue_gradient(case, algorithm="pp_prop", decay_or_rank=rank)
+    assert_gradients_close(found, references.dense_es_d_rtrl(case, alpha=alpha), 1e-5)

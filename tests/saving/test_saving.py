@@ -132,16 +132,6 @@ def test_states_of_all_kinds_come_back(tmp_path):
     assert_same_bits(brainstate.random.uniform(size=3), expected)
 
 
-@pytest.mark.parametrize("style", ["mapped", "single"])
-def test_batch_styles_come_back(style, tmp_path):
-    learner = build_learner(cases.BY_NAME["leaky"], style=style)
-    saved = jax.device_get(randomised(learner, 1))
-    braintrace.save(tmp_path, learner)
-    randomised(learner, 2)
-    braintrace.restore(tmp_path, learner)
-    assert_same_bits(state_of(learner), saved)
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("driver", ["online", "grad"])
 def test_a_run_goes_on_as_if_nothing_had_happened(driver, tmp_path):
@@ -176,22 +166,6 @@ def started(*arguments):
         stdout=subprocess.PIPE,
         text=True,
     )
-
-
-@pytest.mark.nightly
-def test_a_process_that_is_killed_leaves_what_a_run_goes_on_from(tmp_path):
-    """Most of its time, this one saves. It is compared with a run that does not."""
-    with started("alif", "online", tmp_path, 10_000) as process:
-        process.stdout.readline()
-        time.sleep(random.uniform(0, 0.2))
-        process.kill()
-    alone, resumed = Run(), Run()
-    done = resumed.restore(tmp_path)
-    for number in range(done + 2):
-        alone.part(number)
-    for number in (done, done + 1):
-        resumed.part(number)
-    assert_same_bits(resumed.state(), alone.state())
 
 
 @pytest.mark.nightly
