@@ -13,7 +13,7 @@ from drivers import snapshot
 
 import braintrace
 
-ROWS = {**wrong_calls.EVERY, **wrong_operands.EVERY}
+ROWS = [*wrong_calls.EVERY, *wrong_operands.EVERY]
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +33,8 @@ def run_and_return(bench):
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("name", ROWS)
-def test_wrong_call_names_its_error_and_changes_nothing(name, expected):
-    text, call = ROWS[name]
+@pytest.mark.parametrize(("text", "call"), ROWS, ids=[str(text) for text, _ in ROWS])
+def test_wrong_call_names_its_error_and_changes_nothing(text, call, expected):
     bench = wrong_calls.bench()
     bench.learner.optimizer_state = None  # other tests share the learner
     before = snapshot(bench.learner)
