@@ -40,7 +40,7 @@ from .._graph import (
 )
 from .._jax import source_line
 from .._jaxpr.dataflow import Kind
-from .passing import PassingTraces
+from .passing import PassingTraces, over_steps
 from .product_uses import (
     Operands,
     Product,
@@ -51,7 +51,7 @@ from .product_uses import (
     without_products,
 )
 from .random_signs import DRAWS, KEY, signs, specs_of_stream
-from .rank_one import balance, norms, over_steps
+from .rank_one import balance, norms
 from .restart import over_first_axis, where_flagged
 from .whole_state import (
     flags_of_rows,
@@ -62,7 +62,6 @@ from .whole_state import (
     row_dtype,
     to_rows,
     unit_rows,
-    which_rows,
     whole_of,
 )
 from .whole_traces import WholeTraces, contracted
@@ -143,7 +142,7 @@ class KroneckerTraces(PassingTraces):
         if exact:
             exact = EXACT.update(without_products(graph), weights, records, exact)
         random = {name: trace for name, trace in traces.items() if name != "exact"}
-        after = over_steps(functools.partial(_advanced, graph, weights), records, random)
+        after = over_steps(functools.partial(_advanced, graph, weights), graph, records, random)
         return {**after, "exact": exact}
 
     def entry_gradient(
@@ -170,10 +169,6 @@ def _advanced(graph: ETraceGraph, weights: Weights, records: Records, traces: Tr
     whole, products = whole_of(graph), products_of(graph)
     dtype = jnp.promote_types(row_dtype(whole), jnp.float32)
     u, A = (widened(traces[kind], dtype) for kind in ("u", "A"))
-    if records.restart is not None:  # selected, not multiplied by zero: they may be NaN
-        goes_on = which_rows(whole, ~records.restart[0])
-        u = jax.tree.map(lambda leaf: where_flagged(goes_on.any(1), leaf), u)
-        A = jax.tree.map(lambda leaf: where_flagged(goes_on, leaf), A)
     inputs = inputs_of_step(graph, weights, tuple(leaf[0] for leaf in records.inputs))
     found = pulled_back(graph, inputs, unit_rows(whole))
     J = jnp.moveaxis(to_rows(whole, found.old), 1, 0).astype(dtype)

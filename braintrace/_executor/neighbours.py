@@ -43,8 +43,8 @@ from .jacobians import Inputs
 from .neighbour_entries import Entries, Move, entries_of, of_one
 from .probed_step import pre_step_probe
 from .product_uses import Product, samples_first
-from .restart import where_flagged
 from .time_loops import scan_records
+from .traces import restart_traces
 from .whole_chunk import of_one_step, of_product
 from .whole_state import (
     PulledStep,
@@ -55,7 +55,6 @@ from .whole_state import (
     row_dtype,
     to_rows,
     unit_rows,
-    which_rows,
     whole_of,
 )
 from .zero import as_arrays, is_zero, widened
@@ -144,9 +143,8 @@ class NeighbourTraces(TraceMethod):
         def step(carry: Any, now: Any) -> Any:
             gradients, traces = carry
             recorded, restart, signal = now
-            if restart is not None:  # selected, not multiplied by zero: they may be NaN
-                goes_on = which_rows(whole, ~restart).any(1)
-                traces = jax.tree.map(lambda leaf: where_flagged(goes_on, leaf), traces)
+            if restart is not None:
+                traces = restart_traces(graph.trace_specs, traces, restart)
             traces = _advanced(graph, weights, recorded, moves, traces)
             if signal is not None:
                 found = self._contracted(graph, weights, signal, traces, records.zeros_select)

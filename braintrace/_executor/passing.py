@@ -1,7 +1,8 @@
 """Common parts of full-Jacobian rules, whose gradients are backpropagated through the steps."""
 
 import dataclasses
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,9 @@ from .._graph import (
     Traces,
     Weights,
 )
+from .time_loops import scan_records
+from .traces import restart_traces
+from .zero import as_arrays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,3 +43,29 @@ class PassingTraces(TraceMethod):
     ) -> tuple[Weights, Traces | None]:
         """Return zero: the gradient is backpropagated through the steps."""
         return jax.tree.map(jnp.zeros_like, weights), after
+
+
+def over_steps(
+    advance: Callable[[Records, Traces], Traces],
+    graph: ETraceGraph,
+    records: Records,
+    traces: Traces,
+) -> Traces:
+    """Return traces after recorded steps, each of which is a chunk of one step.
+
+    Traces are reset before ``advance`` receives them.
+    """
+    specs = {key: graph.trace_specs[key] for key in traces}
+
+    def one_step(traces: Traces, now: tuple[Any, jax.Array | None]) -> tuple[Traces, None]:
+        inputs, restart = now
+        if restart is not None:
+            traces = restart_traces(specs, traces, restart)
+        found = dataclasses.replace(
+            records, inputs=tuple(leaf[None] for leaf in inputs), restart=None
+        )
+        return advance(found, traces), None
+
+    over_time = records.inputs, records.restart
+    after: Traces = scan_records(one_step, as_arrays(traces), over_time, records.num_steps)[0]
+    return after

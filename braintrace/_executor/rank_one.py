@@ -16,8 +16,7 @@ of the step, and :math:`J s` one Jacobian-vector product.
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +32,7 @@ from .._graph import (
     Weights,
 )
 from .overwriting import known_after
-from .passing import PassingTraces
+from .passing import PassingTraces, over_steps
 from .random_signs import DRAWS, KEY, signs, specs_of_stream
 from .restart import over_first_axis, where_flagged
 from .sample_gradients import (
@@ -42,7 +41,6 @@ from .sample_gradients import (
     squares,
     written,
 )
-from .time_loops import scan_records
 from .whole_state import (
     flags_of_samples,
     from_rows,
@@ -100,11 +98,7 @@ class RankOneTraces(PassingTraces):
         self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
     ) -> Traces:
         """Return the traces after recorded steps, one step at a time."""
-
-        def advance(records: Records, traces: Traces) -> Traces:
-            return _advanced(graph, weights, records, traces)
-
-        return over_steps(advance, records, traces)
+        return over_steps(functools.partial(_advanced, graph, weights), graph, records, traces)
 
     def entry_gradient(
         self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
@@ -140,21 +134,6 @@ def _added_up(
     return gradients
 
 
-def over_steps(
-    advance: Callable[[Records, Traces], Traces], records: Records, traces: Traces
-) -> Traces:
-    """Return traces after recorded steps, each of which is a chunk of one step."""
-
-    def one_step(traces: Traces, now: Any) -> tuple[Traces, None]:
-        inputs, restart = jax.tree.map(lambda leaf: leaf[None], now)
-        found = dataclasses.replace(records, inputs=inputs, restart=restart)
-        return advance(found, traces), None
-
-    over_time = records.inputs, records.restart
-    after: Traces = scan_records(one_step, as_arrays(traces), over_time, records.num_steps)[0]
-    return after
-
-
 def _advanced(graph: ETraceGraph, weights: Weights, records: Records, traces: Traces) -> Traces:
     """Return the traces after one step."""
     whole = whole_of(graph)
@@ -162,10 +141,6 @@ def _advanced(graph: ETraceGraph, weights: Weights, records: Records, traces: Tr
     inputs = inputs_of_step(graph, weights, tuple(leaf[0] for leaf in records.inputs))
     s = widened(traces["s"], dtype)
     t = widened(known_after(records.token, traces["t"]), dtype)
-    if records.restart is not None:  # selected, not multiplied by zero: they may be NaN
-        goes_on = which_rows(whole, ~records.restart[0])
-        s = jnp.where(goes_on, s, 0)
-        t = jax.tree.map(lambda leaf: where_flagged(goes_on.any(1), leaf), t)
     pushed = to_rows(whole, pushed_forward(graph, inputs, from_rows(whole, s))).astype(dtype)
     nu = signs(traces, pushed, s.shape, dtype)
     draws = traces[DRAWS] + jnp.uint32(1)

@@ -18,8 +18,7 @@ import jax.numpy as jnp
 from .._etrace_op import Arrays
 from .._executor.direct import like
 from .._executor.jacobians import Inputs
-from .._executor.passing import PassingTraces
-from .._executor.rank_one import over_steps
+from .._executor.passing import PassingTraces, over_steps
 from .._executor.whole_chunk import of_one_step
 from .._executor.whole_state import (
     inputs_of_step,
@@ -74,14 +73,11 @@ class FullRuleTraces(PassingTraces):
         leaves = leaves_of(self.rule, whole_site(graph, weights))
 
         def advance(records: Records, traces: Traces) -> Traces:
-            arrays = leaves.of(traces)
-            if records.restart is not None:
-                arrays = leaves.restarted(arrays, records.restart[0])
             inputs = inputs_of_step(graph, weights, tuple(leaf[0] for leaf in records.inputs))
             J, F = _jacobians(graph, leaves.site, inputs)
-            return as_kept(leaves.advanced(arrays, J, None, F), traces)
+            return as_kept(leaves.advanced(leaves.of(traces), J, None, F), traces)
 
-        return over_steps(advance, records, traces)
+        return over_steps(advance, graph, records, traces)
 
     def entry_gradient(
         self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
