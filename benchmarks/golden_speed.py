@@ -50,12 +50,7 @@ class Timer(Protocol):
 class Remote:
     """A process with the library of a checkout and the rows of this one.
 
-    Parameters
-    ----------
-    checkout
-        The folder that has ``braintrace``.
-    folder
-        Has a copy of this package, and takes compiled bytecode and what the process prints.
+    The folder has a copy of this package, and takes bytecode and what the process prints.
     """
 
     def __init__(self, checkout: Path, folder: Path) -> None:
@@ -97,19 +92,7 @@ class Remote:
 
 @dataclasses.dataclass
 class Measured:
-    """What was found of a row.
-
-    Attributes
-    ----------
-    name
-        Of the row.
-    rounds
-        Seconds of a call by the base and by this checkout.
-    bytes
-        Temporary memory of the program by each, where it is known.
-    error
-        Why there are no times.
-    """
+    """Seconds of a call of a row and temporary bytes, by the base and by this checkout."""
 
     name: str
     rounds: list[tuple[float, float]] = dataclasses.field(default_factory=list)

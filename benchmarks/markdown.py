@@ -186,13 +186,7 @@ def _with_ratio(time: float | None, reference: float | None) -> str:
 
 
 def put_into(page: Path, block: str) -> None:
-    """Replace the text between the markers of a page.
-
-    Raises
-    ------
-    ValueError
-        If the page has no markers.
-    """
+    """Replace the text between the markers of a page."""
     text = page.read_text()
     pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", flags=re.DOTALL)
     if not pattern.search(text):

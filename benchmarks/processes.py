@@ -24,10 +24,7 @@ ENVIRONMENT = {
 def run_module(module: str, *arguments: str) -> dict[str, Any]:
     """Run a module of this package that writes JSON, and return its content.
 
-    Raises
-    ------
-    RuntimeError
-        If the process fails; with the end of its output.
+    If the process fails, a `RuntimeError` has the end of its output.
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"

@@ -24,16 +24,7 @@ def in_turn(
 ) -> dict[str, list[float]]:
     """Call all functions once a round and return the seconds per unit of work of every call.
 
-    Parameters
-    ----------
-    subjects
-        Functions that have run once.
-    rounds
-        Number of rounds.
-    budget
-        Seconds after which no further round begins, once there are `least`.
-    least
-        Smallest number of rounds.
+    They have run once. After ``budget`` seconds no further round begins, once there are ``least``.
     """
     labels = list(subjects)
     times: dict[str, list[float]] = {label: [] for label in labels}

@@ -26,20 +26,10 @@ from .tasks import Batch, Task
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """How a gradient is computed.
+    """How a gradient is computed: by a rule, or without one by backpropagation through time.
 
-    Attributes
-    ----------
-    name
-        The name in the table of results.
-    algorithm, options
-        The rule and its options; ``None``: backpropagation through time.
-    truncation
-        The window: 0 for the short one of the task, 1 for the long one, ``None`` for none.
-    feedback
-        Whether errors pass the readout through a random matrix.
-    optimizer
-        ``"adam"`` or ``"rmsprop"``.
+    ``truncation`` is 0 for the short window of the task, 1 for the long one. With ``feedback``,
+    errors pass the readout through a random matrix. Optimizers are ``"adam"`` and ``"rmsprop"``.
     """
 
     name: str
@@ -94,17 +84,10 @@ Gradient = Callable[[Values, Any, Batch], tuple[Values, Any]]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Prepared:
-    """A method on a network, as pure functions.
+    """A method on a network: ``(weights, memory, batch) -> (gradient of the weights, memory)``.
 
-    Attributes
-    ----------
-    gradient
-        ``(weights, memory, batch) -> (gradient of the weights, memory)``; the memory passes from
-        batch to batch (keys of random numbers, feedback matrices).
-    memory
-        Returns the memory of a seed at the start.
-    trace_bytes
-        Size of the traces.
+    The memory passes from batch to batch (keys of random numbers, feedback matrices); `memory`
+    returns that of a seed at the start.
     """
 
     gradient: Gradient
@@ -115,13 +98,7 @@ class Prepared:
 def prepare(
     method: Method, task: Task, cell: str, units: int, batch: int, chunk: int | str = "auto"
 ) -> Prepared:
-    """Return a method on a network.
-
-    Raises
-    ------
-    braintrace.BraintraceError
-        If the rule refuses the network.
-    """
+    """Return a method on a network; a `BraintraceError` if the rule refuses the network."""
 
     def model(seed: int) -> brainstate.nn.Module:
         readout = braintrace.nn.FeedbackLinear if method.feedback else braintrace.nn.Linear

@@ -101,15 +101,7 @@ def values_of(model: brainstate.nn.Module, kind: type) -> dict[Any, Any]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pure:
-    """A network as a pure function.
-
-    Attributes
-    ----------
-    step
-        ``(values of all States, x) -> (new hidden values, answer)``.
-    start
-        Hidden values at the start of a sequence.
-    """
+    """A network as ``(values of all States, x) -> (new hidden values, answer)``, and its start."""
 
     step: Callable[[Values, Any], tuple[Values, Any]]
     start: Values

@@ -43,22 +43,10 @@ FILE = FOLDER / "online_updates.csv"
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """A network on a task, and its streams.
+    """A network on a task, and its streams: ``steps``, of which ``points`` are compared.
 
-    Attributes
-    ----------
-    task, cell, units, batch
-        As in a run of learning; the batch consists of streams.
-    steps, points
-        Of a stream, and at how many of its steps gradients are compared.
-    begun, begun_rate
-        Updates by backpropagation before the stream, and their learning rate.
-    rates, every
-        Learning rates of the stream, and steps per update.
-    seeds
-        Of initial parameters and streams.
-    rules
-        Names of methods.
+    ``begun`` updates by backpropagation come before a stream, at ``begun_rate``; ``rates`` are
+    those of the stream, and ``every`` has the steps per update.
     """
 
     task: str

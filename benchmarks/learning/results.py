@@ -170,16 +170,8 @@ def gains_more(run: Run, *references: Run | None, part: float = 1.0) -> bool | N
 class Gains:
     """The relative gain of a method over pairs of task and cell.
 
-    Attributes
-    ----------
-    parts
-        ``(relative gain, task, cell)``, in rising order.
-    matched
-        Whether each of them is at least `PART`; ``None`` if undecided.
-    reached
-        Number of pairs with a mean score above the threshold.
-    seeds
-        Number of seeds of each pair that was run.
+    ``parts`` are in rising order, ``matched`` says whether each is at least `PART` (``None``:
+    undecided), ``reached`` counts pairs above the threshold, ``seeds`` those of each pair.
     """
 
     parts: list[tuple[float, str, str]]

@@ -36,34 +36,13 @@ def spread_out(count: int, chosen: int) -> list[int]:
 class Row:
     """The result of one seed.
 
-    Attributes
-    ----------
-    task, cell, method, seed
-        The key of a row.
-    units, batch, updates, steps, window
-        Settings: hidden units, sequences of an update, updates, time steps of a sequence, and
-        steps of a window (``None``: no windows).
-    chance, threshold
-        Scores of the task: without looking at the inputs, and from which it counts as learned.
-    measured, machine, versions
-        Date and environment of the run.
-    refused
-        The reason if the library refuses the method on this network; all that follows is empty.
-    rate, score
-        The learning rate with the best mean score in validation over the first seeds, and the
-        score on the test set at the end; ``None`` if it is not finite.
-    validation
-        The last score on the validation set at every rate of the grid; empty for later seeds,
-        which run at the chosen rate only.
-    curve
-        Scores on the validation set at the chosen rate, by `points`.
-    cosine
-        Cosine to the gradient of BPTT, over the cell's parameters, by `cosine_points`; of the
-        first seed, as everything below.
-    trace_bytes, peak_bytes, single_peak_bytes
-        Traces, and temporary memory of the compiled gradient: of a sequence, and of single steps.
-    step_seconds, single_step_seconds
-        Time of a step: of the gradient of a sequence, and in single steps.
+    The first four entries are its key. ``refused`` has the reason if the library refuses the method
+    on this network; all that follows is then empty. ``rate`` has the best mean score in validation
+    over the first seeds, ``score`` is that on the test set (``None``: not finite). ``validation``
+    has the last score at every rate of the grid, empty for later seeds, which run at the chosen
+    one; ``curve`` scores at the chosen rate, by `points`. From ``cosine`` on (to BPTT, over the
+    cell's parameters, by `cosine_points`), entries are of the first seed; costs are those of a
+    sequence's gradient, and of single steps.
     """
 
     task: str
@@ -117,14 +96,8 @@ class Row:
 class StreamRow:
     """Gradients while the parameters change: the result of one seed of `online_updates`.
 
-    Attributes
-    ----------
-    task, cell, method, every, rate, seed
-        The key: ``every`` is the number of steps per update.
-    to_rtrl, to_bptt
-        Mean cosine to RTRL with equally stale traces, and to the exact gradient.
-    loss
-        Mean loss in the second half of the stream.
+    ``every`` is the number of steps per update; cosines are means, the one to RTRL with equally
+    stale traces; the loss is that of the second half of the stream.
     """
 
     task: str

@@ -33,15 +33,7 @@ OnLog = Callable[[int, dict[str, Any]], None]
 
 
 class Watched:
-    """What is seen of this process: its memory, and what it compiles.
-
-    Attributes
-    ----------
-    begun
-        When it began.
-    compilations
-        How many programs have been compiled, or read from files.
-    """
+    """What is seen of this process: its memory, and the programs that it compiles or reads."""
 
     def __init__(self) -> None:
         self.begun, self.compilations = time.perf_counter(), 0
@@ -94,14 +86,7 @@ def told(step: int, metrics: dict[str, Any]) -> None:
 def learn(folder: Path, steps: int, length: int, on_log: OnLog = told) -> dict[str, Any] | None:
     """Learn what is missing of a stream; return what has come of it, None if interrupted.
 
-    Parameters
-    ----------
-    folder
-        Where the learner is saved, and a line is written after each part.
-    steps, length
-        Of the stream, and of a part of it.
-    on_log
-        Called some times in each part.
+    The learner is saved in the folder, with a line after each part of ``length`` steps.
     """
     folder.mkdir(parents=True, exist_ok=True)
     watched, learner = Watched(), stream.learner()

@@ -20,39 +20,6 @@ def compiled(case):
 
 @pytest.mark.core
 @cases.each(cases.ALL)
-def test_states_that_read_each_other_are_one_hidden_group(case):
-    found = {frozenset(map(".".join, group.paths)) for group in compiled(case).hidden_groups}
-    assert found == {frozenset(members) for members in case.groups.values()}
-    for group in compiled(case).hidden_groups:
-        assert group.hidden_paths == tuple(state.path for state in group.hidden_states)
-        assert group.num_state == len(group.hidden_paths)
-    assert sum(map(len, found)) == len(compiled(case).hidden_paths)
-
-
-@pytest.mark.core
-@cases.each(cases.ALL)
-def test_relations(case):
-    relations = compiled(case).hidden_param_op_relations
-    found = [
-        (
-            {".".join(path) for path in relation.trainable_paths.values()},
-            sorted(sorted(map(".".join, group.paths)) for group in relation.hidden_groups),
-        )
-        for relation in relations
-    ]
-    stated = [
-        (
-            case.parameters_of(operation),
-            sorted(sorted(case.groups[group]) for group in groups),
-        )
-        for operation, groups in case.relations.items()
-        if groups
-    ]
-    assert sorted(found, key=str) == sorted(stated, key=str)
-
-
-@pytest.mark.core
-@cases.each(cases.ALL)
 def test_warnings_are_diagnostics(case):
     """`build_algorithm` asserts the warning itself."""
     levels = {diagnostic.level for diagnostic in compiled(case).diagnostics}
@@ -126,22 +93,3 @@ def test_what_a_product_makes_of_an_old_state_is_at_no_position_of_it():
             Beside(), "d_rtrl", xs, xs, lambda out, _: jnp.sum(out**2), batch_size=2
         )
     assert max(row.deviation for row in check.rows) < 1e-5
-
-
-def test_a_state_that_is_written_in_another_form_is_where_the_model_reads_it():
-    class Turned(brainstate.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.w = brainstate.ParamState(jnp.ones((3, 6)))
-
-        def init_state(self, batch_size=None, **kwargs):
-            self.h = brainstate.HiddenState(jnp.zeros((batch_size, 2, 3)))
-
-        def update(self, x):
-            h = 0.9 * self.h.value.reshape(-1, 6) + braintrace.matmul(x, self.w.value)
-            self.h.value = h.reshape(-1, 2, 3)
-            return h
-
-    learner = braintrace.compile(Turned(), "d_rtrl", jnp.ones((4, 3)), batch_size=4)
-    (group,) = learner.graph.hidden_groups
-    assert [var.aval.shape for var in group.new_vars] == [(4, 6)]

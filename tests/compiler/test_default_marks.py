@@ -169,31 +169,6 @@ def test_a_graph_without_an_algorithm():
     assert marked_paths(graph) == {("w",), ("r",), ("b",)}
 
 
-def test_a_checkpoint_goes_on_with_the_same_marks(tmp_path):
-    """Also into a learner that was asked for them, and from one."""
-    x = inputs()[0]
-
-    def learner(**options):
-        return braintrace.compile(Recurrent(plain), "d_rtrl", x, batch_size=BATCH, **options)
-
-    first = learner()
-    first.etrace_online(inputs(), step_fn=functools.partial(step_loss, first), update_fn=id)
-    braintrace.save(tmp_path / "run", first)
-
-    def goes_on(one):
-        step_fn = functools.partial(step_loss, one)
-        return one.etrace_grad(inputs(), step_fn=step_fn)
-
-    wanted = None
-    for options in ({}, {"mark": "auto"}):
-        other = learner(**options)
-        braintrace.restore(tmp_path / "run", other)
-        found = goes_on(other)
-        wanted = found if wanted is None else wanted
-        assert_same_bits(found, wanted)
-    assert_same_bits(goes_on(first), wanted)
-
-
 # --- rules that need no marks
 
 

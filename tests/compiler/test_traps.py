@@ -159,18 +159,6 @@ def test_a_loop_of_no_steps_changes_nothing():
     np.testing.assert_allclose(gradient(learner), backpropagated(leak), rtol=1e-5, atol=1e-6)
 
 
-def test_new_state_objects_are_followed():
-    learner = compiled(leak)
-    expected = gradient(learner)
-    model = learner.algorithm.model
-    before = model.h
-    brainstate.nn.init_all_states(model, batch_size=2)
-    learner.algorithm.traces.value = learner.algorithm.zero_traces()
-    assert model.h is not before
-    np.testing.assert_array_equal(gradient(learner), expected)
-    assert np.any(model.h.value != 0)
-
-
 def test_a_print_inside_the_step_happens_once(capfd):
     def chatty(cell, x):
         leak(cell, x)

@@ -26,30 +26,11 @@ def check(actual, case, dtype=np.float32, **reference):
     assert_gradients_close(actual, expected, TOLERANCE[dtype], case.name)
 
 
-@pytest.mark.by_day(
-    "leaky",
-    "leaky_with_bias",
-    "leaky_with_bypass",
-    "leaky_pair_with_tied_weight",
-    "lif",
-)
-@pytest.mark.core
-@cases.each(cases.DIAGONAL)
-def test_chunks_in_float32_equal_bptt(case):
-    check(catalogue_gradient(case), case)
-
-
 @pytest.mark.by_day("independent_rnn", "synapse_read_out", "alif_late_threshold")
 @pytest.mark.usefixtures("float64")
 @cases.each(cases.DIAGONAL)
 def test_float64_in_several_chunks_and_a_remainder(case):
     check(catalogue_gradient(case, dtype=np.float64, chunk_size=4), case, np.float64)
-
-
-@pytest.mark.usefixtures("float64")
-@cases.each([cases.BY_NAME["learnt_leak"], cases.BY_NAME["leaky_pair_with_tied_weight"]], FEW)
-def test_a_mapped_model_equals_bptt(case):
-    check(catalogue_gradient(case, style="mapped", dtype=np.float64), case, np.float64)
 
 
 @cases.each([TWO_STATES, cases.BY_NAME["rotation"]], [ONE_STATE, cases.BY_NAME["synapse_read_out"]])

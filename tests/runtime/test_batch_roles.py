@@ -4,13 +4,12 @@ The oracle is `jax.grad` through the whole sequence, with resets written out.
 """
 
 import brainstate
-import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from assertions import assert_gradients_close, assert_states_close
-from drivers import build_learner, snapshot
+from drivers import snapshot
 
 import braintrace
 
@@ -490,18 +489,3 @@ def test_a_batch_of_another_size_is_known_again():
     reference, last = expected(model, xs, flags)
     assert_gradients_close(grad_of(learner, xs, reset=flags), reference, 2e-5)
     check_states(model, last)
-
-
-@pytest.mark.parametrize("style", ["batch axis", "mapped"])
-def test_flags_of_as_many_samples_as_units(style):
-    case = cases.BY_NAME["leaky"]
-    learner = build_learner(case, style=style, batch=4)
-    xs, _ = case.sequences(4, 4)
-    learner.etrace_evolve(xs)
-    done = np.array([True, False, True, False])
-    start = build_learner(case, style=style, batch=4)
-    before, fresh = snapshot(learner), snapshot(start)
-    learner.reset_state(where=done)
-    after = snapshot(learner)[0]["h",]
-    np.testing.assert_array_equal(after[~done], before[0]["h",][~done])
-    np.testing.assert_array_equal(after[done], fresh[0]["h",][done])

@@ -434,24 +434,6 @@ def test_copies_have_attributes_of_their_own():
     np.testing.assert_allclose(outputs, [0.2 * start, 0.1 * start, 0.9 * start], rtol=1e-5)
 
 
-def test_a_change_before_a_transformation_of_the_users():
-    net = Leaky()
-    learner = compiled(net)
-    learner(XS[0])
-    net.gain = 0.5
-    run = brainstate.transform.jit(lambda xs: brainstate.transform.for_loop(learner, xs))
-    learner.reset_state()
-    outputs = run(XS)
-    learner.reset_state()
-    np.testing.assert_allclose(outputs, jnp.stack([learner(x) for x in XS]), rtol=1e-6)
-    learner.reset_state()
-    np.testing.assert_allclose(
-        gradient(learner)[("w",)],
-        jax.grad(functools.partial(leaky, [0.5] * LENGTH))(net.w.value),
-        rtol=1e-5,
-    )
-
-
 def test_a_step_that_is_exported_has_the_attributes_of_then():
     pytest.importorskip("flatbuffers")
     net = Leaky()

@@ -35,12 +35,7 @@ ALL = CORE + WIDE
 def load(name: str, **sizes: int) -> Task:
     """Return a task, with other sizes than usual where its function takes them.
 
-    Raises
-    ------
-    KeyError
-        If there is none of that name.
-    MissingPackageError
-        If its data come with a package that is not installed; it names the extra that brings it.
+    A `MissingPackageError` names the extra whose package has its data.
     """
     module, function = (_CORE | _WIDE)[name].split(".")
     task: Task = getattr(importlib.import_module(f".{module}", __name__), function)(**sizes)

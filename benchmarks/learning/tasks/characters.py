@@ -48,13 +48,7 @@ def next_characters(length: int = LENGTH) -> Task:
 
 
 def load_text(total: int) -> np.ndarray:
-    """Return symbols ``(total,)``, file after file in an order that is the same everywhere.
-
-    Raises
-    ------
-    FileNotFoundError
-        If the standard library has too few sources, as in a distribution without them.
-    """
+    """Return symbols ``(total,)``, file after file in an order that is the same everywhere."""
     root = Path(sysconfig.get_paths()["stdlib"])
     paths = sorted(p for p in root.rglob("*.py") if "-packages" not in str(p))
     np.random.default_rng(0).shuffle(paths)

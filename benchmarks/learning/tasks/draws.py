@@ -75,12 +75,7 @@ def of_windows(
 ) -> tuple[Draw, HeldOut]:
     """Return draws of windows of long arrays, time first; answers count after the washout.
 
-    Parameters
-    ----------
-    measured
-        Of which steps the target is known.
-    encode
-        What a window of ``inputs`` becomes before it is seen.
+    ``measured`` are the steps whose target is known; a window of inputs is encoded when it is seen.
     """
     known = np.ones(len(inputs)) if measured is None else measured
     seen, said, counted = jnp.asarray(inputs), jnp.asarray(targets), jnp.asarray(known, jnp.float32)
@@ -105,12 +100,8 @@ def windows_in_time(
     """Return where windows of a series begin: three fifths to learn from, then a fifth each.
 
     What counts of a window, after the washout and up to ``ahead`` steps later, lies in its split;
-    what was before is known when it is asked for. Of held-out windows every answer counts once.
-
-    Parameters
-    ----------
-    first
-        Steps of the series that no sample contains.
+    what was before is known when it is asked for. Of held-out windows every answer counts once. No
+    sample contains the ``first`` steps.
     """
     one, two = first + (total - first) * 3 // 5, first + (total - first) * 4 // 5
     counted, reach = length - washout, length - 1 + ahead
