@@ -13,7 +13,7 @@ import pytest
 import readouts
 import saiunit as u
 from assertions import assert_gradients_close, assert_gradients_differ, assert_same_bits
-from drivers import named, weights_of
+from drivers import named, stream_gradient, summed, weights_of
 from every_path import PATHS, Paths
 from readouts import BATCH, LINEAR, ODD, OTHERS, STEPS
 
@@ -148,25 +148,17 @@ class InOwnLoop:
 
     def __call__(self, steps=slice(None)):
         xs, targets = (part[steps] for part in readouts.data())
-        found = [self._gradient(x, target) for x, target in zip(xs, targets, strict=True)]
-        return named(jax.tree.map(lambda *leaves: sum(leaves), *found))
+        return named(summed([self._gradient(x, y) for x, y in zip(xs, targets, strict=True)]))
 
 
 def in_a_stream(learner, steps=slice(None), **options):
     """The sum of the gradients of a stream whose parameters stay as they are."""
-    model = learner.algorithm.model
-    weights = weights_of(model)
-    total = brainstate.State({path: jnp.zeros_like(w.value) for path, w in weights.items()})
 
     def step(x, target):
-        return loss_of(learner, model, x, target)
-
-    def add(gradients):
-        total.value = jax.tree.map(jnp.add, total.value, dict(gradients))
+        return loss_of(learner, learner.algorithm.model, x, target)
 
     sequences = (part[steps] for part in readouts.data())
-    learner.etrace_online(*sequences, step_fn=step, update_fn=add, **options)
-    return named(total.value)
+    return named(stream_gradient(learner, *sequences, step_fn=step, **options))
 
 
 @functools.cache
@@ -198,7 +190,7 @@ def test_split_calls(row):
         learner.etrace_grad(xs[rest], targets[rest], step_fn=step, reduction="sum", chunk_size=1)
     )
     third = InOwnLoop(learner)(slice(4, None))
-    found = jax.tree.map(lambda *parts: sum(parts), first, second, third)
+    found = summed([first, second, third])
     assert_gradients_close(found, bptt(row), TOLERANCE, row.name)
     model = row.module()
     brainstate.nn.init_all_states(model, batch_size=BATCH)
@@ -231,7 +223,7 @@ def test_samples_that_start_anew(row):
         if flags[t].any():
             learner.reset_state(where=flags[t])
         parts.append(own(slice(t, t + 1)))
-    found = jax.tree.map(lambda *leaves: sum(leaves), *parts)
+    found = summed(parts)
     assert_gradients_close(found, expected, TOLERANCE, row.name)
 
 

@@ -156,3 +156,39 @@ def test_batch_norm_of_brainstate_in_evaluation_mode(rule, batch):
             wanted = paths.bptt()
             found, wanted = ({k: each[k] for k in kept} for each in (found, wanted))
             assert_gradients_close(found, wanted, 1e-12)
+
+
+def test_the_step_of_a_module_of_flax_that_returns_all_of_its_state():
+    from flax import nnx
+
+    class Network(nnx.Module):
+        def __init__(self, rngs):
+            options = {"dtype": jnp.float64, "param_dtype": jnp.float64, "rngs": rngs}
+            self.dense = nnx.Linear(INPUTS, UNITS, **options)
+            self.norm = nnx.BatchNorm(UNITS, use_running_average=True, **options)
+
+        def __call__(self, h, x):
+            return 0.8 * h + jnp.tanh(self.norm(self.dense(x)))
+
+    graphdef, params, rest = nnx.split(Network(nnx.Rngs(0)), nnx.Param, ...)
+
+    def step(params, state, x):
+        network = nnx.merge(graphdef, params, state[1])
+        h = network(state[0], x)
+        return (h, nnx.state(network, nnx.Not(nnx.Param))), h
+
+    xs = inputs()
+    start = (jnp.zeros((BATCH, UNITS)), rest)
+
+    def by_scan(params):
+        outputs = jax.lax.scan(functools.partial(step, params), start, xs)[1]
+        return ((outputs - 0.3) ** 2).sum()
+
+    for rule in ("d_rtrl", "rtrl"):
+        model = braintrace.from_function(step, params, start)
+        learner = braintrace.compile(model, rule, xs[0], batch_size=BATCH)
+        found = learner.etrace_grad(
+            xs, step_fn=lambda x, run=learner: ((run(x) - 0.3) ** 2).sum(), reduction="sum"
+        )
+        assert learner.graph.diagnostics == ()
+        assert_gradients_close(found, jax.grad(by_scan)(params), 1e-12)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from assertions import assert_gradients_close
-from drivers import named, weights_of
+from drivers import calls_gradient, named, stream_gradient, weights_of
 from jax.experimental import io_callback
 from readouts import data, values
 from rules import options_of
@@ -159,22 +159,12 @@ def of_sequence(learner, **options):
 
 
 def of_stream(learner):
-    weights = weights_of(learner.algorithm.model)
-    total = brainstate.State({path: jnp.zeros_like(w.value) for path, w in weights.items()})
-
-    def add(gradients):
-        total.value = jax.tree.map(jnp.add, total.value, dict(gradients))
-
-    learner.etrace_online(*data(), step_fn=lambda x, y: loss_of(learner(x), y), update_fn=add)
-    return named(total.value)
+    return named(stream_gradient(learner, *data(), step_fn=lambda x, y: loss_of(learner(x), y)))
 
 
 def of_own_loop(learner):
-    weights = weights_of(learner.algorithm.model)
-    gradient = brainstate.transform.grad(lambda x, y: loss_of(learner(x), y), weights)
-    step = brainstate.transform.jit(gradient)
-    found = [step(x, y) for x, y in zip(*data(), strict=True)]
-    return named(jax.tree.map(lambda *leaves: sum(leaves), *found))
+    model = learner.algorithm.model
+    return named(calls_gradient(model, lambda x, y: loss_of(learner(x), y), *data()))
 
 
 PATHS = {

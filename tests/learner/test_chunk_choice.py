@@ -1,5 +1,7 @@
 """How long the chunks are that ``chunk_size='auto'`` chooses, and what they take."""
 
+import dataclasses
+
 import brainstate
 import jax
 import jax.numpy as jnp
@@ -11,7 +13,7 @@ import braintrace
 from braintrace._executor import size_in_bytes
 from braintrace._jax_devices import current_device
 from braintrace._learner import chunks
-from braintrace._learner.chunk_costs import Work
+from braintrace._learner.chunk_costs import PROCESSOR, Work
 from braintrace._learner.chunks import Chunks, chunks_of, default_budget, fastest_length, windows_of
 from braintrace._learner.gradient import differentiating
 from braintrace._learner.options import Options
@@ -83,6 +85,32 @@ def test_memory_is_flat_in_time_beyond_the_budget(work):
     ]
     assert max(taken) <= max(2 * MIB, work.trace_bytes)
     assert max(taken) < 1.1 * min(taken)
+
+
+@pytest.mark.parametrize("from_zero", [True, False])
+@pytest.mark.parametrize(
+    ("less", "more"),
+    [
+        ({}, {"flops": 4, "passes": 1}),
+        ({}, {"operations": 4}),
+        ({}, {"trace_bytes": 4}),
+        ({}, {"trace_entries": 4}),
+        ({}, {"record_bytes": 4}),
+        ({"record_bytes": 4}, {"update_bytes": 4}),
+        ({}, {"gathered": 4}),
+        ({"flops": 4}, {"state_size": 4}),
+        ({"trace_entries": 4}, {"state_size": 4}),
+    ],
+    ids=lambda work: " and ".join(work) or "nothing",
+)
+def test_all_work_takes_time(less, more, from_zero):
+    nothing = Work(0, 0, 0, 0, 0, 0)
+    for length in (1, 10, 64):
+        base, found = (
+            dataclasses.replace(nothing, **work).seconds(128, length, from_zero, PROCESSOR)
+            for work in (less, less | more)
+        )
+        assert found > base >= 0
 
 
 def test_a_given_length_is_taken_as_it_is():

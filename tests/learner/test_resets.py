@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from assertions import assert_gradients_close, assert_gradients_differ, assert_states_close
 from drawn import drawn
-from drivers import build_learner, named, sequence_gradient, snapshot
+from drivers import build_learner, named, sequence_gradient, snapshot, summed
 from rules import OF_SOME_MODELS, OTHERS
 
 LENGTH, BATCH = 8, 2
@@ -81,7 +81,7 @@ def test_one_flag_per_step_is_as_separate_sequences(case, algorithm, style, opti
         states = snapshot(learner)
         given = {"mask": mask, "reset": flags(*bounds), "chunk_size": chunk_size}
         found = sequence_gradient(learner, case, xs, targets, **given)
-        assert_gradients_close(found, jax.tree.map(lambda *g: sum(g), *each), 2e-5, case.name)
+        assert_gradients_close(found, summed(each), 2e-5, case.name)
         assert_states_close(snapshot(learner), states, case.name)
 
 

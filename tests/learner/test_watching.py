@@ -14,6 +14,7 @@ from assertions import assert_same_bits
 from drivers import build_learner, snapshot
 
 import braintrace
+from braintrace._learner.watching import blocks_of
 
 CASE, BATCH, LENGTH = cases.BY_NAME["leaky"], 2, 40
 XS, YS = CASE.sequences(BATCH, LENGTH)
@@ -45,6 +46,24 @@ def drivers(learner):
         "etrace_evolve": lambda **more: learner.etrace_evolve(XS, **more),
         "predict": lambda **more: learner.predict(XS, **more),
     }
+
+
+@pytest.mark.parametrize(
+    ("steps", "unit", "log_every"),
+    [(1, 1, None), (40, 1, None), (41, 1, None), (10_000, 1, None), (10_007, 1, None),
+     (100_000, 1, 1000), (100_000, 1, 997), (5000, 1, 4999), (50_000, 1, 7919), (10, 1, 3),
+     (1000, 8, None), (1003, 8, 16), (7, 8, None), (10_000, 700, 2100)],
+)  # fmt: skip
+def test_blocks_end_where_something_is_told(steps, unit, log_every):
+    blocks = list(blocks_of(steps, unit, log_every))
+    starts, stops = map(list, zip(*blocks, strict=True))
+    assert [*starts, steps] == [0, *stops]
+    assert set(range(log_every or steps, steps, log_every or steps)) <= set(stops)
+    assert all(start % unit == 0 for start in starts)
+    lengths = [stop - start for start, stop in blocks]
+    assert max(lengths) <= max(1000, unit)
+    assert len(set(lengths)) <= 3
+    assert steps < 1000 or len(blocks) < 0.1 * steps
 
 
 @pytest.mark.by_day("etrace_grad, masked mean", "etrace_evolve", "predict")

@@ -19,6 +19,7 @@ from drivers import (
     catalogue_gradient,
     named,
     sequence_gradient,
+    summed,
     weights_of,
 )
 
@@ -275,7 +276,7 @@ def test_calls_with_one_step_are_windows_of_one_step(algorithm):
         gradient = brainstate.transform.grad(step_loss, weights_of(model))
         gradient = brainstate.transform.jit(gradient)
         each = [named(gradient(x, target)) for x, target in zip(xs, targets, strict=True)]
-        return jax.tree.map(lambda *leaves: np.sum(leaves, axis=0), *each)
+        return summed(each)
 
     windows = gradient_with(lambda instance, x: instance(braintrace.MultiStepData(x[None]))[0])
     assert_gradients_close(gradient_with(lambda instance, x: instance(x)), windows, 1e-5)

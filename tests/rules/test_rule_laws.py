@@ -16,6 +16,8 @@ from drivers import (
     rewind,
     sequence_gradient,
     snapshot,
+    stream_gradient,
+    summed,
     weights_of,
 )
 from rules import RULES
@@ -84,9 +86,8 @@ class Drivers:
         self.case = case_of(rule)
         self.learner = build_learner(self.case, rule)
         self.start = self.learner.algorithm.traces.value
-        self.weights = weights_of(self.learner.algorithm.model)
         self.sequences = (*data_of(rule), WEIGHTS)
-        gradient = brainstate.transform.grad(self.loss, self.weights)
+        gradient = brainstate.transform.grad(self.loss, weights_of(self.learner.algorithm.model))
         self.gradient = brainstate.transform.jit(gradient)
 
     def again(self):
@@ -116,14 +117,8 @@ class Drivers:
         )
 
     def stream(self):
-        values = {path: state.value for path, state in self.weights.items()}
-        total = brainstate.State(jax.tree.map(np.zeros_like, values))
-
-        def add(gradients):
-            total.value = jax.tree.map(jnp.add, total.value, dict(gradients))
-
-        self.learner.etrace_online(*self.sequences, step_fn=self.loss, update_fn=add, reset=RESET)
-        return named(total.value)
+        options = {"step_fn": self.loss, "reset": RESET}
+        return named(stream_gradient(self.learner, *self.sequences, **options))
 
     def single_steps(self):
         found = []
@@ -131,7 +126,7 @@ class Drivers:
             if RESET[t].any():
                 self.learner.reset_state(where=RESET[t])
             found.append(named(self.gradient(*now)))
-        return jax.tree.map(lambda *leaves: np.sum(leaves, axis=0), *found)
+        return summed(found)
 
 
 @some_by_day("ostl_recurrent", "snap", "uoro", "immediate", "ottt")

@@ -11,7 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from assertions import assert_gradients_close, assert_same_bits, assert_states_close
-from drivers import build_learner, expected_warnings, named, sequence_gradient, snapshot, weights_of
+from drivers import (
+    build_learner,
+    calls_gradient,
+    expected_warnings,
+    named,
+    sequence_gradient,
+    snapshot,
+    stream_gradient,
+    weights_of,
+)
 
 import braintrace
 from braintrace._graph import specs_of
@@ -64,29 +73,15 @@ def test_streams_own_loops_and_windows(name, rules, style):
 
     def online(algorithm, **options):
         learner = build_learner(case, algorithm, style, BATCH, **options)
-        values = {path: state.value for path, state in weights_of(learner.algorithm.model).items()}
-        total = brainstate.State(jax.tree.map(np.zeros_like, values))
-
-        def add(gradients):
-            total.value = jax.tree.map(jnp.add, total.value, dict(gradients))
-
         learner.etrace_evolve(xs[:2])
-        learner.etrace_online(
-            xs[2:],
-            targets[2:],
-            step_fn=lambda x, y: case.loss(learner(x), y),
-            update_fn=add,
-            reset=RESET[2:],
-        )
-        return named(total.value)
+        step_fn = lambda x, y: case.loss(learner(x), y)  # noqa: E731
+        late = xs[2:], targets[2:]
+        return named(stream_gradient(learner, *late, step_fn=step_fn, reset=RESET[2:]))
 
     def own_loop(algorithm, **options):
         learner = build_learner(case, algorithm, style, BATCH, **options)
-        weights = weights_of(learner.algorithm.model)
-        step = brainstate.transform.grad(lambda x, y: case.loss(learner(x), y), weights)
-        step = brainstate.transform.jit(step)
-        found = [named(step(x, y)) for x, y in zip(xs, targets, strict=True)]
-        return jax.tree.map(lambda *leaves: np.sum(leaves, axis=0), *found)
+        model = learner.algorithm.model
+        return named(calls_gradient(model, lambda x, y: case.loss(learner(x), y), xs, targets))
 
     def windows(algorithm, **options):
         options = {"window": 2, **options}

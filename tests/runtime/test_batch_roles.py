@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from assertions import assert_gradients_close, assert_states_close
-from drivers import snapshot
+from drivers import snapshot, stream_gradient, summed
 
 import braintrace
 
@@ -127,7 +127,7 @@ def reset_between_calls(learner, xs, flags):
     for x, new in zip(xs, flags, strict=True):
         learner.reset_state(where=new)
         found.append(grad_of(learner, x[None]))
-    return jax.tree.map(lambda *parts: sum(parts), *found)
+    return summed(found)
 
 
 def in_the_users_own_grad(learner, xs, flags):
@@ -144,15 +144,8 @@ def in_the_users_own_grad(learner, xs, flags):
 
 def by_a_stream(learner, xs, flags):
     """The parameters stay: the gradients of all steps are collected."""
-    total = {p: brainstate.State(jnp.zeros_like(s.value)) for p, s in params(learner).items()}
-
-    def collect(gradients):
-        for path, gradient in gradients.items():
-            total[path].value = total[path].value + gradient
-
-    functions = {"step_fn": lambda x: (learner(x) ** 2).sum(), "update_fn": collect}
-    learner.etrace_online(xs, reset=flags, **functions)
-    return {path: state.value for path, state in total.items()}
+    step_fn = lambda x: (learner(x) ** 2).sum()  # noqa: E731
+    return stream_gradient(learner, xs, step_fn=step_fn, reset=flags)
 
 
 def asked_for_in_a_stream(learner, xs, flags):
@@ -183,7 +176,7 @@ def by_pure_functions(learner, xs, flags):
         )
         found.append(gradients)
     pure.restore(state)
-    return jax.tree.map(lambda *parts: sum(parts), *found)
+    return summed(found)
 
 
 def params(learner):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import saiunit as u
 from assertions import assert_gradients_close, assert_same_bits
+from drivers import calls_gradient, stream_gradient
 
 import braintrace
 
@@ -224,20 +225,11 @@ class Leaky(brainstate.nn.Module):
 
 
 def own_loop(learner, xs):
-    weights = learner.algorithm.model.states(brainstate.ParamState)
-    step = brainstate.transform.jit(brainstate.transform.grad(loss_of(learner), weights))
-    return functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), [dict(step(x)) for x in xs])
+    return calls_gradient(learner.algorithm.model, loss_of(learner), xs)
 
 
 def stream(learner, xs):
-    zeros = jax.tree.map(jnp.zeros_like, learner.functional().state().parameters)
-    total = brainstate.State(zeros)
-
-    def add(gradients):
-        total.value = jax.tree.map(jnp.add, total.value, dict(gradients))
-
-    learner.etrace_online(xs, step_fn=loss_of(learner), update_fn=add)
-    return total.value
+    return stream_gradient(learner, xs, step_fn=loss_of(learner))
 
 
 def pure(learner, xs):

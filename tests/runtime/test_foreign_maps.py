@@ -4,10 +4,9 @@ import brainstate
 import cases
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from assertions import assert_gradients_close
-from drivers import catalogue_gradient, expected_warnings, named, weights_of
+from drivers import calls_gradient, catalogue_gradient, expected_warnings, named
 from operation_cases import BATCH, CASES, Diagonal, bptt, by_name, es_d_rtrl, loss
 from rules import OF_SOME_MODELS, OTHERS, RULES
 
@@ -37,14 +36,6 @@ def initialised(model, algorithm, x, *maps, **options):
     return instance
 
 
-def summed_gradient(model, loss_of_call, *sequences):
-    """Sum of the gradients of calls, one for each entry of the sequences."""
-    gradient = brainstate.transform.grad(loss_of_call, weights_of(model))
-    gradient = brainstate.transform.jit(gradient)
-    each = [gradient(*inputs) for inputs in zip(*sequences, strict=True)]
-    return jax.tree.map(lambda *leaves: np.sum(leaves, axis=0), *each)
-
-
 @pytest.mark.by_day(
     "matmul-d_rtrl",
     "matmul-es_d_rtrl",
@@ -59,7 +50,7 @@ def test_every_operation(case, algorithm):
     model = Diagonal(case)
     instance = initialised(model, algorithm, case.inputs[0], LANES, **options)
     run = brainstate.nn.Vmap(instance, vmap_states="lane")
-    found = summed_gradient(model, lambda x: loss(run(x)), case.inputs)
+    found = calls_gradient(model, lambda x: loss(run(x)), case.inputs)
     expected = es_d_rtrl(case, alpha=0.7) if options else bptt(case)
     assert_gradients_close(by_name(found), expected, 1e-5, case.name)
 
@@ -91,9 +82,9 @@ def test_models_windows_and_resets(name, algorithm, options):
         return jax.vmap(case.loss)(jnp.swapaxes(run(steps), 0, 1), wanted).sum()
 
     lanes = {"in_states": instance.states("lane"), "out_states": instance.states("lane")}
-    found = named(summed_gradient(model, window_loss, xs, targets))
+    found = named(calls_gradient(model, window_loss, xs, targets))
     brainstate.transform.vmap(instance.reset_state, axis_size=BATCH, **lanes)()
-    again = named(summed_gradient(model, window_loss, xs, targets))
+    again = named(calls_gradient(model, window_loss, xs, targets))
     expected = catalogue_gradient(case, algorithm, "mapped", BATCH, 6, **options)
     assert_gradients_close(found, expected, 1e-5, case.name)
     assert_gradients_close(again, expected, 1e-5, f"{case.name} after a reset")
@@ -107,7 +98,7 @@ def test_maps_around_maps_sum_the_gradients_of_all_lanes():
     instance = initialised(model, "d_rtrl", inputs[0], LANES, outer)
     run = brainstate.nn.Vmap(instance, vmap_states="lane")
     run = brainstate.nn.Vmap(run, vmap_states="outer")
-    found = summed_gradient(model, lambda x: jax.vmap(loss)(run(x)).sum(), inputs)
+    found = calls_gradient(model, lambda x: jax.vmap(loss)(run(x)).sum(), inputs)
     # The recurrence is odd, and the loss even: both halves have the same gradient.
     expected = jax.tree.map(lambda leaf: 2 * leaf, bptt(case))
     assert_gradients_close(by_name(found), expected, 1e-5)

@@ -68,6 +68,30 @@ def sequence_gradient(learner, case, xs, targets, **options):
     return named(learner.etrace_grad(xs, targets, step_fn=step_loss, **options))
 
 
+def summed(gradients):
+    """The sum of gradients."""
+    return jax.tree.map(lambda *leaves: np.sum(leaves, axis=0), *gradients)
+
+
+def stream_gradient(learner, *sequences, step_fn, **options):
+    """The sum of the gradients of a stream whose parameters stay as they are."""
+    weights = weights_of(learner.algorithm.model)
+    zeros = {path: jax.tree.map(jnp.zeros_like, w.value) for path, w in weights.items()}
+    total = brainstate.State(zeros)
+
+    def add(gradients):
+        total.value = jax.tree.map(jnp.add, total.value, dict(gradients))
+
+    learner.etrace_online(*sequences, step_fn=step_fn, update_fn=add, **options)
+    return total.value
+
+
+def calls_gradient(model, loss, *sequences):
+    """The sum of gradients that a user takes of calls, one for each entry of the sequences."""
+    step = brainstate.transform.jit(brainstate.transform.grad(loss, weights_of(model)))
+    return summed([step(*now) for now in zip(*sequences, strict=True)])
+
+
 @compilation.cache
 def catalogue_gradient(case, algorithm="d_rtrl", style="batch axis", batch=2, length=6, **options):
     """`etrace_grad` over the case's own sequence, with a learner of its own; kept for the run."""

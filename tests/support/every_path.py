@@ -6,6 +6,7 @@ import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
+from drivers import calls_gradient, stream_gradient, summed
 
 import braintrace
 
@@ -58,15 +59,8 @@ class Paths:
 
     def stream(self):
         self.learner.reset_state(self.batch)
-        weights = self.learner.algorithm.param_states
-        total = brainstate.State({k: jnp.zeros_like(s.value) for k, s in weights.items()})
-
-        def add(gradients):
-            total.value = jax.tree.map(jnp.add, total.value, dict(gradients))
-
         step_fn = functools.partial(_loss_of, self.learner)
-        self.learner.etrace_online(self.xs, step_fn=step_fn, update_fn=add)
-        return _by_name(total.value)
+        return _by_name(stream_gradient(self.learner, self.xs, step_fn=step_fn))
 
     def own_gradient(self):
         self.learner.reset_state(self.batch)
@@ -95,12 +89,7 @@ class Paths:
         return _by_name(learner.etrace_grad(xs, step_fn=step_fn, reduction="sum", chunk_size=2))
 
     def _step_by_step(self, run, model):
-        weights = model.states(brainstate.ParamState)
-        step = brainstate.transform.jit(
-            brainstate.transform.grad(functools.partial(_loss_of, run), weights)
-        )
-        found = [step(x) for x in self.xs]
-        return _by_name(jax.tree.map(lambda *leaves: np.sum(leaves, axis=0), *found))
+        return _by_name(calls_gradient(model, functools.partial(_loss_of, run), self.xs))
 
     def bptt(self):
         """The gradient by `jax.grad` through all steps, without an algorithm."""
@@ -109,7 +98,7 @@ class Paths:
     def bptt_of_samples(self):
         """The same, of one sample after the other by the step of one."""
         each = [self._through_time(self.xs[:, i]) for i in range(self.batch)]
-        return jax.tree.map(lambda *leaves: np.sum(leaves, axis=0), *each)
+        return summed(each)
 
     def _through_time(self, xs, **batch):
         model = self.make()

@@ -6,10 +6,9 @@ import warnings
 import brainstate
 import compilation
 import jax
-import jax.numpy as jnp
 import numpy as np
 import oracles
-from drivers import snapshot
+from drivers import calls_gradient, snapshot, stream_gradient
 from recorded import RecordedCase, mantissas, sequences
 from zoo_record import BATCH
 
@@ -37,7 +36,6 @@ class Runs:
             self.learner = braintrace.compile(
                 entry.module(), algorithm, self.xs[0], batch_size=BATCH, **options
             )
-        self.weights = self.learner.algorithm.model.states(brainstate.ParamState)
 
     def loss(self, x, target):
         return RecordedCase.loss(self.learner(x), target)
@@ -53,21 +51,13 @@ class Runs:
     def by_own_gradient(self):
         """Step by step, each in a gradient of the user's own."""
         self._start()
-        step = brainstate.transform.jit(brainstate.transform.grad(self.loss, self.weights))
-        found = [step(x, target) for x, target in zip(self.xs, self.targets, strict=True)]
-        return _by_path(jax.tree.map(lambda *leaves: np.sum(leaves, axis=0), *found))
+        model = self.learner.algorithm.model
+        return _by_path(calls_gradient(model, self.loss, self.xs, self.targets))
 
     def in_a_stream(self):
         """By `etrace_online`, which adds up what would change the parameters."""
         self._start()
-        values = {path: state.value for path, state in self.weights.items()}
-        total = brainstate.State(jax.tree.map(np.zeros_like, values))
-
-        def add(gradients):
-            total.value = jax.tree.map(jnp.add, total.value, dict(gradients))
-
-        self.learner.etrace_online(self.xs, self.targets, step_fn=self.loss, update_fn=add)
-        return _by_path(total.value)
+        return _by_path(stream_gradient(self.learner, self.xs, self.targets, step_fn=self.loss))
 
     def after(self):
         """The states and traces that a path has left."""
