@@ -14,9 +14,9 @@ from .names import algorithm_of as algorithm_of
 from .names import made as made
 from .names import rule_and_options as rule_and_options
 from .ostl_feedforward import OSTLFeedforward as OSTLFeedforward
-from .ostl_recurrent import OSTLRecurrent as OSTLRecurrent
 from .rflo import RFLO as RFLO
 from .rtrl import RTRL as RTRL
+from .rtrl import OSTLRecurrent as OSTLRecurrent
 from .rules_by_path import RulesByPath as RulesByPath
 from .snap import SnAp as SnAp
 from .three_factor import three_factor_loss as three_factor_loss

@@ -6,66 +6,8 @@ with the state before each step held constant. The rule has no traces. Every wei
 has its ordinary gradient of the step.
 """
 
-import dataclasses
-from typing import ClassVar
-
-import jax
-import jax.numpy as jnp
-
-from .._graph import (
-    ETraceGraph,
-    HiddenParamOpRelation,
-    Jacobian,
-    Record,
-    Records,
-    Signal,
-    TraceMethod,
-    Traces,
-    TraceSpecs,
-    Weights,
-)
+from .._executor import NoTraces
 from .algorithm import ETraceAlgorithm
-
-
-@dataclasses.dataclass(frozen=True)
-class NoTraces(TraceMethod):
-    """Trace method without residuals and without traces."""
-
-    needs: ClassVar[frozenset[Record]] = frozenset()
-    jacobian: ClassVar[Jacobian] = "none"
-
-    def carries(self, relation: HiddenParamOpRelation) -> bool:
-        """Return False: no operation has traces."""
-        return False
-
-    def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
-        """Return no specifications."""
-        return {}
-
-    def update(
-        self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
-    ) -> Traces:
-        """Return the traces unchanged."""
-        return traces
-
-    def gradient(
-        self,
-        graph: ETraceGraph,
-        weights: Weights,
-        records: Records,
-        signal: Signal,
-        before: Traces,
-        after: Traces | None = None,
-    ) -> tuple[Weights, Traces]:
-        """Return zero: the ordinary gradient of the step is the whole gradient."""
-        return jax.tree.map(jnp.zeros_like, weights), before
-
-    def entry_gradient(
-        self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
-    ) -> Weights:
-        """Return zero: the states before a window are constants."""
-        zeros: Weights = jax.tree.map(jnp.zeros_like, weights)
-        return zeros
 
 
 class Immediate(ETraceAlgorithm):

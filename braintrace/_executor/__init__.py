@@ -19,6 +19,7 @@ from .layout import trace_sites as trace_sites
 from .neighbours import NeighbourTraces as NeighbourTraces
 from .overwriting import ordering_token as ordering_token
 from .param_dim import ParameterTraces as ParameterTraces
+from .passing import NoTraces as NoTraces
 from .probed_step import Probes as Probes
 from .probed_step import pre_step_probe as pre_step_probe
 from .probed_step import probes_of_past as probes_of_past

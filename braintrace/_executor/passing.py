@@ -1,4 +1,4 @@
-"""Common parts of full-Jacobian rules, whose gradients are backpropagated through the steps."""
+"""Common parts of rules whose gradients are backpropagated through the steps of a chunk."""
 
 import dataclasses
 from collections.abc import Callable
@@ -11,10 +11,12 @@ from .._graph import (
     ETraceGraph,
     HiddenParamOpRelation,
     Jacobian,
+    Record,
     Records,
     Signal,
     TraceMethod,
     Traces,
+    TraceSpecs,
     Weights,
 )
 from .time_loops import scan_records
@@ -24,7 +26,7 @@ from .zero import as_arrays
 
 @dataclasses.dataclass(frozen=True)
 class PassingTraces(TraceMethod):
-    """The parts of a `TraceMethod` that are the same for all full-Jacobian rules."""
+    """The parts of a `TraceMethod` that are the same for all these rules."""
 
     jacobian: ClassVar[Jacobian] = "full"
 
@@ -43,6 +45,31 @@ class PassingTraces(TraceMethod):
     ) -> tuple[Weights, Traces | None]:
         """Return zero: the gradient is backpropagated through the steps."""
         return jax.tree.map(jnp.zeros_like, weights), after
+
+
+@dataclasses.dataclass(frozen=True)
+class NoTraces(PassingTraces):
+    """Trace method without residuals and without traces: the states before a step are constant."""
+
+    needs: ClassVar[frozenset[Record]] = frozenset()
+    jacobian: ClassVar[Jacobian] = "none"
+
+    def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
+        """Return no specifications."""
+        return {}
+
+    def update(
+        self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
+    ) -> Traces:
+        """Return the traces unchanged."""
+        return traces
+
+    def entry_gradient(
+        self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
+    ) -> Weights:
+        """Return zero."""
+        zeros: Weights = jax.tree.map(jnp.zeros_like, weights)
+        return zeros
 
 
 def over_steps(
