@@ -1,13 +1,4 @@
-r"""The same gradients written by hand in plain JAX: what the library's overhead is measured by.
-
-For the leaky tanh RNN, with :math:`D = 0.9` and :math:`D_f = 0.1 (1 - \tanh^2 y)`, a chunk of
-``K`` steps from the trace :math:`\epsilon^0` gives
-
-.. math::
-
-    \lambda^s = l^s + D \lambda^{s+1}, \qquad
-    \nabla w = \sum_s x^s \otimes (D_f^s \lambda^s) + (D \lambda^1) \circ \epsilon^0, \qquad
-    \epsilon^K = D^K \epsilon^0 + \sum_s x^s \otimes (D^{K-s} D_f^s).
+"""The same gradients written by hand in plain JAX: what the library's overhead is measured by.
 
 `one_chunk` does a whole sequence of any network at once; from zero traces it needs none.
 """
@@ -19,7 +10,6 @@ import jax
 import jax.numpy as jnp
 
 from .networks import LEAK, Arrays, Network, Plain, squared_error
-from .subjects import windows_of
 
 
 def _merged(tree: Any) -> Any:
@@ -39,82 +29,45 @@ def _readout_gradients(
     return jax.value_and_grad(loss, (0, 1))(parameters, states)
 
 
-def one_chunk(network: Network) -> Any:
-    """Return ``(parameters, xs, targets) -> (loss, D_RTRL gradients)``."""
+def of_chunk(
+    network: Network, parameters: Arrays, start: Arrays, xs: Any, targets: Any, steps: int
+) -> Any:
+    """Return the loss of a chunk, gradients without traces, those by the start, and the states.
+
+    ``steps`` is the length of the whole sequence. The states are the last ones, those before each
+    step, and the results of the operations.
+    """
     ops = Plain()
 
-    def gradients(parameters: Arrays, xs: Any, targets: Any) -> Any:
-        def forward(states: Arrays, x: Any) -> Any:
-            ys = network.drive(ops, parameters, states, x)
-            new = network.cell(states, ys)
-            return new, (states, ys, new)
+    def forward(states: Arrays, x: Any) -> Any:
+        ys = network.drive(ops, parameters, states, x)
+        new = network.cell(states, ys)
+        return new, (states, ys, new)
 
+    end, (before, ys, after) = jax.lax.scan(forward, start, xs)
+    loss, (plain, signal) = _readout_gradients(network, parameters, after, targets, steps)
+
+    def backward(carry: Arrays, now: Any) -> Any:
+        states, ys, signal = now
+        adjoint = jax.tree.map(jnp.add, signal, carry)
+        return jax.vjp(network.cell, states, ys)[1](adjoint)
+
+    still = jax.tree.map(jnp.zeros_like, start)
+    mu, factors = jax.lax.scan(backward, still, (before, ys, signal), reverse=True)
+
+    def drive(parameters: Arrays) -> Arrays:
+        return network.drive(ops, parameters, _merged(before), _merged(xs))
+
+    (through_states,) = jax.vjp(drive, parameters)[1](_merged(factors))
+    return loss, jax.tree.map(jnp.add, plain, through_states), mu, (end, before, ys)
+
+
+def one_chunk(network: Network) -> Any:
+    """Return ``(parameters, xs, targets) -> (loss, D_RTRL gradients)``."""
+
+    def gradients(parameters: Arrays, xs: Any, targets: Any) -> Any:
         start = network.start(xs.shape[1])
-        before, ys, after = jax.lax.scan(forward, start, xs)[1]
-        loss, (plain, signal) = _readout_gradients(network, parameters, after, targets, len(xs))
-
-        def backward(carry: Arrays, now: Any) -> Any:
-            states, ys, signal = now
-            adjoint = jax.tree.map(jnp.add, signal, carry)
-            return jax.vjp(network.cell, states, ys)[1](adjoint)
-
-        end = jax.tree.map(jnp.zeros_like, start)
-        factors = jax.lax.scan(backward, end, (before, ys, signal), reverse=True)[1]
-
-        def drive(parameters: Arrays) -> Arrays:
-            return network.drive(ops, parameters, _merged(before), _merged(xs))
-
-        (through_states,) = jax.vjp(drive, parameters)[1](_merged(factors))
-        return loss, jax.tree.map(jnp.add, plain, through_states)
-
-    return gradients
-
-
-def _products(xs: Any, factors: Any) -> Any:
-    """Return the sum over time of outer products, for each sample."""
-    return jnp.einsum("sbi,sbj->bij", xs, factors)
-
-
-def chunked(network: Network, chunk: int) -> Any:
-    """Return the same for the leaky tanh RNN in chunks, which the sequence fills exactly."""
-
-    def gradients(parameters: Arrays, xs: Any, targets: Any) -> Any:
-        steps, batch = xs.shape[:2]
-        w_in, w_rec = parameters["w_in"], parameters["w_rec"]
-
-        def forward(h: Any, x: Any) -> Any:
-            y = jnp.tanh(x @ w_in + h @ w_rec)
-            new = LEAK * h + (1 - LEAK) * y
-            return new, (h, (1 - LEAK) * (1 - y * y), new)
-
-        def run_chunk(carry: Any, now: Any) -> Any:
-            h, traces, total = carry
-            x, target = now
-            h, (before, Df, after) = jax.lax.scan(forward, h, x)
-            loss, (plain, signal) = _readout_gradients(
-                network, parameters, {"h": after}, target, steps
-            )
-            found = _with_traces(x, before, Df, signal["h"], traces)
-            decays = LEAK ** jnp.arange(chunk - 1, -1, -1, dtype=Df.dtype)
-            entering = Df * decays[:, None, None]
-            traces = {
-                name: LEAK**chunk * traces[name] + _products(inputs, entering)
-                for name, inputs in (("w_in", x), ("w_rec", before))
-            }
-            total = jax.tree.map(jnp.add, total, {**found, "w_out": plain["w_out"]})
-            return (h, traces, total), loss
-
-        cut = windows_of((xs, targets), chunk)
-        start = (
-            network.start(batch)["h"],
-            {
-                name: jnp.zeros((batch, *parameters[name].shape), xs.dtype)
-                for name in ("w_in", "w_rec")
-            },
-            jax.tree.map(jnp.zeros_like, parameters),
-        )
-        (_, _, total), losses = jax.lax.scan(run_chunk, start, cut)
-        return jnp.sum(losses), total
+        return of_chunk(network, parameters, start, xs, targets, len(xs))[:2]
 
     return gradients
 
@@ -125,19 +78,6 @@ def contracted(signal: Any, trace: Any) -> Any:
         return jnp.sum(signal[:, None] * trace, axis=0)
     # XLA's reduction over the leading axis takes twenty times as long on a processor.
     return functools.reduce(jnp.add, [s * e for s, e in zip(signal, trace, strict=True)])
-
-
-def _with_traces(x: Any, before: Any, Df: Any, signal: Any, traces: Arrays) -> Arrays:
-    def backward(carry: Any, now: Any) -> Any:
-        adjoint = now + LEAK * carry
-        return adjoint, adjoint
-
-    first, adjoint = jax.lax.scan(backward, jnp.zeros_like(signal[0]), signal, reverse=True)
-    factors = _merged(Df * adjoint)
-    return {
-        name: _merged(inputs).T @ factors + contracted(LEAK * first, traces[name])
-        for name, inputs in (("w_in", x), ("w_rec", before))
-    }
 
 
 def smoothed(network: Network, alpha: float) -> Any:

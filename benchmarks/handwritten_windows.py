@@ -1,20 +1,22 @@
-r"""Windows written by hand in plain JAX: truncated BPTT, with and without the traces of `D_RTRL`.
+r"""Chunks and windows of `D_RTRL` written by hand in plain JAX, for networks with one hidden state.
 
-A window of K steps starts from the states :math:`h^0` and the traces :math:`E^0`. Its gradient is
-that of its losses, plus :math:`\mu E^0` with :math:`\mu = \partial L / \partial h^0`. The traces
-advance with the elementwise derivatives of the cell:
+A part of K steps starts from the states :math:`h^0` and the traces :math:`E^0`. Its gradient is
+that of its losses, plus :math:`\mu E^0` with :math:`\mu = \partial L / \partial h^0`; in a chunk,
+without paths through the mixing of states. The traces advance with the elementwise derivatives of
+the cell:
 
 .. math::
 
     E^K = \Big( \prod_t D^t \Big) E^0 + \sum_t x^t \otimes \Big( D_f^t \prod_{s > t} D^s \Big).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from .handwritten import contracted
+from .handwritten import contracted, of_chunk
 from .networks import Arrays, Network, Plain, squared_error
 from .subjects import windows_of
 
@@ -25,42 +27,58 @@ DRIVES: dict[str, dict[str, tuple[str, ...]]] = {
 """By network of one hidden state: the products of each weight, side by side."""
 
 
-def with_traces(network: Network, window: int) -> Any:
-    """Return ``(parameters, xs, targets) -> (loss, gradients)`` in windows of `D_RTRL`."""
-    weights, ops = DRIVES[network.name], Plain()
+def in_parts(network: Network, length: int, part: Callable[..., Any]) -> Any:
+    """Return ``(parameters, xs, targets) -> (loss, gradients)`` in parts with traces.
 
-    def losses_of(parameters: Arrays, h: Any, xs: Any, targets: Any) -> Any:
-        def step(h: Any, now: Any) -> Any:
-            x, target = now
-            ys = network.drive(ops, parameters, {"h": h}, x)
-            new = network.cell({"h": h}, ys)
-            loss = squared_error(network.readout(parameters, new), target)
-            return new["h"], (loss, h, ys)
-
-        end, (losses, before, ys) = jax.lax.scan(step, h, (xs, targets))
-        return jnp.sum(losses), (end, before, ys)
+    The part gives what `handwritten.of_chunk` gives.
+    """
 
     def gradients(parameters: Arrays, xs: Any, targets: Any) -> Any:
-        def run_window(carry: Any, now: Any) -> Any:
-            h, traces, total = carry
-            xs_now, targets_now = now
-            loss, pull, (end, before, ys) = jax.vjp(
-                lambda p, h: losses_of(p, h, xs_now, targets_now), parameters, h, has_aux=True
-            )
-            found, mu = pull(jnp.ones(()) / len(xs))
-            total = jax.tree.map(jnp.add, total, found)
+        def run_part(carry: Any, now: Any) -> Any:
+            states, traces, total = carry
+            loss, found, mu, after = part(network, parameters, states, *now, len(xs))
+            end, before, ys = after
             for name, trace in traces.items():
-                past = contracted(_repeated(mu, trace), trace)
-                total[name] += past
-            return (end, _advanced(network, traces, xs_now, before, ys), total), loss
+                found[name] += contracted(_repeated(mu["h"], trace), trace)
+            traces = _advanced(network, traces, now[0], before["h"], ys)
+            return (end, traces, jax.tree.map(jnp.add, total, found)), loss
 
-        batch, h = xs.shape[1], network.start(xs.shape[1])["h"]
-        traces = {name: jnp.zeros((batch, *parameters[name].shape), xs.dtype) for name in weights}
-        start = h, traces, jax.tree.map(jnp.zeros_like, parameters)
-        (_, _, total), losses = jax.lax.scan(run_window, start, windows_of((xs, targets), window))
-        return jnp.sum(losses) / len(xs), total
+        batch = xs.shape[1]
+        shapes = {name: (batch, *parameters[name].shape) for name in DRIVES[network.name]}
+        traces = {name: jnp.zeros(shape, xs.dtype) for name, shape in shapes.items()}
+        start = network.start(batch), traces, jax.tree.map(jnp.zeros_like, parameters)
+        (_, _, total), losses = jax.lax.scan(run_part, start, windows_of((xs, targets), length))
+        return jnp.sum(losses), total
 
     return gradients
+
+
+def chunked(network: Network, chunk: int) -> Any:
+    """Return the gradient of D_RTRL in chunks, which the sequence fills exactly."""
+    return in_parts(network, chunk, of_chunk)
+
+
+def with_traces(network: Network, window: int) -> Any:
+    """Return the gradient in windows of `D_RTRL`."""
+    return in_parts(network, window, _of_window)
+
+
+def _of_window(
+    network: Network, parameters: Arrays, start: Arrays, xs: Any, targets: Any, steps: int
+) -> Any:
+    ops = Plain()
+
+    def loss_of(parameters: Arrays, start: Arrays) -> Any:
+        def step(states: Arrays, now: Any) -> Any:
+            ys = network.drive(ops, parameters, states, now[0])
+            new = network.cell(states, ys)
+            return new, (squared_error(network.readout(parameters, new), now[1]), states, ys)
+
+        end, (losses, before, ys) = jax.lax.scan(step, start, (xs, targets))
+        return jnp.sum(losses) / steps, (end, before, ys)
+
+    loss, pull, after = jax.vjp(loss_of, parameters, start, has_aux=True)
+    return loss, *pull(jnp.ones(())), after
 
 
 def _repeated(values: Any, trace: Any) -> Any:

@@ -28,30 +28,19 @@ Arrays = dict[str, Any]
 class Marked:
     """The operations of the library that is being timed."""
 
-    def mixing(self, value: Any) -> Any:
-        return value
-
     def matmul(self, name: str, x: Any, weight: Any) -> Any:
         return braintrace.matmul(x, weight)
 
 
 class Plain:
-    """Plain JAX.
+    """Plain JAX, which keeps the inputs of operations by name."""
 
-    With ``cut_mixing``, states that enter an operation count as constant: `D_RTRL` leaves the paths
-    through recurrent weights out. ``given`` replaces the inputs of operations, by name.
-    """
-
-    def __init__(self, cut_mixing: bool = False, given: Arrays | None = None) -> None:
-        self._cut_mixing, self._given = cut_mixing, given or {}
+    def __init__(self) -> None:
         self.inputs: Arrays = {}
 
-    def mixing(self, value: Any) -> Any:
-        return jax.lax.stop_gradient(value) if self._cut_mixing else value
-
     def matmul(self, name: str, x: Any, weight: Any) -> Any:
-        self.inputs[name] = self._given.get(name, x)
-        return self.inputs[name] @ weight
+        self.inputs[name] = x
+        return x @ weight
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -156,7 +145,7 @@ def dense(inputs: int = 64, hidden: int = 256, outputs: int = 10) -> Network:
     """Return a leaky tanh RNN."""
 
     def drive(ops: Any, p: Arrays, states: Arrays, x: Any) -> Arrays:
-        recurrent = ops.matmul("w_rec", ops.mixing(states["h"]), p["w_rec"])
+        recurrent = ops.matmul("w_rec", states["h"], p["w_rec"])
         return {"drive": ops.matmul("w_in", x, p["w_in"]) + recurrent}
 
     return Network(
@@ -179,7 +168,7 @@ def lstm(inputs: int = 64, hidden: int = 256, outputs: int = 10) -> Network:
     """Return an LSTM with one matrix for its four gates."""
 
     def drive(ops: Any, p: Arrays, states: Arrays, x: Any) -> Arrays:
-        both = jnp.concatenate([x, ops.mixing(states["h"])], axis=-1)
+        both = jnp.concatenate([x, states["h"]], axis=-1)
         gates = ops.matmul("gates", both, p["gates"])
         return dict(zip("ifgo", jnp.split(gates, 4, axis=-1), strict=True))
 
@@ -208,7 +197,7 @@ def gru(inputs: int = 64, hidden: int = 256, outputs: int = 10) -> Network:
 
     def drive(ops: Any, p: Arrays, states: Arrays, x: Any) -> Arrays:
         from_x = jnp.split(ops.matmul("w_in", x, p["w_in"]), 3, axis=-1)
-        from_h = jnp.split(ops.matmul("w_rec", ops.mixing(states["h"]), p["w_rec"]), 3, axis=-1)
+        from_h = jnp.split(ops.matmul("w_rec", states["h"], p["w_rec"]), 3, axis=-1)
         z, r = (a + b for a, b in zip(from_x[:2], from_h[:2], strict=True))
         return {"z": z, "r": r, "n_in": from_x[2], "n_rec": from_h[2]}
 
@@ -252,7 +241,7 @@ def alif(inputs: int = 64, hidden: int = 256, outputs: int = 10) -> Network:
         return spike(states["V"] - 1 - 0.3 * states["a"])
 
     def drive(ops: Any, p: Arrays, states: Arrays, x: Any) -> Arrays:
-        recurrent = ops.matmul("w_rec", ops.mixing(spikes(states)), p["w_rec"])
+        recurrent = ops.matmul("w_rec", spikes(states), p["w_rec"])
         return {"current": ops.matmul("w_in", x, p["w_in"]) + recurrent}
 
     def cell(states: Arrays, ys: Arrays) -> Arrays:

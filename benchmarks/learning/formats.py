@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from ..markdown import DASH, seconds
+from ..markdown import DASH
 from .results import Run
 
 Text = Callable[[float | None], str]
@@ -129,8 +129,3 @@ def times(value: float | None) -> str:
     if value is None:
         return MISSING
     return f"{value:.2f}" if value < 9.995 else f"{value:.1f}"
-
-
-def duration(value: float | None) -> str:
-    """Return a time with its unit."""
-    return seconds(value)

@@ -121,13 +121,14 @@ def _stream(settings: Settings, task: Task) -> Lane:
     recomputed = jax.grad(_recomputed(settings, task))
 
     def lane(rate: Any, every: Any, weights: Values, stream: Batch) -> tuple[dict[str, Any], Any]:
-        begin, descend = _learning(rate, every)
+        optimizer = _optimizer(rate, every)
 
         def one_step(carry: Any, now: Any) -> tuple[Any, Any]:
-            learned, states, _ = carry
-            t, batch = now
-            gradients, states, loss = observe(learned[0], states, batch)
-            return (descend(learned, t, gradients[EXACT]), states, (learned[0], gradients)), loss
+            (weights, moments), states, _ = carry
+            gradients, states, loss = observe(weights, states, now[1])
+            steps, moments = optimizer.update(gradients[EXACT], moments, weights)
+            learned = optax.apply_updates(weights, steps), moments
+            return (learned, states, (weights, gradients)), loss
 
         def until_point(carry: Any, part: Any) -> tuple[Any, Any]:
             carry, losses = jax.lax.scan(one_step, carry, part)
@@ -141,7 +142,7 @@ def _stream(settings: Settings, task: Task) -> Lane:
             (jnp.arange(settings.steps), stream),
         )
         none = dict.fromkeys(start, jax.tree.map(jnp.zeros_like, weights))
-        carry = begin(weights), start, (weights, none)
+        carry = (weights, optimizer.init(weights)), start, (weights, none)
         _, (measures, losses) = jax.lax.scan(until_point, carry, parts)
         return measures, losses.reshape(-1)
 
@@ -190,27 +191,10 @@ def _recomputed(settings: Settings, task: Task) -> Callable[[Values, Batch, Any]
     return loss
 
 
-def _learning(rate: Any, every: Any) -> tuple[Callable[[Values], Any], Callable[..., Any]]:
-    """Return the start of learning, and its continuation: ``(learned, t, gradient) -> learned``.
-
-    Gradients are added up; at every so many steps, the weights go down their mean.
-    """
-    descent = optax.chain(optax.clip_by_global_norm(training.LARGEST), optax.scale_by_adam())
-
-    def begin(weights: Values) -> Any:
-        return weights, descent.init(weights), jax.tree.map(jnp.zeros_like, weights)
-
-    def descend(learned: Any, t: Any, gradient: Values) -> Any:
-        weights, moments, total = learned
-        total = jax.tree.map(jnp.add, total, gradient)
-        mean = jax.tree.map(lambda leaf: leaf / every, total)
-        steps, new = descent.update(mean, moments)
-        moved = jax.tree.map(lambda w, step: w - rate * step, weights, steps)
-        after = moved, new, jax.tree.map(jnp.zeros_like, total)
-        is_due = (t + 1) % every == 0
-        return jax.tree.map(lambda a, b: jnp.where(is_due, a, b), after, (weights, moments, total))
-
-    return begin, descend
+def _optimizer(rate: Any, every: Any) -> optax.MultiSteps:
+    """Return Adam on the mean gradient of every so many steps."""
+    descent = optax.chain(optax.clip_by_global_norm(training.LARGEST), optax.adam(rate))
+    return optax.MultiSteps(descent, lambda _: every)
 
 
 def _functions(settings: Settings, task: Task, name: str) -> Any:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from ..markdown import seconds
 from . import figures, formats, online_updates, rows, runs, tables
 from .results import Results, Run, sort
 from .tables import Streams
@@ -91,13 +92,13 @@ def _sections(results: Results, streams: Streams) -> Iterator[tuple[str, list[st
     def costs(title: str, what: str, text: formats.Text, base: str = "") -> tuple[str, list[str]]:
         return by_cell(title, tables.costs(core, what, text, base))
 
-    size, duration = formats.size, formats.duration
+    size = formats.size
     yield by_cell("Scores", formats.score)
     yield by_cell("Scores with RMSprop", formats.score, rmsprop)
     yield by_cell("Updates until the threshold", formats.updates_to_threshold)
     yield by_cell("Cosine to BPTT, start → end of training", formats.cosine)
-    yield costs("Time of a step", tables.TIME, duration)
-    yield costs("Time of a single step", "single_step_seconds", duration, tables.TIME)
+    yield costs("Time of a step", tables.TIME, seconds)
+    yield costs("Time of a single step", "single_step_seconds", seconds, tables.TIME)
     yield costs("Temporary memory", tables.MEMORY, size)
     yield costs("Temporary memory of single steps", "single_peak_bytes", size, tables.MEMORY)
     yield costs("Traces", "trace_bytes", formats.traces)

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from .. import handwritten
+from .. import handwritten_windows
 from ..case import Case, NotOffered, Prepared, Target
 from ..networks import Network, dense
 from ..subjects import Task, learner_of, plain_bptt, step_function, without_states
@@ -57,7 +57,7 @@ def _shapes(task: Task) -> tuple[Any, ...]:
     return tuple(jax.eval_shape(lambda: task.network.data(task.steps, task.batch)))
 
 
-BY_HAND = partial(handwritten.chunked, chunk=CHUNK)
+BY_HAND = partial(handwritten_windows.chunked, chunk=CHUNK)
 WAYS: dict[str, Callable[[Task], float]] = {
     "BPTT": partial(plain_bytes, make=plain_bptt),
     "D_RTRL, chunks of 16": partial(online_bytes, algorithm="d_rtrl"),

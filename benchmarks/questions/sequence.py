@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from .. import handwritten, subjects
+from .. import handwritten, handwritten_windows, subjects
 from ..case import Case, Prepared, Subject, Target
 from ..networks import dense
 from ..subjects import Task
@@ -79,7 +79,9 @@ def prepare(task: Task) -> Prepared:
         "BPTT": partial(by_hand, subjects.plain_bptt, "bptt"),
         PRODUCTS: partial(products, task),
         "hand-written, one chunk": partial(by_hand, handwritten.one_chunk),
-        "hand-written, chunks of 16": partial(by_hand, partial(handwritten.chunked, chunk=16)),
+        "hand-written, chunks of 16": partial(
+            by_hand, partial(handwritten_windows.chunked, chunk=16)
+        ),
         "hand-written ES_D_RTRL": partial(by_hand, smoothed, "es_d_rtrl"),
     }
     for label, (algorithm, chunk) in online.items():

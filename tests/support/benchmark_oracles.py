@@ -34,13 +34,20 @@ def expected(task, rule):
     if name in ("descent", "saved"):
         return {"descent": descent, "saved": saved}[name](task)
     if isinstance(task.network, Network) and name in ("bptt", "d_rtrl"):
-        return bptt(task, cut_mixing=name == "d_rtrl")
+        return bptt(task, Plain() if name == "bptt" else WithoutMixing())
     is_exact = name in ("bptt", "rtrl")
     return bptt_of_model(task, repeats) if is_exact else own(task, name, repeats)
 
 
-def bptt(task, cut_mixing):
-    loss = functools.partial(sequence_loss, task.network, Plain(cut_mixing))
+class WithoutMixing(Plain):
+    """Plain JAX without the paths through inputs of operations: those of D_RTRL."""
+
+    def matmul(self, name, x, weight):
+        return jax.lax.stop_gradient(x) @ weight
+
+
+def bptt(task, ops):
+    loss = functools.partial(sequence_loss, task.network, ops)
     return jax.jit(jax.grad(loss))(task.network.parameters(), *task.data)
 
 
@@ -77,9 +84,9 @@ def windows(network, window, with_traces):
     to these states meets the traces of D_RTRL: BPTT without mixing of all steps before.
     """
 
-    def last(parameters, states, xs, cut):
+    def last(parameters, states, xs, ops):
         def step(states, x):
-            return network.step(Plain(cut), parameters, states, x)[0], None
+            return network.step(ops, parameters, states, x)[0], None
 
         return jax.lax.scan(step, states, xs)[0]
 
@@ -95,11 +102,11 @@ def windows(network, window, with_traces):
         total = jax.tree.map(jnp.zeros_like, parameters)
         for first in range(0, len(xs), window):
             now = slice(first, first + window)
-            start = last(parameters, zeros, xs[:first], False)
+            start = last(parameters, zeros, xs[:first], Plain())
             found, mu = jax.grad(loss, (0, 1))(parameters, start, xs[now], targets[now])
             total = jax.tree.map(jnp.add, total, found)
             if with_traces and first:
-                before = functools.partial(last, states=zeros, xs=xs[:first], cut=True)
+                before = functools.partial(last, states=zeros, xs=xs[:first], ops=WithoutMixing())
                 (past,) = jax.vjp(before, parameters)[1](mu)
                 total = jax.tree.map(jnp.add, total, past)
         return {name: value / len(xs) for name, value in total.items()}
