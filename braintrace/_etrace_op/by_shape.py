@@ -1,6 +1,7 @@
 """LRU cache of facts about operations that depend on shapes only.
 
-Tracing a derived rule takes a millisecond, and the compiler often needs the same shapes.
+Tracing a derived rule takes a millisecond, and the compiler often needs the same shapes. Without
+the cache, six LSTM layers take 1.5 times as long to analyse (CPU, 2026-11-26).
 """
 
 import functools

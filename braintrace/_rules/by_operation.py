@@ -38,7 +38,7 @@ from .._graph import (
     Weights,
 )
 from .._jax import struct_of
-from .leaves import Leaves, as_kept, leaves_of, operand_shapes
+from .leaves import Leaves, as_kept, gradient_of_a_step, leaves_of, operand_shapes
 from .protocol import Rule
 from .site import OperationSite, sites_of
 
@@ -77,7 +77,7 @@ class RuleTraces(TraceMethod):
         check_diagonals(graph)
         for site in sites_of(graph, operand_shapes(graph)):
             shapes = site.operands, *_example(self.rule, site)
-            jax.eval_shape(functools.partial(_tried, self.rule, site), *shapes)
+            jax.eval_shape(functools.partial(gradient_of_a_step, self.rule, site), *shapes)
 
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
         """Return the leaves of all sites."""
@@ -230,15 +230,6 @@ def _silent(graph: ETraceGraph, site: OperationSite, signal: Mapping[int, jax.Ar
     over = tuple(i for i in range(ndim) if i != axis)
     has_signal = [(value != 0).any(over) for value in signal.values()]
     return ~functools.reduce(jnp.logical_or, has_signal, jnp.zeros((), bool))
-
-
-def _tried(
-    rule: Rule, site: OperationSite, operands: Arrays, x: Any, J: Any, F: Any, mu: Any
-) -> dict[str, jax.Array]:
-    """Return the gradient of one step, whose evaluation checks the rule."""
-    leaves = leaves_of(rule, dataclasses.replace(site, operands=operands))
-    zeros = {key: jnp.zeros(spec.shape, spec.dtype) for key, spec in leaves.specs.items()}
-    return leaves.contracted(leaves.advanced(zeros, J, x, F), mu)
 
 
 def _example(rule: Rule, site: OperationSite) -> tuple[Any, Any, Any, Any]:

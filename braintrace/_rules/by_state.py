@@ -10,6 +10,7 @@ with all hidden states of a sample as a vector :math:`S`. Each step is different
 """
 
 import dataclasses
+import functools
 from typing import ClassVar
 
 import jax
@@ -30,7 +31,7 @@ from .._executor.whole_state import (
 )
 from .._graph import ETraceGraph, Jacobian, Record, Records, Signal, Traces, TraceSpecs, Weights
 from .._jax import struct_of
-from .leaves import as_kept, leaves_of, operand_shapes
+from .leaves import as_kept, gradient_of_a_step, leaves_of, operand_shapes
 from .protocol import Rule
 from .site import WholeSite, whole_site
 
@@ -50,17 +51,12 @@ class FullRuleTraces(PassingTraces):
 
     def check(self, graph: ETraceGraph) -> None:
         """Call the rule with the shapes of the states and parameters, and refuse wrong results."""
-        site, rule = whole_site(graph, operand_shapes(graph)), self.rule
-
-        def tried(operands: Arrays, J: jax.Array, F: Arrays, mu: jax.Array) -> Arrays:
-            leaves = leaves_of(rule, dataclasses.replace(site, operands=operands))
-            zeros = {key: jnp.zeros(spec.shape, spec.dtype) for key, spec in leaves.specs.items()}
-            return leaves.contracted(leaves.advanced(zeros, J, None, F), mu)
-
+        site = whole_site(graph, operand_shapes(graph))
         n, dtype = whole_of(graph).size, row_dtype(whole_of(graph))
         J, mu = (jax.ShapeDtypeStruct((*site.samples, *s), dtype) for s in ((n, n), (n,)))
         F = {name: struct_of(spec) for name, spec in site.zeros().items()}
-        jax.eval_shape(tried, site.operands, J, F, mu)
+        shapes = site.operands, None, J, F, mu
+        jax.eval_shape(functools.partial(gradient_of_a_step, self.rule, site), *shapes)
 
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
         """Return the leaves of the site."""

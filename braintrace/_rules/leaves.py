@@ -116,6 +116,15 @@ def leaves_of(rule: Rule, site: Where) -> Leaves[Where]:
     return Leaves(rule, site, tree, specs)
 
 
+def gradient_of_a_step(
+    rule: Rule, site: Site, operands: Mapping[str, Any], x: Any, J: Any, F: Any, mu: Any
+) -> dict[str, jax.Array]:
+    """Return the gradient of the first step of a sequence; its evaluation checks the rule."""
+    leaves = leaves_of(rule, dataclasses.replace(site, operands=operands))
+    zeros = {key: jnp.zeros(spec.shape, spec.dtype) for key, spec in leaves.specs.items()}
+    return leaves.contracted(leaves.advanced(zeros, J, x, F), mu)
+
+
 def as_kept(arrays: Named, traces: Traces) -> Traces:
     """Return arrays in the dtypes of the stored traces."""
     return {key: leaf.astype(traces[key].dtype) for key, leaf in arrays.items()}
