@@ -17,6 +17,7 @@ from benchmarks.learning import (
     tables,
 )
 from benchmarks.learning.rows import Row, StreamRow
+from benchmarks.markdown import seconds
 
 CHANCE, THRESHOLD = 0.125, 0.9
 SEEDS = (-1, 0, 1)
@@ -164,9 +165,9 @@ def test_details_of_training_and_costs():
     assert formats.cosine(own) == "1.00 → 0.50"
     assert [point for point, _ in own.cosine] == [0, 60, 120, 180, 220, 280, 340, 400]
     assert own.curve[0] == (0, pytest.approx(0.2))
-    times = tables.costs(found, "step_seconds", formats.duration)
+    times = tables.costs(found, "step_seconds", seconds)
     assert [times(run) for run in found.runs] == ["1 ms", "2 ms (2.00)"]
-    single = tables.costs(found, "single_step_seconds", formats.duration, "step_seconds")
+    single = tables.costs(found, "single_step_seconds", seconds, "step_seconds")
     assert single(own) == "3 ms (3.00)"
 
 
