@@ -75,18 +75,15 @@ def run_window(
     return states, results, jax.lax.stop_gradient(records)
 
 
-def window_signals(graph: ETraceGraph, mu: Probes, length: int) -> Signal:
-    """Return the signals of a window's steps, from the derivatives for the states before it.
+def window_signals(graph: ETraceGraph, before: Signal, length: int) -> Signal:
+    """Return the signals of a window's steps, from those of its first for the states before it."""
 
-    They are signals of its first step for the states before that; see `chunk_gradient`.
-    """
-    signal = {
-        name: jnp.zeros((length, *probe.shape), probe.dtype)
-        for name, probe in probe_shapes(graph).items()
-    }
-    for name, of_first in mu.items():
-        rest = jnp.zeros((length - 1, *of_first.shape), of_first.dtype)
-        signal[name] = jnp.concatenate([of_first[None], rest])
+    def all_zero(steps: int, like: Any) -> jax.Array:
+        return jnp.zeros((steps, *like.shape), like.dtype)
+
+    signal = {name: all_zero(length, probe) for name, probe in probe_shapes(graph).items()}
+    for name, of_first in before.items():
+        signal[name] = jnp.concatenate([of_first, all_zero(length - 1, of_first[0])])
     return signal
 
 

@@ -1,9 +1,7 @@
-"""Gradient of one chunk of a sequence: by residuals and traces, or through windows.
+"""Gradient of one chunk of a sequence: by residuals and traces, or through its steps.
 
-Both classes have the same methods: ``cut`` (the length of a chunk), ``start`` (a zero gradient),
-``run`` (add one chunk's gradient, and return the residuals for the update of the traces),
-``known_traces`` (the traces after the chunk if `run` has computed them), ``traces_after`` (that
-update) and ``total`` (the gradient by parameter).
+The part outside the traces passes single steps, or all steps of a window; the traces contribute
+the time before. Both are computed from the same recorded values (see `chunk_runner`).
 """
 
 import dataclasses
@@ -22,7 +20,6 @@ from .._executor import (
     examples,
     pre_step_probe,
     probes_of_past,
-    run_window,
     window_signals,
     zero_probes,
 )
@@ -36,7 +33,6 @@ from .options import Options
 from .over_time import zero_sum
 from .pure_step import PureStep
 from .recording import Kept
-from .uncounted_steps import leaving_gradients_alone
 
 Held: TypeAlias = tuple[Weights, PyTree]
 """Operands of the relations, and the initial values of States."""
@@ -57,15 +53,15 @@ KeptOfChunk: TypeAlias = Traces | Kept
 """The traces after a chunk, or the sources of the residuals for their update."""
 
 
-class RecordedChunk:
-    """Chunk with the gradient through traces at every step; see `braintrace._executor.param_dim`.
+class SequenceChunk:
+    """Chunk of a sequence.
 
     Parameters
     ----------
     algorithm
         The algorithm.
     function
-        The step.
+        The step. Its perturbations are ``None`` if derivatives pass from step to step.
     parameters
         The model's parameters.
     held, slices
@@ -74,6 +70,8 @@ class RecordedChunk:
         Whether masked steps have no backward pass.
     options, steps
         Chunk options, and the length of the first sequence.
+    window
+        Length of a window, which changes the gradient; ``None``: no windows.
     """
 
     def __init__(
@@ -86,29 +84,36 @@ class RecordedChunk:
         has_mask: bool,
         options: Options,
         steps: int,
+        window: Window | None,
     ) -> None:
-        self._graph, self._method = algorithm.graph, algorithm.method
-        self._placement = algorithm.placement
+        self._graph, self._method = graph, _ = algorithm.graph, algorithm.method
+        self._placement, self._options, self._window = algorithm.placement, options, window
+        self._passes = window is not None or graph.passes_weights
         # This object outlives an enclosing jit.
         with jax.ensure_compile_time_eval():
-            probes = zero_probes(self._graph)
-        model, example = algorithm.model, (probes, held, slices)
-        self.step = step = PureStep(model, function, parameters, example)
+            self._probes = None if self._passes else zero_probes(graph)
+        example = (self._probes, held, slices)
+        self.step = step = PureStep(algorithm.model, function, parameters, example)
         current, others = ([s.value for s in states] for states in (parameters, step.others))
-        values = (current, others, probes, held)
-
-        work = work_of(algorithm, record_bytes=0)
+        values = (current, others, self._probes, held)
+        self._work = work_of(algorithm, graph.record_bytes)
 
         def length_of(record_bytes: int) -> int:
-            recording = dataclasses.replace(work, record_bytes=record_bytes)
-            return chunks_of(recording, options, steps, from_zero=True).length
+            if not self._passes:
+                self._work = dataclasses.replace(self._work, record_bytes=record_bytes)
+            return self.cut(options, steps, from_zero=True).length
 
-        self._run = chunk_runner(step, values, slices, has_mask, length_of)
-        self._probes, self._recording = probes, self._run.recording
-        self._work = dataclasses.replace(work, record_bytes=self._recording.bytes_per_step)
+        self._run = chunk_runner(step, values, slices, has_mask, length_of, self._passes)
+        self._recording = self._run.recording
+        paths = {id(state): path for path, state in algorithm.states_of_step.items()}
+        self._paths = [paths.get(id(state)) for state in step.others]
 
     def cut(self, options: Options, steps: int, from_zero: bool) -> Chunks:
-        """Return the chunks of a sequence; see `chunks_of`."""
+        """Return the chunks of a sequence; see `chunks_of` and `windows_of`."""
+        if self._window is not None:
+            return windows_of(self._graph, self._window, options, steps, from_zero)
+        if "traces" in self._graph.needs:
+            return Chunks(steps, 1, self._work.record_bytes)
         return chunks_of(self._work, options, steps, from_zero)
 
     def start(self, parameters: list[PyTree], weights: Weights) -> Gradients:
@@ -136,14 +141,62 @@ class RecordedChunk:
         """
         written, (outside, of_operands), traces = carry
         weights, _ = held
-        result = self._run((parameters, others, self._probes, held), (written, outside), chunk)
-        records = self._records(result.kept)
+        values, steps = (parameters, others, self._probes, held), steps_of(chunk)
+
+        def of_length(length: int) -> Any:
+            def run(start: Any, part: Chunk) -> Any:
+                result = self._run(values, start, part)
+                signal = self._signal(others, start[0], result.signal)
+                if length < steps:
+                    signal = window_signals(self._graph, signal, length)
+                over_time = (result.loss, result.aux), result.kept, signal
+                return (result.written, result.gradients), over_time
+
+            return run
+
+        (written, outside), (results, over_time, signal) = over_blocks(
+            of_length, (written, outside), chunk, steps, self._length(steps)
+        )
+        kept = self._run.kept(values, over_time, steps)
         found, after = chunk_gradient(
-            self._graph, self._method, weights, records, result.signal, traces
+            self._graph, self._method, weights, self._records(kept), signal, traces
         )
         of_operands = jax.tree.map(jnp.add, of_operands, found)
-        kept: KeptOfChunk = result.kept if after is None else after
-        return (result.written, (result.gradients, of_operands), kept), (result.loss, result.aux)
+        of_traces: KeptOfChunk = kept if after is None else after
+        return (written, (outside, of_operands), of_traces), results
+
+    def _length(self, steps: int) -> int:
+        """Return the number of steps of the windows in a chunk; the last may be shorter."""
+        if isinstance(self._window, int) and not self._graph.passes_weights:
+            return min(steps, self._window)
+        return steps
+
+    def _signal(
+        self, others: list[PyTree], written: list[PyTree], derivatives: list[jax.Array]
+    ) -> Probes:
+        """Return the learning signals of a chunk or of a window, time first.
+
+        Parameters
+        ----------
+        others, written
+            Values of the States before it.
+        derivatives
+            Derivatives with respect to the perturbations, or to the States before it.
+        """
+        if not self._passes:
+            signal: Probes = jax.tree.unflatten(jax.tree.structure(self._probes), derivatives)
+            return signal
+        current = self.step.merge(others, written)
+        states = {state.name: pre_step_probe(state) for state in self._graph.traced_states}
+
+        def moved(terms: Probes) -> list[Any]:
+            given = {name: terms[probe] for name, probe in states.items()}
+            moved = self.step.written_of(add_to_states(self._graph, self._paths, current, given))
+            return self._run.passing(jax.tree.leaves(moved))
+
+        _, pull = jax.vjp(moved, examples(probes_of_past(self._graph)))
+        before: Probes = as_chunk(pull(derivatives)[0])
+        return before
 
     def total(
         self, gradients: Gradients, to_parameters: Callable[[Weights], list[PyTree]]
@@ -171,166 +224,26 @@ class RecordedChunk:
     ) -> Traces:
         """Return the traces after a chunk, from the results of `run` and the traces before it.
 
-        ``token`` is the flag of `Records`.
+        If the update of a full-Jacobian rule may take more memory than the gradient, it runs in
+        parts. ``token`` is the flag of `Records`.
         """
         if not isinstance(kept, Kept):
             return kept
         records = dataclasses.replace(self._records(kept), token=token)
-        return self._method.update(self._graph, weights, records, before)
+
+        def update(traces: Traces, records: Records) -> tuple[Traces, None]:
+            return self._method.update(self._graph, weights, records, traces), None
+
+        length = kept.steps
+        if self._passes and self._window is None:
+            length = self.cut(self._options, kept.steps, from_zero=False).length
+        if length == kept.steps:
+            return update(before, records)[0]
+        after: Traces = over_chunks(update, update, before, records, kept.steps, length)[0]
+        return after
 
     def _records(self, kept: Kept) -> Records:
         records = self._recording.records(kept)
         if self._placement is not None:
             records = self._placement.records(records)
         return dataclasses.replace(records, x=inputs_for(self._method.needs, records.x))
-
-
-class WindowChunk:
-    """Chunk whose gradient passes all its steps in reverse, then the traces before it.
-
-    Parameters
-    ----------
-    algorithm, function, parameters, held, slices, has_mask, options
-        As for `RecordedChunk`; the perturbations of ``function`` are ``None``.
-    window
-        Length of a window, which changes the gradient; ``None``: the chunk of a full-Jacobian rule,
-        whose length does not.
-    """
-
-    def __init__(
-        self,
-        algorithm: ETraceAlgorithm,
-        function: Function,
-        parameters: list[brainstate.State],
-        held: Held,
-        slices: Slices,
-        has_mask: bool,
-        options: Options,
-        window: Window,
-    ) -> None:
-        self._graph, self._method, self._options = algorithm.graph, algorithm.method, options
-        is_window = window is not None
-        self._work = None if is_window else work_of(algorithm, self._graph.record_bytes)
-        self._window = window
-        self._has_mask = has_mask
-        self.step = PureStep(algorithm.model, function, parameters, (None, held, slices))
-        paths = {id(state): path for path, state in algorithm.states_of_step.items()}
-        self._paths = [paths.get(id(state)) for state in self.step.others]
-
-    def _length(self, steps: int) -> int:
-        """Return the number of steps of the windows in a chunk; the last may be shorter."""
-        if isinstance(self._window, int) and not self._graph.passes_weights:
-            return min(steps, self._window)
-        return steps
-
-    def cut(self, options: Options, steps: int, from_zero: bool) -> Chunks:
-        """Return the chunks of a sequence; see `chunks_of` and `windows_of`."""
-        if self._work is None:
-            return windows_of(self._graph, self._window, options, steps, from_zero)
-        if "traces" in self._graph.needs:
-            return Chunks(steps, 1, self._work.record_bytes)
-        return chunks_of(self._work, options, steps, from_zero)
-
-    def start(self, parameters: list[PyTree], weights: Weights) -> Gradients:
-        """Return zero gradients: through the window, and of the operands."""
-        zeros: Gradients = jax.tree.map(zero_sum, (parameters, weights))
-        return zeros
-
-    def run(
-        self,
-        parameters: list[PyTree],
-        others: list[PyTree],
-        held: Held,
-        carry: Any,
-        chunk: Chunk,
-    ) -> Any:
-        """Run one chunk, window by window; see `RecordedChunk.run`."""
-        weights, _ = held
-        written, sums, traces = carry
-        inside, before = sums
-        steps, window = steps_of(chunk), self._length(steps_of(chunk))
-        zeros: Probes = examples(probes_of_past(self._graph))
-
-        def of_length(length: int) -> Any:
-            def run(carry: Any, part: Chunk) -> Any:
-                written, inside = carry
-                (_, (written, results, records)), (found, mu) = self._differentiate(
-                    parameters, zeros, others, held, written, part
-                )
-                is_one = length == steps
-                signal = as_chunk(mu) if is_one else window_signals(self._graph, mu, length)
-                return (written, jax.tree.map(jnp.add, inside, found)), (results, records, signal)
-
-            return run
-
-        start = (written, inside)
-        (written, inside), found = over_blocks(of_length, start, chunk, steps, window)
-        results, records, signal = found
-        past, _ = chunk_gradient(self._graph, self._method, weights, records, signal, traces)
-        sums = inside, jax.tree.map(jnp.add, before, past)
-        return (written, sums, records), tuple(results)
-
-    def _differentiate(
-        self,
-        parameters: list[PyTree],
-        probes: Probes,
-        others: list[PyTree],
-        held: Held,
-        written: list[PyTree],
-        part: Chunk,
-    ) -> Any:
-        """Return values and gradients of a window, by parameters and perturbations."""
-        current = self.step.merge(others, written)
-
-        def step(parameters: list[PyTree], written: list[PyTree], inputs: PyTree) -> Any:
-            others, held, slices = inputs
-            return self.step(parameters, self.step.merge(others, written), None, held, slices)
-
-        def window(parameters: list[PyTree], probes: Probes) -> Any:
-            def scaled(written: list[PyTree], now: Chunk) -> Any:
-                slices, scale = now
-                arguments = parameters, written, (others, held, slices)
-                if self._has_mask:
-                    written, results = leaving_gradients_alone(step)(scale != 0, *arguments)
-                else:
-                    written, results = step(*arguments)
-                loss, aux, records = results
-                return written, ((loss * scale, loss, aux), records)
-
-            traced = self._graph.traced_states
-            terms = {state.name: probes[pre_step_probe(state)] for state in traced}
-            states = add_to_states(self._graph, self._paths, current, terms)
-            start = self.step.written_of(states)
-            written, (scaled_losses, *results), records = run_window(start, scaled, part)
-            return jnp.sum(scaled_losses), (written, results, records)
-
-        return jax.value_and_grad(window, argnums=(0, 1), has_aux=True)(parameters, probes)
-
-    def total(
-        self, gradients: Gradients, to_parameters: Callable[[Weights], list[PyTree]]
-    ) -> list[PyTree]:
-        """Return the gradient of every parameter."""
-        inside, before = gradients
-        past = to_parameters(before)
-        return list(jax.tree.map(lambda a, b: (a + b).astype(b.dtype), inside, past))
-
-    def known_traces(self, kept: Records) -> None:
-        """Return None: the gradient of a window computes no traces."""
-
-    def traces_after(
-        self, weights: Weights, kept: Records, before: Traces, token: jax.Array | None = None
-    ) -> Traces:
-        """Return the traces after a window; see `RecordedChunk.traces_after`.
-
-        If the update may take more memory than the gradient, it runs in parts.
-        """
-        steps = kept.num_steps
-        length = steps if self._work is None else self.cut(self._options, steps, False).length
-
-        def update(traces: Traces, records: Records) -> tuple[Traces, None]:
-            return self._method.update(self._graph, weights, records, traces), None
-
-        if length == steps:
-            return update(before, dataclasses.replace(kept, token=token))[0]
-        after: Traces = over_chunks(update, update, before, kept, steps, length)[0]
-        return after

@@ -3,31 +3,30 @@
 A loop contains only the operations that depend on the step before (see `split`). Losses, their
 derivatives and the Jacobians are then computed from its recorded values: mapped over time, so
 products with weights are taken over time and batch together, or one step after the other
-(`OverTime`).
+(`OverTime`). Where derivatives pass from step to step, a reverse pass follows (see `reverse`).
 """
 
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from .._executor import scan_over_time
-from .._jax import Equation, Var, bind, runs_on_several_devices
-from .._jaxpr import Rule, evaluate
+from .._jax import Var
 from .._typing import PyTree
-from .over_time import ONE_BY_ONE, run_where_samples_lie, values_over_time, zero_sum
+from .known import evaluate_around
+from .loops import run_loops
+from .over_time import ONE_BY_ONE, zero_sum
 from .pure_step import PureStep
-from .recording import ChunkResult, record_what_waits
+from .recording import ChunkResult, Kept, parameters_behind, record_what_waits
+from .reverse import ReversePass, reverse_pass
 from .separate import separated
 from .split import Split, split_step
-from .stages import Loop
 from .step_program import (
     ByVar,
     StepProgram,
     Values,
-    equations_of,
     traced_step,
     value_of,
     vars_of,
@@ -41,6 +40,7 @@ def chunk_runner(
     slices: PyTree,
     has_mask: bool,
     length_of: Callable[[int], int],
+    passes: bool,
 ) -> "ChunkRunner":
     """Return the chunk runner of a step.
 
@@ -54,14 +54,19 @@ def chunk_runner(
         Whether to omit the backward pass of steps with scale zero.
     length_of
         ``bytes that a step records -> number of steps`` of a chunk, for which it is tested.
+    passes
+        Whether derivatives pass from step to step.
     """
     found = separated(traced_step(step, values, slices))
-    split = split_step(found, has_mask)
-    runner = ChunkRunner(found, split)
+    split, reverse = split_step(found, has_mask, passes), None
+    targets = [found.results[0], *(found.written if passes else ())]
+    differentiated = parameters_behind(found, targets)
+    if passes:
+        reverse = reverse_pass(found, split, differentiated, has_mask)
+        split = split.recording(reverse.read)
+    runner = ChunkRunner(found, split, differentiated, reverse)
     steps = length_of(runner.recording.bytes_per_step)
-    if _has_rules(runner, step, values, slices, steps):
-        return runner
-    return ChunkRunner(found, dataclasses.replace(split, losses=ONE_BY_ONE, results=ONE_BY_ONE))
+    return runner if _has_rules(runner, step, values, slices, steps) else runner.one_by_one()
 
 
 def _has_rules(
@@ -81,7 +86,8 @@ def _has_rules(
     chunk = jax.tree.map(over_time, (slices, 1.0))
     try:
         result = jax.eval_shape(runner, values, start, chunk)
-        jax.eval_shape(runner.recording.records, result.kept)
+        kept = jax.eval_shape(lambda: runner.kept(values, result.kept, steps))
+        jax.eval_shape(runner.recording.records, kept)
     except NotImplementedError:
         return False
     return True
@@ -94,6 +100,10 @@ class ChunkRunner:
     ----------
     step, split
         The program of one step, and its fission into loops.
+    differentiated
+        The parameters with a gradient outside the traces.
+    reverse
+        The reverse pass through the steps; ``None``: derivatives do not pass from step to step.
 
     Attributes
     ----------
@@ -101,11 +111,27 @@ class ChunkRunner:
         The recorded values of the steps.
     """
 
-    def __init__(self, step: StepProgram, split: Split) -> None:
+    def __init__(
+        self,
+        step: StepProgram,
+        split: Split,
+        differentiated: tuple[Var, ...],
+        reverse: ReversePass | None,
+    ) -> None:
         self._step, self._split = step, split
-        self.recording = record_what_waits(step, split)
-        self._differentiated = self.recording.chosen(step.parameters)
+        self._differentiated, self._reverse = differentiated, reverse
+        self.recording = record_what_waits(step, split, differentiated)
         self._traced = jax.jit(self._run)
+
+    def one_by_one(self) -> "ChunkRunner":
+        """Return a runner that maps nothing over time."""
+        split = dataclasses.replace(self._split, losses=ONE_BY_ONE, results=ONE_BY_ONE)
+        reverse = None if self._reverse is None else self._reverse.one_by_one()
+        return ChunkRunner(self._step, split, self._differentiated, reverse)
+
+    def passing(self, leaves: list[Any]) -> list[Any]:
+        """Return the leaves of written States through which derivatives pass."""
+        return [] if self._reverse is None else [leaves[k] for k in self._reverse.states]
 
     def __call__(
         self,
@@ -128,6 +154,11 @@ class ChunkRunner:
         result: ChunkResult = self._traced(values, start, chunk)
         return result
 
+    def kept(self, values: Values, over_time: list[jax.Array], steps: int) -> Kept:
+        """Return the sources of the residuals of some steps from what `ChunkResult` keeps."""
+        results = self.recording.of_traces
+        return Kept(over_time, results.same_in_all(self._step.fixed(values)), steps)
+
     def _run(
         self,
         values: Values,
@@ -137,117 +168,37 @@ class ChunkRunner:
         sequences, scales = chunk
         fixed = self._step.fixed(values)
         states, tree = jax.tree.flatten(start[0])
-        states, over_time = self._loops(fixed, states, jax.tree.leaves(sequences))
-        (gradients, signal), (losses, aux) = self._losses(fixed, over_time, scales, values[2])
+        slices = zip_dict(self._step.slices, jax.tree.leaves(sequences))
+        states, over_time = run_loops(self._step, self._split, fixed, states, slices)
+        (gradients, signal), (losses, aux) = self._losses(fixed, over_time, scales)
+        if self._reverse is not None:
+            more, signal = self._reverse(fixed, over_time, signal, scales)
+            gradients = jax.tree.map(jnp.add, gradients, more)
         gradients = jax.tree.map(jnp.add, start[1], gradients)
-        kept = self.recording.of_traces.keep(fixed, over_time, len(scales))
+        kept = [over_time[var] for var in self.recording.of_traces.sources]
         return ChunkResult(gradients, signal, jax.tree.unflatten(tree, states), losses, aux, kept)
 
-    def _loops(
-        self, fixed: ByVar, start: list[Any], sequences: list[Any]
-    ) -> tuple[list[Any], ByVar]:
-        """Run the loops; return the last States, and values over time."""
-        step, split = self._step, self._split
-        over_time, states = zip_dict(step.slices, sequences), dict(enumerate(start))
-        for loop in split.loops.in_order:
-            ahead = values_over_time(split.results, split.values, loop.ahead, fixed, over_time)
-            over_time.update(zip_dict(loop.ahead, ahead))
-            last, recorded = self._loop(loop, fixed, [start[k] for k in loop.carried], over_time)
-            states.update(zip_dict(loop.carried, last))
-            over_time.update(recorded)
-        at_last = [split.values.out_atoms[k] for k in split.loops.at_last]
-        wanted = vars_of(at_last)
-        read = split.values.depends_on(wanted, frozenset(over_time))
-        now = {var: value[-1] for var, value in over_time.items() if var in read}
-        found = zip_dict(wanted, evaluate(split.values, wanted, {**fixed, **now}))
-        values = [value_of(atom, found) for atom in at_last]
-        states.update(zip_dict(split.loops.at_last, values))
-        return [states[k] for k in range(len(start))], over_time
-
-    def _loop(
-        self, loop: Loop, fixed: ByVar, start: list[Any], over_time: ByVar
-    ) -> tuple[list[Any], ByVar]:
-        """Run one loop; return the last States, and its recorded values."""
-        program = self._split.values
-        carried = [self._step.carried[k] for k in loop.carried]
-        written = [program.out_atoms[k] for k in loop.carried]
-        recorded = [var for var in self._split.recorded if var in loop.made]
-        read = {var: over_time[var] for var in over_time if var in loop.read}
-        wanted = vars_of((written, recorded))
-        fixed = self._once(loop, fixed, wanted)
-
-        def one_step(carry: list[Any], now: list[Any]) -> Any:
-            current = {**fixed, **zip_dict(carried, carry), **zip_dict(list(read), now)}
-            values = evaluate(program, wanted, current, effects=loop.has_effects)
-            found = zip_dict(wanted, values)
-            return [value_of(a, found) for a in written], [found[v] for v in recorded]
-
-        steps = len(next(iter(over_time.values())))
-        last, found = scan_over_time(one_step, start, list(read.values()), steps)
-        return last, zip_dict(recorded, found)
-
-    def _once(self, loop: Loop, fixed: ByVar, wanted: list[Var]) -> ByVar:
-        """Return the loop-invariant values that a loop reads."""
-        program, varying = self._split.values, self._step.varying
-        acting = [e for e in program.equations if e.effects and loop.has_effects]
-        computed = [*equations_of(program, loop.made), *acting]
-        read = vars_of((wanted, [equation.invars for equation in computed]))
-        once = [var for var in read if var not in varying]
-        return zip_dict(once, evaluate(program, once, fixed))
-
-    def _losses(self, fixed: ByVar, over_time: ByVar, scales: jax.Array, probes: PyTree) -> Any:
-        """Return the gradients of parameters and probes, and losses and auxiliary results."""
-        step = self._step
-        source, same = self._split.source, self._split.same
-        read = list(dict.fromkeys([*source.values(), *same.values()]))
+    def _losses(
+        self, fixed: ByVar, over_time: ByVar, scales: jax.Array
+    ) -> tuple[tuple[list[jax.Array], list[jax.Array]], tuple[jax.Array, PyTree]]:
+        """Return the gradients of parameters and perturbations, losses and auxiliary results."""
+        step, split, places = self._step, self._split, self._split.perturbed
+        known = split.of_losses
+        given = list(dict.fromkeys([*known.read, *filter(None, places.values())]))
         results, tree = jax.tree.flatten(step.results[:2])
         wanted = vars_of(results)
 
-        def of_step(parameters: list[Any], probes: list[Any], now: list[Any]) -> Any:
-            known = zip_dict(read, now)
-            given = {var: known[first] for var, first in source.items()}
-            own = zip_dict(self._differentiated, parameters)
-            current = {**fixed, **own, **zip_dict(step.probes, probes), **given}
-            rule = _with_values({var: known[first] for var, first in same.items()}, step.varying)
-            found = zip_dict(wanted, evaluate(step.program, wanted, current, rules=rule))
+        def of_step(parameters: list[Any], terms: list[Any], now: list[Any]) -> Any:
+            values, own = zip_dict(given, now), zip_dict(self._differentiated, parameters)
+            at = {
+                var: term if first is None else values[first] + term
+                for (var, first), term in zip(places.items(), terms, strict=True)
+            }
+            current = {**fixed, **own, **at}
+            found = zip_dict(wanted, evaluate_around(step, known, values, wanted, current))
             loss, aux = jax.tree.unflatten(tree, [value_of(atom, found) for atom in results])
             return loss, aux
 
-        leaves, probe_tree = jax.tree.flatten(probes)
-        own, now = [fixed[var] for var in self._differentiated], [over_time[var] for var in read]
-        (gradients, signal), outcome = self._split.losses.gradient(
-            of_step, own, leaves, now, scales
-        )
-        return (gradients, jax.tree.unflatten(probe_tree, signal)), outcome
-
-
-def _with_values(known: ByVar, varying: Collection[Var]) -> Rule:
-    """Return a rule that gives variables known values, with their ordinary derivatives.
-
-    Products with known values are then not computed again for their derivatives. On several
-    devices, products with weights are computed where their samples are.
-    """
-    is_divided = runs_on_several_devices()
-
-    def rule(equation: Equation, values: list[Any]) -> list[Any] | None:
-        is_mapped = any(var in varying for var in equation.outvars)
-        found = run_where_samples_lie(equation, values) if is_divided and is_mapped else None
-        if not any(var in known for var in equation.outvars):
-            return found
-        results = zip(equation.outvars, found or bind(equation, values), strict=True)
-        return [_instead(value, known[var]) if var in known else value for var, value in results]
-
-    return rule
-
-
-def _known(value: jax.Array, known: jax.Array) -> jax.Array:
-    return known
-
-
-def _derivative_of_value(primals: Any, tangents: Any) -> Any:
-    return primals[1], tangents[0]
-
-
-_instead = jax.custom_jvp(_known)
-"""``(value, known)``: the known value, with the derivative of the computed one."""
-_instead.defjvp(_derivative_of_value)
+        terms = [jnp.zeros(var.aval.shape, var.aval.dtype) for var in places]
+        own, now = [fixed[var] for var in self._differentiated], [over_time[var] for var in given]
+        return split.losses.gradient(of_step, own, terms, now, scales)

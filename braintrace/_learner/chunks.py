@@ -182,6 +182,8 @@ def over_blocks(
     steps, block
         Length of the sequences and of a block.
     """
+    if steps == block:
+        return of_length(steps)(carry, sequences)
     full, rest = divmod(steps, block)
     found = []
     if full:

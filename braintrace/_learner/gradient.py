@@ -29,7 +29,7 @@ from .._jaxpr import program_of
 from .._runtime import read_states
 from .._typing import PyTree
 from .body import Arguments, Body, Found, Unfinished, taken_unless_zero
-from .chunk_gradient import RecordedChunk, WindowChunk
+from .chunk_gradient import SequenceChunk
 from .chunks import Chunks, Cuts, over_chunks, steps_of
 from .options import Options
 from .parts import LearnerParts
@@ -97,11 +97,7 @@ class SequenceGradient:
         )
         if self._window == CHUNK and self._options.memory_budget is not None:
             raise OptionError(WINDOWS)
-        self._chunks: RecordedChunk | WindowChunk = (
-            WindowChunk(*arguments, self._window)
-            if self._window is not None or graph.passes_weights
-            else RecordedChunk(*arguments, steps_of(sequences))
-        )
+        self._chunks = SequenceChunk(*arguments, steps_of(sequences), self._window)
         self._cuts: Cuts = {}
         paths = {id(state): path for path, state in self._algorithm.states_of_step.items()}
         pure = self._chunks.step
@@ -196,7 +192,8 @@ class SequenceGradient:
         after: Traces | Unfinished | None = self._chunks.known_traces(kept)
         if after is None:
             read = self._read_by_update(weights, kept, None if is_zero(before) else before)
-            after = Unfinished((read, kept), None if is_one_chunk else before)
+            token = None if is_zero(before) else ordering_token(gradients)
+            after = Unfinished((read, kept, token), None if is_one_chunk else before)
         return (wanted, losses, aux), written, after
 
     def _over_chunks(
@@ -215,23 +212,20 @@ class SequenceGradient:
 
         def run_chunk(carry: PyTree, chunk: PyTree) -> PyTree:
             (written, gradients, (kept, before)), results = run_last(carry, chunk)
-            after = self._updated((weights, kept), before, ordering_token(gradients))
+            after = self._updated((weights, kept, ordering_token(gradients)), before)
             return (written, gradients, after), results
 
         return over_chunks(run_chunk, run_last, start, data, cut.steps, cut.length)
 
     def _updated(
-        self,
-        sources: tuple[PyTree, PyTree],
-        before: Traces | None,
-        flag: jax.Array | None = None,
+        self, sources: tuple[PyTree, PyTree, jax.Array | None], before: Traces | None
     ) -> Traces:
-        """Return the traces after a chunk, from its operands and its residuals.
+        """Return the traces after a chunk, from its operands, residuals, and the flag of `Records`.
 
         ``None`` for the traces before it means zero; ``None`` for an operand means that its value
-        does not matter. ``flag`` is the flag of `Records`.
+        does not matter.
         """
-        weights, kept = sources
+        weights, kept, flag = sources
         before = self._zero_traces if before is None else before
         weights = jax.tree.map(
             lambda shape, operand: shape if operand is None else operand,
@@ -246,7 +240,7 @@ class SequenceGradient:
 
         Returning the others as well would copy them.
         """
-        update = program_of(jax.make_jaxpr(self._updated)((weights, kept), before))
+        update = program_of(jax.make_jaxpr(self._updated)((weights, kept, None), before))
         read = update.depends_on(update.out_atoms)
         leaves, tree = jax.tree.flatten(weights)
         own = update.in_vars[: len(leaves)]

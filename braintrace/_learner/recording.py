@@ -13,7 +13,7 @@ one of the following:
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TypeVar
 
 import jax
@@ -67,24 +67,24 @@ class ChunkResult:
     Attributes
     ----------
     gradients
-        Gradients of the parameters' leaves that the losses depend on outside the traces, summed
-        over time.
+        Gradients of the parameters' leaves that have one outside the traces, summed over time.
     signal
-        Derivative of the scaled losses with respect to the perturbations, time first.
+        Derivatives of the scaled losses: with respect to the perturbations, time first; or with
+        respect to the States before the chunk, if derivatives pass from step to step.
     written
         New values of the States that the steps write.
     loss, aux
         Results of the function, time first; the losses are not scaled.
     kept
-        Sources of the residuals.
+        Values per step of the sources of the residuals.
     """
 
     gradients: list[jax.Array]
-    signal: PyTree
+    signal: list[jax.Array]
     written: PyTree
     loss: jax.Array
     aux: PyTree
-    kept: Kept
+    kept: list[jax.Array]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -132,8 +132,12 @@ class Results:
         steps
             Number of steps.
         """
-        once = evaluate(self.program, self.once, fixed)
-        return Kept([over_time[var] for var in self.sources], once, steps)
+        return Kept([over_time[var] for var in self.sources], self.same_in_all(fixed), steps)
+
+    def same_in_all(self, fixed: ByVar) -> list[jax.Array]:
+        """Return the sources that are equal in all steps."""
+        found: list[jax.Array] = evaluate(self.program, self.once, fixed)
+        return found
 
     def __call__(self, kept: Kept) -> PyTree:
         """Return the results, time first, with a time axis of length 1 if loop-invariant."""
@@ -185,11 +189,9 @@ class Recording:
     Attributes
     ----------
     differentiated
-        For every leaf of the parameters: whether the losses depend on it outside the traces.
+        For every leaf of the parameters: whether it has a gradient outside the traces.
     written
         Variables that have a value for every step.
-    source
-        For variables with values for all steps: the variable that has the value.
     of_traces
         The residuals of the traces.
     of_products
@@ -198,7 +200,6 @@ class Recording:
 
     differentiated: tuple[bool, ...]
     written: tuple[Var, ...]
-    source: Mapping[Var, Var]
     of_traces: Results
     of_products: int = 0
 
@@ -231,15 +232,21 @@ class Recording:
         return traced
 
 
-def record_what_waits(step: StepProgram, split: Split) -> Recording:
+def parameters_behind(step: StepProgram, targets: PyTree) -> tuple[Var, ...]:
+    """Return the parameters that some variables have a derivative with respect to."""
+    reaching = step.program.depends_on(vars_of(targets), blocked=CONSTANT)
+    return tuple(var for var in step.parameters if var in reaching)
+
+
+def record_what_waits(
+    step: StepProgram, split: Split, differentiated: Collection[Var]
+) -> Recording:
     """Return the recording of loops over only those operations that depend on the step before."""
-    loss, _, records = step.results
-    reaching = step.program.depends_on([loss], blocked=CONSTANT)
-    differentiated = tuple(var in reaching for var in step.parameters)
-    written = (*split.recorded, *split.ahead)
-    records = dataclasses.replace(records, x=in_parts(step.program, records.x, split.source))
-    of_traces = results_of(step, records, split.source, split.results)
-    return Recording(differentiated, written, split.source, of_traces, split.of_products)
+    written, records = (*split.recorded, *split.ahead), step.results[2]
+    records = dataclasses.replace(records, x=in_parts(step.program, records.x, split.of_records))
+    of_traces = results_of(step, records, split.of_records, split.results)
+    has_gradient = tuple(var in differentiated for var in step.parameters)
+    return Recording(has_gradient, written, of_traces, split.of_products)
 
 
 def in_parts(

@@ -6,13 +6,14 @@ are computed after the loops, from their recorded values.
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from .._compiler import Derivative
 from .._jax import Atom, Equation, Var, equations_inside, is_var, runs_on_several_devices
 from .._jaxpr import Program, carries_derivative, equal_values, merged
 from .._jaxpr.dataflow import CONSTANT
 from .._typing import PyTree
+from .known import Known
 from .over_time import AT_ONCE, AT_ONCE_BUT_MASKED, ONE_BY_ONE, OverTime, is_half
 from .stages import MOST_EXTRA, Loops, loops_of
 from .step_program import StepProgram, equations_of, is_product, size_of, vars_of
@@ -36,10 +37,16 @@ class Split:
         Variables that the loops record.
     ahead
         Results of hoisted products that are read later.
-    source
-        For each variable that is given after the loops: the variable that has its value.
-    same
-        For each variable with a derivative and a known value: the variable that has the value.
+    known
+        For each variable that can be known after the loops: the variable that has its value.
+    differentiable
+        Variables with a derivative.
+    perturbed
+        Where losses are perturbed: the variable that has the value there; ``None``: zero.
+    of_losses
+        Known variables that the losses read.
+    of_records
+        For each known variable that the residuals read: the variable that has its value.
     of_products
         Bytes of operands and results of the products for the loss, if they are large enough to
         limit the chunk length.
@@ -51,14 +58,25 @@ class Split:
     loops: Loops
     recorded: tuple[Var, ...]
     ahead: tuple[Var, ...]
-    source: Mapping[Var, Var]
-    same: Mapping[Var, Var]
+    known: Mapping[Var, Var]
+    differentiable: frozenset[Var]
+    perturbed: Mapping[Var, Var | None]
+    of_losses: Known
+    of_records: Mapping[Var, Var]
     of_products: int
     losses: OverTime
     results: OverTime
 
+    def recording(self, variables: Iterable[Var | None]) -> "Split":
+        """Return the same split that records more variables."""
+        read = {*self.recorded, *self.ahead, *variables}
+        made = {var for loop in self.loops.in_order for var in loop.made if var in read}
+        ahead = tuple(var for loop in self.loops.in_order for var in loop.ahead if var in read)
+        recorded = tuple(_sorted_by_program(self.values, made))
+        return dataclasses.replace(self, recorded=recorded, ahead=ahead)
 
-def split_step(step: StepProgram, has_mask: bool) -> Split:
+
+def split_step(step: StepProgram, has_mask: bool, passes: bool = False) -> Split:
     """Split a step into loops and the rest.
 
     Parameters
@@ -67,40 +85,69 @@ def split_step(step: StepProgram, has_mask: bool) -> Split:
         The step.
     has_mask
         Whether the scale of some steps is zero.
+    passes
+        Whether derivatives pass from step to step. The losses are then perturbed at the States and
+        products of their step.
     """
     program = step.program
     equal = equal_values(program, step.probes)
-    inputs = (*step.parameters, *step.probes)
+    inputs = (*step.parameters, *step.probes, *(step.carried if passes else ()))
     differentiable = program.dependents_of(inputs, None, CONSTANT, carries_derivative)
-    values = _without_effects(merged(program, equal), differentiable)
+    values = merged(program, equal)
+    if not passes:
+        values = _without_effects(values, differentiable)
     later = values.depends_on([equal[var] for var in vars_of(step.results)]) & step.varying
     needed = later | values.depends_on(values.out_atoms[: len(step.carried)]) & step.varying
     held = {first for var, first in equal.items() if var not in differentiable}
     waiting = {i for i in values.making(needed & held) if _is_step_by_step(values.equations[i])}
     waiting |= {i for i, equation in enumerate(values.equations) if equation.effects}
     loops = loops_of(step, values, waiting, later)
-    source = {
-        var: first
-        for var, first in equal.items()
-        if first in loops.given and var not in differentiable
-    }
-    behind = program.depends_on(vars_of(step.results), frozenset(source)) & step.varying
-    source = {var: first for var, first in source.items() if var in behind}
-    read = loops.read.union(source.values())
-    ahead = tuple(var for loop in loops.in_order for var in loop.ahead if var in read)
-    made = {var for loop in loops.in_order for var in loop.made if var in read}
-    there, twice = read | {*step.slices}, behind & differentiable
+    known = {var: first for var, first in equal.items() if first in loops.given}
+    constant = {var: first for var, first in known.items() if var not in differentiable}
+    places = _places(step) if passes else step.probes
+    cuts = [v for v in places if v in differentiable and (v in known or not passes)]
+    behind = behind_of(step, step.results[:2], {*constant, *cuts})
+    perturbed = {v: known.get(v) for v in cuts if v in behind or not passes}
+    constant = {var: first for var, first in constant.items() if var in behind}
+    of_records = {v: known[v] for v in behind_of(step, step.results[2], known) if v in known}
+    read = loops.read.union(constant.values(), of_records.values(), perturbed.values())
+    there, twice = read | {*step.slices}, behind & differentiable - perturbed.keys()
     same = {var: first for var, first in equal.items() if var in twice and first in there}
-    extra = _bytes_of_products(step, behind - source.keys(), behind)
+    of_results = behind_of(step, step.results[2], known) - of_records.keys()
+    extra = _bytes_of_products(step, behind - constant.keys() | of_results, behind | of_results)
     losses = AT_ONCE_BUT_MASKED if has_mask else AT_ONCE
     # In a loop over steps, devices would sum the gradients of all weights at each step.
     is_large = extra > 0 and not runs_on_several_devices()
-    if is_large or _differs_over_time(step, differentiable, source):
+    computed = behind - constant.keys() - perturbed.keys()
+    if is_large or differs_over_time(step, step.results[:1], differentiable, computed):
         losses, extra = ONE_BY_ONE, 0
-    is_mapped = not _any_is_step_by_step(step, step.results[2], source)
-    over_time = losses, AT_ONCE if is_mapped else ONE_BY_ONE
-    recorded = tuple(_sorted_by_program(values, made))
-    return Split(values, loops, recorded, ahead, source, same, extra, *over_time)
+    has_branches = any(map(_is_step_by_step, equations_of(program, of_results)))
+    split = Split(
+        values,
+        loops,
+        (),
+        (),
+        known,
+        frozenset(differentiable),
+        perturbed,
+        Known(constant, same),
+        of_records,
+        extra,
+        losses,
+        ONE_BY_ONE if has_branches else AT_ONCE,
+    )
+    return split.recording(read)
+
+
+def _places(step: StepProgram) -> list[Var]:
+    """Return the States of a step before and after it, and its products."""
+    products = (e.outvars[0] for e in step.program.equations if is_product(e))
+    return list(dict.fromkeys([*step.carried, *vars_of(step.written), *products]))
+
+
+def behind_of(step: StepProgram, targets: PyTree, known: Collection[Var]) -> set[Var]:
+    """Return the varying variables that some variables depend on, up to known ones."""
+    return step.program.depends_on(vars_of(targets), frozenset(known)) & step.varying
 
 
 def _without_effects(program: Program, differentiable: set[Var]) -> Program:
@@ -124,29 +171,33 @@ def _bytes_of_products(step: StepProgram, computed: set[Var], behind: set[Var]) 
     return found if found > MOST_EXTRA * step.bytes_in_and_out else 0
 
 
-def _differs_over_time(
-    step: StepProgram, differentiable: set[Var], source: Mapping[Var, Var]
+def differs_over_time(
+    step: StepProgram, targets: PyTree, differentiable: Collection[Var], computed: set[Var]
 ) -> bool:
-    """Test whether the gradient of a sum over time differs from the sum of the gradients."""
+    """Test whether the gradient of a sum over time differs from the sum of the gradients.
+
+    Parameters
+    ----------
+    step, differentiable
+        The step, and its variables with a derivative.
+    targets
+        Variables to differentiate.
+    computed
+        Variables that are computed for it.
+    """
     return (
-        _any_is_step_by_step(step, step.results[:2], source)
+        any(map(_is_step_by_step, equations_of(step.program, computed)))
         or _bends_sums(step, differentiable)
-        or _adds_up_in_half_precision(step)
+        or _adds_up_in_half_precision(step, targets)
     )
 
 
-def _any_is_step_by_step(step: StepProgram, results: PyTree, given: Mapping[Var, Var]) -> bool:
-    """Test whether results depend on given values by an operation that is not mapped over time."""
-    behind = step.program.depends_on(vars_of(results), frozenset(given)) & step.varying
-    return any(map(_is_step_by_step, equations_of(step.program, behind - given.keys())))
-
-
-def _bends_sums(step: StepProgram, differentiable: set[Var]) -> bool:
+def _bends_sums(step: StepProgram, differentiable: Collection[Var]) -> bool:
     """Test whether a nonlinear backward rule would receive the sum of all gradients.
 
     A loop-invariant value exists once, so its gradient is the sum over the steps.
     """
-    fixed = differentiable - step.varying
+    fixed = {var for var in differentiable if var not in step.varying}
     readers = (e for e in step.program.equations if _any_in(e.invars, fixed))
     return any(
         _any_in([equation.invars[operand] for operand in Derivative(equation).nonlinear], fixed)
@@ -154,17 +205,17 @@ def _bends_sums(step: StepProgram, differentiable: set[Var]) -> bool:
     )
 
 
-def _adds_up_in_half_precision(step: StepProgram) -> bool:
+def _adds_up_in_half_precision(step: StepProgram, targets: PyTree) -> bool:
     """Test whether the gradient of a parameter is a plain sum over time in half precision.
 
     Products accumulate in single precision; elsewhere a sum of ones stops at 256.
     """
     program = step.program
     half = [var for var in step.parameters if is_half(var.aval.dtype)]
-    behind_loss = program.depends_on([step.results[0]], blocked=CONSTANT)
+    behind = program.depends_on(vars_of(targets), blocked=CONSTANT)
     of_half = program.dependents_of(half) - step.varying
-    met = (e for e in equations_of(program, behind_loss & step.varying) if not is_product(e))
-    return any(_any_in(e.invars, of_half & behind_loss) for e in met)
+    met = (e for e in equations_of(program, behind & step.varying) if not is_product(e))
+    return any(_any_in(e.invars, of_half & behind) for e in met)
 
 
 def _any_in(atoms: Iterable[Atom], variables: set[Var]) -> bool:

@@ -1,0 +1,322 @@
+r"""Reverse pass through the steps of a chunk, for windows and full-Jacobian rules.
+
+Let :math:`h` be the States after a step, and :math:`y` the results of the operations that combine
+parameters with values of the step. The derivatives of the scaled losses of one step with respect to
+:math:`h`, :math:`y` and the old States, each with the others held constant, are :math:`l_h`,
+:math:`l_y` and :math:`l_o`. Then
+
+.. math::
+
+    \lambda^{t-1} = l_o^t + (\partial h^t / \partial h^{t-1})^\top (\lambda^t + l_h^t)
+    + (\partial y^t / \partial h^{t-1})^\top l_y^t, \qquad
+    \nabla w = \sum_t (\partial y^t / \partial w)^\top \bar y^t,
+
+where :math:`\bar y` is the total derivative with respect to :math:`y`, and other operands of
+:math:`y` than :math:`w` are constant. A step of this pass is linearised around the values that the
+loops have recorded. It is split like any other step: products that do not depend on the step after
+it are hoisted, and gradients of weights are taken over time and batch together.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._jax import Atom, Equation, Var, is_var, struct_of
+from .._jaxpr import carries_derivative, inlined, program_of
+from .._jaxpr.dataflow import CONSTANT
+from .known import Known, evaluate_around
+from .loops import run_loops
+from .over_time import AT_ONCE, AT_ONCE_BUT_MASKED, ONE_BY_ONE, OverTime, stretched
+from .recording import Results, results_of
+from .split import Split, behind_of, differs_over_time, split_step
+from .step_program import ByVar, StepProgram, value_of, vars_of, zip_dict
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Transition:
+    """A step as a function of the States before it, around its known values.
+
+    Attributes
+    ----------
+    step, known
+        The step, and its known variables.
+    old, new
+        States before and after the step through which derivatives pass.
+    entries
+        The equations that combine parameters with values of a step.
+    results
+        Their results with a derivative.
+    fixed
+        Indices of the new States that depend on parameters only.
+    has_mask
+        Whether some steps are masked: their values may be NaN.
+    """
+
+    step: StepProgram
+    known: Known
+    old: tuple[Var, ...]
+    new: tuple[Atom, ...]
+    entries: tuple[Equation, ...]
+    results: tuple[Var, ...]
+    fixed: tuple[int, ...]
+    has_mask: bool
+
+    def pull_back(
+        self, fixed: ByVar, now: ByVar, targets: Sequence[Atom], derivatives: list[Any]
+    ) -> tuple[list[Any], list[Any]]:
+        """Pull derivatives of some variables back to the old States and to `results`.
+
+        Parameters
+        ----------
+        fixed, now
+            Values that are equal in all steps, and the known values of this step.
+        targets, derivatives
+            The variables, and their derivatives.
+        """
+
+        def values(old: list[Any], terms: list[Any]) -> list[Any]:
+            current, added = {**fixed, **zip_dict(self.old, old)}, zip_dict(self.results, terms)
+            wanted = vars_of(targets)
+            found = evaluate_around(self.step, self.known, now, wanted, current, added)
+            return [value_of(atom, zip_dict(wanted, found)) for atom in targets]
+
+        terms = [jnp.zeros(var.aval.shape, var.aval.dtype) for var in self.results]
+        _, pull = jax.vjp(values, [now[self.known.first(var)] for var in self.old], terms)
+        before, of_results = pull(derivatives)
+        return before, of_results
+
+    def pulled_value(self, fixed: ByVar, now: ByVar, of_results: list[Any]) -> jax.Array:
+        """Return a number whose gradient with respect to parameters is that of a step.
+
+        ``of_results`` are the derivatives of `results`, then of the new States in `fixed`. Other
+        operands of `entries` are constant, since the derivatives with respect to their results
+        contain all paths through them.
+        """
+        varying = self.step.varying
+        operands = [v for v in vars_of([e.invars for e in self.entries]) if v in varying]
+        old = {var: now[self.known.first(var)] for var in self.old}
+        found = evaluate_around(self.step, self.known, now, operands, {**fixed, **old})
+        held = zip_dict(operands, jax.lax.stop_gradient(found))
+        nothing, total = Known({}, {}), jnp.zeros(())
+        targets = (*self.results, *(self.new[k] for k in self.fixed))
+        for var, derivative in zip(targets, of_results, strict=True):
+            given = {other: value for other, value in held.items() if other is not var}
+            (value,) = evaluate_around(self.step, nothing, {}, [var], {**fixed, **given})
+            total = total + jnp.real(jnp.sum(derivative * value))
+        return total
+
+    def values(self, read: Sequence[Var], known: Sequence[Any], counts: jax.Array) -> ByVar:
+        """Return the known values of a step from those that are read; others do not matter."""
+        if self.has_mask:
+            known = [_finite_if_masked(counts, value) for value in known]
+        rest = {var: jnp.zeros(var.aval.shape, var.aval.dtype) for var in self.known.read}
+        return {**rest, **zip_dict(read, known)}
+
+
+def _finite_if_masked(counts: jax.Array, value: Any) -> Any:
+    is_number = jnp.issubdtype(value.dtype, jnp.inexact)
+    return jnp.where(counts | jnp.isfinite(value), value, 0) if is_number else value
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ReversePass:
+    """The reverse pass of a chunk.
+
+    Attributes
+    ----------
+    states
+        Indices of the carried States through which derivatives pass.
+    parameters
+        Parameters with a gradient.
+    transition
+        The step that is differentiated.
+    over
+        How their gradients are computed for all steps.
+    fixed, read
+        Variables of the step that the pass reads: equal in all steps, and known for each.
+    step, split, results
+        One step of the pass, its fission, and its results.
+    """
+
+    states: tuple[int, ...]
+    parameters: tuple[Var, ...]
+    transition: Transition
+    over: OverTime
+    fixed: tuple[Var, ...]
+    read: tuple[Var, ...]
+    step: StepProgram
+    split: Split
+    results: Results
+
+    def __call__(
+        self, fixed: ByVar, over_time: ByVar, of_losses: list[jax.Array], scales: jax.Array
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
+        """Return gradients of the parameters, and derivatives of the States before the first step.
+
+        Parameters
+        ----------
+        fixed, over_time
+            Values that are equal in all steps, and values per step.
+        of_losses
+            Derivatives of the scaled losses where they are perturbed, time first.
+        scales
+            Factors of the losses.
+        """
+        known, counts = [over_time[var] for var in self.read], scales != 0
+        own = zip_dict(self.step.inputs, [fixed[var] for var in self.fixed])
+        start = [jnp.zeros(var.aval.shape, var.aval.dtype) for var in self.step.carried]
+        slices = zip_dict(self.step.slices, [*known, *of_losses, counts])
+        before, found = run_loops(self.step, self.split, own, start, slices, reverse=True)
+        kept = self.results.keep(own, found, len(scales))
+        is_read, of_results = stretched(self.results(kept), len(scales))
+
+        def value(parameters: list[Any], _: list[Any], now: Any) -> Any:
+            known, counts, of_results = now
+            current = {**fixed, **zip_dict(self.parameters, parameters)}
+            values = self.transition.values(self.read, known, counts)
+            return self.transition.pulled_value(current, values, of_results), ()
+
+        parameters, now = [fixed[var] for var in self.parameters], (known, counts, of_results)
+        scales = is_read.astype(jnp.float32)
+        (gradients, _), _ = self.over.gradient(value, parameters, [], now, scales)
+        return gradients, before
+
+    def one_by_one(self) -> "ReversePass":
+        """Return a pass that maps nothing over time."""
+        split = dataclasses.replace(self.split, results=ONE_BY_ONE)
+        results = dataclasses.replace(self.results, over=ONE_BY_ONE)
+        return dataclasses.replace(self, over=ONE_BY_ONE, split=split, results=results)
+
+
+def reverse_pass(
+    step: StepProgram, split: Split, parameters: Sequence[Var], has_mask: bool
+) -> ReversePass:
+    """Return the reverse pass of a chunk.
+
+    Parameters
+    ----------
+    step, split
+        The step, and its fission.
+    parameters
+        Parameters with a gradient.
+    has_mask
+        Whether some steps are masked.
+    """
+    whole = _transition(step, split, parameters, has_mask)
+    fixed = tuple(v for v in step.program.in_vars if v not in {*step.carried, *step.slices})
+    run = _step_of(whole, fixed, tuple(split.perturbed), parameters)
+    known, flag = whole.known.read, jax.ShapeDtypeStruct((), bool)
+    of_step = (fixed, whole.old, known, tuple(split.perturbed))
+    arguments = [*([struct_of(var.aval) for var in of] for of in of_step), flag]
+    closed, shapes = jax.make_jaxpr(run, return_shape=True)(*arguments)
+    program = program_of(inlined(closed))
+    inputs = jax.tree.unflatten(jax.tree.structure(arguments), program.in_vars)
+    of_fixed, carried, of_known, of_losses, counts = inputs
+    written, results, gradients = jax.tree.unflatten(jax.tree.structure(shapes), program.out_atoms)
+    behind = program.depends_on(vars_of((written, results, gradients)))
+    read = {var: own for var, own in zip(known, of_known, strict=True) if own in behind}
+    program = dataclasses.replace(program, out_atoms=tuple(jax.tree.leaves((written, results))))
+    own = StepProgram(
+        program,
+        parameters=(),
+        probes=(),
+        inputs=tuple(of_fixed),
+        carried=tuple(carried),
+        slices=(*read.values(), *of_losses, counts),
+        written=tuple(written),
+        results=([], [], results),
+    )
+    found = split_step(own, has_mask=False)
+    return ReversePass(
+        tuple(map(step.carried.index, whole.old)),
+        tuple(parameters),
+        whole,
+        _over_time(whole, split),
+        fixed,
+        tuple(read),
+        own,
+        found,
+        results_of(own, results, found.of_records, found.results),
+    )
+
+
+def _transition(
+    step: StepProgram, split: Split, parameters: Sequence[Var], has_mask: bool
+) -> Transition:
+    """Return a step as a function of the States before it."""
+    known, passing, program = split.known, split.differentiable, step.program
+    states = [k for k, var in enumerate(step.carried) if var in passing and var in known]
+    entering = program.dependents_of(parameters, None, CONSTANT, carries_derivative) - step.varying
+    readers = sorted({index for var in entering for index, _ in program.readers.get(var, ())})
+    new, places = [step.written[k] for k in states], split.perturbed.keys()
+    behind = program.depends_on([*new, *places]) & step.varying
+    entries = [e for e in map(program.equations.__getitem__, readers) if e.outvars[0] in behind]
+    return Transition(
+        step,
+        Known(
+            {var: first for var, first in known.items() if var not in passing},
+            {var: first for var, first in known.items() if var in passing},
+        ),
+        old=tuple(step.carried[k] for k in states),
+        new=tuple(new),
+        entries=tuple(entries),
+        results=tuple(v for e in entries for v in e.outvars if v in passing and v in behind),
+        fixed=tuple(k for k, atom in enumerate(new) if is_var(atom) and atom in entering),
+        has_mask=has_mask,
+    )
+
+
+def _over_time(whole: Transition, split: Split) -> OverTime:
+    """Return how the gradients of parameters are computed for all steps."""
+    operands = [equation.invars for equation in whole.entries]
+    constant = whole.known.constant.keys()
+    computed = behind_of(whole.step, operands, constant) - constant | {*whole.results}
+    if differs_over_time(whole.step, whole.results, split.differentiable, computed):
+        return ONE_BY_ONE
+    return AT_ONCE_BUT_MASKED if whole.has_mask else AT_ONCE
+
+
+def _step_of(
+    whole: Transition, fixed: Sequence[Var], perturbed: Sequence[Var], parameters: Sequence[Var]
+) -> Callable[..., Any]:
+    """Return one step of the pass.
+
+    Returns
+    -------
+    run
+        ``(fixed values, derivatives of the States after a step, known values, derivatives of the
+        losses, whether the step counts) -> (derivatives of the States before it, results,
+        gradients)``, as flat lists.
+    """
+    made = [var for var in perturbed if var not in whole.old]
+    targets = (*whole.new, *made)
+
+    def run(
+        of_fixed: list[Any],
+        arriving: list[Any],
+        known: list[Any],
+        losses: list[Any],
+        counts: jax.Array,
+    ) -> Any:
+        values, of_losses = zip_dict(fixed, of_fixed), zip_dict(perturbed, losses)
+        now = whole.values(whole.known.read, known, counts)
+        derivatives = [*arriving, *(of_losses[var] for var in made)]
+        before, of_results = whole.pull_back(values, now, targets, derivatives)
+        of_results = [*of_results, *(arriving[k] for k in whole.fixed)]
+        before = [d + of_losses.get(var, 0) for var, d in zip(whole.old, before, strict=True)]
+        if whole.has_mask:
+            counts |= jnp.stack([jnp.any(d != 0) for d in [*arriving, *losses]]).any()
+            before, of_results = jax.tree.map(
+                lambda derivative: jnp.where(counts, derivative, 0), (before, of_results)
+            )
+
+        def of_parameters(own: list[Any]) -> jax.Array:
+            return whole.pulled_value({**values, **zip_dict(parameters, own)}, now, of_results)
+
+        gradients = jax.grad(of_parameters)([values[var] for var in parameters])
+        return before, (counts, of_results), gradients
+
+    return run
