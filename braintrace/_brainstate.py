@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import operator
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias, TypeVar
@@ -233,24 +234,44 @@ def values_of(states: Iterable[brainstate.State]) -> list[Any]:
     """
     if _is_observed():
         return [state.value for state in states]
-    return [_value_of(state) for state in states]
+    found = []
+    for state in states:
+        value = state._value
+        is_there = _is_plain(state.__class__) and not isinstance(value, _InvalidatedTraceValue)
+        found.append(state.value if not is_there or _has_hooks(state) else value)
+    return found
 
 
-def set_values(states: Iterable[brainstate.State], values: Iterable[Any]) -> None:
-    """Write a value to each State, with the checks of `values_of`."""
-    is_observed = is_watched() or _is_observed()
+def peek_all(states: Iterable[brainstate.State]) -> tuple[Any, ...]:
+    """Return the value of each State without notifying transformations of the read."""
+    return tuple([state._value for state in states])
+
+
+def set_values(
+    states: Iterable[brainstate.State], values: Iterable[Any], is_outside: bool = False
+) -> None:
+    """Write a value to each State, with the checks of `values_of`.
+
+    ``is_outside`` tells that the caller runs outside of transformations.
+    """
+    is_observed = _is_observed() or (not is_outside and is_transforming())
     for state, value in zip(states, values, strict=True):
-        if is_observed or not _is_plain(state.__class__) or state.hooks.has_hooks():
+        if is_observed or not _is_plain(state.__class__) or _has_hooks(state):
             state.value = value
         else:
-            object.__setattr__(state, "_value", value)
-            vars(state)["_been_writen"] = True
+            attributes = vars(state)
+            attributes["_value"], attributes["_been_writen"] = value, True
 
 
-def _value_of(state: brainstate.State) -> Any:
-    value = state._value
-    is_there = _is_plain(state.__class__) and not isinstance(value, _InvalidatedTraceValue)
-    return state.value if not is_there or state.hooks.has_hooks() else value
+def _asks_manager(state: brainstate.State) -> bool:
+    return bool(state.hooks.has_hooks())
+
+
+_has_hooks: Callable[[brainstate.State], bool] = operator.attrgetter("_hooks_manager._has_hooks")
+try:
+    _has_hooks(brainstate.State(0))
+except AttributeError:  # pragma: no cover (a release of brainstate without this flag)
+    _has_hooks = _asks_manager
 
 
 def _is_observed() -> bool:
@@ -263,7 +284,8 @@ def _is_observed() -> bool:
 @functools.cache
 def _is_plain(kind: Any) -> bool:
     """Test whether a class of States reads and writes as `brainstate.State` does."""
-    methods = ("value", "_read_value", "_write_value", "_check_value_tree", "check_if_deleted")
+    methods = ["value", "_value", "_read_value", "_write_value", "_check_value_tree"]
+    methods.append("check_if_deleted")
     own = {name for c in kind.__mro__[: kind.__mro__.index(brainstate.State)] for name in vars(c)}
     return own.isdisjoint(methods)
 

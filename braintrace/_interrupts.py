@@ -90,7 +90,8 @@ class _Uninterrupted:
                 if signals.getsignal(number) is _remember:
                     signals.signal(number, self._handlers[number])
         finally:
-            self._deliver(arrived)
+            if arrived:
+                self._deliver(arrived)
 
     def _deliver(self, arrived: list[tuple[int, Any]]) -> None:
         if arrived:

@@ -112,7 +112,7 @@ _TOP_LEVEL = trace_state()
 
 def is_transforming() -> bool:
     """Test whether the caller runs inside a transformation of JAX."""
-    return bool(trace_state() != _TOP_LEVEL)
+    return bool(get_opaque_trace_state(convention="braintrace") != _TOP_LEVEL)
 
 
 _BODY_PARAMS = {
@@ -171,9 +171,14 @@ def scan_counts(equation: Equation) -> tuple[int, int]:
 
 def calls_back(jaxpr: AnyJaxpr) -> bool:
     """Test whether a program calls Python while it runs, which may raise any exception."""
-    body, _ = open_jaxpr(jaxpr)
-    every = (inner for outer in body.eqns for inner in (outer, *equations_inside(outer)))
+    every = every_equation(jaxpr)
     return any(inner.effects or "callback" in inner.primitive.name for inner in every)
+
+
+def every_equation(jaxpr: AnyJaxpr) -> Iterator[Equation]:
+    """Yield the equations of a program, and those inside of them."""
+    body, _ = open_jaxpr(jaxpr)
+    return (inner for outer in body.eqns for inner in (outer, *equations_inside(outer)))
 
 
 # --- running equations

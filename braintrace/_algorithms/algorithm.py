@@ -22,10 +22,10 @@ from .._runtime.compiled_step import CompiledStep
 from .._runtime.found_states import FoundStates
 from .._runtime.initial_values import InitialFunction, check_init_options, failed_init
 from .._runtime.mesh import on_automatic_axes
-from .._runtime.model_states import States, short_term, values_by_path
+from .._runtime.model_states import States, of_kind, short_term, values_by_path
 from .._runtime.old_states import StepMark, started
 from .._runtime.on_mesh import arrays_on, moved_traces, place_states
-from .._runtime.program import states_are_carried
+from .._runtime.program import OwnStates, states_are_carried
 from .._runtime.restart import RequestedRestarts, check_where, restart_samples
 from .._runtime.step_data import first_step
 from .._runtime.stepping import run_call
@@ -150,26 +150,20 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     def states_of_model(self) -> States:
         """All current States of the model and the filters of its readouts, by path."""
         found = self.found_states(self.model)
-        return {**found, **self._filters_by_path} if self.filters else found
-
-    @property
-    def _filters_by_path(self) -> dict[Path, brainstate.State]:
+        if not self.filters:
+            return found
         filters = self.compiled.graph.traced.filters
-        return {leaf.path: self.filters[leaf.name] for leaf in filters}
+        return {**found, **{leaf.path: self.filters[leaf.name] for leaf in filters}}
 
     @property
     def param_states(self) -> dict[Path, brainstate.State]:
         """The parameters of the model by path; gradients have the same keys."""
-        return self._states_of(brainstate.ParamState)
+        return of_kind(self.found_states(self.model), brainstate.ParamState)
 
     @property
     def hidden_states(self) -> dict[Path, brainstate.State]:
         """The hidden States of the model by path."""
-        return self._states_of(brainstate.HiddenState)
-
-    def _states_of(self, kind: type[brainstate.State]) -> dict[Path, brainstate.State]:
-        found = self.found_states(self.model)
-        return {path: state for path, state in found.items() if isinstance(state, kind)}
+        return of_kind(self.found_states(self.model), brainstate.HiddenState)
 
     @property
     def states_of_step(self) -> dict[Any, brainstate.State]:
@@ -348,10 +342,14 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         NotCompiledError, ShapeError
             Before `compile_graph`, or for inputs or states of a different shape.
         """
-        of_model = caught_up(self)
-        states, traces = self.compiled.find_states(of_model), self.traces.carried
-        is_window = self.window_of() is not None
-        return run_call(self.compiled, states, traces, self.step_mark, arguments, is_window)
+        states = self.compiled.find_states(caught_up(self))
+        is_window = self.window is not None
+        return run_call(self.compiled, states, self.store(states), arguments, is_window)
+
+    def store(self, states: States) -> OwnStates:
+        """Return the store that a call on current States reads and writes, given these by path."""
+        mark = lambda: self.step_mark  # noqa: E731 (it is seldom read)
+        return OwnStates(self.traces.carried, mark, states, self.compiled.followed)
 
     @one_thread_at_a_time
     @on_automatic_axes
@@ -399,7 +397,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
             self.samples_of_model = batch_size
         with in_words(OptionError, lambda: failed_init(self.model, batch_size, kwargs)):
             compiled, states = self.compiled_model, self.found_states(self.model)
-            fresh = self._started(compiled.initial_values(self.model, states, batch_size, kwargs))
+            fresh = compiled.initial_values(self.model, states, batch_size, kwargs)
+            fresh = started(fresh, self.step_mark.value)
         with uninterrupted, states_are_carried():
             if is_watched():
                 self.step_mark.value = jnp.zeros(())
@@ -410,16 +409,9 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     def _restart_samples(self, batch_size: int | None, where: Any, options: dict[str, Any]) -> None:
         states = self.states_of_model
         flags = check_where(where, self.graph, values_by_path(short_term(states)), batch_size)
-        fresh = self._started(self.initial_values(states, **options))
+        fresh = started(self.initial_values(states, **options), self.step_mark.value)
         restart_samples(self.compiled, states, self.traces.carried, fresh, flags)
         place_states(self.placement, states)
-
-    def _started(self, fresh: dict[Path, Any]) -> dict[Path, Any]:
-        return started(fresh, self.step_mark.value) if is_watched() else fresh
-
-    def prepare_requests(self) -> None:
-        """Prepare for reset requests from a function that a driver is about to trace."""
-        self.requested_restarts.prepare(self.graph.batch)
 
     def initial_values(
         self, states: States, batch_size: int | None = None, /, **kwargs: Any

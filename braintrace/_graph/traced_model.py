@@ -1,10 +1,12 @@
 """Traced model: one step as a flat program with named inputs and outputs."""
 
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
+import jax
 import numpy as np
 
 from .._jax import Atom, Var
@@ -135,7 +137,30 @@ class TracedModel:
         names = {readout.state for readout in self.readouts}
         return tuple(leaf for leaf in self.leaves if leaf.name in names)
 
-    @property
+    @functools.cached_property
     def written_vars(self) -> list[Var]:
         """Input variables of the State leaves that the step writes."""
         return [leaf.in_var for leaf in self.leaves if leaf.out_var is not None]
+
+    @functools.cached_property
+    def written_paths(self) -> tuple[Path, ...]:
+        """Paths of the States that the step writes."""
+        return tuple(dict.fromkeys(leaf.path for leaf in self.leaves if leaf.out_var is not None))
+
+    @functools.cached_property
+    def has_components(self) -> bool:
+        """Whether the value of a State contains several states; see `StateLeaf`."""
+        return any(leaf.component is not None for leaf in self.leaves)
+
+    @functools.cached_property
+    def tree_of_states(self) -> PyTree:
+        """Structure of the tuple of the values of all States, in the order of their leaves."""
+        return self._tree_of(dict.fromkeys(leaf.path for leaf in self.leaves))
+
+    @functools.cached_property
+    def tree_of_written(self) -> PyTree:
+        """The same for the States that the step writes."""
+        return self._tree_of(self.written_paths)
+
+    def _tree_of(self, paths: Iterable[Path]) -> PyTree:
+        return jax.tree_util.treedef_tuple([self.state_trees[path] for path in paths])

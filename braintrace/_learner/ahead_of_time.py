@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from .._arguments import check_option, check_tree, one_of
+from .._brainstate import values_of
 from .._errors import OptionError
 from .._executor import examples
 from .._runtime import on_automatic_axes, one_thread_at_a_time, unwrap
@@ -85,7 +86,8 @@ def _lower_step(learner: LearnerParts, arguments: tuple[PyTree, ...]) -> jax.sta
     compiled = algorithm.compiled
     compiled.environment.check()
     step = unwrap(arguments)
-    inputs = compiled.inputs(algorithm.states_of_step, step)
+    states = algorithm.states_of_step
+    inputs = compiled.inputs(states, values_of(states.values()), step)
     traces = algorithm.traces.carried.read()
     if algorithm.window_of() is not None:
         window = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], step)

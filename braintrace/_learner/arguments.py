@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 from .._algorithms import ETraceAlgorithm
 from .._arguments import Kind, array_of, check_arrays, common_length, shown, type_of
 from .._errors import DtypeError, OptionError, ShapeError
-from .._jax import is_tracer
+from .._jax import is_there, is_tracer
 from .._sharding import on_host
 from .._typing import Path, PyTree
 
@@ -66,16 +66,25 @@ def chosen_among(parameters: Mapping[Path, brainstate.State], weights: PyTree) -
     return Chosen(tuple((key, paths[id(state)]) for key, state in weights.items()))
 
 
-def shapes_of(sequences: PyTree) -> list[PyTree]:
-    """Return the types of all arrays of sequences.
+def shapes_of(sequences: PyTree) -> list[Any]:
+    """Return the types of all arrays of sequences, or arrays of these types.
 
     Raises
     ------
     DtypeError, OptionError
         If they contain other values.
     """
+    return flattened(sequences)[0]
+
+
+def flattened(sequences: PyTree) -> tuple[list[Any], PyTree]:
+    """Return the same, and the structure of the sequences."""
+    leaves, tree = jax.tree.flatten(sequences)
     try:
-        return [type_of(leaf) for leaf in jax.tree.leaves(sequences)]
+        return [
+            leaf if isinstance(leaf, jax.Array) and is_there(leaf) else type_of(leaf)
+            for leaf in leaves
+        ], tree
     except (TypeError, ValueError, OverflowError):
         for index, sequence in enumerate(sequences):
             check_arrays(f"sequence {index}", sequence)
@@ -84,6 +93,8 @@ def shapes_of(sequences: PyTree) -> list[PyTree]:
 
 def of_numbers(sequences: PyTree) -> PyTree:
     """Return sequences with tables, and other containers of numbers, as NumPy arrays."""
+    if not any(map(_is_table, jax.tree.leaves(sequences))):
+        return sequences
     return jax.tree.map(lambda leaf: np.asarray(leaf) if _is_table(leaf) else leaf, sequences)
 
 

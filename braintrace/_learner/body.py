@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import brainstate
 import jax
 
 from .._graph import Traces
-from .._runtime import CarriedTraces, States, Take
+from .._runtime import States, Take
 from .._typing import PyTree
 from .chunks import Cuts
 from .options import Options
@@ -45,17 +45,24 @@ Given: TypeAlias = tuple[Traces | None, bool]
 """Traces for a body, and whether their buffers may be donated."""
 
 
-def taken(held: CarriedTraces, take: Take) -> Given:
+class HasZero(Protocol):
+    """Traces that may be known to be zero."""
+
+    @property
+    def is_zero(self) -> bool: ...
+
+
+def taken(held: HasZero, take: Take) -> Given:
     """Return the traces, and whether their buffers may be donated."""
     return take()
 
 
-def taken_unless_zero(held: CarriedTraces, take: Take) -> Given:
+def taken_unless_zero(held: HasZero, take: Take) -> Given:
     """Return the same, and ``None`` for traces that are known to be zero."""
     return (None, True) if held.is_zero else take()
 
 
-def not_taken(held: CarriedTraces, take: Take) -> Given:
+def not_taken(held: HasZero, take: Take) -> Given:
     """Return no traces, for a body that does not use them."""
     return None, False
 
@@ -95,7 +102,7 @@ class Body:
     states: Callable[[States], Sequence[brainstate.State]]
     written: Callable[[Sequence[PyTree]], Sequence[PyTree]]
     results: Callable[[PyTree, Options], PyTree] = lambda found, options: found
-    take: Callable[[CarriedTraces, Take], Given] = taken
+    take: Callable[[HasZero, Take], Given] = taken
     replaces: Callable[[PyTree, Traces | None], bool] = lambda sequences, traces: True
     finish: Callable[[PyTree, Traces | None], Traces] | None = None
     reads_initial: bool = False
@@ -105,7 +112,7 @@ class Body:
 
 
 def run_to_the_end(
-    body: Body, values: list[PyTree], traces: Traces, *arguments: PyTree
+    body: Body, values: list[PyTree], traces: Traces | None, *arguments: PyTree
 ) -> tuple[PyTree, list[PyTree], Traces | None]:
     """Run a body, and compute its deferred traces."""
     results, written, after = body.run(values, traces, *arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -48,6 +49,8 @@ class Features(NamedTuple):
         The method, its options, and the parameters that it differentiates.
     graph
         The analysed model.
+    placement
+        Placement of the arrays on the learner's mesh; ``None``: no mesh.
     has_mask, reset_axes
         Whether there is a mask, and the number of axes of ``reset``.
     structure, slices
@@ -56,8 +59,6 @@ class Features(NamedTuple):
         Identities of the model's States.
     mesh
         Mesh of a ``shard_map`` around the call; ``None``: there is none.
-    placement
-        Placement of the arrays on the learner's mesh; ``None``: no mesh.
     forecasts
         Structure of the forecasts that wait for a label; ``None``: not read.
     """
@@ -66,21 +67,27 @@ class Features(NamedTuple):
     options: tuple[object, ...]
     weights: Chosen | None
     graph: ETraceGraph
+    placement: object = None
     has_mask: bool = False
     reset_axes: int | None = None
     structure: PyTree = None
     slices: tuple[object, ...] = ()
     states: tuple[int, ...] = ()
     mesh: object = None
-    placement: object = None
     forecasts: object = None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class _Compiled(Generic[Driver]):
     features: Features
     driver: Driver
-    lengths: set[int]
+    lengths: set[int] = dataclasses.field(default_factory=set)
+    keys: list[FunctionKey] = dataclasses.field(default_factory=list)
+
+    def is_of(self, keys: list[FunctionKey], features: Features) -> bool:
+        """Test whether the last call had the same keys, which are not compared by value."""
+        is_same = len(keys) == len(self.keys) and all(map(operator.is_, keys, self.keys))
+        return is_same and features == self.features
 
 
 class Compilations(Generic[Driver]):
@@ -98,6 +105,7 @@ class Compilations(Generic[Driver]):
         self._owner = (lambda: None) if owner is None else weakref.ref(owner)
         self._kept: Recent[object, _Compiled[Driver]] = Recent(MOST_KEPT)
         self._keys = {name: FunctionKeys() for name in ("step_fn", "update_fn", "optimizer")}
+        self._last: _Compiled[Driver] | None = None
         self._count_of_line: Recent[str, int] = Recent(MOST_KEPT)
 
     def is_of(self, learner: object) -> bool:
@@ -135,21 +143,25 @@ class Compilations(Generic[Driver]):
         OptionError
             If a function cannot be hashed.
         """
-        keys = {name: self._key(name, function) for name, function in functions.items()}
-        if any(key.holds_tracers for key in keys.values()):
+        keys = [self._key(name, function) for name, function in functions.items()]
+        last = self._last
+        if last is not None and length in last.lengths and last.is_of(keys, features):
+            return last.driver
+        if any(key.holds_tracers for key in keys):
             return make()  # the enclosing transformation compiles it
-        key = (*keys.values(), features)
+        key = (*keys, features)
         found = self._kept.get(key)
         if found is None:
-            found = self._kept[key] = _Compiled(features, make(), set())
+            found = self._kept[key] = _Compiled(features, make())
             # A function that counts how often it is traced is the same function afterwards.
             traced = (self._key(name, function) for name, function in functions.items())
             self._kept[(*traced, features)] = found
         else:
             self._kept.move_to_end(key)
         if functions and length not in found.lengths:
-            found.lengths.add(length)
             self._count(line_of(functions["step_fn"]))
+        found.lengths.add(length)
+        found.keys, self._last = keys, found
         return found.driver
 
     def sequences(self, graph: ETraceGraph) -> Iterator[SequenceRow]:

@@ -13,36 +13,34 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
 
 import brainstate
 import jax
 
 from .._algorithms import ETraceAlgorithm
 from .._arguments import common_length
-from .._brainstate import is_watched, kept_for_other_threads, values_of
+from .._brainstate import kept_for_other_threads, values_of
 from .._errors import OptionError
 from .._executor import pack, unpack
 from .._foreign import loops_in_words
 from .._graph import Traces
 from .._jax import for_devices
 from .._runtime import (
+    Changes,
+    OwnStates,
     Program,
     States,
+    Store,
     Take,
-    advance,
-    check_companions,
     in_automatic_region,
-    note_companions,
     traced_on_automatic_axes,
-    write_values,
 )
 from .._runtime.changes import caught_up, own_changes
 from .._runtime.old_states import entered
 from .._typing import PyTree, path_name
-from .arguments import length_of, shapes_of, weights_of
-from .body import Arguments, Body, Unfinished, not_taken, run_to_the_end
-from .chunks import Cuts
+from .arguments import flattened, weights_of
+from .body import Arguments, Body, HasZero, Unfinished, not_taken, run_to_the_end
+from .chunks import Cuts, steps_of
 from .compilations import Features
 from .options import Options
 from .parts import LearnerParts
@@ -52,9 +50,6 @@ from .request import Request
 from .requests import BODIES
 from .restart import Initial, check_reset, initial_values
 from .skips import notice_counted
-
-Stored: TypeAlias = tuple[PyTree, list[PyTree], Callable[[], Traces] | None]
-"""Results, new values of States, and a function that computes the new traces, if there are any."""
 
 
 class Driver:
@@ -78,55 +73,33 @@ class Driver:
         self.body = body
         self._placing = placing
         self._algorithm = algorithm
-        # Named after the body, as profilers and dumps of XLA show it.
-        traced = functools.update_wrapper(functools.partial(self._traced), body.run)
-        self._program = Program(traced, donated=1)
+        self._whole = self._named(self._to_the_end)
+        self._deferring = None if body.finish is None else self._named(self._traced)
         self._finish = None if body.finish is None else Program(body.finish, donated=1)
-        self._pure = Program(self._unpacked)
+
+    def _named(self, function: Callable[..., PyTree]) -> Program:
+        """Return a program that is named after the body, as profilers and dumps of XLA show it."""
+        run = functools.update_wrapper(functools.partial(function), self.body.run)
+        return Program(run, donated=1)
 
     @property
     def cuts(self) -> Cuts:
         """Chunks of the sequences so far."""
         return self.body.cuts
 
-    def pure(
-        self, values: list[PyTree], traces: Traces, arguments: Arguments
-    ) -> tuple[PyTree, list[PyTree], Traces | None]:
-        """Return results, new values of the written States, and traces (None: unchanged).
-
-        Parameters
-        ----------
-        values
-            Values of the States that the body takes.
-        traces
-            Traces in unpacked form; see `complex_packing`.
-        arguments
-            Arguments of the body.
-        """
-        states = self.body.states(self._algorithm.states_of_model)
-        values, arguments = self._given(states, values, arguments)
-        replaced = self.body.written(values), traces
-        run = functools.partial(in_automatic_region, self._pure, replaced)
-        try:
-            results, written, after = run(values, traces, *arguments, steps=length_of(arguments[0]))
-        except jax.errors.UnexpectedTracerError as error:
-            raise OptionError(LOOPS) from error
-        if self.body.check is not None:
-            self.body.check(results)
-        return results, written, after
-
     def _traced(self, *arguments: PyTree) -> PyTree:
         with own_changes(self._algorithm), loops_in_words():
             return self.body.run(*arguments)
 
-    def _unpacked(
-        self, values: list[PyTree], traces: Traces, *arguments: PyTree
+    def _to_the_end(
+        self, values: list[PyTree], traces: Traces | None, *arguments: PyTree
     ) -> tuple[PyTree, list[PyTree], Traces | None]:
-        before = pack(traces, self._algorithm.traces.pairs)
+        """Run the body and compute deferred traces, in the form in which the traces are given."""
         algorithm = self._algorithm
+        before = pack(traces, algorithm.traces.pairs) if isinstance(traces, dict) else traces
         with own_changes(algorithm), traced_on_automatic_axes(algorithm), loops_in_words():
             results, written, after = run_to_the_end(self.body, values, before, *arguments)
-        return results, written, None if after is None else unpack(after)
+        return results, written, after if before is traces or after is None else unpack(after)
 
     def trace(
         self, values: list[PyTree], traces: Traces | None, arguments: Arguments, owned: bool
@@ -136,15 +109,29 @@ class Driver:
         Parameters
         ----------
         values, traces, arguments
-            See `pure`; ``None`` for traces that are known to be zero.
+            Arguments of the body; ``None`` for traces that are known to be zero.
         owned
             Whether their buffers may be donated.
         """
-        in_place = owned and self.body.replaces(arguments[0], traces)
-        return self._program.trace(values, traces, *arguments, in_place=in_place)
+        program, replaces = self._program(traces, arguments, defers=True)
+        return program.trace(values, traces, *arguments, in_place=owned and replaces)
+
+    def _program(
+        self, traces: Traces | None, arguments: Arguments, defers: bool
+    ) -> tuple[Program, bool]:
+        """Return the program of a call, and whether it can overwrite the traces.
+
+        A single step that continues a sequence is followed by a next one, which reads the traces:
+        two programs would take longer than one.
+        """
+        deferring = self._deferring if defers else None
+        if deferring is None or (traces is not None and steps_of(arguments[0]) == 1):
+            return self._whole, True
+        return deferring, self.body.replaces(arguments[0], traces)
 
     def __call__(
         self,
+        store: Store,
         of_model: States,
         arguments: Arguments,
         options: Options,
@@ -154,55 +141,47 @@ class Driver:
 
         Parameters
         ----------
+        store
+            The store of values and traces.
         of_model
             The States of the model, by path.
         arguments, options
             Arguments of the body, and options of its results.
         start
             Index of the first step in the user's call.
-
-        Raises
-        ------
-        LostTracesError
-            If other code has written hidden states that the traces follow.
         """
-        body, held = self.body, self._algorithm.traces.carried
+        body = self.body
         states = body.states(of_model)
-        values, arguments = self._given(states, values_of(states), arguments)
-        if is_watched():
-            mark = self._algorithm.step_mark
-            values, after = self.entered(values, arguments, mark.value)
-            write_values([mark], [after])
-        can_fail = False
+        values, arguments = self._given(states, store.values(states), arguments)
+        values = store.entered(lambda mark: self._entered(values, arguments, mark), values)
 
-        def run(take: Take) -> Stored:
-            traces, owned = body.take(held, take)
+        def run(take: Take) -> Changes:
+            traces, owned = body.take(store, take)
             if self._placing is not None:
                 traces = self._placing.traces(traces)
-            in_place = owned and body.replaces(arguments[0], traces)
-            found = self._program(values, traces, *arguments, in_place=in_place)
-            results, written, after = found
+            program, replaces = self._program(traces, arguments, store.defers)
+            run_program = functools.partial(program, in_place=owned and replaces)
+            if not store.defers:
+                replaced = body.written(values), traces
+                steps = steps_of(arguments[0])
+                run_program = functools.partial(
+                    in_automatic_region, run_program, replaced, steps=steps
+                )
+            results, written, after = run_program(values, traces, *arguments)
             if body.check is not None:
                 body.check(results)
             if isinstance(after, Unfinished):
-                return results, written, self._finished(after, traces, owned, at_once=can_fail)
+                return results, written, self._finished(after, traces, owned)
             return results, written, None if after is None else lambda: after
 
-        def store(found: Stored) -> None:
-            _, written, after = found
-            write_values(body.written(states), written)
-            if after is not None:
-                held.leave(after)
-            note_companions(held, of_model, followed, with_traces=after is not None)
+        def can_fail(lend: Take) -> bool:
+            return body.check is not None or self._can_fail(values, store, lend, arguments)
 
-        followed = self._algorithm.compiled.followed
-        check_companions(held, of_model, followed)
         try:
-            can_fail = self._can_fail(values, arguments)
-            results, *_ = advance(held, can_fail, run, store)
+            results = store.advance(body.written(states), run, can_fail)
         except jax.errors.UnexpectedTracerError as error:
             raise OptionError(LOOPS) from error
-        if body.notice is not None:
+        if body.notice is not None and isinstance(store, OwnStates):
             body.notice(results, start)
         return body.results(results, options)
 
@@ -214,7 +193,7 @@ class Driver:
             return values, arguments
         return self._placing.values(states, values), self._placing.arguments(arguments)
 
-    def entered(
+    def _entered(
         self, values: list[PyTree], arguments: Arguments, mark: PyTree
     ) -> tuple[list[PyTree], PyTree]:
         """Return values of States as a user's gradient may differentiate them, and the mark.
@@ -235,19 +214,19 @@ class Driver:
         held, mark = entered(old, (others, arguments), mark, through_steps=False)
         return [held.get(names.get(id(state), ""), value) for state, value in both], mark
 
-    def _can_fail(self, values: list[PyTree], arguments: Arguments) -> bool:
-        """Test whether the traces must not be overwritten until the program has finished."""
-        body, held = self.body, self._algorithm.traces.carried
-        return body.check is not None or self._program.can_fail(
-            lambda: (values, body.take(held, held.lend)[0], *arguments)
-        )
+    def _can_fail(
+        self, values: list[PyTree], held: HasZero, lend: Take, arguments: Arguments
+    ) -> bool:
+        """Test whether the program can fail at run time."""
+        program = self._deferring or self._whole
+        return program.can_fail(lambda: (values, self.body.take(held, lend)[0], *arguments))
 
     def lower(self, of_model: States, arguments: Arguments) -> jax.stages.Lowered:
         """Return the program of a call; see `__call__`."""
         body, held = self.body, self._algorithm.traces.carried
         states = body.states(of_model)
         values, arguments = self._given(states, values_of(states), arguments)
-        can_fail = self._can_fail(values, arguments)
+        can_fail = body.check is not None or self._can_fail(values, held, held.lend, arguments)
         traces, _ = body.take(held, held.lend)
         if self._placing is not None:
             traces = self._placing.traces(traces)
@@ -255,9 +234,9 @@ class Driver:
         return self.trace(values, traces, arguments, owned).lower()
 
     def _finished(
-        self, found: Unfinished, before: Traces | None, owned: bool, at_once: bool
+        self, found: Unfinished, before: Traces | None, owned: bool
     ) -> Callable[[], Traces]:
-        """Return a function that computes the traces at the next read, or returns computed ones."""
+        """Return a function that computes the traces."""
         assert self._finish is not None
         finish = self._finish
         if found.before is not None:
@@ -269,10 +248,7 @@ class Driver:
                 after: Traces = finish(found.sources, before, in_place=owned)
             return after
 
-        if not at_once:
-            return later
-        after = jax.block_until_ready(finish(found.sources, before))
-        return lambda: after
+        return later
 
 
 def prepared(
@@ -297,30 +273,32 @@ def prepared(
         If the model reads a value of the environment that has changed.
     """
     algorithm, sequences, options = learner.algorithm, request.sequences, request.options
-    algorithm.compiled.environment.check()
-    avals = shapes_of(sequences)
+    compiled = algorithm.compiled
+    compiled.environment.check()
+    avals, tree = flattened(sequences)
     steps = common_length([aval.shape for aval in avals], "sequence")
-    mask = options.mask
-    mask = None if mask is None else weights_of(mask, steps, options.reduction)
-    flags = check_reset(options.reset, learner.graph, states, steps)
-    restarts = (flags, [] if flags is None else initial())
-    arguments = (sequences, mask, restarts)
-    mesh = jax.sharding.get_abstract_mesh()
-    place = algorithm.placement
-    features = Features(
-        request.method, options.static, request.chosen, learner.graph, placement=place
-    )
+    mask, flags, start = options.mask, options.reset, []
+    if mask is not None:
+        mask = weights_of(mask, steps, options.reduction)
+    if flags is not None:
+        flags, start = check_reset(flags, compiled.graph, states, steps), initial()
+    arguments = (sequences, mask, (flags, start))
     functions = options.functions
+    where = compiled.graph, compiled.placement
     if functions:
-        features = features._replace(
+        mesh = jax.sharding.get_abstract_mesh()
+        features = Features(
+            *(request.method, options.static, request.chosen, *where),
             has_mask=mask is not None,
             reset_axes=None if flags is None else flags.ndim,
-            structure=jax.tree.structure(sequences),
-            slices=tuple((aval.shape[1:], aval.dtype) for aval in avals),
+            structure=tree,
+            slices=tuple([(aval.shape[1:], aval.dtype) for aval in avals]),
             states=tuple(map(id, states.values())),
             mesh=mesh if mesh.manual_axes else None,
             forecasts=learner.held_forecasts.structure if request.method == "learn" else None,
         )
+    else:
+        features = Features(request.method, options.static, request.chosen, *where)
 
     def make() -> Driver:
         placing = learner.placing()
@@ -344,8 +322,9 @@ def run_whole(learner: LearnerParts, request: Request) -> PyTree:
     """Run a call of a method on the current learner."""
     notice_counted(learner.held_optimizer)
     states = _states_for(learner, request)
+    store = learner.algorithm.store(states)
     driver, arguments = _prepared_as_it_is(learner, request, states)
-    return driver(states, arguments, request.options, request.start)
+    return driver(store, states, arguments, request.options, request.start)
 
 
 def lower_whole(learner: LearnerParts, request: Request) -> jax.stages.Lowered:
@@ -358,7 +337,8 @@ def lower_whole(learner: LearnerParts, request: Request) -> jax.stages.Lowered:
 def _states_for(learner: LearnerParts, request: Request) -> States:
     """Return all States of the model, which is recompiled for its current contents and the call."""
     algorithm = learner.algorithm
-    algorithm.prepare_windows(request.options.window, algorithm.traces.carried.is_zero)
+    if request.options.window is not None or algorithm.window is not None:
+        algorithm.prepare_windows(request.options.window, algorithm.traces.carried.is_zero)
     return caught_up(algorithm)
 
 

@@ -11,9 +11,9 @@ from .._algorithms import ETraceAlgorithm
 from .._executor import operands, plain_step, recorded_step, restarted, zero_probes
 from .._graph import Traces
 from .._jax import Var
-from .._runtime import CarriedTraces, Take, read_states, start_anew, whole_values
+from .._runtime import Take, read_states, start_anew, whole_values
 from .._typing import PyTree
-from .body import Arguments, Body, Found, Given, not_taken, taken
+from .body import Arguments, Body, Found, Given, HasZero, not_taken, taken
 from .chunk_costs import work_of
 from .chunks import Cuts, chunks_of, over_chunks, steps_of
 from .options import Options
@@ -132,7 +132,7 @@ def predicting(learner: LearnerParts, request: Request, example: Arguments) -> B
 def _body(
     algorithm: ETraceAlgorithm,
     run: Callable[..., Found],
-    take: Callable[[CarriedTraces, Take], Given],
+    take: Callable[[HasZero, Take], Given],
     cuts: Cuts,
 ) -> Body:
     """Return the body of a function of the model's own States."""

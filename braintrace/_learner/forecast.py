@@ -301,9 +301,12 @@ def inputs_of(learner: LearnerParts, arguments: tuple[PyTree, ...]) -> tuple[PyT
 def warn_if_predicted(learner: LearnerParts, request: Request) -> None:
     """Warn if a call learns from the inputs of the last prediction: both run their steps."""
     held, sequences = learner.held_forecasts, request.sequences
-    before, held.last_prediction = held.last_prediction.sequences, LastPrediction(())
+    before = held.last_prediction.sequences
+    if not before:
+        return
+    held.last_prediction = LastPrediction(())
     is_learning = request.method in ("etrace_grad", "etrace_online")
-    if before and is_learning and not is_watched() and _is_alike(before, sequences):
+    if is_learning and not is_watched() and _is_alike(before, sequences):
         warnings.warn(
             f"`predict` has already run these steps, and `{request.method}` runs them "
             "again. To predict and then learn one step, call `learner.forecast(x)` and "

@@ -117,8 +117,9 @@ def _add(values: Iterable[Any], contents: list[Any], inside: tuple[int, ...]) ->
             parts = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
             if value.__closure__:
                 parts += _closed_over(value.__closure__)
-            read = _attributes(value.__code__, parts)
-            _add([*parts, *read], contents, (*inside, id(value)))
+            if parts:
+                read = _attributes(value.__code__, parts)
+                _add([*parts, *read], contents, (*inside, id(value)))
         elif isinstance(value, types.MethodType):
             contents.append(value.__self__)
             read = _attributes(getattr(value.__func__, "__code__", None), [value.__self__])
@@ -148,13 +149,22 @@ def _attributes(code: types.CodeType | None, objects: Iterable[Any]) -> list[Any
             continue
         seen.add((id(owner), names))
         for name in names:
-            value = attributes.get(name, owner)
-            if value is not owner and not isinstance(value, brainstate.State):
-                found += [name, value]
-                pending.append((value, names))
-            elif isinstance(method := getattr(type(owner), name, None), types.FunctionType):
-                pending.append((owner, _names_in(method.__code__)))
+            if name in attributes:
+                value = attributes[name]
+                if not isinstance(value, brainstate.State):
+                    found += [name, value]
+                    pending.append((value, names))
+        for name, read in _methods(owner.__class__, names):
+            if name not in attributes:
+                pending.append((owner, read))
     return found
+
+
+@functools.lru_cache(maxsize=1000)
+def _methods(kind: Hashable, names: tuple[str, ...]) -> list[tuple[str, tuple[str, ...]]]:
+    """Return the methods of a class that have some of the names, and the names in their code."""
+    found = ((name, getattr(kind, name, None)) for name in names)
+    return [(name, _names_in(f.__code__)) for name, f in found if isinstance(f, types.FunctionType)]
 
 
 @functools.lru_cache(maxsize=1000)
@@ -166,10 +176,13 @@ def _names_in(code: types.CodeType | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(itertools.chain(code.co_names, *inner)))
 
 
+_CONTENTS = operator.attrgetter("cell_contents")
+
+
 def _closed_over(cells: Sequence[types.CellType]) -> list[Any]:
     """Return what cells contain; instead of a value that is not assigned yet, its cell."""
     try:
-        return [cell.cell_contents for cell in cells]
+        return list(map(_CONTENTS, cells))
     except ValueError:
         return [_content(cell) for cell in cells]
 

@@ -7,7 +7,8 @@ over a stack of states, or over devices. Traces are packed only inside (see `com
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+import operator
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Unpack, overload
 
@@ -18,22 +19,21 @@ from jax.typing import ArrayLike
 
 from .._algorithms import ETraceAlgorithm
 from .._brainstate import values_of
-from .._executor import pack, unpack
+from .._executor import Pairs, unpack
 from .._graph import Traces
 from .._interrupts import uninterrupted
-from .._jax import is_tracer
+from .._jax import is_tracer, struct_of
 from .._runtime import (
     check_companions,
     check_where,
     on_automatic_axes,
     one_thread_at_a_time,
-    unwrap,
     values_anew,
-    whole_values,
     write_values,
 )
 from .._runtime.changes import caught_up
 from .._runtime.old_states import started
+from .._runtime.stepping import run_call
 from .._typing import Path, PyTree
 from .arguments import Gradients
 from .batched import BatchedLearner
@@ -48,6 +48,7 @@ from .forecast import (
     with_loss,
     with_room_as,
 )
+from .given_state import GivenState
 from .options import (
     EVERY,
     METHODS,
@@ -62,18 +63,7 @@ from .options import (
 )
 from .parts import LearnerParts
 from .requests import request_of
-from .restart import Initial
-from .state import (
-    BY_PATH,
-    STEP_MARK,
-    LearnerState,
-    Places,
-    check_like,
-    places_of,
-    states_in,
-    values_in,
-    with_values,
-)
+from .state import BY_PATH, LearnerState, Places, check_like, places_of, states_in
 
 
 class FunctionalLearner:
@@ -138,6 +128,7 @@ class FunctionalLearner:
             states_in(name, holder)
         self._learner = learner
         self._own = own
+        self._known: tuple[tuple[object, ...], Places, Any] = (None,), {}, None
 
     @property
     def algorithm(self) -> ETraceAlgorithm:
@@ -198,12 +189,13 @@ class FunctionalLearner:
         if isinstance(state, LearnerState):
             traces = self.algorithm.compiled.as_carried(state.traces)
             state = with_room_as(self._learner, dataclasses.replace(state, traces=traces))
-        places, optimizer = self._checked(state), self._learner.held_optimizer
-        if not is_tracer(state.others[STEP_MARK]):  # the mark is zero between gradients
-            state = with_values(state, [self.algorithm.step_mark], [jnp.zeros(())], places)
+        store, optimizer = self._store(state), self._learner.held_optimizer
+        if not is_tracer(store.mark):  # the mark is zero between gradients
+            store.mark = jnp.zeros(())
         is_known = bool(state.optimizer and optimizer.states)
-        found = [p.state for p in places.values() if p.field != "optimizer" or is_known]
-        values = self._values(state, found, places)
+        places = store.places.values()
+        found = [p.state for p in places if p.field != "optimizer" or is_known]
+        values = store.values(found)
         values, traces = jax.tree.map(jnp.asarray, (values, state.traces))
         with uninterrupted:
             if not is_known:
@@ -224,28 +216,11 @@ class FunctionalLearner:
         compute two gradients.
         """
         algorithm, state = self.algorithm, self._settled(state)
-        caught_up(algorithm)
-        graph, compiled = algorithm.graph, algorithm.compiled
-        compiled.environment.check()
-        places = self._checked(state)
-        states, step = algorithm.states_of_step, unwrap(arguments)
-        values = dict(zip(states, self._values(state, states.values(), places), strict=True))
-        inputs = compiled.inputs(states, step, values)
-        inputs, mark = compiled.entered(inputs, (), state.others[STEP_MARK])
-        given = inputs, pack(state.traces, algorithm.traces.pairs)
-        if algorithm.window_of() is not None:
-            window = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], step)
-            outputs, leaves, traces = compiled.window(*given, window)
-            outputs = [output[0] for output in outputs]
-        else:
-            outputs, leaves, traces = compiled.single_step(*given)
-        new = dict(zip(graph.traced.written_vars, leaves, strict=True))
-        whole = whole_values(graph, states, new)
-        written = [states[path] for path in whole]
-        written, new_values = [*written, algorithm.step_mark], [*whole.values(), mark]
-        state = with_values(state, written, new_values, places)
-        state = dataclasses.replace(state, traces=unpack(traces))
-        return state, jax.tree.unflatten(graph.traced.output_tree, outputs)
+        states = algorithm.compiled.find_states(caught_up(algorithm))
+        store = self._store(state, algorithm.traces.pairs)
+        is_window = algorithm.window is not None
+        output = run_call(algorithm.compiled, states, store, arguments, is_window)
+        return store.state, output
 
     @overload
     def grad(
@@ -358,21 +333,20 @@ class FunctionalLearner:
         """Start a new sequence, for all samples or for some; see `ETraceAlgorithm.reset_state`."""
         algorithm, state = self.algorithm, self._settled(state)
         caught_up(algorithm)
-        places = self._checked(state)
+        store = self._store(state)
         paths = list(algorithm.short_term_states)
-        now = {path: state.hidden[path] for path in paths}
-        state, initial = self._initial(state, places)
-        fresh = started(dict(zip(paths, initial, strict=True)), state.others[STEP_MARK])
+        initial = dict(zip(paths, store.initial(), strict=True))
+        fresh = started(initial, store.mark)
         if where is None:
-            traces = algorithm.started_anew(state.traces)
-            state = with_values(state, [algorithm.step_mark], [jnp.zeros(())], places)
+            traces, store.mark = algorithm.started_anew(state.traces), jnp.zeros(())
         else:
+            now = {path: state.hidden[path] for path in paths}
             flags = check_where(where, algorithm.graph, now)
             fresh = values_anew(algorithm.graph.batch, now, fresh, flags)
             traces = algorithm.compiled.restart(state.traces, flags)
         if algorithm.placement is not None:
             fresh, traces = algorithm.placement.values(fresh), algorithm.placement.traces(traces)
-        return dataclasses.replace(state, hidden=fresh, traces=traces)
+        return dataclasses.replace(store.state, hidden=fresh, traces=traces)
 
     def _run(
         self,
@@ -389,26 +363,10 @@ class FunctionalLearner:
             optimizer, parameters = options.optimizer, learner.parameters_for_optimizer
             learner.held_optimizer.check_begun(optimizer, parameters)
         self.algorithm.prepare_windows(options.window, is_start=False)
-        caught_up(self.algorithm)
-        places = self._checked(state)
-        moved = [state]
-
-        def initial() -> Initial:
-            moved[0], values = self._initial(state, places)
-            return values
-
-        of_model = self.algorithm.states_of_model
-        driver, arguments = prepared(learner, request, of_model, initial)
-        body, (state,) = driver.body, moved
-        states = body.states(of_model)
-        values = self._values(state, states, places)
-        values, mark = driver.entered(values, arguments, state.others[STEP_MARK])
-        results, written, traces = driver.pure(values, state.traces, arguments)
-        moved_on = [*body.written(states), self.algorithm.step_mark]
-        state = with_values(state, moved_on, [*written, mark], places)
-        if traces is not None:
-            state = dataclasses.replace(state, traces=traces)
-        return state, body.results(results, options)
+        of_model, store = caught_up(self.algorithm), self._store(state)
+        driver, arguments = prepared(learner, request, of_model, store.initial)
+        results = driver(store, of_model, arguments, options)
+        return store.state, results
 
     def _settled(self, state: LearnerState) -> LearnerState:
         """Pass over all samples that wait for a label."""
@@ -428,22 +386,21 @@ class FunctionalLearner:
             found[place.field].update(place.entries(value))
         return LearnerState(**found, traces=traces, rule=self.algorithm.rule)
 
-    def _checked(self, state: LearnerState) -> Places:
-        """Return the places of the learner's values; refuse a state that does not fit."""
-        places = self._places()
-        check_like(state, self._now(places, unpack(self.algorithm.starting_traces())))
-        return places
+    def _store(self, state: LearnerState, pairs: Pairs = ()) -> GivenState:
+        """Return the store of a state, which is refused if it does not fit the learner."""
+        version = self._version
+        if not all(map(operator.is_, self._known[0], version)) or self._learner.holds_more:
+            places = self._places()
+            now = self._now(places, unpack(self.algorithm.starting_traces()))
+            self._known = version, places, jax.tree.map(struct_of, now)
+        _, places, like = self._known
+        check_like(state, like)
+        return GivenState(self.algorithm, places, state, pairs)
 
-    def _values(
-        self, state: LearnerState, states: Iterable[brainstate.State], places: Places
-    ) -> list[PyTree]:
-        requested = self.algorithm.requested_restarts.states
-        return values_in(state, states, places, set(map(id, requested)))
-
-    def _initial(self, state: LearnerState, places: Places) -> tuple[LearnerState, Initial]:
-        """Return the initial values of the short-term States; random keys advance."""
-        states, function = self.algorithm.initial_function()
-        written, fresh = function(self._values(state, states, places))
-        new = [(s, v) for s, v in zip(states, written, strict=True) if v is not None]
-        state = with_values(state, [s for s, _ in new], [v for _, v in new], places)
-        return state, [fresh[path] for path in self.algorithm.short_term_states]
+    @property
+    def _version(self) -> tuple[object, ...]:
+        """Objects that are replaced if the States of the learner change."""
+        algorithm, optimizer = self.algorithm, self._learner.held_optimizer
+        own = object() if self._own else None  # their States are not observed
+        random = brainstate.random.DEFAULT
+        return algorithm.states_of_model, algorithm.compiled, optimizer.version, random, own

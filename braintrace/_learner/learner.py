@@ -14,7 +14,7 @@ from .._brainstate import ConstructorSignature
 from .._errors import NotPicklableError
 from .._executor import size_in_bytes
 from .._graph import ETraceGraph, Report, report_of
-from .._runtime import on_automatic_axes, one_thread_at_a_time
+from .._runtime import lock_of, on_automatic_axes, one_thread_at_a_time
 from .._sharding import Division
 from .._typing import Path, PyTree
 from . import ahead_of_time, export, forecast, sequences
@@ -25,6 +25,7 @@ from .functional import FunctionalLearner
 from .interceptor import interceptor_of
 from .optimizer import HeldOptimizer
 from .parts import HeldForecasts, LearnerParts
+from .skips import notice_all
 
 LEARNER = Kind("a learner made by `braintrace.compile`", lambda value: isinstance(value, Learner))
 
@@ -92,9 +93,10 @@ class Learner(brainstate.nn.Module):
     def update(self, *arguments: PyTree) -> PyTree:
         """Run one step; see `ETraceAlgorithm.update`."""
         interceptor = interceptor_of(self.algorithm)
-        if interceptor is None:
-            settle(self.parts)
-        return (interceptor or self.algorithm)(*arguments)
+        if interceptor is not None:
+            return interceptor(*arguments)
+        settle(self.parts)
+        return self.algorithm.update(*arguments)
 
     @one_thread_at_a_time
     def reset_state(
@@ -281,6 +283,7 @@ class Learner(brainstate.nn.Module):
     @property
     def skipped_updates(self) -> int:
         """Number of updates that were skipped; see ``nonfinite`` of `etrace_online`."""
+        notice_all(self.held_optimizer)
         return int(self.held_optimizer.skipped.value)
 
     @one_thread_at_a_time
@@ -299,5 +302,5 @@ class Learner(brainstate.nn.Module):
     @property
     def lock(self) -> AbstractContextManager[bool]:
         """The lock that a thread acquires to run or trace the model."""
-        lock: AbstractContextManager[bool] = self.algorithm.lock
+        lock: AbstractContextManager[bool] = lock_of(self.algorithm.model)
         return lock

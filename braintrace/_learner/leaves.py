@@ -38,6 +38,11 @@ def like_held(value: PyTree, held: PyTree) -> PyTree:
     return jax.tree.map(of_leaf, held, value)
 
 
+def holds_keys(value: PyTree) -> bool:
+    """Test whether a value contains random keys."""
+    return any(map(_is_key, jax.tree.leaves(value)))
+
+
 def by_path(value: PyTree, start: Path = ()) -> dict[Path, jax.Array]:
     """Return the leaves of a pytree by paths that are the same in every process.
 
@@ -57,7 +62,7 @@ def like_leaves(held: PyTree, leaves: Mapping[Path, jax.Array], start: Path = ()
 
 def same_type(found: PyTree, expected: PyTree) -> bool:
     """Test whether two pytrees have the same structure, shapes and dtypes."""
-    if isinstance(found, jax.Array) and isinstance(expected, jax.Array):
+    if isinstance(found, jax.Array) and isinstance(expected, (jax.ShapeDtypeStruct, jax.Array)):
         return found.shape == expected.shape and bool(found.dtype == expected.dtype)
     leaves, tree = jax.tree.flatten(found)
     others, other = jax.tree.flatten(expected)

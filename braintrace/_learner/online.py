@@ -93,7 +93,7 @@ class OnlineLearning:
         sequences, mask, (flags, _) = example
         self._length = min(self._options.every, steps_of(sequences))
         differentiate = self._differentiating(learner, example)
-        self._algorithm.prepare_requests()
+        self._algorithm.requested_restarts.prepare(learner.graph.batch)
         self._has_initial, self._asks = flags is not None, False
         self._run = self._moving_on(update_of(learner, self._options), differentiate)
         self._step = self._traced((sequences, flags, mask), self._length)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import brainstate
 import jax
@@ -43,23 +43,43 @@ class OptimizerState(brainstate.LongTermState):
     """State with the state of a gradient transformation, or None."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+class Running(NamedTuple):
+    """Results of a call that may still be computed; see `notice_of_call`.
+
+    Attributes
+    ----------
+    count
+        Number of skipped updates after it.
+    is_bad, samples, start
+        Its verdicts, and the index of its first step.
+    """
+
+    count: jax.Array
+    is_bad: jax.Array
+    samples: jax.Array
+    start: int
+
+
+@dataclasses.dataclass(eq=False)
 class Noticed:
     """Number of skipped updates when a call last read it, hidden from brainstate.
 
     Attributes
     ----------
     value
-        The array that was read.
+        The array that the last call has read or written.
     count
-        Its value.
+        The number that was read last.
     warned
         The number at the last warning.
+    running
+        Later calls, whose results may still be computed.
     """
 
     value: jax.Array | None = None
     count: int = 0
     warned: int = 0
+    running: list[Running] = dataclasses.field(default_factory=list)
 
 
 class HeldOptimizer(brainstate.graph.Node):
@@ -93,6 +113,11 @@ class HeldOptimizer(brainstate.graph.Node):
         if peek(self.transformed) is not None:
             return {(): self.transformed}
         return {} if self.own is None else _states_of(self.own)
+
+    @property
+    def version(self) -> object:
+        """An object that is replaced if the optimizer is."""
+        return self._known
 
     @property
     def value(self) -> PyTree:

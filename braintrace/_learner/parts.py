@@ -93,6 +93,11 @@ class LearnerParts:
         states = self.algorithm.param_states
         return gradients_for(self.algorithm.model, {p: s.value for p, s in states.items()})
 
+    @property
+    def holds_more(self) -> bool:
+        """Whether the learner has forecasts, or an optimizer with its own States."""
+        return peek(self.held_forecasts.waiting) is not None or self.held_optimizer.own is not None
+
     def init_optimizer(self, optimizer: Any) -> None:
         """See `Learner.init_optimizer`."""
         self.held_optimizer.begin(optimizer, self.parameters_for_optimizer)

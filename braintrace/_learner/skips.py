@@ -12,26 +12,33 @@ from .._brainstate import is_watched, peek
 from .._errors import NonFiniteWarning
 from .._jax import is_tracer
 from .._sharding import on_host
-from .optimizer import HeldOptimizer, Noticed
+from .optimizer import HeldOptimizer, Noticed, Running
 
 MORE = 10
 """Factor of the number of skipped updates from one warning to the next."""
 
+MOST_RUNNING = 8
+"""Calls of one step that are not looked at while the next ones are made."""
+
 
 def notice_counted(held: HeldOptimizer) -> None:
-    """Warn, before a call, of updates that were skipped inside a transformation."""
-    new = _new_skips(held)
-    if new:
-        _warn(
-            f"Updates that were skipped inside a transformation, or before the learner's state was "
-            f"restored: {new}. A loss or gradient was NaN or infinite."
-        )
+    """Warn, before a call, of updates that earlier calls or a transformation have skipped."""
+    noticed, value = held.noticed, peek(held.skipped)
+    if noticed.running and noticed.running[-1].count.is_ready():
+        notice_all(held)
+    if not (value is noticed.value or is_tracer(value) or is_watched()):
+        notice_all(held)
+        if new := _new_skips(noticed, value):
+            _warn(
+                f"Updates that were skipped inside a transformation, or before the learner's state "
+                f"was restored: {new}. A loss or gradient was NaN or infinite."
+            )
 
 
 def notice_of_call(
     held: HeldOptimizer, is_bad: jax.Array, samples: jax.Array, start: int = 0
 ) -> None:
-    """Warn of the updates that a call has skipped.
+    """Warn of the updates that a call has skipped; after a single step, when it is computed.
 
     Parameters
     ----------
@@ -44,15 +51,30 @@ def notice_of_call(
     start
         Index of the first step in the user's call.
     """
-    new = _new_skips(held)
-    if not new:
-        return
-    steps = on_host(is_bad)
-    first = int(np.argmax(steps))
-    _warn(
-        f"A loss or gradient is NaN or infinite, first at step {start + first} of this call. "
-        f"Updates skipped: {new}. {_reset(on_host(samples)[first])}"
-    )
+    noticed, value = held.noticed, peek(held.skipped)
+    if not (is_tracer(value) or is_watched()):
+        noticed.value = value
+        noticed.running.append(Running(value, is_bad, samples, start))
+        # Several processes gather `samples`, at the same call.
+        is_single = is_bad.size == 1 and value.is_fully_addressable
+        if not is_single or len(noticed.running) > MOST_RUNNING:
+            notice_all(held)
+
+
+def notice_all(held: HeldOptimizer) -> None:
+    """Wait for all calls, and warn of the updates that they have skipped."""
+    noticed = held.noticed
+    calls, noticed.running = noticed.running, []
+    if calls and int(on_host(calls[-1].count)) != noticed.count:
+        for call in calls:
+            if new := _new_skips(noticed, call.count):
+                steps = on_host(call.is_bad)
+                first = int(np.argmax(steps))
+                _warn(
+                    "A loss or gradient is NaN or infinite, first at step "
+                    f"{call.start + first} of {'this' if len(steps) > 1 else 'a'} call. Updates "
+                    f"skipped: {new}. {_reset(on_host(call.samples)[first])}"
+                )
 
 
 def _reset(samples: np.ndarray) -> str:
@@ -66,16 +88,12 @@ def _reset(samples: np.ndarray) -> str:
     return f"Samples that were reset, with non-finite states or traces: {names}."
 
 
-def _new_skips(held: HeldOptimizer) -> int:
+def _new_skips(noticed: Noticed, value: jax.Array) -> int:
     """Return the number of new skipped updates, if they are worth a warning."""
-    value, before = peek(held.skipped), held.noticed
-    if value is before.value or is_tracer(value) or is_watched():
-        return 0
-    count = int(on_host(value))
-    new = count - before.count
-    is_due = new > 0 and count >= MORE * min(before.warned, before.count)
-    warned = count if is_due else min(before.warned, count)
-    held.noticed = Noticed(value, count, warned)
+    before, noticed.value, noticed.count = noticed.count, value, int(on_host(value))
+    new = noticed.count - before
+    is_due = new > 0 and noticed.count >= MORE * min(noticed.warned, before)
+    noticed.warned = noticed.count if is_due else min(noticed.warned, noticed.count)
     return new if is_due else 0
 
 

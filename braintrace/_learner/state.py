@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import brainstate
@@ -17,7 +18,7 @@ from .._brainstate import peek, values_of
 from .._errors import OptionError, ShapeError
 from .._graph import Traces
 from .._typing import Path, PyTree, path_name
-from .leaves import by_path, like_held, like_leaves, raw, same_type
+from .leaves import by_path, holds_keys, like_held, like_leaves, raw, same_type
 from .optimizer import HeldOptimizer
 
 if TYPE_CHECKING:
@@ -90,21 +91,25 @@ class LearnerState:
     optimizer: dict[Path, PyTree] = dataclasses.field(default_factory=dict)
 
 
-def _flatten(state: LearnerState) -> tuple[list[tuple[PyTree, PyTree]], PyTree]:
-    """Return the entries in the order of their printed names, since some paths cannot be sorted."""
+@functools.lru_cache(maxsize=1000)
+def _in_order(keys: tuple[Path | str, ...]) -> tuple[Path | str, ...]:
+    """Return keys in the order of their printed names, since some paths cannot be sorted."""
+    return tuple(sorted(keys, key=_printed))
+
+
+def _flatten(state: LearnerState) -> tuple[list[PyTree], PyTree]:
     # A field may be None in a user's state: a later check refuses it by name.
-    keys = tuple(tuple(sorted(getattr(state, f) or (), key=_printed)) for f in FIELDS)
-    children = [
-        (jax.tree_util.DictKey(f"{field}/{_printed(key)}"), getattr(state, field)[key])
-        for field, own in zip(FIELDS, keys, strict=True)
-        for key in own
-    ]
+    held = [getattr(state, field) or {} for field in FIELDS]
+    keys = [_in_order(tuple(entries)) for entries in held]
+    children = [entries[key] for entries, own in zip(held, keys, strict=True) for key in own]
     return children, (state.rule, *keys)
 
 
-def _flatten_without_names(state: LearnerState) -> tuple[list[PyTree], PyTree]:
-    children, keys = _flatten(state)
-    return [child for _, child in children], keys
+def _flatten_with_names(state: LearnerState) -> tuple[list[tuple[PyTree, PyTree]], PyTree]:
+    children, (rule, *keys) = _flatten(state)
+    names = [f"{f}/{_printed(key)}" for f, own in zip(FIELDS, keys, strict=True) for key in own]
+    named = zip(map(jax.tree_util.DictKey, names), children, strict=True)
+    return list(named), (rule, *keys)
 
 
 def _unflatten(structure: PyTree, children: Iterable[PyTree]) -> LearnerState:
@@ -113,7 +118,7 @@ def _unflatten(structure: PyTree, children: Iterable[PyTree]) -> LearnerState:
     return LearnerState(**{f: {key: next(rest) for key in own} for f, own in fields}, rule=rule)
 
 
-jax.tree_util.register_pytree_with_keys(LearnerState, _flatten, _unflatten, _flatten_without_names)
+jax.tree_util.register_pytree_with_keys(LearnerState, _flatten_with_names, _unflatten, _flatten)
 
 
 def _to_bytes(structure: PyTree) -> bytes:
@@ -141,29 +146,38 @@ def _printed(key: Path | str) -> str:
     return path_name(key) if isinstance(key, tuple) else str(key)
 
 
+Fields: TypeAlias = Mapping[str, Mapping[Any, PyTree]]
+"""The fields of a learner state by name."""
+
+
 class Place(NamedTuple):
     """Field and path of the value of a State in a `LearnerState`.
 
-    For an optimizer's States, every leaf has a separate path.
+    For an optimizer's States, every leaf has a separate path. ``is_whole`` is true if the entry is
+    the value itself: it has no random keys.
     """
 
     state: brainstate.State
     field: str
     path: Path
+    is_whole: bool
 
     def entries(self, value: PyTree) -> dict[Path, PyTree]:
         """Return the entries of the field for a value of the State."""
         return by_path(value, self.path) if self.field == "optimizer" else {self.path: raw(value)}
 
-    def value_in(self, state: LearnerState) -> PyTree:
-        """Return the value of the State in a learner state.
+    def value_in(self, state: Fields) -> PyTree:
+        """Return the value of the State in the fields of a learner state.
 
         Raises
         ------
         OptionError
             If it is missing.
         """
-        entries, (held,) = getattr(state, self.field), values_of([self.state])
+        entries = state[self.field]
+        if self.is_whole:
+            return entries[self.path]
+        (held,) = values_of([self.state])
         if self.field != "optimizer":
             return like_held(entries[self.path], held)
         if not entries and jax.tree.leaves(held):
@@ -172,6 +186,11 @@ class Place(NamedTuple):
                 "`learner.init_optimizer(optimizer)` before `functional.state()`."
             )
         return like_leaves(held, entries, self.path)
+
+
+def _place(state: brainstate.State, field: str, path: Path) -> Place:
+    is_whole = field not in ("optimizer", "random") and not holds_keys(peek(state))
+    return Place(state, field, path, is_whole)
 
 
 Places: TypeAlias = dict[int, Place]
@@ -203,7 +222,7 @@ def places_of(
         If a holder has no States, or two States have the same name.
     """
     places = {
-        id(state): Place(state, _field(state), path)
+        id(state): _place(state, _field(state), path)
         for path, state in algorithm.states_of_model.items()
     }
     printed = {(place.field, _printed(place.path)) for place in places.values()}
@@ -211,7 +230,7 @@ def places_of(
     def add(path: Path, state: brainstate.State, field: str = "others") -> None:
         if id(state) in places:
             return
-        place = Place(state, "random" if _field(state) == "random" else field, path)
+        place = _place(state, "random" if _field(state) == "random" else field, path)
         name = (place.field, _printed(path))
         if name in printed:
             raise OptionError(
@@ -234,56 +253,6 @@ def places_of(
     for path, state in optimizer.states.items():
         add(path, state, "optimizer")
     return places
-
-
-def values_in(
-    state: LearnerState,
-    states: Iterable[brainstate.State],
-    places: Places,
-    requested: Collection[int],
-) -> list[PyTree]:
-    """Return the values of some States in a state.
-
-    Parameters
-    ----------
-    state, states, places
-        The state, the States, and the places of all States.
-    requested
-        Identities of the States of reset requests, which keep their values.
-
-    Raises
-    ------
-    OptionError
-        If one is missing.
-    """
-
-    def of(found: brainstate.State) -> PyTree:
-        if id(found) in requested:
-            return found.value
-        if id(found) not in places:
-            raise OptionError(
-                f"`step_fn` or `update_fn` uses a State that the state of the learner does not "
-                f"have: {shown(found)} of {shown(found.value)}. Pass its holder under a name: "
-                "`learner.functional(optimizer=optimizer)`."
-            )
-        return places[id(found)].value_in(state)
-
-    return [of(found) for found in states]
-
-
-def with_values(
-    state: LearnerState,
-    states: Iterable[brainstate.State],
-    values: Iterable[PyTree],
-    places: Places,
-) -> LearnerState:
-    """Return a learner state with new values of some States."""
-    fields: dict[str, PyTree] = {field: dict(getattr(state, field)) for field in FIELDS}
-    for found, value in zip(states, values, strict=True):
-        if id(found) in places:
-            place = places[id(found)]
-            fields[place.field].update(place.entries(value))
-    return dataclasses.replace(state, **fields)
 
 
 def _field(state: brainstate.State) -> str:

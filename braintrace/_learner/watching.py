@@ -31,6 +31,7 @@ from .arguments import length_of, weights_of
 from .chunks import windows_of
 from .parts import LearnerParts
 from .request import Request
+from .skips import notice_all
 
 PARTS, LONGEST = 10, 1000
 """Approximate number of blocks of a sequence, and maximum number of steps of a block."""
@@ -76,6 +77,7 @@ def run_watched(learner: LearnerParts, request: Request, run: Run) -> PyTree:
                     done = stop
                 teller.issued(stop, found, seen)
             teller.tell()
+            notice_all(learner.held_optimizer)
         except KeyboardInterrupt as interrupt:
             results = parts.joined() if done else None
             jax.block_until_ready(results)

@@ -3,10 +3,11 @@
 `compiled_model` keeps the result of an analysis, with a `compiled_step` for each batch size.
 `batch_axes` makes example arguments of another batch size. `environment` detects changes of other
 values that the step has read. A single call uses `stepping`, and a sequence uses a driver. Both
-read values from `model_states` and traces from `carried_traces`, run a `program`, and store its
-results atomically. `restart` resets samples, with `initial_values`, whose programs are valid while
-their `surroundings` are unchanged. `traces` is the State that users read and restore. `companions`
-detects hidden states that other code has written, to which the traces do not belong.
+read values from `model_states` and traces from `carried_traces`, run a `program`, and write its
+results, through one `Store`: the States of the learner, or a state that the user gives. `restart`
+resets samples, with `initial_values`, whose programs are valid while their `surroundings` are
+unchanged. `traces` is the State that users read and restore. `companions` detects hidden states
+that other code has written, to which the traces do not belong.
 
 All calls go through `mesh`, for arrays that JAX types with their sharding, and `threads`, which
 serialises callers. `step_data` contains the wrappers that mark arguments as sequences.
@@ -14,7 +15,6 @@ serialises callers. `step_data` contains the wrappers that mark arguments as seq
 
 from .carried_traces import CarriedTraces as CarriedTraces
 from .companions import check_companions as check_companions
-from .companions import note_companions as note_companions
 from .etrace_graph import compile_etrace_graph as compile_etrace_graph
 from .memory import memory_of as memory_of
 from .mesh import as_users_have_it as as_users_have_it
@@ -30,9 +30,11 @@ from .model_states import short_term as short_term
 from .model_states import values_by_path as values_by_path
 from .model_states import whole_values as whole_values
 from .model_states import write_states as write_states
+from .program import Changes as Changes
+from .program import OwnStates as OwnStates
 from .program import Program as Program
+from .program import Store as Store
 from .program import Take as Take
-from .program import advance as advance
 from .program import write_values as write_values
 from .recent import Recent as Recent
 from .restart import check_where as check_where
@@ -43,5 +45,6 @@ from .step_data import MultiStepData as MultiStepData
 from .step_data import SingleStepData as SingleStepData
 from .step_data import first_step as first_step
 from .step_data import unwrap as unwrap
+from .threads import lock_of as lock_of
 from .threads import one_thread_at_a_time as one_thread_at_a_time
 from .traces import EligibilityTraces as EligibilityTraces

@@ -87,8 +87,12 @@ class CarriedTraces(brainstate.ShortTermState):
         if is_watched():
             self.write(compute())
         else:
-            forget_companions(self)
-            hold(self, LazyTraces(compute, zero))
+            self.defer(compute, zero)
+
+    def defer(self, compute: Callable[[], Traces], zero: bool = False) -> None:
+        """See `leave`; outside of transformations."""
+        forget_companions(self)
+        hold(self, LazyTraces(compute, zero))
 
     def convert(self, function: Callable[[Traces], Traces]) -> None:
         """Replace the traces by a function of them, unless they are known to be zero.
@@ -137,15 +141,19 @@ class CarriedTraces(brainstate.ShortTermState):
         return lock_of(self)
 
     def take(self) -> tuple[Traces, bool]:
-        """Return the traces, and whether their buffers may be donated."""
-        if not self.is_owned:
+        """Return the traces outside of transformations, and whether they may be donated."""
+        own = held(self)
+        if not isinstance(own, LazyTraces):
             return self.read(), False
-        traces = held(self).compute()
+        traces = own.compute()
         hold(self, LazyTraces(lambda: _unless_lost(traces)))
         return traces, True
 
     def lend(self) -> tuple[Traces, bool]:
         """Return the traces for a program that does not change them."""
+        if is_watched():
+            traces = self.read()
+            return traces, False
         with uninterrupted, self.lock:
             return self.take()[0], False
 

@@ -20,7 +20,7 @@ import numpy as np
 import saiunit
 
 from .._arguments import is_quantity
-from .._brainstate import is_watched, peek, value_outside
+from .._brainstate import is_watched, peek_all, value_outside
 from .._errors import LostTracesError
 from .._jax import is_tracer
 from .._typing import Path, path_name
@@ -82,7 +82,7 @@ def note_companions(
         return
     own = _companions.get(id(traces)) or _new_companions(traces)
     own.states = [states[path] for path in paths]
-    now = tuple(map(peek, own.states))
+    now = peek_all(own.states)
     if is_tracer(saiunit.get_mantissa(now[0]) if is_quantity(now[0]) else now[0]):
         own.is_known = own.is_known and with_traces
         own.values = ()
@@ -110,8 +110,8 @@ def check_companions(traces: brainstate.State, states: States, paths: Sequence[P
         return
     if not own.is_known and all(map(is_, (states[path] for path in paths), own.states)):
         return
-    read = value_outside if is_watched() else peek
-    now = tuple([read(states[path]) for path in paths])
+    current = [states[path] for path in paths]
+    now = tuple(map(value_outside, current)) if is_watched() else peek_all(current)
     for values in own.values:
         if all(map(is_, now, values)):
             return

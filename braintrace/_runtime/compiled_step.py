@@ -1,6 +1,6 @@
 """Compiled step: a compiled model and its programs, each traced once per shape."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import brainstate
@@ -33,9 +33,9 @@ from .._sharding import Placement
 from .._typing import Path
 from .environment import Environment
 from .mesh import in_automatic_region
-from .model_states import States, find_states, read_arguments, read_states, write_states
+from .model_states import States, find_states, leaves_by_var, read_arguments
 from .old_states import entered
-from .program import Program, states_are_carried
+from .program import Program
 
 
 class CompiledStep:
@@ -99,6 +99,7 @@ class CompiledStep:
         self._written = graph.traced.written_vars
         self._leaves = {leaf.in_var: leaf for leaf in graph.traced.leaves}
         self._old = {v: leaf for v, leaf in self._leaves.items() if leaf.kind != "parameter"}
+        self._found: tuple[States, dict[Path, brainstate.State]] = {}, {}
         self.single_step = Program(self._of_any_axes(self._single_step))
         self.steps = Program(self._of_any_axes(self._steps))
         self.window = Program(self._of_any_axes(self._window))
@@ -153,16 +154,17 @@ class CompiledStep:
 
     def find_states(self, states: States) -> dict[Path, brainstate.State]:
         """Return the States that the step uses, of the model and outside it."""
-        return find_states(self.graph, states, self.outside)
+        before, found = self._found
+        if before is not states:
+            found = find_states(self.graph, states, self.outside)
+            self._found = states, found
+        return found
 
     def inputs(
-        self,
-        states: States,
-        arguments: tuple[Any, ...],
-        values: Mapping[Path, Any] | None = None,
+        self, states: States, values: Sequence[Any], arguments: tuple[Any, ...]
     ) -> list[Any]:
-        """Return the values of the program's inputs; see `read_states`."""
-        of_states = read_states(self.graph, states, values)
+        """Return the values of the program's inputs; see `leaves_by_var`."""
+        of_states = leaves_by_var(self.graph, states, values)
         if self.placement is not None:
             arguments = self.placement.by_sample(arguments, axis=0)
         inputs = {**read_arguments(self.graph, arguments), **of_states}
@@ -190,17 +192,6 @@ class CompiledStep:
         if leaf is None or self.placement is None:
             return value
         return self.placement.leaf(leaf.path, leaf.leaf, value)
-
-    def write(self, states: States, new: list[Any]) -> None:
-        """Write the new values of States that a function of this object returned.
-
-        Raises
-        ------
-        OptionError
-            Inside a transformation of JAX (not of brainstate).
-        """
-        with states_are_carried():
-            write_states(self.graph, states, dict(zip(self._written, new, strict=True)))
 
     def inputs_of_step(self, start: Inputs, written: list[Any], slices: Any) -> dict[Var, Any]:
         """Return the program's inputs in one step of a sequence.

@@ -69,10 +69,11 @@ class _Found:
         if model is not self._model or not self._is_understood:
             return False
         for named, names, values in self._dicts:
-            if list(named) != names or not self._holds(named.values(), values):
+            now = named.values()
+            if list(named) != names or not (all(map(is_, now, values)) or self._holds(now, values)):
                 return False
-        for now, values in self._lists:
-            if len(now) != len(values) or not self._holds(now, values):
+        for items, values in self._lists:
+            if len(items) != len(values) or not self._holds(items, values):
                 return False
         for known in self._arrays:
             array, before = known

@@ -127,6 +127,8 @@ def in_automatic_region(
         Length of sequences. Outputs that are not sequences of this length are replicated. ``None``:
         all outputs are sequences.
     """
+    if not is_transforming():  # `on_automatic_axes` has renamed the arrays
+        return function(*arguments)
     typed = [found for leaf in jax.tree.leaves(arguments) if (found := _typed(leaf)) is not None]
     if not typed:
         return function(*arguments)
@@ -183,11 +185,11 @@ def _explicit_mesh(given: Any, algorithm: Any) -> Mesh | None:
     """
     if is_transforming():
         return None
-    leaves = jax.tree.leaves((given, values_of(_parameters(algorithm))))
-    if any(map(is_tracer, leaves)):
-        return None
-    meshes = (getattr(getattr(leaf, "sharding", None), "mesh", None) for leaf in leaves)
-    found = next((mesh for mesh in meshes if mesh is not None and _is_explicit(mesh)), None)
+    found = None
+    for leaf in jax.tree.leaves((given, values_of(_parameters(algorithm)))):
+        sharding = getattr(leaf, "sharding", None)  # tracers have none
+        if found is None and isinstance(sharding, NamedSharding) and _is_explicit(sharding.mesh):
+            found = sharding.mesh
     if found is None and _is_explicit(jax.sharding.get_abstract_mesh()):
         found = jnp.zeros(()).sharding.mesh  # the mesh of a new array
     return found

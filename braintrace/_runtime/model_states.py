@@ -4,7 +4,7 @@ States are looked up by path at every use, and never stored: ``init_all_states``
 objects, which the model reads from then on.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import brainstate
@@ -59,7 +59,12 @@ def all_states(model: brainstate.nn.Module) -> dict[Path, brainstate.State]:
 
 def short_term(states: States) -> dict[Path, brainstate.State]:
     """Return the States that are reset with a sequence."""
-    return {p: state for p, state in states.items() if isinstance(state, brainstate.ShortTermState)}
+    return of_kind(states, brainstate.ShortTermState)
+
+
+def of_kind(states: States, kind: type[brainstate.State]) -> dict[Path, brainstate.State]:
+    """Return the States of a class."""
+    return {path: state for path, state in states.items() if isinstance(state, kind)}
 
 
 def values_by_path(states: States) -> dict[Path, Any]:
@@ -91,21 +96,36 @@ def read_states(
     ShapeError
         If the shape of a State has changed since compilation.
     """
-    values = values_by_path(states) if values is None else values
+    given = values_of(states.values()) if values is None else [values[path] for path in states]
+    return leaves_by_var(graph, states, given)
+
+
+def leaves_by_var(graph: ETraceGraph, states: States, values: Sequence[Any]) -> dict[Var, Any]:
+    """Return the leaves of the values of all States; see `read_states`."""
+    traced = graph.traced
+    found, tree = jax.tree.flatten(tuple(values))
+    if tree != traced.tree_of_states:
+        for path, value in zip(states, values, strict=True):
+            if jax.tree.structure(value) != traced.state_trees[path]:
+                raise _other_structure(path, value, traced.state_trees[path])
+    if traced.has_components:
+        found = _components(states, values)
     inputs: dict[Var, Any] = {}
-    leaves, trees = iter(graph.traced.leaves), graph.traced.state_trees
-    for path, state in states.items():
-        count = component_count(state)
-        value = values[path]
-        found, tree = jax.tree.flatten(value)
-        if tree != trees[path]:
-            raise _other_structure(path, value, trees[path])
-        for value in found:
-            for part in split_components(value, count):
-                leaf, part = next(leaves), to_array(part)
-                _check_leaf(leaf, part, path)
-                inputs[leaf.in_var] = part
+    for leaf, value in zip(traced.leaves, found, strict=True):
+        inputs[leaf.in_var] = array = to_array(value)
+        if array.shape != leaf.shape or array.dtype != leaf.dtype:
+            raise _other_shape(leaf, array)
     return inputs
+
+
+def _components(states: States, values: Iterable[Any]) -> list[Any]:
+    """Return the leaves of the values of States, of which some are several states in one array."""
+    return [
+        part
+        for state, value in zip(states.values(), values, strict=True)
+        for leaf in jax.tree.leaves(value)
+        for part in split_components(leaf, component_count(state))
+    ]
 
 
 def _other_structure(path: Path, value: Any, expected: Any) -> ShapeError:
@@ -117,13 +137,12 @@ def _other_structure(path: Path, value: Any, expected: Any) -> ShapeError:
     )
 
 
-def _check_leaf(leaf: StateLeaf, value: Any, path: Path) -> None:
-    if tuple(value.shape) != leaf.shape or value.dtype != leaf.dtype:
-        raise ShapeError(
-            f"State '{path_name(path)}' has shape {tuple(value.shape)} and dtype {value.dtype}; "
-            f"the model was compiled with {leaf.shape} and {leaf.dtype}. Call `reset_state` "
-            "with the batch size that you want, or compile again."
-        )
+def _other_shape(leaf: StateLeaf, value: Any) -> ShapeError:
+    return ShapeError(
+        f"State '{path_name(leaf.path)}' has shape {tuple(value.shape)} and dtype {value.dtype}; "
+        f"the model was compiled with {leaf.shape} and {leaf.dtype}. Call `reset_state` "
+        "with the batch size that you want, or compile again."
+    )
 
 
 def whole_values(graph: ETraceGraph, states: States, new: Mapping[Var, Any]) -> dict[Path, Any]:
@@ -136,10 +155,15 @@ def whole_values(graph: ETraceGraph, states: States, new: Mapping[Var, Any]) -> 
     new
         New values of the leaves, by input variable.
     """
-    by_path: dict[Path, list[Any]] = {}
-    for leaf in graph.traced.leaves:
+    traced = graph.traced
+    if not traced.has_components:
+        leaves = [new[var] for var in traced.written_vars]
+        values = jax.tree.unflatten(traced.tree_of_written, leaves)
+        return dict(zip(traced.written_paths, values, strict=True))
+    by_path: dict[Path, list[Any]] = {path: [] for path in traced.written_paths}
+    for leaf in traced.leaves:
         if leaf.out_var is not None:
-            by_path.setdefault(leaf.path, []).append(new[leaf.in_var])
+            by_path[leaf.path].append(new[leaf.in_var])
     whole = {}
     for path, parts in by_path.items():
         count = component_count(states[path])
@@ -148,7 +172,7 @@ def whole_values(graph: ETraceGraph, states: States, new: Mapping[Var, Any]) -> 
             join_components(parts[start : start + size], count)
             for start in range(0, len(parts), size)
         ]
-        whole[path] = jax.tree.unflatten(graph.traced.state_trees[path], joined)
+        whole[path] = jax.tree.unflatten(traced.state_trees[path], joined)
     return whole
 
 

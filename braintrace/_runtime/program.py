@@ -1,27 +1,34 @@
-"""Compiled programs of a learner, with atomic storage of their results.
+"""Compiled programs of a learner, and the one adapter between them and States.
 
-A step of a learner is atomic. A program that can fail at run time leaves the old values in place
-until it has succeeded. Other programs reuse the buffers of the traces; meanwhile, signals and other
-threads wait.
+A call of a learner is a pure function of values and traces. It reads them from a `Store` once, and
+writes them once: to the learner's own States, or to a `LearnerState` that the user gives.
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeAlias, TypeVar
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import brainstate
 import jax
 
-from .._brainstate import is_watched, set_values
+from .._brainstate import is_watched, set_values, values_of
 from .._errors import OptionError
+from .._graph import Traces
 from .._interrupts import interruptible, uninterrupted
 from .._jax import calls_back
+from .._typing import Path
 from .carried_traces import CarriedTraces
+from .companions import check_companions, note_companions
+from .model_states import States
 
 Result = TypeVar("Result")
 
 Take: TypeAlias = Callable[[], tuple[Any, bool]]
 """Returns the traces, and whether their buffers may be given to a program."""
+
+Changes: TypeAlias = tuple[Any, Sequence[Any], Callable[[], Traces] | None]
+"""Results, new values of States, and a function that computes the new traces, if there are any."""
 
 
 class Program:
@@ -57,43 +64,154 @@ class Program:
         example
             Returns arguments; called at most once.
         """
-        if is_watched():  # the outer transformation runs the program
-            return False
         if self._calls_back is None:
             self._calls_back = calls_back(self._run.trace(*example()).jaxpr)
         config = jax.config
         return bool(self._calls_back or config.jax_debug_nans or config.jax_debug_infs)
 
 
-def advance(
-    traces: CarriedTraces,
-    can_fail: bool,
-    run: Callable[[Take], Result],
-    store: Callable[[Result], None],
-) -> Result:
-    """Run programs and store their results atomically.
+class Store(Protocol):
+    """Where a call reads the values of States and the traces once, and writes them once."""
 
-    Parameters
+    @property
+    def defers(self) -> bool:
+        """Whether traces may be computed when they are read."""
+        ...
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether the traces are known to be zero."""
+        ...
+
+    def values(self, states: Iterable[brainstate.State]) -> list[Any]:
+        """Return the values of States."""
+        ...
+
+    def entered(self, enter: Callable[[Any], tuple[Result, Any]], values: Result) -> Result:
+        """Return values as a user's gradient may differentiate them; see `old_states.entered`.
+
+        Parameters
+        ----------
+        enter
+            ``mark -> (values, mark)``.
+        values
+            The values outside of a transformation.
+        """
+        ...
+
+    def advance(
+        self,
+        written: Iterable[brainstate.State],
+        run: Callable[[Take], Changes],
+        can_fail: Callable[[Take], bool],
+    ) -> Any:
+        """Run programs, write what they return, and return their results.
+
+        Parameters
+        ----------
+        written
+            The States that they write.
+        run
+            Takes the traces, and runs the programs.
+        can_fail
+            Tests whether a program can fail at run time; see `Program.can_fail`. It may read the
+            traces.
+        """
+        ...
+
+
+@dataclasses.dataclass(eq=False)
+class OwnStates:
+    """The `Store` of a learner's own States, which it advances atomically.
+
+    Attributes
     ----------
-    traces
-        The traces, which the programs advance.
-    can_fail
-        Whether a program can fail at run time; see `Program.can_fail`.
-    run
-        Takes the traces, runs the programs, and returns their results.
-    store
-        Writes the results to States and traces.
+    traces, mark
+        The traces, and a function that returns the State of the mark of a gradient.
+    states, followed
+        States by path, and the paths of the hidden States that the traces follow.
+
+    Raises
+    ------
+    LostTracesError
+        If other code has written hidden states that the traces follow.
     """
-    if can_fail:
-        results = run(traces.lend)
-        jax.block_until_ready(results)
-        with uninterrupted:
-            store(results)
-    else:
-        with uninterrupted, traces.lock:
-            results = run(traces.take)
-            store(results)
-    return results
+
+    traces: CarriedTraces
+    mark: Callable[[], brainstate.State]
+    states: States
+    followed: Sequence[Path]
+
+    def __post_init__(self) -> None:
+        # Inside a transformation, reading the traces ends this comparison, so it comes first.
+        check_companions(self.traces, self.states, self.followed)
+        self._is_watched = is_watched()
+
+    @property
+    def defers(self) -> bool:
+        """See `Store`."""
+        return not self._is_watched
+
+    @property
+    def is_zero(self) -> bool:
+        """See `Store`."""
+        return self.traces.is_zero
+
+    def values(self, states: Iterable[brainstate.State]) -> list[Any]:
+        """See `Store`."""
+        return values_of(states)
+
+    def entered(self, enter: Callable[[Any], tuple[Result, Any]], values: Result) -> Result:
+        """See `Store`."""
+        if not self._is_watched:
+            return values
+        state = self.mark()
+        values, mark = enter(state.value)
+        write_values([state], [mark])
+        return values
+
+    def advance(
+        self,
+        written: Iterable[brainstate.State],
+        run: Callable[[Take], Changes],
+        can_fail: Callable[[Take], bool],
+    ) -> Any:
+        """See `Store`.
+
+        A program that can fail leaves the old values in place until it has succeeded. Others reuse
+        the buffers of the traces; meanwhile, signals and other threads wait.
+        """
+        if self._is_watched:  # an outer program runs it
+            results, values, after = run(lambda: (self.traces.read(), False))
+            write_values(written, values)
+            if after is not None:
+                self.traces.write(after())
+            self._note(after)
+        elif can_fail(self.traces.lend):
+            results, values, after = run(self.traces.lend)
+            found = None if after is None else after()
+            jax.block_until_ready((results, values, found))
+            with uninterrupted:
+                self._write(written, values, None if found is None else lambda: found)
+        else:
+            with uninterrupted, self.traces.lock:
+                results, values, after = run(self.traces.take)
+                self._write(written, values, after)
+        return results
+
+    def _write(
+        self,
+        written: Iterable[brainstate.State],
+        values: Sequence[Any],
+        after: Callable[[], Traces] | None,
+    ) -> None:
+        write_values(written, values, is_outside=True)
+        if after is not None:
+            self.traces.defer(after)
+        self._note(after)
+
+    def _note(self, after: Callable[[], Traces] | None) -> None:
+        note_companions(self.traces, self.states, self.followed, with_traces=after is not None)
 
 
 RAW = (
@@ -120,13 +238,17 @@ def states_are_carried() -> Iterator[None]:
         raise OptionError(RAW) from error
 
 
-def write_values(states: Iterable[brainstate.State], values: Iterable[Any]) -> None:
-    """Write a program's results to States.
+def write_values(
+    states: Iterable[brainstate.State], values: Iterable[Any], is_outside: bool = False
+) -> None:
+    """Write a program's results to States; see `set_values`.
 
     Raises
     ------
     OptionError
         Inside a transformation of JAX (not of brainstate).
     """
-    with states_are_carried():
-        set_values(states, values)
+    try:
+        set_values(states, values, is_outside)
+    except brainstate.TraceContextError as error:
+        raise OptionError(RAW) from error

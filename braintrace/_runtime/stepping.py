@@ -2,30 +2,19 @@
 
 from typing import Any
 
-import brainstate
 import jax
 import jax.numpy as jnp
 
 from .._arguments import check_arrays
-from .._brainstate import is_watched
 from .._errors import ShapeError
-from .._typing import Path
-from .carried_traces import CarriedTraces
-from .companions import check_companions, note_companions
 from .compiled_step import CompiledStep
-from .program import Program, advance, write_values
+from .model_states import States, whole_values
+from .program import Changes, Program, Store, Take
 from .step_data import MultiStepData, check_steps, is_sequence, unwrap
-
-StatesOfStep = dict[Path, brainstate.State]
 
 
 def run_call(
-    step: CompiledStep,
-    states: StatesOfStep,
-    traces: CarriedTraces,
-    mark: brainstate.State,
-    arguments: tuple[Any, ...],
-    is_window: bool,
+    step: CompiledStep, states: States, store: Store, arguments: tuple[Any, ...], is_window: bool
 ) -> Any:
     """Run one step, or the steps of a sequence, and return the output of ``update``.
 
@@ -33,8 +22,8 @@ def run_call(
     ----------
     step
         The compiled model.
-    states, traces, mark
-        States of the step, traces and the mark of a gradient; all of them advance.
+    states, store
+        States of the step, and the store of their values and of the traces; all of them advance.
     arguments
         Arguments of ``update``, possibly wrapped.
     is_window
@@ -44,11 +33,8 @@ def run_call(
     ------
     ShapeError
         For arguments or States of a different shape.
-    LostTracesError
-        If other code has written hidden states that the traces follow.
     """
-    # Inside a transformation, reading the traces ends this comparison, so it comes first.
-    check_companions(traces, states, step.followed)
+    step.environment.check()
     if is_sequence(arguments):
         if not all(isinstance(argument, MultiStepData) for argument in arguments):
             raise ShapeError(
@@ -56,57 +42,44 @@ def run_call(
                 "argument needs a leading time axis."
             )
         check_steps(arguments)
-        return _run_steps(step, states, traces, mark, unwrap(arguments), is_window)
+        return _run_steps(step, states, store, unwrap(arguments), is_window)
     if is_window:
         check_arrays("arguments", unwrap(arguments), "`update`: ")
         one_step = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], unwrap(arguments))
-        outputs = _run_steps(step, states, traces, mark, one_step, is_window)
+        outputs = _run_steps(step, states, store, one_step, is_window)
         return jax.tree.map(lambda leaf: leaf[0], outputs)
-    step.environment.check()
-    inputs = _entered(step, mark, step.inputs(states, unwrap(arguments)), ())
-    return _moved_on(step, step.single_step, states, traces, (inputs, traces.read()))
+    inputs = step.inputs(states, store.values(states.values()), unwrap(arguments))
+    return _run(step, step.single_step, states, store, inputs)
 
 
 def _run_steps(
-    step: CompiledStep,
-    states: StatesOfStep,
-    traces: CarriedTraces,
-    mark: brainstate.State,
-    sequences: tuple[Any, ...],
-    is_window: bool,
+    step: CompiledStep, states: States, store: Store, sequences: tuple[Any, ...], is_window: bool
 ) -> Any:
-    step.environment.check()
-    inputs = step.inputs(states, jax.tree.map(lambda leaf: leaf[0], sequences))
+    first = jax.tree.map(lambda leaf: leaf[0], sequences)
+    inputs = step.inputs(states, store.values(states.values()), first)
     if step.placement is not None:
         sequences = step.placement.by_sample(sequences, axis=1)
-    inputs = _entered(step, mark, inputs, sequences)
-    program = step.window if is_window else step.steps
-    return _moved_on(step, program, states, traces, (inputs, traces.read(), sequences))
+    return _run(step, step.window if is_window else step.steps, states, store, inputs, sequences)
 
 
-def _entered(
-    step: CompiledStep, mark: brainstate.State, inputs: list[Any], sequences: Any
-) -> list[Any]:
-    """Return the inputs as a user's gradient may differentiate them, inside a transformation."""
-    if is_watched():
-        inputs, after = step.entered(inputs, sequences, mark.value)
-        write_values([mark], [after])
-    return inputs
-
-
-def _moved_on(
+def _run(
     step: CompiledStep,
     program: Program,
-    states: StatesOfStep,
-    traces: CarriedTraces,
-    arguments: tuple[Any, ...],
+    states: States,
+    store: Store,
+    inputs: list[Any],
+    *sequences: tuple[Any, ...],
 ) -> Any:
-    def store(results: Any) -> None:
-        _, new_states, after = results
-        step.write(states, new_states)
-        traces.write(after)
-        note_companions(traces, states, step.followed)
+    inputs = store.entered(lambda mark: step.entered(inputs, sequences, mark), inputs)
 
-    can_fail = program.can_fail(lambda: arguments)
-    outputs, *_ = advance(traces, can_fail, lambda _: program(*arguments), store)
-    return jax.tree.unflatten(step.graph.traced.output_tree, outputs)
+    def run(take: Take) -> Changes:
+        outputs, written, traces = program(inputs, take()[0], *sequences)
+        new = dict(zip(traced.written_vars, written, strict=True))
+        return outputs, list(whole_values(step.graph, states, new).values()), lambda: traces
+
+    def can_fail(lend: Take) -> bool:
+        return program.can_fail(lambda: (inputs, lend()[0], *sequences))
+
+    traced = step.graph.traced
+    written = [states[path] for path in traced.written_paths]
+    return jax.tree.unflatten(traced.output_tree, store.advance(written, run, can_fail))

@@ -278,6 +278,7 @@ def test_nan_is_skipped_and_forecasts_are_finite_again(delay):
             is_first = now - delay == 1  # the only one that warns
             with SKIPPED if is_first else contextlib.nullcontext():
                 learner.learn(LEAKY.loss, ys[now - delay], optimizer=OPTIMIZER, delay=delay)
+                assert learner.skipped_updates == sum(now - delay >= bad for bad in (1, 3))
         assert np.isfinite(output).all() == (not 1 <= now <= max(1, delay))
     assert learner.skipped_updates == 2
     state = learner.functional().state()

@@ -323,7 +323,7 @@ def test_a_single_gradient_is_looked_at_before_the_update_hides_it(nonfinite):
     else:
         with warns("first at step 0 "):
             step()
-        assert learner.skipped_updates == 1
+            assert learner.skipped_updates == 1
 
 
 def spoiled_stream(case, *steps):

@@ -1,0 +1,115 @@
+"""A `LearnerState` that the user gives, as a call reads and writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
+
+import brainstate
+
+from .._algorithms import ETraceAlgorithm
+from .._arguments import shown
+from .._errors import OptionError
+from .._executor import Pairs, pack, unpack
+from .._jax import is_transforming
+from .._runtime import Changes, Take
+from .._typing import PyTree
+from .state import FIELDS, STEP_MARK, LearnerState, Place, Places
+
+
+class GivenState:
+    """The `Store` of a state that the user gives.
+
+    Parameters
+    ----------
+    algorithm, places
+        The algorithm of the learner, and the places of all values.
+    state
+        The given state.
+    pairs
+        Traces that are packed before the call.
+    """
+
+    is_zero: ClassVar[bool] = False
+    defers: ClassVar[bool] = False
+
+    def __init__(
+        self, algorithm: ETraceAlgorithm, places: Places, state: LearnerState, pairs: Pairs
+    ) -> None:
+        self.places = places
+        self._algorithm, self._pairs, self._rule = algorithm, pairs, state.rule
+        self._fields: dict[str, Mapping[Any, PyTree]] = {f: getattr(state, f) for f in FIELDS}
+
+    @property
+    def state(self) -> LearnerState:
+        """The state: the given one, and after a call the new one."""
+        fields: dict[str, Any] = self._fields
+        return LearnerState(**fields, rule=self._rule)
+
+    @property
+    def mark(self) -> Any:
+        """The mark of a gradient."""
+        return self._fields["others"][STEP_MARK]
+
+    @mark.setter
+    def mark(self, mark: Any) -> None:
+        self._fields["others"] = {**self._fields["others"], STEP_MARK: mark}
+
+    def values(self, states: Iterable[brainstate.State]) -> list[PyTree]:
+        """See `Store`.
+
+        Raises
+        ------
+        OptionError
+            If a value is missing.
+        """
+        requested = [id(state) for state in self._algorithm.requested_restarts.states]
+        return [
+            state.value if id(state) in requested else self._place(state).value_in(self._fields)
+            for state in states
+        ]
+
+    def _place(self, state: brainstate.State) -> Place:
+        if id(state) not in self.places:
+            raise OptionError(
+                f"`step_fn` or `update_fn` uses a State that the state of the learner does not "
+                f"have: {shown(state)} of {shown(state.value)}. Pass its holder under a name: "
+                "`learner.functional(optimizer=optimizer)`."
+            )
+        return self.places[id(state)]
+
+    def entered(self, enter: Callable[[Any], tuple[Any, Any]], values: Any) -> Any:
+        """See `Store`."""
+        if is_transforming():
+            values, self.mark = enter(self.mark)
+        return values
+
+    def advance(
+        self,
+        written: Iterable[brainstate.State],
+        run: Callable[[Take], Changes],
+        can_fail: Callable[[Take], bool],
+    ) -> Any:
+        """See `Store`."""
+        results, values, after = run(lambda: (pack(self._fields["traces"], self._pairs), False))
+        self.write(written, values)
+        if after is not None:
+            self._fields["traces"] = unpack(after())
+        return results
+
+    def write(self, states: Iterable[brainstate.State], values: Iterable[PyTree]) -> None:
+        """Write values of States, and leave the given state as it is."""
+        fields = {field: dict(entries) for field, entries in self._fields.items()}
+        for state, value in zip(states, values, strict=True):
+            if id(state) in self.places:
+                place = self.places[id(state)]
+                fields[place.field].update(place.entries(value))
+        self._fields = dict(fields)
+
+    def initial(self) -> list[PyTree]:
+        """Return the initial values of the short-term States; random keys advance."""
+        states, function = self._algorithm.initial_function()
+        written, fresh = function(self.values(states))
+        new = [(s, v) for s, v in zip(states, written, strict=True) if v is not None]
+        self.write([state for state, _ in new], [value for _, value in new])
+        return [fresh[path] for path in self._algorithm.short_term_states]
