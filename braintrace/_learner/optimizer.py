@@ -72,14 +72,15 @@ class Noticed:
         The number that was read last.
     warned
         The number at the last warning.
-    running
-        Later calls, whose results may still be computed.
+    running, time
+        Later calls, whose results may still be computed, and when earlier ones were looked at.
     """
 
     value: jax.Array | None = None
     count: int = 0
     warned: int = 0
     running: list[Running] = dataclasses.field(default_factory=list)
+    time: float = 0.0
 
 
 class HeldOptimizer(brainstate.graph.Node):

@@ -213,11 +213,11 @@ def etrace_online(learner: HasParts, *sequences: PyTree, **options: Any) -> PyTr
         Action for a NaN or infinite loss or gradient. ``'skip'``: the update is omitted and counted
         (`skipped_updates`), samples with non-finite states or traces are reset, and a
         `NonFiniteWarning` names the first step and these samples. A call of one step does not wait
-        for its result: it warns at the latest eight calls later, or when `skipped_updates` is read.
-        Inside a transformation, updates are counted, and the next call outside of it warns.
-        ``'raise'``: the call changes nothing, and its error names step, loss and parameter.
-        ``'ignore'``: none. The gradient is checked before ``optimizer`` or ``update_fn`` receives
-        it.
+        for its result: it warns in a later call, at the latest the eighth or after 0.1 seconds, or
+        when `skipped_updates` is read. Inside a transformation, updates are counted, and the next
+        call outside of it warns. ``'raise'``: the call changes nothing, and its error names step,
+        loss and parameter. ``'ignore'``: none. The gradient is checked before ``optimizer`` or
+        ``update_fn`` receives it.
     has_aux
         Whether ``step_fn`` also returns auxiliary results; they are stacked over time.
     unit_aware

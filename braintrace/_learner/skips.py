@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 
 import jax
@@ -17,14 +18,14 @@ from .optimizer import HeldOptimizer, Noticed, Running
 MORE = 10
 """Factor of the number of skipped updates from one warning to the next."""
 
-MOST_RUNNING = 8
-"""Calls of one step that are not looked at while the next ones are made."""
+MOST_RUNNING, LONGEST = 8, 0.1
+"""Calls of one step that are not looked at while the next ones are made, and seconds since then."""
 
 
 def notice_counted(held: HeldOptimizer) -> None:
     """Warn, before a call, of updates that earlier calls or a transformation have skipped."""
     noticed, value = held.noticed, peek(held.skipped)
-    if noticed.running and noticed.running[-1].count.is_ready():
+    if noticed.running and time.monotonic() - noticed.time > LONGEST:
         notice_all(held)
     if not (value is noticed.value or is_tracer(value) or is_watched()):
         notice_all(held)
@@ -56,7 +57,7 @@ def notice_of_call(
         noticed.value = value
         noticed.running.append(Running(value, is_bad, samples, start))
         # Several processes gather `samples`, at the same call.
-        is_single = is_bad.size == 1 and value.is_fully_addressable
+        is_single = is_bad.shape == (1,) and value.is_fully_addressable
         if not is_single or len(noticed.running) > MOST_RUNNING:
             notice_all(held)
 
@@ -64,7 +65,7 @@ def notice_of_call(
 def notice_all(held: HeldOptimizer) -> None:
     """Wait for all calls, and warn of the updates that they have skipped."""
     noticed = held.noticed
-    calls, noticed.running = noticed.running, []
+    calls, noticed.running, noticed.time = noticed.running, [], time.monotonic()
     if calls and int(on_host(calls[-1].count)) != noticed.count:
         for call in calls:
             if new := _new_skips(noticed, call.count):

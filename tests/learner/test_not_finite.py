@@ -350,7 +350,8 @@ def test_by_default_one_nan_destroys_no_parameter_and_warns_once():
         for step in range(LENGTH):
             part = slice(step, step + 1)
             learning(single, case, xs[part], targets[part], reset=flags[part])
-    assert len(caught) == 1 and single.skipped_updates == 2
+        assert single.skipped_updates == 2
+    assert len(caught) == 1
 
 
 def test_the_next_warning_follows_at_ten_times_as_many():
