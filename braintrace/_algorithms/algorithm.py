@@ -16,7 +16,7 @@ from .._executor import eligibility, outliving, pack, pairs_of, starting_traces
 from .._foreign import in_words
 from .._graph import FILTERS, ETraceGraph, TraceMethod, Traces
 from .._interrupts import uninterrupted
-from .._runtime.changes import caught_up, follow_every_state
+from .._runtime.changes import caught_up
 from .._runtime.compiled_model import CompiledModel, compile_first, compile_step, learned_starts
 from .._runtime.compiled_step import CompiledStep
 from .._runtime.found_states import FoundStates
@@ -120,12 +120,6 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     def window_of(self, asked: int | None = None) -> Window:
         """Return the window of a call; a call's length overrides the learner's."""
         return self.window if asked is None else int(asked)
-
-    def prepare_windows(self, asked: int | None, is_start: bool) -> None:
-        """Prepare for a call with a window; see `follow_every_state`."""
-        window = self.window_of(asked)
-        if isinstance(window, int) and not self.every_state:
-            follow_every_state(self, window, is_start)
 
     @property
     def rule(self) -> str:

@@ -35,7 +35,7 @@ from .._runtime import (
     in_automatic_region,
     traced_on_automatic_axes,
 )
-from .._runtime.changes import caught_up, own_changes
+from .._runtime.changes import caught_up, follow_every_state, own_changes
 from .._runtime.old_states import entered
 from .._typing import PyTree, path_name
 from .arguments import flattened, weights_of
@@ -337,8 +337,7 @@ def lower_whole(learner: LearnerParts, request: Request) -> jax.stages.Lowered:
 def _states_for(learner: LearnerParts, request: Request) -> States:
     """Return all States of the model, which is recompiled for its current contents and the call."""
     algorithm = learner.algorithm
-    if request.options.window is not None or algorithm.window is not None:
-        algorithm.prepare_windows(request.options.window, algorithm.traces.carried.is_zero)
+    follow_every_state(algorithm, request.options.window, algorithm.traces.carried.is_zero)
     return caught_up(algorithm)
 
 

@@ -24,14 +24,13 @@ from .._graph import Traces
 from .._interrupts import uninterrupted
 from .._jax import is_tracer, struct_of
 from .._runtime import (
-    check_companions,
     check_where,
     on_automatic_axes,
     one_thread_at_a_time,
     values_anew,
     write_values,
 )
-from .._runtime.changes import caught_up
+from .._runtime.changes import caught_up, follow_every_state
 from .._runtime.old_states import started
 from .._runtime.stepping import run_call
 from .._typing import Path, PyTree
@@ -159,8 +158,7 @@ class FunctionalLearner:
         that donates its arguments (``donate_argnums``), if you continue to use the learner.
         """
         algorithm = self.algorithm
-        followed = algorithm.compiled.followed
-        check_companions(algorithm.traces.carried, algorithm.states_of_model, followed)
+        algorithm.store(algorithm.states_of_model)  # refuses States that other code has written
         state = self._now(self._places(), algorithm.traces.value)
         awaited = self._learner.held_optimizer.awaited.leaves
         return dataclasses.replace(state, optimizer={**state.optimizer, **awaited})
@@ -362,7 +360,7 @@ class FunctionalLearner:
         if options.optimizer is not None:
             optimizer, parameters = options.optimizer, learner.parameters_for_optimizer
             learner.held_optimizer.check_begun(optimizer, parameters)
-        self.algorithm.prepare_windows(options.window, is_start=False)
+        follow_every_state(self.algorithm, options.window, is_start=False)
         of_model, store = caught_up(self.algorithm), self._store(state)
         driver, arguments = prepared(learner, request, of_model, store.initial)
         results = driver(store, of_model, arguments, options)
@@ -388,19 +386,14 @@ class FunctionalLearner:
 
     def _store(self, state: LearnerState, pairs: Pairs = ()) -> GivenState:
         """Return the store of a state, which is refused if it does not fit the learner."""
-        version = self._version
+        algorithm, optimizer = self.algorithm, self._learner.held_optimizer
+        own = object() if self._own else None  # their States are not observed
+        drawn = brainstate.random.DEFAULT
+        version = algorithm.states_of_model, algorithm.compiled, optimizer.version, drawn, own
         if not all(map(operator.is_, self._known[0], version)) or self._learner.holds_more:
             places = self._places()
-            now = self._now(places, unpack(self.algorithm.starting_traces()))
+            now = self._now(places, unpack(algorithm.starting_traces()))
             self._known = version, places, jax.tree.map(struct_of, now)
         _, places, like = self._known
         check_like(state, like)
-        return GivenState(self.algorithm, places, state, pairs)
-
-    @property
-    def _version(self) -> tuple[object, ...]:
-        """Objects that are replaced if the States of the learner change."""
-        algorithm, optimizer = self.algorithm, self._learner.held_optimizer
-        own = object() if self._own else None  # their States are not observed
-        random = brainstate.random.DEFAULT
-        return algorithm.states_of_model, algorithm.compiled, optimizer.version, random, own
+        return GivenState(algorithm, places, state, pairs)

@@ -31,16 +31,15 @@ def caught_up(algorithm: Any) -> States:
     return of_model
 
 
-@on_automatic_axes
-def follow_every_state(algorithm: Any, window: int, is_start: bool) -> None:
-    """Make traces follow every hidden state, as windows need it, and recompile if necessary.
+def follow_every_state(algorithm: Any, asked: int | None, is_start: bool) -> None:
+    """Make traces follow every hidden state, if a call has a window, and recompile if necessary.
 
     Parameters
     ----------
     algorithm
         The algorithm.
-    window
-        The window of the call that needs it.
+    asked
+        The window of the call; ``None``: that of the learner, whose traces follow every state.
     is_start
         Whether the traces are at the start of a sequence, so they may be replaced.
 
@@ -49,6 +48,12 @@ def follow_every_state(algorithm: Any, window: int, is_start: bool) -> None:
     OptionError
         If a sequence has started, and its traces omit a state.
     """
+    if asked is not None and not algorithm.every_state:
+        _follow_every_state(algorithm, int(asked), is_start)
+
+
+@on_automatic_axes
+def _follow_every_state(algorithm: Any, window: int, is_start: bool) -> None:
     compiled = algorithm.compiled_model
     is_alike = compiled.step.follows_every_state
     if not (is_alike or is_start):
