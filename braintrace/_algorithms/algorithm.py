@@ -404,7 +404,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         states = self.states_of_model
         flags = check_where(where, self.graph, values_by_path(short_term(states)), batch_size)
         fresh = started(self.initial_values(states, **options), self.step_mark.value)
-        restart_samples(self.compiled, states, self.traces.carried, fresh, flags)
+        restart_samples(self.compiled, self.store(states), fresh, flags)
         place_states(self.placement, states)
 
     def initial_values(

@@ -321,28 +321,21 @@ def prepared(
 def run_whole(learner: LearnerParts, request: Request) -> PyTree:
     """Run a call of a method on the current learner."""
     notice_counted(learner.held_optimizer)
-    states = _states_for(learner, request)
+    states, driver, arguments = _prepared_as_it_is(learner, request)
     store = learner.algorithm.store(states)
-    driver, arguments = _prepared_as_it_is(learner, request, states)
     return driver(store, states, arguments, request.options, request.start)
 
 
 def lower_whole(learner: LearnerParts, request: Request) -> jax.stages.Lowered:
     """Return the program that `run_whole` would run."""
-    states = _states_for(learner, request)
-    driver, arguments = _prepared_as_it_is(learner, request, states)
+    states, driver, arguments = _prepared_as_it_is(learner, request)
     return driver.lower(states, arguments)
 
 
-def _states_for(learner: LearnerParts, request: Request) -> States:
-    """Return all States of the model, which is recompiled for its current contents and the call."""
+def _prepared_as_it_is(learner: LearnerParts, request: Request) -> tuple[States, Driver, Arguments]:
+    """Return the current States of the model, and what a call on them needs; see `prepared`."""
     algorithm = learner.algorithm
     follow_every_state(algorithm, request.options.window, algorithm.traces.carried.is_zero)
-    return caught_up(algorithm)
-
-
-def _prepared_as_it_is(
-    learner: LearnerParts, request: Request, states: States
-) -> tuple[Driver, Arguments]:
-    initial = functools.partial(initial_values, learner.algorithm, states)
-    return prepared(learner, request, states, initial)
+    states = caught_up(algorithm)
+    initial = functools.partial(initial_values, algorithm, states)
+    return states, *prepared(learner, request, states, initial)

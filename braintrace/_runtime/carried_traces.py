@@ -87,12 +87,8 @@ class CarriedTraces(brainstate.ShortTermState):
         if is_watched():
             self.write(compute())
         else:
-            self.defer(compute, zero)
-
-    def defer(self, compute: Callable[[], Traces], zero: bool = False) -> None:
-        """See `leave`; outside of transformations."""
-        forget_companions(self)
-        hold(self, LazyTraces(compute, zero))
+            forget_companions(self)
+            hold(self, LazyTraces(compute, zero))
 
     def convert(self, function: Callable[[Traces], Traces]) -> None:
         """Replace the traces by a function of them, unless they are known to be zero.

@@ -181,36 +181,29 @@ class OwnStates:
         A program that can fail leaves the old values in place until it has succeeded. Others reuse
         the buffers of the traces; meanwhile, signals and other threads wait.
         """
-        if self._is_watched:  # an outer program runs it
-            results, values, after = run(lambda: (self.traces.read(), False))
-            write_values(written, values)
-            if after is not None:
-                self.traces.write(after())
-            self._note(after)
-        elif can_fail(self.traces.lend):
+        if not self._is_watched and can_fail(self.traces.lend):  # else an outer program runs it
             results, values, after = run(self.traces.lend)
             found = None if after is None else after()
             jax.block_until_ready((results, values, found))
             with uninterrupted:
-                self._write(written, values, None if found is None else lambda: found)
+                self.write(written, values, None if found is None else lambda: found)
         else:
+            take = self.traces.lend if self._is_watched else self.traces.take
             with uninterrupted, self.traces.lock:
-                results, values, after = run(self.traces.take)
-                self._write(written, values, after)
+                results, values, after = run(take)
+                self.write(written, values, after)
         return results
 
-    def _write(
+    def write(
         self,
         written: Iterable[brainstate.State],
-        values: Sequence[Any],
+        values: Iterable[Any],
         after: Callable[[], Traces] | None,
     ) -> None:
-        write_values(written, values, is_outside=True)
+        """Write values of States, and traces, which may be deferred; ``None``: they stay."""
+        write_values(written, values, is_outside=not self._is_watched)
         if after is not None:
-            self.traces.defer(after)
-        self._note(after)
-
-    def _note(self, after: Callable[[], Traces] | None) -> None:
+            self.traces.leave(after)
         note_companions(self.traces, self.states, self.followed, with_traces=after is not None)
 
 

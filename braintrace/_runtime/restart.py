@@ -15,10 +15,8 @@ from .._executor import flags_along
 from .._graph import Batch, ETraceGraph
 from .._interrupts import uninterrupted
 from .._typing import Path
-from .carried_traces import CarriedTraces
-from .companions import check_companions, note_companions
 from .compiled_step import CompiledStep
-from .model_states import States, write_by_path
+from .program import OwnStates
 
 
 def start_anew(old: jax.Array, new: jax.Array, axis: int | None, flags: jax.Array) -> jax.Array:
@@ -54,23 +52,15 @@ def values_anew(
 
 
 def restart_samples(
-    step: CompiledStep,
-    states: States,
-    traces: CarriedTraces,
-    fresh: Mapping[Path, Any],
-    flags: jax.Array,
+    step: CompiledStep, store: OwnStates, fresh: Mapping[Path, Any], flags: jax.Array
 ) -> None:
     """Reset samples: write initial values to States, and zeros to the traces."""
-    check_companions(traces, states, step.followed)
-    now = {path: states[path].value for path in fresh}
+    states = [store.states[path] for path in fresh]
+    now = dict(zip(fresh, store.values(states), strict=True))
     anew = values_anew(step.graph.batch, now, fresh, flags)
-    after = None if traces.is_zero else step.restart(traces.read(), flags)
+    after = None if store.is_zero else step.restart(store.traces.read(), flags)
     with uninterrupted:
-        if after is not None:
-            traces.leave(lambda: after)
-        write_by_path(states, anew)
-        if after is not None:
-            note_companions(traces, states, step.followed)
+        store.write(states, anew.values(), None if after is None else lambda: after)
 
 
 def check_where(
