@@ -11,6 +11,7 @@ from compilation import counted
 from drivers import build_algorithm, build_learner, named, sequence_gradient, weights_of
 
 import braintrace
+from braintrace._learner.driver import Driver
 from braintrace._learner.gradient import SequenceGradient
 
 CASE = cases.BY_NAME["independent_rnn"]
@@ -118,6 +119,24 @@ def test_traces_that_nobody_reads_are_not_computed():
     expected.etrace_evolve(XS, chunk_size=1)
     expected = expected.algorithm.traces.value
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), read, expected)
+
+
+def test_a_step_that_continues_computes_its_traces_at_once(monkeypatch):
+    """The next step reads them: a program of their own would take longer."""
+    deferred, original = [], Driver._finished
+
+    def noting(*arguments):
+        deferred.append(arguments)
+        return original(*arguments)
+
+    monkeypatch.setattr(Driver, "_finished", noting)
+    learner, whole = build_learner(CASE), build_learner(CASE)
+    found = [sequence_gradient(learner, CASE, XS[t : t + 1], TARGETS[t : t + 1]) for t in range(3)]
+    assert len(deferred) == 1  # after the first one, which starts from zero
+    expected = sequence_gradient(whole, CASE, XS[:3], TARGETS[:3])
+    assert_gradients_close(jax.tree.map(lambda *parts: sum(parts), *found), expected, 1e-5)
+    traces, others = (one.algorithm.traces.value for one in (learner, whole))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), traces, others)
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["between calls", "inside jit"])

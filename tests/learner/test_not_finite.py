@@ -354,6 +354,16 @@ def test_by_default_one_nan_destroys_no_parameter_and_warns_once():
     assert len(caught) == 1
 
 
+def test_a_call_of_one_step_warns_at_the_latest_in_the_eighth_call_after_it():
+    case = cases.BY_NAME["leaky"]
+    learner = build_learner(case, batch=BATCH)
+    xs, targets = spoiled_stream(case, 0)
+    with warns("first at step 0 of a call", "Samples that were reset.*: 0\\."):
+        for step in [0] + 8 * [1]:
+            learning(learner, case, xs[step : step + 1], targets[step : step + 1])
+    assert learner.skipped_updates == 1
+
+
 def test_the_next_warning_follows_at_ten_times_as_many():
     case = cases.BY_NAME["leaky"]
     learner = build_learner(case, batch=BATCH)
