@@ -16,11 +16,11 @@ import jax.numpy as jnp
 from .._jax import Var
 from .._typing import PyTree
 from .known import evaluate_around
-from .loops import run_loops
 from .over_time import ONE_BY_ONE, zero_sum
 from .pure_step import PureStep
-from .recording import ChunkResult, Kept, parameters_behind, record_what_waits
+from .recording import ChunkResult, Kept, parameters_with_gradient, recording_of
 from .reverse import ReversePass, reverse_pass
+from .run_loops import run_loops
 from .separate import separated
 from .split import Split, split_step
 from .step_program import (
@@ -60,7 +60,7 @@ def chunk_runner(
     found = separated(traced_step(step, values, slices))
     split, reverse = split_step(found, has_mask, passes), None
     targets = [found.results[0], *(found.written if passes else ())]
-    differentiated = parameters_behind(found, targets)
+    differentiated = parameters_with_gradient(found, targets)
     if passes:
         reverse = reverse_pass(found, split, differentiated, has_mask)
         split = split.recording(reverse.read)
@@ -120,12 +120,12 @@ class ChunkRunner:
     ) -> None:
         self._step, self._split = step, split
         self._differentiated, self._reverse = differentiated, reverse
-        self.recording = record_what_waits(step, split, differentiated)
+        self.recording = recording_of(step, split, differentiated)
         self._traced = jax.jit(self._run)
 
     def one_by_one(self) -> "ChunkRunner":
         """Return a runner that maps nothing over time."""
-        split = dataclasses.replace(self._split, losses=ONE_BY_ONE, results=ONE_BY_ONE)
+        split = dataclasses.replace(self._split, loss_mode=ONE_BY_ONE, result_mode=ONE_BY_ONE)
         reverse = None if self._reverse is None else self._reverse.one_by_one()
         return ChunkRunner(self._step, split, self._differentiated, reverse)
 
@@ -201,4 +201,4 @@ class ChunkRunner:
 
         terms = [jnp.zeros(var.aval.shape, var.aval.dtype) for var in places]
         own, now = [fixed[var] for var in self._differentiated], [over_time[var] for var in given]
-        return split.losses.gradient(of_step, own, terms, now, scales)
+        return split.loss_mode.gradient(of_step, own, terms, now, scales)

@@ -13,7 +13,7 @@ import jax
 
 from .._jax import Atom, Equation, Var, bind, runs_on_several_devices
 from .._jaxpr import Rule, evaluate, program_of
-from .over_time import run_where_samples_lie
+from .over_time import fold_time_into_samples
 from .step_program import ByVar, StepProgram
 
 
@@ -80,7 +80,7 @@ def _around(values: ByVar, step: StepProgram, added: Mapping[Var, jax.Array]) ->
 
     def rule(equation: Equation, operands: list[Any]) -> list[Any] | None:
         is_mapped = any(var in step.varying for var in equation.outvars)
-        found = run_where_samples_lie(equation, operands) if is_divided and is_mapped else None
+        found = fold_time_into_samples(equation, operands) if is_divided and is_mapped else None
         if not any(var in values or var in added for var in equation.outvars):
             return found
         if equation.primitive.name in FROM_RESULT and equation.outvars[0] in values:

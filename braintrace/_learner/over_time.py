@@ -127,12 +127,12 @@ def values_over_time(
 
     def of_step(now: list[Any]) -> list[Any]:
         current = {**fixed, **zip_dict(list(over_time), now)}
-        return evaluate(program, targets, current, rules=run_where_samples_lie)
+        return evaluate(program, targets, current, rules=fold_time_into_samples)
 
     return list(over.map(of_step, list(over_time.values()))) if targets else []
 
 
-def run_where_samples_lie(equation: Equation, values: list[Any]) -> list[jax.Array] | None:
+def fold_time_into_samples(equation: Equation, values: list[Any]) -> list[jax.Array] | None:
     """Run an ETP operation that is mapped over time.
 
     This is a rule for `evaluate`; all other operations are left to JAX. The operation itself folds

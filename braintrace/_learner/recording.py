@@ -194,20 +194,20 @@ class Recording:
         Variables that have a value for every step.
     of_traces
         The residuals of the traces.
-    of_products
+    product_bytes
         See `Split`.
     """
 
     differentiated: tuple[bool, ...]
     written: tuple[Var, ...]
     of_traces: Results
-    of_products: int = 0
+    product_bytes: int = 0
 
     @property
     def bytes_per_step(self) -> int:
         """Bytes that every step of a chunk writes."""
         written = vars_of((self.written, self.of_traces.computed))
-        return self.of_products + sum(map(size_of, written))
+        return self.product_bytes + sum(map(size_of, written))
 
     def chosen(self, leaves: Iterable[Leaf]) -> list[Leaf]:
         """Return the items of differentiated leaves, from one item per leaf of the parameters."""
@@ -232,21 +232,19 @@ class Recording:
         return traced
 
 
-def parameters_behind(step: StepProgram, targets: PyTree) -> tuple[Var, ...]:
+def parameters_with_gradient(step: StepProgram, targets: PyTree) -> tuple[Var, ...]:
     """Return the parameters that some variables have a derivative with respect to."""
     reaching = step.program.depends_on(vars_of(targets), blocked=CONSTANT)
     return tuple(var for var in step.parameters if var in reaching)
 
 
-def record_what_waits(
-    step: StepProgram, split: Split, differentiated: Collection[Var]
-) -> Recording:
+def recording_of(step: StepProgram, split: Split, differentiated: Collection[Var]) -> Recording:
     """Return the recording of loops over only those operations that depend on the step before."""
-    written, records = (*split.recorded, *split.ahead), step.results[2]
+    written, records = (*split.recorded, *split.hoisted), step.results[2]
     records = dataclasses.replace(records, x=in_parts(step.program, records.x, split.of_records))
-    of_traces = results_of(step, records, split.of_records, split.results)
+    of_traces = results_of(step, records, split.of_records, split.result_mode)
     has_gradient = tuple(var in differentiated for var in step.parameters)
-    return Recording(has_gradient, written, of_traces, split.of_products)
+    return Recording(has_gradient, written, of_traces, split.product_bytes)
 
 
 def in_parts(

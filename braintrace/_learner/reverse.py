@@ -28,10 +28,10 @@ from .._jax import Atom, Equation, Var, is_var, struct_of
 from .._jaxpr import carries_derivative, inlined, program_of
 from .._jaxpr.dataflow import CONSTANT
 from .known import Known, evaluate_around
-from .loops import run_loops
 from .over_time import AT_ONCE, AT_ONCE_BUT_MASKED, ONE_BY_ONE, OverTime, stretched
 from .recording import Results, results_of
-from .split import Split, behind_of, differs_over_time, split_step
+from .run_loops import run_loops
+from .split import Split, differs_over_time, split_step, varying_ancestors
 from .step_program import ByVar, StepProgram, value_of, vars_of, zip_dict
 
 
@@ -186,7 +186,7 @@ class ReversePass:
 
     def one_by_one(self) -> "ReversePass":
         """Return a pass that maps nothing over time."""
-        split = dataclasses.replace(self.split, results=ONE_BY_ONE)
+        split = dataclasses.replace(self.split, result_mode=ONE_BY_ONE)
         results = dataclasses.replace(self.results, over=ONE_BY_ONE)
         return dataclasses.replace(self, over=ONE_BY_ONE, split=split, results=results)
 
@@ -239,7 +239,7 @@ def reverse_pass(
         tuple(read),
         own,
         found,
-        results_of(own, results, found.of_records, found.results),
+        results_of(own, results, found.of_records, found.result_mode),
     )
 
 
@@ -273,7 +273,7 @@ def _over_time(whole: Transition, split: Split) -> OverTime:
     """Return how the gradients of parameters are computed for all steps."""
     operands = [equation.invars for equation in whole.entries]
     constant = whole.known.constant.keys()
-    computed = behind_of(whole.step, operands, constant) - constant | {*whole.results}
+    computed = varying_ancestors(whole.step, operands, constant) - constant | {*whole.results}
     if differs_over_time(whole.step, whole.results, split.differentiable, computed):
         return ONE_BY_ONE
     return AT_ONCE_BUT_MASKED if whole.has_mask else AT_ONCE

@@ -1,8 +1,8 @@
 """Loop fission: operations that depend on the step before, and operations for all steps at once.
 
 A loop over time is slow compared with a single product over time and batch. Only the operations
-that the next step's States depend on must be in loops (see `stages`). Outputs, losses and Jacobians
-are computed after the loops, from their recorded values.
+that the next step's States depend on must be in loops (see `find_loops`). Outputs, losses and
+Jacobians are computed after the loops, from their recorded values.
 """
 
 import dataclasses
@@ -13,9 +13,9 @@ from .._jax import Atom, Equation, Var, equations_inside, is_var, runs_on_severa
 from .._jaxpr import Program, carries_derivative, equal_values, merged
 from .._jaxpr.dataflow import CONSTANT
 from .._typing import PyTree
+from .find_loops import MOST_EXTRA, Loops, loops_of
 from .known import Known
 from .over_time import AT_ONCE, AT_ONCE_BUT_MASKED, ONE_BY_ONE, OverTime, is_half
-from .stages import MOST_EXTRA, Loops, loops_of
 from .step_program import StepProgram, equations_of, is_product, size_of, vars_of
 
 STEP_BY_STEP = frozenset({"cond", "while", "rng_bit_generator", "rng_uniform", "ffi_call"})
@@ -30,50 +30,52 @@ class Split:
     Attributes
     ----------
     values
-        The program of the step after CSE, without its derivatives.
+        The program of the step after CSE, which the loops evaluate. It has no derivatives.
     loops
         The loops.
     recorded
         Variables that the loops record.
-    ahead
-        Results of hoisted products that are read later.
+    hoisted
+        Results of hoisted products that are read after their loop.
     known
-        For each variable that can be known after the loops: the variable that has its value.
+        For each variable whose value a loop can record: the variable after CSE that has it.
     differentiable
         Variables with a derivative.
     perturbed
-        Where losses are perturbed: the variable that has the value there; ``None``: zero.
+        The variables to which the losses have a derivative, each with the variable that has its
+        value; ``None``: the value is zero.
     of_losses
         Known variables that the losses read.
     of_records
         For each known variable that the residuals read: the variable that has its value.
-    of_products
-        Bytes of operands and results of the products for the loss, if they are large enough to
-        limit the chunk length.
-    losses, results
-        How losses with their derivatives are computed for all steps, and how other results are.
+    product_bytes
+        Bytes of operands and results of the products for all losses and residuals of a step; 0 if
+        they are too small to limit the chunk length.
+    loss_mode, result_mode
+        How losses with their derivatives are computed for all steps, and how hoisted products and
+        residuals are.
     """
 
     values: Program
     loops: Loops
     recorded: tuple[Var, ...]
-    ahead: tuple[Var, ...]
+    hoisted: tuple[Var, ...]
     known: Mapping[Var, Var]
     differentiable: frozenset[Var]
     perturbed: Mapping[Var, Var | None]
     of_losses: Known
     of_records: Mapping[Var, Var]
-    of_products: int
-    losses: OverTime
-    results: OverTime
+    product_bytes: int
+    loss_mode: OverTime
+    result_mode: OverTime
 
     def recording(self, variables: Iterable[Var | None]) -> "Split":
         """Return the same split that records more variables."""
-        read = {*self.recorded, *self.ahead, *variables}
+        read = {*self.recorded, *self.hoisted, *variables}
         made = {var for loop in self.loops.in_order for var in loop.made if var in read}
-        ahead = tuple(var for loop in self.loops.in_order for var in loop.ahead if var in read)
+        hoisted = tuple(var for loop in self.loops.in_order for var in loop.hoisted if var in read)
         recorded = tuple(_sorted_by_program(self.values, made))
-        return dataclasses.replace(self, recorded=recorded, ahead=ahead)
+        return dataclasses.replace(self, recorded=recorded, hoisted=hoisted)
 
 
 def split_step(step: StepProgram, has_mask: bool, passes: bool = False) -> Split:
@@ -84,59 +86,122 @@ def split_step(step: StepProgram, has_mask: bool, passes: bool = False) -> Split
     step
         The step.
     has_mask
-        Whether the scale of some steps is zero.
+        Whether some steps may be masked: the scale of their loss is zero.
     passes
         Whether derivatives pass from step to step. The losses are then perturbed at the States and
-        products of their step.
+        products of their step, else at its probes.
     """
-    program = step.program
-    equal = equal_values(program, step.probes)
-    inputs = (*step.parameters, *step.probes, *(step.carried if passes else ()))
-    differentiable = program.dependents_of(inputs, None, CONSTANT, carries_derivative)
-    values = merged(program, equal)
+    equal = equal_values(step.program, step.probes)
+    differentiable = _differentiable(step, passes)
+    values = merged(step.program, equal)
     if not passes:
         values = _without_effects(values, differentiable)
-    later = values.depends_on([equal[var] for var in vars_of(step.results)]) & step.varying
-    needed = later | values.depends_on(values.out_atoms[: len(step.carried)]) & step.varying
-    held = {first for var, first in equal.items() if var not in differentiable}
-    waiting = {i for i in values.making(needed & held) if _is_step_by_step(values.equations[i])}
-    waiting |= {i for i, equation in enumerate(values.equations) if equation.effects}
-    loops = loops_of(step, values, waiting, later)
-    known = {var: first for var, first in equal.items() if first in loops.given}
-    constant = {var: first for var, first in known.items() if var not in differentiable}
-    places = _places(step) if passes else step.probes
-    cuts = [v for v in places if v in differentiable and (v in known or not passes)]
-    behind = behind_of(step, step.results[:2], {*constant, *cuts})
-    perturbed = {v: known.get(v) for v in cuts if v in behind or not passes}
-    constant = {var: first for var, first in constant.items() if var in behind}
-    of_records = {v: known[v] for v in behind_of(step, step.results[2], known) if v in known}
+    loops = _loops(step, values, equal, differentiable)
+    known = {var: first for var, first in equal.items() if first in loops.available}
+    losses, constant, perturbed = _losses(step, known, differentiable, passes)
+    records = varying_ancestors(step, step.results[2], known)
+    of_records = {var: known[var] for var in records if var in known}
     read = loops.read.union(constant.values(), of_records.values(), perturbed.values())
-    there, twice = read | {*step.slices}, behind & differentiable - perturbed.keys()
+    there, twice = read | {*step.slices}, losses & differentiable - perturbed.keys()
     same = {var: first for var, first in equal.items() if var in twice and first in there}
-    of_results = behind_of(step, step.results[2], known) - of_records.keys()
-    extra = _bytes_of_products(step, behind - constant.keys() | of_results, behind | of_results)
-    losses = AT_ONCE_BUT_MASKED if has_mask else AT_ONCE
-    # In a loop over steps, devices would sum the gradients of all weights at each step.
-    is_large = extra > 0 and not runs_on_several_devices()
-    computed = behind - constant.keys() - perturbed.keys()
-    if is_large or differs_over_time(step, step.results[:1], differentiable, computed):
-        losses, extra = ONE_BY_ONE, 0
-    has_branches = any(map(_is_step_by_step, equations_of(program, of_results)))
+    of_results = records - of_records.keys()
+    extra = _bytes_of_products(step, losses - constant.keys() | of_results, losses | of_results)
+    computed = losses - constant.keys() - perturbed.keys()
+    mode = _mode_of_losses(step, differentiable, computed, extra, has_mask)
+    has_branches = any(map(_is_step_by_step, equations_of(step.program, of_results)))
     split = Split(
         values,
         loops,
-        (),
-        (),
-        known,
-        frozenset(differentiable),
-        perturbed,
-        Known(constant, same),
-        of_records,
-        extra,
-        losses,
-        ONE_BY_ONE if has_branches else AT_ONCE,
+        recorded=(),
+        hoisted=(),
+        known=known,
+        differentiable=frozenset(differentiable),
+        perturbed=perturbed,
+        of_losses=Known(constant, same),
+        of_records=of_records,
+        product_bytes=0 if mode is ONE_BY_ONE else extra,
+        loss_mode=mode,
+        result_mode=ONE_BY_ONE if has_branches else AT_ONCE,
     )
     return split.recording(read)
+
+
+def _differentiable(step: StepProgram, passes: bool) -> set[Var]:
+    """Return the variables with a derivative by parameters or probes, or, if passed, by States."""
+    inputs = (*step.parameters, *step.probes, *(step.carried if passes else ()))
+    found: set[Var] = step.program.dependents_of(inputs, None, CONSTANT, carries_derivative)
+    return found
+
+
+def _loops(
+    step: StepProgram, values: Program, equal: Mapping[Var, Var], differentiable: set[Var]
+) -> Loops:
+    """Return the loops of a step.
+
+    Parameters
+    ----------
+    step, values, equal
+        The step, its program after CSE, and for each variable the one that has its value there.
+    differentiable
+        Variables of the step with a derivative: they are computed after the loops if the next
+        step's States do not need them.
+    """
+    later = values.depends_on([equal[var] for var in vars_of(step.results)]) & step.varying
+    needed = later | values.depends_on(values.out_atoms[: len(step.carried)]) & step.varying
+    constant = {first for var, first in equal.items() if var not in differentiable}
+    run = values.making(needed & constant)
+    in_loops = {i for i in run if _is_step_by_step(values.equations[i])}
+    in_loops |= {i for i, equation in enumerate(values.equations) if equation.effects}
+    return loops_of(step, values, in_loops, later)
+
+
+def _losses(
+    step: StepProgram, known: Mapping[Var, Var], differentiable: set[Var], passes: bool
+) -> tuple[set[Var], dict[Var, Var], dict[Var, Var | None]]:
+    """Return how the losses of a step depend on known values.
+
+    Returns
+    -------
+    ancestors
+        The varying variables that losses and auxiliary results depend on, up to the others.
+    constant
+        Known variables without a derivative, each with the variable that has its value.
+    perturbed
+        See `Split`.
+    """
+    constant = {var: first for var, first in known.items() if var not in differentiable}
+    places = _places(step) if passes else step.probes
+    cuts = [v for v in places if v in differentiable and (v in known or not passes)]
+    ancestors = varying_ancestors(step, step.results[:2], {*constant, *cuts})
+    perturbed = {v: known.get(v) for v in cuts if v in ancestors or not passes}
+    return ancestors, {v: first for v, first in constant.items() if v in ancestors}, perturbed
+
+
+def _mode_of_losses(
+    step: StepProgram,
+    differentiable: Collection[Var],
+    computed: set[Var],
+    extra: int,
+    has_mask: bool,
+) -> OverTime:
+    """Return how losses with their derivatives are computed for all steps.
+
+    Parameters
+    ----------
+    step, differentiable
+        The step, and its variables with a derivative.
+    computed
+        Variables that are computed for the losses.
+    extra
+        Bytes of large products, or 0.
+    has_mask
+        Whether some steps may be masked.
+    """
+    # In a loop over steps, devices would sum the gradients of all weights at each step.
+    is_large = extra > 0 and not runs_on_several_devices()
+    if is_large or differs_over_time(step, step.results[:1], differentiable, computed):
+        return ONE_BY_ONE
+    return AT_ONCE_BUT_MASKED if has_mask else AT_ONCE
 
 
 def _places(step: StepProgram) -> list[Var]:
@@ -145,8 +210,11 @@ def _places(step: StepProgram) -> list[Var]:
     return list(dict.fromkeys([*step.carried, *vars_of(step.written), *products]))
 
 
-def behind_of(step: StepProgram, targets: PyTree, known: Collection[Var]) -> set[Var]:
-    """Return the varying variables that some variables depend on, up to known ones."""
+def varying_ancestors(step: StepProgram, targets: PyTree, known: Collection[Var]) -> set[Var]:
+    """Return the varying variables that some targets depend on, up to known ones.
+
+    The targets, and the known variables that are met, are included.
+    """
     return step.program.depends_on(vars_of(targets), frozenset(known)) & step.varying
 
 
@@ -163,12 +231,12 @@ def _without_effects(program: Program, differentiable: set[Var]) -> Program:
     return dataclasses.replace(program, equations=tuple(map(left, program.equations)))
 
 
-def _bytes_of_products(step: StepProgram, computed: set[Var], behind: set[Var]) -> int:
-    """Return the bytes of operands and results of the products for the loss; 0 if few."""
+def _bytes_of_products(step: StepProgram, computed: set[Var], ancestors: set[Var]) -> int:
+    """Return the bytes of computed products and of their operands among ancestors; 0 if few."""
     products = [e for e in equations_of(step.program, computed) if is_product(e)]
-    met = [v for e in products for v in vars_of((e.invars, e.outvars)) if v in behind]
-    found = sum(map(size_of, met))
-    return found if found > MOST_EXTRA * step.bytes_in_and_out else 0
+    met = [v for e in products for v in vars_of((e.invars, e.outvars)) if v in ancestors]
+    size = sum(map(size_of, met))
+    return size if size > MOST_EXTRA * step.bytes_in_and_out else 0
 
 
 def differs_over_time(
@@ -208,14 +276,14 @@ def _bends_sums(step: StepProgram, differentiable: Collection[Var]) -> bool:
 def _adds_up_in_half_precision(step: StepProgram, targets: PyTree) -> bool:
     """Test whether the gradient of a parameter is a plain sum over time in half precision.
 
-    Products accumulate in single precision; elsewhere a sum of ones stops at 256.
+    Products accumulate in single precision; elsewhere a sum of ones in bfloat16 stops at 256.
     """
     program = step.program
     half = [var for var in step.parameters if is_half(var.aval.dtype)]
-    behind = program.depends_on(vars_of(targets), blocked=CONSTANT)
+    ancestors = program.depends_on(vars_of(targets), blocked=CONSTANT)
     of_half = program.dependents_of(half) - step.varying
-    met = (e for e in equations_of(program, behind & step.varying) if not is_product(e))
-    return any(_any_in(e.invars, of_half & behind) for e in met)
+    met = (e for e in equations_of(program, ancestors & step.varying) if not is_product(e))
+    return any(_any_in(e.invars, of_half & ancestors) for e in met)
 
 
 def _any_in(atoms: Iterable[Atom], variables: set[Var]) -> bool:

@@ -418,7 +418,7 @@ def test_products_over_time_where_samples_lie(mapped, monkeypatch):
     (equation,) = jax.make_jaxpr(braintrace.matmul)(*map(jnp.ones, shapes)).eqns
 
     def product(*values):
-        return over_time.run_where_samples_lie(equation, list(values))[0]
+        return over_time.fold_time_into_samples(equation, list(values))[0]
 
     found = jax.vmap(product, mapped)(x, w)
     np.testing.assert_allclose(found, jax.vmap(jnp.matmul, mapped)(x, w), rtol=1e-5)

@@ -31,7 +31,7 @@ EQUIVALENT = {
     "_saving/checksums.py:<module>:constant:2": "sums do not depend on the size of blocks",
     "_saving/store.py:last:constant:0": "any number below zero says that there is none",
     "_sharding/parts.py:<module>:constant:0": "any number below zero is no axis",
-    "_learner/split.py:split_step:arithmetic:2": "what nothing needs is in no program",
-    "_learner/stages.py:_levels:constant:0": "a byte more or less is kept for products",
-    "_learner/stages.py:_levels:comparison:5": "a byte more or less is kept for products",
+    "_learner/split.py:_loops:arithmetic:2": "what nothing needs is in no program",
+    "_learner/find_loops.py:_levels:constant:0": "a byte more or less is kept for products",
+    "_learner/find_loops.py:_levels:comparison:5": "a byte more or less is kept for products",
 }

@@ -27,7 +27,7 @@ class Loop:
 
     Attributes
     ----------
-    ahead
+    hoisted
         Results of these products.
     carried
         Indices of the States that it carries.
@@ -39,7 +39,7 @@ class Loop:
         Whether it runs the equations with effects.
     """
 
-    ahead: tuple[Var, ...]
+    hoisted: tuple[Var, ...]
     carried: tuple[int, ...]
     made: frozenset[Var]
     read: frozenset[Var]
@@ -57,7 +57,7 @@ class Loops:
     at_last
         Indices of the States that no loop carries: no step reads them, so their values are computed
         at the last step only.
-    given
+    available
         All variables that are available for all steps, if they are recorded.
     read
         Those of them that are read before or in a loop, or for States of the last step.
@@ -65,7 +65,7 @@ class Loops:
 
     in_order: tuple[Loop, ...]
     at_last: tuple[int, ...]
-    given: frozenset[Var]
+    available: frozenset[Var]
     read: frozenset[Var]
 
 
@@ -126,9 +126,9 @@ def loops_of(
         products = behind(inside & levels.products - given, given)
         made = {v for e in equations_of(values, inside - there) for v in e.outvars}
         made.update(step.carried[k] for k in carried)
-        ahead = (v for e in equations_of(values, products) for v in e.outvars)
+        hoisted = (v for e in equations_of(values, products) for v in e.outvars)
         loop = Loop(
-            tuple(v for v in ahead if v in levels.products and v not in given),
+            tuple(v for v in hoisted if v in levels.products and v not in given),
             tuple(carried),
             frozenset(made),
             frozenset(inside & there),
@@ -136,7 +136,7 @@ def loops_of(
         )
         loops.append(loop)
         read |= (inside & there) | (products & given)
-        given.update(made, loop.ahead)
+        given.update(made, loop.hoisted)
     at_last = [k for k, level in enumerate(loop_of_state) if level is None]
     read |= behind([written[k] for k in at_last], given) & given
     return Loops(tuple(loops), tuple(at_last), frozenset(given), frozenset(read))

@@ -1,4 +1,4 @@
-"""Loops over the steps of a chunk, and what lies between them; see `split`."""
+"""Run the loops of a chunk, and the hoisted products between them; see `split`."""
 
 from typing import Any
 
@@ -7,9 +7,9 @@ import jax
 from .._executor import scan_over_time
 from .._jax import Var
 from .._jaxpr import evaluate
+from .find_loops import Loop
 from .over_time import values_over_time
 from .split import Split
-from .stages import Loop
 from .step_program import ByVar, StepProgram, equations_of, value_of, vars_of, zip_dict
 
 
@@ -36,8 +36,8 @@ def run_loops(
     """
     over_time, states = dict(over_time), dict(enumerate(start))
     for loop in split.loops.in_order:
-        ahead = values_over_time(split.results, split.values, loop.ahead, fixed, over_time)
-        over_time.update(zip_dict(loop.ahead, ahead))
+        hoisted = values_over_time(split.result_mode, split.values, loop.hoisted, fixed, over_time)
+        over_time.update(zip_dict(loop.hoisted, hoisted))
         carry = [start[k] for k in loop.carried]
         last, recorded = _run_loop(step, split, loop, fixed, carry, over_time, reverse)
         states.update(zip_dict(loop.carried, last))
@@ -69,7 +69,7 @@ def _run_loop(
     recorded = [var for var in split.recorded if var in loop.made]
     read = {var: over_time[var] for var in over_time if var in loop.read}
     wanted = vars_of((written, recorded))
-    fixed = _once(step, split, loop, fixed, wanted)
+    fixed = _loop_invariants(step, split, loop, fixed, wanted)
 
     def one_step(carry: list[Any], now: list[Any]) -> Any:
         current = {**fixed, **zip_dict(carried, carry), **zip_dict(list(read), now)}
@@ -82,7 +82,9 @@ def _run_loop(
     return last, zip_dict(recorded, found)
 
 
-def _once(step: StepProgram, split: Split, loop: Loop, fixed: ByVar, wanted: list[Var]) -> ByVar:
+def _loop_invariants(
+    step: StepProgram, split: Split, loop: Loop, fixed: ByVar, wanted: list[Var]
+) -> ByVar:
     """Return the loop-invariant values that a loop reads."""
     program = split.values
     acting = [e for e in program.equations if e.effects and loop.has_effects]
