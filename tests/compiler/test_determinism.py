@@ -29,6 +29,8 @@ for algorithm in ("d_rtrl", "es_d_rtrl"):
     learner = drivers.build_learner(case, algorithm)
     drivers.sequence_gradient(learner, case, *case.sequences(2, 6), chunk_size=4)
     learner.etrace_evolve(case.sequences(2, 6)[0])
+    learner.reset_state()
+    drivers.sequence_gradient(learner, case, *case.sequences(2, 6), window=3)
 
 warnings.simplefilter("ignore", braintrace.ApproximationWarning)
 for argument in sys.argv[1:]:
@@ -39,7 +41,9 @@ for argument in sys.argv[1:]:
     print(learner.graph)
     print(jax.tree.structure(learner.algorithm.traces.value))
     compiled = learner.algorithm.compiled
-    inputs = compiled.inputs(learner.algorithm.states_of_step, (x,))
+    states = learner.algorithm.states_of_step
+    values = [state.value for state in states.values()]
+    inputs = compiled.inputs(states, values, (x,))
 
     def loss(inputs, traces, compiled=compiled):
         outputs, _, _ = compiled.single_step(inputs, traces)
