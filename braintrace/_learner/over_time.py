@@ -111,13 +111,13 @@ ONE_BY_ONE = OverTime(jax.lax.map, _gradient_one_by_one)
 
 
 def values_over_time(
-    over: OverTime, program: Program, targets: Sequence[Atom], fixed: ByVar, over_time: ByVar
+    mode: OverTime, program: Program, targets: Sequence[Atom], fixed: ByVar, over_time: ByVar
 ) -> list[jax.Array]:
     """Return variables for every step.
 
     Parameters
     ----------
-    over
+    mode
         At once, or one by one.
     program, targets
         The program of one step, and the variables.
@@ -129,7 +129,7 @@ def values_over_time(
         current = {**fixed, **zip_dict(list(over_time), now)}
         return evaluate(program, targets, current, rules=fold_time_into_samples)
 
-    return list(over.map(of_step, list(over_time.values()))) if targets else []
+    return list(mode.map(of_step, list(over_time.values()))) if targets else []
 
 
 def fold_time_into_samples(equation: Equation, values: list[Any]) -> list[jax.Array] | None:

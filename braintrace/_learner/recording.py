@@ -105,8 +105,8 @@ class Results:
         Loop-invariant results and operands.
     literal
         Those of them that depend only on literals; they are computed again instead of stored.
-    over
-        How the variables are computed.
+    mode
+        How the variables are computed for all steps.
     """
 
     program: Program
@@ -115,7 +115,7 @@ class Results:
     computed: tuple[Var, ...]
     once: tuple[Var, ...]
     literal: tuple[Var, ...]
-    over: OverTime
+    mode: OverTime
 
     @property
     def sources(self) -> list[Var]:
@@ -145,7 +145,7 @@ class Results:
         once = {**zip_dict(self.once, kept.once), **zip_dict(self.literal, literal)}
         over_time = zip_dict(self.sources, kept.over_time)
         varying = {var: over_time[source] for var, source in self.given.items()}
-        computed = values_over_time(self.over, self.program, self.computed, once, varying)
+        computed = values_over_time(self.mode, self.program, self.computed, once, varying)
         varying.update(zip_dict(self.computed, computed))
 
         def of_atom(atom: Atom) -> jax.Array:
@@ -156,7 +156,7 @@ class Results:
 
 
 def results_of(
-    step: StepProgram, results: PyTree, source: Mapping[Var, Var], over: OverTime
+    step: StepProgram, results: PyTree, source: Mapping[Var, Var], mode: OverTime
 ) -> Results:
     """Find the sources of some results of a step.
 
@@ -166,8 +166,8 @@ def results_of(
         The step, and a pytree of its variables and of constants.
     source
         For all variables with values over time: the variable that has the value.
-    over
-        How the other variables are computed.
+    mode
+        How the other variables are computed for all steps.
     """
     targets, program = vars_of(results), step.program
     behind = program.depends_on(targets, frozenset(source)) & step.varying
@@ -179,7 +179,7 @@ def results_of(
     once = tuple(var for var in same if var in of_arrays)
     literal = tuple(var for var in same if var not in of_arrays)
     in_order = tuple(var for var in targets if var in computed)
-    return Results(program, results, given, in_order, once, literal, over)
+    return Results(program, results, given, in_order, once, literal, mode)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -12,9 +12,11 @@ parameters with values of the step. The derivatives of the scaled losses of one 
     \nabla w = \sum_t (\partial y^t / \partial w)^\top \bar y^t,
 
 where :math:`\bar y` is the total derivative with respect to :math:`y`, and other operands of
-:math:`y` than :math:`w` are constant. A step of this pass is linearised around the values that the
-loops have recorded. It is split like any other step: products that do not depend on the step after
-it are hoisted, and gradients of weights are taken over time and batch together.
+:math:`y` than :math:`w` are constant. All derivatives of a step (`Transition`) are computed around
+the values that the loops have recorded. The recursion (`ReversePass`) is a step program like the
+model's step, with :math:`\lambda` as its State, and is split in the same way: products that do not
+depend on :math:`\lambda` are hoisted, and gradients of weights are taken over time and batch
+together.
 """
 
 import dataclasses
@@ -45,29 +47,29 @@ class Transition:
         The step, and its known variables.
     old, new
         States before and after the step through which derivatives pass.
-    entries
+    combining
         The equations that combine parameters with values of a step.
-    results
-        Their results with a derivative.
-    fixed
-        Indices of the new States that depend on parameters only.
+    combined
+        Their results with a derivative: :math:`y`.
+    invariant
+        Indices in `new` of the States that depend on parameters only.
     has_mask
-        Whether some steps are masked: their values may be NaN.
+        Whether some steps may be masked; their values may be NaN.
     """
 
     step: StepProgram
     known: Known
     old: tuple[Var, ...]
     new: tuple[Atom, ...]
-    entries: tuple[Equation, ...]
-    results: tuple[Var, ...]
-    fixed: tuple[int, ...]
+    combining: tuple[Equation, ...]
+    combined: tuple[Var, ...]
+    invariant: tuple[int, ...]
     has_mask: bool
 
     def pull_back(
         self, fixed: ByVar, now: ByVar, targets: Sequence[Atom], derivatives: list[Any]
     ) -> tuple[list[Any], list[Any]]:
-        """Pull derivatives of some variables back to the old States and to `results`.
+        """Pull derivatives of some variables back to the old States and to `combined`.
 
         Parameters
         ----------
@@ -78,42 +80,55 @@ class Transition:
         """
 
         def values(old: list[Any], terms: list[Any]) -> list[Any]:
-            current, added = {**fixed, **zip_dict(self.old, old)}, zip_dict(self.results, terms)
+            current, added = {**fixed, **zip_dict(self.old, old)}, zip_dict(self.combined, terms)
             wanted = vars_of(targets)
             found = evaluate_around(self.step, self.known, now, wanted, current, added)
             return [value_of(atom, zip_dict(wanted, found)) for atom in targets]
 
-        terms = [jnp.zeros(var.aval.shape, var.aval.dtype) for var in self.results]
+        terms = _zeros(self.combined)
         _, pull = jax.vjp(values, [now[self.known.first(var)] for var in self.old], terms)
-        before, of_results = pull(derivatives)
-        return before, of_results
+        before, of_combined = pull(derivatives)
+        return before, of_combined
 
-    def pulled_value(self, fixed: ByVar, now: ByVar, of_results: list[Any]) -> jax.Array:
-        """Return a number whose gradient with respect to parameters is that of a step.
+    def product(self, fixed: ByVar, now: ByVar, of_combined: list[Any]) -> jax.Array:
+        """Return the inner product of derivatives with values, as a function of the parameters.
 
-        ``of_results`` are the derivatives of `results`, then of the new States in `fixed`. Other
-        operands of `entries` are constant, since the derivatives with respect to their results
-        contain all paths through them.
+        Its gradient with respect to the parameters is the gradient of a step. ``of_combined`` are
+        the derivatives of `combined`, then of the new States in `invariant`. Other operands of
+        `combining` are constant, since the derivatives with respect to their results contain all
+        paths through them.
         """
         varying = self.step.varying
-        operands = [v for v in vars_of([e.invars for e in self.entries]) if v in varying]
+        operands = [v for v in vars_of([e.invars for e in self.combining]) if v in varying]
         old = {var: now[self.known.first(var)] for var in self.old}
         found = evaluate_around(self.step, self.known, now, operands, {**fixed, **old})
         held = zip_dict(operands, jax.lax.stop_gradient(found))
         nothing, total = Known({}, {}), jnp.zeros(())
-        targets = (*self.results, *(self.new[k] for k in self.fixed))
-        for var, derivative in zip(targets, of_results, strict=True):
+        targets = (*self.combined, *(self.new[k] for k in self.invariant))
+        for var, derivative in zip(targets, of_combined, strict=True):
             given = {other: value for other, value in held.items() if other is not var}
             (value,) = evaluate_around(self.step, nothing, {}, [var], {**fixed, **given})
             total = total + jnp.real(jnp.sum(derivative * value))
         return total
 
-    def values(self, read: Sequence[Var], known: Sequence[Any], counts: jax.Array) -> ByVar:
-        """Return the known values of a step from those that are read; others do not matter."""
+    def known_values(self, read: Sequence[Var], values: Sequence[Any], counts: jax.Array) -> ByVar:
+        """Return values of all known variables: zero for variables that are not read.
+
+        Parameters
+        ----------
+        read, values
+            Variables that the pass reads, and their values.
+        counts
+            Whether the step has a derivative.
+        """
         if self.has_mask:
-            known = [_finite_if_masked(counts, value) for value in known]
-        rest = {var: jnp.zeros(var.aval.shape, var.aval.dtype) for var in self.known.read}
-        return {**rest, **zip_dict(read, known)}
+            values = [_finite_if_masked(counts, value) for value in values]
+        zeros = zip_dict(self.known.read, _zeros(self.known.read))
+        return {**zeros, **zip_dict(read, values)}
+
+
+def _zeros(variables: Sequence[Var]) -> list[jax.Array]:
+    return [jnp.zeros(var.aval.shape, var.aval.dtype) for var in variables]
 
 
 def _finite_if_masked(counts: jax.Array, value: Any) -> Any:
@@ -133,18 +148,21 @@ class ReversePass:
         Parameters with a gradient.
     transition
         The step that is differentiated.
-    over
-        How their gradients are computed for all steps.
+    mode
+        How gradients of the parameters are computed for all steps.
     fixed, read
-        Variables of the step that the pass reads: equal in all steps, and known for each.
-    step, split, results
-        One step of the pass, its fission, and its results.
+        Variables of that step that the pass reads: its loop-invariant inputs, and known variables.
+    step, split
+        One step of the pass, and its fission.
+    results
+        Whether the gradient of a step is needed, and the derivatives that `Transition.product`
+        takes, over time.
     """
 
     states: tuple[int, ...]
     parameters: tuple[Var, ...]
     transition: Transition
-    over: OverTime
+    mode: OverTime
     fixed: tuple[Var, ...]
     read: tuple[Var, ...]
     step: StepProgram
@@ -167,28 +185,28 @@ class ReversePass:
         """
         known, counts = [over_time[var] for var in self.read], scales != 0
         own = zip_dict(self.step.inputs, [fixed[var] for var in self.fixed])
-        start = [jnp.zeros(var.aval.shape, var.aval.dtype) for var in self.step.carried]
+        start = list[Any](_zeros(self.step.carried))
         slices = zip_dict(self.step.slices, [*known, *of_losses, counts])
         before, found = run_loops(self.step, self.split, own, start, slices, reverse=True)
         kept = self.results.keep(own, found, len(scales))
-        is_read, of_results = stretched(self.results(kept), len(scales))
+        is_needed, of_combined = stretched(self.results(kept), len(scales))
 
         def value(parameters: list[Any], _: list[Any], now: Any) -> Any:
-            known, counts, of_results = now
+            known, counts, of_combined = now
             current = {**fixed, **zip_dict(self.parameters, parameters)}
-            values = self.transition.values(self.read, known, counts)
-            return self.transition.pulled_value(current, values, of_results), ()
+            values = self.transition.known_values(self.read, known, counts)
+            return self.transition.product(current, values, of_combined), ()
 
-        parameters, now = [fixed[var] for var in self.parameters], (known, counts, of_results)
-        scales = is_read.astype(jnp.float32)
-        (gradients, _), _ = self.over.gradient(value, parameters, [], now, scales)
+        parameters, now = [fixed[var] for var in self.parameters], (known, counts, of_combined)
+        scales = is_needed.astype(jnp.float32)
+        (gradients, _), _ = self.mode.gradient(value, parameters, [], now, scales)
         return gradients, before
 
     def one_by_one(self) -> "ReversePass":
         """Return a pass that maps nothing over time."""
         split = dataclasses.replace(self.split, result_mode=ONE_BY_ONE)
-        results = dataclasses.replace(self.results, over=ONE_BY_ONE)
-        return dataclasses.replace(self, over=ONE_BY_ONE, split=split, results=results)
+        results = dataclasses.replace(self.results, mode=ONE_BY_ONE)
+        return dataclasses.replace(self, mode=ONE_BY_ONE, split=split, results=results)
 
 
 def reverse_pass(
@@ -205,19 +223,45 @@ def reverse_pass(
     has_mask
         Whether some steps are masked.
     """
-    whole = _transition(step, split, parameters, has_mask)
+    transition = _transition(step, split, parameters, has_mask)
     fixed = tuple(v for v in step.program.in_vars if v not in {*step.carried, *step.slices})
-    run = _step_of(whole, fixed, tuple(split.perturbed), parameters)
-    known, flag = whole.known.read, jax.ShapeDtypeStruct((), bool)
-    of_step = (fixed, whole.old, known, tuple(split.perturbed))
+    read, own = _step_program(transition, fixed, tuple(split.perturbed), parameters)
+    own_split = split_step(own, has_mask=False)
+    return ReversePass(
+        states=tuple(map(step.carried.index, transition.old)),
+        parameters=tuple(parameters),
+        transition=transition,
+        mode=_mode_of_gradients(transition, split),
+        fixed=fixed,
+        read=read,
+        step=own,
+        split=own_split,
+        results=results_of(own, own.results[2], own_split.of_records, own_split.result_mode),
+    )
+
+
+def _step_program(
+    transition: Transition,
+    fixed: Sequence[Var],
+    perturbed: Sequence[Var],
+    parameters: Sequence[Var],
+) -> tuple[tuple[Var, ...], StepProgram]:
+    """Return the known variables that one step of the pass reads, and its program.
+
+    Its slices are the values of these variables, the derivatives of the losses, and whether the
+    step counts. The gradients are computed by the traced function only to find what they read.
+    """
+    run = _one_step(transition, fixed, perturbed, parameters)
+    known, flag = transition.known.read, jax.ShapeDtypeStruct((), bool)
+    of_step = (fixed, transition.old, known, perturbed)
     arguments = [*([struct_of(var.aval) for var in of] for of in of_step), flag]
     closed, shapes = jax.make_jaxpr(run, return_shape=True)(*arguments)
     program = program_of(inlined(closed))
     inputs = jax.tree.unflatten(jax.tree.structure(arguments), program.in_vars)
     of_fixed, carried, of_known, of_losses, counts = inputs
     written, results, gradients = jax.tree.unflatten(jax.tree.structure(shapes), program.out_atoms)
-    behind = program.depends_on(vars_of((written, results, gradients)))
-    read = {var: own for var, own in zip(known, of_known, strict=True) if own in behind}
+    needed = program.depends_on(vars_of((written, results, gradients)))
+    read = {var: own for var, own in zip(known, of_known, strict=True) if own in needed}
     program = dataclasses.replace(program, out_atoms=tuple(jax.tree.leaves((written, results))))
     own = StepProgram(
         program,
@@ -229,18 +273,7 @@ def reverse_pass(
         written=tuple(written),
         results=([], [], results),
     )
-    found = split_step(own, has_mask=False)
-    return ReversePass(
-        tuple(map(step.carried.index, whole.old)),
-        tuple(parameters),
-        whole,
-        _over_time(whole, split),
-        fixed,
-        tuple(read),
-        own,
-        found,
-        results_of(own, results, found.of_records, found.result_mode),
-    )
+    return tuple(read), own
 
 
 def _transition(
@@ -252,8 +285,8 @@ def _transition(
     entering = program.dependents_of(parameters, None, CONSTANT, carries_derivative) - step.varying
     readers = sorted({index for var in entering for index, _ in program.readers.get(var, ())})
     new, places = [step.written[k] for k in states], split.perturbed.keys()
-    behind = program.depends_on([*new, *places]) & step.varying
-    entries = [e for e in map(program.equations.__getitem__, readers) if e.outvars[0] in behind]
+    needed = program.depends_on([*new, *places]) & step.varying
+    combining = [e for e in map(program.equations.__getitem__, readers) if e.outvars[0] in needed]
     return Transition(
         step,
         Known(
@@ -262,37 +295,42 @@ def _transition(
         ),
         old=tuple(step.carried[k] for k in states),
         new=tuple(new),
-        entries=tuple(entries),
-        results=tuple(v for e in entries for v in e.outvars if v in passing and v in behind),
-        fixed=tuple(k for k, atom in enumerate(new) if is_var(atom) and atom in entering),
+        combining=tuple(combining),
+        combined=tuple(v for e in combining for v in e.outvars if v in passing and v in needed),
+        invariant=tuple(k for k, atom in enumerate(new) if is_var(atom) and atom in entering),
         has_mask=has_mask,
     )
 
 
-def _over_time(whole: Transition, split: Split) -> OverTime:
+def _mode_of_gradients(transition: Transition, split: Split) -> OverTime:
     """Return how the gradients of parameters are computed for all steps."""
-    operands = [equation.invars for equation in whole.entries]
-    constant = whole.known.constant.keys()
-    computed = varying_ancestors(whole.step, operands, constant) - constant | {*whole.results}
-    if differs_over_time(whole.step, whole.results, split.differentiable, computed):
+    operands = [equation.invars for equation in transition.combining]
+    constant = transition.known.constant.keys()
+    computed = varying_ancestors(transition.step, operands, constant) - constant | {
+        *transition.combined
+    }
+    if differs_over_time(transition.step, transition.combined, split.differentiable, computed):
         return ONE_BY_ONE
-    return AT_ONCE_BUT_MASKED if whole.has_mask else AT_ONCE
+    return AT_ONCE_BUT_MASKED if transition.has_mask else AT_ONCE
 
 
-def _step_of(
-    whole: Transition, fixed: Sequence[Var], perturbed: Sequence[Var], parameters: Sequence[Var]
+def _one_step(
+    transition: Transition,
+    fixed: Sequence[Var],
+    perturbed: Sequence[Var],
+    parameters: Sequence[Var],
 ) -> Callable[..., Any]:
     """Return one step of the pass.
 
     Returns
     -------
     run
-        ``(fixed values, derivatives of the States after a step, known values, derivatives of the
-        losses, whether the step counts) -> (derivatives of the States before it, results,
-        gradients)``, as flat lists.
+        ``(loop-invariant values, derivatives of the States after a step, known values,
+        derivatives of the losses, whether the step counts) -> (derivatives of the States before
+        it, results, gradients)``, as flat lists.
     """
-    made = [var for var in perturbed if var not in whole.old]
-    targets = (*whole.new, *made)
+    within = [var for var in perturbed if var not in transition.old]
+    targets = (*transition.new, *within)
 
     def run(
         of_fixed: list[Any],
@@ -302,21 +340,20 @@ def _step_of(
         counts: jax.Array,
     ) -> Any:
         values, of_losses = zip_dict(fixed, of_fixed), zip_dict(perturbed, losses)
-        now = whole.values(whole.known.read, known, counts)
-        derivatives = [*arriving, *(of_losses[var] for var in made)]
-        before, of_results = whole.pull_back(values, now, targets, derivatives)
-        of_results = [*of_results, *(arriving[k] for k in whole.fixed)]
-        before = [d + of_losses.get(var, 0) for var, d in zip(whole.old, before, strict=True)]
-        if whole.has_mask:
+        now = transition.known_values(transition.known.read, known, counts)
+        derivatives = [*arriving, *(of_losses[var] for var in within)]
+        before, of_combined = transition.pull_back(values, now, targets, derivatives)
+        of_combined = [*of_combined, *(arriving[k] for k in transition.invariant)]
+        before = [d + of_losses.get(var, 0) for var, d in zip(transition.old, before, strict=True)]
+        if transition.has_mask:
             counts |= jnp.stack([jnp.any(d != 0) for d in [*arriving, *losses]]).any()
-            before, of_results = jax.tree.map(
-                lambda derivative: jnp.where(counts, derivative, 0), (before, of_results)
-            )
+            found = before, of_combined
+            before, of_combined = jax.tree.map(lambda d: jnp.where(counts, d, 0), found)
 
         def of_parameters(own: list[Any]) -> jax.Array:
-            return whole.pulled_value({**values, **zip_dict(parameters, own)}, now, of_results)
+            return transition.product({**values, **zip_dict(parameters, own)}, now, of_combined)
 
         gradients = jax.grad(of_parameters)([values[var] for var in parameters])
-        return before, (counts, of_results), gradients
+        return before, (counts, of_combined), gradients
 
     return run
