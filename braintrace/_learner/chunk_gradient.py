@@ -61,13 +61,14 @@ class SequenceChunk:
     algorithm
         The algorithm.
     function
-        The step. Its perturbations are ``None`` if derivatives pass from step to step.
+        The step. Its perturbations are ``None`` if derivatives pass from step to step: in windows
+        and under full-Jacobian rules.
     parameters
         The model's parameters.
     held, slices
         Example values.
     has_mask
-        Whether masked steps have no backward pass.
+        Whether some steps may be masked: the scale of their loss is zero.
     options, steps
         Chunk options, and the length of the first sequence.
     window
@@ -155,7 +156,7 @@ class SequenceChunk:
             return run
 
         (written, outside), (results, over_time, signal) = over_blocks(
-            of_length, (written, outside), chunk, steps, self._length(steps)
+            of_length, (written, outside), chunk, steps, self._steps_of_window(steps)
         )
         kept = self._run.kept(values, over_time, steps)
         found, after = chunk_gradient(
@@ -165,8 +166,8 @@ class SequenceChunk:
         of_traces: KeptOfChunk = kept if after is None else after
         return (written, (outside, of_operands), of_traces), results
 
-    def _length(self, steps: int) -> int:
-        """Return the number of steps of the windows in a chunk; the last may be shorter."""
+    def _steps_of_window(self, steps: int) -> int:
+        """Return the number of steps that run together; the last window may be shorter."""
         if isinstance(self._window, int) and not self._graph.passes_weights:
             return min(steps, self._window)
         return steps
@@ -176,12 +177,15 @@ class SequenceChunk:
     ) -> Probes:
         """Return the learning signals of a chunk or of a window, time first.
 
+        If derivatives pass from step to step, only the first step has a signal: for the states
+        before it.
+
         Parameters
         ----------
         others, written
-            Values of the States before it.
+            Values of the States before the chunk.
         derivatives
-            Derivatives with respect to the perturbations, or to the States before it.
+            Derivatives with respect to the perturbations, or to the States before the chunk.
         """
         if not self._passes:
             signal: Probes = jax.tree.unflatten(jax.tree.structure(self._probes), derivatives)

@@ -1,4 +1,4 @@
-"""The one runner of a chunk of recorded steps.
+"""Chunk runner: the steps of a chunk, their losses with derivatives, and their residuals.
 
 A loop contains only the operations that depend on the step before (see `split`). Losses, their
 derivatives and the Jacobians are then computed from its recorded values: mapped over time, so
@@ -51,11 +51,12 @@ def chunk_runner(
     values, slices
         Example values.
     has_mask
-        Whether to omit the backward pass of steps with scale zero.
+        Whether some steps may be masked: the scale of their loss is zero.
     length_of
-        ``bytes that a step records -> number of steps`` of a chunk, for which it is tested.
+        ``bytes that a step records -> number of steps`` of a chunk. The batching rules are tested
+        with this length.
     passes
-        Whether derivatives pass from step to step.
+        Whether derivatives pass from step to step: in windows and under full-Jacobian rules.
     """
     found = separated(traced_step(step, values, slices))
     split, reverse = split_step(found, has_mask, passes), None
@@ -94,7 +95,7 @@ def _has_rules(
 
 
 class ChunkRunner:
-    """Runs a chunk: loops over dependent operations, then losses with derivatives.
+    """Runs a chunk: loops, then losses with derivatives, then the reverse pass if there is one.
 
     Parameters
     ----------

@@ -11,7 +11,7 @@ loop. If several levels are possible, a State has the last one, close to its rea
 import dataclasses
 from collections.abc import Collection, Iterable, Sequence
 
-from .._jax import Var
+from .._jax import Atom, Var
 from .._jaxpr import Program
 from .dependences import Dependences, dependences_of
 from .step_program import StepProgram, equations_of, is_product, size_of
@@ -32,9 +32,9 @@ class Loop:
     carried
         Indices of the States that it carries.
     made
-        Variables that it computes or carries.
+        Variables that it computes or carries, so it can record their values.
     read
-        Variables with values for all steps that it reads.
+        Variables made by earlier loops, hoisted products and slices that it reads.
     has_effects
         Whether it runs the equations with effects.
     """
@@ -58,9 +58,9 @@ class Loops:
         Indices of the States that no loop carries: no step reads them, so their values are computed
         at the last step only.
     available
-        All variables that are available for all steps, if they are recorded.
+        All variables whose values for all steps are slices or hoisted, or can be recorded.
     read
-        Those of them that are read before or in a loop, or for States of the last step.
+        Those of them that hoisted products, later loops, or the States in `at_last` read.
     """
 
     in_order: tuple[Loop, ...]
@@ -100,7 +100,7 @@ def loops_of(
     values
         Its program after CSE.
     waiting
-        Indices of the equations that must run step by step.
+        Indices of other equations that must run in a loop: branches, random numbers, effects.
     later
         Variables that the results of the step depend on.
     """
@@ -111,35 +111,61 @@ def loops_of(
         level if is_in else next((n for n in numbers if n >= level), None)
         for level, is_in in levels.of_state
     ]
-    given, read, loops = set(step.slices), set[Var](), list[Loop]()
-
-    def behind(targets: Iterable[Var], stops: Collection[Var]) -> set[Var]:
-        return values.depends_on(targets, frozenset(stops)) & step.varying
-
+    available, read, loops = set(step.slices), set[Var](), list[Loop]()
     for number in numbers:
         carried = [k for k, level in enumerate(loop_of_state) if level == number]
-        run = [values.equations[i] for i, level in levels.of_equation.items() if level == number]
-        targets = [written[k] for k in carried]
-        targets += [atom for equation in run for atom in (*equation.invars, *equation.outvars)]
-        there = given | levels.products
-        inside = behind(targets, there)
-        products = behind(inside & levels.products - given, given)
-        made = {v for e in equations_of(values, inside - there) for v in e.outvars}
-        made.update(step.carried[k] for k in carried)
-        hoisted = (v for e in equations_of(values, products) for v in e.outvars)
-        loop = Loop(
-            tuple(v for v in hoisted if v in levels.products and v not in given),
-            tuple(carried),
-            frozenset(made),
-            frozenset(inside & there),
-            any(equation.effects for equation in run),
-        )
+        loop, read_ahead = _loop(step, values, levels, number, carried, available)
         loops.append(loop)
-        read |= (inside & there) | (products & given)
-        given.update(made, loop.hoisted)
+        read |= loop.read | read_ahead
+        available.update(loop.made, loop.hoisted)
     at_last = [k for k, level in enumerate(loop_of_state) if level is None]
-    read |= behind([written[k] for k in at_last], given) & given
-    return Loops(tuple(loops), tuple(at_last), frozenset(given), frozenset(read))
+    read |= _ancestors(step, values, [written[k] for k in at_last], available) & available
+    return Loops(tuple(loops), tuple(at_last), frozenset(available), frozenset(read))
+
+
+def _loop(
+    step: StepProgram,
+    values: Program,
+    levels: _Levels,
+    number: int,
+    carried: list[int],
+    available: set[Var],
+) -> tuple[Loop, set[Var]]:
+    """Return the loop of a level, and the available variables that its hoisted products read.
+
+    Parameters
+    ----------
+    step, values, levels
+        The step, its program after CSE, and all levels.
+    number, carried
+        The level, and the indices of the States that the loop carries.
+    available
+        Variables with values for all steps before the loop.
+    """
+    run = [values.equations[i] for i, level in levels.of_equation.items() if level == number]
+    targets = [values.out_atoms[k] for k in carried]
+    targets += [atom for equation in run for atom in (*equation.invars, *equation.outvars)]
+    given = available | levels.products
+    inside = _ancestors(step, values, targets, given)
+    before = _ancestors(step, values, inside & levels.products - available, available)
+    made = {v for e in equations_of(values, inside - given) for v in e.outvars}
+    made.update(step.carried[k] for k in carried)
+    hoisted = (v for e in equations_of(values, before) for v in e.outvars)
+    loop = Loop(
+        tuple(v for v in hoisted if v in levels.products and v not in available),
+        tuple(carried),
+        frozenset(made),
+        frozenset(inside & given),
+        any(equation.effects for equation in run),
+    )
+    return loop, before & available
+
+
+def _ancestors(
+    step: StepProgram, values: Program, targets: Iterable[Atom], stops: Collection[Var]
+) -> set[Var]:
+    """Return the varying variables that some targets depend on, up to stops, both included."""
+    return values.depends_on(targets, frozenset(stops)) & step.varying
 
 
 def _levels(
@@ -196,8 +222,8 @@ def _after(edges: Edges, fixed: Sequence[int | None]) -> list[int]:
     """Return the first possible level of each component whose level is not fixed."""
     levels: list[int] = []
     for number, level in enumerate(fixed):
-        behind = (levels[s] + by_product for s, by_product in edges[number] if s != number)
-        levels.append(max(behind, default=0) if level is None else level)
+        least = (levels[s] + by_product for s, by_product in edges[number] if s != number)
+        levels.append(max(least, default=0) if level is None else level)
     return levels
 
 

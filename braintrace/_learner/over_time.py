@@ -1,7 +1,9 @@
 """Functions of a step for all steps of a chunk, time first: at once, or one by one.
 
 `AT_ONCE` maps a function over time, so that products are taken over time and batch together.
-`ONE_BY_ONE` is a loop, whose sums have at least single precision.
+`AT_ONCE_BUT_MASKED` does the same, with a derivative of zero at masked steps even if their own is
+not finite. `ONE_BY_ONE` is a loop, whose sums have at least single precision; masked steps have no
+backward pass there.
 """
 
 import dataclasses
@@ -107,7 +109,6 @@ class OverTime:
 AT_ONCE = OverTime(_mapped, _gradient_at_once)
 AT_ONCE_BUT_MASKED = OverTime(_mapped, _gradient_of_counted)
 ONE_BY_ONE = OverTime(jax.lax.map, _gradient_one_by_one)
-"""Steps whose scale is zero have no backward pass."""
 
 
 def values_over_time(
@@ -133,11 +134,11 @@ def values_over_time(
 
 
 def fold_time_into_samples(equation: Equation, values: list[Any]) -> list[jax.Array] | None:
-    """Run an ETP operation that is mapped over time.
+    """Run an ETP operation so that a map over time folds time into its samples.
 
-    This is a rule for `evaluate`; all other operations are left to JAX. The operation itself folds
-    samples into time, which would need communication if samples are sharded. In that case, time is
-    folded into samples.
+    This is a rule for `evaluate`; all other operations are left to JAX. JAX would fold samples into
+    time, which needs communication if samples are sharded. If they are not, the operation runs
+    unchanged.
     """
     if not isinstance(equation.primitive, ETPPrimitive):
         return None

@@ -5,9 +5,9 @@ one of the following:
 
 * loop-invariant: it is computed once, and its time axis has length 1;
 * a slice of the sequences, which exists already;
-* hoisted: computed before the loop, from the slices alone;
-* recorded by the loop; equal variables are recorded once;
-* computed after the loop, for all steps at once, from the other values.
+* hoisted: computed before a loop, from slices and values of earlier loops;
+* recorded by a loop; equal variables are recorded once;
+* computed after the loops, for all steps, from the other values.
 """
 
 import dataclasses
@@ -233,13 +233,21 @@ class Recording:
 
 
 def parameters_with_gradient(step: StepProgram, targets: PyTree) -> tuple[Var, ...]:
-    """Return the parameters that some variables have a derivative with respect to."""
+    """Return the parameters to which some targets have a derivative."""
     reaching = step.program.depends_on(vars_of(targets), blocked=CONSTANT)
     return tuple(var for var in step.parameters if var in reaching)
 
 
 def recording_of(step: StepProgram, split: Split, differentiated: Collection[Var]) -> Recording:
-    """Return the recording of loops over only those operations that depend on the step before."""
+    """Return the recorded values of a step, and the sources of its residuals.
+
+    Parameters
+    ----------
+    step, split
+        The step, and its fission into loops.
+    differentiated
+        The parameters with a gradient outside the traces.
+    """
     written, records = (*split.recorded, *split.hoisted), step.results[2]
     records = dataclasses.replace(records, x=in_parts(step.program, records.x, split.of_records))
     of_traces = results_of(step, records, split.of_records, split.result_mode)

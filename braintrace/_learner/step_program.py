@@ -31,15 +31,16 @@ class StepProgram:
     program
         The program.
     parameters, probes
-        Inputs with respect to which the loss is differentiated.
+        Inputs with respect to which the loss is differentiated; none in a step of a reverse pass.
     inputs
-        All inputs but the slices, in the order of `Values`.
+        All inputs but the slices, in the order of `Values`; in a step of a reverse pass, the
+        loop-invariant inputs.
     carried, slices
         Inputs that vary over the steps: States that it writes, slices of sequences.
     written
         New values of the carried States.
     results
-        All other results of the step, as a pytree of variables and constants.
+        ``(loss, aux, records)`` of the step, as a pytree of variables and constants.
     """
 
     program: Program
