@@ -36,7 +36,8 @@ def _gradient_at_once(
     loss: Loss, parameters: list[Any], probes: list[Any], over_time: PyTree, scales: jax.Array
 ) -> Found:
     def total(parameters: list[Any], probes: list[Any]) -> Any:
-        losses, aux = jax.vmap(functools.partial(loss, parameters))(probes, over_time)
+        of_step = functools.partial(loss, parameters)
+        losses, aux = jax.vmap(of_step, axis_size=len(scales))(probes, over_time)
         return jnp.sum(losses * scales), (losses, aux)
 
     zeros = [jnp.zeros((len(scales), *zero.shape), zero.dtype) for zero in probes]
@@ -61,7 +62,8 @@ def _gradient_of_counted(
     (found, signal), (losses, _) = _gradient_at_once(loss, parameters, probes, values, scales)
     found = [jnp.where(counts.any(), gradient, 0) for gradient in found]
     signal = [only_counted(value, 0) for value in signal]
-    _, aux = _mapped(functools.partial(loss, parameters, probes), over_time)
+    of_step = functools.partial(loss, parameters, probes)
+    _, aux = jax.vmap(of_step, axis_size=len(scales))(over_time)
     return (found, signal), (losses, aux)
 
 

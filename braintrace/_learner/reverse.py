@@ -286,7 +286,7 @@ def _transition(
     readers = sorted({index for var in entering for index, _ in program.readers.get(var, ())})
     new, places = [step.written[k] for k in states], split.perturbed.keys()
     needed = program.depends_on([*new, *places]) & step.varying
-    combining = [e for e in map(program.equations.__getitem__, readers) if e.outvars[0] in needed]
+    combining = [e for e in map(program.equations.__getitem__, readers) if needed & {*e.outvars}]
     return Transition(
         step,
         Known(

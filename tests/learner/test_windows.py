@@ -140,6 +140,63 @@ def test_no_window_is_the_rule_itself(name, rule):
     assert_same_bits(gradient_of(learner, case), gradient_of(learner, case, window=None))
 
 
+# --- steps of any kind
+
+
+def last_result_of_a_branch(u, gain):
+    """The first result of the operation is unused, so only its second has a derivative."""
+    branches = (lambda: (u, jnp.sin(u * gain))), (lambda: (-u, u + gain))
+    return jax.lax.cond(u.sum() > 0, *branches)[1]
+
+
+def results_of_a_loop(u, gain):
+    """The last carry of the loop is unused."""
+    return jax.lax.scan(lambda c, _: (c * gain, jnp.sin(c * gain)), u, None, 2)[1].sum(0)
+
+
+def watched_gain(u, gain):
+    """An operation without a result reads a parameter."""
+    jax.debug.callback(lambda value: None, gain)
+    return u * gain
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("rule", ["d_rtrl", "rtrl"])
+@pytest.mark.parametrize("gated", [last_result_of_a_branch, results_of_a_loop, watched_gain])
+@pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning")  # the gain has no trace
+def test_a_parameter_in_an_operation_whose_first_result_has_no_reader(gated, rule):
+    def step(params, state, x):
+        u = braintrace.matmul(x, params["w"]) + 0.5 * state["h"]
+        h = jnp.tanh(gated(u, params["gain"]))
+        return {"h": h}, h
+
+    random = np.random.default_rng(0)
+    params = {"w": random.normal(size=(3, 4)), "gain": random.normal(size=4)}
+    xs, start = random.normal(size=(5, BATCH, 3)), {"h": np.zeros((BATCH, 4))}
+
+    def total(params):
+        return jax.lax.scan(functools.partial(step, params), start, xs)[1].sum()
+
+    model = braintrace.from_function(step, params, start)
+    learner = braintrace.compile(model, rule, xs[0], batch_size=BATCH)
+    found = learner.etrace_grad(xs, step_fn=lambda x: learner(x).sum(), reduction="sum", window=5)
+    assert_gradients_close(found, jax.grad(total)(params), 1e-10)
+
+
+@pytest.mark.parametrize("options", [{}, {"mask": MASK}])
+def test_a_loss_that_reads_nothing(options):
+    learner, (xs, _) = windowed_learner(SOME[0], "d_rtrl"), SOME[0].sequences(BATCH, LENGTH)
+    learner.reset_state()
+
+    def step_fn(x):
+        learner(x)
+        return jnp.ones(())
+
+    found, losses = learner.etrace_grad(xs, step_fn=step_fn, return_value=True, **options)
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(found))
+    np.testing.assert_array_equal(losses, np.not_equal(options.get("mask", np.ones(LENGTH)), 0))
+
+
 # --- where windows begin
 
 
