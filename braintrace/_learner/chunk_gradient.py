@@ -32,7 +32,7 @@ from .chunks import Chunks, chunks_of, over_blocks, over_chunks, steps_of, windo
 from .options import Options
 from .over_time import zero_sum
 from .pure_step import PureStep
-from .recording import Kept
+from .recording import SourceValues
 
 Held: TypeAlias = tuple[Weights, PyTree]
 """Operands of the relations, and the initial values of States."""
@@ -49,7 +49,7 @@ Function: TypeAlias = Callable[[Any, Held, Slices], tuple[jax.Array, PyTree, Rec
 Gradients: TypeAlias = tuple[list[PyTree], Weights]
 """Gradients of the parameters in order, without the part through traces; and of the operands."""
 
-KeptOfChunk: TypeAlias = Traces | Kept
+TracesOrSources: TypeAlias = Traces | SourceValues
 """The traces after a chunk, or the sources of the residuals for their update."""
 
 
@@ -163,7 +163,7 @@ class SequenceChunk:
             self._graph, self._method, weights, self._records(kept), signal, traces
         )
         of_operands = jax.tree.map(jnp.add, of_operands, found)
-        of_traces: KeptOfChunk = kept if after is None else after
+        of_traces: TracesOrSources = kept if after is None else after
         return (written, (outside, of_operands), of_traces), results
 
     def _steps_of_window(self, steps: int) -> int:
@@ -215,14 +215,14 @@ class SequenceChunk:
         ]
         return list(jax.tree.unflatten(tree, total))
 
-    def known_traces(self, kept: KeptOfChunk) -> Traces | None:
+    def known_traces(self, kept: TracesOrSources) -> Traces | None:
         """Return the traces after a chunk where `run` has computed them anyway, else None."""
-        return None if isinstance(kept, Kept) else kept
+        return None if isinstance(kept, SourceValues) else kept
 
     def traces_after(
         self,
         weights: Weights,
-        kept: KeptOfChunk,
+        kept: TracesOrSources,
         before: Traces,
         token: jax.Array | None = None,
     ) -> Traces:
@@ -231,7 +231,7 @@ class SequenceChunk:
         If the update of a full-Jacobian rule may take more memory than the gradient, it runs in
         parts. ``token`` is the flag of `Records`.
         """
-        if not isinstance(kept, Kept):
+        if not isinstance(kept, SourceValues):
             return kept
         records = dataclasses.replace(self._records(kept), token=token)
 
@@ -246,7 +246,7 @@ class SequenceChunk:
         after: Traces = over_chunks(update, update, before, records, kept.steps, length)[0]
         return after
 
-    def _records(self, kept: Kept) -> Records:
+    def _records(self, kept: SourceValues) -> Records:
         records = self._recording.records(kept)
         if self._placement is not None:
             records = self._placement.records(records)

@@ -18,7 +18,7 @@ from .._typing import PyTree
 from .known import evaluate_around
 from .over_time import ONE_BY_ONE, zero_sum
 from .pure_step import PureStep
-from .recording import ChunkResult, Kept, parameters_with_gradient, recording_of
+from .recording import ChunkResult, SourceValues, parameters_with_gradient, recording_of
 from .reverse import ReversePass, reverse_pass
 from .run_loops import run_loops
 from .separate import separated
@@ -155,10 +155,10 @@ class ChunkRunner:
         result: ChunkResult = self._traced(values, start, chunk)
         return result
 
-    def kept(self, values: Values, over_time: list[jax.Array], steps: int) -> Kept:
-        """Return the sources of the residuals of some steps from what `ChunkResult` keeps."""
+    def kept(self, values: Values, over_time: list[jax.Array], steps: int) -> SourceValues:
+        """Return the values of the sources of the residuals, from `kept` of a `ChunkResult`."""
         results = self.recording.of_traces
-        return Kept(over_time, results.same_in_all(self._step.fixed(values)), steps)
+        return SourceValues(over_time, results.same_in_all(self._step.fixed(values)), steps)
 
     def _run(
         self,

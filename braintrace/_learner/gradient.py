@@ -88,7 +88,7 @@ class SequenceGradient:
         weights = _zero_operands(graph)
         arguments = (
             self._algorithm,
-            self._recording(mask is not None, self._options.step_fn),
+            self._recorded_step(mask is not None, self._options.step_fn),
             list(self._parameters.values()),
             (weights, initial),
             slices,
@@ -129,8 +129,10 @@ class SequenceGradient:
         extra = ((losses,) if options.return_value else ()) + ((aux,) if options.has_aux else ())
         return (given, *extra) if extra else given
 
-    def _recording(self, has_mask: bool, step_fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
-        """Return the step as a function of perturbations, fixed values, and slices."""
+    def _recorded_step(
+        self, has_mask: bool, step_fn: Callable[..., PyTree]
+    ) -> Callable[..., PyTree]:
+        """Return the recorded step as a function of perturbations, fixed values, and slices."""
         in_full = passed_step if self._window is None else window_step
 
         def step(

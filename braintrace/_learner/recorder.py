@@ -58,7 +58,7 @@ def run_in_chunk(
     def run(inputs: Inputs) -> Any:
         added = probes if restart is None else restarted_probes(graph, probes, restart)
         outputs, new_states, records = recorded_step(graph, inputs, weights, added)
-        return outputs, new_states, _told(graph, records, restart, has_mask)
+        return outputs, new_states, _with_flags(graph, records, restart, has_mask)
 
     return run
 
@@ -76,12 +76,12 @@ def run_in_window(step: RecordedStep, graph: ETraceGraph, restart: Restart, has_
 
     def run(inputs: Inputs) -> Any:
         outputs, new_states, records = step(graph, inputs)
-        return outputs, new_states, _told(graph, records, restart, has_mask)
+        return outputs, new_states, _with_flags(graph, records, restart, has_mask)
 
     return run
 
 
-def _told(graph: ETraceGraph, records: Records, restart: Restart, has_mask: bool) -> Records:
+def _with_flags(graph: ETraceGraph, records: Records, restart: Restart, has_mask: bool) -> Records:
     """Return residuals with flags for resets and for a mask."""
     if restart is not None:
         records = restarted(graph, records, restart)

@@ -40,8 +40,8 @@ Leaf = TypeVar("Leaf")
 
 
 @dataclasses.dataclass(frozen=True)
-class Kept:
-    """Sources of the results of a chunk.
+class SourceValues:
+    """Values of the variables from which results of a chunk are computed; see `Results`.
 
     Attributes
     ----------
@@ -56,7 +56,7 @@ class Kept:
     steps: int
 
 
-jax.tree_util.register_dataclass(Kept, ["over_time", "once"], ["steps"])
+jax.tree_util.register_dataclass(SourceValues, ["over_time", "once"], ["steps"])
 
 
 @jax.tree_util.register_dataclass
@@ -76,7 +76,7 @@ class ChunkResult:
     loss, aux
         Results of the function, time first; the losses are not scaled.
     kept
-        Values per step of the sources of the residuals.
+        Values over time of the sources of the residuals.
     """
 
     gradients: list[jax.Array]
@@ -122,8 +122,8 @@ class Results:
         """The variables whose values over time are stored."""
         return list(dict.fromkeys(self.given.values()))
 
-    def keep(self, fixed: ByVar, over_time: ByVar, steps: int) -> Kept:
-        """Return the sources of the results.
+    def source_values(self, fixed: ByVar, over_time: ByVar, steps: int) -> SourceValues:
+        """Return the values of the sources.
 
         Parameters
         ----------
@@ -132,14 +132,16 @@ class Results:
         steps
             Number of steps.
         """
-        return Kept([over_time[var] for var in self.sources], self.same_in_all(fixed), steps)
+        return SourceValues(
+            [over_time[var] for var in self.sources], self.same_in_all(fixed), steps
+        )
 
     def same_in_all(self, fixed: ByVar) -> list[jax.Array]:
-        """Return the sources that are equal in all steps."""
+        """Return the values of `once`."""
         found: list[jax.Array] = evaluate(self.program, self.once, fixed)
         return found
 
-    def __call__(self, kept: Kept) -> PyTree:
+    def __call__(self, kept: SourceValues) -> PyTree:
         """Return the results, time first, with a time axis of length 1 if loop-invariant."""
         literal = evaluate(self.program, self.literal, {})
         once = {**zip_dict(self.once, kept.once), **zip_dict(self.literal, literal)}
@@ -213,8 +215,8 @@ class Recording:
         """Return the items of differentiated leaves, from one item per leaf of the parameters."""
         return list(itertools.compress(leaves, self.differentiated))
 
-    def records(self, kept: Kept) -> Records:
-        """Return the residuals of a chunk, from the result of `Results.keep`.
+    def records(self, kept: SourceValues) -> Records:
+        """Return the residuals of a chunk, from the result of `Results.source_values`.
 
         All have a full time axis, except for constant ``D``. Chunks of one length are traced once.
         """
@@ -222,13 +224,13 @@ class Recording:
         return records
 
     @functools.cached_property
-    def _traced(self) -> Callable[[Kept], Records]:
-        def run(kept: Kept) -> Records:
+    def _traced(self) -> Callable[[SourceValues], Records]:
+        def run(kept: SourceValues) -> Records:
             records: Records = self.of_traces(kept)
             rest: Records = stretched(dataclasses.replace(records, D={}), kept.steps)
             return dataclasses.replace(rest, D=records.D)
 
-        traced: Callable[[Kept], Records] = jax.jit(run)
+        traced: Callable[[SourceValues], Records] = jax.jit(run)
         return traced
 
 

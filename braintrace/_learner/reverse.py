@@ -188,7 +188,7 @@ class ReversePass:
         start = list[Any](_zeros(self.step.carried))
         slices = zip_dict(self.step.slices, [*known, *of_losses, counts])
         before, found = run_loops(self.step, self.split, own, start, slices, reverse=True)
-        kept = self.results.keep(own, found, len(scales))
+        kept = self.results.source_values(own, found, len(scales))
         is_needed, of_combined = stretched(self.results(kept), len(scales))
 
         def value(parameters: list[Any], _: list[Any], now: Any) -> Any:
