@@ -8,13 +8,14 @@ in a scan over the windows. 64 inputs, 10 outputs, 32 sequences, float32.
 from collections.abc import Callable
 from functools import partial
 
+import jax
+
 from .. import handwritten_windows, subjects
 from ..case import Case, Prepared, Subject, Target
 from ..modules import Layers
 from ..networks import NETWORKS
 from ..subjects import Task, wait_for_states
 from .memory import bytes_of_call
-from .streaming import traces_of
 
 WINDOWS = (8, 16, 32)
 LIMITS = {("dense", 16): 1.4, ("dense", 32): 1.25, ("gru", 16): 1.6, ("gru", 32): 1.4}
@@ -25,12 +26,17 @@ CELLS = ("dense", "gru", "lstm", "alif")
 
 
 def memory_over_limit(task: Task, window: int) -> float:
-    """Return temporary bytes of `D_RTRL` over those of truncated BPTT and 1.2 times its traces."""
+    """Return temporary bytes of `D_RTRL` over those of truncated BPTT and 1.2 times its traces.
+
+    The traces are those of windows, which follow every state.
+    """
     learner = task.learners["d_rtrl"]
+    gradient = subjects.sequence_gradient(task, learner, window=window)
+    gradient()
+    traces = sum(leaf.nbytes for leaf in jax.tree.leaves(learner.algorithm.traces.value))
     learner.reset_state(task.batch)
     wait_for_states(learner)
-    own = bytes_of_call(subjects.sequence_gradient(task, learner, window=window))
-    traces = sum(leaf.nbytes for leaf in traces_of(task))
+    own = bytes_of_call(gradient)
     return own / (bytes_of_call(subjects.truncated_bptt(task, window).run) + 1.2 * traces)
 
 
