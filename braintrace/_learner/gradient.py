@@ -194,7 +194,7 @@ class SequenceGradient:
         after: Traces | Unfinished | None = self._chunks.known_traces(kept)
         if after is None:
             read = self._read_by_update(weights, kept, None if is_zero(before) else before)
-            # Of single numbers, XLA would compute the gradient again inside the update.
+            # XLA would compute single numbers of the gradient again inside the update.
             whole = jax.tree.map(jnp.sum, gradients)
             token = None if is_zero(before) else ordering_token(whole)
             after = Unfinished((read, kept, token), None if is_one_chunk else before)
