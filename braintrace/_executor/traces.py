@@ -100,7 +100,8 @@ def samples_with(
             if spec.outlives_reset or not jnp.issubdtype(trace.dtype, jnp.inexact):
                 return jnp.zeros((), bool)
             is_other = (spec.samples or _along_batch(spec))(~flags)
-            return jnp.any(~is_other & test(trace))
+            # The test stays in the loop: before it, XLA would store a flag for every entry.
+            return jnp.any(test(jnp.where(is_other, 0, trace)))
 
         found = jax.tree.leaves(jax.tree.map(passes, specs, traces))
         return jnp.any(jnp.stack([jnp.zeros((), bool), *found]))
