@@ -240,7 +240,9 @@ def test_a_step_copies_no_trace(mixing, dtypes):
 
         return jax.grad(total, has_aux=True)(values)
 
-    values = algorithm.compiled.inputs(algorithm.states_of_step, (WIDE.inputs[0],))
+    states = algorithm.states_of_step
+    now = [state.value for state in states.values()]
+    values = algorithm.compiled.inputs(states, now, (WIDE.inputs[0],))
     donating = jax.jit(step, donate_argnums=1)
     program = donating.lower(values, algorithm.traces.carried.value).compile()
     assert dtypes_of_traces(algorithm) == dtypes
