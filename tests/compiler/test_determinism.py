@@ -83,7 +83,6 @@ def processes(tmp_path_factory):
     return run("1"), run("6")  # under which small numbers and names hash to other orders
 
 
-@pytest.mark.nightly
 @pytest.mark.core
 def test_graph_trace_keys_and_program_do_not_depend_on_the_process(processes):
     (first, _), (second, _) = processes
@@ -92,7 +91,6 @@ def test_graph_trace_keys_and_program_do_not_depend_on_the_process(processes):
     assert first == second
 
 
-@pytest.mark.nightly
 @pytest.mark.core
 def test_a_second_process_compiles_nothing(processes):
     (_, after_first), (_, after_second) = processes
