@@ -30,6 +30,7 @@ from .step_program import (
     traced_step,
     value_of,
     vars_of,
+    zeros_of,
     zip_dict,
 )
 
@@ -200,6 +201,6 @@ class ChunkRunner:
             loss, aux = jax.tree.unflatten(tree, [value_of(atom, found) for atom in results])
             return loss, aux
 
-        terms = [jnp.zeros(var.aval.shape, var.aval.dtype) for var in places]
+        terms = zeros_of(places)
         own, now = [fixed[var] for var in self._differentiated], [over_time[var] for var in given]
         return split.loss_mode.gradient(of_step, own, terms, now, scales)

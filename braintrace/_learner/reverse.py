@@ -34,7 +34,7 @@ from .over_time import AT_ONCE, AT_ONCE_BUT_MASKED, ONE_BY_ONE, OverTime, stretc
 from .recording import Results, results_of
 from .run_loops import run_loops
 from .split import Split, differs_over_time, split_step, varying_ancestors
-from .step_program import ByVar, StepProgram, value_of, vars_of, zip_dict
+from .step_program import ByVar, StepProgram, value_of, vars_of, zeros_of, zip_dict
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -85,7 +85,7 @@ class Transition:
             found = evaluate_around(self.step, self.known, now, wanted, current, added)
             return [value_of(atom, zip_dict(wanted, found)) for atom in targets]
 
-        terms = _zeros(self.combined)
+        terms = zeros_of(self.combined)
         _, pull = jax.vjp(values, [now[self.known.first(var)] for var in self.old], terms)
         before, of_combined = pull(derivatives)
         return before, of_combined
@@ -123,12 +123,8 @@ class Transition:
         """
         if self.has_mask:
             values = [_finite_if_masked(counts, value) for value in values]
-        zeros = zip_dict(self.known.read, _zeros(self.known.read))
+        zeros = zip_dict(self.known.read, zeros_of(self.known.read))
         return {**zeros, **zip_dict(read, values)}
-
-
-def _zeros(variables: Sequence[Var]) -> list[jax.Array]:
-    return [jnp.zeros(var.aval.shape, var.aval.dtype) for var in variables]
 
 
 def _finite_if_masked(counts: jax.Array, value: Any) -> Any:
@@ -185,7 +181,7 @@ class ReversePass:
         """
         known, counts = [over_time[var] for var in self.read], scales != 0
         own = zip_dict(self.step.inputs, [fixed[var] for var in self.fixed])
-        start = list[Any](_zeros(self.step.carried))
+        start = list[Any](zeros_of(self.step.carried))
         slices = zip_dict(self.step.slices, [*known, *of_losses, counts])
         before, found = run_loops(self.step, self.split, own, start, slices, reverse=True)
         kept = self.results.source_values(own, found, len(scales))

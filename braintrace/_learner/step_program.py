@@ -163,6 +163,11 @@ def equations_of(program: Program, variables: Iterable[Var]) -> Iterator[Equatio
     return (program.equations[index] for index in program.making(variables))
 
 
+def zeros_of(variables: Iterable[Var]) -> list[jax.Array]:
+    """Return arrays of zeros like some variables."""
+    return [jnp.zeros(var.aval.shape, var.aval.dtype) for var in variables]
+
+
 def size_of(var: Var) -> int:
     """Return the bytes of a variable."""
     return int(var.aval.size * var.aval.dtype.itemsize)
