@@ -30,10 +30,10 @@ from .._jax import Atom, Equation, Var, is_var, struct_of
 from .._jaxpr import carries_derivative, inlined, program_of
 from .._jaxpr.dataflow import CONSTANT
 from .known import Known, evaluate_around
-from .over_time import AT_ONCE, AT_ONCE_BUT_MASKED, ONE_BY_ONE, OverTime, stretched
+from .over_time import ONE_BY_ONE, OverTime, stretched
 from .recording import Results, results_of
 from .run_loops import run_loops
-from .split import Split, differs_over_time, split_step, varying_ancestors
+from .split import Split, mode_of_gradients, split_step, varying_ancestors
 from .step_program import ByVar, StepProgram, value_of, vars_of, zeros_of, zip_dict
 
 
@@ -305,9 +305,13 @@ def _mode_of_gradients(transition: Transition, split: Split) -> OverTime:
     computed = varying_ancestors(transition.step, operands, constant) - constant | {
         *transition.combined
     }
-    if differs_over_time(transition.step, transition.combined, split.differentiable, computed):
-        return ONE_BY_ONE
-    return AT_ONCE_BUT_MASKED if transition.has_mask else AT_ONCE
+    return mode_of_gradients(
+        transition.step,
+        transition.combined,
+        split.differentiable,
+        computed,
+        transition.has_mask,
+    )
 
 
 def _one_step(

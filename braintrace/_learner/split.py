@@ -198,8 +198,30 @@ def _mode_of_losses(
         Whether some steps may be masked.
     """
     # In a loop over steps, devices would sum the gradients of all weights at each step.
-    is_large = extra > 0 and not runs_on_several_devices()
-    if is_large or differs_over_time(step, step.results[:1], differentiable, computed):
+    if extra > 0 and not runs_on_several_devices():
+        return ONE_BY_ONE
+    return mode_of_gradients(step, step.results[:1], differentiable, computed, has_mask)
+
+
+def mode_of_gradients(
+    step: StepProgram,
+    targets: PyTree,
+    differentiable: Collection[Var],
+    computed: set[Var],
+    has_mask: bool,
+) -> OverTime:
+    """Return how the gradients of some targets are computed for all steps.
+
+    Parameters
+    ----------
+    step, differentiable
+        The step, and its variables with a derivative.
+    targets, computed
+        Variables to differentiate, and those that are computed for it.
+    has_mask
+        Whether some steps may be masked.
+    """
+    if _differs_over_time(step, targets, differentiable, computed):
         return ONE_BY_ONE
     return AT_ONCE_BUT_MASKED if has_mask else AT_ONCE
 
@@ -239,7 +261,7 @@ def _bytes_of_products(step: StepProgram, computed: set[Var], ancestors: set[Var
     return size if size > MOST_EXTRA * step.bytes_in_and_out else 0
 
 
-def differs_over_time(
+def _differs_over_time(
     step: StepProgram, targets: PyTree, differentiable: Collection[Var], computed: set[Var]
 ) -> bool:
     """Test whether the gradient of a sum over time differs from the sum of the gradients.
