@@ -43,7 +43,7 @@ ROOMS = [
     "_etrace_op",
     "_graph",
     "_compiler",
-    "_executor",
+    "_core",
     "_rules",
     "_sharding",
     "_runtime",
@@ -55,6 +55,8 @@ ROOMS = [
     "_comparison",
     "nn",
 ]
+FOLDERS = {"_learner": ["state", "calls", "methods"], "_rules": ["elementwise", "full", "own"]}
+"""A folder of these rooms imports from the folders before it, and from no file beside them."""
 PRIVATE = {
     (
         "_jax.py",
@@ -102,7 +104,13 @@ def upward_imports(source, module):
     ours = [
         (line, name) for line, name in imports(source, module) if name.startswith("braintrace.")
     ]
-    return [(line, name) for line, name in ours if name.split(".")[1] in behind]
+    found = [(line, name) for line, name in ours if name.split(".")[1] in behind]
+    folders = FOLDERS.get(module[1], [])
+    if module[2:] and module[2] in folders:
+        before = folders[: folders.index(module[2]) + 1]
+        inside = [(line, name) for line, name in ours if name.split(".")[1] == module[1]]
+        found += [(line, name) for line, name in inside if name.split(".")[2] not in before]
+    return found
 
 
 def imported_modules(paths):

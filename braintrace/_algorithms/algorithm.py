@@ -11,25 +11,30 @@ import jax.numpy as jnp
 from .._arguments import BATCH_SIZE, FLOATING, MODEL, NAME, check_option
 from .._brainstate import ConstructorSignature, is_watched
 from .._compiler import CompilerOptions, publish
+from .._core import outliving, pack, pairs_of, starting_traces
 from .._errors import LostTracesError, NotCompiledError, NotInitializedError, OptionError
-from .._executor import eligibility, outliving, pack, pairs_of, starting_traces
 from .._foreign import in_words
 from .._graph import FILTERS, ETraceGraph, TraceMethod, Traces
 from .._interrupts import uninterrupted
+from .._rules import eligibility
 from .._runtime.changes import caught_up
 from .._runtime.compiled_model import CompiledModel, compile_first, compile_step, learned_starts
 from .._runtime.compiled_step import CompiledStep
-from .._runtime.found_states import FoundStates
-from .._runtime.initial_values import InitialFunction, check_init_options, failed_init
-from .._runtime.mesh import on_automatic_axes
-from .._runtime.model_states import States, of_kind, short_term, values_by_path
-from .._runtime.old_states import StepMark, started
+from .._runtime.environment.mesh import on_automatic_axes
+from .._runtime.environment.threads import lock_of, one_thread_at_a_time
 from .._runtime.on_mesh import arrays_on, moved_traces, place_states
 from .._runtime.program import OwnStates, states_are_carried
 from .._runtime.restart import RequestedRestarts, check_where, restart_samples
+from .._runtime.states.found_states import FoundStates
+from .._runtime.states.initial_values import (
+    InitialFunction,
+    check_init_options,
+    failed_init,
+)
+from .._runtime.states.model_states import States, of_kind, short_term, values_by_path
+from .._runtime.states.old_states import StepMark, started
 from .._runtime.step_data import first_step
 from .._runtime.stepping import run_call
-from .._runtime.threads import lock_of, one_thread_at_a_time
 from .._runtime.traces import EligibilityTraces, ReadoutFilter, start_of_filter
 from .._sharding import Division, Placement
 from .._typing import Path

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 import brainstate
 
 from .._arguments import BOOLEAN, check_option
-from .._executor import ParameterTraces
+from .._rules import ParameterTraces
 from .algorithm import ETraceAlgorithm
 
 

@@ -6,7 +6,7 @@ import brainstate
 
 from .._arguments import BOOLEAN, DECAY, check_option, is_integer, shown
 from .._errors import OptionError
-from .._executor import FilterTraces
+from .._rules import FilterTraces
 from .algorithm import ETraceAlgorithm
 
 

@@ -6,7 +6,7 @@ with the state before each step held constant. The rule has no traces. Every wei
 has its ordinary gradient of the step.
 """
 
-from .._executor import NoTraces
+from .._rules import NoTraces
 from .algorithm import ETraceAlgorithm
 
 

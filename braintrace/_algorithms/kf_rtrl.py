@@ -5,7 +5,7 @@ from typing import Any
 import brainstate
 
 from .._arguments import SEED, check_option
-from .._executor import KroneckerTraces
+from .._rules import KroneckerTraces
 from .algorithm import ETraceAlgorithm
 
 

@@ -1,6 +1,6 @@
 """RTRL: real-time recurrent learning, exact; OSTL with recurrence: exact within each layer."""
 
-from .._executor import LayeredTraces, WholeTraces
+from .._rules import LayeredTraces, WholeTraces
 from .algorithm import ETraceAlgorithm
 
 

@@ -8,9 +8,9 @@ import brainstate
 
 from .._arguments import BOOLEAN, PATHS, check_option, path_filter, shown
 from .._errors import CompilationError, OptionError
-from .._executor import ComposedTraces
 from .._graph import ETraceGraph, FilteredReadout, HiddenParamOpRelation, TraceMethod
 from .._graph.diagnostics import quoted
+from .._rules import ComposedTraces
 from .._typing import Path, path_name
 from .algorithm import ETraceAlgorithm
 from .names import algorithm_of, made, options_of, rule_and_options

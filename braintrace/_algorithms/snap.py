@@ -6,7 +6,7 @@ import brainstate
 
 from .._arguments import BOOLEAN, POSITIVE, check_option
 from .._errors import OptionError
-from .._executor import NeighbourTraces, ParameterTraces
+from .._rules import NeighbourTraces, ParameterTraces
 from .algorithm import ETraceAlgorithm
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import brainstate
 
 from .._arguments import SEED, check_option
-from .._executor import RankOneTraces
+from .._rules import RankOneTraces
 from .algorithm import ETraceAlgorithm
 
 

@@ -17,10 +17,10 @@ from .._brainstate import StatefulTrace, trace_stateful
 from .._errors import OptionError
 from .._foreign import in_words, loops_in_words
 from .._jax import strongly_typed
-from .._learner.arguments import weights_of
 from .._learner.build import initialise, mapped_size
-from .._learner.step_function import check_loss
-from .._runtime.initial_values import fresh_values
+from .._learner.calls.arguments import weights_of
+from .._learner.methods.step_function import check_loss
+from .._runtime.states.initial_values import fresh_values
 from .._typing import Path, PyTree, path_name
 from .workload import Workload
 

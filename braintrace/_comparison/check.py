@@ -13,7 +13,7 @@ import saiunit
 from .._algorithms import ETraceAlgorithm
 from .._arguments import check_takes
 from .._errors import OptionError
-from .._learner.arguments import of_numbers
+from .._learner.calls.arguments import of_numbers
 from .._rules import Rule
 from .._tables import Table, as_html, as_text
 from .._typing import Path, path_name

@@ -32,8 +32,8 @@ from .._arguments import (
     shown,
 )
 from .._errors import BraintraceError, MissingPackageError, OptionError
-from .._learner.arguments import of_numbers, weights_of
-from .._learner.chunks import default_budget
+from .._learner.calls.arguments import of_numbers, weights_of
+from .._learner.calls.chunks import default_budget
 from .._optional import optional_import
 from .._pictures import in_bytes
 from .._typing import PyTree

@@ -14,13 +14,13 @@ from jax.typing import ArrayLike
 
 from .._arguments import check_arrays, check_option, check_takes, common_length, named, shown
 from .._brainstate import is_watched, undone
+from .._core import examples
 from .._errors import OptionError, ShapeError
-from .._executor import examples
 from .._foreign import in_words
 from .._interrupts import uninterrupted
 from .._jax import struct_of
-from .._learner.arguments import shapes_of
 from .._learner.build import NOT_COMPILED
+from .._learner.calls.arguments import shapes_of
 from .._typing import PyTree
 
 

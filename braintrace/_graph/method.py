@@ -155,7 +155,7 @@ class TraceMethod(Protocol):
         """Return the traces after a recorded chunk of one step or more.
 
         Traces before it that are known to be zero may be passed as shapes (see
-        `braintrace._executor.zero`), here and in `gradient`.
+        `braintrace._core.zero`), here and in `gradient`.
         """
 
     def gradient(

@@ -1,9 +1,9 @@
 """Learner: gradients, online updates and prediction over sequences, compiled once per shape."""
 
-from .batched import BatchedLearner as BatchedLearner
 from .build import compile as compile
 from .functional import FunctionalLearner as FunctionalLearner
 from .learner import Learner as Learner
 from .shard import shard as shard
-from .state import LearnerState as LearnerState
+from .state.batched import BatchedLearner as BatchedLearner
+from .state.learner_state import LearnerState as LearnerState
 from .td_trace import TDTrace as TDTrace

@@ -13,15 +13,15 @@ import jax.numpy as jnp
 
 from .._arguments import check_option, check_tree, one_of
 from .._brainstate import values_of
+from .._core import examples
 from .._errors import OptionError
-from .._executor import examples
 from .._runtime import on_automatic_axes, one_thread_at_a_time, unwrap
 from .._runtime.changes import caught_up
 from .._typing import PyTree
+from .calls.options import METHODS, complaint, options_of
+from .calls.parts import HasParts, LearnerParts
 from .driver import lower_whole
-from .options import METHODS, complaint, options_of
-from .parts import HasParts, LearnerParts
-from .requests import request_of
+from .methods.requests import request_of
 
 
 @one_thread_at_a_time

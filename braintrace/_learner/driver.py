@@ -20,8 +20,8 @@ import jax
 from .._algorithms import ETraceAlgorithm
 from .._arguments import common_length
 from .._brainstate import kept_for_other_threads, values_of
+from .._core import pack, unpack
 from .._errors import OptionError
-from .._executor import pack, unpack
 from .._foreign import loops_in_words
 from .._graph import Traces
 from .._jax import for_devices
@@ -36,20 +36,20 @@ from .._runtime import (
     traced_on_automatic_axes,
 )
 from .._runtime.changes import caught_up, follow_every_state, own_changes
-from .._runtime.old_states import entered
+from .._runtime.states.old_states import entered
 from .._typing import PyTree, path_name
-from .arguments import flattened, weights_of
-from .body import Arguments, Body, HasZero, Unfinished, not_taken, run_to_the_end
-from .chunks import Cuts, steps_of
-from .compilations import Features
-from .options import Options
-from .parts import LearnerParts
-from .placed import Placing, placed_body
-from .recorder import LOOPS
-from .request import Request
-from .requests import BODIES
-from .restart import Initial, check_reset, initial_values
-from .skips import notice_counted
+from .calls.arguments import flattened, weights_of
+from .calls.body import Arguments, Body, HasZero, Unfinished, not_taken, run_to_the_end
+from .calls.chunks import Cuts, steps_of
+from .calls.compilations import Features
+from .calls.options import Options
+from .calls.parts import LearnerParts
+from .calls.placed import Placing, placed_body
+from .calls.restart import Initial, check_reset, initial_values
+from .methods.recorder import LOOPS
+from .methods.request import Request
+from .methods.requests import BODIES
+from .state.skips import notice_counted
 
 
 class Driver:

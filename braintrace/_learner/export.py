@@ -17,11 +17,11 @@ from .._errors import OptionError
 from .._optional import optional_import
 from .._shown import is_quantity
 from .._typing import PyTree
+from .calls.options import METHODS, ExportOptions, options_of, takes
+from .calls.parts import HasParts
 from .forecast import with_room_as, without_room
 from .functional import FunctionalLearner
-from .options import METHODS, ExportOptions, options_of, takes
-from .parts import HasParts
-from .state import FIELDS, LearnerState
+from .state.learner_state import FIELDS, LearnerState
 
 OF_MODEL = ("parameters", "hidden", "others", "random")
 """Fields of a state that a prediction depends on."""

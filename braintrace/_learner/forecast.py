@@ -19,16 +19,16 @@ from .._jax import is_tracer
 from .._most_memory import check_fits
 from .._runtime import on_automatic_axes, one_thread_at_a_time, read_arguments, unwrap
 from .._runtime.changes import caught_up
-from .._runtime.companions import is_here
+from .._runtime.states.companions import is_here
 from .._typing import PyTree
+from .calls.options import SINGLE, LearnOptions, Options, complaint, options_of, takes
+from .calls.parts import HasParts, LastPrediction, LearnerParts
 from .driver import run_whole
-from .late_labels import Stream, Waiting, room
-from .leaves import raw
-from .options import SINGLE, LearnOptions, Options, complaint, options_of, takes
-from .parts import HasParts, LastPrediction, LearnerParts
-from .request import Request
-from .requests import request_of
-from .state import FORECASTS, LearnerState
+from .methods.late_labels import Stream, Waiting, room
+from .methods.request import Request
+from .methods.requests import request_of
+from .state.learner_state import FORECASTS, LearnerState
+from .state.leaves import raw
 
 MOST_COMPARED = 1 << 14
 """Maximum number of entries of a prediction that are compared with later inputs."""

@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 
 from .._algorithms import ETraceAlgorithm
 from .._brainstate import values_of
-from .._executor import Pairs, unpack
+from .._core import Pairs, unpack
 from .._graph import Traces
 from .._interrupts import uninterrupted
 from .._jax import is_tracer, struct_of
@@ -31,11 +31,23 @@ from .._runtime import (
     write_values,
 )
 from .._runtime.changes import caught_up, follow_every_state
-from .._runtime.old_states import started
+from .._runtime.states.old_states import started
 from .._runtime.stepping import run_call
 from .._typing import Path, PyTree
-from .arguments import Gradients
-from .batched import BatchedLearner
+from .calls.arguments import Gradients
+from .calls.options import (
+    EVERY,
+    METHODS,
+    SINGLE,
+    EvolveOptions,
+    GradientOptions,
+    LearnOptions,
+    PredictOptions,
+    StreamOptions,
+    options_of,
+    takes,
+)
+from .calls.parts import LearnerParts
 from .driver import prepared
 from .forecast import (
     NO_SAMPLES,
@@ -48,21 +60,16 @@ from .forecast import (
     with_room_as,
 )
 from .given_state import GivenState
-from .options import (
-    EVERY,
-    METHODS,
-    SINGLE,
-    EvolveOptions,
-    GradientOptions,
-    LearnOptions,
-    PredictOptions,
-    StreamOptions,
-    options_of,
-    takes,
+from .methods.requests import request_of
+from .state.batched import BatchedLearner
+from .state.learner_state import (
+    BY_PATH,
+    LearnerState,
+    Places,
+    check_like,
+    places_of,
+    states_in,
 )
-from .parts import LearnerParts
-from .requests import request_of
-from .state import BY_PATH, LearnerState, Places, check_like, places_of, states_in
 
 
 class FunctionalLearner:

@@ -9,12 +9,12 @@ import brainstate
 
 from .._algorithms import ETraceAlgorithm
 from .._arguments import shown
+from .._core import Pairs, pack, unpack
 from .._errors import OptionError
-from .._executor import Pairs, pack, unpack
 from .._jax import is_transforming
 from .._runtime import Changes, Take
 from .._typing import PyTree
-from .state import FIELDS, STEP_MARK, LearnerState, Place, Places
+from .state.learner_state import FIELDS, STEP_MARK, LearnerState, Place, Places
 
 
 class GivenState:

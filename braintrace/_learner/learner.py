@@ -11,21 +11,21 @@ from .._algorithms import ETraceAlgorithm
 from .._algorithms.other_names import get_etrace_of
 from .._arguments import Kind, check_option
 from .._brainstate import ConstructorSignature
+from .._core import size_in_bytes
 from .._errors import NotPicklableError
-from .._executor import size_in_bytes
 from .._graph import ETraceGraph, Report, report_of
 from .._runtime import lock_of, on_automatic_axes, one_thread_at_a_time
 from .._sharding import Division
 from .._typing import Path, PyTree
 from . import ahead_of_time, export, forecast, sequences
-from .arguments import ALGORITHM
-from .compilations import Compilations
+from .calls.arguments import ALGORITHM
+from .calls.compilations import Compilations
+from .calls.parts import HeldForecasts, LearnerParts
 from .forecast import drop_forecasts, settle
 from .functional import FunctionalLearner
-from .interceptor import interceptor_of
-from .optimizer import HeldOptimizer
-from .parts import HeldForecasts, LearnerParts
-from .skips import notice_all
+from .state.interceptor import interceptor_of
+from .state.optimizer import HeldOptimizer
+from .state.skips import notice_all
 
 LEARNER = Kind("a learner made by `braintrace.compile`", lambda value: isinstance(value, Learner))
 

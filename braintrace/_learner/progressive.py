@@ -26,8 +26,8 @@ from .._arguments import (
 from .._errors import OptionError
 from .._optional import optional_import
 from .._typing import PyTree
+from .calls.options import LearnOptions
 from .learner import LEARNER, Learner
-from .options import LearnOptions
 
 METRICS = Kind("a dict of functions", lambda v: isinstance(v, Mapping)).or_else(None)
 

@@ -10,10 +10,8 @@ import jax
 
 from .._runtime import on_automatic_axes, one_thread_at_a_time
 from .._typing import PyTree
-from .arguments import Gradients
-from .driver import run_whole
-from .forecast import note_prediction, settle, warn_if_predicted
-from .options import (
+from .calls.arguments import Gradients
+from .calls.options import (
     WATCHED,
     WatchedGradientOptions,
     WatchedPredictOptions,
@@ -22,9 +20,11 @@ from .options import (
     options_of,
     takes,
 )
-from .parts import HasParts, LearnerParts
-from .request import Request
-from .requests import request_of
+from .calls.parts import HasParts, LearnerParts
+from .driver import run_whole
+from .forecast import note_prediction, settle, warn_if_predicted
+from .methods.request import Request
+from .methods.requests import request_of
 from .watching import run_watched
 
 

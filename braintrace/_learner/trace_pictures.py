@@ -17,15 +17,16 @@ import numpy as np
 
 from .._arguments import NOT_NEGATIVE, check_arrays, check_option, common_length
 from .._brainstate import is_watched
+from .._core import fans_over_samples, trace_sites
 from .._errors import OptionError
 from .._etrace_op import propagate
-from .._executor import eligibility, fans_over_samples, trace_sites
 from .._graph import ETraceGraph, Role, Traces, TraceSpec, TraceSpecs, WholeState, specs_of
 from .._pictures import draw_traces
 from .._pictures.draw_traces import Panel
+from .._rules import eligibility
 from .._sharding import on_host
 from .._typing import Path, PyTree, path_name
-from .arguments import shapes_of
+from .calls.arguments import shapes_of
 from .learner import LEARNER, Learner
 
 if TYPE_CHECKING:

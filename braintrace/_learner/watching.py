@@ -27,11 +27,11 @@ from .._optional import optional_import
 from .._runtime import as_users_have_it
 from .._sharding import on_host
 from .._typing import PyTree
-from .arguments import length_of, weights_of
-from .chunks import windows_of
-from .parts import LearnerParts
-from .request import Request
-from .skips import notice_all
+from .calls.arguments import length_of, weights_of
+from .calls.chunks import windows_of
+from .calls.parts import LearnerParts
+from .methods.request import Request
+from .state.skips import notice_all
 
 PARTS, LONGEST = 10, 1000
 """Approximate number of blocks of a sequence, and maximum number of steps of a block."""

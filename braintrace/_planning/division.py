@@ -13,8 +13,8 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh
 
+from .._core.products.complex_packing import arrays_of
 from .._errors import OptionError, ShapeError
-from .._executor.complex_packing import arrays_of
 from .._graph import ETraceGraph, Traces, TraceSpecs
 from .._sharding import Layout, layout_of
 from .._sharding.division import Division, Names, check_axes

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from .._etrace_op import ETPPrimitive
 from .._jax import AnyJaxpr, Equation, open_jaxpr, sub_jaxprs
 from .._jaxpr.dataflow import IN_ORDER, PRODUCTS, moved_operands
-from .._learner.chunk_costs import flops_of
+from .._learner.calls.chunk_costs import flops_of
 
 MOVES = IN_ORDER | {"iota", "optimization_barrier"}
 """Primitives without arithmetic, besides the moves of elements."""

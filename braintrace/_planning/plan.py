@@ -23,7 +23,7 @@ from .._arguments import (
 )
 from .._errors import BraintraceError, OptionError
 from .._jax import struct_of
-from .._learner.options import FIELDS, METHODS, Options
+from .._learner.calls.options import FIELDS, METHODS, Options
 from .._rules import Rule
 from .._tables import Part, Table, as_html, as_text
 from .._typing import PyTree

@@ -18,17 +18,17 @@ import saiunit
 
 from .._algorithms import ETraceAlgorithm
 from .._brainstate import trace_stateful
+from .._core import as_arrays, examples, pack, pairs_of, starting_traces
 from .._errors import OptionError
 from .._etrace_op import get_primitive_spec
-from .._executor import as_arrays, examples, pack, pairs_of, starting_traces
 from .._foreign import in_words
 from .._function_model import gradients_by_path
 from .._jax import equations_inside, for_devices, open_jaxpr
 from .._learner import Learner, compile
+from .._learner.calls.options import METHODS, Options
 from .._learner.driver import prepared
-from .._learner.optimizer import is_transformation
-from .._learner.options import METHODS, Options
-from .._learner.request import Request
+from .._learner.methods.request import Request
+from .._learner.state.optimizer import is_transformation
 from .._rules import Rule
 from .._sharding import Layout
 from .._typing import Path, PyTree

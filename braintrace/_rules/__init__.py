@@ -1,17 +1,18 @@
-"""User-defined learning rules: the public `Rule`, its sites, and their trace methods."""
+"""Learning rules: how a trace advances, and its part of the gradient."""
 
-from .._graph import TraceMethod
-from .by_operation import RuleTraces
-from .by_state import FullRuleTraces, LayeredRuleTraces
-from .protocol import Rule as Rule
-from .protocol import check_rule as check_rule
-from .protocol import missing_of_rule as missing_of_rule
-from .protocol import rule_in_words as rule_in_words
-from .site import Site as Site
-
-
-def method_of(rule: Rule) -> TraceMethod:
-    """Return the trace method of a rule."""
-    if rule.jacobian == "full":
-        return FullRuleTraces(rule)
-    return LayeredRuleTraces(rule) if rule.jacobian == "layered" else RuleTraces(rule)
+from .composed import ComposedTraces as ComposedTraces
+from .elementwise.io_dim import FilterTraces as FilterTraces
+from .elementwise.param_dim import ParameterTraces as ParameterTraces
+from .eligibility import eligibility as eligibility
+from .full.kronecker import KroneckerTraces as KroneckerTraces
+from .full.neighbours import NeighbourTraces as NeighbourTraces
+from .full.passing import NoTraces as NoTraces
+from .full.rank_one import RankOneTraces as RankOneTraces
+from .full.whole_traces import LayeredTraces as LayeredTraces
+from .full.whole_traces import WholeTraces as WholeTraces
+from .own import Rule as Rule
+from .own import Site as Site
+from .own import check_rule as check_rule
+from .own import method_of as method_of
+from .own import missing_of_rule as missing_of_rule
+from .own import rule_in_words as rule_in_words

@@ -13,8 +13,8 @@ from .._errors import LostTracesError
 from .._graph import Traces
 from .._interrupts import uninterrupted
 from .._jax import is_transforming
-from .companions import forget_companions
-from .threads import lock_of
+from .environment.threads import lock_of
+from .states.companions import forget_companions
 
 _VALUE: Any = brainstate.ShortTermState.value
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from .._errors import OptionError
-from .attributes import attributes_of
 from .compiled_model import CompiledModel
-from .mesh import on_automatic_axes
-from .model_states import States
+from .environment.mesh import on_automatic_axes
+from .states.attributes import attributes_of
+from .states.model_states import States
 
 
 def caught_up(algorithm: Any) -> States:

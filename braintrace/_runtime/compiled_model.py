@@ -15,21 +15,27 @@ import jax
 from .._arguments import level_of_user
 from .._brainstate import kept_for_other_threads
 from .._compiler import CompilerOptions, compile_model, trace_model
+from .._core import check_method
 from .._errors import NotCompiledError, RecompilationWarning, ShapeError
-from .._executor import check_method
 from .._graph import Diagnostic, ETraceGraph, TraceMethod
 from .._interrupts import interruptible
 from .._jax import strongly_typed
 from .._sharding import Division
 from .._typing import Path, path_name
-from .attributes import Attributes, attributes_of
-from .batch_axes import arguments_for_batch, example_arguments
 from .compiled_step import CompiledStep, carries_alike
-from .environment import Environment
-from .initial_values import InitialFunction, InitialValues, Shapes, shapes_of
-from .model_states import States, all_states, short_term, values_by_path, write_by_path
+from .environment.environment import Environment
 from .on_mesh import divided
-from .recent import Recent
+from .states.attributes import Attributes, attributes_of
+from .states.batch_axes import arguments_for_batch, example_arguments
+from .states.initial_values import InitialFunction, InitialValues, Shapes, shapes_of
+from .states.model_states import (
+    States,
+    all_states,
+    short_term,
+    values_by_path,
+    write_by_path,
+)
+from .states.recent import Recent
 
 MOST_STEPS = 32
 """Maximum number of compiled steps that are kept: batches have a few sizes."""

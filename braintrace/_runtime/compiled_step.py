@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .._compiler import divided_graph, with_every_operation
-from .._executor import (
+from .._core import (
     CarriedSpecs,
     Inputs,
     Step,
@@ -31,11 +31,11 @@ from .._graph import ETraceGraph, TraceMethod, Traces, Weights
 from .._jax import Var, for_devices
 from .._sharding import Placement
 from .._typing import Path
-from .environment import Environment
-from .mesh import in_automatic_region
-from .model_states import States, find_states, leaves_by_var, read_arguments
-from .old_states import entered
+from .environment.environment import Environment
+from .environment.mesh import in_automatic_region
 from .program import Program
+from .states.model_states import States, find_states, leaves_by_var, read_arguments
+from .states.old_states import entered
 
 
 class CompiledStep:

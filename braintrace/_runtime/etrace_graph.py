@@ -5,8 +5,8 @@ from typing import Any
 import brainstate
 
 from .._compiler import CompilerOptions, compile_model
-from .._executor import ParameterTraces
 from .._graph import ETraceGraph
+from .._rules import ParameterTraces
 
 
 def compile_etrace_graph(

@@ -3,11 +3,11 @@
 import jax
 from jax.sharding import Mesh
 
-from .._executor import as_arrays, pack, pairs_of, starting_traces
+from .._core import as_arrays, pack, pairs_of, starting_traces
 from .._graph import Traces
 from .._sharding import Division, Placement, placement_of
 from .compiled_step import CompiledStep
-from .model_states import States, values_by_path, write_by_path
+from .states.model_states import States, values_by_path, write_by_path
 from .traces import EligibilityTraces
 
 

@@ -19,8 +19,8 @@ from .._interrupts import interruptible, uninterrupted
 from .._jax import calls_back
 from .._typing import Path
 from .carried_traces import CarriedTraces
-from .companions import check_companions, note_companions
-from .model_states import States
+from .states.companions import check_companions, note_companions
+from .states.model_states import States
 
 Result = TypeVar("Result")
 

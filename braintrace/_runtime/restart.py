@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from .._arguments import flags_of
 from .._brainstate import peek
+from .._core import flags_along
 from .._errors import OptionError
-from .._executor import flags_along
 from .._graph import Batch, ETraceGraph
 from .._interrupts import uninterrupted
 from .._typing import Path

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from .._arguments import check_arrays
 from .._errors import ShapeError
 from .compiled_step import CompiledStep
-from .model_states import States, whole_values
 from .program import Changes, Program, Store, Take
+from .states.model_states import States, whole_values
 from .step_data import MultiStepData, check_steps, is_sequence, unwrap
 
 

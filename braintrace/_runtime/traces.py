@@ -9,12 +9,12 @@ import jax.numpy as jnp
 
 from .._arguments import differences, shown
 from .._brainstate import held, hold, is_watched, peek, seen_through
+from .._core import Pairs, pack, unpack
 from .._errors import ShapeError
-from .._executor import Pairs, pack, unpack
 from .._graph import StateLeaf
 from .._jax import is_tracer
 from .carried_traces import CarriedTraces, computed, hold_from_outside
-from .threads import lock_of
+from .environment.threads import lock_of
 
 
 def _unpacked(state: brainstate.State) -> Any:

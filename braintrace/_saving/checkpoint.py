@@ -30,7 +30,7 @@ from .._errors import CheckpointError, OptionError
 from .._interrupts import uninterrupted
 from .._learner import Learner, LearnerState
 from .._learner.learner import LEARNER
-from .._learner.state import FORECASTS, STEP_MARK
+from .._learner.state.learner_state import FORECASTS, STEP_MARK
 from .._typing import PyTree, path_name
 from . import store
 from .contents import (

@@ -12,7 +12,7 @@ import saiunit
 from .._arguments import is_quantity
 from .._errors import OptionError
 from .._learner import Learner, LearnerState
-from .._learner.state import FORECASTS, STEP_MARK, places_of
+from .._learner.state.learner_state import FORECASTS, STEP_MARK, places_of
 from .._typing import path_name
 from .units import unit_as_data, unit_of_data
 

@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from .._core.layout import TraceSite, trace_sites
+from .._core.products.active_outputs import active_outputs_of
 from .._etrace_op import get_primitive_spec
-from .._executor.active_outputs import active_outputs_of
-from .._executor.layout import TraceSite, trace_sites
 from .._graph import ETraceGraph, HiddenGroup, StateLeaf, TraceSpec, TraceSpecs
 from .._jax import Var
 from .._typing import Path

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh
 
+from .._core.products.complex_packing import arrays_of, of_arrays
 from .._errors import OptionError, ShapeError
-from .._executor.complex_packing import arrays_of, of_arrays
 from .._graph import ETraceGraph, Records, Traces, TraceSpecs
 from .._jax import is_tracer
 from .._typing import Path, PyTree, path_name

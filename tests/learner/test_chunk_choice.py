@@ -10,15 +10,21 @@ from assertions import assert_gradients_close
 from drivers import named
 
 import braintrace
-from braintrace._executor import size_in_bytes
+from braintrace._core import size_in_bytes
 from braintrace._jax_devices import current_device
-from braintrace._learner import chunks
-from braintrace._learner.chunk_costs import PROCESSOR, Work
-from braintrace._learner.chunks import Chunks, chunks_of, default_budget, fastest_length, windows_of
-from braintrace._learner.gradient import differentiating
-from braintrace._learner.options import Options
-from braintrace._learner.request import Request
-from braintrace._runtime import memory
+from braintrace._learner.calls import chunks
+from braintrace._learner.calls.chunk_costs import PROCESSOR, Work
+from braintrace._learner.calls.chunks import (
+    Chunks,
+    chunks_of,
+    default_budget,
+    fastest_length,
+    windows_of,
+)
+from braintrace._learner.calls.options import Options
+from braintrace._learner.methods.gradient import differentiating
+from braintrace._learner.methods.request import Request
+from braintrace._runtime.environment import memory
 
 MIB = 2**20
 # A leaky layer of 256 units with 64 samples, a linear one of 64 with 4, and one without traces.

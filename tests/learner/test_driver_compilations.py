@@ -16,8 +16,8 @@ from assertions import assert_gradients_close
 from drivers import build_learner, weights_of
 
 import braintrace
-from braintrace._learner import compilations
-from braintrace._learner.function_key import FunctionKeys
+from braintrace._learner.calls import compilations
+from braintrace._learner.calls.function_key import FunctionKeys
 
 CASE = cases.BY_NAME["leaky"]
 XS, TARGETS = CASE.sequences(2, 4)

@@ -12,7 +12,7 @@ from drivers import build_algorithm, build_learner, named, sequence_gradient, we
 
 import braintrace
 from braintrace._learner.driver import Driver
-from braintrace._learner.gradient import SequenceGradient
+from braintrace._learner.methods.gradient import SequenceGradient
 
 CASE = cases.BY_NAME["independent_rnn"]
 XS, TARGETS = CASE.sequences(2, 6)

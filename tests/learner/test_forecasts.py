@@ -15,7 +15,7 @@ import saiunit as u
 from drivers import build_learner
 
 import braintrace
-from braintrace._learner.state import FORECASTS
+from braintrace._learner.state.learner_state import FORECASTS
 
 BATCH, LENGTH = 2, 7
 OPTIMIZER = optax.adam(0.05)

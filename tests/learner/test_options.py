@@ -15,7 +15,7 @@ import pytest
 import braintrace
 from braintrace import FunctionalLearner, Learner
 from braintrace._compiler import CompilerOptions
-from braintrace._learner.options import FIELDS, Options, WatchOptions
+from braintrace._learner.calls.options import FIELDS, Options, WatchOptions
 
 XS = np.ones((3, 2, 3), np.float32)
 WATCH = {"progress": False, "log_every": None, "on_log": None}

@@ -17,8 +17,8 @@ from drivers import summed
 from jax.experimental import io_callback
 
 import braintrace
+from braintrace._core.chunk import over_time
 from braintrace._jaxpr import equal_values, equal_with_derivatives, inlined, program_of
-from braintrace._learner import over_time
 
 INPUTS, H, STEPS, BATCH = 3, 4, 6, 2
 pytestmark = pytest.mark.usefixtures("float64")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import braintrace
-from braintrace._executor import time_loops
+from braintrace._core import time_loops
 
 pytestmark = pytest.mark.core
 

@@ -12,8 +12,8 @@ import hashlib
 import pathlib
 
 PACKAGES = (
-    *("_compiler", "_executor", "_etrace_op", "_learner", "_sharding", "_saving", "_planning"),
-    "nn",
+    *("_compiler", "_core", "_rules", "_etrace_op", "_learner", "_sharding", "_saving"),
+    *("_planning", "nn"),
 )
 MINIMUM = 20
 

@@ -11,12 +11,13 @@ from assertions import assert_gradients_close
 from operation_cases import BATCH, CASES, STEPS, Diagonal, bptt, by_name, es_d_rtrl, loss
 
 import braintrace
-from braintrace._executor import ParameterTraces, overwriting
+from braintrace._core.products import overwriting
 from braintrace._graph import Records
 from braintrace._jax import open_jaxpr, sub_jaxprs
-from braintrace._learner.gradient import differentiating
-from braintrace._learner.options import Options
-from braintrace._learner.request import Request
+from braintrace._learner.calls.options import Options
+from braintrace._learner.methods.gradient import differentiating
+from braintrace._learner.methods.request import Request
+from braintrace._rules import ParameterTraces
 
 each_operation = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 

@@ -19,7 +19,7 @@ from drivers import (
 from rules import OLDEST, OTHERS
 
 import braintrace
-from braintrace._executor import overwriting
+from braintrace._core.products import overwriting
 
 WITH_TRACES = [braintrace.D_RTRL, braintrace.ES_D_RTRL]
 ALGORITHMS = [

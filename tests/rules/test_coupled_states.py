@@ -15,10 +15,10 @@ from ops_catalogue import restored_registries
 
 import braintrace
 from braintrace._brainstate import trace_stateful
-from braintrace._executor import complex_packing, overwriting
-from braintrace._learner.gradient import differentiating
-from braintrace._learner.options import Options
-from braintrace._learner.request import Request
+from braintrace._core.products import complex_packing, overwriting
+from braintrace._learner.calls.options import Options
+from braintrace._learner.methods.gradient import differentiating
+from braintrace._learner.methods.request import Request
 
 BY_NAME = {case.name: case for case in CASES}
 MATMUL = BY_NAME["matmul"]

@@ -19,7 +19,7 @@ from operation_cases import CASES, Diagonal
 from single_steps import BATCH, LENGTH
 
 import braintrace
-from braintrace._executor.traces import kept_specs, restart_traces, starting_traces
+from braintrace._core.traces import kept_specs, restart_traces, starting_traces
 from braintrace._graph import TraceSpec, specs_of
 
 

@@ -15,7 +15,7 @@ from assertions import assert_gradients_close, assert_gradients_differ, assert_s
 from drivers import build_learner, drawn_signs, named, sequence_gradient, snapshot, weights_of
 
 import braintrace
-from braintrace._executor.whole_chunk import parameters_behind
+from braintrace._rules.full.whole_chunk import parameters_behind
 
 LENGTH, BATCH, SEED = 6, 2, 3
 MASK = np.array([1, 0, 2, 0.5, 1, 0])

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from braintrace._runtime import all_states
-from braintrace._runtime.found_states import FoundStates
+from braintrace._runtime.states.found_states import FoundStates
 
 
 def state():

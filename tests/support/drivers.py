@@ -12,8 +12,8 @@ import pytest
 from rules import RULES, options_of
 
 import braintrace
-from braintrace._executor import outliving
-from braintrace._executor.random_signs import signs
+from braintrace._core import outliving
+from braintrace._rules.full.random_signs import signs
 
 BATCH_STYLES = ("batch axis", "mapped", "single")
 SILENT = ("immediate", braintrace.Immediate, "rtrl", braintrace.RTRL, "ostl_recurrent")

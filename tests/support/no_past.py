@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 
 import braintrace
-from braintrace._executor.direct import add, direct_gradient, like
-from braintrace._executor.layout import new_state_to_positions
-from braintrace._executor.products import products_of_gradient
+from braintrace._core.layout import new_state_to_positions
+from braintrace._core.products.direct import add, direct_gradient, like
+from braintrace._core.products.products import products_of_gradient
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""The steps of a chunk: loops, then losses, then the reverse pass."""

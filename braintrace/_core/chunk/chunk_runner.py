@@ -1,0 +1,206 @@
+"""Chunk runner: the steps of a chunk, their losses with derivatives, and their residuals.
+
+A loop contains only the operations that depend on the step before (see `split`). Losses, their
+derivatives and the Jacobians are then computed from its recorded values: mapped over time, so
+products with weights are taken over time and batch together, or one step after the other
+(`OverTime`). Where derivatives pass from step to step, a reverse pass follows (see `reverse`).
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..._jax import Var
+from ..._typing import PyTree
+from .known import evaluate_around
+from .over_time import ONE_BY_ONE, zero_sum
+from .pure_step import PureStep
+from .recording import ChunkResult, SourceValues, parameters_with_gradient, recording_of
+from .reverse import ReversePass, reverse_pass
+from .run_loops import run_loops
+from .separate import separated
+from .split import Split, split_step
+from .step_program import (
+    ByVar,
+    StepProgram,
+    Values,
+    traced_step,
+    value_of,
+    vars_of,
+    zeros_of,
+    zip_dict,
+)
+
+
+def chunk_runner(
+    step: PureStep,
+    values: Values,
+    slices: PyTree,
+    has_mask: bool,
+    length_of: Callable[[int], int],
+    passes: bool,
+) -> "ChunkRunner":
+    """Return the chunk runner of a step.
+
+    Parameters
+    ----------
+    step
+        A function of ``(probes, held, slices)`` that returns ``(loss, aux, records)``.
+    values, slices
+        Example values.
+    has_mask
+        Whether some steps may be masked: the scale of their loss is zero.
+    length_of
+        ``bytes that a step records -> number of steps`` of a chunk. The batching rules are tested
+        with this length.
+    passes
+        Whether derivatives pass from step to step: in windows and under full-Jacobian rules.
+    """
+    found = separated(traced_step(step, values, slices))
+    split, reverse = split_step(found, has_mask, passes), None
+    targets = [found.results[0], *(found.written if passes else ())]
+    differentiated = parameters_with_gradient(found, targets)
+    if passes:
+        reverse = reverse_pass(found, split, differentiated, has_mask)
+        split = split.recording(reverse.read)
+    runner = ChunkRunner(found, split, differentiated, reverse)
+    steps = length_of(runner.recording.bytes_per_step)
+    return runner if _has_rules(runner, step, values, slices, steps) else runner.one_by_one()
+
+
+def _has_rules(
+    runner: "ChunkRunner", step: PureStep, values: Values, slices: PyTree, steps: int
+) -> bool:
+    """Test whether all operations that a runner maps over time have a batching rule.
+
+    The trace of this test is reused for chunks of the same length.
+    """
+
+    def over_time(leaf: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((steps, *jnp.shape(leaf)), jnp.result_type(leaf))
+
+    parameters, others, *_ = values
+    outside = runner.recording.chosen(jax.tree.leaves(parameters))
+    start = step.written_of(others), jax.eval_shape(lambda: jax.tree.map(zero_sum, outside))
+    chunk = jax.tree.map(over_time, (slices, 1.0))
+    try:
+        result = jax.eval_shape(runner, values, start, chunk)
+        kept = jax.eval_shape(lambda: runner.kept(values, result.kept, steps))
+        jax.eval_shape(runner.recording.records, kept)
+    except NotImplementedError:
+        return False
+    return True
+
+
+class ChunkRunner:
+    """Runs a chunk: loops, then losses with derivatives, then the reverse pass if there is one.
+
+    Parameters
+    ----------
+    step, split
+        The program of one step, and its fission into loops.
+    differentiated
+        The parameters with a gradient outside the traces.
+    reverse
+        The reverse pass through the steps; ``None``: derivatives do not pass from step to step.
+
+    Attributes
+    ----------
+    recording
+        The recorded values of the steps.
+    """
+
+    def __init__(
+        self,
+        step: StepProgram,
+        split: Split,
+        differentiated: tuple[Var, ...],
+        reverse: ReversePass | None,
+    ) -> None:
+        self._step, self._split = step, split
+        self._differentiated, self._reverse = differentiated, reverse
+        self.recording = recording_of(step, split, differentiated)
+        self._traced = jax.jit(self._run)
+
+    def one_by_one(self) -> "ChunkRunner":
+        """Return a runner that maps nothing over time."""
+        split = dataclasses.replace(self._split, loss_mode=ONE_BY_ONE, result_mode=ONE_BY_ONE)
+        reverse = None if self._reverse is None else self._reverse.one_by_one()
+        return ChunkRunner(self._step, split, self._differentiated, reverse)
+
+    def passing(self, leaves: list[Any]) -> list[Any]:
+        """Return the leaves of written States through which derivatives pass."""
+        return [] if self._reverse is None else [leaves[k] for k in self._reverse.states]
+
+    def __call__(
+        self,
+        values: Values,
+        start: tuple[PyTree, list[jax.Array]],
+        chunk: tuple[PyTree, jax.Array],
+    ) -> ChunkResult:
+        """Run a chunk. Chunks of one length are traced once.
+
+        Parameters
+        ----------
+        values
+            Values of the parameters, of the other States, of the perturbations, and of fixed
+            values.
+        start
+            Values of the States that the steps write, and the sums of gradients so far.
+        chunk
+            Slices of the sequences, and the scale of every step's loss.
+        """
+        result: ChunkResult = self._traced(values, start, chunk)
+        return result
+
+    def kept(self, values: Values, over_time: list[jax.Array], steps: int) -> SourceValues:
+        """Return the values of the sources of the residuals, from `kept` of a `ChunkResult`."""
+        results = self.recording.of_traces
+        return SourceValues(over_time, results.same_in_all(self._step.fixed(values)), steps)
+
+    def _run(
+        self,
+        values: Values,
+        start: tuple[PyTree, list[jax.Array]],
+        chunk: tuple[PyTree, jax.Array],
+    ) -> ChunkResult:
+        sequences, scales = chunk
+        fixed = self._step.fixed(values)
+        states, tree = jax.tree.flatten(start[0])
+        slices = zip_dict(self._step.slices, jax.tree.leaves(sequences))
+        states, over_time = run_loops(self._step, self._split, fixed, states, slices)
+        (gradients, signal), (losses, aux) = self._losses(fixed, over_time, scales)
+        if self._reverse is not None:
+            more, signal = self._reverse(fixed, over_time, signal, scales)
+            gradients = jax.tree.map(jnp.add, gradients, more)
+        gradients = jax.tree.map(jnp.add, start[1], gradients)
+        kept = [over_time[var] for var in self.recording.of_traces.sources]
+        return ChunkResult(gradients, signal, jax.tree.unflatten(tree, states), losses, aux, kept)
+
+    def _losses(
+        self, fixed: ByVar, over_time: ByVar, scales: jax.Array
+    ) -> tuple[tuple[list[jax.Array], list[jax.Array]], tuple[jax.Array, PyTree]]:
+        """Return the gradients of parameters and perturbations, losses and auxiliary results."""
+        step, split, places = self._step, self._split, self._split.perturbed
+        known = split.of_losses
+        given = list(dict.fromkeys([*known.read, *filter(None, places.values())]))
+        results, tree = jax.tree.flatten(step.results[:2])
+        wanted = vars_of(results)
+
+        def of_step(parameters: list[Any], terms: list[Any], now: list[Any]) -> Any:
+            values, own = zip_dict(given, now), zip_dict(self._differentiated, parameters)
+            at = {
+                var: term if first is None else values[first] + term
+                for (var, first), term in zip(places.items(), terms, strict=True)
+            }
+            current = {**fixed, **own, **at}
+            found = zip_dict(wanted, evaluate_around(step, known, values, wanted, current))
+            loss, aux = jax.tree.unflatten(tree, [value_of(atom, found) for atom in results])
+            return loss, aux
+
+        terms = zeros_of(places)
+        own, now = [fixed[var] for var in self._differentiated], [over_time[var] for var in given]
+        return split.loss_mode.gradient(of_step, own, terms, now, scales)

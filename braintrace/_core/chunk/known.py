@@ -1,0 +1,130 @@
+"""Derivatives around known values.
+
+The loops of a chunk have computed most values of a step. Where the step is differentiated after
+them, a known value replaces the computed one: with its ordinary derivative, or as a constant. So no
+product is computed twice.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from ..._jax import Atom, Equation, Var, bind, runs_on_several_devices
+from ..._jaxpr import Rule, evaluate, program_of
+from .over_time import fold_time_into_samples
+from .step_program import ByVar, StepProgram
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Known:
+    """Variables of a step whose values are known for all steps.
+
+    Attributes
+    ----------
+    constant
+        For each variable without a derivative: the variable that has its value.
+    differentiated
+        The same for variables that keep their derivative.
+    """
+
+    constant: Mapping[Var, Var]
+    differentiated: Mapping[Var, Var]
+
+    def first(self, var: Var) -> Var:
+        """Return the variable that has the value of a known variable."""
+        return self.constant[var] if var in self.constant else self.differentiated[var]
+
+    @property
+    def read(self) -> list[Var]:
+        """The variables that have the values."""
+        return list(dict.fromkeys([*self.constant.values(), *self.differentiated.values()]))
+
+
+def evaluate_around(
+    step: StepProgram,
+    known: Known,
+    now: ByVar,
+    targets: Sequence[Atom],
+    current: ByVar,
+    added: Mapping[Var, jax.Array] | None = None,
+) -> list[Any]:
+    """Return some values of a step, differentiable around known values.
+
+    Parameters
+    ----------
+    step, known
+        The step, and its known variables.
+    now
+        Their values in this step.
+    targets
+        The variables.
+    current
+        Values that replace variables, inputs included.
+    added
+        Terms to add to results of equations.
+    """
+    given = {var: now[first] for var, first in known.constant.items()}
+    values = {var: now[first] for var, first in known.differentiated.items()}
+    rule = _around(values, step, added or {})
+    return evaluate(step.program, targets, {}, {**given, **current}, rule)
+
+
+def _around(values: ByVar, step: StepProgram, added: Mapping[Var, jax.Array]) -> Rule:
+    """Return a rule that gives variables known values.
+
+    On several devices, products with weights are computed where their samples are.
+    """
+    is_divided = runs_on_several_devices()
+
+    def rule(equation: Equation, operands: list[Any]) -> list[Any] | None:
+        is_mapped = any(var in step.varying for var in equation.outvars)
+        found = fold_time_into_samples(equation, operands) if is_divided and is_mapped else None
+        if not any(var in values or var in added for var in equation.outvars):
+            return found
+        if equation.primitive.name in FROM_RESULT and equation.outvars[0] in values:
+            results = [_from_result(equation, operands[0], values[equation.outvars[0]])]
+        else:
+            pairs = zip(equation.outvars, found or bind(equation, operands), strict=True)
+            results = [_instead(y, values[v]) if v in values else y for v, y in pairs]
+        pairs = zip(equation.outvars, results, strict=True)
+        return [value + added[var] if var in added else value for var, value in pairs]
+
+    return rule
+
+
+FROM_RESULT = frozenset({"exp", "exp2", "logistic", "rsqrt", "sqrt", "tan", "tanh"})
+"""Operations whose derivative JAX computes from their result."""
+
+
+def _from_result(equation: Equation, x: jax.Array, known: jax.Array) -> jax.Array:
+    """Return the known result of an operation; its derivative is computed from that."""
+
+    def derivative(primals: Any, tangents: Any) -> Any:
+        def both(x: Any, dx: Any) -> Any:
+            return jax.jvp(lambda x: bind(equation, [x])[0], (x,), (dx,))
+
+        x, known = primals
+        program = program_of(jax.make_jaxpr(both)(x, tangents[0]))
+        result, change = program.out_atoms
+        inputs = dict(zip(program.in_vars, (x, tangents[0]), strict=True))
+        return known, evaluate(program, [change], inputs, {result: known})[0]
+
+    around = jax.custom_jvp(_known)
+    around.defjvp(derivative)
+    found: jax.Array = around(x, known)
+    return found
+
+
+def _known(value: jax.Array, known: jax.Array) -> jax.Array:
+    return known
+
+
+def _derivative_of_value(primals: Any, tangents: Any) -> Any:
+    return primals[1], tangents[0]
+
+
+_instead: Callable[..., Any] = jax.custom_jvp(_known)
+"""``(value, known)``: the known value, with the derivative of the computed one."""
+_instead.defjvp(_derivative_of_value)  # type: ignore[attr-defined]

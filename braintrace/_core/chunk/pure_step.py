@@ -1,0 +1,190 @@
+"""A stateful function of one step as a pure function of State values."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import brainstate
+import jax
+import jax.numpy as jnp
+
+from ..._arguments import shown
+from ..._brainstate import trace_stateful
+from ..._compiler import described, state_paths
+from ..._errors import OptionError, ShapeError
+from ..._jax import calls_back, every_equation
+from ..._typing import PyTree, path_name
+
+FEW = 1_000
+"""Numbers that are written sooner than a loop is entered."""
+
+
+class PureStep:
+    """A function that reads and writes brainstate States, in pure form.
+
+    Parameters
+    ----------
+    model
+        The model, for the names of its States.
+    function
+        The function.
+    parameters
+        States whose values are arguments of every call, and that the function must not write.
+    example
+        Example arguments.
+
+    Raises
+    ------
+    OptionError
+        If the function writes a parameter.
+    ShapeError
+        If it changes the pytree structure of a State.
+    """
+
+    def __init__(
+        self,
+        model: brainstate.nn.Module,
+        function: Callable[..., Any],
+        parameters: Sequence[brainstate.State],
+        example: tuple[Any, ...],
+    ) -> None:
+        def refuse(state: brainstate.State, old: PyTree, new: PyTree) -> ShapeError:
+            return changed_structure(model, state, old, new)
+
+        traced = trace_stateful(function, *example, refuse=refuse)
+        self._call, self._jaxpr = traced.call, traced.jaxpr
+        order = {id(state): index for index, state in enumerate(parameters)}
+        # Index of the parameter of each State of the step; None for other States.
+        self._parameter_of = [order.get(id(state)) for state in traced.states]
+        pairs = list(zip(traced.states, traced.is_written, self._parameter_of, strict=True))
+        if any(is_written and parameter is not None for _, is_written, parameter in pairs):
+            raise OptionError(
+                "`step_fn` writes a parameter. Parameters are fixed during a sequence gradient: "
+                "update them with its result."
+            )
+        self._model = model
+        self.others = [state for state, _, parameter in pairs if parameter is None]
+        self._is_written = [w for _, w, parameter in pairs if parameter is None]
+
+    @functools.cached_property
+    def always_ends(self) -> bool:
+        """Whether it calls no Python and has no loop whose length depends on values."""
+        names = (e.primitive.name for e in every_equation(self._jaxpr))
+        return not calls_back(self._jaxpr) and "while" not in names
+
+    def check_unused(self, traces: brainstate.State) -> None:
+        """Refuse a function that reads or writes the State of the traces.
+
+        Raises
+        ------
+        OptionError
+            If it does.
+        """
+        if any(state is traces for state in self.others):
+            raise OptionError(
+                "`step_fn` or `update_fn` reads or writes the State of the traces, which "
+                "is not available during a call. `update_fn` can read the traces after the step "
+                "as `learner.algorithm.traces.value`; to start a new sequence, use `reset`, or "
+                "`reset_state` in `update_fn`."
+            )
+
+    def __call__(
+        self, parameters: Sequence[Any], others: Sequence[Any], *arguments: Any
+    ) -> tuple[list[Any], Any]:
+        """Return the new values of the States that are written, and the function's result."""
+        rest = iter(others)
+        values = [next(rest) if p is None else parameters[p] for p in self._parameter_of]
+        new, result = self._call(values, *arguments)
+        kept = [value for value, p in zip(new, self._parameter_of, strict=True) if p is None]
+        return self.written_of(kept), result
+
+    def written_of(self, others: Sequence[Any]) -> list[Any]:
+        """Select the written ones from the other States' values."""
+        return [value for value, w in zip(others, self._is_written, strict=True) if w]
+
+    def merge(self, others: Sequence[Any], written: Sequence[Any]) -> list[Any]:
+        """Return the other States' values with new values of the written ones."""
+        new = iter(written)
+        return [
+            next(new) if w else value for value, w in zip(others, self._is_written, strict=True)
+        ]
+
+    def check_kept(self, before: Sequence[Any], after: Sequence[Any]) -> None:
+        """Refuse new values of the written States whose type the next step cannot read.
+
+        Raises
+        ------
+        OptionError
+            If shape, dtype or unit of a State changes.
+        """
+        paths = state_paths(self._model)
+        for state, old, new in zip(self.written_of(self.others), before, after, strict=True):
+            if described(old) != described(new):
+                name = path_name(paths.get(id(state), (type(state).__name__,)))
+                raise OptionError(
+                    f"A step changes State '{name}' from {described(old)} to {described(new)}. "
+                    "States that `step_fn` and `update_fn` write keep shape, dtype and unit from "
+                    "step to step: convert the new value (`.astype`, `.to`), or initialise the "
+                    "State like it."
+                )
+
+
+def run_if(
+    flag: jax.Array,
+    model: brainstate.nn.Module,
+    function: Callable[..., Any],
+    carry: Any,
+    *reads: Any,
+) -> Any:
+    """Run a function that writes States, or leave them and a carry as they are.
+
+    It is a loop of at most one step, which writes its buffers in place; XLA copies the values of a
+    branch. If it is mapped and no flag is true, it runs nothing; a branch would run both sides. A
+    function without carry that writes few numbers runs always, and its results are selected: the
+    program of one step of an LSTM of 8 units takes 0.6 of the time (CPU, 2026-11-26).
+
+    Parameters
+    ----------
+    flag
+        Whether it runs.
+    model
+        The model, for the names of its States.
+    function
+        ``(carry, *reads) -> carry``.
+    carry
+        A pytree of arrays.
+    *reads
+        Pytrees of arrays, which are computed before the loop.
+    """
+    step = PureStep(model, function, (), (carry, *reads))
+    others = [state.value for state in step.others]
+    start = (step.written_of(others), carry)
+    is_small = sum(leaf.size for leaf in jax.tree.leaves(start)) < FEW
+
+    def once(index: jax.Array, now: tuple[list[Any], Any]) -> tuple[list[Any], Any]:
+        # XLA computes what does not depend on the index before the loop, whether it runs or not.
+        _, values = jax.lax.optimization_barrier((index, reads))
+        written, result = step((), step.merge(others, now[0]), now[1], *values)
+        step.check_kept(now[0], written)
+        return written, result
+
+    if carry is None and is_small and step.always_ends:
+        written, carry = jax.tree.map(functools.partial(jnp.where, flag), once(0, start), start)
+    else:
+        written, carry = jax.lax.fori_loop(0, flag.astype(jnp.int32), once, start)
+    for state, value in zip(step.written_of(step.others), written, strict=True):
+        state.value = value
+    return carry
+
+
+def changed_structure(
+    model: brainstate.nn.Module, state: brainstate.State, old: PyTree, new: PyTree
+) -> ShapeError:
+    """Return the error for a State whose pytree structure changes."""
+    name = path_name(state_paths(model).get(id(state), (type(state).__name__,)))
+    return ShapeError(
+        f"A step changes State '{name}' from {shown(old)} to {shown(new)}: its pytree structure "
+        f"was {jax.tree.structure(old)}, and is {jax.tree.structure(new)}. All States keep their "
+        "values from before the call. In `step_fn`, `update_fn` and the optimizer, write a value "
+        "of the same structure (and unit) as the State has, with all its entries."
+    )

@@ -1,0 +1,178 @@
+"""Program of one step of a chunk, with the roles of its variables."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from ..._etrace_op import ETP_PRIMITIVES
+from ..._jax import Atom, Equation, Var, is_var, trace_to_jaxpr
+from ..._jaxpr import Program, equal_with_derivatives, inlined, merged, program_of
+from ..._jaxpr.dataflow import DRAWS, PRODUCTS
+from ..._typing import PyTree
+from .pure_step import PureStep
+
+Values: TypeAlias = tuple[PyTree, PyTree, PyTree, PyTree]
+"""Values of the parameters, of the other States, of the perturbations, and of fixed values."""
+
+ByVar: TypeAlias = dict[Var, Any]
+"""Values by variable."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StepProgram:
+    """The program of one step, and the roles of its variables.
+
+    Attributes
+    ----------
+    program
+        The program.
+    parameters, probes
+        Inputs with respect to which the loss is differentiated; none in a step of a reverse pass.
+    inputs
+        All inputs but the slices, in the order of `Values`; in a step of a reverse pass, the
+        loop-invariant inputs.
+    carried, slices
+        Inputs that vary over the steps: States that it writes, slices of sequences.
+    written
+        New values of the carried States.
+    results
+        ``(loss, aux, records)`` of the step, as a pytree of variables and constants.
+    """
+
+    program: Program
+    parameters: tuple[Var, ...]
+    probes: tuple[Var, ...]
+    inputs: tuple[Var, ...]
+    carried: tuple[Var, ...]
+    slices: tuple[Var, ...]
+    written: tuple[Atom, ...]
+    results: PyTree
+
+    @functools.cached_property
+    def varying(self) -> set[Var]:
+        """The variables that vary over the steps."""
+        acting = (e for e in self.program.equations if e.effects or e.primitive.name in DRAWS)
+        found = [var for equation in acting for var in equation.outvars]
+        return self.program.dependents_of([*self.carried, *self.slices, *found])
+
+    @property
+    def bytes_in_and_out(self) -> int:
+        """The bytes of one step's slices and results, without States."""
+        return sum(map(size_of, (*self.slices, *vars_of(self.results))))
+
+    def fixed(self, values: Values) -> ByVar:
+        """Return the values of the loop-invariant inputs."""
+        given = zip_dict(self.inputs, jax.tree.leaves(values))
+        return {var: value for var, value in given.items() if var not in self.carried}
+
+    def retraced(self, run: Callable[..., Sequence[Any]]) -> "StepProgram":
+        """Return the same step with another program.
+
+        Parameters
+        ----------
+        run
+            Returns the values of all outputs from the values of all inputs.
+        """
+        old = self.program
+        closed = trace_to_jaxpr(run, [var.aval for var in old.in_vars])
+        program = program_of(inlined(closed))
+        new = zip_dict(old.in_vars, program.in_vars)
+        tree = jax.tree.structure((self.written, self.results))
+        written, results = jax.tree.unflatten(tree, program.out_atoms)
+
+        def same(variables: tuple[Var, ...]) -> tuple[Var, ...]:
+            return tuple(new[var] for var in variables)
+
+        return StepProgram(
+            program,
+            same(self.parameters),
+            same(self.probes),
+            same(self.inputs),
+            same(self.carried),
+            same(self.slices),
+            written,
+            results,
+        )
+
+
+def traced_step(step: PureStep, values: Values, slices: PyTree) -> StepProgram:
+    """Trace a step; calls are inlined.
+
+    Parameters
+    ----------
+    step
+        A function of ``(probes, held, slices)`` that returns the results ``(loss, aux, records)``.
+    values, slices
+        Example values.
+    """
+    arguments = (*values, slices)
+    closed, shapes = jax.make_jaxpr(step, return_shape=True)(*arguments)
+    program = program_of(inlined(closed))
+    # The trace repeats subexpressions that several States share.
+    program = merged(program, equal_with_derivatives(program))
+    written, results = jax.tree.unflatten(jax.tree.structure(shapes), program.out_atoms)
+    return _step_program(step, program, arguments, written, results)
+
+
+def _step_program(
+    step: PureStep, program: Program, arguments: PyTree, written: PyTree, results: PyTree
+) -> StepProgram:
+    *values, slices = jax.tree.unflatten(jax.tree.structure(arguments), program.in_vars)
+    parameters, others, probes, _ = values
+
+    def flat(tree: PyTree) -> tuple[Atom, ...]:
+        return tuple(jax.tree.leaves(tree))
+
+    return StepProgram(
+        program,
+        flat(parameters),
+        flat(probes),
+        inputs=flat(values),
+        carried=flat(step.written_of(others)),
+        slices=flat(slices),
+        written=flat(written),
+        results=results,
+    )
+
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+def zip_dict(keys: Iterable[Key], values: Iterable[Value]) -> dict[Key, Value]:
+    """Return a dict of keys and values of the same number."""
+    return dict(zip(keys, values, strict=True))
+
+
+def vars_of(atoms: PyTree) -> list[Var]:
+    """Return the variables of a pytree of atoms, each once."""
+    return list(dict.fromkeys(atom for atom in jax.tree.leaves(atoms) if is_var(atom)))
+
+
+def value_of(atom: Atom, known: Mapping[Var, Any]) -> jax.Array:
+    """Return the value of a known variable, or of a literal."""
+    return known[atom] if is_var(atom) else jnp.asarray(atom.val, atom.aval.dtype)
+
+
+def equations_of(program: Program, variables: Iterable[Var]) -> Iterator[Equation]:
+    """Yield the equations that make some variables, in execution order."""
+    return (program.equations[index] for index in program.making(variables))
+
+
+def zeros_of(variables: Iterable[Var]) -> list[jax.Array]:
+    """Return arrays of zeros like some variables."""
+    return [jnp.zeros(var.aval.shape, var.aval.dtype) for var in variables]
+
+
+def size_of(var: Var) -> int:
+    """Return the bytes of a variable."""
+    return int(var.aval.size * var.aval.dtype.itemsize)
+
+
+def is_product(equation: Equation) -> bool:
+    """Test whether an equation is a product with weights, whose result is materialised."""
+    return equation.primitive.name in PRODUCTS or equation.primitive in ETP_PRIMITIVES

@@ -1,0 +1,1 @@
+"""Jacobians of a step, per element or as diagonals."""

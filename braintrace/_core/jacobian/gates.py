@@ -1,0 +1,106 @@
+"""Conversion of traces between split gates and whole operations.
+
+A model whose units are sharded over a mesh has split gates (`braintrace._compiler.readouts.gates`),
+with a separate trace for each gate. Saved and reported traces are the same on every mesh: the gates
+are concatenated.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import jax.numpy as jnp
+
+from ..._graph import ETraceGraph, Traces, TraceSpec, TraceSpecs, specs_of
+from ..layout import trace_sites
+from ..products.active_outputs import active_outputs_of
+
+_Keys = tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class CarriedSpecs:
+    """A compiled model, and the specifications of its stored traces."""
+
+    graph: ETraceGraph
+    specs: TraceSpecs
+
+
+def is_like(traces: Traces, specs: TraceSpecs) -> bool:
+    """Test whether traces have the keys and shapes of specifications."""
+    given = {keys: getattr(leaf, "shape", None) for keys, leaf in _leaves(traces)}
+    return given == {keys: spec.shape for keys, spec in _leaves(specs)}
+
+
+def side_by_side(apart: CarriedSpecs, whole: CarriedSpecs, traces: Traces) -> Traces:
+    """Return traces of gates as traces of the operations that compute all gates."""
+    given, found = dict(_leaves(traces)), {}
+    for keys, gates, own in _gates(apart, whole):
+        like = given[next(iter(own.values()))]
+        parts = [given[own[g]] if g in own else jnp.zeros_like(like) for g in gates]
+        found[keys] = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
+    joined: Traces = _like(whole.specs, found)
+    return joined
+
+
+def one_by_one(apart: CarriedSpecs, whole: CarriedSpecs, traces: Traces) -> Traces:
+    """Return traces of operations as traces of their gates."""
+    given, found = dict(_leaves(traces)), {}
+    for keys, gates, own in _gates(apart, whole):
+        parts = [given[keys]] if len(gates) == 1 else jnp.split(given[keys], len(gates), axis=-1)
+        found.update({own[g]: part for g, part in zip(gates, parts, strict=True) if g in own})
+    carried: Traces = _like(apart.specs, found)
+    return carried
+
+
+def _gates(
+    apart: CarriedSpecs, whole: CarriedSpecs
+) -> Iterator[tuple[_Keys, list[int], dict[int, _Keys]]]:
+    """Yield the keys of an array, its stored gates, and the keys of the arrays of single gates."""
+    sizes = {keys: spec.shape[-1:] for keys, spec in _leaves(apart.specs)}
+    gates_of = _gates_of(apart)
+    for keys, spec in _leaves(whole.specs):
+        own = gates_of[keys]
+        size = sizes[next(iter(own.values()))]
+        yield keys, sorted(own) if spec.shape[-1:] == size else _kept(whole, spec, *size), own
+
+
+def _kept(whole: CarriedSpecs, spec: TraceSpec, size: int) -> list[int]:
+    """Return the gates of a given size that an array of a whole operation stores."""
+    width = (spec.full_shape or spec.shape)[-1]
+    runs: tuple[tuple[int, int], ...] = ((0, width),)
+    if spec.shape[-1] < width:
+        kept = {s.state for s in specs_of(whole.specs) if s.relation == spec.relation}
+        for site in trace_sites(whole.graph):
+            states = [a for a, state in enumerate(site.group.states) if state.name in kept]
+            if site.relation.key == spec.relation and states:
+                runs = active_outputs_of(site.relation, site.influence, states).runs or runs
+    return [g for g in range(width // size) if any(a <= g * size < b for a, b in runs)]
+
+
+def _gates_of(apart: CarriedSpecs) -> dict[_Keys, dict[int, _Keys]]:
+    """Return the keys of the traces of each gate, by the keys of the whole operation's trace."""
+    gates = {r.key: r.gate for r in apart.graph.hidden_param_op_relations if r.gate is not None}
+    found: dict[_Keys, dict[int, _Keys]] = {}
+    for keys, _ in _leaves(apart.specs):
+        index, named = 0, keys
+        for key, (name, gate, _) in gates.items():  # keys end in a bracket: none is a prefix
+            if any(key in own for own in keys):
+                index, named = gate, tuple(own.replace(key, name) for own in keys)
+        found.setdefault(named, {})[index] = keys
+    return found
+
+
+def _leaves(tree: Any, keys: _Keys = ()) -> Iterator[tuple[_Keys, Any]]:
+    if isinstance(tree, dict):
+        for key, inner in tree.items():
+            yield from _leaves(inner, (*keys, key))
+    else:
+        yield keys, tree
+
+
+def _like(specs: Any, found: dict[_Keys, Any], keys: _Keys = ()) -> Any:
+    """Return found arrays in the structure of specifications."""
+    if not isinstance(specs, dict):
+        return found[keys]
+    return {key: _like(inner, found, (*keys, key)) for key, inner in specs.items()}

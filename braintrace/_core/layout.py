@@ -1,0 +1,248 @@
+"""Conversions between the layouts of states, of group elements and of an operation's output.
+
+Every function accepts arrays with additional leading axes.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._etrace_op import ETPPrimitive, get_primitive_spec
+from .._graph import (
+    ETraceGraph,
+    HiddenGroup,
+    HiddenParamOpRelation,
+    InfluenceMap,
+    InjectionPoint,
+)
+from .._jax import Var
+from .._typing import PyTree
+
+
+def x_key(graph: ETraceGraph, relation: HiddenParamOpRelation) -> str:
+    """Return the name of an operation's input; operations that share their input share it."""
+    relations = graph.hidden_param_op_relations
+    return next(r.key for r in relations if r.x_var is relation.x_var)
+
+
+def filter_key(graph: ETraceGraph, relation: HiddenParamOpRelation) -> str:
+    """Return the name of an operation's input filter; operations with equal filters share it."""
+    own = _input_filter(relation)
+    return next(
+        other.key
+        for other in graph.hidden_param_op_relations
+        if other.x_var is relation.x_var and _input_filter(other) == own
+    )
+
+
+def _input_filter(relation: HiddenParamOpRelation) -> Any:
+    rule = get_primitive_spec(relation.primitive).input_filter
+    return None if rule is None else (rule, dict(relation.params))
+
+
+def output_keys(graph: ETraceGraph) -> dict[str, str]:
+    """Return the name of the shared output-shaped trace of each site and state.
+
+    Operations whose outputs are only added, such as the input and the recurrent weight of a cell,
+    have the same ``Df``: the first of them names the trace.
+    """
+    first: dict[Any, TraceSite] = {}
+    names = {}
+    for site in trace_sites(graph):
+        shared = first.setdefault((site.group.index, _sum_of(graph, site.relation.y_var)), site)
+        names.update({site.key(a): shared.key(a) for a in site.influence.reached})
+    return names
+
+
+def _sum_of(graph: ETraceGraph, y: Var) -> Var:
+    """Return the sum that is the only reader of a variable, or the variable itself.
+
+    A sum that is a hidden state counts as read: its trace is carried as well.
+    """
+    program = graph.traced.program
+    states = {var for group in graph.hidden_groups for var in group.new_vars}
+    while y not in states and len(program.readers.get(y, ())) == 1:
+        equation = program.equations[program.readers[y][0][0]]
+        (total, *_) = equation.outvars
+        same = (total.aval.shape, total.aval.dtype) == (y.aval.shape, y.aval.dtype)
+        if equation.primitive.name not in ("add", "add_any") or not same:
+            break
+        y = total
+    return y
+
+
+def new_state_to_positions(group: HiddenGroup, state: int, value: jax.Array) -> jax.Array:
+    """Convert an array in the layout of a state's new variable to the group's elements.
+
+    It is zero at elements without this state.
+    """
+    return _to_positions(group, group.layouts[state], group.new_vars[state].aval.shape, value)
+
+
+def old_state_to_positions(group: HiddenGroup, state: int, value: jax.Array) -> jax.Array:
+    """Convert an array in the layout of a state's old value to the group's elements.
+
+    It is zero at elements without this state.
+    """
+    return _to_positions(group, group.old_layouts[state], group.states[state].shape, value)
+
+
+def _to_positions(
+    group: HiddenGroup, layout: np.ndarray | None, shape: tuple[int, ...], value: jax.Array
+) -> jax.Array:
+    lead = value.shape[: value.ndim - len(shape)]
+    if layout is None:
+        return value.reshape(*lead, *group.shape)
+    box = _box(layout, group.shape)
+    if box is not None:
+        edges = [*((0, 0, 0) for _ in lead), *box]
+        return jax.lax.pad(value, jnp.zeros((), value.dtype), edges)
+    element = np.full(group.num_positions, -1, np.int32)
+    element[layout.ravel()] = np.arange(layout.size)
+    taken = value.reshape(*lead, -1)[..., np.maximum(element, 0)]
+    if layout.size < group.num_positions:
+        taken = jnp.where(element >= 0, taken, jnp.zeros((), value.dtype))
+    return taken.reshape(*lead, *group.shape)
+
+
+def _box(layout: np.ndarray, shape: tuple[int, ...]) -> list[tuple[int, int, int]] | None:
+    """Return the padding ``(before, after, between)`` of every axis that places a slice.
+
+    ``None``: the layout is not a slice of the elements. Padding keeps the axis of the samples,
+    which may be sharded: a gather from all elements needs two all-gathers on a mesh.
+    """
+    if layout.ndim != len(shape):
+        return None
+    corner = np.unravel_index(layout.flat[0], shape)
+    box = []
+    places = []
+    for axis, (first, once, size) in enumerate(zip(corner, layout.shape, shape, strict=True)):
+        second = layout.take(1, axis).flat[0] if once > 1 else layout.flat[0]
+        stride = int(np.unravel_index(second, shape)[axis] - first) if once > 1 else 1
+        last = int(first) + stride * (once - 1)
+        if stride < 1 or last >= size:
+            return None
+        box.append((int(first), size - 1 - last, stride - 1))
+        places.append(first + stride * np.arange(once))
+    inside = np.ravel_multi_index(np.ix_(*places), shape)
+    return box if np.array_equal(inside, layout) else None
+
+
+def positions_to_slots(influence: InfluenceMap, value: jax.Array, group: HiddenGroup) -> jax.Array:
+    """Give every element of ``y`` the value at the state element that it reaches."""
+    lead = value.shape[: value.ndim - len(group.shape)]
+    if influence.kind == "tiled":
+        assert influence.tile is not None
+        once, split = influence.tile
+        value = _repeated(value.reshape(*lead, *once), (*lead, *split))
+    elif influence.kind == "gather":
+        flat = value.reshape(*lead, -1)
+        taken = jnp.take(flat, np.maximum(influence.positions, 0).ravel(), axis=-1)
+        value = jnp.where(influence.positions.ravel() >= 0, taken, jnp.zeros((), taken.dtype))
+    return value.reshape(*lead, *influence.slot_shape)
+
+
+MOST_COPIES = 8
+MOST_COPIED_ELEMENTS = 2**18
+
+
+def _repeated(value: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Broadcast an array to a shape with the same number of axes.
+
+    A few copies of one step's values are concatenated: XLA would fuse a broadcast into the product
+    with every weight's trace, and compute the source index of each element for each of them. An
+    additional column, which is sliced off, prevents XLA from detecting that the parts are equal.
+    With a broadcast, a stream of one sample through an LSTM takes 3.6 times as long (CPU,
+    2026-11-26).
+    """
+    is_small = math.prod(shape) <= MOST_COPIED_ELEMENTS
+    for axis, (once, size) in enumerate(zip(value.shape, shape, strict=True)):
+        if is_small and once < size <= MOST_COPIES:
+            # Samples and steps stay separate axes: samples may be sharded over devices.
+            rows = value.reshape(*value.shape[:axis], math.prod(value.shape[axis:]))
+            column = jnp.zeros((*value.shape[:axis], 1), value.dtype)
+            copies = jnp.concatenate([*[rows] * size, column], axis=-1)[..., :-1]
+            value = copies.reshape(*value.shape[:axis], size, *value.shape[axis + 1 :])
+    return jnp.broadcast_to(value, shape)
+
+
+def injection_to_slots(
+    influence: InfluenceMap, point: InjectionPoint, value: jax.Array
+) -> jax.Array:
+    """Scatter the elements of a tap's variable to the output elements."""
+    if point.slots is None:
+        return value.reshape(influence.slot_shape)
+    size = influence.positions.size
+    used = point.slots >= 0
+    if point.slots.size == size and (~used | (point.slots == np.arange(size))).all():
+        # Elements that do not reach this state have a zero derivative.
+        return value.reshape(influence.slot_shape)
+    slots = np.where(used, point.slots, size)
+    in_slots = jnp.zeros(size, value.dtype).at[slots].add(value.ravel(), mode="drop")
+    return in_slots.reshape(influence.slot_shape)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TraceSite:
+    """A relation and one hidden group that it reaches.
+
+    Attributes
+    ----------
+    relation, influence, group
+        The ETP operation, the map from its output to the group, and the group.
+    """
+
+    relation: HiddenParamOpRelation
+    influence: InfluenceMap
+    group: HiddenGroup
+
+    def key(self, state: int) -> str:
+        """Return the name of the trace for one state of the group, equal in every process."""
+        return f"{self.relation.key}>{self.group.states[state].name}"
+
+    @property
+    def operation(self) -> tuple[ETPPrimitive, dict[str, Any]]:
+        """The primitive and its parameters, as arguments of its rules."""
+        return self.relation.primitive, dict(self.relation.params)
+
+    @property
+    def has_fan_out(self) -> bool:
+        """Whether one element of ``y`` reaches several state elements."""
+        return self.influence.fan_out > 1
+
+    def to_slots(self, value: jax.Array) -> jax.Array:
+        """Convert a value per state element to the layout of ``y``."""
+        return positions_to_slots(self.influence, value, self.group)
+
+    def each_layer(self, function: Callable[..., PyTree], *arrays: PyTree) -> PyTree:
+        """Apply a function of y-shaped arrays to each layer of a fan-out.
+
+        Without a fan-out, the function is applied directly; with one, its results have the fan-out
+        as their first axis.
+        """
+        return jax.vmap(function)(*arrays) if self.has_fan_out else function(*arrays)
+
+
+def fans_over_samples(graph: ETraceGraph, site: TraceSite) -> bool:
+    """Test whether every element of ``y`` reaches one state element per sample, in sample order."""
+    axis, shape = graph.batch_axis(site.group), site.group.shape
+    if axis is None or site.influence.fan_out != shape[axis]:
+        return False
+    samples = np.indices(shape)[axis].ravel()[site.influence.positions]
+    first = np.arange(shape[axis]).reshape(-1, *[1] * (samples.ndim - 1))
+    return bool(np.all((site.influence.positions < 0) | (samples == first)))
+
+
+def trace_sites(graph: ETraceGraph, group: HiddenGroup | None = None) -> list[TraceSite]:
+    """Return every pair of a relation and a group that it reaches, or the pairs of one group."""
+    return [
+        TraceSite(relation, influence, reached)
+        for relation in graph.hidden_param_op_relations
+        for influence, reached in zip(relation.influences, relation.hidden_groups, strict=True)
+        if group is None or reached is group
+    ]

@@ -1,0 +1,227 @@
+r"""Differentiable step with a perturbation of every traced hidden state.
+
+The new value of a traced state is computed from the old states, the operands of its relations and
+the other states of its group, without perturbations. Everything downstream (readout, deeper layers,
+later groups, states of the group that no later step reads) reads this value plus a perturbation
+that is zero. The derivative of a loss with respect to the perturbation is then the learning signal
+
+.. math:: l^t[v, a] = \partial L^t / \partial h^t[v, a]
+
+with those other states of the group held constant that are not downstream of it. If the outputs
+read a state from before the step, a second perturbation of that value gives :math:`\partial L^t /
+\partial h^{t-1}[v, a]`, a part of the signal of the step before. The derivative with respect to a
+parameter is its ordinary gradient of this step along all paths that no trace follows.
+"""
+
+from collections.abc import Callable, Mapping, Set
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+
+from .._graph import ETraceGraph, HiddenGroup, StateLeaf, TracedModel, Weights, WholeState
+from .._jax import Atom, Var, is_var, struct_of, zeros_mapped_like
+from .._jaxpr import evaluate
+from .._typing import PyTree
+from .jacobian.jacobians import Inputs, with_weights
+from .jacobian.one_way import one_way_rules
+from .zero import examples
+
+Probes = dict[str, jax.Array]
+"""One array per traced hidden state, by name, in the layout of its new variable. States whose old
+value the outputs read have a second array (see `pre_step_probe`) in the layout of the old value."""
+
+
+def pre_step_probe(state: StateLeaf) -> str:
+    """Return the name of the perturbation of a state's value before the step."""
+    return f"{state.name} before"
+
+
+def probe_shapes(graph: ETraceGraph) -> Probes:
+    """Return the shapes of the perturbations of traced states and of old values that are read."""
+    shapes = {group.states[a].name: struct_of(var.aval) for group, a, var in graph.new_hidden_vars}
+    if graph.whole is not None:
+        shapes = {state.name: struct_of(state) for state in graph.whole.leaves}
+    return shapes | {pre_step_probe(s): struct_of(s) for s in graph.read_by_output}
+
+
+def zero_probes(graph: ETraceGraph) -> Probes:
+    """Return zeros for all perturbations."""
+    probes: Probes = examples(probe_shapes(graph))
+    return probes
+
+
+def probes_of_past(graph: ETraceGraph) -> Probes:
+    """Return the shapes of perturbations of the traced states before a step or window."""
+    return {pre_step_probe(state): struct_of(state) for state in graph.traced_states}
+
+
+def with_gradient(
+    shapes: Probes,
+    gradient: Callable[[Weights, PyTree, Probes, Set[str]], Weights],
+    weights: Weights,
+    residuals: PyTree,
+) -> Probes:
+    """Return perturbations of zero, whose cotangents become a gradient of the operands.
+
+    Parameters
+    ----------
+    shapes
+        Shapes of the perturbations.
+    gradient
+        ``(weights, residuals, cotangents, names of those known to be zero) -> gradient``.
+    weights, residuals
+        The operands, and other values that the gradient is computed from.
+    """
+
+    def zeros(*arguments: Any) -> Probes:
+        found: Probes = zeros_mapped_like(shapes, arguments)
+        return found
+
+    def forward(*arguments: Any) -> tuple[Probes, tuple[Weights, PyTree]]:
+        weights, residuals = jax.tree.map(lambda argument: argument.value, arguments)
+        return zeros(weights, residuals), (weights, residuals)
+
+    def backward(known: tuple[Weights, PyTree], signal: dict[str, Any]) -> tuple[Weights, None]:
+        silent = {name for name, value in signal.items() if isinstance(value, SymbolicZero)}
+        arrays = {
+            name: jnp.zeros(value.shape, value.dtype) if name in silent else value
+            for name, value in signal.items()
+        }
+        return gradient(*known, arrays, silent), None
+
+    probes = jax.custom_vjp(zeros)
+    probes.defvjp(forward, backward, symbolic_zeros=True)
+    result: Probes = probes(weights, residuals)
+    return result
+
+
+def with_callback_results(traced: TracedModel, inputs: Inputs) -> Inputs:
+    """Return the inputs of a step with its callback results; each callback is called here, once."""
+    callbacks = traced.callbacks
+    if callbacks is None or inputs.keys() >= set(traced.callback_results):
+        return inputs
+    pairs = zip(callbacks.in_vars, traced.program.in_vars, strict=False)
+    known = {own: jax.lax.stop_gradient(inputs[var]) for own, var in pairs if var in inputs}
+    results = evaluate(callbacks, callbacks.out_atoms, known, effects=True)
+    return {**inputs, **dict(zip(traced.callback_results, results, strict=True))}
+
+
+def hold_old_states(graph: ETraceGraph, inputs: Inputs) -> Inputs:
+    """Return the inputs with the States of the last step held constant."""
+    parameters = {leaf.in_var for leaf in graph.traced.parameters}
+    old = {leaf.in_var for leaf in graph.traced.leaves} - parameters
+    return {
+        var: jax.lax.stop_gradient(value) if var in old else value for var, value in inputs.items()
+    }
+
+
+def probed_step(
+    graph: ETraceGraph,
+    inputs: Inputs,
+    weights: Weights,
+    probes: Probes,
+) -> tuple[list[Any], dict[Var, Any]]:
+    """Run one step.
+
+    Parameters
+    ----------
+    graph
+        The compiled model.
+    inputs
+        Values of the program's inputs.
+    weights
+        Operands of the relations; they have no gradient here.
+    probes
+        Perturbations of each traced hidden state, and of old values that the outputs read.
+
+    Returns
+    -------
+    outputs
+        Leaves of the result of ``update``.
+    new_states
+        New value of every State leaf that the step writes, by its input variable.
+    """
+    if graph.whole is None:
+        seen = _probed(graph, inputs, weights, probes)
+    else:
+        seen = _whole_probed(graph, graph.whole, inputs, probes)
+    pre_step = {
+        state.in_var: inputs[state.in_var] + probes[pre_step_probe(state)]
+        for state in graph.read_by_output
+    }
+    return finish(graph, {**inputs, **pre_step}, seen)
+
+
+def _probed(graph: ETraceGraph, inputs: Inputs, weights: Weights, probes: Probes) -> dict[Var, Any]:
+    """Return the new traced states, group by group, each with its perturbation."""
+    probed: dict[Var, tuple[HiddenGroup, Any]] = {}
+    for group, a, var in graph.new_hidden_vars:
+        sees_own = a in group.downstream
+        outside = {v: value for v, (g, value) in probed.items() if sees_own or g is not group}
+        rules = {**one_way_rules(graph.traced), **with_weights(graph, weights, group.index)}
+        overrides = {**outside, **_joined(graph, outside)}
+        (value,) = evaluate(graph.traced.program, [var], inputs, overrides, rules)
+        probed[var] = (group, value + probes[group.states[a].name])
+    seen = {v: value for v, (_, value) in probed.items()}
+    return {**seen, **_joined(graph, seen)}
+
+
+def _whole_probed(
+    graph: ETraceGraph, whole: WholeState, inputs: Inputs, probes: Probes
+) -> dict[Var, Any]:
+    """Return all new states, each with its perturbation, as if they were independent of each other.
+
+    Traces contain all paths from a parameter to each of them.
+    """
+    parameters = {leaf.in_var for leaf in graph.traced.parameters}
+    held = {v: jax.lax.stop_gradient(x) if v in parameters else x for v, x in inputs.items()}
+    new = {leaf.name: leaf.out_var for leaf in whole.leaves if leaf.out_var is not None}
+    rules, program = one_way_rules(graph.traced), graph.traced.program
+    found = evaluate(program, list(new.values()), held, rules=rules)
+    values = dict(zip(new, found, strict=True))
+    seen: dict[Var, Any] = {}
+    for name, var in new.items():
+        if is_var(var) and var not in seen:  # a value that two states share counts once
+            seen[var] = values[name] + probes[name]
+    by_name = {name: seen[var] for name, var in new.items() if is_var(var)}
+    return {**seen, **joined_states(graph.traced, by_name)}
+
+
+def finish(
+    graph: ETraceGraph, inputs: Inputs, overrides: dict[Var, Any]
+) -> tuple[list[Any], dict[Var, Any]]:
+    """Return the step's outputs and new states, given the values of some variables."""
+    return finish_program(graph.traced, inputs, overrides)
+
+
+def finish_program(
+    traced: TracedModel, inputs: Inputs, overrides: dict[Var, Any]
+) -> tuple[list[Any], dict[Var, Any]]:
+    """Return the same for a step without an analysis."""
+    written = [leaf for leaf in traced.leaves if leaf.out_var is not None]
+    targets: list[Atom] = [*traced.output_atoms, *(leaf.out_var for leaf in written)]
+    rules = one_way_rules(traced)
+    values = evaluate(traced.program, targets, inputs, overrides, rules, effects=True)
+    count = len(traced.output_atoms)
+    new_states = {leaf.in_var: value for leaf, value in zip(written, values[count:], strict=True)}
+    return values[:count], new_states
+
+
+def _joined(graph: ETraceGraph, seen: dict[Var, Any]) -> dict[Var, Any]:
+    hidden = ((group.states[a].name, var) for group, a, var in graph.new_hidden_vars)
+    return joined_states(graph.traced, {name: seen[var] for name, var in hidden if var in seen})
+
+
+def joined_states(traced: TracedModel, values: Mapping[str, Any]) -> dict[Var, Any]:
+    """Return the values of States that contain several states, if all of these are given."""
+    parts: dict[Var, list[StateLeaf]] = {}
+    for leaf in traced.leaves:
+        if leaf.joined_var is not None and leaf.kind == "hidden":
+            parts.setdefault(leaf.joined_var, []).append(leaf)
+    return {
+        joined: jnp.stack([values[leaf.name] for leaf in leaves], axis=-1)
+        for joined, leaves in parts.items()
+        if all(leaf.name in values for leaf in leaves)
+    }

@@ -1,0 +1,1 @@
+"""Products of inputs and factors, and their sums in place."""

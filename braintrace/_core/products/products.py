@@ -1,0 +1,121 @@
+r"""Products in which a zero factor selects, so that NaN does not spread.
+
+A sample that is reset, or a step whose loss is masked, has a zero factor: a :math:`P^s` before the
+reset, a learning signal :math:`\lambda^s`. The other factor may be NaN or infinite there (a padded
+input, a state that has read it, its trace), and ``0 * NaN`` is NaN. With these products, the result
+of a zero factor is zero.
+"""
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from ..._etrace_op import Arrays, SideBySide, get_primitive_spec, propagate
+from ..._graph import Records
+from ..layout import TraceSite
+from ..zero import as_arrays, is_zero
+from .active_outputs import ActiveOutputs
+
+Input: TypeAlias = jax.Array | SideBySide | None
+"""The inputs of an operation, or None."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Products:
+    """Multiplication of factors.
+
+    Attributes
+    ----------
+    times
+        ``(factor, value) -> product``, elementwise.
+    inputs
+        ``(site, x, factor) -> x``, for a product of an operation's inputs with factors of the shape
+        of its outputs, time first in both.
+    trace
+        ``(site, active, factor, trace) -> trace``, for a product of a trace with a factor per
+        element of the group.
+    """
+
+    times: Callable[[jax.Array, jax.Array], jax.Array]
+    inputs: Callable[[TraceSite, Input, jax.Array], Input]
+    trace: Callable[[TraceSite, ActiveOutputs, jax.Array, Arrays], Arrays]
+
+
+def where_kept(site: TraceSite, active: ActiveOutputs, kept: jax.Array, trace: Arrays) -> Arrays:
+    """Return a trace with zeros for the elements of the group that are not kept."""
+    if is_zero(trace):
+        return trace
+    select = functools.partial(where_slots, site)
+    selected: Arrays = site.each_layer(select, active.pick(site.to_slots(kept)), trace)
+    return selected
+
+
+def where_slots(site: TraceSite, kept: jax.Array, trace: Arrays) -> Arrays:
+    """Return a trace of one layer with zeros for the outputs that are not kept."""
+    entries = _entries(site, kept, trace)
+    return {name: jnp.where(entries[name], leaf, 0) for name, leaf in trace.items()}
+
+
+def which_entries(
+    site: TraceSite, active: ActiveOutputs, positions: jax.Array, trace: Arrays
+) -> Arrays:
+    """Return the entries of a trace, possibly given by shapes, that belong to group elements."""
+    of_layer, slots = functools.partial(_entries, site), active.pick(site.to_slots(positions))
+    entries: Arrays = site.each_layer(of_layer, slots, as_arrays(trace))
+    return entries
+
+
+def _entries(site: TraceSite, slots: jax.Array, trace: Arrays) -> Arrays:
+    """Return the entries of a trace of one layer that belong to some outputs.
+
+    Only the rules of the operation define the output of each trace entry.
+    """
+    slots = slots.astype(site.relation.y_var.aval.dtype)
+    ones = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, slots.dtype), trace)
+    found = propagate(*site.operation, slots, ones)
+    return {name: entry != 0 for name, entry in found.items()}
+
+
+def _times(factor: jax.Array, value: jax.Array) -> jax.Array:
+    return jnp.where(factor == 0, 0, factor * value)
+
+
+def _inputs(site: TraceSite, x: Input, factor: jax.Array) -> Input:
+    """Return inputs that are finite where all factors of a step, or sample, are zero."""
+    lead = 2 if get_primitive_spec(site.relation.primitive).batched else 1
+    counts = (factor != 0).any(tuple(range(lead, factor.ndim)))
+
+    def finite(x: jax.Array) -> jax.Array:
+        if not jnp.issubdtype(x.dtype, jnp.inexact):
+            return x
+        of_step = counts.reshape(*counts.shape, *(1,) * (x.ndim - lead))
+        return jnp.where(of_step | jnp.isfinite(x), x, 0)
+
+    found: Input = jax.tree.map(finite, x)
+    return found
+
+
+def _trace(site: TraceSite, active: ActiveOutputs, factor: jax.Array, trace: Arrays) -> Arrays:
+    return where_kept(site, active, factor != 0, trace)
+
+
+PLAIN = Products(operator.mul, lambda site, x, factor: x, lambda site, active, factor, trace: trace)
+SELECTING = Products(_times, _inputs, _trace)
+
+
+def products_of_gradient(records: Records) -> Products:
+    """Return the multiplication of the signals of a recorded chunk.
+
+    Without a mask, a non-finite step has a non-finite loss, and its gradient must show that.
+    """
+    return SELECTING if records.has_mask else PLAIN
+
+
+def products_of_traces(records: Records) -> Products:
+    """Return the multiplication of the traces before and after a recorded chunk."""
+    return SELECTING if records.zeros_select else PLAIN

@@ -1,0 +1,99 @@
+r"""Resets of samples between the steps of a chunk.
+
+A reset state no longer depends on earlier values: its row of ``D`` is zero, :math:`D^t[v, a, c] =
+0` if ``v`` belongs to a reset sample. The recursions of traces and adjoints are then those for
+separate sequences. ``restart`` is a
+boolean for all samples, or one for each. A state without a batch axis is shared by all samples: it
+is reset if all of them are.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._errors import OptionError
+from .._graph import ETraceGraph, HiddenGroup, Records
+from .jacobian.jacobians import transition_key
+from .probed_step import Probes, pre_step_probe
+
+
+def over_first_axis(value: jax.Array, ndim: int) -> jax.Array:
+    """Append axes of size 1 to an array, up to ``ndim`` axes."""
+    return value.reshape(*value.shape, *(1,) * (ndim - value.ndim))
+
+
+def where_flagged(flags: jax.Array, value: jax.Array) -> jax.Array:
+    """Select zeros where flags of the first axes are not set."""
+    return jnp.where(over_first_axis(flags, value.ndim), value, 0)
+
+
+def flags_along(axis: int | None, flags: Any, ndim: int) -> Any:
+    """Reshape flags, one for all samples or one for each, to the batch axis of an array.
+
+    An array without a batch axis is shared by all samples, and is reset if all of them are.
+    """
+    if flags.ndim == 0:
+        return flags
+    if axis is None:
+        return flags.all(-1)
+    return flags.reshape([-1 if a == axis else 1 for a in range(ndim)])
+
+
+def at_positions(graph: ETraceGraph, group: HiddenGroup, flags: jax.Array) -> jax.Array:
+    """Broadcast flags, one for all samples or one for each, to the elements of a group.
+
+    Raises
+    ------
+    OptionError
+        If flags are per sample, and only some states of an element have a batch axis.
+    """
+    axes = {state.name: graph.batch.axis(state) for state in group.states}
+    if flags.ndim == 0 or set(axes.values()) == {None}:
+        return jnp.broadcast_to(flags_along(None, flags, len(group.shape)), group.shape)
+    for name, axis in axes.items():
+        if axis is None:
+            raise OptionError(
+                f"All samples share State '{name}', which is coupled elementwise to "
+                f"{', '.join(map(repr, axes))}, so single samples cannot be reset. Give one flag "
+                "for all samples."
+            )
+    for state, layout in zip(group.states, group.old_layouts, strict=True):
+        if layout is None:  # at all positions, in order
+            along = flags_along(axes[state.name], flags, len(state.shape))
+            return jnp.broadcast_to(along, state.shape).reshape(group.shape)
+    sample = np.zeros(group.num_positions, np.int32)
+    for state, layout in zip(group.states, group.old_layouts, strict=True):
+        assert layout is not None
+        axis = axes[state.name]
+        sample[layout] = flags_along(axis, np.arange(flags.size), layout.ndim)
+    return flags[sample].reshape(group.shape)
+
+
+def restarted(graph: ETraceGraph, records: Records, restart: jax.Array) -> Records:
+    """Return the residuals of one step before which some samples are reset."""
+    if graph.whole is not None:
+        return dataclasses.replace(records, restart=restart)
+    transitions = dict(records.D)
+    for group in graph.traced_groups:
+        for a, c in group.transition:
+            key = transition_key(group, a, c)
+            if key not in transitions:
+                continue
+            is_new = at_positions(graph, group, restart)
+            transitions[key] = jnp.where(is_new, 0, transitions[key])
+    return dataclasses.replace(records, D=transitions, restart=restart)
+
+
+def restarted_probes(graph: ETraceGraph, probes: Probes, restart: jax.Array) -> Probes:
+    """Return probes without those of old values that have been reset."""
+    pre_step = {}
+    for state in graph.traced_states:
+        probe = probes.get(pre_step_probe(state))
+        if probe is None:
+            continue
+        is_new = flags_along(graph.batch.axis(state), restart, probe.ndim)
+        pre_step[pre_step_probe(state)] = jnp.where(is_new, 0, probe)
+    return {**probes, **pre_step}

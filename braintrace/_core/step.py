@@ -1,0 +1,211 @@
+"""Single steps, with their gradient through the traces.
+
+A learning rule is a set of pure functions over a plain pytree of traces. The functions here connect
+it to the differentiable step (see `probed_step`): the step's perturbations have the value zero, and
+their derivative, given the learning signal, is the gradient of the rule.
+"""
+
+import dataclasses
+from collections.abc import Callable, Set
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._errors import OptionError
+from .._graph import ETraceGraph, Record, Records, TraceMethod, Traces, Weights
+from .._jax import Var
+from .._typing import PyTree
+from .jacobian.jacobians import Inputs, jacobians, operands
+from .probed_step import (
+    Probes,
+    finish,
+    finish_program,
+    hold_old_states,
+    pre_step_probe,
+    probe_shapes,
+    probed_step,
+    probes_of_past,
+    with_callback_results,
+    with_gradient,
+)
+from .restart import restarted, restarted_probes
+from .window import before_window, passed_step
+
+RECORDED: frozenset[Record] = frozenset(
+    {"x", "x in parts", "D", "Df", "step", "traces", "operands"}
+)
+"""Kinds of residuals that can be recorded for a learning rule."""
+
+
+def check_method(method: TraceMethod) -> None:
+    """Refuse a learning rule that needs residuals which are not recorded.
+
+    Raises
+    ------
+    OptionError
+        Naming them.
+    """
+    name, unknown = type(method).__name__, method.needs - RECORDED
+    if unknown:
+        raise OptionError(
+            f"The learning rule `{name}` needs {', '.join(map(repr, sorted(unknown)))} of every "
+            f"step; available are {', '.join(map(repr, sorted(RECORDED)))}."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """Result of one step.
+
+    Attributes
+    ----------
+    outputs
+        Leaves of the result of ``update``.
+    new_states
+        New value of every written State leaf, by its input variable.
+    traces
+        Traces after the step.
+    """
+
+    outputs: list[jax.Array]
+    new_states: dict[Var, jax.Array]
+    traces: Traces
+
+
+def single_step(
+    graph: ETraceGraph,
+    method: TraceMethod,
+    inputs: Inputs,
+    traces: Traces,
+    restart: jax.Array | None = None,
+    place: Callable[[Records], Records] = lambda records: records,
+) -> Step:
+    """Run one step whose derivative with respect to parameters is computed from the traces.
+
+    The derivative with respect to old states is the ordinary one; `entered` stops gradients at old
+    states where necessary.
+
+    Parameters
+    ----------
+    graph, method, traces
+        The compiled model, and its traces before the step.
+    inputs
+        Values of the program's inputs.
+    restart
+        Flags of the samples that were reset before the step; ``None``: none.
+    place
+        Places residuals on a mesh.
+    """
+    inputs = with_callback_results(graph.traced, inputs)
+    weights = operands(graph, inputs)
+    found = jacobians(graph, inputs, weights)
+    if restart is not None:
+        found = restarted(graph, found, restart)
+    records = place(as_chunk(found))
+    held, before = jax.lax.stop_gradient((weights, traces))
+    after = method.update(graph, held, records, before)
+
+    def gradient(weights: Weights, residuals: Any, signal: Probes, silent: Set[str]) -> Weights:
+        records, before, after = residuals
+        records = dataclasses.replace(records, silent=frozenset(silent))
+        signal = as_chunk(signal)
+        return chunk_gradient(graph, method, weights, records, signal, before, after)[0]
+
+    passes = graph.passes_weights
+    shapes = probes_of_past(graph) if passes else probe_shapes(graph)
+    probes = with_gradient(shapes, gradient, weights, (records, before, after))
+    if restart is not None:
+        probes = restarted_probes(graph, probes, restart)
+    if passes:
+        outputs, new_states, _ = passed_step(graph, before_window(graph, inputs, probes))
+    else:
+        outputs, new_states = probed_step(graph, inputs, weights, probes)
+    return Step(outputs, new_states, after)
+
+
+def chunk_gradient(
+    graph: ETraceGraph,
+    method: TraceMethod,
+    weights: Weights,
+    records: Records,
+    signal: Probes,
+    before: Traces,
+    after: Traces | None = None,
+) -> tuple[Weights, Traces | None]:
+    """Return the gradient of a recorded chunk, and the traces after it if the rule returns them.
+
+    The signal of the first step for the states before the chunk is included: the signal of outputs
+    that read them, of a window, or of a full-Jacobian rule. The arguments are the same as in
+    `TraceMethod.gradient`.
+    """
+    late, parts = signal.keys() & probes_of_past(graph).keys(), []
+    if late:
+        past = past_gradient(graph, method, weights, signal, before, records.zeros_select)
+        parts.append(past)
+    if not late or signal.keys() - late:
+        own, after = method.gradient(graph, weights, records, signal, before, after)
+        parts.append(own)
+    gradients = jax.tree.map(lambda *found: sum(found[1:], found[0]), *parts)
+    return _of_parameters(graph, gradients), after
+
+
+def past_gradient(
+    graph: ETraceGraph,
+    method: TraceMethod,
+    weights: Weights,
+    signal: Probes,
+    before: Traces,
+    zeros_select: bool,
+) -> Weights:
+    """Return the gradient by way of the states before a chunk, from its first step's signal."""
+    probes = {state.name: pre_step_probe(state) for state in graph.traced_states}
+    mu = {name: signal[probe][0] for name, probe in probes.items() if probe in signal}
+    return method.entry_gradient(graph, weights, mu, before, zeros_select)
+
+
+def _of_parameters(graph: ETraceGraph, gradients: Weights) -> Weights:
+    """Return gradients of operands, with zeros for operands without a parameter.
+
+    These gradients are not used, but a loop that accumulates them would compute them.
+    """
+    if graph.whole is not None:
+        return gradients
+    learning = {r.key: set(r.trainable_paths) for r in graph.hidden_param_op_relations}
+    return {
+        key: {
+            name: gradient if name in learning[key] else jnp.zeros_like(gradient)
+            for name, gradient in found.items()
+        }
+        for key, found in gradients.items()
+    }
+
+
+def as_chunk(tree: PyTree) -> PyTree:
+    """Add a time axis of length 1."""
+    return jax.tree.map(lambda leaf: leaf[None], tree)
+
+
+def recorded_step(
+    graph: ETraceGraph, inputs: Inputs, weights: Weights, probes: Probes
+) -> tuple[list[jax.Array], dict[Var, jax.Array], Records]:
+    """Run one step with given perturbations, and return the residuals of the learning rule."""
+    if graph.passes_weights:
+        return passed_step(graph, inputs)
+    inputs = with_callback_results(graph.traced, inputs)
+    held = hold_old_states(graph, inputs)
+    outputs, new_states = probed_step(graph, held, weights, probes)
+    return outputs, new_states, jacobians(graph, inputs, weights)
+
+
+def plain_step(graph: ETraceGraph, inputs: Inputs) -> tuple[list[jax.Array], dict[Var, jax.Array]]:
+    """Run one step of the model itself; filters of its readouts do not change."""
+    inputs, model = with_callback_results(graph.traced, inputs), graph.traced.unfiltered
+    if model is None:
+        return finish(graph, inputs, {})
+    filtered = graph.traced
+    pairs = zip(model.program.in_vars, filtered.program.in_vars, strict=False)
+    outputs, written = finish_program(model, {own: inputs[var] for own, var in pairs}, {})
+    pairs = zip(model.written_vars, filtered.written_vars, strict=False)
+    new_states = {var: inputs[var] for var in filtered.written_vars}
+    return outputs, new_states | {var: written[own] for own, var in pairs}

@@ -1,0 +1,248 @@
+r"""Flattened state of a sample, and cotangents of it pulled back through steps.
+
+With :math:`S` the state of one sample, :math:`J^s = \partial S^s / \partial S^{s-1}` and :math:`F^s
+= \partial S^s / \partial y^s` for the output of an equation that combines parameters with an input
+:math:`x`, cotangents :math:`c^K` of the last state are pulled back as
+
+.. math:: c^{s-1} = c^s J^s, \qquad
+    (\partial (c^K S^K)) / \partial w = c^0 \partial S^0 / \partial w
+    + \sum_s x^s \otimes (c^s F^s).
+
+Neither Jacobian is built: each step is one vector-Jacobian product for every row of :math:`c`, for
+all samples at once, and the sum is one product over time. The gradients of samples are separate.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._graph import ETraceGraph, Layer, ParameterUse, Weights, WholeState
+from .._jax import Atom, Equation, Var
+from .._jaxpr import Place, evaluate, evaluate_probed
+from .jacobian.jacobians import Inputs
+from .probed_step import finish, joined_states
+from .restart import over_first_axis
+
+ByState = list[jax.Array]
+"""An array for every state, in its layout after leading axes."""
+
+
+# --- layouts
+
+
+def to_rows(whole: WholeState, values: ByState) -> jax.Array:
+    """Concatenate arrays ``(*lead, *state shape)`` to one ``(*lead, samples, n)``."""
+    parts = []
+    for leaf, axis, size, value in zip(whole.leaves, whole.axes, whole.sizes, values, strict=True):
+        lead = value.ndim - len(leaf.shape)
+        moved = value if axis is None else jnp.moveaxis(value, lead + axis, lead)
+        parts.append(moved.reshape(*value.shape[:lead], whole.samples, size))
+    return jnp.concatenate(parts, axis=-1)
+
+
+def from_rows(whole: WholeState, rows: jax.Array) -> ByState:
+    """Split an array ``(*lead, samples, n)`` into one ``(*lead, *state shape)`` for each state."""
+    values, lead = [], rows.ndim - 2
+    parts = jnp.split(rows, np.cumsum(whole.sizes)[:-1], axis=-1)
+    for leaf, axis, part in zip(whole.leaves, whole.axes, parts, strict=True):
+        if axis is None:
+            value = part.reshape(*part.shape[:lead], *leaf.shape)
+        else:
+            rest = (*leaf.shape[:axis], *leaf.shape[axis + 1 :])
+            value = part.reshape(*part.shape[: lead + 1], *rest)
+            value = jnp.moveaxis(value, lead, lead + axis)
+        values.append(value.astype(leaf.dtype))
+    return values
+
+
+def row_dtype(whole: WholeState) -> Any:
+    """Return the common dtype of all states."""
+    return jnp.result_type(*(leaf.dtype for leaf in whole.leaves))
+
+
+def unit_rows(whole: WholeState) -> ByState:
+    """Return ``n`` unit cotangents: one for each state scalar, for all samples at once."""
+    shape = (whole.size, whole.samples, whole.size)
+    ones = jnp.broadcast_to(jnp.eye(whole.size, dtype=row_dtype(whole))[:, None], shape)
+    return from_rows(whole, ones)
+
+
+def which_rows(whole: WholeState, flags: jax.Array) -> jax.Array:
+    """Return booleans ``(samples, n)`` from one for all samples, or one for each."""
+    return jnp.broadcast_to(flags[..., None], (whole.samples, whole.size))
+
+
+def flags_of_rows(whole: WholeState, ndim: int, flags: jax.Array) -> jax.Array:
+    """Return the result of `which_rows` for arrays with axes after samples and state scalars."""
+    return over_first_axis(which_rows(whole, flags), ndim)
+
+
+def flags_of_samples(whole: WholeState, ndim: int, flags: jax.Array) -> jax.Array:
+    """Return a mask, for arrays with samples first, of the samples whose flag is set."""
+    return over_first_axis(which_rows(whole, flags).any(1), ndim)
+
+
+# --- one step
+
+
+def whole_of(graph: ETraceGraph) -> WholeState:
+    """Return the flattened state of a graph that was compiled with one."""
+    assert graph.whole is not None
+    return graph.whole
+
+
+def inputs_of_step(
+    graph: ETraceGraph, weights: Weights, recorded: tuple[jax.Array, ...]
+) -> dict[Var, Any]:
+    """Return the inputs of a step, from its residuals and the parameters."""
+    parameters = {leaf.in_var: weights[leaf.name]["value"] for leaf in graph.traced.parameters}
+    return {**dict(zip(graph.recorded_inputs, recorded, strict=True)), **parameters}
+
+
+def seen_by_layers(
+    graph: ETraceGraph, inputs: Inputs
+) -> list[tuple[tuple[int, ...], dict[Var, Any]]]:
+    """Return the states of every layer, and the constant new values of others that it reads."""
+    whole, program, found = whole_of(graph), graph.traced.program, []
+    for layer in whole.layers:
+        others = [other for other in whole.layers if other is not layer]
+        new = [var for other in others for var in other.new_vars]
+        values = dict(zip(new, evaluate(program, new, inputs), strict=True))
+        overrides = {**values, **_joined(graph, others, values)}
+        found.append((layer.states, _constant(overrides)))
+    return found
+
+
+def step_of_layers(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[Var, Any]]:
+    """Run a step in which layers have no memory of each other.
+
+    Returns
+    -------
+    outputs, new_states
+        See `probed_step`. Within the step the outputs depend on all layers. The new states of a
+        layer depend on its old states; the values of other layers are constant.
+    """
+    whole, program = whole_of(graph), graph.traced.program
+    seen: dict[Var, Any] = {}
+    carried: dict[Var, Any] = {}
+    for number, layer in enumerate(whole.layers):
+        others = [
+            leaf.in_var for other in whole.layers if other is not layer for leaf in other.leaves
+        ]
+        now = {**inputs, **{var: jax.lax.stop_gradient(inputs[var]) for var in others}}
+        own = [whole.leaves[index] for index in layer.states]
+        new: list[Atom] = [leaf.out_var for leaf in own if leaf.out_var is not None]
+        kept = evaluate(program, new, now, _constant(seen))
+        carried.update({leaf.in_var: value for leaf, value in zip(own, kept, strict=True)})
+        seen.update(zip(layer.new_vars, evaluate(program, layer.new_vars, now, seen), strict=True))
+        seen.update(_joined(graph, whole.layers[: number + 1], seen))
+    outputs, new_states = finish(graph, inputs, seen)
+    return outputs, {**new_states, **carried}
+
+
+def _constant(values: Mapping[Var, Any]) -> dict[Var, Any]:
+    """Return values under a stop-gradient; variables cannot be sorted as pytree keys."""
+    return {var: jax.lax.stop_gradient(value) for var, value in values.items()}
+
+
+def _joined(
+    graph: ETraceGraph, layers: Sequence[Layer], values: Mapping[Var, Any]
+) -> dict[Var, Any]:
+    own = (pair for layer in layers for pair in zip(layer.leaves, layer.new_vars, strict=True))
+    return joined_states(graph.traced, {leaf.name: values[var] for leaf, var in own})
+
+
+@dataclasses.dataclass(frozen=True)
+class PulledStep:
+    """Cotangents of a step's new states, pulled back through the step.
+
+    Attributes
+    ----------
+    old
+        Cotangents of the states before the step.
+    at
+        Cotangents at the uses of parameters.
+    x
+        The other operand of every product, by the key of the use.
+    """
+
+    old: ByState
+    at: dict[Place, jax.Array]
+    x: dict[str, jax.Array]
+
+
+jax.tree_util.register_dataclass(PulledStep)
+
+
+def pulled_back(graph: ETraceGraph, inputs: Inputs, cotangents: ByState) -> PulledStep:
+    """Pull cotangents of the new states, with one leading axis, back through one step."""
+    whole, program = whole_of(graph), graph.traced.program
+    new: list[Atom] = [leaf.out_var for leaf in whole.leaves if leaf.out_var is not None]
+    places = [place for use in whole.uses for place in places_of(graph, use)]
+    products = [use for use in whole.uses if use.kind == "product"]
+    x_atoms = [equation_of(graph, use).invars[use.x or 0] for use in products]
+
+    seen = seen_by_layers(graph, inputs)
+
+    def states(old: ByState, probes: list[jax.Array]) -> tuple[ByState, list[jax.Array]]:
+        at = dict(zip(places, probes, strict=True))
+
+        def together(indices: Sequence[int], overrides: Mapping[Var, Any]) -> list[jax.Array]:
+            now = {whole.leaves[i].in_var: old[i] for i in indices}
+            targets = [new[i] for i in indices]
+            return evaluate_probed(program, targets, {**inputs, **now}, at, None, overrides)
+
+        values: dict[int, jax.Array] = {}
+        for indices, others in seen or [(tuple(range(len(new))), {})]:
+            values.update(zip(indices, together(indices, others), strict=True))
+        return [values[i] for i in range(len(new))], evaluate(program, x_atoms, inputs)
+
+    zeros = [jnp.zeros(atom.aval.shape, atom.aval.dtype) for atom in _atoms(graph, places)]
+    old = [inputs[leaf.in_var] for leaf in whole.leaves]
+    _, pull, xs = jax.vjp(states, old, zeros, has_aux=True)
+    before, found = jax.vmap(pull)(cotangents)
+    x = {use.key: value for use, value in zip(products, xs, strict=True)}
+    return PulledStep(before, dict(zip(places, found, strict=True)), x)
+
+
+def pushed_forward(graph: ETraceGraph, inputs: Inputs, tangents: ByState) -> ByState:
+    """Push tangents of the states before a step forward to the new states.
+
+    It is the transpose of pulling back, so it also works for operations with only a backward rule.
+    """
+    whole = whole_of(graph)
+
+    def pulled(cotangents: ByState) -> ByState:
+        return [value[0] for value in pulled_back(graph, inputs, cotangents).old]
+
+    zeros = [jnp.zeros((1, *leaf.shape), leaf.dtype) for leaf in whole.leaves]
+    (pushed,) = jax.vjp(pulled, zeros)[1](tangents)
+    return [value[0] for value in pushed]
+
+
+def places_of(graph: ETraceGraph, use: ParameterUse) -> Iterator[Place]:
+    """Yield the places of a use at which cotangents are taken."""
+    if use.equation is None:
+        return
+    if use.kind == "elementwise":
+        yield from ((use.equation, "in", index) for index in use.operands)
+    else:
+        for index, var in enumerate(equation_of(graph, use).outvars):
+            if jnp.issubdtype(var.aval.dtype, jnp.inexact):
+                yield use.equation, "out", index
+
+
+def equation_of(graph: ETraceGraph, use: ParameterUse) -> Equation:
+    """Return the equation that uses the parameters."""
+    assert use.equation is not None
+    return graph.traced.program.equations[use.equation]
+
+
+def _atoms(graph: ETraceGraph, places: list[Place]) -> Iterator[Atom]:
+    for index, side, number in places:
+        equation = graph.traced.program.equations[index]
+        yield (equation.invars if side == "in" else equation.outvars)[number]

@@ -1,0 +1,134 @@
+r"""Windows: several steps differentiated in full, plus the traces before them.
+
+.. math::
+
+    dL / dw = \partial L / \partial w + \sum_a \mu[a] \circ \epsilon^0[a], \qquad
+    \mu[a] = \partial L / \partial h^0[a]
+
+The partial derivatives pass all steps of the window, including everything that couples elements.
+The traces contain the dependence of the states before the window on the weights.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from .._errors import OptionError
+from .._graph import ETraceGraph, Records, Signal
+from .._jax import Var
+from .jacobian.jacobians import Inputs, jacobians, operands
+from .probed_step import Probes, finish, pre_step_probe, probe_shapes, with_callback_results
+from .time_loops import scan_over_time
+from .whole_state import step_of_layers
+
+States = TypeVar("States")
+Results = TypeVar("Results")
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _refuse(value: Any) -> Any:
+    raise OptionError(
+        "The arguments of the model depend on the differentiated parameters or states, and this "
+        "learning rule follows these only within `update` of the model. Compute the dependence "
+        "in `update`, or pass the arguments through `jax.lax.stop_gradient`."
+    )
+
+
+def _nothing(residuals: Any, cotangent: Any) -> tuple[None]:
+    return (None,)
+
+
+_given = jax.custom_vjp(_itself)
+"""An argument of a step, which has no gradient under full-Jacobian rules."""
+_given.defvjp(_refuse, _nothing)
+
+
+def run_window(
+    start: States,
+    step: Callable[[States, Any], tuple[States, tuple[Results, Records]]],
+    sequences: Any,
+) -> tuple[States, Results, Records]:
+    """Run the steps of a window.
+
+    Parameters
+    ----------
+    start
+        The states before it: constants, with a perturbation added to each traced one.
+    step
+        ``(states, slices) -> (states, (results, records))``, differentiable in full.
+    sequences
+        Arguments of the steps, time first.
+
+    Returns
+    -------
+    states, results
+        The states after the window, and the results of all its steps.
+    records
+        Residuals of all steps, without gradients.
+    """
+    states, (results, records) = scan_over_time(step, start, sequences)
+    return states, results, jax.lax.stop_gradient(records)
+
+
+def window_signals(graph: ETraceGraph, before: Signal, length: int) -> Signal:
+    """Return the signals of a window's steps, from those of its first for the states before it."""
+
+    def all_zero(steps: int, like: Any) -> jax.Array:
+        return jnp.zeros((steps, *like.shape), like.dtype)
+
+    signal = {name: all_zero(length, probe) for name, probe in probe_shapes(graph).items()}
+    for name, of_first in before.items():
+        signal[name] = jnp.concatenate([of_first, all_zero(length - 1, of_first[0])])
+    return signal
+
+
+def before_window(graph: ETraceGraph, inputs: Inputs, probes: Probes) -> Inputs:
+    """Return the inputs of a first step, with a perturbation added to each traced state."""
+    states = graph.traced_states
+    old = {s.in_var: inputs[s.in_var] + probes[pre_step_probe(s)] for s in states}
+    return {**inputs, **old}
+
+
+Run: TypeAlias = Callable[[ETraceGraph, Inputs], tuple[list[Any], dict[Var, Any]]]
+"""``(graph, inputs) -> (outputs, new states)`` of one step."""
+
+
+def window_step(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[Var, Any], Records]:
+    """Run one step of a window, differentiable in full, and return its residuals.
+
+    Raises
+    ------
+    OptionError
+        For a full-Jacobian rule, if arguments of the step have a derivative.
+    """
+    return _recorded(graph, inputs, _in_full)
+
+
+def passed_step(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[Var, Any], Records]:
+    """Run one step as a full-Jacobian rule differentiates it outside of windows.
+
+    For a layered rule, layers have no memory of each other; see `window_step`.
+    """
+    is_layered = graph.whole is not None and graph.whole.layers
+    return _recorded(graph, inputs, step_of_layers if is_layered else _in_full)
+
+
+def _in_full(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[Var, Any]]:
+    return finish(graph, inputs, {})
+
+
+def _recorded(
+    graph: ETraceGraph, inputs: Inputs, run: Run
+) -> tuple[list[Any], dict[Var, Any], Records]:
+    if graph.passes_weights:
+        arguments = set(graph.traced.argument_vars)
+        inputs = {v: _given(x) if v in arguments else x for v, x in inputs.items()}
+    inputs = with_callback_results(graph.traced, inputs)
+    weights = operands(graph, inputs)
+    outputs, new_states = run(graph, inputs)
+    return outputs, new_states, jacobians(graph, inputs, weights)

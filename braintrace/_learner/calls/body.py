@@ -1,0 +1,122 @@
+"""Bodies: the pure functions that a driver runs, one for each of a learner's methods."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
+
+import brainstate
+import jax
+
+from ..._graph import Traces
+from ..._runtime import States, Take
+from ..._typing import PyTree
+from .chunks import Cuts
+from .options import Options
+from .restart import Restarts
+
+Arguments: TypeAlias = tuple[PyTree, jax.Array | None, Restarts]
+"""``(sequences, mask, restarts)``: the arguments of every body."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Unfinished:
+    """Deferred traces after a sequence, which are computed at the next read.
+
+    Attributes
+    ----------
+    sources
+        The values that they are computed from.
+    before
+        The traces that they replace; ``None``: the traces before the sequence.
+    """
+
+    sources: PyTree
+    before: Traces | None
+
+
+jax.tree_util.register_dataclass(Unfinished)
+
+Found: TypeAlias = tuple[PyTree, list[PyTree], "Traces | Unfinished | None"]
+"""Result of a body: results, new values of States, and traces, or None if it has none."""
+
+Given: TypeAlias = tuple[Traces | None, bool]
+"""Traces for a body, and whether their buffers may be donated."""
+
+
+class HasZero(Protocol):
+    """Traces that may be known to be zero."""
+
+    @property
+    def is_zero(self) -> bool: ...
+
+
+def taken(held: HasZero, take: Take) -> Given:
+    """Return the traces, and whether their buffers may be donated."""
+    return take()
+
+
+def taken_unless_zero(held: HasZero, take: Take) -> Given:
+    """Return the same, and ``None`` for traces that are known to be zero."""
+    return (None, True) if held.is_zero else take()
+
+
+def not_taken(held: HasZero, take: Take) -> Given:
+    """Return no traces, for a body that does not use them."""
+    return None, False
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Body:
+    """A pure function of values of States, and the States of these values.
+
+    Attributes
+    ----------
+    run
+        ``(values, traces, sequences, mask, restarts) -> (results, written values, traces)``. Traces
+        may be `Unfinished`, or None if there are none.
+    states
+        Returns the States whose values it takes, given the States of the model by path.
+    written
+        Selects the items of written States from one item per State.
+    results
+        Converts results and options to the user's results.
+    take
+        Takes the traces; see `taken`.
+    replaces
+        Tests for sequences whether the new traces can overwrite the old ones.
+    finish
+        ``(sources, before) -> traces`` of `Unfinished` traces.
+    reads_initial
+        Whether it reads the initial values of States even if no step has a flag.
+    cuts
+        Chunks of each sequence length so far, with zero initial traces or not.
+    check
+        Refuses results before anything is stored; ``None``: no check.
+    notice
+        Reports results, and the index of the first step, after they are stored.
+    """
+
+    run: Callable[..., Found]
+    states: Callable[[States], Sequence[brainstate.State]]
+    written: Callable[[Sequence[PyTree]], Sequence[PyTree]]
+    results: Callable[[PyTree, Options], PyTree] = lambda found, options: found
+    take: Callable[[HasZero, Take], Given] = taken
+    replaces: Callable[[PyTree, Traces | None], bool] = lambda sequences, traces: True
+    finish: Callable[[PyTree, Traces | None], Traces] | None = None
+    reads_initial: bool = False
+    cuts: Cuts = dataclasses.field(default_factory=dict)
+    check: Callable[[PyTree], None] | None = None
+    notice: Callable[[PyTree, int], None] | None = None
+
+
+def run_to_the_end(
+    body: Body, values: list[PyTree], traces: Traces | None, *arguments: PyTree
+) -> tuple[PyTree, list[PyTree], Traces | None]:
+    """Run a body, and compute its deferred traces."""
+    results, written, after = body.run(values, traces, *arguments)
+    if isinstance(after, Unfinished):
+        assert body.finish is not None
+        after = body.finish(after.sources, traces if after.before is None else after.before)
+    return results, written, after

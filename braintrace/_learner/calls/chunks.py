@@ -1,0 +1,251 @@
+"""Chunks: the length of a sequence's parts, and loops over them."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from ..._algorithms import CHUNK, Window
+from ..._core import as_arrays, size_in_bytes
+from ..._graph import ETraceGraph
+from ..._jax_devices import current_device
+from ..._runtime import memory_of
+from ..._typing import PyTree
+from .chunk_costs import ACCELERATOR, PROCESSOR, Work
+from .options import Options
+
+AS_GOOD = 1.05
+"""Chunk lengths within this factor of the fastest count as equally fast."""
+
+SHARE_OF_DEVICE, MOST_MEMORY = 10, 2**30
+"""Residuals may take this fraction of a device's memory, and at most this number of bytes."""
+
+SHORTEST_WINDOW, LONGEST_WINDOW = 64, 128
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunks:
+    """The chunks of a sequence.
+
+    Attributes
+    ----------
+    steps, length
+        Length of the sequence, and of a chunk; the last chunk may be shorter.
+    record_bytes
+        Bytes of the residuals of a chunk.
+    budget
+        Limit of these bytes; ``None``: memory did not determine the length.
+    """
+
+    steps: int
+    length: int
+    record_bytes: int
+    budget: int | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of chunks."""
+        return math.ceil(self.steps / self.length)
+
+
+Cuts: TypeAlias = dict[tuple[int, bool], Chunks]
+"""Chunks by the length of the sequence, and whether its initial traces are known to be zero."""
+
+
+def steps_of(sequences: PyTree) -> int:
+    """Return the common number of steps of sequences."""
+    steps: int = jax.tree.leaves(sequences)[0].shape[0]
+    return steps
+
+
+def chunks_of(work: Work, options: Options, steps: int, from_zero: bool) -> Chunks:
+    """Return the chunks of a sequence whose gradient does not depend on the chunk length.
+
+    Parameters
+    ----------
+    work
+        Amount of work of the sequence.
+    options
+        Options of the call.
+    steps
+        Length of the sequence.
+    from_zero
+        Whether its traces start from zero, and are deferred after its last chunk.
+    """
+    budget = None
+    if options.length_of_chunk is None:
+        budget = options.memory_budget or default_budget()
+        length = fastest_length(work, steps, from_zero, budget)
+    else:
+        length = min(steps, options.length_of_chunk)
+    return Chunks(steps, length, work.memory(steps, length, from_zero), budget)
+
+
+def fastest_length(work: Work, steps: int, from_zero: bool, budget: int) -> int:
+    """Return the shortest chunk length that is expected to be about as fast as any.
+
+    All splits of a sequence into equal parts are compared whose residuals are smaller than the
+    budget, or than the traces if these are larger. Splits without a shorter last chunk have
+    priority, since its steps would need a separate compilation.
+    """
+    most = max(budget, work.trace_bytes)
+    rates = PROCESSOR if current_device().platform == "cpu" else ACCELERATOR
+    times = {
+        length: work.seconds(steps, length, from_zero, rates)
+        for length in _equal_parts(steps)
+        if length == 1 or work.memory(steps, length, from_zero) <= most
+    }
+    most_seconds = AS_GOOD * min(times.values())
+    as_good = [length for length, seconds in times.items() if seconds <= most_seconds]
+    return min(as_good, key=lambda length: (steps % length > 0, length))
+
+
+def _equal_parts(steps: int) -> Iterator[int]:
+    """Yield the lengths of the parts of a sequence that is split into 1, 2, ... parts."""
+    length = steps
+    while length > 1:
+        yield length
+        length = math.ceil(steps / math.ceil(steps / (length - 1)))
+    yield 1
+
+
+def default_budget() -> int:
+    """Return the default limit of bytes for residuals."""
+    memory = memory_of(current_device())
+    return MOST_MEMORY if memory is None else min(MOST_MEMORY, memory // SHARE_OF_DEVICE)
+
+
+def windows_of(
+    graph: ETraceGraph, window: Window, options: Options, steps: int, from_zero: bool = False
+) -> Chunks:
+    """Return the chunks of a sequence whose windows are differentiated in full.
+
+    A chunk is a whole number of windows: one, or the largest number that ``chunk_size`` or
+    ``memory_budget`` admit. Full-Jacobian rules read their traces before each window, so their
+    chunks are single windows.
+
+    A single chunk from zero traces needs no trace. By default it is chosen if its residuals are
+    smaller than the traces: a gradient by `D_RTRL` then takes 0.65 to 0.9 of the time (GRU and
+    leaky, 64 steps, windows of 16 and 32, two CPU cores, 2026-11-25) and less memory. Several
+    chunks of several windows are no faster than single windows.
+    """
+    if window == CHUNK:
+        return _windows_as_chunks(graph, options, steps)
+    length = most = int(window or steps)
+    if options.length_of_chunk is not None:
+        most = options.length_of_chunk
+    elif options.memory_budget is not None:
+        most = options.memory_budget // max(1, graph.record_bytes)
+    elif from_zero and 0 < steps * graph.record_bytes <= size_in_bytes(graph.trace_specs):
+        most = steps
+    if not graph.passes_weights:
+        length = steps if most >= steps else length * max(1, most // length)
+    length = min(steps, length)
+    return Chunks(steps, length, length * graph.record_bytes)
+
+
+def _windows_as_chunks(graph: ETraceGraph, options: Options, steps: int) -> Chunks:
+    """Return chunks that are windows.
+
+    Their length is a part of the estimate, so the device does not determine it. ``'auto'`` is the
+    number of steps whose residuals are no larger than the traces, or the gradient, within
+    `SHORTEST_WINDOW` and `LONGEST_WINDOW`; then the sequence is split into equal parts.
+    """
+    if options.length_of_chunk is None:
+        fitting = graph.bytes_per_chunk // max(1, graph.record_bytes)
+        longest = min(LONGEST_WINDOW, max(SHORTEST_WINDOW, fitting))
+        length = math.ceil(steps / math.ceil(steps / longest))
+    else:
+        length = min(steps, options.length_of_chunk)
+    return Chunks(steps, length, length * graph.record_bytes)
+
+
+def over_blocks(
+    of_length: Callable[[int], Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]],
+    carry: PyTree,
+    sequences: PyTree,
+    steps: int,
+    block: int,
+) -> tuple[PyTree, PyTree]:
+    """Run blocks of one length, and a shorter one at the end if steps are left.
+
+    Parameters
+    ----------
+    of_length
+        Returns for a number of steps ``(carry, block of the sequences) -> (carry, results stacked
+        over time)``.
+    carry, sequences
+        Initial carry, and the sequences.
+    steps, block
+        Length of the sequences and of a block.
+    """
+    if steps == block:
+        return of_length(steps)(carry, sequences)
+    full, rest = divmod(steps, block)
+    found = []
+    if full:
+        carry, results = _over_parts(of_length(block), carry, sequences, full, block)
+        found.append(results)
+    if rest:
+        carry, results = of_length(rest)(carry, _part(sequences, full * block, rest))
+        found.append(results)
+    return carry, jax.tree.map(lambda *parts: jnp.concatenate(parts), *found)
+
+
+def over_chunks(
+    run: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
+    run_last: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
+    carry: PyTree,
+    sequences: PyTree,
+    steps: int,
+    chunk: int,
+) -> tuple[PyTree, PyTree]:
+    """Run one function over all chunks of sequences but the last, another over the last.
+
+    Parameters
+    ----------
+    run, run_last
+        ``(carry, chunk of the sequences) -> (carry, results stacked over time)``.
+    carry, sequences
+        Initial carry, and the sequences.
+    steps, chunk
+        Length of the sequences and of a chunk; the last chunk may be shorter.
+    """
+    full = (steps - 1) // chunk
+    if not full:
+        return run_last(carry, sequences)
+    carry, results = _over_parts(run, carry, sequences, full, chunk)
+    carry, rest = run_last(carry, _part(sequences, full * chunk, steps - full * chunk))
+    return carry, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), results, rest)
+
+
+def _over_parts(
+    run: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
+    carry: PyTree,
+    sequences: PyTree,
+    count: int,
+    length: int,
+) -> tuple[PyTree, PyTree]:
+    """Run a function over the first parts of sequences, and concatenate its results over time.
+
+    A loop carries arrays. Without a loop, the initial carry may be known to be zero.
+    """
+    if count == 1:
+        return run(carry, _part(sequences, 0, length))
+    starts = jnp.arange(count) * length
+    carry, results = jax.lax.scan(
+        lambda c, start: run(c, _part(sequences, start, length)), as_arrays(carry), starts
+    )
+    return carry, jax.tree.map(lambda x: x.reshape(count * length, *x.shape[2:]), results)
+
+
+def _part(sequences: PyTree, start: PyTree, length: int) -> PyTree:
+    """Return some steps as a slice; a scan over all parts would first copy the sequences."""
+
+    def of_leaf(leaf: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_slice_in_dim(leaf, start, length)
+
+    return jax.tree.map(of_leaf, sequences)

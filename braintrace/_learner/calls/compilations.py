@@ -1,0 +1,204 @@
+"""Cache of a learner's compiled drivers, bounded and counted."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from ..._arguments import level_of_user
+from ..._errors import OptionError, RecompilationWarning
+from ..._graph import ETraceGraph, SequenceRow
+from ..._runtime import Recent
+from ..._typing import PyTree
+from .arguments import Chosen
+from .chunks import Cuts
+from .function_key import FunctionKey, FunctionKeys, line_of
+
+MOST_KEPT = 32
+"""Maximum number of drivers that a learner keeps. A driver belongs to a step function with shapes
+and options. Programs use a few of them. Each contains executables of several megabytes and the
+captured values of the function."""
+
+FOURTH = 4
+"""Number of compilations that triggers a warning. A second and third may be necessary (training and
+validation, a shorter last batch). With four, compilation probably dominates the time."""
+
+
+class Cutting(Protocol):
+    """A sequence program, as far as a report reads it."""
+
+    @property
+    def cuts(self) -> Cuts:
+        """Chunks of the sequences so far."""
+        ...
+
+
+Driver = TypeVar("Driver", bound=Cutting)
+
+
+class Features(NamedTuple):
+    """Cache key of a driver besides the user's functions.
+
+    Attributes
+    ----------
+    method, options, weights
+        The method, its options, and the parameters that it differentiates.
+    graph
+        The analysed model.
+    placement
+        Placement of the arrays on the learner's mesh; ``None``: no mesh.
+    has_mask, reset_axes
+        Whether there is a mask, and the number of axes of ``reset``.
+    structure, slices
+        Structure of the sequences, and shape and dtype of one step of each.
+    states
+        Identities of the model's States.
+    mesh
+        Mesh of a ``shard_map`` around the call; ``None``: there is none.
+    forecasts
+        Structure of the forecasts that wait for a label; ``None``: not read.
+    """
+
+    method: str
+    options: tuple[object, ...]
+    weights: Chosen | None
+    graph: ETraceGraph
+    placement: object = None
+    has_mask: bool = False
+    reset_axes: int | None = None
+    structure: PyTree = None
+    slices: tuple[object, ...] = ()
+    states: tuple[int, ...] = ()
+    mesh: object = None
+    forecasts: object = None
+
+
+@dataclasses.dataclass(eq=False)
+class _Compiled(Generic[Driver]):
+    features: Features
+    driver: Driver
+    lengths: set[int] = dataclasses.field(default_factory=set)
+    keys: list[FunctionKey] = dataclasses.field(default_factory=list)
+
+    def is_of(self, keys: list[FunctionKey], features: Features) -> bool:
+        """Test whether the last call had the same keys, which are not compared by value."""
+        is_same = len(keys) == len(self.keys) and all(map(operator.is_, keys, self.keys))
+        return is_same and features == self.features
+
+
+class Compilations(Generic[Driver]):
+    """The drivers that one learner has compiled.
+
+    A clone or copy of a learner shares its attributes, but starts with an empty cache.
+
+    Parameters
+    ----------
+    owner
+        The learner.
+    """
+
+    def __init__(self, owner: object = None) -> None:
+        self._owner = (lambda: None) if owner is None else weakref.ref(owner)
+        self._kept: Recent[object, _Compiled[Driver]] = Recent(MOST_KEPT)
+        self._keys = {name: FunctionKeys() for name in ("step_fn", "update_fn", "optimizer")}
+        self._last: _Compiled[Driver] | None = None
+        self._count_of_line: Recent[str, int] = Recent(MOST_KEPT)
+
+    def is_of(self, learner: object) -> bool:
+        """Test whether this cache belongs to a learner."""
+        return self._owner() is learner
+
+    def __reduce__(self) -> tuple[type[Compilations[Any]], tuple[()]]:
+        return Compilations, ()
+
+    def find(
+        self,
+        functions: Mapping[str, Callable[..., PyTree]],
+        features: Features,
+        length: int,
+        make: Callable[[], Driver],
+    ) -> Driver:
+        """Return the cached driver for functions and features, or compile it.
+
+        Drivers of functions that read tracers of an enclosing transformation are not cached, since
+        the tracers are invalid after it.
+
+        Parameters
+        ----------
+        functions
+            The user's functions, by the names of the arguments.
+        features
+            The rest of the key.
+        length
+            Number of steps; JAX compiles once for each.
+        make
+            Compiles the driver.
+
+        Raises
+        ------
+        OptionError
+            If a function cannot be hashed.
+        """
+        keys = [self._key(name, function) for name, function in functions.items()]
+        last = self._last
+        if last is not None and length in last.lengths and last.is_of(keys, features):
+            return last.driver
+        if any(key.holds_tracers for key in keys):
+            return make()  # the enclosing transformation compiles it
+        key = (*keys, features)
+        found = self._kept.get(key)
+        if found is None:
+            found = self._kept[key] = _Compiled(features, make())
+            # A function that counts how often it is traced is the same function afterwards.
+            traced = (self._key(name, function) for name, function in functions.items())
+            self._kept[(*traced, features)] = found
+        else:
+            self._kept.move_to_end(key)
+        if functions and length not in found.lengths:
+            self._count(line_of(functions["step_fn"]))
+        found.lengths.add(length)
+        found.keys, self._last = keys, found
+        return found.driver
+
+    def sequences(self, graph: ETraceGraph) -> Iterator[SequenceRow]:
+        """Yield the chunks that the methods have used for an analysed model."""
+        for compiled in list(self._kept.values()):
+            if compiled.features.graph is graph:
+                for (_, from_zero), cut in compiled.driver.cuts.items():
+                    yield SequenceRow(
+                        method=compiled.features.method,
+                        steps=cut.steps,
+                        from_zero=from_zero,
+                        chunk_size=cut.length,
+                        chunks=cut.count,
+                        record_bytes=cut.record_bytes,
+                        budget=cut.budget,
+                    )
+
+    def _key(self, name: str, function: Callable[..., PyTree]) -> FunctionKey:
+        try:
+            return self._keys[name](function)
+        except TypeError as error:
+            raise OptionError(
+                f"`{name}` is a {type(function).__name__} that cannot be hashed, so its compiled "
+                "program cannot be found again. Pass a function, or define `__hash__` in its "
+                "class."
+            ) from error
+
+    def _count(self, line: str) -> None:
+        """Warn if one line of the user's code has been compiled often."""
+        self._count_of_line[line] = count = self._count_of_line.get(line, 0) + 1
+        if count == FOURTH:
+            warnings.warn(
+                f"`step_fn` of {line} is compiled for the fourth time, and each time takes as long "
+                "as the first. A call compiles again if the code, the defaults or the closed-over "
+                "values of `step_fn` or `update_fn` differ, or the length, shapes, dtypes or "
+                "options. Define functions once, keep values that change in a State or pass them "
+                "as a sequence, and pad sequences to a common length with `mask`.",
+                RecompilationWarning,
+                stacklevel=level_of_user(),
+            )

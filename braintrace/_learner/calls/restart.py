@@ -1,0 +1,125 @@
+"""Resets inside a sequence: flags, affected States, and initial values."""
+
+from collections.abc import Collection, Mapping
+
+import jax
+from jax.typing import ArrayLike
+
+from ..._algorithms import ETraceAlgorithm
+from ..._arguments import flags_of
+from ..._errors import OptionError
+from ..._graph import ETraceGraph
+from ..._jax import Var
+from ..._runtime import States, flags_of_samples, read_states, short_term, values_anew
+from ..._typing import Path, PyTree, path_name
+
+Initial = list[PyTree]
+"""Values of the short-term States at the start of a sequence, in the order of the States."""
+
+Restarts = tuple[jax.Array | None, Initial]
+"""Flags of every step, ``(T,)`` or ``(T, batch)``, and the initial values of States."""
+
+
+def check_reset(
+    reset: ArrayLike | None, graph: ETraceGraph, states: States, steps: int
+) -> jax.Array | None:
+    """Return reset flags of steps, or of samples at steps; ``None``: no resets.
+
+    Parameters
+    ----------
+    reset
+        The user's argument.
+    graph, states
+        The compiled model, and all its States.
+    steps
+        Length of the sequence.
+
+    Raises
+    ------
+    ShapeError
+        If the flags are not boolean, or have neither the shape ``(T,)`` nor ``(T, batch)``, with
+        one for each sample of the model.
+    OptionError
+        If the learning rule follows all samples as one.
+    """
+    if reset is None:
+        return None
+    shapes = f"({steps},), or ({steps}, batch) to restart samples one by one"
+    flags = flags_of("reset", reset, shapes, lambda f: f.ndim in (1, 2) and f.shape[0] == steps)
+    if flags.ndim == 2:
+        given = f"`reset` has shape {flags.shape}, one flag per step and sample"
+        now = {path: state.value for path, state in short_term(states).items()}
+        return flags_of_samples(given, flags, graph, now)
+    return flags
+
+
+def initial_values(algorithm: ETraceAlgorithm, states: States) -> Initial:
+    """Return the initial values of all States of the model."""
+    return list(algorithm.initial_values(states).values())
+
+
+def check_held(algorithm: ETraceAlgorithm, written: Collection[Path], restarts: bool) -> None:
+    """Refuse a sequence in which the weight of an ETP operation, or of a readout, changes.
+
+    Parameters
+    ----------
+    algorithm
+        The algorithm.
+    written
+        Paths of the States that the steps of the sequence write.
+    restarts
+        Whether short-term States are reset within it.
+
+    Raises
+    ------
+    OptionError
+        If a weight is computed from a State that is written.
+    """
+    held = {f"The weight of '{key}'": paths for key, paths in algorithm.graph.held_paths.items()}
+    held |= {f"The readout '{r.state}'": r.held_paths for r in algorithm.graph.traced.readouts}
+    for what, paths in held.items():
+        for path in paths:
+            if path not in written:
+                continue
+            is_fresh = restarts and path in algorithm.short_term_states
+            changes = "`reset` starts anew" if is_fresh else "`step_fn` writes"
+            remedy = (
+                "Make it a `brainstate.LongTermState`, which keeps its value"
+                if is_fresh
+                else "Change it between the calls, or in the `update_fn` of `etrace_online`"
+            )
+            is_readout = what.startswith("The readout")
+            remedy += ", or compile with `readout_filters=False`" if is_readout else ""
+            raise OptionError(
+                f"{what} is computed from State '{path_name(path)}', which {changes}. Weights are "
+                f"fixed within a sequence. {remedy}."
+            )
+
+
+def restart_states(algorithm: ETraceAlgorithm, initial: Initial, flags: jax.Array) -> None:
+    """Reset some samples of the model's States, or all."""
+    states = algorithm.short_term_states
+    now = {path: state.value for path, state in states.items()}
+    anew = values_anew(algorithm.graph.batch, now, dict(zip(states, initial, strict=True)), flags)
+    for path, state in states.items():
+        state.value = anew[path]
+
+
+def initial_inputs(
+    algorithm: ETraceAlgorithm, values: Mapping[Path, PyTree], initial: Initial
+) -> dict[Var, PyTree]:
+    """Return the inputs of the step's program that a reset changes, with their initial values.
+
+    Parameters
+    ----------
+    algorithm, values
+        The algorithm, and values of the States of its step.
+    initial
+        Initial values of States; empty without resets.
+    """
+    by_path = dict(zip(algorithm.short_term_states, initial, strict=True)) if initial else {}
+    graph, states = algorithm.graph, algorithm.states_of_step
+    inputs = read_states(graph, states, {path: by_path.get(path, values[path]) for path in states})
+    return {
+        leaf.in_var: inputs[leaf.in_var] for leaf in graph.traced.leaves if leaf.path in by_path
+    }

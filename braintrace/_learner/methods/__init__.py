@@ -1,0 +1,1 @@
+"""One body for each method of a learner."""

@@ -1,0 +1,253 @@
+"""Gradient of one chunk of a sequence: by residuals and traces, or through its steps.
+
+The part outside the traces passes single steps, or all steps of a window; the traces contribute
+the time before. Both are computed from the same recorded values (see `chunk_runner`).
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import brainstate
+import jax
+import jax.numpy as jnp
+
+from ..._algorithms import ETraceAlgorithm, Window
+from ..._core import (
+    Probes,
+    as_chunk,
+    chunk_gradient,
+    examples,
+    pre_step_probe,
+    probes_of_past,
+    window_signals,
+    zero_probes,
+)
+from ..._core.chunk.chunk_runner import chunk_runner
+from ..._core.chunk.over_time import zero_sum
+from ..._core.chunk.pure_step import PureStep
+from ..._core.chunk.recording import SourceValues
+from ..._graph import Records, Traces, Weights, inputs_for
+from ..._runtime import add_to_states
+from ..._typing import PyTree
+from ..calls.chunk_costs import work_of
+from ..calls.chunks import Chunks, chunks_of, over_blocks, over_chunks, steps_of, windows_of
+from ..calls.options import Options
+
+Held: TypeAlias = tuple[Weights, PyTree]
+"""Operands of the relations, and the initial values of States."""
+
+Slices: TypeAlias = tuple[PyTree, jax.Array | None]
+"""Slices of the sequences, and of the reset flags of samples."""
+
+Chunk: TypeAlias = tuple[Slices, jax.Array]
+"""Slices of several steps, time first, and the scale of every step's loss."""
+
+Function: TypeAlias = Callable[[Any, Held, Slices], tuple[jax.Array, PyTree, Records]]
+"""``(probes, held, slices) -> (loss, aux, records)`` of one step."""
+
+Gradients: TypeAlias = tuple[list[PyTree], Weights]
+"""Gradients of the parameters in order, without the part through traces; and of the operands."""
+
+TracesOrSources: TypeAlias = Traces | SourceValues
+"""The traces after a chunk, or the sources of the residuals for their update."""
+
+
+class SequenceChunk:
+    """Chunk of a sequence.
+
+    Parameters
+    ----------
+    algorithm
+        The algorithm.
+    function
+        The step. Its perturbations are ``None`` if derivatives pass from step to step: in windows
+        and under full-Jacobian rules.
+    parameters
+        The model's parameters.
+    held, slices
+        Example values.
+    has_mask
+        Whether some steps may be masked: the scale of their loss is zero.
+    options, steps
+        Chunk options, and the length of the first sequence.
+    window
+        Length of a window, which changes the gradient; ``None``: no windows.
+    """
+
+    def __init__(
+        self,
+        algorithm: ETraceAlgorithm,
+        function: Function,
+        parameters: list[brainstate.State],
+        held: Held,
+        slices: Slices,
+        has_mask: bool,
+        options: Options,
+        steps: int,
+        window: Window | None,
+    ) -> None:
+        self._graph, self._method = graph, _ = algorithm.graph, algorithm.method
+        self._placement, self._options, self._window = algorithm.placement, options, window
+        self._passes = window is not None or graph.passes_weights
+        # This object outlives an enclosing jit.
+        with jax.ensure_compile_time_eval():
+            self._probes = None if self._passes else zero_probes(graph)
+        example = (self._probes, held, slices)
+        self.step = step = PureStep(algorithm.model, function, parameters, example)
+        current, others = ([s.value for s in states] for states in (parameters, step.others))
+        values = (current, others, self._probes, held)
+        self._work = work_of(algorithm, graph.record_bytes)
+
+        def length_of(record_bytes: int) -> int:
+            if not self._passes:
+                self._work = dataclasses.replace(self._work, record_bytes=record_bytes)
+            return self.cut(options, steps, from_zero=True).length
+
+        self._run = chunk_runner(step, values, slices, has_mask, length_of, self._passes)
+        self._recording = self._run.recording
+        paths = {id(state): path for path, state in algorithm.states_of_step.items()}
+        self._paths = [paths.get(id(state)) for state in step.others]
+
+    def cut(self, options: Options, steps: int, from_zero: bool) -> Chunks:
+        """Return the chunks of a sequence; see `chunks_of` and `windows_of`."""
+        if self._window is not None:
+            return windows_of(self._graph, self._window, options, steps, from_zero)
+        if "traces" in self._graph.needs:
+            return Chunks(steps, 1, self._work.record_bytes)
+        return chunks_of(self._work, options, steps, from_zero)
+
+    def start(self, parameters: list[PyTree], weights: Weights) -> Gradients:
+        """Return zero gradients: outside the traces, and of the operands."""
+        outside = self._recording.chosen(jax.tree.leaves(parameters))
+        zeros: Gradients = jax.tree.map(zero_sum, (outside, weights))
+        return zeros
+
+    def run(
+        self,
+        parameters: list[PyTree],
+        others: list[PyTree],
+        held: Held,
+        carry: Any,
+        chunk: Chunk,
+    ) -> Any:
+        """Run one chunk from ``(written States, gradients, traces)``.
+
+        Returns
+        -------
+        carry
+            ``(written States, gradients, the argument `kept` of `traces_after`)``.
+        results
+            The loss and the auxiliary results of every step.
+        """
+        written, (outside, of_operands), traces = carry
+        weights, _ = held
+        values, steps = (parameters, others, self._probes, held), steps_of(chunk)
+
+        def of_length(length: int) -> Any:
+            def run(start: Any, part: Chunk) -> Any:
+                result = self._run(values, start, part)
+                signal = self._signal(others, start[0], result.signal)
+                if length < steps:
+                    signal = window_signals(self._graph, signal, length)
+                over_time = (result.loss, result.aux), result.kept, signal
+                return (result.written, result.gradients), over_time
+
+            return run
+
+        (written, outside), (results, over_time, signal) = over_blocks(
+            of_length, (written, outside), chunk, steps, self._steps_of_window(steps)
+        )
+        kept = self._run.kept(values, over_time, steps)
+        found, after = chunk_gradient(
+            self._graph, self._method, weights, self._records(kept), signal, traces
+        )
+        of_operands = jax.tree.map(jnp.add, of_operands, found)
+        of_traces: TracesOrSources = kept if after is None else after
+        return (written, (outside, of_operands), of_traces), results
+
+    def _steps_of_window(self, steps: int) -> int:
+        """Return the number of steps that run together; the last window may be shorter."""
+        if isinstance(self._window, int) and not self._graph.passes_weights:
+            return min(steps, self._window)
+        return steps
+
+    def _signal(
+        self, others: list[PyTree], written: list[PyTree], derivatives: list[jax.Array]
+    ) -> Probes:
+        """Return the learning signals of a chunk or of a window, time first.
+
+        If derivatives pass from step to step, only the first step has a signal: for the states
+        before it.
+
+        Parameters
+        ----------
+        others, written
+            Values of the States before the chunk.
+        derivatives
+            Derivatives with respect to the perturbations, or to the States before the chunk.
+        """
+        if not self._passes:
+            signal: Probes = jax.tree.unflatten(jax.tree.structure(self._probes), derivatives)
+            return signal
+        current = self.step.merge(others, written)
+        states = {state.name: pre_step_probe(state) for state in self._graph.traced_states}
+
+        def moved(terms: Probes) -> list[Any]:
+            given = {name: terms[probe] for name, probe in states.items()}
+            moved = self.step.written_of(add_to_states(self._graph, self._paths, current, given))
+            return self._run.passing(jax.tree.leaves(moved))
+
+        _, pull = jax.vjp(moved, examples(probes_of_past(self._graph)))
+        before: Probes = as_chunk(pull(derivatives)[0])
+        return before
+
+    def total(
+        self, gradients: Gradients, to_parameters: Callable[[Weights], list[PyTree]]
+    ) -> list[PyTree]:
+        """Return the gradient of every parameter."""
+        outside, of_operands = gradients
+        leaves, tree = jax.tree.flatten(to_parameters(of_operands))
+        rest = iter(outside)
+        total = [
+            (leaf + next(rest)).astype(leaf.dtype) if has_more else leaf
+            for leaf, has_more in zip(leaves, self._recording.differentiated, strict=True)
+        ]
+        return list(jax.tree.unflatten(tree, total))
+
+    def known_traces(self, kept: TracesOrSources) -> Traces | None:
+        """Return the traces after a chunk where `run` has computed them anyway, else None."""
+        return None if isinstance(kept, SourceValues) else kept
+
+    def traces_after(
+        self,
+        weights: Weights,
+        kept: TracesOrSources,
+        before: Traces,
+        token: jax.Array | None = None,
+    ) -> Traces:
+        """Return the traces after a chunk, from the results of `run` and the traces before it.
+
+        If the update of a full-Jacobian rule may take more memory than the gradient, it runs in
+        parts. ``token`` is the flag of `Records`.
+        """
+        if not isinstance(kept, SourceValues):
+            return kept
+        records = dataclasses.replace(self._records(kept), token=token)
+
+        def update(traces: Traces, records: Records) -> tuple[Traces, None]:
+            return self._method.update(self._graph, weights, records, traces), None
+
+        length = kept.steps
+        if self._passes and self._window is None:
+            length = self.cut(self._options, kept.steps, from_zero=False).length
+        if length == kept.steps:
+            return update(before, records)[0]
+        after: Traces = over_chunks(update, update, before, records, kept.steps, length)[0]
+        return after
+
+    def _records(self, kept: SourceValues) -> Records:
+        records = self._recording.records(kept)
+        if self._placement is not None:
+            records = self._placement.records(records)
+        return dataclasses.replace(records, x=inputs_for(self._method.needs, records.x))

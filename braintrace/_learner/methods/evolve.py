@@ -1,0 +1,159 @@
+"""Sequences without a loss: evolution of states and traces, and prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import jax
+
+from ..._algorithms import ETraceAlgorithm
+from ..._core import operands, plain_step, recorded_step, restarted, zero_probes
+from ..._graph import Traces
+from ..._jax import Var
+from ..._runtime import Take, read_states, start_anew, whole_values
+from ..._typing import PyTree
+from ..calls.body import Arguments, Body, Found, Given, HasZero, not_taken, taken
+from ..calls.chunk_costs import work_of
+from ..calls.chunks import Cuts, chunks_of, over_chunks, steps_of
+from ..calls.options import Options
+from ..calls.parts import LearnerParts
+from ..calls.restart import Initial, Restarts, check_held, initial_inputs
+from .request import Request
+
+Inputs: TypeAlias = Mapping[Var, jax.Array]
+"""Values of a step's inputs, by variable."""
+
+Leaves: TypeAlias = list[jax.Array]
+"""Values of the State leaves that a step writes."""
+
+
+class _Steps:
+    """The steps of a sequence with given initial values of States.
+
+    Attributes
+    ----------
+    known
+        Inputs of the first step: the leaves of the States.
+    start
+        The leaves that steps write.
+    """
+
+    def __init__(self, algorithm: ETraceAlgorithm, values: list[PyTree], initial: Initial) -> None:
+        self._graph, self._states = algorithm.graph, algorithm.states_of_step
+        self._compiled = algorithm.compiled
+        self._values = dict(zip(self._states, values, strict=True))
+        fresh, batch = initial_inputs(algorithm, self._values, initial), self._graph.batch
+        leaves = {leaf.in_var: leaf for leaf in self._graph.traced.leaves}
+        self._anew = {var: (value, batch.axis(leaves[var])) for var, value in fresh.items()}
+        self.known = read_states(self._graph, self._states, self._values)
+        self.start: Leaves = self.written(self.known)
+
+    def inputs(
+        self, state: Leaves, slices: PyTree, restart: jax.Array | None
+    ) -> dict[Var, jax.Array]:
+        """Return the inputs of a step."""
+        current = self._compiled.inputs_of_step(self.known, state, slices)
+        if restart is not None:
+            for var, (fresh, axis) in self._anew.items():
+                current[var] = start_anew(current[var], fresh, axis, restart)
+        return current
+
+    def written(self, new: Inputs) -> Leaves:
+        """Return the leaves that are written."""
+        return self._compiled.written_of(new)
+
+    def values(self, state: Leaves) -> list[PyTree]:
+        """Return the values of the States that are written, after the last step."""
+        new = dict(zip(self._graph.traced.written_vars, state, strict=True))
+        return list(whole_values(self._graph, self._states, new).values())
+
+
+def evolving(learner: LearnerParts, request: Request, example: Arguments) -> Body:
+    """Return a body that advances states and traces."""
+    algorithm, graph, method = learner.algorithm, learner.graph, learner.algorithm.method
+    if example[2][0] is not None:
+        check_held(algorithm, algorithm.short_term_states, restarts=True)
+    returns = request.options.return_outputs
+    work = work_of(algorithm, graph.record_bytes, passes=1)
+    cuts: Cuts = {}
+
+    def run(
+        values: list[PyTree], traces: Traces, sequences: PyTree, mask: None, restarts: Restarts
+    ) -> Found:
+        flags, initial = restarts
+        steps = _Steps(algorithm, values, initial)
+        weights, probes = operands(graph, steps.known), zero_probes(graph)
+
+        def step(state: Leaves, now: PyTree) -> PyTree:
+            slices, restart = now
+            inputs = steps.inputs(state, slices, restart)
+            outputs, new, records = recorded_step(graph, inputs, weights, probes)
+            if restart is not None:
+                records = restarted(graph, records, restart)
+            return steps.written(new), (outputs if returns else [], records)
+
+        def run_chunk(carry: PyTree, now: PyTree) -> PyTree:
+            state, (outputs, records) = jax.lax.scan(step, carry[0], now)
+            if algorithm.placement is not None:
+                records = algorithm.placement.records(records)
+            return (state, method.update(graph, weights, records, carry[1])), outputs
+
+        length = steps_of(sequences)
+        cuts[length, False] = cut = chunks_of(work, request.options, length, from_zero=False)
+        (state, traces), outputs = over_chunks(
+            run_chunk, run_chunk, (steps.start, traces), (sequences, flags), length, cut.length
+        )
+        return outputs, steps.values(state), traces
+
+    return _body(algorithm, run, taken, cuts)
+
+
+def predicting(learner: LearnerParts, request: Request, example: Arguments) -> Body:
+    """Return a body that advances the states only."""
+    algorithm, graph = learner.algorithm, learner.graph
+
+    def run(
+        values: list[PyTree], traces: Traces, sequences: PyTree, mask: None, restarts: Restarts
+    ) -> Found:
+        flags, initial = restarts
+        steps = _Steps(algorithm, values, initial)
+
+        def step(state: Leaves, now: PyTree) -> PyTree:
+            outputs, new = plain_step(graph, steps.inputs(state, *now))
+            return steps.written(new), outputs
+
+        state, outputs = jax.lax.scan(step, steps.start, (sequences, flags))
+        return outputs, steps.values(state), None
+
+    return _body(algorithm, run, not_taken, cuts={})
+
+
+def _body(
+    algorithm: ETraceAlgorithm,
+    run: Callable[..., Found],
+    take: Callable[[HasZero, Take], Given],
+    cuts: Cuts,
+) -> Body:
+    """Return the body of a function of the model's own States."""
+    graph, compiled = algorithm.graph, algorithm.compiled
+    paths = dict.fromkeys(leaf.path for leaf in graph.traced.leaves)
+    changing = {leaf.path for leaf in graph.traced.leaves if leaf.out_var is not None}
+    is_written = [path in changing for path in paths]
+
+    def written(items: Sequence[PyTree]) -> list[PyTree]:
+        return [item for item, is_one in zip(items, is_written, strict=True) if is_one]
+
+    def results(outputs: PyTree, options: Options) -> PyTree:
+        if not options.return_outputs:
+            return None
+        return jax.tree.unflatten(graph.traced.output_tree, outputs)
+
+    return Body(
+        run=run,
+        states=lambda of_model: list(compiled.find_states(of_model).values()),
+        written=written,
+        results=results,
+        take=take,
+        cuts=cuts,
+    )

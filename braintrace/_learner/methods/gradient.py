@@ -1,0 +1,276 @@
+"""Sequence gradient: the gradient of a loss over a sequence, compiled once per step function.
+
+One step is the user's ``step_fn``, run on a learner that records. Steps run chunk by chunk (see
+`chunk_gradient`). The gradient of the operands is pulled back to the parameters once, at the end:
+the operations between them (a mask, a transpose, a product of parameters) are loop-invariant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from ..._algorithms import CHUNK
+from ..._core import (
+    as_arrays,
+    examples,
+    is_zero,
+    operands,
+    ordering_token,
+    passed_step,
+    window_step,
+)
+from ..._errors import OptionError
+from ..._function_model import gradients_for
+from ..._graph import ETraceGraph, Traces, Weights
+from ..._jaxpr import program_of
+from ..._runtime import read_states
+from ..._typing import PyTree
+from ..calls.body import Arguments, Body, Found, Unfinished, taken_unless_zero
+from ..calls.chunks import Chunks, Cuts, over_chunks, steps_of
+from ..calls.options import Options
+from ..calls.parts import LearnerParts
+from ..calls.restart import Initial, Restarts, check_held, restart_states
+from ..state.units import split_loss, with_unit, with_units
+from .chunk_gradient import SequenceChunk
+from .recorder import Recorder, run_in_chunk, run_in_window
+from .request import Request
+from .step_function import call_step_function, example_slices
+
+
+def differentiating(learner: LearnerParts, request: Request, example: Arguments) -> Body:
+    """Return a body that differentiates the loss of a sequence."""
+    return SequenceGradient(learner, request, example).body
+
+
+WINDOWS = (
+    "`memory_budget` is given with `vjp_method='multi-step'`, where a chunk is the "
+    "differentiated window, so its length changes the gradient. Give `chunk_size` instead, or "
+    "better `window` in place of both."
+)
+
+
+class SequenceGradient:
+    """The gradient of sequences for one learner, step function and shape of slices.
+
+    Parameters
+    ----------
+    learner, request
+        The learner, and the call of its method.
+    example
+        Example arguments.
+
+    Attributes
+    ----------
+    body
+        The body for a driver.
+    """
+
+    def __init__(self, learner: LearnerParts, request: Request, example: Arguments) -> None:
+        self._algorithm = learner.algorithm
+        self._options = request.options
+        self._parameters = self._algorithm.param_states
+        self._window = self._algorithm.window_of(self._options.window)
+        self._chosen = request.chosen
+        self._wanted = (
+            {path: path for path in self._parameters}
+            if self._chosen is None
+            else self._chosen.paths
+        )
+        sequences, mask, (flags, initial) = example
+        slices = example_slices((sequences, flags))
+        graph = self._algorithm.graph
+        weights = _zero_operands(graph)
+        arguments = (
+            self._algorithm,
+            self._recorded_step(mask is not None, self._options.step_fn),
+            list(self._parameters.values()),
+            (weights, initial),
+            slices,
+            mask is not None,
+            self._options,
+        )
+        if self._window == CHUNK and self._options.memory_budget is not None:
+            raise OptionError(WINDOWS)
+        self._chunks = SequenceChunk(*arguments, steps_of(sequences), self._window)
+        self._cuts: Cuts = {}
+        paths = {id(state): path for path, state in self._algorithm.states_of_step.items()}
+        pure = self._chunks.step
+        self._paths = [paths.get(id(state), ()) for state in pure.others]
+        check_held(self._algorithm, pure.written_of(self._paths), flags is not None)
+        pure.check_unused(self._algorithm.traces.carried)
+        self._operand_shapes = jax.eval_shape(lambda: weights)
+        self._zero_traces = self._algorithm.starting_traces()
+        states, count = [*self._parameters.values(), *pure.others], len(self._parameters)
+        self.body = Body(
+            run=self._sequence,
+            states=lambda of_model: states,
+            written=lambda items: pure.written_of(items[count:]),
+            results=self._results,
+            take=taken_unless_zero,
+            replaces=self._has_chunks,
+            finish=self._updated,
+            cuts=self._cuts,
+        )
+
+    def _results(self, found: tuple[PyTree, PyTree, PyTree], options: Options) -> PyTree:
+        gradients, losses, aux = found
+        if options.unit_aware:
+            gradients = with_units(gradients, self._loss_unit)
+            losses = with_unit(losses, self._loss_unit)
+        given: PyTree = dict(zip(self._wanted, gradients, strict=True))
+        if self._chosen is None:
+            given = gradients_for(self._algorithm.model, given)
+        extra = ((losses,) if options.return_value else ()) + ((aux,) if options.has_aux else ())
+        return (given, *extra) if extra else given
+
+    def _recorded_step(
+        self, has_mask: bool, step_fn: Callable[..., PyTree]
+    ) -> Callable[..., PyTree]:
+        """Return the recorded step as a function of perturbations, fixed values, and slices."""
+        in_full = passed_step if self._window is None else window_step
+
+        def step(
+            probes: PyTree, held: tuple[PyTree, Initial], inputs: tuple[PyTree, PyTree]
+        ) -> PyTree:
+            (weights, initial), (slices, restart) = held, inputs
+            if restart is not None:
+                restart_states(self._algorithm, initial, restart)
+            graph = self._algorithm.graph
+            run = (
+                run_in_window(in_full, graph, restart, has_mask)
+                if probes is None
+                else run_in_chunk(graph, weights, probes, restart, has_mask)
+            )
+            recorder = Recorder(self._algorithm, run)
+            loss, aux = call_step_function(step_fn, recorder, slices, self._options.has_aux)
+            mantissa, self._loss_unit = split_loss(loss, self._options.unit_aware)
+            return mantissa, aux, recorder.records
+
+        return step
+
+    def _operands(self, parameters: list[PyTree], others: list[PyTree]) -> Weights:
+        """Return the operands: parameters, and the current values of read-only States."""
+        graph, states = self._algorithm.graph, self._algorithm.states_of_step
+        values = dict(zip(self._parameters, parameters, strict=True))
+        values.update(zip(self._paths, others, strict=True))
+        return operands(graph, read_states(graph, states, values))
+
+    def _sequence(
+        self,
+        values: list[PyTree],
+        traces: Traces | None,
+        sequences: PyTree,
+        mask: jax.Array | None,
+        restarts: Restarts,
+    ) -> Found:
+        parameters, others = values[: len(self._parameters)], values[len(self._parameters) :]
+        cut = self._cut(sequences, traces)
+        scales = self._scales(jnp.ones(cut.steps) if mask is None else mask)
+        flags, initial = restarts
+        weights, to_parameters = jax.vjp(lambda now: self._operands(now, others), parameters)
+        zero = self._chunks.start(parameters, weights)
+        is_one_chunk = cut.count == 1
+        traces = self._zero_traces if traces is None else traces
+
+        start = (self._chunks.step.written_of(others), zero, traces)
+        held, data = (weights, initial), ((sequences, flags), scales)
+        (written, gradients, (kept, before)), (losses, aux) = self._over_chunks(
+            (parameters, others, held), start, data, cut
+        )
+
+        def pulled_back(found: Weights) -> PyTree:
+            return to_parameters(jax.tree.map(lambda w, g: g.astype(w.dtype), weights, found))[0]
+
+        total = dict(zip(self._parameters, self._chunks.total(gradients, pulled_back), strict=True))
+        wanted = [total[path] for path in self._wanted.values()]
+        if mask is not None:  # the loss of a masked step may be NaN
+            losses = jnp.where(mask == 0, 0, losses)
+        after: Traces | Unfinished | None = self._chunks.known_traces(kept)
+        if after is None:
+            read = self._read_by_update(weights, kept, None if is_zero(before) else before)
+            # XLA would compute single numbers of the gradient again inside the update.
+            whole = jax.tree.map(jnp.sum, gradients)
+            token = None if is_zero(before) else ordering_token(whole)
+            after = Unfinished((read, kept, token), None if is_one_chunk else before)
+        return (wanted, losses, aux), written, after
+
+    def _over_chunks(
+        self,
+        fixed: tuple[list[PyTree], list[PyTree], tuple[Weights, Initial]],
+        start: PyTree,
+        data: PyTree,
+        cut: Chunks,
+    ) -> PyTree:
+        """Run all chunks; the traces after the last one are deferred."""
+        weights, _ = fixed[2]
+
+        def run_last(carry: PyTree, chunk: PyTree) -> PyTree:
+            (written, gradients, kept), results = self._chunks.run(*fixed, carry, chunk)
+            return (written, gradients, (kept, carry[2])), results
+
+        def run_chunk(carry: PyTree, chunk: PyTree) -> PyTree:
+            (written, gradients, (kept, before)), results = run_last(carry, chunk)
+            after = self._updated((weights, kept, ordering_token(gradients)), before)
+            return (written, gradients, after), results
+
+        return over_chunks(run_chunk, run_last, start, data, cut.steps, cut.length)
+
+    def _updated(
+        self, sources: tuple[PyTree, PyTree, jax.Array | None], before: Traces | None
+    ) -> Traces:
+        """Return the traces after a chunk, from its operands, residuals, and the flag of `Records`.
+
+        ``None`` for the traces before it means zero; ``None`` for an operand means that its value
+        does not matter.
+        """
+        weights, kept, flag = sources
+        before = self._zero_traces if before is None else before
+        weights = jax.tree.map(
+            lambda shape, operand: shape if operand is None else operand,
+            self._operand_shapes,
+            weights,
+        )
+        after: Traces = self._chunks.traces_after(as_arrays(weights), kept, before, flag)
+        return after
+
+    def _read_by_update(self, weights: Weights, kept: PyTree, before: Traces | None) -> PyTree:
+        """Return the operands whose values the traces after a chunk depend on, or None.
+
+        Returning the others as well would copy them.
+        """
+        update = program_of(jax.make_jaxpr(self._updated)((weights, kept, None), before))
+        read = update.depends_on(update.out_atoms)
+        leaves, tree = jax.tree.flatten(weights)
+        own = update.in_vars[: len(leaves)]
+        found = [leaf if var in read else None for leaf, var in zip(leaves, own, strict=True)]
+        return jax.tree.unflatten(tree, found)
+
+    def _cut(self, sequences: PyTree, traces: Traces | None) -> Chunks:
+        """Return the chunks of sequences, given the traces before them; ``None``: zero."""
+        key = steps, from_zero = steps_of(sequences), traces is None
+        if key not in self._cuts:
+            self._cuts[key] = self._chunks.cut(self._options, steps, from_zero)
+        return self._cuts[key]
+
+    def _has_chunks(self, sequences: PyTree, traces: Traces | None) -> bool:
+        """Test whether a sequence has several chunks: only their loop overwrites the traces."""
+        return self._cut(sequences, traces).count > 1
+
+    def _scales(self, mask: jax.Array) -> jax.Array:
+        if self._options.reduction == "sum":
+            return mask
+        total = jnp.sum(mask)
+        return mask / jnp.where(total == 0, 1, total)
+
+
+def _zero_operands(graph: ETraceGraph) -> Weights:
+    found: Weights = examples(
+        {
+            key: {name: atom.aval for name, atom in atoms.items()}
+            for key, atoms in graph.operand_atoms.items()
+        }
+    )
+    return found

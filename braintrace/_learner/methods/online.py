@@ -1,0 +1,318 @@
+"""Online learning: an update after every step of a stream, or after every block of steps.
+
+With ``every=1`` each step runs separately: its gradient is computed from the traces after it, and
+the parameters may change before the next step. With ``every=k`` the parameters are constant for
+``k`` steps, which run in chunks like a separate sequence (see `gradient`). No computation is
+deferred to the end of the stream, so a stream can be endless.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import saiunit
+
+from ..._algorithms import CHUNK
+from ..._core import as_arrays, as_chunk, restart_traces
+from ..._core.chunk.pure_step import PureStep
+from ..._errors import OptionError
+from ..._function_model import gradients_by_path, gradients_for
+from ..._graph import Traces
+from ..._typing import PyTree, path_name
+from ..calls.body import Arguments, Body, run_to_the_end
+from ..calls.body import Found as Results
+from ..calls.chunks import over_blocks, steps_of
+from ..calls.options import Options
+from ..calls.parts import LearnerParts
+from ..calls.restart import Initial, Restarts, initial_values, restart_states
+from ..state.finite import check_finite
+from ..state.leaves import by_path
+from ..state.skips import notice_of_call
+from ..state.units import split_loss, with_unit, with_units
+from .gradient import differentiating
+from .recorder import Recorder, Restart, Values, first_written, run_online, values_of
+from .request import Request
+from .spoiled import reset_spoiled
+from .step_function import call_step_function, example_slices, no_loops_in_step_function
+from .update_function import run_update
+from .updates import Found, Skip, Update, update_of
+
+Slices: TypeAlias = tuple[PyTree, Restart, jax.Array | None]
+"""Slices of the sequences, the flags and the mask, for one step or the steps of a block."""
+
+Differentiate: TypeAlias = Callable[[Traces, Initial, Slices], tuple[Found, Traces]]
+"""Returns the result of a step or block, and the traces after it; hidden States advance."""
+
+
+def learning_online(learner: LearnerParts, request: Request, example: Arguments) -> Body:
+    """Return a body that learns at every step, or after every block of steps.
+
+    Raises
+    ------
+    OptionError
+        If ``every`` is not a multiple of the window.
+    """
+    return OnlineLearning(learner, request, example).body
+
+
+class OnlineLearning:
+    """A stream for one learner, step function, update and shape of slices.
+
+    Parameters
+    ----------
+    learner, request
+        The learner, and the call of its method.
+    example
+        Example arguments.
+
+    Attributes
+    ----------
+    body
+        The body for a driver.
+
+    Raises
+    ------
+    OptionError
+        If ``every`` is not a multiple of the window.
+    """
+
+    def __init__(self, learner: LearnerParts, request: Request, example: Arguments) -> None:
+        self._algorithm, self._options = learner.algorithm, request.options
+        self._optimizer = learner.held_optimizer
+        self._parameters = self._algorithm.param_states
+        sequences, mask, (flags, _) = example
+        self._length = min(self._options.every, steps_of(sequences))
+        differentiate = self._differentiating(learner, example)
+        self._algorithm.requested_restarts.prepare(learner.graph.batch)
+        self._has_initial, self._asks = flags is not None, False
+        self._run = self._moving_on(update_of(learner, self._options), differentiate)
+        self._step = self._traced((sequences, flags, mask), self._length)
+        if self._asks and not self._has_initial:  # trace again, with initial values
+            self._has_initial = True
+            self._step = self._traced((sequences, flags, mask), self._length)
+        self._step.check_unused(self._algorithm.traces.carried)
+        self.body = Body(
+            run=self._sequence,
+            states=lambda of_model: self._step.others,
+            written=self._step.written_of,
+            results=self._results,
+            reads_initial=self._asks,
+            check=self._check_finite if self._options.nonfinite == "raise" else None,
+            notice=self._notice if self._options.nonfinite == "skip" else None,
+        )
+
+    def _results(self, found: tuple[PyTree, PyTree, PyTree], options: Options) -> PyTree:
+        losses, aux, _ = found
+        if options.unit_aware:
+            losses = with_unit(losses, self._loss_unit)
+        return (losses, aux) if options.has_aux else losses
+
+    def _check_finite(self, found: tuple[jax.Array, PyTree, jax.Array]) -> None:
+        losses, _, verdicts = found
+        check_finite(losses, verdicts, self._names, self._options.every)
+
+    def _notice(
+        self, found: tuple[jax.Array, PyTree, tuple[jax.Array, jax.Array]], start: int
+    ) -> None:
+        notice_of_call(self._optimizer, *found[2], start)
+
+    def _traced(self, over_time: Slices, length: int) -> PureStep:
+        """Return a step, or a block of a given length, as a pure function."""
+        traces = jax.eval_shape(as_arrays, self._algorithm.starting_traces())
+        initial: Initial = []
+        if self._has_initial:
+            initial = initial_values(self._algorithm, self._algorithm.states_of_model)
+        slices = example_slices(over_time)
+        if self._options.every > 1:
+            slices = jax.tree.map(
+                lambda leaf: jnp.broadcast_to(leaf, (length, *leaf.shape)), slices
+            )
+        with no_loops_in_step_function():
+            return PureStep(self._algorithm.model, self._run, (), (traces, initial, slices))
+
+    def _differentiating(self, learner: LearnerParts, example: Arguments) -> Differentiate:
+        step_fn, every = self._options.step_fn, self._options.every
+        window = self._algorithm.window_of(self._options.window)
+        if window == CHUNK and every == 1:
+            raise OptionError(
+                "`etrace_online` differentiates single steps, but this algorithm has "
+                "`vjp_method='multi-step'`. Use 'single-step', give a number of steps with "
+                "`every`, or use `etrace_grad`."
+            )
+        if isinstance(window, int) and every % window:
+            raise OptionError(
+                f"`window` is {window} and `every` is {every}: parameters change after every "
+                f"`every` steps, and no window spans an update. Give a `window` that divides "
+                "`every`."
+            )
+        if every > 1:
+            return self._of_blocks(learner, example)
+        if window is not None:
+            return _of_single_steps(self._of_blocks(learner, example))
+        return functools.partial(self._of_step, step_fn)
+
+    def _of_step(
+        self,
+        step_fn: Callable[..., PyTree],
+        traces: Traces,
+        initial: Initial,
+        inputs: Slices,
+    ) -> tuple[Found, Traces]:
+        algorithm, options = self._algorithm, self._options
+        slices, restart, weight = inputs
+        if restart is not None:
+            restart_states(algorithm, initial, restart)
+
+        def loss_of_step() -> PyTree:
+            before = values_of(self._parameters)
+            run = run_online(algorithm, traces, restart)
+            recorder = Recorder(algorithm, run)
+            loss, aux = call_step_function(step_fn, recorder, slices, options.has_aux)
+            self._check_not_written(before)
+            mantissa, self._loss_unit = split_loss(loss, options.unit_aware)
+            return mantissa, (aux, recorder.records)
+
+        differentiate = brainstate.transform.grad(
+            loss_of_step, self._parameters, has_aux=True, return_value=True
+        )
+        gradients, loss, (aux, after) = differentiate()
+        if options.unit_aware:
+            gradients = with_units(gradients, self._loss_unit)
+        counts = None if weight is None else weight != 0
+        if counts is not None:
+            loss = jnp.where(counts, loss, 0)
+        return Found(gradients_for(algorithm.model, gradients), loss, aux, counts), after
+
+    def _of_blocks(self, learner: LearnerParts, example: Arguments) -> Differentiate:
+        """Return the derivative of a block: of its mean loss, as a separate sequence."""
+        own = self._options
+        options = Options(
+            step_fn=own.step_fn,
+            window=own.window,
+            has_aux=own.has_aux,
+            unit_aware=own.unit_aware,
+            return_value=True,
+        )
+        sequences, mask, (flags, initial) = example
+        block = jax.tree.map(lambda leaf: leaf[: self._length], (sequences, mask, flags))
+        request = Request("etrace_grad", block[0], options)
+        body = differentiating(learner, request, (*block[:2], (block[2], initial)))
+        states = body.states(self._algorithm.states_of_model)
+
+        def of_block(traces: Traces, initial: Initial, inputs: Slices) -> tuple[Found, Traces]:
+            slices, restart, weights = inputs
+            restarts = (restart, [] if restart is None else initial)
+            values = [state.value for state in states]
+            results, written, after = run_to_the_end(
+                body, values, traces, slices, weights, restarts
+            )
+            assert after is not None
+            for state, value in zip(body.written(states), written, strict=True):
+                state.value = value
+            gradients, losses, *aux = body.results(results, options)
+            mantissas, self._loss_unit = saiunit.split_mantissa_unit(losses)
+            counts = None if weights is None else jnp.any(weights != 0)
+            return Found(gradients, mantissas, aux[0] if aux else None, counts), after
+
+        return of_block
+
+    def _moving_on(self, update: Update, differentiate: Differentiate) -> Callable[..., PyTree]:
+        """Return a step or block with its update: (traces, initial values, slices) -> results."""
+        algorithm = self._algorithm
+
+        def run(traces: Traces, initial: Initial, inputs: Slices) -> PyTree:
+            found, after = differentiate(traces, initial, inputs)
+            leaves = by_path(gradients_by_path(algorithm.model, found.gradients))
+            self._names = list(map(path_name, leaves))
+            flags, verdict = run_update(algorithm, update, found, after)
+            self._asks = flags is not None
+            if flags is not None and self._has_initial:
+                restart_states(algorithm, initial, flags)
+                after = _restarted_if_any(algorithm.compiled.trace_specs, after, flags)
+            if isinstance(verdict, Skip):
+                samples, after = reset_spoiled(algorithm, verdict, after)
+                verdict = verdict.is_bad, samples
+            if verdict is not None:
+                verdict = jax.tree.map(
+                    lambda v: jnp.broadcast_to(v, (*found.losses.shape, *v.shape)), verdict
+                )
+            return after, found.losses, found.aux, verdict
+
+        return run
+
+    def _check_not_written(self, before: Values) -> None:
+        path = first_written(before, values_of(self._parameters))
+        if path is not None:
+            raise OptionError(
+                f"`step_fn` writes the parameter '{path_name(path)}'. Change parameters in "
+                "`update_fn`, which gets the gradient of the step."
+            )
+
+    def _carried(self, step: PureStep, others: list[PyTree], initial: Initial) -> Any:
+        """Return a step or block as a function of a loop's carry, and of slices."""
+
+        def run(carry: PyTree, now: Slices) -> PyTree:
+            values = step.merge(others, carry[0])
+            written, (after, losses, aux, verdict) = step((), values, carry[1], initial, now)
+            step.check_kept(carry[0], written)
+            return (written, after), (losses, aux, verdict)
+
+        return run
+
+    def _sequence(
+        self,
+        others: list[PyTree],
+        traces: Traces,
+        sequences: PyTree,
+        mask: jax.Array | None,
+        restarts: Restarts,
+    ) -> Results:
+        flags, initial = restarts
+        over_time, every = (sequences, flags, mask), self._options.every
+
+        def of_length(length: int) -> Any:
+            step = self._step if length == self._length else self._other_block(over_time, length)
+            return self._carried(step, others, initial)
+
+        start = (self._step.written_of(others), traces)
+        if every == 1:
+            carry, results = jax.lax.scan(of_length(1), start, over_time)
+        else:
+            carry, results = over_blocks(of_length, start, over_time, steps_of(sequences), every)
+        return results, *carry
+
+    def _other_block(self, over_time: Slices, length: int) -> PureStep:
+        """Return a block of another length; it is not cached, since it may contain tracers."""
+        step = self._traced(over_time, length)
+        if list(map(id, step.others)) != list(map(id, self._step.others)):
+            raise OptionError(
+                f"A block of {length} steps reads or writes other States than a block of "
+                f"{self._length}. `step_fn` and `update_fn` must use the same States in all "
+                "blocks."
+            )
+        return step
+
+
+def _of_single_steps(of_block: Differentiate) -> Differentiate:
+    """Return the derivative of a step, as a block of one step."""
+
+    def of_step(traces: Traces, initial: Initial, inputs: Slices) -> tuple[Found, Traces]:
+        found, after = of_block(traces, initial, as_chunk(inputs))
+        loss, aux = jax.tree.map(lambda leaf: leaf[0], (found.losses, found.aux))
+        return dataclasses.replace(found, losses=loss, aux=aux), after
+
+    return of_step
+
+
+def _restarted_if_any(specs: Any, traces: Traces, flags: jax.Array) -> Traces:
+    """Return traces that are reset for some samples; without such samples, they are not read."""
+    found: Traces = jax.lax.cond(
+        jnp.any(flags), lambda: restart_traces(specs, traces, flags), lambda: traces
+    )
+    return found

@@ -1,0 +1,182 @@
+"""Recorder: runs a learner call while a driver traces the user's step function."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import brainstate
+import jax
+
+from ..._algorithms import ETraceAlgorithm
+from ..._core import Inputs, Probes, recorded_step, restarted, restarted_probes
+from ..._errors import OptionError
+from ..._graph import ETraceGraph, Records, Weights
+from ..._jax import Var, trace_state
+from ..._runtime import read_arguments, read_states, unwrap, write_states
+from ..._typing import Path, path_name
+
+Run: TypeAlias = Callable[[Inputs], tuple[list[Any], dict[Var, Any], Any]]
+"""``values of the program's inputs -> (outputs, new states, records)`` of one step."""
+
+RecordedStep: TypeAlias = Callable[[ETraceGraph, Inputs], tuple[list[Any], dict[Var, Any], Records]]
+"""``(graph, inputs) -> (outputs, new states, records)`` of one step."""
+
+LOOPS = (
+    "`step_fn` calls the learner inside a compiled function, branch or loop. Call it directly: "
+    "the driver compiles the whole step."
+)
+
+Restart: TypeAlias = jax.Array | None
+"""Flags of the samples that were reset before the step; ``None``: none."""
+
+
+def run_in_chunk(
+    graph: ETraceGraph, weights: Weights, probes: Probes, restart: Restart, has_mask: bool
+) -> Run:
+    """Return a runner for a step of a chunk, with its Jacobians as residuals.
+
+    Parameters
+    ----------
+    graph
+        The compiled model.
+    weights
+        Operands of the relations, fixed over the chunk.
+    probes
+        Perturbations of the hidden states: zeros that are differentiated.
+    restart
+        See `Restart`.
+    has_mask
+        Whether there are masked steps.
+    """
+
+    def run(inputs: Inputs) -> Any:
+        added = probes if restart is None else restarted_probes(graph, probes, restart)
+        outputs, new_states, records = recorded_step(graph, inputs, weights, added)
+        return outputs, new_states, _with_flags(graph, records, restart, has_mask)
+
+    return run
+
+
+def run_in_window(step: RecordedStep, graph: ETraceGraph, restart: Restart, has_mask: bool) -> Run:
+    """Return a runner for a step of a window, whose derivatives pass to the steps before it.
+
+    Parameters
+    ----------
+    step
+        `window_step` or `passed_step`.
+    graph, restart, has_mask
+        See `run_in_chunk`.
+    """
+
+    def run(inputs: Inputs) -> Any:
+        outputs, new_states, records = step(graph, inputs)
+        return outputs, new_states, _with_flags(graph, records, restart, has_mask)
+
+    return run
+
+
+def _with_flags(graph: ETraceGraph, records: Records, restart: Restart, has_mask: bool) -> Records:
+    """Return residuals with flags for resets and for a mask."""
+    if restart is not None:
+        records = restarted(graph, records, restart)
+    return dataclasses.replace(records, has_mask=has_mask)
+
+
+def run_online(algorithm: ETraceAlgorithm, traces: Any, restart: Restart) -> Run:
+    """Return a runner for a single step, with the traces after it as residuals."""
+
+    def run(inputs: Inputs) -> Any:
+        step = algorithm.compiled.step_on_its_own(inputs, traces, restart)
+        return step.outputs, step.new_states, step.traces
+
+    return run
+
+
+Values = dict[Path, list[Any]]
+"""Leaves of the values of States, by path."""
+
+
+def values_of(states: Mapping[Path, brainstate.State]) -> Values:
+    """Return the current values of States."""
+    return {path: jax.tree.leaves(state.value) for path, state in states.items()}
+
+
+def traced_values(algorithm: ETraceAlgorithm) -> Values:
+    """Return the values of the hidden states that traces follow."""
+    states = algorithm.states_of_step
+    paths = dict.fromkeys(state.path for state in algorithm.graph.traced_states)
+    return values_of({path: states[path] for path in paths})
+
+
+def first_written(before: Values, now: Values) -> Path | None:
+    """Return the first State whose value has changed, or ``None``."""
+    for path, leaves in now.items():
+        if any(leaf is not then for leaf, then in zip(leaves, before[path], strict=True)):
+            return path
+    return None
+
+
+@dataclasses.dataclass
+class Recorder:
+    """Replacement of the algorithm during one call of the step function.
+
+    Attributes
+    ----------
+    algorithm
+        The algorithm.
+    run
+        Runs the step.
+    calls
+        Number of learner calls by the step function.
+    records
+        Residuals of the step.
+    """
+
+    algorithm: ETraceAlgorithm
+    run: Run
+    calls: int = 0
+    records: Any = None
+
+    def __post_init__(self) -> None:
+        self._left = traced_values(self.algorithm)
+        self._trace = trace_state()
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Run one step, which reads and writes the model's States.
+
+        Raises
+        ------
+        OptionError
+            Inside a transformation in the step function, or if a State was written.
+        """
+        if trace_state() != self._trace:
+            raise OptionError(LOOPS)
+        self.check_states()
+        self.algorithm.compiled.environment.check()
+        graph = self.algorithm.graph
+        states = self.algorithm.states_of_step
+        inputs = {
+            **read_arguments(graph, unwrap(arguments)),
+            **read_states(graph, states),
+        }
+        outputs, new_states, self.records = self.run(inputs)
+        write_states(graph, states, new_states)
+        self._left = traced_values(self.algorithm)
+        self.calls += 1
+        return jax.tree.unflatten(graph.traced.output_tree, outputs)
+
+    def check_states(self) -> None:
+        """Refuse traced hidden states that have changed since the last step.
+
+        Raises
+        ------
+        OptionError
+            If other code has written one.
+        """
+        path = first_written(self._left, traced_values(self.algorithm))
+        if path is not None:
+            raise OptionError(
+                f"`step_fn` writes the hidden State '{path_name(path)}', and traces do not follow "
+                "this write. Change it in `update` of the model; to start a new sequence, use "
+                "`reset`."
+            )

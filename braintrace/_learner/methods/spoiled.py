@@ -1,0 +1,115 @@
+"""Samples of a stream with non-finite states or traces, and their reset."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from ..._algorithms import ETraceAlgorithm
+from ..._core import restart_traces, unpack
+from ..._core import samples_with as samples_of_traces_with
+from ..._core.chunk.pure_step import run_if
+from ..._errors import OptionError
+from ..._graph import Batch, Traces
+from ..._runtime import values_by_path
+from ..._typing import Path, PyTree
+from ..calls.restart import initial_values, restart_states
+from ..state.finite import inexact, is_any_nan
+from .updates import Skip
+
+Reset: TypeAlias = tuple[jax.Array, Traces]
+"""The samples that were reset, and the traces."""
+
+
+def reset_spoiled(algorithm: ETraceAlgorithm, skip: Skip, traces: Traces) -> Reset:
+    """Reset the samples that are not finite after a skipped update, or NaN in a masked step.
+
+    Traces are read only if an update is skipped, or a state is NaN in a masked step. Initial values
+    are computed only then, since they may draw random numbers.
+
+    Parameters
+    ----------
+    algorithm
+        The algorithm.
+    skip
+        The decision about the update.
+    traces
+        Traces after the step.
+
+    Returns
+    -------
+    samples
+        One flag for each sample, or one for all if these cannot be reset separately.
+    traces
+        The new traces.
+    """
+    states = values_by_path(algorithm.short_term_states)
+    is_suspect = skip.is_bad
+    if skip.is_masked is not None:
+        is_suspect = is_suspect | (skip.is_masked & is_any_nan(inexact(states)))
+
+    def is_spoiled(leaf: jax.Array) -> jax.Array:
+        return jnp.isnan(leaf) | (skip.is_bad & ~jnp.isfinite(leaf))
+
+    def samples_in(traces: Traces) -> jax.Array:
+        states = values_by_path(algorithm.short_term_states)
+        return samples_with(algorithm, is_spoiled, states, traces)
+
+    def reset(now: Reset) -> Reset:
+        samples = samples_in(now[1])
+        restart_states(algorithm, initial_values(algorithm, algorithm.states_of_model), samples)
+        return samples, restart_traces(algorithm.compiled.trace_specs, now[1], samples)
+
+    none = jnp.zeros(jax.eval_shape(samples_in, traces).shape, bool)
+    found: Reset = run_if(is_suspect, algorithm.model, reset, (none, traces))
+    return found
+
+
+def samples_with(
+    algorithm: ETraceAlgorithm,
+    is_bad: Callable[[jax.Array], jax.Array],
+    values: dict[Path, PyTree],
+    carried: Traces,
+) -> jax.Array:
+    """Return the samples that have a state or a trace with a bad number.
+
+    The result is one flag for all samples if these cannot be reset separately.
+
+    Parameters
+    ----------
+    algorithm
+        The algorithm.
+    is_bad
+        Elementwise predicate of bad numbers.
+    values
+        Values of its short-term States.
+    carried
+        Its traces, in carried form.
+    """
+    traces, specs = unpack(carried), algorithm.compiled.trace_specs
+    batch, samples = algorithm.graph.batch, algorithm.graph.batch.samples
+    is_apart = algorithm.graph.whole is None or algorithm.graph.whole.samples == samples
+    if samples is not None and is_apart and not batch.unclear:
+        with contextlib.suppress(OptionError):  # they share a trace
+            of_traces = samples_of_traces_with(is_bad, specs, traces, samples)
+            of_states = _samples_of_states(batch, is_bad, values)
+            return functools.reduce(jnp.logical_or, of_states, of_traces)
+    leaves = inexact((values, traces))
+    return jnp.any(jnp.stack([jnp.any(is_bad(leaf)) for leaf in leaves]))
+
+
+def _samples_of_states(
+    batch: Batch, is_bad: Callable[[jax.Array], jax.Array], values: dict[Path, PyTree]
+) -> Iterator[jax.Array]:
+    """Yield the samples with a bad number in each leaf; a shared leaf counts for all samples."""
+    for path, value in values.items():
+        for index, leaf in enumerate(jax.tree.leaves(value)):
+            if jnp.issubdtype(leaf.dtype, jnp.inexact):
+                axis = batch.axis_at(path, index)
+                others = tuple(a for a in range(leaf.ndim) if a != axis)
+                yield jnp.any(is_bad(leaf), axis=others)

@@ -1,0 +1,1 @@
+"""`LearnerState`, and the parts of it."""

@@ -1,0 +1,338 @@
+"""Learner state: parameters, states, traces and random keys as one pytree."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import json
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import brainstate
+import jax
+import jax.export
+
+from ..._arguments import check_tree, differences, shown
+from ..._brainstate import peek, values_of
+from ..._errors import OptionError, ShapeError
+from ..._graph import Traces
+from ..._typing import Path, PyTree, path_name
+from .leaves import by_path, holds_keys, like_held, like_leaves, raw, same_type
+from .optimizer import HeldOptimizer
+
+if TYPE_CHECKING:
+    from ..._algorithms import ETraceAlgorithm
+
+BY_PATH = ("parameters", "hidden", "others", "random", "optimizer")
+FIELDS = (*BY_PATH, "traces")
+STEP_MARK = ("braintrace", "step_mark")
+"""Path of the mark of `old_states` among the other States; it is always zero, and not saved."""
+
+FORECASTS = ("braintrace", "forecasts")
+"""Path of the forecasts that wait for a label among the other States, if there are any."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LearnerState:
+    """The complete state of a learner: a pytree, created by `FunctionalLearner.state`.
+
+    Its leaves are plain arrays. Each has a name that is the same in every process and on every
+    backend, such as ``parameters/cell/w`` or ``traces/cell/w@mm0>cell/V/weight``: the string
+    ``jax.tree_util.keystr(path, simple=True, separator="/")`` of its path.
+
+    Attributes
+    ----------
+    parameters
+        Values of the `brainstate.ParamState` of the model by path, keyed like gradients.
+    hidden
+        Values of the short-term States, which are reset with a sequence.
+    others
+        Values of all other States, including the user's own; the number of skipped updates; a zero
+        that distinguishes the first step of a gradient from later ones; and after
+        `Learner.init_forecasts`, the forecasts that wait for a label.
+    random
+        Keys of random numbers, as ``jax.random.key_data``: of the model's States with keys, and of
+        ``brainstate.random``.
+    traces
+        Eligibility traces by ``{parameter path}@{operation}>{state}``.
+    rule
+        The rule of the traces, ``"SnAp(n=1)"``: a part of the structure, like the paths.
+    optimizer
+        Leaves of the state of the learner's ``optimizer`` by path; empty before it is initialised.
+
+    Examples
+    --------
+    Save a dict of arrays by name:
+
+    >>> import braintrace, jax, jax.numpy as jnp
+    >>> model = braintrace.nn.IndRNN(2, 3)
+    >>> learner = braintrace.compile(model, "d_rtrl", jnp.ones((1, 2)), batch_size=1)
+    >>> functional = learner.functional()
+    >>> state = functional.state()
+    >>> paths, leaves = zip(*jax.tree_util.tree_leaves_with_path(state))
+    >>> names = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
+    >>> saved = dict(zip(names, leaves))
+    >>> saved["hidden/h"].shape, saved["parameters/W/weight/bias"].shape
+    ((1, 3), (3,))
+
+    A learner that is built in the same way can continue from it:
+
+    >>> structure = jax.tree.structure(functional.state())
+    >>> functional.restore(jax.tree.unflatten(structure, [saved[name] for name in names]))
+    """
+
+    parameters: dict[Path, PyTree]
+    hidden: dict[Path, PyTree]
+    others: dict[Path, PyTree]
+    random: dict[Path, PyTree]
+    traces: Traces
+    rule: str = ""
+    optimizer: dict[Path, PyTree] = dataclasses.field(default_factory=dict)
+
+
+@functools.lru_cache(maxsize=1000)
+def _in_order(keys: tuple[Path | str, ...]) -> tuple[Path | str, ...]:
+    """Return keys in the order of their printed names, since some paths cannot be sorted."""
+    return tuple(sorted(keys, key=_printed))
+
+
+def _flatten(state: LearnerState) -> tuple[list[PyTree], PyTree]:
+    # A field may be None in a user's state: a later check refuses it by name.
+    held = [getattr(state, field) or {} for field in FIELDS]
+    keys = [_in_order(tuple(entries)) for entries in held]
+    children = [entries[key] for entries, own in zip(held, keys, strict=True) for key in own]
+    return children, (state.rule, *keys)
+
+
+def _flatten_with_names(state: LearnerState) -> tuple[list[tuple[PyTree, PyTree]], PyTree]:
+    children, (rule, *keys) = _flatten(state)
+    names = [f"{f}/{_printed(key)}" for f, own in zip(FIELDS, keys, strict=True) for key in own]
+    named = zip(map(jax.tree_util.DictKey, names), children, strict=True)
+    return list(named), (rule, *keys)
+
+
+def _unflatten(structure: PyTree, children: Iterable[PyTree]) -> LearnerState:
+    rest, (rule, *keys) = iter(children), structure
+    fields = zip(FIELDS, keys, strict=True)
+    return LearnerState(**{f: {key: next(rest) for key in own} for f, own in fields}, rule=rule)
+
+
+jax.tree_util.register_pytree_with_keys(LearnerState, _flatten_with_names, _unflatten, _flatten)
+
+
+def _to_bytes(structure: PyTree) -> bytes:
+    return json.dumps(structure).encode()
+
+
+def _from_bytes(data: bytearray | bytes) -> PyTree:
+    rule, *keys = json.loads(bytes(data))
+    return (rule, *(tuple(map(_path_of, own)) for own in keys))
+
+
+def _path_of(key: list[Any] | str) -> Path | str:
+    return tuple(key) if isinstance(key, list) else key
+
+
+jax.export.register_pytree_node_serialization(
+    LearnerState,
+    serialized_name="braintrace.LearnerState",
+    serialize_auxdata=_to_bytes,
+    deserialize_auxdata=_from_bytes,
+)
+
+
+def _printed(key: Path | str) -> str:
+    return path_name(key) if isinstance(key, tuple) else str(key)
+
+
+Fields: TypeAlias = Mapping[str, Mapping[Any, PyTree]]
+"""The fields of a learner state by name."""
+
+
+class Place(NamedTuple):
+    """Field and path of the value of a State in a `LearnerState`.
+
+    For an optimizer's States, every leaf has a separate path. ``is_whole`` is true if the entry is
+    the value itself: it has no random keys.
+    """
+
+    state: brainstate.State
+    field: str
+    path: Path
+    is_whole: bool
+
+    def entries(self, value: PyTree) -> dict[Path, PyTree]:
+        """Return the entries of the field for a value of the State."""
+        return by_path(value, self.path) if self.field == "optimizer" else {self.path: raw(value)}
+
+    def value_in(self, state: Fields) -> PyTree:
+        """Return the value of the State in the fields of a learner state.
+
+        Raises
+        ------
+        OptionError
+            If it is missing.
+        """
+        entries = state[self.field]
+        if self.is_whole:
+            return entries[self.path]
+        (held,) = values_of([self.state])
+        if self.field != "optimizer":
+            return like_held(entries[self.path], held)
+        if not entries and jax.tree.leaves(held):
+            raise OptionError(
+                "This `LearnerState` has no state of the `optimizer`: call "
+                "`learner.init_optimizer(optimizer)` before `functional.state()`."
+            )
+        return like_leaves(held, entries, self.path)
+
+
+def _place(state: brainstate.State, field: str, path: Path) -> Place:
+    is_whole = field not in ("optimizer", "random") and not holds_keys(peek(state))
+    return Place(state, field, path, is_whole)
+
+
+Places: TypeAlias = dict[int, Place]
+"""Places by the identity of a State."""
+
+
+def places_of(
+    algorithm: ETraceAlgorithm,
+    own: Mapping[str, PyTree],
+    optimizer: HeldOptimizer,
+    forecasts: brainstate.State,
+) -> Places:
+    """Return the place of every State by its identity.
+
+    Parameters
+    ----------
+    algorithm
+        The algorithm, whose model's States come first.
+    own
+        Holders of the user's own States, by name.
+    optimizer
+        The optimizer of the learner.
+    forecasts
+        The State of its forecasts.
+
+    Raises
+    ------
+    OptionError
+        If a holder has no States, or two States have the same name.
+    """
+    places = {
+        id(state): _place(state, _field(state), path)
+        for path, state in algorithm.states_of_model.items()
+    }
+    printed = {(place.field, _printed(place.path)) for place in places.values()}
+
+    def add(path: Path, state: brainstate.State, field: str = "others") -> None:
+        if id(state) in places:
+            return
+        place = _place(state, "random" if _field(state) == "random" else field, path)
+        name = (place.field, _printed(path))
+        if name in printed:
+            raise OptionError(
+                f"'{_printed(path)}' is the name of another State: choose a "
+                f"different name for `{path[0]}` in `learner.functional`."
+            )
+        printed.add(name)
+        places[id(state)] = place
+
+    add(("brainstate", "random"), brainstate.random.DEFAULT)
+    for path, state in algorithm.compiled.outside.items():
+        add(path, state)
+    for name, holder in own.items():
+        for path, state in states_in(name, holder).items():
+            add(path, state)
+    add(("braintrace", "skipped_updates"), optimizer.skipped)
+    add(STEP_MARK, algorithm.step_mark)
+    if peek(forecasts) is not None:
+        add(FORECASTS, forecasts)
+    for path, state in optimizer.states.items():
+        add(path, state, "optimizer")
+    return places
+
+
+def _field(state: brainstate.State) -> str:
+    """Return the field of the value of a State of the model."""
+    if isinstance(state, brainstate.ParamState):
+        return "parameters"
+    if isinstance(state, brainstate.random.RandomState):
+        return "random"
+    return "hidden" if isinstance(state, brainstate.ShortTermState) else "others"
+
+
+def states_in(name: str, holder: PyTree) -> dict[Path, brainstate.State]:
+    """Return the States of a holder in `Learner.functional`, by path.
+
+    Raises
+    ------
+    OptionError
+        If there are none.
+    """
+    if isinstance(holder, brainstate.State):
+        return {(name,): holder}
+    check_tree(name, holder)
+    found = brainstate.graph.states(holder)
+    if not found:
+        raise OptionError(
+            f"`{name}` is {shown(holder)}; expected a State, a module, or a list or dict of them."
+        )
+    return {(name, *_flat(path)): state for path, state in found.items()}
+
+
+def _flat(path: Path) -> Path:
+    """Return a path whose parts are not paths; dicts keyed by path have such parts."""
+    parts = (_flat(part) if isinstance(part, tuple) else (part,) for part in path)
+    return tuple(itertools.chain.from_iterable(parts))
+
+
+def check_like(state: LearnerState, own: LearnerState) -> None:
+    """Refuse a value that does not fit a learner as its state.
+
+    Raises
+    ------
+    OptionError
+        If it is not a learner state, or belongs to another rule or to other options.
+    ShapeError
+        If its entries differ in name, structure, shape or dtype.
+    """
+    if not isinstance(state, LearnerState):
+        raise OptionError(f"`state` is {shown(state)}; expected a `LearnerState`.")
+    if state.rule != own.rule:
+        raise OptionError(
+            f"This state belongs to a learner with `{state.rule}`, but this learner has "
+            f"`{own.rule}`: their traces differ, even if they have the same names. Compile the "
+            "model with the same rule and options, or take only the parameters."
+        )
+    # The optimizer is compared only if both have one: the learner may not know it yet.
+    fields = [f for f in FIELDS if f != "optimizer" or (state.optimizer and own.optimizer)]
+    lines = [
+        line
+        for field in fields
+        for line in _differences(field, getattr(state, field), getattr(own, field))
+    ]
+    if lines:
+        raise ShapeError(
+            f"This state does not belong to this learner:{''.join(lines)}\nUse the state of the "
+            "same model, algorithm, batch and options; for another batch call `reset_state` of "
+            "the learner with its size first."
+        )
+
+
+def _differences(
+    field: str, found: Mapping[Any, PyTree], expected: Mapping[Any, PyTree]
+) -> list[str]:
+    if not isinstance(found, Mapping):
+        return [f"\n- `{field}` is {shown(found)}; expected a dict"]
+    if found.keys() == expected.keys() and all(
+        same_type(found[key], expected[key]) for key in found
+    ):
+        return []
+    odd = [key for key in found if field != "traces" and not isinstance(key, tuple)]
+    lines = [f"\n- {key!r} in `{field}` is no path; expected a tuple of names" for key in odd]
+    named = {f"{field}/{_printed(key)}": found[key] for key in found if key not in odd}
+    wanted = {f"{field}/{_printed(key)}": value for key, value in expected.items()}
+    return lines + differences(named, wanted, same_type)

@@ -1,0 +1,320 @@
+"""State of the optimizer of a learner's parameters.
+
+There are two kinds of optimizers. A gradient transformation of optax is a pair of pure functions
+``init`` and ``update``; its state is a pytree, which is stored in a State of the learner. An object
+with a method ``update(gradients)``, such as brainstate's optimizers, has its own States.
+
+Both are represented by leaves with paths. A saved state can therefore be restored before its
+optimizer is known (see `HeldOptimizer.begin`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import brainstate
+import jax
+import jax.numpy as jnp
+
+from ..._arguments import Kind, check_option, differences, shown
+from ..._brainstate import hold, is_watched, peek
+from ..._errors import OptionError, ShapeError
+from ..._foreign import in_words
+from ..._jax import strongly_typed
+from ..._typing import Path, PyTree, path_name
+from .leaves import by_path, like_leaves, same_type
+
+OPTIMIZER = Kind(
+    "an `optax.GradientTransformation`, or an object whose method `update(gradients)` changes "
+    "parameters, as brainstate's optimizers have it",
+    lambda value: callable(getattr(value, "update", None)) and not isinstance(value, type),
+)
+
+
+def is_transformation(optimizer: Any) -> bool:
+    """Test whether an optimizer is a pair of pure functions, as in optax."""
+    return isinstance(optimizer, tuple) and callable(getattr(optimizer, "init", None))
+
+
+class OptimizerState(brainstate.LongTermState):
+    """State with the state of a gradient transformation, or None."""
+
+
+class Running(NamedTuple):
+    """Results of a call that may still be computed; see `notice_of_call`.
+
+    Attributes
+    ----------
+    count
+        Number of skipped updates after it.
+    is_bad, samples, start
+        Its verdicts, and the index of its first step.
+    """
+
+    count: jax.Array
+    is_bad: jax.Array
+    samples: jax.Array
+    start: int
+
+
+@dataclasses.dataclass(eq=False)
+class Noticed:
+    """Number of skipped updates when a call last read it, hidden from brainstate.
+
+    Attributes
+    ----------
+    value
+        The array that the last call has read or written.
+    count
+        The number that was read last.
+    warned
+        The number at the last warning.
+    running, time
+        Later calls, whose results may still be computed, and when earlier ones were looked at.
+    """
+
+    value: jax.Array | None = None
+    count: int = 0
+    warned: int = 0
+    running: list[Running] = dataclasses.field(default_factory=list)
+    time: float = 0.0
+
+
+class HeldOptimizer(brainstate.graph.Node):
+    """The optimizer of a learner.
+
+    Attributes
+    ----------
+    transformed
+        State of a gradient transformation; ``None`` if there is none.
+    own
+        An optimizer with its own States; ``None`` if there is none.
+    skipped
+        Number of updates that were omitted because of non-finite numbers.
+    noticed
+        The number of them that a call has read.
+    awaited
+        Restored leaves by path, for the next optimizer.
+    """
+
+    def __init__(self) -> None:
+        self.transformed = OptimizerState(None)
+        self.own: Any = None
+        self.skipped = brainstate.LongTermState(jnp.zeros((), jnp.int32))
+        self.noticed = Noticed()
+        self.awaited = _Awaited({})
+        self._known = _Known(None)
+
+    @property
+    def states(self) -> dict[Path, brainstate.State]:
+        """The States of an optimizer, by path; empty before it is initialised."""
+        if peek(self.transformed) is not None:
+            return {(): self.transformed}
+        return {} if self.own is None else _states_of(self.own)
+
+    @property
+    def version(self) -> object:
+        """An object that is replaced if the optimizer is."""
+        return self._known
+
+    @property
+    def value(self) -> PyTree:
+        """The state of the optimizer: a pytree, or values by path; ``None`` if there is none."""
+        if self.own is None:
+            return self.transformed.value
+        return {path: state.value for path, state in _states_of(self.own).items()}
+
+    def write(self, value: PyTree) -> None:
+        """Write a state with the structure of the current one; ``None`` removes the optimizer.
+
+        Raises
+        ------
+        OptionError
+            If there is no state, or the optimizer has its own States.
+        ShapeError
+            If the structure differs from the current state.
+        """
+        if value is None:
+            self.forget()
+            return
+        if self.own is not None or peek(self.transformed) is None:
+            raise OptionError(
+                "`optimizer_state` can be written if the learner holds the state of a gradient "
+                "transformation, and set to `None` at any time. If an optimizer has its own "
+                "States, write those; before the first update, call "
+                "`learner.init_optimizer(optimizer)`."
+            )
+        self.transformed.value = given_state(peek(self.transformed), value)
+
+    def forget(self) -> None:
+        """Remove the optimizer."""
+        self.transformed.value = None
+        self.own, self.awaited, self._known = None, _Awaited({}), _Known(None)
+
+    def await_leaves(self, leaves: Mapping[Path, jax.Array]) -> None:
+        """Store restored leaves for the next optimizer."""
+        self.forget()
+        self.awaited = _Awaited(dict(leaves))
+
+    def begin(self, optimizer: Any, parameters: Callable[[], PyTree]) -> None:
+        """Initialise an optimizer with its current state, a restored one, or a new one.
+
+        Parameters
+        ----------
+        optimizer
+            The optimizer.
+        parameters
+            Returns the parameters, in the structure of their gradients.
+
+        Raises
+        ------
+        OptionError
+            If it is not an optimizer, if there is another one, or if the state would be created
+            inside a transformation.
+        ShapeError
+            If the restored state does not fit this optimizer.
+        """
+        has_begun = self.own is not None or peek(self.transformed) is not None
+        if has_begun and self._known.optimizer is optimizer:
+            return
+        check_option("optimizer", optimizer, OPTIMIZER)
+        if is_transformation(optimizer):
+            self._begin_transformation(optimizer, parameters())
+        else:
+            self._begin_object(optimizer)
+        self._known = _Known(optimizer)
+
+    def check_begun(self, optimizer: Any, parameters: Callable[[], PyTree]) -> None:
+        """Refuse a transformation that has no state yet; see `begin`.
+
+        Raises
+        ------
+        OptionError
+            If it has none, or there is another optimizer.
+        """
+        if is_transformation(optimizer):
+            if peek(self.transformed) is None:
+                raise OptionError(
+                    "The learner has no state of this `optimizer`: call "
+                    "`learner.init_optimizer(optimizer)` before `functional.state()`."
+                )
+            self.begin(optimizer, parameters)
+
+    @contextlib.contextmanager
+    def begun(self, optimizer: Any, parameters: Callable[[], PyTree]) -> Iterator[None]:
+        """Initialise an optimizer; undo this if the context fails without an update."""
+        before = peek(self.transformed), self.own, self.awaited, self._known
+        self.begin(optimizer, parameters)
+        fresh = peek(self.transformed)
+        try:
+            yield
+        except BaseException:
+            if peek(self.transformed) is fresh and before[0] is None:
+                value, self.own, self.awaited, self._known = before
+                hold(self.transformed, value)
+            raise
+
+    def _begin_transformation(self, optimizer: Any, parameters: PyTree) -> None:
+        def fresh() -> PyTree:
+            with in_words(OptionError, lambda: "`optimizer.init` fails for the parameters"):
+                return strongly_typed(optimizer.init(parameters))
+
+        held = peek(self.transformed)
+        if self.own is not None:
+            raise _other(f"the state of a {type(self.own).__name__}")
+        if held is None:
+            if is_watched():
+                raise _made_inside()
+            self.transformed.value = self._restored({(): fresh()})[()]
+        elif not same_type(held, jax.eval_shape(fresh)):
+            raise _other("the state of an optimizer of other parts or shapes")
+
+    def _begin_object(self, optimizer: Any) -> None:
+        if peek(self.transformed) is not None:
+            raise _other("the state of a gradient transformation")
+        if self.own not in (None, optimizer):
+            raise _other(f"the state of another {type(self.own).__name__}")
+        states = _states_of(optimizer)
+        restored = self._restored({path: state.value for path, state in states.items()})
+        for path, state in states.items():
+            state.value = restored[path]
+        self.own = optimizer
+
+    def _restored(self, fresh: dict[Path, PyTree]) -> dict[Path, PyTree]:
+        """Return values of States with the restored leaves, if there are any."""
+        leaves = self.awaited.leaves
+        if not leaves:
+            return fresh
+        own = {p: leaf for path, value in fresh.items() for p, leaf in by_path(value, path).items()}
+        named, expected = ({path_name(p): leaf for p, leaf in d.items()} for d in (leaves, own))
+        lines = differences(named, expected, same_type)
+        if lines:
+            raise ShapeError(
+                f"The restored state does not belong to this optimizer:{''.join(lines)}\nUse the "
+                "optimizer that it was saved with, or reset it: `learner.optimizer_state = None`."
+            )
+        self.awaited = _Awaited({})
+        by_name = {p: jnp.asarray(named[path_name(p)]) for p in own}
+        return {path: like_leaves(value, by_name, path) for path, value in fresh.items()}
+
+
+class _Awaited:
+    """Leaves by path, hidden from brainstate."""
+
+    def __init__(self, leaves: dict[Path, jax.Array]) -> None:
+        self.leaves = leaves
+
+
+class _Known:
+    """The optimizer that was initialised or found to fit, hidden from brainstate."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+
+
+def _states_of(optimizer: Any) -> dict[Path, brainstate.State]:
+    """Return the States of an optimizer by path, except for parameters."""
+    if isinstance(optimizer, brainstate.graph.Node):
+        found = dict(brainstate.graph.states(optimizer))
+    else:
+        held = getattr(optimizer, "__dict__", {})
+        found = {(name,): s for name, s in held.items() if isinstance(s, brainstate.State)}
+    return {
+        tuple(map(str, path if isinstance(path, tuple) else (path,))): state
+        for path, state in found.items()
+        if not isinstance(state, brainstate.ParamState)
+    }
+
+
+def _other(what: str) -> OptionError:
+    return OptionError(
+        f"The learner holds {what}, which does not fit this `optimizer`. To use another "
+        "optimizer, write `learner.optimizer_state = None` first."
+    )
+
+
+def _made_inside() -> OptionError:
+    return OptionError(
+        "The state of `optimizer` would be created inside a transformation, which cannot store "
+        "it. Call `learner.init_optimizer(optimizer)` before."
+    )
+
+
+def given_state(held: PyTree, value: PyTree) -> PyTree:
+    """Return a user's state of a transformation as arrays.
+
+    Raises
+    ------
+    ShapeError
+        If the structure differs from the current state.
+    """
+    found = strongly_typed(value)
+    if not same_type(held, found):
+        raise ShapeError(
+            f"`optimizer_state` is {shown(value)}; expected a pytree like the current one "
+            f"({shown(held)}), with the same shapes and dtypes, or None to reset it."
+        )
+    return found

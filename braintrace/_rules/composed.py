@@ -1,0 +1,168 @@
+"""Composition of several learning rules in one model, each with its own relations.
+
+Every rule receives the model with only its relations. States, signals and Jacobians are the same
+for all rules, so the gradient of each weight equals the gradient of its rule alone.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._core.jacobian.jacobians import transition_key
+from .._core.layout import trace_sites, x_key
+from .._core.products.complex_packing import joined, renamed
+from .._graph import (
+    ETraceGraph,
+    HiddenParamOpRelation,
+    Jacobian,
+    Record,
+    Records,
+    Signal,
+    TraceMethod,
+    Traces,
+    TraceSpec,
+    TraceSpecs,
+    Weights,
+    inputs_for,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ComposedTraces(TraceMethod):
+    """The traces of several rules; each rule's name and a slash prefix its keys.
+
+    Attributes
+    ----------
+    rules
+        Rules by name.
+    chosen
+        ``relation -> name`` of its rule.
+    """
+
+    rules: Mapping[str, TraceMethod]
+    chosen: Callable[[HiddenParamOpRelation], str]
+
+    @property
+    def needs(self) -> frozenset[Record]:
+        """The residuals that any of the rules needs."""
+        return frozenset[Record]().union(*(rule.needs for rule in self.rules.values()))
+
+    @property
+    def jacobian(self) -> Jacobian:
+        """The common treatment by the rules that read the past."""
+        jacobians: list[Jacobian] = [rule.jacobian for rule in self.rules.values()]
+        return next((one for one in jacobians if one != "none"), "none")
+
+    def carries(self, relation: HiddenParamOpRelation) -> bool:
+        """Test whether an operation has traces by its rule."""
+        return self.rules[self.chosen(relation)].carries(relation)
+
+    def check(self, graph: ETraceGraph) -> None:
+        """Raise a `PrimitiveError` if a rule does not support one of its operations."""
+        for name, own in self.own_graphs(graph).items():
+            self.rules[name].check(own)
+
+    def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
+        """Return the trace specifications of all rules."""
+        found: dict[str, Any] = {}
+        for name, own in self.own_graphs(graph).items():
+            specs = self.rules[name].trace_specs(own, every_state)
+            found.update(_named(name, jax.tree.map(functools.partial(_of_rule, name), specs)))
+        return found
+
+    def update(
+        self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
+    ) -> Traces:
+        """Return the traces after a recorded chunk."""
+        new = []
+        for name, own in self.own_graphs(graph).items():
+            recorded, before = _recorded(graph, own, records), _of_name(name, traces)
+            after = self.rules[name].update(own, _of(own, weights), recorded, before)
+            new.append(_named(name, after))
+        return joined(new)
+
+    def gradient(
+        self,
+        graph: ETraceGraph,
+        weights: Weights,
+        records: Records,
+        signal: Signal,
+        before: Traces,
+        after: Traces | None = None,
+    ) -> tuple[Weights, Traces | None]:
+        """Return the gradient of a recorded chunk, and the traces after it if all rules do."""
+        gradients = jax.tree.map(jnp.zeros_like, weights)
+        graphs, known = self.own_graphs(graph), []
+        for name, own in graphs.items():
+            found, own_after = self.rules[name].gradient(
+                own,
+                _of(own, weights),
+                _recorded(graph, own, records),
+                signal,
+                _of_name(name, before),
+                None if after is None else _of_name(name, after),
+            )
+            gradients.update(found)
+            known += [] if own_after is None else [_named(name, own_after)]
+        return gradients, joined(known) if len(known) == len(graphs) else None
+
+    def entry_gradient(
+        self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
+    ) -> Weights:
+        """Return the gradient of the operands through the states before a window."""
+        gradients: Weights = jax.tree.map(jnp.zeros_like, weights)
+        for name, own in self.own_graphs(graph).items():
+            arrays = _of(own, weights), mu, _of_name(name, traces)
+            gradients.update(self.rules[name].entry_gradient(own, *arrays, zeros_select))
+        return gradients
+
+    def own_graphs(self, graph: ETraceGraph) -> dict[str, ETraceGraph]:
+        """Return the compiled model with only the relations of each rule, by rule."""
+        relations: dict[str, tuple[HiddenParamOpRelation, ...]] = {}
+        for relation in graph.hidden_param_op_relations:
+            name = self.chosen(relation)
+            relations[name] = (*relations.get(name, ()), relation)
+        return {
+            name: dataclasses.replace(
+                graph, hidden_param_op_relations=own, needs=self.rules[name].needs
+            )
+            for name, own in relations.items()
+        }
+
+
+def _recorded(graph: ETraceGraph, own: ETraceGraph, records: Records) -> Records:
+    """Return the residuals of one rule's relations, from the residuals of the whole model."""
+    x = {
+        x_key(own, relation): records.x[x_key(graph, relation)]
+        for relation in own.hidden_param_op_relations
+        if relation.x_var is not None and "x" in own.needs
+    }
+    transitions = [
+        transition_key(group, a, c) for group in own.traced_groups for a, c in group.transition
+    ]
+    outputs = [site.key(a) for site in trace_sites(own) for a in site.influence.reached]
+    D = {key: records.D[key] for key in transitions if key in records.D}
+    Df = {key: records.Df[key] for key in outputs if key in records.Df}
+    return dataclasses.replace(records, x=inputs_for(own.needs, x), D=D, Df=Df)
+
+
+def _of(graph: ETraceGraph, weights: Weights) -> Weights:
+    return {relation.key: weights[relation.key] for relation in graph.hidden_param_op_relations}
+
+
+def _named(name: str, traces: Traces) -> Traces:
+    return renamed(traces, lambda key: f"{name}/{key}")
+
+
+def _of_name(name: str, traces: Traces) -> Traces:
+    start = f"{name}/"
+    return renamed(traces, lambda key: key[len(start) :] if key.startswith(start) else None)
+
+
+def _of_rule(name: str, spec: TraceSpec) -> TraceSpec:
+    partner = spec.packed_with and f"{name}/{spec.packed_with}"
+    return dataclasses.replace(spec, packed_with=partner, rule=name)

@@ -1,0 +1,1 @@
+"""Traces of rules whose Jacobian couples no elements."""

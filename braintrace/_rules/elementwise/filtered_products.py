@@ -1,0 +1,103 @@
+r"""Gradients as products of filtered inputs with output-shaped factors.
+
+.. math::
+
+    \nabla w = \sum_s \epsilon_x^s \otimes ( \sum_a l^s[p(u), a]\, f^s[u, a] ),
+
+one product over time and batch for every operation; ``f`` is a rule's approximation of the
+derivative of a state with respect to the output.
+"""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+
+from ..._core.layout import (
+    TraceSite,
+    filter_key,
+    old_state_to_positions,
+    output_keys,
+    trace_sites,
+)
+from ..._core.products.direct import add, like
+from ..._core.products.products import Products
+from ..._etrace_op import Arrays, pull_back_filtered
+from ..._graph import ETraceGraph, Signal, Weights
+
+ByGroup = Mapping[int, Mapping[int, jax.Array]]
+"""Arrays per element of each group, by its index and by state."""
+
+
+def at_entry(graph: ETraceGraph, mu: Signal) -> ByGroup:
+    """Return the adjoints of the states before a window, per element of their groups."""
+    return {
+        group.index: {
+            a: old_state_to_positions(group, a, mu[state.name])
+            for a, state in enumerate(group.states)
+            if state.name in mu
+        }
+        for group in graph.traced_groups
+    }
+
+
+def factors(graph: ETraceGraph, signal: Arrays, f: Arrays, products: Products) -> Arrays:
+    """Return ``Σ_a l[a] f[a]`` of one step, by the name of the first state's output-shaped array.
+
+    Both are in the layout of each operation's output, by names (see `output_keys`).
+    """
+    found: Arrays = {}
+    shared = output_keys(graph)
+    for site in trace_sites(graph):
+        keys = [shared[site.key(a)] for a in site.influence.reached]
+        shown = [key for key in keys if key in signal and key in f]
+        terms = [products.times(signal[key], f[key]) for key in shown]
+        if terms and keys[0] not in found:
+            total = sum(terms[1:], terms[0])
+            total = jnp.sum(total, axis=0) if _is_summed_by_step(site) else total
+            found[keys[0]] = total.astype(site.relation.y_var.aval.dtype)
+    return found
+
+
+def _is_summed_by_step(site: TraceSite) -> bool:
+    """Test whether the cotangents of a fan-out are summed to one output in each step.
+
+    Its elements may be samples on several devices. Without an input, there is only one sum, over
+    all steps, and so only one collective.
+    """
+    is_alone = jax.device_count() == 1
+    return site.has_fan_out and (is_alone or site.relation.x_var is not None)
+
+
+def contract(
+    graph: ETraceGraph, weights: Weights, eps_x: Arrays, factors: Arrays, products: Products
+) -> Weights:
+    """Return the gradients of all relations whose filter is given, over time and batch at once."""
+    gradients = jax.tree.map(jnp.zeros_like, weights)
+    shared = output_keys(graph)
+    for site in trace_sites(graph):
+        relation, name = site.relation, shared[site.key(site.influence.reached[0])]
+        is_known = relation.x_var is None or filter_key(graph, relation) in eps_x
+        if name in factors and is_known:
+            x = None if relation.x_var is None else eps_x[filter_key(graph, relation)]
+            factor = factors[name]
+            if site.has_fan_out and not _is_summed_by_step(site):
+                factor = factor.sum((0, 1))[None]
+            x = products.inputs(site, x, factor)
+            part = pull_back_filtered(*site.operation, x, factor, weights[relation.key])
+            gradients = add(gradients, {relation.key: part})
+    return like(weights, gradients)
+
+
+def contract_once(
+    graph: ETraceGraph,
+    weights: Weights,
+    eps_x: Arrays,
+    signal: Arrays,
+    f: Arrays,
+    products: Products,
+) -> Weights:
+    """Return the gradients of all relations for one signal; see `factors` and `contract`."""
+    found = eps_x, factors(graph, signal, f, products)
+    x, factor = jax.tree.map(lambda leaf: leaf[None], found)
+    return contract(graph, weights, x, factor, products)

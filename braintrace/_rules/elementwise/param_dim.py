@@ -1,0 +1,404 @@
+r"""Parameter-dimension traces (D-RTRL, and SnAp-1 with another ``D``).
+
+.. math::
+
+    \epsilon^t[a] = \sum_c D^t[a, c]\, \epsilon^{t-1}[c] + D_f^t[a] \otimes x^t, \qquad
+    \nabla w = \sum_t \sum_a l^t[a] \circ \epsilon^t[a].
+
+For a recorded chunk of ``K`` steps this equals, without a trace per step,
+
+.. math::
+
+    \nabla w = \sum_s x^s \otimes (D_f^s \cdot \lambda^s) + \mu \circ \epsilon^0, \qquad
+    \epsilon^K = P^0 \epsilon^0 + \sum_s x^s \otimes (P^s D_f^s)
+
+(see `recursion`). One step is a chunk of one. The trace of a state that no later step reads
+elementwise is not carried: column ``a`` of every ``D`` is zero for it.
+
+`ParameterTraces.gradient` receives the learning signal together with the residuals, not contracted
+with a trace as in a step-by-step formulation. The products over time and batch are then one matrix
+product.
+"""
+
+import dataclasses
+import functools
+from typing import Any, ClassVar, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from ..._core.jacobian.diagonal import check_diagonals
+from ..._core.layout import TraceSite, old_state_to_positions, trace_sites
+from ..._core.products.active_outputs import ActiveOutputs, active_outputs_of, trace_shapes
+from ..._core.products.complex_packing import (
+    arrays_of,
+    coupled_states,
+    factors_and_traces,
+    joined,
+    map_arrays,
+    of_site,
+    pack_like,
+    unpack,
+)
+from ..._core.products.direct import add, direct_gradient, input_of, like
+from ..._core.products.overwriting import (
+    known_after,
+    not_before,
+    overwritten,
+    readers_first,
+)
+from ..._core.products.products import (
+    PLAIN,
+    SELECTING,
+    Products,
+    products_of_gradient,
+    products_of_traces,
+    where_kept,
+    where_slots,
+    which_entries,
+)
+from ..._core.recursion import Blocks, backward, signals, suffix_products, transition_blocks
+from ..._core.restart import at_positions
+from ..._core.zero import as_arrays, is_zero, widened
+from ..._etrace_op import (
+    Arrays,
+    SideBySide,
+    accumulate,
+    as_one,
+    contract,
+    get_primitive_spec,
+    propagate,
+)
+from ..._graph import (
+    ETraceGraph,
+    HiddenGroup,
+    Jacobian,
+    Record,
+    Records,
+    Role,
+    Signal,
+    TraceMethod,
+    Traces,
+    TraceSpec,
+    TraceSpecs,
+    Weights,
+)
+
+Decays: TypeAlias = dict[tuple[str, str], jax.Array]
+"""Factors shaped like an operation's output, by the keys of the written and the read trace."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ParameterTraces(TraceMethod):
+    """Trace method with a trace of the size of the weight for every hidden state that it reaches.
+
+    Attributes
+    ----------
+    jacobian
+        ``'elementwise'`` for D-RTRL. ``'diagonal'``: ``D`` includes the diagonal through
+        products (SnAp-1).
+    """
+
+    jacobian: Jacobian = "elementwise"
+    needs: ClassVar[frozenset[Record]] = frozenset({"x", "x in parts", "D", "Df"})
+
+    def check(self, graph: ETraceGraph) -> None:
+        """Refuse products whose diagonal depends on the input."""
+        check_diagonals(graph)
+
+    def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
+        """Return the trace arrays of each pair of an operation and a state."""
+        specs = {}
+        for site in trace_sites(graph):
+            stored = site.influence.reached if every_state else site.influence.stored
+            specs.update(_specs_of_site(graph, site, stored))
+        return specs
+
+    def update(
+        self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
+    ) -> Traces:
+        """Return the traces after a recorded chunk."""
+        # The contribution of a single step is not multiplied by any `D`.
+        is_single = records.num_steps == 1
+        products = (products_of_gradient if is_single else products_of_traces)(records)
+        new: list[Traces] = []
+        for group in graph.traced_groups:
+            members = trace_sites(graph, group)
+            rows = {a for site in members for a in _kept_states(site, traces)}
+            if not rows:
+                continue
+            suffixes = suffix_products(
+                group,
+                transition_blocks(group, records),
+                tuple(sorted(rows)),
+                records.num_steps,
+                products.times,
+            )
+            for site in members:
+                own = of_site(site, traces)
+                if own:
+                    own_weights = weights[site.relation.key]
+                    new.append(_updated(graph, site, suffixes, records, own_weights, own, products))
+        return joined(new)
+
+    def gradient(
+        self,
+        graph: ETraceGraph,
+        weights: Weights,
+        records: Records,
+        signal: Signal,
+        before: Traces,
+        after: Traces | None = None,
+    ) -> tuple[Weights, None]:
+        """Return the gradient of a recorded chunk.
+
+        The traces after the chunk are not returned, since they cost more than the gradient.
+
+        If the traces after a single step are known, and the states without a trace do not depend on
+        the step before, these traces contain the whole gradient: ``Σ_a l[a] ∘ ε[a]``. The traces
+        before the step are then overwritten in place; if they were read, XLA would copy them.
+        Traces of states without a signal are not read, such as the traces of neurons whose readout
+        has filters.
+        """
+        gradients = jax.tree.map(jnp.zeros_like, weights)
+        if records.restart is not None:
+            before = _restarted(graph, before, records.restart[0])
+        products = products_of_gradient(records)
+        for group in graph.traced_groups:
+            now = signals(group, signal)
+            stored = set() if after is None else _stored_states(graph, group, after)
+            if after is not None and {a for a, _ in group.transition} <= stored:
+                heard = {a for a in now if group.states[a].name not in records.silent}
+                adjoint = {a: now[a] for a in heard - stored}
+                past, traces = {a: now[a][0] for a in heard & stored}, after
+            else:
+                blocks = transition_blocks(group, records)
+                adjoint, past = backward(group, blocks, now, products.times)
+                traces = before
+            own = direct_gradient(graph, group, weights, records, adjoint, products)
+            gradients = add(gradients, own)
+            gradients = add(gradients, _carried(graph, group, weights, past, traces, products))
+        return like(weights, gradients), None
+
+    def entry_gradient(
+        self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
+    ) -> Weights:
+        """Return ``Σ_c μ[c] ∘ ε⁰[c]`` for the states before a window."""
+        gradients = jax.tree.map(jnp.zeros_like, weights)
+        products = SELECTING if zeros_select else PLAIN
+        for group in graph.traced_groups:
+            by_state = {
+                c: old_state_to_positions(group, c, mu[state.name])
+                for c, state in enumerate(group.states)
+                if state.name in mu
+            }
+            gradients = add(gradients, _carried(graph, group, weights, by_state, traces, products))
+        return like(weights, gradients)
+
+
+def _specs_of_site(
+    graph: ETraceGraph, site: TraceSite, stored: tuple[int, ...]
+) -> dict[str, dict[str, TraceSpec]]:
+    """Return the specifications of the traces of one site, for all states of its group."""
+    relation, influence = site.relation, site.influence
+    active = active_outputs_of(relation, influence, stored)
+    lead = (influence.fan_out,) if site.has_fan_out else ()
+    whole, kept = trace_shapes(relation), trace_shapes(relation, active)
+    shapes = {
+        name: jax.ShapeDtypeStruct((*lead, *array.shape), array.dtype)
+        for name, array in kept.items()
+    }
+    pairs = dict(coupled_states(site, stored))
+    return {
+        site.key(a): {
+            name: TraceSpec(
+                shapes[name].shape,
+                shapes[name].dtype,
+                trace_axes(site, name, len(array.shape)),
+                relation=relation.key,
+                state=state.name,
+                operand=name,
+                is_stored=a in stored,
+                full_shape=(*lead, *array.shape),
+                samples=functools.partial(entries_of_samples, graph, site, active, shapes, name),
+                packed_with=site.key(pairs[a]) if a in pairs else None,
+            )
+            for name, array in whole.items()
+        }
+        for a, state in enumerate(site.group.states)
+    }
+
+
+def trace_axes(site: TraceSite, name: str, ndim: int) -> tuple[Role, ...]:
+    """Return the roles of the axes of a trace array, from the operation's specification."""
+    spec = get_primitive_spec(site.relation.primitive)
+    lead: list[Role] = ["fan_out"] if site.has_fan_out else []
+    batch: list[Role] = ["batch"] if spec.batched else []
+    named = () if spec.trace_axes is None else spec.trace_axes.get(name, ())
+    rest: Role = "spatial" if named else "entry"
+    between: list[Role] = [rest] * (ndim - len(batch) - len(named))
+    return (*lead, *batch, *between, *named)
+
+
+def entries_of_samples(
+    graph: ETraceGraph,
+    site: TraceSite,
+    active: ActiveOutputs,
+    shapes: dict[str, jax.ShapeDtypeStruct],
+    name: str,
+    flags: jax.Array,
+) -> jax.Array:
+    """Return the entries of one array that belong to samples whose flag is set."""
+    positions = at_positions(graph, site.group, flags)
+    found: jax.Array = which_entries(site, active, positions, shapes)[name]
+    return found
+
+
+def _restarted(graph: ETraceGraph, traces: Traces, flags: jax.Array) -> Traces:
+    """Return traces that are reset for some samples, or for all.
+
+    They are selected, not multiplied by zero: they may be NaN.
+    """
+    for site in trace_sites(graph):
+        active, kept = _active_outputs(site, traces), ~at_positions(graph, site.group, flags)
+        select = functools.partial(where_kept, site, active, kept)
+        traces = map_arrays(select, site, traces)
+    return traces
+
+
+def _active_outputs(site: TraceSite, traces: Traces) -> ActiveOutputs:
+    """Return the outputs that the traces of a site store."""
+    return active_outputs_of(site.relation, site.influence, _kept_states(site, traces))
+
+
+def _kept_states(site: TraceSite, traces: Traces) -> tuple[int, ...]:
+    return tuple(a for a in site.influence.reached if site.key(a) in traces)
+
+
+def _updated(
+    graph: ETraceGraph,
+    site: TraceSite,
+    suffixes: tuple[Blocks, Blocks],
+    records: Records,
+    weights: Arrays,
+    traces: Traces,
+    products: Products,
+) -> Traces:
+    """Return ``P⁰ ε⁰ + Σ x ⊗ (P Df)`` for every stored state of one site."""
+    (each, first), Df, restart = suffixes, records.Df, records.restart
+    active, key_of = _active_outputs(site, traces), site.key
+    weights = active.operands(site.relation, weights)
+    known = {key for key, trace in unpack(traces).items() if not is_zero(trace)}
+    decays = {
+        (key_of(i), key_of(j)): active.pick(site.to_slots(block))
+        for (i, j), block in first.items()
+        if key_of(i) in traces and key_of(j) in known
+    }
+    factors: Arrays = {}
+    for (i, m), block in each.items():
+        if key_of(i) in traces and key_of(m) in Df:
+            factor = active.pick(products.times(site.to_slots(block), Df[key_of(m)]))
+            key = key_of(i)
+            factors[key] = factors[key] + factor if key in factors else factor
+    if site.has_fan_out:
+        factors = {key: jnp.moveaxis(factor, 1, 0) for key, factor in factors.items()}
+    x, kept = input_of(graph, site, records), None
+    if restart is not None:
+        is_new = jax.vmap(functools.partial(at_positions, graph, site.group))(restart).any(0)
+        kept = active.pick(site.to_slots(~is_new))
+
+    def of_layer(factors: Arrays, of_samples: tuple[Decays, Any], old: Traces) -> Traces:
+        update = functools.partial(_advanced, site, weights, products)
+        has_samples = get_primitive_spec(site.relation.primitive).batched
+        # The update by a single step already is one pass over the traces.
+        if has_samples and records.num_steps > 1:
+            return overwritten(update, (x, factors), of_samples, old, records.token)
+        return update((x, factors), of_samples, known_after(records.token, old))
+
+    new: Traces = site.each_layer(of_layer, factors, (decays, kept), as_arrays(traces))
+    return new
+
+
+def _advanced(
+    site: TraceSite,
+    weights: Arrays,
+    products: Products,
+    over_time: tuple[jax.Array | SideBySide | None, Arrays],
+    of_samples: tuple[Decays, jax.Array | None],
+    traces: Traces,
+) -> Traces:
+    """Return the traces of one layer of a site, for all samples or some."""
+    (x, factors), (decays, kept), before = over_time, of_samples, unpack(traces)
+    x = as_one(x)
+    if kept is not None:  # they are selected, not multiplied by zero: they may be NaN
+        before = {key: where_slots(site, kept, trace) for key, trace in before.items()}
+    new: dict[str, Arrays] = {}
+    for keys, readers in readers_first(arrays_of(traces), decays.keys()):
+        own = not_before([new[key] for key in readers], {key: before[key] for key in keys})
+        read_from = {**before, **own}
+        for key in keys:
+            terms = [
+                propagate(*site.operation, decay, widened(read_from[read], decay.dtype))
+                for (written, read), decay in decays.items()
+                if written == key
+            ]
+            if key in factors:
+                inputs = products.inputs(site, x, factors[key])
+                terms.append(accumulate(*site.operation, inputs, factors[key], weights))
+            new[key] = jax.tree.map(_sum_like, own[key], *terms)
+    return pack_like(new, traces)
+
+
+def _sum_like(old: jax.Array, *parts: jax.Array) -> jax.Array:
+    if not parts:
+        return jnp.zeros(old.shape, old.dtype)
+    return sum(parts[1:], parts[0]).astype(old.dtype)
+
+
+def _stored_states(graph: ETraceGraph, group: HiddenGroup, traces: Traces) -> set[int]:
+    """Return the states of a group for which all traces are stored."""
+    members = [(site, _kept_states(site, traces)) for site in trace_sites(graph, group)]
+    return {
+        a
+        for a in range(group.num_states)
+        if all(a in kept for site, kept in members if a in site.influence.reached)
+    }
+
+
+def _carried(
+    graph: ETraceGraph,
+    group: HiddenGroup,
+    weights: Weights,
+    mu: dict[int, jax.Array],
+    traces: Traces,
+    products: Products,
+) -> Weights:
+    """Return ``Σ_c μ[c] ∘ ε[c]`` for the relations of one group."""
+    gradients: Weights = {}
+    for site in trace_sites(graph, group):
+        active = _active_outputs(site, traces)
+        for factor, trace in factors_and_traces(site, mu, traces):
+            if not is_zero(trace):
+                trace = products.trace(site, active, factor, trace)
+                found = _contracted(site, active, factor, trace, weights[site.relation.key])
+                gradients = add(gradients, {site.relation.key: found})
+    return gradients
+
+
+def _contracted(
+    site: TraceSite,
+    active: ActiveOutputs,
+    signal: jax.Array,
+    trace: Arrays,
+    weights: Arrays,
+) -> Arrays:
+    select = functools.partial(active.operands, site.relation)
+
+    def of_layer(factor: jax.Array, layer: Arrays) -> Arrays:
+        return contract(*site.operation, active.pick(factor), layer, select(weights))
+
+    found = site.each_layer(of_layer, site.to_slots(signal), widened(trace, signal.dtype))
+    if site.has_fan_out:
+        found = jax.tree.map(lambda product: jnp.sum(product, axis=0), found)
+    (gradients,) = jax.linear_transpose(select, weights)(found)
+    return dict(gradients)

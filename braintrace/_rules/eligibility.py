@@ -1,0 +1,186 @@
+"""Eligibility: the trace of one weight, for every state that it reaches."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._arguments import NOT_NEGATIVE, is_quantity, shown
+from .._core.layout import trace_sites
+from .._core.products.active_outputs import active_outputs_of, trace_shapes
+from .._errors import OptionError, ShapeError
+from .._graph import (
+    ETraceGraph,
+    HiddenParamOpRelation,
+    Traces,
+    TraceSpec,
+    TraceSpecs,
+    WholeState,
+    specs_of,
+)
+from .._graph.diagnostics import quoted
+from .._typing import Path, path_name
+
+
+def _name_of(path: Any) -> str:
+    """Return the name of a parameter from its path or name; describe any other value."""
+    parts = path if isinstance(path, (tuple, list)) else (path,)
+    is_path = all(isinstance(part, str) or NOT_NEGATIVE.accepts(part) for part in parts)
+    return path_name(tuple(parts)) if is_path else shown(path)
+
+
+def eligibility(
+    graph: ETraceGraph, specs: TraceSpecs, traces: Traces, path: str | Path
+) -> dict[str, Any]:
+    """Return the derivative of states, by name, with respect to one parameter.
+
+    Parameters
+    ----------
+    graph
+        The compiled model.
+    specs, traces
+        Specifications of the stored traces, and the traces in unpacked form.
+    path
+        Path of the parameter, or its name.
+
+    Returns
+    -------
+    dict
+        An array for every state, or a dict of them if the parameter's value is a dict.
+
+    Raises
+    ------
+    OptionError
+        If there is no such weight, or no trace array of its form.
+    ShapeError
+        If it is used by operations whose traces have different forms.
+    """
+    name = _name_of(path)
+    if graph.whole is not None:
+        return _of_whole_state(graph, graph.whole, specs, traces, name)
+    leaf_of = {
+        (relation.key, array): relation.trainable_leaves[operand]
+        for relation, operand in _operands(graph, name)
+        for array in _arrays_of(graph, relation, operand)
+    }
+    names = _leaf_names(graph, name)
+    found: dict[str, dict[str, jax.Array]] = {}
+    for spec, trace in zip(jax.tree.leaves(specs), jax.tree.leaves(traces), strict=True):
+        leaf = leaf_of.get((spec.relation, spec.operand))
+        if spec.state is not None and leaf is not None:
+            own = found.setdefault(spec.state, {})
+            whole = _with_zeros(graph, specs, spec, trace)
+            own[names[leaf]] = _added(name, own.get(names[leaf]), whole)
+    if not found:
+        raise _has_none(name)
+    return found if len(names) > 1 else {state: own[names[0]] for state, own in found.items()}
+
+
+def _has_none(name: str) -> OptionError:
+    return OptionError(
+        f"This algorithm has no trace with the shape of '{name}'. D_RTRL, SnAp(n=1) and RTRL have "
+        "one for every weight; other rules store filters of inputs and outputs, or entries of a "
+        "sparsity pattern. Read these from `traces.value`."
+    )
+
+
+def _of_whole_state(
+    graph: ETraceGraph, whole: WholeState, specs: TraceSpecs, traces: Traces, name: str
+) -> dict[str, Any]:
+    """Return the derivative of every state, ``(samples, *its shape, *shape of the array)``."""
+    pairs = zip(jax.tree.leaves(specs), jax.tree.leaves(traces), strict=True)
+    kept = {
+        spec.operand: trace
+        for spec, trace in pairs
+        if "state" in spec.axes and spec.relation is None
+    }
+    if not graph.passes_weights:
+        raise _has_none(name)
+    every = [leaf for leaf in graph.traced.leaves if leaf.name in kept]
+    own = [leaf for leaf in every if path_name(leaf.path) == name]
+    if not own:
+        known = quoted(list(dict.fromkeys(path_name(leaf.path) for leaf in every)))
+        raise OptionError(
+            f"`path` is '{name}', which has no trace of its shape. Weights that reach a hidden "
+            f"state and have one: {known or 'none by this rule'}."
+        )
+    names = _leaf_names(graph, name)
+    found: dict[str, dict[str, jax.Array]] = {}
+    for leaf in own:
+        trace = kept[leaf.name]
+        reached = whole.reached[leaf.name]
+        ends = np.cumsum([whole.sizes[index] for index in reached])[:-1]
+        parts = jnp.split(trace, ends, axis=1)
+        for index, part in zip(reached, parts, strict=True):
+            state, axis = whole.leaves[index], whole.axes[index]
+            of_sample = tuple(size for a, size in enumerate(state.shape) if a != axis)
+            lead = () if axis is None else (whole.samples,)
+            array = part.reshape(*lead, *of_sample, *leaf.shape)
+            found.setdefault(state.name, {})[names[leaf.leaf]] = array
+    return found if len(names) > 1 else {state: own[names[0]] for state, own in found.items()}
+
+
+def _operands(graph: ETraceGraph, name: str) -> list[tuple[HiddenParamOpRelation, str]]:
+    """Return the relations that have a weight as an operand, with the operand's name."""
+    every = [
+        (path_name(path), relation, operand)
+        for relation in graph.hidden_param_op_relations
+        for operand, path in relation.trainable_paths.items()
+    ]
+    found = [(relation, operand) for own, relation, operand in every if own == name]
+    if not found:
+        known = quoted(list(dict.fromkeys(own for own, _, _ in every)))
+        raise OptionError(
+            f"`path` is '{name}', which has no trace. Weights that reach a hidden state through "
+            f"an ETP operation and have one: {known or 'none by this rule'}."
+        )
+    return found
+
+
+def _arrays_of(graph: ETraceGraph, relation: HiddenParamOpRelation, operand: str) -> set[str]:
+    """Return the names of the trace arrays that contain the entries of an operand.
+
+    It is the array of the same name, or the arrays that the operation stores instead of its
+    operands.
+    """
+    own = [spec for spec in specs_of(graph.trace_specs) if spec.relation == relation.key]
+    made = {spec.operand for spec in own} & set(trace_shapes(relation))
+    return {operand} & made or made - set(relation.trainable_vars)
+
+
+def _leaf_names(graph: ETraceGraph, name: str) -> list[str]:
+    """Return the names of the arrays in a parameter's value."""
+    (tree,) = (tree for path, tree in graph.traced.state_trees.items() if path_name(path) == name)
+    value = jax.tree.unflatten(tree, [0] * tree.num_leaves)
+    paths = jax.tree_util.tree_leaves_with_path(value, is_leaf=is_quantity)
+    return [path_name(tuple(getattr(key, "key", key) for key in path)) for path, _ in paths]
+
+
+def _with_zeros(
+    graph: ETraceGraph, specs: TraceSpecs, spec: TraceSpec, trace: jax.Array
+) -> jax.Array:
+    """Return a trace with zeros for the outputs that it does not store."""
+    if spec.full_shape in (None, spec.shape):
+        return trace
+    kept = {s.state for s in specs_of(specs) if s.relation == spec.relation}
+    for site in trace_sites(graph):
+        states = {state.name: a for a, state in enumerate(site.group.states)}
+        if site.relation.key == spec.relation and spec.state in states:
+            own = [a for name, a in states.items() if name in kept]
+            outputs = active_outputs_of(site.relation, site.influence, own)
+            if outputs.runs is not None:
+                whole = jax.ShapeDtypeStruct(spec.full_shape, trace.dtype)
+                (trace,) = jax.linear_transpose(outputs.pick, whole)(trace)
+    return trace
+
+
+def _added(name: str, first: jax.Array | None, second: jax.Array) -> jax.Array:
+    if first is None:
+        return second
+    if first.shape != second.shape:
+        raise ShapeError(
+            f"'{name}' is used by operations whose traces have shapes {first.shape} and "
+            f"{second.shape}, which cannot be added. Read each of them from `traces.value`."
+        )
+    return jnp.add(first, second)

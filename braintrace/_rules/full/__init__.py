@@ -1,0 +1,1 @@
+"""Traces of rules that read the whole state of a sample."""

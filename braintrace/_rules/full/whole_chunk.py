@@ -1,0 +1,348 @@
+"""Contributions of a chunk to the influence matrix, per sample and parameter.
+
+A use of parameters is either a product, for which the inputs and cotangents of all steps are
+multiplied at once, or it is accumulated step by step (see `ParameterUse`). Operations between the
+parameters and the operands of the use (a mask, a transpose) are the same in all steps, and are
+pulled back through once.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..._core.jacobian.jacobians import Inputs
+from ..._core.restart import flags_along
+from ..._core.time_loops import scan_records
+from ..._core.whole_state import (
+    ByState,
+    PulledStep,
+    equation_of,
+    inputs_of_step,
+    places_of,
+    pulled_back,
+    to_rows,
+    whole_of,
+)
+from ..._graph import ETraceGraph, ParameterUse, Records, Weights, WholeState
+from ..._jax import Var, bind
+from ..._jaxpr import Place, evaluate
+
+Sums = dict[str, list[jax.Array]]
+"""For every use that is not a product, an array for each of its operands."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PulledChunk:
+    """Result of pulling cotangents back through a chunk.
+
+    Attributes
+    ----------
+    before
+        Cotangents of the states before the chunk, ``(rows, samples, n)``.
+    of_parameters
+        Contributions of the chunk's steps to the derivatives ``(samples, rows, *shape)`` with
+        respect to parameters, by name, for the rows in `rows_of`.
+    """
+
+    before: jax.Array
+    of_parameters: dict[str, jax.Array]
+
+
+def pulled_through(
+    graph: ETraceGraph,
+    weights: Weights,
+    records: Records,
+    cotangents: ByState,
+    rows_of: Mapping[str, np.ndarray],
+) -> PulledChunk:
+    """Pull cotangents of the states after a recorded chunk back through its steps.
+
+    Parameters
+    ----------
+    graph, weights, records
+        The compiled model, its parameters, and the chunk.
+    cotangents
+        Cotangents of the states after the chunk, with one leading axis: the rows.
+    rows_of
+        Required rows, by parameter.
+    """
+    before, sums, at, x = _through_steps(graph, weights, records, cotangents)
+    whole = whole_of(graph)
+    first = jax.tree.map(lambda leaf: leaf[0], records.inputs)
+    fixed = inputs_of_step(graph, weights, first)
+    of_parameters: dict[str, jax.Array] = {}
+    for use in whole.uses:
+        rows = _rows_of_use(graph, use, rows_of)
+        if use.kind == "product":
+            (place,) = places_of(graph, use)
+            operands = of_product(graph, use, fixed, x[use.key], _taken(at[place], rows, 1))
+        else:
+            operands = _of_sums(use, sums[use.key], rows, whole.samples)
+        for name, found in back_to_parameters(graph, use, fixed, operands).items():
+            own = _taken(found, np.searchsorted(rows, rows_of[name]), 1)
+            known = of_parameters.get(name)
+            of_parameters[name] = own if known is None else known + own
+    return PulledChunk(to_rows(whole, before), of_parameters)
+
+
+def of_one_step(
+    graph: ETraceGraph,
+    uses: Iterable[ParameterUse],
+    inputs: Inputs,
+    pulled: PulledStep,
+    cotangents: ByState,
+) -> dict[str, jax.Array]:
+    """Return the contributions of some uses in one step, ``(samples, rows, *shape)`` by parameter.
+
+    Parameters
+    ----------
+    graph, uses
+        The compiled model, and the uses.
+    inputs, pulled
+        The inputs of the step, and the cotangents pulled back through it.
+    cotangents
+        Cotangents of its new states, with one leading axis: the rows.
+    """
+    of_parameters: dict[str, jax.Array] = {}
+    rows, samples = np.arange(len(cotangents[0])), whole_of(graph).samples
+    for use in uses:
+        if use.kind == "product":
+            (place,) = places_of(graph, use)
+            factors = pulled.x[use.key][None], pulled.at[place][None]
+            operands = of_product(graph, use, inputs, *factors)
+        else:
+            sums = _of_step(graph, use, inputs, pulled, cotangents, None)
+            operands = _of_sums(use, sums, rows, samples)
+        for name, own in back_to_parameters(graph, use, inputs, operands).items():
+            known = of_parameters.get(name)
+            of_parameters[name] = own if known is None else known + own
+    return of_parameters
+
+
+def _through_steps(
+    graph: ETraceGraph, weights: Weights, records: Records, cotangents: ByState
+) -> tuple[ByState, Sums, dict[Place, jax.Array], dict[str, jax.Array]]:
+    """Return cotangents before the chunk, the sums, and cotangents and inputs of products."""
+    whole = whole_of(graph)
+    places = [p for use in whole.uses if use.kind == "product" for p in places_of(graph, use)]
+
+    def one_step(carry: Any, now: Any) -> Any:
+        cotangents, sums, alive = carry
+        recorded, restart = now
+        inputs = inputs_of_step(graph, weights, recorded)
+        found = _selected(graph, pulled_back(graph, inputs, cotangents), alive)
+        added = {
+            use.key: _of_step(graph, use, inputs, found, cotangents, alive)
+            for use in whole.uses
+            if use.kind != "product"
+        }
+        before = found.old
+        if restart is not None:
+            before = _where_alive(whole, ~restart, before)
+            alive = alive & ~restart
+        carry = before, jax.tree.map(jnp.add, sums, added), alive
+        return carry, ([found.at[place] for place in places], found.x)
+
+    alive = None if records.restart is None else jnp.ones(records.restart.shape[1:], bool)
+    start = (cotangents, _zero_sums(graph, len(cotangents[0])), alive)
+    over_time = (records.inputs, records.restart)
+    steps = records.num_steps
+    (before, sums, _), kept = scan_records(one_step, start, over_time, steps, reverse=True)
+    return before, sums, dict(zip(places, kept[0], strict=True)), kept[1]
+
+
+def _taken(value: jax.Array, rows: np.ndarray, axis: int) -> jax.Array:
+    """Return some rows of an array, usually all of them."""
+    if len(rows) == value.shape[axis]:
+        return value
+    if len(rows) and np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows))):
+        return jax.lax.slice_in_dim(value, int(rows[0]), int(rows[-1]) + 1, axis=axis)
+    return jnp.take(value, rows, axis=axis)
+
+
+def _zero_sums(graph: ETraceGraph, rows: int) -> Sums:
+    """Return zeros like the results of `_of_step`."""
+    whole, found = whole_of(graph), {}
+    for use in whole.uses:
+        if use.kind != "product":
+            lead = (whole.samples, rows) if use.kind == "any" else (rows,)
+            avals = _operand_avals(graph, use)
+            found[use.key] = [jnp.zeros((*lead, *a.shape), a.dtype) for a in avals]
+    return found
+
+
+def _operand_avals(graph: ETraceGraph, use: ParameterUse) -> list[Any]:
+    if use.equation is None:
+        leaf = whole_of(graph).leaves[use.operands[0]]
+        return [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)]
+    equation = equation_of(graph, use)
+    return [equation.invars[index].aval for index in use.operands]
+
+
+def _rows_of_use(
+    graph: ETraceGraph, use: ParameterUse, rows_of: Mapping[str, np.ndarray]
+) -> np.ndarray:
+    """Return the required rows of all parameters that a use depends on."""
+    names = parameters_behind(graph, use)
+    wanted = [rows_of[name] for name in names]
+    return np.unique(np.concatenate(wanted)) if wanted else np.zeros(0, int)
+
+
+def parameters_behind(graph: ETraceGraph, use: ParameterUse) -> dict[str, Var]:
+    """Return the parameters that a use depends on, by name."""
+    program = graph.traced.program
+    behind = program.depends_on(_operand_vars(graph, use))
+    return {leaf.name: leaf.in_var for leaf in graph.traced.parameters if leaf.in_var in behind}
+
+
+def _operand_vars(graph: ETraceGraph, use: ParameterUse) -> list[Any]:
+    if use.equation is None:
+        return [whole_of(graph).leaves[use.operands[0]].out_var]
+    equation = equation_of(graph, use)
+    return [equation.invars[index] for index in use.operands]
+
+
+# --- samples that are reset
+
+
+def _where_alive(whole: WholeState, kept: jax.Array, values: ByState) -> ByState:
+    """Return rows of cotangents with zeros where flags (one for all samples or each) are unset."""
+    return [_where_row(kept, a, value) for a, value in zip(whole.axes, values, strict=True)]
+
+
+def _where_row(kept: jax.Array, axis: int | None, value: jax.Array) -> jax.Array:
+    return jnp.where(flags_along(axis, kept, value.ndim - 1), value, 0)
+
+
+def _where_samples(kept: jax.Array, axis: int | None, value: jax.Array) -> jax.Array:
+    if kept.ndim == 0 or axis is None:
+        return jnp.where(kept, value, 0) if kept.ndim == 0 else value
+    shape = [1] * value.ndim
+    shape[axis] = kept.size
+    return jnp.where(kept.reshape(shape), value, 0) if value.shape[axis] == kept.size else value
+
+
+def _selected(graph: ETraceGraph, found: PulledStep, alive: jax.Array | None) -> PulledStep:
+    """Set the values of samples that are reset later in the chunk to zero: they may be NaN."""
+    if alive is None:
+        return found
+    old, at, x = _where_alive(whole_of(graph), alive, found.old), dict(found.at), {}
+    for use in whole_of(graph).uses:
+        if use.kind == "product":
+            (place,) = places_of(graph, use)
+            y_axis = None if use.y_axis is None else use.y_axis + 1
+            at[place] = _where_samples(alive, y_axis, at[place])
+            x[use.key] = _where_samples(alive, use.x_axis, found.x[use.key])
+        elif use.equation is not None and alive.ndim < 2:
+            for place, samples in zip(places_of(graph, use), use.samples, strict=True):
+                kept = alive if alive.ndim == 0 else alive[np.maximum(samples, 0) % alive.size]
+                at[place] = jnp.where(kept, at[place], 0)
+    return PulledStep(old, at, x)
+
+
+# --- uses of parameters
+
+
+def _of_step(
+    graph: ETraceGraph,
+    use: ParameterUse,
+    inputs: Inputs,
+    found: PulledStep,
+    cotangents: ByState,
+    alive: jax.Array | None,
+) -> list[jax.Array]:
+    """Return the contribution of one step to the operands of a use that is not a product."""
+    if use.equation is None:
+        number = use.operands[0]
+        axis, value = whole_of(graph).axes[number], cotangents[number]
+        return [value if alive is None else _where_row(alive, axis, value)]
+    at = [found.at[place] for place in places_of(graph, use)]
+    if use.kind == "elementwise":
+        return at
+    equation = equation_of(graph, use)
+    values = evaluate(graph.traced.program, equation.invars, inputs)
+
+    def run(operands: list[jax.Array]) -> list[jax.Array]:
+        given = list(values)
+        for index, operand in zip(use.operands, operands, strict=True):
+            given[index] = operand
+        return [y for y in bind(equation, given) if jnp.issubdtype(y.dtype, jnp.inexact)]
+
+    _, pull = jax.vjp(run, [values[index] for index in use.operands])
+
+    def of_sample(sample: jax.Array) -> list[jax.Array]:
+        own = [jnp.where(s == sample, y, 0) for s, y in zip(use.samples, at, strict=True)]
+        return list(jax.vmap(pull)(own)[0])
+
+    return list(jax.vmap(of_sample)(jnp.arange(whole_of(graph).samples)))
+
+
+def of_product(
+    graph: ETraceGraph, use: ParameterUse, fixed: Inputs, x: jax.Array, at: jax.Array
+) -> list[jax.Array]:
+    """Return ``sum_s x^s (x) c^s`` for each operand, ``(samples, rows, *shape)``.
+
+    ``x`` is ``(time, *shape)`` and ``at`` is ``(time, rows, *shape)``.
+    """
+    program = graph.traced.program
+    equation, place = equation_of(graph, use), use.x
+    others = [i for i in range(len(equation.invars)) if i != place]
+    values = dict(
+        zip(others, evaluate(program, [equation.invars[i] for i in others], fixed), strict=True)
+    )
+
+    def of_sample(x: jax.Array, at: jax.Array) -> list[jax.Array]:
+        if use.x_axis is not None and use.y_axis is not None:
+            x, at = jnp.expand_dims(x, use.x_axis + 1), jnp.expand_dims(at, use.y_axis + 2)
+
+        def run(operands: list[jax.Array]) -> jax.Array:
+            given = {**values, **dict(zip(use.operands, operands, strict=True))}
+
+            def of_step(now: jax.Array) -> jax.Array:
+                (y,) = bind(equation, [given.get(i, now) for i in range(len(equation.invars))])
+                return y
+
+            return jax.vmap(of_step)(x)
+
+        _, pull = jax.vjp(run, [values[i] for i in use.operands])
+        return list(jax.vmap(lambda row: pull(row)[0], in_axes=1)(at))
+
+    if use.x_axis is None or use.y_axis is None:
+        return [found[None] for found in of_sample(x, at)]
+    axes = (use.x_axis + 1, use.y_axis + 2)
+    return list(jax.vmap(of_sample, in_axes=axes)(x, at))
+
+
+def _of_sums(
+    use: ParameterUse, sums: list[jax.Array], rows: np.ndarray, samples: int
+) -> list[jax.Array]:
+    """Return the accumulated contributions to each operand, ``(samples, rows, *shape)``."""
+    if use.kind == "any":
+        return [_taken(total, rows, 1) for total in sums]
+    number = np.arange(samples)
+    return [
+        jnp.where(of_operand == number.reshape(-1, *(1,) * total.ndim), _taken(total, rows, 0), 0)
+        for of_operand, total in zip(use.samples, sums, strict=True)
+    ]
+
+
+def back_to_parameters(
+    graph: ETraceGraph, use: ParameterUse, fixed: Inputs, operands: list[jax.Array]
+) -> dict[str, jax.Array]:
+    """Pull the derivatives of a use's operands back to the parameters that they depend on."""
+    program, behind = graph.traced.program, parameters_behind(graph, use)
+    atoms = _operand_vars(graph, use)
+
+    def run(parameters: dict[str, jax.Array]) -> list[Any]:
+        now = {behind[name]: value for name, value in parameters.items()}
+        return evaluate(program, atoms, {**fixed, **now})
+
+    _, pull = jax.vjp(run, {name: fixed[var] for name, var in behind.items()})
+    # Half precision is accumulated in float32, but JAX's cotangents need the operands' dtypes.
+    own = [value.astype(atom.aval.dtype) for value, atom in zip(operands, atoms, strict=True)]
+    found: dict[str, jax.Array] = jax.vmap(jax.vmap(pull))(own)[0]
+    return found

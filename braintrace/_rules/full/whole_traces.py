@@ -1,0 +1,133 @@
+r"""Influence matrix: the derivative of the flattened state with respect to every parameter (RTRL).
+
+.. math::
+
+    \epsilon^t = J^t \epsilon^{t-1} + F^t \otimes x^t, \qquad
+    \nabla w = \partial L / \partial w + \sum_q \mu[q]\, \epsilon^0[q]
+
+for a chunk that starts with the trace :math:`\epsilon^0`. The partial derivative is backpropagated
+through the steps of the chunk, including coupled elements, and :math:`\mu` is the adjoint of the
+states before it. The trace advances once for a chunk,
+
+.. math::
+
+    \epsilon^K = P^0 \epsilon^0 + \sum_s (P^s F^s) \otimes x^s, \qquad
+    P^s = J^K \cdots J^{s+1},
+
+where the rows of :math:`P` are pulled back through the chunk (see `whole_state`).
+"""
+
+import dataclasses
+import functools
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..._core.restart import where_flagged
+from ..._core.whole_state import flags_of_rows, row_dtype, to_rows, unit_rows, whole_of
+from ..._core.zero import apart, is_zero, widened
+from ..._graph import (
+    ETraceGraph,
+    Jacobian,
+    Record,
+    Records,
+    Role,
+    Signal,
+    Traces,
+    TraceSpec,
+    TraceSpecs,
+    Weights,
+    WholeState,
+)
+from .passing import PassingTraces
+from .whole_chunk import pulled_through
+
+
+@dataclasses.dataclass(frozen=True)
+class WholeTraces(PassingTraces):
+    """Trace method with a trace of the size of each parameter for every state scalar."""
+
+    needs: ClassVar[frozenset[Record]] = frozenset({"step"})
+
+    def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
+        """Return an array ``(samples, states, *shape)`` for each parameter that reaches a state."""
+        whole = whole_of(graph)
+        specs = {}
+        for leaf in graph.traced.parameters:
+            if leaf.name in whole.reached:
+                rows = whole.rows(whole.reached[leaf.name])
+                specs[leaf.name] = TraceSpec(
+                    (whole.samples, len(rows), *leaf.shape),
+                    jnp.promote_types(row_dtype(whole), leaf.dtype),
+                    ("batch", "state", *entries(len(leaf.shape))),
+                    operand=leaf.name,
+                    full_shape=(whole.samples, whole.size, *leaf.shape),
+                    samples=functools.partial(_of_rows, whole, rows, len(leaf.shape)),
+                )
+        return specs
+
+    def update(
+        self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
+    ) -> Traces:
+        """Return the traces after a recorded chunk."""
+        whole = whole_of(graph)
+        rows_of = {name: whole.rows(reached) for name, reached in whole.reached.items()}
+        found = pulled_through(graph, weights, records, unit_rows(whole), rows_of)
+        transition = jnp.moveaxis(found.before, 1, 0)
+        new = {}
+        for name, old in traces.items():
+            rows, term = rows_of[name], found.of_parameters[name]
+            if not is_zero(old):
+                own = transition[:, rows[:, None], rows] if len(rows) < whole.size else transition
+                term = term + _moved_on(own, widened(old, own.dtype), records.zeros_select)
+            new[name] = term.astype(old.dtype)
+        return new
+
+    def entry_gradient(
+        self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
+    ) -> Weights:
+        """Return the sum over samples and states of ``mu[q] eps[q]``."""
+        whole = whole_of(graph)
+        arriving = to_rows(whole, [mu[leaf.name] for leaf in whole.leaves])
+        gradients: Weights = jax.tree.map(jnp.zeros_like, weights)
+        for name, trace in traces.items():
+            if not is_zero(trace):
+                own = arriving[:, whole.rows(whole.reached[name])]
+                found = contracted("bq,bq...->...", own, trace, zeros_select)
+                gradients[name] = {"value": found.astype(weights[name]["value"].dtype)}
+        return gradients
+
+
+@dataclasses.dataclass(frozen=True)
+class LayeredTraces(WholeTraces):
+    """The same with ``J`` and ``F`` block-diagonal by layer."""
+
+    jacobian: ClassVar[Jacobian] = "layered"
+
+
+def entries(ndim: int) -> tuple[Role, ...]:
+    """Return the roles of the axes of a parameter's array."""
+    entry: Role = "entry"
+    return (entry,) * ndim
+
+
+def _of_rows(whole: WholeState, rows: np.ndarray, ndim: int, flags: jax.Array) -> jax.Array:
+    """Return the rows of a trace that belong to samples whose flag is set."""
+    return flags_of_rows(whole, 2 + ndim, flags)[:, rows]
+
+
+def contracted(axes: str, mu: jax.Array, trace: jax.Array, zeros_select: bool) -> jax.Array:
+    """Return ``mu . eps``; with ``zeros_select``, a zero removes NaN and infinity from a trace."""
+    trace = widened(trace, mu.dtype)
+    if zeros_select:
+        trace = where_flagged(mu != 0, trace)
+    return apart(jnp.einsum(axes, mu, trace), mu)
+
+
+def _moved_on(transition: jax.Array, trace: jax.Array, zeros_select: bool) -> jax.Array:
+    """Return ``P eps`` of every sample."""
+    if zeros_select:
+        trace = where_flagged((transition != 0).any(1), trace)
+    return apart(jnp.einsum("bqr,br...->bq...", transition, trace), transition)

@@ -1,0 +1,17 @@
+"""User-defined learning rules: the public `Rule`, its sites, and their trace methods."""
+
+from ..._graph import TraceMethod
+from .by_operation import RuleTraces
+from .by_state import FullRuleTraces, LayeredRuleTraces
+from .protocol import Rule as Rule
+from .protocol import check_rule as check_rule
+from .protocol import missing_of_rule as missing_of_rule
+from .protocol import rule_in_words as rule_in_words
+from .site import Site as Site
+
+
+def method_of(rule: Rule) -> TraceMethod:
+    """Return the trace method of a rule."""
+    if rule.jacobian == "full":
+        return FullRuleTraces(rule)
+    return LayeredRuleTraces(rule) if rule.jacobian == "layered" else RuleTraces(rule)

@@ -1,0 +1,251 @@
+r"""Trace methods of user-defined rules with a trace for each ETP operation and group.
+
+.. math::
+
+    E^t = advance(E^{t-1}, D^t, x^t, D_f^t), \qquad
+    \nabla w = \sum_t contract(E^t, l^t).
+
+The steps of a recorded chunk run one by one, since products over time need knowledge of the rule's
+recursion.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from ..._core.jacobian.diagonal import check_diagonals
+from ..._core.jacobian.jacobians import transition_key
+from ..._core.layout import x_key
+from ..._core.products.direct import add, like
+from ..._core.recursion import signals
+from ..._core.time_loops import scan_records
+from ..._core.zero import widened
+from ..._etrace_op import Arrays
+from ..._graph import (
+    ETraceGraph,
+    Jacobian,
+    Record,
+    Records,
+    Signal,
+    TraceMethod,
+    Traces,
+    TraceSpecs,
+    Weights,
+)
+from ..._jax import struct_of
+from ..elementwise.filtered_products import at_entry
+from .leaves import Leaves, as_kept, gradient_of_a_step, leaves_of, operand_shapes
+from .protocol import Rule
+from .site import OperationSite, sites_of
+
+Recorded: TypeAlias = tuple[Mapping[str, Any], Arrays, Arrays, jax.Array | None]
+"""Inputs, ``D`` and ``Df`` of a step, and flags of the samples that were reset before it."""
+
+ByGroup: TypeAlias = Mapping[int, Mapping[int, jax.Array]]
+"""Learning signals by group and state, per element of the group."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RuleTraces(TraceMethod):
+    """`TraceMethod` of a rule whose Jacobian is none, elementwise or diagonal.
+
+    Attributes
+    ----------
+    rule
+        The rule.
+    """
+
+    rule: Rule
+
+    @property
+    def needs(self) -> frozenset[Record]:
+        """Residuals of every step: ``D`` only for a rule that reads it."""
+        transition: frozenset[Record] = frozenset({"D"} if self.rule.jacobian != "none" else ())
+        return transition | {"x", "Df"}
+
+    @property
+    def jacobian(self) -> Jacobian:
+        """See `TraceMethod`."""
+        return "diagonal" if self.rule.jacobian == "diagonal" else "elementwise"
+
+    def check(self, graph: ETraceGraph) -> None:
+        """Call the rule with the shapes of each site, and refuse wrong results."""
+        check_diagonals(graph)
+        for site in sites_of(graph, operand_shapes(graph)):
+            shapes = site.operands, *_example(self.rule, site)
+            jax.eval_shape(functools.partial(gradient_of_a_step, self.rule, site), *shapes)
+
+    def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
+        """Return the leaves of all sites."""
+        sites = sites_of(graph, operand_shapes(graph))
+        return {key: spec for s in sites for key, spec in leaves_of(self.rule, s).specs.items()}
+
+    def update(
+        self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
+    ) -> Traces:
+        """Return the traces after a recorded chunk."""
+        sites = self._leaves(graph, weights)
+
+        def step(arrays: Arrays, now: Recorded) -> tuple[Arrays, None]:
+            return _advanced(graph, sites, arrays, now), None
+
+        after, _ = scan_records(step, _of(sites, traces), _recorded(records), records.num_steps)
+        return as_kept(after, traces)
+
+    def gradient(
+        self,
+        graph: ETraceGraph,
+        weights: Weights,
+        records: Records,
+        signal: Signal,
+        before: Traces,
+        after: Traces | None = None,
+    ) -> tuple[Weights, Traces]:
+        """Return the gradient of a recorded chunk, and the traces after it."""
+        sites, selects = self._leaves(graph, weights), records.has_mask
+        mu = {group.index: signals(group, signal) for group in graph.traced_groups}
+        if after is not None:
+            now = jax.tree.map(lambda leaf: leaf[0], mu)
+            return like(weights, _contracted(graph, sites, _of(sites, after), now, selects)), after
+
+        def step(carry: tuple[Arrays, Weights], now: Any) -> tuple[tuple[Arrays, Weights], None]:
+            (arrays, gradients), (recorded, mu_now) = carry, now
+            arrays = _advanced(graph, sites, arrays, recorded)
+            found = _contracted(graph, sites, arrays, mu_now, selects)
+            return (arrays, jax.tree.map(jnp.add, gradients, found)), None
+
+        # Sums in half precision would stop growing.
+        zeros = widened(jax.tree.map(jnp.zeros_like, weights), jnp.float32)
+        now = _recorded(records), mu
+        start = _of(sites, before), zeros
+        (arrays, gradients), _ = scan_records(step, start, now, records.num_steps)
+        return like(weights, gradients), as_kept(arrays, before)
+
+    def entry_gradient(
+        self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
+    ) -> Weights:
+        """Return the rule's gradient for the adjoints of the states before a window."""
+        sites = self._leaves(graph, weights)
+        found = _contracted(graph, sites, _of(sites, traces), at_entry(graph, mu), zeros_select)
+        return like(weights, found)
+
+    def _leaves(self, graph: ETraceGraph, weights: Weights) -> list[Leaves[OperationSite]]:
+        return [leaves_of(self.rule, site) for site in sites_of(graph, weights)]
+
+
+def _recorded(records: Records) -> Recorded:
+    return records.x, records.D, records.Df, records.restart
+
+
+def _of(sites: list[Leaves[OperationSite]], traces: Traces) -> Arrays:
+    return {key: leaf for leaves in sites for key, leaf in leaves.of(traces).items()}
+
+
+def _advanced(
+    graph: ETraceGraph, sites: list[Leaves[OperationSite]], arrays: Arrays, recorded: Recorded
+) -> Arrays:
+    """Return the arrays of all sites after one step."""
+    x, D, Df, restart = recorded
+    new: Arrays = {}
+    for leaves in sites:
+        site, own = leaves.site, {key: arrays[key] for key in leaves.specs}
+        if restart is not None:
+            own = leaves.restarted(own, restart)
+        new.update(
+            leaves.advanced(
+                own, _transition(leaves, D), _input(graph, site, x), _sensitivities(site, Df)
+            )
+        )
+    return new
+
+
+def _contracted(
+    graph: ETraceGraph,
+    sites: list[Leaves[OperationSite]],
+    arrays: Arrays,
+    mu: ByGroup,
+    selects: bool,
+) -> Weights:
+    """Return the gradients of all operands from the learning signals of one step.
+
+    With ``selects``, the traces of samples without a signal are set to zero: they may be NaN.
+    """
+    gradients: Weights = {}
+    for leaves in sites:
+        site, own = leaves.site, {key: arrays[key] for key in leaves.specs}
+        signal = mu[site.place.group.index]
+        if selects:
+            own = leaves.without(own, _silent(graph, site, signal))
+        found = {site.place.relation.key: leaves.contracted(own, _mu(site, signal))}
+        gradients = add(gradients, found)
+    return gradients
+
+
+def _input(graph: ETraceGraph, site: OperationSite, x: Mapping[str, Any]) -> Any:
+    relation = site.place.relation
+    return None if relation.x_var is None else x[x_key(graph, relation)]
+
+
+def _transition(
+    leaves: Leaves[OperationSite], D: Arrays
+) -> dict[tuple[str, str], jax.Array] | None:
+    """Return the Jacobian blocks among a site's states, in the layout of its output."""
+    if leaves.rule.jacobian == "none":
+        return None
+    place = leaves.site.place
+    return {pair: place.to_slots(D[key]) for pair, key in _blocks(leaves.site)}
+
+
+def _blocks(site: OperationSite) -> Iterator[tuple[tuple[str, str], str]]:
+    """Yield the pairs of states, new and old, of a site and the name of their block."""
+    group, names = site.place.group, {a: state for state, a in site.indices.items()}
+    for a, c in group.transition:
+        if a in names and c in names:
+            yield (names[a], names[c]), transition_key(group, a, c)
+
+
+def _sensitivities(site: OperationSite, Df: Arrays) -> Arrays:
+    """Return the sensitivities of the states that the output reaches within the step."""
+    keys = {state: site.place.key(a) for state, a in site.indices.items()}
+    return {state: Df[key] for state, key in keys.items() if key in Df}
+
+
+def _mu(site: OperationSite, signal: Mapping[int, jax.Array]) -> Arrays:
+    """Return the learning signals of a site's states, in the layout of its output."""
+    group = site.place.group
+    found = {}
+    for state, a in site.indices.items():
+        own = signal[a] if a in signal else jnp.zeros(group.shape, group.states[a].dtype)
+        found[state] = site.place.to_slots(own)
+    return found
+
+
+def _silent(graph: ETraceGraph, site: OperationSite, signal: Mapping[int, jax.Array]) -> jax.Array:
+    """Return the samples without a learning signal at the states of a site, or one flag for all."""
+    axis, ndim = graph.batch_axis(site.place.group), len(site.place.group.shape)
+    over = tuple(i for i in range(ndim) if i != axis)
+    has_signal = [(value != 0).any(over) for value in signal.values()]
+    return ~functools.reduce(jnp.logical_or, has_signal, jnp.zeros((), bool))
+
+
+def _example(rule: Rule, site: OperationSite) -> tuple[Any, Any, Any, Any]:
+    """Return the shapes of a rule's arguments at a site: ``x``, ``J``, ``F`` and ``mu``."""
+    relation, influence = site.place.relation, site.place.influence
+    states = {name: site.place.group.states[a] for name, a in site.indices.items()}
+
+    def at_output(dtype: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(influence.slot_shape, dtype)
+
+    J = {pair: at_output(states[pair[0]].dtype) for pair, _ in _blocks(site)}
+    x = None if relation.x_var is None else struct_of(relation.x_var.aval)
+    F = {
+        state: at_output(relation.y_var.aval.dtype)
+        for state, a in site.indices.items()
+        if a in influence.states
+    }
+    mu = {name: at_output(state.dtype) for name, state in states.items()}
+    return x, None if rule.jacobian == "none" else J, F, mu

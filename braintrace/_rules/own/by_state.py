@@ -1,0 +1,115 @@
+r"""Trace methods of user-defined rules with one trace for all hidden states and parameters.
+
+.. math::
+
+    E^t = advance(E^{t-1}, J^t, F^t), \qquad
+    \nabla w = \sum_t \partial L^t / \partial w + contract(E^{t-1}, \mu^t), \qquad
+    \mu^t = \partial L^t / \partial S^{t-1}
+
+with all hidden states of a sample as a vector :math:`S`. Each step is differentiated separately.
+"""
+
+import dataclasses
+import functools
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from ..._core.jacobian.jacobians import Inputs
+from ..._core.products.direct import like
+from ..._core.whole_state import (
+    inputs_of_step,
+    pulled_back,
+    row_dtype,
+    to_rows,
+    unit_rows,
+    whole_of,
+)
+from ..._etrace_op import Arrays
+from ..._graph import (
+    ETraceGraph,
+    Jacobian,
+    Record,
+    Records,
+    Signal,
+    Traces,
+    TraceSpecs,
+    Weights,
+)
+from ..._jax import struct_of
+from ..full.passing import PassingTraces, over_steps
+from ..full.whole_chunk import of_one_step
+from .leaves import as_kept, gradient_of_a_step, leaves_of, operand_shapes
+from .protocol import Rule
+from .site import WholeSite, whole_site
+
+
+@dataclasses.dataclass(frozen=True)
+class FullRuleTraces(PassingTraces):
+    """`TraceMethod` of a rule whose Jacobian is full.
+
+    Attributes
+    ----------
+    rule
+        The rule.
+    """
+
+    rule: Rule
+    needs: ClassVar[frozenset[Record]] = frozenset({"step", "traces"})
+
+    def check(self, graph: ETraceGraph) -> None:
+        """Call the rule with the shapes of the states and parameters, and refuse wrong results."""
+        site = whole_site(graph, operand_shapes(graph))
+        n, dtype = whole_of(graph).size, row_dtype(whole_of(graph))
+        J, mu = (jax.ShapeDtypeStruct((*site.samples, *s), dtype) for s in ((n, n), (n,)))
+        F = {name: struct_of(spec) for name, spec in site.zeros().items()}
+        shapes = site.operands, None, J, F, mu
+        jax.eval_shape(functools.partial(gradient_of_a_step, self.rule, site), *shapes)
+
+    def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
+        """Return the leaves of the site."""
+        return leaves_of(self.rule, whole_site(graph, operand_shapes(graph))).specs
+
+    def update(
+        self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
+    ) -> Traces:
+        """Return the traces after recorded steps, one step at a time."""
+        leaves = leaves_of(self.rule, whole_site(graph, weights))
+
+        def advance(records: Records, traces: Traces) -> Traces:
+            inputs = inputs_of_step(graph, weights, tuple(leaf[0] for leaf in records.inputs))
+            J, F = _jacobians(graph, leaves.site, inputs)
+            return as_kept(leaves.advanced(leaves.of(traces), J, None, F), traces)
+
+        return over_steps(advance, graph, records, traces)
+
+    def entry_gradient(
+        self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
+    ) -> Weights:
+        """Return the rule's gradient for the adjoints of the states before a step or window."""
+        whole, gradients = whole_of(graph), jax.tree.map(jnp.zeros_like, weights)
+        leaves = leaves_of(self.rule, whole_site(graph, weights))
+        arriving = to_rows(whole, [mu[leaf.name] for leaf in whole.leaves])
+        arrays = leaves.of(traces)
+        if zeros_select:
+            arrays = leaves.without(arrays, (arriving == 0).all(1))
+        for name, found in leaves.contracted(arrays, arriving).items():
+            gradients[name] = {"value": found}
+        return like(weights, gradients)
+
+
+@dataclasses.dataclass(frozen=True)
+class LayeredRuleTraces(FullRuleTraces):
+    """The same with a Jacobian that is block-diagonal by layer."""
+
+    jacobian: ClassVar[Jacobian] = "layered"
+
+
+def _jacobians(graph: ETraceGraph, site: WholeSite, inputs: Inputs) -> tuple[jax.Array, Arrays]:
+    """Return the Jacobians of one step with respect to the old states and the parameters."""
+    whole, rows = whole_of(graph), unit_rows(whole_of(graph))
+    pulled = pulled_back(graph, inputs, rows)
+    of_parameters = of_one_step(graph, whole.uses, inputs, pulled, rows)
+    F = {name: of_parameters[name][:, site.rows(name)] for name in site.operands}
+    return jnp.moveaxis(to_rows(whole, pulled.old), 1, 0), F

@@ -1,0 +1,237 @@
+"""Leaves of a rule's traces: specifications, resets, and checks of the rule's results."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..._arguments import shown
+from ..._core import restart_traces
+from ..._core.zero import as_arrays
+from ..._errors import BraintraceError, DtypeError, OptionError, ShapeError
+from ..._graph import ETraceGraph, Role, Traces, TraceSpec, Weights
+from ..._jax import struct_of
+from .protocol import Rule
+from .site import Site, Trace
+
+Where = TypeVar("Where", bound=Site)
+KINDS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
+
+Named: TypeAlias = dict[str, jax.Array]
+"""The arrays of traces by their names."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaves(Generic[Where]):
+    """The trace of one rule at one site.
+
+    Attributes
+    ----------
+    rule, site
+        The rule, and its site.
+    tree
+        Structure of the trace.
+    specs
+        Specifications of the leaves by name, in their order.
+    """
+
+    rule: Rule
+    site: Where
+    tree: Any
+    specs: Mapping[str, TraceSpec]
+
+    def of(self, traces: Traces) -> Named:
+        """Return the arrays of this site among traces, in the dtypes of the rule."""
+        own = as_arrays({key: traces[key] for key in self.specs})
+        return {key: leaf.astype(self.specs[key].dtype) for key, leaf in own.items()}
+
+    def restarted(self, arrays: Named, flags: jax.Array) -> Named:
+        """Return arrays that are reset for some samples, or for all."""
+        return dict(restart_traces(self.specs, arrays, flags))
+
+    def without(self, arrays: Named, flags: jax.Array) -> Named:
+        """Return arrays with the initial values of some samples, also if they are NaN.
+
+        An array that all samples share has its initial value if all flags are set.
+        """
+        found: Named = {}
+        for key, spec in self.specs.items():
+            is_shared = spec.samples is None and "batch" not in spec.axes
+            own = flags.all() if is_shared else flags
+            found.update(restart_traces({key: spec}, {key: arrays[key]}, own))
+        return found
+
+    def advanced(self, arrays: Named, J: Any, x: Any, F: Any) -> Named:
+        """Return the arrays after one step.
+
+        Raises
+        ------
+        OptionError, ShapeError, DtypeError
+            If the rule changes the structure, a shape or a kind of dtype.
+        """
+        with _noted(self.rule, "advance", self.site):
+            found = self.rule.advance(self.site, self._unflattened(arrays), J, x, F)
+            like = self._unflattened(self.specs)
+            named = _checked(self.rule, "advance", self.site, found, like)
+        return dict(zip(self.specs, named, strict=True))
+
+    def contracted(self, arrays: Named, mu: Any) -> dict[str, jax.Array]:
+        """Return the gradient of the site's operands.
+
+        Raises
+        ------
+        OptionError, ShapeError, DtypeError
+            If the rule does not return an array for each operand.
+        """
+        with _noted(self.rule, "contract", self.site):
+            found = self.rule.contract(self.site, self._unflattened(arrays), mu)
+            found = dict(found) if isinstance(found, Mapping) else found
+            expected = dict(self.site.operands)
+            named = _checked(self.rule, "contract", self.site, found, expected)
+        return dict(zip(sorted(expected), named, strict=True))
+
+    def _unflattened(self, values: Mapping[str, Any]) -> Trace:
+        return jax.tree.unflatten(self.tree, [values[key] for key in self.specs])
+
+
+def leaves_of(rule: Rule, site: Where) -> Leaves[Where]:
+    """Return the leaves of a rule's initial trace at a site.
+
+    Raises
+    ------
+    DtypeError, ShapeError
+        For a leaf that is not an array of numbers, or whose first axis is not the samples.
+    """
+    of_shapes = dataclasses.replace(site, operands=jax.tree.map(struct_of, dict(site.operands)))
+    with _noted(rule, "init", site), jax.ensure_compile_time_eval():
+        paths, tree = jax.tree_util.tree_flatten_with_path(rule.init(of_shapes))
+        specs = {}
+        for path, leaf in paths:
+            name = jax.tree_util.keystr(path)
+            specs[site.key + name] = _spec_of(rule, site, name, leaf)
+    return Leaves(rule, site, tree, specs)
+
+
+def gradient_of_a_step(
+    rule: Rule, site: Site, operands: Mapping[str, Any], x: Any, J: Any, F: Any, mu: Any
+) -> dict[str, jax.Array]:
+    """Return the gradient of the first step of a sequence; its evaluation checks the rule."""
+    leaves = leaves_of(rule, dataclasses.replace(site, operands=operands))
+    zeros = {key: jnp.zeros(spec.shape, spec.dtype) for key, spec in leaves.specs.items()}
+    return leaves.contracted(leaves.advanced(zeros, J, x, F), mu)
+
+
+def as_kept(arrays: Named, traces: Traces) -> Traces:
+    """Return arrays in the dtypes of the stored traces."""
+    return {key: leaf.astype(traces[key].dtype) for key, leaf in arrays.items()}
+
+
+def operand_shapes(graph: ETraceGraph) -> Weights:
+    """Return the shapes of the operands that have gradients."""
+    found: Weights = {
+        key: {name: struct_of(atom.aval) for name, atom in own.items()}
+        for key, own in graph.operand_atoms.items()
+    }
+    return found
+
+
+def _spec_of(rule: Rule, site: Site, name: str, leaf: Any) -> TraceSpec:
+    if isinstance(leaf, TraceSpec):
+        _check_axes(rule, site, name, leaf)
+        relation = leaf.relation or site.relation
+        return dataclasses.replace(leaf, relation=relation, operand=leaf.operand or name)
+    array = _as_array(leaf)
+    if array is None:
+        raise DtypeError(
+            f"`{type(rule).__name__}.init` returned {shown(leaf)} at '{name}' for {site.name}; "
+            "expected an array of numbers, or a `TraceSpec` such as those of `site.zeros()`."
+        )
+    first = array.shape[:1]
+    if site.samples and first and first != site.samples:
+        raise ShapeError(
+            f"`{type(rule).__name__}.init` returned shape {array.shape} at '{name}' for "
+            f"{site.name}; expected {site.samples[0]} samples along the first axis. Return a "
+            "`TraceSpec` if the axes run over something else."
+        )
+    lead: list[Role] = ["batch"] if site.samples and first else []
+    entries: list[Role] = ["entry"] * (array.ndim - len(lead))
+    initial = jnp.asarray(array) if array.any() else 0
+    return TraceSpec(
+        array.shape,
+        array.dtype,
+        (*lead, *entries),
+        relation=site.relation,
+        operand=name,
+        initial=initial,
+    )
+
+
+def _check_axes(rule: Rule, site: Site, name: str, spec: TraceSpec) -> None:
+    """Refuse axes that do not fit a shape, unless the specification finds samples by itself."""
+    sizes = tuple(s for s, axis in zip(spec.shape, spec.axes, strict=False) if axis == "batch")
+    fits = len(spec.axes) == len(spec.shape) and sizes in ((), site.samples)
+    if spec.samples is None and not fits:
+        raise ShapeError(
+            f"`{type(rule).__name__}.init` returned a `TraceSpec` of shape {spec.shape} with the "
+            f"axes {spec.axes} at '{name}' for {site.name}; expected a name for each axis, and "
+            f"{site.samples[0] if site.samples else 'no'} samples along 'batch'."
+        )
+
+
+def _as_array(leaf: Any) -> np.ndarray | None:
+    try:
+        array = np.asarray(jnp.asarray(leaf))
+    except (TypeError, ValueError):
+        return None
+    return array if any(jnp.issubdtype(array.dtype, kind) for kind in KINDS) else None
+
+
+@contextlib.contextmanager
+def _noted(rule: Rule, method: str, site: Site) -> Iterator[None]:
+    """Add the site to errors in a rule's function."""
+    try:
+        yield
+    except BraintraceError:
+        raise
+    except Exception as error:
+        error.add_note(f"`{type(rule).__name__}.{method}` was called for {site.name}.")
+        raise
+
+
+def _checked(rule: Rule, method: str, site: Site, found: Any, expected: Any) -> list[jax.Array]:
+    """Return the leaves of a rule's result, in the expected dtypes."""
+    called = f"{type(rule).__name__}.{method}"
+    paths, tree = jax.tree_util.tree_flatten_with_path(found)
+    wanted, wanted_tree = jax.tree.flatten(expected)
+    if tree != wanted_tree:
+        like_what = "`init`" if method == "advance" else "`site.operands`"
+        raise OptionError(
+            f"`{called}` returned a pytree with the leaves {_listed(found)} for {site.name}; "
+            f"expected the structure of {like_what}: {_listed(expected)}."
+        )
+    leaves = []
+    for (path, leaf), like in zip(paths, wanted, strict=True):
+        place = f"at '{jax.tree_util.keystr(path)}' for {site.name}"
+        shape, wanted_shape = jnp.shape(leaf), tuple(like.shape)
+        if shape != wanted_shape:
+            raise ShapeError(f"`{called}` returned shape {shape} {place}; expected {wanted_shape}.")
+        dtype = jnp.result_type(leaf)
+        if _kind(dtype) != _kind(like.dtype):
+            raise DtypeError(
+                f"`{called}` returned dtype {dtype} {place}; expected {np.dtype(like.dtype)}."
+            )
+        leaves.append(jnp.asarray(leaf, like.dtype))
+    return leaves
+
+
+def _kind(dtype: Any) -> int:
+    return next((i for i, kind in enumerate(KINDS) if jnp.issubdtype(dtype, kind)), len(KINDS))
+
+
+def _listed(tree: Any) -> str:
+    paths, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return ", ".join(f"'{jax.tree_util.keystr(path)}'" for path, _ in paths) or "none"

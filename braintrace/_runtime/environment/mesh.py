@@ -1,0 +1,290 @@
+"""Meshes with `Explicit` axes, the default of ``jax.make_mesh``.
+
+JAX types every intermediate result with its sharding on such an axis, and refuses operations with
+an ambiguous sharding: a reshape of a sharded axis, a gather, a loop whose state changes its
+sharding. A compiled model contains many of these operations. It therefore runs on the same devices
+with `Auto` axes, for which XLA chooses the sharding, and its results get `Explicit` axes again. For
+whole sequences, the mesh of every array is renamed, which keeps its buffers. For a step inside a
+transformation, there is a region of `Auto` axes.
+"""
+
+import contextlib
+import contextvars
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from ..._arguments import CONTAINERS, check_tree
+from ..._brainstate import StatesAsRead, peek, values_of
+from ..._errors import Interrupted
+from ..._jax import is_tracer, is_transforming
+from ..._sharding import automatic_axes, put
+
+_NO_MESH = Mesh(np.empty((), dtype=object), ())
+_NO_ABSTRACT_MESH = AbstractMesh((), ())
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_Renaming: TypeAlias = Callable[[Any], Any]
+
+
+def on_automatic_axes(method: Function) -> Function:
+    """Run a method of a learner or an algorithm on `Auto` instead of `Explicit` axes.
+
+    The mesh of its arguments, of every State that it reads and of the context is renamed for the
+    call; the mesh of its result and of the States is renamed back. The object is an algorithm, or
+    has one.
+    """
+
+    @functools.wraps(method)
+    def call(self: Any, *arguments: Any, **options: Any) -> Any:
+        algorithm = getattr(self, "algorithm", self)
+        _check_trees(method, arguments, options)
+        mesh = _explicit_mesh((arguments, options), algorithm)
+        if mesh is None:
+            return method(self, *arguments, **options)
+        automatic = Mesh(mesh.devices, mesh.axis_names, axis_types=_all(mesh, AxisType.Auto))
+        into = functools.partial(_renamed, mesh, automatic)
+        back = functools.partial(_renamed, automatic, mesh)
+        arguments, options = into((arguments, options))
+        try:
+            with _Region(algorithm, into, back):
+                result = method(self, *arguments, **options)
+        except Interrupted as interrupt:
+            interrupt.results = back(interrupt.results)
+            raise
+        return back(result)
+
+    return call  # type: ignore[return-value]
+
+
+@contextlib.contextmanager
+def as_users_have_it() -> Iterator[None]:
+    """Restore the user's axes inside a method that is `on_automatic_axes`."""
+    region = _REGION.get()
+    if region is None:
+        yield
+        return
+    region.close()
+    try:
+        yield
+    finally:
+        region.open()
+
+
+@contextlib.contextmanager
+def traced_on_automatic_axes(algorithm: Any) -> Iterator[None]:
+    """Trace functions for `Auto` axes, also inside of a transformation.
+
+    It is for functions that read States, which `on_automatic_axes` does not rename there.
+    """
+    values = jax.tree.leaves([peek(state) for state in _parameters(algorithm)])
+    meshes = (getattr(getattr(leaf, "sharding", None), "mesh", None) for leaf in values)
+    mesh = next((mesh for mesh in meshes if isinstance(mesh, Mesh) and _is_explicit(mesh)), None)
+    if mesh is None or _REGION.get() is not None:
+        yield
+        return
+    automatic = Mesh(mesh.devices, mesh.axis_names, axis_types=_all(mesh, AxisType.Auto))
+    seen = StatesAsRead(functools.partial(_renamed, mesh, automatic))
+    context = jax.sharding.get_abstract_mesh()
+    try:
+        with (
+            seen,
+            jax.sharding.use_abstract_mesh(_NO_ABSTRACT_MESH if _is_explicit(context) else context),
+        ):
+            yield
+    finally:
+        with jax.ensure_compile_time_eval():
+            seen.convert(functools.partial(_renamed, automatic, mesh))
+
+
+def in_automatic_region(
+    function: Callable[..., Any],
+    replaced: tuple[Sequence[Any], Any],
+    *arguments: Any,
+    steps: int | None = None,
+) -> Any:
+    """Return ``function(values, traces, ...)`` for arguments that JAX may have typed.
+
+    Replaced values keep their sharding, so a loop can carry them. An output is sharded over an axis
+    like the first sharded value over its first axis of that size.
+
+    Parameters
+    ----------
+    function
+        Returns outputs, new values, and traces or None.
+    replaced
+        The values and traces that it replaces.
+    *arguments
+        Arguments of the function.
+    steps
+        Length of sequences. Outputs that are not sequences of this length are replicated. ``None``:
+        all outputs are sequences.
+    """
+    if not is_transforming():  # `on_automatic_axes` has renamed the arrays
+        return function(*arguments)
+    typed = [found for leaf in jax.tree.leaves(arguments) if (found := _typed(leaf)) is not None]
+    if not typed:
+        return function(*arguments)
+    mesh = typed[0].mesh
+    divided = {
+        size: name
+        for leaf in reversed(jax.tree.leaves(arguments))
+        if (found := _typed(leaf)) is not None
+        for size, name in zip(leaf.shape[:1], found.spec, strict=False)
+        if name is not None
+    }
+
+    def as_before(new: Any, old: Any) -> Any:
+        sharding = _typed(old) or NamedSharding(mesh, PartitionSpec())
+        return jax.sharding.reshard(new, sharding)
+
+    def of_output(leaf: Any) -> Any:
+        is_sequence = steps is None or leaf.shape[:1] == (steps,)
+        names = [divided.get(size) for size in leaf.shape] if is_sequence else []
+        first = next((i for i, name in enumerate(names) if name is not None), 0)
+        return jax.sharding.reshard(leaf, NamedSharding(mesh, PartitionSpec(*names[: first + 1])))
+
+    automatic = mesh.update_axis_types(dict.fromkeys(mesh.axis_names, AxisType.Auto))
+    with jax.sharding.use_abstract_mesh(automatic):
+        outputs, new, after = function(*jax.sharding.reshard(arguments, PartitionSpec()))
+    values, traces = replaced
+    new = jax.tree.map(as_before, new, values)
+    after = None if after is None else jax.tree.map(as_before, after, traces)
+    return jax.tree.map(of_output, outputs), new, after
+
+
+def _typed(leaf: Any) -> NamedSharding | None:
+    """Return the sharding in an array's type, if its mesh has `Explicit` axes."""
+    sharding = jax.typeof(leaf).sharding
+    return sharding if _is_explicit(sharding.mesh) else None
+
+
+def _check_trees(
+    method: Callable[..., Any], arguments: tuple[Any, ...], options: Mapping[str, Any]
+) -> None:
+    """Refuse arguments that are not pytrees, before JAX processes them."""
+    for index, value in enumerate(arguments):
+        if isinstance(value, CONTAINERS):
+            check_tree(f"arguments[{index}]", value, f"`{method.__name__}`: ")
+    for name, value in options.items():
+        if isinstance(value, CONTAINERS):
+            check_tree(name, value, f"`{method.__name__}`: ")
+
+
+def _explicit_mesh(given: Any, algorithm: Any) -> Mesh | None:
+    """Return the mesh with `Explicit` axes of arguments, parameters or the context.
+
+    Inside a transformation the result is None, since JAX has already typed the arguments.
+    """
+    if is_transforming():
+        return None
+    found = None
+    for leaf in jax.tree.leaves((given, values_of(_parameters(algorithm)))):
+        sharding = getattr(leaf, "sharding", None)  # tracers have none
+        if found is None and isinstance(sharding, NamedSharding) and _is_explicit(sharding.mesh):
+            found = sharding.mesh
+    if found is None and _is_explicit(jax.sharding.get_abstract_mesh()):
+        found = jnp.zeros(()).sharding.mesh  # the mesh of a new array
+    return found
+
+
+def _parameters(algorithm: Any) -> Iterable[brainstate.State]:
+    found: Iterable[brainstate.State] = (
+        algorithm.compiled.parameters
+        if algorithm.is_compiled
+        else algorithm.model.states(brainstate.ParamState).values()
+    )
+    return found
+
+
+def _is_explicit(mesh: Any) -> bool:
+    return AxisType.Explicit in (mesh.axis_types or ())
+
+
+def _all(mesh: Mesh, kind: AxisType) -> tuple[AxisType, ...]:
+    return (kind,) * len(mesh.axis_names)
+
+
+def _renamed(old: Mesh, new: Mesh, tree: Any) -> Any:
+    """Move the arrays of a tree from one mesh to another with the same devices."""
+
+    def rename(leaf: Any) -> Any:
+        sharding = getattr(leaf, "sharding", None)
+        if not isinstance(leaf, jax.Array) or not isinstance(sharding, NamedSharding):
+            return leaf
+        is_here = not is_tracer(leaf) and sharding.mesh == old
+        return put(leaf, NamedSharding(new, sharding.spec)) if is_here else leaf
+
+    return jax.tree.map(rename, tree)
+
+
+class _Region:
+    """Context in which everything that a learner or an algorithm reads is on other axes.
+
+    Parameters
+    ----------
+    algorithm
+        The algorithm.
+    into, back
+        Return a tree with its arrays on these axes, and on the user's axes.
+    """
+
+    def __init__(self, algorithm: Any, into: _Renaming, back: _Renaming) -> None:
+        self._states_renamed = functools.partial(_states_renamed, algorithm, into, back)
+        self._entered = contextlib.ExitStack()
+
+    def open(self) -> None:
+        """Enter the region."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_without_context())
+            stack.enter_context(automatic_axes())
+            stack.enter_context(self._states_renamed())
+            stack.callback(_REGION.reset, _REGION.set(self))
+            self._entered = stack.pop_all()
+
+    def close(self) -> None:
+        """Leave the region."""
+        self._entered.close()
+
+    def __enter__(self) -> None:
+        self.open()
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+_REGION: contextvars.ContextVar[_Region | None] = contextvars.ContextVar("region", default=None)
+
+
+@contextlib.contextmanager
+def _without_context() -> Iterator[None]:
+    """Remove the mesh of the context, so constants created inside fit any mesh."""
+    if not _is_explicit(jax.sharding.get_abstract_mesh()):
+        yield
+        return
+    with jax.set_mesh(_NO_MESH):
+        yield
+
+
+@contextlib.contextmanager
+def _states_renamed(algorithm: Any, into: _Renaming, back: _Renaming) -> Iterator[None]:
+    """Rename the mesh of every State's value when it is read, and rename all back at the end."""
+    held = getattr(algorithm, "traces", None)
+    traces = None if held is None else held.carried
+    if traces is not None:
+        traces.convert(into)
+    seen = StatesAsRead(into)
+    try:
+        with seen:
+            yield
+    finally:
+        seen.convert(back)
+        if traces is not None:
+            traces.convert(back)

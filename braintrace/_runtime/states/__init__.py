@@ -1,0 +1,1 @@
+"""The States of a model: found, initialised, grouped."""

@@ -1,0 +1,147 @@
+"""Plain attributes of a model's modules, which a compiled step contains as constants.
+
+Numbers, strings, units and arrays are compared by value. Lists, tuples, dicts, dataclasses and
+namespaces are compared by content, and all other objects by identity or their ``==``. States are
+inputs of a step, and modules are visited. Changes inside a NumPy array are seen if it is small, and
+changes inside other objects are not.
+"""
+
+import argparse
+import dataclasses
+import functools
+import types
+from collections.abc import Collection, Mapping
+from typing import Any, TypeAlias
+
+import brainstate
+import jax
+import numpy as np
+import saiunit
+
+from ..._arguments import shown
+from ..._jax import is_tracer
+
+BY_VALUE = (bool, int, float, complex, str, bytes, np.generic)
+"""Types whose values cannot change, and are small."""
+
+MOST_BYTES = 65_536
+"""Size limit of arrays compared by content before each call; this takes some microseconds."""
+
+Part: TypeAlias = Any
+"""The comparable value of an attribute; it supports ``==``."""
+
+_MISSING = object()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Attributes:
+    """The plain attributes of a model at one time.
+
+    Attributes
+    ----------
+    by_name
+        Comparable value by the path of the attribute in the model, ``cell.gain``.
+    """
+
+    by_name: Mapping[str, Part]
+
+    def changed(self, now: "Attributes", but: Collection[str] = ()) -> list[str]:
+        """Return the names of attributes that differ now, except some."""
+        before, after = self.by_name, now.by_name
+        return [
+            name
+            for name in {**before, **after}
+            if name not in but and before.get(name, _MISSING) != after.get(name, _MISSING)
+        ]
+
+    def change(self, now: "Attributes", name: str) -> str:
+        """Return the old and the new value of an attribute as text."""
+        was, new = (_in_words(each.by_name.get(name, _MISSING)) for each in (self, now))
+        return f"`{name}` ({was} then, {new} now)"
+
+
+def attributes_of(model: brainstate.nn.Module) -> Attributes:
+    """Return the current plain attributes of a model's modules."""
+    found: dict[str, Part] = {}
+    for path, node in model.nodes().items():
+        where = [str(part) for part in path]
+        found[".".join([*where, "__class__"])] = _Held(type(node))
+        for name, value in vars(node).items():
+            found[".".join([*where, name])] = _part(value, ())
+    return Attributes(found)
+
+
+def fields_of(value: Any) -> dict[str, Any] | None:
+    """Return the attributes of a dataclass or a namespace; ``None`` for all other objects."""
+    is_record = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    if is_record or isinstance(value, (types.SimpleNamespace, argparse.Namespace)):
+        return getattr(value, "__dict__", None)
+    return None
+
+
+def contents_of(value: Any) -> bytes | None:
+    """Return the contents of a small writeable array; ``None`` for all other objects."""
+    if isinstance(value, saiunit.Quantity):
+        value = saiunit.get_mantissa(value)
+    if isinstance(value, np.ndarray) and value.flags.writeable and value.nbytes <= MOST_BYTES:
+        return value.tobytes()
+    return None
+
+
+def _part(value: Any, inside: tuple[int, ...]) -> Part:
+    """Return the comparable part of a value, given the identities of its containers."""
+    if isinstance(value, (brainstate.State, brainstate.graph.Node)) or id(value) in inside:
+        return _Held(type(value))
+    if value is None or isinstance(value, BY_VALUE):
+        return type(value), repr(value)  # 0.0 is not -0.0, and NaN is NaN
+    inside = (*inside, id(value))
+    if isinstance(value, dict):
+        return type(value), [(key, _part(item, inside)) for key, item in value.items()]
+    if isinstance(value, (list, tuple)):
+        return type(value), [_part(item, inside) for item in value]
+    if isinstance(value, saiunit.Quantity):
+        return saiunit.get_unit(value), _part(saiunit.get_mantissa(value), inside)
+    if (contents := contents_of(value)) is not None:
+        return type(value), shown(value), value.dtype, value.shape, contents
+    if (fields := fields_of(value)) is not None:
+        return _Held(type(value)), _part(fields, inside)
+    if isinstance(value, types.MethodType):
+        return _Held(value.__func__), _Held(value.__self__)
+    if isinstance(value, functools.partial):
+        return _part((value.func, value.args, value.keywords), inside)
+    return _Held(value)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Held:
+    """A reference to an object, which keeps its identity from being reused."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Held) or type(self.value) is not type(other.value):
+            return False
+        return self.value is other.value or _are_equal(self.value, other.value)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    if is_tracer(one) or is_tracer(other):
+        return False
+    try:
+        if isinstance(one, (np.ndarray, jax.Array)):
+            like = one.shape == other.shape and one.dtype == other.dtype
+            return like and np.array_equal(one, other)
+        return (one == other) is True
+    except Exception:  # a user's class may raise anything
+        return False
+
+
+def _in_words(part: Part) -> str:
+    match part:
+        case _Held(value):
+            return shown(value)
+        case (type(), str(text), *_):
+            return text
+    return "not set" if part is _MISSING else "a container"

@@ -1,0 +1,344 @@
+"""Initial values of a model's states.
+
+These are the values that ``init_state`` assigns in a copy of the model: a function of the States
+that it reads (parameters, random keys). The function is traced once for a batch size and compiled.
+It is valid while other values that it may read are unchanged: attributes of modules with their
+contents, and ``brainstate.environ``. A module-level variable is read when it is traced. An
+``init_state`` is run without compilation if it cannot be traced, or if its result changes without a
+random State.
+"""
+
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..._arguments import did_you_mean, named
+from ..._brainstate import StatefulTrace, hold, is_watched, peek, trace_stateful
+from ..._errors import OptionError, ShapeError
+from ..._jax import is_tracer, open_jaxpr, strongly_typed
+from ..._typing import Path
+from ..environment.surroundings import Surroundings
+from .recent import Recent
+
+Shapes = tuple[tuple[int, ...], ...]
+
+InitialFunction: TypeAlias = Callable[[Sequence[Any]], tuple[Sequence[Any], dict[Path, Any]]]
+"""``values of States -> (new values or None, initial values by path)``."""
+
+Size = int | None
+"""A batch size; ``None``: the default of ``init_state``."""
+
+MOST_REMADE = 3
+"""Number of times a function is compiled before its dependences count as always changing."""
+MOST_KEPT = 16
+"""Maximum number of functions that are kept, one per model and batch size."""
+
+
+KNOWN = ("batch_size", "where")
+"""Options of `reset_state` that need no declaration."""
+
+
+def check_init_options(model: brainstate.nn.Module, names: Collection[str]) -> None:
+    """Refuse options that no ``init_state`` of a model's modules declares.
+
+    ``**kwargs`` declare nothing: most layers have them, and would ignore a misspelt name.
+
+    Raises
+    ------
+    OptionError
+        Naming the first unknown option, and the known ones.
+    """
+    if not names:
+        return
+    known = dict.fromkeys(KNOWN)
+    for node in model.nodes().values():
+        if callable(init := getattr(node, "init_state", None)):
+            parameters = inspect.signature(init).parameters.values()
+            known |= dict.fromkeys(p.name for p in parameters if p.kind in _BY_NAME)
+    for name in names:
+        if name not in known:
+            raise OptionError(
+                f"`reset_state` got `{name}`, which no `init_state` of `{type(model).__name__}` "
+                f"and its modules declares; {did_you_mean(name, known)}expected one of "
+                f"{', '.join(f'`{other}`' for other in known)}."
+            )
+
+
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def fresh_values(
+    model: brainstate.nn.Module, mapped: bool, size: Size, options: dict[str, Any]
+) -> dict[Path, Any]:
+    """Return the initial values of all short-term States without changing the model.
+
+    Parameters
+    ----------
+    model
+        The model.
+    mapped
+        Whether it is a model for one sample, mapped over a batch axis of that size.
+    size
+        Argument of ``init_state``; for a mapped model, the size of the batch axis.
+    options
+        Further arguments of ``init_state``.
+    """
+    twin = twin_of(model)
+    arguments = {} if mapped or size is None else {"batch_size": size}
+    brainstate.nn.init_all_states(twin, **arguments, **options)
+    values = {
+        tuple(path): strongly_typed(state.value)
+        for path, state in twin.states(brainstate.ShortTermState).items()
+    }
+    return jax.tree.map(lambda leaf: _of_samples(leaf, size), values) if mapped else values
+
+
+def _of_samples(value: Any, size: Size) -> Any:
+    """Return the values of all samples from the value of one; random keys are split."""
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        split = jax.vmap(lambda key: jax.random.split(key, size), out_axes=1)
+        return split(value.ravel()).reshape(size, *value.shape)
+    return jnp.broadcast_to(value, (size, *value.shape))
+
+
+def twin_of(model: brainstate.nn.Module) -> brainstate.nn.Module:
+    """Return a copy of a model; transformations observe the reads of its long-term States."""
+    twin = brainstate.graph.clone(model)
+    states = model.states()
+    for path, state in twin.states().items():
+        if not isinstance(state, brainstate.ShortTermState):
+            state.value = states[path].value
+    return twin
+
+
+def shapes_of(values: Mapping[Path, Any]) -> Shapes:
+    """Return the shapes of all values of States, in the order of their paths."""
+    leaves = (leaf for path in sorted(values, key=str) for leaf in jax.tree.leaves(values[path]))
+    return tuple(tuple(jnp.shape(leaf)) for leaf in leaves)
+
+
+class InitialValues:
+    """Initial values of the short-term States of a model, by cached functions."""
+
+    def __init__(self) -> None:
+        self._made: Recent[tuple[int, bool, Size], _Initialiser] = Recent(MOST_KEPT)
+
+    def __call__(
+        self, model: brainstate.nn.Module, mapped: bool, size: Size, options: dict[str, Any]
+    ) -> dict[Path, Any]:
+        """Return the initial values; see `fresh_values`."""
+        if options or is_watched():
+            return fresh_values(model, mapped, size, options)
+        return self._initialiser(model, mapped, size)()
+
+    def of_shapes(
+        self,
+        model: brainstate.nn.Module,
+        mapped: bool,
+        samples: Size,
+        shapes: Shapes,
+        options: dict[str, Any],
+    ) -> dict[Path, Any]:
+        """Return initial values with given shapes.
+
+        Raises
+        ------
+        ShapeError
+            If ``init_state`` returns other shapes, both for this number of samples and without a
+            batch size.
+        """
+        for size in _sizes(samples, mapped):
+            try:
+                values = self._if_of_shapes(model, mapped, size, options, shapes)
+            except TypeError:  # `init_state` wants a batch size
+                continue
+            if values is not None:
+                return values
+        raise _other_shapes(model, shapes)
+
+    def function(
+        self, model: brainstate.nn.Module, mapped: bool, samples: Size, shapes: Shapes
+    ) -> tuple[tuple[brainstate.State, ...], InitialFunction]:
+        """Return the States that initial values with given shapes depend on, and their function.
+
+        Raises
+        ------
+        ShapeError
+            See `of_shapes`.
+        """
+        made = self._initialiser_for(model, mapped, samples, shapes)
+        return made.states, made.values
+
+    def read_by(
+        self, model: brainstate.nn.Module, mapped: bool, samples: Size, shapes: Shapes
+    ) -> tuple[brainstate.State, ...]:
+        """Return the States that initial values with given shapes depend on, if known.
+
+        Raises
+        ------
+        ShapeError
+            See `of_shapes`.
+        """
+        return self._initialiser_for(model, mapped, samples, shapes).read
+
+    def _initialiser_for(
+        self, model: brainstate.nn.Module, mapped: bool, samples: Size, shapes: Shapes
+    ) -> "_Initialiser":
+        for size in _sizes(samples, mapped):
+            try:
+                made = self._initialiser(model, mapped, size)
+                if made.shapes_drawn() == shapes:
+                    return made
+            except TypeError:  # `init_state` wants a batch size
+                continue
+        raise _other_shapes(model, shapes)
+
+    def _if_of_shapes(
+        self,
+        model: brainstate.nn.Module,
+        mapped: bool,
+        size: Size,
+        options: dict[str, Any],
+        shapes: Shapes,
+    ) -> dict[Path, Any] | None:
+        if not options and not is_watched():
+            made = self._initialiser(model, mapped, size)
+            if made.shapes is not None:
+                return made() if made.shapes == shapes else None
+        values = self(model, mapped, size, options)
+        return values if shapes_of(values) == shapes else None
+
+    def _initialiser(self, model: brainstate.nn.Module, mapped: bool, size: Size) -> "_Initialiser":
+        key = (id(model), mapped, size)
+        made: _Initialiser | None = self._made.get(key)
+        if made is None or not made.fits():
+            times = 0 if made is None else made.times + 1
+            made = self._made[key] = _Initialiser(model, mapped, size, times)
+        return made
+
+
+def _other_shapes(model: brainstate.nn.Module, shapes: Shapes) -> ShapeError:
+    return ShapeError(
+        f"`{type(model).__name__}.init_state` does not create states of the current shapes, "
+        f"{', '.join(map(str, shapes))}. Call `reset_state` with the batch size (and the options) "
+        "of your initialisation, inside the same maps."
+    )
+
+
+def failed_init(model: brainstate.nn.Module, batch_size: Size, options: Mapping[str, Any]) -> str:
+    """Return what failed, if ``init_state`` does."""
+    given = named(["batch_size", *options], [batch_size, *options.values()])
+    return f"`init_state` of `{type(model).__name__}` fails for {given}"
+
+
+def _sizes(samples: Size, mapped: bool) -> list[Size]:
+    """Return the possible batch sizes of ``init_state``: the number of samples, or none."""
+    return [samples] if mapped else list(dict.fromkeys([samples, None]))
+
+
+class _Initialiser:
+    """Initial values of one model for one batch size.
+
+    Parameters
+    ----------
+    model, mapped, size
+        See `fresh_values`.
+    times
+        Number of earlier compilations.
+
+    Attributes
+    ----------
+    shapes
+        Shapes of the values, if there is a compiled function.
+    states
+        States that the compiled function takes.
+    read
+        States that its values depend on.
+    """
+
+    def __init__(self, model: brainstate.nn.Module, mapped: bool, size: Size, times: int) -> None:
+        self._fresh: Callable[[], dict[Path, Any]] = lambda: fresh_values(model, mapped, size, {})
+        self.times = times
+        self.shapes: Shapes | None = None
+        self.states: tuple[brainstate.State, ...] = ()
+        self.read: tuple[brainstate.State, ...] = ()
+        found = self._traced() if times <= MOST_REMADE else None
+        self._surroundings = None if found is None else Surroundings(model)
+        if found is not None:
+            values, _ = found.result_shapes
+            self.states, self.read = found.states, _read_by(found)
+            self._paths, self.shapes = list(values), shapes_of(values)
+            self._run = jax.jit(lambda states: _as_list(found.call(states)))
+
+    def fits(self) -> bool:
+        """Test whether the function is still valid."""
+        return self._surroundings is None or self._surroundings.are_unchanged()
+
+    def __call__(self) -> dict[Path, Any]:
+        """Return the values; random States advance."""
+        written, values = self.values([state.value for state in self.states])
+        for state, value in zip(self.states, written, strict=True):
+            if value is not None:
+                state.value = value
+        return values
+
+    def shapes_drawn(self) -> Shapes:
+        """Return the shapes of the values; random States do not advance."""
+        if self.shapes is not None:
+            return self.shapes
+        before = peek(brainstate.random.DEFAULT)
+        try:
+            return shapes_of(self._fresh())
+        finally:
+            hold(brainstate.random.DEFAULT, before)
+
+    def values(self, of_states: Sequence[Any]) -> tuple[Sequence[Any], dict[Path, Any]]:
+        """Return new values of States, and the initial values; see `InitialFunction`."""
+        if self._surroundings is None:
+            return [], self._fresh()
+        written, values = self._run(of_states)
+        return written, dict(zip(self._paths, values, strict=True))
+
+    def _traced(self) -> StatefulTrace | None:
+        """Return the function, or ``None`` if it depends on more than States."""
+        brainstate.random.DEFAULT.value  # noqa: B018  created here, outside of the trace
+        try:
+            first, again = (trace_stateful(self._fresh) for _ in range(2))
+        except Exception:  # a real error is raised again when the function runs untraced
+            return None
+        return first if _are_equal(first.jaxpr, again.jaxpr) else None
+
+
+def _read_by(traced: StatefulTrace) -> tuple[brainstate.State, ...]:
+    """Return the States that a program does more with than copy them (`twin_of` copies all)."""
+    jaxpr, _ = open_jaxpr(traced.jaxpr)
+    used = {id(v) for equation in jaxpr.eqns for v in equation.invars} | set(map(id, jaxpr.outvars))
+    variables = iter(jaxpr.invars)
+    read = []
+    for state in traced.states:
+        leaves = [next(variables) for _ in jax.tree.leaves(state.value)]
+        if any(id(variable) in used for variable in leaves):
+            read.append(state)
+    return tuple(read)
+
+
+def _as_list(result: tuple[Any, dict[Path, Any]]) -> tuple[Any, list[Any]]:
+    """Return values in a list, since paths with both names and numbers cannot be sorted."""
+    written, values = result
+    return written, list(values.values())
+
+
+def _are_equal(first: Any, second: Any) -> bool:
+    """Test whether two programs are equal, including their constants."""
+    (one, constants), (other, others) = open_jaxpr(first), open_jaxpr(second)
+    return (
+        str(one) == str(other)
+        and len(constants) == len(others)
+        and not any(map(is_tracer, constants))
+        and all(np.array_equal(a, b) for a, b in zip(constants, others, strict=True))
+    )
