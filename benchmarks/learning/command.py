@@ -8,7 +8,7 @@ from typing import Any
 
 from braintrace import MissingPackageError
 
-from . import online_updates, page, rows, runs, tasks, work
+from . import measure, online_updates, page, rows, runs, tasks, work
 from .rows import Row, StreamRow
 
 DESCRIPTION = """Train networks by every rule, and write a row for each seed to a CSV file. A row
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
     if options.costs:
         stored = [row for row in rows.read(path, Row) if not row.refused and row.cosine]
         chosen = [row for row in stored if runs.matching([runs.Job(*row.key)], options.only)]
-        return store(work.costs, chosen, path, options.workers)
+        return store(measure.timed_row, chosen, path, options.workers)
     status = 0
     for _ in range(2):  # later seeds need the learning rate of the first
         stored = rows.read(path, Row)
@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
             print(*(f"{job.name}: {len(job.seeds)} seeds" for job in jobs), sep="\n")
             break
         jobs = [job for job in jobs if _has_data(job.task)]
-        status |= store(work.train, jobs, path, options.workers)
+        status |= store(measure.run, jobs, path, options.workers)
     return status
 
 
@@ -68,7 +68,7 @@ def _has_data(task: str) -> bool:
 def _streams(path: Path, options: argparse.Namespace) -> int:
     stored = {(row.task, row.cell) for row in rows.read(path, StreamRow)}
     studies = [s for s in online_updates.all_studies() if (s.task, s.cell) not in stored]
-    return store(work.stream, studies, path, options.workers)
+    return store(online_updates.run, studies, path, options.workers)
 
 
 def store(do: work.Work, jobs: Sequence[Any], path: Path, workers: int) -> int:

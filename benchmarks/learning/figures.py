@@ -2,40 +2,13 @@
 
 import io
 import statistics
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from braintrace._optional import optional_import
 
 from . import formats
-from .results import REFERENCE, Results, Run, cost
-from .tables import Streams
-
-LOOKS = {
-    "bptt": ("black", "s"),
-    "tbptt-long": ("dimgray", "D"),
-    "tbptt-short": ("darkgray", "d"),
-    "rtrl": ("tab:blue", "o"),
-    "ostl-recurrent": ("cornflowerblue", "^"),
-    "snap-1": ("tab:cyan", "<"),
-    "d_rtrl": ("tab:red", "o"),
-    "d_rtrl-long": ("firebrick", "D"),
-    "d_rtrl-short": ("firebrick", "d"),
-    "eprop": ("lightcoral", "+"),
-    "ostl-feedforward": ("darkred", "1"),
-    "bptt-feedback": ("black", "x"),
-    "d_rtrl-feedback": ("tab:red", "x"),
-    "rflo": ("deeppink", "x"),
-    "es_d_rtrl": ("tab:orange", "o"),
-    "es_d_rtrl-long": ("peru", "D"),
-    "es_d_rtrl-short": ("peru", "d"),
-    "ottt": ("gold", "P"),
-    "kf_rtrl": ("tab:green", "*"),
-    "uoro": ("yellowgreen", "*"),
-    "immediate": ("tab:purple", "X"),
-}
-"""Colour and marker of a method: exact ones are blue, methods of one family have one colour."""
+from .results import REFERENCE, Results, cost
 
 SIMILAR = ("eprop", "ostl-recurrent", "ostl-feedforward", "rflo", "bptt-feedback")
 """Methods that are left out over training, because their lines nearly equal others."""
@@ -51,7 +24,6 @@ WIDTH = 5.0
 DPI = 130
 SIZE = 8.5
 COLOURS = 256
-THIN = {"linewidth": 0.8, "linestyle": ":"}
 
 
 def _figure(height: float) -> Any:
@@ -60,8 +32,8 @@ def _figure(height: float) -> Any:
 
 
 def _look(method: str) -> dict[str, Any]:
-    colour, marker = LOOKS.get(method, ("tab:brown", "."))
-    return {"color": colour, "marker": marker, "label": formats.method(method).replace("`", "")}
+    title, colour, marker = formats.METHODS[method]
+    return {"color": colour, "marker": marker, "label": title.replace("`", "")}
 
 
 def _dress(panel: Any, title: str = "") -> None:
@@ -92,10 +64,8 @@ def _save(figure: Any, path: Path) -> None:
         image.open(drawn).convert("RGB").quantize(COLOURS).save(path, optimize=True)
 
 
-def over_training(
-    results: Results, path: Path, points: Callable[[Run], list[tuple[int, float]]], label: str
-) -> None:
-    """Draw something against updates: a row a task, a column a cell, a line a method."""
+def over_training(results: Results, path: Path, what: str, label: str) -> None:
+    """Draw a property of runs against updates: a row a task, a column a cell, a line a method."""
     tasks, cells = results.tasks, results.cells
     methods = [method for method in results.methods if method not in SIMILAR]
     figure = _figure(1.5 * len(tasks) + 1.7)
@@ -104,7 +74,7 @@ def over_training(
         for panel, cell in zip(row, cells, strict=True):
             for method in methods:
                 run = results.find(task, cell, method)
-                found = [] if run is None else points(run)
+                found = [] if run is None else getattr(run, what)
                 if found:
                     look = {"markersize": 3, "linewidth": 1, **_look(method)}
                     panel.plot(*zip(*found, strict=True), **look)
@@ -256,34 +226,3 @@ def _memory(results: Results, task: str, cell: str, method: str) -> float:
         for name in (method, REFERENCE)
     )
     return own / base
-
-
-def online_updates(streams: Streams, path: Path) -> None:
-    """Draw the cosine to BPTT, and in thin lines the cosine to RTRL, over the learning rate."""
-    tasks, cells = (list(dict.fromkeys(names)) for names in zip(*streams.pairs, strict=True))
-    figure = _figure(1.9 * len(tasks) + 1.2)
-    panels = figure.subplots(len(tasks), len(cells), squeeze=False, sharex=True, sharey=True)
-    every = streams.every[0]
-    for task, cell in streams.pairs:
-        panel = panels[tasks.index(task)][cells.index(cell)]
-        for rule in streams.methods:
-            look = _look(rule)
-            thick = {"markersize": 3, "linewidth": 1, **look}
-            for what, drawn in (("to_bptt", thick), ("to_rtrl", {"color": look["color"], **THIN})):
-                found = [(r, streams.mean(what, task, cell, rule, every, r)) for r in streams.rates]
-                shown = [(rate, value) for rate, value in found if value is not None]
-                if shown:
-                    panel.plot(*zip(*shown, strict=True), **drawn)
-        panel.set_xscale("symlog", linthresh=streams.rates[1], linscale=0.5)
-        best = streams.best(task, cell, every)
-        if best is not None:
-            panel.axvline(best, color="black", linewidth=0.5, linestyle=":")
-        panel.set_xticks(streams.rates, [f"{r:.0e}" if r else "0" for r in streams.rates])
-        panel.tick_params(axis="x", labelrotation=45)
-        panel.minorticks_off()
-        _dress(panel, formats.pair(task, cell))
-    for row in panels:
-        row[0].set_ylabel("cosine", fontsize=SIZE)
-    for panel in panels[-1]:
-        panel.set_xlabel("learning rate", fontsize=SIZE)
-    _finish(figure, panels.flat, path)

@@ -8,28 +8,30 @@ from .results import Run
 Text = Callable[[float | None], str]
 
 METHODS = {
-    "bptt": "BPTT",
-    "tbptt-long": "BPTT in long windows",
-    "tbptt-short": "BPTT in short windows",
-    "rtrl": "`RTRL`",
-    "ostl-recurrent": "`OSTLRecurrent`",
-    "snap-1": "`SnAp`",
-    "d_rtrl": "`D_RTRL`",
-    "d_rtrl-long": "`D_RTRL` in long windows",
-    "d_rtrl-short": "`D_RTRL` in short windows",
-    "eprop": "`EProp`",
-    "ostl-feedforward": "`OSTLFeedforward`",
-    "bptt-feedback": "BPTT (random feedback)",
-    "d_rtrl-feedback": "`D_RTRL` (random feedback)",
-    "rflo": "`RFLO` (random feedback)",
-    "es_d_rtrl": "`ES_D_RTRL`",
-    "es_d_rtrl-long": "`ES_D_RTRL` in long windows",
-    "es_d_rtrl-short": "`ES_D_RTRL` in short windows",
-    "ottt": "`OTTT`",
-    "kf_rtrl": "`KF_RTRL`",
-    "uoro": "`UORO`",
-    "immediate": "`Immediate`",
+    "bptt": ("BPTT", "black", "s"),
+    "tbptt-long": ("BPTT in long windows", "dimgray", "D"),
+    "tbptt-short": ("BPTT in short windows", "darkgray", "d"),
+    "rtrl": ("`RTRL`", "tab:blue", "o"),
+    "ostl-recurrent": ("`OSTLRecurrent`", "cornflowerblue", "^"),
+    "snap-1": ("`SnAp`", "tab:cyan", "<"),
+    "d_rtrl": ("`D_RTRL`", "tab:red", "o"),
+    "d_rtrl-long": ("`D_RTRL` in long windows", "firebrick", "D"),
+    "d_rtrl-short": ("`D_RTRL` in short windows", "firebrick", "d"),
+    "eprop": ("`EProp`", "lightcoral", "+"),
+    "ostl-feedforward": ("`OSTLFeedforward`", "darkred", "1"),
+    "bptt-feedback": ("BPTT (random feedback)", "black", "x"),
+    "d_rtrl-feedback": ("`D_RTRL` (random feedback)", "tab:red", "x"),
+    "rflo": ("`RFLO` (random feedback)", "deeppink", "x"),
+    "es_d_rtrl": ("`ES_D_RTRL`", "tab:orange", "o"),
+    "es_d_rtrl-long": ("`ES_D_RTRL` in long windows", "peru", "D"),
+    "es_d_rtrl-short": ("`ES_D_RTRL` in short windows", "peru", "d"),
+    "ottt": ("`OTTT`", "gold", "P"),
+    "kf_rtrl": ("`KF_RTRL`", "tab:green", "*"),
+    "uoro": ("`UORO`", "yellowgreen", "*"),
+    "immediate": ("`Immediate`", "tab:purple", "X"),
 }
+"""Title, colour and marker: exact methods are blue, methods of one family have one colour."""
+
 CELLS = {
     "leaky": "leaky tanh",
     "gru": "GRU",
@@ -39,7 +41,7 @@ CELLS = {
     "rtu": "RTU",
     "alif": "recurrent ALIF",
 }
-REFUSED, MISSING, NEVER = "refused", DASH, "never"
+REFUSED, MISSING = "refused", DASH
 EDGES = {-1: " ▾", 0: "", 1: " ▴"}
 """Mark of a score whose learning rate is the lowest or the highest of the grid."""
 
@@ -49,7 +51,7 @@ USUAL_SEEDS = 3
 def method(name: str) -> str:
     """Return the name of a method in a table."""
     base = name.removesuffix("-rmsprop")
-    return METHODS.get(base, f"`{base}`") + (", RMSprop" if base != name else "")
+    return METHODS[base][0] + (", RMSprop" if base != name else "")
 
 
 def cell(name: str) -> str:
@@ -85,19 +87,6 @@ def score(run: Run | None) -> str:
         text += f" ({len(run.rows)} seeds)"
     lanes = sum(run.diverged.values())
     return text + (f" ✗{lanes}" if lanes else "") + EDGES[run.at_edge]
-
-
-def updates_to_threshold(run: Run | None) -> str:
-    """Return the mean number of updates, and the number of seeds if some do not get there."""
-    if run is None:
-        return MISSING
-    if not run.ran:
-        return REFUSED
-    found, seeds = run.at_threshold, len(run.rows)
-    if not found:
-        return NEVER
-    text = f"{sum(found) / len(found):.0f}"
-    return text if len(found) == seeds else f"{text} ({len(found)} of {seeds})"
 
 
 def cosine(run: Run | None) -> str:

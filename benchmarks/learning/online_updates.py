@@ -68,7 +68,7 @@ def all_studies() -> list[Settings]:
     return [Settings(task, cell) for task in TASKS for cell in CELLS]
 
 
-def run(settings: Settings) -> list[StreamRow]:
+def run(settings: Settings, machine: Any = None) -> list[StreamRow]:
     """Return the rows of one network on one task."""
     weights = _begun(settings)
     task = tasks.load(settings.task, length=settings.steps)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..markdown import seconds
 from . import figures, formats, online_updates, rows, runs, tables
-from .results import Results, Run, sort
+from .results import Results, sort
 from .tables import Streams
 from .tasks import ALL as TASKS
 
@@ -58,7 +58,7 @@ def marked(results: Results, streams: Streams) -> dict[str, list[str]]:
     """Return the tables of the first page by the names of their markers."""
     return {
         "summary": tables.summary(core_of(results)),
-        "cells": tables.of_cells(wide_of(results), tables.gain_of_cell),
+        "cells": tables.of_cells(wide_of(results)),
         "streams": tables.at_best_rate(streams),
         "comparisons": tables.comparisons(results),
     }
@@ -95,7 +95,6 @@ def _sections(results: Results, streams: Streams) -> Iterator[tuple[str, list[st
     size = formats.size
     yield by_cell("Scores", formats.score)
     yield by_cell("Scores with RMSprop", formats.score, rmsprop)
-    yield by_cell("Updates until the threshold", formats.updates_to_threshold)
     yield by_cell("Cosine to BPTT, start → end of training", formats.cosine)
     yield costs("Time of a step", tables.TIME, seconds)
     yield costs("Time of a single step", "single_step_seconds", seconds, tables.TIME)
@@ -104,7 +103,6 @@ def _sections(results: Results, streams: Streams) -> Iterator[tuple[str, list[st
     yield costs("Traces", "trace_bytes", formats.traces)
     yield "Failures", tables.failures(results.runs)
     yield "Refusals", tables.refusals(results.runs)
-    yield "Time and temporary memory by cell", tables.of_cells(wide, tables.cost_of_cell)
     for cell in wide.cells:
         yield f"All tasks: {formats.cell(cell)}", tables.by_method(wide, cell)
     for every in streams.every:
@@ -123,29 +121,20 @@ def write() -> list[Path]:
     for path, text in texts.items():
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
-    return [*texts, *draw(results, streams, DOCS / "_static" / "evidence")]
+    return [*texts, *draw(results, DOCS / "_static" / "evidence")]
 
 
-def draw(results: Results, streams: Streams, folder: Path) -> list[Path]:
+def draw(results: Results, folder: Path) -> list[Path]:
     """Draw all figures."""
     core = core_of(results)
     drawn: dict[str, Callable[[Path], None]] = {
-        "learning": lambda path: figures.over_training(core, path, _curve, "score"),
-        "cosine": lambda path: figures.over_training(core, path, _cosine, "cosine to BPTT"),
+        "learning": lambda path: figures.over_training(core, path, "curve", "score"),
+        "cosine": lambda path: figures.over_training(core, path, "cosine", "cosine to BPTT"),
         "pareto": lambda path: figures.pareto(core, path),
         "windows": lambda path: figures.windows(core, path),
         "tasks": lambda path: figures.gain_by_task(wide_of(results), path),
-        "online_updates": lambda path: figures.online_updates(streams, path),
     }
     paths = [folder / f"{name}.png" for name in drawn]
     for path, one in zip(paths, drawn.values(), strict=True):
         one(path)
     return paths
-
-
-def _curve(run: Run) -> list[tuple[int, float]]:
-    return run.curve
-
-
-def _cosine(run: Run) -> list[tuple[int, float]]:
-    return run.cosine

@@ -101,19 +101,6 @@ class Run:
         return Counter(sorted(self.rates[i] for i, value in places if value is None))
 
     @property
-    def at_threshold(self) -> list[int]:
-        """Updates until the score in validation reached the threshold, of the seeds that did."""
-        found = []
-        for row in self.rows:
-            reached = (
-                point
-                for point, value in zip(row.points, row.curve, strict=True)
-                if value is not None and value >= row.threshold
-            )
-            found += list(reached)[:1]
-        return found
-
-    @property
     def curve(self) -> list[tuple[int, float]]:
         """Mean score in validation by updates, where all seeds have one."""
         means = [_mean(values) for values in zip(*(row.curve for row in self.rows), strict=True)]

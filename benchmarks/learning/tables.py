@@ -118,30 +118,24 @@ def costs(
     return entry
 
 
-def of_cells(results: Results, entry: Callable[[Results, str], str]) -> list[str]:
-    """Return one row per cell, with an entry for each method besides BPTT."""
+def of_cells(results: Results) -> list[str]:
+    """Return one row per cell: of each method the relative gain, and the answers to `PART`."""
     methods = [method for method in results.methods if method != REFERENCE]
     rows = []
     for cell in results.cells:
         own = results.of_cell(cell)
         bptt = own.gains(REFERENCE)
         learned = f"{len(bptt.parts)} of {len(bptt.seeds)}"
-        rows.append([formats.cell(cell), learned, *(entry(own, method) for method in methods)])
+        rows.append([formats.cell(cell), learned, *(_gain(own, method) for method in methods)])
     return table(["cell", "BPTT learns", *map(formats.method, methods)], rows)
 
 
-def gain_of_cell(own: Results, method: str) -> str:
-    """Return the median and the smallest relative gain, and the answers to `PART`."""
+def _gain(own: Results, method: str) -> str:
     gains = own.gains(method)
     if not gains.parts:
         return MISSING
     worst = digits(gains.parts[0][0])
     return f"{digits(gains.median)} ({worst}), {_answers(gains.matched)}"
-
-
-def cost_of_cell(own: Results, method: str) -> str:
-    """Return time and memory relative to BPTT, as medians over tasks."""
-    return ", ".join(formats.times(_median(own.costs(method, what))) for what in (TIME, MEMORY))
 
 
 def comparisons(results: Results) -> list[str]:

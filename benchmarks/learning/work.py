@@ -77,24 +77,3 @@ def _free_other_networks(task: str, cell: str) -> None:
 
     jax.clear_caches()
     gc.collect()
-
-
-def train(job: Any, machine: dict[str, Any]) -> list[Any]:
-    """Train the networks of a job."""
-    from . import measure  # JAX starts here, after the process has its processor
-
-    return measure.run(job, machine)
-
-
-def costs(row: Any, machine: dict[str, Any]) -> list[Any]:
-    """Measure the costs of a row."""
-    from . import measure
-
-    return measure.timed_row(row, machine)
-
-
-def stream(settings: Any, machine: dict[str, Any]) -> list[Any]:
-    """Compare gradients in streams."""
-    from . import online_updates
-
-    return online_updates.run(settings)

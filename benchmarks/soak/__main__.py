@@ -3,28 +3,39 @@
 import argparse
 import itertools
 import json
-import os
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from .. import machine, results
 from ..processes import PACKAGE, run_module
-from . import run, verdicts
+from . import run
 
 POINTS = 40
-"""So many samples of a process are kept."""
+"""Samples of a process that are kept."""
 
 ENDS = {"interrupted": signal.SIGINT, "killed": signal.SIGKILL}
-"""How the run that is not left alone is ended, in thirds of its steps."""
+"""How the disturbed run is ended, in thirds of its steps."""
+
+START = 8
+"""In these parts of a process, all that happens once has happened; at least a tenth of it."""
+
+MEMORY, THROUGHPUT = 0.02, 0.05
+"""How much memory and time of a step may change between the first tenth and the last."""
+
+STEADY = ("arrays", "array_bytes", "threads", "files")
+
+Samples = Sequence[dict[str, Any]]
+Verdict = dict[str, Any]
 
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
-    """Return the options of a command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.soak",
         description="Learn from a stream for a million steps, once left alone and once "
@@ -38,14 +49,14 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def process(folder: Path, options: argparse.Namespace) -> subprocess.Popen[bytes]:
-    """Return a process that goes on with a run."""
+    """Return a process that continues a run."""
     command = [sys.executable, "-m", "benchmarks.soak.run", str(folder)]
     sizes = ["--steps", str(options.steps), "--part", str(options.part)]
     return subprocess.Popen([*command, *sizes], cwd=PACKAGE.parent)
 
 
 def samples(folder: Path) -> list[dict[str, Any]]:
-    """Return what the processes of a run have written so far; a line may be written just now."""
+    """Return what the processes of a run have written so far; the last line may be incomplete."""
     path = folder / run.LINES
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
@@ -62,16 +73,15 @@ def end_after(process: subprocess.Popen[bytes], folder: Path, step: int, how: in
     return process.wait()
 
 
-def run_stopped(folder: Path, options: argparse.Namespace) -> list[verdicts.Verdict]:
-    """Run a stream that is ended twice, and goes on; return whether it was ended in the middle."""
+def run_stopped(folder: Path, options: argparse.Namespace) -> list[Verdict]:
+    """Run a stream that is ended twice and resumed; return whether it was ended in the middle."""
     rows = []
     for third, (what, how) in enumerate(ENDS.items(), start=1):
         status = end_after(process(folder, options), folder, third * options.steps // 3, how)
-        expected = 0 if how == signal.SIGINT else -how
         done = samples(folder)[-1]["step"]
         print(f"{what} after {done:,} steps: exit status {status}", flush=True)
-        is_so = status == expected and done < options.steps
-        rows.append(verdicts.verdict(f"{what} and not ended so", int(not is_so), 0))
+        is_so = status == (0 if how == signal.SIGINT else -how) and done < options.steps
+        rows.append(verdict(f"{what} and not ended so", int(not is_so), 0))
     finish(folder, options)
     return rows
 
@@ -83,29 +93,57 @@ def finish(folder: Path, options: argparse.Namespace) -> None:
         raise RuntimeError(f"a process of the run ended with {status}")
 
 
+def verdict(what: str, value: float, limit: float) -> Verdict:
+    """Return whether a number is at most a limit."""
+    return {"what": what, "value": value, "limit": limit, "holds": bool(value <= limit)}
+
+
+def ends(samples: Samples, what: str) -> tuple[float, float]:
+    """Return the medians of the first and of the last tenth."""
+    values = [sample[what] for sample in samples]
+    tenth = max(1, len(values) // 10)
+    return statistics.median(values[:tenth]), statistics.median(values[-tenth:])
+
+
+def of_process(samples: Samples) -> list[Verdict]:
+    """Return whether one process keeps its memory and speed, and compiles nothing after its start.
+
+    Other programs slow a step, and the loop of plain JAX to which its time is relative.
+    """
+    later = samples[max(START, len(samples) // 10) :] or samples[-1:]
+    (before, after), (first, last) = ends(later, "resident"), ends(later, "relative_time")
+    rows = [
+        verdict("memory of the last tenth over the first", after / before, 1 + MEMORY),
+        verdict("change of the time of a step", max(last / first, first / last), 1 + THROUGHPUT),
+    ]
+    for what in STEADY:
+        least, most = ends(later, what)
+        rows.append(verdict(f"{what} more than at the start", most - least, 0))
+    compiled = later[-1]["compilations"] - later[0]["compilations"]
+    return [*rows, verdict("programs compiled after the start", compiled, 0)]
+
+
+def of_outcomes(alone: dict[str, Any], stopped: dict[str, Any]) -> list[Verdict]:
+    """Return whether two runs have come to the same."""
+    return [
+        verdict(f"{what} differ from those of the run left alone", int(stopped[what] != value), 0)
+        for what, value in alone.items()
+    ]
+
+
+def judge(folders: dict[str, Path]) -> dict[str, list[Verdict]]:
+    """Return the verdicts on each process, and on the outcomes."""
+    found = {}
+    for name, folder in folders.items():
+        groups = itertools.groupby(samples(folder), key=lambda sample: sample["process"])
+        for number, (_, own) in enumerate(groups, start=1):
+            found[f"{name}, process {number}"] = of_process(list(own))
+    return found | {"outcomes": of_outcomes(*map(outcome, folders.values()))}
+
+
 def outcome(folder: Path) -> dict[str, Any]:
-    """Return what has come of a run."""
     found: dict[str, Any] = json.loads((folder / run.OUTCOME).read_text())
     return found
-
-
-def judge(
-    folders: dict[str, Path], ended: list[verdicts.Verdict], load: float
-) -> dict[str, list[verdicts.Verdict]]:
-    """Return verdicts by what they are about."""
-    alone, stopped = folders["left alone"], folders["stopped"]
-    found = {"throughput": verdicts.of_throughput(samples(alone), load, machine.cores())}
-    for name, folder in folders.items():
-        for number, (_, own) in enumerate(by_process(samples(folder)), start=1):
-            found[f"{name}, process {number}"] = verdicts.of_process(own)
-    found["stopped"] = ended + verdicts.of_outcomes(outcome(alone), outcome(stopped))
-    return found
-
-
-def by_process(found: list[dict[str, Any]]) -> list[tuple[int, list[dict[str, Any]]]]:
-    """Return the samples of every process."""
-    groups = itertools.groupby(found, key=lambda sample: sample["process"])
-    return [(own, list(members)) for own, members in groups]
 
 
 def thinned(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -113,14 +151,13 @@ def thinned(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [*found[: -1 : max(1, len(found) // POINTS)], found[-1]]
 
 
-def show(judged: dict[str, list[verdicts.Verdict]]) -> bool:
+def show(judged: dict[str, list[Verdict]]) -> bool:
     """Print verdicts; return whether all hold."""
     for about, rows in judged.items():
         for row in rows:
             word = "holds" if row["holds"] else "FAILS"
-            note = f" ({row['note']})" if "note" in row else ""
-            line = f"{about}: {row['what']}: {row['value']:.4g}, at most {row['limit']:.4g}{note}"
-            print(f"{word}  {line}")
+            line = f"{row['what']}: {row['value']:.4g}, at most {row['limit']:.4g}"
+            print(f"{word}  {about}: {line}")
     return all(row["holds"] for rows in judged.values() for row in rows)
 
 
@@ -130,16 +167,11 @@ def main(arguments: list[str] | None = None) -> int:
     this = run_module("machine")
     with tempfile.TemporaryDirectory() as name:
         folders = {"left alone": Path(name) / "alone", "stopped": Path(name) / "stopped"}
-        start = time.perf_counter()
         finish(folders["left alone"], options)
-        load = os.getloadavg()[1]
-        ended = run_stopped(folders["stopped"], options)
-        judged = judge(folders, ended, load)
+        judged = {"stopped": run_stopped(folders["stopped"], options)} | judge(folders)
         found = {
             "machine": this,
             "steps": options.steps,
-            "seconds": time.perf_counter() - start,
-            "load": load,
             "verdicts": judged,
             "outcome": outcome(folders["left alone"]),
             "samples": {what: thinned(samples(folder)) for what, folder in folders.items()},

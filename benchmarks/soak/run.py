@@ -1,11 +1,10 @@
 """One process of a long run: ``python -m benchmarks.soak.run FOLDER``.
 
-It goes on from what is saved in the folder, saves now and then, and writes a line about itself
-after every part of the stream. Ctrl-C ends it where it is, with everything saved.
+It continues from what is saved in the folder, saves every few parts of the stream, and writes a
+line about itself after every part. Ctrl-C ends it where it is, with everything saved.
 """
 
 import argparse
-import gc
 import hashlib
 import json
 import os
@@ -13,10 +12,11 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,44 +24,50 @@ import optax
 
 import braintrace
 
-from . import stream
+DELAY, BATCH, INPUTS, UNITS = 3, 8, 2, 24
+NOISE, RATE = 0.05, 3e-4
+BEGINNING, NOT_COUNTED = 0.002, 0.1
+"""Of samples and steps: how many begin anew, and how many do not count."""
+
+NOT_FINITE, RESET = 1, 2
+"""Of four parts, one has inputs that are not numbers; before another all samples begin anew."""
 
 LOGS_OF_A_PART, PARTS_OF_A_SAVE = 4, 4
-RATE = 3e-4
 LINES, OUTCOME = "samples.jsonl", "outcome.json"
 OnLog = Callable[[int, dict[str, Any]], None]
 
 
-class Watched:
-    """What is seen of this process: its memory, and the programs that it compiles or reads."""
+def part(number: int, steps: int) -> tuple[np.ndarray, ...]:
+    """Return inputs, targets, weights and flags; the target is an earlier first input."""
+    before, signs = (
+        np.random.default_rng(seed).choice(np.array([-1, 1], np.float32), (steps, BATCH, INPUTS))
+        for seed in (number, number + 1)
+    )
+    random = np.random.default_rng([number, 0])
+    targets = np.concatenate([before[-DELAY:], signs])[:-DELAY, :, 0]
+    if number % 4 == NOT_FINITE:
+        signs[random.integers(steps, size=2), random.integers(BATCH, size=2)] = np.nan
+    weights = (random.random(steps) >= NOT_COUNTED).astype(np.float32)
+    return signs, targets, weights, random.random((steps, BATCH)) < BEGINNING
+
+
+class Network(brainstate.nn.Module):
+    """A cell and a readout, with noise on the inputs."""
 
     def __init__(self) -> None:
-        self.begun, self.compilations = time.perf_counter(), 0
-        control()  # compiles it
-        jax.monitoring.register_event_duration_secs_listener(self._listen)
+        super().__init__()
+        self.cell = braintrace.nn.GRUCell(INPUTS, UNITS)
+        self.readout = brainstate.nn.Linear(UNITS, 1)
 
-    def _listen(self, event: str, duration: float, **about: Any) -> None:
-        self.compilations += "backend_compile" in event
-
-    def sample(self) -> dict[str, Any]:
-        """Return what there is now."""
-        arrays = jax.live_arrays()
-        return {
-            "seconds": time.perf_counter() - self.begun,
-            "processor_seconds": time.process_time(),
-            "resident": resident_bytes(),
-            "arrays": len(arrays),
-            "array_bytes": sum(array.nbytes for array in arrays),
-            "threads": threading.active_count(),
-            "files": len(os.listdir("/proc/self/fd")),
-            "compilations": self.compilations,
-        }
+    def update(self, x: Any) -> Any:
+        noise = NOISE * brainstate.random.randn(*x.shape)
+        return self.readout(self.cell(x + noise))[..., 0]
 
 
-def resident_bytes() -> int:
-    """Return the memory of this process that is in use."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
+def new_learner() -> braintrace.Learner:
+    """Return a learner that is the same in every process."""
+    brainstate.random.seed(0)
+    return braintrace.compile(Network(), "d_rtrl", jnp.zeros((BATCH, INPUTS)), batch_size=BATCH)
 
 
 @jax.jit
@@ -73,23 +79,48 @@ def _plain_loop(h: jax.Array) -> jax.Array:
 
 
 def control() -> float:
-    """Return the time on a processor of a loop of plain JAX: what others do slows it as well."""
+    """Return the time on the processor of a loop of plain JAX."""
     start = time.process_time()
     jax.block_until_ready(_plain_loop(jnp.zeros((8, 64))))
     return time.process_time() - start
 
 
-def told(step: int, metrics: dict[str, Any]) -> None:
-    """Take note of nothing: that a call is watched is what lets Ctrl-C end it in the middle."""
+class Watched:
+    """The memory of this process, and the programs that it compiles or reads."""
+
+    def __init__(self) -> None:
+        self.compilations = 0
+        control()  # compiles it
+        jax.monitoring.register_event_duration_secs_listener(self._listen)
+
+    def _listen(self, event: str, duration: float, **about: Any) -> None:
+        self.compilations += "backend_compile" in event
+
+    def sample(self) -> dict[str, Any]:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        arrays = jax.live_arrays()
+        return {
+            "process": os.getpid(),
+            "resident": pages * os.sysconf("SC_PAGE_SIZE"),
+            "arrays": len(arrays),
+            "array_bytes": sum(array.nbytes for array in arrays),
+            "threads": threading.active_count(),
+            "files": len(os.listdir("/proc/self/fd")),
+            "compilations": self.compilations,
+        }
 
 
-def learn(folder: Path, steps: int, length: int, on_log: OnLog = told) -> dict[str, Any] | None:
-    """Learn what is missing of a stream; return what has come of it, None if interrupted.
+def ignored(step: int, metrics: dict[str, Any]) -> None:
+    """Do nothing: Ctrl-C can end a call between two calls of this function."""
+
+
+def learn(folder: Path, steps: int, length: int, on_log: OnLog = ignored) -> dict[str, Any] | None:
+    """Learn the missing part of a stream; return the outcome, None if interrupted.
 
     The learner is saved in the folder, with a line after each part of ``length`` steps.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    watched, learner = Watched(), stream.learner()
+    watched, learner = Watched(), new_learner()
     learn_part = learning(learner, length, on_log)
     try:
         done = braintrace.restore(folder / "saved", learner)
@@ -97,60 +128,52 @@ def learn(folder: Path, steps: int, length: int, on_log: OnLog = told) -> dict[s
         done = 0
     with (folder / LINES).open("a") as lines:
         while done < steps:
+            beside, start = control(), time.process_time()
             try:
-                about = learn_part(done)
-            except braintrace.Interrupted as interrupt:
-                braintrace.save(folder / "saved", learner, extra=done + interrupt.step)
-                return None
-            done += about["steps"]
-            if done // length % PARTS_OF_A_SAVE == 0 or done >= steps:
+                losses = learn_part(done)
+                done += len(losses)
+                jax.block_until_ready(losses)
+                relative_time = (time.process_time() - start) / len(losses) / beside
+                if done // length % PARTS_OF_A_SAVE == 0 or done >= steps:
+                    braintrace.save(folder / "saved", learner, extra=done)
+            except KeyboardInterrupt as interrupt:  # inside a call, it has the number of steps
+                done += getattr(interrupt, "step", 0)
                 braintrace.save(folder / "saved", learner, extra=done)
-                about["objects"] = len(gc.get_objects())
-            about |= {"process": os.getpid(), "step": done, **watched.sample()}
+                return None
+            about = {"step": done, "relative_time": relative_time, **watched.sample()}
             print(json.dumps(about), file=lines, flush=True)
     return outcome(learner)
 
 
-def learning(
-    learner: braintrace.Learner, length: int, on_log: OnLog
-) -> Callable[[int], dict[str, Any]]:
-    """Return what learns from a step on to the end of its part, and says what that took."""
+def learning(learner: braintrace.Learner, length: int, on_log: OnLog) -> Callable[[int], Any]:
+    """Return what learns from a step to the end of its part, and gives the losses."""
     optimizer = optax.adam(RATE)
 
     def step_fn(x: Any, target: Any) -> Any:
         return jnp.mean((learner(x) - target) ** 2)
 
-    def learn_part(start: int) -> dict[str, Any]:
+    def learn_part(start: int) -> Any:
         number, skipped = divmod(start, length)
-        if number % 4 == stream.RESET and not skipped:
+        if number % 4 == RESET and not skipped:
             learner.reset_state()
-        now, beside = stream.part(number, length).since(skipped), control()
-        clocks = time.perf_counter(), time.process_time()
+        inputs, targets, weights, begins = (array[skipped:] for array in part(number, length))
         with warnings.catch_warnings(action="ignore", category=braintrace.NonFiniteWarning):
-            losses = learner.etrace_online(
-                now.inputs,
-                now.targets,
+            return learner.etrace_online(
+                inputs,
+                targets,
                 step_fn=step_fn,
                 optimizer=optimizer,
-                mask=now.weights,
-                reset=now.begins,
+                mask=weights,
+                reset=begins,
                 log_every=length // LOGS_OF_A_PART,
                 on_log=on_log,
             )
-        loss = float(np.nanmean(losses))
-        return {
-            "steps": len(losses),
-            "loss": loss,
-            "call": time.perf_counter() - clocks[0],
-            "processor": time.process_time() - clocks[1],
-            "control": beside,
-        }
 
     return learn_part
 
 
 def outcome(learner: braintrace.Learner) -> dict[str, Any]:
-    """Return what tells two learners apart."""
+    """Return numbers in which two different learners differ."""
     state = learner.functional().state()
     return {
         "parameters": digest(state.parameters),
@@ -160,27 +183,21 @@ def outcome(learner: braintrace.Learner) -> dict[str, Any]:
 
 
 def digest(tree: Any) -> str:
-    """Return a number that follows from all bits of some arrays."""
+    """Return a hash of all bits of some arrays."""
     found = hashlib.sha256()
-    for leaf in _arrays(tree):
-        found.update(np.asarray(leaf).tobytes())
+    for leaf in jax.tree.leaves(tree):
+        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        found.update(np.asarray(jax.random.key_data(leaf) if is_key else leaf).tobytes())
     return found.hexdigest()[:16]
 
 
-def _arrays(tree: Any) -> Iterator[jax.Array]:
-    for leaf in jax.tree.leaves(tree):
-        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        yield jax.random.key_data(leaf) if is_key else leaf
-
-
 def main() -> None:
-    """Run the part of a run that the command line names."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak.run", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--part", type=int, required=True)
     options = parser.parse_args()
-    # What a shell starts in the background does not hear of Ctrl-C otherwise.
+    # A process that a shell starts in the background ignores Ctrl-C otherwise.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     found = learn(options.folder, options.steps, options.part)
     if found is not None:

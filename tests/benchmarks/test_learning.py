@@ -149,7 +149,7 @@ def test_seeds_with_a_row_do_not_run_again(tmp_path, monkeypatch):
     ran = []
 
     def pretend(do, jobs, workers):
-        assert do is work.train
+        assert do is measure.run
         for job in jobs:
             ran.append((job.name, job.seeds, len(job.rates)))
             row = rows.Row(*job.key, 0, 1, 1, 1, 1, None, 0.0, 1.0, "", "", "", rate=1e-2)
@@ -213,7 +213,7 @@ def test_every_method_takes_or_refuses_every_cell(name, cell):
 
 def test_processes_run_jobs(tmp_path):
     job = runs.Job("digits by rows", "leaky", "bptt", seeds=(0, 1), rates=(1e-2, 3e-2), updates=200)
-    ((_, found, failure),) = work.make(work.train, [job], workers=1)
+    ((_, found, failure),) = work.make(measure.run, [job], workers=1)
     assert not failure
     assert min(row.score for row in found) > 0.5
 

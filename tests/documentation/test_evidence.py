@@ -158,10 +158,8 @@ def test_a_score_shows_lost_seeds_further_seeds_and_edges_of_the_grid():
 
 def test_details_of_training_and_costs():
     later = run_of("d_rtrl", step_seconds=2e-3, single_step_seconds=3e-3)
-    never = dataclasses.replace(later[2], curve=(0.2,) * 21)
-    found = results_of(run_of("bptt"), [*later[:2], never])
+    found = results_of(run_of("bptt"), later)
     own = found.runs[1]
-    assert formats.updates_to_threshold(own) == "200 (2 of 3)"
     assert formats.cosine(own) == "1.00 → 0.50"
     assert [point for point, _ in own.cosine] == [0, 60, 120, 180, 220, 280, 340, 400]
     assert own.curve[0] == (0, pytest.approx(0.2))
@@ -201,7 +199,6 @@ def test_stale_traces_are_compared_at_the_best_rate(old, expected):
 
 
 def test_every_name_is_in_the_catalogues():
-    assert list(formats.METHODS) == list(figures.LOOKS)
     assert set(formats.METHODS) == {method.name for method in methods.ALL}
     assert set(runs.WIDE_METHODS) <= set(formats.METHODS)
     assert {name for names in figures.FAMILIES.values() for name in names} <= set(formats.METHODS)
@@ -215,7 +212,7 @@ def test_figures_are_the_same_for_the_same_rows(tmp_path):
     found = results_of(
         *(run_of(name, cell=cell) for name in formats.METHODS for cell in ("leaky", "gru", "lru"))
     )
-    drawn = [page.draw(found, streams_of((0.8, 0.7)), tmp_path / name) for name in ("one", "two")]
+    drawn = [page.draw(found, tmp_path / name) for name in ("one", "two")]
     for path, again in zip(*drawn, strict=True):
         assert path.read_bytes() == again.read_bytes()
         assert f"_static/evidence/{path.name}" in (page.DOCS / page.PAGE).read_text()
