@@ -31,7 +31,7 @@ def _itself(value: Any) -> Any:
     return value
 
 
-def _refuse(value: Any) -> Any:
+def _refuse(primals: Any, tangents: Any) -> Any:
     raise OptionError(
         "The arguments of the model depend on the differentiated parameters or states, and this "
         "learning rule follows these only within `update` of the model. Compute the dependence "
@@ -39,13 +39,9 @@ def _refuse(value: Any) -> Any:
     )
 
 
-def _nothing(residuals: Any, cotangent: Any) -> tuple[None]:
-    return (None,)
-
-
-_given = jax.custom_vjp(_itself)
+_given: Any = jax.custom_jvp(_itself)
 """An argument of a step, which has no gradient under full-Jacobian rules."""
-_given.defvjp(_refuse, _nothing)
+_given.defjvp(_refuse)
 
 
 def run_window(
