@@ -319,6 +319,35 @@ def test_calls_inside_of_everything():
     np.testing.assert_array_equal(np.hstack(found), np.hstack(again))
 
 
+class Telling(Net):
+    """Units whose drive passes a branch or a loop that tells its host, and is told nothing."""
+
+    def update(self, x):
+        drive = 0.7 * self.h.value + braintrace.matmul(x, self.w.value)
+
+        def told(value, k=0):
+            self.tell(k)
+            return jnp.tanh(value)
+
+        if self.kind == "branch":
+            self.h.value = jax.lax.cond(jnp.sum(x) < 1e9, told, jnp.tanh, drive)
+        else:
+            loop = jax.lax.scan(lambda v, k: (told(v, k), None), drive, jnp.arange(2))
+            self.h.value = loop[0]
+        return self.h.value @ self.w_out.value
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("kind", "times"), [("branch", 1), ("loop", 2)])
+def test_a_branch_or_loop_on_the_way_to_a_state_tells_once(kind, times, path):
+    host = Host()
+    learner = braintrace.compile(Telling(kind, host), "d_rtrl", data()[0][0], batch_size=BATCH)
+    host.forget()
+    PATHS[path](learner)
+    jax.effects_barrier()
+    assert host.told == [*range(times)] * STEPS
+
+
 def test_no_derivative_goes_through_a_loop_that_asks():
     class Asking(Net):
         def update(self, x):

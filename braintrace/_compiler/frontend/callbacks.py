@@ -10,6 +10,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from ..._graph import TracedModel
 from ..._jax import trace_to_jaxpr
@@ -32,14 +33,15 @@ def hoist_callbacks(traced: TracedModel) -> TracedModel:
     trees = []
 
     def run_callbacks(*values: Any) -> list[Any]:
-        results = recorded(old.jaxpr, values)[1]
-        trees.append(jax.tree.structure(results))
-        return [*jax.tree.leaves(results)]
+        leaves, tree = jax.tree.flatten(recorded(old.jaxpr, values)[1])
+        trees.append(tree)
+        return leaves or [jnp.zeros(())]  # a step that has an input is one whose callbacks ran
 
     callbacks = trace_to_jaxpr(run_callbacks, avals)
 
     def step(*values: Any) -> list[Any]:
-        results = jax.tree.unflatten(trees[0], values[len(avals) :])
+        given = values[len(avals) :][: trees[0].num_leaves]
+        results = jax.tree.unflatten(trees[0], given)
         return replayed(old.jaxpr, values[: len(avals)], results)
 
     program = program_of(trace_to_jaxpr(step, [*avals, *callbacks.out_avals]))
