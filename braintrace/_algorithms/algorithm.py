@@ -24,7 +24,7 @@ from .._runtime.environment.mesh import on_automatic_axes
 from .._runtime.environment.threads import lock_of, one_thread_at_a_time
 from .._runtime.on_mesh import arrays_on, moved_traces, place_states
 from .._runtime.program import OwnStates, states_are_carried
-from .._runtime.restart import RequestedRestarts, check_where, restart_samples
+from .._runtime.resets import RequestedResets, check_where, reset_samples
 from .._runtime.states.found_states import FoundStates
 from .._runtime.states.initial_values import (
     InitialFunction,
@@ -114,7 +114,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         self._compiled: CompiledModel | None = None
         self.found_states = FoundStates()
         self.seen_version: object = None  # of the model's contents
-        self.requested_restarts = RequestedRestarts()
+        self.requested_resets = RequestedResets()
         self._step_mark = StepMark()
 
     @property
@@ -383,14 +383,14 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
             another batch size or options of ``init_state``.
         """
         check_option("batch_size", batch_size, BATCH_SIZE)
-        if self.requested_restarts.is_collecting:
+        if self.requested_resets.is_collecting:
             now = values_by_path(self.short_term_states)
-            self.requested_restarts.ask(now, self.graph, batch_size, where, kwargs)
+            self.requested_resets.ask(now, self.graph, batch_size, where, kwargs)
             return
         check_init_options(self.model, kwargs)
         caught_up(self)
         if where is not None:
-            self._restart_samples(batch_size, where, kwargs)
+            self._reset_samples(batch_size, where, kwargs)
             return
         if self.samples_of_model is not None and batch_size is not None:
             self.samples_of_model = batch_size
@@ -405,11 +405,11 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
             self._reset_traces()
             place_states(self.placement, self.states_of_model)
 
-    def _restart_samples(self, batch_size: int | None, where: Any, options: dict[str, Any]) -> None:
+    def _reset_samples(self, batch_size: int | None, where: Any, options: dict[str, Any]) -> None:
         states = self.states_of_model
         flags = check_where(where, self.graph, values_by_path(short_term(states)), batch_size)
         fresh = started(self.initial_values(states, **options), self.step_mark.value)
-        restart_samples(self.compiled, self.store(states), fresh, flags)
+        reset_samples(self.compiled, self.store(states), fresh, flags)
         place_states(self.placement, states)
 
     def initial_values(

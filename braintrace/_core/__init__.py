@@ -18,9 +18,9 @@ from .products.complex_packing import pack as pack
 from .products.complex_packing import pairs_of as pairs_of
 from .products.complex_packing import unpack as unpack
 from .products.overwriting import ordering_token as ordering_token
-from .restart import flags_along as flags_along
-from .restart import restarted as restarted
-from .restart import restarted_probes as restarted_probes
+from .resets import after_reset as after_reset
+from .resets import flags_along as flags_along
+from .resets import probes_after_reset as probes_after_reset
 from .step import Step as Step
 from .step import as_chunk as as_chunk
 from .step import check_method as check_method
@@ -32,7 +32,7 @@ from .step import single_step as single_step
 from .time_loops import scan_over_time as scan_over_time
 from .traces import kept_specs as kept_specs
 from .traces import outliving as outliving
-from .traces import restart_traces as restart_traces
+from .traces import reset_traces as reset_traces
 from .traces import samples_with as samples_with
 from .traces import size_in_bytes as size_in_bytes
 from .traces import starting_traces as starting_traces

@@ -29,7 +29,7 @@ from .probed_step import (
     with_callback_results,
     with_gradient,
 )
-from .restart import restarted, restarted_probes
+from .resets import after_reset, probes_after_reset
 from .window import before_window, passed_step
 
 RECORDED: frozenset[Record] = frozenset(
@@ -78,7 +78,7 @@ def single_step(
     method: TraceMethod,
     inputs: Inputs,
     traces: Traces,
-    restart: jax.Array | None = None,
+    reset: jax.Array | None = None,
     place: Callable[[Records], Records] = lambda records: records,
 ) -> Step:
     """Run one step whose derivative with respect to parameters is computed from the traces.
@@ -92,7 +92,7 @@ def single_step(
         The compiled model, and its traces before the step.
     inputs
         Values of the program's inputs.
-    restart
+    reset
         Flags of the samples that were reset before the step; ``None``: none.
     place
         Places residuals on a mesh.
@@ -100,8 +100,8 @@ def single_step(
     inputs = with_callback_results(graph.traced, inputs)
     weights = operands(graph, inputs)
     found = jacobians(graph, inputs, weights)
-    if restart is not None:
-        found = restarted(graph, found, restart)
+    if reset is not None:
+        found = after_reset(graph, found, reset)
     records = place(as_chunk(found))
     held, before = jax.lax.stop_gradient((weights, traces))
     after = method.update(graph, held, records, before)
@@ -115,8 +115,8 @@ def single_step(
     passes = graph.passes_weights
     shapes = probes_of_past(graph) if passes else probe_shapes(graph)
     probes = with_gradient(shapes, gradient, weights, (records, before, after))
-    if restart is not None:
-        probes = restarted_probes(graph, probes, restart)
+    if reset is not None:
+        probes = probes_after_reset(graph, probes, reset)
     if passes:
         outputs, new_states, _ = passed_step(graph, before_window(graph, inputs, probes))
     else:

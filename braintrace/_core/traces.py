@@ -61,7 +61,7 @@ def outliving(specs: TraceSpecs) -> list[str]:
     return [key for key, s in found if isinstance(s, TraceSpec) and s.outlives_reset]
 
 
-def restart_traces(specs: TraceSpecs, traces: Traces, flags: jax.Array) -> Traces:
+def reset_traces(specs: TraceSpecs, traces: Traces, flags: jax.Array) -> Traces:
     """Return traces that are reset where flags, one per sample or one for all, are true.
 
     They are selected, not multiplied by zero: they may be NaN. Traces that outlive a reset

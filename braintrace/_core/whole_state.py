@@ -25,7 +25,7 @@ from .._jax import Atom, Equation, Var
 from .._jaxpr import Place, evaluate, evaluate_probed
 from .jacobian.jacobians import Inputs
 from .probed_step import finish, joined_states
-from .restart import over_first_axis
+from .resets import over_first_axis
 
 ByState = list[jax.Array]
 """An array for every state, in its layout after leading axes."""

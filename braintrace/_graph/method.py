@@ -56,7 +56,7 @@ class Records:
         relation and state.
     inputs
         The inputs of each step's program without parameters, in order.
-    restart
+    reset
         Flags of the samples that are reset before each step; ``None``: none.
     silent
         Names of the states whose learning signal is known to be zero.
@@ -72,7 +72,7 @@ class Records:
     D: dict[str, jax.Array]
     Df: dict[str, jax.Array]
     inputs: tuple[jax.Array, ...] = ()
-    restart: jax.Array | None = None
+    reset: jax.Array | None = None
     silent: frozenset[str] = frozenset()
     has_mask: bool = False
     token: jax.Array | None = None
@@ -86,12 +86,12 @@ class Records:
     @property
     def zeros_select(self) -> bool:
         """Whether a zero factor must remove NaN or infinity from a trace as well."""
-        return self.has_mask or self.restart is not None
+        return self.has_mask or self.reset is not None
 
 
 jax.tree_util.register_dataclass(
     Records,
-    data_fields=["D", "Df", "inputs", "token", "restart", "x"],
+    data_fields=["D", "Df", "inputs", "token", "reset", "x"],
     meta_fields=["has_mask", "silent"],
 )
 

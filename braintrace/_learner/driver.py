@@ -2,7 +2,7 @@
 
 A driver runs a `Body`, a pure function
 
-    (values of States, traces, sequences, mask, restarts) -> (results, written values, traces).
+    (values of States, traces, sequences, mask, resets) -> (results, written values, traces).
 
 It reads the values of States and the traces of the algorithm, whose buffers it lends or donates,
 and writes back the body's results. Gradients, streams, and sequences without a loss differ only in
@@ -45,7 +45,7 @@ from .calls.compilations import Features
 from .calls.options import Options
 from .calls.parts import LearnerParts
 from .calls.placed import Placing, placed_body
-from .calls.restart import Initial, check_reset, initial_values
+from .calls.resets import Initial, check_reset, initial_values
 from .methods.recorder import LOOPS
 from .methods.request import Request
 from .methods.requests import BODIES

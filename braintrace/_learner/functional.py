@@ -348,7 +348,7 @@ class FunctionalLearner:
             now = {path: state.hidden[path] for path in paths}
             flags = check_where(where, algorithm.graph, now)
             fresh = values_anew(algorithm.graph.batch, now, fresh, flags)
-            traces = algorithm.compiled.restart(state.traces, flags)
+            traces = algorithm.compiled.reset(state.traces, flags)
         if algorithm.placement is not None:
             fresh, traces = algorithm.placement.values(fresh), algorithm.placement.traces(traces)
         return dataclasses.replace(store.state, hidden=fresh, traces=traces)

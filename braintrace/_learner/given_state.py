@@ -63,7 +63,7 @@ class GivenState:
         OptionError
             If a value is missing.
         """
-        requested = [id(state) for state in self._algorithm.requested_restarts.states]
+        requested = [id(state) for state in self._algorithm.requested_resets.states]
         return [
             state.value if id(state) in requested else self._place(state).value_in(self._fields)
             for state in states

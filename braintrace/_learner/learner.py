@@ -107,7 +107,7 @@ class Learner(brainstate.nn.Module):
         You can also call it in the ``update_fn`` of `etrace_online`, including inside ``cond``. See
         `ETraceAlgorithm.reset_state`.
         """
-        if self.algorithm.requested_restarts.is_collecting:
+        if self.algorithm.requested_resets.is_collecting:
             self.algorithm.reset_state(batch_size, where=where, **kwargs)
             return
         if where is not None:

@@ -4,7 +4,7 @@
 `batch_axes` makes example arguments of another batch size. `environment` detects changes of other
 values that the step has read. A single call uses `stepping`, and a sequence uses a driver. Both
 read values from `model_states` and traces from `carried_traces`, run a `program`, and write its
-results, through one `Store`: the States of the learner, or a state that the user gives. `restart`
+results, through one `Store`: the States of the learner, or a state that the user gives. `reset`
 resets samples, with `initial_values`, whose programs are valid while their `surroundings` are
 unchanged. `traces` is the State that users read and restore. `companions` detects hidden states
 that other code has written, to which the traces do not belong.
@@ -28,10 +28,10 @@ from .program import Program as Program
 from .program import Store as Store
 from .program import Take as Take
 from .program import write_values as write_values
-from .restart import check_where as check_where
-from .restart import flags_of_samples as flags_of_samples
-from .restart import start_anew as start_anew
-from .restart import values_anew as values_anew
+from .resets import check_where as check_where
+from .resets import flags_of_samples as flags_of_samples
+from .resets import start_anew as start_anew
+from .resets import values_anew as values_anew
 from .states.companions import check_companions as check_companions
 from .states.model_states import States as States
 from .states.model_states import add_to_states as add_to_states

@@ -20,7 +20,7 @@ from .._core import (
     operands,
     past_gradient,
     probes_of_past,
-    restart_traces,
+    reset_traces,
     run_window,
     side_by_side,
     single_step,
@@ -103,7 +103,7 @@ class CompiledStep:
         self.single_step = Program(self._of_any_axes(self._single_step))
         self.steps = Program(self._of_any_axes(self._steps))
         self.window = Program(self._of_any_axes(self._window))
-        self.restart = jax.jit(self._restart)
+        self.reset = jax.jit(self._reset)
 
     def with_gates_apart(self, parts: int, mesh: Any) -> "CompiledStep":
         """Return this step with the gates of each unit split; see `divided_graph`."""
@@ -238,11 +238,9 @@ class CompiledStep:
 
         return run
 
-    def step_on_its_own(
-        self, inputs: Inputs, traces: Any, restart: jax.Array | None = None
-    ) -> Step:
+    def step_on_its_own(self, inputs: Inputs, traces: Any, reset: jax.Array | None = None) -> Step:
         """Return one step, with its residuals placed on the mesh; see `single_step`."""
-        step = self.graph, self._method, inputs, traces, restart
+        step = self.graph, self._method, inputs, traces, reset
         if self.placement is None:
             return single_step(*step)
         return single_step(*step, self.placement.records)
@@ -263,8 +261,8 @@ class CompiledStep:
         (last, traces, _), outputs = jax.lax.scan(step, start, sequences)
         return outputs, last, traces
 
-    def _restart(self, traces: Any, flags: jax.Array) -> Any:
-        return restart_traces(self.trace_specs, traces, flags)
+    def _reset(self, traces: Any, flags: jax.Array) -> Any:
+        return reset_traces(self.trace_specs, traces, flags)
 
     def _window(self, inputs: Inputs, traces: Any, sequences: Any) -> Any:
         graph, method = self.graph, self._method

@@ -59,10 +59,10 @@ def bptt(row, reset=None, mask=None):
     weights = np.ones(STEPS) if mask is None else np.asarray(mask)
 
     def total():
-        def step(x, target, restart, weight):
+        def step(x, target, reset, weight):
             for path, state in model.states(brainstate.HiddenState).items():
                 state.value = jax.tree.map(
-                    functools.partial(jnp.where, restart[:, None]), start[path], state.value
+                    functools.partial(jnp.where, reset[:, None]), start[path], state.value
                 )
             return weight * loss_of(model, model, x, target)
 
@@ -227,7 +227,7 @@ def test_samples_that_start_anew(row):
     assert_gradients_close(found, expected, TOLERANCE, row.name)
 
 
-def test_nothing_is_left_of_nan_before_a_restart():
+def test_nothing_is_left_of_nan_before_a_reset():
     row = BY_NAME["rates-of_several"]
     learner = learner_of(row)
     learner.etrace_evolve(np.full((1, BATCH, readouts.INPUTS), np.nan))

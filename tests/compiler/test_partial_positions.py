@@ -1,4 +1,4 @@
-"""States at a part of their group's positions: slices of one vector of synapses, and restarts."""
+"""States at a part of their group's positions: slices of one vector of synapses, and resets."""
 
 import functools
 import warnings
@@ -46,13 +46,13 @@ class Populations(brainstate.nn.Module):
 
 
 XS = np.random.default_rng(1).normal(size=(STEPS, BATCH, INPUTS))
-RESTARTS = np.zeros((STEPS, BATCH), bool)
-RESTARTS[2, 0] = RESTARTS[4, 1] = True
+RESETS = np.zeros((STEPS, BATCH), bool)
+RESETS[2, 0] = RESETS[4, 1] = True
 
 
 @jax.jit
 @jax.grad
-def backpropagated(w, restarts):
+def backpropagated(w, resets):
     fresh = {name: jnp.full((BATCH, size), 0.2) for name, size in SIZES.items()}
 
     def one_step(w, states, inputs):
@@ -61,11 +61,11 @@ def backpropagated(w, restarts):
         states, output = step(states, x @ w)
         return states, jnp.sum(output**2)
 
-    return jax.lax.scan(lambda s, now: one_step(w, s, now), fresh, (XS, restarts))[1].sum()
+    return jax.lax.scan(lambda s, now: one_step(w, s, now), fresh, (XS, resets))[1].sum()
 
 
-def bptt(restarts):
-    return {"w": backpropagated(Populations().w.value, restarts)}
+def bptt(resets):
+    return {"w": backpropagated(Populations().w.value, resets)}
 
 
 def learner_of(algorithm, vmap):
@@ -77,21 +77,21 @@ def learner_of(algorithm, vmap):
     return learner
 
 
-def learned(learner, xs, restarts, chunk_size=4):
+def learned(learner, xs, resets, chunk_size=4):
     learner.reset_state()
-    options = {"reduction": "sum", "chunk_size": chunk_size, "reset": restarts}
+    options = {"reduction": "sum", "chunk_size": chunk_size, "reset": resets}
     found = learner.etrace_grad(xs, step_fn=lambda x: jnp.sum(learner(x) ** 2), **options)
     return {"w": found[("w",)]}
 
 
 @pytest.mark.by_day("mapped")
 @pytest.mark.parametrize("vmap", [False, True], ids=["batch axis", "mapped"])
-def test_samples_restart_one_by_one(vmap):
-    expected = bptt(RESTARTS)
-    assert_gradients_differ(expected, bptt(np.zeros_like(RESTARTS)), 1e-2)
+def test_samples_are_reset_one_by_one(vmap):
+    expected = bptt(RESETS)
+    assert_gradients_differ(expected, bptt(np.zeros_like(RESETS)), 1e-2)
     learner, traces = learner_of("d_rtrl", vmap), []
     for chunk_size in (4, 1):
-        found = learned(learner, XS, RESTARTS, chunk_size)
+        found = learned(learner, XS, RESETS, chunk_size)
         assert_gradients_close(found, expected, 1e-10)
         traces.append(learner.algorithm.traces.value)
     for one, two in zip(*map(jax.tree.leaves, traces), strict=True):
@@ -100,16 +100,16 @@ def test_samples_restart_one_by_one(vmap):
 
 @pytest.mark.by_day("mapped")
 @pytest.mark.parametrize("vmap", [False, True], ids=["batch axis", "mapped"])
-def test_filters_restart_with_their_samples(vmap):
-    """A sample alone, restarted as a whole, has the gradient of its losses in the batch."""
-    found = learned(learner_of("es_d_rtrl", vmap), XS, RESTARTS)
+def test_filters_are_reset_with_their_samples(vmap):
+    """A sample alone, reset as a whole, has the gradient of its losses in the batch."""
+    found = learned(learner_of("es_d_rtrl", vmap), XS, RESETS)
     assert_gradients_close(found, jax.tree.map(np.add, *learned_alone()), 1e-10)
 
 
 @functools.cache
 def learned_alone():
     learner = braintrace.compile(Populations(), "es_d_rtrl", XS[0, 0])
-    return [learned(learner, XS[:, b], RESTARTS[:, b], 3) for b in range(BATCH)]
+    return [learned(learner, XS[:, b], RESETS[:, b], 3) for b in range(BATCH)]
 
 
 def joined(states, drive):

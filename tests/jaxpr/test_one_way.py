@@ -82,7 +82,7 @@ def by_chunks(learner):
     return learner.etrace_grad(XS, step_fn=step_fn, chunk_size=2)
 
 
-def by_restarts(learner):
+def by_resets(learner):
     """Step by step, each sample reset in the middle, with an uncounted step."""
     step_fn = lambda x: jnp.sum(learner(x) ** 2)  # noqa: E731
     flags = jnp.zeros((len(XS), 2), bool).at[2, 0].set(True)
@@ -139,7 +139,7 @@ def by_mapped_steps(learner):
 
 
 WAYS = [by_sequence, by_stream, by_function, by_own_step, by_own_steps, by_pure_steps]
-WAYS += [by_mapped_steps, by_chunks, by_restarts]
+WAYS += [by_mapped_steps, by_chunks, by_resets]
 NAMES = {"before": "'encoder'", "between": "'encoder', 'w'", "behind": "'encoder', 'h', 'out', 'w'"}
 
 
@@ -149,7 +149,7 @@ NAMES = {"before": "'encoder'", "between": "'encoder', 'w'", "behind": "'encoder
     "before-by_chunks",
     "between-by_stream",
     "between-by_own_steps",
-    "between-by_restarts",
+    "between-by_resets",
     "behind-by_function",
     "behind-by_pure_steps",
     "behind-by_mapped_steps",

@@ -37,8 +37,8 @@ def test_hundred_calls_compile_once(algorithm):
         for path, weight in weights.items():
             weight.value = jax.tree.map(lambda w, g: w - 1e-3 * g, weight.value, gradients[path])
 
-    def call(restarted):
-        if restarted:
+    def call(after_reset):
+        if after_reset:
             learner.reset_state(2)
         learner.etrace_grad(XS, TARGETS, step_fn=step, chunk_size=4)
         learner.etrace_grad(XS, TARGETS, step_fn=step, memory_budget=1)
@@ -52,7 +52,7 @@ def test_hundred_calls_compile_once(algorithm):
     call(False)  # the second call is the first that does not start from zero traces
     with counted() as later:
         for number in range(98):
-            call(restarted=number < 49)
+            call(after_reset=number < 49)
     assert later == []
 
 

@@ -1,4 +1,4 @@
-"""What is not finite is gone after a restart, and does not count where the mask is zero."""
+"""What is not finite is gone after a reset, and does not count where the mask is zero."""
 
 import functools
 import warnings
@@ -137,8 +137,8 @@ def test_traces_of_single_samples(algorithm, case):
         lambda leaf: np.full_like(leaf, np.nan) if leaf.dtype == np.float32 else leaf, traces
     )
     flags = np.array([True, False])
-    restart = jax.jit(instance.compiled.restart)
-    found, kept = (jax.device_get(restart(t, flags)) for t in (not_finite, traces))
+    reset = jax.jit(instance.compiled.reset)
+    found, kept = (jax.device_get(reset(t, flags)) for t in (not_finite, traces))
     for leaf, whole, before in zip(*map(jax.tree.leaves, (found, kept, traces)), strict=True):
         anew, other = leaf.reshape(BATCH, -1)
         np.testing.assert_array_equal(anew, 0)
@@ -186,9 +186,9 @@ def test_updates_that_are_not_finite_are_left_out(name, algorithm, style, option
     assert found.skipped_updates == 1
     assert "1" in str(found.report()).rpartition("left out")[2]
 
-    restart = np.zeros((LENGTH, BATCH), bool)
-    restart[3, 0] = True
-    alone = learning(expected, case, xs, targets, reset=restart, mask=np.arange(LENGTH) != 2)
+    reset = np.zeros((LENGTH, BATCH), bool)
+    reset[3, 0] = True
+    alone = learning(expected, case, xs, targets, reset=reset, mask=np.arange(LENGTH) != 2)
     kept = np.arange(LENGTH) != 2
     np.testing.assert_allclose(losses[kept], alone[kept], rtol=1e-5)
     close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
@@ -209,9 +209,9 @@ def test_a_step_without_weight_spoils_no_later_one(parts):
         learning(found, case, *data, mask=counts[part])
     assert found.skipped_updates == 0
 
-    restart = np.zeros((LENGTH, BATCH), bool)
-    restart[3, 0] = True
-    learning(expected, case, xs, targets, reset=restart, mask=counts)
+    reset = np.zeros((LENGTH, BATCH), bool)
+    reset[3, 0] = True
+    learning(expected, case, xs, targets, reset=reset, mask=counts)
     close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
     jax.tree.map(close, snapshot(found), snapshot(expected))
 

@@ -90,7 +90,7 @@ def test_equals_the_dense_recursion_with_changing_parameters(case, options):
 @pytest.mark.core
 @cases.each(SOME[:2], SOME[2:3])
 @each_method
-def test_samples_restart_one_by_one(case, options):
+def test_samples_are_reset_one_by_one(case, options):
     """A sample that starts anew learns as in a stream of its own."""
     flags = np.isin(np.arange(LENGTH)[:, None], [[3]]) & np.array([[True, False]])
     xs, targets = case.sequences(BATCH, LENGTH)
@@ -119,15 +119,15 @@ def test_samples_restart_one_by_one(case, options):
             kept.append(named(last.value))
         return kept
 
-    restarted = gradients(flags, range(LENGTH), 0)
+    after_reset = gradients(flags, range(LENGTH), 0)
     alone = gradients(never, range(3, LENGTH), 0)
-    for found, expected in zip(restarted[3:], alone, strict=True):
+    for found, expected in zip(after_reset[3:], alone, strict=True):
         assert_gradients_close(found, expected, 2e-5, case.name)
     other = gradients(flags, range(LENGTH), 1)
     undisturbed = gradients(never, range(LENGTH), 1)
     for found, expected in zip(other, undisturbed, strict=True):
         assert_gradients_close(found, expected, 2e-5, case.name)
-    assert_gradients_differ(restarted[-1], gradients(never, range(LENGTH), 0)[-1], 1e-3)
+    assert_gradients_differ(after_reset[-1], gradients(never, range(LENGTH), 0)[-1], 1e-3)
 
 
 @cases.each([SOME[0], cases.BY_NAME["learnt_leak"]])

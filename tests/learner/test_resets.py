@@ -1,4 +1,4 @@
-"""Restarts inside a sequence are the same as separate sequences."""
+"""Resets inside a sequence are the same as separate sequences."""
 
 import itertools
 
@@ -94,7 +94,7 @@ def test_one_flag_per_step_is_as_separate_sequences(case, algorithm, style, opti
 )
 @MODELS_AND_METHODS
 @pytest.mark.parametrize("chunk_size", [3, pytest.param(LENGTH, marks=pytest.mark.nightly)])
-def test_samples_restart_one_by_one(case, algorithm, style, options, chunk_size):
+def test_samples_are_reset_one_by_one(case, algorithm, style, options, chunk_size):
     learner = learner_of(case, algorithm, style, **options)
     xs, targets = data(case)
     per_sample = np.stack([flags(3), flags(0, 5)], axis=1)

@@ -106,12 +106,12 @@ def test_a_step_inside_a_branch(algorithm):
 def test_blocks_of_samples_change_nothing(case, per_sample, monkeypatch):
     """D_RTRL updates the traces of a chunk block by block where they are large."""
     xs, targets = (leaf[:5] for leaf in data(case))
-    restart = jnp.arange(5) == 3
-    restart = jnp.stack([restart, restart[::-1]], axis=1) if per_sample else restart
+    reset = jnp.arange(5) == 3
+    reset = jnp.stack([reset, reset[::-1]], axis=1) if per_sample else reset
 
     def run():
         learner = build_learner(case, braintrace.D_RTRL)
-        options = {"chunk_size": 3, "reset": restart}
+        options = {"chunk_size": 3, "reset": reset}
         return sequence_gradient(learner, case, xs, targets, **options), snapshot(learner)
 
     expected, states_and_traces = run()

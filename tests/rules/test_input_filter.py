@@ -210,7 +210,7 @@ def step_of(learner):
     [pytest.param(None, marks=pytest.mark.nightly), of_the_library],
     ids=["of the user", "of the library"],
 )
-def test_chunks_restarts_and_streams_equal_the_recursion(operation):
+def test_chunks_resets_and_streams_equal_the_recursion(operation):
     case = CASES[1]
     learner, xs = build(case, operation=operation), jnp.asarray(case.xs)
     expected, _ = recursion(case)
@@ -226,7 +226,7 @@ def test_chunks_restarts_and_streams_equal_the_recursion(operation):
     flags[tuple(zip(*resets, strict=True))] = True
     learner.reset_state()
     found = gradient(xs, reset=flags, chunk_size=5)
-    assert_gradients_close(found, summed(recursion(case, resets)[0]), 1e-5, "restarts")
+    assert_gradients_close(found, summed(recursion(case, resets)[0]), 1e-5, "resets")
     of_chunks = learner.algorithm.traces.value["x"]
 
     zeros = {"weight": jnp.zeros_like(WEIGHT), "bias": jnp.zeros(OUTPUTS)}

@@ -19,7 +19,7 @@ from operation_cases import CASES, Diagonal
 from single_steps import BATCH, LENGTH
 
 import braintrace
-from braintrace._core.traces import kept_specs, restart_traces, starting_traces
+from braintrace._core.traces import kept_specs, reset_traces, starting_traces
 from braintrace._graph import TraceSpec, specs_of
 
 
@@ -163,7 +163,7 @@ def test_samples_start_anew_along_the_axis_of_the_batch():
     kept = {key: spec for key, spec in kept_specs(SPECS, None).items() if key != "shared"}
     traces = jax.tree.map(lambda spec: jnp.full(spec.shape, np.nan, jnp.float32), kept)
     traces["key"] = jnp.ones((BATCH, 2), jnp.uint32)
-    found = restart_traces(kept, traces, jnp.asarray([False, True]))
+    found = reset_traces(kept, traces, jnp.asarray([False, True]))
     np.testing.assert_array_equal(found["key"], [[1, 1], [7, 7]])
     np.testing.assert_array_equal(found["sums"]["rows"], [[np.nan, 0]] * 3)
 
@@ -171,11 +171,11 @@ def test_samples_start_anew_along_the_axis_of_the_batch():
 def test_samples_that_share_a_trace_start_anew_together():
     traces = {"shared": jnp.ones(3)}
     specs = {"shared": SPECS["shared"]}
-    np.testing.assert_array_equal(restart_traces(specs, traces, jnp.asarray(True))["shared"], 0)
+    np.testing.assert_array_equal(reset_traces(specs, traces, jnp.asarray(True))["shared"], 0)
     with pytest.raises(
         braintrace.OptionError, match=r"All samples share the trace 'mean' of shape \(3,\)"
     ):
-        restart_traces(specs, traces, jnp.asarray([False, True]))
+        reset_traces(specs, traces, jnp.asarray([False, True]))
 
 
 @pytest.mark.parametrize(("batch", "gates"), [(1, 4), (2, 3)])

@@ -200,7 +200,7 @@ def test_a_state_that_nobody_remembers_has_the_direct_part_of_a_trace():
 
 
 def test_masks_and_resets_leave_nothing_of_what_does_not_count():
-    """Steps before a restart are padded with NaN, and do not count."""
+    """Steps before a reset are padded with NaN, and do not count."""
     weights = np.float32([1, 0, 2, 0.5, 1, 3])
     learner = compiled(Decaying(FADE))
     found = gradient(learner, mask=weights, reset=RESET)

@@ -128,7 +128,7 @@ def test_resets_and_masks(case, given):
     assert_states_close(*left, case.name)
 
 
-def test_nothing_of_what_was_not_finite_before_a_restart_is_left():
+def test_nothing_of_what_was_not_finite_before_a_reset_is_left():
     case = cases.BY_NAME["gru"]
     xs, targets = case.sequences(2, LENGTH, np.float64)
     params, states, *_ = references.arguments(case)

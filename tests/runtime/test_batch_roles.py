@@ -149,7 +149,7 @@ def by_a_stream(learner, xs, flags):
 
 
 def asked_for_in_a_stream(learner, xs, flags):
-    """Restarts of the next step, asked for by `update_fn`."""
+    """Resets of the next step, asked for by `update_fn`."""
     total = {p: brainstate.State(jnp.zeros_like(s.value)) for p, s in params(learner).items()}
 
     def collect(gradients, later):
@@ -233,7 +233,7 @@ def test_a_nan_in_one_sample_is_gone_after_its_reset(batch, units, steps):
     check_states(model, last)
 
 
-def test_what_is_not_finite_in_a_shared_state_restarts_all_samples():
+def test_what_is_not_finite_in_a_shared_state_resets_all_samples():
     xs, _ = data(3, 4)
     model = Shared(3)
     learner = compiled(model, xs)

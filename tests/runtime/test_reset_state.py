@@ -15,7 +15,7 @@ LENGTH, BATCH = 5, 2
 DONE = np.zeros((LENGTH, BATCH), bool)
 DONE[1, 0], DONE[2], DONE[-1, 1] = True, True, True
 LATER = np.concatenate([DONE[:1] & False, DONE[:-1]])
-"""The same restarts, as flags of the step that comes after."""
+"""The same resets, as flags of the step that comes after."""
 EITHER = pytest.mark.parametrize(
     ("name", "options"),
     [

@@ -403,7 +403,7 @@ def d_rtrl_traces(case, steps, decay=None, resets=None):
     shapes = {group: steps[0]["signal"][group].shape for group in case.groups}
     history = [{group: np.zeros((*s, direct.size), direct.dtype) for group, s in shapes.items()}]
     for t, facts in enumerate(steps):
-        traces, before = {}, _restarted_positions(history[-1], resets, t)
+        traces, before = {}, _reset_positions(history[-1], resets, t)
         for group in case.groups:
             if decay is None:
                 carried = np.einsum("avc,cvp->avp", facts["D"][group], before[group])
@@ -415,7 +415,7 @@ def d_rtrl_traces(case, steps, decay=None, resets=None):
     return history
 
 
-def _restarted_positions(traces, resets, t):
+def _reset_positions(traces, resets, t):
     """Traces (a, v, ...) with those of the samples that start anew before a step at zero."""
     if resets is None:
         return traces
@@ -467,7 +467,7 @@ def es_d_rtrl_traces(case, steps, alpha, resets=None):
     for t, facts in enumerate(steps):
         D, Df = facts["D"], facts["Df"]
         eps_x = _kept_inputs(eps_x, resets, t)
-        eps_f, seen = (_restarted_positions(traces, resets, t) for traces in (eps_f, seen))
+        eps_f, seen = (_reset_positions(traces, resets, t) for traces in (eps_f, seen))
         seen = jax.tree.map(lambda steps: steps + 1, seen)
         eps_x = {op: alpha * eps_x[op] + x for op, x in facts["x"].items()}
         eps_f = {

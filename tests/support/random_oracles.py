@@ -36,7 +36,7 @@ def uoro(case, params, states, xs, targets, signs, step_weights=None, resets=Non
     gradient = 0.0
     for index in range(len(xs)):
         if resets is not None:
-            flags, states = restarted(resets[index], states, start)
+            flags, states = after_reset(resets[index], states, start)
             s[flags], t[flags] = 0.0, 0.0
         states, facts = derivatives(case, unravel(theta), states, xs[index], targets[index])
         found = facts["one_step"] + sum(facts["mu"][rows[b]] @ s[b] * t[b] for b in samples)
@@ -58,7 +58,7 @@ def kf_rtrl(case, params, states, xs, targets, signs, step_weights=None, resets=
     u, A, gradient = {}, {}, 0.0
     for index, x in enumerate(xs):
         if resets is not None:
-            flags, states = restarted(resets[index], states, start)
+            flags, states = after_reset(resets[index], states, start)
             u.update({key: 0 * u[key] for key in u if flags[key[1]] and key[0] in signs})
             A.update({key: 0 * A[key] for key in A if flags[key[1]]})
         before, now = states, unravel(theta)
@@ -105,7 +105,7 @@ def derivatives(case, params, states, x, target):
     return new, facts
 
 
-def restarted(flags, states, start):
+def after_reset(flags, states, start):
     """One flag per sample, and states in which these samples start anew."""
     flags = np.broadcast_to(flags, len(next(iter(states.values()))))
     return flags, {

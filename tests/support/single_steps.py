@@ -22,7 +22,7 @@ def plain_step(case, params, states, x, target):
     return value, gradient, states
 
 
-def restarted(case, states, flags):
+def after_reset(case, states, flags):
     """States in which some samples, or all, are at the start of a sequence."""
     flags = np.broadcast_to(flags, BATCH)[:, None]
     fresh = case.initial_states(BATCH)
@@ -34,7 +34,7 @@ def plain_steps(case, rate=0.0, reset=None):
     params, states = case.params(), case.initial_states(BATCH)
     for t, (x, target) in enumerate(zip(*case.sequences(BATCH, LENGTH), strict=True)):
         if reset is not None:
-            states = restarted(case, states, reset[t])
+            states = after_reset(case, states, reset[t])
         found = plain_step(case, params, states, x, target)
         loss, gradient, states = jax.device_get(found)
         params = jax.tree.map(lambda w, g: w - rate * g, params, gradient)

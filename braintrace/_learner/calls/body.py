@@ -14,10 +14,10 @@ from ..._runtime import States, Take
 from ..._typing import PyTree
 from .chunks import Cuts
 from .options import Options
-from .restart import Restarts
+from .resets import Resets
 
-Arguments: TypeAlias = tuple[PyTree, jax.Array | None, Restarts]
-"""``(sequences, mask, restarts)``: the arguments of every body."""
+Arguments: TypeAlias = tuple[PyTree, jax.Array | None, Resets]
+"""``(sequences, mask, resets)``: the arguments of every body."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Body:
     Attributes
     ----------
     run
-        ``(values, traces, sequences, mask, restarts) -> (results, written values, traces)``. Traces
+        ``(values, traces, sequences, mask, resets) -> (results, written values, traces)``. Traces
         may be `Unfinished`, or None if there are none.
     states
         Returns the States whose values it takes, given the States of the model by path.

@@ -96,10 +96,10 @@ def placed_body(body: Body, placing: Placing, states: Sequence[brainstate.State]
     """Return a body whose values are constrained before and after."""
 
     def run(values: list[PyTree], traces: Traces | None, *arguments: PyTree) -> Found:
-        sequences, mask, restarts = placing.arguments(arguments)
+        sequences, mask, resets = placing.arguments(arguments)
         values, traces = placing.values(states, values), placing.traces(traces)
         with for_devices(placing.devices):
-            results, written, after = body.run(values, traces, sequences, mask, restarts)
+            results, written, after = body.run(values, traces, sequences, mask, resets)
         written = placing.values(body.written(states), written)
         if isinstance(after, Unfinished):
             return results, written, dataclasses.replace(after, before=placing.traces(after.before))

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import jax
 
 from ..._algorithms import ETraceAlgorithm
-from ..._core import operands, plain_step, recorded_step, restarted, zero_probes
+from ..._core import after_reset, operands, plain_step, recorded_step, zero_probes
 from ..._graph import Traces
 from ..._jax import Var
 from ..._runtime import Take, read_states, start_anew, whole_values
@@ -18,7 +18,7 @@ from ..calls.chunk_costs import work_of
 from ..calls.chunks import Cuts, chunks_of, over_chunks, steps_of
 from ..calls.options import Options
 from ..calls.parts import LearnerParts
-from ..calls.restart import Initial, Restarts, check_held, initial_inputs
+from ..calls.resets import Initial, Resets, check_held, initial_inputs
 from .request import Request
 
 Inputs: TypeAlias = Mapping[Var, jax.Array]
@@ -50,13 +50,13 @@ class _Steps:
         self.start: Leaves = self.written(self.known)
 
     def inputs(
-        self, state: Leaves, slices: PyTree, restart: jax.Array | None
+        self, state: Leaves, slices: PyTree, reset: jax.Array | None
     ) -> dict[Var, jax.Array]:
         """Return the inputs of a step."""
         current = self._compiled.inputs_of_step(self.known, state, slices)
-        if restart is not None:
+        if reset is not None:
             for var, (fresh, axis) in self._anew.items():
-                current[var] = start_anew(current[var], fresh, axis, restart)
+                current[var] = start_anew(current[var], fresh, axis, reset)
         return current
 
     def written(self, new: Inputs) -> Leaves:
@@ -73,24 +73,24 @@ def evolving(learner: LearnerParts, request: Request, example: Arguments) -> Bod
     """Return a body that advances states and traces."""
     algorithm, graph, method = learner.algorithm, learner.graph, learner.algorithm.method
     if example[2][0] is not None:
-        check_held(algorithm, algorithm.short_term_states, restarts=True)
+        check_held(algorithm, algorithm.short_term_states, resets=True)
     returns = request.options.return_outputs
     work = work_of(algorithm, graph.record_bytes, passes=1)
     cuts: Cuts = {}
 
     def run(
-        values: list[PyTree], traces: Traces, sequences: PyTree, mask: None, restarts: Restarts
+        values: list[PyTree], traces: Traces, sequences: PyTree, mask: None, resets: Resets
     ) -> Found:
-        flags, initial = restarts
+        flags, initial = resets
         steps = _Steps(algorithm, values, initial)
         weights, probes = operands(graph, steps.known), zero_probes(graph)
 
         def step(state: Leaves, now: PyTree) -> PyTree:
-            slices, restart = now
-            inputs = steps.inputs(state, slices, restart)
+            slices, reset = now
+            inputs = steps.inputs(state, slices, reset)
             outputs, new, records = recorded_step(graph, inputs, weights, probes)
-            if restart is not None:
-                records = restarted(graph, records, restart)
+            if reset is not None:
+                records = after_reset(graph, records, reset)
             return steps.written(new), (outputs if returns else [], records)
 
         def run_chunk(carry: PyTree, now: PyTree) -> PyTree:
@@ -114,9 +114,9 @@ def predicting(learner: LearnerParts, request: Request, example: Arguments) -> B
     algorithm, graph = learner.algorithm, learner.graph
 
     def run(
-        values: list[PyTree], traces: Traces, sequences: PyTree, mask: None, restarts: Restarts
+        values: list[PyTree], traces: Traces, sequences: PyTree, mask: None, resets: Resets
     ) -> Found:
-        flags, initial = restarts
+        flags, initial = resets
         steps = _Steps(algorithm, values, initial)
 
         def step(state: Leaves, now: PyTree) -> PyTree:

@@ -32,7 +32,7 @@ from ..calls.body import Arguments, Body, Found, Unfinished, taken_unless_zero
 from ..calls.chunks import Chunks, Cuts, over_chunks, steps_of
 from ..calls.options import Options
 from ..calls.parts import LearnerParts
-from ..calls.restart import Initial, Restarts, check_held, restart_states
+from ..calls.resets import Initial, Resets, check_held, reset_states
 from ..state.units import split_loss, with_unit, with_units
 from .chunk_gradient import SequenceChunk
 from .recorder import Recorder, run_in_chunk, run_in_window
@@ -135,14 +135,14 @@ class SequenceGradient:
         def step(
             probes: PyTree, held: tuple[PyTree, Initial], inputs: tuple[PyTree, PyTree]
         ) -> PyTree:
-            (weights, initial), (slices, restart) = held, inputs
-            if restart is not None:
-                restart_states(self._algorithm, initial, restart)
+            (weights, initial), (slices, reset) = held, inputs
+            if reset is not None:
+                reset_states(self._algorithm, initial, reset)
             graph = self._algorithm.graph
             run = (
-                run_in_window(in_full, graph, restart, has_mask)
+                run_in_window(in_full, graph, reset, has_mask)
                 if probes is None
-                else run_in_chunk(graph, weights, probes, restart, has_mask)
+                else run_in_chunk(graph, weights, probes, reset, has_mask)
             )
             recorder = Recorder(self._algorithm, run)
             loss, aux = call_step_function(step_fn, recorder, slices, self._options.has_aux)
@@ -164,12 +164,12 @@ class SequenceGradient:
         traces: Traces | None,
         sequences: PyTree,
         mask: jax.Array | None,
-        restarts: Restarts,
+        resets: Resets,
     ) -> Found:
         parameters, others = values[: len(self._parameters)], values[len(self._parameters) :]
         cut = self._cut(sequences, traces)
         scales = self._scales(jnp.ones(cut.steps) if mask is None else mask)
-        flags, initial = restarts
+        flags, initial = resets
         weights, to_parameters = jax.vjp(lambda now: self._operands(now, others), parameters)
         zero = self._chunks.start(parameters, weights)
         is_one_chunk = cut.count == 1

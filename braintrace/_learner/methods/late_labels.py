@@ -26,7 +26,7 @@ from ..._typing import PyTree
 from ..calls.body import Arguments, Body, Found
 from ..calls.options import Options
 from ..calls.parts import LearnerParts
-from ..calls.restart import Restarts
+from ..calls.resets import Resets
 from ..state.interceptor import interceptor_of
 from .evolve import evolving, predicting
 from .online import learning_online
@@ -134,7 +134,7 @@ def forecasting(learner: LearnerParts, request: Request, example: Arguments) -> 
     predict = predicting(learner, Request("predict", (), request.options), ALONE)
 
     def run(
-        values: list[PyTree], traces: Traces, inputs: PyTree, mask: None, restarts: Restarts
+        values: list[PyTree], traces: Traces, inputs: PyTree, mask: None, resets: Resets
     ) -> Found:
         waiting, *current = values
         waiting = stream.with_equal_states(waiting, current)
@@ -184,7 +184,7 @@ class _Learning:
 
     def __init__(self, learner: LearnerParts, request: Request, example: Arguments) -> None:
         self._stream, held = Stream(learner), learner.held_forecasts.waiting
-        (_, *targets), mask, restarts = example
+        (_, *targets), mask, resets = example
         self._loss_fn, self._algorithm = request.options.step_fn, learner.algorithm
         self._has_aux = request.options.has_aux
         if self._algorithm.window_of() not in (None, 1):
@@ -195,7 +195,7 @@ class _Learning:
         options = dataclasses.replace(request.options, step_fn=self._step)
         sequences = (entry(held.value, 0), tuple(targets))
         online = Request("etrace_online", (), options)
-        self._online = learning_online(learner, online, (sequences, mask, restarts))
+        self._online = learning_online(learner, online, (sequences, mask, resets))
         self._keeps_finite = options.nonfinite == "skip" and room(held.value) > 1
         of_stream, of_online = self._stream.states, self._online.states({})
         known = set(map(id, of_stream))
@@ -228,7 +228,7 @@ class _Learning:
         traces: Traces,
         sequences: PyTree,
         mask: None,
-        restarts: Restarts,
+        resets: Resets,
     ) -> Found:
         stream, (waiting, *everything) = self._stream, values
         delay, *targets = sequences
@@ -243,7 +243,7 @@ class _Learning:
         def learn(changed: list[PyTree], waiting: Waiting, traces: Traces) -> Any:
             given = start | dict(zip(self._changed, changed, strict=True))
             given |= zip(map(id, stream.written(stream.states)), waiting["learned"], strict=True)
-            arguments = (entry(waiting, 0), tuple(targets)), mask, restarts
+            arguments = (entry(waiting, 0), tuple(targets)), mask, resets
             found = [given[i] for i in self._order]
             results, written, after = self._online.run(found, traces, *arguments)
             given |= zip(self._online.written(self._order), written, strict=True)

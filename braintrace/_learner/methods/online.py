@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import saiunit
 
 from ..._algorithms import CHUNK
-from ..._core import as_arrays, as_chunk, restart_traces
+from ..._core import as_arrays, as_chunk, reset_traces
 from ..._core.chunk.pure_step import PureStep
 from ..._errors import OptionError
 from ..._function_model import gradients_by_path, gradients_for
@@ -30,20 +30,20 @@ from ..calls.body import Found as Results
 from ..calls.chunks import over_blocks, steps_of
 from ..calls.options import Options
 from ..calls.parts import LearnerParts
-from ..calls.restart import Initial, Restarts, initial_values, restart_states
+from ..calls.resets import Initial, Resets, initial_values, reset_states
 from ..state.finite import check_finite
 from ..state.leaves import by_path
 from ..state.skips import notice_of_call
 from ..state.units import split_loss, with_unit, with_units
 from .gradient import differentiating
-from .recorder import Recorder, Restart, Values, first_written, run_online, values_of
+from .recorder import Recorder, Reset, Values, first_written, run_online, values_of
 from .request import Request
 from .spoiled import reset_spoiled
 from .step_function import call_step_function, example_slices, no_loops_in_step_function
 from .update_function import run_update
 from .updates import Found, Skip, Update, update_of
 
-Slices: TypeAlias = tuple[PyTree, Restart, jax.Array | None]
+Slices: TypeAlias = tuple[PyTree, Reset, jax.Array | None]
 """Slices of the sequences, the flags and the mask, for one step or the steps of a block."""
 
 Differentiate: TypeAlias = Callable[[Traces, Initial, Slices], tuple[Found, Traces]]
@@ -89,7 +89,7 @@ class OnlineLearning:
         sequences, mask, (flags, _) = example
         self._length = min(self._options.every, steps_of(sequences))
         differentiate = self._differentiating(learner, example)
-        self._algorithm.requested_restarts.prepare(learner.graph.batch)
+        self._algorithm.requested_resets.prepare(learner.graph.batch)
         self._has_initial, self._asks = flags is not None, False
         self._run = self._moving_on(update_of(learner, self._options), differentiate)
         self._step = self._traced((sequences, flags, mask), self._length)
@@ -165,13 +165,13 @@ class OnlineLearning:
         inputs: Slices,
     ) -> tuple[Found, Traces]:
         algorithm, options = self._algorithm, self._options
-        slices, restart, weight = inputs
-        if restart is not None:
-            restart_states(algorithm, initial, restart)
+        slices, reset, weight = inputs
+        if reset is not None:
+            reset_states(algorithm, initial, reset)
 
         def loss_of_step() -> PyTree:
             before = values_of(self._parameters)
-            run = run_online(algorithm, traces, restart)
+            run = run_online(algorithm, traces, reset)
             recorder = Recorder(algorithm, run)
             loss, aux = call_step_function(step_fn, recorder, slices, options.has_aux)
             self._check_not_written(before)
@@ -206,12 +206,10 @@ class OnlineLearning:
         states = body.states(self._algorithm.states_of_model)
 
         def of_block(traces: Traces, initial: Initial, inputs: Slices) -> tuple[Found, Traces]:
-            slices, restart, weights = inputs
-            restarts = (restart, [] if restart is None else initial)
+            slices, reset, weights = inputs
+            resets = (reset, [] if reset is None else initial)
             values = [state.value for state in states]
-            results, written, after = run_to_the_end(
-                body, values, traces, slices, weights, restarts
-            )
+            results, written, after = run_to_the_end(body, values, traces, slices, weights, resets)
             assert after is not None
             for state, value in zip(body.written(states), written, strict=True):
                 state.value = value
@@ -233,8 +231,8 @@ class OnlineLearning:
             flags, verdict = run_update(algorithm, update, found, after)
             self._asks = flags is not None
             if flags is not None and self._has_initial:
-                restart_states(algorithm, initial, flags)
-                after = _restarted_if_any(algorithm.compiled.trace_specs, after, flags)
+                reset_states(algorithm, initial, flags)
+                after = _reset_if_any(algorithm.compiled.trace_specs, after, flags)
             if isinstance(verdict, Skip):
                 samples, after = reset_spoiled(algorithm, verdict, after)
                 verdict = verdict.is_bad, samples
@@ -271,9 +269,9 @@ class OnlineLearning:
         traces: Traces,
         sequences: PyTree,
         mask: jax.Array | None,
-        restarts: Restarts,
+        resets: Resets,
     ) -> Results:
-        flags, initial = restarts
+        flags, initial = resets
         over_time, every = (sequences, flags, mask), self._options.every
 
         def of_length(length: int) -> Any:
@@ -310,9 +308,9 @@ def _of_single_steps(of_block: Differentiate) -> Differentiate:
     return of_step
 
 
-def _restarted_if_any(specs: Any, traces: Traces, flags: jax.Array) -> Traces:
+def _reset_if_any(specs: Any, traces: Traces, flags: jax.Array) -> Traces:
     """Return traces that are reset for some samples; without such samples, they are not read."""
     found: Traces = jax.lax.cond(
-        jnp.any(flags), lambda: restart_traces(specs, traces, flags), lambda: traces
+        jnp.any(flags), lambda: reset_traces(specs, traces, flags), lambda: traces
     )
     return found

@@ -8,7 +8,7 @@ import brainstate
 import jax
 
 from ..._algorithms import ETraceAlgorithm
-from ..._core import Inputs, Probes, recorded_step, restarted, restarted_probes
+from ..._core import Inputs, Probes, after_reset, probes_after_reset, recorded_step
 from ..._errors import OptionError
 from ..._graph import ETraceGraph, Records, Weights
 from ..._jax import Var, trace_state
@@ -26,12 +26,12 @@ LOOPS = (
     "the driver compiles the whole step."
 )
 
-Restart: TypeAlias = jax.Array | None
+Reset: TypeAlias = jax.Array | None
 """Flags of the samples that were reset before the step; ``None``: none."""
 
 
 def run_in_chunk(
-    graph: ETraceGraph, weights: Weights, probes: Probes, restart: Restart, has_mask: bool
+    graph: ETraceGraph, weights: Weights, probes: Probes, reset: Reset, has_mask: bool
 ) -> Run:
     """Return a runner for a step of a chunk, with its Jacobians as residuals.
 
@@ -43,50 +43,50 @@ def run_in_chunk(
         Operands of the relations, fixed over the chunk.
     probes
         Perturbations of the hidden states: zeros that are differentiated.
-    restart
-        See `Restart`.
+    reset
+        See `Reset`.
     has_mask
         Whether there are masked steps.
     """
 
     def run(inputs: Inputs) -> Any:
-        added = probes if restart is None else restarted_probes(graph, probes, restart)
+        added = probes if reset is None else probes_after_reset(graph, probes, reset)
         outputs, new_states, records = recorded_step(graph, inputs, weights, added)
-        return outputs, new_states, _with_flags(graph, records, restart, has_mask)
+        return outputs, new_states, _with_flags(graph, records, reset, has_mask)
 
     return run
 
 
-def run_in_window(step: RecordedStep, graph: ETraceGraph, restart: Restart, has_mask: bool) -> Run:
+def run_in_window(step: RecordedStep, graph: ETraceGraph, reset: Reset, has_mask: bool) -> Run:
     """Return a runner for a step of a window, whose derivatives pass to the steps before it.
 
     Parameters
     ----------
     step
         `window_step` or `passed_step`.
-    graph, restart, has_mask
+    graph, reset, has_mask
         See `run_in_chunk`.
     """
 
     def run(inputs: Inputs) -> Any:
         outputs, new_states, records = step(graph, inputs)
-        return outputs, new_states, _with_flags(graph, records, restart, has_mask)
+        return outputs, new_states, _with_flags(graph, records, reset, has_mask)
 
     return run
 
 
-def _with_flags(graph: ETraceGraph, records: Records, restart: Restart, has_mask: bool) -> Records:
+def _with_flags(graph: ETraceGraph, records: Records, reset: Reset, has_mask: bool) -> Records:
     """Return residuals with flags for resets and for a mask."""
-    if restart is not None:
-        records = restarted(graph, records, restart)
+    if reset is not None:
+        records = after_reset(graph, records, reset)
     return dataclasses.replace(records, has_mask=has_mask)
 
 
-def run_online(algorithm: ETraceAlgorithm, traces: Any, restart: Restart) -> Run:
+def run_online(algorithm: ETraceAlgorithm, traces: Any, reset: Reset) -> Run:
     """Return a runner for a single step, with the traces after it as residuals."""
 
     def run(inputs: Inputs) -> Any:
-        step = algorithm.compiled.step_on_its_own(inputs, traces, restart)
+        step = algorithm.compiled.step_on_its_own(inputs, traces, reset)
         return step.outputs, step.new_states, step.traces
 
     return run

@@ -11,14 +11,14 @@ import jax
 import jax.numpy as jnp
 
 from ..._algorithms import ETraceAlgorithm
-from ..._core import restart_traces, unpack
+from ..._core import reset_traces, unpack
 from ..._core import samples_with as samples_of_traces_with
 from ..._core.chunk.pure_step import run_if
 from ..._errors import OptionError
 from ..._graph import Batch, Traces
 from ..._runtime import values_by_path
 from ..._typing import Path, PyTree
-from ..calls.restart import initial_values, restart_states
+from ..calls.resets import initial_values, reset_states
 from ..state.finite import inexact, is_any_nan
 from .updates import Skip
 
@@ -62,8 +62,8 @@ def reset_spoiled(algorithm: ETraceAlgorithm, skip: Skip, traces: Traces) -> Res
 
     def reset(now: Reset) -> Reset:
         samples = samples_in(now[1])
-        restart_states(algorithm, initial_values(algorithm, algorithm.states_of_model), samples)
-        return samples, restart_traces(algorithm.compiled.trace_specs, now[1], samples)
+        reset_states(algorithm, initial_values(algorithm, algorithm.states_of_model), samples)
+        return samples, reset_traces(algorithm.compiled.trace_specs, now[1], samples)
 
     none = jnp.zeros(jax.eval_shape(samples_in, traces).shape, bool)
     found: Reset = run_if(is_suspect, algorithm.model, reset, (none, traces))

@@ -52,7 +52,7 @@ def run_update(
     with (
         intercepting(algorithm, _refuse_step),
         _showing(algorithm, traces),
-        algorithm.requested_restarts.collected() as asked,
+        algorithm.requested_resets.collected() as asked,
     ):
         verdict = update(found)
     path = first_written(left, traced_values(algorithm))

@@ -21,7 +21,7 @@ import numpy as np
 from ..._core.layout import TraceSite, filter_key, output_keys, trace_sites, x_key
 from ..._core.products.direct import add
 from ..._core.products.products import Products
-from ..._core.restart import over_first_axis
+from ..._core.resets import over_first_axis
 from ..._core.time_loops import scan_over_time
 from ..._core.zero import as_arrays, is_zero, widened
 from ..._etrace_op import (
@@ -151,7 +151,7 @@ def _lead(relation: HiddenParamOpRelation) -> int:
 
 def _starting_anew(graph: ETraceGraph, key: str, records: Records) -> jax.Array | None:
     """Return the rows of a filter that are reset before each step: ``(steps, [batch])``."""
-    if records.restart is None:
+    if records.reset is None:
         return None
     lead = _lead(inputs_of(graph)[key])
-    return jax.vmap(lambda flags: rows_of_samples(graph, key, lead, flags))(records.restart)
+    return jax.vmap(lambda flags: rows_of_samples(graph, key, lead, flags))(records.reset)

@@ -15,7 +15,7 @@ import numpy as np
 from ..._core.jacobian.jacobians import transition_key
 from ..._core.layout import TraceSite, output_keys, trace_sites
 from ..._core.products.active_outputs import ActiveOutputs, active_outputs_of
-from ..._core.restart import at_positions, over_first_axis
+from ..._core.resets import at_positions, over_first_axis
 from ..._core.time_loops import scan_records
 from ..._core.zero import widened
 from ..._errors import OptionError
@@ -147,11 +147,11 @@ def run_filters(
     dtypes = {key: site.relation.y_var.aval.dtype for key, (site, _) in by_key.items()}
 
     def step(kept: Filters, recorded: PyTree) -> tuple[Filters, Result]:
-        x, Df, D, restart, signal_now = recorded
-        eps_x, kept_x = take_in(graph, of_inputs, kept["x"], x, restart)
+        x, Df, D, reset, signal_now = recorded
+        eps_x, kept_x = take_in(graph, of_inputs, kept["x"], x, reset)
         before = {key: widened(eps, dtypes[key]) for key, eps in kept["f"].items()}
-        if restart is not None:
-            before = _outputs_started_anew(graph, before, restart)
+        if reset is not None:
+            before = _outputs_started_anew(graph, before, reset)
         eps_f = {}
         for key, (site, _) in by_key.items():
             terms = [alpha * D[key][c] * before[c] for c in D.get(key, ()) if c in before]
@@ -163,7 +163,7 @@ def run_filters(
         return {"x": kept_x, "f": kept_f}, result(eps_x, eps_f, signal_now)
 
     D = _transitions_in_slots(graph, records) if alpha else {}
-    recorded = records.x, records.Df, D, records.restart, signal
+    recorded = records.x, records.Df, D, records.reset, signal
     return scan_records(step, start, recorded, records.num_steps)
 
 
@@ -171,23 +171,23 @@ def counts_of(records: Records, before: jax.Array) -> jax.Array:
     """Return the number of steps since a reset, for the traces of every step."""
     index = over_first_axis(1 + jnp.arange(records.num_steps), 1 + before.ndim)
     index = index.astype(before.dtype)
-    if records.restart is None:
+    if records.reset is None:
         return before + index
-    if records.restart.ndim > index.ndim:
+    if records.reset.ndim > index.ndim:
         raise OptionError(
             "All samples share a hidden state, and this algorithm counts steps since a reset, so "
             "it cannot reset single samples. Give one flag per step, or use `D_RTRL`."
         )
-    restart = over_first_axis(records.restart, index.ndim)
-    began = jax.lax.cummax(jnp.where(restart, index, 0), axis=0)
+    reset = over_first_axis(records.reset, index.ndim)
+    began = jax.lax.cummax(jnp.where(reset, index, 0), axis=0)
     return jnp.where(began == 0, before + index, index - began + 1)
 
 
-def _outputs_started_anew(graph: ETraceGraph, outputs: Arrays, restart: jax.Array) -> Arrays:
+def _outputs_started_anew(graph: ETraceGraph, outputs: Arrays, reset: jax.Array) -> Arrays:
     """Return output-shaped traces that are reset for some samples, or all."""
     found, by_key = {}, outputs_of(graph)
     for key, output in outputs.items():
         site, _ = by_key[key]
-        is_new = site.to_slots(at_positions(graph, site.group, restart))
+        is_new = site.to_slots(at_positions(graph, site.group, reset))
         found[key] = jnp.where(is_new, 0, output)
     return found

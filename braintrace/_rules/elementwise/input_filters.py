@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from ..._core.layout import TraceSite, filter_key, trace_sites, x_key
-from ..._core.restart import at_positions, over_first_axis
+from ..._core.resets import at_positions, over_first_axis
 from ..._core.zero import widened
 from ..._errors import OptionError, PrimitiveError
 from ..._etrace_op import (
@@ -109,7 +109,7 @@ def operand_axes(relation: HiddenParamOpRelation, ndim: int, last: Role) -> tupl
 
 
 def take_in(
-    graph: ETraceGraph, alpha: float, kept: Arrays, x: Arrays, restart: jax.Array | None
+    graph: ETraceGraph, alpha: float, kept: Arrays, x: Arrays, reset: jax.Array | None
 ) -> tuple[Arrays, Arrays]:
     """Return ``α ε_x + x`` after one more step, in computing and in stored precision.
 
@@ -117,8 +117,8 @@ def take_in(
     """
     by_key = {key: relation for key, relation in inputs_of(graph).items() if key in kept}
     before = {key: widened(eps, by_key[key].y_var.aval.dtype) for key, eps in kept.items()}
-    if restart is not None:
-        before = inputs_started_anew(graph, before, restart)
+    if reset is not None:
+        before = inputs_started_anew(graph, before, reset)
     taken = {
         key: add_to_filter(r.primitive, r.params, alpha * before[key], x[x_key(graph, r)])
         for key, r in by_key.items()
@@ -126,10 +126,10 @@ def take_in(
     return taken, {key: eps.astype(kept[key].dtype) for key, eps in taken.items()}
 
 
-def inputs_started_anew(graph: ETraceGraph, inputs: Arrays, restart: jax.Array) -> Arrays:
+def inputs_started_anew(graph: ETraceGraph, inputs: Arrays, reset: jax.Array) -> Arrays:
     """Return filters of inputs that are reset for some samples, or all."""
     return {
-        key: jnp.where(rows_of_samples(graph, key, eps.ndim, restart), 0, eps)
+        key: jnp.where(rows_of_samples(graph, key, eps.ndim, reset), 0, eps)
         for key, eps in inputs.items()
     }
 
@@ -156,16 +156,16 @@ def _is_shared(graph: ETraceGraph, site: TraceSite) -> bool:
     return all(graph.batch.axis(state) is None for state in site.group.states)
 
 
-def _rows(graph: ETraceGraph, site: TraceSite, restart: jax.Array) -> jax.Array:
+def _rows(graph: ETraceGraph, site: TraceSite, reset: jax.Array) -> jax.Array:
     """Return the rows of an operation's input that belong to samples whose flag is set."""
-    if restart.ndim == 0:
-        return restart
+    if reset.ndim == 0:
+        return reset
     if not get_primitive_spec(site.relation.primitive).batched:
         raise OptionError(
             f"All samples share the input of '{site.relation.key}', so this algorithm cannot "
             "reset single samples. Give `reset` one value per step, or use `D_RTRL`."
         )
-    at_elements = site.to_slots(at_positions(graph, site.group, restart))
+    at_elements = site.to_slots(at_positions(graph, site.group, reset))
     if site.has_fan_out:
         at_elements = at_elements.any(0)
     return at_elements.any(tuple(range(1, at_elements.ndim)))

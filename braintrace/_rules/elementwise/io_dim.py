@@ -29,7 +29,7 @@ from ..._core.layout import TraceSite
 from ..._core.products.direct import add, like
 from ..._core.products.products import PLAIN, SELECTING, products_of_gradient
 from ..._core.recursion import signals
-from ..._core.restart import at_positions
+from ..._core.resets import at_positions
 from ..._core.zero import as_arrays, widened
 from ..._etrace_op import Arrays
 from ..._graph import (

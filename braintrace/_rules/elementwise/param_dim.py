@@ -58,7 +58,7 @@ from ..._core.products.products import (
     which_entries,
 )
 from ..._core.recursion import Blocks, backward, signals, suffix_products, transition_blocks
-from ..._core.restart import at_positions
+from ..._core.resets import at_positions
 from ..._core.zero import as_arrays, is_zero, widened
 from ..._etrace_op import (
     Arrays,
@@ -161,8 +161,8 @@ class ParameterTraces(TraceMethod):
         has filters.
         """
         gradients = jax.tree.map(jnp.zeros_like, weights)
-        if records.restart is not None:
-            before = _restarted(graph, before, records.restart[0])
+        if records.reset is not None:
+            before = _after_reset(graph, before, records.reset[0])
         products = products_of_gradient(records)
         for group in graph.traced_groups:
             now = signals(group, signal)
@@ -254,7 +254,7 @@ def entries_of_samples(
     return found
 
 
-def _restarted(graph: ETraceGraph, traces: Traces, flags: jax.Array) -> Traces:
+def _after_reset(graph: ETraceGraph, traces: Traces, flags: jax.Array) -> Traces:
     """Return traces that are reset for some samples, or for all.
 
     They are selected, not multiplied by zero: they may be NaN.
@@ -285,7 +285,7 @@ def _updated(
     products: Products,
 ) -> Traces:
     """Return ``P⁰ ε⁰ + Σ x ⊗ (P Df)`` for every stored state of one site."""
-    (each, first), Df, restart = suffixes, records.Df, records.restart
+    (each, first), Df, reset = suffixes, records.Df, records.reset
     active, key_of = _active_outputs(site, traces), site.key
     weights = active.operands(site.relation, weights)
     known = {key for key, trace in unpack(traces).items() if not is_zero(trace)}
@@ -303,8 +303,8 @@ def _updated(
     if site.has_fan_out:
         factors = {key: jnp.moveaxis(factor, 1, 0) for key, factor in factors.items()}
     x, kept = input_of(graph, site, records), None
-    if restart is not None:
-        is_new = jax.vmap(functools.partial(at_positions, graph, site.group))(restart).any(0)
+    if reset is not None:
+        is_new = jax.vmap(functools.partial(at_positions, graph, site.group))(reset).any(0)
         kept = active.pick(site.to_slots(~is_new))
 
     def of_layer(factors: Arrays, of_samples: tuple[Decays, Any], old: Traces) -> Traces:

@@ -26,7 +26,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from ..._core.restart import over_first_axis, where_flagged
+from ..._core.resets import over_first_axis, where_flagged
 from ..._core.whole_state import (
     flags_of_rows,
     flags_of_samples,

@@ -28,7 +28,7 @@ from ..._core.jacobian.jacobians import Inputs
 from ..._core.probed_step import pre_step_probe
 from ..._core.products.direct import like
 from ..._core.time_loops import scan_records
-from ..._core.traces import restart_traces
+from ..._core.traces import reset_traces
 from ..._core.whole_state import (
     PulledStep,
     flags_of_samples,
@@ -142,9 +142,9 @@ class NeighbourTraces(TraceMethod):
 
         def step(carry: Any, now: Any) -> Any:
             gradients, traces = carry
-            recorded, restart, signal = now
-            if restart is not None:
-                traces = restart_traces(graph.trace_specs, traces, restart)
+            recorded, reset, signal = now
+            if reset is not None:
+                traces = reset_traces(graph.trace_specs, traces, reset)
             traces = _advanced(graph, weights, recorded, moves, traces)
             if signal is not None:
                 found = self._contracted(graph, weights, signal, traces, records.zeros_select)
@@ -153,7 +153,7 @@ class NeighbourTraces(TraceMethod):
 
         zeros = jax.tree.map(jnp.zeros_like, weights)
         wide = widened(as_arrays(dict(before)), row_dtype(whole))
-        over_time = (records.inputs, records.restart, arriving)
+        over_time = (records.inputs, records.reset, arriving)
         (gradients, after), _ = scan_records(step, (zeros, wide), over_time, records.num_steps)
         return gradients, jax.tree.map(lambda leaf, dtype: leaf.astype(dtype), after, dtypes)
 

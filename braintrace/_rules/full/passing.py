@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from ..._core.time_loops import scan_records
-from ..._core.traces import restart_traces
+from ..._core.traces import reset_traces
 from ..._core.zero import as_arrays
 from ..._graph import (
     ETraceGraph,
@@ -85,14 +85,14 @@ def over_steps(
     specs = {key: graph.trace_specs[key] for key in traces}
 
     def one_step(traces: Traces, now: tuple[Any, jax.Array | None]) -> tuple[Traces, None]:
-        inputs, restart = now
-        if restart is not None:
-            traces = restart_traces(specs, traces, restart)
+        inputs, reset = now
+        if reset is not None:
+            traces = reset_traces(specs, traces, reset)
         found = dataclasses.replace(
-            records, inputs=tuple(leaf[None] for leaf in inputs), restart=None
+            records, inputs=tuple(leaf[None] for leaf in inputs), reset=None
         )
         return advance(found, traces), None
 
-    over_time = records.inputs, records.restart
+    over_time = records.inputs, records.reset
     after: Traces = scan_records(one_step, as_arrays(traces), over_time, records.num_steps)[0]
     return after

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from ..._core.products.overwriting import known_after
-from ..._core.restart import over_first_axis, where_flagged
+from ..._core.resets import over_first_axis, where_flagged
 from ..._core.whole_state import (
     flags_of_samples,
     from_rows,

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from ..._core.jacobian.jacobians import Inputs
-from ..._core.restart import over_first_axis
+from ..._core.resets import over_first_axis
 from ..._core.whole_state import (
     ByState,
     equation_of,

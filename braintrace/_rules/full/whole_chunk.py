@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._core.jacobian.jacobians import Inputs
-from ..._core.restart import flags_along
+from ..._core.resets import flags_along
 from ..._core.time_loops import scan_records
 from ..._core.whole_state import (
     ByState,
@@ -132,7 +132,7 @@ def _through_steps(
 
     def one_step(carry: Any, now: Any) -> Any:
         cotangents, sums, alive = carry
-        recorded, restart = now
+        recorded, reset = now
         inputs = inputs_of_step(graph, weights, recorded)
         found = _selected(graph, pulled_back(graph, inputs, cotangents), alive)
         added = {
@@ -141,15 +141,15 @@ def _through_steps(
             if use.kind != "product"
         }
         before = found.old
-        if restart is not None:
-            before = _where_alive(whole, ~restart, before)
-            alive = alive & ~restart
+        if reset is not None:
+            before = _where_alive(whole, ~reset, before)
+            alive = alive & ~reset
         carry = before, jax.tree.map(jnp.add, sums, added), alive
         return carry, ([found.at[place] for place in places], found.x)
 
-    alive = None if records.restart is None else jnp.ones(records.restart.shape[1:], bool)
+    alive = None if records.reset is None else jnp.ones(records.reset.shape[1:], bool)
     start = (cotangents, _zero_sums(graph, len(cotangents[0])), alive)
-    over_time = (records.inputs, records.restart)
+    over_time = (records.inputs, records.reset)
     steps = records.num_steps
     (before, sums, _), kept = scan_records(one_step, start, over_time, steps, reverse=True)
     return before, sums, dict(zip(places, kept[0], strict=True)), kept[1]

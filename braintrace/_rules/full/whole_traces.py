@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..._core.restart import where_flagged
+from ..._core.resets import where_flagged
 from ..._core.whole_state import flags_of_rows, row_dtype, to_rows, unit_rows, whole_of
 from ..._core.zero import apart, is_zero, widened
 from ..._graph import (

@@ -138,7 +138,7 @@ class RuleTraces(TraceMethod):
 
 
 def _recorded(records: Records) -> Recorded:
-    return records.x, records.D, records.Df, records.restart
+    return records.x, records.D, records.Df, records.reset
 
 
 def _of(sites: list[Leaves[OperationSite]], traces: Traces) -> Arrays:
@@ -149,12 +149,12 @@ def _advanced(
     graph: ETraceGraph, sites: list[Leaves[OperationSite]], arrays: Arrays, recorded: Recorded
 ) -> Arrays:
     """Return the arrays of all sites after one step."""
-    x, D, Df, restart = recorded
+    x, D, Df, reset = recorded
     new: Arrays = {}
     for leaves in sites:
         site, own = leaves.site, {key: arrays[key] for key in leaves.specs}
-        if restart is not None:
-            own = leaves.restarted(own, restart)
+        if reset is not None:
+            own = leaves.after_reset(own, reset)
         new.update(
             leaves.advanced(
                 own, _transition(leaves, D), _input(graph, site, x), _sensitivities(site, Df)

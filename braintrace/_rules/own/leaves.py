@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._arguments import shown
-from ..._core import restart_traces
+from ..._core import reset_traces
 from ..._core.zero import as_arrays
 from ..._errors import BraintraceError, DtypeError, OptionError, ShapeError
 from ..._graph import ETraceGraph, Role, Traces, TraceSpec, Weights
@@ -49,9 +49,9 @@ class Leaves(Generic[Where]):
         own = as_arrays({key: traces[key] for key in self.specs})
         return {key: leaf.astype(self.specs[key].dtype) for key, leaf in own.items()}
 
-    def restarted(self, arrays: Named, flags: jax.Array) -> Named:
+    def after_reset(self, arrays: Named, flags: jax.Array) -> Named:
         """Return arrays that are reset for some samples, or for all."""
-        return dict(restart_traces(self.specs, arrays, flags))
+        return dict(reset_traces(self.specs, arrays, flags))
 
     def without(self, arrays: Named, flags: jax.Array) -> Named:
         """Return arrays with the initial values of some samples, also if they are NaN.
@@ -62,7 +62,7 @@ class Leaves(Generic[Where]):
         for key, spec in self.specs.items():
             is_shared = spec.samples is None and "batch" not in spec.axes
             own = flags.all() if is_shared else flags
-            found.update(restart_traces({key: spec}, {key: arrays[key]}, own))
+            found.update(reset_traces({key: spec}, {key: arrays[key]}, own))
         return found
 
     def advanced(self, arrays: Named, J: Any, x: Any, F: Any) -> Named:

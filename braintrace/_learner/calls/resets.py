@@ -16,7 +16,7 @@ from ..._typing import Path, PyTree, path_name
 Initial = list[PyTree]
 """Values of the short-term States at the start of a sequence, in the order of the States."""
 
-Restarts = tuple[jax.Array | None, Initial]
+Resets = tuple[jax.Array | None, Initial]
 """Flags of every step, ``(T,)`` or ``(T, batch)``, and the initial values of States."""
 
 
@@ -44,7 +44,7 @@ def check_reset(
     """
     if reset is None:
         return None
-    shapes = f"({steps},), or ({steps}, batch) to restart samples one by one"
+    shapes = f"({steps},), or ({steps}, batch) to reset samples one by one"
     flags = flags_of("reset", reset, shapes, lambda f: f.ndim in (1, 2) and f.shape[0] == steps)
     if flags.ndim == 2:
         given = f"`reset` has shape {flags.shape}, one flag per step and sample"
@@ -58,7 +58,7 @@ def initial_values(algorithm: ETraceAlgorithm, states: States) -> Initial:
     return list(algorithm.initial_values(states).values())
 
 
-def check_held(algorithm: ETraceAlgorithm, written: Collection[Path], restarts: bool) -> None:
+def check_held(algorithm: ETraceAlgorithm, written: Collection[Path], resets: bool) -> None:
     """Refuse a sequence in which the weight of an ETP operation, or of a readout, changes.
 
     Parameters
@@ -67,7 +67,7 @@ def check_held(algorithm: ETraceAlgorithm, written: Collection[Path], restarts: 
         The algorithm.
     written
         Paths of the States that the steps of the sequence write.
-    restarts
+    resets
         Whether short-term States are reset within it.
 
     Raises
@@ -81,7 +81,7 @@ def check_held(algorithm: ETraceAlgorithm, written: Collection[Path], restarts: 
         for path in paths:
             if path not in written:
                 continue
-            is_fresh = restarts and path in algorithm.short_term_states
+            is_fresh = resets and path in algorithm.short_term_states
             changes = "`reset` starts anew" if is_fresh else "`step_fn` writes"
             remedy = (
                 "Make it a `brainstate.LongTermState`, which keeps its value"
@@ -96,7 +96,7 @@ def check_held(algorithm: ETraceAlgorithm, written: Collection[Path], restarts: 
             )
 
 
-def restart_states(algorithm: ETraceAlgorithm, initial: Initial, flags: jax.Array) -> None:
+def reset_states(algorithm: ETraceAlgorithm, initial: Initial, flags: jax.Array) -> None:
     """Reset some samples of the model's States, or all."""
     states = algorithm.short_term_states
     now = {path: state.value for path, state in states.items()}

@@ -51,14 +51,14 @@ def values_anew(
     return {path: anew(path) for path in now}
 
 
-def restart_samples(
+def reset_samples(
     step: CompiledStep, store: OwnStates, fresh: Mapping[Path, Any], flags: jax.Array
 ) -> None:
     """Reset samples: write initial values to States, and zeros to the traces."""
     states = [store.states[path] for path in fresh]
     now = dict(zip(fresh, store.values(states), strict=True))
     anew = values_anew(step.graph.batch, now, fresh, flags)
-    after = None if store.is_zero else step.restart(store.traces.read(), flags)
+    after = None if store.is_zero else step.reset(store.traces.read(), flags)
     with uninterrupted:
         store.write(states, anew.values(), None if after is None else lambda: after)
 
@@ -124,7 +124,7 @@ def flags_of_samples(
     return flags
 
 
-class RequestedRestarts:
+class RequestedResets:
     """Reset requests that are made while a driver traces the user's code.
 
     A request is a State, so it passes through ``cond`` and ``for_loop``. The States exist as long

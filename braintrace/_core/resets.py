@@ -2,7 +2,7 @@ r"""Resets of samples between the steps of a chunk.
 
 A reset state no longer depends on earlier values: its row of ``D`` is zero, :math:`D^t[v, a, c] =
 0` if ``v`` belongs to a reset sample. The recursions of traces and adjoints are then those for
-separate sequences. ``restart`` is a
+separate sequences. ``reset`` is a
 boolean for all samples, or one for each. A state without a batch axis is shared by all samples: it
 is reset if all of them are.
 """
@@ -72,28 +72,28 @@ def at_positions(graph: ETraceGraph, group: HiddenGroup, flags: jax.Array) -> ja
     return flags[sample].reshape(group.shape)
 
 
-def restarted(graph: ETraceGraph, records: Records, restart: jax.Array) -> Records:
+def after_reset(graph: ETraceGraph, records: Records, reset: jax.Array) -> Records:
     """Return the residuals of one step before which some samples are reset."""
     if graph.whole is not None:
-        return dataclasses.replace(records, restart=restart)
+        return dataclasses.replace(records, reset=reset)
     transitions = dict(records.D)
     for group in graph.traced_groups:
         for a, c in group.transition:
             key = transition_key(group, a, c)
             if key not in transitions:
                 continue
-            is_new = at_positions(graph, group, restart)
+            is_new = at_positions(graph, group, reset)
             transitions[key] = jnp.where(is_new, 0, transitions[key])
-    return dataclasses.replace(records, D=transitions, restart=restart)
+    return dataclasses.replace(records, D=transitions, reset=reset)
 
 
-def restarted_probes(graph: ETraceGraph, probes: Probes, restart: jax.Array) -> Probes:
+def probes_after_reset(graph: ETraceGraph, probes: Probes, reset: jax.Array) -> Probes:
     """Return probes without those of old values that have been reset."""
     pre_step = {}
     for state in graph.traced_states:
         probe = probes.get(pre_step_probe(state))
         if probe is None:
             continue
-        is_new = flags_along(graph.batch.axis(state), restart, probe.ndim)
+        is_new = flags_along(graph.batch.axis(state), reset, probe.ndim)
         pre_step[pre_step_probe(state)] = jnp.where(is_new, 0, probe)
     return {**probes, **pre_step}
