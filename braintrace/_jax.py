@@ -77,7 +77,9 @@ def is_tracer(value: Any) -> bool:
 
 def is_there(array: jax.Array) -> bool:
     """Test whether an array is usable: not deleted, and not a tracer of an ended transformation."""
-    return is_transforming() if is_tracer(array) else not array.is_deleted()
+    if isinstance(array, jax.core.Tracer):
+        return is_transforming()
+    return not array.is_deleted()
 
 
 def to_array(value: Any) -> jax.Array:

@@ -23,7 +23,7 @@ from .._runtime.compiled_step import CompiledStep
 from .._runtime.environment.mesh import on_automatic_axes
 from .._runtime.environment.threads import lock_of, one_thread_at_a_time
 from .._runtime.on_mesh import arrays_on, moved_traces, place_states
-from .._runtime.program import OwnStates, states_are_carried
+from .._runtime.program import OwnStates, write_values
 from .._runtime.resets import RequestedResets, check_where, reset_samples
 from .._runtime.states.found_states import FoundStates
 from .._runtime.states.initial_values import (
@@ -348,7 +348,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     def store(self, states: States) -> OwnStates:
         """Return the store that a call on current States reads and writes, given these by path."""
         mark = lambda: self.step_mark  # noqa: E731 (it is seldom read)
-        return OwnStates(self.traces.carried, mark, states, self.compiled.followed)
+        followed = {path: states[path] for path in self.compiled.followed}
+        return OwnStates(self.traces.carried, mark, followed)
 
     @one_thread_at_a_time
     @on_automatic_axes
@@ -398,9 +399,9 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
             compiled, states = self.compiled_model, self.found_states(self.model)
             fresh = compiled.initial_values(self.model, states, batch_size, kwargs)
             fresh = started(fresh, self.step_mark.value)
-        with uninterrupted, states_are_carried():
+        with uninterrupted:
             if is_watched():
-                self.step_mark.value = jnp.zeros(())
+                write_values([self.step_mark], [jnp.zeros(())])
             self._compiled = compiled.moved_to(self.model, self.analysed, states, fresh, batch_size)
             self._reset_traces()
             place_states(self.placement, self.states_of_model)
@@ -409,7 +410,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         states = self.states_of_model
         flags = check_where(where, self.graph, values_by_path(short_term(states)), batch_size)
         fresh = started(self.initial_values(states, **options), self.step_mark.value)
-        reset_samples(self.compiled, self.store(states), fresh, flags)
+        reset_samples(self.compiled, states, self.store(states), fresh, flags)
         place_states(self.placement, states)
 
     def initial_values(

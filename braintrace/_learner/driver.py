@@ -12,7 +12,7 @@ their bodies.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import brainstate
 import jax
@@ -151,23 +151,27 @@ class Driver:
             Index of the first step in the user's call.
         """
         body = self.body
-        states = body.states(of_model)
-        values, arguments = self._given(states, store.values(states), arguments)
+        states, placing = body.states(of_model), self._placing
+        values = store.values(states)
+        if placing is not None:
+            values, arguments = placing.values(states, values), placing.arguments(arguments)
         values = store.entered(lambda mark: self._entered(values, arguments, mark), values)
+        defers = store.defers
 
         def run(take: Take) -> Changes:
             traces, owned = body.take(store, take)
-            if self._placing is not None:
-                traces = self._placing.traces(traces)
-            program, replaces = self._program(traces, arguments, store.defers)
-            run_program = functools.partial(program, in_place=owned and replaces)
-            if not store.defers:
-                replaced = body.written(values), traces
-                steps = steps_of(arguments[0])
-                run_program = functools.partial(
-                    in_automatic_region, run_program, replaced, steps=steps
+            if placing is not None:
+                traces = placing.traces(traces)
+            program, replaces = self._program(traces, arguments, defers)
+            in_place = owned and replaces
+            if defers:
+                results, written, after = program(values, traces, *arguments, in_place=in_place)
+            else:
+                replaced, steps = (body.written(values), traces), steps_of(arguments[0])
+                run_program = functools.partial(program, in_place=in_place)
+                results, written, after = in_automatic_region(
+                    run_program, replaced, values, traces, *arguments, steps=steps
                 )
-            results, written, after = run_program(values, traces, *arguments)
             if body.check is not None:
                 body.check(results)
             if isinstance(after, Unfinished):
@@ -184,14 +188,6 @@ class Driver:
         if body.notice is not None and isinstance(store, OwnStates):
             body.notice(results, start)
         return body.results(results, options)
-
-    def _given(
-        self, states: Sequence[brainstate.State], values: list[PyTree], arguments: Arguments
-    ) -> tuple[list[PyTree], Arguments]:
-        """Return the arguments of the program, placed on the mesh."""
-        if self._placing is None:
-            return values, arguments
-        return self._placing.values(states, values), self._placing.arguments(arguments)
 
     def _entered(
         self, values: list[PyTree], arguments: Arguments, mark: PyTree
@@ -223,13 +219,14 @@ class Driver:
 
     def lower(self, of_model: States, arguments: Arguments) -> jax.stages.Lowered:
         """Return the program of a call; see `__call__`."""
-        body, held = self.body, self._algorithm.traces.carried
+        body, held, placing = self.body, self._algorithm.traces.carried, self._placing
         states = body.states(of_model)
-        values, arguments = self._given(states, values_of(states), arguments)
-        can_fail = body.check is not None or self._can_fail(values, held, held.lend, arguments)
+        values = values_of(states)
         traces, _ = body.take(held, held.lend)
-        if self._placing is not None:
-            traces = self._placing.traces(traces)
+        if placing is not None:
+            values, arguments = placing.values(states, values), placing.arguments(arguments)
+            traces = placing.traces(traces)
+        can_fail = body.check is not None or self._can_fail(values, held, held.lend, arguments)
         owned = not can_fail and (traces is None or held.is_owned)
         return self.trace(values, traces, arguments, owned).lower()
 
@@ -275,8 +272,9 @@ def prepared(
     algorithm, sequences, options = learner.algorithm, request.sequences, request.options
     compiled = algorithm.compiled
     compiled.environment.check()
-    avals, tree = flattened(sequences)
-    steps = common_length([aval.shape for aval in avals], "sequence")
+    leaves, tree = flattened(sequences)
+    types = [(leaf.shape, leaf.dtype) for leaf in leaves]
+    steps = common_length([shape for shape, _ in types], "sequence")
     mask, flags, start = options.mask, options.reset, []
     if mask is not None:
         mask = weights_of(mask, steps, options.reduction)
@@ -292,7 +290,7 @@ def prepared(
             has_mask=mask is not None,
             reset_axes=None if flags is None else flags.ndim,
             structure=tree,
-            slices=tuple([(aval.shape[1:], aval.dtype) for aval in avals]),
+            slices=tuple([(shape[1:], dtype) for shape, dtype in types]),
             states=tuple(map(id, states.values())),
             mesh=mesh if mesh.manual_axes else None,
             forecasts=learner.held_forecasts.structure if request.method == "learn" else None,
@@ -335,7 +333,7 @@ def lower_whole(learner: LearnerParts, request: Request) -> jax.stages.Lowered:
 def _prepared_as_it_is(learner: LearnerParts, request: Request) -> tuple[States, Driver, Arguments]:
     """Return the current States of the model, and what a call on them needs; see `prepared`."""
     algorithm = learner.algorithm
-    follow_every_state(algorithm, request.options.window, algorithm.traces.carried.is_zero)
+    follow_every_state(algorithm, request.options.window)
     states = caught_up(algorithm)
     initial = functools.partial(initial_values, algorithm, states)
     return states, *prepared(learner, request, states, initial)

@@ -21,6 +21,7 @@ from .._runtime import on_automatic_axes, one_thread_at_a_time, read_arguments, 
 from .._runtime.changes import caught_up
 from .._runtime.states.companions import is_here
 from .._typing import PyTree
+from .calls.arguments import of_numbers
 from .calls.options import SINGLE, LearnOptions, Options, complaint, options_of, takes
 from .calls.parts import HasParts, LastPrediction, LearnerParts
 from .driver import run_whole
@@ -315,12 +316,11 @@ def warn_if_predicted(learner: LearnerParts, request: Request) -> None:
         )
 
 
-def note_prediction(learner: LearnerParts, request: Request) -> None:
+def note_prediction(learner: LearnerParts, sequences: tuple[PyTree, ...]) -> None:
     """Remember the inputs of a prediction, up to a size that is cheap to compare."""
-    if request.method != "predict" or is_watched():
-        return
-    if sum(map(np.size, jax.tree.leaves(request.sequences))) <= MOST_COMPARED:
-        learner.held_forecasts.last_prediction = LastPrediction(request.sequences)
+    sequences = of_numbers(sequences)
+    if not is_watched() and sum(map(np.size, jax.tree.leaves(sequences))) <= MOST_COMPARED:
+        learner.held_forecasts.last_prediction = LastPrediction(sequences)
 
 
 def _is_alike(before: PyTree, sequences: tuple[PyTree, ...]) -> bool:

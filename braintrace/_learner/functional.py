@@ -367,7 +367,7 @@ class FunctionalLearner:
         if options.optimizer is not None:
             optimizer, parameters = options.optimizer, learner.parameters_for_optimizer
             learner.held_optimizer.check_begun(optimizer, parameters)
-        follow_every_state(self.algorithm, options.window, is_start=False)
+        follow_every_state(self.algorithm, options.window, is_given=True)
         of_model, store = caught_up(self.algorithm), self._store(state)
         driver, arguments = prepared(learner, request, of_model, store.initial)
         results = driver(store, of_model, arguments, options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any, Literal, Unpack, overload
 
@@ -20,10 +19,9 @@ from .calls.options import (
     options_of,
     takes,
 )
-from .calls.parts import HasParts, LearnerParts
+from .calls.parts import HasParts
 from .driver import run_whole
 from .forecast import note_prediction, settle, warn_if_predicted
-from .methods.request import Request
 from .methods.requests import request_of
 from .watching import run_watched
 
@@ -365,7 +363,9 @@ def predict(
     ShapeError
         For sequences that are empty, differ in length or do not fit the states.
     """
-    return _run(learner, "predict", sequences, options)
+    outputs = _run(learner, "predict", sequences, options)
+    note_prediction(learner.parts, sequences)
+    return outputs
 
 
 def _run(
@@ -375,15 +375,8 @@ def _run(
     request = request_of(parts, method, sequences, options)
     settle(parts)
     warn_if_predicted(parts, request)
+    run = run_watched if options.is_logged else run_whole
     if options.optimizer is None:
-        found = _run_request(parts, request)
-        note_prediction(parts, request)
-        return found
+        return run(parts, request)
     with parts.held_optimizer.begun(options.optimizer, parts.parameters_for_optimizer):
-        return _run_request(parts, request)
-
-
-def _run_request(learner: LearnerParts, request: Request) -> PyTree:
-    if not request.options.is_logged:
-        return run_whole(learner, request)
-    return run_watched(learner, request, functools.partial(run_whole, learner))
+        return run(parts, request)

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -30,6 +30,7 @@ from .._typing import PyTree
 from .calls.arguments import length_of, weights_of
 from .calls.chunks import windows_of
 from .calls.parts import LearnerParts
+from .driver import run_whole
 from .methods.request import Request
 from .state.skips import notice_all
 
@@ -39,18 +40,14 @@ PARTS, LONGEST = 10, 1000
 Metrics: TypeAlias = dict[str, Any]
 """Reported values of some steps, by name."""
 
-Run: TypeAlias = Callable[[Request], PyTree]
 
-
-def run_watched(learner: LearnerParts, request: Request, run: Run) -> PyTree:
+def run_watched(learner: LearnerParts, request: Request) -> PyTree:
     """Run a call in blocks, and return the results of the whole call.
 
     Parameters
     ----------
     learner, request
         The learner, and the call.
-    run
-        Runs a call.
 
     Raises
     ------
@@ -72,7 +69,7 @@ def run_watched(learner: LearnerParts, request: Request, run: Run) -> PyTree:
         try:
             for start, stop in blocks:
                 with uninterrupted, _counted_from(start):
-                    found = run(parts.request(start, stop))
+                    found = run_whole(learner, parts.request(start, stop))
                     seen = parts.add(found, start, stop)
                     done = stop
                 teller.issued(stop, found, seen)

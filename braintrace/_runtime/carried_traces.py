@@ -88,7 +88,11 @@ class CarriedTraces(brainstate.ShortTermState):
             self.write(compute())
         else:
             forget_companions(self)
-            hold(self, LazyTraces(compute, zero))
+            self.defer(compute, zero)
+
+    def defer(self, compute: Callable[[], Traces], zero: bool = False) -> None:
+        """Store deferred traces outside of transformations."""
+        hold(self, LazyTraces(compute, zero))
 
     def convert(self, function: Callable[[Traces], Traces]) -> None:
         """Replace the traces by a function of them, unless they are known to be zero.

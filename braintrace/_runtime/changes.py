@@ -31,7 +31,7 @@ def caught_up(algorithm: Any) -> States:
     return of_model
 
 
-def follow_every_state(algorithm: Any, asked: int | None, is_start: bool) -> None:
+def follow_every_state(algorithm: Any, asked: int | None, is_given: bool = False) -> None:
     """Make traces follow every hidden state, if a call has a window, and recompile if necessary.
 
     Parameters
@@ -40,8 +40,9 @@ def follow_every_state(algorithm: Any, asked: int | None, is_start: bool) -> Non
         The algorithm.
     asked
         The window of the call; ``None``: that of the learner, whose traces follow every state.
-    is_start
-        Whether the traces are at the start of a sequence, so they may be replaced.
+    is_given
+        Whether the user gives the traces. Those of the learner are replaced if no sequence has
+        started.
 
     Raises
     ------
@@ -49,6 +50,7 @@ def follow_every_state(algorithm: Any, asked: int | None, is_start: bool) -> Non
         If a sequence has started, and its traces omit a state.
     """
     if asked is not None and not algorithm.every_state:
+        is_start = not is_given and algorithm.traces.carried.is_zero
         _follow_every_state(algorithm, int(asked), is_start)
 
 

@@ -4,9 +4,8 @@ A call of a learner is a pure function of values and traces. It reads them from 
 writes them once: to the learner's own States, or to a `LearnerState` that the user gives.
 """
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import brainstate
@@ -17,7 +16,6 @@ from .._errors import OptionError
 from .._graph import Traces
 from .._interrupts import interruptible, uninterrupted
 from .._jax import calls_back
-from .._typing import Path
 from .carried_traces import CarriedTraces
 from .states.companions import check_companions, note_companions
 from .states.model_states import States
@@ -128,8 +126,8 @@ class OwnStates:
     ----------
     traces, mark
         The traces, and a function that returns the State of the mark of a gradient.
-    states, followed
-        States by path, and the paths of the hidden States that the traces follow.
+    followed
+        The hidden States that the traces follow, by path.
 
     Raises
     ------
@@ -139,13 +137,12 @@ class OwnStates:
 
     traces: CarriedTraces
     mark: Callable[[], brainstate.State]
-    states: States
-    followed: Sequence[Path]
+    followed: States
 
     def __post_init__(self) -> None:
-        # Inside a transformation, reading the traces ends this comparison, so it comes first.
-        check_companions(self.traces, self.states, self.followed)
         self._is_watched = is_watched()
+        # Inside a transformation, reading the traces ends this comparison, so it comes first.
+        check_companions(self.traces, self.followed, self._is_watched)
 
     @property
     def defers(self) -> bool:
@@ -202,9 +199,11 @@ class OwnStates:
     ) -> None:
         """Write values of States, and traces, which may be deferred; ``None``: they stay."""
         write_values(written, values, is_outside=not self._is_watched)
-        if after is not None:
-            self.traces.leave(after)
-        note_companions(self.traces, self.states, self.followed, with_traces=after is not None)
+        if after is not None and self._is_watched:
+            self.traces.write(after())
+        elif after is not None:
+            self.traces.defer(after)
+        note_companions(self.traces, self.followed, with_traces=after is not None)
 
 
 RAW = (
@@ -214,21 +213,6 @@ RAW = (
     "    state, output = pure.step(state, x)  # inside\n"
     "or the transformation of brainstate, such as `brainstate.transform.jit`, `grad` or `for_loop`."
 )
-
-
-@contextlib.contextmanager
-def states_are_carried() -> Iterator[None]:
-    """Refuse to write a State inside a transformation of JAX (not of brainstate).
-
-    Raises
-    ------
-    OptionError
-        There.
-    """
-    try:
-        yield
-    except brainstate.TraceContextError as error:
-        raise OptionError(RAW) from error
 
 
 def write_values(

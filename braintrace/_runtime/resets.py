@@ -17,6 +17,7 @@ from .._interrupts import uninterrupted
 from .._typing import Path
 from .compiled_step import CompiledStep
 from .program import OwnStates
+from .states.model_states import States
 
 
 def start_anew(old: jax.Array, new: jax.Array, axis: int | None, flags: jax.Array) -> jax.Array:
@@ -52,10 +53,14 @@ def values_anew(
 
 
 def reset_samples(
-    step: CompiledStep, store: OwnStates, fresh: Mapping[Path, Any], flags: jax.Array
+    step: CompiledStep,
+    of_model: States,
+    store: OwnStates,
+    fresh: Mapping[Path, Any],
+    flags: jax.Array,
 ) -> None:
     """Reset samples: write initial values to States, and zeros to the traces."""
-    states = [store.states[path] for path in fresh]
+    states = [of_model[path] for path in fresh]
     now = dict(zip(fresh, store.values(states), strict=True))
     anew = values_anew(step.graph.batch, now, fresh, flags)
     after = None if store.is_zero else step.reset(store.traces.read(), flags)

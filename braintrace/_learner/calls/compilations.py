@@ -143,7 +143,7 @@ class Compilations(Generic[Driver]):
         OptionError
             If a function cannot be hashed.
         """
-        keys = [self._key(name, function) for name, function in functions.items()]
+        keys = self._keys_of(functions)
         last = self._last
         if last is not None and length in last.lengths and last.is_of(keys, features):
             return last.driver
@@ -154,8 +154,7 @@ class Compilations(Generic[Driver]):
         if found is None:
             found = self._kept[key] = _Compiled(features, make())
             # A function that counts how often it is traced is the same function afterwards.
-            traced = (self._key(name, function) for name, function in functions.items())
-            self._kept[(*traced, features)] = found
+            self._kept[(*self._keys_of(functions), features)] = found
         else:
             self._kept.move_to_end(key)
         if functions and length not in found.lengths:
@@ -179,15 +178,18 @@ class Compilations(Generic[Driver]):
                         budget=cut.budget,
                     )
 
-    def _key(self, name: str, function: Callable[..., PyTree]) -> FunctionKey:
-        try:
-            return self._keys[name](function)
-        except TypeError as error:
-            raise OptionError(
-                f"`{name}` is a {type(function).__name__} that cannot be hashed, so its compiled "
-                "program cannot be found again. Pass a function, or define `__hash__` in its "
-                "class."
-            ) from error
+    def _keys_of(self, functions: Mapping[str, Callable[..., PyTree]]) -> list[FunctionKey]:
+        found = []
+        for name, function in functions.items():
+            try:
+                found.append(self._keys[name](function))
+            except TypeError as error:
+                raise OptionError(
+                    f"`{name}` is a {type(function).__name__} that cannot be hashed, so its "
+                    "compiled program cannot be found again. Pass a function, or define "
+                    "`__hash__` in its class."
+                ) from error
+        return found
 
     def _count(self, line: str) -> None:
         """Warn if one line of the user's code has been compiled often."""

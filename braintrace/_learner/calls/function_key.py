@@ -30,7 +30,7 @@ BY_VALUE = (bool, int, float, complex, str, bytes, np.generic)
 
 
 _NOT_LOOKED_INTO = (brainstate.State, types.FunctionType, types.ModuleType, type)
-"""Owners whose attributes are not part of a key."""
+"""Types of owners whose attributes are not part of a key."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -118,8 +118,8 @@ def _add(values: Iterable[Any], contents: list[Any], inside: tuple[int, ...]) ->
             if value.__closure__:
                 parts += _closed_over(value.__closure__)
             if parts:
-                read = _attributes(value.__code__, parts)
-                _add([*parts, *read], contents, (*inside, id(value)))
+                parts += _attributes(value.__code__, parts)
+                _add(parts, contents, (*inside, id(value)))
         elif isinstance(value, types.MethodType):
             contents.append(value.__self__)
             read = _attributes(getattr(value.__func__, "__code__", None), [value.__self__])
@@ -139,30 +139,39 @@ def _attributes(code: types.CodeType | None, objects: Iterable[Any]) -> list[Any
     The attributes of these and what methods of the objects read are among them. States are not:
     they are inputs.
     """
+    names = _names_in(code)
     found: list[Any] = []
-    pending, seen = [(owner, _names_in(code)) for owner in objects], set[tuple[int, Any]]()
+    seen: set[tuple[int, Any]] = set()
+    pending = [(owner, names) for owner in objects]
     while pending:
         owner, names = pending.pop()
-        attributes: Any = getattr(owner, "__dict__", None)
-        is_closed = isinstance(owner, _NOT_LOOKED_INTO) or type(attributes) is not dict
-        if is_closed or (id(owner), names) in seen:
+        attributes = getattr(owner, "__dict__", None)
+        if type(attributes) is not dict or (id(owner), names) in seen:
             continue
         seen.add((id(owner), names))
+        methods = _methods(owner.__class__, names)
+        if methods is None:
+            continue
         for name in names:
             if name in attributes:
                 value = attributes[name]
                 if not isinstance(value, brainstate.State):
                     found += [name, value]
                     pending.append((value, names))
-        for name, read in _methods(owner.__class__, names):
+        for name, read in methods:
             if name not in attributes:
                 pending.append((owner, read))
     return found
 
 
 @functools.lru_cache(maxsize=1000)
-def _methods(kind: Hashable, names: tuple[str, ...]) -> list[tuple[str, tuple[str, ...]]]:
-    """Return the methods of a class that have some of the names, and the names in their code."""
+def _methods(kind: type, names: tuple[str, ...]) -> list[tuple[str, tuple[str, ...]]] | None:
+    """Return the methods of a class that have some of the names, and the names in their code.
+
+    The result is ``None`` if the attributes of its objects are not part of a key.
+    """
+    if issubclass(kind, _NOT_LOOKED_INTO):
+        return None
     found = ((name, getattr(kind, name, None)) for name in names)
     return [(name, _names_in(f.__code__)) for name, f in found if isinstance(f, types.FunctionType)]
 

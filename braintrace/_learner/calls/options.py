@@ -47,7 +47,7 @@ def _static(kind: Kind) -> dict[str, Any]:
     return {"kind": kind, "is_static": True}
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, init=False, eq=False)
 class Options:
     """The options of one call of a learner's method; see `Learner.etrace_grad`.
 
@@ -81,11 +81,12 @@ class Options:
         default=None, metadata=_checked(FUNCTION.or_else(None))
     )
 
-    def __post_init__(self) -> None:
-        for name, default, kind in _CHECKS:
-            value = getattr(self, name)
-            if value is not default:
-                check_option(name, value, kind)
+    def __init__(self, **given: Any) -> None:
+        vars(self).update(given)  # a default is an attribute of the class
+        for name, value in given.items():
+            option = FIELDS[name]
+            if option.metadata and value is not option.default:
+                check_option(name, value, option.metadata["kind"])
         if self.memory_budget is not None and self.length_of_chunk is not None:
             raise OptionError(
                 f"`memory_budget` is {self.memory_budget} and `chunk_size` is {self.chunk_size}. "
@@ -134,7 +135,6 @@ class Options:
 
 FIELDS = {option.name: option for option in fields(Options)}
 _WITH_KIND = [option for option in FIELDS.values() if option.metadata]
-_CHECKS = [(option.name, option.default, option.metadata["kind"]) for option in _WITH_KIND]
 _STATIC = [option.name for option in _WITH_KIND if option.metadata["is_static"]]
 _static_values = operator.attrgetter(*_STATIC)
 

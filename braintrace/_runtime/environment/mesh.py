@@ -21,7 +21,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from ..._arguments import CONTAINERS, check_tree
-from ..._brainstate import StatesAsRead, peek, values_of
+from ..._brainstate import StatesAsRead, peek, peek_all
 from ..._errors import Interrupted
 from ..._jax import is_tracer, is_transforming
 from ..._sharding import automatic_axes, put
@@ -185,21 +185,21 @@ def _explicit_mesh(given: Any, algorithm: Any) -> Mesh | None:
     """
     if is_transforming():
         return None
-    found = None
-    for leaf in jax.tree.leaves((given, values_of(_parameters(algorithm)))):
+    for leaf in jax.tree.leaves((given, peek_all(_parameters(algorithm)))):
         sharding = getattr(leaf, "sharding", None)  # tracers have none
-        if found is None and isinstance(sharding, NamedSharding) and _is_explicit(sharding.mesh):
-            found = sharding.mesh
-    if found is None and _is_explicit(jax.sharding.get_abstract_mesh()):
-        found = jnp.zeros(()).sharding.mesh  # the mesh of a new array
-    return found
+        if isinstance(sharding, NamedSharding) and _is_explicit(sharding.mesh):
+            return sharding.mesh
+    if _is_explicit(jax.sharding.get_abstract_mesh()):
+        return jnp.zeros(()).sharding.mesh  # the mesh of a new array
+    return None
 
 
 def _parameters(algorithm: Any) -> Iterable[brainstate.State]:
+    compiled = algorithm._compiled
     found: Iterable[brainstate.State] = (
-        algorithm.compiled.parameters
-        if algorithm.is_compiled
-        else algorithm.model.states(brainstate.ParamState).values()
+        algorithm.model.states(brainstate.ParamState).values()
+        if compiled is None
+        else compiled.step.parameters
     )
     return found
 

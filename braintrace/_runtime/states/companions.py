@@ -20,10 +20,10 @@ import numpy as np
 import saiunit
 
 from ..._arguments import is_quantity
-from ..._brainstate import is_watched, peek_all, value_outside
+from ..._brainstate import peek_all, value_outside
 from ..._errors import LostTracesError
 from ..._jax import is_tracer
-from ..._typing import Path, path_name
+from ..._typing import path_name
 from .model_states import States
 
 
@@ -64,24 +64,22 @@ def forget_companions(traces: brainstate.State) -> None:
         found.values = ()
 
 
-def note_companions(
-    traces: brainstate.State, states: States, paths: Sequence[Path], with_traces: bool = True
-) -> None:
+def note_companions(traces: brainstate.State, followed: States, with_traces: bool = True) -> None:
     """Store the values that the learner has just written.
 
     Parameters
     ----------
-    traces, states
-        The traces, and States by path.
-    paths
-        Paths of the hidden States that the traces follow.
+    traces
+        The traces.
+    followed
+        The hidden States that the traces follow, by path.
     with_traces
         Whether the learner has also written the traces.
     """
-    if not paths:
+    if not followed:
         return
     own = _companions.get(id(traces)) or _new_companions(traces)
-    own.states = [states[path] for path in paths]
+    own.states = tuple(followed.values())
     now = peek_all(own.states)
     if is_tracer(saiunit.get_mantissa(now[0]) if is_quantity(now[0]) else now[0]):
         own.is_known = own.is_known and with_traces
@@ -92,13 +90,15 @@ def note_companions(
         own.values = (own.values[0], now)
 
 
-def check_companions(traces: brainstate.State, states: States, paths: Sequence[Path]) -> None:
+def check_companions(traces: brainstate.State, followed: States, is_watched: bool) -> None:
     """Refuse hidden states that do not belong to the traces.
 
     Parameters
     ----------
-    traces, states, paths
+    traces, followed
         See `note_companions`.
+    is_watched
+        Whether the caller runs inside a transformation.
 
     Raises
     ------
@@ -108,20 +108,20 @@ def check_companions(traces: brainstate.State, states: States, paths: Sequence[P
     own = _companions.get(id(traces))
     if own is None or not own.values:
         return
-    if not own.is_known and all(map(is_, (states[path] for path in paths), own.states)):
+    current = followed.values()
+    if not own.is_known and all(map(is_, current, own.states)):
         return
-    current = [states[path] for path in paths]
-    now = tuple(map(value_outside, current)) if is_watched() else peek_all(current)
+    now = tuple(map(value_outside, current)) if is_watched else peek_all(current)
     for values in own.values:
         if all(map(is_, now, values)):
             return
     if any(all(map(_is_alike, now, values)) for values in own.values):
         own.values = (now,)  # moved to another device, or written back
         return
-    latest = zip(paths, own.states, now, own.values[-1], strict=True)
+    latest = zip(followed, own.states, now, own.values[-1], strict=True)
     path, before = next((p, s) for p, s, value, left in latest if not _is_alike(value, left))
     name = path_name(path)
-    if states[path] is not before:
+    if followed[path] is not before:
         raise LostTracesError(
             f"State '{name}' is a new object since the learner's last call: the model was "
             "initialised again, or another learner was compiled for it. The traces belong to the "
