@@ -2,22 +2,19 @@
 
 import argparse
 import sys
-import time
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from . import machine, markdown, results
 from .case import Case
-from .processes import run_case, run_module
+from .processes import run_module
 
-PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 FULL, QUICK = (31, 60.0), (4, 1.5)
 """Rounds of a case, and the seconds after which it begins no further one."""
 
 
-def options_of(arguments: list[str] | None) -> argparse.Namespace:
-    """Return the options of a command line."""
+def options_of(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Run all cases, each in a process of its own, and write results/<machine>.json "
@@ -30,75 +27,52 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, help="time after which a case begins no round")
     parser.add_argument("--list", action="store_true", help="print the names of the cases")
     parser.add_argument("--out", type=Path, default=results.FOLDER, help="folder of the results")
-    parser.add_argument(
-        "--headline",
-        action="store_true",
-        help="write the table of docs/benchmarks.md from the last full results",
-    )
     return parser.parse_args(arguments)
 
 
-def chosen(platform: str, quick: bool, pattern: str | None) -> list[Case]:
+def chosen(platform: str, quick: bool, pattern: str = "") -> list[Case]:
     """Return the cases that an invocation runs."""
     from .catalogue import all_cases
 
     cases = [case for case in all_cases(platform) if (case.quick if quick else case.full)]
-    if pattern is None:
-        return cases
     return [case for case in cases if pattern in case.name or fnmatch(case.name, pattern)]
 
 
-def run_all(cases: list[Case], platform: str, rounds: int, seconds: float) -> dict[str, Any]:
-    """Run cases and print a line for each."""
-    found = {}
-    for count, case in enumerate(cases, start=1):
-        start = time.perf_counter()
-        result = run_case(case.name, platform, rounds, seconds)
-        found[case.name] = result
-        print(f"[{count}/{len(cases)}] {time.perf_counter() - start:6.1f} s  {line(result)}")
-        sys.stdout.flush()
-    return found
+def run_case(name: str, platform: str, rounds: int, seconds: float) -> dict[str, Any]:
+    """Run a case in a process of its own; if it dies, the case has an error."""
+    sizes = ["--platform", platform, "--rounds", str(rounds), "--seconds", str(seconds)]
+    try:
+        return run_module("child", name, *sizes)
+    except RuntimeError as error:
+        return {"name": name, "error": str(error)}
 
 
 def line(result: results.Result) -> str:
     """Return the result of a case in one line."""
-    if results.failed(result):
-        return f"FAILED {result['name']}: {str(result['error']).splitlines()[0]}"
-    held = [row for row in result.get("targets", []) if row["holds"]]
-    missed = results.missed(result)
-    text = f"{result['name']}: {len(held)} of {len(held) + len(missed)} targets held"
-    for row in missed:
-        text += f"; {row['name']} {markdown.number(row['value'])}"
-    missing = result.get("missing", {})
-    return text + (f"; not available: {', '.join(missing)}" if missing else "")
+    if result["error"]:
+        return f"FAILED {result['name']}: {result['error'].splitlines()[0]}"
+    judged = [row for row in result["targets"] if row["holds"] is not None]
+    missed = [row for row in judged if not row["holds"]]
+    text = f"{result['name']}: {len(judged) - len(missed)} of {len(judged)} targets held"
+    return text + "".join(f"; {row['name']} {markdown.number(row['value'])}" for row in missed)
 
 
 def write(stem: Path, found: results.Result, platform: str) -> None:
-    """Write JSON and Markdown."""
-    from .catalogue import QUESTIONS, all_cases, explanation, heading
+    """Write JSON and Markdown, with the cases in the order of the catalogue."""
+    from .catalogue import QUESTIONS, all_cases, heading
 
     names = [case.name for case in all_cases(platform)]
-    found["cases"] = {name: found["cases"][name] for name in names if name in found["cases"]}
+    cases = {name: found["cases"][name] for name in names if name in found["cases"]}
+    found["cases"] = cases
     json_file = stem.with_name(stem.name + ".json")
     results.save(json_file, found)
     sections = []
     for question in QUESTIONS:
-        members = [name for name in names if name.startswith(f"{question}/")]
-        cases = results.in_order(found, members)
-        if cases:
-            sections.append((heading(question), explanation(question), cases))
+        own = [case for name, case in cases.items() if name.startswith(f"{question}/")]
+        if own:
+            sections.append((*heading(question), own))
     stem.with_name(stem.name + ".md").write_text(markdown.page(found, sections))
     print(f"written: {json_file} and the .md next to it")
-
-
-def update_page(stem: Path) -> int:
-    """Write the first table of docs/benchmarks.md from results."""
-    path = stem.with_name(stem.name + ".json")
-    if not path.exists():
-        print(f"There are no results of this machine ({path}): run `python -m benchmarks` first.")
-        return 1
-    markdown.put_into(PAGE, markdown.headline(results.load(path)))
-    return 0
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -110,22 +84,22 @@ def main(arguments: list[str] | None = None) -> int:
         return command.main(given[1:])
     options = options_of(given)
     this = run_module("machine")
-    stem = options.out / machine.file_name(this["name"])
-    if options.headline:
-        return update_page(stem)
-    cases = chosen(this["platform"], options.quick, options.only)
+    cases = chosen(this["platform"], options.quick, options.only or "")
     if options.list:
         print(*(case.name for case in cases), sep="\n")
         return 0
-    if options.quick:
-        stem = stem.with_name(stem.name + "-quick")
+    stem = options.out / (machine.file_name(this["name"]) + "-quick" * options.quick)
     rounds, seconds = QUICK if options.quick else FULL
+    sizes = options.rounds or rounds, options.seconds or seconds
     found = results.load(stem.with_name(stem.name + ".json"))
     results.renew(found, this)
-    own = run_all(cases, this["platform"], options.rounds or rounds, options.seconds or seconds)
-    found["cases"] |= own
+    has_failed = False
+    for count, case in enumerate(cases, start=1):
+        found["cases"][case.name] = result = run_case(case.name, this["platform"], *sizes)
+        print(f"[{count}/{len(cases)}] {line(result)}", flush=True)
+        has_failed |= bool(result["error"])
     write(stem, found, this["platform"])
-    return int(any(results.failed(result) for result in own.values()))
+    return int(has_failed)
 
 
 if __name__ == "__main__":

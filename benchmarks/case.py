@@ -5,10 +5,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-class NotOffered(Exception):  # noqa: N818  (not an error: the device lacks something)
-    """A feature of the device is missing; as for a missing package, the table shows a dash."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Subject:
     """A function that is timed.
@@ -27,17 +23,8 @@ class Subject:
     lower: Callable[[], Any] | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Prepared:
-    """A case that is ready to run.
-
-    ``subjects`` make the functions that are timed in turn, ``facts`` are numbers that need no
-    repeats, and ``derive`` computes further ones from the median seconds by label.
-    """
-
-    subjects: Mapping[str, Callable[[], Subject]] = dataclasses.field(default_factory=dict)
-    facts: Mapping[str, Callable[[], float]] = dataclasses.field(default_factory=dict)
-    derive: Callable[[Mapping[str, float]], Mapping[str, float]] | None = None
+Subjects = dict[str, Callable[[], Subject]]
+"""What makes the functions that are timed in turn, by label."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,27 +37,22 @@ class Target:
 
     @property
     def name(self) -> str:
-        """The name of the row in the table."""
         return self.label if self.over is None else f"{self.label} / {self.over}"
-
-    def holds(self, value: float) -> bool | None:
-        """Return whether a value holds the target; ``None`` without a limit."""
-        return None if self.limit is None else value <= self.limit
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One process of the benchmark, named ``question/parameters``; the task is for the tests."""
+    """One process of the benchmark, named ``question/parameters``; the task is for the tests.
+
+    ``facts`` are numbers that need no repeats, and ``derive`` computes further ones from the median
+    seconds by label.
+    """
 
     name: str
-    parameters: Mapping[str, Any]
-    build: Callable[[], Prepared]
+    subjects: Subjects = dataclasses.field(default_factory=dict)
     targets: tuple[Target, ...] = ()
+    facts: Mapping[str, Callable[[], float]] = dataclasses.field(default_factory=dict)
+    derive: Callable[[Mapping[str, float]], Mapping[str, float]] = lambda medians: {}
     quick: bool = False
     full: bool = True
     task: Any = None
-
-    @property
-    def question(self) -> str:
-        """The part of the name in front of the slash."""
-        return self.name.partition("/")[0]

@@ -26,7 +26,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from .processes import ENVIRONMENT, PACKAGE
 
@@ -35,16 +35,13 @@ HERE = PACKAGE.parent
 SAMPLE, MOST_CALLS = 0.05, 300
 """Seconds that a time takes at least, by repeated calls, and how many of them at most."""
 LEAST_ROUNDS = 5
-CLOCKS = {"wall": "seconds", "cpu": "cpu"}
-"""What an answer calls the times of a clock."""
+CLOCKS = "wall", "cpu"
 AGAIN = 1.5
 """Rounds of a row in the second look, over those of the first."""
 
 
-class Timer(Protocol):
-    """What answers commands: a process, or in tests a `golden_worker.Worker`."""
-
-    def answer(self, command: dict[str, Any]) -> dict[str, Any]: ...
+Timer = Any
+"""An object that answers commands: a `Remote`, or in tests a `golden_worker.Worker`."""
 
 
 class Remote:
@@ -71,13 +68,13 @@ class Remote:
 
     def answer(self, command: dict[str, Any]) -> dict[str, Any]:
         """Send a command and wait for the answer."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        try:
-            self._process.stdin.write(json.dumps(command) + "\n")
-            self._process.stdin.flush()
-            line = self._process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
+        to, answers = self._process.stdin, self._process.stdout
+        assert to is not None and answers is not None
+        line = ""
+        with contextlib.suppress(BrokenPipeError):
+            to.write(json.dumps(command) + "\n")
+            to.flush()
+            line = answers.readline()
         if not line:
             printed = self._printed.read_text().strip().splitlines()
             raise RuntimeError(f"a process has ended: {printed[-1] if printed else 'no message'}")
@@ -85,7 +82,6 @@ class Remote:
         return found
 
     def close(self) -> None:
-        """End the process."""
         self._process.kill()
         self._process.communicate()
 
@@ -101,16 +97,13 @@ class Measured:
 
     @property
     def ratios(self) -> list[float]:
-        """This checkout over the base, round by round."""
         return [own / base for base, own in self.rounds]
 
     @property
     def ratio(self) -> float:
-        """Their median."""
         return statistics.median(self.ratios) if self.rounds else math.nan
 
     def line(self) -> str:
-        """Return the row of the table."""
         if self.error is not None:
             return f"{self.name:42} {self.error}"
         low, _, high = statistics.quantiles(self.ratios, n=4)
@@ -138,51 +131,41 @@ def measure(
     name: str, timers: Sequence[Timer], rounds: int, seconds: float, clock: str = "wall"
 ) -> Measured:
     """Return the times of a row, of as many rounds as fit into some seconds."""
-    start, found = time.perf_counter(), Measured(name)
+    end, found = time.perf_counter() + seconds, Measured(name)
     try:
         built = ask(timers, do="build", row=name)
-        for side, answer in zip(("base", "this checkout"), built, strict=True):
+        for where, answer in zip(("base", "this checkout"), built, strict=True):
             if "error" in answer:
-                found.error = f"{side}: {answer['error']}"
+                found.error = f"{where}: {answer['error']}"
                 return found
         found.bytes = (built[0]["bytes"], built[1]["bytes"])
         once = min(answer["seconds"] for answer in built)
         calls = min(MOST_CALLS, max(1, math.ceil(SAMPLE / once)))
-        found.rounds = list(taken(timers, calls, rounds, start + seconds, clock))
+        for count in range(rounds):
+            if count >= LEAST_ROUNDS and time.perf_counter() > end:
+                break
+            times: tuple[list[float], list[float]] = ([], [])
+            for side in (0, 1, 1, 0) if count % 2 == 0 else (1, 0, 0, 1):
+                answer = timers[side].answer({"do": "time", "calls": calls})
+                times[side].append(answer[clock])
+            found.rounds.append((min(times[0]), min(times[1])))
     finally:
         ask(timers, do="drop")
     return found
 
 
-def taken(
-    timers: Sequence[Timer], calls: int, rounds: int, end: float, clock: str
-) -> Iterator[tuple[float, float]]:
-    """Yield the times of rounds until the end, at least of a few."""
-    for count in range(rounds):
-        if count >= LEAST_ROUNDS and time.perf_counter() > end:
-            return
-        times: tuple[list[float], list[float]] = ([], [])
-        for side in (0, 1, 1, 0) if count % 2 == 0 else (1, 0, 0, 1):
-            answer = timers[side].answer({"do": "time", "calls": calls})
-            times[side].append(answer[CLOCKS[clock]])
-        yield min(times[0]), min(times[1])
-
-
 @contextlib.contextmanager
 def processes(checkouts: Iterable[Path]) -> Iterator[list[Timer]]:
     """Offer a process for each checkout."""
-    remotes: list[Remote] = []
-    with tempfile.TemporaryDirectory() as folder:
+    with contextlib.ExitStack() as ends:
+        folder = Path(ends.enter_context(tempfile.TemporaryDirectory()))
         ignored = shutil.ignore_patterns("results", "learning", "__pycache__")
-        shutil.copytree(PACKAGE, Path(folder) / PACKAGE.name, ignore=ignored)
-        try:
-            for checkout in checkouts:
-                remotes.append(Remote(checkout, Path(folder)))
-            ask(remotes, do="drop")  # answered when everything has been imported
-            yield list(remotes)
-        finally:
-            for remote in remotes:
-                remote.close()
+        shutil.copytree(PACKAGE, folder / PACKAGE.name, ignore=ignored)
+        remotes = [Remote(checkout, folder) for checkout in checkouts]
+        for remote in remotes:
+            ends.callback(remote.close)
+        ask(remotes, do="drop")  # answered when everything has been imported
+        yield remotes
 
 
 @contextlib.contextmanager
@@ -235,7 +218,6 @@ def chosen(rows: Any, options: argparse.Namespace) -> list[str]:
 
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
-    """Return the options of a command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.golden_speed",
         description=__doc__,

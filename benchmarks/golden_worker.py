@@ -5,7 +5,7 @@ import json
 import os
 import sys
 import time
-from typing import Any, TextIO
+from typing import Any
 
 import jax
 
@@ -14,13 +14,11 @@ from .golden_rows import ROWS, Row
 
 
 def settle() -> None:
-    """Keep what has been built out of later garbage collections."""
     gc.collect()
-    gc.freeze()
+    gc.freeze()  # no later collection looks at what has been built
 
 
 def forget() -> None:
-    """Let go of all compiled programs."""
     gc.unfreeze()
     jax.clear_caches()
     gc.collect()
@@ -70,10 +68,9 @@ class Worker:
             cpu = time.process_time() - before
         finally:
             gc.enable()
-        return {"seconds": total / calls, "cpu": cpu / calls}
+        return {"wall": total / calls, "cpu": cpu / calls}
 
     def drop(self) -> dict[str, Any]:
-        """Let go of the row, and of all programs."""
         self._row = self._call = None
         forget()
         return {}
@@ -88,20 +85,15 @@ class Worker:
         return time.perf_counter() - start
 
 
-def serve(commands: TextIO, answers: TextIO) -> None:
-    """Answer commands until there are no more."""
-    worker = Worker()
-    for line in commands:
-        answers.write(json.dumps(worker.answer(json.loads(line))) + "\n")
-        answers.flush()
-
-
 def main() -> None:
     """Answer on standard output; what others print there goes to standard error."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     sys.stdout = sys.stderr
-    serve(sys.stdin, answers)
+    worker = Worker()
+    for line in sys.stdin:
+        answers.write(json.dumps(worker.answer(json.loads(line))) + "\n")
+        answers.flush()
 
 
 if __name__ == "__main__":

@@ -1,41 +1,15 @@
-"""Results as Markdown tables, and the headline block of the benchmark page."""
+"""Results as Markdown tables."""
 
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
-from .results import Result, failed
+from .results import Result
 
-BEGIN, END = "<!-- benchmark -->", "<!-- /benchmark -->"
 DASH = "–"
 EARLIER = " †"
 """Mark of a case that did not run with the others."""
 HOLDS = {True: "yes", False: "**no**", None: ""}
-_STACK = "{network}, {steps} steps, {hidden} units, batch {batch}"
-_SPARSE = "sparse {network}, {neurons:,} neurons, {synapses:,} synapses, batch {batch}, per step"
-HEADLINE = dict.fromkeys(
-    (
-        "sequence/T=64,H=256,B=32",
-        "sequence/T=512,H=256,B=32",
-        "sequence/T=64,H=1024,B=32",
-    ),
-    "one leaky layer, {steps} steps, {hidden} units, batch {batch}",
-) | {
-    "stacks/3xGRUCell,H=256,B=32,T=512": _STACK,
-    "stacks/4xLeakyRNN,H=256,B=64,T=256": _STACK,
-    "sparse_nets/LIF,N=10000,B=1,T=64": _SPARSE,
-    "sparse_nets/LIF,N=10000,B=16,T=64": _SPARSE,
-}
-"""Cases of the headline, and the labels of their rows, by the parameters of the case."""
-
-HEADLINE_TIMES = (
-    "BPTT",
-    "D_RTRL, one chunk",
-    "D_RTRL, auto",
-    "D_RTRL, carrying on",
-    "ES_D_RTRL, auto",
-)
 
 
 def number(value: Any) -> str:
@@ -109,14 +83,9 @@ def _facts(cases: list[Result]) -> list[str]:
     return table(["case", "what", "value"], rows) if rows else []
 
 
-def _notes(cases: list[Result]) -> list[str]:
-    lines = []
-    for case in cases:
-        if case.get("error"):
-            lines.append(f"- **FAILED**: {case['name']}: {str(case['error']).splitlines()[0]}")
-        for label, why in case.get("missing", {}).items():
-            lines.append(f"- not available: {case['name']}, {label}: {why}")
-    return [*lines, ""] if lines else []
+def _failures(cases: list[Result]) -> list[str]:
+    failed = [case for case in cases if case["error"]]
+    return [f"- **FAILED**: {case['name']}: {case['error'].splitlines()[0]}" for case in failed]
 
 
 def section(title: str, explanation: str, cases: list[Result]) -> list[str]:
@@ -125,7 +94,7 @@ def section(title: str, explanation: str, cases: list[Result]) -> list[str]:
     rows = _target_rows(cases)
     if rows:
         lines += table(["case", "what", "found", "target", "holds"], rows)
-    return [*lines, *_timed(cases), *_facts(cases), *_notes(cases), ""]
+    return [*lines, *_timed(cases), *_facts(cases), *_failures(cases), ""]
 
 
 def machine_lines(machine: Result) -> list[str]:
@@ -151,44 +120,3 @@ def page(results: Result, sections: list[tuple[str, str, list[Result]]]) -> str:
     for title, explanation, cases in sections:
         lines += section(title, explanation, cases)
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
-
-
-def headline(results: Result) -> str:
-    """Return the headline: the time of a whole-sequence gradient relative to BPTT."""
-    rows, machines = [], []
-    for name, row in HEADLINE.items():
-        case = results["cases"].get(name)
-        if case is None or failed(case):
-            continue
-        medians = {label: case["seconds"].get(label, {}).get("median") for label in HEADLINE_TIMES}
-        reference = medians["BPTT"]
-        machines += machine_lines(case.get("machine", results["machine"]))
-        rows.append(
-            [
-                row.format(**case["parameters"]),
-                *(_with_ratio(medians[label], reference) for label in HEADLINE_TIMES),
-            ]
-        )
-    intro = (
-        "Time of the gradient of a whole sequence with a loss at every step, in float32. Brackets "
-        "contain the ratio to backpropagation through time (BPTT). Every sequence starts after a "
-        "reset, except in the column *carrying on*, where traces continue from the previous "
-        "sequence. Machine: "
-    )
-    lines = [intro + " ".join(dict.fromkeys(machines)), ""]
-    return "\n".join([*lines, *table(["", *HEADLINE_TIMES], rows)]).rstrip()
-
-
-def _with_ratio(time: float | None, reference: float | None) -> str:
-    if time is None or reference is None:
-        return DASH
-    return seconds(time) if time == reference else f"{seconds(time)} ({time / reference:.2f})"
-
-
-def put_into(page: Path, block: str) -> None:
-    """Replace the text between the markers of a page."""
-    text = page.read_text()
-    pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", flags=re.DOTALL)
-    if not pattern.search(text):
-        raise ValueError(f"{page.name} has no markers {BEGIN} and {END}.")
-    page.write_text(pattern.sub(lambda _: f"{BEGIN}\n{block}\n{END}", text))

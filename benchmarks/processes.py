@@ -42,12 +42,3 @@ def run_module(module: str, *arguments: str) -> dict[str, Any]:
             raise RuntimeError(f"exit status {process.returncode}: {last}\n\n{printed}")
         found: dict[str, Any] = json.loads(out.read_text())
         return found
-
-
-def run_case(name: str, platform: str, rounds: int, seconds: float) -> dict[str, Any]:
-    """Run a case in a process of its own; if it dies, the case has an error."""
-    sizes = ["--platform", platform, "--rounds", str(rounds), "--seconds", str(seconds)]
-    try:
-        return run_module("child", name, *sizes)
-    except RuntimeError as error:
-        return {"name": name, "error": str(error)}

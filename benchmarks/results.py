@@ -28,18 +28,3 @@ def renew(results: Result, machine: Result) -> None:
         for case in results["cases"].values():
             case.setdefault("machine", results["machine"])
     results["machine"] = machine
-
-
-def failed(case: Result) -> bool:
-    """Whether a case did not run to its end."""
-    return bool(case.get("error"))
-
-
-def missed(case: Result) -> list[Result]:
-    """Return the targets that a case does not hold."""
-    return [row for row in case.get("targets", []) if row["holds"] is False]
-
-
-def in_order(results: Result, names: list[str]) -> list[Result]:
-    """Return the cases in the order of the catalogue; unknown ones are left out."""
-    return [results["cases"][name] for name in names if name in results["cases"]]

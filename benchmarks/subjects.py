@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import brainstate
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 import braintrace
 
-from .case import Subject
+from .case import Subject, Subjects
 from .networks import Network, Plain, sequence_loss, squared_error
 
 ALPHA = 0.9
@@ -41,7 +41,7 @@ class Task:
 
     @functools.cached_property
     def learners(self) -> dict[str, Any]:
-        """Learners that several calls share, by algorithm."""
+        """Learners that several calls share, by the label of a call."""
         return {}
 
 
@@ -171,9 +171,10 @@ def online(
     window: int | None = None,
 ) -> Subject:
     """Compile a sequence gradient that begins with a reset, which may be part of the time."""
-    if algorithm not in task.learners:
-        task.learners[algorithm] = learner_of(task, algorithm)
-    learner = task.learners[algorithm]
+    label = f"{algorithm.upper()}, auto"
+    if label not in task.learners:
+        task.learners[label] = learner_of(task, algorithm)
+    learner = task.learners[label]
     gradient = sequence_gradient(task, learner, chunk, window)
     rule = algorithm if window is None else f"{algorithm}, windows of {window}"
 
@@ -197,7 +198,7 @@ def carrying_on(task: Task, algorithm: str = "d_rtrl", chunk: int | None = None)
     """
     learner = learner_of(task, algorithm)
     if chunk is None:
-        task.learners[f"{algorithm}, carrying on"] = learner
+        task.learners[f"{algorithm.upper()}, carrying on"] = learner
     run = sequence_gradient(task, learner, chunk)
     jax.block_until_ready(run())
     return Subject(run, rule=f"{algorithm}, carrying on")
@@ -209,12 +210,26 @@ def chosen_chunk(task: Task, way: str) -> float:
     return float([row.chunk_size for row in rows if row.budget is not None][-1])
 
 
-def chosen_chunks(
-    task: Task, name: str = "D_RTRL", algorithm: str = "d_rtrl"
-) -> dict[str, Callable[[], float]]:
+def chosen_chunks(task: Task, algorithm: str) -> dict[str, Callable[[], float]]:
     """Return facts: the chunks that the library chose."""
-    ways = (f"{name}, auto", algorithm), (f"{name}, carrying on", f"{algorithm}, carrying on")
+    ways = f"{algorithm.upper()}, auto", f"{algorithm.upper()}, carrying on"
+    return {f"steps of a chunk, {way}": functools.partial(chosen_chunk, task, way) for way in ways}
+
+
+def automatic(task: Task, algorithm: str) -> Subjects:
+    """Return sequence gradients in chunks that the library chooses."""
     return {
-        f"steps of a chunk, {label}": functools.partial(chosen_chunk, task, way)
-        for label, way in ways
+        f"{algorithm.upper()}, auto": functools.partial(online, task, algorithm),
+        f"{algorithm.upper()}, carrying on": functools.partial(carrying_on, task, algorithm),
     }
+
+
+def over_best(
+    name: str, label: str, fixed: Collection[str]
+) -> Callable[[Mapping[str, float]], dict[str, float]]:
+    """Return what computes from times what a function loses against the best of others."""
+
+    def derive(seconds: Mapping[str, float]) -> dict[str, float]:
+        return {name: seconds[label] / min(seconds[other] for other in fixed)} if fixed else {}
+
+    return derive

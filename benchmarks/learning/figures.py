@@ -153,44 +153,6 @@ def _ticks(panel: Any) -> None:
     panel.xaxis.set_minor_locator(ticker.NullLocator())
 
 
-def gain_by_task(results: Results, path: Path) -> None:
-    """Draw what each method keeps of the gain of backpropagation: a field a task and a cell.
-
-    Fields are grey where backpropagation has not learned, and empty where nothing was run.
-    """
-    tasks, cells = results.tasks, results.cells
-    methods = [method for method in results.methods if method != REFERENCE]
-    rows = max(1, -(-len(methods) // 2))
-    figure = _figure(rows * (0.22 * len(tasks) + 0.9))
-    panels = figure.subplots(rows, 2, squeeze=False, sharex=True, sharey=True)
-    for panel, method in zip(panels.flat, methods, strict=False):
-        for x, cell in enumerate(cells):
-            for y, task in enumerate(tasks):
-                if results.find(task, cell, method) and results.find(task, cell, REFERENCE):
-                    _field(panel, x, y, results.gain(task, cell, method))
-        panel.set_xlim(-0.5, len(cells) - 0.5)
-        panel.set_ylim(len(tasks) - 0.5, -0.5)
-        panel.set_xticks(range(len(cells)), map(formats.cell, cells), rotation=90)
-        panel.set_yticks(range(len(tasks)), tasks)
-        panel.tick_params(labelsize=SIZE - 1.5, length=0)
-        panel.spines[:].set_visible(False)
-        panel.set_title(formats.method(method).replace("`", ""), fontsize=SIZE)
-    for panel in panels.flat[len(methods) :]:
-        panel.set_visible(False)
-    _save(figure, path)
-
-
-def _field(panel: Any, x: int, y: int, part: float | None) -> None:
-    """Colour one field by the part that is kept, and write it there."""
-    patch = optional_import("matplotlib.patches", "benchmarks").Rectangle
-    colours = optional_import("matplotlib", "benchmarks").colormaps["viridis"]
-    colour = "lightgray" if part is None else colours(max(0.0, part))
-    panel.add_patch(patch((x - 0.5, y - 0.5), 1, 1, facecolor=colour, edgecolor="white", lw=0.6))
-    if part is not None:
-        ink = "black" if part > 0.6 else "white"
-        panel.text(x, y, formats.digits(part), fontsize=5, color=ink, ha="center", va="center")
-
-
 def windows(results: Results, path: Path) -> None:
     """Draw the relative gain over memory: a line per rule, a point per length of a window.
 

@@ -41,7 +41,7 @@ CELLS = {
     "rtu": "RTU",
     "alif": "recurrent ALIF",
 }
-REFUSED, MISSING = "refused", DASH
+MISSING = DASH
 EDGES = {-1: " ▾", 0: "", 1: " ▴"}
 """Mark of a score whose learning rate is the lowest or the highest of the grid."""
 
@@ -72,12 +72,10 @@ def digits(value: float | None) -> str:
     return "0.00" if text == "-0.00" else text
 
 
-def score(run: Run | None) -> str:
+def score(run: Run) -> str:
     """Return mean and standard deviation over seeds, with marks."""
-    if run is None:
-        return MISSING
     if not run.ran:
-        return REFUSED
+        return "refused"
     if run.mean is None:
         return "**diverged**"
     text = f"{digits(run.mean)} ± {digits(run.spread)}"
@@ -89,13 +87,9 @@ def score(run: Run | None) -> str:
     return text + (f" ✗{lanes}" if lanes else "") + EDGES[run.at_edge]
 
 
-def cosine(run: Run | None) -> str:
+def cosine(run: Run) -> str:
     """Return the cosine to BPTT at the start and at the end of training."""
-    if run is None or not run.ran:
-        return score(run)
-    if not run.cosine:
-        return MISSING
-    return f"{digits(run.cosine[0][1])} → {digits(run.cosine[-1][1])}"
+    return " → ".join(digits(run.cosine[place][1]) for place in (0, -1) if run.cosine) or MISSING
 
 
 def size(value: float | None) -> str:

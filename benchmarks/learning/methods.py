@@ -104,11 +104,9 @@ def prepare(
         readout = braintrace.nn.FeedbackLinear if method.feedback else braintrace.nn.Linear
         return build(task, cell, units, seed, readout)
 
-    window = method.window(task)
     if method.algorithm is None:
-        return _backpropagation(window or task.length, task, model, batch)
-    options = {**method.options, "window": window}
-    return _rule(method.algorithm, options, task, model, batch, chunk)
+        return _backpropagation(method.window(task) or task.length, task, model, batch)
+    return _rule(method, task, model, batch, chunk)
 
 
 def _loss(task: Task, outputs: Any, targets: Any, weights: Any, batch: int) -> Any:
@@ -151,24 +149,23 @@ def _backpropagation(window: int, task: Task, model: Callable[[int], Any], batch
     return Prepared(gradient, lambda seed: _long_term(model(seed)))
 
 
-def _rule(
-    algorithm: str,
-    options: Mapping[str, Any],
-    task: Task,
-    model: Callable[[int], Any],
-    batch: int,
-    chunk: int | str,
-) -> Prepared:
-    """Return a rule of the library."""
+def learner_of(
+    method: Method, model: brainstate.nn.Module, inputs: Any, window: int | None = None
+) -> braintrace.Learner:
+    """Return a network that learns by the rule of a method."""
+    assert method.algorithm is not None
+    options = {**method.options, "batch_size": len(inputs), "window": window}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", braintrace.ApproximationWarning)  # which is the point
-        learner = braintrace.compile(
-            model(0),
-            algorithm,
-            jnp.zeros((batch, task.features)),
-            batch_size=batch,
-            **options,
-        )
+        return braintrace.compile(model, method.algorithm, inputs, **options)
+
+
+def _rule(
+    method: Method, task: Task, model: Callable[[int], Any], batch: int, chunk: int | str
+) -> Prepared:
+    """Return a rule of the library."""
+    inputs = jnp.zeros((batch, task.features))
+    learner = learner_of(method, model(0), inputs, method.window(task))
     functional = learner.functional()
     first = functional.state()
 

@@ -17,7 +17,6 @@ At learning rate 0, RTRL is exact and both comparisons are one.
 """
 
 import dataclasses
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -26,8 +25,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-
-import braintrace
 
 from . import methods, tasks, training
 from .networks import Values, build, pure, values_of
@@ -39,6 +36,8 @@ CELLS = ("leaky", "gru")
 EXACT = "rtrl"
 RULES = (EXACT, "snap-1", "d_rtrl", "es_d_rtrl", "uoro", "kf_rtrl", "immediate")
 FILE = FOLDER / "online_updates.csv"
+AT_A_TIME = 6
+"""Streams, whose gradients are kept for all steps."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,11 +75,15 @@ def run(settings: Settings, machine: Any = None) -> list[StreamRow]:
     streams = jax.vmap(lambda key: task.sample(key, settings.batch, "train"))(keys)
     shape = len(settings.every), len(settings.rates), len(settings.seeds)
     every, rate, seed = (place.ravel() for place in np.indices(shape))
-    cosines, losses = jax.jit(jax.vmap(_stream(settings, task)))(
+    lanes = (
         jnp.asarray(settings.rates)[rate],
         jnp.asarray(settings.every)[every],
         *jax.tree.map(lambda leaf: leaf[seed], (weights, streams)),
     )
+    lane = _stream(settings, task)
+    cosines, losses = jax.jit(
+        lambda lanes: jax.lax.map(lambda own: lane(*own), lanes, batch_size=AT_A_TIME)
+    )(lanes)
     loss = losses[:, losses.shape[-1] // 2 :].mean(axis=-1)
     return [
         StreamRow(
@@ -116,35 +119,30 @@ Lane = Callable[[Any, Any, Values, Batch], tuple[dict[str, Any], Any]]
 
 
 def _stream(settings: Settings, task: Task) -> Lane:
-    """Return ``(rate, every, weights, stream) -> (measures by rule, losses)``."""
+    """Return ``(rate, every, weights, stream) -> (cosines by rule, losses)``."""
     start, observe = _observers(settings, task)
     recomputed = jax.grad(_recomputed(settings, task))
+    compared = jnp.arange(1, settings.points + 1) * (settings.steps // settings.points) - 1
 
     def lane(rate: Any, every: Any, weights: Values, stream: Batch) -> tuple[dict[str, Any], Any]:
-        optimizer = _optimizer(rate, every)
+        descent = optax.chain(optax.clip_by_global_norm(training.LARGEST), optax.adam(rate))
+        optimizer = optax.MultiSteps(descent, lambda _: every)  # of the mean gradient
 
-        def one_step(carry: Any, now: Any) -> tuple[Any, Any]:
-            (weights, moments), states, _ = carry
-            gradients, states, loss = observe(weights, states, now[1])
+        def one_step(carry: Any, now: Batch) -> tuple[Any, Any]:
+            weights, moments, states = carry
+            gradients, states, loss = observe(weights, states, now)
             steps, moments = optimizer.update(gradients[EXACT], moments, weights)
-            learned = optax.apply_updates(weights, steps), moments
-            return (learned, states, (weights, gradients)), loss
+            after = optax.apply_updates(weights, steps), moments, states
+            return after, (weights, gradients, loss)
 
-        def until_point(carry: Any, part: Any) -> tuple[Any, Any]:
-            carry, losses = jax.lax.scan(one_step, carry, part)
-            weights, gradients = carry[2]
-            exact = gradients[EXACT], recomputed(weights, stream, part[0][-1])
-            measures = {name: _compared(own, exact) for name, own in gradients.items()}
-            return carry, (measures, losses)
+        def at_point(t: Any) -> dict[str, Any]:
+            then, found = jax.tree.map(lambda leaf: leaf[t], (path, gradients))
+            exact = jnp.stack([_of_cell(found[EXACT]), _of_cell(recomputed(then, stream, t))])
+            return {name: _cosines(_of_cell(own), exact) for name, own in found.items()}
 
-        parts = jax.tree.map(
-            lambda leaf: leaf.reshape(settings.points, -1, *leaf.shape[1:]),
-            (jnp.arange(settings.steps), stream),
-        )
-        none = dict.fromkeys(start, jax.tree.map(jnp.zeros_like, weights))
-        carry = (weights, optimizer.init(weights)), start, (weights, none)
-        _, (measures, losses) = jax.lax.scan(until_point, carry, parts)
-        return measures, losses.reshape(-1)
+        begin = weights, optimizer.init(weights), start
+        path, gradients, losses = jax.lax.scan(one_step, begin, stream)[1]
+        return jax.lax.map(at_point, compared), losses
 
     return lane
 
@@ -161,7 +159,12 @@ def _observers(
 
     That is ``(weights, states, step) -> (gradients by rule, states, loss)``.
     """
-    rules = {name: _functions(settings, task, name) for name in settings.rules}
+    inputs = jnp.zeros((settings.batch, task.features))
+    learners = {
+        name: methods.learner_of(methods.BY_NAME[name], _network(settings, task), inputs)
+        for name in settings.rules
+    }
+    rules = {name: learner.functional() for name, learner in learners.items()}
 
     def loss(weights: Values, name: str, state: Any, now: Batch) -> tuple[Any, Any]:
         state = dataclasses.replace(state, parameters=dict(weights))
@@ -180,9 +183,13 @@ def _observers(
     return start, observe
 
 
+def _network(settings: Settings, task: Task) -> brainstate.nn.Module:
+    return build(task, settings.cell, settings.units, 0)
+
+
 def _recomputed(settings: Settings, task: Task) -> Callable[[Values, Batch, Any], Any]:
     """Return the loss of step ``t`` as a function ``(weights, stream, t)`` of all its past."""
-    network = pure(build(task, settings.cell, settings.units, 0), settings.batch, task.features)
+    network = pure(_network(settings, task), settings.batch, task.features)
 
     def loss(weights: Values, stream: Batch, t: Any) -> Any:
         _, outputs = network.run(weights, network.start, stream.inputs)
@@ -191,34 +198,11 @@ def _recomputed(settings: Settings, task: Task) -> Callable[[Values, Batch, Any]
     return loss
 
 
-def _optimizer(rate: Any, every: Any) -> optax.MultiSteps:
-    """Return Adam on the mean gradient of every so many steps."""
-    descent = optax.chain(optax.clip_by_global_norm(training.LARGEST), optax.adam(rate))
-    return optax.MultiSteps(descent, lambda _: every)
-
-
-def _functions(settings: Settings, task: Task, name: str) -> Any:
-    """Return the pure functions of a rule's learner."""
-    method = methods.BY_NAME[name]
-    assert method.algorithm is not None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", braintrace.ApproximationWarning)  # which is the point
-        return braintrace.compile(
-            build(task, settings.cell, settings.units, 0),
-            method.algorithm,
-            jnp.zeros((settings.batch, task.features)),
-            batch_size=settings.batch,
-            **method.options,
-        ).functional()
-
-
-def _compared(gradient: Values, exact: tuple[Values, ...]) -> Any:
-    """Return cosines to some gradients, over the parameters of the cell."""
-    own = _of_cell(gradient)
-    others = jnp.stack([_of_cell(other) for other in exact])
+def _cosines(own: Any, others: Any) -> Any:
     return others @ own / (jnp.linalg.norm(own) * jnp.linalg.norm(others, axis=1))
 
 
 def _of_cell(gradient: Values) -> Any:
+    """Return the gradient of the parameters of the cell."""
     leaves = [value for path, value in gradient.items() if path[0] == "cell"]
     return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(leaves)])

@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ..markdown import seconds
 from . import figures, formats, online_updates, rows, runs, tables
 from .results import Results, sort
 from .tables import Streams
@@ -78,33 +77,13 @@ def all_tables(results: Results, streams: Streams) -> str:
     """Return the page of all tables."""
     lines = [HEAD]
     for title, found in _sections(results, streams):
-        lines += [f"## {title}", "", *(found or ["None."]), ""]
+        lines += [f"## {title}", "", *found, ""]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
 
 
 def _sections(results: Results, streams: Streams) -> Iterator[tuple[str, list[str]]]:
-    core, wide = core_of(results), wide_of(results)
-    rmsprop = results.where(lambda run: "rmsprop" in run.key[2])
-
-    def by_cell(title: str, entry: tables.Entry, own: Results = core) -> tuple[str, list[str]]:
-        return title, [line for cell in own.cells for line in tables.by_task(own, cell, entry)]
-
-    def costs(title: str, what: str, text: formats.Text, base: str = "") -> tuple[str, list[str]]:
-        return by_cell(title, tables.costs(core, what, text, base))
-
-    size = formats.size
-    yield by_cell("Scores", formats.score)
-    yield by_cell("Scores with RMSprop", formats.score, rmsprop)
-    yield by_cell("Cosine to BPTT, start → end of training", formats.cosine)
-    yield costs("Time of a step", tables.TIME, seconds)
-    yield costs("Time of a single step", "single_step_seconds", seconds, tables.TIME)
-    yield costs("Temporary memory", tables.MEMORY, size)
-    yield costs("Temporary memory of single steps", "single_peak_bytes", size, tables.MEMORY)
-    yield costs("Traces", "trace_bytes", formats.traces)
-    yield "Failures", tables.failures(results.runs)
-    yield "Refusals", tables.refusals(results.runs)
-    for cell in wide.cells:
-        yield f"All tasks: {formats.cell(cell)}", tables.by_method(wide, cell)
+    for task in results.tasks:
+        yield task, tables.of_task(results, task)
     for every in streams.every:
         title = f"Updates during a sequence, steps per update: {every}"
         yield title, tables.by_rate(streams, every)
@@ -132,7 +111,6 @@ def draw(results: Results, folder: Path) -> list[Path]:
         "cosine": lambda path: figures.over_training(core, path, "cosine", "cosine to BPTT"),
         "pareto": lambda path: figures.pareto(core, path),
         "windows": lambda path: figures.windows(core, path),
-        "tasks": lambda path: figures.gain_by_task(wide_of(results), path),
     }
     paths = [folder / f"{name}.png" for name in drawn]
     for path, one in zip(paths, drawn.values(), strict=True):

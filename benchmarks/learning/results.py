@@ -200,12 +200,10 @@ class Results:
 
     @property
     def tasks(self) -> list[str]:
-        """Names of tasks."""
         return self._names(0)
 
     @property
     def cells(self) -> list[str]:
-        """Names of cells."""
         return self._names(1)
 
     @property

@@ -1,9 +1,9 @@
 """The tables of the evidence, as lines of Markdown."""
 
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
-from ..markdown import table
+from ..markdown import seconds, table
 from . import formats
 from .formats import MISSING, digits
 from .results import (
@@ -11,7 +11,6 @@ from .results import (
     REFERENCE,
     Results,
     Run,
-    cost,
     gains_more,
     is_positive,
     relative_gain,
@@ -19,7 +18,6 @@ from .results import (
 )
 from .rows import StreamRow
 
-Entry = Callable[[Run | None], str]
 TIME, MEMORY = "step_seconds", "peak_bytes"
 COMPARISONS = (
     ("immediate-rmsprop", "rtrl-rmsprop", ("leaky", "gru")),
@@ -78,44 +76,43 @@ def summary(core: Results) -> list[str]:
     return table([*head, "time of a step", "temporary memory", "traces"], rows)
 
 
-def by_task(results: Results, cell: str, entry: Entry) -> list[str]:
-    """Return one table of a cell: a row per method, a column per task."""
-    own = results.of_cell(cell)
-    rows = [
-        [formats.method(method), *(entry(own.find(task, cell, method)) for task in own.tasks)]
-        for method in own.methods
-    ]
-    return table(
-        [formats.cell(cell), *own.tasks], [row for row in rows if set(row[1:]) != {MISSING}]
-    )
+def of_task(results: Results, task: str) -> list[str]:
+    """Return one row per run of a task: its score, cosine and costs, with ratios to BPTT."""
+    head = ["cell", "method", "score", "cosine to BPTT, start → end", "time of a step"]
+    head += ["of a single step", "temporary memory", "of single steps", "traces", "notes"]
+    rows = []
+    for run in results.runs:
+        if run.key[0] == task:
+            _, cell, method = run.key
+            bptt = results.find(task, cell, REFERENCE)
+            row, base = run.first, (bptt or run).first
+            rows.append(
+                [
+                    formats.cell(cell),
+                    formats.method(method),
+                    formats.score(run),
+                    formats.cosine(run),
+                    _with_ratio(seconds, row.step_seconds, base.step_seconds),
+                    _with_ratio(seconds, row.single_step_seconds, base.step_seconds),
+                    _with_ratio(formats.size, row.peak_bytes, base.peak_bytes),
+                    _with_ratio(formats.size, row.single_peak_bytes, base.peak_bytes),
+                    formats.traces(row.trace_bytes),
+                    _notes(run),
+                ]
+            )
+    return table(head, rows)
 
 
-def by_method(results: Results, cell: str) -> list[str]:
-    """Return the scores of a cell: a row per task, a column per method."""
-    own = results.of_cell(cell)
-    rows = (
-        [task, *(formats.score(own.find(task, cell, method)) for method in results.methods)]
-        for task in own.tasks
-    )
-    return table(["task", *map(formats.method, results.methods)], rows)
+def _with_ratio(text: formats.Text, value: float | None, base: float | None) -> str:
+    ratio = f" ({formats.times(value / base)})" if value is not None and base else ""
+    return text(value) + ratio
 
 
-def costs(
-    results: Results, what: str, text: Callable[[float | None], str], base: str = ""
-) -> Entry:
-    """Return the entries of a cost, with the ratio to BPTT in brackets."""
-
-    def entry(run: Run | None) -> str:
-        value = cost(run, what)
-        if run is None or value is None:
-            return MISSING if run is None or run.ran else formats.REFUSED
-        task, cell, method = run.key
-        least = cost(results.find(task, cell, REFERENCE), base or what)
-        if not least or method == REFERENCE:
-            return text(value)
-        return f"{text(value)} ({formats.times(value / least)})"
-
-    return entry
+def _notes(run: Run) -> str:
+    """Return why the library refuses a run, or how many networks diverged."""
+    seeds = sum(bool(row.validation) for row in run.rows)
+    lost = (f"{count} of {seeds} diverged at {rate:g}" for rate, count in run.diverged.items())
+    return run.first.refused or ", ".join(lost)
 
 
 def of_cells(results: Results) -> list[str]:
@@ -159,28 +156,6 @@ def comparisons(results: Results) -> list[str]:
             rows.append([*names, cells_named, *answers, str(len(pairs) - len(known))])
     head = ["method", "reference", "cells", f"at least {PART} of the gain", "more", "left out"]
     return table(head, rows)
-
-
-def failures(runs: Iterable[Run]) -> list[str]:
-    """Return the runs with diverged networks."""
-    rows = []
-    for run in runs:
-        if run.diverged:
-            seeds = sum(bool(row.validation) for row in run.rows)
-            found = (f"{count} of {seeds} at {rate:g}" for rate, count in run.diverged.items())
-            task, cell, method = run.key
-            rows.append([formats.method(method), task, formats.cell(cell), ", ".join(found)])
-    return table(["method", "task", "cell", "diverged seeds, by learning rate"], rows)
-
-
-def refusals(runs: Iterable[Run]) -> list[str]:
-    """Return each unsupported method and cell with the reason."""
-    reasons = {run.key[1:]: run.first.refused for run in runs if not run.ran}
-    rows = [[formats.method(m), formats.cell(cell), why] for (cell, m), why in reasons.items()]
-    return table(["method", "cell", "reason"], rows)
-
-
-# --- updates during a sequence ---------------------------------------------------------------
 
 
 class Streams:

@@ -5,41 +5,40 @@ over length, units and batch. The programs are compiled, not run.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 
 from .. import handwritten_windows
-from ..case import Case, NotOffered, Prepared, Target
+from ..case import Case, Target
 from ..networks import Network, dense
 from ..subjects import Task, learner_of, plain_bptt, step_function, without_states
 
 CHUNK = 16
-LENGTHS = (64, 256, 1024, 4096, 16384, 65536)
-
-
-def temporary_bytes(compiled: Any) -> float:
-    """Return the bytes of the temporary buffers of a compiled program."""
-    analysis = compiled.memory_analysis()
-    size = getattr(analysis, "temp_size_in_bytes", None)
-    if size is None:
-        raise NotOffered("this device has no memory analysis")
-    return float(size)
+AXES = {
+    "T": (64, 256, 1024, 4096, 16384, 65536),
+    "H": (64, 128, 256, 512, 1024),
+    "B": (1, 8, 32, 128),
+}
+USUAL = {"T": 256, "H": 256, "B": 32}
 
 
 def bytes_of_call(call: Callable[..., Any], *arguments: Any) -> float:
     """Return the temporary bytes of a call that reads and writes States."""
     pure, states = without_states(call, *arguments)
-    lowered = jax.jit(pure).lower([state.value for state in states], *arguments)
-    return temporary_bytes(lowered.compile())
+    return _bytes(pure, [state.value for state in states], *arguments)
+
+
+def _bytes(function: Callable[..., Any], *arguments: Any) -> float:
+    analysis = jax.jit(function).lower(*arguments).compile().memory_analysis()
+    return float(analysis.temp_size_in_bytes)
 
 
 def plain_bytes(task: Task, make: Callable[[Network], Any]) -> float:
     """Return the temporary bytes of a function of parameters, inputs and targets."""
-    lowered = jax.jit(make(task.network)).lower(task.network.parameters(), *_shapes(task))
-    return temporary_bytes(lowered.compile())
+    return _bytes(make(task.network), task.network.parameters(), *_shapes(task))
 
 
 def online_bytes(task: Task, algorithm: str) -> float:
@@ -66,44 +65,25 @@ WAYS: dict[str, Callable[[Task], float]] = {
 }
 
 
-def prepare(tasks: dict[str, Task]) -> Prepared:
-    """Return the temporary bytes of all ways at all sizes."""
-    facts = {
-        f"{label}, {size}": partial(way, task)
-        for size, task in tasks.items()
-        for label, way in WAYS.items()
-    }
-    return Prepared(facts=facts)
-
-
-def against_length(lengths: tuple[int, ...], hidden: int, batch: int) -> Case:
-    """Return the case of a growing length."""
-    last, first = f"T={lengths[-1]}", f"T={lengths[0]}"
-    labels = [label for label in WAYS if "D_RTRL" in label]
+def case(axis: str, values: Sequence[int], **others: int) -> Case:
+    """Return the case of one axis; memory should not grow with the length."""
+    first, last = f"{axis}={values[0]}", f"{axis}={values[-1]}"
+    facts: dict[str, Callable[[], float]] = {}
+    for value in values:
+        sizes = {**USUAL, **others, axis: value}
+        task = Task(dense(hidden=sizes["H"]), sizes["T"], sizes["B"])
+        facts |= {f"{label}, {axis}={value}": partial(way, task) for label, way in WAYS.items()}
     return Case(
-        name=f"memory/T to {lengths[-1]}",
-        parameters={"hidden": hidden, "batch": batch, "axis": "T", "values": list(lengths)},
-        build=lambda: prepare({f"T={t}": Task(dense(hidden=hidden), t, batch) for t in lengths}),
-        targets=(
-            *(Target(f"{label}, {last}", f"{label}, {first}", 1.1) for label in labels),
-            Target(f"BPTT, {last}", f"BPTT, {first}", None),
+        f"memory/{axis} to {values[-1]}",
+        facts=facts,
+        targets=tuple(
+            Target(f"{label}, {last}", f"{label}, {first}", 1.1 if "D_RTRL" in label else None)
+            for label in ("D_RTRL, chunks of 16", "ES_D_RTRL, chunks of 16", "BPTT")
+            if axis == "T"
         ),
     )
 
 
 def cases(platform: str) -> list[Case]:
     """Return one case for each axis."""
-    hidden, batches = (64, 128, 256, 512, 1024), (1, 8, 32, 128)
-    return [
-        against_length(LENGTHS, 256, 32),
-        Case(
-            name="memory/H to 1024",
-            parameters={"steps": 256, "batch": 32, "axis": "H", "values": list(hidden)},
-            build=lambda: prepare({f"H={h}": Task(dense(hidden=h), 256, 32) for h in hidden}),
-        ),
-        Case(
-            name="memory/B to 128",
-            parameters={"steps": 256, "hidden": 256, "axis": "B", "values": list(batches)},
-            build=lambda: prepare({f"B={b}": Task(dense(), 256, b) for b in batches}),
-        ),
-    ]
+    return [case(axis, values) for axis, values in AXES.items()]

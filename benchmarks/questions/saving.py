@@ -4,6 +4,7 @@ An LSTM with its traces and the moments of Adam is saved and restored, and compa
 on the same arrays, without checks. A save replaces the previous one. Times are per megabyte.
 """
 
+import functools
 import shutil
 import tempfile
 import weakref
@@ -19,7 +20,7 @@ import optax
 import braintrace
 from braintrace._optional import optional_import
 
-from ..case import Case, Prepared, Subject, Target
+from ..case import Case, Subject, Target
 from ..networks import NETWORKS
 from ..subjects import Task, learner_of
 
@@ -88,28 +89,20 @@ def arrays_of(state: Any) -> dict[str, Any]:
     return found
 
 
-def prepare(task: Task) -> Prepared:
-    """Return both ways to save, and to restore."""
-    saved = Saved(task)
-    return Prepared(
-        {
-            SAVE: lambda: saved.subject(saved.save, lambda: None),
-            PLAIN_SAVE: lambda: saved.subject(saved.save_plain, lambda: None),
-            RESTORE: lambda: saved.subject(saved.restore, saved.save),
-            PLAIN_RESTORE: lambda: saved.subject(saved.restore_plain, saved.save_plain),
-        },
-        facts={"megabytes": lambda: float(saved.megabytes)},
-    )
-
-
 def case(hidden: int, batch: int, quick: bool = False) -> Case:
-    """Return the case of one size."""
+    """Return the case of one size: both ways to save, and to restore."""
     task = Task(NETWORKS["lstm"](hidden=hidden), 2, batch)
+    saved = functools.cache(lambda: Saved(task))
     return Case(
-        name=f"saving/lstm,H={hidden},B={batch}",
-        parameters={"network": "lstm", "hidden": hidden, "batch": batch},
-        build=lambda: prepare(task),
-        targets=TARGETS,
+        f"saving/lstm,H={hidden},B={batch}",
+        {
+            SAVE: lambda: saved().subject(saved().save, lambda: None),
+            PLAIN_SAVE: lambda: saved().subject(saved().save_plain, lambda: None),
+            RESTORE: lambda: saved().subject(saved().restore, saved().save),
+            PLAIN_RESTORE: lambda: saved().subject(saved().restore_plain, saved().save_plain),
+        },
+        TARGETS,
+        {"megabytes": lambda: float(saved().megabytes)},
         quick=quick,
         task=task,
     )

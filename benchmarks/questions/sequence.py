@@ -7,14 +7,13 @@ zeros. "Matrix products" are those of `D_RTRL` alone, one recurrent product a st
 """
 
 import itertools
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
 
 from .. import handwritten, handwritten_windows, subjects
-from ..case import Case, Prepared, Subject, Target
+from ..case import Case, Subject, Subjects, Target
 from ..networks import dense
 from ..subjects import Task
 
@@ -38,9 +37,6 @@ TARGETS = (
     Target("D_RTRL, one chunk, without reset", "hand-written, one chunk", 1.15),
     Target("D_RTRL, chunks of 16, without reset", "hand-written, chunks of 16", 1.15),
     Target("ES_D_RTRL, one chunk, without reset", "hand-written ES_D_RTRL", 1.15),
-    Target("D_RTRL, one chunk", "hand-written, one chunk", None),
-    Target("D_RTRL, chunks of 16", "hand-written, chunks of 16", None),
-    Target("ES_D_RTRL, one chunk", "hand-written ES_D_RTRL", None),
 )
 
 
@@ -64,40 +60,35 @@ def products(task: Task) -> Subject:
     return Subject(lambda: run(small, task.data[0]))
 
 
-def prepare(task: Task) -> Prepared:
+def compared(task: Task) -> Subjects:
     """Return everything that is compared on a task."""
-    online = {
-        "D_RTRL, one chunk": ("d_rtrl", task.steps),
-        "D_RTRL, chunks of 16": ("d_rtrl", 16),
-        "D_RTRL, auto": ("d_rtrl", None),
-        "ES_D_RTRL, one chunk": ("es_d_rtrl", task.steps),
-        "ES_D_RTRL, auto": ("es_d_rtrl", None),
-    }
     by_hand = partial(subjects.by_hand, task)
+    in_chunks = partial(handwritten_windows.chunked, chunk=16)
     smoothed = partial(handwritten.smoothed, alpha=subjects.ALPHA)
-    compared: dict[str, Callable[[], Subject]] = {
+    found: Subjects = {
         "BPTT": partial(by_hand, subjects.plain_bptt, "bptt"),
         PRODUCTS: partial(products, task),
         "hand-written, one chunk": partial(by_hand, handwritten.one_chunk),
-        "hand-written, chunks of 16": partial(
-            by_hand, partial(handwritten_windows.chunked, chunk=16)
-        ),
+        "hand-written, chunks of 16": partial(by_hand, in_chunks),
         "hand-written ES_D_RTRL": partial(by_hand, smoothed, "es_d_rtrl"),
     }
-    for label, (algorithm, chunk) in online.items():
-        for suffix, count in (("", True), (", without reset", False)):
-            compared[label + suffix] = partial(subjects.online, task, algorithm, chunk, count)
-    return Prepared(compared)
+    ways = {"one chunk": task.steps, "auto": None}
+    for algorithm, sizes in (("d_rtrl", ways | {"chunks of 16": 16}), ("es_d_rtrl", ways)):
+        for size, chunk in sizes.items():
+            label = f"{algorithm.upper()}, {size}"
+            found[label] = partial(subjects.online, task, algorithm, chunk)
+            found[f"{label}, without reset"] = partial(
+                subjects.online, task, algorithm, chunk, count_reset=False
+            )
+    return found
 
 
 def case(steps: int, hidden: int, batch: int) -> Case:
-    """Return the case of one size."""
     task = Task(dense(hidden=hidden), steps, batch)
     return Case(
-        name=f"sequence/T={steps},H={hidden},B={batch}",
-        parameters={"steps": steps, "hidden": hidden, "batch": batch, "dtype": "float32"},
-        build=lambda: prepare(task),
-        targets=TARGETS,
+        f"sequence/T={steps},H={hidden},B={batch}",
+        compared(task),
+        TARGETS,
         quick=(steps, hidden, batch) == (64, 256, 32),
         task=task,
     )

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from .. import subjects
-from ..case import Case, Prepared, Subject, Target
+from ..case import Case, Subject, Subjects, Target
 from ..modules import Net
 from ..subjects import Task
 from .memory import bytes_of_call
@@ -28,16 +28,18 @@ LARGEST_BPTT = 2**30
 """Entries, samples and steps up to which BPTT is run: it may hold a number for each."""
 
 BYTES = "temporary bytes, carrying on / bytes of entries times steps"
+TARGETS: tuple[Target, ...] = (
+    Target("D_RTRL, auto", "forward", 2.0),
+    Target("D_RTRL, carrying on", "forward", 3.0),
+    Target("ES_D_RTRL, auto", "forward", 2.0),
+    Target("ES_D_RTRL, carrying on", "forward", 3.0),
+    Target(BYTES, None, 0.5),
+)
 
 
-def title(task: Task) -> str:
-    """Return the name of a row."""
-    return f"{task.network.neuron},N={task.network.neurons},B={task.batch},T={task.steps}"
-
-
-def held(task: Task, way: str) -> float:
+def held(task: Task) -> float:
     """Return the temporary bytes of a sequence gradient over those of every entry and step."""
-    found = bytes_of_call(subjects.sequence_gradient(task, task.learners[way]))
+    found = bytes_of_call(subjects.sequence_gradient(task, task.learners["D_RTRL, carrying on"]))
     return found / (4 * task.network.entries * task.steps * task.batch)
 
 
@@ -46,43 +48,22 @@ def per_step(task: Task, make: Callable[[], Subject]) -> Subject:
     return dataclasses.replace(make(), work=task.steps)
 
 
-def prepare(task: Task) -> Prepared:
-    """Return everything that is compared on a net."""
-    compared: dict[str, Callable[[], Subject]] = {
-        "forward": partial(subjects.forward, task),
-        "D_RTRL, auto": partial(subjects.online, task),
-        "ES_D_RTRL, auto": partial(subjects.online, task, "es_d_rtrl"),
-        "D_RTRL, carrying on": partial(subjects.carrying_on, task),
-        "ES_D_RTRL, carrying on": partial(subjects.carrying_on, task, "es_d_rtrl"),
-    }
-    if task.network.entries * task.batch * task.steps <= LARGEST_BPTT:
-        compared["BPTT"] = partial(subjects.bptt, task)
-    return Prepared(
-        {label: partial(per_step, task, make) for label, make in compared.items()},
-        facts=subjects.chosen_chunks(task) | {BYTES: partial(held, task, "d_rtrl, carrying on")},
-    )
-
-
 def case(task: Task) -> Case:
     """Return the case of one net."""
+    net, targets = task.network, TARGETS
+    compared: Subjects = {
+        "forward": partial(subjects.forward, task),
+        **subjects.automatic(task, "d_rtrl"),
+        **subjects.automatic(task, "es_d_rtrl"),
+    }
+    if net.entries * task.batch * task.steps <= LARGEST_BPTT:
+        compared["BPTT"] = partial(subjects.bptt, task)
+        targets += (Target("BPTT", "forward", None),)
     return Case(
-        name=f"sparse_nets/{title(task)}",
-        parameters={
-            "network": task.network.neuron,
-            "neurons": task.network.neurons,
-            "synapses": task.network.entries,
-            "batch": task.batch,
-            "steps": task.steps,
-        },
-        build=lambda: prepare(task),
-        targets=(
-            Target("D_RTRL, auto", "forward", 2.0),
-            Target("D_RTRL, carrying on", "forward", 3.0),
-            Target("ES_D_RTRL, auto", "forward", 2.0),
-            Target("ES_D_RTRL, carrying on", "forward", 3.0),
-            Target("BPTT", "forward", None),
-            Target(BYTES, None, 0.5),
-        ),
+        f"sparse_nets/{net.neuron},N={net.neurons},B={task.batch},T={task.steps}",
+        {label: partial(per_step, task, make) for label, make in compared.items()},
+        targets,
+        subjects.chosen_chunks(task, "d_rtrl") | {BYTES: partial(held, task)},
         quick=task == QUICK,
         task=task,
         full=task != QUICK,

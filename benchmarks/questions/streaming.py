@@ -16,10 +16,10 @@ import jax.numpy as jnp
 
 import braintrace
 
-from ..case import Case, Prepared, Subject, Target
+from ..case import Case, Subject, Target
 from ..handwritten_steps import BY_HAND
-from ..networks import NETWORKS, squared_error
-from ..subjects import OPTIONS, Task, learner_of, named, wait_for_states
+from ..networks import NETWORKS
+from ..subjects import OPTIONS, Task, learner_of, named, step_function, wait_for_states
 
 LIMITS = {"cpu": 2.5, "gpu": 1.5}
 OVER_HAND = 1.15
@@ -32,61 +32,45 @@ PASS, HAND = "one pass, in a loop", "hand-written step, in a loop"
 ALGORITHMS: dict[str, Any] = {"d_rtrl": braintrace.D_RTRL, "es_d_rtrl": braintrace.ES_D_RTRL}
 
 
-class Stream:
-    """A model that learns one step at a time, as users write it."""
+def stream(task: Task, algorithm: str) -> tuple[Callable[..., Any], Callable[[], None]]:
+    """Return the gradient of one step, as users write it, and a reset of states and traces."""
+    model = task.network.model()
+    brainstate.nn.init_all_states(model, batch_size=task.batch)
+    rule = ALGORITHMS[algorithm](model, **OPTIONS[algorithm])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of approximations
+        rule.compile_graph(task.data[0][0])
+    weights = model.states(brainstate.ParamState)
 
-    def __init__(self, task: Task, algorithm: str = "d_rtrl") -> None:
-        self.task = task
-        self.model = task.network.model()
-        brainstate.nn.init_all_states(self.model, batch_size=task.batch)
-        self.algorithm = ALGORITHMS[algorithm](self.model, **OPTIONS[algorithm])
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of approximations
-            self.algorithm.compile_graph(task.data[0][0])
-        weights = self.model.states(brainstate.ParamState)
-        self._gradient = brainstate.transform.grad(self._loss, weights)
+    def reset() -> None:
+        rule.reset_state(task.batch)
+        wait_for_states(rule)
+        jax.block_until_ready(rule.traces.value)
 
-    def _loss(self, x: Any, target: Any) -> Any:
-        return squared_error(self.algorithm(x), target)
-
-    def step(self, x: Any, target: Any) -> Any:
-        """Return the gradient of one step; states and traces advance."""
-        return self._gradient(x, target)
-
-    def reset(self) -> None:
-        """Reset states and traces."""
-        self.algorithm.reset_state(self.task.batch)
-        wait_for_states(self.algorithm)
-        jax.block_until_ready(self.algorithm.traces.value)
+    return brainstate.transform.grad(step_function(rule), weights), reset
 
 
 def loop(task: Task, algorithm: str = "d_rtrl") -> Subject:
     """Time steps in one compiled loop, which keeps the gradient of the last."""
-    stream = Stream(task, algorithm)
+    gradient, reset = stream(task, algorithm)
     zero = jax.tree.map(jnp.zeros_like, task.network.parameters())
 
     def over_steps(combine: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-        def run(xs: Any, targets: Any) -> Any:
-            def step(held: Any, now: Any) -> Any:
-                return jax.tree.map(combine, held, named(stream.step(*now))), None
+        def step(held: Any, now: Any) -> Any:
+            return jax.tree.map(combine, held, named(gradient(*now))), None
 
-            return brainstate.transform.scan(step, zero, (xs, targets))[0]
-
-        return brainstate.transform.jit(run)
+        return brainstate.transform.jit(
+            lambda *data: brainstate.transform.scan(step, zero, data)[0]
+        )
 
     last, total = over_steps(lambda _, found: found), over_steps(jnp.add)
 
     def mean(_: Any) -> Any:
-        stream.reset()
+        reset()
         return {name: value / task.steps for name, value in total(*task.data).items()}
 
-    return Subject(
-        lambda: last(*task.data),
-        before=stream.reset,
-        work=task.steps,
-        rule=algorithm,
-        found=mean,
-    )
+    work = task.steps
+    return Subject(lambda: last(*task.data), reset, work, rule=algorithm, found=mean)
 
 
 def by_hand(task: Task) -> Subject:
@@ -122,7 +106,7 @@ def by_hand(task: Task) -> Subject:
         gradients = total(task.network.parameters(), *held, *task.data)[2]
         return {name: value / task.steps for name, value in gradients.items()}
 
-    return Subject(run, before=begin, work=task.steps, rule="d_rtrl", found=mean)
+    return Subject(run, begin, task.steps, rule="d_rtrl", found=mean)
 
 
 def traces_of(task: Task) -> Any:
@@ -136,10 +120,6 @@ def traces_of(task: Task) -> Any:
     ]
 
 
-def _pass(traces: Any, a: Any, b: Any) -> Any:
-    return jax.tree.map(lambda e: e * a + b, traces)
-
-
 def one_pass(task: Task) -> Subject:
     """Time read-and-write passes in one compiled loop."""
     held = [traces_of(task)]
@@ -147,7 +127,10 @@ def one_pass(task: Task) -> Subject:
 
     @functools.partial(jax.jit, donate_argnums=0)
     def run(traces: Any, a: Any, b: Any) -> Any:
-        return jax.lax.scan(lambda e, now: (_pass(e, *now), None), traces, (a, b))[0]
+        def step(traces: Any, now: Any) -> Any:
+            return jax.tree.map(lambda e: e * now[0] + now[1], traces), None
+
+        return jax.lax.scan(step, traces, (a, b))[0]
 
     def passes() -> Any:
         held[0] = run(held[0], *values)
@@ -156,28 +139,20 @@ def one_pass(task: Task) -> Subject:
     return Subject(passes, work=task.steps)
 
 
-def prepare(task: Task) -> Prepared:
-    """Return everything that is compared on a task."""
-    return Prepared(
-        {
-            PASS: lambda: one_pass(task),
-            LOOP: lambda: loop(task),
-            HAND: lambda: by_hand(task),
-            ES_LOOP: lambda: loop(task, "es_d_rtrl"),
-        }
-    )
-
-
 def case(network: str, hidden: int, batch: int, limit: float, steps: int | None = None) -> Case:
     """Return the case of one size; one with a number of steps is for ``--quick``."""
     is_quick = steps is not None
     steps = steps or (MANY_STEPS if batch == 1 else STEPS)
     task = Task(NETWORKS[network](hidden=hidden), steps, batch)
     return Case(
-        name=f"streaming/{network},H={hidden},B={batch},T={steps}",
-        parameters={"network": network, "hidden": hidden, "batch": batch, "steps": steps},
-        build=lambda: prepare(task),
-        targets=(
+        f"streaming/{network},H={hidden},B={batch},T={steps}",
+        {
+            PASS: lambda: one_pass(task),
+            LOOP: lambda: loop(task),
+            HAND: lambda: by_hand(task),
+            ES_LOOP: lambda: loop(task, "es_d_rtrl"),
+        },
+        (
             Target(LOOP, PASS, limit),
             Target(LOOP, HAND, OVER_HAND),
             Target(HAND, PASS, None),

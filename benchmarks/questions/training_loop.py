@@ -9,6 +9,7 @@ show the noise. Single steps are compared with a jitted loop by hand.
 import contextlib
 import io
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import brainstate
@@ -16,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ..case import Case, Prepared, Subject, Target
+from ..case import Case, Subject, Target
 from ..networks import NETWORKS
 from ..subjects import Task, learner_of, named, step_function
 
@@ -67,19 +68,13 @@ class Loop:
         for path, value in jax.tree.map(jnp.add, values, changes).items():
             self.weights[path].value = value
 
-    def gradients(self, x: Any, target: Any) -> Any:
-        """Return loss and gradient of a step, as people take them themselves."""
-        take = brainstate.transform.grad(self.step_fn, self.weights, return_value=True)
-        return take(x, target)
-
     def subject(self, run: Callable[[], Any], after: Callable[[], Any] | None = None) -> Subject:
         """Time a function that learns the whole sequence; the tests compare the parameters."""
 
         def found(_: Any) -> Any:
             self.begin()
             run()
-            values = (self.values if after is None else after)()
-            before = self.start.parameters
+            values, before = (after or self.values)(), self.start.parameters
             return named({path: values[path] - before[path] for path in before})
 
         return Subject(run, before=self.begin, work=self.task.steps, rule="descent", found=found)
@@ -106,8 +101,8 @@ def written_out(task: Task) -> Subject:
 
 
 def one_by_one(task: Task, step: Callable[[Any, Any], Any]) -> Callable[[], Any]:
-    """Return a function that takes all steps of a sequence by themselves."""
-    pairs = list(zip(*task.data, strict=True))
+    """Return a function that takes all steps of a sequence, as sequences of one step."""
+    pairs = [tuple(part[t : t + 1] for part in task.data) for t in range(task.steps)]
 
     def run() -> Any:
         loss = None
@@ -121,10 +116,11 @@ def one_by_one(task: Task, step: Callable[[Any, Any], Any]) -> Callable[[], Any]
 def own_loop(task: Task) -> Subject:
     """Time steps of a loop that its user writes and compiles."""
     loop = Loop(task)
+    take = brainstate.transform.grad(loop.step_fn, loop.weights, return_value=True)
 
     @brainstate.transform.jit
     def step(x: Any, target: Any) -> Any:
-        gradients, loss = loop.gradients(x, target)
+        gradients, loss = take(x[0], target[0])
         loop.write(gradients)
         return loss
 
@@ -137,7 +133,7 @@ def pure_step(task: Task) -> Subject:
     options = {"step_fn": loop.step_fn, "optimizer": loop.optimizer}
 
     def move(state: Any, x: Any, target: Any) -> Any:
-        return loop.pure.online(state, x[None], target[None], **options)
+        return loop.pure.online(state, x, target, **options)
 
     run, held = jax.jit(move, donate_argnums=0), [loop.start]
 
@@ -158,21 +154,17 @@ def single_calls(task: Task) -> Subject:
     """Time streams of one step."""
     loop = Loop(task)
     options = {"step_fn": loop.step_fn, "optimizer": loop.optimizer}
-    pairs = [tuple(sequence[t : t + 1] for sequence in task.data) for t in range(task.steps)]
-
-    def run() -> Any:
-        losses = None
-        for x, target in pairs:
-            losses = loop.learner.etrace_online(x, target, **options)
-        return losses
-
-    return loop.subject(run)
+    step = partial(loop.learner.etrace_online, **options)
+    return loop.subject(one_by_one(task, step))
 
 
-def prepare(task: Task, few: Task) -> Prepared:
-    """Return everything that is compared."""
-    every = max(1, task.steps // 5)
-    return Prepared(
+def case(network: str, hidden: int, batch: int, steps: int, few: int = 200) -> Case:
+    """Return the case of one network; one of few steps is for ``--quick``."""
+    made = NETWORKS[network](hidden=hidden)
+    task, short = Task(made, steps, batch), Task(made, min(few, steps), batch)
+    every = max(1, steps // 5)
+    return Case(
+        f"training_loop/{network},H={hidden},B={batch},T={steps}",
         {
             WRITTEN: lambda: written_out(task),
             GIVEN: lambda: stream(task),
@@ -181,23 +173,11 @@ def prepare(task: Task, few: Task) -> Prepared:
             RAISE: lambda: stream(task, nonfinite="raise"),
             LOGGED: lambda: stream(task, log_every=every, on_log=lambda step, metrics: None),
             SHOWN: lambda: stream(task, progress=True),
-            OWN: lambda: own_loop(few),
-            PURE: lambda: pure_step(few),
-            STEP: lambda: single_calls(few),
-        }
-    )
-
-
-def case(network: str, hidden: int, batch: int, steps: int, few: int = 200) -> Case:
-    """Return the case of one network; one of few steps is for ``--quick``."""
-
-    made = NETWORKS[network](hidden=hidden)
-    task = Task(made, steps, batch)
-    return Case(
-        name=f"training_loop/{network},H={hidden},B={batch},T={steps}",
-        parameters={"network": network, "hidden": hidden, "batch": batch, "steps": steps},
-        build=lambda: prepare(task, Task(made, min(few, steps), batch)),
-        targets=TARGETS,
+            OWN: lambda: own_loop(short),
+            PURE: lambda: pure_step(short),
+            STEP: lambda: single_calls(short),
+        },
+        TARGETS,
         quick=steps < few,
         full=steps >= few,
         task=task,

@@ -6,7 +6,6 @@ mapped over the batch. In "carrying on", states and traces continue from the pre
 after a reset, a sequence that fits into one chunk needs no trace.
 """
 
-from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import subjects
-from ..case import Case, Prepared, Subject, Target
+from ..case import Case, Subject, Subjects, Target
 from ..modules import INPUTS, Layers
 from ..networks import squared_error
 from ..subjects import Task, without_states
@@ -39,16 +38,6 @@ REPORTED = (
     ),
     *(Task(Layers(cell, 1, 256), 256, 1) for cell in ("GRUCell", "LSTMCell")),
 )
-
-
-def fixed(task: Task) -> dict[str, int]:
-    """Return the chunk sizes that `'auto'` is compared with."""
-    return {f"RTRL, chunks of {chunk}": chunk for chunk in CHUNKS if chunk < task.steps}
-
-
-def best(task: Task, seconds: Mapping[str, float]) -> dict[str, float]:
-    """Return what `'auto'` loses against the best of the fixed sizes."""
-    return {BEST: seconds["RTRL, carrying on"] / min(seconds[n] for n in fixed(task))}
 
 
 def by_hand(task: Task) -> Subject:
@@ -99,45 +88,35 @@ def by_hand(task: Task) -> Subject:
     return Subject(lambda: gradient(weights, readout.value, *task.data), rule="rtrl", found=found)
 
 
-def prepare(task: Task, compare: bool) -> Prepared:
-    """Return everything that is compared on a layer."""
-    compared: dict[str, Callable[[], Subject]] = {
+def case(task: Task, compare: bool = False, quick: bool = False) -> Case:
+    """Return the case of one layer."""
+    compared: Subjects = {
         "BPTT": partial(subjects.bptt, task),
-        "RTRL, auto": partial(subjects.online, task, "rtrl"),
-        "RTRL, carrying on": partial(subjects.carrying_on, task, "rtrl"),
+        **subjects.automatic(task, "rtrl"),
+    }
+    targets = [Target("RTRL, auto", "BPTT", None), Target("RTRL, carrying on", "BPTT", None)]
+    fixed: Subjects = {
+        f"RTRL, chunks of {chunk}": partial(subjects.carrying_on, task, "rtrl", chunk)
+        for chunk in CHUNKS
+        if compare and chunk < task.steps
     }
     if compare:
         compared[BY_HAND] = partial(by_hand, task)
         compared[FACTORS] = partial(subjects.carrying_on, task, "kf_rtrl")
-        for label, chunk in fixed(task).items():
-            compared[label] = partial(subjects.carrying_on, task, "rtrl", chunk)
-    derive = partial(best, task) if compare else None
-    return Prepared(compared, subjects.chosen_chunks(task, "RTRL", "rtrl"), derive)
-
-
-def case(task: Task, compare: bool = False, quick: bool = False) -> Case:
-    """Return the case of one layer."""
-    network = task.network
-    targets = [Target("RTRL, auto", "BPTT", None), Target("RTRL, carrying on", "BPTT", None)]
-    if compare:
         targets += [
             Target("RTRL, carrying on", BY_HAND, 0.35),
             Target(FACTORS, BY_HAND, OVER_HAND),
             Target("RTRL, auto", BY_HAND, None),
             Target(BEST, None, 1.1),
-            *(Target(label, BY_HAND, None) for label in fixed(task)),
+            *(Target(label, BY_HAND, None) for label in fixed),
         ]
+    network = task.network
     return Case(
-        name=f"whole_state/{network.cell},H={network.hidden},B={task.batch},T={task.steps}",
-        parameters={
-            "network": network.cell,
-            "hidden": network.hidden,
-            "batch": task.batch,
-            "steps": task.steps,
-            "dtype": "float32",
-        },
-        build=lambda: prepare(task, compare),
-        targets=tuple(targets),
+        f"whole_state/{network.cell},H={network.hidden},B={task.batch},T={task.steps}",
+        compared | fixed,
+        tuple(targets),
+        subjects.chosen_chunks(task, "rtrl"),
+        subjects.over_best(BEST, "RTRL, carrying on", fixed),
         quick=quick,
         task=task,
     )

@@ -25,7 +25,7 @@ class Clock:
             return {"bytes": 2**20, "seconds": 1.0, **self.built}
         if command["do"] == "time":
             seconds = self.seconds.pop(0)
-            return {"seconds": seconds, "cpu": 2 * seconds}
+            return {"wall": seconds, "cpu": 2 * seconds}
         return {}
 
 

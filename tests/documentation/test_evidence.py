@@ -17,7 +17,6 @@ from benchmarks.learning import (
     tables,
 )
 from benchmarks.learning.rows import Row, StreamRow
-from benchmarks.markdown import seconds
 
 CHANCE, THRESHOLD = 0.125, 0.9
 SEEDS = (-1, 0, 1)
@@ -146,27 +145,25 @@ def test_a_score_shows_lost_seeds_further_seeds_and_edges_of_the_grid():
     assert score([dataclasses.replace(row, rate=RATES[-1]) for row in own]) == "0.50 ± 0.10 ▴"
     lost = [dataclasses.replace(own[0], score=None, validation=(None,) * 6), *own[1:]]
     assert score(lost) == "0.55 ± 0.07 (**1 of 3 diverged**) ✗6"
-    failures = tables.failures(results_of(lost).runs)
-    assert "1 of 3 at 0.001, 1 of 3 at 0.003" in failures[2]
+    table = tables.of_task(results_of(lost), "copy with lag")
+    assert "| 1 of 3 diverged at 0.001, 1 of 3 diverged at 0.003" in table[2]
     nothing = [dataclasses.replace(row, score=None) for row in own]
     assert score(nothing) == "**diverged**"
     assert results_of(lost, run_of("bptt")).gain("copy with lag", "leaky", "d_rtrl") == 0
     refused = results_of(run_of("rflo", refused="why")[:1])
     assert score(run_of("rflo", refused="why")[:1]) == "refused"
-    assert "| why |" in tables.refusals(refused.runs)[2]
+    assert tables.of_task(refused, "copy with lag")[2].endswith("| why |")
 
 
 def test_details_of_training_and_costs():
     later = run_of("d_rtrl", step_seconds=2e-3, single_step_seconds=3e-3)
     found = results_of(run_of("bptt"), later)
     own = found.runs[1]
-    assert formats.cosine(own) == "1.00 → 0.50"
     assert [point for point, _ in own.cosine] == [0, 60, 120, 180, 220, 280, 340, 400]
     assert own.curve[0] == (0, pytest.approx(0.2))
-    times = tables.costs(found, "step_seconds", seconds)
-    assert [times(run) for run in found.runs] == ["1 ms", "2 ms (2.00)"]
-    single = tables.costs(found, "single_step_seconds", seconds, "step_seconds")
-    assert single(own) == "3 ms (3.00)"
+    table = tables.of_task(found, "copy with lag")
+    costs = ["2 ms (2.00)", "3 ms (3.00)", "2 kB (1.00)", "–", "1 kB", ""]
+    assert entries(table, "leaky tanh", "`D_RTRL`") == ["0.90 ± 0.00", "1.00 → 0.50", *costs]
 
 
 def test_methods_without_runs_on_the_first_task_keep_their_place():
