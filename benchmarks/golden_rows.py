@@ -183,7 +183,7 @@ def analysis(batch: int, units: int) -> Subject:
 def compiled_entries(entries: Sequence[Any]) -> Subject:
     """Return the compilation of models of the catalogue of the tests."""
     brainstate.environ.set(dt=1.0 * saiunit.ms)
-    models = [(entry.build(), jnp.ones(entry.shape)) for entry in entries]
+    models = [(entry.started(), jnp.ones(entry.shape)) for entry in entries]
 
     def run() -> None:
         with warnings.catch_warnings():
@@ -317,7 +317,7 @@ def catalogue() -> dict[str, Row]:
     if MODELS not in os.environ:
         return {}
     sys.path.append(os.environ[MODELS])
-    every = (importlib.import_module(name).MODELS for name in ("zoo", "nn_models"))
+    every = (importlib.import_module(name).MODELS for name in ("catalogue", "nn_models"))
     entries = [entry for entries in every for entry in entries]
     rows = {f"compile {entry.name}": row(compiled_entries, [entry]) for entry in entries}
     return {"compile all models": row(compiled_entries, entries), **rows}

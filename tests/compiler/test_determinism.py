@@ -16,15 +16,15 @@ COMPILED = (
 
 SCRIPT = """
 import sys, warnings
-import cases, compilation, drivers
+import catalogue, compilation, drivers
 import jax
 import jax.numpy as jnp
 import braintrace
-from zoo import BY_NAME
-from zoo_record import BATCH
+from catalogue import BY_NAME
+from catalogue import BATCH
 
 compilation.compile_in_a_hurry()
-case = cases.BY_NAME["independent_rnn"]
+case = catalogue.BY_NAME["IndRNN"]
 for algorithm in ("d_rtrl", "es_d_rtrl"):
     learner = drivers.build_learner(case, algorithm)
     drivers.sequence_gradient(learner, case, *case.sequences(2, 6), chunk_size=4)

@@ -8,6 +8,7 @@ import functools
 import warnings
 
 import brainstate
+import catalogue
 import jax
 import jax.numpy as jnp
 import nn_models
@@ -15,16 +16,15 @@ import numpy as np
 import pytest
 import readouts
 import saiunit as u
-import zoo
+from catalogue import BATCH, Model
+from catalogue_runs import data
 from random_cells import Program, entry_of, random_programs
 from step_claims import FullState, Group, Relations
 from step_jacobian import ROUNDING, NotFiniteError, StepJacobian
-from zoo_record import BATCH, ZooModel
-from zoo_runs import data
 
 import braintrace
 
-MODELS = [*zoo.MODELS, *nn_models.MODELS]
+MODELS = [*catalogue.MODELS, *nn_models.MODELS]
 BY_DAY = {
     *("LateralInhibition", "DelayLineForAMarkedOperation", "LSTMPeephole", "PlainRecurrentRNN"),
     *("Stacked", "ConductanceSynapses", "SparseLIF", "GroupStateALIF", "TransposedPair"),
@@ -32,7 +32,7 @@ BY_DAY = {
 }
 SNAP_BY_DAY = {"LSTMPeephole", "PlainRecurrentRNN", "SparseLIF"}
 REFUSED = {"LeakInInnerLoops", "DelayedRecurrence", "DelayedSelfInhibition", "FilteredReadout"}
-FULL_BY_DAY = {"GRUResetBefore", "Stacked", "SparseLIF", "SharedDrive"}
+FULL_BY_DAY = {"GRU", "Stacked", "SparseLIF", "SharedDrive"}
 
 pytestmark = pytest.mark.usefixtures("float64_in_every_thread", "time_step")
 
@@ -223,7 +223,7 @@ def test_what_snap_truncates_is_reported(entry):
 def test_filtered_readouts_are_linear_and_read_by_no_other_state(row):
     """Their value before the step returns times one number, for all units and at all points."""
     shape = readouts.data()[0][0].shape
-    entry = ZooModel(row.name, row.module, (), (), frozenset(), shape=shape)
+    entry = Model(row.name, row.module, (), (), frozenset(), shape=shape)
     graph, jacobian = graph_of(entry, "d_rtrl"), jacobian_of(entry)
     names = {leaf.name for leaf in graph.traced.filtered}
     assert names
@@ -434,7 +434,7 @@ class OwnDerivative(brainstate.nn.Module):
 
 @pytest.mark.parametrize(("tangent", "couples"), DERIVATIVES.values(), ids=DERIVATIVES)
 def test_what_a_custom_derivative_couples_is_reported(tangent, couples):
-    entry = ZooModel(
+    entry = Model(
         "custom derivative rule",
         lambda: OwnDerivative(sine_with(tangent)),
         (),

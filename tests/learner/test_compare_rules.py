@@ -5,7 +5,7 @@ import json
 import sys
 
 import brainstate
-import cases
+import catalogue
 import compilation
 import drivers
 import jax
@@ -24,7 +24,7 @@ from braintrace._comparison.check import compared as of_gradients
 from braintrace._comparison.compare import _windows
 
 matplotlib.use("agg")
-DIAGONAL, RECURRENT = cases.BY_NAME["leaky"], cases.BY_NAME["leaky_rnn"]
+DIAGONAL, RECURRENT = catalogue.BY_NAME["Leaky"], catalogue.BY_NAME["LeakyRNN"]
 LENGTH, BATCH = 6, 2
 LEAK = 0.8
 

@@ -7,7 +7,7 @@ import warnings
 import weakref
 
 import brainstate
-import cases
+import catalogue
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +19,7 @@ import braintrace
 from braintrace._learner.calls import compilations
 from braintrace._learner.calls.function_key import FunctionKeys
 
-CASE = cases.BY_NAME["leaky"]
+CASE = catalogue.BY_NAME["Leaky"]
 XS, TARGETS = CASE.sequences(2, 4)
 
 rate = 1.0

@@ -1,7 +1,7 @@
 """What the drivers do not do: compile twice, compute what nobody reads, copy what they own."""
 
 import brainstate
-import cases
+import catalogue
 import jax
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ import braintrace
 from braintrace._learner.driver import Driver
 from braintrace._learner.methods.gradient import SequenceGradient
 
-CASE = cases.BY_NAME["independent_rnn"]
+CASE = catalogue.BY_NAME["IndRNN"]
 XS, TARGETS = CASE.sequences(2, 6)
 ALGORITHMS = pytest.mark.parametrize("algorithm", ["d_rtrl", "es_d_rtrl"])
 ONE_BY_DAY = pytest.mark.parametrize(
@@ -86,7 +86,7 @@ class CountingTraces(braintrace.D_RTRL):
 
 
 @ALGORITHMS
-@cases.each([cases.BY_NAME[name] for name in ("alif", "lstm_fused")])
+@catalogue.each([catalogue.BY_NAME[name] for name in ("ALIF", "LSTMFused")])
 def test_no_copies_of_weights_are_given_back(case, algorithm, monkeypatch):
     """What the traces are computed from later on, if anybody reads them, needs none."""
     read, original = [], SequenceGradient._read_by_update
@@ -142,7 +142,7 @@ def test_a_step_that_continues_computes_its_traces_at_once(monkeypatch):
 @pytest.mark.parametrize("inside", [False, True], ids=["between calls", "inside jit"])
 def test_traces_whose_records_are_computed_over_time_can_be_read(inside):
     """The input of a second layer is the first one's output: after the loop, a product for all."""
-    case = cases.BY_NAME["two_layers"]
+    case = catalogue.BY_NAME["TwoLayers"]
     xs, targets = case.sequences(2, 6)
     learner, expected = build_learner(case), build_learner(case)
     sequence_gradient(learner, case, xs, targets)

@@ -4,7 +4,7 @@ import functools
 import typing
 
 import brainstate
-import cases
+import catalogue
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +14,7 @@ from drivers import build_learner
 
 import braintrace
 
-CASE = cases.BY_NAME["independent_rnn"]
+CASE = catalogue.BY_NAME["IndRNN"]
 XS, TARGETS = CASE.sequences(2, 6)
 
 

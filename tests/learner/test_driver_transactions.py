@@ -5,7 +5,7 @@ import signal
 import threading
 
 import brainstate
-import cases
+import catalogue
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +15,7 @@ from interrupts import Interrupts
 
 import braintrace
 
-CASE = cases.BY_NAME["independent_rnn"]
+CASE = catalogue.BY_NAME["IndRNN"]
 XS, TARGETS = CASE.sequences(2, 6)
 METHODS = pytest.mark.parametrize("algorithm", ["d_rtrl", "es_d_rtrl"])
 LIBRARY = braintrace.__path__[0]

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 
 import brainstate
-import cases
+import catalogue
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +19,7 @@ from braintrace._learner.state.learner_state import FORECASTS
 
 BATCH, LENGTH = 2, 7
 OPTIMIZER = optax.adam(0.05)
-LEAKY = cases.BY_NAME["leaky"]
+LEAKY = catalogue.BY_NAME["Leaky"]
 WITHOUT = {"update_fn": lambda gradients: None}
 
 
@@ -69,12 +69,12 @@ def learnt_late(case, rule, delay, labels=range(LENGTH), **options):
     return losses, forecasts, learner
 
 
-@pytest.mark.by_day("leaky-d_rtrl-0", "lstm_fused-es_d_rtrl-2", "leaky-rtrl-1")
+@pytest.mark.by_day("Leaky-d_rtrl-0", "LSTMFused-es_d_rtrl-2", "Leaky-rtrl-1")
 @pytest.mark.parametrize("delay", [0, 1, 2])
 @pytest.mark.parametrize("rule", ["d_rtrl", "es_d_rtrl", "rtrl", "snap", "uoro", "immediate"])
-@pytest.mark.parametrize("name", ["leaky", "lstm_fused", "alif"])
+@pytest.mark.parametrize("name", ["Leaky", "LSTMFused", "ALIF"])
 def test_late_labels_change_only_the_forecasts(name, rule, delay):
-    case = cases.BY_NAME[name]
+    case = catalogue.BY_NAME[name]
     losses, outputs, state = learnt_at_once(case, rule)
     late, forecasts, learner = learnt_late(case, rule, delay)
     close(late, list(losses))

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import brainstate
-import cases
+import catalogue
 import compilation
 import jax
 import jax.numpy as jnp
@@ -22,10 +22,10 @@ import braintrace
 
 BATCH, SEEDS = 2, 8
 ROWS = [
-    pytest.param("leaky", "d_rtrl", marks=pytest.mark.core),
-    pytest.param("alif", "d_rtrl"),
-    pytest.param("leaky", "es_d_rtrl"),
-    *(pytest.param("leaky", rule.name) for rule in OTHERS),
+    pytest.param("Leaky", "d_rtrl", marks=pytest.mark.core),
+    pytest.param("ALIF", "d_rtrl"),
+    pytest.param("Leaky", "es_d_rtrl"),
+    *(pytest.param("Leaky", rule.name) for rule in OTHERS),
 ]
 
 
@@ -45,7 +45,7 @@ class Bench:
     """A learner, an optimizer with States of its own, and data."""
 
     def __init__(self, name, algorithm, **options):
-        case = cases.BY_NAME[name]
+        case = catalogue.BY_NAME[name]
         self.learner = learner = build_learner(case, algorithm, batch=BATCH, **options)
         self.weights = weights = learner.algorithm.model.states(brainstate.ParamState)
         self.momentum = momentum = {
@@ -86,7 +86,7 @@ class Bench:
 
 
 @functools.cache
-def bench(name="leaky", algorithm="d_rtrl"):
+def bench(name="Leaky", algorithm="d_rtrl"):
     return Bench(name, algorithm)
 
 
@@ -119,10 +119,10 @@ def test_each_function_is_the_method(name, algorithm):
 
 
 @pytest.mark.by_day(
-    "leaky-d_rtrl-grad",
-    "leaky-es_d_rtrl-online",
-    "leaky-immediate-online",
-    "leaky-snap-grad",
+    "Leaky-d_rtrl-grad",
+    "Leaky-es_d_rtrl-online",
+    "Leaky-immediate-online",
+    "Leaky-snap-grad",
 )
 @pytest.mark.parametrize("method", [Bench.grad, Bench.online], ids=lambda m: m.__name__)
 @pytest.mark.parametrize(
@@ -157,13 +157,13 @@ def test_a_scan_over_windows(method):
 
 @pytest.mark.parametrize("window", [None, 2])
 def test_the_derivative_of_a_step_is_the_online_gradient(window):
-    own = Bench("leaky", "d_rtrl", window=window)
+    own = Bench("Leaky", "d_rtrl", window=window)
     state, (xs, ys) = own.functional.evolve(own.start, own.sequences[0])[0], own.sequences
 
     def loss(parameters):
         now = dataclasses.replace(state, parameters=parameters)
         after, output = own.functional.step(now, xs[0])
-        return cases.BY_NAME["leaky"].loss(output, ys[0]), after
+        return catalogue.BY_NAME["Leaky"].loss(output, ys[0]), after
 
     found, after = jax.grad(loss, has_aux=True)(state.parameters)
     expected = own.functional.grad(state, xs[:1], ys[:1], step_fn=own.step_fn)
@@ -195,7 +195,7 @@ def test_a_state_that_is_saved_goes_on_in_another_learner(name, algorithm, tmp_p
 
 
 def test_traces_are_those_of_single_states():
-    state = bench("alif").start
+    state = bench("ALIF").start
     assert sorted(state.traces) == ["w_in@mm0>V", "w_in@mm0>a"]
     assert {leaf.dtype for leaf in jax.tree.leaves(state.traces)} == {np.dtype("float32")}
     assert {"parameters/w_in", "hidden/V", "others/momentum/w_in"} <= set(names(state))
@@ -343,8 +343,8 @@ def over_devices():
     Also outside of a transformation, where the axes of the mesh are explicit.
     """
     compilation.compile_in_a_hurry()
-    divided, whole = Bench("leaky", "d_rtrl"), Bench("leaky", "d_rtrl")
-    xs, ys = cases.BY_NAME["leaky"].sequences(4 * BATCH, 4)
+    divided, whole = Bench("Leaky", "d_rtrl"), Bench("Leaky", "d_rtrl")
+    xs, ys = catalogue.BY_NAME["Leaky"].sequences(4 * BATCH, 4)
     mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec
     stack = jax.tree.map(lambda leaf: jnp.stack([leaf] * 4), divided.start)

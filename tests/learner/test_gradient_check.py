@@ -2,7 +2,7 @@
 
 import json
 
-import cases
+import catalogue
 import compilation
 import drivers
 import numpy as np
@@ -12,7 +12,7 @@ from models import Noisy
 
 import braintrace
 
-DIAGONAL, RECURRENT = cases.BY_NAME["alif"], cases.BY_NAME["leaky_rnn"]
+DIAGONAL, RECURRENT = catalogue.BY_NAME["ALIF"], catalogue.BY_NAME["LeakyRNN"]
 
 
 @compilation.cache

@@ -4,7 +4,7 @@ import functools
 import warnings
 
 import brainstate
-import cases
+import catalogue
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,12 +25,12 @@ MASK = np.isin(np.arange(LENGTH), (2, 3, 6), invert=True)
 ES = {"decay_or_rank": 0.8}
 WINDOW = {"window": 3}
 METHODS = [
-    ("rotation", "d_rtrl", "batch axis", {}, (1, 3)),
-    ("lstm_fused", "d_rtrl", "mapped", {"trace_dtype": jnp.bfloat16}, (LENGTH,)),
-    ("alif_late_threshold", "es_d_rtrl", "batch axis", ES, (3, LENGTH)),
-    ("alif_late_threshold", "d_rtrl", "mapped", WINDOW, (3, LENGTH)),
-    ("lstm_fused", "es_d_rtrl", "batch axis", {**ES, **WINDOW}, (3, LENGTH)),
-    *(("alif_late_threshold", rule.name, "batch axis", {}, (3, LENGTH)) for rule in OTHERS),
+    ("Rotation", "d_rtrl", "batch axis", {}, (1, 3)),
+    ("LSTMFused", "d_rtrl", "mapped", {"trace_dtype": jnp.bfloat16}, (LENGTH,)),
+    ("ALIFLateThreshold", "es_d_rtrl", "batch axis", ES, (3, LENGTH)),
+    ("ALIFLateThreshold", "d_rtrl", "mapped", WINDOW, (3, LENGTH)),
+    ("LSTMFused", "es_d_rtrl", "batch axis", {**ES, **WINDOW}, (3, LENGTH)),
+    *(("ALIFLateThreshold", rule.name, "batch axis", {}, (3, LENGTH)) for rule in OTHERS),
     *((rule.case, rule.name, "batch axis", {}, (3, LENGTH)) for rule in OF_SOME_MODELS),
 ]
 
@@ -45,15 +45,15 @@ def sequences(case):
 
 
 @pytest.mark.by_day(
-    "lstm_fused d_rtrl mapped-trace_dtype",
-    "lstm_fused es_d_rtrl batch axis-decay_or_rank-window",
+    "LSTMFused d_rtrl mapped-trace_dtype",
+    "LSTMFused es_d_rtrl batch axis-decay_or_rank-window",
 )
 @pytest.mark.parametrize(
     ("name", "algorithm", "style", "options", "chunk_sizes"),
     [pytest.param(*row, id="-".join([" ".join(row[:3]), *row[3]])) for row in METHODS],
 )
 def test_gradients_of_a_sequence(name, algorithm, style, options, chunk_sizes):
-    case = cases.BY_NAME[name]
+    case = catalogue.BY_NAME[name]
     learner = build_learner(case, algorithm, style, BATCH, **options)
     clean, dirty, targets = sequences(case)
 
@@ -77,7 +77,7 @@ def test_gradients_of_a_sequence(name, algorithm, style, options, chunk_sizes):
 
 @pytest.mark.parametrize("options", [{}, {"algorithm": "es_d_rtrl", **ES}])
 def test_states_and_traces_of_a_sequence(options):
-    case = cases.BY_NAME["rotation"]
+    case = catalogue.BY_NAME["Rotation"]
     learner = build_learner(case, **options)
     clean, dirty, _ = sequences(case)
     found = []
@@ -90,11 +90,11 @@ def test_states_and_traces_of_a_sequence(options):
 
 
 @pytest.mark.parametrize(
-    ("name", "algorithm", "options"), [("rotation", "d_rtrl", {}), ("lstm_fused", "es_d_rtrl", ES)]
+    ("name", "algorithm", "options"), [("Rotation", "d_rtrl", {}), ("LSTMFused", "es_d_rtrl", ES)]
 )
 def test_parameters_of_a_stream(name, algorithm, options):
     """An `update_fn` that skips steps whose gradient is not finite; later ones learn."""
-    case = cases.BY_NAME[name]
+    case = catalogue.BY_NAME[name]
     clean, dirty, targets = sequences(case)
     reset = RESET if algorithm == "d_rtrl" else RESET.any(1)
 
@@ -164,11 +164,11 @@ def learning(learner, case, xs, targets, rate=0.1, **options):
 
 
 STREAMS = [
-    ("alif_late_threshold", "d_rtrl", "batch axis", {}),
-    ("lstm_fused", "d_rtrl", "mapped", {}),
-    pytest.param("alif_late_threshold", "es_d_rtrl", "batch axis", ES, marks=pytest.mark.nightly),
-    pytest.param("leaky", "snap", "batch axis", {}, marks=pytest.mark.nightly),
-    pytest.param("two_layers", "rtrl", "batch axis", {}, marks=pytest.mark.nightly),
+    ("ALIFLateThreshold", "d_rtrl", "batch axis", {}),
+    ("LSTMFused", "d_rtrl", "mapped", {}),
+    pytest.param("ALIFLateThreshold", "es_d_rtrl", "batch axis", ES, marks=pytest.mark.nightly),
+    pytest.param("Leaky", "snap", "batch axis", {}, marks=pytest.mark.nightly),
+    pytest.param("TwoLayers", "rtrl", "batch axis", {}, marks=pytest.mark.nightly),
 ]
 
 
@@ -176,7 +176,7 @@ STREAMS = [
 @pytest.mark.parametrize(("name", "algorithm", "style", "options"), STREAMS)
 def test_updates_that_are_not_finite_are_left_out(name, algorithm, style, options):
     """A sample that is spoiled starts anew; the other one, and the optimizer, go on."""
-    case = cases.BY_NAME[name]
+    case = catalogue.BY_NAME[name]
     found, expected = (build_learner(case, algorithm, style, BATCH, **options) for _ in range(2))
     xs, targets = map(np.array, case.sequences(BATCH, LENGTH))
     spoiled = np.array(xs)
@@ -199,7 +199,7 @@ def test_updates_that_are_not_finite_are_left_out(name, algorithm, style, option
 @pytest.mark.parametrize("parts", [[slice(None)], [slice(0, 3), slice(3, None)]])
 def test_a_step_without_weight_spoils_no_later_one(parts):
     """A sample that it has spoiled starts anew after it, in the same call or in the next."""
-    case = cases.BY_NAME["alif_late_threshold"]
+    case = catalogue.BY_NAME["ALIFLateThreshold"]
     found, expected = (build_learner(case, batch=BATCH) for _ in range(2))
     xs, targets = map(np.array, case.sequences(BATCH, LENGTH))
     spoiled, counts = np.array(xs), np.arange(LENGTH) != 2
@@ -218,7 +218,7 @@ def test_a_step_without_weight_spoils_no_later_one(parts):
 
 def test_losses_that_are_not_finite_spoil_no_sample():
     """Where states and traces are finite, they go on; a block is left out as a whole."""
-    case = cases.BY_NAME["leaky"]
+    case = catalogue.BY_NAME["Leaky"]
     found, expected = (build_learner(case, batch=BATCH) for _ in range(2))
     xs, targets = map(np.array, case.sequences(BATCH, LENGTH))
     wrong = np.array(targets)
@@ -233,7 +233,7 @@ def test_losses_that_are_not_finite_spoil_no_sample():
 
 def test_skipping_within_functions_of_the_state():
     """Also mapped: each learner skips for itself."""
-    case = cases.BY_NAME["leaky"]
+    case = catalogue.BY_NAME["Leaky"]
     learner = build_learner(case, batch=BATCH)
     learner.init_optimizer(optax.sgd(0.1, momentum=0.9))
     pure = learner.functional()
@@ -263,7 +263,7 @@ def test_skipping_within_functions_of_the_state():
 @pytest.mark.parametrize("where", ["loss", "gradient"])
 def test_a_stream_that_is_not_finite_is_refused(where, every):
     """The message names step, loss and parameter; the learner is as it was."""
-    case = cases.BY_NAME["leaky"]
+    case = catalogue.BY_NAME["Leaky"]
     learner = build_learner(case, batch=BATCH)
     xs, targets = map(np.array, case.sequences(BATCH, LENGTH))
     learning(learner, case, xs, targets, nonfinite="raise", every=every)
@@ -301,7 +301,7 @@ def test_a_stream_that_is_not_finite_is_refused(where, every):
 
 @pytest.mark.parametrize("nonfinite", ["skip", "raise"])
 def test_a_single_gradient_is_looked_at_before_the_update_hides_it(nonfinite):
-    case = cases.BY_NAME["leaky"]
+    case = catalogue.BY_NAME["Leaky"]
     learner = build_learner(case, batch=BATCH)
     xs, targets = case.sequences(BATCH, 1)
 
@@ -336,7 +336,7 @@ def spoiled_stream(case, *steps):
 @pytest.mark.core
 def test_by_default_one_nan_destroys_no_parameter_and_warns_once():
     """Also step by step, and in blocks; a reset in the same step is no other warning."""
-    case = cases.BY_NAME["leaky"]
+    case = catalogue.BY_NAME["Leaky"]
     xs, targets = spoiled_stream(case, 2, 4)
     flags = np.arange(LENGTH) == 4
     for every in (1, 2):
@@ -355,7 +355,7 @@ def test_by_default_one_nan_destroys_no_parameter_and_warns_once():
 
 
 def test_a_call_of_one_step_warns_at_the_latest_in_the_eighth_call_after_it():
-    case = cases.BY_NAME["leaky"]
+    case = catalogue.BY_NAME["Leaky"]
     learner = build_learner(case, batch=BATCH)
     xs, targets = spoiled_stream(case, 0)
     with warns("first at step 0 of a call", "Samples that were reset.*: 0\\."):
@@ -365,7 +365,7 @@ def test_a_call_of_one_step_warns_at_the_latest_in_the_eighth_call_after_it():
 
 
 def test_the_next_warning_follows_at_ten_times_as_many():
-    case = cases.BY_NAME["leaky"]
+    case = catalogue.BY_NAME["Leaky"]
     learner = build_learner(case, batch=BATCH)
     counts = []
     for bad in ([3], range(LENGTH), [1], [5]):
@@ -377,7 +377,7 @@ def test_the_next_warning_follows_at_ten_times_as_many():
 
 
 def test_a_logged_call_counts_steps_from_its_start():
-    case = cases.BY_NAME["leaky"]
+    case = catalogue.BY_NAME["Leaky"]
     learner = build_learner(case, batch=BATCH)
     xs, targets = spoiled_stream(case, 5)
     with warns("first at step 5 "):
@@ -386,7 +386,7 @@ def test_a_logged_call_counts_steps_from_its_start():
 
 @pytest.mark.parametrize("kind", ["jax", "brainstate"])
 def test_updates_that_a_transformation_skips_are_counted_and_the_next_call_warns(kind):
-    case = cases.BY_NAME["leaky"]
+    case = catalogue.BY_NAME["Leaky"]
     learner = build_learner(case, batch=BATCH)
     xs, targets = spoiled_stream(case, 2)
     learner.init_optimizer(optax.sgd(0.1, momentum=0.9))
@@ -408,7 +408,7 @@ def test_updates_that_a_transformation_skips_are_counted_and_the_next_call_warns
 
 
 def test_the_count_survives_in_a_state_and_warns_in_another_learner():
-    case = cases.BY_NAME["leaky"]
+    case = catalogue.BY_NAME["Leaky"]
     learner, other = (build_learner(case, batch=BATCH) for _ in range(2))
     xs, targets = spoiled_stream(case, 2)
     with warns("skipped: 1"):
@@ -424,7 +424,7 @@ def test_the_count_survives_in_a_state_and_warns_in_another_learner():
 
 def test_copies_of_an_agent_are_spoiled_separately():
     """`step` updates nothing: a NaN reaches the gradient of its copy alone, until its reset."""
-    learner = build_learner(cases.BY_NAME["leaky"], batch=None)
+    learner = build_learner(catalogue.BY_NAME["Leaky"], batch=None)
     agents = learner.functional().batched(2)
     differentiate = jax.jit(agents.grad(lambda step, x: (jnp.sum(step(x)), None)))
     x = jnp.ones((2, *learner.graph.traced.argument_vars[0].aval.shape)).at[0].set(jnp.nan)

@@ -1,7 +1,7 @@
 """Learning at every step of a stream, by `etrace_online`."""
 
 import brainstate
-import cases
+import catalogue
 import jax
 import jax.numpy as jnp
 import models
@@ -17,13 +17,13 @@ import braintrace
 
 RATE, ALPHA, LENGTH, BATCH = 0.3, 0.7, 6, 2
 SOME = [
-    cases.BY_NAME[name]
+    catalogue.BY_NAME[name]
     for name in (
-        "alif_late_threshold",
-        "lstm_fused",
-        "leaky_with_bypass",
-        "independent_rnn",
-        "synapse",
+        "ALIFLateThreshold",
+        "LSTMFused",
+        "LeakyWithBypass",
+        "IndRNN",
+        "Synapse",
     )
 ]
 METHODS = {"d_rtrl": {}, "es_d_rtrl": {"algorithm": "es_d_rtrl", "decay_or_rank": ALPHA}}
@@ -63,15 +63,15 @@ def descend(case, learner, **options):
 
 
 @pytest.mark.by_day(
-    "d_rtrl-alif_late_threshold",
-    "es_d_rtrl-alif_late_threshold",
-    "d_rtrl-leaky_with_bypass",
-    "d_rtrl-independent_rnn",
-    "es_d_rtrl-synapse",
-    "snap-lstm_fused",
+    "d_rtrl-ALIFLateThreshold",
+    "es_d_rtrl-ALIFLateThreshold",
+    "d_rtrl-LeakyWithBypass",
+    "d_rtrl-IndRNN",
+    "es_d_rtrl-Synapse",
+    "snap-LSTMFused",
 )
 @pytest.mark.core
-@cases.each([*SOME, cases.BY_NAME["leaky_rnn"]])
+@catalogue.each([*SOME, catalogue.BY_NAME["LeakyRNN"]])
 @pytest.mark.parametrize("options", [*METHODS.values(), SNAP], ids=[*METHODS, "snap"])
 def test_equals_the_dense_recursion_with_changing_parameters(case, options):
     learner = build_learner(case, **options)
@@ -88,7 +88,7 @@ def test_equals_the_dense_recursion_with_changing_parameters(case, options):
 
 
 @pytest.mark.core
-@cases.each(SOME[:2], SOME[2:3])
+@catalogue.each(SOME[:2], SOME[2:3])
 @each_method
 def test_samples_are_reset_one_by_one(case, options):
     """A sample that starts anew learns as in a stream of its own."""
@@ -130,7 +130,7 @@ def test_samples_are_reset_one_by_one(case, options):
     assert_gradients_differ(after_reset[-1], gradients(never, range(LENGTH), 0)[-1], 1e-3)
 
 
-@cases.each([SOME[0], cases.BY_NAME["learnt_leak"]])
+@catalogue.each([SOME[0], catalogue.BY_NAME["LearntLeak"]])
 def test_an_optimizer_with_states_of_its_own(case):
     """Adam from optax, against the loop that users would write themselves."""
     adam = optax.adam(0.01)
@@ -194,7 +194,7 @@ def test_gradients_with_units():
 
 @pytest.mark.parametrize("is_weight", [True, False], ids=["weight", "other"])
 def test_states_that_change_their_kind_are_refused(is_weight):
-    case = cases.BY_NAME["leaky"]
+    case = catalogue.BY_NAME["Leaky"]
     learner = build_learner(case)
     state = learner.algorithm.model.w_in if is_weight else brainstate.State(jnp.zeros((3, 4)))
 

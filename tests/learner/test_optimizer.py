@@ -4,7 +4,7 @@ import dataclasses
 import functools
 
 import brainstate
-import cases
+import catalogue
 import jax
 import jax.numpy as jnp
 import models
@@ -19,7 +19,7 @@ from rules import OF_SOME_MODELS, OTHERS
 import braintrace
 
 BATCH, LENGTH = 2, 7
-LEAKY, ALIF, LSTM = (cases.BY_NAME[n] for n in ("leaky", "alif_late_threshold", "lstm_fused"))
+LEAKY, ALIF, LSTM = (catalogue.BY_NAME[n] for n in ("Leaky", "ALIFLateThreshold", "LSTMFused"))
 
 
 def leaving_out_biases(parameters):
@@ -97,7 +97,7 @@ def test_every_optimizer_as_written_out(name):
 
 
 ROWS = [(ALIF, rule.name) for rule in OTHERS] + [
-    (cases.BY_NAME[rule.case], rule.name) for rule in OF_SOME_MODELS
+    (catalogue.BY_NAME[rule.case], rule.name) for rule in OF_SOME_MODELS
 ]
 
 

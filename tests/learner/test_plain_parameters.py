@@ -3,7 +3,7 @@
 import functools
 
 import brainstate
-import cases
+import catalogue
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +15,7 @@ from drivers import build_algorithm, catalogue_gradient, named, sequence_gradien
 
 import braintrace
 
-PLAIN = [case for case in cases.ALL if case.same_step_only]
+PLAIN = [case for case in catalogue.BASIC if case.same_step_only]
 ALGORITHMS = [{}, {"algorithm": "es_d_rtrl", "decay_or_rank": 0.7}]
 
 
@@ -29,7 +29,7 @@ def same_step_gradient(case):
 
 
 @pytest.mark.core
-@cases.each(PLAIN)
+@catalogue.each(PLAIN)
 @pytest.mark.parametrize("options", ALGORITHMS, ids=["d_rtrl", "es_d_rtrl"])
 def test_plain_parameter_on_the_way_into_a_state(case, options):
     gradient = catalogue_gradient(case, **options)
@@ -41,7 +41,7 @@ def test_plain_parameter_on_the_way_into_a_state(case, options):
 
 
 @pytest.mark.core
-@cases.each([cases.BY_NAME[name] for name in ("leaky", "gru", "two_layers", "lif_recurrent")])
+@catalogue.each([catalogue.BY_NAME[name] for name in ("Leaky", "GRU", "TwoLayers", "RecurrentLIF")])
 def test_a_readout_without_a_mark_has_the_exact_gradient(case):
     """A readout has no memory: its same-step gradient is all there is, whatever the model."""
     actual = {"w_out": catalogue_gradient(case)["w_out"]}
@@ -51,7 +51,7 @@ def test_a_readout_without_a_mark_has_the_exact_gradient(case):
 
 @pytest.mark.core
 def test_plain_parameters_in_a_loop_written_by_hand():
-    case = cases.BY_NAME["plain_encoder"]
+    case = catalogue.BY_NAME["PlainEncoder"]
     model, algorithm = build_algorithm(case)
     _, _, xs, targets = references.arguments(case, dtype=np.float32)
 
@@ -115,7 +115,7 @@ class FusedGates(brainstate.nn.Module):
 @pytest.mark.parametrize("options", ALGORITHMS, ids=["d_rtrl", "es_d_rtrl"])
 def test_outputs_without_a_trace_next_to_others_with_one(options):
     """The reset gate acts through `w_h` only; the update gate beside it has a trace."""
-    case, options = cases.BY_NAME["gru"], dict(options)
+    case, options = catalogue.BY_NAME["GRU"], dict(options)
     _, _, xs, targets = references.arguments(case, dtype=np.float32)
     algorithm = options.pop("algorithm", "d_rtrl")
     with pytest.warns(braintrace.ApproximationWarning, match="w_gates"):

@@ -2,7 +2,7 @@
 
 import itertools
 
-import cases
+import catalogue
 import compilation
 import hypothesis.strategies as st
 import jax
@@ -15,7 +15,7 @@ from drivers import build_learner, named, sequence_gradient, snapshot, summed
 from rules import OF_SOME_MODELS, OTHERS
 
 LENGTH, BATCH = 8, 2
-NAMES = ("independent_rnn", "alif_late_threshold", "lstm_fused", "rotation")
+NAMES = ("IndRNN", "ALIFLateThreshold", "LSTMFused", "Rotation")
 METHODS = [
     ("d_rtrl", "batch axis", {}),
     ("d_rtrl", "mapped", {}),
@@ -27,13 +27,13 @@ METHODS = [
 MODELS_AND_METHODS = pytest.mark.parametrize(
     ("case", "algorithm", "style", "options"),
     [
-        pytest.param(cases.BY_NAME[name], *method, id="-".join([name, *map(str, method)]))
+        pytest.param(catalogue.BY_NAME[name], *method, id="-".join([name, *map(str, method)]))
         for name in NAMES
         for method in METHODS
     ]
     + [
         pytest.param(
-            cases.BY_NAME[rule.case], rule.name, "batch axis", {}, id=f"{rule.case}-{rule.name}"
+            catalogue.BY_NAME[rule.case], rule.name, "batch axis", {}, id=f"{rule.case}-{rule.name}"
         )
         for rule in OF_SOME_MODELS
     ],
@@ -56,9 +56,9 @@ def flags(*steps):
 
 
 @pytest.mark.by_day(
-    "independent_rnn-es_d_rtrl-mapped-{'decay_or_rank': 0.8}",
-    "alif_late_threshold-immediate-batch axis-{}",
-    "alif_late_threshold-snap-batch axis-{}",
+    "IndRNN-es_d_rtrl-mapped-{'decay_or_rank': 0.8}",
+    "ALIFLateThreshold-immediate-batch axis-{}",
+    "ALIFLateThreshold-snap-batch axis-{}",
 )
 @pytest.mark.core
 @MODELS_AND_METHODS
@@ -86,11 +86,11 @@ def test_one_flag_per_step_is_as_separate_sequences(case, algorithm, style, opti
 
 
 @pytest.mark.by_day(
-    "3-independent_rnn-es_d_rtrl-mapped-{'decay_or_rank': 0.8}",
-    "3-alif_late_threshold-d_rtrl-mapped-{}",
-    "3-alif_late_threshold-immediate-batch axis-{}",
-    "3-alif_late_threshold-ottt-batch axis-{}",
-    "3-lstm_fused-d_rtrl-batch axis-{'window': 4}",
+    "3-IndRNN-es_d_rtrl-mapped-{'decay_or_rank': 0.8}",
+    "3-ALIFLateThreshold-d_rtrl-mapped-{}",
+    "3-ALIFLateThreshold-immediate-batch axis-{}",
+    "3-ALIFLateThreshold-ottt-batch axis-{}",
+    "3-LSTMFused-d_rtrl-batch axis-{'window': 4}",
 )
 @MODELS_AND_METHODS
 @pytest.mark.parametrize("chunk_size", [3, pytest.param(LENGTH, marks=pytest.mark.nightly)])
@@ -118,7 +118,7 @@ def test_samples_are_reset_one_by_one(case, algorithm, style, options, chunk_siz
     assert_gradients_differ(found, going_on, 1e-3, case.name)
 
 
-@cases.each([cases.BY_NAME["alif"]])
+@catalogue.each([catalogue.BY_NAME["ALIF"]])
 @pytest.mark.parametrize("algorithm", ["d_rtrl", "es_d_rtrl"])
 def test_sequences_without_a_loss(case, algorithm):
     learner = build_learner(case, algorithm, batch=BATCH)

@@ -3,7 +3,7 @@
 import dataclasses
 
 import brainstate
-import cases
+import catalogue
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,13 +15,13 @@ import braintrace
 
 STEPS = 3
 ROWS = [(rule.case, name) for name, rule in RULES.items()]
-MODELS = [(name, "d_rtrl") for name in ("lstm_fused", "two_layers", "tanh_rnn", "leaky_with_bias")]
+MODELS = [(name, "d_rtrl") for name in ("LSTMFused", "TwoLayers", "TanhRNN", "LeakyWithBias")]
 close = {"rtol": 2e-5, "atol": 1e-6}
 
 
 def in_the_middle(name, algorithm, window):
     """A learner in the middle of a sequence, with its data."""
-    case = cases.BY_NAME[name]
+    case = catalogue.BY_NAME[name]
     learner = build_learner(case, algorithm, window=window)
     xs, targets = case.sequences(2, 2 * STEPS)
     learner.etrace_evolve(xs[:STEPS])
@@ -71,7 +71,7 @@ def pure_loss(case, pure, start, xs, targets, scanned=False):
     return loss
 
 
-@pytest.mark.by_day("two_layers-ostl_feedforward-2", "two_layers-d_rtrl-None")
+@pytest.mark.by_day("TwoLayers-ostl_feedforward-2", "TwoLayers-d_rtrl-None")
 @pytest.mark.parametrize("window", [None, 2])
 @pytest.mark.parametrize(("name", "algorithm"), ROWS + MODELS)
 def test_derivative_of_steps(name, algorithm, window):
@@ -99,14 +99,14 @@ def test_derivative_of_steps(name, algorithm, window):
 
 
 @pytest.mark.by_day(
-    "lstm_fused-d_rtrl-None",
-    "alif_late_threshold-immediate-None",
-    "alif_late_threshold-snap-None",
-    "alif_late_threshold-ottt-None",
+    "LSTMFused-d_rtrl-None",
+    "ALIFLateThreshold-immediate-None",
+    "ALIFLateThreshold-snap-None",
+    "ALIFLateThreshold-ottt-None",
 )
 @pytest.mark.parametrize("window", [None, 2])
 @pytest.mark.parametrize(
-    ("name", "algorithm"), [("lstm_fused", "d_rtrl"), *((r.case, r.name) for r in OTHERS)]
+    ("name", "algorithm"), [("LSTMFused", "d_rtrl"), *((r.case, r.name) for r in OTHERS)]
 )
 def test_gradient_with_respect_to_both_is_refused(name, algorithm, window):
     """By every rule, of one step and of several, instead of a zero for the hidden states."""
@@ -121,7 +121,7 @@ def test_gradient_with_respect_to_both_is_refused(name, algorithm, window):
 
 def test_programs_without_that_derivative_have_nothing_of_it():
     """A derivative with respect to parameters has not one equation more for it."""
-    case, learner, xs, targets = in_the_middle("lstm_fused", "d_rtrl", None)
+    case, learner, xs, targets = in_the_middle("LSTMFused", "d_rtrl", None)
     pure = learner.functional()
     start = pure.state()
     loss = pure_loss(case, pure, start, xs[:1], targets[:1])
@@ -132,7 +132,7 @@ def test_programs_without_that_derivative_have_nothing_of_it():
 @pytest.mark.parametrize("outside", ["argument", "parameter"])
 def test_what_depends_on_parameters_stops_at_old_states(outside):
     """An encoder in front of the model has the gradient of each step, as the model's own have."""
-    _, learner, xs, _ = in_the_middle("leaky", "d_rtrl", None)
+    _, learner, xs, _ = in_the_middle("Leaky", "d_rtrl", None)
     weight = brainstate.ParamState(jnp.eye(xs.shape[-1]))
     own = {("encoder",): weight}
     if outside == "parameter":

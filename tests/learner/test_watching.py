@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 
-import cases
+import catalogue
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +16,7 @@ from drivers import build_learner, snapshot
 import braintrace
 from braintrace._learner.watching import blocks_of
 
-CASE, BATCH, LENGTH = cases.BY_NAME["leaky"], 2, 40
+CASE, BATCH, LENGTH = catalogue.BY_NAME["Leaky"], 2, 40
 XS, YS = CASE.sequences(BATCH, LENGTH)
 MASK = np.arange(LENGTH) % 3 != 0
 

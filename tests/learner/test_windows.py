@@ -4,7 +4,7 @@ import functools
 import warnings
 
 import brainstate
-import cases
+import catalogue
 import compilation
 import jax
 import jax.numpy as jnp
@@ -31,8 +31,8 @@ RESETS = tuple((t == 3, t in (1, 5)) for t in range(LENGTH))
 """At the start of a window and inside of two."""
 
 SOME = [
-    cases.BY_NAME[name]
-    for name in ("leaky_rnn", "gru", "lstm_fused", "lif_recurrent", "two_layers_plain_link")
+    catalogue.BY_NAME[name]
+    for name in ("LeakyRNN", "GRU", "LSTMFused", "RecurrentLIF", "TwoLayersPlainLink")
 ]
 RULES = {
     "d_rtrl": ("d_rtrl", {}, {}),
@@ -66,15 +66,15 @@ def reference(case, rule, window=WINDOW, **options):
 
 
 @pytest.mark.by_day(
-    "6-gru-d_rtrl",
-    "6-lstm_fused-es_d_rtrl",
-    "7-alif_late_threshold-ottt",
-    "6-rotation-ottt",
-    "6-two_layers-snap",
-    "auto-leaky_rnn-immediate",
+    "6-GRU-d_rtrl",
+    "6-LSTMFused-es_d_rtrl",
+    "7-ALIFLateThreshold-ottt",
+    "6-Rotation-ottt",
+    "6-TwoLayers-snap",
+    "auto-LeakyRNN-immediate",
 )
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in cases.ALL])
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in catalogue.BASIC])
 @pytest.mark.parametrize("chunk_size", ["auto", 6, LENGTH])
 def test_bptt_in_a_window_and_the_trace_before_it(chunk_size, case, rule):
     """With steps that do not count, samples that start anew, and a shorter window at the end."""
@@ -85,7 +85,7 @@ def test_bptt_in_a_window_and_the_trace_before_it(chunk_size, case, rule):
     assert_gradients_close(found, expected, 1e-5, case.name)
 
 
-@pytest.mark.parametrize("case", [pytest.param(SOME[2], id="lstm_fused")])
+@pytest.mark.parametrize("case", [pytest.param(SOME[2], id="LSTMFused")])
 def test_resets_and_masked_steps_matter(case):
     """What the test above would not notice, were the model or the flags of no weight."""
     for rule in ("d_rtrl", "es_d_rtrl"):
@@ -100,7 +100,7 @@ def test_resets_and_masked_steps_matter(case):
 
 
 @pytest.mark.core
-@cases.each(SOME[3:4], [*SOME[1:3], *(case for case in cases.ALL if case not in SOME)])
+@catalogue.each(SOME[3:4], [*SOME[1:3], *(case for case in catalogue.BASIC if case not in SOME)])
 def test_a_window_over_the_whole_sequence_is_bptt(case):
     """A longer one as well; `Immediate` has no trace, and is held against it for the others."""
     learner = windowed_learner(case, "d_rtrl")
@@ -109,7 +109,7 @@ def test_a_window_over_the_whole_sequence_is_bptt(case):
         assert_gradients_close(gradient_of(learner, case, window=window), exact, 1e-5, case.name)
 
 
-@cases.each(SOME[1:])
+@catalogue.each(SOME[1:])
 def test_shorter_windows(case):
     actual = catalogue_gradient(case, window=2)
     expected = references.dense_multi_step(case, window=2)
@@ -117,7 +117,7 @@ def test_shorter_windows(case):
     assert_gradients_differ(actual, references.bptt(case), 1e-3, case.name)
 
 
-@cases.each(SOME[:1], SOME[1:4])
+@catalogue.each(SOME[:1], SOME[1:4])
 def test_a_window_of_one_step_is_exact_within_the_step(case):
     """It goes back through what couples units, where the rule itself does not."""
     found = catalogue_gradient(case, window=1)
@@ -125,13 +125,13 @@ def test_a_window_of_one_step_is_exact_within_the_step(case):
     assert_gradients_differ(found, references.dense_d_rtrl(case), 1e-3, case.name)
 
 
-@pytest.mark.by_day("lstm_fused-d_rtrl")
+@pytest.mark.by_day("LSTMFused-d_rtrl")
 @pytest.mark.parametrize("rule", ["d_rtrl", "es_d_rtrl", "ottt", "snap", "immediate"])
-@pytest.mark.parametrize("name", ["lstm_fused", "gru", "alif_late_threshold"])
+@pytest.mark.parametrize("name", ["LSTMFused", "GRU", "ALIFLateThreshold"])
 @pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning")  # of the model, once more
 def test_no_window_is_the_rule_itself(name, rule):
     """Also of a learner whose traces follow every state since a call with a window."""
-    case, (algorithm, options, _) = cases.BY_NAME[name], RULES[rule]
+    case, (algorithm, options, _) = catalogue.BY_NAME[name], RULES[rule]
     learner = build_learner(case, algorithm, batch=BATCH, **options)
     fresh = gradient_of(learner, case)
     found = gradient_of(learner, case, window=WINDOW)
@@ -241,12 +241,12 @@ class Adding:
         return named(self.total.value), losses
 
 
-@pytest.mark.by_day("lstm_fused-d_rtrl")
+@pytest.mark.by_day("LSTMFused-d_rtrl")
 @pytest.mark.parametrize("rule", ["d_rtrl", "es_d_rtrl", "ottt", "immediate"])
-@pytest.mark.parametrize("name", ["lstm_fused", "alif_late_threshold"])
+@pytest.mark.parametrize("name", ["LSTMFused", "ALIFLateThreshold"])
 def test_streams(name, rule):
     """`window` divides `every`; a block ends with an update, and so does its last window."""
-    case = cases.BY_NAME[name]
+    case = catalogue.BY_NAME[name]
     learner = windowed_learner(case, rule)
     stream = Adding(learner, case)
     found, (losses, aux) = stream(window=1, has_aux=True)
@@ -296,7 +296,7 @@ def windowed_gradient(case, window):
     return named(brainstate.transform.jit(gradient)())
 
 
-@cases.each(SOME[4:], SOME[1:4])
+@catalogue.each(SOME[4:], SOME[1:4])
 def test_multi_step_data_of_any_length_is_one_window(case):
     for window in (2, 3):
         actual = windowed_gradient(case, window)
@@ -306,7 +306,7 @@ def test_multi_step_data_of_any_length_is_one_window(case):
 
 def test_multi_step_data_without_a_window_is_a_loop_of_single_steps():
     """Without the option a `MultiStepData` is a loop of single steps."""
-    case = cases.BY_NAME["leaky_rnn"]
+    case = catalogue.BY_NAME["LeakyRNN"]
     model, algorithm = build_algorithm(case)
     _, _, xs, targets = references.arguments(case, dtype=np.float32)
 
@@ -321,7 +321,7 @@ def test_multi_step_data_without_a_window_is_a_loop_of_single_steps():
 
 @pytest.mark.parametrize("algorithm", [braintrace.D_RTRL, braintrace.ES_D_RTRL])
 def test_calls_with_one_step_are_windows_of_one_step(algorithm):
-    case = cases.BY_NAME["leaky_rnn"]
+    case = catalogue.BY_NAME["LeakyRNN"]
     _, _, xs, targets = references.arguments(case, dtype=np.float32)
 
     def gradient_with(wrap):
@@ -368,7 +368,7 @@ def layered_reference(case, window):
 
 @pytest.mark.usefixtures("float64")
 def test_windows_of_a_rule_by_layers_go_through_all_layers():
-    case = cases.BY_NAME["two_layers"]
+    case = catalogue.BY_NAME["TwoLayers"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", braintrace.ApproximationWarning)
         learner = build_learner(case, "ostl_recurrent", batch=BATCH, dtype=np.float64)
@@ -387,7 +387,7 @@ def test_windows_of_a_rule_by_layers_go_through_all_layers():
 
 
 def test_rtrl_takes_a_window_without_effect():
-    case = cases.BY_NAME["two_layers"]
+    case = catalogue.BY_NAME["TwoLayers"]
     plain, windows = (build_learner(case, "rtrl", batch=BATCH, **w) for w in ({}, {"window": 3}))
     expected = gradient_of(plain, case, chunk_size=4)
     assert_same_bits(gradient_of(windows, case, chunk_size=4), expected)
@@ -401,7 +401,7 @@ def test_rtrl_takes_a_window_without_effect():
 @pytest.mark.parametrize("rule", ["uoro", "kf_rtrl", "snap"])
 def test_other_rules_of_the_whole_state(rule):
     """A window over everything is exact; several in a chunk, or one by one, are the same."""
-    case = cases.BY_NAME["lstm_fused"]
+    case = catalogue.BY_NAME["LSTMFused"]
     options = {"n": 2} if rule == "snap" else {}
     found = []
     for call in ({"window": LENGTH}, {"window": 2}, {"window": 2, "chunk_size": 4}):

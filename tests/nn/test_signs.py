@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import saiunit as u
 from assertions import assert_gradients_close
+from catalogue_runs import bptt, case_of, data, runs_of
 from nn_models import MODELS
-from zoo_runs import bptt, case_of, data, runs_of
 
 import braintrace
 from braintrace import nn

@@ -1,7 +1,7 @@
 """Laws that hold for every model, algorithm, batch style and way of cutting a sequence."""
 
 import brainstate
-import cases
+import catalogue
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,7 +28,7 @@ ALGORITHMS = [
     braintrace.KF_RTRL,
     *(rule.algorithm for rule in OLDEST + OTHERS),
 ]
-FEW = [cases.BY_NAME[name] for name in ("independent_rnn", "alif", "lstm_fused", "two_layers")]
+FEW = [catalogue.BY_NAME[name] for name in ("IndRNN", "ALIF", "LSTMFused", "TwoLayers")]
 STEPS = references.LENGTH
 algorithms = pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: a.__name__)
 
@@ -47,18 +47,18 @@ def scaled(factor, gradients):
 
 
 @pytest.mark.by_day(
-    "independent_rnn-RTRL",
-    "alif-UORO",
-    "lstm_fused-KF_RTRL",
-    "two_layers-D_RTRL",
-    "independent_rnn-ES_D_RTRL",
-    "alif-Immediate",
-    "lstm_fused-SnAp",
-    "two_layers-OTTT",
+    "IndRNN-RTRL",
+    "ALIF-UORO",
+    "LSTMFused-KF_RTRL",
+    "TwoLayers-D_RTRL",
+    "IndRNN-ES_D_RTRL",
+    "ALIF-Immediate",
+    "LSTMFused-SnAp",
+    "TwoLayers-OTTT",
 )
 @pytest.mark.core
 @algorithms
-@cases.each(FEW)
+@catalogue.each(FEW)
 def test_a_step_keeps_tree_shapes_and_dtypes(case, algorithm):
     _, instance = build_algorithm(case, algorithm)
     before = types(snapshot(instance))
@@ -69,7 +69,7 @@ def test_a_step_keeps_tree_shapes_and_dtypes(case, algorithm):
 @pytest.mark.parametrize("algorithm", WITH_TRACES, ids=lambda a: a.__name__)
 def test_outputs_that_enter_no_trace_are_not_kept(algorithm):
     """The output gate of a fused LSTM reaches a state that no later step reads."""
-    case = cases.BY_NAME["lstm_fused"]
+    case = catalogue.BY_NAME["LSTMFused"]
     _, instance = build_algorithm(case, algorithm)
     (group,) = instance.graph.hidden_groups
     kept = instance.traces.value
@@ -80,14 +80,14 @@ def test_outputs_that_enter_no_trace_are_not_kept(algorithm):
 @algorithms
 def test_a_step_inside_a_branch(algorithm):
     """Both branches of a `cond` have the same type, so a step has to keep it."""
-    case = cases.BY_NAME["lstm_fused"]
+    case = catalogue.BY_NAME["LSTMFused"]
     _, instance = build_algorithm(case, algorithm)
     before = snapshot(instance)
     x = data(case)[0][0]
 
     def maybe_step(run):
         return brainstate.transform.cond(
-            run, lambda: instance(x), lambda: jnp.zeros((2, case.outputs))
+            run, lambda: instance(x), lambda: jnp.zeros((2, case.output[-1]))
         )
 
     maybe_step(jnp.asarray(False))
@@ -100,9 +100,9 @@ def test_a_step_inside_a_branch(algorithm):
     assert any(traces) or not traces
 
 
-@pytest.mark.by_day("alif-reset all")
+@pytest.mark.by_day("ALIF-reset all")
 @pytest.mark.parametrize("per_sample", [False, True], ids=["reset all", "reset samples"])
-@cases.each(FEW)
+@catalogue.each(FEW)
 def test_blocks_of_samples_change_nothing(case, per_sample, monkeypatch):
     """D_RTRL updates the traces of a chunk block by block where they are large."""
     xs, targets = (leaf[:5] for leaf in data(case))
@@ -169,7 +169,7 @@ def test_slow_filters_are_corrected(decay, dtype):
 @pytest.mark.core
 def test_reductions_and_mask():
     """The sum over the steps, their mean, and both with weights, against BPTT."""
-    case = cases.BY_NAME["independent_rnn"]
+    case = catalogue.BY_NAME["IndRNN"]
     learner, (xs, targets) = build_learner(case), data(case)
     weights = jnp.asarray([1.0, 0.0, 0.5, 2.0, 0.0, 1.0])
     weighted = references.bptt(case, step_weights=tuple(np.asarray(weights, np.float64)))
@@ -188,7 +188,7 @@ def test_reductions_and_mask():
 
 
 def test_value_and_auxiliary_results():
-    case = cases.BY_NAME["leaky"]
+    case = catalogue.BY_NAME["Leaky"]
     learner, (xs, targets) = build_learner(case), data(case)
 
     def step_loss(x, target):
@@ -209,7 +209,7 @@ def test_value_and_auxiliary_results():
 @pytest.mark.parametrize("window", [None, 3])
 def test_gradients_of_some_weights(window):
     """They are those of all the weights, and the traces of all move on."""
-    case = cases.BY_NAME["leaky"]
+    case = catalogue.BY_NAME["Leaky"]
     learner, (xs, targets) = build_learner(case, window=window), data(case)
     every = learner.algorithm.model.states(brainstate.ParamState)
     chosen = dict(list(every.items())[1:])
@@ -235,7 +235,7 @@ def test_gradients_of_some_weights(window):
 
 
 def test_a_sequence_whose_outputs_are_not_returned():
-    case = cases.BY_NAME["leaky"]
+    case = catalogue.BY_NAME["Leaky"]
     (learner, other), (xs, _) = (build_learner(case) for _ in range(2)), data(case)
     outputs, model = learner.etrace_evolve(xs), case.build()
     brainstate.nn.init_all_states(model, batch_size=2)
@@ -249,7 +249,7 @@ def test_a_sequence_whose_outputs_are_not_returned():
 @algorithms
 def test_reset_starts_over(algorithm):
     """ES-D-RTRL counts steps for its bias correction; a reset has to take the count back."""
-    case = cases.BY_NAME["alif"]
+    case = catalogue.BY_NAME["ALIF"]
     learner, (xs, targets) = build_learner(case, algorithm), data(case)
     start = snapshot(learner)
     first = sequence_gradient(learner, case, xs, targets)

@@ -6,9 +6,9 @@ The attack on the library, and the files that repeat it: a smaller part in the s
 =============================  ===================================================================
 Part of the attack             Tests
 =============================  ===================================================================
-models of all kinds            `test_zoo`, `test_zoo_rules`, `test_random_cells`
+models of all kinds            `test_catalogue`, `test_catalogue_rules`, `test_random_cells`
 models of other libraries      `test_frameworks`, `test_nn_brainpy`, `test_nn_swap`
-models by forms of weights     `test_zoo` (`zoo_weights`), `test_masked_weights`, `test_found_marks`
+models by forms of weights     `test_catalogue`, `test_masked_weights`, `test_found_marks`
 mixes of options               `test_random_options`, `test_every_rule`, `test_rules_by_path`
 random draws of programs       `test_dataflow`, `test_random_cells`, `test_random_rules`
 interrupts                     `test_driver_transactions`, `test_watching`, `test_saving`

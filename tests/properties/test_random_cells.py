@@ -8,9 +8,9 @@ import numpy as np
 import oracles
 import pytest
 from assertions import assert_gradients_close
+from catalogue_runs import Runs, data
 from random_cells import BATCH, INPUTS, OUTPUTS, UNITS, Program, entry_of, random_programs
 from recorded import RecordedCase
-from zoo_runs import Runs, data
 
 import braintrace
 
@@ -53,7 +53,7 @@ def layouts(graph):
 
 def dense(program, groups, canonical):
     entry = entry_of(program)
-    model, (xs, targets) = entry.build(), data(entry)
+    model, (xs, targets) = entry.started(), data(entry)
     case = RecordedCase("random cell", model, xs[0], groups, canonical)
     params, states = jax.tree.map(np.asarray, (case.params(), case.states()))
     read, reached = dependencies(case, params, states, xs[0])

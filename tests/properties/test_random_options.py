@@ -8,7 +8,7 @@ auxiliary results, watched calls, some of the weights, and a sequence that is gi
 import functools
 import random
 
-import cases
+import catalogue
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,8 +18,8 @@ from assertions import assert_gradients_close
 from drivers import build_learner, named
 
 LENGTH = 6
-DIAGONAL = [case.name for case in cases.DIAGONAL if not case.costs_accuracy]
-OTHERS = ["gru_reset_after", "lstm_fused", "lif_recurrent", "two_layers"]
+DIAGONAL = [case.name for case in catalogue.DIAGONAL if not case.costs_accuracy]
+OTHERS = ["GRUResetAfter", "LSTMFused", "RecurrentLIF", "TwoLayers"]
 STYLES = {"batch axis": 3, "mapped": 3, "single": None}
 BY_NIGHT = 240
 
@@ -85,7 +85,7 @@ def weights_of(options):
 
 def expected(name, style, mask, reset, reduction, **_):
     """Return the loss and its gradients in float64."""
-    case, batch = cases.BY_NAME[name], STYLES[style]
+    case, batch = catalogue.BY_NAME[name], STYLES[style]
     weights = weights_of({"mask": mask, "reduction": reduction})
     shape = (LENGTH,) if batch is None else (LENGTH, batch)
     resets = np.zeros(shape, bool)
@@ -100,12 +100,12 @@ def expected(name, style, mask, reset, reduction, **_):
 
 @functools.cache
 def learner_of(rule, name, style):
-    return build_learner(cases.BY_NAME[name], rule, style, batch=3)
+    return build_learner(catalogue.BY_NAME[name], rule, style, batch=3)
 
 
 def found(rule, name, style, options, cut, in_part):
     """Return the loss or None, and gradients, of a sequence that is cut at a step."""
-    case, learner = cases.BY_NAME[name], learner_of(rule, name, style)
+    case, learner = catalogue.BY_NAME[name], learner_of(rule, name, style)
     learner.reset_state()
     sequences = case.sequences(STYLES[style], LENGTH)
 

@@ -1,7 +1,7 @@
 """What a user reads of the trace of one weight."""
 
 import brainstate
-import cases
+import catalogue
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -129,7 +129,7 @@ def test_traces_of_different_forms_are_not_added():
 
 def test_outputs_without_a_trace_are_zero():
     """The output gate reaches no state that is remembered."""
-    case = cases.BY_NAME["lstm_fused"]
+    case = catalogue.BY_NAME["LSTMFused"]
     learner = build_learner(case, "d_rtrl")
     xs, _ = case.sequences(2, 2)
     for x in xs:

@@ -4,7 +4,7 @@ import collections
 import itertools
 
 import brainstate
-import cases
+import catalogue
 import jax
 import jax.numpy as jnp
 import matplotlib
@@ -12,9 +12,9 @@ import matplotlib.pyplot
 import numpy as np
 import pytest
 import saiunit as u
+from catalogue import BY_NAME, MODELS
 from test_eligibility import BATCH, DECAY, STEPS, UNITS, XS, Layer, direct, once
 from test_report import learner_of
-from zoo import BY_NAME, MODELS
 
 import braintrace
 from braintrace import nn
@@ -146,7 +146,7 @@ def test_nothing_is_cut_by_a_rule_that_leaves_nothing_out():
 
 def test_a_weight_behind_another_one():
     """The gradient of the reset gate of a GRU is that of the current step."""
-    drawn = Drawn(learner_of("GRUResetBefore"))
+    drawn = Drawn(learner_of("GRU"))
     assert drawn.texts[drawn.node("w_r")] == ["w_r", "no trace"]
     assert colour_of(drawn.boxes[drawn.node("w_r")]) == "red"
     assert drawn.arrow("w_r", "w_h") == BLACK
@@ -174,7 +174,7 @@ def extent(patch):
     return box.x0, box.y0, box.x1, box.y1
 
 
-SHOWN = ["LSTMFused", "GRUResetBefore", "OneWeightTwoGroups", "SynapsesOfTwoPopulations"]
+SHOWN = ["LSTMFused", "GRU", "OneWeightTwoGroups", "SynapsesOfTwoPopulations"]
 
 
 @pytest.mark.parametrize(
@@ -257,12 +257,12 @@ def test_the_trace_of_a_kernel_is_drawn_over_all_of_space():
 @pytest.mark.parametrize(
     ("name", "rule", "path", "titles", "units"),
     [
-        ("lstm_fused", "d_rtrl", "gates", ["∂c / ∂gates/bias", "∂c / ∂gates/weight"], 16),
-        ("leaky", "rtrl", "w_in", ["∂h / ∂w_in"], 4),
+        ("LSTMFused", "d_rtrl", "gates", ["∂c / ∂gates/bias", "∂c / ∂gates/weight"], 16),
+        ("Leaky", "rtrl", "w_in", ["∂h / ∂w_in"], 4),
     ],
 )
 def test_traces_of_other_forms(name, rule, path, titles, units):
-    case = cases.BY_NAME[name]
+    case = catalogue.BY_NAME[name]
     xs, _ = case.sequences(2, 3)
     learner = braintrace.compile(case.build(), rule, xs[0], batch_size=2)
     found = braintrace.plot_traces(learner, path, xs)

@@ -9,8 +9,7 @@ import brainstate
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from zoo import BY_NAME
-from zoo_record import BATCH, INPUTS, H
+from catalogue import BATCH, BY_NAME, INPUTS, H
 
 import braintrace
 
@@ -33,7 +32,7 @@ def test_relation_of_a_fused_lstm():
     assert row.parameters == ("gates",)
     assert (row.x_shape, row.y_shape) == ((BATCH, INPUTS + H), (BATCH, 4 * H))
     assert [set(states) for states in row.states] == [{"c", "h"}]
-    assert "zoo_rate.py" in row.source
+    assert "catalogue/basic.py" in row.source
     # only the cell state is read position by position in the next step
     assert {state for state, _, _ in row.traces} == {"c"}
     # and the output gate never enters it
@@ -43,7 +42,7 @@ def test_relation_of_a_fused_lstm():
 
 
 def test_a_model_without_memory_stores_nothing():
-    report = learner_of("Vanilla").report()
+    report = learner_of("TanhRNN").report()
     assert report.stored_bytes == 0 < report.possible_bytes
     assert "none needed" in str(report)
     assert report.groups[0].transition == ()
@@ -59,9 +58,7 @@ def test_groups_and_their_transition():
 
 
 def test_parameters_without_a_trace_and_why():
-    rows = {
-        row.parameter: row.reason for row in learner_of("GRUResetBefore").report().without_trace
-    }
+    rows = {row.parameter: row.reason for row in learner_of("GRU").report().without_trace}
     assert rows["w_out"] == "used by ordinary operations only"
     assert "nested-weights" in rows["w_r"]
     assert set(rows) == {"w_r", "w_out"}
@@ -74,7 +71,7 @@ def test_diagnostics_are_those_of_the_graph():
     assert found
 
 
-@pytest.mark.parametrize("name", ["LSTMFused", "GRUResetBefore", "OneWeightTwoGroups", "IndRNN"])
+@pytest.mark.parametrize("name", ["LSTMFused", "GRU", "OneWeightTwoGroups", "IndRNN"])
 def test_plain_data_and_text_and_html_say_the_same(name):
     learner = learner_of(name)
     report = learner.report()

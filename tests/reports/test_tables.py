@@ -3,7 +3,7 @@
 import html.parser
 import re
 
-import cases
+import catalogue
 import jax.numpy as jnp
 import pytest
 from drivers import build_learner
@@ -69,20 +69,20 @@ def test_text_fits_the_terminal_and_loses_no_word(width, monkeypatch):
     )
 
 
-@pytest.mark.parametrize("name", ["alif_late_threshold", "two_layers"])
+@pytest.mark.parametrize("name", ["ALIFLateThreshold", "TwoLayers"])
 def test_a_report_fits_the_terminal(name, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    learner = build_learner(cases.BY_NAME[name])
+    learner = build_learner(catalogue.BY_NAME[name])
     assert max(map(len, str(learner.report()).split("\n"))) <= 80
 
 
 def test_a_learner_prints_as_one_line():
-    learner = build_learner(cases.BY_NAME["two_layers"])
+    learner = build_learner(catalogue.BY_NAME["TwoLayers"])
     size = learner.report().carried_bytes
     algorithm = f"D_RTRL({type(learner.module).__name__})"
     assert repr(learner.algorithm) == algorithm
     assert repr(learner) == f"Learner({algorithm}, {size:,} bytes of traces)"
-    fresh = braintrace.D_RTRL(cases.BY_NAME["two_layers"].build())
+    fresh = braintrace.D_RTRL(catalogue.BY_NAME["TwoLayers"].build())
     assert repr(braintrace.Learner(fresh)) == f"Learner({algorithm}, not compiled)"
 
 
@@ -103,7 +103,7 @@ def test_html_brings_no_colours_of_its_own():
 
 
 def shown():
-    learner = build_learner(cases.BY_NAME["leaky"])
+    learner = build_learner(catalogue.BY_NAME["Leaky"])
     check = braintrace.GradientCheck("<D_RTRL>", 3, ())
     primitive = braintrace.check_primitive(
         braintrace.etp_mm_p, jnp.ones((2, 3)), jnp.ones((3, 5)), has_bias=False

@@ -1,7 +1,7 @@
 """Where every path from state to state is position by position, D-RTRL equals BPTT."""
 
 import brainstate
-import cases
+import catalogue
 import jax
 import numpy as np
 import pytest
@@ -17,8 +17,8 @@ from drivers import (
 )
 
 TOLERANCE = {np.float32: 1e-5, np.float64: 1e-10}
-ONE_STATE, TWO_STATES = cases.BY_NAME["independent_rnn"], cases.BY_NAME["alif"]
-FEW = [ONE_STATE, TWO_STATES, cases.BY_NAME["synapse_read_out"], cases.BY_NAME["rotation"]]
+ONE_STATE, TWO_STATES = catalogue.BY_NAME["IndRNN"], catalogue.BY_NAME["ALIF"]
+FEW = [ONE_STATE, TWO_STATES, catalogue.BY_NAME["SynapseReadOut"], catalogue.BY_NAME["Rotation"]]
 
 
 def check(actual, case, dtype=np.float32, **reference):
@@ -26,20 +26,22 @@ def check(actual, case, dtype=np.float32, **reference):
     assert_gradients_close(actual, expected, TOLERANCE[dtype], case.name)
 
 
-@pytest.mark.by_day("independent_rnn", "synapse_read_out", "alif_late_threshold")
+@pytest.mark.by_day("IndRNN", "SynapseReadOut", "ALIFLateThreshold")
 @pytest.mark.usefixtures("float64")
-@cases.each(cases.DIAGONAL)
+@catalogue.each(catalogue.DIAGONAL)
 def test_float64_in_several_chunks_and_a_remainder(case):
     check(catalogue_gradient(case, dtype=np.float64, chunk_size=4), case, np.float64)
 
 
-@cases.each([TWO_STATES, cases.BY_NAME["rotation"]], [ONE_STATE, cases.BY_NAME["synapse_read_out"]])
+@catalogue.each(
+    [TWO_STATES, catalogue.BY_NAME["Rotation"]], [ONE_STATE, catalogue.BY_NAME["SynapseReadOut"]]
+)
 def test_a_sample_without_a_batch_axis_equals_bptt(case):
     check(catalogue_gradient(case, style="single"), case, batch=None)
 
 
 @pytest.mark.core
-@cases.each([TWO_STATES], [ONE_STATE, FEW[2]])
+@catalogue.each([TWO_STATES], [ONE_STATE, FEW[2]])
 def test_traces_carry_on_from_call_to_call(case):
     learner = build_learner(case)
     _, _, xs, targets = references.arguments(case, dtype=np.float32)
@@ -48,7 +50,7 @@ def test_traces_carry_on_from_call_to_call(case):
     check(jax.tree.map(np.add, first, second), case)
 
 
-@cases.each([TWO_STATES], [ONE_STATE])
+@catalogue.each([TWO_STATES], [ONE_STATE])
 def test_one_gradient_around_a_loop_of_calls(case):
     model, algorithm = build_algorithm(case)
     _, _, xs, targets = references.arguments(case, dtype=np.float32)

@@ -1,7 +1,7 @@
 """The immediate gradient is `jax.grad` of each step, and truncated BPTT that of each window."""
 
 import brainstate
-import cases
+import catalogue
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,28 +18,28 @@ from single_steps import BATCH, LENGTH, plain_gradient
 import braintrace
 
 NAMES = (
-    "learnt_leak",
-    "alif_late_threshold",
-    "lstm_fused",
-    "two_layers",
-    "gru",
-    "layer_norm_rnn",
-    "plain_input_rnn",
-    "leaky_with_bypass",
+    "LearntLeak",
+    "ALIFLateThreshold",
+    "LSTMFused",
+    "TwoLayers",
+    "GRU",
+    "LayerNormRNN",
+    "PlainInputRNN",
+    "LeakyWithBypass",
 )
 MASK = np.float32([1, 0, 2, 0.5, 1, 0])
 ALL_AT_3 = np.arange(LENGTH) == 3
 SOME = np.stack([np.arange(LENGTH) == 2, np.arange(LENGTH) % 4 == 1], axis=1)
 
 
-BY_RECORDS = ("lstm_fused", "two_layers", "alif_late_threshold")
+BY_RECORDS = ("LSTMFused", "TwoLayers", "ALIFLateThreshold")
 """Models of which a rule from outside the package learns all, by the records of a step."""
 
 
 each_model_and_rule = pytest.mark.parametrize(
     ("case", "rule"),
     [
-        pytest.param(cases.BY_NAME[name], rule, id=f"{name}-{rule.names[0]}")
+        pytest.param(catalogue.BY_NAME[name], rule, id=f"{name}-{rule.names[0]}")
         for rule, names in {braintrace.Immediate: NAMES, NoPast: BY_RECORDS}.items()
         for name in names
     ],
@@ -47,10 +47,10 @@ each_model_and_rule = pytest.mark.parametrize(
 
 
 @pytest.mark.by_day(
-    "learnt_leak-immediate-batch axis-2 and 6",
-    "alif_late_threshold-immediate-mapped-6 alone",
-    "two_layers-immediate-mapped-1 and 4",
-    "plain_input_rnn-immediate-batch axis-1 and 4",
+    "LearntLeak-immediate-batch axis-2 and 6",
+    "ALIFLateThreshold-immediate-mapped-6 alone",
+    "TwoLayers-immediate-mapped-1 and 4",
+    "PlainInputRNN-immediate-batch axis-1 and 4",
 )
 @pytest.mark.parametrize(
     "some",
@@ -80,7 +80,7 @@ def test_the_gradient_of_a_sequence(case, rule, style, some):
 
 
 def test_it_reports_and_saves_no_trace():
-    case = cases.BY_NAME["gru"]
+    case = catalogue.BY_NAME["GRU"]
     learner = build_learner(case, "immediate", batch=BATCH, strict=True)
     report = learner.report()
     assert report.stored_bytes == report.possible_bytes == report.carried_bytes == 0

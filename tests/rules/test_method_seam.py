@@ -3,7 +3,7 @@
 import dataclasses
 
 import brainstate
-import cases
+import catalogue
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,7 +25,7 @@ from braintrace._graph import TraceSpec, specs_of
 
 def test_a_chunk_records_what_the_rule_needs_and_is_as_long_as_pays():
     """By the size of the traces, or of the gradient where that is larger."""
-    case = cases.BY_NAME["alif"]
+    case = catalogue.BY_NAME["ALIF"]
     carried, none = (build_learner(case, name, batch=8).graph for name in ("d_rtrl", "no_past"))
     assert carried.bytes_per_chunk == carried_bytes(carried) == 8 * 2 * none.bytes_per_chunk
     assert none.bytes_per_chunk == case.params()["w_in"].nbytes
@@ -43,7 +43,7 @@ def carried_bytes(graph):
 
 @pytest.mark.parametrize("name", ["no_past", "No_Past", "OF_RECORDS", NoPast])
 def test_an_algorithm_announces_its_names(name):
-    learner = build_learner(cases.BY_NAME["leaky"], name)
+    learner = build_learner(catalogue.BY_NAME["Leaky"], name)
     assert type(learner.algorithm) is NoPast
 
 
@@ -57,13 +57,13 @@ def test_an_algorithm_announces_its_names(name):
     ],
 )
 def test_case_does_not_matter(name, algorithm):
-    learner = build_learner(cases.BY_NAME["leaky"], name)
+    learner = build_learner(catalogue.BY_NAME["Leaky"], name)
     assert type(learner.algorithm) is getattr(braintrace, algorithm)
 
 
 def test_unknown_names_are_answered_with_those_there_are():
     with pytest.raises(braintrace.OptionError, match=r"'d_rtrl'.*'pp_prop'.*'no_past'"):
-        build_learner(cases.BY_NAME["leaky"], "no_pas")
+        build_learner(catalogue.BY_NAME["Leaky"], "no_pas")
 
 
 def test_a_name_belongs_to_one_algorithm():
@@ -71,7 +71,7 @@ def test_a_name_belongs_to_one_algorithm():
     named_same = {"names": ("twice",), "method": NoPast.method, "__module__": __name__}
     type("First", (braintrace.ETraceAlgorithm,), named_same)
     last = type("First", (braintrace.ETraceAlgorithm,), named_same)
-    case = cases.BY_NAME["leaky"]
+    case = catalogue.BY_NAME["Leaky"]
     assert type(build_learner(case, "twice").algorithm) is last
     other = type("Other", (braintrace.ETraceAlgorithm,), named_same)
     try:
@@ -87,7 +87,7 @@ def test_names_are_a_tuple_of_strings(names):
     wrong = type("Wrong", (NoPast,), {"names": names})
     try:
         with pytest.raises(braintrace.OptionError, match=r"Wrong` is .*expected a tuple"):
-            build_learner(cases.BY_NAME["leaky"], "no_past")
+            build_learner(catalogue.BY_NAME["Leaky"], "no_past")
     finally:
         del wrong.names
 
@@ -96,8 +96,8 @@ def test_a_subclass_has_names_of_its_own():
     class Slower(braintrace.D_RTRL):
         """The same, by no name."""
 
-    assert type(build_learner(cases.BY_NAME["leaky"], "d_rtrl").algorithm) is braintrace.D_RTRL
-    assert type(build_learner(cases.BY_NAME["leaky"], Slower).algorithm) is Slower
+    assert type(build_learner(catalogue.BY_NAME["Leaky"], "d_rtrl").algorithm) is braintrace.D_RTRL
+    assert type(build_learner(catalogue.BY_NAME["Leaky"], Slower).algorithm) is Slower
 
 
 # --- what a rule may ask for --------------------------------------------------------------------
@@ -110,7 +110,7 @@ def algorithm_of(method):
 def test_what_drivers_cannot_give_a_rule_is_said():
     asking = type("Asking", (OfRecords,), {"needs": frozenset({"x", "H"})})
     with pytest.raises(braintrace.OptionError, match="`Asking` needs 'H' of every step"):
-        build_learner(cases.BY_NAME["leaky"], algorithm_of(asking()))
+        build_learner(catalogue.BY_NAME["Leaky"], algorithm_of(asking()))
 
 
 class Clipping(OfRecords):
@@ -122,7 +122,7 @@ class Clipping(OfRecords):
 
 
 def test_a_rule_may_limit_the_learning_signals():
-    case = cases.BY_NAME["leaky"]
+    case = catalogue.BY_NAME["Leaky"]
     learner = build_learner(case, algorithm_of(Clipping()))
     xs, targets = case.sequences(BATCH, LENGTH)
     found = sequence_gradient(learner, case, xs, targets)
@@ -181,7 +181,7 @@ def test_samples_that_share_a_trace_start_anew_together():
 @pytest.mark.parametrize(("batch", "gates"), [(1, 4), (2, 3)])
 def test_traces_have_the_outputs_that_pay(batch, gates):
     """One sample has the traces of all four gates, several those of the gates that are read."""
-    learner = build_learner(cases.BY_NAME["lstm_fused"], batch=batch)
+    learner = build_learner(catalogue.BY_NAME["LSTMFused"], batch=batch)
     for spec in specs_of(learner.graph.trace_specs):
         if spec.is_stored:
             assert 4 * spec.shape[-1] == gates * spec.full_shape[-1]
@@ -221,7 +221,7 @@ def test_axes_have_names_that_are_known():
 
 
 def test_a_learner_of_an_algorithm_that_somebody_has_compiled():
-    case = cases.BY_NAME["leaky"]
+    case = catalogue.BY_NAME["Leaky"]
     model, algorithm = build_algorithm(case)
     learners = braintrace.Learner(algorithm), build_learner(case)
     sequences = case.sequences(2, 3)

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from assertions import assert_gradients_close, assert_gradients_differ
-from zoo import BY_NAME
-from zoo_record import BATCH, Cell
+from catalogue import BATCH, BY_NAME, Cell
 
 import braintrace
 from braintrace import nn
@@ -210,7 +209,7 @@ def compiled(model):
     return braintrace.compile(model, "ostlfeedforward", jnp.asarray(XS[0]), batch_size=BATCH)
 
 
-@pytest.mark.parametrize("name", ["SkipConnected", "ALIF", "ConvolutionalLIF"])
+@pytest.mark.parametrize("name", ["TwoLayers", "ALIF", "ConvolutionalLIF"])
 def test_accepts_feed_forward_networks_of_the_zoo(name):
     entry = BY_NAME[name]
     x = jnp.zeros(entry.shape)
@@ -226,7 +225,7 @@ def test_accepts_a_recurrence_that_no_gradient_passes():
     ("model", "states"),
     [
         (PlainRecurrence, "'h' .*reaches 'h' through `dot_general`"),
-        (BY_NAME["Vanilla"].module, "'h' .*reaches 'h' through `etp_mm`"),
+        (BY_NAME["TanhRNN"].module, "'h' .*reaches 'h' through `etp_mm`"),
         (BY_NAME["DelayLineForAMarkedOperation"].module, "'line' .*reaches 'h' through `etp_mm`"),
         (OutputFedBack, "'last' .*reaches 'h' through `etp_mm`"),
     ],

@@ -1,6 +1,6 @@
 """OSTL is RTRL of each layer by itself: its recursion, written out; of one layer, BPTT."""
 
-import cases
+import catalogue
 import jax.numpy as jnp
 import numpy as np
 import oracles
@@ -14,8 +14,8 @@ import braintrace
 
 LENGTH, TOLERANCE = 6, 1e-10
 STACKS = {
-    "two_layers": {"lower": ("lower.h",), "upper": ("upper.h",)},
-    "two_layers_plain_link": {"lower": ("lower",), "upper": ("upper",)},
+    "TwoLayers": {"lower": ("lower/h",), "upper": ("upper/h",)},
+    "TwoLayersPlainLink": {"lower": ("lower",), "upper": ("upper",)},
 }
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -30,7 +30,9 @@ def gradients(case, style="batch axis", masks=(None, None)):
         yield sequence_gradient(learner, case, xs, targets, chunk_size=chunk, mask=mask)
 
 
-@cases.each([cases.BY_NAME["lstm_fused"]], [cases.BY_NAME["gru"], cases.BY_NAME["alif"]])
+@catalogue.each(
+    [catalogue.BY_NAME["LSTMFused"]], [catalogue.BY_NAME["GRU"], catalogue.BY_NAME["ALIF"]]
+)
 def test_one_layer_is_backpropagation_through_time(case):
     for found in gradients(case):
         assert_gradients_close(found, references.bptt(case), TOLERANCE, case.name)
@@ -41,10 +43,10 @@ def ostl_of(case, **options):
 
 
 @pytest.mark.parametrize(
-    ("name", "style"), [("two_layers", "mapped"), ("two_layers_plain_link", "batch axis")]
+    ("name", "style"), [("TwoLayers", "mapped"), ("TwoLayersPlainLink", "batch axis")]
 )
 def test_layers_are_apart_over_time(name, style):
-    case, mask = cases.BY_NAME[name], np.array([1, 0, 2, 0.5, 1, 0])
+    case, mask = catalogue.BY_NAME[name], np.array([1, 0, 2, 0.5, 1, 0])
     expected = ostl_of(case)
     with pytest.warns(braintrace.ApproximationWarning, match="for earlier values of"):
         whole, masked = gradients(case, style, masks=(None, mask))
@@ -55,13 +57,13 @@ def test_layers_are_apart_over_time(name, style):
 
 def test_each_weight_has_a_trace_for_its_own_layer():
     with pytest.warns(braintrace.ApproximationWarning):
-        learner = build_learner(cases.BY_NAME["two_layers"], "ostl_recurrent", dtype=np.float64)
+        learner = build_learner(catalogue.BY_NAME["TwoLayers"], "ostl_recurrent", dtype=np.float64)
     shapes = {name: leaf.shape for name, leaf in learner.algorithm.traces.value.items()}
     assert shapes == {"lower/w": (2, 4, 3, 4), "upper/w": (2, 5, 4, 5)}
 
 
 def test_between_layers_strict_finds_what_is_left_out():
-    case = cases.BY_NAME["two_layers"]
+    case = catalogue.BY_NAME["TwoLayers"]
     with pytest.raises(braintrace.CompilationError, match="for earlier values"):
         build_learner(case, "ostl_recurrent", strict=True)
 

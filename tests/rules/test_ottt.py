@@ -1,7 +1,7 @@
 """OTTT by its recursion: that of the paper in NumPy, and that of the dense oracle."""
 
 import brainstate
-import cases
+import catalogue
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -144,20 +144,20 @@ def test_an_operation_says_what_is_filtered_of_its_input():
 
 
 def test_traces_are_filters_of_inputs_and_what_is_read_late():
-    adaptive = cases.BY_NAME["alif"]
+    adaptive = catalogue.BY_NAME["ALIF"]
     traces = build_learner(adaptive, "ottt").algorithm.traces.value
     shapes = jax.tree.map(jnp.shape, traces)
-    assert shapes == {f"x, decay={DECAY}": {"w_in@mm0": (2, cases.INPUTS)}, "f": {}}
-    late = build_learner(cases.BY_NAME["alif_late_threshold"], "ottt").algorithm.traces.value
+    assert shapes == {f"x, decay={DECAY}": {"w_in@mm0": (2, catalogue.INPUTS)}, "f": {}}
+    late = build_learner(catalogue.BY_NAME["ALIFLateThreshold"], "ottt").algorithm.traces.value
     assert {key: trace.shape for key, trace in late["f"].items()} == {
-        "w_in@mm0>a": (2, cases.HIDDEN)
+        "w_in@mm0>a": (2, catalogue.H)
     }
     report = build_learner(adaptive, "ottt", trace_dtype=jnp.bfloat16).report()
     assert (report.stored_bytes, report.carried_bytes) == (24, 12)
 
 
 def test_traces_of_another_decay_are_refused():
-    case = cases.BY_NAME["two_layers"]
+    case = catalogue.BY_NAME["TwoLayers"]
     own, other = (build_learner(case, "ottt", decay=decay) for decay in (0.7, 0.9))
     with pytest.raises(braintrace.ShapeError, match=r"made with decay=0.9; .* has decay=0.7") as e:
         own.algorithm.traces.value = other.algorithm.traces.value
@@ -165,6 +165,6 @@ def test_traces_of_another_decay_are_refused():
 
 
 def test_there_is_no_decay_by_default():
-    model, x = cases.BY_NAME["leaky"].build(), jnp.ones((2, cases.INPUTS))
+    model, x = catalogue.BY_NAME["Leaky"].build(), jnp.ones((2, catalogue.INPUTS))
     with pytest.raises(braintrace.OptionError, match="needs `decay`"):
         braintrace.compile(model, "ottt", x, batch_size=2)

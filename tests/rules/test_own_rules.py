@@ -17,15 +17,15 @@ import oracles
 import own_rules
 import pytest
 from assertions import assert_gradients_close, assert_states_close
+from catalogue import MODELS
+from catalogue_runs import PATHS as RUNS
+from catalogue_runs import Runs, expected
 from coupled_networks import Model, Network
 from coupled_networks import bptt as bptt_of_network
 from every_path import PATHS, Paths
 from operation_cases import BATCH, CASES, Diagonal, by_name, loss
 from operation_cases import DECAY as LEAK
 from own_rules import Carrying, Decaying, Filtering
-from zoo import MODELS
-from zoo_runs import PATHS as RUNS
-from zoo_runs import Runs, expected
 
 import braintrace
 

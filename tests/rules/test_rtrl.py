@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import brainstate
-import cases
+import catalogue
 import compilation
 import jax
 import jax.numpy as jnp
@@ -16,11 +16,9 @@ import oracles
 import pytest
 import references
 from assertions import assert_gradients_close, assert_states_close
+from catalogue import MODELS, REFUSED
+from catalogue_runs import PATHS, Runs, data, runs_of
 from drivers import BATCH_STYLES, build_learner, named, sequence_gradient, snapshot, weights_of
-from recorded import RecordedCase
-from zoo import MODELS
-from zoo_record import REFUSED
-from zoo_runs import PATHS, Runs, data, runs_of
 
 import braintrace
 
@@ -49,15 +47,15 @@ def gradient(case, style="batch axis", **options):
 
 
 @pytest.mark.by_day(
-    "leaky_with_bias-batch axis-1",
-    "independent_rnn-mapped-1",
-    "alif-single-3",
-    "plain_encoder-mapped-6",
-    "lstm_separate-single-6",
+    "LeakyWithBias-batch axis-1",
+    "IndRNN-mapped-1",
+    "ALIF-single-3",
+    "PlainEncoder-mapped-6",
+    "LSTMSeparate-single-6",
 )
 @pytest.mark.parametrize("chunk", [1, 3, LENGTH])
 @pytest.mark.parametrize("style", BATCH_STYLES)
-@cases.each(cases.ALL)
+@catalogue.each(catalogue.BASIC)
 def test_it_is_backpropagation_through_time(case, style, chunk):
     expected = references.bptt(case, None if style == "single" else 2)
     found = gradient(case, style, chunk_size=chunk)
@@ -66,8 +64,7 @@ def test_it_is_backpropagation_through_time(case, style, chunk):
 
 @functools.cache
 def bptt_of(entry):
-    model = entry.build()
-    case = RecordedCase(entry.name, model, data(entry)[0][0], entry.named_groups(), entry.canonical)
+    case = entry.recorded()
     arguments = jax.tree.map(np.asarray, (case.params(), case.states()))
 
     @jax.jit
@@ -77,9 +74,7 @@ def bptt_of(entry):
     return gradient(*arguments, *data(entry))
 
 
-@pytest.mark.by_day(
-    "GRUResetBefore-chunks of 3", "SkipConnected-chunks of 1", "RotatedPair-chunks of 6"
-)
+@pytest.mark.by_day("GRU-chunks of 3", "TwoLayers-chunks of 1", "RotatedPair-chunks of 6")
 @pytest.mark.usefixtures("float64_in_every_thread")
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
@@ -107,11 +102,11 @@ OPTIONS = {
 
 
 def each_option():
-    names = ("two_layers_plain_link", "alif_late_threshold", "gru")
+    names = ("TwoLayersPlainLink", "ALIFLateThreshold", "GRU")
     for option, given in OPTIONS.items():
         for name in names:
-            marks = [] if (name, option) == ("gru", "both") else [pytest.mark.nightly]
-            yield pytest.param(cases.BY_NAME[name], given, id=f"{name}-{option}", marks=marks)
+            marks = [] if (name, option) == ("GRU", "both") else [pytest.mark.nightly]
+            yield pytest.param(catalogue.BY_NAME[name], given, id=f"{name}-{option}", marks=marks)
 
 
 @pytest.mark.nightly
@@ -129,7 +124,7 @@ def test_resets_and_masks(case, given):
 
 
 def test_nothing_of_what_was_not_finite_before_a_reset_is_left():
-    case = cases.BY_NAME["gru"]
+    case = catalogue.BY_NAME["GRU"]
     xs, targets = case.sequences(2, LENGTH, np.float64)
     params, states, *_ = references.arguments(case)
     broken = xs.at[:2, 0].set(np.nan)
@@ -192,8 +187,8 @@ def test_products_with_zero_traces_read_no_memory_that_nobody_wrote():
 
 def test_traces_are_those_of_the_definition():
     """The derivative of the last states, sample by sample."""
-    case = cases.BY_NAME["two_layers"]
-    params, states, xs, _ = references.arguments(case)
+    case = catalogue.BY_NAME["TwoLayers"]
+    params, _, xs, _ = references.arguments(case)
     gradient(case, chunk_size=4)
     traces = learner_of(case).algorithm.traces.value
 
@@ -206,19 +201,19 @@ def test_traces_are_those_of_the_definition():
             return ops.hidden, None
 
         now, _ = jax.lax.scan(step, start, xs)
-        return jnp.concatenate([now["lower.h"][0], now["upper.h"][0]])
+        return jnp.concatenate([now["lower/h"][0], now["upper/h"][0]])
 
     for sample in range(2):
         own = slice(sample, sample + 1)
-        start = {name: value[own] for name, value in states.items()}
+        start = case.initial_states(1, np.float64)
         expected = last(params, start, xs[:, own])
-        np.testing.assert_allclose(traces["lower/w"][sample], expected["lower.w"], atol=1e-12)
-        np.testing.assert_allclose(traces["upper/w"][sample], expected["upper.w"][4:], atol=1e-12)
+        np.testing.assert_allclose(traces["lower/w"][sample], expected["lower/w"], atol=1e-12)
+        np.testing.assert_allclose(traces["upper/w"][sample], expected["upper/w"][4:], atol=1e-12)
 
 
 def test_what_no_state_depends_on_is_not_carried():
     """The weights of an upper layer reach its own states alone, a readout none."""
-    learner = learner_of(cases.BY_NAME["two_layers"])
+    learner = learner_of(catalogue.BY_NAME["TwoLayers"])
     shapes = {name: leaf.shape for name, leaf in learner.algorithm.traces.value.items()}
     assert shapes == {"lower/w": (2, 9, 3, 4), "upper/w": (2, 5, 4, 5)}
     report = learner.report()
@@ -229,7 +224,7 @@ def test_what_no_state_depends_on_is_not_carried():
 
 
 def test_the_trace_of_a_weight_by_state():
-    learner = learner_of(cases.BY_NAME["two_layers"])
+    learner = learner_of(catalogue.BY_NAME["TwoLayers"])
     found = learner.eligibility("lower/w")
     assert {name: leaf.shape for name, leaf in found.items()} == {
         "lower/h": (2, 4, 3, 4),

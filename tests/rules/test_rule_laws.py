@@ -1,7 +1,7 @@
 """What holds for every learning rule: dtypes, bytes, saving, the same gradient by any driver."""
 
 import brainstate
-import cases
+import catalogue
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,7 +31,7 @@ WEIGHTS = np.float32([1, 0, 2, 0.5, 1, 3])
 
 
 def case_of(rule):
-    return cases.BY_NAME[RULES[rule].case]
+    return catalogue.BY_NAME[RULES[rule].case]
 
 
 def data_of(rule):
@@ -166,7 +166,7 @@ def test_the_check_of_a_gradient_compares_it_with_backpropagation(rule):
     found = jax.tree.map(lambda leaf: leaf / LENGTH, catalogue_gradient(case, rule))
     exact = jax.tree.map(lambda leaf: leaf / LENGTH, references.bptt(case))
     for row in check.rows[:-1]:
-        name = row.parameter.replace("/", ".")
+        name = row.parameter
         online, bptt = (flat(of[name]) for of in (found, exact))
         np.testing.assert_allclose(row.norm, np.linalg.norm(online), rtol=1e-4)
         deviation = np.linalg.norm(online - bptt) / np.linalg.norm(bptt)
@@ -177,6 +177,6 @@ def test_the_check_of_a_gradient_compares_it_with_backpropagation(rule):
 
 @pytest.mark.parametrize(("rank", "alpha"), [(1, 0.0), (3, 0.5), (0.5, 0.5)])
 def test_a_rank_of_es_d_rtrl_is_a_decay(rank, alpha):
-    case = cases.BY_NAME["leaky_rnn"]
+    case = catalogue.BY_NAME["LeakyRNN"]
     found = catalogue_gradient(case, algorithm="pp_prop", decay_or_rank=rank)
     assert_gradients_close(found, references.dense_es_d_rtrl(case, alpha=alpha), 1e-5)

@@ -5,7 +5,7 @@ import functools
 import re
 
 import brainstate
-import cases
+import catalogue
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,16 +29,16 @@ LENGTH, BATCH = 6, 2
 RESET = np.stack([np.arange(LENGTH) == 2, np.arange(LENGTH) % 4 == 1], axis=1)
 OTTT = ("ottt", {"decay": 0.7})
 MODELS = [
-    pytest.param("two_layers", {"lower": "es_d_rtrl"}, "batch axis", id="layers"),
+    pytest.param("TwoLayers", {"lower": "es_d_rtrl"}, "batch axis", id="layers"),
     pytest.param(
-        "lstm_separate",
+        "LSTMSeparate",
         {"w_i": OTTT, ("w_f",): "immediate", lambda path: path == ("w_g",): "es_d_rtrl"},
         "mapped",
         id="gates",
     ),
-    pytest.param("rotation", {"w_re": braintrace.ES_D_RTRL}, "batch axis", id="coupled states"),
-    pytest.param("alif_late_threshold", {"w_in": OTTT}, "batch axis", id="late reads"),
-    pytest.param("independent_rnn", {"w_rec": OTTT}, "mapped", id="fan-out"),
+    pytest.param("Rotation", {"w_re": braintrace.ES_D_RTRL}, "batch axis", id="coupled states"),
+    pytest.param("ALIFLateThreshold", {"w_in": OTTT}, "batch axis", id="late reads"),
+    pytest.param("IndRNN", {"w_rec": OTTT}, "mapped", id="fan-out"),
 ]
 
 
@@ -68,7 +68,7 @@ def alone(rules, gradient_by):
 @pytest.mark.nightly
 @pytest.mark.parametrize(("name", "rules", "style"), MODELS)
 def test_streams_own_loops_and_windows(name, rules, style):
-    case = cases.BY_NAME[name]
+    case = catalogue.BY_NAME[name]
     xs, targets = case.sequences(BATCH, LENGTH)
 
     def online(algorithm, **options):
@@ -182,7 +182,7 @@ def pairs(gradients):
 
 
 def test_traces_are_kept_apart_saved_and_cloned():
-    case = cases.BY_NAME["rotation"]
+    case = catalogue.BY_NAME["Rotation"]
     xs, targets = case.sequences(BATCH, LENGTH)
     rules = {"w_re": "es_d_rtrl"}
     first, second = (build_learner(case, rules=rules) for _ in range(2))
@@ -212,7 +212,7 @@ def test_traces_are_kept_apart_saved_and_cloned():
 
 
 def test_a_weight_without_a_past_is_told_and_has_no_trace():
-    case = cases.BY_NAME["two_layers"]
+    case = catalogue.BY_NAME["TwoLayers"]
     learner = build_learner(case, rules={"lower/w": "immediate"})
     assert [r.key for r in learner.graph.hidden_param_op_relations] == ["upper/w@mm1"]
     assert [d.paths for d in learner.graph.diagnostics if d.kind == "no-trace"] == [("lower/w",)]
@@ -221,7 +221,7 @@ def test_a_weight_without_a_past_is_told_and_has_no_trace():
 
 
 def test_two_of_one_kind_and_the_check_of_a_gradient():
-    case = cases.BY_NAME["two_layers"]
+    case = catalogue.BY_NAME["TwoLayers"]
     rules = {"lower": ("es_d_rtrl", {"decay_or_rank": 0.5})}
     data = case.sequences(BATCH, LENGTH)
     learner = build_learner(
@@ -336,24 +336,24 @@ WRONG = {
 def test_rules_that_follow_the_state_across_positions_stand_alone(elsewhere, rule, kinds):
     """Their gradients go through the weights, all of which would have to be theirs."""
     with pytest.raises(braintrace.OptionError, match=f"incompatible algorithms: {kinds}"):
-        build_learner(cases.BY_NAME["tanh_rnn"], elsewhere, rules={"w_in": rule})
+        build_learner(catalogue.BY_NAME["TanhRNN"], elsewhere, rules={"w_in": rule})
 
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_rules_that_do_not_fit_are_explained(wrong):
     rules, message = WRONG[wrong]
     with pytest.raises(braintrace.OptionError, match=message):
-        build_learner(cases.BY_NAME["leaky"], rules=rules)
+        build_learner(catalogue.BY_NAME["Leaky"], rules=rules)
 
 
 def test_parameters_of_one_operation_have_one_rule():
-    case = cases.BY_NAME["independent_rnn"]
+    case = catalogue.BY_NAME["IndRNN"]
     with pytest.raises(braintrace.CompilationError, match=r"'w_in': es_d_rtrl, 'b_in': d_rtrl"):
         build_learner(case, rules={"w_in": "es_d_rtrl"})
 
 
 def test_rules_of_the_diagonal_go_together():
-    case = cases.BY_NAME["gru"]
+    case = catalogue.BY_NAME["GRU"]
     with expected_warnings(case, "snap"):
         learner = braintrace.compile(
             case.build(),

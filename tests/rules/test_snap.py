@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import brainstate
-import cases
+import catalogue
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,20 +23,20 @@ from ops_catalogue import restored_registries
 import braintrace
 from braintrace import get_primitive_spec, register_primitive_spec
 
-MAPPED = {"leaky_rnn", "plain_recurrent_rnn", "gru", "lstm_fused", "lif_recurrent"}
-MAPPED |= {"two_layers_plain_link"}
+MAPPED = {"LeakyRNN", "PlainRecurrentRNN", "GRU", "LSTMFused", "RecurrentLIF"}
+MAPPED |= {"TwoLayersPlainLink"}
 WITH_PRODUCTS = [
     c
-    for c in cases.RECURRENT
-    if c.name not in ("plain_encoder", "two_layers", "two_layers_plain_link")
+    for c in catalogue.RECURRENT
+    if c.name not in ("PlainEncoder", "TwoLayers", "TwoLayersPlainLink")
 ]
-GRU, LSTM = cases.BY_NAME["gru"], cases.BY_NAME["lstm_fused"]
-BY_DAY = [GRU, LSTM, *(cases.BY_NAME[n] for n in ("tanh_rnn", "plain_recurrent_rnn"))]
+GRU, LSTM = catalogue.BY_NAME["GRU"], catalogue.BY_NAME["LSTMFused"]
+BY_DAY = [GRU, LSTM, *(catalogue.BY_NAME[n] for n in ("TanhRNN", "PlainRecurrentRNN"))]
 BATCH, STEPS = 2, references.LENGTH
 
 
 @pytest.mark.core
-@cases.each(BY_DAY, [case for case in cases.RECURRENT if case not in BY_DAY])
+@catalogue.each(BY_DAY, [case for case in catalogue.RECURRENT if case not in BY_DAY])
 def test_the_literal_recursion(case):
     found = catalogue_gradient(case, "snap", "mapped" if case.name in MAPPED else "batch axis")
     assert_gradients_close(found, references.dense_d_rtrl(case, snap=True), 1e-5, case.name)
@@ -44,32 +44,15 @@ def test_the_literal_recursion(case):
         assert_gradients_differ(found, references.dense_d_rtrl(case), 1e-3, case.name)
 
 
-def read_by_a_product_alone(ops, params, states, x):
-    """A state that is computed from another, and that only the recurrent weight reads."""
-    drive = ops.matmul("w_in", x, params["w_in"]) + ops.matmul(
-        "w_rec", states["h"], params["w_rec"]
-    )
-    c = ops.new_state("c", 0.8 * states["c"] + drive)
-    h = ops.new_state("h", jnp.tanh(c))
-    return h @ params["w_out"]
-
-
 def test_a_state_that_only_a_product_reads_has_a_trace():
-    case = cases.Case(
-        "read by a product alone",
-        read_by_a_product_alone,
-        {**cases.IN_OUT, "w_rec": cases.W_REC},
-        states={"c": cases.HIDDEN, "h": cases.HIDDEN},
-        groups={"cell": ("c", "h")},
-        relations={"w_in": ("cell",), "w_rec": ("cell",)},
-    )
+    case = catalogue.BY_NAME["ReadByAProductAlone"]
     found = catalogue_gradient(case, "snap")
     assert_gradients_close(found, references.dense_d_rtrl(case, snap=True), 1e-5)
     assert build_learner(case).report().groups[0].downstream == ("h",)
     assert build_learner(case, "snap").report().groups[0].downstream == ()
 
 
-@cases.each([cases.BY_NAME["alif"]], [cases.BY_NAME["rotation"]])
+@catalogue.each([catalogue.BY_NAME["ALIF"]], [catalogue.BY_NAME["Rotation"]])
 def test_without_products_it_is_d_rtrl(case):
     found = catalogue_gradient(case, "snap")
     assert_gradients_close(found, references.bptt(case), 1e-5, case.name)

@@ -3,7 +3,7 @@
 import tracemalloc
 
 import brainstate
-import cases
+import catalogue
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,15 +16,15 @@ from matrices import csr
 import braintrace
 
 BATCH, STEPS = 2, references.LENGTH
-DENSE = [cases.BY_NAME[name] for name in ("tanh_rnn",)]
+DENSE = [catalogue.BY_NAME[name] for name in ("TanhRNN",)]
 MORE = [
-    cases.BY_NAME[name]
-    for name in ("leaky_rnn", "gru_reset_after", "lif_recurrent", "lstm_fused", "lstm_separate")
+    catalogue.BY_NAME[name]
+    for name in ("LeakyRNN", "GRUResetAfter", "RecurrentLIF", "LSTMFused", "LSTMSeparate")
 ]
 
 
 @pytest.mark.usefixtures("float64")
-@cases.each(DENSE, MORE)
+@catalogue.each(DENSE, MORE)
 def test_a_dense_layer_saturates_in_two_steps(case):
     learner = build_learner(case, "snap", n=2, dtype=np.float64)
     _, _, xs, targets = references.arguments(case)

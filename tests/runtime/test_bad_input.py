@@ -6,7 +6,7 @@ Wrong arguments of calls are in `wrong_calls`.
 import dataclasses
 
 import brainstate
-import cases
+import catalogue
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +17,7 @@ from drivers import build_learner, snapshot
 
 import braintrace
 
-CASE = cases.BY_NAME["leaky"]
+CASE = catalogue.BY_NAME["Leaky"]
 
 
 @pytest.fixture

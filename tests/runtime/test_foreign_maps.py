@@ -1,7 +1,7 @@
 """An algorithm for one sample, mapped by somebody else, learns as with a batch of its own."""
 
 import brainstate
-import cases
+import catalogue
 import jax
 import jax.numpy as jnp
 import pytest
@@ -55,22 +55,22 @@ def test_every_operation(case, algorithm):
     assert_gradients_close(by_name(found), expected, 1e-5, case.name)
 
 
-@pytest.mark.by_day("alif_late_threshold-immediate-{}", "alif_late_threshold-ottt-{}")
+@pytest.mark.by_day("ALIFLateThreshold-immediate-{}", "ALIFLateThreshold-ottt-{}")
 @pytest.mark.parametrize(
     ("name", "algorithm", "options"),
     [
-        ("rotation", "d_rtrl", {}),
-        ("alif_late_threshold", "es_d_rtrl", DECAY),
-        *(("alif_late_threshold", rule.name, {}) for rule in OTHERS),
+        ("Rotation", "d_rtrl", {}),
+        ("ALIFLateThreshold", "es_d_rtrl", DECAY),
+        *(("ALIFLateThreshold", rule.name, {}) for rule in OTHERS),
         *((rule.case, rule.name, {}) for rule in OF_SOME_MODELS),
-        ("rotation", "d_rtrl", {"window": 3}),
-        ("lstm_fused", "es_d_rtrl", {"window": 3, **DECAY}),
+        ("Rotation", "d_rtrl", {"window": 3}),
+        ("LSTMFused", "es_d_rtrl", {"window": 3, **DECAY}),
     ],
     ids=str,
 )
 def test_models_windows_and_resets(name, algorithm, options):
     """Packed traces, weights with fan-out, probes on old values, windows of steps."""
-    case, window = cases.BY_NAME[name], options.get("window", 1)
+    case, window = catalogue.BY_NAME[name], options.get("window", 1)
     xs, targets = (part.reshape(-1, window, *part.shape[1:]) for part in case.sequences(BATCH, 6))
     model = case.build()
     with expected_warnings(case, algorithm):

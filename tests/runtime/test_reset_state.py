@@ -1,7 +1,7 @@
 """`reset_state` of all samples or of some, wherever it is called, is what `reset` is."""
 
 import brainstate
-import cases
+import catalogue
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,8 +19,8 @@ LATER = np.concatenate([DONE[:1] & False, DONE[:-1]])
 EITHER = pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("alif_late_threshold", {}),
-        ("lstm_fused", {"algorithm": "es_d_rtrl", "decay_or_rank": 0.7, "style": "mapped"}),
+        ("ALIFLateThreshold", {}),
+        ("LSTMFused", {"algorithm": "es_d_rtrl", "decay_or_rank": 0.7, "style": "mapped"}),
     ],
 )
 
@@ -43,10 +43,10 @@ def stream(case, learner, after_step, **options):
     return losses, {path: weight.value for path, weight in weights.items()}
 
 
-@pytest.mark.by_day("lstm_fused-options1")
+@pytest.mark.by_day("LSTMFused-options1")
 @EITHER
 def test_in_an_update_function(name, options):
-    case = cases.BY_NAME[name]
+    case = catalogue.BY_NAME[name]
     expected, single, under_cond = (build_learner(case, **options) for _ in range(3))
     # What is asked for after the last step of a call comes before the first of the next.
     twice = np.concatenate([LATER, DONE[-1:], LATER[1:]])
@@ -83,10 +83,10 @@ def test_in_an_update_function(name, options):
         assert_states_close(snapshot(learner), snapshot(expected), name)
 
 
-@pytest.mark.by_day("alif_late_threshold-options0")
+@pytest.mark.by_day("ALIFLateThreshold-options0")
 @EITHER
 def test_in_a_loop_of_the_users_own(name, options):
-    case = cases.BY_NAME[name]
+    case = catalogue.BY_NAME[name]
     expected, eager, compiled, by_cond = (build_learner(case, **options) for _ in range(4))
     xs, _ = case.sequences(BATCH, LENGTH)
     expected.etrace_evolve(xs, reset=LATER)
@@ -118,7 +118,7 @@ def test_in_a_loop_of_the_users_own(name, options):
 
 
 def test_what_an_update_function_may_not_do():
-    case = cases.BY_NAME["leaky"]
+    case = catalogue.BY_NAME["Leaky"]
     learner = build_learner(case)
     model, algorithm = learner.algorithm.model, learner.algorithm
     state, traces = model.states(brainstate.HiddenState)[("h",)], algorithm.traces

@@ -16,7 +16,7 @@ import sys
 import time
 
 import brainstate
-import cases
+import catalogue
 import cloudpickle
 import compilation
 import jax
@@ -66,7 +66,7 @@ def state_of(learner):
 @functools.cache
 def shared():
     """A learner that tests change and restore as they like."""
-    return build_learner(cases.BY_NAME["alif"], "d_rtrl")
+    return build_learner(catalogue.BY_NAME["ALIF"], "d_rtrl")
 
 
 # --- what comes back
@@ -74,7 +74,7 @@ def shared():
 
 @pytest.mark.parametrize(("case", "rule"), [*rows()])
 def test_every_rule_comes_back(case, rule, tmp_path):
-    learner = build_learner(cases.BY_NAME[case], rule)
+    learner = build_learner(catalogue.BY_NAME[case], rule)
     saved = jax.device_get(randomised(learner, 1))
     braintrace.save(tmp_path, learner)
     assert_same_bits(state_of(learner), saved)
@@ -170,7 +170,7 @@ def started(*arguments):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("driver", ["online", "grad"])
-@pytest.mark.parametrize("case", ["lstm_fused", "alif", "independent_rnn"])
+@pytest.mark.parametrize("case", ["LSTMFused", "ALIF", "IndRNN"])
 def test_a_run_that_is_killed_ten_times_ends_with_the_same_bits(case, driver, tmp_path):
     parts = 200
 

@@ -1,6 +1,6 @@
 """The oracles agree with each other where theory says so, and differ where it says so."""
 
-import cases
+import catalogue
 import numpy as np
 import oracles
 import pytest
@@ -11,25 +11,24 @@ from references import arguments
 
 pytestmark = pytest.mark.usefixtures("float64")
 
-SMOOTH = [case for case in cases.ALL if not case.spikes]
-SPIKING = [case for case in cases.ALL if case.spikes]
-SOME = [cases.BY_NAME[n] for n in ("plain_encoder", "gru", "lstm_fused", "two_layers_plain_link")]
+SMOOTH = [case for case in catalogue.BASIC if not case.spiking]
+SOME = [catalogue.BY_NAME[n] for n in ("PlainEncoder", "GRU", "LSTMFused", "TwoLayersPlainLink")]
 
 
 @pytest.mark.by_day(
-    "leaky",
-    "leaky_with_masked_weight",
-    "leaky_pair_with_tied_weight",
-    "learnt_leak",
-    "synapse",
-    "tanh_rnn",
-    "plain_input_rnn",
-    "plain_encoder",
-    "gru_reset_after",
-    "lstm_separate",
-    "two_layers_plain_link",
+    "Leaky",
+    "LeakyWithMaskedWeight",
+    "TiedPair",
+    "LearntLeak",
+    "Synapse",
+    "TanhRNN",
+    "PlainInputRNN",
+    "PlainEncoder",
+    "GRUResetAfter",
+    "LSTMSeparate",
+    "TwoLayersPlainLink",
 )
-@cases.each(SMOOTH)
+@catalogue.each(SMOOTH)
 def test_bptt_agrees_with_finite_differences(case):
     gradient = ravel_pytree(references.bptt(case))[0]
     entries = np.linspace(0, gradient.size - 1, 9).astype(int)
@@ -37,19 +36,19 @@ def test_bptt_agrees_with_finite_differences(case):
     np.testing.assert_allclose(differences, gradient[entries], atol=1e-7 * np.abs(gradient).max())
 
 
-@cases.each(SOME)
+@catalogue.each(SOME)
 def test_window_over_everything_is_bptt(case):
     actual = references.dense_multi_step(case, window=6)
     assert_gradients_close(actual, references.bptt(case), 1e-12, case.name)
 
 
-@cases.each([*SOME, cases.BY_NAME["alif_late_threshold"]])
+@catalogue.each([*SOME, catalogue.BY_NAME["ALIFLateThreshold"]])
 def test_rtrl_is_bptt_on_every_recurrence(case):
     assert_gradients_close(references.dense_rtrl(case), references.bptt(case), 1e-12, case.name)
 
 
 def test_rtrl_with_resets_and_masked_steps_is_bptt_of_parts():
-    case = cases.BY_NAME["two_layers"]
+    case = catalogue.BY_NAME["TwoLayers"]
     params, states, xs, targets = arguments(case)
     counts, resets = np.array([1, 1, 0, 0.5, 1, 2]), np.zeros((6, 2), bool)
     resets[[1, 3, 4], [1, 0, 0]] = True
@@ -57,7 +56,7 @@ def test_rtrl_with_resets_and_masked_steps_is_bptt_of_parts():
     expected = 0.0
     for sample in range(2):
         of_sample = slice(sample, sample + 1)
-        start = {name: value[of_sample] for name, value in states.items()}
+        start = case.initial_states(1, np.float64)
         for steps in np.split(np.arange(6), np.flatnonzero(resets[:, sample])):
             part = (data[steps, of_sample] for data in (xs, targets))
             gradient = oracles.bptt(case, params, start, *part, counts[steps] / 2)
@@ -67,7 +66,7 @@ def test_rtrl_with_resets_and_masked_steps_is_bptt_of_parts():
 
 def test_es_d_rtrl_in_closed_form():
     """h = 0.8 h + x w: D = 0.8 and Df = 1 everywhere, so both traces are geometric sums."""
-    case, alpha, leak = cases.BY_NAME["leaky"], 0.7, 0.8
+    case, alpha, leak = catalogue.BY_NAME["Leaky"], 0.7, 0.8
     params, states, xs, targets = arguments(case)
     h, output_weight, expected = states["h"], params["w_out"], 0.0
     for t in range(1, len(xs) + 1):
@@ -78,14 +77,3 @@ def test_es_d_rtrl_in_closed_form():
         expected = expected + eps_x.T @ (signal * eps_f)
     actual = references.dense_es_d_rtrl(case, alpha=alpha)["w_in"]
     np.testing.assert_allclose(actual, expected, rtol=1e-12)
-
-
-@cases.each(SPIKING)
-@pytest.mark.parametrize("batch", [None, 2])
-def test_spiking_models_spike(case, batch):
-    """Some neurons fire and some stay silent, so that no agreement is one of silence."""
-    for name in case.spikes:
-        potentials = np.array([f["states"][name] for f in references.facts_of_steps(case, batch)])
-        fired = np.mean(potentials >= 1)
-        assert 0.05 < fired < 0.95, f"{case.name}: {fired:.0%} of {name} above threshold"
-        assert np.abs(potentials - 1).min() > 1e-4, "too close to the threshold for float32"

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import no_past  # noqa: F401 - algorithms announce their names when they are defined
 import numpy as np
 import pytest
+from recorded import without_units
 from rules import RULES, options_of
 
 import braintrace
@@ -16,7 +17,10 @@ from braintrace._core import outliving
 from braintrace._rules.full.random_signs import signs
 
 BATCH_STYLES = ("batch axis", "mapped", "single")
-SILENT = ("immediate", braintrace.Immediate, "rtrl", braintrace.RTRL, "ostl_recurrent")
+SILENT = (
+    *("immediate", braintrace.Immediate, "rtrl", braintrace.RTRL, "ostl_recurrent"),
+    *("uoro", "kf_rtrl"),
+)
 """Rules that have no trace for anything, or one for everything within a layer: they leave out other
 things than the cases say."""
 
@@ -106,8 +110,8 @@ def weights_of(model):
 
 
 def named(gradients):
-    """{path tuple: gradient} -> {name with dots: gradient}."""
-    return {".".join(path): gradient for path, gradient in gradients.items()}
+    """{path tuple: gradient} -> {path: gradient without its units}."""
+    return {"/".join(path): without_units(gradient) for path, gradient in gradients.items()}
 
 
 def snapshot(learner):

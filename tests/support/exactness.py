@@ -7,14 +7,14 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 import brainstate
+import catalogue
 import jax.numpy as jnp
 import numpy as np
 import places
 import readouts
 import saiunit as u
-import zoo
+from catalogue import INPUTS, OUTPUTS, Cell, H
 from marks import spike
-from zoo_record import INPUTS, OUTPUTS, Cell, H
 
 import braintrace
 
@@ -117,23 +117,23 @@ class Model:
     shape: tuple[int, ...] = (INPUTS,)
 
 
-def of_zoo(name, *top, **options):
-    return Model(zoo.BY_NAME[name].module, ("w_out", *top), **options)
+def of_catalogue(name, *top, **options):
+    return Model(catalogue.BY_NAME[name].module, ("w_out", *top), **options)
 
 
 MODELS = {
-    "LIF or ALIF neurons, driven by inputs": of_zoo("ALIF"),
-    "the same after a convolution": of_zoo("ConvolutionalLIF", shape=(5, 2)),
-    "uncoupled units (IndRNN, LRU)": of_zoo("IndRNN"),
+    "LIF or ALIF neurons, driven by inputs": of_catalogue("ALIF"),
+    "the same after a convolution": of_catalogue("ConvolutionalLIF", shape=(5, 2)),
+    "uncoupled units (IndRNN, LRU)": of_catalogue("IndRNN"),
     "one of these, a leaky linear readout": Model(leaky_readout),
     "one of these, a `feedback_matmul` as readout": Model(OwnFeedback),
-    "a stack of these": of_zoo("Stacked", "upper/cell/w"),
-    "one recurrent layer": of_zoo("Leaky"),
+    "a stack of these": of_catalogue("Stacked", "upper/w"),
+    "one recurrent layer": of_catalogue("LeakyRNN"),
     "the same, sparse": Model(SparseRecurrent),
-    "the same, an ordinary recurrent weight": of_zoo("PlainRecurrentRNN"),
-    "LSTM": of_zoo("LSTMFused"),
-    "GRU with the reset after the product": of_zoo("GRUResetAfter"),
-    "GRU with the reset before the product": of_zoo("GRUResetBefore"),
+    "the same, an ordinary recurrent weight": of_catalogue("PlainRecurrentRNN"),
+    "LSTM": of_catalogue("LSTMFused"),
+    "GRU with the reset after the product": of_catalogue("GRUResetAfter"),
+    "GRU with the reset before the product": of_catalogue("GRU"),
     "a stack of recurrent layers": Model(RecurrentLayers, ("w_out", "w_up", "w_upper")),
     "samples coupled by batch norm": Model(NormalisedOverSamples),
 }

@@ -4,16 +4,17 @@ import contextlib
 from unittest import mock
 
 import brainstate
+import catalogue
 import jax
 import jax.numpy as jnp
 import marks
 import numpy as np
 import saiunit as u
-from zoo_record import BATCH, INPUTS, OUTPUTS, H, ZooModel
+from catalogue import BATCH, INPUTS, OUTPUTS, H
 
 from braintrace import nn
 
-MODELS: list[ZooModel] = []
+MODELS: list[catalogue.Model] = []
 RECURRENT = ("recurrent-mixing",)
 BEHIND = ("recurrent-mixing", "nested-weights")
 
@@ -202,11 +203,11 @@ def add(name, build, *relations, groups, diagnostics=(), shape=(INPUTS,), **opti
         return model
 
     MODELS.append(
-        ZooModel(
+        catalogue.Model(
             name=name,
             module=module,
-            relations=relations,
-            groups=groups if isinstance(groups, tuple) else (groups,),
+            reported_relations=relations,
+            reported_groups=groups if isinstance(groups, tuple) else (groups,),
             diagnostics=frozenset(diagnostics),
             shape=(BATCH, *shape),
             **options,

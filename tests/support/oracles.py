@@ -1,6 +1,6 @@
 """Gradients of a recurrent model, computed the slow and literal way.
 
-Nothing here imports the library. Each oracle takes a *case* (see `cases.py`), which offers
+Nothing here imports the library. Each oracle takes a *case* (see `recorded.py`), which offers
 
     case.step(ops, params, states, x) -> output     one step, written with the methods of `ops`
     case.loss(output, target) -> scalar             the loss of one step
@@ -35,7 +35,7 @@ from jax.flatten_util import ravel_pytree
 
 
 class PlainOps:
-    """The plain meaning of a model's operations; records their values, or replaces them.
+    """What a recorded step shows of its operations; keeps their values, or replaces them.
 
     inputs, outputs: {operation: value} used instead of the operation's own x or y.
     hidden: {state: value} that the rest of the step sees as the state's new value.
@@ -54,20 +54,6 @@ class PlainOps:
         self._held = held
         self._cut_mixing = cut_mixing
         self._given_mixed = mixed or {}
-
-    def matmul(self, name, x, weight, bias=None):
-        x = self._given_inputs.get(name, x)
-        self.inputs[name] = x
-        weight, bias = self._operands(name, (weight, bias))
-        y = x @ weight
-        return self._output(name, y if bias is None else y + bias)
-
-    def element_wise(self, name, weight, fn=lambda w: w):
-        return self._output(name, fn(self._operands(name, weight)))
-
-    def feedback(self, x, weight, feedback):
-        held = jax.lax.stop_gradient(x)
-        return held @ weight + (x - held) @ jnp.asarray(feedback, weight.dtype)
 
     def new_state(self, name, value):
         self.hidden[name] = self._given_hidden.get(name, value)

@@ -11,11 +11,11 @@ import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
+from catalogue import Model
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from marks import spike
 from matrices import csr
-from zoo_record import ZooModel
 
 import braintrace
 
@@ -192,13 +192,12 @@ class RandomCell(brainstate.nn.Module):
 
 
 def entry_of(program):
-    """The cell as a model of the zoo, of which nothing is known."""
-    return ZooModel(
+    """The cell as a model of the catalogue, of which nothing is known."""
+    return Model(
         "random cell",
         lambda: RandomCell(program),
         (),
         (),
         frozenset(),
-        False,
         shape=(BATCH, INPUTS),
     )

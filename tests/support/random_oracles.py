@@ -133,9 +133,11 @@ class OperandOps(PlainOps):
         super().__init__(**options)
         self.operands = {}
 
-    def matmul(self, name, x, weight, bias=None):
-        self.operands[name] = (weight, bias)
-        return super().matmul(name, x, weight, bias)
+    def _operands(self, name, value):
+        if jnp.ndim(self.inputs.get(name, value)):  # an element-wise operation has no input
+            weight, bias = self.operands.get(name, (None, None))
+            self.operands[name] = (weight, value) if value.ndim == 1 else (value, bias)
+        return super()._operands(name, value)
 
 
 def factors(case, params, states, x):
@@ -166,7 +168,7 @@ def _factors(case, params, states, x):
 
     Fs = {op: jax.jacrev(partial(new, op))(y) for op, y in ops.outputs.items()}
     has_bias = {op: float(operands[1] is not None) for op, operands in ops.operands.items()}
-    return ops.inputs, has_bias, Fs
+    return {op: ops.inputs[op] for op in ops.operands}, has_bias, Fs
 
 
 @compiled

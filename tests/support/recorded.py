@@ -192,9 +192,23 @@ class RecordedCase:
     # what an oracle starts from
 
     def params(self):
-        """{path: leaves without their units} of the model's parameters."""
+        """{path: value without its units} of the model's parameters."""
         found = self._model.states(brainstate.ParamState).items()
-        return {"/".join(map(str, path)): mantissas(state.value) for path, state in found}
+        return {"/".join(map(str, path)): without_units(state.value) for path, state in found}
+
+    def parameters_of(self, operation):
+        """Names of the parameters that an operation's weights are computed from."""
+        needed = set(jax.tree.leaves(self._operations[operation]["operands"]))
+        for equation in reversed(self._jaxpr.eqns):
+            if needed & set(equation.outvars):
+                needed |= {atom for atom in equation.invars if not hasattr(atom, "val")}
+        inputs = iter(self._jaxpr.invars[-sum(_leaves(state) for _, state, _ in self._slots) :])
+        return {
+            name
+            for name, state, _ in self._slots
+            if needed & {next(inputs) for _ in range(_leaves(state))}
+            and isinstance(state, brainstate.ParamState)
+        }
 
     def states(self):
         """{state: array} of everything else that the model keeps."""
@@ -214,7 +228,7 @@ class RecordedCase:
         values = list(jax.tree.leaves(x))
         for name, state, count in self._slots:
             if isinstance(state, brainstate.ParamState):
-                values += params[name]
+                values += jax.tree.leaves(params[name])
             else:
                 values += self._whole(name, state, count, states)
         found = self._run(values, self._handlers(ops))
@@ -406,8 +420,17 @@ def _count(state):
 
 def mantissas(tree):
     """The leaves of a tree, without their units."""
+    return jax.tree.leaves(without_units(tree))
+
+
+def without_units(tree):
+    """The same tree, without its units."""
     is_quantity = lambda leaf: isinstance(leaf, saiunit.Quantity)  # noqa: E731
-    return [saiunit.get_mantissa(leaf) for leaf in jax.tree.leaves(tree, is_leaf=is_quantity)]
+    return jax.tree.map(saiunit.get_mantissa, tree, is_leaf=is_quantity)
+
+
+def _leaves(state):
+    return len(jax.tree.leaves(state.value))
 
 
 def _raw(leaf):

@@ -19,7 +19,7 @@ class Rule:
     oracle: (case, params, states, xs, targets) -> gradient of the summed losses; ``None``: no
         single gradient has one.
     options: those that it needs, and the oracle is for.
-    refused: {model of the zoo: what the error says}.
+    refused: {model of the catalogue: what the error says}.
     case: name of a model that it takes, and the oracle is for.
     variant: what tells it from the row of the same class; of one without names, the name.
     """
@@ -28,7 +28,7 @@ class Rule:
     oracle: Callable | None
     options: Mapping = dataclasses.field(default_factory=dict)
     refused: Mapping = dataclasses.field(default_factory=dict)
-    case: str = "alif_late_threshold"
+    case: str = "ALIFLateThreshold"
     variant: str = ""
 
     @property
@@ -53,14 +53,14 @@ OTHERS = [
 ]
 
 OF_SOME_MODELS = [
-    Rule(braintrace.RTRL, oracles.bptt, case="two_layers"),
-    Rule(braintrace.SnAp, oracles.bptt, {"n": 2}, case="two_layers", variant=" 2"),
-    Rule(braintrace.OSTLRecurrent, oracles.bptt, case="lstm_fused"),
-    Rule(braintrace.OSTLFeedforward, oracles.dense_d_rtrl, case="two_layers"),
+    Rule(braintrace.RTRL, oracles.bptt, case="TwoLayers"),
+    Rule(braintrace.SnAp, oracles.bptt, {"n": 2}, case="TwoLayers", variant=" 2"),
+    Rule(braintrace.OSTLRecurrent, oracles.bptt, case="LSTMFused"),
+    Rule(braintrace.OSTLFeedforward, oracles.dense_d_rtrl, case="TwoLayers"),
     Rule(braintrace.EProp, oracles.dense_d_rtrl),
-    Rule(braintrace.RFLO, oracles.dense_d_rtrl, case="leaky_rnn_with_feedback"),
+    Rule(braintrace.RFLO, oracles.dense_d_rtrl, case="LeakyRNNWithFeedback"),
     Rule(
-        algorithm_of(Carrying("full"), "rule"), oracles.bptt, case="two_layers", variant="carrying"
+        algorithm_of(Carrying("full"), "rule"), oracles.bptt, case="TwoLayers", variant="carrying"
     ),
     Rule(
         algorithm_of(Decaying(0.7), "rule"),
@@ -76,8 +76,8 @@ OF_SOME_MODELS = [
 """Those that refuse other models, or have another oracle for these."""
 
 RANDOM = [
-    Rule(braintrace.UORO, None, case="tanh_rnn"),
-    Rule(braintrace.KF_RTRL, None, case="tanh_rnn"),
+    Rule(braintrace.UORO, None, case="TanhRNN"),
+    Rule(braintrace.KF_RTRL, None, case="TanhRNN"),
 ]
 """Those that draw anew in every call."""
 

@@ -8,7 +8,7 @@ import sys
 import zlib
 
 import brainstate
-import cases
+import catalogue
 import compilation
 import jax
 import numpy as np
@@ -21,8 +21,8 @@ import braintrace
 class Run:
     """A learner that learns in parts, each on data of its own."""
 
-    def __init__(self, case="alif", driver="online"):
-        self.case, self.driver = cases.BY_NAME[case], driver
+    def __init__(self, case="ALIF", driver="online"):
+        self.case, self.driver = catalogue.BY_NAME[case], driver
         self.learner = build_learner(self.case, "d_rtrl")
         self.weights = self.learner.algorithm.model.states(brainstate.ParamState)
         self.optimizer = optax.adam(0.01)

@@ -53,7 +53,7 @@ class StepJacobian:
     """
 
     def __init__(self, entry, xs):
-        case = RecordedCase(entry.name, entry.build(), xs[0], {})
+        case = RecordedCase(entry.name, entry.started(), xs[0], {})
         params, states = jax.tree.map(np.asarray, (case.params(), case.states()))
         trajectory = _trajectory(case, params, states, xs)
         found = [_edges(case, params, trajectory[i], xs[i]) for i in POINTS]

@@ -31,7 +31,7 @@ def without_marks(model):
 
 
 def unmarked(entry):
-    """An entry of the zoo whose model has no marks."""
+    """An entry of the catalogue whose model has no marks."""
     return dataclasses.replace(
         entry, name=f"{entry.name}, unmarked", module=lambda: without_marks(entry.module())
     )

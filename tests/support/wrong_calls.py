@@ -9,7 +9,7 @@ import functools
 from typing import NamedTuple
 
 import brainstate
-import cases
+import catalogue
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,7 +21,7 @@ from drivers import build_learner
 import braintrace
 from braintrace import nn
 
-CASE = cases.BY_NAME["leaky"]
+CASE = catalogue.BY_NAME["Leaky"]
 XS, YS = CASE.sequences(2, 4)
 X = XS[0]
 STATE = brainstate.ParamState(jnp.ones((3, 4)))
@@ -510,7 +510,7 @@ ALGORITHM = [
     ("`model` is the GraphNodeMeta `OfBatch`", lambda b: braintrace.D_RTRL(OfBatch)),
     ("`model` is a ParamState", lambda b: braintrace.ES_D_RTRL(STATE)),
     ("`algorithm` is None", lambda b: braintrace.Learner(None)),
-    ("`algorithm` is a GenericModel", lambda b: braintrace.Learner(CASE.build())),
+    ("`algorithm` is a Leaky", lambda b: braintrace.Learner(CASE.build())),
     ("`algorithm` is 'd_rtrl'", lambda b: braintrace.Learner("d_rtrl")),
     ("`compile_graph` with an example", lambda b: algorithm()(X)),
     ("`compile_graph` with an example", lambda b: algorithm().reset_state(2)),

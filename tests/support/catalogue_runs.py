@@ -1,4 +1,4 @@
-"""A model of the zoo in the hands of a learner, on the paths that a user can take."""
+"""A model of the catalogue in the hands of a learner, on the paths that a user can take."""
 
 import functools
 import warnings
@@ -8,9 +8,9 @@ import compilation
 import jax
 import numpy as np
 import oracles
+from catalogue import BATCH
 from drivers import calls_gradient, snapshot, stream_gradient
-from recorded import RecordedCase, mantissas, sequences
-from zoo_record import BATCH
+from recorded import without_units
 
 import braintrace
 
@@ -19,7 +19,7 @@ CHUNK_SIZES = (4, 3, 1, LENGTH)
 
 
 def data(entry):
-    return sequences(entry.shape, entry.output, LENGTH)
+    return entry.sequences(BATCH, LENGTH, float)
 
 
 class Runs:
@@ -29,7 +29,7 @@ class Runs:
     """
 
     def __init__(self, entry, algorithm, **options):
-        self.xs, self.targets = data(entry)
+        self.entry, (self.xs, self.targets) = entry, data(entry)
         brainstate.random.seed(7)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", braintrace.ApproximationWarning)
@@ -38,7 +38,7 @@ class Runs:
             )
 
     def loss(self, x, target):
-        return RecordedCase.loss(self.learner(x), target)
+        return self.entry.loss(self.learner(x), target)
 
     def at_once(self, chunk_size):
         """By `etrace_grad`."""
@@ -77,7 +77,7 @@ PATHS = {
 
 
 def _by_path(gradients):
-    return {"/".join(map(str, path)): mantissas(value) for path, value in gradients.items()}
+    return {"/".join(map(str, path)): without_units(value) for path, value in gradients.items()}
 
 
 @compilation.cache
@@ -88,8 +88,7 @@ def runs_of(entry, algorithm, **options):
 @functools.cache
 def case_of(entry):
     """The recorded model and what it starts from; without a hand-written description."""
-    model = entry.build()
-    case = RecordedCase(entry.name, model, data(entry)[0][0], entry.named_groups(), entry.canonical)
+    case = entry.recorded()
     return case, jax.tree.map(np.asarray, (case.params(), case.states()))
 
 
@@ -108,7 +107,7 @@ def named(group):
     return ", ".join(sorted(state.name for state in group.states))
 
 
-def described(relation):
+def reported(relation):
     groups = [named(group) for group in relation.hidden_groups]
     paths = ["/".join(map(str, path)) for path in relation.parameter_paths]
     return f"{','.join(paths)} -> {' | '.join(groups)}"

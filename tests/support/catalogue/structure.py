@@ -1,12 +1,13 @@
-"""Models of the zoo that are unusual in their structure: weights, control flow, layouts."""
+"""Models of the catalogue that are unusual in their structure: weights, control flow, layouts."""
 
 import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
-from zoo_record import BATCH, INPUTS, OUTPUTS, Cell, H, start, zoo
 
 import braintrace
+
+from .model import BATCH, INPUTS, OUTPUTS, Cell, H, model, start
 
 W_IN, W_REC, W_OUT = (INPUTS, H), (H, H), (H, OUTPUTS)
 
@@ -14,7 +15,7 @@ W_IN, W_REC, W_OUT = (INPUTS, H), (H, H), (H, OUTPUTS)
 # --- weights --------------------------------------------------------------------------------
 
 
-@zoo(
+@model(
     "w -> h",
     "w -> k",
     groups=("h", "k"),
@@ -32,7 +33,7 @@ class TiedTranspose(Cell):
         return self.k.value @ self.w_out.value
 
 
-@zoo("w -> h", "w -> h", groups="h", diagonal=True, by_day={"d_rtrl": ("stream",)})
+@model("w -> h", "w -> h", groups="h", diagonal=True, by_day={"d_rtrl": ("stream",)})
 class OneWeightTwice(Cell):
     weights = {"w": W_IN, "w_out": W_OUT}
     states_of = {"h": (H,)}
@@ -44,7 +45,7 @@ class OneWeightTwice(Cell):
         return self.h.value @ self.w_out.value
 
 
-@zoo("w -> h", groups="h", diagonal=True, by_day={"d_rtrl": ("chunks of 1",)})
+@model("w -> h", groups="h", diagonal=True, by_day={"d_rtrl": ("chunks of 1",)})
 class MarkedAndPlain(Cell):
     """One parameter in an ETP operation and, past the state, in a plain one."""
 
@@ -59,7 +60,7 @@ class MarkedAndPlain(Cell):
 MASK = np.indices(W_IN).sum(0) % 2 == 0
 
 
-@zoo(
+@model(
     "masked,sign -> h",
     "soft -> h",
     "normalised,scale -> h",
@@ -89,7 +90,7 @@ class WeightFunctions(Cell):
         return self.h.value @ self.w_out.value
 
 
-@zoo(
+@model(
     "params -> h",
     "params -> h",
     groups="h",
@@ -110,7 +111,7 @@ class NestedParameters(Cell):
         return self.h.value @ params["out"]
 
 
-@zoo(
+@model(
     "big -> h",
     "big -> h",
     groups="h",
@@ -131,7 +132,7 @@ class SlicesOfOneParameter(Cell):
 # --- control flow ---------------------------------------------------------------------------
 
 
-@zoo(
+@model(
     "w -> h",
     "w -> h",
     "w -> h",
@@ -155,7 +156,9 @@ class MultiRate(Cell):
         return self.h.value @ self.w_out.value
 
 
-@zoo("w_night -> h", "w_day -> h", groups="h", diagonal=True, by_day={"d_rtrl": ("own gradient",)})
+@model(
+    "w_night -> h", "w_day -> h", groups="h", diagonal=True, by_day={"d_rtrl": ("own gradient",)}
+)
 class GatedByCond(Cell):
     weights = {"w_day": W_IN, "w_night": W_IN, "w_out": W_OUT}
     states_of = {"h": (H,)}
@@ -171,7 +174,7 @@ class GatedByCond(Cell):
         return self.h.value @ self.w_out.value
 
 
-@zoo(
+@model(
     "w -> h",
     groups="h",
     diagonal=True,
@@ -194,7 +197,7 @@ class VmappedPopulations(Cell):
         return self.h.value.sum(0) @ self.w_out.value
 
 
-@zoo("w_in -> h", groups="h", diagonal=True, by_day={"d_rtrl": ("stream",)})
+@model("w_in -> h", groups="h", diagonal=True, by_day={"d_rtrl": ("stream",)})
 class Rematerialised(Cell):
     weights = {"w_in": W_IN, "w_out": W_OUT}
     states_of = {"h": (H,)}
@@ -213,7 +216,7 @@ class Rematerialised(Cell):
 # --- layouts --------------------------------------------------------------------------------
 
 
-@zoo("w -> h", groups="h", diagonal=True, by_day={"d_rtrl": ("chunks of 1",)})
+@model("w -> h", groups="h", diagonal=True, by_day={"d_rtrl": ("chunks of 1",)})
 class TransposedState(Cell):
     weights = {"w": W_IN, "w_out": W_OUT}
 
@@ -225,7 +228,7 @@ class TransposedState(Cell):
         return self.h.value.T @ self.w_out.value
 
 
-@zoo(
+@model(
     "w -> grid, trace",
     groups="grid, trace",
     diagonal=True,
@@ -253,7 +256,7 @@ class ReshapedStates(Cell):
         return (grid + jnp.tanh(self.trace.value).T) @ self.w_out.value
 
 
-@zoo("w -> h", groups="h", diagonal=True, by_day={"d_rtrl": ("chunks of 6",)})
+@model("w -> h", groups="h", diagonal=True, by_day={"d_rtrl": ("chunks of 6",)})
 class PartlyDriven(Cell):
     """The weight drives half of the state, the other half drifts."""
 
@@ -267,7 +270,7 @@ class PartlyDriven(Cell):
         return self.h.value @ self.w_out.value
 
 
-@zoo(
+@model(
     "w -> h",
     groups="h",
     diagonal=True,
@@ -285,7 +288,7 @@ class SharedDrive(Cell):
         return self.h.value @ self.w_out.value
 
 
-@zoo("w -> e | i", groups=("e", "i"), diagonal=True, by_day={"d_rtrl": ("chunks of 4",)})
+@model("w -> e | i", groups=("e", "i"), diagonal=True, by_day={"d_rtrl": ("chunks of 4",)})
 class OneWeightTwoGroups(Cell):
     """The halves of one product drive two populations of different dynamics."""
 
@@ -314,7 +317,7 @@ def _at(places, size):
 FIRST, REST = np.arange(H), np.arange(H, H + 2)
 
 
-@zoo(
+@model(
     "w -> e, i, syn",
     groups="e, i, syn",
     diagonal=True,
@@ -340,7 +343,7 @@ class SynapsesOfTwoPopulations(Cell):
 ODD_BACKWARD, MIDDLE = np.arange(H, -1, -2), np.arange(1, 4)
 
 
-@zoo(
+@model(
     "w -> late, syn, tail",
     groups="late, syn, tail",
     diagonal=True,
@@ -360,7 +363,7 @@ class StridedAndOverlappingSlices(Cell):
         return (self.late.value - self.tail.value) @ self.w_out.value
 
 
-@zoo(
+@model(
     "w_a -> a, b, both",
     "w_b -> a, b, both",
     groups="a, b, both",
@@ -385,7 +388,7 @@ class NoStateAtAllPositions(Cell):
 # --- within a step --------------------------------------------------------------------------
 
 
-@zoo(
+@model(
     "gates -> c, h, slow",
     groups="c, h, slow",
     diagonal=True,

@@ -1,4 +1,4 @@
-"""Every model of the zoo under the rules of the whole state: equal to their oracles, or refused."""
+"""Every model under the rules of the whole state: equal to their oracles, or refused."""
 
 import functools
 import re
@@ -10,11 +10,9 @@ import oracles
 import pytest
 import random_oracles
 from assertions import assert_gradients_close
+from catalogue import MODELS, REFUSED
+from catalogue_runs import LENGTH, Runs, data, runs_of
 from drivers import drawn_signs
-from recorded import RecordedCase
-from zoo import MODELS
-from zoo_record import REFUSED
-from zoo_runs import LENGTH, Runs, data, runs_of
 
 import braintrace
 
@@ -37,9 +35,7 @@ def gradients(runs):
 @functools.cache
 def arguments(entry):
     """The recorded model, what it starts from, and its data."""
-    case = RecordedCase(
-        entry.name, entry.build(), data(entry)[0][0], entry.named_groups(), entry.canonical
-    )
+    case = entry.recorded()
     return case, *jax.tree.map(np.asarray, (case.params(), case.states())), *data(entry)
 
 

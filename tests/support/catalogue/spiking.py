@@ -1,4 +1,4 @@
-"""Spiking models of the zoo."""
+"""Spiking models of the catalogue."""
 
 import brainstate
 import jax.numpy as jnp
@@ -6,9 +6,10 @@ import numpy as np
 import saiunit as u
 from marks import spike
 from matrices import csr
-from zoo_record import BATCH, INPUTS, OUTPUTS, Cell, H, start, zoo
 
 import braintrace
+
+from .model import BATCH, INPUTS, OUTPUTS, Cell, H, model, start
 
 W_IN, W_REC, W_OUT = (INPUTS, H), (H, H), (H, OUTPUTS)
 SPIKING = {"spiking": True}
@@ -20,27 +21,7 @@ class SpikingCell(Cell):
     gain = 2.5
 
 
-@zoo(
-    "w_in -> V, a",
-    groups="V, a",
-    **DIAGONAL,
-    by_day={
-        "d_rtrl": ("chunks of 3", "own gradient", "stream"),
-        "es_d_rtrl": ("chunks of 3", "own gradient", "stream"),
-    },
-)
-class ALIF(SpikingCell):
-    weights = {"w_in": W_IN, "w_out": W_OUT}
-    states_of = {"V": (H,), "a": (H,)}
-
-    def update(self, x):
-        z = spike(self.V.value - 1 - 0.4 * self.a.value)
-        self.a.value = 0.8 * self.a.value + 0.2 * self.V.value + z
-        self.V.value = 0.9 * self.V.value - z + braintrace.matmul(x, self.w_in.value)
-        return spike(self.V.value - 1 - 0.4 * self.a.value) @ self.w_out.value
-
-
-@zoo(
+@model(
     "w_in -> I1, I2, V, theta",
     groups="I1, I2, V, theta",
     **DIAGONAL,
@@ -63,7 +44,7 @@ class GIF(SpikingCell):
         return self.V.value @ self.w_out.value
 
 
-@zoo(
+@model(
     "w_e -> V, g_e, g_i",
     "w_i -> V, g_e, g_i",
     groups="V, g_e, g_i",
@@ -88,7 +69,7 @@ class ConductanceSynapses(SpikingCell):
         return V @ self.w_out.value
 
 
-@zoo(
+@model(
     "w_e -> I_e, I_i, V",
     "w_i -> I_e, I_i, V",
     groups="I_e, I_i, V",
@@ -110,7 +91,7 @@ class CurrentSynapses(SpikingCell):
         return spike(self.V.value - 1) @ self.w_out.value
 
 
-@zoo(
+@model(
     "w_apical -> V, dendrite",
     "w_basal -> V, dendrite",
     groups="V, dendrite",
@@ -131,7 +112,7 @@ class TwoCompartments(SpikingCell):
         return spike(self.V.value - 1) @ self.w_out.value
 
 
-@zoo(
+@model(
     "kernel,bias -> V", groups="V", shape=(BATCH, 5, 2), **DIAGONAL, by_day={"d_rtrl": ("stream",)}
 )
 class ConvolutionalLIF(SpikingCell):
@@ -150,7 +131,7 @@ class ConvolutionalLIF(SpikingCell):
 CONNECTED = csr(jnp.asarray([[1.0, 0, 1, 0], [0, 1, 1, 0], [1, 0, 0, 1]]))
 
 
-@zoo("w_in -> V", groups="V", **DIAGONAL, by_day={"d_rtrl": ("chunks of 4",)})
+@model("w_in -> V", groups="V", **DIAGONAL, by_day={"d_rtrl": ("chunks of 4",)})
 class SparseLIF(SpikingCell):
     weights = {"w_in": (6,), "w_out": W_OUT}
     states_of = {"V": (H,)}
@@ -162,7 +143,7 @@ class SparseLIF(SpikingCell):
         return spike(self.V.value - 1) @ self.w_out.value
 
 
-@zoo(
+@model(
     "w_e -> V",
     "w_i -> V",
     "w_in -> V",
@@ -190,7 +171,7 @@ class PopulationsAsSlices(SpikingCell):
         return self.V.value @ self.w_out.value
 
 
-@zoo(
+@model(
     "w_in -> neuron[0], neuron[1]",
     groups="neuron[0], neuron[1]",
     **DIAGONAL,
@@ -212,7 +193,7 @@ class GroupStateALIF(SpikingCell):
         return self.neuron.get_value(0) @ self.w_out.value
 
 
-@zoo(
+@model(
     "w_in -> pair[0], pair[1]",
     groups="pair[0], pair[1]",
     diagonal=True,
@@ -233,7 +214,7 @@ class RotatedPair(SpikingCell):
         return jnp.tanh(self.pair.value).sum(-1) @ self.w_out.value
 
 
-@zoo(
+@model(
     "w_in -> pair[0], pair[1]",
     groups="pair[0], pair[1]",
     diagonal=True,
@@ -243,7 +224,7 @@ class UncoupledPair(RotatedPair):
     turn = np.diag([0.9, 0.4])
 
 
-@zoo(
+@model(
     "w_in -> pair[0], pair[1]",
     groups="pair[0], pair[1]",
     diagonal=True,
@@ -264,7 +245,7 @@ class TransposedPair(SpikingCell):
         return jnp.tanh(self.pair.value).sum(-1).T @ self.w_out.value
 
 
-@zoo(
+@model(
     "w_in -> neuron[0], neuron[1]",
     groups="neuron[0], neuron[1]",
     **DIAGONAL,
@@ -289,7 +270,9 @@ class TreeStateLIF(SpikingCell):
         return (self.neuron.get_value("V") / u.mV) @ self.w_out.value
 
 
-@zoo("w_in -> V", groups="V", **DIAGONAL, by_day={"d_rtrl": ("stream",), "snap": ("own gradient",)})
+@model(
+    "w_in -> V", groups="V", **DIAGONAL, by_day={"d_rtrl": ("stream",), "snap": ("own gradient",)}
+)
 class QuantityLIF(SpikingCell):
     """Weights in mS, potentials in mV, an exponential-Euler step."""
 
@@ -312,7 +295,7 @@ class QuantityLIF(SpikingCell):
         return (self.V.value / u.mV) @ self.w_out.value
 
 
-@zoo(
+@model(
     "w_in -> V",
     groups="V",
     **DIAGONAL,
@@ -330,7 +313,7 @@ class NoisyLIF(SpikingCell):
         return self.V.value @ self.w_out.value
 
 
-@zoo("w_in -> V, m", groups="V, m", **DIAGONAL, by_day={"d_rtrl": ("own gradient",)})
+@model("w_in -> V, m", groups="V, m", **DIAGONAL, by_day={"d_rtrl": ("own gradient",)})
 class SubSteppedNeuron(SpikingCell):
     """A membrane with a gating variable, integrated in a rolled loop of small steps."""
 

@@ -1,4 +1,4 @@
-"""Models of the zoo whose weights reach their states on unusual ways."""
+"""Models of the catalogue whose weights reach their states on unusual ways."""
 
 import dataclasses
 
@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from marks import mixing, spike
-from zoo_record import BATCH, INPUTS, OUTPUTS, Cell, H, start, zoo
 
 import braintrace
+
+from .model import BATCH, INPUTS, OUTPUTS, Cell, H, model, start
 
 W_IN, W_REC, W_OUT = (INPUTS, H), (H, H), (H, OUTPUTS)
 sigmoid = jax.nn.sigmoid
@@ -18,7 +19,7 @@ sigmoid = jax.nn.sigmoid
 # --- one output, several positions ----------------------------------------------------------
 
 
-@zoo(
+@model(
     "w -> h",
     groups="h",
     diagonal=True,
@@ -37,7 +38,7 @@ class SignedHalves(Cell):
         return self.h.value @ self.w_out.value
 
 
-@zoo("w -> h", "scale -> h", groups="h", diagonal=True, by_day={"d_rtrl": ("own gradient",)})
+@model("w -> h", "scale -> h", groups="h", diagonal=True, by_day={"d_rtrl": ("own gradient",)})
 class LateralDrive(Cell):
     """A unit is driven by its own output, its neighbour's and its mirror image's."""
 
@@ -53,7 +54,7 @@ class LateralDrive(Cell):
         return self.h.value @ self.w_out.value
 
 
-@zoo("w_k -> S", "w_v -> S", groups="S", diagonal=True, by_day={"d_rtrl": ("chunks of 3",)})
+@model("w_k -> S", "w_v -> S", groups="S", diagonal=True, by_day={"d_rtrl": ("chunks of 3",)})
 class FastWeights(Cell):
     """Linear attention: a matrix of keys and values that decays."""
 
@@ -67,7 +68,9 @@ class FastWeights(Cell):
         return jnp.einsum("bhk,bk->bh", self.S.value, x) @ self.w_out.value
 
 
-@zoo("kernel -> h", groups="h", diagonal=True, shape=(BATCH, 4, 2), by_day={"d_rtrl": ("stream",)})
+@model(
+    "kernel -> h", groups="h", diagonal=True, shape=(BATCH, 4, 2), by_day={"d_rtrl": ("stream",)}
+)
 class PooledConvolution(Cell):
     weights = {"kernel": (3, 2, 3), "w_out": (6, OUTPUTS)}
     states_of = {"h": (2, 3)}
@@ -84,7 +87,7 @@ class PooledConvolution(Cell):
 # --- plain mixing next to a path of its own -------------------------------------------------
 
 
-@zoo(
+@model(
     "w -> h",
     groups="h",
     diagnostics=("plain-mixing",),
@@ -108,7 +111,7 @@ class LateralInhibition(Cell):
 # --- loops, callbacks, delays ---------------------------------------------------------------
 
 
-@zoo(
+@model(
     "w -> h",
     "leak -> h",
     groups="h",
@@ -138,7 +141,7 @@ class LeakInInnerLoops(Cell):
         return h @ self.w_out.value
 
 
-@zoo(
+@model(
     "w -> v",
     "leak -> v",
     groups="v",
@@ -164,7 +167,7 @@ class CoupledCompartments(Cell):
         return self.v.value @ self.w_out.value
 
 
-@zoo("w -> h", groups="h", diagonal=True, by_day={"d_rtrl": ("stream",)})
+@model("w -> h", groups="h", diagonal=True, by_day={"d_rtrl": ("stream",)})
 class RoundedFeedback(Cell):
     """A function outside JAX looks at the state, off the gradient path."""
 
@@ -200,7 +203,7 @@ class Delayed(Cell):
         return self.h.value @ self.w_out.value
 
 
-@zoo(
+@model(
     "w_in -> h",
     "w_rec -> h",
     groups="h",
@@ -216,7 +219,7 @@ class DelayedRecurrence(Delayed):
         return 0.8 * self.h.value + jnp.tanh(drive + recurrent)
 
 
-@zoo(
+@model(
     "w_in -> h",
     "w_rec -> h",
     groups="h",
@@ -232,7 +235,7 @@ class DelayedSelfInhibition(Delayed):
         return 0.8 * self.h.value + jnp.tanh(drive) - 0.2 * late
 
 
-@zoo("w -> h", groups="h", diagnostics=("untraced-state",), by_day={"d_rtrl": ("chunks of 3",)})
+@model("w -> h", groups="h", diagnostics=("untraced-state",), by_day={"d_rtrl": ("chunks of 3",)})
 class FilteredReadout(Cell):
     """A readout that is kept in a `ShortTermState` filters what the traces cannot follow."""
 
@@ -263,7 +266,7 @@ class Weights:
     bias: jax.Array
 
 
-@zoo("both -> h", "half,factor -> h", groups="h", diagonal=True, by_day={"d_rtrl": ("stream",)})
+@model("both -> h", "half,factor -> h", groups="h", diagonal=True, by_day={"d_rtrl": ("stream",)})
 class DataclassAndProduct(Cell):
     """Parameters in a dataclass; a product of two parameters."""
 
@@ -286,7 +289,7 @@ class DataclassAndProduct(Cell):
         return self.h.value @ self.w_out.value
 
 
-@zoo(
+@model(
     "w_rec -> h",
     "w_in -> h",
     groups=("h", "line"),
@@ -309,7 +312,7 @@ class DelayLineForAMarkedOperation(Cell):
         return self.h.value @ self.w_out.value
 
 
-@zoo(
+@model(
     "w_rec -> h",
     "w_in -> h",
     groups=("h", "ring"),
