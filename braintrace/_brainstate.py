@@ -195,8 +195,7 @@ class StatesAsRead(brainstate.StateTraceStack):
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         def value_at_once(state: brainstate.State) -> Any:
-            with jax.ensure_compile_time_eval():  # the read may be inside a trace
-                return function(state._value)
+            return function(state._value)
 
         super().__init__(new_arg=value_at_once)
 

@@ -35,8 +35,12 @@ from ._jax_devices import undivided as undivided
 
 try:
     from jax.extend.core import get_opaque_trace_state
+    from jax.extend.core import set_current_trace as set_current_trace
+    from jax.extend.core import take_current_trace as take_current_trace
 except ImportError:  # jax 0.8.0
     from jax.core import get_opaque_trace_state
+    from jax.core import set_current_trace as set_current_trace
+    from jax.core import take_current_trace as take_current_trace
 
 # Source lines point to user code: exclude the frames of these libraries.
 for _package in ("braintrace", "brainstate", "saiunit"):

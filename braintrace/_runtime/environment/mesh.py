@@ -18,16 +18,15 @@ import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from ..._arguments import CONTAINERS, check_tree
-from ..._brainstate import StatesAsRead, peek, peek_all
+from ..._brainstate import StatesAsRead, hold, peek_all
 from ..._errors import Interrupted
-from ..._jax import is_tracer, is_transforming
+from ..._jax import is_tracer, is_transforming, set_current_trace, take_current_trace
 from ..._sharding import automatic_axes, put
 
 _NO_MESH = Mesh(np.empty((), dtype=object), ())
-_NO_ABSTRACT_MESH = AbstractMesh((), ())
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -49,7 +48,7 @@ def on_automatic_axes(method: Function) -> Function:
         mesh = _explicit_mesh((arguments, options), algorithm)
         if mesh is None:
             return method(self, *arguments, **options)
-        automatic = Mesh(mesh.devices, mesh.axis_names, axis_types=_all(mesh, AxisType.Auto))
+        automatic = _on_auto(mesh)
         into = functools.partial(_renamed, mesh, automatic)
         back = functools.partial(_renamed, automatic, mesh)
         arguments, options = into((arguments, options))
@@ -82,26 +81,34 @@ def as_users_have_it() -> Iterator[None]:
 def traced_on_automatic_axes(algorithm: Any) -> Iterator[None]:
     """Trace functions for `Auto` axes, also inside of a transformation.
 
-    It is for functions that read States, which `on_automatic_axes` does not rename there.
+    It is for functions that read States, which `on_automatic_axes` does not rename there. The
+    States have their own values again at the end.
     """
-    values = jax.tree.leaves([peek(state) for state in _parameters(algorithm)])
-    meshes = (getattr(getattr(leaf, "sharding", None), "mesh", None) for leaf in values)
-    mesh = next((mesh for mesh in meshes if isinstance(mesh, Mesh) and _is_explicit(mesh)), None)
-    if mesh is None or _REGION.get() is not None:
+    context = jax.sharding.get_abstract_mesh()
+    values = jax.tree.leaves(peek_all(algorithm.states_of_model.values()))
+    meshes = [context, *(found.mesh for found in map(_typed, values) if found is not None)]
+    explicit = next(filter(_is_explicit, meshes), None)
+    if explicit is None or _REGION.get() is not None:
         yield
         return
-    automatic = Mesh(mesh.devices, mesh.axis_names, axis_types=_all(mesh, AxisType.Auto))
-    seen = StatesAsRead(functools.partial(_renamed, mesh, automatic))
-    context = jax.sharding.get_abstract_mesh()
+    with take_current_trace() as outer:  # a State may be read inside another one
+        pass
+
+    def automatic(leaf: Any) -> Any:
+        if _typed(leaf) is None:
+            return leaf
+        if not is_tracer(leaf):
+            return _renamed(leaf.sharding.mesh, _on_auto(leaf.sharding.mesh), leaf)
+        with set_current_trace(outer), jax.sharding.use_abstract_mesh(_on_auto(explicit)):
+            return jax.sharding.reshard(leaf, PartitionSpec())
+
+    seen = StatesAsRead(functools.partial(jax.tree.map, automatic))
     try:
-        with (
-            seen,
-            jax.sharding.use_abstract_mesh(_NO_ABSTRACT_MESH if _is_explicit(context) else context),
-        ):
+        with seen, jax.sharding.use_abstract_mesh(_on_auto(explicit)):
             yield
     finally:
-        with jax.ensure_compile_time_eval():
-            seen.convert(functools.partial(_renamed, automatic, mesh))
+        for state, value in zip(seen.states, seen.original_state_values, strict=True):
+            hold(state, value)
 
 
 def in_automatic_region(
@@ -151,8 +158,7 @@ def in_automatic_region(
         first = next((i for i, name in enumerate(names) if name is not None), 0)
         return jax.sharding.reshard(leaf, NamedSharding(mesh, PartitionSpec(*names[: first + 1])))
 
-    automatic = mesh.update_axis_types(dict.fromkeys(mesh.axis_names, AxisType.Auto))
-    with jax.sharding.use_abstract_mesh(automatic):
+    with jax.sharding.use_abstract_mesh(_on_auto(mesh)):
         outputs, new, after = function(*jax.sharding.reshard(arguments, PartitionSpec()))
     values, traces = replaced
     new = jax.tree.map(as_before, new, values)
@@ -162,6 +168,8 @@ def in_automatic_region(
 
 def _typed(leaf: Any) -> NamedSharding | None:
     """Return the sharding in an array's type, if its mesh has `Explicit` axes."""
+    if not isinstance(leaf, jax.Array):
+        return None
     sharding = jax.typeof(leaf).sharding
     return sharding if _is_explicit(sharding.mesh) else None
 
@@ -183,13 +191,11 @@ def _explicit_mesh(given: Any, algorithm: Any) -> Mesh | None:
 
     Inside a transformation the result is None, since JAX has already typed the arguments.
     """
-    if is_transforming():
-        return None
     for leaf in jax.tree.leaves((given, peek_all(_parameters(algorithm)))):
         sharding = getattr(leaf, "sharding", None)  # tracers have none
         if isinstance(sharding, NamedSharding) and _is_explicit(sharding.mesh):
-            return sharding.mesh
-    if _is_explicit(jax.sharding.get_abstract_mesh()):
+            return None if is_transforming() else sharding.mesh
+    if _is_explicit(jax.sharding.get_abstract_mesh()) and not is_transforming():
         return jnp.zeros(()).sharding.mesh  # the mesh of a new array
     return None
 
@@ -208,8 +214,12 @@ def _is_explicit(mesh: Any) -> bool:
     return AxisType.Explicit in (mesh.axis_types or ())
 
 
-def _all(mesh: Mesh, kind: AxisType) -> tuple[AxisType, ...]:
-    return (kind,) * len(mesh.axis_names)
+def _on_auto(mesh: Any) -> Any:
+    """Return a mesh, concrete or abstract, with `Auto` axes."""
+    kinds = (AxisType.Auto,) * len(mesh.axis_names)
+    if isinstance(mesh, Mesh):
+        return Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)
+    return mesh.update_axis_types(dict(zip(mesh.axis_names, kinds, strict=True)))
 
 
 def _renamed(old: Mesh, new: Mesh, tree: Any) -> Any:
@@ -219,8 +229,10 @@ def _renamed(old: Mesh, new: Mesh, tree: Any) -> Any:
         sharding = getattr(leaf, "sharding", None)
         if not isinstance(leaf, jax.Array) or not isinstance(sharding, NamedSharding):
             return leaf
-        is_here = not is_tracer(leaf) and sharding.mesh == old
-        return put(leaf, NamedSharding(new, sharding.spec)) if is_here else leaf
+        if is_tracer(leaf) or sharding.mesh != old:
+            return leaf
+        with jax.ensure_compile_time_eval():  # a State may be read inside a trace
+            return put(leaf, NamedSharding(new, sharding.spec))
 
     return jax.tree.map(rename, tree)
 
