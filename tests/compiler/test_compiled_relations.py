@@ -1,39 +1,12 @@
-"""The compiler finds the hidden groups and relations that each case states, and warns."""
-
-import functools
+"""A weight whose output reaches several elements of a state is exact."""
 
 import brainstate
-import catalogue
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from drivers import build_algorithm
 
 import braintrace
-
-
-@functools.cache
-def compiled(case):
-    return build_algorithm(case)[1].graph
-
-
-@pytest.mark.core
-@catalogue.each(catalogue.BASIC)
-def test_warnings_are_diagnostics(case):
-    """`build_algorithm` asserts the warning itself."""
-    levels = {diagnostic.level for diagnostic in compiled(case).diagnostics}
-    assert ("warning" in levels) == case.costs_accuracy
-
-
-@catalogue.each([case for case in catalogue.BASIC if case.same_step_only])
-def test_parameters_without_a_trace_are_listed(case):
-    printed = str(compiled(case))
-    for name in case.same_step_only:
-        assert name in printed
-
-
-# --- a weight whose output is broadcast behind a function ---------------------------------------
 
 BEFORE = {
     "loop": lambda y: jax.lax.scan(lambda c, _: (1.1 * jnp.tanh(c), None), y, None, length=3)[0],

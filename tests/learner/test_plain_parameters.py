@@ -1,57 +1,23 @@
 """Parameters without a trace get the ordinary gradient of the same step, never a silent zero."""
 
-import functools
-
 import brainstate
 import catalogue
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
 import references
 from assertions import assert_gradients_close
-from drivers import build_algorithm, catalogue_gradient, named, sequence_gradient, weights_of
+from drivers import build_algorithm, named, sequence_gradient, weights_of
 
 import braintrace
 
-PLAIN = [case for case in catalogue.BASIC if case.same_step_only]
 ALGORITHMS = [{}, {"algorithm": "es_d_rtrl", "decay_or_rank": 0.7}]
 
 
-@functools.cache
-def same_step_gradient(case):
-    """Sum over the steps of each step's own gradient, old states held constant, in float64."""
-    params, _, xs, targets = references.arguments(case, dtype=np.float64)
-    steps = zip(references.facts_of_steps(case), xs, targets, strict=True)
-    each = [oracles.bptt(case, params, f["states"], x[None], y[None]) for f, x, y in steps]
-    return {name: sum(gradient[name] for gradient in each) for name in case.same_step_only}
-
-
 @pytest.mark.core
-@catalogue.each(PLAIN)
-@pytest.mark.parametrize("options", ALGORITHMS, ids=["d_rtrl", "es_d_rtrl"])
-def test_plain_parameter_on_the_way_into_a_state(case, options):
-    gradient = catalogue_gradient(case, **options)
-    actual = {name: gradient[name] for name in case.same_step_only}
-    assert all(np.any(leaf) for leaf in actual.values())
-    with jax.enable_x64(True):
-        expected = same_step_gradient(case)
-    assert_gradients_close(actual, expected, 1e-5, case.name)
-
-
-@pytest.mark.core
-@catalogue.each([catalogue.BY_NAME[name] for name in ("Leaky", "GRU", "TwoLayers", "RecurrentLIF")])
-def test_a_readout_without_a_mark_has_the_exact_gradient(case):
-    """A readout has no memory: its same-step gradient is all there is, whatever the model."""
-    actual = {"w_out": catalogue_gradient(case)["w_out"]}
-    expected = {"w_out": references.bptt(case)["w_out"]}
-    assert_gradients_close(actual, expected, 1e-5, case.name)
-
-
-@pytest.mark.core
-def test_plain_parameters_in_a_loop_written_by_hand():
-    case = catalogue.BY_NAME["PlainEncoder"]
+@catalogue.each([catalogue.BY_NAME["PlainEncoder"], catalogue.BY_NAME["ALIF"]])
+def test_one_gradient_around_a_loop_written_by_hand(case):
     model, algorithm = build_algorithm(case)
     _, _, xs, targets = references.arguments(case, dtype=np.float32)
 

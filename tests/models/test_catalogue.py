@@ -1,13 +1,16 @@
-"""Every model of the catalogue compiles as and learns what the dense oracle says."""
+"""Every model and every layer of `nn` compiles as described, and learns as its oracle says."""
 
 import itertools
 
+import brainstate
 import jax
+import nn_models
 import numpy as np
 import oracles
 import pytest
+import saiunit as u
 from assertions import assert_gradients_close, assert_gradients_differ, assert_states_close
-from catalogue import MODELS
+from catalogue import BASIC, MODELS
 from catalogue_runs import PATHS, Runs, bptt, case_of, data, expected, named, reported, runs_of
 from rules import OTHERS, RULES
 
@@ -16,12 +19,22 @@ import braintrace
 TOLERANCE = 1e-9
 DECAY = 0.7
 CORE = {"LSTMPeephole", "LinearRecurrentUnit", "ALIF", "PopulationsAsSlices", "ReshapedStates"}
-OPTIMISED = {"LSTMFused", "PooledConvolution", "SparseLIF"}
+OPTIMISED = {"LSTMFused", "PooledConvolution", "SparseLIF", "ALIF, recurrent", "LoRA"}
 METHODS = {"d_rtrl": {}, "es_d_rtrl": {"decay_or_rank": DECAY}}
 METHODS |= {rule.name: rule.options for rule in OTHERS}
 STEP_BY_STEP = ("own gradient", "stream")
 
-pytestmark = pytest.mark.usefixtures("float64")
+LAYERS = nn_models.MODELS
+METHODS_OF_LAYERS = ("d_rtrl", "es_d_rtrl")
+"""Their operations meet the other rules in `test_every_rule`."""
+
+pytestmark = pytest.mark.usefixtures("float64", "time_step")
+
+
+@pytest.fixture
+def time_step():
+    with brainstate.environ.context(dt=1.0 * u.ms):
+        yield
 
 
 def marks_of(entry):
@@ -29,12 +42,32 @@ def marks_of(entry):
     return [mark for of, mark in marks if entry.name in of]
 
 
+def id_of(entry):
+    return f"nn {entry.name}" if entry in LAYERS else entry.name
+
+
 def each(models):
-    return [pytest.param(m, id=m.name, marks=marks_of(m)) for m in models]
+    return [pytest.param(m, id=id_of(m), marks=marks_of(m)) for m in models]
+
+
+def each_rule(models, rules_of):
+    rows = [(m, rule) for m in models for rule in rules_of(m)]
+    return pytest.mark.parametrize(
+        ("entry", "algorithm"),
+        [
+            pytest.param(*row, id=f"{id_of(row[0])}-{row[1]}", marks=marks_of(row[0]))
+            for row in rows
+        ],
+        indirect=["entry"],
+    )
+
+
+def methods_of(entry):
+    return METHODS_OF_LAYERS if entry in LAYERS else METHODS
 
 
 # The scope brings the tests of a model together, so that they share what they compile.
-@pytest.fixture(scope="module", params=each(MODELS))
+@pytest.fixture(scope="module", params=each([*MODELS, *LAYERS]))
 def entry(request):
     return request.param
 
@@ -60,7 +93,7 @@ def test_relations_groups_and_diagnostics(entry):
     )
 
 
-oracles_by_day = pytest.mark.by_day(
+@pytest.mark.by_day(
     "SignedHalves",
     "CoupledCompartments",
     "GRU",
@@ -71,9 +104,7 @@ oracles_by_day = pytest.mark.by_day(
     "NestedParameters",
     "ReshapedStates",
 )
-
-
-@oracles_by_day
+@pytest.mark.parametrize("entry", each(MODELS), indirect=True)
 def test_the_oracle_is_bptt_where_the_model_is_diagonal_and_only_there(entry):
     found, exact = expected(entry, oracles.dense_d_rtrl), expected(entry, bptt)
     if entry.diagonal:
@@ -82,20 +113,20 @@ def test_the_oracle_is_bptt_where_the_model_is_diagonal_and_only_there(entry):
         assert_gradients_differ(found, exact, 1e-4, entry.name)
 
 
-@oracles_by_day
 def test_every_weight_learns(entry):
     for name, leaves in expected_of(entry, "d_rtrl").items():
         assert all(np.abs(leaf).max() > 1e-6 for leaf in jax.tree.leaves(leaves)), name
 
 
-def check(entry, algorithm, paths):
+def check(entry, algorithm, paths, **style):
     """Every path gives the gradient of the oracle; those of single steps, the same traces."""
+    options = {**METHODS[algorithm], **style}
     message = RULES[algorithm].refused.get(entry.name)
     if message is not None:
         with pytest.raises(braintrace.CompilationError, match=message):
-            Runs(entry, algorithm, **METHODS[algorithm])
+            Runs(entry, algorithm, **options)
         return
-    runs, wanted = runs_of(entry, algorithm, **METHODS[algorithm]), expected_of(entry, algorithm)
+    runs, wanted = runs_of(entry, algorithm, **options), expected_of(entry, algorithm)
     left = []
     for path in paths:
         found = PATHS[path](runs)
@@ -106,24 +137,32 @@ def check(entry, algorithm, paths):
         assert_states_close(after, left[0], entry.name)
 
 
-@pytest.mark.parametrize(
-    ("entry", "algorithm"),
-    [
-        pytest.param(entry, algorithm, id=f"{entry.name}-{algorithm}", marks=marks_of(entry))
-        for entry in MODELS
-        for algorithm in entry.by_day
-    ],
-    indirect=["entry"],
-)
+@each_rule([*MODELS, *LAYERS], lambda entry: entry.by_day)
 def test_some_paths_equal_the_dense_oracle(entry, algorithm):
     """Those that the entry of the model names."""
     check(entry, algorithm, entry.by_day[algorithm])
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("algorithm", METHODS)
+@each_rule([*MODELS, *LAYERS], methods_of)
 def test_all_paths_and_chunk_sizes_equal_the_dense_oracle(entry, algorithm):
     check(entry, algorithm, PATHS)
+
+
+@pytest.mark.by_day(
+    *("LeakyRNN-snap", "GRU-d_rtrl", "LSTMFused-es_d_rtrl", "ALIFLateThreshold-immediate"),
+    *(
+        "TwoLayers-ottt",
+        "nn Linear-d_rtrl",
+        "nn Embedding-d_rtrl",
+        "nn Linear, mask and signs-d_rtrl",
+    ),
+    *("nn OneToOne-d_rtrl", "nn Conv1d-d_rtrl", "nn ValinaRNNCell-d_rtrl", "nn GRUCell-d_rtrl"),
+    *("nn MiniGRU-d_rtrl", "nn LIF, hard reset-d_rtrl", "nn Alpha-d_rtrl"),
+)
+@each_rule([*BASIC, *LAYERS], methods_of)
+def test_a_model_of_one_sample_is_mapped_over_the_batch(entry, algorithm):
+    check(entry, algorithm, ("chunks of 4", "own gradient"), vmap=True)
 
 
 def test_every_rule_meets_every_kind_of_path_and_model_by_day():
@@ -138,7 +177,9 @@ def test_every_rule_meets_every_kind_of_path_and_model_by_day():
     assert found == {*itertools.product(METHODS, ("chunks", *STEP_BY_STEP), (True, False))}
 
 
-@pytest.mark.parametrize("entry", each([m for m in MODELS if m.spiking]), scope="module")
+@pytest.mark.parametrize(
+    "entry", each([m for m in [*MODELS, *LAYERS] if m.spiking]), scope="module"
+)
 def test_neurons_spike_now_and_then(entry):
     case, (params, states) = case_of(entry)
     rates = case.spikes(params, states, data(entry)[0])

@@ -30,14 +30,6 @@ def gradients(case, style="batch axis", masks=(None, None)):
         yield sequence_gradient(learner, case, xs, targets, chunk_size=chunk, mask=mask)
 
 
-@catalogue.each(
-    [catalogue.BY_NAME["LSTMFused"]], [catalogue.BY_NAME["GRU"], catalogue.BY_NAME["ALIF"]]
-)
-def test_one_layer_is_backpropagation_through_time(case):
-    for found in gradients(case):
-        assert_gradients_close(found, references.bptt(case), TOLERANCE, case.name)
-
-
 def ostl_of(case, **options):
     return oracles.dense_ostl(case, *references.arguments(case), STACKS[case.name], **options)
 

@@ -190,6 +190,10 @@ def quick_draws():
         yield
 
 
+BY_DAY = {"SparseLinear", "LeakyRateReadout", "LIF", "ALIF", "LoRA"}
+"""Layers that learn with a batch axis by day."""
+
+
 def add(name, build, *relations, groups, diagnostics=(), shape=(INPUTS,), **options):
     """Add one model; `build` makes it."""
 
@@ -210,6 +214,7 @@ def add(name, build, *relations, groups, diagnostics=(), shape=(INPUTS,), **opti
             reported_groups=groups if isinstance(groups, tuple) else (groups,),
             diagnostics=frozenset(diagnostics),
             shape=(BATCH, *shape),
+            by_day={"d_rtrl": ("chunks of 4",)} if name in BY_DAY else {},
             **options,
         )
     )

@@ -266,7 +266,6 @@ class LeakyRNN(Rate):
     "w_rec -> h",
     groups="h",
     diagnostics=(*MIXING, "not-marked"),
-    same_step_only=("w_in",),
     output=(BATCH, H),
     by_day={"d_rtrl": ("chunks of 4",)},
 )
@@ -285,7 +284,6 @@ class PlainInputRNN(Rate):
     "w_in -> h",
     groups="h",
     diagnostics=("plain-mixing", "not-marked"),
-    same_step_only=("w_rec",),
     by_day={"d_rtrl": ("stream",), "ottt": ("stream",)},
 )
 class PlainRecurrentRNN(Rate):
@@ -305,7 +303,6 @@ class PlainRecurrentRNN(Rate):
     "w_in -> h",
     groups="h",
     diagnostics=("not-marked",),
-    same_step_only=("w_encode", "w_skip"),
     by_day={"d_rtrl": ("chunks of 3",)},
 )
 class PlainEncoder(Rate):
@@ -325,7 +322,6 @@ class PlainEncoder(Rate):
     "w_h -> h",
     groups="h",
     diagnostics=(*MIXING, "nested-weights"),
-    same_step_only=("w_r",),
     by_day={
         "d_rtrl": ("chunks of 3",),
         "es_d_rtrl": ("chunks of 6",),
@@ -513,7 +509,6 @@ class TwoLayers(Cell):
     "factor -> upper",
     groups=("lower", "upper"),
     diagnostics=("plain-mixing", "not-marked", "not-a-linear-readout"),
-    same_step_only=("w_link",),
     by_day={"d_rtrl": ("own gradient",)},
 )
 class TwoLayersPlainLink(Cell):

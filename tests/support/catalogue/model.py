@@ -26,7 +26,6 @@ class Model:
     diagnostics: kinds of the diagnostics that the compiler gives.
     diagonal: every path from state to state is element by element, so D-RTRL equals BPTT.
     spiking: the module calls `marks.spike`.
-    same_step_only: parameters that get nothing but the gradient of the same step.
     shape: of the input of one step.
     output: of the output of one step.
     canonical: {state: (function, inverse)} that bring states of one group into one layout.
@@ -43,7 +42,6 @@ class Model:
     diagnostics: frozenset[str]
     diagonal: bool = False
     spiking: bool = False
-    same_step_only: tuple[str, ...] = ()
     shape: tuple[int, ...] = (BATCH, INPUTS)
     output: tuple[int, ...] = (BATCH, OUTPUTS)
     canonical: Mapping = field(default_factory=dict)
