@@ -31,7 +31,6 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
 
 
 def chosen(platform: str, quick: bool, pattern: str = "") -> list[Case]:
-    """Return the cases that an invocation runs."""
     from .catalogue import all_cases
 
     cases = [case for case in all_cases(platform) if (case.quick if quick else case.full)]
@@ -48,7 +47,6 @@ def run_case(name: str, platform: str, rounds: int, seconds: float) -> dict[str,
 
 
 def line(result: results.Result) -> str:
-    """Return the result of a case in one line."""
     if result["error"]:
         return f"FAILED {result['name']}: {result['error'].splitlines()[0]}"
     judged = [row for row in result["targets"] if row["holds"] is not None]
@@ -76,7 +74,6 @@ def write(stem: Path, found: results.Result, platform: str) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Do what the command line asks for; return the exit status."""
     given = sys.argv[1:] if arguments is None else arguments
     if given[:1] == ["learning"]:
         from .learning import command

@@ -2,28 +2,16 @@
 
 from .case import Case
 from .questions import (
-    memory,
     saving,
     sequence,
     sparse_nets,
     stacks,
     streaming,
     training_loop,
-    whole_state,
     windows,
 )
 
-MODULES = (
-    sequence,
-    stacks,
-    windows,
-    whole_state,
-    sparse_nets,
-    streaming,
-    training_loop,
-    saving,
-    memory,
-)
+MODULES = (sequence, stacks, windows, sparse_nets, streaming, training_loop, saving)
 QUESTIONS = {module.__name__.rpartition(".")[-1]: module for module in MODULES}
 
 

@@ -38,7 +38,7 @@ class Row:
 def sequence(
     task: Task,
     algorithm: str = "d_rtrl",
-    chunk: int | None = None,
+    chunk: int | str = "auto",
     resets: bool = True,
     masked: bool = False,
     **options: Any,
@@ -48,9 +48,7 @@ def sequence(
     With ``masked``, every second step does not count.
     """
     learner = learner_of(task, algorithm, **options)
-    call: dict[str, Any] = {"step_fn": step_function(learner)}
-    if chunk is not None:
-        call["chunk_size"] = chunk
+    call: dict[str, Any] = {"step_fn": step_function(learner), "chunk_size": chunk}
     if masked:
         call["mask"] = jnp.arange(task.steps) % 2
 
@@ -169,7 +167,6 @@ def own_loop(task: Task) -> Subject:
 
 
 def analysis(batch: int, units: int) -> Subject:
-    """Return the analysis of one LSTM."""
     x = jnp.ones((batch, 16))
 
     def run() -> Any:

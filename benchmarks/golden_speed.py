@@ -208,7 +208,6 @@ def verdict(found: dict[str, Measured], options: argparse.Namespace) -> int:
 
 
 def chosen(rows: Any, options: argparse.Namespace) -> list[str]:
-    """Return the names of the rows that are asked for."""
     from .golden_rows import FOR_TESTS
 
     if options.rows is not None:
@@ -255,7 +254,6 @@ def compare(options: argparse.Namespace, names: list[str], base: Path) -> dict[s
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what the command line asks for; return the exit status."""
     from .golden_rows import ROWS
 
     options = options_of(arguments)

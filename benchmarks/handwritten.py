@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .networks import LEAK, Arrays, Network, Plain, squared_error
+from .networks import Arrays, Network, Plain, squared_error
 
 
 def _merged(tree: Any) -> Any:
@@ -78,34 +78,3 @@ def contracted(signal: Any, trace: Any) -> Any:
         return jnp.sum(signal[:, None] * trace, axis=0)
     # XLA's reduction over the leading axis takes twenty times as long on a processor.
     return functools.reduce(jnp.add, [s * e for s, e in zip(signal, trace, strict=True)])
-
-
-def smoothed(network: Network, alpha: float) -> Any:
-    """Return the same for ES_D_RTRL of the leaky tanh RNN, in one chunk."""
-
-    def gradients(parameters: Arrays, xs: Any, targets: Any) -> Any:
-        w_in, w_rec = parameters["w_in"], parameters["w_rec"]
-
-        def forward(carry: Any, x: Any) -> Any:
-            h, trace_x, trace_h, trace_f = carry
-            y = jnp.tanh(x @ w_in + h @ w_rec)
-            trace_x, trace_h = alpha * trace_x + x, alpha * trace_h + h
-            trace_f = alpha * LEAK * trace_f + (1 - alpha) * (1 - LEAK) * (1 - y * y)
-            h = LEAK * h + (1 - LEAK) * y
-            return (h, trace_x, trace_h, trace_f), (h, trace_x, trace_h, trace_f)
-
-        h = network.start(xs.shape[1])["h"]
-        start = (h, jnp.zeros_like(xs[0]), h, h)
-        states, traces_x, traces_h, traces_f = jax.lax.scan(forward, start, xs)[1]
-        loss, (plain, signal) = _readout_gradients(
-            network, parameters, {"h": states}, targets, len(xs)
-        )
-        correction = 1 - alpha ** jnp.arange(1, len(xs) + 1, dtype=states.dtype)
-        factors = _merged(signal["h"] * traces_f / correction[:, None, None])
-        return loss, {
-            "w_in": _merged(traces_x).T @ factors,
-            "w_rec": _merged(traces_h).T @ factors,
-            "w_out": plain["w_out"],
-        }
-
-    return gradients

@@ -87,7 +87,6 @@ def _repeated(values: Any, trace: Any) -> Any:
 
 
 def _advanced(network: Network, traces: Arrays, xs: Any, before: Any, ys: Any) -> Arrays:
-    """Return the traces after a window."""
 
     def backward(carry: Any, now: Any) -> Any:
         h, y = now

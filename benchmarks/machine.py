@@ -13,7 +13,6 @@ PACKAGES = ("braintrace", "brainstate", "jax", "jaxlib")
 
 
 def processor() -> str:
-    """Return the model of the processor."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -23,14 +22,12 @@ def processor() -> str:
 
 
 def cores() -> int:
-    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def describe() -> dict[str, Any]:
-    """Return device, platform and versions."""
     import jax
 
     device = jax.devices()[0]
@@ -46,7 +43,6 @@ def describe() -> dict[str, Any]:
 
 
 def version(package: str) -> str | None:
-    """Return the version of an installed package."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -60,7 +56,6 @@ def file_name(name: str) -> str:
 
 
 def main() -> None:
-    """Write the description to a file."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.machine", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="JSON file")
     options = parser.parse_args()

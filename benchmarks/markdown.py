@@ -16,15 +16,12 @@ def number(value: Any) -> str:
     """Return a number with as many digits as help."""
     if value is None:
         return DASH
-    if isinstance(value, str):
-        return value
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
     return f"{value:.2f}" if 0.095 <= abs(value) < 1e4 else f"{value:.2g}"
 
 
 def seconds(value: float | None) -> str:
-    """Return a time with its unit."""
     if value is None:
         return DASH
     for size, unit in ((1.0, "s"), (1e-3, "ms")):
@@ -34,7 +31,6 @@ def seconds(value: float | None) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return the lines of a table."""
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     return [*lines, *(f"| {' | '.join(row)} |" for row in rows), ""]
 
@@ -89,7 +85,6 @@ def _failures(cases: list[Result]) -> list[str]:
 
 
 def section(title: str, explanation: str, cases: list[Result]) -> list[str]:
-    """Return everything about one question."""
     lines = [f"## {title}", "", explanation, ""]
     rows = _target_rows(cases)
     if rows:

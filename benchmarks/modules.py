@@ -79,7 +79,6 @@ class Net:
 
     @property
     def entries(self) -> int:
-        """Number of synapses."""
         return self.neurons * self.fan_out
 
     @functools.cached_property

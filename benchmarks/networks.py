@@ -71,7 +71,6 @@ class Network:
         }
 
     def start(self, batch: int) -> Arrays:
-        """Return the states before the first step."""
         return {name: jnp.zeros((batch, size)) for name, size in self.states.items()}
 
     def data(self, steps: int, batch: int) -> tuple[Any, Any]:
@@ -117,12 +116,10 @@ class Model(brainstate.nn.Module):
 
 
 def squared_error(output: Any, target: Any) -> Any:
-    """Return the loss of one step."""
     return jnp.mean((output - target) ** 2)
 
 
 def sequence_loss(network: Network, ops: Any, parameters: Arrays, xs: Any, targets: Any) -> Any:
-    """Return the mean of the losses of all steps."""
 
     def step(states: Arrays, now: Any) -> Any:
         x, target = now
@@ -141,27 +138,20 @@ def _linear_readout(parameters: Arrays, states: Arrays) -> Any:
     return states["h"] @ parameters["w_out"]
 
 
+def _matrix(rows: int, columns: int) -> tuple[tuple[int, int], float]:
+    return (rows, columns), rows**-0.5
+
+
 def dense(inputs: int = 64, hidden: int = 256, outputs: int = 10) -> Network:
-    """Return a leaky tanh RNN."""
 
     def drive(ops: Any, p: Arrays, states: Arrays, x: Any) -> Arrays:
         recurrent = ops.matmul("w_rec", states["h"], p["w_rec"])
         return {"drive": ops.matmul("w_in", x, p["w_in"]) + recurrent}
 
-    return Network(
-        name="dense",
-        inputs=inputs,
-        outputs=outputs,
-        scales={
-            "w_in": ((inputs, hidden), inputs**-0.5),
-            "w_rec": ((hidden, hidden), hidden**-0.5),
-            "w_out": ((hidden, outputs), hidden**-0.5),
-        },
-        states={"h": hidden},
-        drive=drive,
-        cell=_leaky_cell,
-        readout=_linear_readout,
-    )
+    weights = {"w_in": _matrix(inputs, hidden), "w_rec": _matrix(hidden, hidden)}
+    weights["w_out"] = _matrix(hidden, outputs)
+    parts = drive, _leaky_cell, _linear_readout
+    return Network("dense", inputs, outputs, weights, {"h": hidden}, *parts)
 
 
 def lstm(inputs: int = 64, hidden: int = 256, outputs: int = 10) -> Network:
@@ -177,19 +167,9 @@ def lstm(inputs: int = 64, hidden: int = 256, outputs: int = 10) -> Network:
         c = f * states["c"] + i * jnp.tanh(ys["g"])
         return {"c": c, "h": o * jnp.tanh(c)}
 
-    return Network(
-        name="lstm",
-        inputs=inputs,
-        outputs=outputs,
-        scales={
-            "gates": ((inputs + hidden, 4 * hidden), (inputs + hidden) ** -0.5),
-            "w_out": ((hidden, outputs), hidden**-0.5),
-        },
-        states={"c": hidden, "h": hidden},
-        drive=drive,
-        cell=cell,
-        readout=_linear_readout,
-    )
+    weights = {"gates": _matrix(inputs + hidden, 4 * hidden), "w_out": _matrix(hidden, outputs)}
+    states = {"c": hidden, "h": hidden}
+    return Network("lstm", inputs, outputs, weights, states, drive, cell, _linear_readout)
 
 
 def gru(inputs: int = 64, hidden: int = 256, outputs: int = 10) -> Network:
@@ -206,20 +186,10 @@ def gru(inputs: int = 64, hidden: int = 256, outputs: int = 10) -> Network:
         new = jnp.tanh(ys["n_in"] + r * ys["n_rec"])
         return {"h": states["h"] + z * (new - states["h"])}
 
-    return Network(
-        name="gru",
-        inputs=inputs,
-        outputs=outputs,
-        scales={
-            "w_in": ((inputs, 3 * hidden), inputs**-0.5),
-            "w_rec": ((hidden, 3 * hidden), hidden**-0.5),
-            "w_out": ((hidden, outputs), hidden**-0.5),
-        },
-        states={"h": hidden},
-        drive=drive,
-        cell=cell,
-        readout=_linear_readout,
-    )
+    weights = {"w_in": _matrix(inputs, 3 * hidden), "w_rec": _matrix(hidden, 3 * hidden)}
+    weights["w_out"] = _matrix(hidden, outputs)
+    states = {"h": hidden}
+    return Network("gru", inputs, outputs, weights, states, drive, cell, _linear_readout)
 
 
 @jax.custom_jvp
@@ -252,21 +222,10 @@ def alif(inputs: int = 64, hidden: int = 256, outputs: int = 10) -> Network:
     def readout(parameters: Arrays, states: Arrays) -> Any:
         return spikes(states) @ parameters["w_out"]
 
-    return Network(
-        name="alif",
-        inputs=inputs,
-        outputs=outputs,
-        scales={
-            "w_in": ((inputs, hidden), 2.0 * (0.1 * inputs) ** -0.5 / 4),
-            "w_rec": ((hidden, hidden), hidden**-0.5),
-            "w_out": ((hidden, outputs), hidden**-0.5),
-        },
-        states={"V": hidden, "a": hidden},
-        drive=drive,
-        cell=cell,
-        readout=readout,
-        events=spikes,
-    )
+    weights = {"w_in": ((inputs, hidden), 2.0 * (0.1 * inputs) ** -0.5 / 4)}
+    weights |= {"w_rec": _matrix(hidden, hidden), "w_out": _matrix(hidden, outputs)}
+    states = {"V": hidden, "a": hidden}
+    return Network("alif", inputs, outputs, weights, states, drive, cell, readout, spikes)
 
 
 NETWORKS: dict[str, Callable[..., Network]] = {

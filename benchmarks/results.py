@@ -17,7 +17,6 @@ def load(path: Path) -> Result:
 
 
 def save(path: Path, results: Result) -> None:
-    """Write the results of a machine."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
 

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import brainstate
@@ -15,13 +15,11 @@ import braintrace
 from .case import Subject, Subjects
 from .networks import Network, Plain, sequence_loss, squared_error
 
-ALPHA = 0.9
 OPTIONS: dict[str, dict[str, Any]] = {
     "d_rtrl": {},
-    "es_d_rtrl": {"decay_or_rank": ALPHA},
+    "es_d_rtrl": {"decay_or_rank": 0.9},
     "rtrl": {},
     "uoro": {},
-    "kf_rtrl": {},
 }
 
 
@@ -35,7 +33,6 @@ class Task:
 
     @functools.cached_property
     def data(self) -> tuple[Any, Any]:
-        """Inputs and targets, time first."""
         found: tuple[Any, Any] = self.network.data(self.steps, self.batch)
         return found
 
@@ -58,14 +55,12 @@ def plain_bptt(network: Network) -> Any:
 
 
 def compiled(model: brainstate.nn.Module, algorithm: str, x: Any, **options: Any) -> Any:
-    """Compile a model with an algorithm."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that recurrent mixing is left out is the point
         return braintrace.compile(model, algorithm, x, **options)
 
 
 def learner_of(task: Task, algorithm: str = "d_rtrl", **options: Any) -> Any:
-    """Compile a new model with an algorithm."""
     given = {"batch_size": task.batch, **OPTIONS[algorithm], **options}
     return compiled(task.network.model(), algorithm, task.data[0][0], **given)
 
@@ -97,6 +92,13 @@ def without_states(
     return stateful.jaxpr_call, list(stateful.get_states(*arguments))
 
 
+def bytes_of_call(call: Callable[..., Any], *arguments: Any) -> float:
+    """Return the bytes of the temporary buffers of a call that reads and writes States."""
+    pure, states = without_states(call, *arguments)
+    lowered = jax.jit(pure).lower([state.value for state in states], *arguments)
+    return float(lowered.compile().memory_analysis().temp_size_in_bytes)
+
+
 def sequence_gradient(
     task: Task, learner: Any, chunk: int | None = None, window: int | None = None
 ) -> Any:
@@ -126,7 +128,6 @@ def _of_model(task: Task, rule: str, make: Callable[..., Any]) -> Subject:
 
 
 def bptt(task: Task) -> Subject:
-    """Compile backpropagation through time of the same model."""
 
     def make(losses: Any, parameters: Any) -> Any:
         return lambda *data: brainstate.transform.grad(lambda: losses(*data).mean(), parameters)()
@@ -159,7 +160,6 @@ def windows_of(arrays: Any, window: int) -> Any:
 
 
 def forward(task: Task) -> Subject:
-    """Compile the losses of the sequence, without gradients."""
     return _of_model(task, "", lambda losses, parameters: losses)
 
 
@@ -211,7 +211,6 @@ def chosen_chunk(task: Task, way: str) -> float:
 
 
 def chosen_chunks(task: Task, algorithm: str) -> dict[str, Callable[[], float]]:
-    """Return facts: the chunks that the library chose."""
     ways = f"{algorithm.upper()}, auto", f"{algorithm.upper()}, carrying on"
     return {f"steps of a chunk, {way}": functools.partial(chosen_chunk, task, way) for way in ways}
 
@@ -222,14 +221,3 @@ def automatic(task: Task, algorithm: str) -> Subjects:
         f"{algorithm.upper()}, auto": functools.partial(online, task, algorithm),
         f"{algorithm.upper()}, carrying on": functools.partial(carrying_on, task, algorithm),
     }
-
-
-def over_best(
-    name: str, label: str, fixed: Collection[str]
-) -> Callable[[Mapping[str, float]], dict[str, float]]:
-    """Return what computes from times what a function loses against the best of others."""
-
-    def derive(seconds: Mapping[str, float]) -> dict[str, float]:
-        return {name: seconds[label] / min(seconds[other] for other in fixed)} if fixed else {}
-
-    return derive

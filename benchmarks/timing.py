@@ -49,11 +49,5 @@ def ratio(times: Sequence[float], reference: Sequence[float]) -> float:
 
 
 def spread(times: Sequence[float]) -> dict[str, float]:
-    """Return median and quartiles."""
     low, _, high = statistics.quantiles(times, n=4) if len(times) > 1 else (times[0],) * 3
-    return {
-        "median": statistics.median(times),
-        "low": low,
-        "high": high,
-        "rounds": len(times),
-    }
+    return {"median": statistics.median(times), "low": low, "high": high, "rounds": len(times)}

@@ -16,7 +16,6 @@ that exists is not computed again. Exits with 1 if a run fails."""
 
 
 def options_of(arguments: list[str]) -> argparse.Namespace:
-    """Return the options of a command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks learning", description=DESCRIPTION)
     parser.add_argument("--only", metavar="PATTERN", help="runs whose name contains or matches it")
     parser.add_argument("--seeds", type=int, default=len(runs.SEEDS), help="seeds of each run")
@@ -30,7 +29,6 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
 
 
 def main(arguments: list[str]) -> int:
-    """Do what the command line asks for; return the exit status."""
     options = options_of(arguments)
     if options.page:
         print(*page.write(), sep="\n")
@@ -84,7 +82,6 @@ def store(do: work.Work, jobs: Sequence[Any], path: Path, workers: int) -> int:
 
 
 def line(job: Any, found: Sequence[Any], failure: str) -> str:
-    """Return the result of a job in one line."""
     name = f"{job.task}, {job.cell}, {getattr(job, 'method', 'all rules')}"
     if failure:
         return f"FAILED {name}: {failure.strip().splitlines()[-1]}\n{failure}"

@@ -85,23 +85,19 @@ def over_training(results: Results, path: Path, what: str, label: str) -> None:
     _finish(figure, panels.flat, path)
 
 
-PRICES = {
-    "step_seconds": "time, BPTT is 1",
-    "peak_bytes": "temporary memory, BPTT is 1",
-}
+PRICES = {"step_seconds": "time, BPTT is 1", "peak_bytes": "temporary memory, BPTT is 1"}
 
 
 def pareto(results: Results, path: Path) -> None:
     """Draw the relative gain over the cost, in the median over tasks.
 
-    A line connects the worst and the best task; a step line joins Pareto-optimal methods.
+    A line connects the worst and the best task.
     """
     cells = results.cells
     figure = _figure(2.7 * len(PRICES) + 2.0)
     panels = figure.subplots(len(PRICES), len(cells), squeeze=False, sharey=True, sharex="row")
     for row, (what, label) in zip(panels, PRICES.items(), strict=True):
         for panel, cell in zip(row, cells, strict=True):
-            best = []
             for method in results.methods:
                 found = _gain_and_cost(results, cell, method, what)
                 if found:
@@ -110,10 +106,6 @@ def pareto(results: Results, path: Path) -> None:
                     look = _look(method)
                     panel.plot([at, at], [min(parts), max(parts)], color=look["color"], alpha=0.35)
                     panel.plot(at, middle, linestyle="none", markersize=6, **look)
-                    best.append((at, middle))
-            front = _front(best)
-            if front:
-                panel.step(*zip(*front, strict=True), where="post", color="gray", lw=0.7, zorder=0)
             panel.set_xscale("log")
             panel.axvline(1, color="black", linewidth=0.5, linestyle=":")
             _ticks(panel)
@@ -134,15 +126,6 @@ def _gain_and_cost(
         if part is not None and own is not None and base:
             found.append((part, own / base))
     return found
-
-
-def _front(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the Pareto-optimal points, by rising cost."""
-    front: list[tuple[float, float]] = []
-    for price, part in sorted(points, key=lambda point: (point[0], -point[1])):
-        if not front or part > front[-1][1]:
-            front.append((price, part))
-    return front
 
 
 def _ticks(panel: Any) -> None:

@@ -49,18 +49,15 @@ USUAL_SEEDS = 3
 
 
 def method(name: str) -> str:
-    """Return the name of a method in a table."""
     base = name.removesuffix("-rmsprop")
     return METHODS[base][0] + (", RMSprop" if base != name else "")
 
 
 def cell(name: str) -> str:
-    """Return the name of a cell in a table."""
     return CELLS.get(name, name)
 
 
 def pair(task: str, cell_name: str) -> str:
-    """Return the name of a task and a cell."""
     return f"{task}, {cell(cell_name)}"
 
 
@@ -93,7 +90,6 @@ def cosine(run: Run) -> str:
 
 
 def size(value: float | None) -> str:
-    """Return a number of bytes."""
     if value is None:
         return MISSING
     for unit, factor in (("MB", 1e6), ("kB", 1e3)):
@@ -108,7 +104,6 @@ def traces(value: float | None) -> str:
 
 
 def times(value: float | None) -> str:
-    """Return a ratio."""
     if value is None:
         return MISSING
     return f"{value:.2f}" if value < 9.995 else f"{value:.1f}"

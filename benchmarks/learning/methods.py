@@ -40,7 +40,6 @@ class Method:
     optimizer: str = "adam"
 
     def window(self, task: Task) -> int | None:
-        """Return the steps of a window."""
         return None if self.truncation is None else task.truncations[self.truncation]
 
 

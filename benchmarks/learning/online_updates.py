@@ -1,9 +1,7 @@
-r"""Gradients while the parameters change during a sequence.
+"""Gradients while the parameters change during a sequence.
 
-The trace of real-time recurrent learning is the derivative of the state, :math:`\varepsilon_t =
-D_t \varepsilon_{t-1} + \partial h_t / \partial \theta`, with every term at the parameters of its
-own step. After an update within a sequence, no rule has the gradient of the loss as a function of
-the current parameters.
+Every term of a trace is at the parameters of its own step. After an update within a sequence, no
+rule has the gradient of the loss as a function of the current parameters.
 
 A partly trained network continues in a long stream, by RTRL and Adam with an update every few
 steps. All rules observe this one network and carry their own traces. At some steps, the gradients
@@ -12,8 +10,6 @@ of the loss of that step are compared over the parameters of the cell
 - with RTRL, whose trace is equally stale: the error of the approximation;
 - with backpropagation through the whole stream, recomputed with the current parameters: the error
   of the approximation and of the stale traces together.
-
-At learning rate 0, RTRL is exact and both comparisons are one.
 """
 
 import dataclasses
@@ -63,7 +59,6 @@ class Settings:
 
 
 def all_studies() -> list[Settings]:
-    """Return the settings of all networks and tasks."""
     return [Settings(task, cell) for task in TASKS for cell in CELLS]
 
 
@@ -148,7 +143,6 @@ def _stream(settings: Settings, task: Task) -> Lane:
 
 
 def _loss(task: Task, outputs: Any, now: Batch) -> Any:
-    """Return the loss of one step."""
     return jnp.mean(task.losses(outputs, now.targets) * now.weights)
 
 

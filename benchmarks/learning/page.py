@@ -6,13 +6,12 @@ compares the pages with the stored rows.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-from . import figures, formats, online_updates, rows, runs, tables
-from .results import Results, sort
+from . import figures, online_updates, rows, runs, tables
+from .results import Results, place_of, sort
 from .tables import Streams
-from .tasks import ALL as TASKS
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 PAGE, ALL_TABLES = "evidence.md", "_generated/evidence_tables.md"
@@ -27,19 +26,12 @@ the conclusions.
 
 def load(folder: Path = rows.FOLDER) -> Results:
     """Return all runs in the order of the page."""
-    orders = TASKS, tuple(formats.CELLS), tuple(formats.METHODS)
-    return sort(rows.read(folder / rows.FILE.name, rows.Row), orders, runs.RATES)
+    return sort(rows.read(folder / rows.FILE.name, rows.Row))
 
 
 def load_streams(folder: Path = rows.FOLDER) -> Streams:
-    """Return the results on updates during a sequence."""
     found = rows.read(folder / online_updates.FILE.name, rows.StreamRow)
-    orders = TASKS, tuple(formats.CELLS), tuple(formats.METHODS)
-
-    def place(row: rows.StreamRow) -> list[int]:
-        return [order.index(name) for order, name in zip(orders, row.identity[:3], strict=True)]
-
-    return Streams(sorted(found, key=place))
+    return Streams(sorted(found, key=lambda row: place_of(row.identity)))
 
 
 def core_of(results: Results) -> Results:
@@ -74,19 +66,12 @@ def with_tables(text: str, found: dict[str, list[str]]) -> str:
 
 
 def all_tables(results: Results, streams: Streams) -> str:
-    """Return the page of all tables."""
-    lines = [HEAD]
-    for title, found in _sections(results, streams):
-        lines += [f"## {title}", "", *found, ""]
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
-
-
-def _sections(results: Results, streams: Streams) -> Iterator[tuple[str, list[str]]]:
-    for task in results.tasks:
-        yield task, tables.of_task(results, task)
+    found = {task: tables.of_task(results, task) for task in results.tasks}
     for every in streams.every:
         title = f"Updates during a sequence, steps per update: {every}"
-        yield title, tables.by_rate(streams, every)
+        found[title] = tables.by_rate(streams, every)
+    sections = ("\n".join([f"## {title}", "", *lines]) for title, lines in found.items())
+    return "\n".join([HEAD, *sections]).rstrip() + "\n"
 
 
 def write() -> list[Path]:
@@ -104,7 +89,6 @@ def write() -> list[Path]:
 
 
 def draw(results: Results, folder: Path) -> list[Path]:
-    """Draw all figures."""
     core = core_of(results)
     drawn: dict[str, Callable[[Path], None]] = {
         "learning": lambda path: figures.over_training(core, path, "curve", "score"),

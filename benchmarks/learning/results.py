@@ -18,8 +18,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
+from . import tasks
+from .methods import BY_NAME
 from .rows import Row
+from .runs import RATES, WIDE_CELLS
 
+METHODS = list(BY_NAME)
 LEARNED = 0.5
 REFERENCE = "bptt"
 EXACT = ("bptt", "rtrl", "ostl-recurrent")
@@ -36,7 +40,6 @@ class Run:
     """All seeds of a task, a cell and a method."""
 
     rows: tuple[Row, ...]
-    rates: tuple[float, ...]
 
     @property
     def first(self) -> Row:
@@ -45,7 +48,6 @@ class Run:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Task, cell and method."""
         return self.first.key
 
     @property
@@ -65,12 +67,10 @@ class Run:
 
     @property
     def mean(self) -> float | None:
-        """Mean score over seeds."""
         return statistics.fmean(self.scores) if self.scores else None
 
     @property
     def spread(self) -> float:
-        """Standard deviation of the score over seeds."""
         return statistics.stdev(self.scores) if len(self.scores) > 1 else 0.0
 
     @property
@@ -92,13 +92,13 @@ class Run:
     @property
     def at_edge(self) -> int:
         """-1 if the chosen rate is the lowest of the grid, 1 if it is the highest, else 0."""
-        return (self.first.rate == self.rates[-1]) - (self.first.rate == self.rates[0])
+        return (self.first.rate == RATES[-1]) - (self.first.rate == RATES[0])
 
     @property
     def diverged(self) -> Counter[float]:
         """Number of seeds that diverged, by learning rate."""
         places = [(i, v) for row in self.rows for i, v in enumerate(row.validation)]
-        return Counter(sorted(self.rates[i] for i, value in places if value is None))
+        return Counter(sorted(RATES[i] for i, value in places if value is None))
 
     @property
     def curve(self) -> list[tuple[int, float]]:
@@ -122,7 +122,6 @@ def _finite(points: Sequence[int], values: Sequence[float | None]) -> list[tuple
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Return the standard error of a mean."""
     return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
 
 
@@ -168,16 +167,14 @@ class Gains:
 
     @property
     def median(self) -> float | None:
-        """The median relative gain."""
         return statistics.median(part for part, *_ in self.parts) if self.parts else None
 
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """All runs, in the order of the catalogues; ``order`` has the names of the methods."""
+    """Runs in the order of the catalogues."""
 
     runs: tuple[Run, ...]
-    order: tuple[str, ...] = ()
 
     @cached_property
     def _by_key(self) -> dict[tuple[str, str, str], Run]:
@@ -189,10 +186,9 @@ class Results:
 
     def where(self, belongs: Callable[[Run], bool]) -> "Results":
         """Return the runs that fulfil a condition, in the same order."""
-        return Results(tuple(run for run in self.runs if belongs(run)), self.order)
+        return Results(tuple(run for run in self.runs if belongs(run)))
 
     def of_cell(self, cell: str) -> "Results":
-        """Return the runs of one cell."""
         return self.where(lambda run: run.key[1] == cell)
 
     def _names(self, place: int) -> list[str]:
@@ -209,17 +205,13 @@ class Results:
     @property
     def methods(self) -> list[str]:
         """Names of methods, in their order even if the first tasks lack some."""
-        found = self._names(2)
-        return [name for name in self.order if name in found] + [
-            name for name in found if name not in self.order
-        ]
+        return sorted(self._names(2), key=METHODS.index)
 
     def pairs(self) -> Iterator[tuple[str, str]]:
         """Yield every pair of task and cell with a run."""
         yield from dict.fromkeys(run.key[:2] for run in self.runs)
 
     def exact(self, task: str, cell: str) -> list[Run | None]:
-        """Return the runs with the exact gradient."""
         return [self.find(task, cell, method) for method in EXACT]
 
     def gain(self, task: str, cell: str, method: str) -> float | None:
@@ -258,19 +250,15 @@ def cost(run: Run | None, what: str) -> float | None:
     return value
 
 
-def sort(rows: Iterable[Row], orders: Sequence[Sequence[str]], rates: Sequence[float]) -> Results:
-    """Return runs by task, cell and method in the order of catalogues; unknown names come last."""
+def place_of(key: Sequence[Any]) -> tuple[int, ...]:
+    """Return the place of a task, a cell and a method in the catalogues."""
+    orders = tasks.ALL, WIDE_CELLS, METHODS
+    return tuple(order.index(name) for order, name in zip(orders, key, strict=False))
+
+
+def sort(rows: Iterable[Row]) -> Results:
+    """Return runs by task, cell and method."""
     groups: dict[tuple[str, str, str], list[Row]] = {}
-    for row in rows:
+    for row in sorted(rows, key=lambda row: (*place_of(row.key), row.seed)):
         groups.setdefault(row.key, []).append(row)
-
-    def place(key: tuple[str, str, str]) -> list[tuple[int, str]]:
-        return [
-            (order.index(name) if name in order else len(order), name)
-            for name, order in zip(key, orders, strict=True)
-        ]
-
-    def of(key: tuple[str, str, str]) -> Run:
-        return Run(tuple(sorted(groups[key], key=lambda row: row.seed)), tuple(rates))
-
-    return Results(tuple(map(of, sorted(groups, key=place))), tuple(orders[2]))
+    return Results(tuple(Run(tuple(own)) for own in groups.values()))

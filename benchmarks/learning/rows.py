@@ -73,12 +73,10 @@ class Row:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Task, cell and method."""
         return self.task, self.cell, self.method
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """The key of the row."""
         return *self.key, self.seed
 
     @property
@@ -112,7 +110,6 @@ class StreamRow:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """The key of the row."""
         return self.task, self.cell, self.method, self.every, self.rate, self.seed
 
 

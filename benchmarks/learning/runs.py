@@ -41,7 +41,6 @@ class Job:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Task, cell and method."""
         return self.task, self.cell, self.method
 
     @property

@@ -46,22 +46,18 @@ class Saved:
         self.megabytes = max(1, round(sum(leaf.nbytes for leaf in self.tree.values()) / 1e6))
 
     def save(self) -> None:
-        """Save it."""
         braintrace.save(self.folder / "own", self.learner)
 
     def restore(self) -> dict[str, Any]:
-        """Return the arrays that it then has."""
         braintrace.restore(self.folder / "own", self.learner)
         return arrays_of(self.pure.state())
 
     def save_plain(self) -> None:
-        """Save its arrays."""
         with self.orbax.Checkpointer(self.orbax.PyTreeCheckpointHandler()) as checkpointer:
             arguments = self.orbax.args.PyTreeSave(self.tree)
             checkpointer.save(self.folder / "plain", args=arguments, force=True)
 
     def restore_plain(self) -> dict[str, Any]:
-        """Return its arrays."""
         of_numpy = {name: self.orbax.RestoreArgs(restore_type=np.ndarray) for name in self.tree}
         with self.orbax.Checkpointer(self.orbax.PyTreeCheckpointHandler()) as checkpointer:
             arguments = self.orbax.args.PyTreeRestore(restore_args=of_numpy)

@@ -36,7 +36,6 @@ TARGETS = (
     Target("ES_D_RTRL, auto, without reset", "BPTT", None),
     Target("D_RTRL, one chunk, without reset", "hand-written, one chunk", 1.15),
     Target("D_RTRL, chunks of 16, without reset", "hand-written, chunks of 16", 1.15),
-    Target("ES_D_RTRL, one chunk, without reset", "hand-written ES_D_RTRL", 1.15),
 )
 
 
@@ -61,16 +60,13 @@ def products(task: Task) -> Subject:
 
 
 def compared(task: Task) -> Subjects:
-    """Return everything that is compared on a task."""
     by_hand = partial(subjects.by_hand, task)
     in_chunks = partial(handwritten_windows.chunked, chunk=16)
-    smoothed = partial(handwritten.smoothed, alpha=subjects.ALPHA)
     found: Subjects = {
         "BPTT": partial(by_hand, subjects.plain_bptt, "bptt"),
         PRODUCTS: partial(products, task),
         "hand-written, one chunk": partial(by_hand, handwritten.one_chunk),
         "hand-written, chunks of 16": partial(by_hand, in_chunks),
-        "hand-written ES_D_RTRL": partial(by_hand, smoothed, "es_d_rtrl"),
     }
     ways = {"one chunk": task.steps, "auto": None}
     for algorithm, sizes in (("d_rtrl", ways | {"chunks of 16": 16}), ("es_d_rtrl", ways)):

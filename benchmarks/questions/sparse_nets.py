@@ -13,8 +13,7 @@ from functools import partial
 from .. import subjects
 from ..case import Case, Subject, Subjects, Target
 from ..modules import Net
-from ..subjects import Task
-from .memory import bytes_of_call
+from ..subjects import Task, bytes_of_call
 
 SMALL, LARGE = 10_000, 100_000
 ROWS = (
@@ -49,7 +48,6 @@ def per_step(task: Task, make: Callable[[], Subject]) -> Subject:
 
 
 def case(task: Task) -> Case:
-    """Return the case of one net."""
     net, targets = task.network, TARGETS
     compared: Subjects = {
         "forward": partial(subjects.forward, task),

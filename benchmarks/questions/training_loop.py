@@ -1,13 +1,10 @@
-"""Training loop: optimizer, checks, progress, single steps.
+"""Training loop: checks, logs, single steps.
 
-Descent with momentum updates the parameters at every step of a stream. An optimizer is compared
-with the same update written in an ``update_fn``. Checks of NaN and infinity, and a logged call, are
-compared with the call without them. That call is also compared with itself, by another learner, to
-show the noise. Single steps are compared with a jitted loop by hand.
+Descent with momentum updates the parameters at every step of a stream. Checks of NaN and infinity,
+and a logged call, are compared with the call without them. Single steps are compared with a jitted
+loop by hand.
 """
 
-import contextlib
-import io
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -21,18 +18,12 @@ from ..case import Case, Subject, Target
 from ..networks import NETWORKS
 from ..subjects import Task, learner_of, named, step_function
 
-WRITTEN, GIVEN, AGAIN = "update written out", "optimizer", "optimizer, once more"
-IGNORE, RAISE = "nonfinite='ignore'", "nonfinite='raise'"
-LOGGED, SHOWN = "log_every", "progress"
+GIVEN, IGNORE, LOGGED = "optimizer", "nonfinite='ignore'", "log_every"
 OWN, PURE, STEP = "own jitted loop, step", "pure function, jitted, step", "etrace_online, step"
 RATE, MOMENTUM = 1e-3, 0.9
 TARGETS = (
-    Target(GIVEN, WRITTEN, 1.03),
-    Target(AGAIN, GIVEN, None),
     Target(GIVEN, IGNORE, 1.03),
-    Target(RAISE, GIVEN, 1.02),
     Target(LOGGED, GIVEN, 1.02),
-    Target(SHOWN, GIVEN, 1.02),
     Target(STEP, OWN, 1.2),
     Target(PURE, OWN, 1.0),
     Target(STEP, GIVEN, None),
@@ -54,7 +45,6 @@ class Loop:
         self.start = jax.tree.map(jnp.copy, self.pure.state())
 
     def values(self) -> dict[Any, Any]:
-        """Return the parameters as they are now."""
         return {path: weight.value for path, weight in self.weights.items()}
 
     def begin(self) -> None:
@@ -81,22 +71,9 @@ class Loop:
 
 
 def stream(task: Task, **options: Any) -> Subject:
-    """Time a whole stream, learnt by the optimizer."""
+    """Time a whole stream."""
     loop = Loop(task)
-
-    def run() -> Any:
-        with contextlib.redirect_stderr(io.StringIO()):
-            return loop.learner.etrace_online(
-                *task.data, step_fn=loop.step_fn, optimizer=loop.optimizer, **options
-            )
-
-    return loop.subject(run)
-
-
-def written_out(task: Task) -> Subject:
-    """Time the same with the update written out."""
-    loop = Loop(task)
-    call = {"step_fn": loop.step_fn, "update_fn": loop.write}
+    call = {"step_fn": loop.step_fn, "optimizer": loop.optimizer, **options}
     return loop.subject(lambda: loop.learner.etrace_online(*task.data, **call))
 
 
@@ -166,13 +143,9 @@ def case(network: str, hidden: int, batch: int, steps: int, few: int = 200) -> C
     return Case(
         f"training_loop/{network},H={hidden},B={batch},T={steps}",
         {
-            WRITTEN: lambda: written_out(task),
             GIVEN: lambda: stream(task),
-            AGAIN: lambda: stream(task),
             IGNORE: lambda: stream(task, nonfinite="ignore"),
-            RAISE: lambda: stream(task, nonfinite="raise"),
             LOGGED: lambda: stream(task, log_every=every, on_log=lambda step, metrics: None),
-            SHOWN: lambda: stream(task, progress=True),
             OWN: lambda: own_loop(short),
             PURE: lambda: pure_step(short),
             STEP: lambda: single_calls(short),

@@ -13,8 +13,7 @@ from .. import handwritten_windows, subjects
 from ..case import Case, Subjects, Target
 from ..modules import Layers
 from ..networks import NETWORKS
-from ..subjects import Task, wait_for_states
-from .memory import bytes_of_call
+from ..subjects import Task, bytes_of_call, wait_for_states
 
 WINDOWS = (8, 16, 32)
 LIMITS = {("dense", 16): 1.4, ("dense", 32): 1.25, ("gru", 16): 1.6, ("gru", 32): 1.4}
@@ -39,7 +38,6 @@ def memory_over_limit(task: Task, window: int) -> float:
 
 
 def case(name: str, task: Task, windows: tuple[int, ...] = WINDOWS, quick: bool = False) -> Case:
-    """Return the case of one network."""
     compared: Subjects = {"BPTT": partial(subjects.bptt, task)}
     targets, facts = [], {}
     for window in windows:

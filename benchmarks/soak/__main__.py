@@ -17,9 +17,6 @@ from .. import machine, results
 from ..processes import PACKAGE, run_module
 from . import run
 
-POINTS = 40
-"""Samples of a process that are kept."""
-
 ENDS = {"interrupted": signal.SIGINT, "killed": signal.SIGKILL}
 """How the disturbed run is ended, in thirds of its steps."""
 
@@ -87,7 +84,6 @@ def run_stopped(folder: Path, options: argparse.Namespace) -> list[Verdict]:
 
 
 def finish(folder: Path, options: argparse.Namespace) -> None:
-    """Run a stream to its end."""
     status = process(folder, options).wait()
     if status:
         raise RuntimeError(f"a process of the run ended with {status}")
@@ -132,7 +128,6 @@ def of_outcomes(alone: dict[str, Any], stopped: dict[str, Any]) -> list[Verdict]
 
 
 def judge(folders: dict[str, Path]) -> dict[str, list[Verdict]]:
-    """Return the verdicts on each process, and on the outcomes."""
     found = {}
     for name, folder in folders.items():
         groups = itertools.groupby(samples(folder), key=lambda sample: sample["process"])
@@ -146,11 +141,6 @@ def outcome(folder: Path) -> dict[str, Any]:
     return found
 
 
-def thinned(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return some of the samples, and the last."""
-    return [*found[: -1 : max(1, len(found) // POINTS)], found[-1]]
-
-
 def show(judged: dict[str, list[Verdict]]) -> bool:
     """Print verdicts; return whether all hold."""
     for about, rows in judged.items():
@@ -162,7 +152,6 @@ def show(judged: dict[str, list[Verdict]]) -> bool:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what the command line asks for; return the exit status."""
     options = options_of(arguments)
     this = run_module("machine")
     with tempfile.TemporaryDirectory() as name:
@@ -174,7 +163,6 @@ def main(arguments: list[str] | None = None) -> int:
             "steps": options.steps,
             "verdicts": judged,
             "outcome": outcome(folders["left alone"]),
-            "samples": {what: thinned(samples(folder)) for what, folder in folders.items()},
         }
     path = options.out / f"{machine.file_name(this['name'])}.json"
     results.save(path, found)

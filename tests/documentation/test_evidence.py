@@ -53,8 +53,7 @@ def run_of(method, mean=0.9, spread=0.0, cell="leaky", **changed):
 
 
 def results_of(*found):
-    orders = (), tuple(formats.CELLS), tuple(formats.METHODS)
-    return results.sort([row for rows_ in found for row in rows_], orders, RATES)
+    return results.sort([row for rows_ in found for row in rows_])
 
 
 def entries(lines, *first):

@@ -62,7 +62,6 @@ def load_text(total: int) -> np.ndarray:
 
 
 def encoded(text: bytes) -> np.ndarray:
-    """Return the symbols of a text."""
     table = np.full(256, len(SYMBOLS), np.int32)
     for place, symbol in enumerate(SYMBOLS):
         table[[ord(symbol), ord(symbol.upper())]] = place

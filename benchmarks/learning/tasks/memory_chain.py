@@ -32,10 +32,5 @@ def memory_chain(length: int = 20) -> Task:
         return Batch(jnp.stack(columns, axis=-1), targets, is_asked)
 
     return Task(
-        *made_up(make),
-        outputs=3,
-        kind="rewards",
-        threshold=0.8,
-        truncations=(4, 10),
-        updates=500,
+        *made_up(make), outputs=3, kind="rewards", threshold=0.8, truncations=(4, 10), updates=500
     )

@@ -26,11 +26,7 @@ def gun_point() -> Task:
 
 
 def _task(
-    loader: str,
-    threshold: float,
-    truncations: tuple[int, int],
-    updates: int,
-    every: int = 1,
+    loader: str, threshold: float, truncations: tuple[int, int], updates: int, every: int = 1
 ) -> Task:
     load = getattr(optional_import("aeon.datasets", "evidence"), loader)
     splits = split(load(split="train"), load(split="test"), every)

@@ -57,7 +57,6 @@ class Series(NamedTuple):
 
 
 def load_series() -> list[Series]:
-    """Return the series."""
     from statsmodels.datasets import co2, elnino, sunspots
 
     return [

@@ -59,12 +59,10 @@ class Task:
 
     @property
     def length(self) -> int:
-        """Steps of a sequence."""
         return self._shape[0]
 
     @property
     def features(self) -> int:
-        """Size of a step's input."""
         return self._shape[2]
 
     def losses(self, outputs: jax.Array, targets: jax.Array) -> jax.Array:

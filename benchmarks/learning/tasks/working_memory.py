@@ -50,12 +50,7 @@ def adding_problem(length: int = 40) -> Task:
         return Batch(inputs, targets, _last(length, size, 1))
 
     return Task(
-        *made_up(make),
-        outputs=1,
-        kind="values",
-        threshold=0.9,
-        truncations=(5, 20),
-        updates=800,
+        *made_up(make), outputs=1, kind="values", threshold=0.9, truncations=(5, 20), updates=800
     )
 
 
