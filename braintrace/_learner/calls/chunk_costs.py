@@ -33,13 +33,9 @@ class Rates:
     Attributes
     ----------
     flop
-        Of a product over time and batch.
-    trace_flop
-        Of a product over time that is separate for every sample.
-    trace_byte
-        Of reading and writing a byte of the traces.
-    record_byte
-        Of a byte of residuals in memory instead of the caches.
+        Of a product.
+    byte
+        Of reading and writing a byte of the traces, or of residuals outside the caches.
     operation
         Of starting an operation.
     gather, gathered
@@ -47,39 +43,21 @@ class Rates:
     """
 
     flop: float
-    trace_flop: float
-    trace_byte: float
-    record_byte: float
+    byte: float
     operation: float
     gather: float
     gathered: float
 
 
-PROCESSOR = Rates(
-    flop=1e-11,
-    trace_flop=3.5e-11,
-    trace_byte=3e-10,
-    record_byte=3e-10,
-    operation=1.8e-7,
-    gather=1e-8,
-    gathered=4e-10,
-)
-"""Set by hand after fits to the processor time of gradients on two cores with AVX-512: recurrent,
-gated and linear cells in one to four layers of 64 to 1024 units, with 1 to 128 samples of 64 to
-2048 steps, from zero or carried traces, in chunks of 8 steps to all. The last two are from SDDMMs
-with 10^6 entries and 16 to 128 steps."""
+PROCESSOR = Rates(flop=2e-11, byte=2e-10, operation=1.8e-7, gather=1e-8, gathered=4e-10)
+"""Of the processor time of gradients on two cores of an AMD EPYC, traces carried on: chunks of 8 to
+256 steps, two GRU layers of 128 units (64 samples), three of 256, four leaky layers of 256 (64), an
+LSTM of 256, four LRU layers of 128 (32 each), and an MGU of 128 (16). With these rates, the chosen
+chunk takes at most 5 % more than the best one. The last two are from SDDMMs with 10^6 entries and
+16 to 128 steps."""
 
-ACCELERATOR = Rates(
-    flop=3e-14,
-    trace_flop=6e-14,
-    trace_byte=2e-12,
-    record_byte=0.0,
-    operation=5e-6,
-    gather=0.0,
-    gathered=4e-12,
-)
-"""Orders of magnitude, not measured: JAX reuses the memory of a GPU, and starting a small operation
-there takes longer than running it."""
+ACCELERATOR = Rates(flop=5e-14, byte=2e-12, operation=5e-6, gather=0.0, gathered=4e-12)
+"""Orders of magnitude, not measured: starting a small operation takes longer than running it."""
 
 OPERATIONS_OF_CHUNK = 80
 """Number of operations of a chunk outside its steps, per operation of a step."""
@@ -146,15 +124,15 @@ class Work:
         of_chunk = OPERATIONS_OF_CHUNK * self.operations * rates.operation
         recorded = self.memory(steps, chunk, from_zero)
         outside_caches = min(1.0, recorded / CACHES)
-        of_transition = 2 * self.state_size * self.trace_entries * rates.trace_flop
+        of_transition = 2 * self.state_size * self.trace_entries * rates.flop
         return (
             steps * of_step
             + entering * self.state_size * self.flops * rates.flop
             + updates * of_transition
             + chunks * of_chunk
-            + updates * self.trace_bytes * rates.trace_byte
-            + entering * 2 * self.trace_entries * rates.trace_flop
-            + steps * recorded / chunk * outside_caches * rates.record_byte
+            + updates * self.trace_bytes * rates.byte
+            + entering * 2 * self.trace_entries * rates.flop
+            + steps * recorded / chunk * outside_caches * rates.byte
             + self.gathered * (chunks * rates.gather + steps * rates.gathered)
         )
 
