@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from assertions import assert_gradients_close
+from backpropagation import of_squares
 from jax.ad_checkpoint import checkpoint_name
 
 import braintrace
@@ -191,15 +192,8 @@ def gradients(learner, chunk_size=2, reduction="sum"):
 
 
 @functools.cache
-def backpropagated(make, reduction=jnp.sum):
-    model = make()
-    brainstate.nn.init_all_states(model, batch_size=BATCH)
-
-    def loss():
-        return reduction(brainstate.transform.for_loop(lambda x: jnp.sum(model(x) ** 2), XS))
-
-    gradient = brainstate.transform.grad(loss, model.states(brainstate.ParamState))
-    return brainstate.transform.jit(gradient)()
+def backpropagated(make, reduction="sum"):
+    return of_squares(make(), XS, batch_size=BATCH, reduction=getattr(jnp, reduction))
 
 
 @pytest.mark.core
@@ -275,7 +269,7 @@ def test_states_that_nobody_reads_get_the_ordinary_gradient(name, reduction, chu
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         learner = braintrace.compile(make(), "d_rtrl", XS[0], batch_size=BATCH, strict=True)
-    expected = backpropagated(make, getattr(jnp, reduction))
+    expected = backpropagated(make, reduction)
     assert_gradients_close(gradients(learner, chunk_size, reduction), expected, 1e-10)
 
 

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from assertions import assert_gradients_close
-from drivers import calls_gradient, named, stream_gradient, weights_of
+from backpropagation import backpropagated
+from drivers import calls_gradient, named, stream_gradient
 from jax.experimental import io_callback
 from readouts import data, values
 from rules import options_of
@@ -124,15 +125,11 @@ def loss_of(output, target):
 def bptt(kind):
     """The gradient of the summed loss, of a model that is given the answers."""
     model, (xs, targets) = Net(kind), data()
-    brainstate.nn.init_all_states(model, batch_size=BATCH)
 
-    def total():
-        def step(x, given, target):
-            return loss_of(model(x, given), target)
+    def loss(model, x, given, target):
+        return loss_of(model(x, given), target)
 
-        return brainstate.transform.for_loop(step, xs, answers(kind), targets).sum()
-
-    return named(brainstate.transform.jit(brainstate.transform.grad(total, weights_of(model)))())
+    return named(backpropagated(model, loss, xs, answers(kind), targets, batch_size=BATCH))
 
 
 def learner_of(kind, algorithm="d_rtrl", host=None, **options):

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import saiunit as u
+from backpropagation import backpropagated
 from matrices import csr
 
 import braintrace
@@ -40,18 +41,6 @@ def plain_energy(v):
     return energy(v / u.mV)
 
 
-def backpropagated(loss, unit_aware):
-    model = Membrane()
-    brainstate.nn.init_all_states(model, batch_size=2)
-
-    def total():
-        return brainstate.transform.for_loop(lambda x: loss(model(x)), INPUTS).sum()
-
-    parameters = model.states(brainstate.ParamState)
-    gradient = brainstate.transform.grad(total, parameters, unit_aware=unit_aware)
-    return brainstate.transform.jit(gradient)()
-
-
 def online(loss, unit_aware, driver):
     learner = braintrace.compile(Membrane(), "d_rtrl", INPUTS[0], batch_size=2)
     if driver == "sequence":
@@ -82,7 +71,9 @@ def online(loss, unit_aware, driver):
     ("loss", "unit_aware"), [(plain_energy, False), (plain_energy, True), (energy, True)]
 )
 def test_gradients_have_the_units_of_backpropagation(loss, unit_aware, driver):
-    expected = backpropagated(loss, unit_aware)
+    expected = backpropagated(
+        Membrane(), lambda model, x: loss(model(x)), INPUTS, batch_size=2, unit_aware=unit_aware
+    )
     found = online(loss, unit_aware, driver)
     assert set(found) == set(expected)
     for path, gradient in expected.items():

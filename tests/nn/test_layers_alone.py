@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from assertions import assert_gradients_close
+from backpropagation import of_squares
 from brainstate.nn import _normalizations as normalizations
 from nn_swaps import SWAPS
 
@@ -138,17 +139,7 @@ def test_a_layer_learns_as_by_backpropagation(name, way, monkeypatch):
                 "_compute_stats",
                 lambda *given, **options: jax.lax.stop_gradient(statistics(*given, **options)),
             )
-        assert_gradients_close(found, backpropagated(model, xs), 1e-10, name)
-
-
-def backpropagated(model, xs):
-    brainstate.nn.init_all_states(model, batch_size=BATCH)
-    weights = model.states(brainstate.ParamState)
-
-    def loss():
-        return (brainstate.transform.for_loop(model, xs) ** 2).sum()
-
-    return brainstate.transform.jit(brainstate.transform.grad(loss, weights))()
+        assert_gradients_close(found, of_squares(model, xs, batch_size=BATCH), 1e-10, name)
 
 
 @pytest.mark.filterwarnings("ignore:brainevent.* is deprecated:DeprecationWarning")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import saiunit as u
 from assertions import assert_gradients_close
+from backpropagation import of_squares
 
 import braintrace
 from braintrace import nn
@@ -85,18 +86,6 @@ def inputs():
     return jnp.asarray(np.random.default_rng(1).standard_normal((STEPS, BATCH, INPUTS)))
 
 
-def bptt(model, xs):
-    """Gradient of the summed losses by backpropagation, and their sum."""
-    brainstate.nn.init_all_states(model, batch_size=BATCH)
-    parameters = model.states(brainstate.ParamState)
-
-    def sequence_loss():
-        return (brainstate.transform.for_loop(model, xs) ** 2).sum()
-
-    loss = brainstate.transform.grad(sequence_loss, parameters, return_value=True)
-    return brainstate.transform.jit(loss)()
-
-
 @pytest.mark.by_day("LIF, hard reset", "LIF, MultiGaussianGrad")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_d_rtrl_equals_bptt(name):
@@ -106,7 +95,7 @@ def test_d_rtrl_equals_bptt(name):
     assert not [d for d in learner.graph.diagnostics if d.level == "warning"]
     found = learner.etrace_grad(xs, step_fn=lambda x: (learner(x) ** 2).sum(), reduction="sum")
 
-    expected, value = bptt(model, xs)
+    expected, value = of_squares(model, xs, batch_size=BATCH, return_value=True)
     assert value > 0.01  # they spike
     assert all(np.abs(leaf).max() > 1e-6 for leaf in jax.tree.leaves(expected))
     assert_gradients_close(found, expected, 1e-9, name)
@@ -233,7 +222,9 @@ def test_projections_learn_unmarked(currents, rule, monkeypatch):
         )
 
     found, before = gradients()
-    expected, value = bptt(Projected(currents, cut=rule == "d_rtrl"), xs)
+    expected, value = of_squares(
+        Projected(currents, cut=rule == "d_rtrl"), xs, batch_size=BATCH, return_value=True
+    )
     assert value > 0.1  # they spike
     np.testing.assert_allclose(before.sum(), value)
     assert_gradients_close(found, expected, 1e-9)

@@ -4,11 +4,11 @@ import dataclasses
 import itertools
 import warnings
 
-import brainstate
 import compilation
 import jax
 import numpy as np
 import pytest
+from backpropagation import backpropagated
 from exactness import MODELS, RULES, promises
 from public_names import PUBLIC
 
@@ -146,16 +146,12 @@ def many_draws(rule, model):
 @compilation.cache
 def bptt(model):
     """The gradient of the whole sequence, by reverse mode through it."""
+
+    def step(module, x, y):
+        return loss(module(x), y)
+
     module = MODELS[model].module()
-    brainstate.nn.init_all_states(module, batch_size=BATCH)
-    xs, targets = data(model)
-
-    def total():
-        steps = brainstate.transform.for_loop(lambda x, y: loss(module(x), y), xs, targets)
-        return steps.sum()
-
-    weights = module.states(brainstate.ParamState)
-    return leaves(brainstate.transform.jit(brainstate.transform.grad(total, weights))())
+    return leaves(backpropagated(module, step, *data(model), batch_size=BATCH))
 
 
 def leaves(gradients):

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from assertions import assert_gradients_close
+from backpropagation import of_squares
 from drivers import named, weights_of
 
 import braintrace
@@ -83,10 +84,7 @@ def loss(model):
 )
 def test_equals_backpropagation(chunk_sizes):
     model, plain = Extremes(REDUCTIONS), Extremes(SELECTIONS)
-    brainstate.nn.init_all_states(plain, batch_size=BATCH)
-    expected = brainstate.transform.grad(
-        lambda: brainstate.transform.for_loop(loss(plain), data()).sum(), weights_of(plain)
-    )()
+    expected = of_squares(plain, data(), batch_size=BATCH)
     learner = braintrace.compile(model, "d_rtrl", data()[0], batch_size=BATCH)
     step = loss(learner)
     for chunk_size in chunk_sizes:
@@ -112,10 +110,7 @@ def test_equal_candidates_share_the_derivative():
             return self.h.value
 
     model, plain = Pooled(None), Pooled(None)
-    brainstate.nn.init_all_states(plain, batch_size=BATCH)
-    expected = brainstate.transform.grad(
-        lambda: brainstate.transform.for_loop(loss(plain), data()[:5]).sum(), weights_of(plain)
-    )()
+    expected = of_squares(plain, data()[:5], batch_size=BATCH)
     learner = braintrace.compile(model, "d_rtrl", data()[0], batch_size=BATCH)
     found = learner.etrace_grad(data()[:5], step_fn=loss(learner), reduction="sum", chunk_size=2)
     assert_gradients_close(named(found), named(expected), 1e-5)

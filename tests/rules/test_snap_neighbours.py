@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import references
 from assertions import assert_gradients_close, assert_gradients_differ
+from backpropagation import backpropagated
 from drivers import build_learner, sequence_gradient
 from matrices import csr
 
@@ -212,15 +213,8 @@ class Positions(brainstate.nn.Module):
 def test_operations_at_several_positions():
     """Which are rows of one operation: of the same sample, one after the other."""
     xs = jnp.asarray(np.random.default_rng(3).integers(0, INPUTS, (STEPS, BATCH, 2)))
-    model = Positions()
-    brainstate.nn.init_all_states(model, batch_size=BATCH)
-    weights = model.states(brainstate.ParamState)
-
-    def total():
-        return jnp.sum(brainstate.transform.for_loop(lambda x: loss(model.update(x)), xs))
-
-    expected = brainstate.transform.jit(brainstate.transform.grad(total, weights))()
-    learner = braintrace.compile(model, "snap", xs[0], batch_size=BATCH, n=2)
+    expected = backpropagated(Positions(), lambda model, x: loss(model(x)), xs, batch_size=BATCH)
+    learner = braintrace.compile(Positions(), "snap", xs[0], batch_size=BATCH, n=2)
     found = learner.etrace_grad(xs, step_fn=lambda x: loss(learner(x)), reduction="sum")
     assert_gradients_close(found, expected, 1e-5)
 
