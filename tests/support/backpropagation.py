@@ -3,19 +3,18 @@
 import functools
 
 import brainstate
-import jax.numpy as jnp
 
 
-def backpropagated(model, loss, *sequences, batch_size=None, reduction=jnp.sum, **options):
+def backpropagated(model, loss, *sequences, batch_size=None, reduction="sum", **options):
     """{path: gradient of the reduced losses} of a model whose states are initialised first.
 
-    loss: ``(model, x, ...) -> scalar``, of one step. options: of `brainstate.transform.grad`.
+    loss: ``(model, x, ...) -> scalar``, of one step. reduction: a method of the losses. options: of `brainstate.transform.grad`.
     """
     brainstate.nn.init_all_states(model, batch_size=batch_size)
 
     def total():
         losses = brainstate.transform.for_loop(functools.partial(loss, model), *sequences)
-        return reduction(losses)
+        return getattr(losses, reduction)()
 
     weights = model.states(brainstate.ParamState)
     gradient = brainstate.transform.grad(total, weights, check_states=False, **options)
