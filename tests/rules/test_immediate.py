@@ -17,66 +17,23 @@ from single_steps import BATCH, LENGTH, plain_gradient
 
 import braintrace
 
-NAMES = (
-    "LearntLeak",
-    "ALIFLateThreshold",
-    "LSTMFused",
-    "TwoLayers",
-    "GRU",
-    "LayerNormRNN",
-    "PlainInputRNN",
-    "LeakyWithBypass",
-)
 MASK = np.float32([1, 0, 2, 0.5, 1, 0])
-ALL_AT_3 = np.arange(LENGTH) == 3
 SOME = np.stack([np.arange(LENGTH) == 2, np.arange(LENGTH) % 4 == 1], axis=1)
+RUNS = {1: {}, 4: {"mask": MASK}, LENGTH: {"reset": SOME}}
 
 
-BY_RECORDS = ("LSTMFused", "TwoLayers", "ALIFLateThreshold")
-"""Models of which a rule from outside the package learns all, by the records of a step."""
-
-
-each_model_and_rule = pytest.mark.parametrize(
-    ("case", "rule"),
-    [
-        pytest.param(catalogue.BY_NAME[name], rule, id=f"{name}-{rule.names[0]}")
-        for rule, names in {braintrace.Immediate: NAMES, NoPast: BY_RECORDS}.items()
-        for name in names
-    ],
-)
-
-
-@pytest.mark.by_day(
-    "LearntLeak-immediate-batch axis-2 and 6",
-    "ALIFLateThreshold-immediate-mapped-6 alone",
-    "TwoLayers-immediate-mapped-1 and 4",
-    "PlainInputRNN-immediate-batch axis-1 and 4",
-)
-@pytest.mark.parametrize(
-    "some",
-    [(1, 4), (2, LENGTH), (LENGTH,), (1, 2, 4, LENGTH)],
-    ids=["1 and 4", "2 and 6", "6 alone", "all"],
-)
+@pytest.mark.by_day("immediate-ALIFLateThreshold-mapped", "no_past-TwoLayers-batch axis")
 @pytest.mark.parametrize("style", ["batch axis", "mapped"])
-@each_model_and_rule
-def test_the_gradient_of_a_sequence(case, rule, style, some):
-    learner = build_learner(case, rule.names[0], style, BATCH)
-    data = case.sequences(BATCH, LENGTH)
-    runs = {1: {}, 4: {"mask": MASK}, LENGTH: {"reset": SOME}}
-    if style == "batch axis":
-        runs |= {2: {"reset": ALL_AT_3, "mask": MASK}}
-    runs = {chunk: runs[chunk] for chunk in some if chunk in runs}
-    for chunk_size, options in runs.items():
+@pytest.mark.parametrize("name", ["LSTMFused", "TwoLayers", "ALIFLateThreshold"])
+@pytest.mark.parametrize("rule", ["immediate", NoPast.names[0]])
+def test_masks_and_resets_and_a_rule_from_outside_the_package(rule, name, style):
+    """All models without these are in `test_catalogue`."""
+    case = catalogue.BY_NAME[name]
+    learner, data = build_learner(case, rule, style, BATCH), case.sequences(BATCH, LENGTH)
+    for chunk_size, options in RUNS.items():
         learner.reset_state(BATCH)
         found = sequence_gradient(learner, case, *data, chunk_size=chunk_size, **options)
-        context = f"{case.name}, chunks of {chunk_size}, {list(options)}"
-        assert_gradients_close(found, plain_gradient(case, **options), 1e-5, context)
-
-
-# --- truncated backpropagation through time ------------------------------------------------------
-
-
-# --- what it tells and keeps ---------------------------------------------------------------------
+        assert_gradients_close(found, plain_gradient(case, **options), 1e-5, str(options))
 
 
 def test_it_reports_and_saves_no_trace():

@@ -8,7 +8,9 @@ import brainstate
 def backpropagated(model, loss, *sequences, batch_size=None, reduction="sum", **options):
     """{path: gradient of the reduced losses} of a model whose states are initialised first.
 
-    loss: ``(model, x, ...) -> scalar``, of one step. reduction: a method of the losses. options: of `brainstate.transform.grad`.
+    loss: ``(model, x, ...) -> scalar``, of one step.
+    reduction: a method of the losses.
+    options: of `brainstate.transform.grad`.
     """
     brainstate.nn.init_all_states(model, batch_size=batch_size)
 
