@@ -25,6 +25,9 @@ from ._shown import is_endless as is_endless
 from ._shown import is_quantity as is_quantity
 from ._shown import is_state as is_state
 from ._shown import shown as shown
+from ._signatures import leaf_names as leaf_names
+from ._signatures import parameter_names as parameter_names
+from ._signatures import signature_of
 from ._typing import Path
 
 LARGEST = 2**63
@@ -151,7 +154,7 @@ def check_takes(name: str, function: Any, arguments: Sequence[Any], what: str) -
         If it is not a function, or does not accept the arguments.
     """
     check_option(name, function, FUNCTION)
-    if (signature := _signature(function)) is None:
+    if (signature := signature_of(function)) is None:
         return
     try:
         signature.bind(*arguments)
@@ -159,13 +162,6 @@ def check_takes(name: str, function: Any, arguments: Sequence[Any], what: str) -
         raise OptionError(
             f"`{name}` takes {signature}, but is called with {what}: {error}."
         ) from error
-
-
-def _signature(function: Any) -> inspect.Signature | None:
-    try:
-        return inspect.signature(function)
-    except (TypeError, ValueError):  # functions written in C may have no signature
-        return None
 
 
 def common_length(shapes: Sequence[tuple[int, ...]], what: str) -> int:
@@ -321,38 +317,6 @@ def check_tree(name: str, tree: Any, where: str = "") -> None:
         raise DtypeError(
             f"{where}`{name}` is {shown(tree)}; expected a pytree: {error}."
         ) from error
-
-
-def parameter_names(function: Any, count: int) -> list[str]:
-    """Return the names of the first positional arguments of a function.
-
-    Examples
-    --------
-    >>> parameter_names(lambda x, *rest: x, 3)
-    ['x', 'rest[0]', 'rest[1]']
-    """
-    kinds = inspect.Parameter
-    names: list[str] = []
-    signature = _signature(function)
-    for parameter in signature.parameters.values() if signature else ():
-        if parameter.kind is kinds.VAR_POSITIONAL:
-            names += [f"{parameter.name}[{index}]" for index in range(count - len(names))]
-        elif parameter.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD):
-            names.append(parameter.name)
-    return names[:count]
-
-
-def leaf_names(names: Sequence[str], arguments: Any) -> tuple[str, ...]:
-    """Return the name of every leaf of named arguments.
-
-    Examples
-    --------
-    >>> leaf_names(["x", "y"], ({"a": 1.0}, 2.0))
-    ("x['a']", 'y')
-    """
-    paths = (path for path, _ in jax.tree_util.tree_leaves_with_path(arguments))
-    keystr = jax.tree_util.keystr
-    return tuple(f"{names[path[0].idx]}{keystr(path[1:])}" for path in paths)
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:

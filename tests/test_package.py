@@ -27,12 +27,14 @@ ROOT = pathlib.Path(__file__).parent.parent
 ROOMS = [
     "_jax_derivatives",
     "_jax_devices",
+    "_jax_primitives",
     "_jax",
     "_errors",
     "_optional",
     "_typing",
     "_tables",
     "_shown",
+    "_signatures",
     "_arguments",
     "_foreign",
     "_interrupts",
@@ -62,6 +64,7 @@ PRIVATE = {
         "_jax.py",
         "_jax_derivatives.py",
         "_jax_devices.py",
+        "_jax_primitives.py",
     ): r"jax\.(core|extend|interpreters)\b|(jax|jaxlib|saiunit)(\.\w+)*\._",
     ("_brainstate.py",): (
         r"brainstate(\.\w+)*\.(_|StateTraceStack\b|transform\.StatefulFunction\b)"

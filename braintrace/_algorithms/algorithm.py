@@ -1,19 +1,16 @@
 """Base class of the learning algorithms: a model, its compiled graph and its traces."""
 
 import abc
-import contextlib
 import dataclasses
 from typing import Any, ClassVar
 
 import brainstate
-import jax.numpy as jnp
 
-from .._arguments import BATCH_SIZE, FLOATING, MODEL, NAME, check_option
-from .._brainstate import ConstructorSignature, is_watched
+from .._arguments import FLOATING, MODEL, NAME, check_option
+from .._brainstate import ConstructorSignature
 from .._compiler import CompilerOptions, publish
 from .._core import outliving, pack, pairs_of, starting_traces
-from .._errors import LostTracesError, NotCompiledError, NotInitializedError, OptionError
-from .._foreign import in_words
+from .._errors import NotCompiledError, NotInitializedError
 from .._graph import FILTERS, ETraceGraph, TraceMethod, Traces
 from .._interrupts import uninterrupted
 from .._rules import eligibility
@@ -23,22 +20,19 @@ from .._runtime.compiled_step import CompiledStep
 from .._runtime.environment.mesh import on_automatic_axes
 from .._runtime.environment.threads import lock_of, one_thread_at_a_time
 from .._runtime.on_mesh import arrays_on, moved_traces, place_states
-from .._runtime.program import OwnStates, write_values
-from .._runtime.resets import RequestedResets, check_where, reset_samples
+from .._runtime.program import OwnStates
+from .._runtime.resets import RequestedResets
 from .._runtime.states.found_states import FoundStates
-from .._runtime.states.initial_values import (
-    InitialFunction,
-    check_init_options,
-    failed_init,
-)
-from .._runtime.states.model_states import States, of_kind, short_term, values_by_path
-from .._runtime.states.old_states import StepMark, started
+from .._runtime.states.initial_values import InitialFunction
+from .._runtime.states.model_states import States, of_kind, short_term
+from .._runtime.states.old_states import StepMark
 from .._runtime.step_data import first_step
 from .._runtime.stepping import run_call
 from .._runtime.traces import EligibilityTraces, ReadoutFilter, start_of_filter
 from .._sharding import Division, Placement
 from .._typing import Path
 from .other_names import get_etrace_of, init_etrace_state
+from .reset import reset_state
 from .window_option import Window, window_of_options
 
 
@@ -287,6 +281,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
 
     init_etrace_state = init_etrace_state
     get_etrace_of = get_etrace_of
+    reset_state = reset_state
 
     @one_thread_at_a_time
     @on_automatic_axes
@@ -310,16 +305,6 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         """
         going_on = {key: before[key] for key in outliving(self.compiled.trace_specs)}
         return {**self.zero_traces(), **going_on}
-
-    def _reset_traces(self) -> None:
-        for leaf in self.compiled.graph.traced.filters:
-            self.filters[leaf.name].value = start_of_filter(leaf)
-        if outliving(self.compiled.trace_specs):
-            with contextlib.suppress(LostTracesError):  # a lost random stream is reset
-                fresh = pack(self.started_anew(self.traces.value), self.traces.pairs)
-                self.traces.carried.leave(lambda: fresh)
-                return
-        self.leave_starting_traces()
 
     def leave_starting_traces(self) -> None:
         """Set the traces to the initial traces of the first sequence."""
@@ -350,68 +335,6 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         mark = lambda: self.step_mark  # noqa: E731 (it is seldom read)
         followed = {path: states[path] for path in self.compiled.followed}
         return OwnStates(self.traces.carried, mark, followed)
-
-    @one_thread_at_a_time
-    @on_automatic_axes
-    def reset_state(
-        self, batch_size: int | None = None, *, where: Any = None, **kwargs: Any
-    ) -> None:
-        """Start a new sequence: reset states to their initial values, and traces to zero.
-
-        You can call it in your own loop (also inside ``brainstate.transform.jit``, ``for_loop`` and
-        ``cond``), between calls of a learner, and in the ``update_fn`` of `etrace_online`, where
-        the new sequence starts with the next step.
-
-        Parameters
-        ----------
-        batch_size
-            Argument of the model's ``init_state``; ``None``: the current size of the states. A new
-            size compiles the model again.
-        where
-            Booleans ``(batch,)``: the samples that are reset. Other samples continue. States
-            without a batch axis continue unless all flags are set. ``None``: all samples.
-        **kwargs
-            Options that an ``init_state`` of the model or of one of its modules declares by name.
-
-        Raises
-        ------
-        ShapeError
-            If ``batch_size`` is ``None`` and ``init_state`` returns other shapes than the states
-            have, or if the shape of ``where`` does not fit them.
-        OptionError
-            For a name that no ``init_state`` declares; for ``where`` together with ``batch_size``;
-            if samples that share an input are reset separately (`ES_D_RTRL`); in ``update_fn``, for
-            another batch size or options of ``init_state``.
-        """
-        check_option("batch_size", batch_size, BATCH_SIZE)
-        if self.requested_resets.is_collecting:
-            now = values_by_path(self.short_term_states)
-            self.requested_resets.ask(now, self.graph, batch_size, where, kwargs)
-            return
-        check_init_options(self.model, kwargs)
-        caught_up(self)
-        if where is not None:
-            self._reset_samples(batch_size, where, kwargs)
-            return
-        if self.samples_of_model is not None and batch_size is not None:
-            self.samples_of_model = batch_size
-        with in_words(OptionError, lambda: failed_init(self.model, batch_size, kwargs)):
-            compiled, states = self.compiled_model, self.found_states(self.model)
-            fresh = compiled.initial_values(self.model, states, batch_size, kwargs)
-            fresh = started(fresh, self.step_mark.value)
-        with uninterrupted:
-            if is_watched():
-                write_values([self.step_mark], [jnp.zeros(())])
-            self._compiled = compiled.moved_to(self.model, self.analysed, states, fresh, batch_size)
-            self._reset_traces()
-            place_states(self.placement, self.states_of_model)
-
-    def _reset_samples(self, batch_size: int | None, where: Any, options: dict[str, Any]) -> None:
-        states = self.states_of_model
-        flags = check_where(where, self.graph, values_by_path(short_term(states)), batch_size)
-        fresh = started(self.initial_values(states, **options), self.step_mark.value)
-        reset_samples(self.compiled, states, self.store(states), fresh, flags)
-        place_states(self.placement, states)
 
     def initial_values(
         self, states: States, batch_size: int | None = None, /, **kwargs: Any

@@ -62,14 +62,7 @@ from .forecast import (
 from .given_state import GivenState
 from .methods.requests import request_of
 from .state.batched import BatchedLearner
-from .state.learner_state import (
-    BY_PATH,
-    LearnerState,
-    Places,
-    check_like,
-    places_of,
-    states_in,
-)
+from .state.learner_state import BY_PATH, LearnerState, Places, check_like, places_of, states_in
 
 
 class FunctionalLearner:

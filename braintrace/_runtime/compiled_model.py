@@ -28,13 +28,7 @@ from .on_mesh import divided
 from .states.attributes import Attributes, attributes_of
 from .states.batch_axes import arguments_for_batch, example_arguments
 from .states.initial_values import InitialFunction, InitialValues, Shapes, shapes_of
-from .states.model_states import (
-    States,
-    all_states,
-    short_term,
-    values_by_path,
-    write_by_path,
-)
+from .states.model_states import States, all_states, short_term, values_by_path, write_by_path
 from .states.recent import Recent
 
 MOST_STEPS = 32

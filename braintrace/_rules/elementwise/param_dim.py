@@ -41,12 +41,7 @@ from ..._core.products.complex_packing import (
     unpack,
 )
 from ..._core.products.direct import add, direct_gradient, input_of, like
-from ..._core.products.overwriting import (
-    known_after,
-    not_before,
-    overwritten,
-    readers_first,
-)
+from ..._core.products.overwriting import known_after, not_before, overwritten, readers_first
 from ..._core.products.products import (
     PLAIN,
     SELECTING,

@@ -1,0 +1,102 @@
+"""Start of a new sequence: the method ``reset_state`` of the algorithms."""
+
+import contextlib
+from typing import Any
+
+import jax.numpy as jnp
+
+from .._arguments import BATCH_SIZE, check_option
+from .._brainstate import is_watched
+from .._core import outliving, pack
+from .._errors import LostTracesError, OptionError
+from .._foreign import in_words
+from .._interrupts import uninterrupted
+from .._runtime.changes import caught_up
+from .._runtime.environment.mesh import on_automatic_axes
+from .._runtime.environment.threads import one_thread_at_a_time
+from .._runtime.on_mesh import place_states
+from .._runtime.program import write_values
+from .._runtime.resets import check_where, reset_samples
+from .._runtime.states.initial_values import check_init_options, failed_init
+from .._runtime.states.model_states import short_term, values_by_path
+from .._runtime.states.old_states import started
+from .._runtime.traces import start_of_filter
+
+
+@one_thread_at_a_time
+@on_automatic_axes
+def reset_state(
+    algorithm: Any, batch_size: int | None = None, *, where: Any = None, **kwargs: Any
+) -> None:
+    """Start a new sequence: reset states to their initial values, and traces to zero.
+
+    You can call it in your own loop (also inside ``brainstate.transform.jit``, ``for_loop`` and
+    ``cond``), between calls of a learner, and in the ``update_fn`` of `etrace_online`, where
+    the new sequence starts with the next step.
+
+    Parameters
+    ----------
+    batch_size
+        Argument of the model's ``init_state``; ``None``: the current size of the states. A new
+        size compiles the model again.
+    where
+        Booleans ``(batch,)``: the samples that are reset. Other samples continue. States
+        without a batch axis continue unless all flags are set. ``None``: all samples.
+    **kwargs
+        Options that an ``init_state`` of the model or of one of its modules declares by name.
+
+    Raises
+    ------
+    ShapeError
+        If ``batch_size`` is ``None`` and ``init_state`` returns other shapes than the states
+        have, or if the shape of ``where`` does not fit them.
+    OptionError
+        For a name that no ``init_state`` declares; for ``where`` together with ``batch_size``;
+        if samples that share an input are reset separately (`ES_D_RTRL`); in ``update_fn``, for
+        another batch size or options of ``init_state``.
+    """
+    check_option("batch_size", batch_size, BATCH_SIZE)
+    if algorithm.requested_resets.is_collecting:
+        now = values_by_path(algorithm.short_term_states)
+        algorithm.requested_resets.ask(now, algorithm.graph, batch_size, where, kwargs)
+        return
+    check_init_options(algorithm.model, kwargs)
+    caught_up(algorithm)
+    if where is not None:
+        _reset_samples(algorithm, batch_size, where, kwargs)
+        return
+    if algorithm.samples_of_model is not None and batch_size is not None:
+        algorithm.samples_of_model = batch_size
+    with in_words(OptionError, lambda: failed_init(algorithm.model, batch_size, kwargs)):
+        compiled, states = algorithm.compiled_model, algorithm.found_states(algorithm.model)
+        fresh = compiled.initial_values(algorithm.model, states, batch_size, kwargs)
+        fresh = started(fresh, algorithm.step_mark.value)
+    with uninterrupted:
+        if is_watched():
+            write_values([algorithm.step_mark], [jnp.zeros(())])
+        algorithm._compiled = compiled.moved_to(
+            algorithm.model, algorithm.analysed, states, fresh, batch_size
+        )
+        _reset_traces(algorithm)
+        place_states(algorithm.placement, algorithm.states_of_model)
+
+
+def _reset_samples(
+    algorithm: Any, batch_size: int | None, where: Any, options: dict[str, Any]
+) -> None:
+    states = algorithm.states_of_model
+    flags = check_where(where, algorithm.graph, values_by_path(short_term(states)), batch_size)
+    fresh = started(algorithm.initial_values(states, **options), algorithm.step_mark.value)
+    reset_samples(algorithm.compiled, states, algorithm.store(states), fresh, flags)
+    place_states(algorithm.placement, states)
+
+
+def _reset_traces(algorithm: Any) -> None:
+    for leaf in algorithm.compiled.graph.traced.filters:
+        algorithm.filters[leaf.name].value = start_of_filter(leaf)
+    if outliving(algorithm.compiled.trace_specs):
+        with contextlib.suppress(LostTracesError):  # a lost random stream is reset
+            fresh = pack(algorithm.started_anew(algorithm.traces.value), algorithm.traces.pairs)
+            algorithm.traces.carried.leave(lambda: fresh)
+            return
+    algorithm.leave_starting_traces()
