@@ -450,6 +450,7 @@ def test_state_written_from_what_is_differentiated():
 
     both = {"code": code, "w": model.w}
     refused_with_learned_start(loss, both)
+    refused_with_learned_start(lambda: squared(learner) + loss(), both)
     stopped = brainstate.transform.grad(lambda: loss(jax.lax.stop_gradient), both)()
     np.testing.assert_array_equal(stopped["code"], 0)
     alone = brainstate.transform.grad(loss, code)()
