@@ -32,7 +32,7 @@ from .._runtime.traces import EligibilityTraces, ReadoutFilter, start_of_filter
 from .._sharding import Division, Placement
 from .._typing import Path
 from .other_names import get_etrace_of, init_etrace_state
-from .reset import reset_state
+from .reset_state import reset_state
 from .window_option import Window, window_of_options
 
 
@@ -298,7 +298,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         """Return the initial traces of the first sequence."""
         return arrays_on(self.placement, starting_traces(self.compiled.trace_specs))
 
-    def started_anew(self, before: Traces) -> Traces:
+    def traces_after_reset(self, before: Traces) -> Traces:
         """Return the initial traces of a sequence, given the traces of the sequence before.
 
         Each trace is a separate array, in the arguments and in the result.

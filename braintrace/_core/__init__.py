@@ -1,9 +1,9 @@
 """Numerics of steps and chunks: pure functions of a compiled model and arrays."""
 
-from .jacobian.gates import CarriedSpecs as CarriedSpecs
-from .jacobian.gates import is_like as is_like
-from .jacobian.gates import one_by_one as one_by_one
-from .jacobian.gates import side_by_side as side_by_side
+from .gates import CarriedSpecs as CarriedSpecs
+from .gates import is_like as is_like
+from .gates import joined_gates as joined_gates
+from .gates import split_gates as split_gates
 from .jacobian.jacobians import Inputs as Inputs
 from .jacobian.jacobians import operands as operands
 from .layout import fans_over_samples as fans_over_samples

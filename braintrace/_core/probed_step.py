@@ -25,7 +25,7 @@ from .._jax import Atom, Var, is_var, struct_of, zeros_mapped_like
 from .._jaxpr import evaluate
 from .._typing import PyTree
 from .jacobian.jacobians import Inputs, with_weights
-from .jacobian.one_way import one_way_rules
+from .jacobian.while_loops import while_loop_rules
 from .zero import examples
 
 Probes = dict[str, jax.Array]
@@ -160,7 +160,7 @@ def _probed(graph: ETraceGraph, inputs: Inputs, weights: Weights, probes: Probes
     for group, a, var in graph.new_hidden_vars:
         sees_own = a in group.downstream
         outside = {v: value for v, (g, value) in probed.items() if sees_own or g is not group}
-        rules = {**one_way_rules(graph.traced), **with_weights(graph, weights, group.index)}
+        rules = {**while_loop_rules(graph.traced), **with_weights(graph, weights, group.index)}
         overrides = {**outside, **_joined(graph, outside)}
         (value,) = evaluate(graph.traced.program, [var], inputs, overrides, rules)
         probed[var] = (group, value + probes[group.states[a].name])
@@ -178,7 +178,7 @@ def _whole_probed(
     parameters = {leaf.in_var for leaf in graph.traced.parameters}
     held = {v: jax.lax.stop_gradient(x) if v in parameters else x for v, x in inputs.items()}
     new = {leaf.name: leaf.out_var for leaf in whole.leaves if leaf.out_var is not None}
-    rules, program = one_way_rules(graph.traced), graph.traced.program
+    rules, program = while_loop_rules(graph.traced), graph.traced.program
     found = evaluate(program, list(new.values()), held, rules=rules)
     values = dict(zip(new, found, strict=True))
     seen: dict[Var, Any] = {}
@@ -202,7 +202,7 @@ def finish_program(
     """Return the same for a step without an analysis."""
     written = [leaf for leaf in traced.leaves if leaf.out_var is not None]
     targets: list[Atom] = [*traced.output_atoms, *(leaf.out_var for leaf in written)]
-    rules = one_way_rules(traced)
+    rules = while_loop_rules(traced)
     values = evaluate(traced.program, targets, inputs, overrides, rules, effects=True)
     count = len(traced.output_atoms)
     new_states = {leaf.in_var: value for leaf, value in zip(written, values[count:], strict=True)}

@@ -20,8 +20,8 @@ from .._runtime.changes import caught_up
 from .._typing import PyTree
 from .calls.options import METHODS, complaint, options_of
 from .calls.parts import HasParts, LearnerParts
+from .calls.request import request_of
 from .driver import lower_whole
-from .methods.requests import request_of
 
 
 @one_thread_at_a_time

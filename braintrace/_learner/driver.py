@@ -45,11 +45,25 @@ from .calls.compilations import Features
 from .calls.options import Options
 from .calls.parts import LearnerParts
 from .calls.placed import Placing, placed_body
+from .calls.request import Request
 from .calls.resets import Initial, check_reset, initial_values
+from .methods.evolve import evolving, predicting
+from .methods.gradient import differentiating
+from .methods.late_labels import forecasting, learning_late, settling
+from .methods.online import learning_online
 from .methods.recorder import LOOPS
-from .methods.request import Request
-from .methods.requests import BODIES
 from .state.skips import notice_counted
+
+BODIES: dict[str, Callable[[LearnerParts, Request, Arguments], Body]] = {
+    "etrace_grad": differentiating,
+    "etrace_online": learning_online,
+    "etrace_evolve": evolving,
+    "predict": predicting,
+    "forecast": forecasting,
+    "learn": learning_late,
+    "settle": settling,
+}
+"""Constructors of the body of each method, from checked example arguments."""
 
 
 class Driver:

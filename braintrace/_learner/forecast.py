@@ -24,10 +24,9 @@ from .._typing import PyTree
 from .calls.arguments import of_numbers
 from .calls.options import SINGLE, LearnOptions, Options, complaint, options_of, takes
 from .calls.parts import HasParts, LastPrediction, LearnerParts
+from .calls.request import Request, request_of
 from .driver import run_whole
 from .methods.late_labels import Stream, Waiting, room
-from .methods.request import Request
-from .methods.requests import request_of
 from .state.learner_state import FORECASTS, LearnerState
 from .state.leaves import raw
 

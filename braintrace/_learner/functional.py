@@ -27,7 +27,7 @@ from .._runtime import (
     check_where,
     on_automatic_axes,
     one_thread_at_a_time,
-    values_anew,
+    reset_values,
     write_values,
 )
 from .._runtime.changes import caught_up, follow_every_state
@@ -48,6 +48,7 @@ from .calls.options import (
     takes,
 )
 from .calls.parts import LearnerParts
+from .calls.request import request_of
 from .driver import prepared
 from .forecast import (
     NO_SAMPLES,
@@ -60,7 +61,6 @@ from .forecast import (
     with_room_as,
 )
 from .given_state import GivenState
-from .methods.requests import request_of
 from .state.batched import BatchedLearner
 from .state.learner_state import BY_PATH, LearnerState, Places, check_like, places_of, states_in
 
@@ -336,11 +336,11 @@ class FunctionalLearner:
         initial = dict(zip(paths, store.initial(), strict=True))
         fresh = started(initial, store.mark)
         if where is None:
-            traces, store.mark = algorithm.started_anew(state.traces), jnp.zeros(())
+            traces, store.mark = algorithm.traces_after_reset(state.traces), jnp.zeros(())
         else:
             now = {path: state.hidden[path] for path in paths}
             flags = check_where(where, algorithm.graph, now)
-            fresh = values_anew(algorithm.graph.batch, now, fresh, flags)
+            fresh = reset_values(algorithm.graph.batch, now, fresh, flags)
             traces = algorithm.compiled.reset(state.traces, flags)
         if algorithm.placement is not None:
             fresh, traces = algorithm.placement.values(fresh), algorithm.placement.traces(traces)

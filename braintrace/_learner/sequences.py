@@ -20,9 +20,9 @@ from .calls.options import (
     takes,
 )
 from .calls.parts import HasParts
+from .calls.request import request_of
 from .driver import run_whole
 from .forecast import note_prediction, settle, warn_if_predicted
-from .methods.requests import request_of
 from .watching import run_watched
 
 

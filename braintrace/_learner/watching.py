@@ -30,8 +30,8 @@ from .._typing import PyTree
 from .calls.arguments import length_of, weights_of
 from .calls.chunks import windows_of
 from .calls.parts import LearnerParts
+from .calls.request import Request
 from .driver import run_whole
-from .methods.request import Request
 from .state.skips import notice_all
 
 PARTS, LONGEST = 10, 1000

@@ -26,8 +26,8 @@ from .._function_model import gradients_by_path
 from .._jax import equations_inside, for_devices, open_jaxpr
 from .._learner import Learner, compile
 from .._learner.calls.options import METHODS, Options
+from .._learner.calls.request import Request
 from .._learner.driver import prepared
-from .._learner.methods.request import Request
 from .._learner.state.optimizer import is_transformation
 from .._rules import Rule
 from .._sharding import Layout

@@ -30,9 +30,8 @@ from .program import Take as Take
 from .program import write_values as write_values
 from .resets import check_where as check_where
 from .resets import flags_of_samples as flags_of_samples
-from .resets import start_anew as start_anew
-from .resets import values_anew as values_anew
-from .states.companions import check_companions as check_companions
+from .resets import reset_array as reset_array
+from .resets import reset_values as reset_values
 from .states.model_states import States as States
 from .states.model_states import add_to_states as add_to_states
 from .states.model_states import all_states as all_states

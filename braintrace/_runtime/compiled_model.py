@@ -23,7 +23,7 @@ from .._jax import strongly_typed
 from .._sharding import Division
 from .._typing import Path, path_name
 from .compiled_step import CompiledStep, carries_alike
-from .environment.environment import Environment
+from .environment.environ import Environment
 from .on_mesh import divided
 from .states.attributes import Attributes, attributes_of
 from .states.batch_axes import arguments_for_batch, example_arguments

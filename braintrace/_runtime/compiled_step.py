@@ -15,15 +15,15 @@ from .._core import (
     as_chunk,
     before_window,
     is_like,
+    joined_gates,
     kept_specs,
-    one_by_one,
     operands,
     past_gradient,
     probes_of_past,
     reset_traces,
     run_window,
-    side_by_side,
     single_step,
+    split_gates,
     window_step,
     with_gradient,
 )
@@ -31,7 +31,7 @@ from .._graph import ETraceGraph, TraceMethod, Traces, Weights
 from .._jax import Var, for_devices
 from .._sharding import Placement
 from .._typing import Path
-from .environment.environment import Environment
+from .environment.environ import Environment
 from .environment.mesh import in_automatic_region
 from .program import Program
 from .states.model_states import States, find_states, leaves_by_var, read_arguments
@@ -141,12 +141,12 @@ class CompiledStep:
         whole = self.whole
         if whole is self or not is_like(traces, whole.trace_specs):
             return traces
-        return one_by_one(self._specs, whole._specs, traces)
+        return split_gates(self._specs, whole._specs, traces)
 
     def as_whole(self, traces: Traces) -> Traces:
         """Return carried traces as traces of the whole model's operations."""
         whole = self.whole
-        return traces if whole is self else side_by_side(self._specs, whole._specs, traces)
+        return traces if whole is self else joined_gates(self._specs, whole._specs, traces)
 
     @property
     def _specs(self) -> CarriedSpecs:

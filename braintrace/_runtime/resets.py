@@ -20,7 +20,7 @@ from .program import OwnStates
 from .states.model_states import States
 
 
-def start_anew(old: jax.Array, new: jax.Array, axis: int | None, flags: jax.Array) -> jax.Array:
+def reset_array(old: jax.Array, new: jax.Array, axis: int | None, flags: jax.Array) -> jax.Array:
     """Return an array in which some samples, or all, are reset to the start of a sequence.
 
     Parameters
@@ -37,19 +37,19 @@ def start_anew(old: jax.Array, new: jax.Array, axis: int | None, flags: jax.Arra
     return mixed if mixed.dtype == old.dtype else mixed.astype(old.dtype)
 
 
-def values_anew(
+def reset_values(
     batch: Batch, now: Mapping[Path, Any], initial: Mapping[Path, Any], flags: jax.Array
 ) -> dict[Path, Any]:
     """Return values of States in which some samples, or all, are reset."""
 
-    def anew(path: Path) -> Any:
+    def of_state(path: Path) -> Any:
         old, tree = jax.tree.flatten(now[path])
         pairs = zip(old, jax.tree.leaves(initial[path]), strict=True)
         axes = (batch.axis_at(path, index) for index in range(len(old)))
-        leaves = [start_anew(*pair, axis, flags) for pair, axis in zip(pairs, axes, strict=True)]
+        leaves = [reset_array(*pair, axis, flags) for pair, axis in zip(pairs, axes, strict=True)]
         return jax.tree.unflatten(tree, leaves)
 
-    return {path: anew(path) for path in now}
+    return {path: of_state(path) for path in now}
 
 
 def reset_samples(
@@ -62,10 +62,10 @@ def reset_samples(
     """Reset samples: write initial values to States, and zeros to the traces."""
     states = [of_model[path] for path in fresh]
     now = dict(zip(fresh, store.values(states), strict=True))
-    anew = values_anew(step.graph.batch, now, fresh, flags)
+    values = reset_values(step.graph.batch, now, fresh, flags)
     after = None if store.is_zero else step.reset(store.traces.read(), flags)
     with uninterrupted:
-        store.write(states, anew.values(), None if after is None else lambda: after)
+        store.write(states, values.values(), None if after is None else lambda: after)
 
 
 def check_where(

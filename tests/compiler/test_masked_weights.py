@@ -179,7 +179,7 @@ def test_a_stream_that_prunes_uses_the_new_mask_from_the_next_step_on():
     np.testing.assert_allclose(gradients.value, found, rtol=1e-10)
 
 
-def test_a_mask_that_a_reset_starts_anew():
+def test_a_mask_that_a_reset_initialises():
     """Between sequences it does; within one it would change the weights."""
     learner = learner_of(Masked(brainstate.ShortTermState))
     use(learner, *VALUES[1])
@@ -188,10 +188,10 @@ def test_a_mask_that_a_reset_starts_anew():
     assert_gradients_close(by_sequence(learner, 2), bptt(MASKS[0], 1.5), 1e-10)
     flags = np.zeros(STEPS, bool)
     with pytest.raises(
-        braintrace.OptionError, match=r"'mask', which `reset` starts anew.*LongTerm"
+        braintrace.OptionError, match=r"'mask', which `reset` initialises.*LongTerm"
     ):
         learner.etrace_grad(XS, step_fn=lambda x: squared(learner(x)), reset=flags)
-    with pytest.raises(braintrace.OptionError, match="'mask', which `reset` starts anew"):
+    with pytest.raises(braintrace.OptionError, match="'mask', which `reset` initialises"):
         learner.etrace_evolve(XS, reset=flags)
     learner.predict(XS, reset=flags)
 

@@ -22,8 +22,8 @@ from braintrace._learner.calls.chunks import (
     windows_of,
 )
 from braintrace._learner.calls.options import Options
+from braintrace._learner.calls.request import Request
 from braintrace._learner.methods.gradient import differentiating
-from braintrace._learner.methods.request import Request
 from braintrace._runtime.environment import memory
 
 MIB = 2**20

@@ -15,8 +15,8 @@ from braintrace._core.products import overwriting
 from braintrace._graph import Records
 from braintrace._jax import open_jaxpr, sub_jaxprs
 from braintrace._learner.calls.options import Options
+from braintrace._learner.calls.request import Request
 from braintrace._learner.methods.gradient import differentiating
-from braintrace._learner.methods.request import Request
 from braintrace._rules import ParameterTraces
 
 each_operation = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -14,8 +14,8 @@ from jax.sharding import AbstractMesh
 
 import braintrace
 from braintrace._learner.calls.options import Options
+from braintrace._learner.calls.request import Request
 from braintrace._learner.driver import prepared
-from braintrace._learner.methods.request import Request
 from braintrace._planning.program import PlannedProgram
 
 STEPS, BATCH = 8, 16

@@ -17,8 +17,8 @@ import braintrace
 from braintrace._brainstate import trace_stateful
 from braintrace._core.products import complex_packing, overwriting
 from braintrace._learner.calls.options import Options
+from braintrace._learner.calls.request import Request
 from braintrace._learner.methods.gradient import differentiating
-from braintrace._learner.methods.request import Request
 
 BY_NAME = {case.name: case for case in CASES}
 MATMUL = BY_NAME["matmul"]

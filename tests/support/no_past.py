@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import braintrace
 from braintrace._core.layout import new_state_to_positions
 from braintrace._core.products.direct import add, direct_gradient, like
-from braintrace._core.products.products import products_of_gradient
+from braintrace._core.products.nan_safe import products_of_gradient
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from ..._graph import ETraceGraph, HiddenGroup
 from ..._jax import Var
 from ..._jaxpr import Program
 from ..layout import new_state_to_positions
-from .one_way import holds_while
+from .while_loops import holds_while
 
 
 def has_while(program: Program, target: Var) -> bool:

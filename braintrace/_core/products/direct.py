@@ -15,7 +15,7 @@ from ..._etrace_op import Arrays, SideBySide, pull_back
 from ..._graph import ETraceGraph, HiddenGroup, Records, Weights
 from ..layout import TraceSite, trace_sites, x_key
 from .active_outputs import ActiveOutputs, active_outputs_of
-from .products import Products
+from .nan_safe import Products
 
 
 def direct_gradient(

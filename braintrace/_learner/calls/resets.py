@@ -10,7 +10,7 @@ from ..._arguments import flags_of
 from ..._errors import OptionError
 from ..._graph import ETraceGraph
 from ..._jax import Var
-from ..._runtime import States, flags_of_samples, read_states, short_term, values_anew
+from ..._runtime import States, flags_of_samples, read_states, reset_values, short_term
 from ..._typing import Path, PyTree, path_name
 
 Initial = list[PyTree]
@@ -82,7 +82,7 @@ def check_held(algorithm: ETraceAlgorithm, written: Collection[Path], resets: bo
             if path not in written:
                 continue
             is_fresh = resets and path in algorithm.short_term_states
-            changes = "`reset` starts anew" if is_fresh else "`step_fn` writes"
+            changes = "`reset` initialises" if is_fresh else "`step_fn` writes"
             remedy = (
                 "Make it a `brainstate.LongTermState`, which keeps its value"
                 if is_fresh
@@ -100,9 +100,9 @@ def reset_states(algorithm: ETraceAlgorithm, initial: Initial, flags: jax.Array)
     """Reset some samples of the model's States, or all."""
     states = algorithm.short_term_states
     now = {path: state.value for path, state in states.items()}
-    anew = values_anew(algorithm.graph.batch, now, dict(zip(states, initial, strict=True)), flags)
+    after = reset_values(algorithm.graph.batch, now, dict(zip(states, initial, strict=True)), flags)
     for path, state in states.items():
-        state.value = anew[path]
+        state.value = after[path]
 
 
 def initial_inputs(

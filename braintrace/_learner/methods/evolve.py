@@ -11,15 +11,15 @@ from ..._algorithms import ETraceAlgorithm
 from ..._core import after_reset, operands, plain_step, recorded_step, zero_probes
 from ..._graph import Traces
 from ..._jax import Var
-from ..._runtime import Take, read_states, start_anew, whole_values
+from ..._runtime import Take, read_states, reset_array, whole_values
 from ..._typing import PyTree
 from ..calls.body import Arguments, Body, Found, Given, HasZero, not_taken, taken
 from ..calls.chunk_costs import work_of
 from ..calls.chunks import Cuts, chunks_of, over_chunks, steps_of
 from ..calls.options import Options
 from ..calls.parts import LearnerParts
+from ..calls.request import Request
 from ..calls.resets import Initial, Resets, check_held, initial_inputs
-from .request import Request
 
 Inputs: TypeAlias = Mapping[Var, jax.Array]
 """Values of a step's inputs, by variable."""
@@ -45,7 +45,7 @@ class _Steps:
         self._values = dict(zip(self._states, values, strict=True))
         fresh, batch = initial_inputs(algorithm, self._values, initial), self._graph.batch
         leaves = {leaf.in_var: leaf for leaf in self._graph.traced.leaves}
-        self._anew = {var: (value, batch.axis(leaves[var])) for var, value in fresh.items()}
+        self._initial = {var: (value, batch.axis(leaves[var])) for var, value in fresh.items()}
         self.known = read_states(self._graph, self._states, self._values)
         self.start: Leaves = self.written(self.known)
 
@@ -55,8 +55,8 @@ class _Steps:
         """Return the inputs of a step."""
         current = self._compiled.inputs_of_step(self.known, state, slices)
         if reset is not None:
-            for var, (fresh, axis) in self._anew.items():
-                current[var] = start_anew(current[var], fresh, axis, reset)
+            for var, (fresh, axis) in self._initial.items():
+                current[var] = reset_array(current[var], fresh, axis, reset)
         return current
 
     def written(self, new: Inputs) -> Leaves:

@@ -1,7 +1,7 @@
 """Sequence gradient: the gradient of a loss over a sequence, compiled once per step function.
 
 One step is the user's ``step_fn``, run on a learner that records. Steps run chunk by chunk (see
-`chunk_gradient`). The gradient of the operands is pulled back to the parameters once, at the end:
+`sequence_chunk`). The gradient of the operands is pulled back to the parameters once, at the end:
 the operations between them (a mask, a transpose, a product of parameters) are loop-invariant.
 """
 
@@ -32,11 +32,11 @@ from ..calls.body import Arguments, Body, Found, Unfinished, taken_unless_zero
 from ..calls.chunks import Chunks, Cuts, over_chunks, steps_of
 from ..calls.options import Options
 from ..calls.parts import LearnerParts
+from ..calls.request import Request
 from ..calls.resets import Initial, Resets, check_held, reset_states
 from ..state.units import split_loss, with_unit, with_units
-from .chunk_gradient import SequenceChunk
 from .recorder import Recorder, run_in_chunk, run_in_window
-from .request import Request
+from .sequence_chunk import SequenceChunk
 from .step_function import call_step_function, example_slices
 
 

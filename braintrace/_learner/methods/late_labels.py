@@ -26,11 +26,11 @@ from ..._typing import PyTree
 from ..calls.body import Arguments, Body, Found
 from ..calls.options import Options
 from ..calls.parts import LearnerParts
+from ..calls.request import Request
 from ..calls.resets import Resets
 from ..state.interceptor import interceptor_of
 from .evolve import evolving, predicting
 from .online import learning_online
-from .request import Request
 from .step_function import call_loss_function
 
 Waiting: TypeAlias = dict[str, PyTree]

@@ -30,6 +30,7 @@ from ..calls.body import Found as Results
 from ..calls.chunks import over_blocks, steps_of
 from ..calls.options import Options
 from ..calls.parts import LearnerParts
+from ..calls.request import Request
 from ..calls.resets import Initial, Resets, initial_values, reset_states
 from ..state.finite import check_finite
 from ..state.leaves import by_path
@@ -37,7 +38,6 @@ from ..state.skips import notice_of_call
 from ..state.units import split_loss, with_unit, with_units
 from .gradient import differentiating
 from .recorder import Recorder, Reset, Values, first_written, run_online, values_of
-from .request import Request
 from .spoiled import reset_spoiled
 from .step_function import call_step_function, example_slices, no_loops_in_step_function
 from .update_function import run_update

@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 from brainstate.nn import Module
 
-from ..._arguments import shown
 from ..._core.chunk.pure_step import run_if
 from ..._errors import OptionError, ShapeError
 from ..._foreign import in_words
@@ -74,26 +73,6 @@ Verdict: TypeAlias = jax.Array | Skip | None
 
 Update: TypeAlias = Callable[[Found], Verdict]
 """Updates the parameters, and returns what a check has found."""
-
-
-def check_updates(options: Options) -> None:
-    """Refuse options with no update, or with two.
-
-    Raises
-    ------
-    OptionError
-        If both ``update_fn`` and ``optimizer`` are given, or none.
-    """
-    if options.update_fn is None and options.optimizer is None:
-        raise OptionError(
-            "`update_fn` and `optimizer` are both None; expected one of them, which changes the "
-            "parameters after a step."
-        )
-    if options.update_fn is not None and options.optimizer is not None:
-        raise OptionError(
-            f"Both `update_fn` and `optimizer` are given ({shown(options.optimizer)}); expected "
-            "one of them. In an `update_fn`, call the optimizer there."
-        )
 
 
 def update_of(learner: LearnerParts, options: Options) -> Update:

@@ -20,7 +20,7 @@ import numpy as np
 
 from ..._core.layout import TraceSite, filter_key, output_keys, trace_sites, x_key
 from ..._core.products.direct import add
-from ..._core.products.products import Products
+from ..._core.products.nan_safe import Products
 from ..._core.resets import over_first_axis
 from ..._core.time_loops import scan_over_time
 from ..._core.zero import as_arrays, is_zero, widened
@@ -64,7 +64,7 @@ def moved_on(graph: ETraceGraph, alpha: float, records: Records, filters: Arrays
         assert not isinstance(x, SideBySide)  # a rule that filters inputs records them in one array
         lead = x.shape[: 1 + _lead(relation)]
         factors = jnp.broadcast_to(over_first_axis(powers, len(lead)), lead)
-        is_new, before = _starting_anew(graph, key, records), alpha**steps * before
+        is_new, before = _reset_rows(graph, key, records), alpha**steps * before
         if is_new is not None:
             later = jax.lax.cummax(is_new.astype(jnp.int8), axis=0, reverse=True) > 0
             factors = jnp.where(jnp.concatenate([later[1:], jnp.zeros_like(later[:1])]), 0, factors)
@@ -102,7 +102,7 @@ def gradients(
             continue
         relation, operands = site.relation, weights[site.relation.key]
         key = filter_key(graph, relation)
-        is_new = _starting_anew(graph, key, records)
+        is_new = _reset_rows(graph, key, records)
         past, own = _backward(alpha, factors[name], is_new)
         x = products.inputs(site, records.x[x_key(graph, relation)], own)
         part = pull_back(*site.operation, x, own, operands)
@@ -149,7 +149,7 @@ def _lead(relation: HiddenParamOpRelation) -> int:
     return int(get_primitive_spec(relation.primitive).batched)
 
 
-def _starting_anew(graph: ETraceGraph, key: str, records: Records) -> jax.Array | None:
+def _reset_rows(graph: ETraceGraph, key: str, records: Records) -> jax.Array | None:
     """Return the rows of a filter that are reset before each step: ``(steps, [batch])``."""
     if records.reset is None:
         return None

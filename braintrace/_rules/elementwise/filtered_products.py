@@ -21,7 +21,7 @@ from ..._core.layout import (
     trace_sites,
 )
 from ..._core.products.direct import add, like
-from ..._core.products.products import Products
+from ..._core.products.nan_safe import Products
 from ..._etrace_op import Arrays, pull_back_filtered
 from ..._graph import ETraceGraph, Signal, Weights
 

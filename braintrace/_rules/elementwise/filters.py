@@ -151,7 +151,7 @@ def run_filters(
         eps_x, kept_x = take_in(graph, of_inputs, kept["x"], x, reset)
         before = {key: widened(eps, dtypes[key]) for key, eps in kept["f"].items()}
         if reset is not None:
-            before = _outputs_started_anew(graph, before, reset)
+            before = _reset_outputs(graph, before, reset)
         eps_f = {}
         for key, (site, _) in by_key.items():
             terms = [alpha * D[key][c] * before[c] for c in D.get(key, ()) if c in before]
@@ -183,7 +183,7 @@ def counts_of(records: Records, before: jax.Array) -> jax.Array:
     return jnp.where(began == 0, before + index, index - began + 1)
 
 
-def _outputs_started_anew(graph: ETraceGraph, outputs: Arrays, reset: jax.Array) -> Arrays:
+def _reset_outputs(graph: ETraceGraph, outputs: Arrays, reset: jax.Array) -> Arrays:
     """Return output-shaped traces that are reset for some samples, or all."""
     found, by_key = {}, outputs_of(graph)
     for key, output in outputs.items():

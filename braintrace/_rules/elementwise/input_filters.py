@@ -118,7 +118,7 @@ def take_in(
     by_key = {key: relation for key, relation in inputs_of(graph).items() if key in kept}
     before = {key: widened(eps, by_key[key].y_var.aval.dtype) for key, eps in kept.items()}
     if reset is not None:
-        before = inputs_started_anew(graph, before, reset)
+        before = _reset_inputs(graph, before, reset)
     taken = {
         key: add_to_filter(r.primitive, r.params, alpha * before[key], x[x_key(graph, r)])
         for key, r in by_key.items()
@@ -126,7 +126,7 @@ def take_in(
     return taken, {key: eps.astype(kept[key].dtype) for key, eps in taken.items()}
 
 
-def inputs_started_anew(graph: ETraceGraph, inputs: Arrays, reset: jax.Array) -> Arrays:
+def _reset_inputs(graph: ETraceGraph, inputs: Arrays, reset: jax.Array) -> Arrays:
     """Return filters of inputs that are reset for some samples, or all."""
     return {
         key: jnp.where(rows_of_samples(graph, key, eps.ndim, reset), 0, eps)

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 
 from ..._core.layout import TraceSite
 from ..._core.products.direct import add, like
-from ..._core.products.products import PLAIN, SELECTING, products_of_gradient
+from ..._core.products.nan_safe import PLAIN, SELECTING, products_of_gradient
 from ..._core.recursion import signals
 from ..._core.resets import at_positions
 from ..._core.zero import as_arrays, widened

@@ -41,8 +41,7 @@ from ..._core.products.complex_packing import (
     unpack,
 )
 from ..._core.products.direct import add, direct_gradient, input_of, like
-from ..._core.products.overwriting import known_after, not_before, overwritten, readers_first
-from ..._core.products.products import (
+from ..._core.products.nan_safe import (
     PLAIN,
     SELECTING,
     Products,
@@ -52,6 +51,7 @@ from ..._core.products.products import (
     where_slots,
     which_entries,
 )
+from ..._core.products.overwriting import known_after, not_before, overwritten, readers_first
 from ..._core.recursion import Blocks, backward, signals, suffix_products, transition_blocks
 from ..._core.resets import at_positions
 from ..._core.zero import as_arrays, is_zero, widened

@@ -22,7 +22,7 @@ from ..._brainstate import StatefulTrace, hold, is_watched, peek, trace_stateful
 from ..._errors import OptionError, ShapeError
 from ..._jax import is_tracer, open_jaxpr, strongly_typed
 from ..._typing import Path
-from ..environment.surroundings import Surroundings
+from ..environment.captured import CapturedEnvironment
 from .recent import Recent
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -268,7 +268,7 @@ class _Initialiser:
         self.states: tuple[brainstate.State, ...] = ()
         self.read: tuple[brainstate.State, ...] = ()
         found = self._traced() if times <= MOST_REMADE else None
-        self._surroundings = None if found is None else Surroundings(model)
+        self._captured = None if found is None else CapturedEnvironment(model)
         if found is not None:
             values, _ = found.result_shapes
             self.states, self.read = found.states, _read_by(found)
@@ -277,7 +277,7 @@ class _Initialiser:
 
     def fits(self) -> bool:
         """Test whether the function is still valid."""
-        return self._surroundings is None or self._surroundings.are_unchanged()
+        return self._captured is None or self._captured.are_unchanged()
 
     def __call__(self) -> dict[Path, Any]:
         """Return the values; random States advance."""
@@ -299,7 +299,7 @@ class _Initialiser:
 
     def values(self, of_states: Sequence[Any]) -> tuple[Sequence[Any], dict[Path, Any]]:
         """Return new values of States, and the initial values; see `InitialFunction`."""
-        if self._surroundings is None:
+        if self._captured is None:
             return [], self._fresh()
         written, values = self._run(of_states)
         return written, dict(zip(self._paths, values, strict=True))

@@ -96,7 +96,9 @@ def _reset_traces(algorithm: Any) -> None:
         algorithm.filters[leaf.name].value = start_of_filter(leaf)
     if outliving(algorithm.compiled.trace_specs):
         with contextlib.suppress(LostTracesError):  # a lost random stream is reset
-            fresh = pack(algorithm.started_anew(algorithm.traces.value), algorithm.traces.pairs)
+            fresh = pack(
+                algorithm.traces_after_reset(algorithm.traces.value), algorithm.traces.pairs
+            )
             algorithm.traces.carried.leave(lambda: fresh)
             return
     algorithm.leave_starting_traces()

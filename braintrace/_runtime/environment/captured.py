@@ -15,7 +15,7 @@ DEEPEST = 3
 """Depth to which nested lists, dicts, arrays and objects in an attribute are compared."""
 
 
-class Surroundings:
+class CapturedEnvironment:
     """Values that the ``init_state`` of a model's modules may read besides States."""
 
     def __init__(self, model: brainstate.nn.Module) -> None:
@@ -72,11 +72,9 @@ def _are_as_before(now: Mapping[Any, Any], before: Mapping[Any, _Held]) -> bool:
 def _is_as_before(value: Any, before: _Held) -> bool:
     same, held = before
     if value is not same:
-        return _starts_anew(value, same)
+        return isinstance(value, brainstate.ShortTermState) and isinstance(
+            same, brainstate.ShortTermState
+        )
     if isinstance(held, np.ndarray):
         return np.array_equal(value, held, equal_nan=held.dtype.kind in "fc")
     return held is None or _are_as_before(_parts(value), held)
-
-
-def _starts_anew(*values: Any) -> bool:
-    return all(isinstance(value, brainstate.ShortTermState) for value in values)

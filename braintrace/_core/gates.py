@@ -11,9 +11,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from ..._graph import ETraceGraph, Traces, TraceSpec, TraceSpecs, specs_of
-from ..layout import trace_sites
-from ..products.active_outputs import active_outputs_of
+from .._graph import ETraceGraph, Traces, TraceSpec, TraceSpecs, specs_of
+from .layout import trace_sites
+from .products.active_outputs import active_outputs_of
 
 _Keys = tuple[str, ...]
 
@@ -32,7 +32,7 @@ def is_like(traces: Traces, specs: TraceSpecs) -> bool:
     return given == {keys: spec.shape for keys, spec in _leaves(specs)}
 
 
-def side_by_side(apart: CarriedSpecs, whole: CarriedSpecs, traces: Traces) -> Traces:
+def joined_gates(apart: CarriedSpecs, whole: CarriedSpecs, traces: Traces) -> Traces:
     """Return traces of gates as traces of the operations that compute all gates."""
     given, found = dict(_leaves(traces)), {}
     for keys, gates, own in _gates(apart, whole):
@@ -43,7 +43,7 @@ def side_by_side(apart: CarriedSpecs, whole: CarriedSpecs, traces: Traces) -> Tr
     return joined
 
 
-def one_by_one(apart: CarriedSpecs, whole: CarriedSpecs, traces: Traces) -> Traces:
+def split_gates(apart: CarriedSpecs, whole: CarriedSpecs, traces: Traces) -> Traces:
     """Return traces of operations as traces of their gates."""
     given, found = dict(_leaves(traces)), {}
     for keys, gates, own in _gates(apart, whole):

@@ -29,7 +29,7 @@ def holds_while(equation: Equation) -> bool:
     return any(inner.primitive.name == "while" for inner in every)
 
 
-def one_way_rules(traced: TracedModel) -> Mapping[int, Rule]:
+def while_loop_rules(traced: TracedModel) -> Mapping[int, Rule]:
     """Return rules with which loops of unknown length refuse reverse mode."""
     equations = enumerate(traced.program.equations)
     return {index: _rule(traced, e) for index, e in equations if holds_while(e)}

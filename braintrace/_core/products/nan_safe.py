@@ -1,9 +1,9 @@
-r"""Products in which a zero factor selects, so that NaN does not spread.
+r"""NaN-safe products: the result of a zero factor is zero.
 
 A sample that is reset, or a step whose loss is masked, has a zero factor: a :math:`P^s` before the
 reset, a learning signal :math:`\lambda^s`. The other factor may be NaN or infinite there (a padded
-input, a state that has read it, its trace), and ``0 * NaN`` is NaN. With these products, the result
-of a zero factor is zero.
+input, a state that has read it, its trace), and ``0 * NaN`` is NaN. These products select zeros
+instead.
 """
 
 import dataclasses
