@@ -1,4 +1,4 @@
-"""Single steps, with their gradient through the traces.
+"""Gradient through the traces: of a single step, and of the steps of a recorded chunk.
 
 A learning rule is a set of pure functions over a plain pytree of traces. The functions here connect
 it to the differentiable step (see `probed_step`): the step's perturbations have the value zero, and

@@ -1,16 +1,16 @@
 """Runtime of a compiled model: States, traces, and the programs that advance them.
 
-`compiled_model` keeps the result of an analysis, with a `compiled_step` for each batch size.
-`batch_axes` makes example arguments of another batch size. `environment` detects changes of other
-values that the step has read. A single call uses `stepping`, and a sequence uses a driver. Both
-read values from `model_states` and traces from `carried_traces`, run a `program`, and write its
-results, through one `Store`: the States of the learner, or a state that the user gives. `reset`
-resets samples, with `initial_values`, whose programs are valid while their `surroundings` are
-unchanged. `traces` is the State that users read and restore. `companions` detects hidden states
-that other code has written, to which the traces do not belong.
+`compiled_model` keeps a `compiled_step` for each batch size, and `changes` compiles again if the
+model has changed. A single call uses `stepping`, and a sequence uses a driver of the learner. Both
+read values from `states.model_states` and traces from `carried_traces`, run a `program`, and write
+its results through one `Store`: the States of the learner, or a state that the user gives. `resets`
+resets samples to `states.initial_values`. `traces` is the State that users read and restore.
+`states.companions` detects hidden states that other code has written, to which the traces do not
+belong. `step_data` contains the wrappers that mark arguments as sequences.
 
-All calls go through `mesh`, for arrays that JAX types with their sharding, and `threads`, which
-serialises callers. `step_data` contains the wrappers that mark arguments as sequences.
+All calls go through `environment.mesh`, for arrays that JAX types with their sharding, and
+`environment.threads`, which serialises callers. `environment.environ` and `environment.captured`
+detect changes of values that a step or ``init_state`` has read besides States and arguments.
 """
 
 from .carried_traces import CarriedTraces as CarriedTraces

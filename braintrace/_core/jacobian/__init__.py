@@ -1,1 +1,1 @@
-"""Jacobians of a step, per element or as diagonals."""
+"""Jacobians of a step: per element, as diagonals, through maxima and ``while`` loops."""

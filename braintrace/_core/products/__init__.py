@@ -1,1 +1,1 @@
-"""Products of inputs and factors, and their sums in place."""
+"""Products of inputs and factors: safe for NaN, and added to traces in place."""

@@ -1,1 +1,1 @@
-"""What a call of a method needs: options, chunks, compiled programs."""
+"""Parts of a call: its request, options, chunks and resets, and its compiled program."""

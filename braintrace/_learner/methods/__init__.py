@@ -1,1 +1,1 @@
-"""One body for each method of a learner."""
+"""The pure function (body) of each method of a learner: gradient, online, evolve, forecast."""

@@ -1,1 +1,1 @@
-"""`LearnerState`, and the parts of it."""
+"""`LearnerState` and its parts: optimizer, checks of finite values, units."""

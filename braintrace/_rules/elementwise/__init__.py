@@ -1,1 +1,1 @@
-"""Traces of rules whose Jacobian couples no elements."""
+"""Rules whose Jacobian couples no elements: parameter traces, and filters of inputs."""

@@ -1,1 +1,1 @@
-"""Traces of rules that read the whole state of a sample."""
+"""Rules that read the whole state of a sample: RTRL, SnAp-n, UORO, KF-RTRL, no traces."""

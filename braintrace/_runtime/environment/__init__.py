@@ -1,1 +1,1 @@
-"""What surrounds a model: settings, threads, devices."""
+"""What a model runs in: settings that it reads, threads, meshes, memory of the device."""

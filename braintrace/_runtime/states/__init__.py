@@ -1,1 +1,1 @@
-"""The States of a model: found, initialised, grouped."""
+"""The States of a model: search, initial values, changes by other code, derivatives."""
