@@ -35,7 +35,7 @@ from jax.flatten_util import ravel_pytree
 
 
 class PlainOps:
-    """What a recorded step shows of its operations; keeps their values, or replaces them.
+    """What a step, recorded or written by hand, does in its operations: their values, or others.
 
     inputs, outputs: {operation: value} used instead of the operation's own x or y.
     hidden: {state: value} that the rest of the step sees as the state's new value.
@@ -54,6 +54,16 @@ class PlainOps:
         self._held = held
         self._cut_mixing = cut_mixing
         self._given_mixed = mixed or {}
+
+    def matmul(self, name, x, weight, bias=None):
+        """An operation of a step that is written by hand."""
+        self.inputs[name] = self._given_inputs.get(name, x)
+        weight, bias = self._operands(name, (weight, bias))
+        y = self.inputs[name] @ weight
+        return self._output(name, y if bias is None else y + bias)
+
+    def element_wise(self, name, weight, fn=lambda w: w):
+        return self._output(name, fn(self._operands(name, weight)))
 
     def new_state(self, name, value):
         self.hidden[name] = self._given_hidden.get(name, value)
