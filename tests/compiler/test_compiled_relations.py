@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from models import small
 
 import braintrace
 
@@ -47,22 +48,15 @@ def test_a_broadcast_behind_a_function_of_each_element_is_exact(function):
 def test_what_a_product_makes_of_an_old_state_is_at_no_position_of_it():
     """Beside it, a weight reaches every position and its neighbour."""
 
-    class Beside(brainstate.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.w = brainstate.ParamState(jnp.linspace(-1, 1, 16).reshape(4, 4))
-
-        def init_state(self, batch_size=None):
-            self.h = brainstate.HiddenState(jnp.ones((batch_size, 4)))
-
-        def update(self, x):
-            z = self.h.value @ jnp.eye(4)[::-1] + braintrace.matmul(x, self.w.value)
-            self.h.value = 0.5 * self.h.value + jnp.tanh(z) + 0.3 * jnp.roll(z, 1, axis=-1)
-            return self.h.value
+    @small({"h": (4,)}, start=1.0, w=np.linspace(-1, 1, 16).reshape(4, 4))
+    def beside(self, x):
+        z = self.h.value @ jnp.eye(4)[::-1] + braintrace.matmul(x, self.w.value)
+        self.h.value = 0.5 * self.h.value + jnp.tanh(z) + 0.3 * jnp.roll(z, 1, axis=-1)
+        return self.h.value
 
     xs = np.random.default_rng(1).normal(size=(1, 2, 4)).astype(np.float32)
     with pytest.warns(braintrace.ApproximationWarning, match="'h' reaches 'h' through"):
         check = braintrace.gradient_check(
-            Beside(), "d_rtrl", xs, xs, lambda out, _: jnp.sum(out**2), batch_size=2
+            beside(), "d_rtrl", xs, xs, lambda out, _: jnp.sum(out**2), batch_size=2
         )
     assert max(row.deviation for row in check.rows) < 1e-5

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import ops_catalogue
 import pytest
+from models import small
 from ops_catalogue import OPERATIONS
 
 import braintrace
@@ -134,24 +135,16 @@ def test_what_reaches_no_hidden_state_or_learns_nothing_is_no_finding(place):
     assert "not-marked" not in kinds(compiled(model, operation.x))
 
 
-class FastWeights(brainstate.nn.Module):
+@small({"h": (4,)}, w=jnp.ones((3, 4)))
+def fast_weights(self, x):
     """A weight that each sample scales by its own input."""
-
-    def __init__(self):
-        super().__init__()
-        self.w = brainstate.ParamState(jnp.ones((3, 4)))
-
-    def init_state(self, **_):
-        self.h = brainstate.HiddenState(jnp.zeros(4))
-
-    def update(self, x):
-        self.h.value = 0.5 * self.h.value + braintrace.matmul(x, jnp.sum(x) * self.w.value)
-        return self.h.value
+    self.h.value = 0.5 * self.h.value + braintrace.matmul(x, jnp.sum(x) * self.w.value)
+    return self.h.value
 
 
 def test_a_weight_that_differs_between_samples_is_named():
     with pytest.raises(braintrace.CompilationError, match=r"`vmap=True` over samples.*'w' over"):
-        braintrace.compile(FastWeights(), "d_rtrl", jnp.ones((2, 3)), batch_size=2, vmap=True)
+        braintrace.compile(fast_weights(), "d_rtrl", jnp.ones((2, 3)), batch_size=2, vmap=True)
 
 
 def test_an_operation_without_a_batched_form_names_the_map_over_inputs():

@@ -9,6 +9,7 @@ import pytest
 import references
 from assertions import assert_gradients_close
 from drivers import build_algorithm, named, sequence_gradient, weights_of
+from models import small
 
 import braintrace
 
@@ -34,20 +35,13 @@ def test_one_gradient_around_a_loop_written_by_hand(case):
 
 @pytest.mark.core
 def test_a_parameter_may_be_a_python_number():
-    class Scaled(brainstate.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.w = brainstate.ParamState(0.5)
-
-        def init_state(self, batch_size):
-            self.h = brainstate.HiddenState(np.zeros((batch_size, 3), np.float32))
-
-        def update(self, x):
-            self.h.value = 0.5 * self.h.value + braintrace.element_wise(self.w.value) * x
-            return self.h.value
+    @small({"h": (3,)}, w=0.5)
+    def scaled(self, x):
+        self.h.value = 0.5 * self.h.value + braintrace.element_wise(self.w.value) * x
+        return self.h.value
 
     xs = np.ones((4, 2, 3), np.float32)
-    learner = braintrace.compile(Scaled(), "d_rtrl", xs[0], batch_size=2)
+    learner = braintrace.compile(scaled(), "d_rtrl", xs[0], batch_size=2)
     options = {"step_fn": lambda x: learner(x).sum(), "reduction": "sum"}
     # h^t = w (1 + 1/2 + ... + 1/2^(t-1)), summed over 6 units and 4 steps
     expected = 6 * (1 + 1.5 + 1.75 + 1.875)

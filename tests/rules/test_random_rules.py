@@ -13,6 +13,7 @@ import random_oracles
 import references
 from assertions import assert_gradients_close, assert_gradients_differ, assert_same_bits
 from drivers import build_learner, drawn_signs, named, sequence_gradient, snapshot, weights_of
+from models import small
 
 import braintrace
 from braintrace._rules.full.whole_chunk import parameters_behind
@@ -151,27 +152,19 @@ def test_parameters_that_change_at_every_step(algorithm, name):
     assert_gradients_differ(found, case.params(), 1e-3)
 
 
-class Delayed(brainstate.nn.Module):
+@small({"h": (4,)}, start=1.0, w=np.linspace(-1.0, 1.0, 12).reshape(3, 4))
+def delayed(self, x):
     """What is returned is what was there before; no state depends on the one before."""
-
-    def __init__(self):
-        super().__init__()
-        self.w = brainstate.ParamState(jnp.linspace(-1.0, 1.0, 12).reshape(3, 4))
-
-    def init_state(self, batch_size=1, **_):
-        self.h = brainstate.HiddenState(jnp.ones((batch_size, 4)))
-
-    def update(self, x):
-        before = self.h.value
-        self.h.value = braintrace.matmul(x, self.w.value)
-        return before
+    before = self.h.value
+    self.h.value = braintrace.matmul(x, self.w.value)
+    return before
 
 
 @pytest.mark.usefixtures("float64")
 def test_steps_that_give_what_was_before_them():
     """Nothing is left of it in the traces after such a step."""
     xs = np.random.default_rng(0).normal(size=(LENGTH, BATCH, 3))
-    learner = braintrace.compile(Delayed(), "uoro", xs[0], batch_size=BATCH)
+    learner = braintrace.compile(delayed(), "uoro", xs[0], batch_size=BATCH)
 
     def step(x):
         return (learner(x) ** 2).sum()
@@ -317,27 +310,19 @@ def test_a_reset_is_a_fresh_start_whatever_there_was(algorithm):
     assert_same_bits(snapshot(learner), start)
 
 
-class OneSample(brainstate.nn.Module):
+@small({"h": (4,)}, start=1.0, w=np.eye(4) / 2)
+def one_sample(self, x):
     """A recurrent layer of one sample."""
-
-    def __init__(self):
-        super().__init__()
-        self.w = brainstate.ParamState(jnp.eye(4) / 2)
-
-    def init_state(self, **_):
-        self.h = brainstate.HiddenState(jnp.ones(4))
-
-    def update(self, x):
-        self.h.value = jnp.tanh(x + braintrace.matmul(self.h.value, self.w.value))
-        return self.h.value
+    self.h.value = jnp.tanh(x + braintrace.matmul(self.h.value, self.w.value))
+    return self.h.value
 
 
 @pytest.mark.by_day("uoro")
 @pytest.mark.parametrize("algorithm", RANDOM)
 def test_lanes_of_somebody_elses_map_draw_apart(algorithm):
     """Also of a map in a map; lanes with keys of their own draw from these."""
-    model, lanes = OneSample(), 3
-    instance = braintrace.compile(OneSample(), algorithm, jnp.ones(4)).algorithm
+    model, lanes = one_sample(), 3
+    instance = braintrace.compile(one_sample(), algorithm, jnp.ones(4)).algorithm
     instance = type(instance)(model)
 
     def initialise(x):
@@ -423,47 +408,30 @@ def test_factors_and_exact_traces_are_reported():
         learner.eligibility("w_in")
 
 
-class Convolving(brainstate.nn.Module):
+@small({"h": (2, 5)}, start=1.0, kernel=np.ones((2, 2, 3)) / 6)
+def convolving(self, x):
     """A convolution of the past."""
-
-    def __init__(self):
-        super().__init__()
-        self.kernel = brainstate.ParamState(jnp.ones((2, 2, 3)) / 6)
-
-    def init_state(self, batch_size=1, **_):
-        self.h = brainstate.HiddenState(jnp.ones((batch_size, 2, 5)))
-
-    def update(self, x):
-        past = braintrace.conv(self.h.value, self.kernel.value, padding="SAME")
-        self.h.value = jnp.tanh(x + past)
-        return self.h.value
+    past = braintrace.conv(self.h.value, self.kernel.value, padding="SAME")
+    self.h.value = jnp.tanh(x + past)
+    return self.h.value
 
 
-class Words(brainstate.nn.Module):
+@small({"h": (4,)}, start=1.0, table=np.ones((3, 4)))
+def words(self, x):
     """A leaky state that rows of a table drive."""
-
-    def __init__(self):
-        super().__init__()
-        self.table = brainstate.ParamState(jnp.ones((3, 4)))
-
-    def init_state(self, batch_size=1, **_):
-        self.h = brainstate.HiddenState(jnp.ones((batch_size, 4)))
-
-    def update(self, x):
-        self.h.value = 0.9 * self.h.value + braintrace.embedding(x, self.table.value)
-        return self.h.value
+    self.h.value = 0.9 * self.h.value + braintrace.embedding(x, self.table.value)
+    return self.h.value
 
 
 def test_what_meets_its_input_in_several_places_has_no_kronecker_factors():
     x = jnp.ones((BATCH, 2, 5))
     with pytest.raises(braintrace.PrimitiveError, match=r"KF_RTRL.*`etp_conv`.*Use UORO"):
-        braintrace.compile(Convolving(), "kf_rtrl", x, batch_size=BATCH)
-    words = Words()
+        braintrace.compile(convolving(), "kf_rtrl", x, batch_size=BATCH)
     with pytest.raises(braintrace.PrimitiveError, match=r"KF_RTRL.*`etp_embed`.*Use UORO"):
-        braintrace.compile(words, "kf_rtrl", jnp.zeros(BATCH, int), batch_size=BATCH)
-    learner = braintrace.compile(words, "uoro", jnp.zeros(BATCH, int), batch_size=BATCH)
+        braintrace.compile(words(), "kf_rtrl", jnp.zeros(BATCH, int), batch_size=BATCH)
+    learner = braintrace.compile(words(), "uoro", jnp.zeros(BATCH, int), batch_size=BATCH)
     assert learner.algorithm.traces.value["t"]["table"].shape == (BATCH, 3, 4)
-    learner = braintrace.compile(Convolving(), "uoro", x, batch_size=BATCH)
+    learner = braintrace.compile(convolving(), "uoro", x, batch_size=BATCH)
     assert learner.algorithm.traces.value["t"]["kernel"].shape == (BATCH, 2, 2, 3)
 
 

@@ -21,6 +21,7 @@ from drivers import (
     stream_gradient,
     weights_of,
 )
+from models import small
 
 import braintrace
 from braintrace._graph import specs_of
@@ -149,30 +150,20 @@ def test_filters_for_a_convolution_and_traces_elsewhere():
 def test_what_a_readout_filters_has_no_rule_without_filters(elsewhere, rules):
     net = {"batch_size": BATCH, "rules": rules}
     with pytest.raises(braintrace.CompilationError, match="'w_out' of the linear readout 'o'"):
-        braintrace.compile(Leaky(), elsewhere, jnp.ones((BATCH, 3)), **net)
+        braintrace.compile(leaky(), elsewhere, jnp.ones((BATCH, 3)), **net)
     plain = braintrace.compile(
-        Leaky(), elsewhere, jnp.ones((BATCH, 3)), readout_filters=False, **net
+        leaky(), elsewhere, jnp.ones((BATCH, 3)), readout_filters=False, **net
     )
     assert not plain.graph.traced.readouts
 
 
-class Leaky(brainstate.nn.Module):
+@small({"h": (4,), "o": (2,)}, w=np.ones((3, 4)), w_out=np.ones((4, 2)))
+def leaky(self, x):
     """A leaky layer with a leaky readout."""
-
-    def __init__(self):
-        super().__init__()
-        self.w = brainstate.ParamState(jnp.ones((3, 4)))
-        self.w_out = brainstate.ParamState(jnp.ones((4, 2)))
-
-    def init_state(self, batch_size):
-        self.h = brainstate.HiddenState(jnp.zeros((batch_size, 4)))
-        self.o = brainstate.HiddenState(jnp.zeros((batch_size, 2)))
-
-    def update(self, x):
-        self.h.value = 0.9 * self.h.value + braintrace.matmul(x, self.w.value)
-        read = braintrace.matmul(jnp.tanh(self.h.value), self.w_out.value)
-        self.o.value = 0.8 * self.o.value + read
-        return self.o.value
+    self.h.value = 0.9 * self.h.value + braintrace.matmul(x, self.w.value)
+    read = braintrace.matmul(jnp.tanh(self.h.value), self.w_out.value)
+    self.o.value = 0.8 * self.o.value + read
+    return self.o.value
 
 
 def pairs(gradients):
@@ -253,21 +244,12 @@ EQUAL = {
 }
 
 
-class Biased(brainstate.nn.Module):
+@small({"h": (4,)}, w=0.4 * np.sin(np.arange(12.0)).reshape(3, 4), b=0.1 * np.arange(4.0))
+def biased(self, x):
     """A layer with a weight and a bias in one operation."""
-
-    def __init__(self):
-        super().__init__()
-        self.w = brainstate.ParamState(0.4 * jnp.sin(jnp.arange(12.0)).reshape(3, 4))
-        self.b = brainstate.ParamState(0.1 * jnp.arange(4.0))
-
-    def init_state(self, batch_size=None):
-        self.h = brainstate.HiddenState(jnp.zeros((batch_size, 4)))
-
-    def update(self, x):
-        drive = braintrace.matmul(x, self.w.value, self.b.value)
-        self.h.value = 0.7 * self.h.value + jnp.tanh(drive)
-        return self.h.value
+    drive = braintrace.matmul(x, self.w.value, self.b.value)
+    self.h.value = 0.7 * self.h.value + jnp.tanh(drive)
+    return self.h.value
 
 
 @pytest.mark.by_day("the default, given as an option")
@@ -278,7 +260,7 @@ def test_equal_rules_are_one(given):
     xs = jnp.asarray(np.random.default_rng(0).normal(size=(LENGTH, BATCH, 3)), jnp.float32)
 
     def run(algorithm, **options):
-        learner = braintrace.compile(Biased(), algorithm, xs[0], batch_size=BATCH, **options)
+        learner = braintrace.compile(biased(), algorithm, xs[0], batch_size=BATCH, **options)
         resets = RESET[:, 0] if alone == "es_d_rtrl" else RESET
         how = {"step_fn": lambda x: (learner(x) ** 2).sum(), "chunk_size": 4}
         gradients = [learner.etrace_grad(xs, reset=flags, **how) for flags in (None, resets)]

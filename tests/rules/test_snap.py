@@ -18,6 +18,7 @@ from drivers import (
     catalogue_gradient,
 )
 from matrices import csr
+from models import small
 from ops_catalogue import restored_registries
 
 import braintrace
@@ -341,30 +342,19 @@ def test_operations_of_ones_own_have_to_be_linear_in_their_input(function):
             test_products_of_all_kinds(recurrence)
 
 
-class LeakyReadout(brainstate.nn.Module):
+@small({"h": (4,), "o": (2,)}, w_in=normal(0, 3, 4), w_rec=normal(1, 4, 4), w_out=normal(2, 4, 2))
+def leaky_readout(self, x):
     """A vanilla cell with a leaky readout."""
-
-    def __init__(self):
-        super().__init__()
-        self.w_in = brainstate.ParamState(normal(0, 3, 4))
-        self.w_rec = brainstate.ParamState(normal(1, 4, 4))
-        self.w_out = brainstate.ParamState(normal(2, 4, 2))
-
-    def init_state(self, batch_size=None, **_):
-        self.h = brainstate.HiddenState(jnp.zeros((batch_size, 4)))
-        self.o = brainstate.HiddenState(jnp.zeros((batch_size, 2)))
-
-    def update(self, x):
-        recurrent = braintrace.matmul(self.h.value, self.w_rec.value)
-        self.h.value = jnp.tanh(braintrace.matmul(x, self.w_in.value) + recurrent)
-        self.o.value = 0.8 * self.o.value + self.h.value @ self.w_out.value
-        return self.o.value
+    recurrent = braintrace.matmul(self.h.value, self.w_rec.value)
+    self.h.value = jnp.tanh(braintrace.matmul(x, self.w_in.value) + recurrent)
+    self.o.value = 0.8 * self.o.value + self.h.value @ self.w_out.value
+    return self.o.value
 
 
 def test_linear_readouts_add_nothing_to_what_is_left_out():
     """Backpropagation through time, where the recurrent weight goes back by its diagonal."""
     xs = normal(9, STEPS, BATCH, 3)
-    model = LeakyReadout()
+    model = leaky_readout()
 
     def sequence_loss(p):
         h, o, total = jnp.zeros((BATCH, 4)), jnp.zeros((BATCH, 2)), 0.0

@@ -13,6 +13,7 @@ from assertions import assert_gradients_close, assert_gradients_differ
 from backpropagation import backpropagated
 from drivers import build_learner, sequence_gradient
 from matrices import csr
+from models import small
 
 import braintrace
 
@@ -39,19 +40,12 @@ def test_a_dense_layer_saturates_in_two_steps(case):
 
 
 def test_an_entry_of_a_kernel_reaches_its_own_channel():
-    class Convolution(brainstate.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.w = brainstate.ParamState(jnp.ones((2, 1, 3)))
+    @small({"h": (2, 5)}, w=np.ones((2, 1, 3)))
+    def convolution(self, x):
+        self.h.value = 0.9 * self.h.value + jnp.tanh(braintrace.conv(x, self.w.value))
+        return self.h.value
 
-        def init_state(self, batch_size=None, **kwargs):
-            self.h = brainstate.HiddenState(jnp.zeros((batch_size, 2, 5)))
-
-        def update(self, x):
-            self.h.value = 0.9 * self.h.value + jnp.tanh(braintrace.conv(x, self.w.value))
-            return self.h.value
-
-    learner = braintrace.compile(Convolution(), "snap", jnp.ones((2, 1, 5)), batch_size=2, n=2)
+    learner = braintrace.compile(convolution(), "snap", jnp.ones((2, 1, 5)), batch_size=2, n=2)
     pairs = 2 * (4 + 5 + 4)  # of both channels; at the edges there is no input
     assert learner.report().carried_bytes == 4 * BATCH * pairs
 
@@ -59,18 +53,11 @@ def test_an_entry_of_a_kernel_reaches_its_own_channel():
 def test_a_large_parameter_that_is_summed_takes_little_memory():
     """Which entry reaches which element is no table then, and the gradient is exact."""
 
-    class Pooled(brainstate.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.w = brainstate.ParamState(jnp.linspace(-1, 1, 12000).reshape(4, 3000))
-
-        def init_state(self, **_):
-            self.h = brainstate.HiddenState(jnp.zeros(4))
-
-        def update(self, x):
-            gains = jnp.tanh(braintrace.element_wise(self.w.value))
-            self.h.value = 0.5 * self.h.value + jnp.mean(gains * x, axis=-1)
-            return self.h.value
+    @small({"h": (4,)}, w=np.linspace(-1, 1, 12000).reshape(4, 3000))
+    def pooled(self, x):
+        gains = jnp.tanh(braintrace.element_wise(self.w.value))
+        self.h.value = 0.5 * self.h.value + jnp.mean(gains * x, axis=-1)
+        return self.h.value
 
     def loss(w):
         h = jnp.zeros(4)
@@ -79,7 +66,7 @@ def test_a_large_parameter_that_is_summed_takes_little_memory():
         return jnp.sum(h**2)
 
     xs = jnp.asarray(np.random.default_rng(1).normal(size=(3, 3000)), jnp.float32)
-    model = Pooled()
+    model = pooled()
     tracemalloc.start()
     try:
         learner = braintrace.compile(model, "snap", xs[0], n=2)

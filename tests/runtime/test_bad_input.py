@@ -14,6 +14,7 @@ import pytest
 import saiunit as u
 from assertions import assert_same_bits
 from drivers import build_learner, snapshot
+from models import small
 
 import braintrace
 
@@ -214,38 +215,25 @@ def test_integer_weights_are_named():
 # --- models -------------------------------------------------------------------------------
 
 
-class NoHiddenState(brainstate.nn.Module):
+@small({}, w=np.ones((3, 4)))
+def no_hidden_state(self, x):
     """A layer without memory."""
-
-    def __init__(self):
-        super().__init__()
-        self.w = brainstate.ParamState(jnp.ones((3, 4)))
-
-    def update(self, x):
-        return braintrace.matmul(x, self.w.value)
+    return braintrace.matmul(x, self.w.value)
 
 
-class NoMarkedOperation(brainstate.nn.Module):
+@small({"h": (4,)}, w=np.ones((3, 4)))
+def no_marked_operation(self, x):
     """A leaky integrator in plain JAX."""
-
-    def __init__(self):
-        super().__init__()
-        self.w = brainstate.ParamState(jnp.ones((3, 4)))
-
-    def init_state(self, batch_size=1, **_):
-        self.h = brainstate.HiddenState(jnp.zeros((batch_size, 4)))
-
-    def update(self, x):
-        self.h.value = 0.9 * self.h.value + x @ self.w.value
-        return self.h.value
+    self.h.value = 0.9 * self.h.value + x @ self.w.value
+    return self.h.value
 
 
 @pytest.mark.core
 @pytest.mark.parametrize(
     ("model", "mark", "words"),
     [
-        (NoHiddenState, None, ("NoHiddenState", "HiddenState")),
-        (NoMarkedOperation, "explicit", ("NoMarkedOperation", "h", "braintrace.matmul")),
+        (no_hidden_state, None, ("no_hidden_state", "HiddenState")),
+        (no_marked_operation, "explicit", ("no_marked_operation", "h", "braintrace.matmul")),
     ],
 )
 def test_models_with_nothing_to_learn_online(model, mark, words):

@@ -1,10 +1,40 @@
-"""Two models beside the catalogue: one with units in every value, one with noise."""
+"""Models of a single test, made of one function; those of several tests are in `catalogue`."""
 
 import brainstate
 import jax.numpy as jnp
 import saiunit
 
 import braintrace
+
+
+def small(states, start=0.0, **weights):
+    """Make a class of models of a function ``step(model, x) -> output``.
+
+    states: {name: shape of one sample}; all numbers are `start`.
+    weights: {name: array}, in double precision where JAX has it.
+    """
+
+    def class_of(step):
+        class Small(brainstate.nn.Module):
+            __doc__ = step.__doc__
+
+            def __init__(self):
+                super().__init__()
+                for name, value in weights.items():
+                    setattr(self, name, brainstate.ParamState(jnp.asarray(value)))
+
+            def init_state(self, batch_size=None, **_):
+                lead = () if batch_size is None else (batch_size,)
+                for name, shape in states.items():
+                    value = start + jnp.zeros((*lead, *shape))
+                    setattr(self, name, brainstate.HiddenState(value))
+
+            update = step
+
+        Small.__name__ = step.__name__
+        return Small
+
+    return class_of
 
 
 class Conductance(brainstate.nn.Module):
