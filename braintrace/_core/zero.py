@@ -51,7 +51,7 @@ def widened(trace: PyTree, dtype: DTypeLike) -> PyTree:
     return jax.tree.map(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, dtype)), trace)
 
 
-def apart(product: jax.Array, factor: jax.Array) -> jax.Array:
+def unfused(product: jax.Array, factor: jax.Array) -> jax.Array:
     """Return a product of a factor with traces that XLA computes separately.
 
     XLA of jaxlib 0.10 on a CPU fuses a product into the sum over an axis that it is added to. If it

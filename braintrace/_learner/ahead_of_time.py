@@ -21,7 +21,7 @@ from .._typing import PyTree
 from .calls.options import METHODS, complaint, options_of
 from .calls.parts import HasParts, LearnerParts
 from .calls.request import request_of
-from .driver import lower_whole
+from .driver import lower_request
 
 
 @one_thread_at_a_time
@@ -75,9 +75,9 @@ def lower(learner: HasParts, method: str, *arguments: PyTree, **options: Any) ->
     read = options_of(method, options)
     request = request_of(parts, method, sequences, read)
     if read.optimizer is None:
-        return lower_whole(parts, request)
+        return lower_request(parts, request)
     with parts.held_optimizer.begun(read.optimizer, parts.parameters_for_optimizer):
-        return lower_whole(parts, request)
+        return lower_request(parts, request)
 
 
 def _lower_step(learner: LearnerParts, arguments: tuple[PyTree, ...]) -> jax.stages.Lowered:

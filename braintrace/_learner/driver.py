@@ -39,7 +39,7 @@ from .._runtime.changes import caught_up, follow_every_state, own_changes
 from .._runtime.states.old_states import entered
 from .._typing import PyTree, path_name
 from .calls.arguments import flattened, weights_of
-from .calls.body import Arguments, Body, HasZero, Unfinished, not_taken, run_to_the_end
+from .calls.body import Arguments, Body, DeferredTraces, HasZero, not_taken, run_to_the_end
 from .calls.chunks import Cuts, steps_of
 from .calls.compilations import Features
 from .calls.options import Options
@@ -188,7 +188,7 @@ class Driver:
                 )
             if body.check is not None:
                 body.check(results)
-            if isinstance(after, Unfinished):
+            if isinstance(after, DeferredTraces):
                 return results, written, self._finished(after, traces, owned)
             return results, written, None if after is None else lambda: after
 
@@ -245,7 +245,7 @@ class Driver:
         return self.trace(values, traces, arguments, owned).lower()
 
     def _finished(
-        self, found: Unfinished, before: Traces | None, owned: bool
+        self, found: DeferredTraces, before: Traces | None, owned: bool
     ) -> Callable[[], Traces]:
         """Return a function that computes the traces."""
         assert self._finish is not None
@@ -330,21 +330,21 @@ def prepared(
     return driver, arguments
 
 
-def run_whole(learner: LearnerParts, request: Request) -> PyTree:
+def run_request(learner: LearnerParts, request: Request) -> PyTree:
     """Run a call of a method on the current learner."""
     notice_counted(learner.held_optimizer)
-    states, driver, arguments = _prepared_as_it_is(learner, request)
+    states, driver, arguments = _prepared_now(learner, request)
     store = learner.algorithm.store(states)
     return driver(store, states, arguments, request.options, request.start)
 
 
-def lower_whole(learner: LearnerParts, request: Request) -> jax.stages.Lowered:
-    """Return the program that `run_whole` would run."""
-    states, driver, arguments = _prepared_as_it_is(learner, request)
+def lower_request(learner: LearnerParts, request: Request) -> jax.stages.Lowered:
+    """Return the program that `run_request` would run."""
+    states, driver, arguments = _prepared_now(learner, request)
     return driver.lower(states, arguments)
 
 
-def _prepared_as_it_is(learner: LearnerParts, request: Request) -> tuple[States, Driver, Arguments]:
+def _prepared_now(learner: LearnerParts, request: Request) -> tuple[States, Driver, Arguments]:
     """Return the current States of the model, and what a call on them needs; see `prepared`."""
     algorithm = learner.algorithm
     follow_every_state(algorithm, request.options.window)

@@ -25,7 +25,7 @@ from .calls.arguments import of_numbers
 from .calls.options import SINGLE, LearnOptions, Options, complaint, options_of, takes
 from .calls.parts import HasParts, LastPrediction, LearnerParts
 from .calls.request import Request, request_of
-from .driver import run_whole
+from .driver import run_request
 from .methods.late_labels import Stream, Waiting, room
 from .state.learner_state import FORECASTS, LearnerState
 from .state.leaves import raw
@@ -277,7 +277,7 @@ def settle(learner: LearnerParts) -> None:
     """Pass over all samples that wait for a label, before another method runs."""
     waiting = peek(learner.held_forecasts.waiting)
     if waiting is not None and (is_tracer(waiting["count"]) or int(waiting["count"])):
-        run_whole(learner, Request("settle", NO_SAMPLES, Options()))
+        run_request(learner, Request("settle", NO_SAMPLES, Options()))
 
 
 def drop_forecasts(learner: LearnerParts) -> None:
@@ -337,7 +337,7 @@ def _run(
     learner: LearnerParts, method: str, sequences: tuple[PyTree, ...], options: Options
 ) -> PyTree:
     learner.held_forecasts.last_prediction = LastPrediction(())
-    return run_whole(learner, request_of(learner, method, sequences, options))
+    return run_request(learner, request_of(learner, method, sequences, options))
 
 
 def _prepare(learner: LearnerParts, sequences: tuple[PyTree, ...], max_delay: int) -> None:

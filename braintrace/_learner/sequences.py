@@ -21,7 +21,7 @@ from .calls.options import (
 )
 from .calls.parts import HasParts
 from .calls.request import request_of
-from .driver import run_whole
+from .driver import run_request
 from .forecast import note_prediction, settle, warn_if_predicted
 from .watching import run_watched
 
@@ -375,7 +375,7 @@ def _run(
     request = request_of(parts, method, sequences, options)
     settle(parts)
     warn_if_predicted(parts, request)
-    run = run_watched if options.is_logged else run_whole
+    run = run_watched if options.is_logged else run_request
     if options.optimizer is None:
         return run(parts, request)
     with parts.held_optimizer.begun(options.optimizer, parts.parameters_for_optimizer):

@@ -31,7 +31,7 @@ from .calls.arguments import length_of, weights_of
 from .calls.chunks import windows_of
 from .calls.parts import LearnerParts
 from .calls.request import Request
-from .driver import run_whole
+from .driver import run_request
 from .state.skips import notice_all
 
 PARTS, LONGEST = 10, 1000
@@ -69,7 +69,7 @@ def run_watched(learner: LearnerParts, request: Request) -> PyTree:
         try:
             for start, stop in blocks:
                 with uninterrupted, _counted_from(start):
-                    found = run_whole(learner, parts.request(start, stop))
+                    found = run_request(learner, parts.request(start, stop))
                     seen = parts.add(found, start, stop)
                     done = stop
                 teller.issued(stop, found, seen)

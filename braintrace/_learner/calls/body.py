@@ -21,7 +21,7 @@ Arguments: TypeAlias = tuple[PyTree, jax.Array | None, Resets]
 
 
 @dataclasses.dataclass(frozen=True)
-class Unfinished:
+class DeferredTraces:
     """Deferred traces after a sequence, which are computed at the next read.
 
     Attributes
@@ -36,12 +36,12 @@ class Unfinished:
     before: Traces | None
 
 
-jax.tree_util.register_dataclass(Unfinished)
+jax.tree_util.register_dataclass(DeferredTraces)
 
-Found: TypeAlias = tuple[PyTree, list[PyTree], "Traces | Unfinished | None"]
+BodyResult: TypeAlias = tuple[PyTree, list[PyTree], "Traces | DeferredTraces | None"]
 """Result of a body: results, new values of States, and traces, or None if it has none."""
 
-Given: TypeAlias = tuple[Traces | None, bool]
+LentTraces: TypeAlias = tuple[Traces | None, bool]
 """Traces for a body, and whether their buffers may be donated."""
 
 
@@ -52,17 +52,17 @@ class HasZero(Protocol):
     def is_zero(self) -> bool: ...
 
 
-def taken(held: HasZero, take: Take) -> Given:
+def taken(held: HasZero, take: Take) -> LentTraces:
     """Return the traces, and whether their buffers may be donated."""
     return take()
 
 
-def taken_unless_zero(held: HasZero, take: Take) -> Given:
+def taken_unless_zero(held: HasZero, take: Take) -> LentTraces:
     """Return the same, and ``None`` for traces that are known to be zero."""
     return (None, True) if held.is_zero else take()
 
 
-def not_taken(held: HasZero, take: Take) -> Given:
+def not_taken(held: HasZero, take: Take) -> LentTraces:
     """Return no traces, for a body that does not use them."""
     return None, False
 
@@ -75,7 +75,7 @@ class Body:
     ----------
     run
         ``(values, traces, sequences, mask, resets) -> (results, written values, traces)``. Traces
-        may be `Unfinished`, or None if there are none.
+        may be `DeferredTraces`, or None if there are none.
     states
         Returns the States whose values it takes, given the States of the model by path.
     written
@@ -87,7 +87,7 @@ class Body:
     replaces
         Tests for sequences whether the new traces can overwrite the old ones.
     finish
-        ``(sources, before) -> traces`` of `Unfinished` traces.
+        ``(sources, before) -> traces`` of `DeferredTraces` traces.
     reads_initial
         Whether it reads the initial values of States even if no step has a flag.
     cuts
@@ -98,11 +98,11 @@ class Body:
         Reports results, and the index of the first step, after they are stored.
     """
 
-    run: Callable[..., Found]
+    run: Callable[..., BodyResult]
     states: Callable[[States], Sequence[brainstate.State]]
     written: Callable[[Sequence[PyTree]], Sequence[PyTree]]
     results: Callable[[PyTree, Options], PyTree] = lambda found, options: found
-    take: Callable[[HasZero, Take], Given] = taken
+    take: Callable[[HasZero, Take], LentTraces] = taken
     replaces: Callable[[PyTree, Traces | None], bool] = lambda sequences, traces: True
     finish: Callable[[PyTree, Traces | None], Traces] | None = None
     reads_initial: bool = False
@@ -116,7 +116,7 @@ def run_to_the_end(
 ) -> tuple[PyTree, list[PyTree], Traces | None]:
     """Run a body, and compute its deferred traces."""
     results, written, after = body.run(values, traces, *arguments)
-    if isinstance(after, Unfinished):
+    if isinstance(after, DeferredTraces):
         assert body.finish is not None
         after = body.finish(after.sources, traces if after.before is None else after.before)
     return results, written, after

@@ -18,7 +18,7 @@ from ..._jax import for_devices
 from ..._sharding import Placement
 from ..._typing import Path, PyTree
 from ..state.leaves import by_path, like_leaves
-from .body import Arguments, Body, Found, Unfinished
+from .body import Arguments, Body, BodyResult, DeferredTraces
 
 
 class Placing:
@@ -95,13 +95,13 @@ class Placing:
 def placed_body(body: Body, placing: Placing, states: Sequence[brainstate.State]) -> Body:
     """Return a body whose values are constrained before and after."""
 
-    def run(values: list[PyTree], traces: Traces | None, *arguments: PyTree) -> Found:
+    def run(values: list[PyTree], traces: Traces | None, *arguments: PyTree) -> BodyResult:
         sequences, mask, resets = placing.arguments(arguments)
         values, traces = placing.values(states, values), placing.traces(traces)
         with for_devices(placing.devices):
             results, written, after = body.run(values, traces, sequences, mask, resets)
         written = placing.values(body.written(states), written)
-        if isinstance(after, Unfinished):
+        if isinstance(after, DeferredTraces):
             return results, written, dataclasses.replace(after, before=placing.traces(after.before))
         return results, written, placing.traces(after)
 

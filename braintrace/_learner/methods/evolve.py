@@ -13,7 +13,7 @@ from ..._graph import Traces
 from ..._jax import Var
 from ..._runtime import Take, read_states, reset_array, whole_values
 from ..._typing import PyTree
-from ..calls.body import Arguments, Body, Found, Given, HasZero, not_taken, taken
+from ..calls.body import Arguments, Body, BodyResult, HasZero, LentTraces, not_taken, taken
 from ..calls.chunk_costs import work_of
 from ..calls.chunks import Cuts, chunks_of, over_chunks, steps_of
 from ..calls.options import Options
@@ -80,7 +80,7 @@ def evolving(learner: LearnerParts, request: Request, example: Arguments) -> Bod
 
     def run(
         values: list[PyTree], traces: Traces, sequences: PyTree, mask: None, resets: Resets
-    ) -> Found:
+    ) -> BodyResult:
         flags, initial = resets
         steps = _Steps(algorithm, values, initial)
         weights, probes = operands(graph, steps.known), zero_probes(graph)
@@ -115,7 +115,7 @@ def predicting(learner: LearnerParts, request: Request, example: Arguments) -> B
 
     def run(
         values: list[PyTree], traces: Traces, sequences: PyTree, mask: None, resets: Resets
-    ) -> Found:
+    ) -> BodyResult:
         flags, initial = resets
         steps = _Steps(algorithm, values, initial)
 
@@ -131,8 +131,8 @@ def predicting(learner: LearnerParts, request: Request, example: Arguments) -> B
 
 def _body(
     algorithm: ETraceAlgorithm,
-    run: Callable[..., Found],
-    take: Callable[[HasZero, Take], Given],
+    run: Callable[..., BodyResult],
+    take: Callable[[HasZero, Take], LentTraces],
     cuts: Cuts,
 ) -> Body:
     """Return the body of a function of the model's own States."""

@@ -28,7 +28,7 @@ from ..._graph import ETraceGraph, Traces, Weights
 from ..._jaxpr import program_of
 from ..._runtime import read_states
 from ..._typing import PyTree
-from ..calls.body import Arguments, Body, Found, Unfinished, taken_unless_zero
+from ..calls.body import Arguments, Body, BodyResult, DeferredTraces, taken_unless_zero
 from ..calls.chunks import Chunks, Cuts, over_chunks, steps_of
 from ..calls.options import Options
 from ..calls.parts import LearnerParts
@@ -165,7 +165,7 @@ class SequenceGradient:
         sequences: PyTree,
         mask: jax.Array | None,
         resets: Resets,
-    ) -> Found:
+    ) -> BodyResult:
         parameters, others = values[: len(self._parameters)], values[len(self._parameters) :]
         cut = self._cut(sequences, traces)
         scales = self._scales(jnp.ones(cut.steps) if mask is None else mask)
@@ -188,13 +188,13 @@ class SequenceGradient:
         wanted = [total[path] for path in self._wanted.values()]
         if mask is not None:  # the loss of a masked step may be NaN
             losses = jnp.where(mask == 0, 0, losses)
-        after: Traces | Unfinished | None = self._chunks.known_traces(kept)
+        after: Traces | DeferredTraces | None = self._chunks.known_traces(kept)
         if after is None:
             read = self._read_by_update(weights, kept, None if is_zero(before) else before)
             # XLA would compute single numbers of the gradient again inside the update.
             whole = jax.tree.map(jnp.sum, gradients)
             token = None if is_zero(before) else ordering_token(whole)
-            after = Unfinished((read, kept, token), None if is_one_chunk else before)
+            after = DeferredTraces((read, kept, token), None if is_one_chunk else before)
         return (wanted, losses, aux), written, after
 
     def _over_chunks(

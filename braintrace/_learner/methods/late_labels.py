@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from ..._errors import OptionError
 from ..._graph import Traces
 from ..._typing import PyTree
-from ..calls.body import Arguments, Body, Found
+from ..calls.body import Arguments, Body, BodyResult
 from ..calls.options import Options
 from ..calls.parts import LearnerParts
 from ..calls.request import Request
@@ -135,7 +135,7 @@ def forecasting(learner: LearnerParts, request: Request, example: Arguments) -> 
 
     def run(
         values: list[PyTree], traces: Traces, inputs: PyTree, mask: None, resets: Resets
-    ) -> Found:
+    ) -> BodyResult:
         waiting, *current = values
         waiting = stream.with_equal_states(waiting, current)
         is_full = waiting["count"] == room(waiting)
@@ -156,7 +156,7 @@ def settling(learner: LearnerParts, request: Request, example: Arguments) -> Bod
     """Return a body that advances the traces to the last forecast, without any label."""
     stream, held = Stream(learner), learner.held_forecasts.waiting
 
-    def run(values: list[PyTree], traces: Traces, *arguments: PyTree) -> Found:
+    def run(values: list[PyTree], traces: Traces, *arguments: PyTree) -> BodyResult:
         waiting, *current = values
         waiting = stream.with_equal_states(waiting, current)
         waiting, traces = stream.passed_over(waiting, current, traces, waiting["count"])
@@ -229,7 +229,7 @@ class _Learning:
         sequences: PyTree,
         mask: None,
         resets: Resets,
-    ) -> Found:
+    ) -> BodyResult:
         stream, (waiting, *everything) = self._stream, values
         delay, *targets = sequences
         current = everything[: len(stream.states)]

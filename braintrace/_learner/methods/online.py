@@ -25,8 +25,7 @@ from ..._errors import OptionError
 from ..._function_model import gradients_by_path, gradients_for
 from ..._graph import Traces
 from ..._typing import PyTree, path_name
-from ..calls.body import Arguments, Body, run_to_the_end
-from ..calls.body import Found as Results
+from ..calls.body import Arguments, Body, BodyResult, run_to_the_end
 from ..calls.chunks import over_blocks, steps_of
 from ..calls.options import Options
 from ..calls.parts import LearnerParts
@@ -37,16 +36,16 @@ from ..state.leaves import by_path
 from ..state.skips import notice_of_call
 from ..state.units import split_loss, with_unit, with_units
 from .gradient import differentiating
+from .nonfinite_samples import reset_nonfinite
 from .recorder import Recorder, Reset, Values, first_written, run_online, values_of
-from .spoiled import reset_spoiled
 from .step_function import call_step_function, example_slices, no_loops_in_step_function
 from .update_function import run_update
-from .updates import Found, Skip, Update, update_of
+from .updates import Skip, StepResult, Update, update_of
 
 Slices: TypeAlias = tuple[PyTree, Reset, jax.Array | None]
 """Slices of the sequences, the flags and the mask, for one step or the steps of a block."""
 
-Differentiate: TypeAlias = Callable[[Traces, Initial, Slices], tuple[Found, Traces]]
+Differentiate: TypeAlias = Callable[[Traces, Initial, Slices], tuple[StepResult, Traces]]
 """Returns the result of a step or block, and the traces after it; hidden States advance."""
 
 
@@ -163,7 +162,7 @@ class OnlineLearning:
         traces: Traces,
         initial: Initial,
         inputs: Slices,
-    ) -> tuple[Found, Traces]:
+    ) -> tuple[StepResult, Traces]:
         algorithm, options = self._algorithm, self._options
         slices, reset, weight = inputs
         if reset is not None:
@@ -187,7 +186,7 @@ class OnlineLearning:
         counts = None if weight is None else weight != 0
         if counts is not None:
             loss = jnp.where(counts, loss, 0)
-        return Found(gradients_for(algorithm.model, gradients), loss, aux, counts), after
+        return StepResult(gradients_for(algorithm.model, gradients), loss, aux, counts), after
 
     def _of_blocks(self, learner: LearnerParts, example: Arguments) -> Differentiate:
         """Return the derivative of a block: of its mean loss, as a separate sequence."""
@@ -205,7 +204,7 @@ class OnlineLearning:
         body = differentiating(learner, request, (*block[:2], (block[2], initial)))
         states = body.states(self._algorithm.states_of_model)
 
-        def of_block(traces: Traces, initial: Initial, inputs: Slices) -> tuple[Found, Traces]:
+        def of_block(traces: Traces, initial: Initial, inputs: Slices) -> tuple[StepResult, Traces]:
             slices, reset, weights = inputs
             resets = (reset, [] if reset is None else initial)
             values = [state.value for state in states]
@@ -216,7 +215,7 @@ class OnlineLearning:
             gradients, losses, *aux = body.results(results, options)
             mantissas, self._loss_unit = saiunit.split_mantissa_unit(losses)
             counts = None if weights is None else jnp.any(weights != 0)
-            return Found(gradients, mantissas, aux[0] if aux else None, counts), after
+            return StepResult(gradients, mantissas, aux[0] if aux else None, counts), after
 
         return of_block
 
@@ -234,7 +233,7 @@ class OnlineLearning:
                 reset_states(algorithm, initial, flags)
                 after = _reset_if_any(algorithm.compiled.trace_specs, after, flags)
             if isinstance(verdict, Skip):
-                samples, after = reset_spoiled(algorithm, verdict, after)
+                samples, after = reset_nonfinite(algorithm, verdict, after)
                 verdict = verdict.is_bad, samples
             if verdict is not None:
                 verdict = jax.tree.map(
@@ -270,7 +269,7 @@ class OnlineLearning:
         sequences: PyTree,
         mask: jax.Array | None,
         resets: Resets,
-    ) -> Results:
+    ) -> BodyResult:
         flags, initial = resets
         over_time, every = (sequences, flags, mask), self._options.every
 
@@ -300,7 +299,7 @@ class OnlineLearning:
 def _of_single_steps(of_block: Differentiate) -> Differentiate:
     """Return the derivative of a step, as a block of one step."""
 
-    def of_step(traces: Traces, initial: Initial, inputs: Slices) -> tuple[Found, Traces]:
+    def of_step(traces: Traces, initial: Initial, inputs: Slices) -> tuple[StepResult, Traces]:
         found, after = of_block(traces, initial, as_chunk(inputs))
         loss, aux = jax.tree.map(lambda leaf: leaf[0], (found.losses, found.aux))
         return dataclasses.replace(found, losses=loss, aux=aux), after

@@ -21,11 +21,11 @@ from ..._runtime import CarriedTraces, EligibilityTraces
 from ..._typing import PyTree, path_name
 from ..state.interceptor import intercepting
 from .recorder import first_written, traced_values
-from .updates import Found, Update, Verdict
+from .updates import StepResult, Update, Verdict
 
 
 def run_update(
-    algorithm: ETraceAlgorithm, update: Update, found: Found, traces: Traces
+    algorithm: ETraceAlgorithm, update: Update, found: StepResult, traces: Traces
 ) -> tuple[jax.Array | None, Verdict]:
     """Run an update, and return the samples that it requests to reset; ``None``: no requests.
 

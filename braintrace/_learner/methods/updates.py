@@ -1,6 +1,6 @@
 """Updates: functions of the gradient of a step, or of a block of steps.
 
-An update is a function of a `Found` that writes parameters, and other States. It comes from
+An update is a function of a `StepResult` that writes parameters, and other States. It comes from
 the user's ``update_fn``, from a gradient transformation, or from an object with its own States; all
 other code treats them alike. Wrappers determine whether it runs.
 """
@@ -29,7 +29,7 @@ from .step_function import update_parameters
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class StepResult:
     """Result of a step, or of a block of steps.
 
     Attributes
@@ -71,7 +71,7 @@ class Skip(NamedTuple):
 Verdict: TypeAlias = jax.Array | Skip | None
 """Index of the first parameter with a non-finite gradient (``'raise'``), or a `Skip`."""
 
-Update: TypeAlias = Callable[[Found], Verdict]
+Update: TypeAlias = Callable[[StepResult], Verdict]
 """Updates the parameters, and returns what a check has found."""
 
 
@@ -90,7 +90,7 @@ def update_of(learner: LearnerParts, options: Options) -> Update:
 def by_function(update_fn: Callable[..., PyTree], has_aux: bool) -> Update:
     """Return the update by the user's function."""
 
-    def update(found: Found) -> None:
+    def update(found: StepResult) -> None:
         update_parameters(update_fn, found.gradients, *((found.aux,) if has_aux else ()))
 
     return update
@@ -105,7 +105,7 @@ def by_transformation(learner: LearnerParts, optimizer: Any) -> Update:
     state, model = learner.held_optimizer.transformed, learner.algorithm.model
     takes_loss = _takes_more(optimizer.update)
 
-    def update(found: Found) -> None:
+    def update(found: StepResult) -> None:
         now = learner.parameters_for_optimizer()
         gradients = _downhill(_computed_once(found).gradients, now)
         more = {"value": jnp.mean(found.losses)} if takes_loss else {}
@@ -124,7 +124,7 @@ def by_transformation(learner: LearnerParts, optimizer: Any) -> Update:
     return update
 
 
-def _computed_once(found: Found) -> Found:
+def _computed_once(found: StepResult) -> StepResult:
     """Return a result with gradients that a CPU computes once, not for each moment of an optimizer.
 
     XLA fuses the contraction of traces into every reader of a gradient, also through an
@@ -148,7 +148,7 @@ def by_object(learner: LearnerParts, optimizer: Any) -> Update:
     """Return the update by an object with a method ``update(gradients)``."""
     model = learner.algorithm.model
 
-    def update(found: Found) -> None:
+    def update(found: StepResult) -> None:
         gradients = _downhill(found.gradients, learner.parameters_for_optimizer())
         with in_words(OptionError, lambda: "`optimizer.update` fails for the gradients"):
             optimizer.update(gradients_by_path(model, gradients))
@@ -177,7 +177,7 @@ def _ignoring(learner: LearnerParts, update: Update) -> Update:
     """Return an update that is omitted for masked steps."""
     model = learner.algorithm.model
 
-    def counted(found: Found) -> None:
+    def counted(found: StepResult) -> None:
         if found.counts is None:
             update(found)
         else:
@@ -189,7 +189,7 @@ def _ignoring(learner: LearnerParts, update: Update) -> Update:
 def _raising(learner: LearnerParts, update: Update) -> Update:
     update = _ignoring(learner, update)
 
-    def judged(found: Found) -> jax.Array:
+    def judged(found: StepResult) -> jax.Array:
         gradients = gradients_by_path(learner.algorithm.model, found.gradients)
         first = first_not_finite(found.losses, gradients)  # before `update_fn` writes to the dict
         update(found)
@@ -201,7 +201,7 @@ def _raising(learner: LearnerParts, update: Update) -> Update:
 def _skipping(learner: LearnerParts, update: Update) -> Update:
     skipped, model = learner.held_optimizer.skipped, learner.algorithm.model
 
-    def guarded(found: Found) -> Skip:
+    def guarded(found: StepResult) -> Skip:
         is_bad, runs = any_not_finite(found.losses, found.gradients), jnp.ones((), bool)
         if found.counts is not None:
             is_bad, runs = is_bad & found.counts, found.counts
@@ -219,11 +219,11 @@ GUARDS: dict[str, Callable[[LearnerParts, Update], Update]] = {
 }
 
 
-def _update_if(flag: jax.Array, model: Module, update: Update, found: Found) -> None:
+def _update_if(flag: jax.Array, model: Module, update: Update, found: StepResult) -> None:
     """Run an update if a flag is true."""
     values = found.gradients, found.losses, found.aux
 
     def run(_: None, values: tuple[PyTree, jax.Array, PyTree]) -> None:
-        update(Found(*values, found.counts, is_computed=True))
+        update(StepResult(*values, found.counts, is_computed=True))
 
     run_if(flag, model, run, None, values)

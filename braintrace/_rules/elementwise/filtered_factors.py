@@ -38,7 +38,7 @@ from ..._jaxpr.dataflow import Kind
 from .input_filters import inputs_of, kinds_of_gradients, rows_of_samples
 
 
-def apart(graph: ETraceGraph, records: Records, filters: Arrays) -> tuple[Arrays, Arrays]:
+def split_filters(graph: ETraceGraph, records: Records, filters: Arrays) -> tuple[Arrays, Arrays]:
     """Return the filters of inputs that advance at each step, and those that advance once."""
     relations = inputs_of(graph)
     once = {key for key in filters if records.num_steps > 1 and _moves_once(relations[key])}

@@ -45,8 +45,8 @@ from ..._graph import (
     TraceSpecs,
     Weights,
 )
-from .filtered_factors import apart, moved_on
 from .filtered_factors import gradients as filtered_factors
+from .filtered_factors import moved_on, split_filters
 from .filtered_products import ByGroup, at_entry, contract, contract_once, factors
 from .filters import (
     Filters,
@@ -111,7 +111,7 @@ class FilterTraces(TraceMethod):
         self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
     ) -> Traces:
         """Return the traces after a recorded chunk."""
-        stepwise, once = apart(graph, records, traces[self._inputs])
+        stepwise, once = split_filters(graph, records, traces[self._inputs])
         start = self._filters(graph, stepwise, traces)
         after, _ = run_filters(graph, self._decays, lambda *_: None, start, records)
         after["x"] |= moved_on(graph, self.decay, records, once)
@@ -136,7 +136,7 @@ class FilterTraces(TraceMethod):
         if counts is not None:
             by_group = jax.vmap(functools.partial(_corrected, self.decay, graph))(by_group, counts)
         products = products_of_gradient(records)
-        stepwise, once = apart(graph, records, before[self._inputs])
+        stepwise, once = split_filters(graph, records, before[self._inputs])
 
         def of_step(eps_x: Arrays, eps_f: Arrays, now: Arrays) -> tuple[Arrays, Arrays]:
             return eps_x, factors(graph, now, eps_f, products)

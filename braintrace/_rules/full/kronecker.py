@@ -38,7 +38,7 @@ from ..._core.whole_state import (
     unit_rows,
     whole_of,
 )
-from ..._core.zero import apart, as_arrays, widened
+from ..._core.zero import as_arrays, unfused, widened
 from ..._errors import PrimitiveError
 from ..._graph import (
     ETraceGraph,
@@ -180,7 +180,7 @@ def _advanced(graph: ETraceGraph, weights: Weights, records: Records, traces: Tr
         if product.constants:
             x = jnp.concatenate([x, jnp.ones((len(x), 1), dtype)], axis=1)
         F = samples_first(found.at[place], None if use.y_axis is None else use.y_axis + 1)
-        moved = apart(jnp.einsum("bqr,br...->bq...", J, A[key]), J)
+        moved = unfused(jnp.einsum("bqr,br...->bq...", J, A[key]), J)
         after = _combined((u[key], moved), (x, F.astype(dtype)), sign)
         new_u[key], new_A[key] = (
             new.astype(traces[kind][key].dtype) for kind, new in zip("uA", after, strict=True)

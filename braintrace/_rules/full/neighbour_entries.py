@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._core.whole_state import row_dtype, whole_of
-from ..._core.zero import apart
+from ..._core.zero import unfused
 from ..._graph import ETraceGraph, ParameterUse, Structure
 from .product_uses import Product, products_of, shape_of_sample
 
@@ -227,7 +227,7 @@ class Move:
         samples = len(trace)
         if self.read is None or self.factors is None:
             old = trace.reshape(samples, len(self.entries.kinds), -1)
-            return apart(jnp.einsum("bqr,ber->beq", J, old), J).reshape(trace.shape)
+            return unfused(jnp.einsum("bqr,ber->beq", J, old), J).reshape(trace.shape)
         flat = J.reshape(samples, -1)
 
         def add(total: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:

@@ -33,7 +33,7 @@ from ..._core.whole_state import (
     which_rows,
     whole_of,
 )
-from ..._core.zero import apart, as_arrays, widened
+from ..._core.zero import as_arrays, unfused, widened
 from ..._graph import (
     ETraceGraph,
     Record,
@@ -124,7 +124,7 @@ def _added_up(
         trace = widened(trace, factors.dtype)
         if is_read is not None:
             trace = where_flagged(is_read, trace)
-        found = apart(jnp.tensordot(factors.astype(trace.dtype), trace, 1), factors)
+        found = unfused(jnp.tensordot(factors.astype(trace.dtype), trace, 1), factors)
         gradients[name] = {"value": found.astype(weights[name]["value"].dtype)}
     return gradients
 

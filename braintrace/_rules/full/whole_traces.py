@@ -27,7 +27,7 @@ import numpy as np
 
 from ..._core.resets import where_flagged
 from ..._core.whole_state import flags_of_rows, row_dtype, to_rows, unit_rows, whole_of
-from ..._core.zero import apart, is_zero, widened
+from ..._core.zero import is_zero, unfused, widened
 from ..._graph import (
     ETraceGraph,
     Jacobian,
@@ -123,11 +123,11 @@ def contracted(axes: str, mu: jax.Array, trace: jax.Array, zeros_select: bool) -
     trace = widened(trace, mu.dtype)
     if zeros_select:
         trace = where_flagged(mu != 0, trace)
-    return apart(jnp.einsum(axes, mu, trace), mu)
+    return unfused(jnp.einsum(axes, mu, trace), mu)
 
 
 def _moved_on(transition: jax.Array, trace: jax.Array, zeros_select: bool) -> jax.Array:
     """Return ``P eps`` of every sample."""
     if zeros_select:
         trace = where_flagged((transition != 0).any(1), trace)
-    return apart(jnp.einsum("bqr,br...->bq...", transition, trace), transition)
+    return unfused(jnp.einsum("bqr,br...->bq...", transition, trace), transition)

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from ..._core.layout import TraceSite, filter_key, trace_sites
 from ..._core.products.active_outputs import EVERY_OUTPUT, trace_shapes
 from ..._core.whole_state import whole_of
-from ..._core.zero import apart
+from ..._core.zero import unfused
 from ..._errors import OptionError
 from ..._etrace_op import (
     Arrays,
@@ -292,7 +292,7 @@ class WholeSite(Site):
         for name, old in trace.items():
             rows = self.rows(name)
             block = J[:, rows[:, None], rows]
-            found[name] = apart(jnp.einsum("bqr,br...->bq...", block, old), block)
+            found[name] = unfused(jnp.einsum("bqr,br...->bq...", block, old), block)
         return found
 
     def outer(self, F: Arrays, x: None) -> Arrays:
@@ -304,7 +304,7 @@ class WholeSite(Site):
         found = {}
         for name, own in trace.items():
             factor = mu[:, self.rows(name)]
-            found[name] = apart(jnp.einsum("bq,bq...->...", factor, own), factor)
+            found[name] = unfused(jnp.einsum("bq,bq...->...", factor, own), factor)
         return found
 
     def rows(self, name: str) -> Any:

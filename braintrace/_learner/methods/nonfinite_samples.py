@@ -26,7 +26,7 @@ Reset: TypeAlias = tuple[jax.Array, Traces]
 """The samples that were reset, and the traces."""
 
 
-def reset_spoiled(algorithm: ETraceAlgorithm, skip: Skip, traces: Traces) -> Reset:
+def reset_nonfinite(algorithm: ETraceAlgorithm, skip: Skip, traces: Traces) -> Reset:
     """Reset the samples that are not finite after a skipped update, or NaN in a masked step.
 
     Traces are read only if an update is skipped, or a state is NaN in a masked step. Initial values
@@ -53,12 +53,12 @@ def reset_spoiled(algorithm: ETraceAlgorithm, skip: Skip, traces: Traces) -> Res
     if skip.is_masked is not None:
         is_suspect = is_suspect | (skip.is_masked & is_any_nan(inexact(states)))
 
-    def is_spoiled(leaf: jax.Array) -> jax.Array:
+    def is_nonfinite(leaf: jax.Array) -> jax.Array:
         return jnp.isnan(leaf) | (skip.is_bad & ~jnp.isfinite(leaf))
 
     def samples_in(traces: Traces) -> jax.Array:
         states = values_by_path(algorithm.short_term_states)
-        return samples_with(algorithm, is_spoiled, states, traces)
+        return samples_with(algorithm, is_nonfinite, states, traces)
 
     def reset(now: Reset) -> Reset:
         samples = samples_in(now[1])
