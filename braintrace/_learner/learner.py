@@ -20,10 +20,10 @@ from .._typing import Path, PyTree
 from . import ahead_of_time, export, forecast, sequences
 from .calls.arguments import ALGORITHM
 from .calls.compilations import Compilations
+from .calls.interceptor import interceptor_of
 from .calls.parts import HeldForecasts, LearnerParts
 from .forecast import drop_forecasts, settle
 from .functional import FunctionalLearner
-from .state.interceptor import interceptor_of
 from .state.optimizer import HeldOptimizer
 from .state.skips import notice_all
 

@@ -9,8 +9,9 @@ resets samples to `states.initial_values`. `traces` is the State that users read
 belong. `step_data` contains the wrappers that mark arguments as sequences.
 
 All calls go through `environment.mesh`, for arrays that JAX types with their sharding, and
-`environment.threads`, which serialises callers. `environment.environ` and `environment.captured`
-detect changes of values that a step or ``init_state`` has read besides States and arguments.
+`environment.threads`, which serialises callers. A compiled step contains the values of
+`environment.attributes` and `environment.environ` as constants, and a compiled ``init_state``
+contains the values of `environment.captured`: these modules detect their changes.
 """
 
 from .carried_traces import CarriedTraces as CarriedTraces

@@ -10,8 +10,8 @@ from typing import Any
 
 from .._errors import OptionError
 from .compiled_model import CompiledModel
+from .environment.attributes import attributes_of
 from .environment.mesh import on_automatic_axes
-from .states.attributes import attributes_of
 from .states.model_states import States
 
 

@@ -23,9 +23,9 @@ from .._jax import strongly_typed
 from .._sharding import Division
 from .._typing import Path, path_name
 from .compiled_step import CompiledStep, carries_alike
+from .environment.attributes import Attributes, attributes_of
 from .environment.environ import Environment
 from .on_mesh import divided
-from .states.attributes import Attributes, attributes_of
 from .states.batch_axes import arguments_for_batch, example_arguments
 from .states.initial_values import InitialFunction, InitialValues, Shapes, shapes_of
 from .states.model_states import States, all_states, short_term, values_by_path, write_by_path

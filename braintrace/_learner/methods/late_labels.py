@@ -24,11 +24,11 @@ from ..._errors import OptionError
 from ..._graph import Traces
 from ..._typing import PyTree
 from ..calls.body import Arguments, Body, BodyResult
+from ..calls.interceptor import interceptor_of
 from ..calls.options import Options
 from ..calls.parts import LearnerParts
 from ..calls.request import Request
 from ..calls.resets import Resets
-from ..state.interceptor import interceptor_of
 from .evolve import evolving, predicting
 from .online import learning_online
 from .step_function import call_loss_function

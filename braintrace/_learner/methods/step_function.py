@@ -23,7 +23,7 @@ from ..._core import examples
 from ..._errors import OptionError
 from ..._foreign import in_words
 from ..._typing import PyTree
-from ..state.interceptor import intercepting
+from ..calls.interceptor import intercepting
 from .recorder import LOOPS, Recorder
 
 

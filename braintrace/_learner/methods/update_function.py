@@ -19,7 +19,7 @@ from ..._errors import OptionError
 from ..._graph import Traces
 from ..._runtime import CarriedTraces, EligibilityTraces
 from ..._typing import PyTree, path_name
-from ..state.interceptor import intercepting
+from ..calls.interceptor import intercepting
 from .recorder import first_written, traced_values
 from .updates import StepResult, Update, Verdict
 

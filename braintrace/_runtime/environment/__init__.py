@@ -1,1 +1,1 @@
-"""What a model runs in: settings that it reads, threads, meshes, memory of the device."""
+"""What a model runs in: attributes and settings that it reads, threads, meshes, memory."""

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import saiunit
 
-from .attributes import contents_of, fields_of
+from ..environment.attributes import contents_of, fields_of
 from .model_states import States, all_states
 
 _PLAIN = (
