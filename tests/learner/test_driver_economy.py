@@ -303,3 +303,16 @@ def test_steps_without_weight_have_no_backward_pass(chunk_size):
     expected = references.bptt(CASE, step_weights=tuple(mask))
     assert_gradients_close(named(found), expected, 1e-5)
     assert len(passed) == 2
+
+
+def test_gradients_of_matrices_sum_over_one_axis_of_steps_and_samples():
+    """XLA copies an operand of a product that sums over two axes."""
+    xs, model = np.ones((8, 2, 3), np.float32), braintrace.nn.LSTMCell(3, 5)
+    learner = braintrace.compile(model, "immediate", xs[0], batch_size=2, window=4)
+
+    def step(x):
+        return (learner(x) ** 2).sum()
+
+    text = learner.lower("etrace_grad", xs, step_fn=step).as_text()
+    assert "contracting_dims = [0] x [0]" in text
+    assert "contracting_dims = [0, 1] x [0, 1]" not in text
