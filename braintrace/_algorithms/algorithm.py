@@ -184,7 +184,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     @property
     def compiled(self) -> CompiledStep:
         """The compiled step for the current shapes of the States."""
-        return self.compiled_model.step
+        return (self._compiled or self.compiled_model).step
 
     @property
     def placement(self) -> Placement | None:

@@ -1,6 +1,7 @@
 """Arguments of the learner's methods besides options: weights, sequences, a mask."""
 
 import dataclasses
+import itertools
 from collections.abc import Hashable, Mapping
 from typing import Any, TypeAlias
 
@@ -93,7 +94,7 @@ def flattened(sequences: PyTree) -> tuple[list[Any], PyTree]:
 
 def of_numbers(sequences: PyTree) -> PyTree:
     """Return sequences with tables, and other containers of numbers, as NumPy arrays."""
-    if not any(map(_is_table, jax.tree.leaves(sequences))):
+    if all(map(isinstance, jax.tree.leaves(sequences), itertools.repeat(ARRAYS))):
         return sequences
     return jax.tree.map(lambda leaf: np.asarray(leaf) if _is_table(leaf) else leaf, sequences)
 

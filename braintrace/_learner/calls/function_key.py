@@ -142,7 +142,7 @@ def _attributes(code: types.CodeType | None, objects: Iterable[Any]) -> list[Any
     names = _names_in(code)
     found: list[Any] = []
     seen: set[tuple[int, Any]] = set()
-    pending = [(owner, names) for owner in objects]
+    pending = list(zip(objects, itertools.repeat(names)))
     while pending:
         owner, names = pending.pop()
         attributes = getattr(owner, "__dict__", None)
