@@ -38,7 +38,6 @@ from .traces import size_in_bytes as size_in_bytes
 from .traces import starting_traces as starting_traces
 from .window import before_window as before_window
 from .window import passed_step as passed_step
-from .window import run_window as run_window
 from .window import window_signals as window_signals
 from .window import window_step as window_step
 from .zero import as_arrays as as_arrays

@@ -10,7 +10,7 @@ The traces contain the dependence of the states before the window on the weights
 """
 
 from collections.abc import Callable
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +20,7 @@ from .._graph import ETraceGraph, Records, Signal
 from .._jax import Var
 from .jacobian.jacobians import Inputs, jacobians, operands
 from .probed_step import Probes, finish, pre_step_probe, probe_shapes, with_callback_results
-from .time_loops import scan_over_time
 from .whole_state import step_of_layers
-
-States = TypeVar("States")
-Results = TypeVar("Results")
 
 
 def _itself(value: Any) -> Any:
@@ -42,33 +38,6 @@ def _refuse(primals: Any, tangents: Any) -> Any:
 _given: Any = jax.custom_jvp(_itself)
 """An argument of a step, which has no gradient under full-Jacobian rules."""
 _given.defjvp(_refuse)
-
-
-def run_window(
-    start: States,
-    step: Callable[[States, Any], tuple[States, tuple[Results, Records]]],
-    sequences: Any,
-) -> tuple[States, Results, Records]:
-    """Run the steps of a window.
-
-    Parameters
-    ----------
-    start
-        The states before it: constants, with a perturbation added to each traced one.
-    step
-        ``(states, slices) -> (states, (results, records))``, differentiable in full.
-    sequences
-        Arguments of the steps, time first.
-
-    Returns
-    -------
-    states, results
-        The states after the window, and the results of all its steps.
-    records
-        Residuals of all steps, without gradients.
-    """
-    states, (results, records) = scan_over_time(step, start, sequences)
-    return states, results, jax.lax.stop_gradient(records)
 
 
 def window_signals(graph: ETraceGraph, before: Signal, length: int) -> Signal:

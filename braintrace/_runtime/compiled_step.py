@@ -21,7 +21,7 @@ from .._core import (
     past_gradient,
     probes_of_past,
     reset_traces,
-    run_window,
+    scan_over_time,
     single_step,
     split_gates,
     window_step,
@@ -280,7 +280,8 @@ class CompiledStep:
         held, before = jax.lax.stop_gradient((weights, traces))
         probes = with_gradient(probes_of_past(graph), gradient, weights, before)
         start = self.written_of(before_window(graph, inputs, probes))
-        last, outputs, records = run_window(start, step, sequences)
+        last, (outputs, records) = scan_over_time(step, start, sequences)
+        records = jax.lax.stop_gradient(records)
         return outputs, last, method.update(graph, held, records, before)
 
 
