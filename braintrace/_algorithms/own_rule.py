@@ -20,7 +20,7 @@ class OwnRule(ETraceAlgorithm):
 
     @property
     def method(self) -> TraceMethod:
-        """The rule as a trace method for the executor."""
+        """The rule as a trace method."""
         return method_of(self.learning_rule)
 
 

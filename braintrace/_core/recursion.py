@@ -28,7 +28,7 @@ from .probed_step import Probes, pre_step_probe
 from .time_loops import scan_records
 
 Times = Callable[[jax.Array, jax.Array], jax.Array]
-"""``(factor, value) -> product``; see `products`."""
+"""``(factor, value) -> product``; see `products.nan_safe`."""
 
 States = dict[int, jax.Array]
 """One array per state of a group."""

@@ -1,4 +1,4 @@
-"""Interface between the executor and the rules of a primitive.
+"""Interface between `_core` and the rules of a primitive.
 
 The functions are linear in ``hidden_dim`` or ``signal``, on plain arrays without units. They never
 depend on the identity of a primitive: primitives differ only in their declarations. ``K`` is a

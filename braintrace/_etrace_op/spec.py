@@ -1,4 +1,4 @@
-"""Declaration of an ETP operation for the compiler and the executor."""
+"""Declaration of an ETP operation for the compiler and `_core`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass

@@ -1,4 +1,4 @@
-"""The compiled model as frozen data, read by executor, algorithms and learner."""
+"""The compiled model as frozen data, read by all later packages."""
 
 from .batch import Batch as Batch
 from .diagnostics import ApproximationWarning as ApproximationWarning

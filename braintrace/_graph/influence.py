@@ -1,7 +1,7 @@
 """Output-to-state index maps: the units that an ETP operation's outputs reach.
 
 Element ``u`` of ``y`` reaches unit ``p(u)`` of a hidden group, or several units by a broadcast. The
-units of all elements form an array of slots of shape ``(fan-out, *y.shape)``. In the executor,
+units of all elements form an array of slots of shape ``(fan-out, *y.shape)``. In `_core`,
 ``Df`` and every other array with "the shape of y" has the shape of these slots.
 """
 

@@ -1,6 +1,6 @@
-r"""Interface between the executor and an online learning rule.
+r"""Interface between `_core` and an online learning rule.
 
-A `TraceMethod` contains every difference between two rules. The executor runs steps and records the
+A `TraceMethod` contains every difference between two rules. `_core` runs steps and records the
 residuals that the rule needs. Then the rule computes gradients and the next traces:
 
 .. math::
