@@ -10,7 +10,10 @@ import places
 import pytest
 from rules import RULES
 
-COLLECTIVE = re.compile(r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)\(")
+KINDS = "all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter"
+COLLECTIVE = re.compile(rf" ({KINDS})\(")
+FLAGS = re.compile(rf"= \((pred\[\],? ?)+\) ({KINDS})\(")
+"""The check for non-finite values: one flag for each array that it looks at."""
 
 
 ELSEWHERE = ("d_rtrl", "es_d_rtrl", "rflo", "ostl_feedforward")
@@ -33,7 +36,7 @@ def deviations_of(*flags, arguments=()):
 
 
 def messages_of(folder, arguments=()):
-    """How far a mesh is from one device, and how many messages each sequence sends, in order."""
+    """How far a mesh is from one device, and the messages of each sequence, in order."""
     flags = [
         f"--xla_dump_to={folder}",
         "--xla_dump_hlo_as_text",
@@ -42,24 +45,29 @@ def messages_of(folder, arguments=()):
     deviations = deviations_of(*flags, arguments=arguments)
     assert all(value < 1e-6 for value in deviations.values()), deviations
     programs = [file.read_text() for file in sorted(folder.glob("*after_optimizations.txt"))]
-    return deviations, [len(COLLECTIVE.findall(text)) for text in programs]
+    found = [(len(COLLECTIVE.findall(text)), len(FLAGS.findall(text))) for text in programs]
+    return deviations, [count - flags for count, flags in found], [flags for _, flags in found]
 
 
 @pytest.mark.nightly
 @pytest.mark.core
 def test_a_mesh_gives_what_one_device_gives(tmp_path):
-    """Also: a gradient of a divided batch is one message per chunk or step, not one per sample."""
-    deviations, counts = messages_of(tmp_path)
+    """Also: a gradient of a divided batch is one message per chunk or step, not one per sample.
+
+    A stream also tells all devices which samples are not finite.
+    """
+    deviations, counts, flags = messages_of(tmp_path)
     assert len(deviations) == 8
     assert len(counts) == 10
     # In the order of the cases, each after one device: chunks (those of the loop, and the last),
     # a stream, and chunks of a convolution.
     assert [counts[i] for i in (1, 4, 6)] == [2, 1, 2], counts
+    assert [flags[i] for i in (1, 4, 6)] == [0, 1, 0], flags
 
 
 @pytest.mark.nightly
 def test_other_drivers_and_axes_give_what_one_device_gives(tmp_path):
-    deviations, counts = messages_of(tmp_path, ["night"])
+    deviations, counts, _ = messages_of(tmp_path, ["night"])
     assert len(deviations) == 5
     assert len(counts) == 4
     assert counts[1] == 2, counts
