@@ -166,7 +166,8 @@ class Truncations:
                 self.expect(not used or reported, f"{weight} -> {a} by ordinary operations")
             if weight in marked and (weight, group.index) not in self.relations.pairs:
                 reached = self.jacobian.block(full, *ends).any()
-                reported = self._has_reason(weight, group, {"nested-weights", "also-untagged"})
+                more = {"nested-weights", "also-untagged", "not-marked"}
+                reported = self._has_reason(weight, group, more)
                 self.expect(not reached or reported, f"{weight} -> {a} without a relation")
 
     def _check_reads(self):
