@@ -318,11 +318,11 @@ def prepared(
             kept_for_other_threads(learner.states()),
             for_devices(None if placing is None else placing.devices),
             own_changes(algorithm),
-            traced_on_automatic_axes(algorithm),
+            traced_on_automatic_axes(algorithm, *arguments) as example,
             loops_in_words(),
         ):
             kept = Request(request.method, (), options.compiled, request.chosen)
-            return Driver(algorithm, BODIES[request.method](learner, kept, arguments), placing)
+            return Driver(algorithm, BODIES[request.method](learner, kept, example), placing)
 
     driver = learner.drivers.find(functions, features, steps, make)
     if driver.body.reads_initial and flags is None:

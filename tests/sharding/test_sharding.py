@@ -128,8 +128,8 @@ def test_an_explicit_mesh_of_one_device_changes_no_number():
 
 
 @pytest.mark.parametrize("cell", [braintrace.nn.IndRNN, braintrace.nn.LSTMCell])
-@pytest.mark.parametrize("has_context", [True, False])
-def test_a_jit_around_methods_on_an_explicit_mesh_changes_no_number(cell, has_context):
+@pytest.mark.parametrize(("has_context", "every"), [(True, 1), (False, 1), (False, 3)])
+def test_a_jit_around_methods_on_an_explicit_mesh_changes_no_number(cell, has_context, every):
     """Both trace functions of the user, in which the values of States are tracers."""
     kinds = {"axis_types": (jax.sharding.AxisType.Explicit,)}
     explicit = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1], **kinds)
@@ -150,11 +150,11 @@ def test_a_jit_around_methods_on_an_explicit_mesh_changes_no_number(cell, has_co
         @brainstate.transform.jit
         def learn(xs):
             loss = {"step_fn": lambda x: jnp.mean(own(x) ** 2)}
-            losses = own.etrace_online(xs, update_fn=descend, **loss)
+            losses = own.etrace_online(xs, update_fn=descend, every=every, **loss)
             return losses, own.etrace_grad(xs, **loss), [w.value for w in weights.values()]
 
         with context:
-            return learn(xs)
+            return learn(xs if has_context else place(xs))
 
     def place(value):
         sharding = jax.sharding.NamedSharding(explicit, jax.sharding.PartitionSpec())

@@ -78,18 +78,18 @@ def as_users_have_it() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def traced_on_automatic_axes(algorithm: Any) -> Iterator[None]:
-    """Trace functions for `Auto` axes, also inside of a transformation.
+def traced_on_automatic_axes(algorithm: Any, *arguments: Any) -> Iterator[Any]:
+    """Trace functions of arguments for `Auto` axes, also inside of a transformation.
 
-    It is for functions that read States, which `on_automatic_axes` does not rename there. The
-    States have their own values again at the end.
+    It returns the arguments on these axes, and is for functions that read States, which
+    `on_automatic_axes` does not rename there. The States have their own values again at the end.
     """
     context = jax.sharding.get_abstract_mesh()
-    values = jax.tree.leaves(peek_all(algorithm.states_of_model.values()))
+    values = jax.tree.leaves((peek_all(algorithm.states_of_model.values()), arguments))
     meshes = [context, *(found.mesh for found in map(_typed, values) if found is not None)]
     explicit = next(filter(_is_explicit, meshes), None)
     if explicit is None or _REGION.get() is not None:
-        yield
+        yield arguments
         return
     with take_current_trace() as outer:  # a State may be read inside another one
         pass
@@ -105,7 +105,7 @@ def traced_on_automatic_axes(algorithm: Any) -> Iterator[None]:
     seen = StatesAsRead(functools.partial(jax.tree.map, automatic))
     try:
         with seen, jax.sharding.use_abstract_mesh(_on_auto(explicit)):
-            yield
+            yield jax.tree.map(automatic, arguments)
     finally:
         for state, value in zip(seen.states, seen.original_state_values, strict=True):
             hold(state, value)
