@@ -96,7 +96,7 @@ def test_a_subclass_has_names_of_its_own():
     class Slower(braintrace.D_RTRL):
         """The same, by no name."""
 
-    assert type(build_learner(catalogue.BY_NAME["Leaky"], "d_rtrl").algorithm) is braintrace.D_RTRL
+    assert type(build_learner(catalogue.BY_NAME["Leaky"], "D_RTRL").algorithm) is braintrace.D_RTRL
     assert type(build_learner(catalogue.BY_NAME["Leaky"], Slower).algorithm) is Slower
 
 
