@@ -108,15 +108,6 @@ def with_callback_results(traced: TracedModel, inputs: Inputs) -> Inputs:
     return {**inputs, **dict(zip(traced.callback_results, results, strict=True))}
 
 
-def hold_old_states(graph: ETraceGraph, inputs: Inputs) -> Inputs:
-    """Return the inputs with the States of the last step held constant."""
-    parameters = {leaf.in_var for leaf in graph.traced.parameters}
-    old = {leaf.in_var for leaf in graph.traced.leaves} - parameters
-    return {
-        var: jax.lax.stop_gradient(value) if var in old else value for var, value in inputs.items()
-    }
-
-
 def probed_step(
     graph: ETraceGraph,
     inputs: Inputs,
