@@ -326,7 +326,7 @@ def etrace_evolve(learner: HasParts, *sequences: PyTree, **options: Any) -> PyTr
     Returns
     -------
     pytree or None
-        The outputs of the steps, stacked over time.
+        The outputs of the steps, stacked over time. They have no derivative.
 
     Raises
     ------

@@ -505,6 +505,32 @@ def test_sequences_within_a_gradient(method):
         brainstate.transform.grad(lambda: total(METHODS[method](learner)), hidden)()
 
 
+def test_outputs_of_evolution_are_not_differentiated():
+    """Their derivative would lack the operands of ETP operations."""
+    learner = compiled(Diagonal())
+    states, pure = learner.algorithm.param_states, learner.functional()
+    start = pure.state()
+
+    def of_learner(through):
+        def loss():
+            return jnp.sum(through(learner.etrace_evolve(XS[:STEPS])) ** 2)
+
+        return brainstate.transform.grad(loss, states)()
+
+    def of_functional(through):
+        def loss(parameters):
+            state = dataclasses.replace(start, parameters=parameters)
+            return jnp.sum(through(pure.evolve(state, XS[:STEPS])[1]) ** 2)
+
+        return jax.grad(loss)(start.parameters)
+
+    for gradient in (of_learner, of_functional):
+        with pytest.raises(braintrace.OptionError, match="outputs of `etrace_evolve`"):
+            gradient(lambda outputs: outputs)
+        held = gradient(jax.lax.stop_gradient)
+        assert not any(map(np.any, jax.tree.leaves(held)))
+
+
 def test_mark_is_not_saved(tmp_path):
     """Checkpoints have what they had before, and restore a learner that has one."""
     learner = compiled(Diagonal())

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 
 from ..._algorithms import ETraceAlgorithm
 from ..._core import after_reset, operands, plain_step, recorded_step, zero_probes
+from ..._errors import OptionError
 from ..._graph import Traces
 from ..._jax import Var
 from ..._runtime import Take, read_states, reset_array, whole_values
@@ -104,9 +105,29 @@ def evolving(learner: LearnerParts, request: Request, example: Arguments) -> Bod
         (state, traces), outputs = over_chunks(
             run_chunk, run_chunk, (steps.start, traces), (sequences, flags), length, cut.length
         )
-        return outputs, steps.values(state), traces
+        return _without_derivative(values, outputs), steps.values(state), traces
 
     return _body(algorithm, run, taken, cuts)
+
+
+def _outputs_of(values: list[PyTree], outputs: PyTree) -> PyTree:
+    return outputs
+
+
+def _refuse(residuals: None, cotangent: PyTree) -> Any:
+    raise OptionError(
+        "The outputs of `etrace_evolve` are differentiated, but this method takes no gradient. "
+        "Use `etrace_grad`, or call the learner step by step; or pass the outputs through "
+        "`jax.lax.stop_gradient`."
+    )
+
+
+_without_derivative = jax.custom_vjp(_outputs_of)
+"""``(values of States, outputs) -> outputs``; their derivative raises an error.
+
+The recorded steps hold the operands of ETP operations, so a derivative would lack these.
+"""
+_without_derivative.defvjp(lambda values, outputs: (outputs, None), _refuse)
 
 
 def predicting(learner: LearnerParts, request: Request, example: Arguments) -> Body:
