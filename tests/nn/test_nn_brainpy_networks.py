@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import saiunit as u
 from assertions import assert_gradients_close
-from test_nn_brainpy import BATCH, INPUTS, UNITS, bptt, brainpy_state, constant, inputs, surrogate
+from backpropagation import of_squares
+from test_nn_brainpy import BATCH, INPUTS, UNITS, brainpy_state, constant, inputs, surrogate
 
 import braintrace
 
@@ -225,7 +226,7 @@ def test_a_network_of_brainpy_learns_unmarked(name, rule):
     assert "<class" not in str(learner.report())
     assert not [d for d in learner.graph.diagnostics if d.kind == "not-marked"]
     found, before = gradients(learner, xs)
-    expected, value = bptt(NETWORKS[name](), xs)
+    expected, value = of_squares(NETWORKS[name](), xs, batch_size=BATCH, return_value=True)
     assert value > 0.1  # they spike
     np.testing.assert_allclose(before.sum(), value)
     if rule == "rtrl":

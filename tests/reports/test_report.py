@@ -72,7 +72,8 @@ def test_diagnostics_are_those_of_the_graph():
 
 
 @pytest.mark.parametrize("name", ["LSTMFused", "GRU", "OneWeightTwoGroups", "IndRNN"])
-def test_plain_data_and_text_and_html_say_the_same(name):
+def test_plain_data_and_text_and_html_say_the_same(name, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")  # no word continues on the next line
     learner = learner_of(name)
     report = learner.report()
     data = report.to_dict()

@@ -230,10 +230,10 @@ COMPILE = [
         lambda b: compiled(window=2, vjp_method="multi-step"),
     ),
     (
-        "`GenericModel.update` takes (x)",
+        "`Leaky.update` takes (x)",
         lambda b: braintrace.compile(CASE.build(), "d_rtrl", batch_size=2),
     ),
-    ("`GenericModel.update` takes (x)", lambda b: compiled(None, "d_rtrl", X, X)),
+    ("`Leaky.update` takes (x)", lambda b: compiled(None, "d_rtrl", X, X)),
     ("`x` is None", lambda b: compiled(None, "d_rtrl", None)),
     (f"`x` {IS_A_STATE}", lambda b: compiled(None, "d_rtrl", STATE)),
     ("`x` has shape (2, 5)", lambda b: compiled(None, "d_rtrl", jnp.ones((2, 5)))),
@@ -533,7 +533,7 @@ ALGORITHM = [
     ],
     ("`compile_graph` with an example", lambda b: braintrace.Learner(algorithm()).report()),
     (
-        ("`brainstate.nn.init_all_states(model)`", "`GenericModel` has no 'h'"),
+        ("`brainstate.nn.init_all_states(model)`", "`Leaky` has no 'h'"),
         lambda b: algorithm().compile_graph(X),
     ),
     (
@@ -541,7 +541,7 @@ ALGORITHM = [
         lambda b: braintrace.compile_etrace_graph(OfBatch(), X),
     ),
     ("`model` is None", lambda b: braintrace.compile_etrace_graph(None, X)),
-    ("`GenericModel.update` takes (x)", lambda b: initialised()),
+    ("`Leaky.update` takes (x)", lambda b: initialised()),
     (
         ("`update` changes State 'h'", "`x` = an array of dtype float32 and shape (4, 2, 3)"),
         lambda b: initialised(XS),
