@@ -128,9 +128,9 @@ def windows_of(
     chunks are single windows.
 
     A single chunk from zero traces needs no trace. By default it is chosen if its residuals are
-    smaller than the traces: a gradient by `D_RTRL` then takes 0.65 to 0.9 of the time (GRU and
-    leaky, 64 steps, windows of 16 and 32, two CPU cores, 2026-11-25) and less memory. Several
-    chunks of several windows are no faster than single windows.
+    smaller than the traces: a gradient by `D_RTRL` then takes 0.8 of the time with windows of 16
+    steps, 0.9 to 1.05 with 32 (leaky units and GRU, 64 steps, processor time, 2026-11-26), and
+    less memory. Several chunks of several windows are no faster than single windows.
     """
     if window == CHUNK:
         return _windows_as_chunks(graph, options, steps)
