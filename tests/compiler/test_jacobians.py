@@ -166,7 +166,9 @@ class Truncations:
                 self.expect(not used or reported, f"{weight} -> {a} by ordinary operations")
             if weight in marked and (weight, group.index) not in self.relations.pairs:
                 reached = self.jacobian.block(full, *ends).any()
-                more = {"nested-weights", "also-untagged", "not-marked"}
+                more = {"nested-weights", "also-untagged"}
+                if weight not in self.relations.with_traces:
+                    more.add("not-marked")
                 reported = self._has_reason(weight, group, more)
                 self.expect(not reached or reported, f"{weight} -> {a} without a relation")
 
