@@ -524,7 +524,10 @@ def test_outputs_of_evolution_are_not_differentiated():
 
         return jax.grad(loss)(start.parameters)
 
-    for gradient in (of_learner, of_functional):
+    def of_arguments(through):
+        return jax.grad(lambda xs: jnp.sum(through(pure.evolve(start, xs)[1]) ** 2))(XS[:STEPS])
+
+    for gradient in (of_learner, of_functional, of_arguments):
         with pytest.raises(braintrace.OptionError, match="outputs of `etrace_evolve`"):
             gradient(lambda outputs: outputs)
         held = gradient(jax.lax.stop_gradient)
