@@ -21,7 +21,6 @@ from .._runtime import on_automatic_axes, one_thread_at_a_time, read_arguments, 
 from .._runtime.changes import caught_up
 from .._runtime.states.companions import is_here
 from .._typing import PyTree
-from .calls.arguments import of_numbers
 from .calls.options import SINGLE, LearnOptions, Options, complaint, options_of, takes
 from .calls.parts import HasParts, LastPrediction, LearnerParts
 from .calls.request import Request, request_of
@@ -317,7 +316,6 @@ def warn_if_predicted(learner: LearnerParts, request: Request) -> None:
 
 def note_prediction(learner: LearnerParts, sequences: tuple[PyTree, ...]) -> None:
     """Remember the inputs of a prediction, up to a size that is cheap to compare."""
-    sequences = of_numbers(sequences)
     if not is_watched() and sum(map(np.size, jax.tree.leaves(sequences))) <= MOST_COMPARED:
         learner.held_forecasts.last_prediction = LastPrediction(sequences)
 

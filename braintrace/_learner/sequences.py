@@ -19,8 +19,8 @@ from .calls.options import (
     options_of,
     takes,
 )
-from .calls.parts import HasParts
-from .calls.request import request_of
+from .calls.parts import HasParts, LearnerParts
+from .calls.request import Request, request_of
 from .driver import run_request
 from .forecast import note_prediction, settle, warn_if_predicted
 from .watching import run_watched
@@ -146,7 +146,7 @@ def etrace_grad(learner: HasParts, *sequences: PyTree, **options: Any) -> PyTree
         For an option value that is not accepted, or a ``step_fn`` that does not call the learner
         exactly once, writes a parameter or a hidden state, or returns no scalar.
     """
-    return _run(learner, "etrace_grad", sequences, options)
+    return _run(learner.parts, _request(learner, "etrace_grad", sequences, options))
 
 
 @overload
@@ -287,7 +287,7 @@ def etrace_online(learner: HasParts, *sequences: PyTree, **options: Any) -> PyTr
     ...     xs, targets, step_fn=lambda x, y: ((learner(x) - y) ** 2).mean(), update_fn=descend
     ... )
     """
-    return _run(learner, "etrace_online", sequences, options)
+    return _run(learner.parts, _request(learner, "etrace_online", sequences, options))
 
 
 @overload
@@ -333,7 +333,7 @@ def etrace_evolve(learner: HasParts, *sequences: PyTree, **options: Any) -> PyTr
     ShapeError
         For sequences that are empty, differ in length or do not fit the states.
     """
-    return _run(learner, "etrace_evolve", sequences, options)
+    return _run(learner.parts, _request(learner, "etrace_evolve", sequences, options))
 
 
 @one_thread_at_a_time
@@ -363,16 +363,20 @@ def predict(
     ShapeError
         For sequences that are empty, differ in length or do not fit the states.
     """
-    outputs = _run(learner, "predict", sequences, options)
-    note_prediction(learner.parts, sequences)
+    request = _request(learner, "predict", sequences, options)
+    outputs = _run(learner.parts, request)
+    note_prediction(learner.parts, request.sequences)
     return outputs
 
 
-def _run(
+def _request(
     learner: HasParts, method: str, sequences: tuple[PyTree, ...], given: Mapping[str, Any]
-) -> PyTree:
-    parts, options = learner.parts, options_of(method, given, WATCHED)
-    request = request_of(parts, method, sequences, options)
+) -> Request:
+    return request_of(learner.parts, method, sequences, options_of(method, given, WATCHED))
+
+
+def _run(parts: LearnerParts, request: Request) -> PyTree:
+    options = request.options
     settle(parts)
     warn_if_predicted(parts, request)
     run = run_watched if options.is_logged else run_request
