@@ -82,10 +82,10 @@ from ._learner import compile as compile
 from ._learner import shard as shard
 from ._rules import Rule as Rule
 from ._rules import Site as Site
-from ._runtime import EligibilityTraces as EligibilityTraces
-from ._runtime import MultiStepData as MultiStepData
-from ._runtime import SingleStepData as SingleStepData
-from ._runtime import compile_etrace_graph as compile_etrace_graph
+from ._runtime.etrace_graph import compile_etrace_graph as compile_etrace_graph
+from ._runtime.step_data import MultiStepData as MultiStepData
+from ._runtime.step_data import SingleStepData as SingleStepData
+from ._runtime.traces import EligibilityTraces as EligibilityTraces
 
 __version__ = "0.3.0"
 __version_info__ = tuple(map(int, __version__.split(".")))  # noqa: RUF048 (numbers alone)

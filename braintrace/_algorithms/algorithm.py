@@ -9,7 +9,8 @@ import brainstate
 from .._arguments import FLOATING, MODEL, NAME, check_option
 from .._brainstate import ConstructorSignature
 from .._compiler import CompilerOptions, publish
-from .._core import outliving, pack, pairs_of, starting_traces
+from .._core.products.complex_packing import pack, pairs_of
+from .._core.traces import outliving, starting_traces
 from .._errors import NotCompiledError, NotInitializedError
 from .._graph import FILTERS, ETraceGraph, TraceMethod, Traces
 from .._interrupts import uninterrupted

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 
 from .._arguments import BATCH_SIZE, check_option
 from .._brainstate import is_watched
-from .._core import outliving, pack
+from .._core.products.complex_packing import pack
+from .._core.traces import outliving
 from .._errors import LostTracesError, OptionError
 from .._foreign import in_words
 from .._interrupts import uninterrupted

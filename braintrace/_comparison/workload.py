@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 
 from .._arguments import check_arrays, check_option, check_takes, common_length, named, shown
 from .._brainstate import is_watched, undone
-from .._core import examples
+from .._core.zero import examples
 from .._errors import OptionError, ShapeError
 from .._foreign import in_words
 from .._interrupts import uninterrupted

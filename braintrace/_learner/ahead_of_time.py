@@ -13,10 +13,12 @@ import jax.numpy as jnp
 
 from .._arguments import check_option, check_tree, one_of
 from .._brainstate import values_of
-from .._core import examples
+from .._core.zero import examples
 from .._errors import OptionError
-from .._runtime import on_automatic_axes, one_thread_at_a_time, unwrap
 from .._runtime.changes import caught_up
+from .._runtime.environment.mesh import on_automatic_axes
+from .._runtime.environment.threads import one_thread_at_a_time
+from .._runtime.step_data import unwrap
 from .._typing import PyTree
 from .calls.options import METHODS, complaint, options_of
 from .calls.parts import HasParts, LearnerParts

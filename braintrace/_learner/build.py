@@ -11,7 +11,7 @@ from .._arguments import BATCH_SIZE, BOOLEAN, MODEL, Kind, check_arrays, check_o
 from .._errors import CompilationError, OptionError, ShapeError
 from .._foreign import in_words
 from .._rules import Rule
-from .._runtime import first_step
+from .._runtime.step_data import first_step
 from .learner import Learner
 
 NOT_COMPILED = Kind(

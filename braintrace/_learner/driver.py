@@ -20,22 +20,15 @@ import jax
 from .._algorithms import ETraceAlgorithm
 from .._arguments import common_length
 from .._brainstate import kept_for_other_threads, values_of
-from .._core import pack, unpack
+from .._core.products.complex_packing import pack, unpack
 from .._errors import OptionError
 from .._foreign import loops_in_words
 from .._graph import Traces
 from .._jax import for_devices
-from .._runtime import (
-    Changes,
-    OwnStates,
-    Program,
-    States,
-    Store,
-    Take,
-    in_automatic_region,
-    traced_on_automatic_axes,
-)
 from .._runtime.changes import caught_up, follow_every_state, own_changes
+from .._runtime.environment.mesh import in_automatic_region, traced_on_automatic_axes
+from .._runtime.program import Changes, OwnStates, Program, Store, Take
+from .._runtime.states.model_states import States
 from .._runtime.states.old_states import entered
 from .._typing import PyTree, path_name
 from .calls.arguments import flattened, weights_of

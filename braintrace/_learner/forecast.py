@@ -17,9 +17,12 @@ from .._brainstate import is_watched, peek
 from .._errors import OptionError
 from .._jax import is_tracer
 from .._most_memory import check_fits
-from .._runtime import on_automatic_axes, one_thread_at_a_time, read_arguments, unwrap
 from .._runtime.changes import caught_up
+from .._runtime.environment.mesh import on_automatic_axes
+from .._runtime.environment.threads import one_thread_at_a_time
 from .._runtime.states.companions import is_here
+from .._runtime.states.model_states import read_arguments
+from .._runtime.step_data import unwrap
 from .._typing import PyTree
 from .calls.options import SINGLE, LearnOptions, Options, complaint, options_of, takes
 from .calls.parts import HasParts, LastPrediction, LearnerParts

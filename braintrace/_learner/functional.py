@@ -19,18 +19,15 @@ from jax.typing import ArrayLike
 
 from .._algorithms import ETraceAlgorithm
 from .._brainstate import values_of
-from .._core import Pairs, unpack
+from .._core.products.complex_packing import Pairs, unpack
 from .._graph import Traces
 from .._interrupts import uninterrupted
 from .._jax import is_tracer, struct_of
-from .._runtime import (
-    check_where,
-    on_automatic_axes,
-    one_thread_at_a_time,
-    reset_values,
-    write_values,
-)
 from .._runtime.changes import caught_up, follow_every_state
+from .._runtime.environment.mesh import on_automatic_axes
+from .._runtime.environment.threads import one_thread_at_a_time
+from .._runtime.program import write_values
+from .._runtime.resets import check_where, reset_values
 from .._runtime.states.old_states import started
 from .._runtime.stepping import run_call
 from .._typing import Path, PyTree

@@ -9,10 +9,10 @@ import brainstate
 
 from .._algorithms import ETraceAlgorithm
 from .._arguments import shown
-from .._core import Pairs, pack, unpack
+from .._core.products.complex_packing import Pairs, pack, unpack
 from .._errors import OptionError
 from .._jax import is_transforming
-from .._runtime import Changes, Take
+from .._runtime.program import Changes, Take
 from .._typing import PyTree
 from .state.learner_state import FIELDS, STEP_MARK, LearnerState, Place, Places
 

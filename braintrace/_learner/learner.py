@@ -11,10 +11,11 @@ from .._algorithms import ETraceAlgorithm
 from .._algorithms.other_names import get_etrace_of
 from .._arguments import Kind, check_option
 from .._brainstate import ConstructorSignature
-from .._core import size_in_bytes
+from .._core.traces import size_in_bytes
 from .._errors import NotPicklableError
 from .._graph import ETraceGraph, Report, report_of
-from .._runtime import lock_of, on_automatic_axes, one_thread_at_a_time
+from .._runtime.environment.mesh import on_automatic_axes
+from .._runtime.environment.threads import lock_of, one_thread_at_a_time
 from .._sharding import Division
 from .._typing import Path, PyTree
 from . import ahead_of_time, export, forecast, sequences

@@ -7,7 +7,8 @@ from typing import Any, Literal, Unpack, overload
 
 import jax
 
-from .._runtime import on_automatic_axes, one_thread_at_a_time
+from .._runtime.environment.mesh import on_automatic_axes
+from .._runtime.environment.threads import one_thread_at_a_time
 from .._typing import PyTree
 from .calls.arguments import Gradients
 from .calls.options import (

@@ -17,7 +17,7 @@ import numpy as np
 
 from .._arguments import NOT_NEGATIVE, check_arrays, check_option, common_length
 from .._brainstate import is_watched
-from .._core import fans_over_samples, trace_sites
+from .._core.layout import fans_over_samples, trace_sites
 from .._errors import OptionError
 from .._etrace_op import propagate
 from .._graph import ETraceGraph, Role, Traces, TraceSpec, TraceSpecs, WholeState, specs_of

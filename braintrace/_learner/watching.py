@@ -24,7 +24,7 @@ from .._brainstate import is_watched
 from .._errors import Interrupted, NonFiniteError, OptionError
 from .._interrupts import uninterrupted
 from .._optional import optional_import
-from .._runtime import as_users_have_it
+from .._runtime.environment.mesh import as_users_have_it
 from .._sharding import on_host
 from .._typing import PyTree
 from .calls.arguments import length_of, weights_of

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .._algorithms import ETraceAlgorithm
-from .._core import size_in_bytes
+from .._core.traces import size_in_bytes
 from .._optional import optional_import
 from .draw_traces import check_axes
 from .layers import BETWEEN_LAYERS, Layout, Point, Size, layout_of

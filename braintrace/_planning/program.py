@@ -18,7 +18,9 @@ import saiunit
 
 from .._algorithms import ETraceAlgorithm
 from .._brainstate import trace_stateful
-from .._core import as_arrays, examples, pack, pairs_of, starting_traces
+from .._core.products.complex_packing import pack, pairs_of
+from .._core.traces import starting_traces
+from .._core.zero import as_arrays, examples
 from .._errors import OptionError
 from .._etrace_op import get_primitive_spec
 from .._foreign import in_words

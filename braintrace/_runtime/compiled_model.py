@@ -15,7 +15,7 @@ import jax
 from .._arguments import level_of_user
 from .._brainstate import kept_for_other_threads
 from .._compiler import CompilerOptions, compile_model, trace_model
-from .._core import check_method
+from .._core.step import check_method
 from .._errors import NotCompiledError, RecompilationWarning, ShapeError
 from .._graph import Diagnostic, ETraceGraph, TraceMethod
 from .._interrupts import interruptible

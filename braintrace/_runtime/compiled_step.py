@@ -8,25 +8,13 @@ import jax
 import jax.numpy as jnp
 
 from .._compiler import divided_graph, with_every_operation
-from .._core import (
-    CarriedSpecs,
-    Inputs,
-    Step,
-    as_chunk,
-    before_window,
-    is_like,
-    joined_gates,
-    kept_specs,
-    operands,
-    past_gradient,
-    probes_of_past,
-    reset_traces,
-    scan_over_time,
-    single_step,
-    split_gates,
-    window_step,
-    with_gradient,
-)
+from .._core.gates import CarriedSpecs, is_like, joined_gates, split_gates
+from .._core.jacobian.jacobians import Inputs, operands
+from .._core.probed_step import probes_of_past, with_gradient
+from .._core.step import Step, as_chunk, past_gradient, single_step
+from .._core.time_loops import scan_over_time
+from .._core.traces import kept_specs, reset_traces
+from .._core.window import before_window, window_step
 from .._graph import ETraceGraph, TraceMethod, Traces, Weights
 from .._jax import Var, for_devices
 from .._sharding import Placement

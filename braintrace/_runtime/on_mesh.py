@@ -3,7 +3,9 @@
 import jax
 from jax.sharding import Mesh
 
-from .._core import as_arrays, pack, pairs_of, starting_traces
+from .._core.products.complex_packing import pack, pairs_of
+from .._core.traces import starting_traces
+from .._core.zero import as_arrays
 from .._graph import Traces
 from .._sharding import Division, Placement, placement_of
 from .compiled_step import CompiledStep

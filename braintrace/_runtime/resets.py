@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from .._arguments import flags_of
 from .._brainstate import peek
-from .._core import flags_along
+from .._core.resets import flags_along
 from .._errors import OptionError
 from .._graph import Batch, ETraceGraph
 from .._interrupts import uninterrupted

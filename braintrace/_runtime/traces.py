@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from .._arguments import differences, shown
 from .._brainstate import held, hold, is_watched, peek, seen_through
-from .._core import Pairs, pack, unpack
+from .._core.products.complex_packing import Pairs, pack, unpack
 from .._errors import ShapeError
 from .._graph import StateLeaf
 from .._jax import is_tracer

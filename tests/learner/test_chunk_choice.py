@@ -10,7 +10,7 @@ from assertions import assert_gradients_close
 from drivers import named
 
 import braintrace
-from braintrace._core import size_in_bytes
+from braintrace._core.traces import size_in_bytes
 from braintrace._jax_devices import current_device
 from braintrace._learner.calls import chunks
 from braintrace._learner.calls.chunk_costs import PROCESSOR, Work

@@ -12,7 +12,7 @@ from ops_catalogue import plain_feedback
 
 import braintrace
 from braintrace import nn
-from braintrace._core import chunk_gradient
+from braintrace._core.step import chunk_gradient
 from braintrace._graph import Records
 
 INPUTS, UNITS, OUTPUTS, BATCH, STEPS = 3, 5, 2, 2, 4

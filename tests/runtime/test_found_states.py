@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from braintrace._runtime import all_states
 from braintrace._runtime.states.found_states import FoundStates
+from braintrace._runtime.states.model_states import all_states
 
 
 def state():

@@ -13,7 +13,7 @@ from recorded import without_units
 from rules import RULES, options_of
 
 import braintrace
-from braintrace._core import outliving
+from braintrace._core.traces import outliving
 from braintrace._rules.full.random_signs import signs
 
 BATCH_STYLES = ("batch axis", "mapped", "single")

@@ -10,7 +10,8 @@ import brainstate
 import jax
 
 from ..._graph import Traces
-from ..._runtime import States, Take
+from ..._runtime.program import Take
+from ..._runtime.states.model_states import States
 from ..._typing import PyTree
 from .chunks import Cuts
 from .options import Options

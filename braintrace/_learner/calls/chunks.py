@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from ..._algorithms import CHUNK, Window
-from ..._core import as_arrays, size_in_bytes
+from ..._core.traces import size_in_bytes
+from ..._core.zero import as_arrays
 from ..._graph import ETraceGraph
 from ..._jax_devices import current_device
-from ..._runtime import memory_of
+from ..._runtime.environment.memory import memory_of
 from ..._typing import PyTree
 from .chunk_costs import ACCELERATOR, PROCESSOR, Work
 from .options import Options

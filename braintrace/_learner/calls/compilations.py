@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from ..._arguments import level_of_user
 from ..._errors import OptionError, RecompilationWarning
 from ..._graph import ETraceGraph, SequenceRow
-from ..._runtime import Recent
+from ..._runtime.states.recent import Recent
 from ..._typing import PyTree
 from .arguments import Chosen
 from .chunks import Cuts

@@ -11,7 +11,7 @@ from ..._algorithms import ETraceAlgorithm
 from ..._brainstate import peek
 from ..._function_model import gradients_for
 from ..._graph import ETraceGraph
-from ..._runtime import write_values
+from ..._runtime.program import write_values
 from ..._typing import PyTree
 from ..state.optimizer import HeldOptimizer
 from .compilations import Compilations

@@ -10,7 +10,8 @@ from ..._arguments import flags_of
 from ..._errors import OptionError
 from ..._graph import ETraceGraph
 from ..._jax import Var
-from ..._runtime import States, flags_of_samples, read_states, reset_values, short_term
+from ..._runtime.resets import flags_of_samples, reset_values
+from ..._runtime.states.model_states import States, read_states, short_term
 from ..._typing import Path, PyTree, path_name
 
 Initial = list[PyTree]

@@ -8,11 +8,16 @@ from typing import Any, TypeAlias
 import jax
 
 from ..._algorithms import ETraceAlgorithm
-from ..._core import after_reset, operands, plain_step, recorded_step, zero_probes
+from ..._core.jacobian.jacobians import operands
+from ..._core.probed_step import zero_probes
+from ..._core.resets import after_reset
+from ..._core.step import plain_step, recorded_step
 from ..._errors import OptionError
 from ..._graph import Traces
 from ..._jax import Var
-from ..._runtime import Take, read_states, reset_array, whole_values
+from ..._runtime.program import Take
+from ..._runtime.resets import reset_array
+from ..._runtime.states.model_states import read_states, whole_values
 from ..._typing import PyTree
 from ..calls.body import Arguments, Body, BodyResult, HasZero, LentTraces, not_taken, taken
 from ..calls.chunk_costs import work_of

@@ -13,20 +13,15 @@ import jax
 import jax.numpy as jnp
 
 from ..._algorithms import CHUNK
-from ..._core import (
-    as_arrays,
-    examples,
-    is_zero,
-    operands,
-    ordering_token,
-    passed_step,
-    window_step,
-)
+from ..._core.jacobian.jacobians import operands
+from ..._core.products.overwriting import ordering_token
+from ..._core.window import passed_step, window_step
+from ..._core.zero import as_arrays, examples, is_zero
 from ..._errors import OptionError
 from ..._function_model import gradients_for
 from ..._graph import ETraceGraph, Traces, Weights
 from ..._jaxpr import program_of
-from ..._runtime import read_states
+from ..._runtime.states.model_states import read_states
 from ..._typing import PyTree
 from ..calls.body import Arguments, Body, BodyResult, DeferredTraces, taken_unless_zero
 from ..calls.chunks import Chunks, Cuts, over_chunks, steps_of

@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 
 from ..._algorithms import ETraceAlgorithm
-from ..._core import reset_traces, unpack
-from ..._core import samples_with as samples_of_traces_with
 from ..._core.chunk.pure_step import run_if
+from ..._core.products.complex_packing import unpack
+from ..._core.traces import reset_traces
+from ..._core.traces import samples_with as samples_of_traces_with
 from ..._errors import OptionError
 from ..._graph import Batch, Traces
-from ..._runtime import values_by_path
+from ..._runtime.states.model_states import values_by_path
 from ..._typing import Path, PyTree
 from ..calls.resets import initial_values, reset_states
 from ..state.finite import inexact, is_any_nan

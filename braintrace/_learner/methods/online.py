@@ -19,8 +19,10 @@ import jax.numpy as jnp
 import saiunit
 
 from ..._algorithms import CHUNK
-from ..._core import as_arrays, as_chunk, reset_traces
 from ..._core.chunk.pure_step import PureStep
+from ..._core.step import as_chunk
+from ..._core.traces import reset_traces
+from ..._core.zero import as_arrays
 from ..._errors import OptionError
 from ..._function_model import gradients_by_path, gradients_for
 from ..._graph import Traces

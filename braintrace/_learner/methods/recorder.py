@@ -8,11 +8,15 @@ import brainstate
 import jax
 
 from ..._algorithms import ETraceAlgorithm
-from ..._core import Inputs, Probes, after_reset, probes_after_reset, recorded_step
+from ..._core.jacobian.jacobians import Inputs
+from ..._core.probed_step import Probes
+from ..._core.resets import after_reset, probes_after_reset
+from ..._core.step import recorded_step
 from ..._errors import OptionError
 from ..._graph import ETraceGraph, Records, Weights
 from ..._jax import Var, trace_state
-from ..._runtime import read_arguments, read_states, unwrap, write_states
+from ..._runtime.states.model_states import read_arguments, read_states, write_states
+from ..._runtime.step_data import unwrap
 from ..._typing import Path, path_name
 
 Run: TypeAlias = Callable[[Inputs], tuple[list[Any], dict[Var, Any], Any]]

@@ -13,22 +13,16 @@ import jax
 import jax.numpy as jnp
 
 from ..._algorithms import ETraceAlgorithm, Window
-from ..._core import (
-    Probes,
-    as_chunk,
-    chunk_gradient,
-    examples,
-    pre_step_probe,
-    probes_of_past,
-    window_signals,
-    zero_probes,
-)
 from ..._core.chunk.chunk_runner import chunk_runner
 from ..._core.chunk.over_time import zero_sum
 from ..._core.chunk.pure_step import PureStep
 from ..._core.chunk.recording import SourceValues
+from ..._core.probed_step import Probes, pre_step_probe, probes_of_past, zero_probes
+from ..._core.step import as_chunk, chunk_gradient
+from ..._core.window import window_signals
+from ..._core.zero import examples
 from ..._graph import Records, Traces, Weights, inputs_for
-from ..._runtime import add_to_states
+from ..._runtime.states.model_states import add_to_states
 from ..._typing import PyTree
 from ..calls.chunk_costs import work_of
 from ..calls.chunks import Chunks, chunks_of, over_blocks, over_chunks, steps_of, windows_of

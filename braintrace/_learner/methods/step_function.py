@@ -19,7 +19,7 @@ from ..._arguments import (
     parameter_names,
     shown,
 )
-from ..._core import examples
+from ..._core.zero import examples
 from ..._errors import OptionError
 from ..._foreign import in_words
 from ..._typing import PyTree

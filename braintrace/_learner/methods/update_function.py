@@ -17,7 +17,8 @@ from ..._algorithms import ETraceAlgorithm
 from ..._brainstate import held
 from ..._errors import OptionError
 from ..._graph import Traces
-from ..._runtime import CarriedTraces, EligibilityTraces
+from ..._runtime.carried_traces import CarriedTraces
+from ..._runtime.traces import EligibilityTraces
 from ..._typing import PyTree, path_name
 from ..calls.interceptor import intercepting
 from .recorder import first_written, traced_values

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._arguments import shown
-from ..._core import reset_traces
+from ..._core.traces import reset_traces
 from ..._core.zero import as_arrays
 from ..._errors import BraintraceError, DtypeError, OptionError, ShapeError
 from ..._graph import ETraceGraph, Role, Traces, TraceSpec, Weights
