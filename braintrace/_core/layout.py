@@ -18,7 +18,7 @@ from .._graph import (
     HiddenGroup,
     HiddenParamOpRelation,
     InfluenceMap,
-    InjectionPoint,
+    Tap,
 )
 from .._jax import Var
 from .._typing import PyTree
@@ -76,23 +76,23 @@ def _sum_of(graph: ETraceGraph, y: Var) -> Var:
     return y
 
 
-def new_state_to_positions(group: HiddenGroup, state: int, value: jax.Array) -> jax.Array:
+def new_state_to_elements(group: HiddenGroup, state: int, value: jax.Array) -> jax.Array:
     """Convert an array in the layout of a state's new variable to the group's elements.
 
     It is zero at elements without this state.
     """
-    return _to_positions(group, group.layouts[state], group.new_vars[state].aval.shape, value)
+    return _to_elements(group, group.layouts[state], group.new_vars[state].aval.shape, value)
 
 
-def old_state_to_positions(group: HiddenGroup, state: int, value: jax.Array) -> jax.Array:
+def old_state_to_elements(group: HiddenGroup, state: int, value: jax.Array) -> jax.Array:
     """Convert an array in the layout of a state's old value to the group's elements.
 
     It is zero at elements without this state.
     """
-    return _to_positions(group, group.old_layouts[state], group.states[state].shape, value)
+    return _to_elements(group, group.old_layouts[state], group.states[state].shape, value)
 
 
-def _to_positions(
+def _to_elements(
     group: HiddenGroup, layout: np.ndarray | None, shape: tuple[int, ...], value: jax.Array
 ) -> jax.Array:
     lead = value.shape[: value.ndim - len(shape)]
@@ -133,7 +133,7 @@ def _box(layout: np.ndarray, shape: tuple[int, ...]) -> list[tuple[int, int, int
     return box if np.array_equal(inside, layout) else None
 
 
-def positions_to_slots(influence: InfluenceMap, value: jax.Array, group: HiddenGroup) -> jax.Array:
+def elements_to_outputs(influence: InfluenceMap, value: jax.Array, group: HiddenGroup) -> jax.Array:
     """Give every element of ``y`` the value at the state element that it reaches."""
     lead = value.shape[: value.ndim - len(group.shape)]
     if influence.kind == "tiled":
@@ -144,7 +144,7 @@ def positions_to_slots(influence: InfluenceMap, value: jax.Array, group: HiddenG
         flat = value.reshape(*lead, -1)
         taken = jnp.take(flat, np.maximum(influence.positions, 0).ravel(), axis=-1)
         value = jnp.where(influence.positions.ravel() >= 0, taken, jnp.zeros((), taken.dtype))
-    return value.reshape(*lead, *influence.slot_shape)
+    return value.reshape(*lead, *influence.output_shape)
 
 
 MOST_COPIES = 8
@@ -171,20 +171,18 @@ def _repeated(value: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return jnp.broadcast_to(value, shape)
 
 
-def injection_to_slots(
-    influence: InfluenceMap, point: InjectionPoint, value: jax.Array
-) -> jax.Array:
+def tap_to_outputs(influence: InfluenceMap, point: Tap, value: jax.Array) -> jax.Array:
     """Scatter the elements of a tap's variable to the output elements."""
-    if point.slots is None:
-        return value.reshape(influence.slot_shape)
+    if point.outputs is None:
+        return value.reshape(influence.output_shape)
     size = influence.positions.size
-    used = point.slots >= 0
-    if point.slots.size == size and (~used | (point.slots == np.arange(size))).all():
+    used = point.outputs >= 0
+    if point.outputs.size == size and (~used | (point.outputs == np.arange(size))).all():
         # Elements that do not reach this state have a zero derivative.
-        return value.reshape(influence.slot_shape)
-    slots = np.where(used, point.slots, size)
-    in_slots = jnp.zeros(size, value.dtype).at[slots].add(value.ravel(), mode="drop")
-    return in_slots.reshape(influence.slot_shape)
+        return value.reshape(influence.output_shape)
+    outputs = np.where(used, point.outputs, size)
+    at_outputs = jnp.zeros(size, value.dtype).at[outputs].add(value.ravel(), mode="drop")
+    return at_outputs.reshape(influence.output_shape)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -215,9 +213,9 @@ class TraceSite:
         """Whether one element of ``y`` reaches several state elements."""
         return self.influence.fan_out > 1
 
-    def to_slots(self, value: jax.Array) -> jax.Array:
+    def to_outputs(self, value: jax.Array) -> jax.Array:
         """Convert a value per state element to the layout of ``y``."""
-        return positions_to_slots(self.influence, value, self.group)
+        return elements_to_outputs(self.influence, value, self.group)
 
     def each_layer(self, function: Callable[..., PyTree], *arrays: PyTree) -> PyTree:
         """Apply a function of y-shaped arrays to each layer of a fan-out.

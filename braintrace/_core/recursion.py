@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from .._graph import HiddenGroup, Records
 from .._jaxpr import reached
 from .jacobian.jacobians import transition_key
-from .layout import new_state_to_positions, old_state_to_positions
+from .layout import new_state_to_elements, old_state_to_elements
 from .probed_step import Probes, pre_step_probe
 from .time_loops import scan_records
 
@@ -49,12 +49,12 @@ def signals(group: HiddenGroup, signal: Probes) -> dict[int, jax.Array]:
     old state, or of a window that starts there.
     """
     found = {
-        a: new_state_to_positions(group, a, signal[state.name])
+        a: new_state_to_elements(group, a, signal[state.name])
         for a, state in enumerate(group.states)
     }
     for a, state in enumerate(group.states):
         if (name := pre_step_probe(state)) in signal:
-            pre_step = old_state_to_positions(group, a, signal[name])
+            pre_step = old_state_to_elements(group, a, signal[name])
             found[a] = found[a] + jnp.concatenate([pre_step[1:], jnp.zeros_like(pre_step[:1])])
     return found
 

@@ -42,7 +42,7 @@ def flags_along(axis: int | None, flags: Any, ndim: int) -> Any:
     return flags.reshape([-1 if a == axis else 1 for a in range(ndim)])
 
 
-def at_positions(graph: ETraceGraph, group: HiddenGroup, flags: jax.Array) -> jax.Array:
+def at_elements(graph: ETraceGraph, group: HiddenGroup, flags: jax.Array) -> jax.Array:
     """Broadcast flags, one for all samples or one for each, to the elements of a group.
 
     Raises
@@ -82,7 +82,7 @@ def after_reset(graph: ETraceGraph, records: Records, reset: jax.Array) -> Recor
             key = transition_key(group, a, c)
             if key not in transitions:
                 continue
-            is_new = at_positions(graph, group, reset)
+            is_new = at_elements(graph, group, reset)
             transitions[key] = jnp.where(is_new, 0, transitions[key])
     return dataclasses.replace(records, D=transitions, reset=reset)
 

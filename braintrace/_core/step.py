@@ -160,7 +160,7 @@ def past_gradient(
     """Return the gradient by way of the states before a chunk, from its first step's signal."""
     probes = {state.name: pre_step_probe(state) for state in graph.traced_states}
     mu = {name: signal[probe][0] for name, probe in probes.items() if probe in signal}
-    return method.entry_gradient(graph, weights, mu, before, zeros_select)
+    return method.carry_in_vjp(graph, weights, mu, before, zeros_select)
 
 
 def _of_parameters(graph: ETraceGraph, gradients: Weights) -> Weights:

@@ -13,7 +13,7 @@ from .._graph import Traces, TraceSpec, TraceSpecs, specs_of
 from .products.complex_packing import pack_like, unpack
 
 
-def kept_specs(specs: TraceSpecs, dtype: DTypeLike | None) -> TraceSpecs:
+def stored_specs(specs: TraceSpecs, dtype: DTypeLike | None) -> TraceSpecs:
     """Return the specifications of the stored arrays.
 
     Parameters

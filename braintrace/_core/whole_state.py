@@ -157,7 +157,7 @@ def _joined(
 
 
 @dataclasses.dataclass(frozen=True)
-class PulledStep:
+class StepVJP:
     """Cotangents of a step's new states, pulled back through the step.
 
     Attributes
@@ -175,10 +175,10 @@ class PulledStep:
     x: dict[str, jax.Array]
 
 
-jax.tree_util.register_dataclass(PulledStep)
+jax.tree_util.register_dataclass(StepVJP)
 
 
-def pulled_back(graph: ETraceGraph, inputs: Inputs, cotangents: ByState) -> PulledStep:
+def step_vjp(graph: ETraceGraph, inputs: Inputs, cotangents: ByState) -> StepVJP:
     """Pull cotangents of the new states, with one leading axis, back through one step."""
     whole, program = whole_of(graph), graph.traced.program
     new: list[Atom] = [leaf.out_var for leaf in whole.leaves if leaf.out_var is not None]
@@ -206,10 +206,10 @@ def pulled_back(graph: ETraceGraph, inputs: Inputs, cotangents: ByState) -> Pull
     _, pull, xs = jax.vjp(states, old, zeros, has_aux=True)
     before, found = jax.vmap(pull)(cotangents)
     x = {use.key: value for use, value in zip(products, xs, strict=True)}
-    return PulledStep(before, dict(zip(places, found, strict=True)), x)
+    return StepVJP(before, dict(zip(places, found, strict=True)), x)
 
 
-def pushed_forward(graph: ETraceGraph, inputs: Inputs, tangents: ByState) -> ByState:
+def step_jvp(graph: ETraceGraph, inputs: Inputs, tangents: ByState) -> ByState:
     """Push tangents of the states before a step forward to the new states.
 
     It is the transpose of pulling back, so it also works for operations with only a backward rule.
@@ -217,7 +217,7 @@ def pushed_forward(graph: ETraceGraph, inputs: Inputs, tangents: ByState) -> ByS
     whole = whole_of(graph)
 
     def pulled(cotangents: ByState) -> ByState:
-        return [value[0] for value in pulled_back(graph, inputs, cotangents).old]
+        return [value[0] for value in step_vjp(graph, inputs, cotangents).old]
 
     zeros = [jnp.zeros((1, *leaf.shape), leaf.dtype) for leaf in whole.leaves]
     (pushed,) = jax.vjp(pulled, zeros)[1](tangents)

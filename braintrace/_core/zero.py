@@ -13,7 +13,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from .._typing import PyTree
-from .products.overwriting import not_before
+from .products.in_place import ordered_after
 
 
 def is_zero(trace: PyTree) -> bool:
@@ -58,5 +58,5 @@ def unfused(product: jax.Array, factor: jax.Array) -> jax.Array:
     knows that all entries of the other factor are equal, as in traces that the program has just
     reset, it then reads uninitialised memory. It does not fuse a selection.
     """
-    found: jax.Array = not_before([factor], product)
+    found: jax.Array = ordered_after([factor], product)
     return found

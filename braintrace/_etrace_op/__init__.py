@@ -3,6 +3,8 @@
 from .checks.check import PrimitiveReport as PrimitiveReport
 from .checks.check import check_primitive as check_primitive
 from .checks.validate import validate_rules as validate_rules
+from .concatenation import Concatenation as Concatenation
+from .concatenation import as_one as as_one
 from .inline import inline as inline
 from .input_derivative import input_derivative as input_derivative
 from .input_derivative import is_joined as is_joined
@@ -50,8 +52,6 @@ from .rules import select_outputs as select_outputs
 from .rules import squared_norms as squared_norms
 from .rules import takes_in_steps as takes_in_steps
 from .rules import zero_filter as zero_filter
-from .side_by_side import SideBySide as SideBySide
-from .side_by_side import as_one as as_one
 from .sparse.matmul import etp_sp_mm_p as etp_sp_mm_p
 from .sparse.matmul import etp_sp_mv_p as etp_sp_mv_p
 from .sparse.matmul import sparse_matmul as sparse_matmul

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from .._errors import PrimitiveError
 from .._jax import divided_dependent
 from . import derive
+from .concatenation import Concatenation, part_by_part
 from .derive import (
     DerivedRule,
     as_dict,
@@ -23,7 +24,6 @@ from .derive import (
 )
 from .primitive import ETPPrimitive, get_primitive_spec
 from .registry import Arrays
-from .side_by_side import SideBySide, part_by_part
 from .spec import ETPPrimitiveSpec
 from .sums import sum_over_samples
 
@@ -41,7 +41,7 @@ def pull_back(
         The operation.
     params : mapping
         Static parameters of its equation.
-    x : array ``(K, *x_shape)``, `SideBySide` or None
+    x : array ``(K, *x_shape)``, `Concatenation` or None
         Its inputs.
     hidden_dim : array ``(K, *y_shape)``
         The cotangents.
@@ -60,7 +60,7 @@ def pull_back(
     def gradients_of(x: Any, weights: Arrays) -> Arrays:
         return _sum_over_steps(operand_gradients, spec, params, x, hidden_dim, weights)
 
-    if isinstance(x, SideBySide):
+    if isinstance(x, Concatenation):
         return part_by_part(gradients_of, spec, x, weights)
     return gradients_of(x, weights)
 

@@ -9,7 +9,7 @@ from .hidden_group import Cut as Cut
 from .hidden_group import Diagonal as Diagonal
 from .hidden_group import HiddenGroup as HiddenGroup
 from .influence import InfluenceMap as InfluenceMap
-from .influence import InjectionPoint as InjectionPoint
+from .influence import Tap as Tap
 from .method import FOLLOWS_ALL as FOLLOWS_ALL
 from .method import Jacobian as Jacobian
 from .method import Records as Records

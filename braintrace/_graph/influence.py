@@ -1,8 +1,8 @@
 """Output-to-state index maps: the units that an ETP operation's outputs reach.
 
-Element ``u`` of ``y`` reaches unit ``p(u)`` of a hidden group, or several units by a broadcast. The
-units of all elements form an array of slots of shape ``(fan-out, *y.shape)``. In `_core`,
-``Df`` and every other array with "the shape of y" has the shape of these slots.
+Element ``u`` of ``y`` reaches unit ``p(u)`` of a hidden group, or several units by a broadcast.
+With this fan-out as the first axis, *output elements* have the shape ``(fan-out, *y.shape)``. In
+`_core`, ``Df`` and every other array with "the shape of y" has this shape.
 """
 
 import dataclasses
@@ -12,11 +12,11 @@ import numpy as np
 
 from .._jax import Var
 
-NO_SLOT = -1
+NO_OUTPUT = -1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class InjectionPoint:
+class Tap:
     """A tap: a variable at which ``Df`` of one state is taken.
 
     Attributes
@@ -25,14 +25,14 @@ class InjectionPoint:
         Index ``a`` of the state in its group.
     var
         ``y`` itself, or a variable that it is broadcast to.
-    slots
-        For every element of ``var``, the number of its slot, or `NO_SLOT`; ``None``: slots in
+    outputs
+        For every element of ``var``, the index of its output element, or `NO_OUTPUT`; ``None``: in
         order.
     """
 
     state: int
     var: Var
-    slots: np.ndarray | None
+    outputs: np.ndarray | None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -43,10 +43,10 @@ class InfluenceMap:
     ----------
     group
         Index of the group in the graph.
-    injection_points
+    taps
         The taps at which ``Df`` is taken.
     positions
-        Unit of every slot, or ``-1`` for an empty one.
+        Unit of every output element; ``-1``: none.
     kind
         ``'identity'``, ``'tiled'`` or ``'gather'``.
     tile
@@ -61,7 +61,7 @@ class InfluenceMap:
     """
 
     group: int
-    injection_points: tuple[InjectionPoint, ...]
+    taps: tuple[Tap, ...]
     positions: np.ndarray
     kind: Literal["identity", "tiled", "gather"]
     tile: tuple[tuple[int, ...], tuple[int, ...]] | None
@@ -75,11 +75,11 @@ class InfluenceMap:
         return int(self.positions.shape[0])
 
     @property
-    def slot_shape(self) -> tuple[int, ...]:
-        """Shape of the slots; without the leading axis if the fan-out is one."""
+    def output_shape(self) -> tuple[int, ...]:
+        """Shape of the output elements; without the leading axis if the fan-out is one."""
         return self.positions.shape if self.fan_out > 1 else self.positions.shape[1:]
 
     @property
     def states(self) -> tuple[int, ...]:
         """States of the group that ``y`` reaches within the step."""
-        return tuple(sorted({point.state for point in self.injection_points}))
+        return tuple(sorted({point.state for point in self.taps}))

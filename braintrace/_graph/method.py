@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import jax
 
-from .._etrace_op import SideBySide, as_one
+from .._etrace_op import Concatenation, as_one
 from .graph import ETraceGraph
 from .relation import HiddenParamOpRelation
 from .trace_spec import Record, TraceSpecs
@@ -47,8 +47,8 @@ class Records:
     Attributes
     ----------
     x
-        Inputs of the operations, by the first relation that has this input. Some are `SideBySide`
-        for a method that needs ``"x in parts"``.
+        Inputs of the operations, by the first relation that has this input. Some are a
+        `Concatenation` for a method that needs ``"x in parts"``.
     D
         Blocks of the transition of each group, elementwise; see `transition_key`.
     Df
@@ -68,7 +68,7 @@ class Records:
         neither read nor written before the token is known are updated in place.
     """
 
-    x: dict[str, jax.Array | SideBySide]
+    x: dict[str, jax.Array | Concatenation]
     D: dict[str, jax.Array]
     Df: dict[str, jax.Array]
     inputs: tuple[jax.Array, ...] = ()
@@ -120,7 +120,7 @@ class TraceMethod(Protocol):
         with its `Structure`, operands are the parameters themselves, and learning signals are
         partial derivatives, as if no state depended on another. ``'full'``: paths pass through,
         with such a graph. The gradient of a chunk is reverse mode through the chunk, plus
-        `entry_gradient` of the cotangent that reaches the states before it. ``'layered'``: the
+        `carry_in_vjp` of the cotangent that reaches the states before it. ``'layered'``: the
         same, but paths from the old states of one layer to another layer are truncated.
         ``'none'``: paths pass through within the step, and none leads to the states before it.
         """
@@ -189,7 +189,7 @@ class TraceMethod(Protocol):
             else None.
         """
 
-    def entry_gradient(
+    def carry_in_vjp(
         self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
     ) -> Weights:
         """Return the gradient of the operands through the states before a window.

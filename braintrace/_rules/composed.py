@@ -110,14 +110,14 @@ class ComposedTraces(TraceMethod):
             known += [] if own_after is None else [_named(name, own_after)]
         return gradients, joined(known) if len(known) == len(graphs) else None
 
-    def entry_gradient(
+    def carry_in_vjp(
         self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
     ) -> Weights:
         """Return the gradient of the operands through the states before a window."""
         gradients: Weights = jax.tree.map(jnp.zeros_like, weights)
         for name, own in self.own_graphs(graph).items():
             arrays = _of(own, weights), mu, _of_name(name, traces)
-            gradients.update(self.rules[name].entry_gradient(own, *arrays, zeros_select))
+            gradients.update(self.rules[name].carry_in_vjp(own, *arrays, zeros_select))
         return gradients
 
     def own_graphs(self, graph: ETraceGraph) -> dict[str, ETraceGraph]:

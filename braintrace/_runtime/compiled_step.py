@@ -13,7 +13,7 @@ from .._core.jacobian.jacobians import Inputs, operands
 from .._core.probed_step import probes_of_past, with_gradient
 from .._core.step import Step, as_chunk, past_gradient, single_step
 from .._core.time_loops import scan_over_time
-from .._core.traces import kept_specs, reset_traces
+from .._core.traces import reset_traces, stored_specs
 from .._core.window import before_window, window_step
 from .._graph import ETraceGraph, TraceMethod, Traces, Weights
 from .._jax import Var, for_devices
@@ -72,7 +72,7 @@ class CompiledStep:
     ) -> None:
         self.graph = graph
         self.outside = outside
-        self.trace_specs = kept_specs(graph.trace_specs, trace_dtype)
+        self.trace_specs = stored_specs(graph.trace_specs, trace_dtype)
         followed = dict.fromkeys(s.path for s in graph.traced_states if s.path not in outside)
         self.followed = tuple(followed) if self.trace_specs else ()
         self.environment = environment
@@ -110,7 +110,7 @@ class CompiledStep:
             return True
         if any(group.downstream or group.delay_line for group in self.graph.hidden_groups):
             return False
-        every = kept_specs(self._method.trace_specs(self.graph, True), self._trace_dtype)
+        every = stored_specs(self._method.trace_specs(self.graph, True), self._trace_dtype)
         return bool(jax.tree.structure(every) == jax.tree.structure(self.trace_specs))
 
     def placed(self, placement: Placement) -> "CompiledStep":

@@ -11,7 +11,7 @@ from assertions import assert_gradients_close
 from operation_cases import BATCH, CASES, STEPS, Diagonal, bptt, by_name, es_d_rtrl, loss
 
 import braintrace
-from braintrace._core.products import overwriting
+from braintrace._core.products import in_place
 from braintrace._graph import Records
 from braintrace._jax import open_jaxpr, sub_jaxprs
 from braintrace._learner.calls.options import Options
@@ -57,7 +57,7 @@ def chunk_sizes(some):
 @chunk_sizes([1, 2])
 def test_d_rtrl_equals_bptt_for_chunks(case, chunks, monkeypatch):
     """Traces of several steps are updated sample by sample, as large ones are."""
-    monkeypatch.setattr(overwriting, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(in_place, "BLOCK_BYTES", 1)
     expected = bptt(case)
     _, found = gradients(case, "d_rtrl", chunks)
     for chunk, gradient in found.items():

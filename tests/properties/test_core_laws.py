@@ -19,7 +19,7 @@ from drivers import (
 from rules import OLDEST, OTHERS
 
 import braintrace
-from braintrace._core.products import overwriting
+from braintrace._core.products import in_place
 
 WITH_TRACES = [braintrace.D_RTRL, braintrace.ES_D_RTRL]
 ALGORITHMS = [
@@ -115,7 +115,7 @@ def test_blocks_of_samples_change_nothing(case, per_sample, monkeypatch):
         return sequence_gradient(learner, case, xs, targets, **options), snapshot(learner)
 
     expected, states_and_traces = run()
-    monkeypatch.setattr(overwriting, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(in_place, "BLOCK_BYTES", 1)
     actual, after = run()
     assert_gradients_close(actual, expected, 1e-5, case.name)
     assert_states_close(after, states_and_traces, case.name)

@@ -15,7 +15,7 @@ from ops_catalogue import restored_registries
 
 import braintrace
 from braintrace._brainstate import trace_stateful
-from braintrace._core.products import complex_packing, overwriting
+from braintrace._core.products import complex_packing, in_place
 from braintrace._learner.calls.options import Options
 from braintrace._learner.calls.request import Request
 from braintrace._learner.methods.gradient import differentiating
@@ -262,7 +262,7 @@ def test_a_step_copies_no_trace(mixing, dtypes):
 )
 def test_a_loop_over_chunks_copies_no_trace(mixing, chunk, arrays, monkeypatch):
     """It would where XLA cannot tell that a chunk's gradient has read the traces before it."""
-    monkeypatch.setattr(overwriting, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(in_place, "BLOCK_BYTES", 1)
     inputs = jnp.tile(WIDE.inputs, (1, 4, 1))
     model = Coupled(WIDE, mixing)
     learner = braintrace.compile(model, "d_rtrl", inputs[0], batch_size=4 * BATCH)

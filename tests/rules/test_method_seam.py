@@ -19,7 +19,7 @@ from operation_cases import CASES, Diagonal
 from single_steps import BATCH, LENGTH
 
 import braintrace
-from braintrace._core.traces import kept_specs, reset_traces, starting_traces
+from braintrace._core.traces import reset_traces, starting_traces, stored_specs
 from braintrace._graph import TraceSpec, specs_of
 
 
@@ -146,7 +146,7 @@ SPECS = {
 
 
 def test_traces_start_as_their_specifications_say():
-    kept = kept_specs(SPECS, jnp.bfloat16)
+    kept = stored_specs(SPECS, jnp.bfloat16)
     traces = starting_traces(kept)
     np.testing.assert_array_equal(traces["key"], np.full((BATCH, 2), 7))
     assert isinstance(traces["sums"]["rows"], jax.ShapeDtypeStruct)
@@ -156,11 +156,11 @@ def test_traces_start_as_their_specifications_say():
     assert dtypes == ["uint32", "bfloat16", "bfloat16"]
     assert sum(spec.nbytes for spec in jax.tree.leaves(kept)) == 4 * 4 + 6 * 2 + 3 * 2
     exact = dataclasses.replace(SPECS["shared"], takes_trace_dtype=False)
-    assert kept_specs({"shared": exact}, jnp.bfloat16)["shared"].dtype == jnp.float32
+    assert stored_specs({"shared": exact}, jnp.bfloat16)["shared"].dtype == jnp.float32
 
 
 def test_samples_start_anew_along_the_axis_of_the_batch():
-    kept = {key: spec for key, spec in kept_specs(SPECS, None).items() if key != "shared"}
+    kept = {key: spec for key, spec in stored_specs(SPECS, None).items() if key != "shared"}
     traces = jax.tree.map(lambda spec: jnp.full(spec.shape, np.nan, jnp.float32), kept)
     traces["key"] = jnp.ones((BATCH, 2), jnp.uint32)
     found = reset_traces(kept, traces, jnp.asarray([False, True]))

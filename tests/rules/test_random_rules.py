@@ -16,7 +16,7 @@ from drivers import build_learner, drawn_signs, named, sequence_gradient, snapsh
 from models import small
 
 import braintrace
-from braintrace._rules.full.whole_chunk import parameters_behind
+from braintrace._rules.full.chunk_vjp import parameters_behind
 
 LENGTH, BATCH, SEED = 6, 2, 3
 MASK = np.array([1, 0, 2, 0.5, 1, 0])

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 import braintrace
-from braintrace._core.layout import new_state_to_positions
+from braintrace._core.layout import new_state_to_elements
 from braintrace._core.products.direct import add, direct_gradient, like
 from braintrace._core.products.nan_safe import products_of_gradient
 
@@ -39,14 +39,14 @@ class OfRecords:
         products = products_of_gradient(records)
         for group in graph.traced_groups:
             arriving = {
-                a: new_state_to_positions(group, a, signal[state.name])
+                a: new_state_to_elements(group, a, signal[state.name])
                 for a, state in enumerate(group.states)
             }
             found = direct_gradient(graph, group, weights, records, arriving, products)
             gradients = add(gradients, found)
         return like(weights, gradients), before
 
-    def entry_gradient(self, graph, weights, mu, traces, zeros_select):
+    def carry_in_vjp(self, graph, weights, mu, traces, zeros_select):
         return jax.tree.map(jnp.zeros_like, weights)
 
 

@@ -1,7 +1,7 @@
 """Influence maps: how an ETP output reaches the units of one hidden group.
 
 Element ``u`` of ``y`` reaches unit ``p(u)``, or several units by a broadcast. The units of all
-elements form an array of slots ``(fan-out, *y.shape)``; see `InfluenceMap`.
+elements form an array ``(fan-out, *y.shape)``; see `InfluenceMap`.
 """
 
 import dataclasses
@@ -10,8 +10,8 @@ from typing import Literal
 
 import numpy as np
 
-from ..._graph import HiddenGroup, InfluenceMap, InjectionPoint
-from ..._graph.influence import NO_SLOT
+from ..._graph import HiddenGroup, InfluenceMap, Tap
+from ..._graph.influence import NO_OUTPUT
 from ..._jax import Var
 from ..._jaxpr import reached
 from ..._jaxpr.dataflow import BOTTOM
@@ -28,7 +28,7 @@ class OutputPath:
     Attributes
     ----------
     state, var
-        See `InjectionPoint`.
+        See `Tap`.
     elements
         Elements of ``var`` that reach a unit of the state.
     sources, positions
@@ -56,16 +56,16 @@ def find_influence(
             mixed |= lost or not _covered(walk.ids[y], paths)
     if not entries:
         return None
-    places, positions = _slots(entries, y.aval.size)
+    places, positions = _outputs(entries, y.aval.size)
     positions = positions.reshape(-1, *y.aval.shape)
     kind, tile = _recognise(positions, group.shape)
     reached = _reached({entry.state for entry in entries}, group)
     read = {*group.read_states, *group.read_by_output}
     return InfluenceMap(
         group=group.index,
-        injection_points=tuple(
-            _injection_point(entry, entry_slots, positions.size)
-            for entry, entry_slots in zip(entries, places, strict=True)
+        taps=tuple(
+            _tap(entry, entry_outputs, positions.size)
+            for entry, entry_outputs in zip(entries, places, strict=True)
         ),
         positions=positions,
         kind=kind,
@@ -76,11 +76,11 @@ def find_influence(
     )
 
 
-def _injection_point(entry: OutputPath, places: np.ndarray, size: int) -> InjectionPoint:
-    slots = np.full(entry.var.aval.size, NO_SLOT, np.int32)
-    slots[entry.elements] = places
-    in_order = np.array_equal(slots, np.arange(size))
-    return InjectionPoint(entry.state, entry.var, None if in_order else slots)
+def _tap(entry: OutputPath, places: np.ndarray, size: int) -> Tap:
+    outputs = np.full(entry.var.aval.size, NO_OUTPUT, np.int32)
+    outputs[entry.elements] = places
+    in_order = np.array_equal(outputs, np.arange(size))
+    return Tap(entry.state, entry.var, None if in_order else outputs)
 
 
 def broadcasts_of(analysis: Analysis, y: Var, walk: Walk) -> tuple[dict[Var, Ids], bool]:
@@ -114,25 +114,25 @@ def output_paths(y: Var, state: int, walk: Walk, origin: Mapping[Var, Ids]) -> l
 
 
 def _covered(ids: Ids, entries: Sequence[OutputPath]) -> bool:
-    """Test whether every element that reaches the state has a slot."""
+    """Test whether every element that reaches the state has an output element."""
     sources = [entry.sources for entry in entries] or [np.zeros(0, int)]
     return np.array_equal(places_of(np.concatenate(sources), ids.size), ids.ravel() != BOTTOM)
 
 
-def _slots(entries: Sequence[OutputPath], size: int) -> tuple[list[np.ndarray], np.ndarray]:
-    """Give every pair (element of y, unit) a slot.
+def _outputs(entries: Sequence[OutputPath], size: int) -> tuple[list[np.ndarray], np.ndarray]:
+    """Give every pair (element of y, unit) an output element.
 
     Returns
     -------
     places
-        For each entry, the slots of its elements.
+        For each entry, the output elements of its elements.
     positions
-        The unit of each slot, of shape ``(fan-out, size)``.
+        The unit of each output element, of shape ``(fan-out, size)``.
     """
     sources = np.concatenate([entry.sources for entry in entries])
     targets = np.concatenate([entry.positions for entry in entries])
     ends = np.cumsum([len(entry.sources) for entry in entries])[:-1]
-    only = np.full(size, NO_SLOT, np.int32)
+    only = np.full(size, NO_OUTPUT, np.int32)
     only[sources] = targets
     if np.array_equal(only[sources], targets):  # no element has two positions
         return np.split(sources.astype(np.int32), ends), only[None]
@@ -140,7 +140,7 @@ def _slots(entries: Sequence[OutputPath], size: int) -> tuple[list[np.ndarray], 
     unique, inverse = np.unique(sources.astype(np.int64) * most + targets, return_inverse=True)
     element = unique // most
     rank = np.arange(len(unique)) - np.searchsorted(element, element, side="left")
-    positions = np.full((int(rank.max()) + 1, size), NO_SLOT, np.int32)
+    positions = np.full((int(rank.max()) + 1, size), NO_OUTPUT, np.int32)
     positions[rank, element] = unique % most
     places = (rank * size + element)[inverse.ravel()].astype(np.int32)
     return np.split(places, ends), positions
@@ -154,7 +154,7 @@ def _reached(now: set[int], group: HiddenGroup) -> tuple[int, ...]:
 def _recognise(
     positions: np.ndarray, shape: tuple[int, ...]
 ) -> tuple[Literal["identity", "tiled", "gather"], tuple[tuple[int, ...], tuple[int, ...]] | None]:
-    """Find the cheapest way to bring one value per unit into the shape of the slots."""
+    """Find the cheapest way to bring one value per unit into the shape of the output elements."""
     size = int(np.prod(shape))
     if positions.size == size and np.array_equal(positions.ravel(), np.arange(size)):
         return "identity", None

@@ -86,7 +86,7 @@ class SharedUnits:
                 if c == a:
                     continue
                 if candidate.ids.size == numbers.size and _equal(ids, numbers):
-                    yield self._side_by_side(a, c)
+                    yield self._concatenated(a, c)
                     continue
                 used = ids != BOTTOM
                 if np.all(ids[used] >= 0) and are_distinct(ids[used], candidate.ids.size):
@@ -94,16 +94,16 @@ class SharedUnits:
                 elif candidate.ids.size == numbers.size:
                     otherwise.append((a, c))
         for a, c in otherwise:
-            yield self._side_by_side(a, c)
+            yield self._concatenated(a, c)
 
     def _parts_of_one_state(self) -> Iterator[tuple[int, int, Ids, Ids]]:
         """Yield the components of every `HiddenGroupState`: they always share units."""
         first: dict[Path, int] = {}
         for c, candidate in enumerate(self._candidates):
             if candidate.leaf.component is not None:
-                yield self._side_by_side(first.setdefault(candidate.leaf.path, c), c)
+                yield self._concatenated(first.setdefault(candidate.leaf.path, c), c)
 
-    def _side_by_side(self, a: int, c: int) -> tuple[int, int, Ids, Ids]:
+    def _concatenated(self, a: int, c: int) -> tuple[int, int, Ids, Ids]:
         every = self._candidates[a].old_ids.ravel()
         return a, c, every, every
 

@@ -35,19 +35,19 @@ class Dependences:
     components: list[list[int]]
     component_of: dict[int, int]
 
-    def is_circle(self, node: int) -> bool:
+    def is_cyclic(self, node: int) -> bool:
         """Test whether a node depends on itself, over the steps."""
         group = self.components[self.component_of[node]]
         return len(group) > 1 or node in self.sources[node]
 
-    def is_in_circle_of(self, atom: Atom, node: int) -> bool:
+    def is_in_cycle_of(self, atom: Atom, node: int) -> bool:
         """Test whether a variable and a node depend on each other."""
         other = self.node_of.get(atom) if is_var(atom) else None
         return other is not None and self.component_of[other] == self.component_of[node]
 
 
 def dependences_of(
-    step: StepProgram, values: Program, waiting: Collection[int] = ()
+    step: StepProgram, values: Program, in_loops: Collection[int] = ()
 ) -> Dependences:
     """Return the dependence graph of the next step's States, and of some equations.
 
@@ -57,21 +57,21 @@ def dependences_of(
         The step.
     values
         Its program after CSE.
-    waiting
+    in_loops
         Indices of these equations. Equations with effects run in order: each depends on the one
         before, and the first on the last.
     """
     written, equations = values.out_atoms[: len(step.carried)], values.equations
-    operands = [a for i in waiting for a in (*equations[i].invars, *equations[i].outvars)]
+    operands = [a for i in in_loops for a in (*equations[i].invars, *equations[i].outvars)]
     needed = values.depends_on([*written, *operands]) & step.varying
     node_of = {var: len(equations) + k for k, var in enumerate(step.carried)}
     node_of.update({var: values.producer[var] for var in needed if var in values.producer})
-    read = [e.invars if i in waiting else () for i, e in enumerate(equations)]
+    read = [e.invars if i in in_loops else () for i, e in enumerate(equations)]
     for index in values.making(needed):
         read[index] = equations[index].invars
     read += [[atom] for atom in written]
     sources = [[node_of[a] for a in atoms if is_var(a) and a in node_of] for atoms in read]
-    in_turn = sorted(i for i in waiting if equations[i].effects)
+    in_turn = sorted(i for i in in_loops if equations[i].effects)
     for before, index in zip(in_turn[-1:] + in_turn[:-1], in_turn, strict=True):
         sources[index].append(before)
     groups = components(sources)

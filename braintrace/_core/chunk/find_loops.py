@@ -89,7 +89,7 @@ class _Levels:
 
 
 def loops_of(
-    step: StepProgram, values: Program, waiting: Collection[int], later: Collection[Var]
+    step: StepProgram, values: Program, in_loops: Collection[int], later: Collection[Var]
 ) -> Loops:
     """Split the loop over time into several loops.
 
@@ -99,12 +99,12 @@ def loops_of(
         The step.
     values
         Its program after CSE.
-    waiting
+    in_loops
         Indices of other equations that must run in a loop: branches, random numbers, effects.
     later
         Variables that the results of the step depend on.
     """
-    levels = _levels(step, values, waiting, later)
+    levels = _levels(step, values, in_loops, later)
     written = values.out_atoms[: len(step.carried)]
     numbers = sorted({*levels.of_equation.values(), *(n for n, is_in in levels.of_state if is_in)})
     loop_of_state = [
@@ -169,16 +169,16 @@ def _ancestors(
 
 
 def _levels(
-    step: StepProgram, values: Program, waiting: Collection[int], later: Collection[Var]
+    step: StepProgram, values: Program, in_loops: Collection[int], later: Collection[Var]
 ) -> _Levels:
     """Return the number of products before each equation or State in a loop.
 
     Nodes of the graph are the equations, followed by the carried States.
     """
-    graph, count = dependences_of(step, values, waiting), len(values.equations)
+    graph, count = dependences_of(step, values, in_loops), len(values.equations)
     read = {count + k for k, v in enumerate(step.carried) if v in later or v in graph.read}
     stays = [
-        any(graph.is_circle(node) or node in read or node in waiting for node in group)
+        any(graph.is_cyclic(node) or node in read or node in in_loops for node in group)
         for group in graph.components
     ]
     products, extra = set[int](), 0

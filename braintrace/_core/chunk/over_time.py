@@ -24,7 +24,7 @@ from .step_program import ByVar, zip_dict
 Loss: TypeAlias = Callable[[list[Any], list[Any], Any], tuple[jax.Array, PyTree]]
 """``(parameters, probes, slices) -> (loss, aux)`` of one step."""
 
-Found: TypeAlias = tuple[tuple[list[Any], list[Any]], tuple[jax.Array, PyTree]]
+GradientsAndLosses: TypeAlias = tuple[tuple[list[Any], list[Any]], tuple[jax.Array, PyTree]]
 """Gradients of parameters (sums) and of probes (over time); losses and auxiliary results."""
 
 
@@ -34,20 +34,20 @@ def _mapped(function: Callable[[Any], Any], over_time: PyTree) -> PyTree:
 
 def _gradient_at_once(
     loss: Loss, parameters: list[Any], probes: list[Any], over_time: PyTree, scales: jax.Array
-) -> Found:
+) -> GradientsAndLosses:
     def total(parameters: list[Any], probes: list[Any]) -> Any:
         of_step = functools.partial(loss, parameters)
         losses, aux = jax.vmap(of_step, axis_size=len(scales))(probes, over_time)
         return jnp.sum(losses * scales), (losses, aux)
 
     zeros = [jnp.zeros((len(scales), *zero.shape), zero.dtype) for zero in probes]
-    found: Found = jax.grad(total, argnums=(0, 1), has_aux=True)(parameters, zeros)
+    found: GradientsAndLosses = jax.grad(total, argnums=(0, 1), has_aux=True)(parameters, zeros)
     return found
 
 
 def _gradient_of_counted(
     loss: Loss, parameters: list[Any], probes: list[Any], over_time: PyTree, scales: jax.Array
-) -> Found:
+) -> GradientsAndLosses:
     """Differentiate masked steps at the values of a step that counts.
 
     A derivative may be infinite where a loss does not count, and zero times infinity is NaN.
@@ -69,7 +69,7 @@ def _gradient_of_counted(
 
 def _gradient_one_by_one(
     loss: Loss, parameters: list[Any], probes: list[Any], over_time: PyTree, scales: jax.Array
-) -> Found:
+) -> GradientsAndLosses:
     def one_step(sums: list[Any], now: Any) -> Any:
         slices, scale = now
 
@@ -105,7 +105,7 @@ class OverTime:
     """
 
     map: Callable[[Callable[[Any], Any], PyTree], PyTree]
-    gradient: Callable[[Loss, list[Any], list[Any], PyTree, jax.Array], Found]
+    gradient: Callable[[Loss, list[Any], list[Any], PyTree, jax.Array], GradientsAndLosses]
 
 
 AT_ONCE = OverTime(_mapped, _gradient_at_once)

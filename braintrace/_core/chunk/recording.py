@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import jax
 
-from ..._etrace_op import SideBySide
+from ..._etrace_op import Concatenation
 from ..._graph import Records
 from ..._jax import Atom, Var, is_var
 from ..._jaxpr import Program, evaluate
@@ -259,10 +259,10 @@ def recording_of(step: StepProgram, split: Split, differentiated: Collection[Var
 
 def in_parts(
     program: Program, inputs: Mapping[str, Atom], source: Mapping[Var, Var]
-) -> dict[str, Atom | SideBySide]:
+) -> dict[str, Atom | Concatenation]:
     """Return inputs of operations; a concatenated input without values over time as its parts."""
 
-    def parts_of(atom: Atom) -> Atom | SideBySide:
+    def parts_of(atom: Atom) -> Atom | Concatenation:
         index = None if not is_var(atom) or atom in source else program.producer.get(atom)
         if index is None:
             return atom
@@ -271,6 +271,6 @@ def in_parts(
             return parts_of(equation.invars[0])
         is_joined = equation.primitive.name == "concatenate"
         is_last = is_joined and equation.params["dimension"] == len(atom.aval.shape) - 1
-        return SideBySide(tuple(equation.invars)) if is_last else atom
+        return Concatenation(tuple(equation.invars)) if is_last else atom
 
     return {key: parts_of(atom) for key, atom in inputs.items()}

@@ -22,7 +22,7 @@ from .dependences import dependences_of
 from .over_time import is_half
 from .step_program import StepProgram
 
-Waiting = tuple[bool, ...]
+Recurrent = tuple[bool, ...]
 """For each part of an array: whether it depends on the step before."""
 
 
@@ -32,19 +32,19 @@ def separated(step: StepProgram) -> StepProgram:
     if not any(_joined(program, equation) for equation in program.equations):
         return step
     equal = equal_values(program, step.probes)
-    found = _waiting_parts(step, merged(program, equal))
+    found = _recurrent_parts(step, merged(program, equal))
     parts: dict[Var, list[Any]] = {}
 
     def rule(equation: Equation, values: list[Any]) -> Sequence[Any] | None:
         if equation.primitive.name == "concatenate":
             parts[equation.outvars[0]] = values
-        waiting = found.get(equal[equation.outvars[0]]) if equation.outvars else None
+        is_recurrent = found.get(equal[equation.outvars[0]]) if equation.outvars else None
         joined = _joined(program, equation)
-        if waiting is None or joined is None:
+        if is_recurrent is None or joined is None:
             return None
         operand, source = joined
         axis = source.params["dimension"]
-        return _sum(equation, values, operand, (parts[source.outvars[0]], waiting, axis))
+        return _sum(equation, values, operand, (parts[source.outvars[0]], is_recurrent, axis))
 
     def run(*inputs: Any) -> list[Any]:
         known = dict(zip(program.in_vars, inputs, strict=True))
@@ -69,15 +69,15 @@ def _joined(program: Program, equation: Equation) -> tuple[int, Equation] | None
     return None
 
 
-def _waiting_parts(step: StepProgram, values: Program) -> dict[Var, Waiting]:
+def _recurrent_parts(step: StepProgram, values: Program) -> dict[Var, Recurrent]:
     """Return the products to split, by their results, with flags of the dependent parts."""
     graph, found = dependences_of(step, values), {}
     for index, equation in enumerate(values.equations):
-        joined = _joined(values, equation) if graph.is_circle(index) else None
+        joined = _joined(values, equation) if graph.is_cyclic(index) else None
         if joined is not None:
-            waiting = tuple(graph.is_in_circle_of(part, index) for part in joined[1].invars)
-            if not all(waiting):
-                found[equation.outvars[0]] = waiting
+            is_recurrent = tuple(graph.is_in_cycle_of(part, index) for part in joined[1].invars)
+            if not all(is_recurrent):
+                found[equation.outvars[0]] = is_recurrent
     return found
 
 
@@ -85,7 +85,7 @@ def _sum(
     equation: Equation,
     values: list[Any],
     operand: int,
-    parts: tuple[list[Any], Waiting, int],
+    parts: tuple[list[Any], Recurrent, int],
 ) -> Sequence[Any] | None:
     """Run a product as the sum of the product with dependent parts, and with other parts."""
     if not isinstance(equation.primitive, ETPPrimitive):
@@ -105,9 +105,9 @@ def _sum_of_dots(
     equation: Equation,
     values: list[Any],
     operand: int,
-    parts: tuple[list[Any], Waiting, int],
+    parts: tuple[list[Any], Recurrent, int],
 ) -> Sequence[Any] | None:
-    pieces, waiting, axis = parts
+    pieces, is_recurrent, axis = parts
     contracted, _ = equation.params["dimension_numbers"]
     if axis not in contracted[operand]:
         return None
@@ -124,15 +124,15 @@ def _sum_of_dots(
         params = {**equation.params, "preferred_element_type": jnp.dtype(jnp.float32)}
         equation = equation.replace(params=params)
     total = []
-    for is_waiting in (False, True):
-        chosen = [i for i, waits in enumerate(waiting) if waits == is_waiting]
+    for flag in (False, True):
+        chosen = [i for i, recurrent in enumerate(is_recurrent) if recurrent == flag]
         pair = [
-            _side_by_side([source[i] for i in chosen], along)
+            _concatenated([source[i] for i in chosen], along)
             for source, along in ((pieces, axis), (slices, other_axis))
         ]
         total += bind(equation, pair if operand == 0 else pair[::-1])
     return [(total[0] + total[1]).astype(dtype)]
 
 
-def _side_by_side(pieces: list[Any], axis: int) -> Any:
+def _concatenated(pieces: list[Any], axis: int) -> Any:
     return pieces[0] if len(pieces) == 1 else jax.lax.concatenate(pieces, axis)

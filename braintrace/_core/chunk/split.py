@@ -277,12 +277,12 @@ def _differs_over_time(
     """
     return (
         any(map(_is_step_by_step, equations_of(step.program, computed)))
-        or _bends_sums(step, differentiable)
+        or _is_nonlinear_in_sum(step, differentiable)
         or _adds_up_in_half_precision(step, targets)
     )
 
 
-def _bends_sums(step: StepProgram, differentiable: Collection[Var]) -> bool:
+def _is_nonlinear_in_sum(step: StepProgram, differentiable: Collection[Var]) -> bool:
     """Test whether a nonlinear backward rule would receive the sum of all gradients.
 
     A loop-invariant value exists once, so its gradient is the sum over the steps.

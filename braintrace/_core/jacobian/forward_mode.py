@@ -14,17 +14,17 @@ import numpy as np
 from ..._graph import ETraceGraph, HiddenGroup
 from ..._jax import Var
 from ..._jaxpr import Program
-from ..layout import new_state_to_positions
-from .while_loops import holds_while
+from ..layout import new_state_to_elements
+from .while_loops import contains_while
 
 
 def has_while(program: Program, target: Var) -> bool:
     """Test whether ``target`` is computed through a ``while`` loop."""
     behind = program.making(program.depends_on([target]))
-    return any(holds_while(program.equations[index]) for index in behind)
+    return any(contains_while(program.equations[index]) for index in behind)
 
 
-def pushed_forward(
+def forward_mode_jacobian(
     graph: ETraceGraph,
     group: HiddenGroup,
     state: int,
@@ -47,12 +47,12 @@ def pushed_forward(
     for index, var in enumerate(leaves):
         positions = _positions(graph, group, state, var)
         row = jnp.zeros(var.aval.size, values[index].dtype)
-        for turn in _turns(positions):
+        for turn in _disjoint_sets(positions):
             tangents = [jnp.zeros_like(value) for value in values]
             tangents[index] = jnp.asarray(turn.reshape(var.aval.shape), values[index].dtype)
             _, pushed = jax.jvp(new_state, values, tuple(tangents))
-            at_positions = new_state_to_positions(group, state, pushed).ravel()
-            row = row + jnp.where(turn, at_positions[np.maximum(positions, 0)], 0)
+            at_elements = new_state_to_elements(group, state, pushed).ravel()
+            row = row + jnp.where(turn, at_elements[np.maximum(positions, 0)], 0)
         rows[var] = row.reshape(var.aval.shape)
     return rows
 
@@ -64,15 +64,15 @@ def _positions(graph: ETraceGraph, group: HiddenGroup, state: int, var: Var) -> 
             return np.arange(var.aval.size) if layout is None else layout.ravel()
     for relation in graph.hidden_param_op_relations:
         for influence in relation.influences:
-            for point in influence.injection_points:
+            for point in influence.taps:
                 if influence.group == group.index and point.state == state and point.var is var:
                     positions = np.append(influence.positions.ravel(), -1)
                     every = np.arange(influence.positions.size)
-                    return positions[every if point.slots is None else point.slots]
-    raise AssertionError("a leaf is an old state or an injection point")
+                    return positions[every if point.outputs is None else point.outputs]
+    raise AssertionError("a leaf is an old state or a tap")
 
 
-def _turns(positions: np.ndarray) -> list[np.ndarray]:
+def _disjoint_sets(positions: np.ndarray) -> list[np.ndarray]:
     """Split elements into sets in which no state element occurs twice."""
     rank = np.full(positions.shape, -1)
     seen: dict[int, int] = {}

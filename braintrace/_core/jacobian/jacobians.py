@@ -31,9 +31,9 @@ from ..._graph import (
 )
 from ..._jax import Atom, Equation, Var, bind, is_var
 from ..._jaxpr import Rule, evaluate
-from ..layout import injection_to_slots, old_state_to_positions, trace_sites, x_key
+from ..layout import old_state_to_elements, tap_to_outputs, trace_sites, x_key
 from .diagonal import Factors, factors_of, with_diagonals
-from .forward_mode import has_while, pushed_forward
+from .forward_mode import forward_mode_jacobian, has_while
 from .maxima import bind_differentiable, maxima_of
 
 Inputs: TypeAlias = Mapping[Var, Any]
@@ -159,7 +159,7 @@ class _Point:
 def _known(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> dict[Var, jax.Array]:
     wanted: dict[Var, None] = {}
     for relation in graph.hidden_param_op_relations:
-        points = [p.var for influence in relation.influences for p in influence.injection_points]
+        points = [p.var for influence in relation.influences for p in influence.taps]
         wanted.update(dict.fromkeys([relation.x_var, relation.y_var, *points]))
     wanted.update(dict.fromkeys(_opaque_outputs(graph)))
     for group in graph.hidden_groups:
@@ -190,14 +190,14 @@ def _rows(at: _Point, group: HiddenGroup, state: int) -> tuple[Rows, Rows]:
     points = [
         (site, point)
         for site in trace_sites(graph, group)
-        for point in site.influence.injection_points
+        for point in site.influence.taps
         if point.state == state and "Df" in graph.needs
     ]
     leaves = {var: at.inputs[var] for var in (group.states[c].in_var for c in old)}
     leaves.update({point.var: at.value(point.var) for _, point in points})
     derivatives = _derivatives(at, group, state, leaves) if leaves else {}
     D = {
-        transition_key(group, state, c): old_state_to_positions(
+        transition_key(group, state, c): old_state_to_elements(
             group, c, derivatives[group.states[c].in_var]
         )
         for c in old
@@ -207,8 +207,8 @@ def _rows(at: _Point, group: HiddenGroup, state: int) -> tuple[Rows, Rows]:
         row = derivatives[point.var]
         if point.var is not site.relation.y_var:
             row = _back_to_output(at, site.relation.y_var, point.var, row)
-        key, slots = site.key(state), injection_to_slots(site.influence, point, row)
-        Df[key] = Df[key] + slots if key in Df else slots
+        key, outputs = site.key(state), tap_to_outputs(site.influence, point, row)
+        Df[key] = Df[key] + outputs if key in Df else outputs
     return D, Df
 
 
@@ -217,7 +217,7 @@ def _derivatives(
 ) -> dict[Var, jax.Array]:
     """Return the derivative of the state element that each leaf element reaches."""
     program, target = at.graph.traced.program, group.new_vars[state]
-    held, rules = _held(at, group, state), {**at.maxima, **_cut_rules(group.cuts[state])}
+    held, rules = _held(at, group, state), {**at.maxima, **_stop_gradient_rules(group.cuts[state])}
     old_vars = {old.in_var for old in group.states}
     diagonals = [(d, _factors(at, d)) for d in group.diagonals[state]]
 
@@ -230,7 +230,7 @@ def _derivatives(
         return value
 
     if has_while(program, target):
-        return pushed_forward(at.graph, group, state, new_state, leaves)
+        return forward_mode_jacobian(at.graph, group, state, new_state, leaves)
     value, pull_back = jax.vjp(new_state, *leaves.values())
     return dict(zip(leaves, pull_back(jnp.ones_like(value)), strict=True))
 
@@ -239,7 +239,7 @@ def _operand(at: _Point, diagonal: Diagonal, overrides: Mapping[Var, Any]) -> ja
     """Return the operand of a diagonal's product, as a function of old states in ``overrides``."""
     program = at.graph.traced.program
     x = program.equations[diagonal.equation].invars[diagonal.operand]
-    rules = {**at.maxima, **_cut_rules(diagonal.cuts)}
+    rules = {**at.maxima, **_stop_gradient_rules(diagonal.cuts)}
     value: jax.Array = evaluate(program, [x], at.inputs, overrides, rules)[0]
     return value
 
@@ -280,7 +280,7 @@ def _held(at: _Point, group: HiddenGroup, state: int) -> dict[Var, jax.Array]:
     return {var: at.value(var) for var in held}
 
 
-def _cut_rules(cuts: Sequence[Cut]) -> dict[int, Rule]:
+def _stop_gradient_rules(cuts: Sequence[Cut]) -> dict[int, Rule]:
     """Return rules that hold the operands constant that couple elements."""
     operands_of: dict[int, set[int]] = {}
     for cut in cuts:

@@ -23,7 +23,7 @@ from ..._jaxpr import Rule, carries_derivative, evaluate_all, rebuilt
 from ..._jaxpr.dataflow import CONSTANT
 
 
-def holds_while(equation: Equation) -> bool:
+def contains_while(equation: Equation) -> bool:
     """Test whether an equation is a ``while`` loop, or contains one."""
     every = (equation, *equations_inside(equation))
     return any(inner.primitive.name == "while" for inner in every)
@@ -32,7 +32,7 @@ def holds_while(equation: Equation) -> bool:
 def while_loop_rules(traced: TracedModel) -> Mapping[int, Rule]:
     """Return rules with which loops of unknown length refuse reverse mode."""
     equations = enumerate(traced.program.equations)
-    return {index: _rule(traced, e) for index, e in equations if holds_while(e)}
+    return {index: _rule(traced, e) for index, e in equations if contains_while(e)}
 
 
 def _rule(traced: TracedModel, equation: Equation) -> Rule:
@@ -53,7 +53,7 @@ def _rule(traced: TracedModel, equation: Equation) -> Rule:
             )
             results = bind(equation, operands)
             return [one_way(y, CompilationError, message) for y in results]
-        if not holds_while(equation) or equation.primitive.name in OWN_DERIVATIVE:
+        if not contains_while(equation) or equation.primitive.name in OWN_DERIVATIVE:
             return None
         return rebuilt(equation, operands, run)
 

@@ -94,11 +94,11 @@ def _used(influence: InfluenceMap, states: Sequence[int]) -> np.ndarray | None:
         return None
     width = influence.positions.shape[-1]
     used = np.zeros(width, bool)
-    for point in influence.injection_points:
+    for point in influence.taps:
         if point.state in states:
-            if point.slots is None:
+            if point.outputs is None:
                 return None
-            used[point.slots[point.slots >= 0] % width] = True
+            used[point.outputs[point.outputs >= 0] % width] = True
     return used
 
 

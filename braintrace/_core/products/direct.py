@@ -11,7 +11,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from ..._etrace_op import Arrays, SideBySide, pull_back
+from ..._etrace_op import Arrays, Concatenation, pull_back
 from ..._graph import ETraceGraph, HiddenGroup, Records, Weights
 from ..layout import TraceSite, trace_sites, x_key
 from .active_outputs import ActiveOutputs, active_outputs_of
@@ -42,7 +42,7 @@ def direct_gradient(
         states = [a for a in site.influence.reached if a in adjoint and site.key(a) in records.Df]
         if states:
             terms = [
-                products.times(site.to_slots(adjoint[a]), records.Df[site.key(a)]) for a in states
+                products.times(site.to_outputs(adjoint[a]), records.Df[site.key(a)]) for a in states
             ]
             factor = sum(terms[1:], terms[0])
             if site.has_fan_out:  # without an input, one sum over all steps and samples
@@ -57,7 +57,7 @@ def direct_gradient(
 
 def input_of(
     graph: ETraceGraph, site: TraceSite, records: Records
-) -> jax.Array | SideBySide | None:
+) -> jax.Array | Concatenation | None:
     """Return the recorded input of an operation, or None if it has no input."""
     has_input = site.relation.x_var is not None
     return records.x[x_key(graph, site.relation)] if has_input else None
@@ -66,7 +66,7 @@ def input_of(
 def _pulled_back(
     site: TraceSite,
     active: ActiveOutputs,
-    x: jax.Array | SideBySide | None,
+    x: jax.Array | Concatenation | None,
     factor: jax.Array,
     weights: Arrays,
 ) -> Arrays:

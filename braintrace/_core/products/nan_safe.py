@@ -15,13 +15,13 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
-from ..._etrace_op import Arrays, SideBySide, get_primitive_spec, propagate
+from ..._etrace_op import Arrays, Concatenation, get_primitive_spec, propagate
 from ..._graph import Records
 from ..layout import TraceSite
 from ..zero import as_arrays, is_zero
 from .active_outputs import ActiveOutputs
 
-Input: TypeAlias = jax.Array | SideBySide | None
+Input: TypeAlias = jax.Array | Concatenation | None
 """The inputs of an operation, or None."""
 
 
@@ -46,18 +46,20 @@ class Products:
     trace: Callable[[TraceSite, ActiveOutputs, jax.Array, Arrays], Arrays]
 
 
-def where_kept(site: TraceSite, active: ActiveOutputs, kept: jax.Array, trace: Arrays) -> Arrays:
-    """Return a trace with zeros for the elements of the group that are not kept."""
+def where_elements(
+    site: TraceSite, active: ActiveOutputs, flags: jax.Array, trace: Arrays
+) -> Arrays:
+    """Return a trace with zeros for the elements of the group without a flag."""
     if is_zero(trace):
         return trace
-    select = functools.partial(where_slots, site)
-    selected: Arrays = site.each_layer(select, active.pick(site.to_slots(kept)), trace)
+    select = functools.partial(where_outputs, site)
+    selected: Arrays = site.each_layer(select, active.pick(site.to_outputs(flags)), trace)
     return selected
 
 
-def where_slots(site: TraceSite, kept: jax.Array, trace: Arrays) -> Arrays:
-    """Return a trace of one layer with zeros for the outputs that are not kept."""
-    entries = _entries(site, kept, trace)
+def where_outputs(site: TraceSite, flags: jax.Array, trace: Arrays) -> Arrays:
+    """Return a trace of one layer with zeros for the outputs without a flag."""
+    entries = _entries(site, flags, trace)
     return {name: jnp.where(entries[name], leaf, 0) for name, leaf in trace.items()}
 
 
@@ -65,19 +67,19 @@ def which_entries(
     site: TraceSite, active: ActiveOutputs, positions: jax.Array, trace: Arrays
 ) -> Arrays:
     """Return the entries of a trace, possibly given by shapes, that belong to group elements."""
-    of_layer, slots = functools.partial(_entries, site), active.pick(site.to_slots(positions))
-    entries: Arrays = site.each_layer(of_layer, slots, as_arrays(trace))
+    of_layer, outputs = functools.partial(_entries, site), active.pick(site.to_outputs(positions))
+    entries: Arrays = site.each_layer(of_layer, outputs, as_arrays(trace))
     return entries
 
 
-def _entries(site: TraceSite, slots: jax.Array, trace: Arrays) -> Arrays:
+def _entries(site: TraceSite, outputs: jax.Array, trace: Arrays) -> Arrays:
     """Return the entries of a trace of one layer that belong to some outputs.
 
     Only the rules of the operation define the output of each trace entry.
     """
-    slots = slots.astype(site.relation.y_var.aval.dtype)
-    ones = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, slots.dtype), trace)
-    found = propagate(*site.operation, slots, ones)
+    outputs = outputs.astype(site.relation.y_var.aval.dtype)
+    ones = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, outputs.dtype), trace)
+    found = propagate(*site.operation, outputs, ones)
     return {name: entry != 0 for name, entry in found.items()}
 
 
@@ -101,7 +103,7 @@ def _inputs(site: TraceSite, x: Input, factor: jax.Array) -> Input:
 
 
 def _trace(site: TraceSite, active: ActiveOutputs, factor: jax.Array, trace: Arrays) -> Arrays:
-    return where_kept(site, active, factor != 0, trace)
+    return where_elements(site, active, factor != 0, trace)
 
 
 PLAIN = Products(operator.mul, lambda site, x, factor: x, lambda site, active, factor, trace: trace)

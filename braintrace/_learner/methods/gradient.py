@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from ..._algorithms import CHUNK
 from ..._core.jacobian.jacobians import operands
-from ..._core.products.overwriting import ordering_token
+from ..._core.products.in_place import ordering_token
 from ..._core.window import passed_step, window_step
 from ..._core.zero import as_arrays, examples, is_zero
 from ..._errors import OptionError

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from ..._core.layout import (
     TraceSite,
     filter_key,
-    old_state_to_positions,
+    old_state_to_elements,
     output_keys,
     trace_sites,
 )
@@ -33,7 +33,7 @@ def at_entry(graph: ETraceGraph, mu: Signal) -> ByGroup:
     """Return the adjoints of the states before a window, per element of their groups."""
     return {
         group.index: {
-            a: old_state_to_positions(group, a, mu[state.name])
+            a: old_state_to_elements(group, a, mu[state.name])
             for a, state in enumerate(group.states)
             if state.name in mu
         }

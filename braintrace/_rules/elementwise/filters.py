@@ -15,7 +15,7 @@ import numpy as np
 from ..._core.jacobian.jacobians import transition_key
 from ..._core.layout import TraceSite, output_keys, trace_sites
 from ..._core.products.active_outputs import ActiveOutputs, active_outputs_of
-from ..._core.resets import at_positions, over_first_axis
+from ..._core.resets import at_elements, over_first_axis
 from ..._core.time_loops import scan_records
 from ..._core.zero import widened
 from ..._errors import OptionError
@@ -76,7 +76,7 @@ def dtype_of_outputs(relation: HiddenParamOpRelation) -> np.dtype:
 def spec_of_output(
     graph: ETraceGraph, site: TraceSite, state: int, active: ActiveOutputs, dtype: np.dtype
 ) -> TraceSpec:
-    whole = jax.ShapeDtypeStruct(site.influence.slot_shape, dtype)
+    whole = jax.ShapeDtypeStruct(site.influence.output_shape, dtype)
     kept = jax.eval_shape(active.pick, whole)
     lead: tuple[Role, ...] = ("fan_out",) if site.has_fan_out else ()
     return TraceSpec(
@@ -95,7 +95,7 @@ def _outputs_of_samples(
     graph: ETraceGraph, site: TraceSite, active: ActiveOutputs, flags: jax.Array
 ) -> jax.Array:
     """Return the entries of an output-shaped trace that belong to samples whose flag is set."""
-    found = site.to_slots(at_positions(graph, site.group, flags))
+    found = site.to_outputs(at_elements(graph, site.group, flags))
     return active.pick(found)
 
 
@@ -112,22 +112,22 @@ def whole(graph: ETraceGraph, outputs: Arrays) -> Arrays:
         if active.runs is None:
             continue
         site, _ = by_key[key]
-        example = jnp.zeros(site.influence.slot_shape, outputs[key].dtype)
+        example = jnp.zeros(site.influence.output_shape, outputs[key].dtype)
         (found[key],) = jax.linear_transpose(active.pick, example)(outputs[key])
     return found
 
 
-def _transitions_in_slots(graph: ETraceGraph, records: Records) -> dict[str, dict[str, jax.Array]]:
+def _at_outputs(graph: ETraceGraph, records: Records) -> dict[str, dict[str, jax.Array]]:
     """Return ``D[a, c]`` in the layout of each operation's output: ``{trace a: {trace c: D}}``."""
-    in_slots: dict[str, dict[str, jax.Array]] = {}
+    at_outputs: dict[str, dict[str, jax.Array]] = {}
     for key, (site, a) in outputs_of(graph).items():
         group, reached = site.group, site.influence.reached
-        in_slots[key] = {
-            site.key(c): site.to_slots(records.D[transition_key(group, a, c)])
+        at_outputs[key] = {
+            site.key(c): site.to_outputs(records.D[transition_key(group, a, c)])
             for b, c in group.transition
             if b == a and c in reached
         }
-    return in_slots
+    return at_outputs
 
 
 def run_filters(
@@ -157,12 +157,12 @@ def run_filters(
             terms = [alpha * D[key][c] * before[c] for c in D.get(key, ()) if c in before]
             terms += [(1 - alpha) * Df[key]] if key in Df else []
             if terms or key in before:
-                zero = jnp.zeros(site.influence.slot_shape, dtypes[key])
+                zero = jnp.zeros(site.influence.output_shape, dtypes[key])
                 eps_f[key] = sum(terms[1:], terms[0]) if terms else zero
         kept_f = {key: eps_f[key].astype(old.dtype) for key, old in kept["f"].items()}
         return {"x": kept_x, "f": kept_f}, result(eps_x, eps_f, signal_now)
 
-    D = _transitions_in_slots(graph, records) if alpha else {}
+    D = _at_outputs(graph, records) if alpha else {}
     recorded = records.x, records.Df, D, records.reset, signal
     return scan_records(step, start, recorded, records.num_steps)
 
@@ -188,6 +188,6 @@ def _reset_outputs(graph: ETraceGraph, outputs: Arrays, reset: jax.Array) -> Arr
     found, by_key = {}, outputs_of(graph)
     for key, output in outputs.items():
         site, _ = by_key[key]
-        is_new = site.to_slots(at_positions(graph, site.group, reset))
+        is_new = site.to_outputs(at_elements(graph, site.group, reset))
         found[key] = jnp.where(is_new, 0, output)
     return found

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from ..._core.layout import TraceSite, filter_key, trace_sites, x_key
-from ..._core.resets import at_positions, over_first_axis
+from ..._core.resets import at_elements, over_first_axis
 from ..._core.zero import widened
 from ..._errors import OptionError, PrimitiveError
 from ..._etrace_op import (
@@ -165,7 +165,7 @@ def _rows(graph: ETraceGraph, site: TraceSite, reset: jax.Array) -> jax.Array:
             f"All samples share the input of '{site.relation.key}', so this algorithm cannot "
             "reset single samples. Give `reset` one value per step, or use `D_RTRL`."
         )
-    at_elements = site.to_slots(at_positions(graph, site.group, reset))
+    flags = site.to_outputs(at_elements(graph, site.group, reset))
     if site.has_fan_out:
-        at_elements = at_elements.any(0)
-    return at_elements.any(tuple(range(1, at_elements.ndim)))
+        flags = flags.any(0)
+    return flags.any(tuple(range(1, flags.ndim)))

@@ -29,7 +29,7 @@ from ..._core.layout import TraceSite
 from ..._core.products.direct import add, like
 from ..._core.products.nan_safe import PLAIN, SELECTING, products_of_gradient
 from ..._core.recursion import signals
-from ..._core.resets import at_positions
+from ..._core.resets import at_elements
 from ..._core.zero import as_arrays, widened
 from ..._etrace_op import Arrays
 from ..._graph import (
@@ -141,14 +141,14 @@ class FilterTraces(TraceMethod):
         def of_step(eps_x: Arrays, eps_f: Arrays, now: Arrays) -> tuple[Arrays, Arrays]:
             return eps_x, factors(graph, now, eps_f, products)
 
-        start, signal_now = self._filters(graph, stepwise, before), _in_slots(graph, by_group)
+        start, signal_now = self._filters(graph, stepwise, before), _at_outputs(graph, by_group)
         last, (eps_x, found) = run_filters(graph, self._decays, of_step, start, records, signal_now)
         gradients = contract(graph, weights, eps_x, found, products)
         of_once = filtered_factors(graph, self.decay, weights, records, once, found, products)
         last["x"] |= moved_on(graph, self.decay, records, once)
         return like(weights, add(gradients, of_once)), self._traces(graph, last, counts)
 
-    def entry_gradient(
+    def carry_in_vjp(
         self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
     ) -> Weights:
         """Return the gradient of the operands through the states before a window."""
@@ -158,7 +158,7 @@ class FilterTraces(TraceMethod):
         by_group = at_entry(graph, mu)
         if self.filters_outputs:
             by_group = _corrected(self.decay, graph, by_group, traces[self._steps])
-        signal = _in_slots(graph, by_group)
+        signal = _at_outputs(graph, by_group)
         return contract_once(graph, weights, eps_x, signal, whole(graph, eps_f), products)
 
     # Names include the decay, so that filters of another decay are not restored.
@@ -219,7 +219,7 @@ def _corrected(
 
     def corrected(value: jax.Array, index: int) -> jax.Array:
         wide = widened(value, jnp.float32)
-        return wide / at_positions(graph, groups[index], seen.astype(wide.dtype))
+        return wide / at_elements(graph, groups[index], seen.astype(wide.dtype))
 
     return {
         index: {a: corrected(value, index) for a, value in own.items()}
@@ -227,10 +227,10 @@ def _corrected(
     }
 
 
-def _in_slots(graph: ETraceGraph, signal: ByGroup) -> Arrays:
+def _at_outputs(graph: ETraceGraph, signal: ByGroup) -> Arrays:
     """Return signals in the layout of each operation's output, by trace name."""
     return {
-        key: site.to_slots(signal[site.group.index][a])
+        key: site.to_outputs(signal[site.group.index][a])
         for key, (site, a) in outputs_of(graph).items()
         if a in signal[site.group.index]
     }

@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 
 from ..._core.jacobian.diagonal import check_diagonals
-from ..._core.layout import TraceSite, old_state_to_positions, trace_sites
+from ..._core.layout import TraceSite, old_state_to_elements, trace_sites
 from ..._core.products.active_outputs import ActiveOutputs, active_outputs_of, trace_shapes
 from ..._core.products.complex_packing import (
     arrays_of,
@@ -41,23 +41,23 @@ from ..._core.products.complex_packing import (
     unpack,
 )
 from ..._core.products.direct import add, direct_gradient, input_of, like
+from ..._core.products.in_place import depend_on, ordered_after, readers_first, updated_in_place
 from ..._core.products.nan_safe import (
     PLAIN,
     SELECTING,
     Products,
     products_of_gradient,
     products_of_traces,
-    where_kept,
-    where_slots,
+    where_elements,
+    where_outputs,
     which_entries,
 )
-from ..._core.products.overwriting import known_after, not_before, overwritten, readers_first
 from ..._core.recursion import Blocks, backward, signals, suffix_products, transition_blocks
-from ..._core.resets import at_positions
+from ..._core.resets import at_elements
 from ..._core.zero import as_arrays, is_zero, widened
 from ..._etrace_op import (
     Arrays,
-    SideBySide,
+    Concatenation,
     accumulate,
     as_one,
     contract,
@@ -151,7 +151,7 @@ class ParameterTraces(TraceMethod):
 
         If the traces after a single step are known, and the states without a trace do not depend on
         the step before, these traces contain the whole gradient: ``Σ_a l[a] ∘ ε[a]``. The traces
-        before the step are then overwritten in place; if they were read, XLA would copy them.
+        before the step are then updated_in_place in place; if they were read, XLA would copy them.
         Traces of states without a signal are not read, such as the traces of neurons whose readout
         has filters.
         """
@@ -175,7 +175,7 @@ class ParameterTraces(TraceMethod):
             gradients = add(gradients, _carried(graph, group, weights, past, traces, products))
         return like(weights, gradients), None
 
-    def entry_gradient(
+    def carry_in_vjp(
         self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
     ) -> Weights:
         """Return ``Σ_c μ[c] ∘ ε⁰[c]`` for the states before a window."""
@@ -183,7 +183,7 @@ class ParameterTraces(TraceMethod):
         products = SELECTING if zeros_select else PLAIN
         for group in graph.traced_groups:
             by_state = {
-                c: old_state_to_positions(group, c, mu[state.name])
+                c: old_state_to_elements(group, c, mu[state.name])
                 for c, state in enumerate(group.states)
                 if state.name in mu
             }
@@ -244,7 +244,7 @@ def entries_of_samples(
     flags: jax.Array,
 ) -> jax.Array:
     """Return the entries of one array that belong to samples whose flag is set."""
-    positions = at_positions(graph, site.group, flags)
+    positions = at_elements(graph, site.group, flags)
     found: jax.Array = which_entries(site, active, positions, shapes)[name]
     return found
 
@@ -255,8 +255,8 @@ def _after_reset(graph: ETraceGraph, traces: Traces, flags: jax.Array) -> Traces
     They are selected, not multiplied by zero: they may be NaN.
     """
     for site in trace_sites(graph):
-        active, kept = _active_outputs(site, traces), ~at_positions(graph, site.group, flags)
-        select = functools.partial(where_kept, site, active, kept)
+        active, kept = _active_outputs(site, traces), ~at_elements(graph, site.group, flags)
+        select = functools.partial(where_elements, site, active, kept)
         traces = map_arrays(select, site, traces)
     return traces
 
@@ -285,30 +285,30 @@ def _updated(
     weights = active.operands(site.relation, weights)
     known = {key for key, trace in unpack(traces).items() if not is_zero(trace)}
     decays = {
-        (key_of(i), key_of(j)): active.pick(site.to_slots(block))
+        (key_of(i), key_of(j)): active.pick(site.to_outputs(block))
         for (i, j), block in first.items()
         if key_of(i) in traces and key_of(j) in known
     }
     factors: Arrays = {}
     for (i, m), block in each.items():
         if key_of(i) in traces and key_of(m) in Df:
-            factor = active.pick(products.times(site.to_slots(block), Df[key_of(m)]))
+            factor = active.pick(products.times(site.to_outputs(block), Df[key_of(m)]))
             key = key_of(i)
             factors[key] = factors[key] + factor if key in factors else factor
     if site.has_fan_out:
         factors = {key: jnp.moveaxis(factor, 1, 0) for key, factor in factors.items()}
     x, kept = input_of(graph, site, records), None
     if reset is not None:
-        is_new = jax.vmap(functools.partial(at_positions, graph, site.group))(reset).any(0)
-        kept = active.pick(site.to_slots(~is_new))
+        is_new = jax.vmap(functools.partial(at_elements, graph, site.group))(reset).any(0)
+        kept = active.pick(site.to_outputs(~is_new))
 
     def of_layer(factors: Arrays, of_samples: tuple[Decays, Any], old: Traces) -> Traces:
         update = functools.partial(_advanced, site, weights, products)
         has_samples = get_primitive_spec(site.relation.primitive).batched
         # The update by a single step already is one pass over the traces.
         if has_samples and records.num_steps > 1:
-            return overwritten(update, (x, factors), of_samples, old, records.token)
-        return update((x, factors), of_samples, known_after(records.token, old))
+            return updated_in_place(update, (x, factors), of_samples, old, records.token)
+        return update((x, factors), of_samples, depend_on(records.token, old))
 
     new: Traces = site.each_layer(of_layer, factors, (decays, kept), as_arrays(traces))
     return new
@@ -318,7 +318,7 @@ def _advanced(
     site: TraceSite,
     weights: Arrays,
     products: Products,
-    over_time: tuple[jax.Array | SideBySide | None, Arrays],
+    over_time: tuple[jax.Array | Concatenation | None, Arrays],
     of_samples: tuple[Decays, jax.Array | None],
     traces: Traces,
 ) -> Traces:
@@ -326,10 +326,10 @@ def _advanced(
     (x, factors), (decays, kept), before = over_time, of_samples, unpack(traces)
     x = as_one(x)
     if kept is not None:  # they are selected, not multiplied by zero: they may be NaN
-        before = {key: where_slots(site, kept, trace) for key, trace in before.items()}
+        before = {key: where_outputs(site, kept, trace) for key, trace in before.items()}
     new: dict[str, Arrays] = {}
     for keys, readers in readers_first(arrays_of(traces), decays.keys()):
-        own = not_before([new[key] for key in readers], {key: before[key] for key in keys})
+        own = ordered_after([new[key] for key in readers], {key: before[key] for key in keys})
         read_from = {**before, **own}
         for key in keys:
             terms = [
@@ -392,7 +392,7 @@ def _contracted(
     def of_layer(factor: jax.Array, layer: Arrays) -> Arrays:
         return contract(*site.operation, active.pick(factor), layer, select(weights))
 
-    found = site.each_layer(of_layer, site.to_slots(signal), widened(trace, signal.dtype))
+    found = site.each_layer(of_layer, site.to_outputs(signal), widened(trace, signal.dtype))
     if site.has_fan_out:
         found = jax.tree.map(lambda product: jnp.sum(product, axis=0), found)
     (gradients,) = jax.linear_transpose(select, weights)(found)

@@ -32,8 +32,8 @@ from ..._core.whole_state import (
     flags_of_samples,
     inputs_of_step,
     places_of,
-    pulled_back,
     row_dtype,
+    step_vjp,
     to_rows,
     unit_rows,
     whole_of,
@@ -145,12 +145,12 @@ class KroneckerTraces(PassingTraces):
         after = over_steps(functools.partial(_advanced, graph, weights), graph, records, random)
         return {**after, "exact": exact}
 
-    def entry_gradient(
+    def carry_in_vjp(
         self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
     ) -> Weights:
         """Return the sum over samples of ``u (x) (mu . A)``, and the gradients of exact traces."""
         whole, others, traces = whole_of(graph), without_products(graph), as_arrays(traces)
-        gradients = EXACT.entry_gradient(others, weights, mu, traces["exact"], zeros_select)
+        gradients = EXACT.carry_in_vjp(others, weights, mu, traces["exact"], zeros_select)
         arriving = to_rows(whole, [mu[leaf.name] for leaf in whole.leaves])
         for product in products_of(graph):
             u = widened(traces["u"][product.key], arriving.dtype)
@@ -170,7 +170,7 @@ def _advanced(graph: ETraceGraph, weights: Weights, records: Records, traces: Tr
     dtype = jnp.promote_types(row_dtype(whole), jnp.float32)
     u, A = (widened(traces[kind], dtype) for kind in ("u", "A"))
     inputs = inputs_of_step(graph, weights, tuple(leaf[0] for leaf in records.inputs))
-    found = pulled_back(graph, inputs, unit_rows(whole))
+    found = step_vjp(graph, inputs, unit_rows(whole))
     J = jnp.moveaxis(to_rows(whole, found.old), 1, 0).astype(dtype)
     nu = signs(traces, J, (whole.samples, len(products)), dtype)
     new_u, new_A = {}, {}

@@ -30,12 +30,12 @@ from ..._core.products.direct import like
 from ..._core.time_loops import scan_records
 from ..._core.traces import reset_traces
 from ..._core.whole_state import (
-    PulledStep,
+    StepVJP,
     flags_of_samples,
     inputs_of_step,
     places_of,
-    pulled_back,
     row_dtype,
+    step_vjp,
     to_rows,
     unit_rows,
     whole_of,
@@ -55,9 +55,9 @@ from ..._graph import (
     TraceSpecs,
     Weights,
 )
+from .chunk_vjp import of_one_step, of_product
 from .neighbour_entries import Entries, Move, entries_of, of_one
 from .product_uses import Product, samples_first
-from .whole_chunk import of_one_step, of_product
 
 ByOperand = dict[str, dict[str, jax.Array]]
 """Arrays by key and name of `Entries`."""
@@ -114,7 +114,7 @@ class NeighbourTraces(TraceMethod):
             return self._contracted(graph, weights, now, after, records.zeros_select), after
         return self._run(graph, weights, records, arriving, before)
 
-    def entry_gradient(
+    def carry_in_vjp(
         self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
     ) -> Weights:
         """Return the sum of ``mu[q] eps[q]`` over samples and state scalars."""
@@ -205,7 +205,7 @@ def _advanced(
     """Return the traces after one recorded step."""
     whole = whole_of(graph)
     inputs, units = inputs_of_step(graph, weights, recorded), unit_rows(whole)
-    pulled = pulled_back(graph, inputs, units)
+    pulled = step_vjp(graph, inputs, units)
     J = jnp.moveaxis(to_rows(whole, pulled.old), 1, 0)
     others = [use for use in whole.uses if use.kind != "product"]
     of_parameters = of_one_step(graph, others, inputs, pulled, units)
@@ -227,7 +227,7 @@ def _advanced(
 
 
 def _of_operand(
-    graph: ETraceGraph, use: ParameterUse, name: str, inputs: Inputs, pulled: PulledStep
+    graph: ETraceGraph, use: ParameterUse, name: str, inputs: Inputs, pulled: StepVJP
 ) -> jax.Array:
     """Return ``F`` of one operand of a product, pulled back from every state scalar."""
     (place,) = places_of(graph, use)
@@ -247,7 +247,7 @@ def _outer(
     entries: Entries,
     outputs: np.ndarray,
     weights: Weights,
-    pulled: PulledStep,
+    pulled: StepVJP,
 ) -> jax.Array:
     """Return ``F`` at the pairs of an operand whose entries contribute to one output each."""
     product, (place,) = Product(graph, use), places_of(graph, use)

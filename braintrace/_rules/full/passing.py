@@ -64,7 +64,7 @@ class NoTraces(PassingTraces):
         """Return the traces unchanged."""
         return traces
 
-    def entry_gradient(
+    def carry_in_vjp(
         self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
     ) -> Weights:
         """Return zero."""

@@ -11,7 +11,7 @@ from ..._core.whole_state import equation_of, row_dtype, whole_of
 from ..._graph import ETraceGraph, ParameterUse, operand_key
 from ..._jax import Equation, bind, is_var, struct_of
 from ..._jaxpr.dataflow import Kind, kinds_of
-from .whole_chunk import parameters_behind
+from .chunk_vjp import parameters_behind
 
 Operands = dict[str, jax.Array]
 """Operands of one product, by the index of each among the operands of its equation."""

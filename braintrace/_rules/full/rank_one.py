@@ -21,14 +21,14 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from ..._core.products.overwriting import known_after
+from ..._core.products.in_place import depend_on
 from ..._core.resets import over_first_axis, where_flagged
 from ..._core.whole_state import (
     flags_of_samples,
     from_rows,
     inputs_of_step,
-    pushed_forward,
     row_dtype,
+    step_jvp,
     to_rows,
     which_rows,
     whole_of,
@@ -95,7 +95,7 @@ class RankOneTraces(PassingTraces):
         """Return the traces after recorded steps, one step at a time."""
         return over_steps(functools.partial(_advanced, graph, weights), graph, records, traces)
 
-    def entry_gradient(
+    def carry_in_vjp(
         self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
     ) -> Weights:
         """Return the sum over samples of ``(mu . s) t``."""
@@ -135,8 +135,8 @@ def _advanced(graph: ETraceGraph, weights: Weights, records: Records, traces: Tr
     dtype = jnp.promote_types(row_dtype(whole), jnp.float32)
     inputs = inputs_of_step(graph, weights, tuple(leaf[0] for leaf in records.inputs))
     s = widened(traces["s"], dtype)
-    t = widened(known_after(records.token, traces["t"]), dtype)
-    pushed = to_rows(whole, pushed_forward(graph, inputs, from_rows(whole, s))).astype(dtype)
+    t = widened(depend_on(records.token, traces["t"]), dtype)
+    pushed = to_rows(whole, step_jvp(graph, inputs, from_rows(whole, s))).astype(dtype)
     nu = signs(traces, pushed, s.shape, dtype)
     draws = traces[DRAWS] + jnp.uint32(1)
     if not t:

@@ -24,7 +24,7 @@ from ..._core.whole_state import (
     equation_of,
     inputs_of_step,
     places_of,
-    pulled_back,
+    step_vjp,
     whole_of,
 )
 from ..._core.zero import widened
@@ -38,7 +38,7 @@ from ..._etrace_op import (
 from ..._graph import ETraceGraph, ParameterUse, Records, Weights
 from ..._jax import Equation, struct_of
 from ..._jaxpr import evaluate
-from .whole_chunk import back_to_parameters, of_one_step, parameters_behind
+from .chunk_vjp import back_to_parameters, of_one_step, parameters_behind
 
 Gradients = dict[str, jax.Array]
 """Gradients by the name of a parameter; per sample, ``(samples, *shape)``."""
@@ -90,7 +90,7 @@ def of_samples(
         Cotangents of the new states, with one leading axis of length 1.
     """
     inputs = inputs_of_step(graph, weights, tuple(leaf[0] for leaf in records.inputs))
-    pulled = pulled_back(graph, inputs, cotangents)
+    pulled = step_vjp(graph, inputs, cotangents)
     products = {use.key: use for use in whole_of(graph).uses if _is_outer(graph, use)}
     outer = {}
     for key, use in products.items():

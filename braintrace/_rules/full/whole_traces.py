@@ -41,8 +41,8 @@ from ..._graph import (
     Weights,
     WholeState,
 )
+from .chunk_vjp import chunk_vjp
 from .passing import PassingTraces
-from .whole_chunk import pulled_through
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,7 @@ class WholeTraces(PassingTraces):
         """Return the traces after a recorded chunk."""
         whole = whole_of(graph)
         rows_of = {name: whole.rows(reached) for name, reached in whole.reached.items()}
-        found = pulled_through(graph, weights, records, unit_rows(whole), rows_of)
+        found = chunk_vjp(graph, weights, records, unit_rows(whole), rows_of)
         transition = jnp.moveaxis(found.before, 1, 0)
         new = {}
         for name, old in traces.items():
@@ -85,7 +85,7 @@ class WholeTraces(PassingTraces):
             new[name] = term.astype(old.dtype)
         return new
 
-    def entry_gradient(
+    def carry_in_vjp(
         self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
     ) -> Weights:
         """Return the sum over samples and states of ``mu[q] eps[q]``."""

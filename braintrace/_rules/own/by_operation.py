@@ -125,7 +125,7 @@ class RuleTraces(TraceMethod):
         (arrays, gradients), _ = scan_records(step, start, now, records.num_steps)
         return like(weights, gradients), as_kept(arrays, before)
 
-    def entry_gradient(
+    def carry_in_vjp(
         self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
     ) -> Weights:
         """Return the rule's gradient for the adjoints of the states before a window."""
@@ -197,7 +197,7 @@ def _transition(
     if leaves.rule.jacobian == "none":
         return None
     place = leaves.site.place
-    return {pair: place.to_slots(D[key]) for pair, key in _blocks(leaves.site)}
+    return {pair: place.to_outputs(D[key]) for pair, key in _blocks(leaves.site)}
 
 
 def _blocks(site: OperationSite) -> Iterator[tuple[tuple[str, str], str]]:
@@ -220,7 +220,7 @@ def _mu(site: OperationSite, signal: Mapping[int, jax.Array]) -> Arrays:
     found = {}
     for state, a in site.indices.items():
         own = signal[a] if a in signal else jnp.zeros(group.shape, group.states[a].dtype)
-        found[state] = site.place.to_slots(own)
+        found[state] = site.place.to_outputs(own)
     return found
 
 
@@ -238,7 +238,7 @@ def _example(rule: Rule, site: OperationSite) -> tuple[Any, Any, Any, Any]:
     states = {name: site.place.group.states[a] for name, a in site.indices.items()}
 
     def at_output(dtype: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(influence.slot_shape, dtype)
+        return jax.ShapeDtypeStruct(influence.output_shape, dtype)
 
     J = {pair: at_output(states[pair[0]].dtype) for pair, _ in _blocks(site)}
     x = None if relation.x_var is None else struct_of(relation.x_var.aval)

@@ -20,8 +20,8 @@ from ..._core.jacobian.jacobians import Inputs
 from ..._core.products.direct import like
 from ..._core.whole_state import (
     inputs_of_step,
-    pulled_back,
     row_dtype,
+    step_vjp,
     to_rows,
     unit_rows,
     whole_of,
@@ -38,8 +38,8 @@ from ..._graph import (
     Weights,
 )
 from ..._jax import struct_of
+from ..full.chunk_vjp import of_one_step
 from ..full.passing import PassingTraces, over_steps
-from ..full.whole_chunk import of_one_step
 from .leaves import as_kept, gradient_of_a_step, leaves_of, operand_shapes
 from .protocol import Rule
 from .site import WholeSite, whole_site
@@ -84,7 +84,7 @@ class FullRuleTraces(PassingTraces):
 
         return over_steps(advance, graph, records, traces)
 
-    def entry_gradient(
+    def carry_in_vjp(
         self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
     ) -> Weights:
         """Return the rule's gradient for the adjoints of the states before a step or window."""
@@ -109,7 +109,7 @@ class LayeredRuleTraces(FullRuleTraces):
 def _jacobians(graph: ETraceGraph, site: WholeSite, inputs: Inputs) -> tuple[jax.Array, Arrays]:
     """Return the Jacobians of one step with respect to the old states and the parameters."""
     whole, rows = whole_of(graph), unit_rows(whole_of(graph))
-    pulled = pulled_back(graph, inputs, rows)
+    pulled = step_vjp(graph, inputs, rows)
     of_parameters = of_one_step(graph, whole.uses, inputs, pulled, rows)
     F = {name: of_parameters[name][:, site.rows(name)] for name in site.operands}
     return jnp.moveaxis(to_rows(whole, pulled.old), 1, 0), F

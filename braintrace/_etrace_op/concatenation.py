@@ -21,7 +21,7 @@ from .spec import ETPPrimitiveSpec
 
 
 @dataclasses.dataclass(frozen=True)
-class SideBySide:
+class Concatenation:
     """An array that is the concatenation of others along their last axis."""
 
     parts: tuple[Any, ...]
@@ -31,18 +31,18 @@ class SideBySide:
         return jnp.concatenate(self.parts, axis=-1)
 
 
-jax.tree_util.register_dataclass(SideBySide, ["parts"], [])
+jax.tree_util.register_dataclass(Concatenation, ["parts"], [])
 
 
 def as_one(array: Any) -> Any:
     """Return an array that may be given in parts as one array."""
-    return array.joined() if isinstance(array, SideBySide) else array
+    return array.joined() if isinstance(array, Concatenation) else array
 
 
 def part_by_part(
     gradients_of: Callable[[Any, Arrays], Arrays],
     spec: ETPPrimitiveSpec,
-    x: SideBySide,
+    x: Concatenation,
     weights: Arrays,
 ) -> Arrays:
     """Return the gradients of an operation, one part of its input at a time.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import braintrace
-from braintrace._etrace_op import SideBySide, as_one, pull_back
+from braintrace._etrace_op import Concatenation, as_one, pull_back
 
 STEPS, BATCH, SIZES, OUT = 3, 2, (1, 4, 2), 5
 PARTS = tuple(
@@ -20,7 +20,7 @@ SIGNAL = np.asarray(jax.random.normal(jax.random.key(9), (STEPS, BATCH, OUT)))
 
 
 def test_as_one_array_they_are_side_by_side() -> None:
-    np.testing.assert_array_equal(as_one(SideBySide(PARTS)), X)
+    np.testing.assert_array_equal(as_one(Concatenation(PARTS)), X)
     assert as_one(None) is None
 
 
@@ -32,7 +32,7 @@ def test_the_rows_of_a_matrix_are_divided_like_its_input(has_bias: bool) -> None
 
     def gradients(*parts: jax.Array) -> dict[str, jax.Array]:
         params = {"has_bias": has_bias}
-        return pull_back(braintrace.etp_mm_p, params, SideBySide(parts), SIGNAL, weights)
+        return pull_back(braintrace.etp_mm_p, params, Concatenation(parts), SIGNAL, weights)
 
     found = jax.jit(gradients)(*PARTS)
     np.testing.assert_allclose(found["weight"], np.einsum("tbi,tbo->io", X, SIGNAL), rtol=1e-5)
@@ -46,7 +46,7 @@ def test_the_rows_of_a_matrix_are_divided_like_its_input(has_bias: bool) -> None
 def test_an_operation_of_other_factors_gets_its_input_as_one() -> None:
     weights = {"lora_b": jnp.ones((sum(SIZES), 2)), "lora_a": jnp.full((2, OUT), 0.5)}
     operation = braintrace.etp_lora_mm_p, {"alpha": 1.0, "has_bias": False}
-    found = pull_back(*operation, SideBySide(PARTS), SIGNAL, weights)
+    found = pull_back(*operation, Concatenation(PARTS), SIGNAL, weights)
     assert found.keys() == weights.keys()
     whole = np.einsum("tbi,tbo->io", X, SIGNAL)
     np.testing.assert_allclose(found["lora_b"], whole @ weights["lora_a"].T, rtol=1e-5)

@@ -33,7 +33,7 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
-from ..._etrace_op import SideBySide, as_one
+from ..._etrace_op import Concatenation, as_one
 from ..._graph import Traces
 from ..._jax import divided_dependent
 from ..._typing import PyTree
@@ -105,12 +105,12 @@ def _readers(keys: Keys, reads: Collection[tuple[str, str]], among: Iterable[str
     return [key for key in among if key not in keys and any((key, own) in reads for own in keys)]
 
 
-def not_before(first: Sequence[PyTree], traces: Traces) -> Traces:
+def ordered_after(first: Sequence[PyTree], traces: Traces) -> Traces:
     """Return unchanged traces that depend on other arrays; see `ordering_token`."""
-    return known_after(ordering_token(first), traces)
+    return depend_on(ordering_token(first), traces)
 
 
-def overwritten(
+def updated_in_place(
     update: Update, over_time: PyTree, of_samples: PyTree, traces: Traces, flag: jax.Array | None
 ) -> Traces:
     """Return updated traces, after a flag is known.
@@ -126,7 +126,7 @@ def overwritten(
     """
 
     def at_once(over_time: PyTree, of_samples: PyTree, traces: Traces, flag: PyTree) -> Traces:
-        return update(over_time, of_samples, known_after(flag, traces))
+        return update(over_time, of_samples, depend_on(flag, traces))
 
     samples = jax.tree.leaves(traces)[0].shape[0]
     size = _block_size(samples, traces)
@@ -141,7 +141,7 @@ def overwritten(
     return found
 
 
-def known_after(flag: jax.Array | None, traces: Traces) -> Traces:
+def depend_on(flag: jax.Array | None, traces: Traces) -> Traces:
     """Return unchanged traces that depend on a flag."""
     if flag is None:
         return traces
@@ -169,14 +169,14 @@ def _in_blocks(
         def cut(leaf: jax.Array, axis: int = 0) -> jax.Array:
             return jax.lax.dynamic_slice_in_dim(leaf, start, size, axis)
 
-        def gathered(array: jax.Array | SideBySide) -> jax.Array:
+        def gathered(array: jax.Array | Concatenation) -> jax.Array:
             block = as_one(jax.tree.map(lambda leaf: jnp.swapaxes(cut(leaf, 1), 0, 1), array))
             return jnp.swapaxes(jax.lax.optimization_barrier(block), 0, 1)
 
         def put(leaf: jax.Array, block: jax.Array) -> jax.Array:
             return jax.lax.dynamic_update_slice_in_dim(leaf, block, start, 0)
 
-        recorded = jax.tree.map(gathered, over_time, is_leaf=lambda n: isinstance(n, SideBySide))
+        recorded = jax.tree.map(gathered, over_time, is_leaf=lambda n: isinstance(n, Concatenation))
         block = update(recorded, *jax.tree.map(cut, (of_samples, traces)))
         return jax.tree.map(put, traces, block), None
 

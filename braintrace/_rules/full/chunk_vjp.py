@@ -19,11 +19,11 @@ from ..._core.resets import flags_along
 from ..._core.time_loops import scan_records
 from ..._core.whole_state import (
     ByState,
-    PulledStep,
+    StepVJP,
     equation_of,
     inputs_of_step,
     places_of,
-    pulled_back,
+    step_vjp,
     to_rows,
     whole_of,
 )
@@ -36,7 +36,7 @@ Sums = dict[str, list[jax.Array]]
 
 
 @dataclasses.dataclass(frozen=True)
-class PulledChunk:
+class ChunkVJP:
     """Result of pulling cotangents back through a chunk.
 
     Attributes
@@ -52,13 +52,13 @@ class PulledChunk:
     of_parameters: dict[str, jax.Array]
 
 
-def pulled_through(
+def chunk_vjp(
     graph: ETraceGraph,
     weights: Weights,
     records: Records,
     cotangents: ByState,
     rows_of: Mapping[str, np.ndarray],
-) -> PulledChunk:
+) -> ChunkVJP:
     """Pull cotangents of the states after a recorded chunk back through its steps.
 
     Parameters
@@ -86,14 +86,14 @@ def pulled_through(
             own = _taken(found, np.searchsorted(rows, rows_of[name]), 1)
             known = of_parameters.get(name)
             of_parameters[name] = own if known is None else known + own
-    return PulledChunk(to_rows(whole, before), of_parameters)
+    return ChunkVJP(to_rows(whole, before), of_parameters)
 
 
 def of_one_step(
     graph: ETraceGraph,
     uses: Iterable[ParameterUse],
     inputs: Inputs,
-    pulled: PulledStep,
+    pulled: StepVJP,
     cotangents: ByState,
 ) -> dict[str, jax.Array]:
     """Return the contributions of some uses in one step, ``(samples, rows, *shape)`` by parameter.
@@ -134,7 +134,7 @@ def _through_steps(
         cotangents, sums, alive = carry
         recorded, reset = now
         inputs = inputs_of_step(graph, weights, recorded)
-        found = _selected(graph, pulled_back(graph, inputs, cotangents), alive)
+        found = _selected(graph, step_vjp(graph, inputs, cotangents), alive)
         added = {
             use.key: _of_step(graph, use, inputs, found, cotangents, alive)
             for use in whole.uses
@@ -226,7 +226,7 @@ def _where_samples(kept: jax.Array, axis: int | None, value: jax.Array) -> jax.A
     return jnp.where(kept.reshape(shape), value, 0) if value.shape[axis] == kept.size else value
 
 
-def _selected(graph: ETraceGraph, found: PulledStep, alive: jax.Array | None) -> PulledStep:
+def _selected(graph: ETraceGraph, found: StepVJP, alive: jax.Array | None) -> StepVJP:
     """Set the values of samples that are reset later in the chunk to zero: they may be NaN."""
     if alive is None:
         return found
@@ -241,7 +241,7 @@ def _selected(graph: ETraceGraph, found: PulledStep, alive: jax.Array | None) ->
             for place, samples in zip(places_of(graph, use), use.samples, strict=True):
                 kept = alive if alive.ndim == 0 else alive[np.maximum(samples, 0) % alive.size]
                 at[place] = jnp.where(kept, at[place], 0)
-    return PulledStep(old, at, x)
+    return StepVJP(old, at, x)
 
 
 # --- uses of parameters
@@ -251,7 +251,7 @@ def _of_step(
     graph: ETraceGraph,
     use: ParameterUse,
     inputs: Inputs,
-    found: PulledStep,
+    found: StepVJP,
     cotangents: ByState,
     alive: jax.Array | None,
 ) -> list[jax.Array]:
