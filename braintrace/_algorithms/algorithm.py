@@ -288,8 +288,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     @on_automatic_axes
     def eligibility(self, path: str | Path) -> dict[str, Any]:
         """Return the trace of one weight by hidden state; see `Learner.eligibility`."""
-        whole, traces = self.compiled.whole, self.compiled.as_whole(self.traces.value)
-        return eligibility(whole.graph, whole.trace_specs, traces, path)
+        fused, traces = self.compiled.fused, self.compiled.as_fused(self.traces.value)
+        return eligibility(fused.graph, fused.trace_specs, traces, path)
 
     def starting_traces(self) -> Traces:
         """Return the initial traces of a sequence; zero traces are represented by shapes."""

@@ -1,6 +1,6 @@
 """RTRL: real-time recurrent learning, exact; OSTL with recurrence: exact within each layer."""
 
-from .._rules import LayeredTraces, WholeTraces
+from .._rules import FullTraces, LayeredTraces
 from .algorithm import ETraceAlgorithm
 
 
@@ -79,9 +79,9 @@ class RTRL(ETraceAlgorithm):
         """Return None: the gradient is exact without windows."""
 
     @property
-    def method(self) -> WholeTraces:
+    def method(self) -> FullTraces:
         """Traces of the flattened state of a sample."""
-        return WholeTraces()
+        return FullTraces()
 
 
 class OSTLRecurrent(ETraceAlgorithm):

@@ -5,7 +5,7 @@ It traces the model and never evaluates it on data.
 
 from .compile import CompilerOptions as CompilerOptions
 from .compile import compile_model as compile_model
-from .compile import divided_graph as divided_graph
+from .compile import graph_with_split_gates as graph_with_split_gates
 from .compile import with_every_operation as with_every_operation
 from .core.batch import axes_of_arguments as axes_of_arguments
 from .core.derivative import Derivative as Derivative

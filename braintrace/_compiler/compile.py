@@ -39,6 +39,10 @@ from .core.backward_rules import states_as_outputs
 from .core.batch import batch_of
 from .core.candidates import candidates_of
 from .core.step_graph import step_graph
+from .flat_state.flat_state import flattened_state
+from .flat_state.jacobian_sparsity import structure_of
+from .flat_state.layers import about_layers, layers_of
+from .flat_state.reverse_mode import check_reverse_mode_of_step
 from .frontend.callbacks import hoist_callbacks
 from .frontend.split_loops import split_loops
 from .frontend.split_shared_uses import split_shared_uses
@@ -49,7 +53,7 @@ from .groups.hidden_groups import find_hidden_groups
 from .groups.marked_operations import marked_operations
 from .groups.relations import find_relations
 from .marking.marks import marking_of
-from .readouts.gates import Gate, with_gates_apart
+from .readouts.gates import Gate, with_split_gates
 from .readouts.linear_readouts import filter_readouts
 from .reports.check_model import (
     check_elements,
@@ -61,10 +65,6 @@ from .reports.check_model import (
 )
 from .reports.diagnose import diagnose
 from .reports.reporting import publish, reported
-from .whole_state.jacobian_sparsity import structure_of
-from .whole_state.layers import about_layers, layers_of
-from .whole_state.reverse_mode import check_reverse_mode_of_step
-from .whole_state.whole_state import whole_state_of
 
 BY_POSITION: tuple[Jacobian, ...] = ("elementwise", "diagonal")
 """Rules that follow elementwise dependence only."""
@@ -168,11 +168,9 @@ def compile_model(
     layers = layers_of(step) if jacobian == "layered" else []
     samples = options.samples if batch_size is None else batch_size
     context = options.rule, batch, samples is not None
-    whole = whole_state_of(step, *context, layers) if jacobian in FOLLOWS_ALL else None
-    if whole is not None and jacobian == "sparse":
-        whole = dataclasses.replace(
-            whole, structure=structure_of(step.traced, step.analysis, whole)
-        )
+    flat = flattened_state(step, *context, layers) if jacobian in FOLLOWS_ALL else None
+    if flat is not None and jacobian == "sparse":
+        flat = dataclasses.replace(flat, structure=structure_of(step.traced, step.analysis, flat))
 
     # Report the gradient paths that this rule leaves out.
     findings = diagnose(step, every_relation, relations, method.jacobian)
@@ -183,13 +181,13 @@ def compile_model(
 
     # Last, the arrays that the rule carries from step to step.
     parts = (step.traced, tuple(step.groups), tuple(relations), diagnostics)
-    graph = ETraceGraph(*parts, needs=method.needs, trace_specs={}, batch=batch, whole=whole)
+    graph = ETraceGraph(*parts, needs=method.needs, trace_specs={}, batch=batch, flat_state=flat)
     method.check(graph)
     specs = method.trace_specs(graph, options.every_state)
     return dataclasses.replace(graph, trace_specs=specs), outside
 
 
-def divided_graph(
+def graph_with_split_gates(
     graph: ETraceGraph, method: TraceMethod, every_state: bool, parts: int, mesh: Any
 ) -> ETraceGraph:
     """Split fused gates into one operation each, so that units can be sharded.
@@ -208,7 +206,7 @@ def divided_graph(
     """
     if parts == 1 or method.jacobian not in (*BY_POSITION, "none"):
         return graph
-    apart = with_gates_apart(graph.traced, parts, mesh)
+    apart = with_split_gates(graph.traced, parts, mesh)
     if apart is None:
         return graph
     traced, gates = apart

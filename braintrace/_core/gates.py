@@ -1,8 +1,8 @@
-"""Conversion of traces between split gates and whole operations.
+"""Conversion of traces between split and fused gates.
 
 A model whose units are sharded over a mesh has split gates (`braintrace._compiler.readouts.gates`),
-with a separate trace for each gate. Saved and reported traces are the same on every mesh: the gates
-are concatenated.
+with a separate trace for each gate. Saved and reported traces have fused gates: they are
+the same on every mesh.
 """
 
 import dataclasses
@@ -28,61 +28,65 @@ class CarriedSpecs:
 
 def is_like(traces: Traces, specs: TraceSpecs) -> bool:
     """Test whether traces have the keys and shapes of specifications."""
-    given = {keys: getattr(leaf, "shape", None) for keys, leaf in _leaves(traces)}
-    return given == {keys: spec.shape for keys, spec in _leaves(specs)}
+    leaves = {keys: getattr(leaf, "shape", None) for keys, leaf in _leaves(traces)}
+    return leaves == {keys: spec.shape for keys, spec in _leaves(specs)}
 
 
-def joined_gates(apart: CarriedSpecs, whole: CarriedSpecs, traces: Traces) -> Traces:
-    """Return traces of gates as traces of the operations that compute all gates."""
-    given, found = dict(_leaves(traces)), {}
-    for keys, gates, own in _gates(apart, whole):
-        like = given[next(iter(own.values()))]
-        parts = [given[own[g]] if g in own else jnp.zeros_like(like) for g in gates]
+def fused_gates(split: CarriedSpecs, fused: CarriedSpecs, traces: Traces) -> Traces:
+    """Return traces of split gates as traces of fused gates."""
+    leaves, found = dict(_leaves(traces)), {}
+    for keys, gates, own in _gates(split, fused):
+        like = leaves[next(iter(own.values()))]
+        parts = [leaves[own[g]] if g in own else jnp.zeros_like(like) for g in gates]
         found[keys] = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
-    joined: Traces = _like(whole.specs, found)
+    joined: Traces = _like(fused.specs, found)
     return joined
 
 
-def split_gates(apart: CarriedSpecs, whole: CarriedSpecs, traces: Traces) -> Traces:
-    """Return traces of operations as traces of their gates."""
-    given, found = dict(_leaves(traces)), {}
-    for keys, gates, own in _gates(apart, whole):
-        parts = [given[keys]] if len(gates) == 1 else jnp.split(given[keys], len(gates), axis=-1)
+def split_gates(split: CarriedSpecs, fused: CarriedSpecs, traces: Traces) -> Traces:
+    """Return traces of fused gates as traces of split gates."""
+    leaves, found = dict(_leaves(traces)), {}
+    for keys, gates, own in _gates(split, fused):
+        parts = [leaves[keys]] if len(gates) == 1 else jnp.split(leaves[keys], len(gates), axis=-1)
         found.update({own[g]: part for g, part in zip(gates, parts, strict=True) if g in own})
-    carried: Traces = _like(apart.specs, found)
+    carried: Traces = _like(split.specs, found)
     return carried
 
 
 def _gates(
-    apart: CarriedSpecs, whole: CarriedSpecs
+    split: CarriedSpecs, fused: CarriedSpecs
 ) -> Iterator[tuple[_Keys, list[int], dict[int, _Keys]]]:
     """Yield the keys of an array, its stored gates, and the keys of the arrays of single gates."""
-    sizes = {keys: spec.shape[-1:] for keys, spec in _leaves(apart.specs)}
-    gates_of = _gates_of(apart)
-    for keys, spec in _leaves(whole.specs):
+    sizes = {keys: spec.shape[-1:] for keys, spec in _leaves(split.specs)}
+    gates_of = _gates_of(split)
+    for keys, spec in _leaves(fused.specs):
         own = gates_of[keys]
         size = sizes[next(iter(own.values()))]
-        yield keys, sorted(own) if spec.shape[-1:] == size else _kept(whole, spec, *size), own
+        yield (
+            keys,
+            sorted(own) if spec.shape[-1:] == size else _stored_gates(fused, spec, *size),
+            own,
+        )
 
 
-def _kept(whole: CarriedSpecs, spec: TraceSpec, size: int) -> list[int]:
-    """Return the gates of a given size that an array of a whole operation stores."""
+def _stored_gates(fused: CarriedSpecs, spec: TraceSpec, size: int) -> list[int]:
+    """Return the gates of a given size that an array of fused gates stores."""
     width = (spec.full_shape or spec.shape)[-1]
     runs: tuple[tuple[int, int], ...] = ((0, width),)
     if spec.shape[-1] < width:
-        kept = {s.state for s in specs_of(whole.specs) if s.relation == spec.relation}
-        for site in trace_sites(whole.graph):
+        kept = {s.state for s in specs_of(fused.specs) if s.relation == spec.relation}
+        for site in trace_sites(fused.graph):
             states = [a for a, state in enumerate(site.group.states) if state.name in kept]
             if site.relation.key == spec.relation and states:
                 runs = active_outputs_of(site.relation, site.influence, states).runs or runs
     return [g for g in range(width // size) if any(a <= g * size < b for a, b in runs)]
 
 
-def _gates_of(apart: CarriedSpecs) -> dict[_Keys, dict[int, _Keys]]:
-    """Return the keys of the traces of each gate, by the keys of the whole operation's trace."""
-    gates = {r.key: r.gate for r in apart.graph.hidden_param_op_relations if r.gate is not None}
+def _gates_of(split: CarriedSpecs) -> dict[_Keys, dict[int, _Keys]]:
+    """Return the keys of the traces of each gate, by the keys of the fused gates' trace."""
+    gates = {r.key: r.gate for r in split.graph.hidden_param_op_relations if r.gate is not None}
     found: dict[_Keys, dict[int, _Keys]] = {}
-    for keys, _ in _leaves(apart.specs):
+    for keys, _ in _leaves(split.specs):
         index, named = 0, keys
         for key, (name, gate, _) in gates.items():  # keys end in a bracket: none is a prefix
             if any(key in own for own in keys):

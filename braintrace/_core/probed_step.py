@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-from .._graph import ETraceGraph, HiddenGroup, StateLeaf, TracedModel, Weights, WholeState
+from .._graph import ETraceGraph, FlatState, HiddenGroup, StateLeaf, TracedModel, Weights
 from .._jax import Atom, Var, is_var, struct_of, zeros_mapped_like
 from .._jaxpr import evaluate
 from .._typing import PyTree
@@ -41,8 +41,8 @@ def pre_step_probe(state: StateLeaf) -> str:
 def probe_shapes(graph: ETraceGraph) -> Probes:
     """Return the shapes of the perturbations of traced states and of old values that are read."""
     shapes = {group.states[a].name: struct_of(var.aval) for group, a, var in graph.new_hidden_vars}
-    if graph.whole is not None:
-        shapes = {state.name: struct_of(state) for state in graph.whole.leaves}
+    if graph.flat_state is not None:
+        shapes = {state.name: struct_of(state) for state in graph.flat_state.leaves}
     return shapes | {pre_step_probe(s): struct_of(s) for s in graph.read_by_output}
 
 
@@ -134,10 +134,10 @@ def probed_step(
     new_states
         New value of every State leaf that the step writes, by its input variable.
     """
-    if graph.whole is None:
+    if graph.flat_state is None:
         seen = _probed(graph, inputs, weights, probes)
     else:
-        seen = _whole_probed(graph, graph.whole, inputs, probes)
+        seen = _flat_probed(graph, graph.flat_state, inputs, probes)
     pre_step = {
         state.in_var: inputs[state.in_var] + probes[pre_step_probe(state)]
         for state in graph.read_by_output
@@ -159,8 +159,8 @@ def _probed(graph: ETraceGraph, inputs: Inputs, weights: Weights, probes: Probes
     return {**seen, **_joined(graph, seen)}
 
 
-def _whole_probed(
-    graph: ETraceGraph, whole: WholeState, inputs: Inputs, probes: Probes
+def _flat_probed(
+    graph: ETraceGraph, flat: FlatState, inputs: Inputs, probes: Probes
 ) -> dict[Var, Any]:
     """Return all new states, each with its perturbation, as if they were independent of each other.
 
@@ -168,7 +168,7 @@ def _whole_probed(
     """
     parameters = {leaf.in_var for leaf in graph.traced.parameters}
     held = {v: jax.lax.stop_gradient(x) if v in parameters else x for v, x in inputs.items()}
-    new = {leaf.name: leaf.out_var for leaf in whole.leaves if leaf.out_var is not None}
+    new = {leaf.name: leaf.out_var for leaf in flat.leaves if leaf.out_var is not None}
     rules, program = while_loop_rules(graph.traced), graph.traced.program
     found = evaluate(program, list(new.values()), held, rules=rules)
     values = dict(zip(new, found, strict=True))

@@ -74,7 +74,7 @@ def at_elements(graph: ETraceGraph, group: HiddenGroup, flags: jax.Array) -> jax
 
 def after_reset(graph: ETraceGraph, records: Records, reset: jax.Array) -> Records:
     """Return the residuals of one step before which some samples are reset."""
-    if graph.whole is not None:
+    if graph.flat_state is not None:
         return dataclasses.replace(records, reset=reset)
     transitions = dict(records.D)
     for group in graph.traced_groups:

@@ -168,7 +168,7 @@ def _of_parameters(graph: ETraceGraph, gradients: Weights) -> Weights:
 
     These gradients are not used, but a loop that accumulates them would compute them.
     """
-    if graph.whole is not None:
+    if graph.flat_state is not None:
         return gradients
     learning = {r.key: set(r.trainable_paths) for r in graph.hidden_param_op_relations}
     return {

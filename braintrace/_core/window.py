@@ -18,9 +18,9 @@ import jax.numpy as jnp
 from .._errors import OptionError
 from .._graph import ETraceGraph, Records, Signal
 from .._jax import Var
+from .flat_state import step_of_layers
 from .jacobian.jacobians import Inputs, jacobians, operands
 from .probed_step import Probes, finish, pre_step_probe, probe_shapes, with_callback_results
-from .whole_state import step_of_layers
 
 
 def _itself(value: Any) -> Any:
@@ -79,7 +79,7 @@ def passed_step(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[Var
 
     For a layered rule, layers have no memory of each other; see `window_step`.
     """
-    is_layered = graph.whole is not None and graph.whole.layers
+    is_layered = graph.flat_state is not None and graph.flat_state.layers
     return _recorded(graph, inputs, step_of_layers if is_layered else _in_full)
 
 

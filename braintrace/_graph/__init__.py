@@ -4,6 +4,11 @@ from .batch import Batch as Batch
 from .diagnostics import ApproximationWarning as ApproximationWarning
 from .diagnostics import Diagnostic as Diagnostic
 from .diagnostics import DiagnosticKind as DiagnosticKind
+from .flat_state import FlatState as FlatState
+from .flat_state import Layer as Layer
+from .flat_state import ParameterUse as ParameterUse
+from .flat_state import Structure as Structure
+from .flat_state import operand_key as operand_key
 from .graph import ETraceGraph as ETraceGraph
 from .hidden_group import Cut as Cut
 from .hidden_group import Diagonal as Diagonal
@@ -32,8 +37,3 @@ from .traced_model import FilteredReadout as FilteredReadout
 from .traced_model import StateKind as StateKind
 from .traced_model import StateLeaf as StateLeaf
 from .traced_model import TracedModel as TracedModel
-from .whole_state import Layer as Layer
-from .whole_state import ParameterUse as ParameterUse
-from .whole_state import Structure as Structure
-from .whole_state import WholeState as WholeState
-from .whole_state import operand_key as operand_key

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from .._etrace_op.marked import role
 from .._jax import Atom, Var, is_var
 from .._typing import Path
+from .flat_state import operand_key, operands_of
 from .graph_data import GraphData
 from .hidden_group import HiddenGroup
 from .report.make import report_of
 from .trace_spec import specs_of
 from .traced_model import StateLeaf
-from .whole_state import operand_key, operands_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -60,15 +60,15 @@ class ETraceGraph(GraphData):
 
     @property
     def traced_states(self) -> tuple[StateLeaf, ...]:
-        """The hidden states that traces follow: of traced groups, or of the whole state."""
-        if self.whole is not None:
-            return self.whole.leaves
+        """The hidden states that traces follow: of traced groups, or of the flattened state."""
+        if self.flat_state is not None:
+            return self.flat_state.leaves
         return tuple(state for group in self.traced_groups for state in group.states)
 
     @property
     def passes_weights(self) -> bool:
         """Whether gradients pass through the steps of a chunk to the traces before it."""
-        return self.whole is not None and self.whole.structure is None
+        return self.flat_state is not None and self.flat_state.structure is None
 
     @functools.cached_property
     def read_by_output(self) -> tuple[StateLeaf, ...]:
@@ -76,15 +76,15 @@ class ETraceGraph(GraphData):
 
         A path through the new value of a traced state does not count.
         """
-        if self.whole is None:
+        if self.flat_state is None:
             groups = self.traced_groups
             return tuple(group.states[a] for group in groups for a in group.read_by_output)
-        new = [leaf.out_var for leaf in self.whole.leaves]
+        new = [leaf.out_var for leaf in self.flat_state.leaves]
         written = [leaf.out_var for leaf in self.traced.leaves if leaf.out_var is not None]
         others = [var for var in written if var not in new]
         stops = frozenset(var for var in new if is_var(var))
         behind = self.traced.program.depends_on([*self.traced.output_atoms, *others], stops)
-        return tuple(leaf for leaf in self.whole.leaves if leaf.in_var in behind)
+        return tuple(leaf for leaf in self.flat_state.leaves if leaf.in_var in behind)
 
     @property
     def hidden_paths(self) -> tuple[Path, ...]:
@@ -109,19 +109,19 @@ class ETraceGraph(GraphData):
     @property
     def operand_atoms(self) -> Mapping[str, Mapping[str, Atom]]:
         """Targets of gradients: the operands of each relation, or each parameter."""
-        if self.whole is None:
+        if self.flat_state is None:
             return {r.key: r.trainable_vars for r in self.hidden_param_op_relations}
         parameters = self.traced.parameters
         atoms: dict[str, Mapping[str, Atom]] = {s.name: {"value": s.in_var} for s in parameters}
         if "operands" in self.needs:
             program = self.traced.program
-            atoms |= {operand_key(use): operands_of(program, use) for use in self.whole.uses}
+            atoms |= {operand_key(use): operands_of(program, use) for use in self.flat_state.uses}
         return atoms
 
     @property
     def held_paths(self) -> Mapping[str, tuple[Path, ...]]:
         """Paths of the States that the weights of each relation or use depend on, by key."""
-        uses = self.hidden_param_op_relations if self.whole is None else self.whole.uses
+        uses = self.hidden_param_op_relations if self.flat_state is None else self.flat_state.uses
         return {use.key: use.held_paths for use in uses}
 
     @property

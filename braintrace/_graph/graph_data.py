@@ -4,11 +4,11 @@ import dataclasses
 
 from .batch import Batch
 from .diagnostics import Diagnostic
+from .flat_state import FlatState
 from .hidden_group import HiddenGroup
 from .relation import HiddenParamOpRelation
 from .trace_spec import Record, TraceSpecs
 from .traced_model import TracedModel
-from .whole_state import WholeState
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -30,7 +30,7 @@ class GraphData:
         from step to step; see `TraceMethod`.
     batch
         The number of samples, and the batch axis of each state.
-    whole
+    flat_state
         The hidden states as one vector, for full-Jacobian rules.
     """
 
@@ -41,4 +41,4 @@ class GraphData:
     needs: frozenset[Record]
     trace_specs: TraceSpecs
     batch: Batch
-    whole: WholeState | None = None
+    flat_state: FlatState | None = None

@@ -35,7 +35,7 @@ Jacobian = Literal["none", "elementwise", "diagonal", "sparse", "layered", "full
 """The treatment of ETP operations on the path from old states to a state; see `TraceMethod`."""
 
 FOLLOWS_ALL: frozenset[Jacobian] = frozenset({"sparse", "layered", "full"})
-"""Full-Jacobian rules, which follow every parameter, marked or not; see `WholeState`."""
+"""Full-Jacobian rules, which follow every parameter, marked or not; see `FlatState`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +116,7 @@ class TraceMethod(Protocol):
 
         ``'elementwise'``: the path is truncated at each of them. ``'diagonal'``: ``D`` includes the
         diagonal of each product, marked or ordinary, from each unit to itself. ``'sparse'``:
-        paths pass through, within the sparsity pattern of the traces. The graph has a `WholeState`
+        paths pass through, within the sparsity pattern of the traces. The graph has a `FlatState`
         with its `Structure`, operands are the parameters themselves, and learning signals are
         partial derivatives, as if no state depended on another. ``'full'``: paths pass through,
         with such a graph. The gradient of a chunk is reverse mode through the chunk, plus

@@ -22,7 +22,7 @@ can then be taken with respect to these operands, as well as to the parameters t
 
 Role = Literal["batch", "fan_out", "spatial", "group", "input", "output", "entry", "state"]
 """The meaning of an axis of a trace: samples, units that one output reaches, places of a
-convolution, its groups, inputs, outputs, other entries, or the elements of a sample's whole
+convolution, its groups, inputs, outputs, other entries, or the elements of a sample's flattened
 state."""
 
 

@@ -162,13 +162,13 @@ class FunctionalLearner:
 
     @one_thread_at_a_time
     @on_automatic_axes
-    def whole_state(self) -> LearnerState:
+    def unsharded_state(self) -> LearnerState:
         """Return the state of the learner in the form without a mesh.
 
         On a mesh, the gates of one weight may have separate traces. `restore` accepts both forms.
         """
         state = self.state()
-        traces = self.algorithm.compiled.as_whole(state.traces)
+        traces = self.algorithm.compiled.as_fused(state.traces)
         return dataclasses.replace(state, traces=traces)
 
     @one_thread_at_a_time

@@ -215,7 +215,7 @@ class Learner(brainstate.nn.Module):
         return dataclasses.replace(
             report,
             mesh=None if placement is None else str(placement.division),
-            whole=() if placement is None else placement.layout.whole,
+            replicated=() if placement is None else placement.layout.replicated,
             carried_bytes=carried,
             sequences=sequences,
             skipped_updates=self.skipped_updates,

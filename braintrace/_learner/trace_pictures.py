@@ -20,7 +20,7 @@ from .._brainstate import is_watched
 from .._core.layout import fans_over_samples, trace_sites
 from .._errors import OptionError
 from .._etrace_op import propagate
-from .._graph import ETraceGraph, Role, Traces, TraceSpec, TraceSpecs, WholeState, specs_of
+from .._graph import ETraceGraph, FlatState, Role, Traces, TraceSpec, TraceSpecs, specs_of
 from .._pictures import draw_traces
 from .._pictures.draw_traces import Panel
 from .._rules import eligibility
@@ -179,15 +179,15 @@ def _arrays(
 ) -> Iterator[tuple[str, jax.Array, tuple[Role, ...], _Outputs | None]]:
     """Yield the traces of one weight: name, array, roles of its axes, outputs of its entries."""
     compiled = algorithm.compiled
-    graph, specs = compiled.whole.graph, compiled.whole.trace_specs
-    of_states = eligibility(graph, specs, compiled.as_whole(traces), path)
+    graph, specs = compiled.fused.graph, compiled.fused.trace_specs
+    of_states = eligibility(graph, specs, compiled.as_fused(traces), path)
     weight = path if isinstance(path, str) else path_name(tuple(path))
     for state, value in of_states.items():
         leaves = value.items() if isinstance(value, dict) else [("", value)]
         for leaf, array in leaves:
             name = f"∂{state} / ∂{weight}" + (f"/{leaf}" if leaf else "")
-            if graph.whole is not None:
-                yield name, array, _axes_of_whole(graph.whole, state, array.ndim), None
+            if graph.flat_state is not None:
+                yield name, array, _axes_of_flat_state(graph.flat_state, state, array.ndim), None
                 continue
             spec = _spec(graph, specs, weight, state, array.ndim)
             is_sparse = "entry" in spec.axes and "output" not in spec.axes
@@ -233,9 +233,9 @@ def _spec(graph: ETraceGraph, specs: TraceSpecs, weight: str, state: str, ndim: 
     return next(s for s in own if len(s.axes) == ndim)
 
 
-def _axes_of_whole(whole: WholeState, state: str, ndim: int) -> tuple[Role, ...]:
+def _axes_of_flat_state(flat: FlatState, state: str, ndim: int) -> tuple[Role, ...]:
     """Return the roles of the axes of the trace of one weight and one state of a sample."""
-    pairs = zip(whole.leaves, whole.axes, strict=True)
+    pairs = zip(flat.leaves, flat.axes, strict=True)
     (leaf, batch), *_ = [pair for pair in pairs if pair[0].name == state]
     lead: list[Role] = [] if batch is None else ["batch"]
     of_state: list[Role] = ["state"] * (len(leaf.shape) - len(lead))

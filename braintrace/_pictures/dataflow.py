@@ -82,8 +82,8 @@ class _Pass:
         traced = graph.traced
         self._graph, self._program = graph, traced.program
         self._keys = {r.equation: r.key for r in graph.hidden_param_op_relations}
-        if graph.whole is not None:
-            found = ((use.equation, use.key) for use in graph.whole.uses)
+        if graph.flat_state is not None:
+            found = ((use.equation, use.key) for use in graph.flat_state.uses)
             self._keys |= {index: key for index, key in found if index is not None}
         self._news = new_vars(graph)
         self._origins: dict[Var, frozenset[Origin]] = {}

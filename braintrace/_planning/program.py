@@ -206,7 +206,7 @@ def _traced(work: Workload, example: tuple[PyTree, ...], parts: Parts) -> Planne
     in_place = given is not None and driver.body.replaces(sequences, given)
 
     compiled = algorithm.compiled
-    layout = parts.layout(compiled.graph_of_positions, compiled.trace_specs)
+    layout = parts.layout(compiled.full_graph, compiled.trace_specs)
     divided = _divided(algorithm, layout)
     paths = {id(state): path for path, state in algorithm.states_of_model.items()}
     parameters = _joined(arrays_of_state(p, s.value, layout) for p, s in _parameters(algorithm))

@@ -4,12 +4,12 @@ from .composed import ComposedTraces as ComposedTraces
 from .elementwise.io_dim import FilterTraces as FilterTraces
 from .elementwise.param_dim import ParameterTraces as ParameterTraces
 from .eligibility import eligibility as eligibility
+from .full.influence_matrix import FullTraces as FullTraces
+from .full.influence_matrix import LayeredTraces as LayeredTraces
 from .full.kronecker import KroneckerTraces as KroneckerTraces
 from .full.neighbours import NeighbourTraces as NeighbourTraces
 from .full.passing import NoTraces as NoTraces
 from .full.rank_one import RankOneTraces as RankOneTraces
-from .full.whole_traces import LayeredTraces as LayeredTraces
-from .full.whole_traces import WholeTraces as WholeTraces
 from .own import Rule as Rule
 from .own import Site as Site
 from .own import check_rule as check_rule

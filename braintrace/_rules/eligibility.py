@@ -12,11 +12,11 @@ from .._core.products.active_outputs import active_outputs_of, trace_shapes
 from .._errors import OptionError, ShapeError
 from .._graph import (
     ETraceGraph,
+    FlatState,
     HiddenParamOpRelation,
     Traces,
     TraceSpec,
     TraceSpecs,
-    WholeState,
     specs_of,
 )
 from .._graph.diagnostics import quoted
@@ -57,8 +57,8 @@ def eligibility(
         If it is used by operations whose traces have different forms.
     """
     name = _name_of(path)
-    if graph.whole is not None:
-        return _of_whole_state(graph, graph.whole, specs, traces, name)
+    if graph.flat_state is not None:
+        return _of_flat_state(graph, graph.flat_state, specs, traces, name)
     leaf_of = {
         (relation.key, array): relation.trainable_leaves[operand]
         for relation, operand in _operands(graph, name)
@@ -70,8 +70,8 @@ def eligibility(
         leaf = leaf_of.get((spec.relation, spec.operand))
         if spec.state is not None and leaf is not None:
             own = found.setdefault(spec.state, {})
-            whole = _with_zeros(graph, specs, spec, trace)
-            own[names[leaf]] = _added(name, own.get(names[leaf]), whole)
+            flat = _with_zeros(graph, specs, spec, trace)
+            own[names[leaf]] = _added(name, own.get(names[leaf]), flat)
     if not found:
         raise _has_none(name)
     return found if len(names) > 1 else {state: own[names[0]] for state, own in found.items()}
@@ -85,8 +85,8 @@ def _has_none(name: str) -> OptionError:
     )
 
 
-def _of_whole_state(
-    graph: ETraceGraph, whole: WholeState, specs: TraceSpecs, traces: Traces, name: str
+def _of_flat_state(
+    graph: ETraceGraph, flat: FlatState, specs: TraceSpecs, traces: Traces, name: str
 ) -> dict[str, Any]:
     """Return the derivative of every state, ``(samples, *its shape, *shape of the array)``."""
     pairs = zip(jax.tree.leaves(specs), jax.tree.leaves(traces), strict=True)
@@ -109,13 +109,13 @@ def _of_whole_state(
     found: dict[str, dict[str, jax.Array]] = {}
     for leaf in own:
         trace = kept[leaf.name]
-        reached = whole.reached[leaf.name]
-        ends = np.cumsum([whole.sizes[index] for index in reached])[:-1]
+        reached = flat.reached[leaf.name]
+        ends = np.cumsum([flat.sizes[index] for index in reached])[:-1]
         parts = jnp.split(trace, ends, axis=1)
         for index, part in zip(reached, parts, strict=True):
-            state, axis = whole.leaves[index], whole.axes[index]
+            state, axis = flat.leaves[index], flat.axes[index]
             of_sample = tuple(size for a, size in enumerate(state.shape) if a != axis)
-            lead = () if axis is None else (whole.samples,)
+            lead = () if axis is None else (flat.samples,)
             array = part.reshape(*lead, *of_sample, *leaf.shape)
             found.setdefault(state.name, {})[names[leaf.leaf]] = array
     return found if len(names) > 1 else {state: own[names[0]] for state, own in found.items()}
@@ -170,8 +170,8 @@ def _with_zeros(
             own = [a for name, a in states.items() if name in kept]
             outputs = active_outputs_of(site.relation, site.influence, own)
             if outputs.runs is not None:
-                whole = jax.ShapeDtypeStruct(spec.full_shape, trace.dtype)
-                (trace,) = jax.linear_transpose(outputs.pick, whole)(trace)
+                flat = jax.ShapeDtypeStruct(spec.full_shape, trace.dtype)
+                (trace,) = jax.linear_transpose(outputs.pick, flat)(trace)
     return trace
 
 

@@ -7,8 +7,8 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
-from .._compiler import divided_graph, with_every_operation
-from .._core.gates import CarriedSpecs, is_like, joined_gates, split_gates
+from .._compiler import graph_with_split_gates, with_every_operation
+from .._core.gates import CarriedSpecs, fused_gates, is_like, split_gates
 from .._core.jacobian.jacobians import Inputs, operands
 from .._core.probed_step import probes_of_past, with_gradient
 from .._core.step import Step, as_chunk, past_gradient, single_step
@@ -46,9 +46,8 @@ class CompiledStep:
         The model's parameters.
     placement
         Placement of its arrays on a mesh; ``None``: no mesh.
-    whole
-        The step of the model as its author wrote it, if the gates of `graph` are split; ``None``:
-        this step.
+    fused
+        The step with fused gates, if the gates of `graph` are split; ``None``: this step.
 
     Attributes
     ----------
@@ -68,7 +67,7 @@ class CompiledStep:
         environment: Environment,
         parameters: Iterable[brainstate.State],
         placement: Placement | None = None,
-        whole: "CompiledStep | None" = None,
+        fused: "CompiledStep | None" = None,
     ) -> None:
         self.graph = graph
         self.outside = outside
@@ -78,7 +77,7 @@ class CompiledStep:
         self.environment = environment
         self.parameters = tuple(parameters)
         self.placement = placement
-        self.whole = whole or self
+        self.fused = fused or self
         self._method = method
         self._every_state = every_state
         self._trace_dtype = trace_dtype
@@ -93,20 +92,20 @@ class CompiledStep:
         self.window = Program(self._of_any_axes(self._window))
         self.reset = jax.jit(self._reset)
 
-    def with_gates_apart(self, parts: int, mesh: Any) -> "CompiledStep":
-        """Return this step with the gates of each unit split; see `divided_graph`."""
-        graph = divided_graph(self.graph, self._method, self._every_state, parts, mesh)
+    def with_split_gates(self, parts: int, mesh: Any) -> "CompiledStep":
+        """Return this step with the gates of each unit split; see `graph_with_split_gates`."""
+        graph = graph_with_split_gates(self.graph, self._method, self._every_state, parts, mesh)
         return self if graph is self.graph else self._with(graph, None)
 
     @property
-    def graph_of_positions(self) -> ETraceGraph:
+    def full_graph(self) -> ETraceGraph:
         """The graph, including operations without traces; see `with_every_operation`."""
         return with_every_operation(self.graph, self._method, self._every_state)
 
     @property
     def follows_every_state(self) -> bool:
         """Whether traces follow every hidden state, including states that no later step reads."""
-        if self.graph.whole is not None:
+        if self.graph.flat_state is not None:
             return True
         if any(group.downstream or group.delay_line for group in self.graph.hidden_groups):
             return False
@@ -119,22 +118,22 @@ class CompiledStep:
 
     def _with(self, graph: ETraceGraph, placement: Placement | None) -> "CompiledStep":
         options = self._every_state, self._trace_dtype, self.environment, self.parameters
-        return CompiledStep(graph, self.outside, self._method, *options, placement, self.whole)
+        return CompiledStep(graph, self.outside, self._method, *options, placement, self.fused)
 
     def as_carried(self, traces: Traces) -> Traces:
-        """Return traces of the whole model's operations in the form that is carried here.
+        """Return traces of fused gates in the form that is carried here.
 
         Traces in another form are returned unchanged.
         """
-        whole = self.whole
-        if whole is self or not is_like(traces, whole.trace_specs):
+        fused = self.fused
+        if fused is self or not is_like(traces, fused.trace_specs):
             return traces
-        return split_gates(self._specs, whole._specs, traces)
+        return split_gates(self._specs, fused._specs, traces)
 
-    def as_whole(self, traces: Traces) -> Traces:
-        """Return carried traces as traces of the whole model's operations."""
-        whole = self.whole
-        return traces if whole is self else joined_gates(self._specs, whole._specs, traces)
+    def as_fused(self, traces: Traces) -> Traces:
+        """Return carried traces as traces of fused gates."""
+        fused = self.fused
+        return traces if fused is self else fused_gates(self._specs, fused._specs, traces)
 
     @property
     def _specs(self) -> CarriedSpecs:

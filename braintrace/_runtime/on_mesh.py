@@ -30,10 +30,10 @@ def divided(step: CompiledStep, division: Division | None) -> CompiledStep:
         return step
     is_there = isinstance(division.mesh, Mesh)  # a plan uses a mesh without devices
     mesh = division.automatic if is_there else None
-    step = step.whole.with_gates_apart(division.model_parts, mesh)
+    step = step.fused.with_split_gates(division.model_parts, mesh)
     if not is_there:
         return step
-    return step.placed(placement_of(step.graph_of_positions, step.trace_specs, division))
+    return step.placed(placement_of(step.full_graph, step.trace_specs, division))
 
 
 def moved_traces(
@@ -44,7 +44,7 @@ def moved_traces(
     if jax.tree.structure(specs) == jax.tree.structure(before.trace_specs):
         return traces
     if not traces.carried.is_zero:
-        return EligibilityTraces(after.as_carried(before.as_whole(traces.value)), pairs)
+        return EligibilityTraces(after.as_carried(before.as_fused(traces.value)), pairs)
     moved = EligibilityTraces({}, pairs)
     start = pack(starting_traces(specs), pairs)
     moved.carried.leave(lambda: arrays_on(after.placement, start), zero=True)

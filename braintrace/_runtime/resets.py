@@ -119,8 +119,8 @@ def flags_of_samples(
     graph.batch.check(given, flags.shape[-1], shapes)
     if graph.batch.samples == 1:
         return flags[..., 0]
-    if graph.whole is not None and graph.whole.samples == 1:
-        shared = next(leaf for leaf in graph.whole.leaves if graph.batch.axis(leaf) is None)
+    if graph.flat_state is not None and graph.flat_state.samples == 1:
+        shared = next(leaf for leaf in graph.flat_state.leaves if graph.batch.axis(leaf) is None)
         raise OptionError(
             f"{given}, but all samples share hidden state '{shared.name}' of shape "
             f"{shared.shape}, and the learning rule follows them together. Give one flag for all "

@@ -117,7 +117,7 @@ def save(folder: str | os.PathLike[str], learner: Learner, extra: PyTree = None)
     """
     path = _checked(folder, learner)
     with learner.lock, learner.algorithm.traces.carried.read_by_the_way() as at_start:
-        leaves = leaves_by_name(learner.functional().whole_state())
+        leaves = leaves_by_name(learner.functional().unsharded_state())
         arrays = {name: array_of(leaf) for name, leaf in leaves.items()}
         data = as_data(extra, "extra", arrays)
         description = {
@@ -184,7 +184,7 @@ def _restored(path: pathlib.Path, learner: Learner) -> Any:
     with learner.lock:
         functional = learner.functional()
         with learner.algorithm.traces.carried.read_by_the_way():
-            state = functional.whole_state()
+            state = functional.unsharded_state()
         leaves = leaves_by_name(state)
         if lines := differences(saved, contents_of(learner, leaves)):
             raise CheckpointError(

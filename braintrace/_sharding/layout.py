@@ -48,7 +48,7 @@ class Layout:
         Batch size; ``None``: no batch axis.
     batched
         Keys of the operations whose input has a leading batch axis.
-    whole
+    replicated
         Names of hidden states, and of parameters of ETP operations that reach them, that are
         replicated although outputs are sharded.
     """
@@ -57,7 +57,7 @@ class Layout:
     traces: Mapping[str, Any]
     samples: int | None
     batched: frozenset[str]
-    whole: tuple[str, ...]
+    replicated: tuple[str, ...]
 
 
 def layout_of(graph: ETraceGraph, specs: TraceSpecs, division: Division) -> Layout:
@@ -97,8 +97,8 @@ class _Finder:
             for relation in self._graph.hidden_param_op_relations
             if get_primitive_spec(relation.primitive).batched
         ]
-        whole = tuple(self._whole(leaves))
-        return Layout(leaves, traces, self._samples, frozenset(batched), whole)
+        replicated = tuple(self._replicated(leaves))
+        return Layout(leaves, traces, self._samples, frozenset(batched), replicated)
 
     def _units_of(self, group: HiddenGroup) -> Parts | None:
         """Return the parts of a group's elements; ``None`` for a replicated group."""
@@ -211,7 +211,7 @@ class _Finder:
                 return self._data if is_divided_along(0, own, self._data_count) else None
         return None
 
-    def _whole(self, leaves: Mapping[Leaf, Names]) -> Iterator[str]:
+    def _replicated(self, leaves: Mapping[Leaf, Names]) -> Iterator[str]:
         if self._count == 1:
             return
         traced = {path for r in self._graph.hidden_param_op_relations for path in r.parameter_paths}

@@ -253,7 +253,7 @@ def full_state(entry, rule, **options):
             graph_of(entry, rule, **options)
         return None
     graph = graph_of(entry, rule, **options)
-    return graph, FullState(jacobian_of(entry), graph.whole)
+    return graph, FullState(jacobian_of(entry), graph.flat_state)
 
 
 @each(FULL_BY_DAY)
@@ -265,7 +265,7 @@ def test_samples_and_the_sparsity_of_snap(entry):
 
 def check_full_state(entry, graph, state):
     check_states(entry, graph, state)
-    jacobian, whole = jacobian_of(entry), graph.whole
+    jacobian, whole = jacobian_of(entry), graph.flat_state
     total = jacobian.total()
     covered = {name.split("#")[0] for name in whole.structure.of_parameters}
     for operation, weights in Relations(graph, jacobian).weights.items():
@@ -274,7 +274,7 @@ def check_full_state(entry, graph, state):
 
 def check_states(entry, graph, state):
     """What each new state depends on: old states of its own sample, and parameters."""
-    jacobian, whole = jacobian_of(entry), graph.whole
+    jacobian, whole = jacobian_of(entry), graph.flat_state
     total = jacobian.total()
     new, old = state.rows("new", state.names), state.rows("old", state.names)
     for i in range(state.samples):
@@ -319,7 +319,7 @@ def test_layers_are_in_order_and_what_they_truncate_is_reported(entry):
     graph, _ = found
     jacobian = jacobian_of(entry)
     total, edges = jacobian.total(), jacobian.edges()
-    layers = [[leaf.name for leaf in layer.leaves] for layer in graph.whole.layers]
+    layers = [[leaf.name for leaf in layer.leaves] for layer in graph.flat_state.layers]
     for i, upper in enumerate(layers):
         ends = [(a, j, c) for a in upper for j, layer in enumerate(layers) for c in layer]
         reads = {j for a, j, c in ends if jacobian.block(total, ("new", a), ("old", c)).any()}

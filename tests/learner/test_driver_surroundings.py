@@ -62,7 +62,9 @@ def test_traces_have_the_precision_of_their_sequence_wherever_they_are_read():
         xs = np.linspace(0.0, 1.0, 12).reshape(6, 1, 2)
         learner = braintrace.compile(Leaky(dtype=jnp.float64), "d_rtrl", xs[0], batch_size=1)
         learner.etrace_grad(xs, step_fn=lambda x: jnp.sum(learner(x)))
-    (trace,) = [t for t in jax.tree.leaves(learner.functional().whole_state().traces) if t.ndim > 1]
+    (trace,) = [
+        t for t in jax.tree.leaves(learner.functional().unsharded_state().traces) if t.ndim > 1
+    ]
     expected = sum(0.5 ** (5 - step) * xs[step, 0] for step in range(6))
     assert trace.dtype == np.float64
     np.testing.assert_allclose(np.asarray(trace).reshape(2, -1)[:, 0], expected, rtol=1e-14)

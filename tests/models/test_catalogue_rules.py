@@ -159,7 +159,7 @@ def test_uoro_equals_its_recursion_for_the_same_signs(entry):
             Runs(entry, "uoro")
         return
     runs = runs_of(entry, "uoro", seed=3)
-    whole = runs.learner.graph.whole
+    whole = runs.learner.graph.flat_state
     signs = drawn_signs(runs.learner, (whole.samples, whole.size), LENGTH)
     parts = np.split(signs, np.cumsum(whole.sizes)[:-1], axis=2)
     by_name = {leaf.name: part for leaf, part in zip(whole.leaves, parts, strict=True)}

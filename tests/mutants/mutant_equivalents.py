@@ -7,7 +7,7 @@ EQUIVALENT = {
     "_compiler/readouts/linear_readouts.py:_is_read_late:comparison:0": (
         "values that nobody reads are left out"
     ),
-    "_compiler/whole_state/jacobian_sparsity.py:_of_first_sample:constant:0": (
+    "_compiler/flat_state/jacobian_sparsity.py:_of_first_sample:constant:0": (
         "all samples have one structure"
     ),
     "_etrace_op/checks/example.py:<module>:constant:0": "any number does that tells two sums apart",

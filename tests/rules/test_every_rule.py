@@ -36,7 +36,7 @@ EXACT_TRACES = [
 
 
 def uoro(network, learner):
-    whole = learner.graph.whole
+    whole = learner.graph.flat_state
     signs = drawn_signs(learner, (whole.samples, whole.size), STEPS)
     parts = np.split(signs, np.cumsum(whole.sizes)[:-1], axis=2)
     by_state = {leaf.name: part for leaf, part in zip(whole.leaves, parts, strict=True)}

@@ -400,7 +400,7 @@ def test_what_the_axes_of_filters_run_over(vmap):
 
     options = {"vmap": vmap, "batch_size": 2, "decay_or_rank": 0.9}
     learner = braintrace.compile(Convolution(), "es_d_rtrl", jnp.ones(shape), **options)
-    specs = learner.algorithm.compiled.whole.trace_specs
+    specs = learner.algorithm.compiled.fused.trace_specs
     axes = {spec.operand: spec.axes for spec in specs_of(specs)}
     assert axes["input"] == ("batch", "spatial", "input")
     assert axes["output"] == ("batch", "spatial", "output")

@@ -66,4 +66,4 @@ def test_what_rtrl_refuses_is_refused():
         braintrace.compile(model, "ostl_recurrent", jnp.ones((2, 3)), batch_size=2)
     model = Population(CHANGES["plain"])
     learner = braintrace.compile(model, "ostl_recurrent", jnp.ones((2, 3)), batch_size=2)
-    assert learner.graph.whole.samples == 2
+    assert learner.graph.flat_state.samples == 2

@@ -31,7 +31,7 @@ def learner_of(name, algorithm, style="batch axis", dtype=np.float64, **options)
 
 def in_order_of_oracle(learner):
     """Signs of UORO, (time, samples, states by name)."""
-    whole = learner.graph.whole
+    whole = learner.graph.flat_state
     found = drawn_signs(learner, (whole.samples, whole.size), LENGTH)
     names = [leaf.name for leaf in whole.leaves]
     parts = dict(zip(names, np.split(found, np.cumsum(whole.sizes)[:-1], axis=2), strict=True))
@@ -40,7 +40,7 @@ def in_order_of_oracle(learner):
 
 def by_operation(model, learner):
     """Those of KF-RTRL, {operation: (time, samples)}."""
-    graph, whole = learner.graph, learner.graph.whole
+    graph, whole = learner.graph, learner.graph.flat_state
     products = [use for use in whole.uses if use.kind == "product"]
     found = drawn_signs(learner, (whole.samples, len(products)), LENGTH)
     signs = {}

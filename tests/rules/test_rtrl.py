@@ -313,7 +313,7 @@ BY_DAY = {("looked up", 0), ("solved", 1), ("stopped mean", 0)}
 )
 def test_samples_are_told_apart(change, axis):
     learner, found, expected = population_gradients(Population(CHANGES[change], axis))
-    assert learner.graph.whole.samples == 2
+    assert learner.graph.flat_state.samples == 2
     assert_gradients_close(found, expected, TOLERANCE, change)
 
 
@@ -384,7 +384,7 @@ def test_plain_filters_and_states_of_weights_alone():
     xs = jnp.asarray(np.random.default_rng(0).normal(size=(LENGTH, 2, 1, 5)))
     reset = np.arange(LENGTH) == 3
     learner = braintrace.compile(Held(), "rtrl", xs[0], batch_size=2)
-    kinds = {use.kind for use in learner.graph.whole.uses}
+    kinds = {use.kind for use in learner.graph.flat_state.uses}
     assert kinds == {"elementwise", "product"}, "filters have traces of their own form"
 
     def step(x):

@@ -68,7 +68,7 @@ def test_samples_and_units_are_sharded(name):
     found = layout(name, (2, 4))
     assert printed(found) == EXPECTED[name]
     expected = {"by_source": 3, "gru": 5, "lora": 1}.get(name, 0)
-    assert len(found.whole) == expected, found.whole
+    assert len(found.replicated) == expected, found.replicated
 
 
 def test_every_model_of_the_program_has_its_axes_here():
@@ -88,7 +88,7 @@ def test_axes_are_sharded_where_they_divide(examples):
         state = printed(found)["h"].split(" ")
         assert state == ["-" if given == "model" else "data", "model" if divides else "-"]
         is_whole = not divides and model > 1 and given != "data"
-        assert bool(found.whole) == is_whole, (name, data, model, given)
+        assert bool(found.replicated) == is_whole, (name, data, model, given)
 
 
 def test_parts_of_axes():

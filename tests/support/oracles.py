@@ -555,7 +555,7 @@ def dense_rtrl(
     F_mask=1.0,
     trace_mask=1.0,
 ):
-    """RTRL by its recursion over the whole state S (see `whole_state`), samples and all.
+    """RTRL by its recursion over the whole state S (see `flat_state`), samples and all.
 
     eps^t = trace_mask ((J_mask J^t) eps^{t-1} + F_mask F^t)
     gradient = sum_t signal^t . eps^t + late^t . eps^{t-1} + direct^t
@@ -588,15 +588,15 @@ def whole_step(case, params, states, x, target):
     signal[q] = d L / d S'[q]         late[r] = d L / d S[r]         direct[p] = d L / d theta[p]
     """
     theta, unravel = ravel_pytree(params)
-    S, with_S = whole_state(states)
+    S, with_S = flat_state(states)
     ops = PlainOps()
     case.step(ops, params, states, x)
-    new_S, with_new_S = whole_state(ops.hidden)
+    new_S, with_new_S = flat_state(ops.hidden)
 
     def new(theta, S):
         ops = PlainOps()
         case.step(ops, unravel(theta), with_S(S), x)
-        return whole_state(ops.hidden)[0]
+        return flat_state(ops.hidden)[0]
 
     def loss(theta, S, new_S):
         ops = PlainOps(hidden=with_new_S(new_S))
@@ -673,7 +673,7 @@ def layered_step(layered, params, states, x, target):
     return hidden, facts
 
 
-def whole_state(states):
+def flat_state(states):
     """All floating-point states as one vector S, in alphabetical order; and a function that puts
     another S into their place."""
     floating = {name: states[name] for name in _floating(states)}

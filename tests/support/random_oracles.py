@@ -4,7 +4,7 @@ Nothing here imports the library. Each step contributes, with the past of every 
 
     gradient of the step's loss, old states held constant  +  sum_b mu_b . eps_b,   mu = dL / dS
 
-where ``S`` are the states before the step (`oracles.whole_state`), and ``eps_b`` is an estimate of
+where ``S`` are the states before the step (`oracles.flat_state`), and ``eps_b`` is an estimate of
 what they are worth in the parameters ``theta``:
 
     UORO       eps = s (x) t,              s' = r0 J s + r1 nu     t' = t / r0 + nu F / r1
@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from oracles import PlainOps, _as_tree, compiled, state_slices, whole_state, whole_step
+from oracles import PlainOps, _as_tree, compiled, flat_state, state_slices, whole_step
 
 
 def uoro(case, params, states, xs, targets, signs, step_weights=None, resets=None, rate=0.0):
@@ -164,7 +164,7 @@ def _factors(case, params, states, x):
     def new(op, y):
         changed = PlainOps(outputs={op: y})
         case.step(changed, params, states, x)
-        return whole_state(changed.hidden)[0]
+        return flat_state(changed.hidden)[0]
 
     Fs = {op: jax.jacrev(partial(new, op))(y) for op, y in ops.outputs.items()}
     has_bias = {op: float(operands[1] is not None) for op, operands in ops.operands.items()}

@@ -219,7 +219,7 @@ DRIVES = {drive.__name__: drive for drive in (chunks, windows, stream, own_loop,
 
 
 def all_of(learner):
-    return learner.functional().whole_state()
+    return learner.functional().unsharded_state()
 
 
 def results(learner, xs, drive, divide=None):
@@ -364,14 +364,16 @@ def refusals():
     learner.reset_state(12)
     assert all_of(learner).hidden[("h",)].sharding.spec == jax.sharding.PartitionSpec("data")
     braintrace.shard(learner, mesh_of((1, 8)), model="model")
-    assert learner.report().whole == ()
+    assert learner.report().replicated == ()
     braintrace.shard(learner, Mesh(np.asarray(jax.devices())[:3], "model"), None, "model")
-    assert "h" in learner.report().whole, learner.report().whole
+    assert "h" in learner.report().replicated, learner.report().replicated
     gated, _ = learner_of("gru")
     braintrace.shard(gated, mesh_of((2, 4)), model="model")
     report = gated.report()
-    assert report.whole == ("Wrz/weight", "Wrz/weight#1"), report.whole  # divided in traces alone
-    assert "Divided over 8 devices, 2 'data' x 4 'model'" in str(report), report
+    assert report.replicated == ("Wrz/weight", "Wrz/weight#1"), (
+        report.replicated
+    )  # divided in traces alone
+    assert "Sharded over 8 devices, 2 'data' x 4 'model'" in str(report), report
     print("refusals", 0.0, flush=True)
 
 

@@ -44,7 +44,7 @@ class Gate:
     count: int
 
 
-def with_gates_apart(
+def with_split_gates(
     traced: TracedModel, parts: int, mesh: Any
 ) -> tuple[TracedModel, dict[int, Gate]] | None:
     """Split the ETP operations of a step into one operation per gate.
@@ -79,7 +79,7 @@ def with_gates_apart(
     ]
     after = [i for i, e in enumerate(new.program.equations) if e.primitive in ETP_PRIMITIVE_SPECS]
     if traced.unfiltered is not None:
-        inside = with_gates_apart(traced.unfiltered, parts, mesh)
+        inside = with_split_gates(traced.unfiltered, parts, mesh)
         new = dataclasses.replace(new, unfiltered=inside[0] if inside else traced.unfiltered)
     return new, dict(zip(after, before, strict=True))
 

@@ -7,9 +7,9 @@ from ..graph_data import GraphData
 from ..hidden_group import HiddenGroup
 from ..relation import HiddenParamOpRelation
 from ..trace_spec import TraceSpec, specs_of
+from .flat_state_rows import flat_state_rows
 from .report import Report
 from .rows import DiagnosticRow, GroupRow, PlainRow, ReadoutRow, RelationRow
-from .whole_state_rows import whole_state_rows
 
 
 def report_of(graph: GraphData) -> Report:
@@ -20,7 +20,7 @@ def report_of(graph: GraphData) -> Report:
         for relation in graph.hidden_param_op_relations
     )
     return Report(
-        relations=(*of_relations, *whole_state_rows(graph, specs)),
+        relations=(*of_relations, *flat_state_rows(graph, specs)),
         groups=tuple(_group_row(group) for group in graph.hidden_groups),
         without_trace=tuple(_plain_rows(graph)),
         diagnostics=tuple(
@@ -79,9 +79,9 @@ def _group_row(group: HiddenGroup) -> GroupRow:
 def _plain_rows(graph: GraphData) -> list[PlainRow]:
     related = {p for r in graph.hidden_param_op_relations for p in r.parameter_paths}
     otherwise = "used by ordinary operations only"
-    if graph.whole is not None:
+    if graph.flat_state is not None:
         leaves, otherwise = graph.traced.leaves, "reaches no hidden state"
-        related |= {leaf.path for leaf in leaves if leaf.name in graph.whole.reached}
+        related |= {leaf.path for leaf in leaves if leaf.name in graph.flat_state.reached}
     rows = []
     for path in graph.traced.parameter_paths:
         if path in related:

@@ -24,7 +24,7 @@ _TITLES = {
     "readouts": "Linear readouts (exact through filters, which are further states)",
     "without_trace": "Parameters without a trace (gradient of the current step)",
     "diagnostics": "Diagnostics",
-    "sequences": "Sequences (as calls so far have cut them)",
+    "sequences": "Sequences (chunks of the calls so far)",
 }
 
 
@@ -48,10 +48,10 @@ class Report:
         Size of the arrays that a learner's own algorithm carries, in its dtype; ``None`` for a
         graph.
     sequences
-        How a learner has split sequences into chunks, for every method and length so far.
+        Chunks of the learner's sequences, for every method and length so far.
     skipped_updates
-        Number of updates that a learner has left out because a value was not finite.
-    mesh, whole
+        Number of updates that were skipped because a value was not finite.
+    mesh, replicated
         The mesh of a sharded learner, and the names of hidden states and parameters with replicated
         outputs although the mesh has an axis for them.
 
@@ -87,7 +87,7 @@ class Report:
     filter_bytes: int = 0
     skipped_updates: int = 0
     mesh: str | None = None
-    whole: tuple[str, ...] = ()
+    replicated: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return as_text(self._parts())
@@ -135,11 +135,11 @@ class Report:
             return stored
         stored += f"\nCarried by this learner: {self.carried_bytes:,} bytes"
         if self.skipped_updates:
-            stored += f"\nUpdates left out, not finite: {self.skipped_updates:,}"
+            stored += f"\nSkipped updates, not finite: {self.skipped_updates:,}"
         if self.mesh is not None:
-            stored += f"\nDivided over {self.mesh}"
-        if self.whole:
-            stored += f"\nOutputs not divided: {', '.join(self.whole)}"
+            stored += f"\nSharded over {self.mesh}"
+        if self.replicated:
+            stored += f"\nReplicated outputs: {', '.join(self.replicated)}"
         return stored
 
 

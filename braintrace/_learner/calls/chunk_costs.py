@@ -149,7 +149,7 @@ def work_of(algorithm: ETraceAlgorithm, record_bytes: int, passes: int = 3) -> W
     """
     equations = algorithm.graph.traced.program.equations
     specs = specs_of(algorithm.compiled.trace_specs)
-    whole = algorithm.graph.whole if algorithm.graph.passes_weights else None
+    flat = algorithm.graph.flat_state if algorithm.graph.passes_weights else None
     return Work(
         flops=sum(map(flops_of, equations)),
         operations=len(equations),
@@ -157,9 +157,9 @@ def work_of(algorithm: ETraceAlgorithm, record_bytes: int, passes: int = 3) -> W
         trace_bytes=sum(spec.nbytes for spec in specs),
         trace_entries=sum(math.prod(spec.shape) for spec in specs),
         record_bytes=record_bytes,
-        update_bytes=0 if whole is None else whole.update_bytes,
+        update_bytes=0 if flat is None else flat.update_bytes,
         gathered=_entries_of(algorithm.graph, specs),
-        state_size=0 if whole is None else whole.size,
+        state_size=0 if flat is None else flat.size,
     )
 
 

@@ -94,7 +94,7 @@ def samples_with(
     """
     traces, specs = unpack(carried), algorithm.compiled.trace_specs
     batch, samples = algorithm.graph.batch, algorithm.graph.batch.samples
-    is_apart = algorithm.graph.whole is None or algorithm.graph.whole.samples == samples
+    is_apart = algorithm.graph.flat_state is None or algorithm.graph.flat_state.samples == samples
     if samples is not None and is_apart and not batch.unclear:
         with contextlib.suppress(OptionError):  # they share a trace
             of_traces = samples_of_traces_with(is_bad, specs, traces, samples)

@@ -1,1 +1,1 @@
-"""Rules that read the whole state of a sample: RTRL, SnAp-n, UORO, KF-RTRL, no traces."""
+"""Rules that read the flattened state of a sample: RTRL, SnAp-n, UORO, KF-RTRL, no traces."""

@@ -14,20 +14,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..._core.jacobian.jacobians import Inputs
-from ..._core.resets import flags_along
-from ..._core.time_loops import scan_records
-from ..._core.whole_state import (
+from ..._core.flat_state import (
     ByState,
     StepVJP,
     equation_of,
+    flat_state_of,
     inputs_of_step,
     places_of,
     step_vjp,
     to_rows,
-    whole_of,
 )
-from ..._graph import ETraceGraph, ParameterUse, Records, Weights, WholeState
+from ..._core.jacobian.jacobians import Inputs
+from ..._core.resets import flags_along
+from ..._core.time_loops import scan_records
+from ..._graph import ETraceGraph, FlatState, ParameterUse, Records, Weights
 from ..._jax import Var, bind
 from ..._jaxpr import Place, evaluate
 
@@ -71,22 +71,22 @@ def chunk_vjp(
         Required rows, by parameter.
     """
     before, sums, at, x = _through_steps(graph, weights, records, cotangents)
-    whole = whole_of(graph)
+    flat = flat_state_of(graph)
     first = jax.tree.map(lambda leaf: leaf[0], records.inputs)
     fixed = inputs_of_step(graph, weights, first)
     of_parameters: dict[str, jax.Array] = {}
-    for use in whole.uses:
+    for use in flat.uses:
         rows = _rows_of_use(graph, use, rows_of)
         if use.kind == "product":
             (place,) = places_of(graph, use)
             operands = of_product(graph, use, fixed, x[use.key], _taken(at[place], rows, 1))
         else:
-            operands = _of_sums(use, sums[use.key], rows, whole.samples)
+            operands = _of_sums(use, sums[use.key], rows, flat.samples)
         for name, found in back_to_parameters(graph, use, fixed, operands).items():
             own = _taken(found, np.searchsorted(rows, rows_of[name]), 1)
             known = of_parameters.get(name)
             of_parameters[name] = own if known is None else known + own
-    return ChunkVJP(to_rows(whole, before), of_parameters)
+    return ChunkVJP(to_rows(flat, before), of_parameters)
 
 
 def of_one_step(
@@ -108,7 +108,7 @@ def of_one_step(
         Cotangents of its new states, with one leading axis: the rows.
     """
     of_parameters: dict[str, jax.Array] = {}
-    rows, samples = np.arange(len(cotangents[0])), whole_of(graph).samples
+    rows, samples = np.arange(len(cotangents[0])), flat_state_of(graph).samples
     for use in uses:
         if use.kind == "product":
             (place,) = places_of(graph, use)
@@ -127,8 +127,8 @@ def _through_steps(
     graph: ETraceGraph, weights: Weights, records: Records, cotangents: ByState
 ) -> tuple[ByState, Sums, dict[Place, jax.Array], dict[str, jax.Array]]:
     """Return cotangents before the chunk, the sums, and cotangents and inputs of products."""
-    whole = whole_of(graph)
-    places = [p for use in whole.uses if use.kind == "product" for p in places_of(graph, use)]
+    flat = flat_state_of(graph)
+    places = [p for use in flat.uses if use.kind == "product" for p in places_of(graph, use)]
 
     def one_step(carry: Any, now: Any) -> Any:
         cotangents, sums, alive = carry
@@ -137,12 +137,12 @@ def _through_steps(
         found = _selected(graph, step_vjp(graph, inputs, cotangents), alive)
         added = {
             use.key: _of_step(graph, use, inputs, found, cotangents, alive)
-            for use in whole.uses
+            for use in flat.uses
             if use.kind != "product"
         }
         before = found.old
         if reset is not None:
-            before = _where_alive(whole, ~reset, before)
+            before = _where_alive(flat, ~reset, before)
             alive = alive & ~reset
         carry = before, jax.tree.map(jnp.add, sums, added), alive
         return carry, ([found.at[place] for place in places], found.x)
@@ -166,10 +166,10 @@ def _taken(value: jax.Array, rows: np.ndarray, axis: int) -> jax.Array:
 
 def _zero_sums(graph: ETraceGraph, rows: int) -> Sums:
     """Return zeros like the results of `_of_step`."""
-    whole, found = whole_of(graph), {}
-    for use in whole.uses:
+    flat, found = flat_state_of(graph), {}
+    for use in flat.uses:
         if use.kind != "product":
-            lead = (whole.samples, rows) if use.kind == "any" else (rows,)
+            lead = (flat.samples, rows) if use.kind == "any" else (rows,)
             avals = _operand_avals(graph, use)
             found[use.key] = [jnp.zeros((*lead, *a.shape), a.dtype) for a in avals]
     return found
@@ -177,7 +177,7 @@ def _zero_sums(graph: ETraceGraph, rows: int) -> Sums:
 
 def _operand_avals(graph: ETraceGraph, use: ParameterUse) -> list[Any]:
     if use.equation is None:
-        leaf = whole_of(graph).leaves[use.operands[0]]
+        leaf = flat_state_of(graph).leaves[use.operands[0]]
         return [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)]
     equation = equation_of(graph, use)
     return [equation.invars[index].aval for index in use.operands]
@@ -201,7 +201,7 @@ def parameters_behind(graph: ETraceGraph, use: ParameterUse) -> dict[str, Var]:
 
 def _operand_vars(graph: ETraceGraph, use: ParameterUse) -> list[Any]:
     if use.equation is None:
-        return [whole_of(graph).leaves[use.operands[0]].out_var]
+        return [flat_state_of(graph).leaves[use.operands[0]].out_var]
     equation = equation_of(graph, use)
     return [equation.invars[index] for index in use.operands]
 
@@ -209,9 +209,9 @@ def _operand_vars(graph: ETraceGraph, use: ParameterUse) -> list[Any]:
 # --- samples that are reset
 
 
-def _where_alive(whole: WholeState, kept: jax.Array, values: ByState) -> ByState:
+def _where_alive(flat: FlatState, kept: jax.Array, values: ByState) -> ByState:
     """Return rows of cotangents with zeros where flags (one for all samples or each) are unset."""
-    return [_where_row(kept, a, value) for a, value in zip(whole.axes, values, strict=True)]
+    return [_where_row(kept, a, value) for a, value in zip(flat.axes, values, strict=True)]
 
 
 def _where_row(kept: jax.Array, axis: int | None, value: jax.Array) -> jax.Array:
@@ -230,8 +230,8 @@ def _selected(graph: ETraceGraph, found: StepVJP, alive: jax.Array | None) -> St
     """Set the values of samples that are reset later in the chunk to zero: they may be NaN."""
     if alive is None:
         return found
-    old, at, x = _where_alive(whole_of(graph), alive, found.old), dict(found.at), {}
-    for use in whole_of(graph).uses:
+    old, at, x = _where_alive(flat_state_of(graph), alive, found.old), dict(found.at), {}
+    for use in flat_state_of(graph).uses:
         if use.kind == "product":
             (place,) = places_of(graph, use)
             y_axis = None if use.y_axis is None else use.y_axis + 1
@@ -258,7 +258,7 @@ def _of_step(
     """Return the contribution of one step to the operands of a use that is not a product."""
     if use.equation is None:
         number = use.operands[0]
-        axis, value = whole_of(graph).axes[number], cotangents[number]
+        axis, value = flat_state_of(graph).axes[number], cotangents[number]
         return [value if alive is None else _where_row(alive, axis, value)]
     at = [found.at[place] for place in places_of(graph, use)]
     if use.kind == "elementwise":
@@ -278,7 +278,7 @@ def _of_step(
         own = [jnp.where(s == sample, y, 0) for s, y in zip(use.samples, at, strict=True)]
         return list(jax.vmap(pull)(own)[0])
 
-    return list(jax.vmap(of_sample)(jnp.arange(whole_of(graph).samples)))
+    return list(jax.vmap(of_sample)(jnp.arange(flat_state_of(graph).samples)))
 
 
 def of_product(

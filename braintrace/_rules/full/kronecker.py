@@ -26,18 +26,18 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from ..._core.resets import over_first_axis, where_flagged
-from ..._core.whole_state import (
+from ..._core.flat_state import (
     flags_of_rows,
     flags_of_samples,
+    flat_state_of,
     inputs_of_step,
     places_of,
     row_dtype,
     step_vjp,
     to_rows,
     unit_rows,
-    whole_of,
 )
+from ..._core.resets import over_first_axis, where_flagged
 from ..._core.zero import as_arrays, unfused, widened
 from ..._errors import PrimitiveError
 from ..._graph import (
@@ -53,6 +53,7 @@ from ..._graph import (
 )
 from ..._jax import source_line
 from ..._jaxpr.dataflow import Kind
+from .influence_matrix import FullTraces, contracted
 from .passing import PassingTraces, over_steps
 from .product_uses import (
     Operands,
@@ -65,9 +66,8 @@ from .product_uses import (
 )
 from .random_signs import DRAWS, KEY, signs, specs_of_stream
 from .rank_one import balance, norms
-from .whole_traces import WholeTraces, contracted
 
-EXACT = WholeTraces()
+EXACT = FullTraces()
 """The traces of parameters that are used in another way than in a product."""
 
 
@@ -111,25 +111,25 @@ class KroneckerTraces(PassingTraces):
 
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
         """Return ``u`` and ``A`` of each product, the exact traces, and the random stream."""
-        whole, inputs, outputs = whole_of(graph), {}, {}
+        flat, inputs, outputs = flat_state_of(graph), {}, {}
         for product in products_of(graph):
             (length,) = shape_of_sample(product.x_aval.shape, product.use.x_axis)
             inputs[product.key] = TraceSpec(
-                (whole.samples, length + bool(product.constants)),
+                (flat.samples, length + bool(product.constants)),
                 product.dtype,
                 ("batch", "input"),
                 relation=product.key,
                 operand="u",
-                samples=functools.partial(flags_of_samples, whole, 2),
+                samples=functools.partial(flags_of_samples, flat, 2),
             )
             rest = shape_of_sample(product.y_aval.shape, product.use.y_axis)
             outputs[product.key] = TraceSpec(
-                (whole.samples, whole.size, *rest),
+                (flat.samples, flat.size, *rest),
                 product.dtype,
                 ("batch", "state", *_outputs(len(rest))),
                 relation=product.key,
                 operand="A",
-                samples=functools.partial(flags_of_rows, whole, 2 + len(rest)),
+                samples=functools.partial(flags_of_rows, flat, 2 + len(rest)),
             )
         exact = EXACT.trace_specs(without_products(graph), every_state)
         return {"u": inputs, "A": outputs, "exact": exact, **specs_of_stream(self.seed)}
@@ -149,9 +149,9 @@ class KroneckerTraces(PassingTraces):
         self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
     ) -> Weights:
         """Return the sum over samples of ``u (x) (mu . A)``, and the gradients of exact traces."""
-        whole, others, traces = whole_of(graph), without_products(graph), as_arrays(traces)
+        flat, others, traces = flat_state_of(graph), without_products(graph), as_arrays(traces)
         gradients = EXACT.carry_in_vjp(others, weights, mu, traces["exact"], zeros_select)
-        arriving = to_rows(whole, [mu[leaf.name] for leaf in whole.leaves])
+        arriving = to_rows(flat, [mu[leaf.name] for leaf in flat.leaves])
         for product in products_of(graph):
             u = widened(traces["u"][product.key], arriving.dtype)
             if zeros_select:
@@ -166,13 +166,13 @@ class KroneckerTraces(PassingTraces):
 
 def _advanced(graph: ETraceGraph, weights: Weights, records: Records, traces: Traces) -> Traces:
     """Return the traces after one step."""
-    whole, products = whole_of(graph), products_of(graph)
-    dtype = jnp.promote_types(row_dtype(whole), jnp.float32)
+    flat, products = flat_state_of(graph), products_of(graph)
+    dtype = jnp.promote_types(row_dtype(flat), jnp.float32)
     u, A = (widened(traces[kind], dtype) for kind in ("u", "A"))
     inputs = inputs_of_step(graph, weights, tuple(leaf[0] for leaf in records.inputs))
-    found = step_vjp(graph, inputs, unit_rows(whole))
-    J = jnp.moveaxis(to_rows(whole, found.old), 1, 0).astype(dtype)
-    nu = signs(traces, J, (whole.samples, len(products)), dtype)
+    found = step_vjp(graph, inputs, unit_rows(flat))
+    J = jnp.moveaxis(to_rows(flat, found.old), 1, 0).astype(dtype)
+    nu = signs(traces, J, (flat.samples, len(products)), dtype)
     new_u, new_A = {}, {}
     for product, sign in zip(products, nu.T, strict=True):
         key, use, (place,) = product.key, product.use, places_of(graph, product.use)

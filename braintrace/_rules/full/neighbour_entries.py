@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..._core.whole_state import row_dtype, whole_of
+from ..._core.flat_state import flat_state_of, row_dtype
 from ..._core.zero import unfused
 from ..._graph import ETraceGraph, ParameterUse, Structure
 from .product_uses import Product, products_of, shape_of_sample
@@ -94,19 +94,19 @@ def _of_products(graph: ETraceGraph, n: int) -> list[Entries]:
 
 
 def _of_parameters(graph: ETraceGraph, n: int) -> list[Entries]:
-    structure, whole, found = _structure(graph), whole_of(graph), []
+    structure, flat, found = _structure(graph), flat_state_of(graph), []
     leaves = {leaf.name: leaf for leaf in graph.traced.parameters}
     for name, first in structure.of_parameters.items():
         if not first.any():
             continue
         reach, kinds = _by_kind(within(first, structure.transition, n))
-        dtype = jnp.promote_types(row_dtype(whole), leaves[name].dtype)
+        dtype = jnp.promote_types(row_dtype(flat), leaves[name].dtype)
         found.append(Entries(name, "value", leaves[name].shape, dtype, kinds, reach))
     return found
 
 
 def _structure(graph: ETraceGraph) -> Structure:
-    structure = whole_of(graph).structure
+    structure = flat_state_of(graph).structure
     assert structure is not None
     return structure
 

@@ -24,22 +24,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..._core.jacobian.jacobians import Inputs
-from ..._core.probed_step import pre_step_probe
-from ..._core.products.direct import like
-from ..._core.time_loops import scan_records
-from ..._core.traces import reset_traces
-from ..._core.whole_state import (
+from ..._core.flat_state import (
     StepVJP,
     flags_of_samples,
+    flat_state_of,
     inputs_of_step,
     places_of,
     row_dtype,
     step_vjp,
     to_rows,
     unit_rows,
-    whole_of,
 )
+from ..._core.jacobian.jacobians import Inputs
+from ..._core.probed_step import pre_step_probe
+from ..._core.products.direct import like
+from ..._core.time_loops import scan_records
+from ..._core.traces import reset_traces
 from ..._core.zero import as_arrays, is_zero, widened
 from ..._graph import (
     ETraceGraph,
@@ -77,18 +77,18 @@ class NeighbourTraces(TraceMethod):
 
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
         """Return an array of pairs ``(entry, scalar)`` for each array of parameters."""
-        whole = whole_of(graph)
+        flat = flat_state_of(graph)
         specs: dict[str, dict[str, TraceSpec]] = {}
         for entries in entries_of(graph, self.n):
             use = entries.use
             specs.setdefault(entries.key, {})[entries.name] = TraceSpec(
-                (whole.samples, len(entries.pairs[0])),
+                (flat.samples, len(entries.pairs[0])),
                 entries.dtype,
                 ("batch", "entry"),
                 relation=None if use is None else use.key,
                 operand=entries.key if use is None else entries.name,
-                full_shape=(whole.samples, len(entries.kinds) * whole.size),
-                samples=functools.partial(flags_of_samples, whole, 2),
+                full_shape=(flat.samples, len(entries.kinds) * flat.size),
+                samples=functools.partial(flags_of_samples, flat, 2),
             )
         return specs
 
@@ -121,9 +121,9 @@ class NeighbourTraces(TraceMethod):
         if is_zero(traces):
             gradients: Weights = jax.tree.map(jnp.zeros_like, weights)
             return gradients
-        leaves = whole_of(graph).leaves
+        leaves = flat_state_of(graph).leaves
         by_state = [mu.get(leaf.name, jnp.zeros(leaf.shape, leaf.dtype)) for leaf in leaves]
-        arriving = to_rows(whole_of(graph), by_state)
+        arriving = to_rows(flat_state_of(graph), by_state)
         return self._contracted(graph, weights, arriving, traces, zeros_select)
 
     def _run(
@@ -135,9 +135,9 @@ class NeighbourTraces(TraceMethod):
         before: Traces,
     ) -> tuple[Weights, Traces]:
         """Return the gradients for learning signals, step by step, and the final traces."""
-        whole = whole_of(graph)
-        assert whole.structure is not None
-        moves = [Move.of(own, whole.structure.transition) for own in entries_of(graph, self.n)]
+        flat = flat_state_of(graph)
+        assert flat.structure is not None
+        moves = [Move.of(own, flat.structure.transition) for own in entries_of(graph, self.n)]
         dtypes = jax.tree.map(lambda leaf: leaf.dtype, dict(before))
 
         def step(carry: Any, now: Any) -> Any:
@@ -152,7 +152,7 @@ class NeighbourTraces(TraceMethod):
             return (gradients, traces), None
 
         zeros = jax.tree.map(jnp.zeros_like, weights)
-        wide = widened(as_arrays(dict(before)), row_dtype(whole))
+        wide = widened(as_arrays(dict(before)), row_dtype(flat))
         over_time = (records.inputs, records.reset, arriving)
         (gradients, after), _ = scan_records(step, (zeros, wide), over_time, records.num_steps)
         return gradients, jax.tree.map(lambda leaf, dtype: leaf.astype(dtype), after, dtypes)
@@ -187,12 +187,12 @@ def _signals(graph: ETraceGraph, signal: Signal) -> jax.Array:
 
     The next step's signal for a state before it is included; see `signals`.
     """
-    found = {leaf.name: signal[leaf.name] for leaf in whole_of(graph).leaves}
-    for leaf in whole_of(graph).leaves:
+    found = {leaf.name: signal[leaf.name] for leaf in flat_state_of(graph).leaves}
+    for leaf in flat_state_of(graph).leaves:
         if (name := pre_step_probe(leaf)) in signal:
             late = signal[name]
             found[leaf.name] += jnp.concatenate([late[1:], jnp.zeros_like(late[:1])])
-    return to_rows(whole_of(graph), list(found.values()))
+    return to_rows(flat_state_of(graph), list(found.values()))
 
 
 def _advanced(
@@ -203,11 +203,11 @@ def _advanced(
     traces: ByOperand,
 ) -> ByOperand:
     """Return the traces after one recorded step."""
-    whole = whole_of(graph)
-    inputs, units = inputs_of_step(graph, weights, recorded), unit_rows(whole)
+    flat = flat_state_of(graph)
+    inputs, units = inputs_of_step(graph, weights, recorded), unit_rows(flat)
     pulled = step_vjp(graph, inputs, units)
-    J = jnp.moveaxis(to_rows(whole, pulled.old), 1, 0)
-    others = [use for use in whole.uses if use.kind != "product"]
+    J = jnp.moveaxis(to_rows(flat, pulled.old), 1, 0)
+    others = [use for use in flat.uses if use.kind != "product"]
     of_parameters = of_one_step(graph, others, inputs, pulled, units)
     new: ByOperand = {}
     for move in moves:
@@ -217,8 +217,8 @@ def _advanced(
         if use is None:
             entering = _at_pairs(entries, of_parameters[entries.key])
         elif outputs is None:
-            whole_F = _of_operand(graph, use, entries.name, inputs, pulled)
-            entering = _at_pairs(entries, whole_F)
+            full_F = _of_operand(graph, use, entries.name, inputs, pulled)
+            entering = _at_pairs(entries, full_F)
         else:
             entering = _outer(graph, use, entries, outputs, weights, pulled)
         after = move(J, trace) + entering

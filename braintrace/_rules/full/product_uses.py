@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..._core.whole_state import equation_of, row_dtype, whole_of
+from ..._core.flat_state import equation_of, flat_state_of, row_dtype
 from ..._graph import ETraceGraph, ParameterUse, operand_key
 from ..._jax import Equation, bind, is_var, struct_of
 from ..._jaxpr.dataflow import Kind, kinds_of
@@ -64,7 +64,7 @@ class Product:
     @property
     def dtype(self) -> Any:
         """Dtype of its traces."""
-        dtypes = row_dtype(whole_of(self.graph)), self.x_aval.dtype, self.y_aval.dtype
+        dtypes = row_dtype(flat_state_of(self.graph)), self.x_aval.dtype, self.y_aval.dtype
         return jnp.result_type(*dtypes)
 
     def gradients(self, operands: Mapping[str, Any], x: jax.Array, y: jax.Array) -> Operands:
@@ -111,17 +111,17 @@ class Product:
 
 def products_of(graph: ETraceGraph) -> list[Product]:
     """Return the products of a model."""
-    return [Product(graph, use) for use in whole_of(graph).uses if use.kind == "product"]
+    return [Product(graph, use) for use in flat_state_of(graph).uses if use.kind == "product"]
 
 
 def without_products(graph: ETraceGraph) -> ETraceGraph:
     """Return the same model with the other uses of parameters, and the parameters in them, only."""
-    whole = whole_of(graph)
-    others = tuple(use for use in whole.uses if use.kind != "product")
+    flat = flat_state_of(graph)
+    others = tuple(use for use in flat.uses if use.kind != "product")
     names = {name for use in others for name in parameters_behind(graph, use)}
-    reached = {name: states for name, states in whole.reached.items() if name in names}
-    whole = dataclasses.replace(whole, uses=others, reached=reached)
-    return dataclasses.replace(graph, whole=whole)
+    reached = {name: states for name, states in flat.reached.items() if name in names}
+    flat = dataclasses.replace(flat, uses=others, reached=reached)
+    return dataclasses.replace(graph, flat_state=flat)
 
 
 def shape_of_sample(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:

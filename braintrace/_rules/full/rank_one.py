@@ -21,18 +21,18 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from ..._core.products.in_place import depend_on
-from ..._core.resets import over_first_axis, where_flagged
-from ..._core.whole_state import (
+from ..._core.flat_state import (
     flags_of_samples,
+    flat_state_of,
     from_rows,
     inputs_of_step,
     row_dtype,
     step_jvp,
     to_rows,
     which_rows,
-    whole_of,
 )
+from ..._core.products.in_place import depend_on
+from ..._core.resets import over_first_axis, where_flagged
 from ..._core.zero import as_arrays, unfused, widened
 from ..._graph import (
     ETraceGraph,
@@ -44,10 +44,10 @@ from ..._graph import (
     TraceSpecs,
     Weights,
 )
+from .influence_matrix import entries
 from .passing import PassingTraces, over_steps
 from .random_signs import DRAWS, KEY, signs, specs_of_stream
 from .sample_gradients import norms_of, of_samples, squares, written
-from .whole_traces import entries
 
 Arrays = dict[str, jax.Array]
 """Arrays by the name of a parameter, samples first."""
@@ -68,24 +68,24 @@ class RankOneTraces(PassingTraces):
 
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
         """Return ``s``, ``t`` for each parameter that reaches a state, and the random stream."""
-        whole = whole_of(graph)
-        dtype = row_dtype(whole)
+        flat = flat_state_of(graph)
+        dtype = row_dtype(flat)
         of_parameters = {
             leaf.name: TraceSpec(
-                (whole.samples, *leaf.shape),
+                (flat.samples, *leaf.shape),
                 jnp.promote_types(dtype, leaf.dtype),
                 ("batch", *entries(len(leaf.shape))),
                 operand=leaf.name,
-                samples=functools.partial(flags_of_samples, whole, 1 + len(leaf.shape)),
+                samples=functools.partial(flags_of_samples, flat, 1 + len(leaf.shape)),
             )
             for leaf in graph.traced.parameters
-            if leaf.name in whole.reached
+            if leaf.name in flat.reached
         }
         of_states = TraceSpec(
-            (whole.samples, whole.size),
+            (flat.samples, flat.size),
             dtype,
             ("batch", "state"),
-            samples=functools.partial(which_rows, whole),
+            samples=functools.partial(which_rows, flat),
         )
         return {"s": of_states, "t": of_parameters, **specs_of_stream(self.seed)}
 
@@ -108,8 +108,8 @@ def _onto(
     graph: ETraceGraph, mu: Signal, s: jax.Array, zeros_select: bool
 ) -> tuple[jax.Array, jax.Array]:
     """Return ``mu . s`` of every sample, and whether the sample has a nonzero ``mu``."""
-    whole = whole_of(graph)
-    arriving = to_rows(whole, [mu[leaf.name] for leaf in whole.leaves])
+    flat = flat_state_of(graph)
+    arriving = to_rows(flat, [mu[leaf.name] for leaf in flat.leaves])
     s = widened(s, arriving.dtype)
     is_read = arriving != 0
     return jnp.sum(arriving * (jnp.where(is_read, s, 0) if zeros_select else s), 1), is_read.any(1)
@@ -131,17 +131,17 @@ def _added_up(
 
 def _advanced(graph: ETraceGraph, weights: Weights, records: Records, traces: Traces) -> Traces:
     """Return the traces after one step."""
-    whole = whole_of(graph)
-    dtype = jnp.promote_types(row_dtype(whole), jnp.float32)
+    flat = flat_state_of(graph)
+    dtype = jnp.promote_types(row_dtype(flat), jnp.float32)
     inputs = inputs_of_step(graph, weights, tuple(leaf[0] for leaf in records.inputs))
     s = widened(traces["s"], dtype)
     t = widened(depend_on(records.token, traces["t"]), dtype)
-    pushed = to_rows(whole, step_jvp(graph, inputs, from_rows(whole, s))).astype(dtype)
+    pushed = to_rows(flat, step_jvp(graph, inputs, from_rows(flat, s))).astype(dtype)
     nu = signs(traces, pushed, s.shape, dtype)
     draws = traces[DRAWS] + jnp.uint32(1)
     if not t:
         return {**traces, DRAWS: draws}
-    gradients = of_samples(graph, weights, records, from_rows(whole, nu[None]))
+    gradients = of_samples(graph, weights, records, from_rows(flat, nu[None]))
     (rho_0, inverse_0), (rho_1, _) = (
         balance(norms(*t.values()), norms(pushed)),
         balance(norms_of(graph, inputs, gradients).astype(dtype), norms(nu)),

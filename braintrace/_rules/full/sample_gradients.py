@@ -17,16 +17,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..._core.jacobian.jacobians import Inputs
-from ..._core.resets import over_first_axis
-from ..._core.whole_state import (
+from ..._core.flat_state import (
     ByState,
     equation_of,
+    flat_state_of,
     inputs_of_step,
     places_of,
     step_vjp,
-    whole_of,
 )
+from ..._core.jacobian.jacobians import Inputs
+from ..._core.resets import over_first_axis
 from ..._core.zero import widened
 from ..._etrace_op import (
     ETP_PRIMITIVE_SPECS,
@@ -91,13 +91,13 @@ def of_samples(
     """
     inputs = inputs_of_step(graph, weights, tuple(leaf[0] for leaf in records.inputs))
     pulled = step_vjp(graph, inputs, cotangents)
-    products = {use.key: use for use in whole_of(graph).uses if _is_outer(graph, use)}
+    products = {use.key: use for use in flat_state_of(graph).uses if _is_outer(graph, use)}
     outer = {}
     for key, use in products.items():
         (place,) = places_of(graph, use)
         x, y = pulled.x[key], pulled.at[place][0]
         outer[key] = (x, y) if _is_batched(graph, use) else (x[None], y[None])
-    others = (use for use in whole_of(graph).uses if use.key not in products)
+    others = (use for use in flat_state_of(graph).uses if use.key not in products)
     rest = of_one_step(graph, others, inputs, pulled, cotangents)
     return SampleGradients(outer, {name: of_rows[:, 0] for name, of_rows in rest.items()})
 
@@ -147,7 +147,7 @@ def _outer_products(
     graph: ETraceGraph, gradients: SampleGradients
 ) -> Iterator[tuple[ParameterUse, jax.Array, jax.Array]]:
     """Yield the uses with outer products, and their factors for one step, time first."""
-    for use in whole_of(graph).uses:
+    for use in flat_state_of(graph).uses:
         if use.key in gradients.outer:
             x, y = gradients.outer[use.key]
             yield (use, x[None], y[None]) if _is_batched(graph, use) else (use, x, y)
@@ -157,7 +157,7 @@ def _is_alone(graph: ETraceGraph, use: ParameterUse) -> bool:
     """Test whether the operands are parameters that no other use reads."""
     behind = parameters_behind(graph, use)
     atoms = [equation_of(graph, use).invars[place] for place in use.operands]
-    others = [other for other in whole_of(graph).uses if other is not use]
+    others = [other for other in flat_state_of(graph).uses if other is not use]
     shared = {name for other in others for name in parameters_behind(graph, other)}
     is_plain = len(set(atoms)) == len(atoms) and set(atoms) == set(behind.values())
     return is_plain and not shared & behind.keys()
@@ -187,7 +187,7 @@ def _is_outer(graph: ETraceGraph, use: ParameterUse) -> bool:
     """Test whether the traces of an operation have, per sample, the form of its operands."""
     if use.kind != "product" or use.equation is None or use.y_axis not in (None, 0):
         return False
-    equation, samples = equation_of(graph, use), whole_of(graph).samples
+    equation, samples = equation_of(graph, use), flat_state_of(graph).samples
     spec = ETP_PRIMITIVE_SPECS.get(equation.primitive)
     if spec is None or spec.contract is not None:
         return False

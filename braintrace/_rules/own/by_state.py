@@ -16,16 +16,16 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from ..._core.jacobian.jacobians import Inputs
-from ..._core.products.direct import like
-from ..._core.whole_state import (
+from ..._core.flat_state import (
+    flat_state_of,
     inputs_of_step,
     row_dtype,
     step_vjp,
     to_rows,
     unit_rows,
-    whole_of,
 )
+from ..._core.jacobian.jacobians import Inputs
+from ..._core.products.direct import like
 from ..._etrace_op import Arrays
 from ..._graph import (
     ETraceGraph,
@@ -42,7 +42,7 @@ from ..full.chunk_vjp import of_one_step
 from ..full.passing import PassingTraces, over_steps
 from .leaves import as_kept, gradient_of_a_step, leaves_of, operand_shapes
 from .protocol import Rule
-from .site import WholeSite, whole_site
+from .site import FullSite, full_site
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +60,8 @@ class FullRuleTraces(PassingTraces):
 
     def check(self, graph: ETraceGraph) -> None:
         """Call the rule with the shapes of the states and parameters, and refuse wrong results."""
-        site = whole_site(graph, operand_shapes(graph))
-        n, dtype = whole_of(graph).size, row_dtype(whole_of(graph))
+        site = full_site(graph, operand_shapes(graph))
+        n, dtype = flat_state_of(graph).size, row_dtype(flat_state_of(graph))
         J, mu = (jax.ShapeDtypeStruct((*site.samples, *s), dtype) for s in ((n, n), (n,)))
         F = {name: struct_of(spec) for name, spec in site.zeros().items()}
         shapes = site.operands, None, J, F, mu
@@ -69,13 +69,13 @@ class FullRuleTraces(PassingTraces):
 
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
         """Return the leaves of the site."""
-        return leaves_of(self.rule, whole_site(graph, operand_shapes(graph))).specs
+        return leaves_of(self.rule, full_site(graph, operand_shapes(graph))).specs
 
     def update(
         self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
     ) -> Traces:
         """Return the traces after recorded steps, one step at a time."""
-        leaves = leaves_of(self.rule, whole_site(graph, weights))
+        leaves = leaves_of(self.rule, full_site(graph, weights))
 
         def advance(records: Records, traces: Traces) -> Traces:
             inputs = inputs_of_step(graph, weights, tuple(leaf[0] for leaf in records.inputs))
@@ -88,9 +88,9 @@ class FullRuleTraces(PassingTraces):
         self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
     ) -> Weights:
         """Return the rule's gradient for the adjoints of the states before a step or window."""
-        whole, gradients = whole_of(graph), jax.tree.map(jnp.zeros_like, weights)
-        leaves = leaves_of(self.rule, whole_site(graph, weights))
-        arriving = to_rows(whole, [mu[leaf.name] for leaf in whole.leaves])
+        flat, gradients = flat_state_of(graph), jax.tree.map(jnp.zeros_like, weights)
+        leaves = leaves_of(self.rule, full_site(graph, weights))
+        arriving = to_rows(flat, [mu[leaf.name] for leaf in flat.leaves])
         arrays = leaves.of(traces)
         if zeros_select:
             arrays = leaves.without(arrays, (arriving == 0).all(1))
@@ -106,10 +106,10 @@ class LayeredRuleTraces(FullRuleTraces):
     jacobian: ClassVar[Jacobian] = "layered"
 
 
-def _jacobians(graph: ETraceGraph, site: WholeSite, inputs: Inputs) -> tuple[jax.Array, Arrays]:
+def _jacobians(graph: ETraceGraph, site: FullSite, inputs: Inputs) -> tuple[jax.Array, Arrays]:
     """Return the Jacobians of one step with respect to the old states and the parameters."""
-    whole, rows = whole_of(graph), unit_rows(whole_of(graph))
+    flat, rows = flat_state_of(graph), unit_rows(flat_state_of(graph))
     pulled = step_vjp(graph, inputs, rows)
-    of_parameters = of_one_step(graph, whole.uses, inputs, pulled, rows)
+    of_parameters = of_one_step(graph, flat.uses, inputs, pulled, rows)
     F = {name: of_parameters[name][:, site.rows(name)] for name in site.operands}
-    return jnp.moveaxis(to_rows(whole, pulled.old), 1, 0), F
+    return jnp.moveaxis(to_rows(flat, pulled.old), 1, 0), F

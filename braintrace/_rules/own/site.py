@@ -18,9 +18,9 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from ..._core.flat_state import flat_state_of
 from ..._core.layout import TraceSite, filter_key, trace_sites
 from ..._core.products.active_outputs import EVERY_OUTPUT, trace_shapes
-from ..._core.whole_state import whole_of
 from ..._core.zero import unfused
 from ..._errors import OptionError
 from ..._etrace_op import (
@@ -36,7 +36,7 @@ from ..._typing import PyTree
 from ..elementwise.filters import dtype_of_outputs, spec_of_output
 from ..elementwise.input_filters import check_filtered_inputs, specs_of_inputs
 from ..elementwise.param_dim import entries_of_samples, trace_axes
-from ..full.whole_traces import WholeTraces
+from ..full.influence_matrix import FullTraces
 
 Trace: TypeAlias = PyTree
 """The trace of one site: arrays in any pytree."""
@@ -272,7 +272,7 @@ class OperationSite(Site):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class WholeSite(Site):
+class FullSite(Site):
     """All hidden states as one vector of ``n`` entries for each sample.
 
     ``J`` is ``(samples, n, n)``, new entries by old ones. ``F`` has an array ``(samples, entries,
@@ -284,7 +284,7 @@ class WholeSite(Site):
 
     def zeros(self) -> dict[str, TraceSpec]:
         """Return an array for each parameter that reaches a state."""
-        return dict(WholeTraces().trace_specs(self.graph, every_state=True))
+        return dict(FullTraces().trace_specs(self.graph, every_state=True))
 
     def multiply(self, J: jax.Array, trace: Trace) -> Arrays:
         """Return ``J E`` for every sample."""
@@ -309,8 +309,8 @@ class WholeSite(Site):
 
     def rows(self, name: str) -> Any:
         """Return the entries of the states that a parameter reaches."""
-        whole = whole_of(self.graph)
-        return whole.rows(whole.reached[name])
+        flat = flat_state_of(self.graph)
+        return flat.rows(flat.reached[name])
 
 
 def sites_of(graph: ETraceGraph, weights: Weights) -> list[OperationSite]:
@@ -331,16 +331,16 @@ def sites_of(graph: ETraceGraph, weights: Weights) -> list[OperationSite]:
     ]
 
 
-def whole_site(graph: ETraceGraph, weights: Weights) -> WholeSite:
+def full_site(graph: ETraceGraph, weights: Weights) -> FullSite:
     """Return the site of all hidden states."""
-    whole = whole_of(graph)
-    return WholeSite(
+    flat = flat_state_of(graph)
+    return FullSite(
         name="the hidden states",
         key="",
         relation=None,
-        states=tuple(leaf.name for leaf in whole.leaves),
-        samples=(whole.samples,),
-        operands={name: weights[name]["value"] for name in whole.reached},
+        states=tuple(leaf.name for leaf in flat.leaves),
+        samples=(flat.samples,),
+        operands={name: weights[name]["value"] for name in flat.reached},
         graph=graph,
     )
 

@@ -1,4 +1,4 @@
-"""Whole state: all hidden state of a sample as one vector.
+"""Flattened state: all hidden states of a sample as one vector.
 
 Full-Jacobian rules need it: they follow every path from state to state, also through coupling. Let
 ``S`` be the hidden states that a step reads and writes, of one sample, concatenated to a vector of
@@ -85,7 +85,7 @@ class Layer:
     leaves, new_vars
         The states that a step writes, and the variables of their new values.
     states
-        Indices of the ones that are a part of the whole state.
+        Indices of the ones that are a part of the flattened state.
     """
 
     leaves: tuple[StateLeaf, ...]
@@ -114,7 +114,7 @@ class Structure:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class WholeState:
+class FlatState:
     """The hidden states of a step as one vector for every sample.
 
     Attributes

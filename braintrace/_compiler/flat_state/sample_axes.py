@@ -16,8 +16,8 @@ import numpy as np
 
 from ..._errors import CompilationError
 from ..._etrace_op import ETP_PRIMITIVE_SPECS
+from ..._graph.flat_state import ParameterUse
 from ..._graph.traced_model import StateLeaf, TracedModel
-from ..._graph.whole_state import ParameterUse
 from ..._jax import Atom, Equation, Var, is_var, source_line, trace_to_jaxpr
 from ..._jaxpr import Place, Rule, carries_derivative, evaluate_probed, inlined, program_of
 from ..._jaxpr.dataflow import TOP, Constants, Flow, Labels, Question, filled, flows_of_outputs

@@ -4,8 +4,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from ..._etrace_op import ETP_PRIMITIVE_SPECS
+from ..._graph.flat_state import ParameterUse, UseKind
 from ..._graph.traced_model import StateLeaf, TracedModel
-from ..._graph.whole_state import ParameterUse, UseKind
 from ..._jax import Atom, Equation, Var, is_var
 from ..._jaxpr import carries_derivative
 from ..._jaxpr.dataflow import PRODUCTS

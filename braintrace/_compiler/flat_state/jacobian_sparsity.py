@@ -12,7 +12,7 @@ import numpy as np
 
 from ..._errors import CompilationError
 from ..._etrace_op import ETP_PRIMITIVE_SPECS, is_joined
-from ..._graph import Structure, WholeState
+from ..._graph import FlatState, Structure
 from ..._graph.traced_model import StateLeaf, TracedModel
 from ..._jax import OWN_DERIVATIVE, Atom, Equation, Var
 from ..._jaxpr.dataflow import Flow, Question, Sets, filled, flows_to, spread
@@ -28,7 +28,7 @@ MOST_NUMBERS = 2**26
 """Largest product of a parameter's entries and the largest value's elements for exact sets."""
 
 
-def structure_of(traced: TracedModel, analysis: Analysis, whole: WholeState) -> Structure:
+def structure_of(traced: TracedModel, analysis: Analysis, flat: FlatState) -> Structure:
     """Return the sparsity pattern of a sample's new state.
 
     A parameter that enters other than by a product may be too large to follow entry by entry. Each
@@ -36,13 +36,13 @@ def structure_of(traced: TracedModel, analysis: Analysis, whole: WholeState) -> 
     """
     check_fits(
         "The sparsity pattern of the recurrent Jacobian",
-        (whole.size, whole.size),
+        (flat.size, flat.size),
         bool,
         "`SnAp(n=1)`, `D_RTRL` and `UORO` need none.",
         CompilationError,
     )
-    program, new = analysis.program, new_vars(whole.leaves)
-    pairs = list(zip(whole.leaves, whole.axes, strict=True))
+    program, new = analysis.program, new_vars(flat.leaves)
+    pairs = list(zip(flat.leaves, flat.axes, strict=True))
     firsts = [_of_first_sample(leaf.shape, axis) for leaf, axis in pairs]
 
     def reached_from(starts: Mapping[Var, Rows]) -> np.ndarray:
@@ -51,7 +51,7 @@ def structure_of(traced: TracedModel, analysis: Analysis, whole: WholeState) -> 
 
     products = {
         program.equations[use.equation].outvars[0]: use
-        for use in whole.uses
+        for use in flat.uses
         if use.kind == "product" and use.equation is not None
     }
     of_outputs = {}
@@ -60,19 +60,19 @@ def structure_of(traced: TracedModel, analysis: Analysis, whole: WholeState) -> 
         of_outputs[use.key] = reached_from({y: _rows(y.aval.size, first)})
     of_parameters = {}
     largest = max((v.aval.size for e in program.equations for v in e.outvars), default=1)
-    for leaf in _entering_otherwise(traced, analysis, whole):
+    for leaf in _entering_otherwise(traced, analysis, flat):
         size = leaf.in_var.aval.size
         if size * largest <= MOST_NUMBERS:
             no_outputs = {y: np.zeros((y.aval.size, size), bool) for y in products}
             pattern = reached_from({leaf.in_var: np.eye(size, dtype=bool), **no_outputs})
         else:
-            pattern = np.zeros((size, whole.size), bool)
-            pattern[:, whole.rows(whole.reached[leaf.name])] = True
+            pattern = np.zeros((size, flat.size), bool)
+            pattern[:, flat.rows(flat.reached[leaf.name])] = True
         of_parameters[leaf.name] = pattern
-    ends = np.cumsum([0, *whole.sizes])
+    ends = np.cumsum([0, *flat.sizes])
     old = {
-        leaf.in_var: _rows(leaf.in_var.aval.size, first, ends[i], whole.size)
-        for i, (leaf, first) in enumerate(zip(whole.leaves, firsts, strict=True))
+        leaf.in_var: _rows(leaf.in_var.aval.size, first, ends[i], flat.size)
+        for i, (leaf, first) in enumerate(zip(flat.leaves, firsts, strict=True))
     }
     return Structure(reached_from(old).T, of_outputs, of_parameters)
 
@@ -91,21 +91,19 @@ def _rows(size: int, elements: np.ndarray, start: int = 0, numbers: int | None =
 
 
 def _entering_otherwise(
-    traced: TracedModel, analysis: Analysis, whole: WholeState
+    traced: TracedModel, analysis: Analysis, flat: FlatState
 ) -> list[StateLeaf]:
     """Return the parameters that reach a state other than by products alone."""
     program = analysis.program
     operands: list[Atom] = []
-    for use in whole.uses:
+    for use in flat.uses:
         if use.equation is None:
-            operands += new_vars([whole.leaves[use.operands[0]]])
+            operands += new_vars([flat.leaves[use.operands[0]]])
         elif use.kind != "product":
             operands += [program.equations[use.equation].invars[place] for place in use.operands]
     ancestors = program.depends_on(operands)
     return [
-        leaf
-        for leaf in traced.parameters
-        if leaf.in_var in ancestors and leaf.name in whole.reached
+        leaf for leaf in traced.parameters if leaf.in_var in ancestors and leaf.name in flat.reached
     ]
 
 

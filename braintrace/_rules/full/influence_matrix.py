@@ -14,7 +14,7 @@ states before it. The trace advances once for a chunk,
     \epsilon^K = P^0 \epsilon^0 + \sum_s (P^s F^s) \otimes x^s, \qquad
     P^s = J^K \cdots J^{s+1},
 
-where the rows of :math:`P` are pulled back through the chunk (see `whole_state`).
+where the rows of :math:`P` are pulled back through the chunk (see `flat_state`).
 """
 
 import dataclasses
@@ -25,11 +25,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..._core.flat_state import flags_of_rows, flat_state_of, row_dtype, to_rows, unit_rows
 from ..._core.resets import where_flagged
-from ..._core.whole_state import flags_of_rows, row_dtype, to_rows, unit_rows, whole_of
 from ..._core.zero import is_zero, unfused, widened
 from ..._graph import (
     ETraceGraph,
+    FlatState,
     Jacobian,
     Record,
     Records,
@@ -39,32 +40,31 @@ from ..._graph import (
     TraceSpec,
     TraceSpecs,
     Weights,
-    WholeState,
 )
 from .chunk_vjp import chunk_vjp
 from .passing import PassingTraces
 
 
 @dataclasses.dataclass(frozen=True)
-class WholeTraces(PassingTraces):
+class FullTraces(PassingTraces):
     """Trace method with a trace of the size of each parameter for every state scalar."""
 
     needs: ClassVar[frozenset[Record]] = frozenset({"step"})
 
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
         """Return an array ``(samples, states, *shape)`` for each parameter that reaches a state."""
-        whole = whole_of(graph)
+        flat = flat_state_of(graph)
         specs = {}
         for leaf in graph.traced.parameters:
-            if leaf.name in whole.reached:
-                rows = whole.rows(whole.reached[leaf.name])
+            if leaf.name in flat.reached:
+                rows = flat.rows(flat.reached[leaf.name])
                 specs[leaf.name] = TraceSpec(
-                    (whole.samples, len(rows), *leaf.shape),
-                    jnp.promote_types(row_dtype(whole), leaf.dtype),
+                    (flat.samples, len(rows), *leaf.shape),
+                    jnp.promote_types(row_dtype(flat), leaf.dtype),
                     ("batch", "state", *entries(len(leaf.shape))),
                     operand=leaf.name,
-                    full_shape=(whole.samples, whole.size, *leaf.shape),
-                    samples=functools.partial(_of_rows, whole, rows, len(leaf.shape)),
+                    full_shape=(flat.samples, flat.size, *leaf.shape),
+                    samples=functools.partial(_of_rows, flat, rows, len(leaf.shape)),
                 )
         return specs
 
@@ -72,15 +72,15 @@ class WholeTraces(PassingTraces):
         self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
     ) -> Traces:
         """Return the traces after a recorded chunk."""
-        whole = whole_of(graph)
-        rows_of = {name: whole.rows(reached) for name, reached in whole.reached.items()}
-        found = chunk_vjp(graph, weights, records, unit_rows(whole), rows_of)
+        flat = flat_state_of(graph)
+        rows_of = {name: flat.rows(reached) for name, reached in flat.reached.items()}
+        found = chunk_vjp(graph, weights, records, unit_rows(flat), rows_of)
         transition = jnp.moveaxis(found.before, 1, 0)
         new = {}
         for name, old in traces.items():
             rows, term = rows_of[name], found.of_parameters[name]
             if not is_zero(old):
-                own = transition[:, rows[:, None], rows] if len(rows) < whole.size else transition
+                own = transition[:, rows[:, None], rows] if len(rows) < flat.size else transition
                 term = term + _moved_on(own, widened(old, own.dtype), records.zeros_select)
             new[name] = term.astype(old.dtype)
         return new
@@ -89,19 +89,19 @@ class WholeTraces(PassingTraces):
         self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
     ) -> Weights:
         """Return the sum over samples and states of ``mu[q] eps[q]``."""
-        whole = whole_of(graph)
-        arriving = to_rows(whole, [mu[leaf.name] for leaf in whole.leaves])
+        flat = flat_state_of(graph)
+        arriving = to_rows(flat, [mu[leaf.name] for leaf in flat.leaves])
         gradients: Weights = jax.tree.map(jnp.zeros_like, weights)
         for name, trace in traces.items():
             if not is_zero(trace):
-                own = arriving[:, whole.rows(whole.reached[name])]
+                own = arriving[:, flat.rows(flat.reached[name])]
                 found = contracted("bq,bq...->...", own, trace, zeros_select)
                 gradients[name] = {"value": found.astype(weights[name]["value"].dtype)}
         return gradients
 
 
 @dataclasses.dataclass(frozen=True)
-class LayeredTraces(WholeTraces):
+class LayeredTraces(FullTraces):
     """The same with ``J`` and ``F`` block-diagonal by layer."""
 
     jacobian: ClassVar[Jacobian] = "layered"
@@ -113,9 +113,9 @@ def entries(ndim: int) -> tuple[Role, ...]:
     return (entry,) * ndim
 
 
-def _of_rows(whole: WholeState, rows: np.ndarray, ndim: int, flags: jax.Array) -> jax.Array:
+def _of_rows(flat: FlatState, rows: np.ndarray, ndim: int, flags: jax.Array) -> jax.Array:
     """Return the rows of a trace that belong to samples whose flag is set."""
-    return flags_of_rows(whole, 2 + ndim, flags)[:, rows]
+    return flags_of_rows(flat, 2 + ndim, flags)[:, rows]
 
 
 def contracted(axes: str, mu: jax.Array, trace: jax.Array, zeros_select: bool) -> jax.Array:

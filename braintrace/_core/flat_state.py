@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._graph import ETraceGraph, Layer, ParameterUse, Weights, WholeState
+from .._graph import ETraceGraph, FlatState, Layer, ParameterUse, Weights
 from .._jax import Atom, Equation, Var
 from .._jaxpr import Place, evaluate, evaluate_probed
 from .jacobian.jacobians import Inputs
@@ -34,21 +34,21 @@ ByState = list[jax.Array]
 # --- layouts
 
 
-def to_rows(whole: WholeState, values: ByState) -> jax.Array:
+def to_rows(flat: FlatState, values: ByState) -> jax.Array:
     """Concatenate arrays ``(*lead, *state shape)`` to one ``(*lead, samples, n)``."""
     parts = []
-    for leaf, axis, size, value in zip(whole.leaves, whole.axes, whole.sizes, values, strict=True):
+    for leaf, axis, size, value in zip(flat.leaves, flat.axes, flat.sizes, values, strict=True):
         lead = value.ndim - len(leaf.shape)
         moved = value if axis is None else jnp.moveaxis(value, lead + axis, lead)
-        parts.append(moved.reshape(*value.shape[:lead], whole.samples, size))
+        parts.append(moved.reshape(*value.shape[:lead], flat.samples, size))
     return jnp.concatenate(parts, axis=-1)
 
 
-def from_rows(whole: WholeState, rows: jax.Array) -> ByState:
+def from_rows(flat: FlatState, rows: jax.Array) -> ByState:
     """Split an array ``(*lead, samples, n)`` into one ``(*lead, *state shape)`` for each state."""
     values, lead = [], rows.ndim - 2
-    parts = jnp.split(rows, np.cumsum(whole.sizes)[:-1], axis=-1)
-    for leaf, axis, part in zip(whole.leaves, whole.axes, parts, strict=True):
+    parts = jnp.split(rows, np.cumsum(flat.sizes)[:-1], axis=-1)
+    for leaf, axis, part in zip(flat.leaves, flat.axes, parts, strict=True):
         if axis is None:
             value = part.reshape(*part.shape[:lead], *leaf.shape)
         else:
@@ -59,40 +59,40 @@ def from_rows(whole: WholeState, rows: jax.Array) -> ByState:
     return values
 
 
-def row_dtype(whole: WholeState) -> Any:
+def row_dtype(flat: FlatState) -> Any:
     """Return the common dtype of all states."""
-    return jnp.result_type(*(leaf.dtype for leaf in whole.leaves))
+    return jnp.result_type(*(leaf.dtype for leaf in flat.leaves))
 
 
-def unit_rows(whole: WholeState) -> ByState:
+def unit_rows(flat: FlatState) -> ByState:
     """Return ``n`` unit cotangents: one for each state scalar, for all samples at once."""
-    shape = (whole.size, whole.samples, whole.size)
-    ones = jnp.broadcast_to(jnp.eye(whole.size, dtype=row_dtype(whole))[:, None], shape)
-    return from_rows(whole, ones)
+    shape = (flat.size, flat.samples, flat.size)
+    ones = jnp.broadcast_to(jnp.eye(flat.size, dtype=row_dtype(flat))[:, None], shape)
+    return from_rows(flat, ones)
 
 
-def which_rows(whole: WholeState, flags: jax.Array) -> jax.Array:
+def which_rows(flat: FlatState, flags: jax.Array) -> jax.Array:
     """Return booleans ``(samples, n)`` from one for all samples, or one for each."""
-    return jnp.broadcast_to(flags[..., None], (whole.samples, whole.size))
+    return jnp.broadcast_to(flags[..., None], (flat.samples, flat.size))
 
 
-def flags_of_rows(whole: WholeState, ndim: int, flags: jax.Array) -> jax.Array:
+def flags_of_rows(flat: FlatState, ndim: int, flags: jax.Array) -> jax.Array:
     """Return the result of `which_rows` for arrays with axes after samples and state scalars."""
-    return over_first_axis(which_rows(whole, flags), ndim)
+    return over_first_axis(which_rows(flat, flags), ndim)
 
 
-def flags_of_samples(whole: WholeState, ndim: int, flags: jax.Array) -> jax.Array:
+def flags_of_samples(flat: FlatState, ndim: int, flags: jax.Array) -> jax.Array:
     """Return a mask, for arrays with samples first, of the samples whose flag is set."""
-    return over_first_axis(which_rows(whole, flags).any(1), ndim)
+    return over_first_axis(which_rows(flat, flags).any(1), ndim)
 
 
 # --- one step
 
 
-def whole_of(graph: ETraceGraph) -> WholeState:
+def flat_state_of(graph: ETraceGraph) -> FlatState:
     """Return the flattened state of a graph that was compiled with one."""
-    assert graph.whole is not None
-    return graph.whole
+    assert graph.flat_state is not None
+    return graph.flat_state
 
 
 def inputs_of_step(
@@ -107,9 +107,9 @@ def seen_by_layers(
     graph: ETraceGraph, inputs: Inputs
 ) -> list[tuple[tuple[int, ...], dict[Var, Any]]]:
     """Return the states of every layer, and the constant new values of others that it reads."""
-    whole, program, found = whole_of(graph), graph.traced.program, []
-    for layer in whole.layers:
-        others = [other for other in whole.layers if other is not layer]
+    flat, program, found = flat_state_of(graph), graph.traced.program, []
+    for layer in flat.layers:
+        others = [other for other in flat.layers if other is not layer]
         new = [var for other in others for var in other.new_vars]
         values = dict(zip(new, evaluate(program, new, inputs), strict=True))
         overrides = {**values, **_joined(graph, others, values)}
@@ -126,20 +126,20 @@ def step_of_layers(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[
         See `probed_step`. Within the step the outputs depend on all layers. The new states of a
         layer depend on its old states; the values of other layers are constant.
     """
-    whole, program = whole_of(graph), graph.traced.program
+    flat, program = flat_state_of(graph), graph.traced.program
     seen: dict[Var, Any] = {}
     carried: dict[Var, Any] = {}
-    for number, layer in enumerate(whole.layers):
+    for number, layer in enumerate(flat.layers):
         others = [
-            leaf.in_var for other in whole.layers if other is not layer for leaf in other.leaves
+            leaf.in_var for other in flat.layers if other is not layer for leaf in other.leaves
         ]
         now = {**inputs, **{var: jax.lax.stop_gradient(inputs[var]) for var in others}}
-        own = [whole.leaves[index] for index in layer.states]
+        own = [flat.leaves[index] for index in layer.states]
         new: list[Atom] = [leaf.out_var for leaf in own if leaf.out_var is not None]
         kept = evaluate(program, new, now, _constant(seen))
         carried.update({leaf.in_var: value for leaf, value in zip(own, kept, strict=True)})
         seen.update(zip(layer.new_vars, evaluate(program, layer.new_vars, now, seen), strict=True))
-        seen.update(_joined(graph, whole.layers[: number + 1], seen))
+        seen.update(_joined(graph, flat.layers[: number + 1], seen))
     outputs, new_states = finish(graph, inputs, seen)
     return outputs, {**new_states, **carried}
 
@@ -180,10 +180,10 @@ jax.tree_util.register_dataclass(StepVJP)
 
 def step_vjp(graph: ETraceGraph, inputs: Inputs, cotangents: ByState) -> StepVJP:
     """Pull cotangents of the new states, with one leading axis, back through one step."""
-    whole, program = whole_of(graph), graph.traced.program
-    new: list[Atom] = [leaf.out_var for leaf in whole.leaves if leaf.out_var is not None]
-    places = [place for use in whole.uses for place in places_of(graph, use)]
-    products = [use for use in whole.uses if use.kind == "product"]
+    flat, program = flat_state_of(graph), graph.traced.program
+    new: list[Atom] = [leaf.out_var for leaf in flat.leaves if leaf.out_var is not None]
+    places = [place for use in flat.uses for place in places_of(graph, use)]
+    products = [use for use in flat.uses if use.kind == "product"]
     x_atoms = [equation_of(graph, use).invars[use.x or 0] for use in products]
 
     seen = seen_by_layers(graph, inputs)
@@ -192,7 +192,7 @@ def step_vjp(graph: ETraceGraph, inputs: Inputs, cotangents: ByState) -> StepVJP
         at = dict(zip(places, probes, strict=True))
 
         def together(indices: Sequence[int], overrides: Mapping[Var, Any]) -> list[jax.Array]:
-            now = {whole.leaves[i].in_var: old[i] for i in indices}
+            now = {flat.leaves[i].in_var: old[i] for i in indices}
             targets = [new[i] for i in indices]
             return evaluate_probed(program, targets, {**inputs, **now}, at, None, overrides)
 
@@ -202,7 +202,7 @@ def step_vjp(graph: ETraceGraph, inputs: Inputs, cotangents: ByState) -> StepVJP
         return [values[i] for i in range(len(new))], evaluate(program, x_atoms, inputs)
 
     zeros = [jnp.zeros(atom.aval.shape, atom.aval.dtype) for atom in _atoms(graph, places)]
-    old = [inputs[leaf.in_var] for leaf in whole.leaves]
+    old = [inputs[leaf.in_var] for leaf in flat.leaves]
     _, pull, xs = jax.vjp(states, old, zeros, has_aux=True)
     before, found = jax.vmap(pull)(cotangents)
     x = {use.key: value for use, value in zip(products, xs, strict=True)}
@@ -214,12 +214,12 @@ def step_jvp(graph: ETraceGraph, inputs: Inputs, tangents: ByState) -> ByState:
 
     It is the transpose of pulling back, so it also works for operations with only a backward rule.
     """
-    whole = whole_of(graph)
+    flat = flat_state_of(graph)
 
     def pulled(cotangents: ByState) -> ByState:
         return [value[0] for value in step_vjp(graph, inputs, cotangents).old]
 
-    zeros = [jnp.zeros((1, *leaf.shape), leaf.dtype) for leaf in whole.leaves]
+    zeros = [jnp.zeros((1, *leaf.shape), leaf.dtype) for leaf in flat.leaves]
     (pushed,) = jax.vjp(pulled, zeros)[1](tangents)
     return [value[0] for value in pushed]
 

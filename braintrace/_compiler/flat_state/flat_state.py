@@ -1,4 +1,4 @@
-"""Whole state: the hidden states of each sample as one vector.
+"""Flattened state: the hidden states of each sample as one vector.
 
 Full-Jacobian rules need it. It includes the equations where parameters enter. A model whose samples
 depend on each other, or that has no derivative, is refused.
@@ -11,8 +11,8 @@ import jax.numpy as jnp
 
 from ..._errors import CompilationError
 from ..._graph.batch import Batch
+from ..._graph.flat_state import FlatState, Layer, ParameterUse
 from ..._graph.traced_model import StateLeaf, TracedModel
-from ..._graph.whole_state import Layer, ParameterUse, WholeState
 from ..._jax import is_var, source_line
 from ..core.backward_rules import nonlinear_uses
 from ..groups.grouped_step import GroupedStep
@@ -26,14 +26,14 @@ MOST_CHOICES = 16
 """Number of choices of batch axes to try. The first one is nearly always right."""
 
 
-def whole_state_of(
+def flattened_state(
     step: GroupedStep,
     rule: str,
     batch: Batch,
     is_given: bool,
     layers: Sequence[HiddenStates] = (),
-) -> WholeState:
-    """Return the whole state of a step.
+) -> FlatState:
+    """Return the flattened state of a step.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def whole_state_of(
             "example, a mean over the batch), or has no axis for them. Compute the coupling "
             "through `jax.lax.stop_gradient`, or use D_RTRL."
         )
-    return WholeState(
+    return FlatState(
         leaves=leaves,
         samples=proof.count,
         axes=proof.axes,
