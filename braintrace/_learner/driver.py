@@ -104,7 +104,8 @@ class Driver:
         """Run the body and compute deferred traces, in the form in which the traces are given."""
         algorithm = self._algorithm
         before = pack(traces, algorithm.traces.pairs) if isinstance(traces, dict) else traces
-        with own_changes(algorithm), traced_on_automatic_axes(algorithm), loops_in_words():
+        states = self.body.states(algorithm.states_of_model)
+        with own_changes(algorithm), traced_on_automatic_axes(states), loops_in_words():
             results, written, after = run_to_the_end(self.body, values, before, *arguments)
         return results, written, after if before is traces or after is None else unpack(after)
 
@@ -307,11 +308,13 @@ def prepared(
 
     def make() -> Driver:
         placing = learner.placing()
+        of_optimizer = brainstate.graph.states(learner.held_optimizer)
+        both = (*states.values(), *of_optimizer.values())
         with (
             kept_for_other_threads(learner.states()),
             for_devices(None if placing is None else placing.devices),
             own_changes(algorithm),
-            traced_on_automatic_axes(algorithm, *arguments) as example,
+            traced_on_automatic_axes(both, *arguments) as example,
             loops_in_words(),
         ):
             kept = Request(request.method, (), options.compiled, request.chosen)

@@ -147,7 +147,8 @@ def etrace_grad(learner: HasParts, *sequences: PyTree, **options: Any) -> PyTree
         For an option value that is not accepted, or a ``step_fn`` that does not call the learner
         exactly once, writes a parameter or a hidden state, or returns no scalar.
     """
-    return _run(learner.parts, _request(learner, "etrace_grad", sequences, options))
+    parts = learner.parts
+    return _run(parts, _request(parts, "etrace_grad", sequences, options))
 
 
 @overload
@@ -288,7 +289,8 @@ def etrace_online(learner: HasParts, *sequences: PyTree, **options: Any) -> PyTr
     ...     xs, targets, step_fn=lambda x, y: ((learner(x) - y) ** 2).mean(), update_fn=descend
     ... )
     """
-    return _run(learner.parts, _request(learner, "etrace_online", sequences, options))
+    parts = learner.parts
+    return _run(parts, _request(parts, "etrace_online", sequences, options))
 
 
 @overload
@@ -334,7 +336,8 @@ def etrace_evolve(learner: HasParts, *sequences: PyTree, **options: Any) -> PyTr
     ShapeError
         For sequences that are empty, differ in length or do not fit the states.
     """
-    return _run(learner.parts, _request(learner, "etrace_evolve", sequences, options))
+    parts = learner.parts
+    return _run(parts, _request(parts, "etrace_evolve", sequences, options))
 
 
 @one_thread_at_a_time
@@ -364,16 +367,17 @@ def predict(
     ShapeError
         For sequences that are empty, differ in length or do not fit the states.
     """
-    request = _request(learner, "predict", sequences, options)
-    outputs = _run(learner.parts, request)
-    note_prediction(learner.parts, request.sequences)
+    parts = learner.parts
+    request = _request(parts, "predict", sequences, options)
+    outputs = _run(parts, request)
+    note_prediction(parts, request.sequences)
     return outputs
 
 
 def _request(
-    learner: HasParts, method: str, sequences: tuple[PyTree, ...], given: Mapping[str, Any]
+    parts: LearnerParts, method: str, sequences: tuple[PyTree, ...], given: Mapping[str, Any]
 ) -> Request:
-    return request_of(learner.parts, method, sequences, options_of(method, given, WATCHED))
+    return request_of(parts, method, sequences, options_of(method, given, WATCHED))
 
 
 def _run(parts: LearnerParts, request: Request) -> PyTree:

@@ -127,6 +127,29 @@ def test_an_explicit_mesh_of_one_device_changes_no_number():
     assert_gradients_close(found, expected, 1e-6, "explicit mesh")
 
 
+def test_a_jit_after_a_stream_on_an_explicit_mesh_changes_no_number():
+    """The stream leaves the number of skipped updates on the mesh, and the reset nothing else."""
+    kinds = {"axis_types": (jax.sharding.AxisType.Explicit,)}
+    explicit = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1], **kinds)
+    over_mesh = jax.sharding.NamedSharding(explicit, jax.sharding.PartitionSpec())
+    xs = jnp.linspace(-1.0, 1.0, 3 * 8 * 2).reshape(3, 8, 2)
+
+    def losses(xs):
+        brainstate.random.seed(0)
+        own = learner()
+        run = functools.partial(
+            own.etrace_online,
+            step_fn=lambda x: jnp.mean(own(x) ** 2),
+            update_fn=lambda gradients: None,
+        )
+        first = run(xs)
+        own.reset_state()
+        return first, brainstate.transform.jit(run)(xs)
+
+    found = losses(jax.device_put(xs, over_mesh))
+    assert_gradients_close(found, losses(xs), 1e-6, "after a stream")
+
+
 @pytest.mark.parametrize("cell", [braintrace.nn.IndRNN, braintrace.nn.LSTMCell])
 @pytest.mark.parametrize(("has_context", "every"), [(True, 1), (False, 1), (False, 3)])
 def test_a_jit_around_methods_on_an_explicit_mesh_changes_no_number(cell, has_context, every):

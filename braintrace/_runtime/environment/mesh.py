@@ -45,7 +45,7 @@ def on_automatic_axes(method: Function) -> Function:
     def call(self: Any, *arguments: Any, **options: Any) -> Any:
         algorithm = getattr(self, "algorithm", self)
         _check_trees(method, arguments, options)
-        mesh = _explicit_mesh((arguments, options), algorithm)
+        mesh = _explicit_mesh((*arguments, *options.values()), algorithm)
         if mesh is None:
             return method(self, *arguments, **options)
         automatic = _on_auto(mesh)
@@ -78,14 +78,14 @@ def as_users_have_it() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def traced_on_automatic_axes(algorithm: Any, *arguments: Any) -> Iterator[Any]:
-    """Trace functions of arguments for `Auto` axes, also inside of a transformation.
+def traced_on_automatic_axes(states: Iterable[brainstate.State], *arguments: Any) -> Iterator[Any]:
+    """Trace functions of States and arguments for `Auto` axes, also inside of a transformation.
 
     It returns the arguments on these axes, and is for functions that read States, which
     `on_automatic_axes` does not rename there. The States have their own values again at the end.
     """
     context = jax.sharding.get_abstract_mesh()
-    values = jax.tree.leaves((peek_all(algorithm.states_of_model.values()), arguments))
+    values = jax.tree.leaves((peek_all(states), arguments))
     meshes = [context, *(found.mesh for found in map(_typed, values) if found is not None)]
     explicit = next(filter(_is_explicit, meshes), None)
     if explicit is None or _REGION.get() is not None:
