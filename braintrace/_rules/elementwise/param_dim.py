@@ -151,7 +151,7 @@ class ParameterTraces(TraceMethod):
 
         If the traces after a single step are known, and the states without a trace do not depend on
         the step before, these traces contain the whole gradient: ``Σ_a l[a] ∘ ε[a]``. The traces
-        before the step are then updated_in_place in place; if they were read, XLA would copy them.
+        before the step are then updated in place; if they were read, XLA would copy them.
         Traces of states without a signal are not read, such as the traces of neurons whose readout
         has filters.
         """
