@@ -261,13 +261,13 @@ def _hint(value: Any) -> str:
         return " Give numbers of one dtype: `.to_numpy('float32')`."
     if isinstance(value, jax.Array) and is_tracer(value):
         return (
-            " It was kept from inside a transformation (`jit`, `grad`, `vmap`) that has ended: "
+            " It has leaked from a transformation (`jit`, `grad`, `vmap`) that has ended: "
             "return it from there."
         )
     if isinstance(value, jax.Array):
         return (
-            " Its memory was given to a program (`donate_argnums`) or freed by `delete()`: make "
-            "it again, or give a copy away."
+            " Its buffer was donated (`donate_argnums`) or deleted (`delete()`): create it again, "
+            "or donate a copy."
         )
     return ""
 

@@ -124,7 +124,7 @@ def _of_attribute(error: AttributeError, call: Callable[[], str]) -> NotInitiali
     )
 
 
-_VALUE = " A State stands where its value is meant: write `.value` behind it."
+_VALUE = " A State is used as a value: append `.value`."
 
 
 def _hint(error: BaseException) -> str:

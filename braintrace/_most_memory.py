@@ -29,7 +29,7 @@ MARGIN = 1024
 """Maximum bytes of a layer for each element of the product of its sizes."""
 HINT = (
     "Choose smaller sizes, or a sparse or low-rank layer; `braintrace.plan` computes the memory of "
-    "a model without making it."
+    "a model without allocating it."
 )
 _OF_VALUES = (
     jax.errors.ConcretizationTypeError,

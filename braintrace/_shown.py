@@ -85,4 +85,4 @@ def _kind_of_array(value: Any) -> str:
         return "a masked array"
     if not isinstance(value, jax.Array) or is_there(value):
         return "an array"
-    return "a tracer that has left its transformation" if is_tracer(value) else "a deleted array"
+    return "a leaked tracer" if is_tracer(value) else "a deleted array"

@@ -122,7 +122,7 @@ class RuleComparison:
         yield Table(title, _HEADS, cells, numbers=range(3, len(_HEADS)))
         if self.steps < self.length:
             yield (
-                f"The sequence of {self.length:,} steps is cut to its first {self.steps:,}: "
+                f"The sequence of {self.length:,} steps is shortened to its first {self.steps:,}: "
                 "backpropagation over more of them needs more than `memory_budget`, "
                 f"{in_bytes(self.memory_budget)}."
             )

@@ -241,7 +241,7 @@ def has_forecasts(state: LearnerState) -> bool:
 
 
 def waiting_in(state: LearnerState) -> None:
-    """Refuse a state without room for forecasts.
+    """Refuse a state without a buffer for forecasts.
 
     Raises
     ------
@@ -250,8 +250,8 @@ def waiting_in(state: LearnerState) -> None:
     """
     if FORECASTS not in _others(state):
         raise OptionError(
-            "This `LearnerState` has no room for forecasts: call `learner.init_forecasts(*inputs)` "
-            "before `functional.state()`."
+            "This `LearnerState` has no buffer for forecasts: call "
+            "`learner.init_forecasts(*inputs)` before `functional.state()`."
         )
 
 
@@ -270,7 +270,7 @@ def with_room_as(learner: LearnerParts, state: LearnerState) -> LearnerState:
 
 
 def without_room(state: LearnerState) -> LearnerState:
-    """Return a state without the samples that wait for a label, and without room for them."""
+    """Return a state without the samples that wait for a label, and without a buffer for them."""
     others = {path: value for path, value in state.others.items() if path != FORECASTS}
     return dataclasses.replace(state, others=others)
 

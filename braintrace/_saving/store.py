@@ -65,7 +65,7 @@ def write(folder: pathlib.Path, arrays: Mapping[str, Any], manifest: Mapping[str
     stored = {name: _as_stored(array) for name, array in arrays.items() if array.size}
     empty = {n: (a.shape, str(a.dtype)) for n, a in arrays.items() if n not in stored}
     text = json.dumps({**manifest, "empty": empty, "checksums": checksums(stored)})
-    with told(f"Nothing could be saved to '{folder}', and what is there stays as it is: "):
+    with told(f"Nothing was saved to '{folder}', and its contents are unchanged: "):
         own = _unfinished(folder, _by_the_first(functools.partial(_begin, folder)))
         try:
             with _for_orbax(own / "checkpoint") as path:
@@ -173,7 +173,7 @@ def read_arrays(
             raise ValueError(f"'{name}' does not have its checksum")
     for name, (shape, dtype) in manifest["empty"].items():
         if 0 not in shape:
-            raise ValueError(f"'{name}' of shape {shape} is said to be empty")
+            raise ValueError(f"'{name}' of shape {shape} is declared empty")
         found[name] = np.zeros(shape, dtype)
     return found
 
@@ -202,7 +202,7 @@ def _finish(
 ) -> int:
     """Verify a checkpoint, rename it to the next number, and delete older ones; return 0."""
     if read_text(source, alone=True) != text:
-        raise ValueError("its description is another one when it is read back")
+        raise ValueError("its description differs when it is read back")
     expected = json.loads(text)["checksums"]
     found = _read(source, dict.fromkeys(arrays, _as_numpy()), alone=True)
     for name, array in arrays.items():
@@ -213,7 +213,7 @@ def _finish(
         elif same:
             same = checksums({name: back})[name] == expected[name]
         if not same:
-            raise ValueError(f"'{name}' is another array when it is read back")
+            raise ValueError(f"'{name}' differs when it is read back")
     number = _commit(folder, source)
     for older in _numbers(folder):
         if older < number:

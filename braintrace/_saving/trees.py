@@ -137,7 +137,7 @@ def _array_as_data(array: Any, name: str, arrays: Arrays) -> Any:
     is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
     if isinstance(array, (np.ma.MaskedArray, np.matrix)):
         raise OptionError(
-            f"`{name}` is a {type(array).__name__}, which has more than its values. Save "
+            f"`{name}` is a {type(array).__name__}, which contains more than values. Save "
             "`numpy.asarray` of it, or its `data` and its `mask`."
         )
     is_gone = isinstance(array, jax.Array) and not is_there(array)

@@ -150,19 +150,19 @@ def placement_of(graph: ETraceGraph, specs: TraceSpecs, division: Division) -> P
     samples = graph.batch.samples
     for path, reason in graph.batch.unclear.items() if division.data_parts > 1 else ():
         raise OptionError(
-            f"The mesh axis '{division.data}' divides the batch into {division.data_parts} parts, "
+            f"The mesh axis '{division.data}' shards the batch over {division.data_parts} devices, "
             f"but the batch axis of State '{path_name(path)}' is unknown: {reason}. Create the "
             "State in `init_state`, with an axis of size `batch_size`."
         )
     if division.data_parts > 1 and samples is None:
         raise OptionError(
-            f"The mesh axis '{division.data}' divides the batch into {division.data_parts} parts, "
+            f"The mesh axis '{division.data}' shards the batch over {division.data_parts} devices, "
             "but this model has no batch axis. Compile it with `batch_size`, or pass `data=None`."
         )
     if samples is not None and samples % division.data_parts:
         raise ShapeError(
-            f"The batch of {samples} cannot be divided into the {division.data_parts} parts of the "
-            f"mesh axis '{division.data}': expected a multiple of {division.data_parts}."
+            f"The batch of {samples} cannot be sharded over the {division.data_parts} devices of "
+            f"the mesh axis '{division.data}': expected a multiple of {division.data_parts}."
         )
     return Placement(division, layout_of(graph, specs, division))
 

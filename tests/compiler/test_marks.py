@@ -906,7 +906,7 @@ UNMARKED = {
     "a long loop": (long_loop, "unroll_limit"),
     "a long loop over parameters": (many_gains, "unroll_limit"),
     "an endless loop": (endless_loop, "unknown number of steps"),
-    "a callback": (by_callback, "pure_callback.*nothing is known"),
+    "a callback": (by_callback, "pure_callback.*cannot follow single elements"),
     "a precision": (with_precision, "precision"),
 }
 

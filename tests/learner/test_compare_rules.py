@@ -254,7 +254,7 @@ def test_a_long_sequence_is_cut():
     assert 1 <= found.steps < 32
     assert found.bptt.temp <= budget
     said = " ".join(str(found).split())
-    assert f"sequence of 64 steps is cut to its first {found.steps}" in said
+    assert f"sequence of 64 steps is shortened to its first {found.steps}" in said
     assert "is cut" not in str(whole)
     assert found.rows[0].refused is not None or found.rows[0].temp <= budget
     part = jax.tree.map(lambda leaf: leaf[: found.steps], xs)

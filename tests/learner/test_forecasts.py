@@ -336,7 +336,7 @@ def test_calls_in_another_order_are_refused():
     learner = build_learner(LEAKY, batch=BATCH)
     with pytest.raises(braintrace.OptionError, match="call `forecast` before `learn`"):
         learner.learn(LEAKY.loss, ys[0], optimizer=OPTIMIZER)
-    with pytest.raises(braintrace.OptionError, match="no room for forecasts"):
+    with pytest.raises(braintrace.OptionError, match="no buffer for forecasts"):
         learner.functional().forecast(learner.functional().state(), xs[0])
     with pytest.raises(braintrace.OptionError, match="`max_delay` is -1"):
         learner.init_forecasts(xs[0], max_delay=-1)

@@ -129,7 +129,7 @@ def test_a_batch_is_a_multiple_of_its_parts():
     graph, mesh = learner.graph, AbstractMesh((3, 1), ("data", "model"))
     division = Division(mesh, "data", "model")
     with pytest.raises(
-        braintrace.ShapeError, match="batch of 8 cannot be divided into the 3 parts"
+        braintrace.ShapeError, match="batch of 8 cannot be sharded over the 3 devices"
     ):
         placement_of(graph, graph.trace_specs, division)
 

@@ -252,29 +252,29 @@ COMPILE = [
     ),
     ("update is not implemented", lambda b: compiled(brainstate.nn.Module())),
     (
-        ("`OfBatch.update` fails for `x`", "write `.value` behind", "'h'"),
+        ("`OfBatch.update` fails for `x`", "append `.value`", "'h'"),
         lambda b: stepping(lambda m, x: m.h),
     ),
     ("`OfBatch.update` fails for", lambda b: stepping(lambda m, x: (written(m), "a")[1])),
     (
-        "A State stands where its value is meant: write `.value` behind it",
+        "A State is used as a value: append `.value`",
         lambda b: stepping(lambda m, x: m.h + x),
     ),
     (
-        "A State stands where its value is meant: write `.value` behind it",
+        "A State is used as a value: append `.value`",
         lambda b: stepping(lambda m, x: x @ jnp.ones((3, 4)) + m.h),
     ),
     (
-        "A State stands where its value is meant: write `.value` behind it",
+        "A State is used as a value: append `.value`",
         lambda b: stepping(lambda m, x: jnp.tanh(m.h)),
     ),
     (f"`weight` {IS_A_STATE}", lambda b: stepping(lambda m, x: braintrace.matmul(x, m.w))),
     (
-        "A State stands where its value is meant: write `.value` behind it",
+        "A State is used as a value: append `.value`",
         lambda b: stepping(lambda m, x: m.h.shape),
     ),
     (
-        "A State stands where its value is meant: write `.value` behind it",
+        "A State is used as a value: append `.value`",
         lambda b: stepping(lambda m, x: setattr(m.h, "value", m.w)),
     ),
     (
@@ -319,8 +319,8 @@ def escaped(array):
 
 
 GONE = [
-    ("is a deleted array", "freed by `delete()`", deleted),
-    ("is a tracer that has left its transformation", "that has ended", escaped),
+    ("is a deleted array", "deleted (`delete()`)", deleted),
+    ("is a leaked tracer", "that has ended", escaped),
     (
         "is a masked array",
         "Fill the masked entries first: `array.filled(value)`",
@@ -660,7 +660,7 @@ def step_rows(run):
         ("`step_fn` fails for `x` =", lambda out, y: 1.0 if out.sum() > 0 else 2.0),
         (("`step_fn` fails for `x`", "mV"), lambda out, y: (out * u.mV + out).sum()),
         (
-            ("`step_fn` fails for `x`", "write `.value` behind it"),
+            ("`step_fn` fails for `x`", "append `.value`"),
             lambda out, y: (out[0] + STATE).sum(),
         ),
     ]

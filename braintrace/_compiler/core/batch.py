@@ -106,8 +106,8 @@ def _declared(now: Shapes, made: Shapes, size: int) -> Batch:
         for axis, (before, after) in zip(axes[path], pairs, strict=True):
             if axis is None and before != after and len(before) == len(after):
                 unclear[path] = (
-                    f"its shape is {before}, and {after} with `batch_size={size}`, so that no axis "
-                    "of it has one sample after the other"
+                    f"its shape is {before}, and {after} with `batch_size={size}`, so no axis has "
+                    "the size of the batch"
                 )
     return _agreed(_sizes(now, axes), now, axes, unclear)
 
@@ -155,11 +155,11 @@ def _without(
             if any(
                 a is None and rows != ALL for a, rows in zip(batch_axes, axes_by_rows, strict=True)
             ):
-                unclear[path] = "`init_state` does not make it"
+                unclear[path] = "`init_state` does not create it"
         elif any(axis is not None for axis in batch_axes):
             unclear[path] = (
-                "`init_state` makes it of one shape for every batch size, and the rows of an "
-                "operation reach it one after the other, as samples do"
+                "`init_state` gives it the same shape for every batch size, but the rows of an "
+                "operation reach it in order, as samples do"
             )
     return Batch(declared.samples, MappingProxyType(axes), MappingProxyType(unclear))
 
@@ -262,7 +262,7 @@ def _by_evidence(rows: Evidence, batch_size: int | None, now: Shapes) -> Batch:
         if any(axis == "" and shape for axis, shape in zip(axes_by_rows, shapes, strict=True)):
             unclear[path] = (
                 f"`init_state` gives it the shape {', '.join(map(str, shapes))} for every batch "
-                "size, and the rows of no operation reach it one after the other, as samples do"
+                "size, and no operation's rows reach it in order, as samples do"
             )
     sizes = _sizes(now, axes)
     if not sizes and batch_size is None:

@@ -79,7 +79,7 @@ class Lookup:
 
 
 PAIRED = (
-    "each row of the table has its own index. Call `braintrace.embedding` with the table as "
+    "each row of the table has a separate index. Call `braintrace.embedding` with the table as "
     "rows of entries and the index of each entry"
 )
 

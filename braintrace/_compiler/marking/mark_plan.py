@@ -139,8 +139,7 @@ def mark_plan(uses: ParametricUses, unroll_limit: int) -> MarkPlan:
 
 
 OPAQUE = (
-    "of which positions reach which through this operation nothing is known, or each reaches "
-    "several"
+    "the compiler cannot follow single elements through this operation, or each reaches several"
 )
 
 

@@ -261,8 +261,8 @@ def _not_by_default(equation: Equation) -> str | None:
     if all(precision in plain for precision in asked) or jax.config.jax_default_matmul_precision:
         return None
     return (
-        f"it asks for `precision={equation.params['precision']}`, and an ETP operation computes "
-        "as `jax.default_matmul_precision` says: set that instead"
+        f"it has `precision={equation.params['precision']}`, and an ETP operation has the "
+        "precision of `jax.default_matmul_precision`: set that instead"
     )
 
 

@@ -35,7 +35,7 @@ COUPLED = (
 )
 CHAINED = "it reads another such state, and a chain of readouts has no filters"
 READ_LATE = "the outputs of `update`, or other States, depend on its previous value"
-MOVED = "its elements do not stay where they are"
+MOVED = "its elements change their indices"
 OTHER_AXES = "its input has no axis with the samples of its batch"
 
 

@@ -131,8 +131,8 @@ def _why_no_trace(
     if any(operation.y_var in walk.ids for walks in step.walks for walk in walks):
         message = (
             f"The outputs of `{name}` with weight {weights} reach several "
-            "positions of a hidden state at once, other than by a broadcast. A trace cannot "
-            "carry that; the weight gets the gradient of the current step."
+            "elements of a hidden state, other than by a broadcast. A trace cannot carry "
+            "this; the weight gets the gradient of the current step."
         )
         return "warning", "partly-coupled", message
     if states:
@@ -143,7 +143,7 @@ def _why_no_trace(
         return "warning", "nested-weights", message
     message = (
         f"Weight {weights} of `{name}` reaches no hidden state "
-        "with a trace position by position; it gets the gradient of the current step."
+        "with a trace elementwise; it gets the gradient of the current step."
     )
     return "info", "no-hidden-state", message
 

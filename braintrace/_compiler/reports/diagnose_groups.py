@@ -235,8 +235,8 @@ def _about_nonlinear_uses(search: AncestorSearch, group: HiddenGroup) -> Iterato
                 "warning",
                 "backward-not-linear",
                 f"{quoted(names)} reaches {names_of(group)} through a {NONLINEAR} "
-                "A trace goes forward and does not know that gradient: it takes the rule's answer "
-                f"to a gradient of one. {CHANGE_AFTERWARDS}",
+                "A trace is computed before that gradient is known, so it uses the result for a "
+                f"gradient of one. {CHANGE_AFTERWARDS}",
                 (*names, *_names(group)),
                 source_line(equation),
             )

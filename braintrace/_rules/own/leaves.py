@@ -148,7 +148,7 @@ def _spec_of(rule: Rule, site: Site, name: str, leaf: Any) -> TraceSpec:
     if array is None:
         raise DtypeError(
             f"`{type(rule).__name__}.init` returned {shown(leaf)} at '{name}' for {site.name}; "
-            "expected an array of numbers, or a `TraceSpec` such as those of `site.zeros()`."
+            "expected an array of numbers, or a `TraceSpec` such as the leaves of `site.zeros()`."
         )
     first = array.shape[:1]
     if site.samples and first and first != site.samples:
