@@ -14,7 +14,7 @@ import inspect
 import operator
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import brainstate
 import jax
@@ -25,6 +25,7 @@ from ._interrupts import interruptible, uninterrupted
 from ._jax import is_transforming
 
 Kind = TypeVar("Kind", bound=type[brainstate.State])
+Value = TypeVar("Value")
 
 # --- classes of modules
 
@@ -48,6 +49,13 @@ class ConstructorSignature:
             if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in own):
                 break
         return inspect.Signature(list(shown.values()))
+
+
+class Hidden(Generic[Value]):
+    """A value in an attribute of a module, in which brainstate does not search for States."""
+
+    def __init__(self, value: Value) -> None:
+        self.value = value
 
 
 # --- functions of States

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import brainstate
 
 from .._arguments import FLOATING, MODEL, NAME, check_option
-from .._brainstate import ConstructorSignature
+from .._brainstate import ConstructorSignature, Hidden
 from .._compiler import CompilerOptions, publish
 from .._core.products.complex_packing import pack, pairs_of
 from .._core.traces import outliving, starting_traces
@@ -26,7 +26,7 @@ from .._runtime.resets import RequestedResets
 from .._runtime.states.found_states import FoundStates
 from .._runtime.states.initial_values import InitialFunction
 from .._runtime.states.model_states import States, of_kind, short_term
-from .._runtime.states.old_states import StepMark
+from .._runtime.states.old_states import new_step_mark
 from .._runtime.step_data import first_step
 from .._runtime.stepping import run_call
 from .._runtime.traces import EligibilityTraces, ReadoutFilter, start_of_filter
@@ -110,7 +110,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         self.found_states = FoundStates()
         self.seen_version: object = None  # of the model's contents
         self.requested_resets = RequestedResets()
-        self._step_mark = StepMark()
+        self._step_mark = Hidden(new_step_mark())
 
     @property
     @abc.abstractmethod
@@ -180,7 +180,9 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     @property
     def step_mark(self) -> brainstate.State:
         """The State of the mark that passes from step to step; see `old_states`."""
-        return self._step_mark.beside(self.traces)
+        mark = self._step_mark.value
+        mark.stack_level = self.traces.stack_level  # it belongs to the same transformations
+        return mark
 
     @property
     def compiled(self) -> CompiledStep:

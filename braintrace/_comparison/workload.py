@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from .._arguments import check_arrays, check_option, check_takes, common_length, named, shown
+from .._arguments import check_arrays, check_option, check_takes, named, shown
 from .._brainstate import is_watched, undone
 from .._core.zero import examples
 from .._errors import OptionError, ShapeError
@@ -20,7 +20,7 @@ from .._foreign import in_words
 from .._interrupts import uninterrupted
 from .._jax import struct_of
 from .._learner.build import NOT_COMPILED
-from .._learner.calls.arguments import shapes_of
+from .._learner.calls.arguments import length_of
 from .._typing import PyTree
 
 
@@ -87,8 +87,7 @@ def check_sequences(function: str, model: Any, sequences: Mapping[str, Any]) -> 
         check_arrays(name, sequence)
         if not jax.tree.leaves(sequence):
             raise ShapeError(f"`{name}` is {shown(sequence)}; expected arrays, time first.")
-    avals = shapes_of(tuple(sequences.values()))
-    return common_length([aval.shape for aval in avals], "sequence")
+    return length_of(tuple(sequences.values()))
 
 
 class _Called(BaseException):

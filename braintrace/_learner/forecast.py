@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._arguments import NOT_NEGATIVE, array_of, check_option, check_tree, level_of_user, shown
-from .._brainstate import is_watched, peek
+from .._brainstate import Hidden, is_watched, peek
 from .._errors import OptionError
 from .._jax import is_tracer
 from .._most_memory import check_fits
@@ -25,7 +25,7 @@ from .._runtime.states.model_states import read_arguments
 from .._runtime.step_data import unwrap
 from .._typing import PyTree
 from .calls.options import SINGLE, LearnOptions, Options, complaint, options_of, takes
-from .calls.parts import HasParts, LastPrediction, LearnerParts
+from .calls.parts import HasParts, LearnerParts
 from .calls.request import Request, request_of
 from .driver import run_request
 from .methods.late_labels import Stream, Waiting, room
@@ -286,7 +286,7 @@ def drop_forecasts(learner: LearnerParts) -> None:
     """Drop all samples that wait for a label, after a reset."""
     held = learner.held_forecasts.waiting
     waiting = peek(held)
-    learner.held_forecasts.last_prediction = LastPrediction(())
+    learner.held_forecasts.last_prediction = Hidden(())
     if waiting is not None:
         held.value = {**held.value, "count": jnp.zeros((), jnp.int32)}
 
@@ -303,10 +303,10 @@ def inputs_of(learner: LearnerParts, arguments: tuple[PyTree, ...]) -> tuple[PyT
 def warn_if_predicted(learner: LearnerParts, request: Request) -> None:
     """Warn if a call learns from the inputs of the last prediction: both run their steps."""
     held, sequences = learner.held_forecasts, request.sequences
-    before = held.last_prediction.sequences
+    before = held.last_prediction.value
     if not before:
         return
-    held.last_prediction = LastPrediction(())
+    held.last_prediction = Hidden(())
     is_learning = request.method in ("etrace_grad", "etrace_online")
     if is_learning and not is_watched() and _is_alike(before, sequences):
         warnings.warn(
@@ -320,7 +320,7 @@ def warn_if_predicted(learner: LearnerParts, request: Request) -> None:
 def note_prediction(learner: LearnerParts, sequences: tuple[PyTree, ...]) -> None:
     """Remember the inputs of a prediction, up to a size that is cheap to compare."""
     if not is_watched() and sum(map(np.size, jax.tree.leaves(sequences))) <= MOST_COMPARED:
-        learner.held_forecasts.last_prediction = LastPrediction(sequences)
+        learner.held_forecasts.last_prediction = Hidden(sequences)
 
 
 def _is_alike(before: PyTree, sequences: tuple[PyTree, ...]) -> bool:
@@ -337,7 +337,7 @@ def _is_readable(leaf: Any) -> bool:
 def _run(
     learner: LearnerParts, method: str, sequences: tuple[PyTree, ...], options: Options
 ) -> PyTree:
-    learner.held_forecasts.last_prediction = LastPrediction(())
+    learner.held_forecasts.last_prediction = Hidden(())
     return run_request(learner, request_of(learner, method, sequences, options))
 
 

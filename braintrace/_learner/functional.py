@@ -157,7 +157,7 @@ class FunctionalLearner:
         algorithm = self.algorithm
         algorithm.store(algorithm.states_of_model)  # refuses States that other code has written
         state = self._now(self._places(), algorithm.traces.value)
-        awaited = self._learner.held_optimizer.awaited.leaves
+        awaited = self._learner.held_optimizer.awaited.value
         return dataclasses.replace(state, optimizer={**state.optimizer, **awaited})
 
     @one_thread_at_a_time

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._arguments import NOT_NEGATIVE, check_arrays, check_option, common_length
+from .._arguments import NOT_NEGATIVE, check_arrays, check_option
 from .._brainstate import is_watched
 from .._core.layout import fans_over_samples, trace_sites
 from .._errors import OptionError
@@ -26,7 +26,7 @@ from .._pictures.draw_traces import Panel
 from .._rules import eligibility
 from .._sharding import on_host
 from .._typing import Path, PyTree, path_name
-from .calls.arguments import shapes_of
+from .calls.arguments import length_of
 from .learner import LEARNER, Learner
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _norms_over_time(
     """Return the norms ``(steps, units)`` of the traces after every step."""
     for index, sequence in enumerate(sequences):
         check_arrays(f"sequences[{index}]", sequence)
-    common_length([aval.shape for aval in shapes_of(sequences)], "sequence")
+    length_of(sequences)
     pure = learner.functional()
 
     def step(state: PyTree, arguments: tuple[PyTree, ...]) -> tuple[PyTree, dict[str, jax.Array]]:

@@ -1,6 +1,5 @@
 """Arguments of the learner's methods besides options: weights, sequences, a mask."""
 
-import dataclasses
 import itertools
 from collections.abc import Hashable, Mapping
 from typing import Any, TypeAlias
@@ -31,22 +30,8 @@ Gradients: TypeAlias = PyTree
 pytree like its ``params``. The type of a learner does not determine which one."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Chosen:
-    """The parameters whose gradients are requested.
-
-    Attributes
-    ----------
-    items
-        Paths in the model, by the user's keys.
-    """
-
-    items: tuple[tuple[Hashable, Path], ...]
-
-    @property
-    def paths(self) -> dict[Hashable, Path]:
-        """The same as a dict."""
-        return dict(self.items)
+Chosen: TypeAlias = tuple[tuple[Hashable, Path], ...]
+"""The parameters whose gradients are requested: pairs of the user's key and the path."""
 
 
 def chosen_among(parameters: Mapping[Path, brainstate.State], weights: PyTree) -> Chosen:
@@ -64,22 +49,17 @@ def chosen_among(parameters: Mapping[Path, brainstate.State], weights: PyTree) -
     for key, state in weights.items():
         if id(state) not in paths:
             raise OptionError(f"`weights[{shown(key)}]` is {shown(state)}; {hint}.")
-    return Chosen(tuple((key, paths[id(state)]) for key, state in weights.items()))
+    return tuple((key, paths[id(state)]) for key, state in weights.items())
 
 
-def shapes_of(sequences: PyTree) -> list[Any]:
-    """Return the types of all arrays of sequences, or arrays of these types.
+def flattened(sequences: PyTree) -> tuple[list[Any], PyTree]:
+    """Return the types of all arrays of sequences, or arrays of these types, and their structure.
 
     Raises
     ------
     DtypeError, OptionError
         If they contain other values.
     """
-    return flattened(sequences)[0]
-
-
-def flattened(sequences: PyTree) -> tuple[list[Any], PyTree]:
-    """Return the same, and the structure of the sequences."""
     leaves, tree = jax.tree.flatten(sequences)
     try:
         return [
@@ -114,7 +94,7 @@ def length_of(sequences: PyTree) -> int:
     DtypeError, OptionError, ShapeError
         If they are not sequences, or differ in length.
     """
-    return common_length([aval.shape for aval in shapes_of(sequences)], "sequence")
+    return common_length([aval.shape for aval in flattened(sequences)[0]], "sequence")
 
 
 def weights_of(mask: ArrayLike, steps: int, reduction: str) -> jax.Array:

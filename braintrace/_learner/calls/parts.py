@@ -8,7 +8,7 @@ import brainstate
 import jax
 
 from ..._algorithms import ETraceAlgorithm
-from ..._brainstate import peek
+from ..._brainstate import Hidden, peek
 from ..._function_model import gradients_for
 from ..._graph import ETraceGraph
 from ..._runtime.program import write_values
@@ -35,20 +35,13 @@ class HeldForecasts(brainstate.graph.Node):
 
     def __init__(self) -> None:
         self.waiting = ForecastState(None)
-        self.last_prediction = LastPrediction(())
+        self.last_prediction: Hidden[tuple[PyTree, ...]] = Hidden(())
 
     @property
     def structure(self) -> Any:
         """Structure, shapes and dtypes of the forecasts."""
         leaves, tree = jax.tree.flatten(peek(self.waiting))
         return tree, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class LastPrediction:
-    """Inputs of a prediction, hidden from brainstate."""
-
-    sequences: tuple[PyTree, ...]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

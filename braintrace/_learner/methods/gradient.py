@@ -72,7 +72,7 @@ class SequenceGradient:
         self._wanted = (
             {path: path for path in self._parameters}
             if self._chosen is None
-            else self._chosen.paths
+            else dict(self._chosen)
         )
         sequences, mask, (flags, initial) = example
         slices = example_slices((sequences, flags))

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from ..._arguments import Kind, check_option, differences, shown
-from ..._brainstate import hold, is_watched, peek
+from ..._brainstate import Hidden, hold, is_watched, peek
 from ..._errors import OptionError, ShapeError
 from ..._foreign import in_words
 from ..._jax import strongly_typed
@@ -105,8 +105,8 @@ class HeldOptimizer(brainstate.graph.Node):
         self.own: Any = None
         self.skipped = brainstate.LongTermState(jnp.zeros((), jnp.int32))
         self.noticed = Noticed()
-        self.awaited = _Awaited({})
-        self._known = _Known(None)
+        self.awaited: Hidden[dict[Path, jax.Array]] = Hidden({})
+        self._known: Hidden[Any] = Hidden(None)
 
     @property
     def states(self) -> dict[Path, brainstate.State]:
@@ -152,12 +152,12 @@ class HeldOptimizer(brainstate.graph.Node):
     def forget(self) -> None:
         """Remove the optimizer."""
         self.transformed.value = None
-        self.own, self.awaited, self._known = None, _Awaited({}), _Known(None)
+        self.own, self.awaited, self._known = None, Hidden({}), Hidden(None)
 
     def await_leaves(self, leaves: Mapping[Path, jax.Array]) -> None:
         """Store restored leaves for the next optimizer."""
         self.forget()
-        self.awaited = _Awaited(dict(leaves))
+        self.awaited = Hidden(dict(leaves))
 
     def begin(self, optimizer: Any, parameters: Callable[[], PyTree]) -> None:
         """Initialise an optimizer with its current state, a restored one, or a new one.
@@ -178,14 +178,14 @@ class HeldOptimizer(brainstate.graph.Node):
             If the restored state does not fit this optimizer.
         """
         has_begun = self.own is not None or peek(self.transformed) is not None
-        if has_begun and self._known.optimizer is optimizer:
+        if has_begun and self._known.value is optimizer:
             return
         check_option("optimizer", optimizer, OPTIMIZER)
         if is_transformation(optimizer):
             self._begin_transformation(optimizer, parameters())
         else:
             self._begin_object(optimizer)
-        self._known = _Known(optimizer)
+        self._known = Hidden(optimizer)
 
     def check_begun(self, optimizer: Any, parameters: Callable[[], PyTree]) -> None:
         """Refuse a transformation that has no state yet; see `begin`.
@@ -245,7 +245,7 @@ class HeldOptimizer(brainstate.graph.Node):
 
     def _restored(self, fresh: dict[Path, PyTree]) -> dict[Path, PyTree]:
         """Return values of States with the restored leaves, if there are any."""
-        leaves = self.awaited.leaves
+        leaves = self.awaited.value
         if not leaves:
             return fresh
         own = {p: leaf for path, value in fresh.items() for p, leaf in by_path(value, path).items()}
@@ -256,23 +256,9 @@ class HeldOptimizer(brainstate.graph.Node):
                 f"The restored state does not belong to this optimizer:{''.join(lines)}\nUse the "
                 "optimizer that it was saved with, or reset it: `learner.optimizer_state = None`."
             )
-        self.awaited = _Awaited({})
+        self.awaited = Hidden({})
         by_name = {p: jnp.asarray(named[path_name(p)]) for p in own}
         return {path: like_leaves(value, by_name, path) for path, value in fresh.items()}
-
-
-class _Awaited:
-    """Leaves by path, hidden from brainstate."""
-
-    def __init__(self, leaves: dict[Path, jax.Array]) -> None:
-        self.leaves = leaves
-
-
-class _Known:
-    """The optimizer that was initialised or found to fit, hidden from brainstate."""
-
-    def __init__(self, optimizer: Any) -> None:
-        self.optimizer = optimizer
 
 
 def _states_of(optimizer: Any) -> dict[Path, brainstate.State]:

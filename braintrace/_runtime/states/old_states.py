@@ -5,7 +5,7 @@ step of the learner has written. A derivative with respect to parameters stops a
 traces contain how these depend on parameters. A derivative with respect to the user's states
 continues through all steps. JAX adds the two in one array, so both at once are refused.
 
-A `StepMark` tells the two kinds of old states apart. It is a zero that passes from step to step
+A step mark tells the two kinds of old states apart. It is a zero that passes from step to step
 next to the states, and it is differentiated from the first step on that has a derivative with
 respect to something else than old states.
 """
@@ -23,17 +23,10 @@ from ..._jax import is_tracer
 from ..._typing import PyTree
 
 
-class StepMark:
-    """Container of the State of a learner's mark, hidden from brainstate."""
-
-    def __init__(self) -> None:
-        with jax.ensure_compile_time_eval():
-            self._state = brainstate.State(jnp.zeros(()))
-
-    def beside(self, traces: brainstate.State) -> brainstate.State:
-        """Return the State, in the same transformations as the traces."""
-        self._state.stack_level = traces.stack_level
-        return self._state
+def new_step_mark() -> brainstate.State:
+    """Return the State of a learner's mark."""
+    with jax.ensure_compile_time_eval():
+        return brainstate.State(jnp.zeros(()))
 
 
 def entered(
