@@ -26,6 +26,8 @@ from jax.interpreters import ad, batching, mlir
 
 from ._jax_derivatives import one_way as one_way
 from ._jax_derivatives import with_derivative_of as with_derivative_of
+from ._jax_derivatives import without_derivative as without_derivative
+from ._jax_derivatives import zero_tangent
 from ._jax_devices import divided_dependent as divided_dependent
 from ._jax_devices import for_devices as for_devices
 from ._jax_devices import runs_on_several_devices as runs_on_several_devices
@@ -270,7 +272,7 @@ def _batched_zeros(operands: Any, dims: Any, *, shapes: tuple[jax.ShapeDtypeStru
 
 def _jvp_of_zeros(operands: Any, _: Any, *, shapes: tuple[jax.ShapeDtypeStruct, ...]) -> Any:
     zeros = _zeros_p.bind(*operands, shapes=shapes)
-    return zeros, [ad.Zero.from_primal_value(zero) for zero in zeros]
+    return zeros, list(map(zero_tangent, zeros))
 
 
 _zeros_p = Primitive("zeros_mapped_like")

@@ -7,6 +7,12 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+
+def zero_tangent(value: Any) -> Any:
+    """Return the symbolic zero that is the tangent of a value."""
+    return ad.Zero(jax.typeof(value).to_tangent_aval())
+
+
 # --- a value with the derivative of another
 
 
@@ -21,7 +27,7 @@ def _lower_value(value: Any, other: Any) -> Any:
 def _jvp_of_other(operands: Any, tangents: Any) -> Any:
     value = _with_derivative_p.bind(*operands)
     is_zero = isinstance(tangents[1], ad.Zero)
-    return value, ad.Zero.from_primal_value(value) if is_zero else tangents[1]
+    return value, zero_tangent(value) if is_zero else tangents[1]
 
 
 def _batched_value(operands: Any, dims: Any) -> tuple[Any, int]:
@@ -81,3 +87,17 @@ def one_way(value: Any, kind: type[Exception], message: str) -> Any:
     if not jnp.issubdtype(jnp.result_type(value), jnp.inexact):
         return value
     return _one_way_p.bind(value, kind=kind, message=message)
+
+
+def without_derivative(sources: Any, results: Any, kind: type[Exception], message: str) -> Any:
+    """Return results that raise an error if their gradient is taken.
+
+    This includes results that hold their sources constant, whose derivative would be zero.
+    """
+
+    def refuse(residuals: None, cotangents: Any) -> Any:
+        raise kind(message)
+
+    refused = jax.custom_vjp(lambda sources, results: results)
+    refused.defvjp(lambda sources, results: (results, None), refuse)
+    return refused(sources, results)

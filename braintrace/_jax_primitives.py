@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from jax.interpreters import ad, batching, mlir
 
+from ._jax_derivatives import zero_tangent
 from ._jax_devices import devices_of, for_devices
 
 
@@ -50,7 +51,7 @@ def _jvp_from_impl(
     result = primitive.bind(*primals, **params)
     moving = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
     if not moving:
-        return result, ad.Zero.from_primal_value(result)
+        return result, zero_tangent(result)
 
     def of_moving(*values: Any) -> Any:
         operands = list(primals)

@@ -20,8 +20,9 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
+from .._errors import OptionError
 from .._graph import ETraceGraph, FlatState, HiddenGroup, StateLeaf, TracedModel, Weights
-from .._jax import Atom, Var, is_var, struct_of, zeros_mapped_like
+from .._jax import Atom, Var, is_var, struct_of, without_derivative, zeros_mapped_like
 from .._jaxpr import evaluate
 from .._typing import PyTree
 from .jacobian.jacobians import Inputs, with_weights
@@ -57,6 +58,13 @@ def probes_of_past(graph: ETraceGraph) -> Probes:
     return {pre_step_probe(state): struct_of(state) for state in graph.traced_states}
 
 
+SECOND_DERIVATIVE = (
+    "The gradient of a learner's step is differentiated again, but it is computed from traces that "
+    "are held constant. Pass it through `jax.lax.stop_gradient`, or differentiate backpropagation "
+    "through time (`predict`) twice."
+)
+
+
 def with_gradient(
     shapes: Probes,
     gradient: Callable[[Weights, PyTree, Probes, Set[str]], Weights],
@@ -89,7 +97,8 @@ def with_gradient(
             name: jnp.zeros(value.shape, value.dtype) if name in silent else value
             for name, value in signal.items()
         }
-        return gradient(*known, arrays, silent), None
+        found = gradient(*known, arrays, silent)
+        return without_derivative(known[0], found, OptionError, SECOND_DERIVATIVE), None
 
     probes = jax.custom_vjp(zeros)
     probes.defvjp(forward, backward, symbolic_zeros=True)

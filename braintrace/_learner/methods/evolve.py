@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 
@@ -14,7 +14,7 @@ from ..._core.resets import after_reset
 from ..._core.step import plain_step, recorded_step
 from ..._errors import OptionError
 from ..._graph import Traces
-from ..._jax import Var
+from ..._jax import Var, without_derivative
 from ..._runtime.program import Take
 from ..._runtime.resets import reset_array
 from ..._runtime.states.model_states import read_states, whole_values
@@ -75,6 +75,13 @@ class _Steps:
         return list(whole_values(self._graph, self._states, new).values())
 
 
+NO_GRADIENT = (
+    "The outputs of `etrace_evolve`, or the states after it, are differentiated, but it takes no "
+    "gradient. Use `etrace_grad`, or call the learner step by step; or pass them through "
+    "`jax.lax.stop_gradient`."
+)
+
+
 def evolving(learner: LearnerParts, request: Request, example: Arguments) -> Body:
     """Return a body that advances states and traces."""
     algorithm, graph, method = learner.algorithm, learner.graph, learner.algorithm.method
@@ -110,29 +117,11 @@ def evolving(learner: LearnerParts, request: Request, example: Arguments) -> Bod
         (state, traces), outputs = over_chunks(
             run_chunk, run_chunk, (steps.start, traces), (sequences, flags), length, cut.length
         )
-        return _without_derivative(values, outputs), steps.values(state), traces
+        known = (values, sequences), (outputs, steps.values(state))  # these hold the operands
+        outputs, written = without_derivative(*known, OptionError, NO_GRADIENT)
+        return outputs, written, traces
 
     return _body(algorithm, run, taken, cuts)
-
-
-def _outputs_of(values: list[PyTree], outputs: PyTree) -> PyTree:
-    return outputs
-
-
-def _refuse(residuals: None, cotangent: PyTree) -> Any:
-    raise OptionError(
-        "The outputs of `etrace_evolve` are differentiated, but this method takes no gradient. "
-        "Use `etrace_grad`, or call the learner step by step; or pass the outputs through "
-        "`jax.lax.stop_gradient`."
-    )
-
-
-_without_derivative = jax.custom_vjp(_outputs_of)
-"""``(values of States, outputs) -> outputs``; their derivative raises an error.
-
-The recorded steps hold the operands of ETP operations, so a derivative would lack these.
-"""
-_without_derivative.defvjp(lambda values, outputs: (outputs, None), _refuse)
 
 
 def predicting(learner: LearnerParts, request: Request, example: Arguments) -> Body:

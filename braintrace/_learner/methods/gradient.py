@@ -20,6 +20,7 @@ from ..._core.zero import as_arrays, examples, is_zero
 from ..._errors import OptionError
 from ..._function_model import gradients_for
 from ..._graph import ETraceGraph, Traces, Weights
+from ..._jax import without_derivative
 from ..._jaxpr import program_of
 from ..._runtime.states.model_states import read_states
 from ..._typing import PyTree
@@ -44,6 +45,11 @@ WINDOWS = (
     "`memory_budget` is given with `vjp_method='multi-step'`, where a chunk is the "
     "differentiated window, so its length changes the gradient. Give `chunk_size` instead, or "
     "better `window` in place of both."
+)
+NO_DERIVATIVE = (
+    "The gradients of `etrace_grad` or `etrace_online` are differentiated, but they are computed "
+    "from traces and residuals that are held constant. Pass them through `jax.lax.stop_gradient`, "
+    "or differentiate backpropagation through time (`predict`) twice."
 )
 
 
@@ -181,6 +187,7 @@ class SequenceGradient:
 
         total = dict(zip(self._parameters, self._chunks.total(gradients, pulled_back), strict=True))
         wanted = [total[path] for path in self._wanted.values()]
+        wanted = without_derivative((values, sequences), wanted, OptionError, NO_DERIVATIVE)
         if mask is not None:  # the loss of a masked step may be NaN
             losses = jnp.where(mask == 0, 0, losses)
         after: Traces | DeferredTraces | None = self._chunks.known_traces(kept)
