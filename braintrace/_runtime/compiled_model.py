@@ -131,7 +131,8 @@ class CompiledModel:
     ) -> tuple[tuple[brainstate.State, ...], InitialFunction]:
         """Return the States that initial values depend on, and their function."""
         now = values_by_path(short_term(all_states(model)))
-        return self.initial.function(model, self.is_mapped, self._samples(now), shapes_of(now))
+        made = self.initial.initialiser(model, self.is_mapped, self._samples(now), shapes_of(now))
+        return made.states, made.values
 
     def _samples(self, values: Mapping[Path, Any]) -> int | None:
         """Return the number of samples of the values of States, from their batch axes."""
@@ -327,7 +328,8 @@ def learned_starts(compiled: CompiledModel, model: brainstate.nn.Module) -> list
         return []
     try:
         samples = compiled.step.graph.batch.samples
-        read = compiled.initial.read_by(model, compiled.is_mapped, samples, compiled.shapes)
+        given = model, compiled.is_mapped, samples, compiled.shapes
+        read = compiled.initial.initialiser(*given).read
     except ShapeError:  # `init_state` returns other shapes than the States have
         return []
     parameters = model.states(brainstate.ParamState).items()

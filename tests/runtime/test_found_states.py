@@ -74,12 +74,14 @@ def test_changes_are_seen(change):
     assert find(model) is find(model)
 
 
-def test_what_holds_no_states_may_change():
+def test_a_new_version_follows_every_change_but_those_of_values():
     model, find = Whole(), FoundStates()
-    found = find(model)
-    model.calls, model.scale, model.other = 1, jnp.zeros(2), "other"
+    found, version = find(model), find.version
     model.a.value = jnp.ones(2)
-    assert find(model) is found
+    assert find(model) is found and find.version is version
+    model.calls, model.scale, model.other = 1, jnp.zeros(2), "other"
+    assert dict(find(model)) == dict(found)
+    assert find.version is not version
 
 
 class Holder:

@@ -23,9 +23,7 @@ _PLAIN = (
     *(type(None), bool, int, float, complex, str, bytes),
     *(np.ndarray, np.generic, jax.Array, saiunit.Quantity, saiunit.Unit),
 )
-"""Types without States: a change from one to another needs no new walk."""
-
-_OF_ARRAYS = (np.ndarray, saiunit.Quantity)
+"""Types without States."""
 
 
 class FoundStates:
@@ -55,11 +53,11 @@ class _Found:
 
     def __init__(self, model: brainstate.nn.Module) -> None:
         self.states = all_states(model)
-        self.version = object()
+        self.version = object()  # outlives this search in copies of an algorithm
         self._model = model
         self._dicts: list[tuple[dict[Any, Any], list[Any], list[Any]]] = []
         self._lists: list[tuple[list[Any], list[Any]]] = []
-        self._arrays: list[list[Any]] = []
+        self._arrays: list[tuple[Any, bytes]] = []
         met: dict[int, Any] = {}
         is_understood = self._look_into(model, met)
         self._is_understood = is_understood and all(id(s) in met for s in self.states.values())
@@ -69,37 +67,18 @@ class _Found:
         if model is not self._model or not self._is_understood:
             return False
         for named, names, values in self._dicts:
-            now = named.values()
-            if list(named) != names or not (all(map(is_, now, values)) or self._holds(now, values)):
+            if list(named) != names or not all(map(is_, named.values(), values)):
                 return False
         for items, values in self._lists:
-            if len(items) != len(values) or not self._holds(items, values):
+            if len(items) != len(values) or not all(map(is_, items, values)):
                 return False
-        for known in self._arrays:
-            array, before = known
-            if (contents := contents_of(array)) != before:
-                known[1], self.version = contents, object()
-        return True
-
-    def _holds(self, now: Iterable[Any], values: list[Any]) -> bool:
-        """Test whether the values contain the same States as before, and store the values."""
-        if all(map(is_, now, values)):
-            return True
-        for index, (new, old) in enumerate(zip(now, values, strict=True)):
-            if new is not old:
-                if not (isinstance(new, _PLAIN) and isinstance(old, _PLAIN)):
-                    return False
-                if isinstance(new, _OF_ARRAYS):
-                    return False
-                values[index] = new
-        self.version = object()
-        return True
+        return all(contents_of(array) == before for array, before in self._arrays)
 
     def _look_into(self, value: Any, met: dict[int, Any]) -> bool:
         """Store the contents of a value; return whether all of them are of known types."""
         if isinstance(value, _PLAIN) or id(value) in met:
             if (contents := contents_of(value)) is not None:
-                self._arrays.append([value, contents])
+                self._arrays.append((value, contents))
             return True
         met[id(value)] = value
         if isinstance(value, brainstate.State):

@@ -126,7 +126,7 @@ class InitialValues:
     """Initial values of the short-term States of a model, by cached functions."""
 
     def __init__(self) -> None:
-        self._made: Recent[tuple[int, bool, Size], _Initialiser] = Recent(MOST_KEPT)
+        self._made: Recent[tuple[int, bool, Size], Initialiser] = Recent(MOST_KEPT)
 
     def __call__(
         self, model: brainstate.nn.Module, mapped: bool, size: Size, options: dict[str, Any]
@@ -154,41 +154,29 @@ class InitialValues:
         """
         for size in _sizes(samples, mapped):
             try:
-                values = self._if_of_shapes(model, mapped, size, options, shapes)
+                if options or is_watched():
+                    values = fresh_values(model, mapped, size, options)
+                else:
+                    made = self._initialiser(model, mapped, size)
+                    if made.shapes not in (None, shapes):
+                        continue
+                    values = made()
             except TypeError:  # `init_state` wants a batch size
                 continue
-            if values is not None:
+            if shapes_of(values) == shapes:
                 return values
         raise _other_shapes(model, shapes)
 
-    def function(
+    def initialiser(
         self, model: brainstate.nn.Module, mapped: bool, samples: Size, shapes: Shapes
-    ) -> tuple[tuple[brainstate.State, ...], InitialFunction]:
-        """Return the States that initial values with given shapes depend on, and their function.
+    ) -> "Initialiser":
+        """Return the function of initial values with given shapes.
 
         Raises
         ------
         ShapeError
             See `of_shapes`.
         """
-        made = self._initialiser_for(model, mapped, samples, shapes)
-        return made.states, made.values
-
-    def read_by(
-        self, model: brainstate.nn.Module, mapped: bool, samples: Size, shapes: Shapes
-    ) -> tuple[brainstate.State, ...]:
-        """Return the States that initial values with given shapes depend on, if known.
-
-        Raises
-        ------
-        ShapeError
-            See `of_shapes`.
-        """
-        return self._initialiser_for(model, mapped, samples, shapes).read
-
-    def _initialiser_for(
-        self, model: brainstate.nn.Module, mapped: bool, samples: Size, shapes: Shapes
-    ) -> "_Initialiser":
         for size in _sizes(samples, mapped):
             try:
                 made = self._initialiser(model, mapped, size)
@@ -198,27 +186,12 @@ class InitialValues:
                 continue
         raise _other_shapes(model, shapes)
 
-    def _if_of_shapes(
-        self,
-        model: brainstate.nn.Module,
-        mapped: bool,
-        size: Size,
-        options: dict[str, Any],
-        shapes: Shapes,
-    ) -> dict[Path, Any] | None:
-        if not options and not is_watched():
-            made = self._initialiser(model, mapped, size)
-            if made.shapes is not None:
-                return made() if made.shapes == shapes else None
-        values = self(model, mapped, size, options)
-        return values if shapes_of(values) == shapes else None
-
-    def _initialiser(self, model: brainstate.nn.Module, mapped: bool, size: Size) -> "_Initialiser":
+    def _initialiser(self, model: brainstate.nn.Module, mapped: bool, size: Size) -> "Initialiser":
         key = (id(model), mapped, size)
-        made: _Initialiser | None = self._made.get(key)
+        made: Initialiser | None = self._made.get(key)
         if made is None or not made.fits():
             times = 0 if made is None else made.times + 1
-            made = self._made[key] = _Initialiser(model, mapped, size, times)
+            made = self._made[key] = Initialiser(model, mapped, size, times)
         return made
 
 
@@ -241,7 +214,7 @@ def _sizes(samples: Size, mapped: bool) -> list[Size]:
     return [samples] if mapped else list(dict.fromkeys([samples, None]))
 
 
-class _Initialiser:
+class Initialiser:
     """Initial values of one model for one batch size.
 
     Parameters
