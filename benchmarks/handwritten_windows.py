@@ -27,7 +27,7 @@ DRIVES: dict[str, dict[str, tuple[str, ...]]] = {
 """By network of one hidden state: the products of each weight, side by side."""
 
 
-def in_parts(network: Network, length: int, part: Callable[..., Any]) -> Any:
+def split_inputs(network: Network, length: int, part: Callable[..., Any]) -> Any:
     """Return ``(parameters, xs, targets) -> (loss, gradients)`` in parts with traces.
 
     The part gives what `handwritten.of_chunk` gives.
@@ -55,12 +55,12 @@ def in_parts(network: Network, length: int, part: Callable[..., Any]) -> Any:
 
 def chunked(network: Network, chunk: int) -> Any:
     """Return the gradient of D_RTRL in chunks, which the sequence fills exactly."""
-    return in_parts(network, chunk, of_chunk)
+    return split_inputs(network, chunk, of_chunk)
 
 
 def with_traces(network: Network, window: int) -> Any:
     """Return the gradient in windows of `D_RTRL`."""
-    return in_parts(network, window, _of_window)
+    return split_inputs(network, window, _of_window)
 
 
 def _of_window(

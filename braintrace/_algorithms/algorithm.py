@@ -15,13 +15,13 @@ from .._errors import NotCompiledError, NotInitializedError
 from .._graph import FILTERS, ETraceGraph, TraceMethod, Traces
 from .._interrupts import uninterrupted
 from .._rules import eligibility
-from .._runtime.changes import caught_up
+from .._runtime.changes import up_to_date
 from .._runtime.compiled_model import CompiledModel, compile_first, compile_step, learned_starts
 from .._runtime.compiled_step import CompiledStep
 from .._runtime.environment.mesh import on_automatic_axes
 from .._runtime.environment.threads import lock_of, one_thread_at_a_time
 from .._runtime.on_mesh import arrays_on, moved_traces, place_states
-from .._runtime.program import OwnStates
+from .._runtime.program import LearnerStore
 from .._runtime.resets import RequestedResets
 from .._runtime.states.found_states import FoundStates
 from .._runtime.states.initial_values import InitialFunction
@@ -329,15 +329,15 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         NotCompiledError, ShapeError
             Before `compile_graph`, or for inputs or states of a different shape.
         """
-        states = self.compiled.find_states(caught_up(self))
+        states = self.compiled.find_states(up_to_date(self))
         is_window = self.window is not None
         return run_call(self.compiled, states, self.store(states), arguments, is_window)
 
-    def store(self, states: States) -> OwnStates:
+    def store(self, states: States) -> LearnerStore:
         """Return the store that a call on current States reads and writes, given these by path."""
         mark = lambda: self.step_mark  # noqa: E731 (it is seldom read)
         followed = {path: states[path] for path in self.compiled.followed}
-        return OwnStates(self.traces.carried, mark, followed)
+        return LearnerStore(self.traces.carried, mark, followed)
 
     def initial_values(
         self, states: States, batch_size: int | None = None, /, **kwargs: Any

@@ -10,7 +10,7 @@ from .._arguments import did_you_mean, shown, wrong_names
 from .._errors import OptionError
 from .._rules import Rule, missing_of_rule
 from .algorithm import ETraceAlgorithm
-from .own_rule import of_rule
+from .custom_rule import of_rule
 
 
 def algorithms_by_name() -> dict[str, type[ETraceAlgorithm]]:

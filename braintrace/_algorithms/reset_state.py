@@ -12,7 +12,7 @@ from .._core.traces import outliving
 from .._errors import LostTracesError, OptionError
 from .._foreign import in_words
 from .._interrupts import uninterrupted
-from .._runtime.changes import caught_up
+from .._runtime.changes import up_to_date
 from .._runtime.environment.mesh import on_automatic_axes
 from .._runtime.environment.threads import one_thread_at_a_time
 from .._runtime.on_mesh import place_states
@@ -62,7 +62,7 @@ def reset_state(
         algorithm.requested_resets.ask(now, algorithm.graph, batch_size, where, kwargs)
         return
     check_init_options(algorithm.model, kwargs)
-    caught_up(algorithm)
+    up_to_date(algorithm)
     if where is not None:
         _reset_samples(algorithm, batch_size, where, kwargs)
         return

@@ -138,7 +138,7 @@ class RulesByPath(ETraceAlgorithm):
 
     def check_model(self, graph: ETraceGraph) -> None:
         """Let every algorithm check the graph of its weights."""
-        own = self._composed.own_graphs(graph)
+        own = self._composed.graphs_by_rule(graph)
         for part in {part.name: part for part in self._parts}.values():
             if part.name in own:
                 part.instance(self.model).check_model(own[part.name])

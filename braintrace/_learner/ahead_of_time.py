@@ -15,7 +15,7 @@ from .._arguments import check_option, check_tree, one_of
 from .._brainstate import values_of
 from .._core.zero import examples
 from .._errors import OptionError
-from .._runtime.changes import caught_up
+from .._runtime.changes import up_to_date
 from .._runtime.environment.mesh import on_automatic_axes
 from .._runtime.environment.threads import one_thread_at_a_time
 from .._runtime.step_data import unwrap
@@ -84,7 +84,7 @@ def lower(learner: HasParts, method: str, *arguments: PyTree, **options: Any) ->
 
 def _lower_step(learner: LearnerParts, arguments: tuple[PyTree, ...]) -> jax.stages.Lowered:
     algorithm = learner.algorithm
-    caught_up(algorithm)
+    up_to_date(algorithm)
     compiled = algorithm.compiled
     compiled.environment.check()
     step = unwrap(arguments)

@@ -25,16 +25,16 @@ from .._errors import OptionError
 from .._foreign import loops_in_words
 from .._graph import Traces
 from .._jax import for_devices
-from .._runtime.changes import caught_up, follow_every_state, own_changes
+from .._runtime.changes import follow_every_state, own_changes, up_to_date
 from .._runtime.environment.mesh import in_automatic_region, traced_on_automatic_axes
-from .._runtime.program import Changes, OwnStates, Program, Store, Take
+from .._runtime.program import Changes, LearnerStore, Program, Store, Take
 from .._runtime.states.model_states import States
 from .._runtime.states.old_states import entered
 from .._typing import PyTree, path_name
 from .calls.arguments import flattened, weights_of
 from .calls.body import Arguments, Body, DeferredTraces, HasZero, not_taken, run_to_the_end
-from .calls.chunks import Cuts, steps_of
-from .calls.compilations import Features
+from .calls.chunks import ChunksByLength, steps_of
+from .calls.compilations import DriverKey
 from .calls.options import Options
 from .calls.parts import LearnerParts
 from .calls.placed import Placing, placed_body
@@ -90,9 +90,9 @@ class Driver:
         return Program(run, donated=1)
 
     @property
-    def cuts(self) -> Cuts:
+    def chunks_by_length(self) -> ChunksByLength:
         """Chunks of the sequences so far."""
-        return self.body.cuts
+        return self.body.chunks_by_length
 
     def _traced(self, *arguments: PyTree) -> PyTree:
         with own_changes(self._algorithm), loops_in_words():
@@ -193,7 +193,7 @@ class Driver:
             results = store.advance(body.written(states), run, can_fail)
         except jax.errors.UnexpectedTracerError as error:
             raise OptionError(LOOPS) from error
-        if body.notice is not None and isinstance(store, OwnStates):
+        if body.notice is not None and isinstance(store, LearnerStore):
             body.notice(results, start)
         return body.results(results, options)
 
@@ -293,7 +293,7 @@ def prepared(
     where = compiled.graph, compiled.placement
     if functions:
         mesh = jax.sharding.get_abstract_mesh()
-        features = Features(
+        features = DriverKey(
             *(request.method, options.static, request.chosen, *where),
             has_mask=mask is not None,
             reset_axes=None if flags is None else flags.ndim,
@@ -304,7 +304,7 @@ def prepared(
             forecasts=learner.held_forecasts.structure if request.method == "learn" else None,
         )
     else:
-        features = Features(request.method, options.static, request.chosen, *where)
+        features = DriverKey(request.method, options.static, request.chosen, *where)
 
     def make() -> Driver:
         placing = learner.placing()
@@ -344,6 +344,6 @@ def _prepared_now(learner: LearnerParts, request: Request) -> tuple[States, Driv
     """Return the current States of the model, and what a call on them needs; see `prepared`."""
     algorithm = learner.algorithm
     follow_every_state(algorithm, request.options.window)
-    states = caught_up(algorithm)
+    states = up_to_date(algorithm)
     initial = functools.partial(initial_values, algorithm, states)
     return states, *prepared(learner, request, states, initial)

@@ -17,7 +17,7 @@ from .._brainstate import Hidden, is_watched, peek
 from .._errors import OptionError
 from .._jax import is_tracer
 from .._most_memory import check_fits
-from .._runtime.changes import caught_up
+from .._runtime.changes import up_to_date
 from .._runtime.environment.mesh import on_automatic_axes
 from .._runtime.environment.threads import one_thread_at_a_time
 from .._runtime.states.companions import is_here
@@ -293,7 +293,7 @@ def drop_forecasts(learner: LearnerParts) -> None:
 
 def inputs_of(learner: LearnerParts, arguments: tuple[PyTree, ...]) -> tuple[PyTree, ...]:
     """Return the arguments of the compiled step as sequences of length 1."""
-    caught_up(learner.algorithm)
+    up_to_date(learner.algorithm)
     traced, known = learner.graph.traced, read_arguments(learner.graph, unwrap(arguments))
     leaves = [known[var][None] for var in traced.argument_vars]
     found: tuple[PyTree, ...] = jax.tree.unflatten(traced.argument_tree, leaves)

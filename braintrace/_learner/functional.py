@@ -23,7 +23,7 @@ from .._core.products.complex_packing import Pairs, unpack
 from .._graph import Traces
 from .._interrupts import uninterrupted
 from .._jax import is_tracer, struct_of
-from .._runtime.changes import caught_up, follow_every_state
+from .._runtime.changes import follow_every_state, up_to_date
 from .._runtime.environment.mesh import on_automatic_axes
 from .._runtime.environment.threads import one_thread_at_a_time
 from .._runtime.program import write_values
@@ -57,9 +57,9 @@ from .forecast import (
     with_loss,
     with_room_as,
 )
-from .given_state import GivenState
 from .state.batched import BatchedLearner
 from .state.learner_state import BY_PATH, LearnerState, Places, check_like, places_of, states_in
+from .state_store import StateStore
 
 
 class FunctionalLearner:
@@ -211,7 +211,7 @@ class FunctionalLearner:
         compute two gradients.
         """
         algorithm, state = self.algorithm, self._settled(state)
-        states = algorithm.compiled.find_states(caught_up(algorithm))
+        states = algorithm.compiled.find_states(up_to_date(algorithm))
         store = self._store(state, algorithm.traces.pairs)
         is_window = algorithm.window is not None
         output = run_call(algorithm.compiled, states, store, arguments, is_window)
@@ -327,7 +327,7 @@ class FunctionalLearner:
     def reset(self, state: LearnerState, *, where: ArrayLike | None = None) -> LearnerState:
         """Start a new sequence, for all samples or for some; see `ETraceAlgorithm.reset_state`."""
         algorithm, state = self.algorithm, self._settled(state)
-        caught_up(algorithm)
+        up_to_date(algorithm)
         store = self._store(state)
         paths = list(algorithm.short_term_states)
         initial = dict(zip(paths, store.initial(), strict=True))
@@ -358,7 +358,7 @@ class FunctionalLearner:
             optimizer, parameters = options.optimizer, learner.parameters_for_optimizer
             learner.held_optimizer.check_begun(optimizer, parameters)
         follow_every_state(self.algorithm, options.window, is_given=True)
-        of_model, store = caught_up(self.algorithm), self._store(state)
+        of_model, store = up_to_date(self.algorithm), self._store(state)
         driver, arguments = prepared(learner, request, of_model, store.initial)
         results = driver(store, of_model, arguments, options)
         return store.state, results
@@ -381,7 +381,7 @@ class FunctionalLearner:
             found[place.field].update(place.entries(value))
         return LearnerState(**found, traces=traces, rule=self.algorithm.rule)
 
-    def _store(self, state: LearnerState, pairs: Pairs = ()) -> GivenState:
+    def _store(self, state: LearnerState, pairs: Pairs = ()) -> StateStore:
         """Return the store of a state, which is refused if it does not fit the learner."""
         algorithm, optimizer = self.algorithm, self._learner.held_optimizer
         own = object() if self._own else None  # their States are not observed
@@ -393,4 +393,4 @@ class FunctionalLearner:
             self._known = version, places, jax.tree.map(struct_of, now)
         _, places, like = self._known
         check_like(state, like)
-        return GivenState(algorithm, places, state, pairs)
+        return StateStore(algorithm, places, state, pairs)

@@ -22,10 +22,10 @@ from . import ahead_of_time, export, forecast, sequences
 from .calls.arguments import ALGORITHM
 from .calls.compilations import Compilations
 from .calls.interceptor import interceptor_of
-from .calls.parts import HeldForecasts, LearnerParts
+from .calls.parts import LearnerParts, PendingForecasts
 from .forecast import drop_forecasts, settle
 from .functional import FunctionalLearner
-from .state.optimizer import HeldOptimizer
+from .state.optimizer import LearnerOptimizer
 from .state.skips import notice_all
 
 LEARNER = Kind("a learner made by `braintrace.compile`", lambda value: isinstance(value, Learner))
@@ -57,8 +57,8 @@ class Learner(brainstate.nn.Module):
         super().__init__()
         check_option("algorithm", algorithm, ALGORITHM)
         self.algorithm = algorithm
-        self.held_optimizer = HeldOptimizer()
-        self.held_forecasts = HeldForecasts()
+        self.held_optimizer = LearnerOptimizer()
+        self.held_forecasts = PendingForecasts()
         self._drivers: Compilations[Any] = Compilations(self)
 
     def __repr__(self) -> str:

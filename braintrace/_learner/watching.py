@@ -65,15 +65,15 @@ def run_watched(learner: LearnerParts, request: Request) -> PyTree:
     request, unit = _with_fixed_windows(learner, request, steps)
     parts = _Sum(request, steps) if request.method == "etrace_grad" else _OverTime(request)
     done, blocks = 0, list(blocks_of(steps, unit, request.options.log_every))
-    with contextlib.closing(_Teller(request, steps)) as teller:
+    with contextlib.closing(_Reporter(request, steps)) as reporter:
         try:
             for start, stop in blocks:
                 with uninterrupted, _counted_from(start):
                     found = run_request(learner, parts.request(start, stop))
                     seen = parts.add(found, start, stop)
                     done = stop
-                teller.issued(stop, found, seen)
-            teller.tell()
+                reporter.issued(stop, found, seen)
+            reporter.report()
             notice_all(learner.held_optimizer)
         except KeyboardInterrupt as interrupt:
             results = parts.joined() if done else None
@@ -222,11 +222,11 @@ def _divisor(weights: jax.Array) -> jax.Array:
 # --- reports
 
 
-class _Teller:
+class _Reporter:
     """Reports blocks: immediately for a log, otherwise when the next block has been issued."""
 
     def __init__(self, request: Request, steps: int) -> None:
-        self._options, self._told, self._logged = request.options, 0, 0
+        self._options, self._reported, self._logged = request.options, 0, 0
         self._waiting: list[tuple[int, PyTree, tuple[PyTree, PyTree]]] = []
         self._since_log: list[tuple[PyTree, PyTree]] = []
         self._time = time.perf_counter()
@@ -247,12 +247,12 @@ class _Teller:
         found, seen
             Its results, and the losses and auxiliary results among them.
         """
-        self.tell()
+        self.report()
         self._waiting.append((stop, found, seen))
         if self._options.log_every is not None and stop % self._options.log_every == 0:
-            self.tell()
+            self.report()
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Wait for running blocks, and report them."""
         waiting, self._waiting = self._waiting, []
         for stop, found, seen in waiting:
@@ -260,8 +260,8 @@ class _Teller:
             if self._bar is not None:
                 if seen[0] is not None:
                     self._bar.set_postfix(loss=f"{_last(seen[0]):.4g}", refresh=False)
-                self._bar.update(stop - self._told)
-            self._told = stop
+                self._bar.update(stop - self._reported)
+            self._reported = stop
             if self._options.log_every is not None:
                 self._since_log.append(seen)
                 if stop % self._options.log_every == 0:

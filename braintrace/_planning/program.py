@@ -219,9 +219,9 @@ def _traced(work: Workload, example: tuple[PyTree, ...], parts: Parts) -> Planne
     own = [s for s in algorithm.states_of_step.values() if id(s) not in learned]
     traces = arrays_of_traces(starting, layout)
     taken = [] if given is None else traces
-    cuts = list(driver.body.cuts.values())
-    length = cuts[0].length if cuts else min(work.steps, work.options.every)
-    records = cuts[0].record_bytes if cuts else length * algorithm.graph.record_bytes
+    chunks = list(driver.body.chunks_by_length.values())
+    length = chunks[0].length if chunks else min(work.steps, work.options.every)
+    records = chunks[0].record_bytes if chunks else length * algorithm.graph.record_bytes
     return PlannedProgram(
         traced=traced,
         parameters=parameters,

@@ -1,6 +1,12 @@
 """Learning rules: how a trace advances, and its part of the gradient."""
 
 from .composed import ComposedTraces as ComposedTraces
+from .custom import Rule as Rule
+from .custom import Site as Site
+from .custom import check_rule as check_rule
+from .custom import method_of as method_of
+from .custom import missing_of_rule as missing_of_rule
+from .custom import rule_in_words as rule_in_words
 from .elementwise.io_dim import FilterTraces as FilterTraces
 from .elementwise.param_dim import ParameterTraces as ParameterTraces
 from .eligibility import eligibility as eligibility
@@ -10,9 +16,3 @@ from .full.kronecker import KroneckerTraces as KroneckerTraces
 from .full.neighbours import NeighbourTraces as NeighbourTraces
 from .full.passing import NoTraces as NoTraces
 from .full.rank_one import RankOneTraces as RankOneTraces
-from .own import Rule as Rule
-from .own import Site as Site
-from .own import check_rule as check_rule
-from .own import method_of as method_of
-from .own import missing_of_rule as missing_of_rule
-from .own import rule_in_words as rule_in_words

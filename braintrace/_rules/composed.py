@@ -63,13 +63,13 @@ class ComposedTraces(TraceMethod):
 
     def check(self, graph: ETraceGraph) -> None:
         """Raise a `PrimitiveError` if a rule does not support one of its operations."""
-        for name, own in self.own_graphs(graph).items():
+        for name, own in self.graphs_by_rule(graph).items():
             self.rules[name].check(own)
 
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
         """Return the trace specifications of all rules."""
         found: dict[str, Any] = {}
-        for name, own in self.own_graphs(graph).items():
+        for name, own in self.graphs_by_rule(graph).items():
             specs = self.rules[name].trace_specs(own, every_state)
             found.update(_named(name, jax.tree.map(functools.partial(_of_rule, name), specs)))
         return found
@@ -79,7 +79,7 @@ class ComposedTraces(TraceMethod):
     ) -> Traces:
         """Return the traces after a recorded chunk."""
         new = []
-        for name, own in self.own_graphs(graph).items():
+        for name, own in self.graphs_by_rule(graph).items():
             recorded, before = _recorded(graph, own, records), _of_name(name, traces)
             after = self.rules[name].update(own, _of(own, weights), recorded, before)
             new.append(_named(name, after))
@@ -96,7 +96,7 @@ class ComposedTraces(TraceMethod):
     ) -> tuple[Weights, Traces | None]:
         """Return the gradient of a recorded chunk, and the traces after it if all rules do."""
         gradients = jax.tree.map(jnp.zeros_like, weights)
-        graphs, known = self.own_graphs(graph), []
+        graphs, known = self.graphs_by_rule(graph), []
         for name, own in graphs.items():
             found, own_after = self.rules[name].gradient(
                 own,
@@ -115,12 +115,12 @@ class ComposedTraces(TraceMethod):
     ) -> Weights:
         """Return the gradient of the operands through the states before a window."""
         gradients: Weights = jax.tree.map(jnp.zeros_like, weights)
-        for name, own in self.own_graphs(graph).items():
+        for name, own in self.graphs_by_rule(graph).items():
             arrays = _of(own, weights), mu, _of_name(name, traces)
             gradients.update(self.rules[name].carry_in_vjp(own, *arrays, zeros_select))
         return gradients
 
-    def own_graphs(self, graph: ETraceGraph) -> dict[str, ETraceGraph]:
+    def graphs_by_rule(self, graph: ETraceGraph) -> dict[str, ETraceGraph]:
         """Return the compiled model with only the relations of each rule, by rule."""
         relations: dict[str, tuple[HiddenParamOpRelation, ...]] = {}
         for relation in graph.hidden_param_op_relations:

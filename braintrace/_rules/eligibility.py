@@ -90,14 +90,14 @@ def _of_flat_state(
 ) -> dict[str, Any]:
     """Return the derivative of every state, ``(samples, *its shape, *shape of the array)``."""
     pairs = zip(jax.tree.leaves(specs), jax.tree.leaves(traces), strict=True)
-    kept = {
+    by_state = {
         spec.operand: trace
         for spec, trace in pairs
         if "state" in spec.axes and spec.relation is None
     }
     if not graph.passes_weights:
         raise _has_none(name)
-    every = [leaf for leaf in graph.traced.leaves if leaf.name in kept]
+    every = [leaf for leaf in graph.traced.leaves if leaf.name in by_state]
     own = [leaf for leaf in every if path_name(leaf.path) == name]
     if not own:
         known = quoted(list(dict.fromkeys(path_name(leaf.path) for leaf in every)))
@@ -108,7 +108,7 @@ def _of_flat_state(
     names = _leaf_names(graph, name)
     found: dict[str, dict[str, jax.Array]] = {}
     for leaf in own:
-        trace = kept[leaf.name]
+        trace = by_state[leaf.name]
         reached = flat.reached[leaf.name]
         ends = np.cumsum([flat.sizes[index] for index in reached])[:-1]
         parts = jnp.split(trace, ends, axis=1)
@@ -163,11 +163,11 @@ def _with_zeros(
     """Return a trace with zeros for the outputs that it does not store."""
     if spec.full_shape in (None, spec.shape):
         return trace
-    kept = {s.state for s in specs_of(specs) if s.relation == spec.relation}
+    stored = {s.state for s in specs_of(specs) if s.relation == spec.relation}
     for site in trace_sites(graph):
         states = {state.name: a for a, state in enumerate(site.group.states)}
         if site.relation.key == spec.relation and spec.state in states:
-            own = [a for name, a in states.items() if name in kept]
+            own = [a for name, a in states.items() if name in stored]
             outputs = active_outputs_of(site.relation, site.influence, own)
             if outputs.runs is not None:
                 flat = jax.ShapeDtypeStruct(spec.full_shape, trace.dtype)

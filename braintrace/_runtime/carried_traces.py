@@ -48,13 +48,13 @@ def computed(state: brainstate.State) -> Traces:
     return found
 
 
-def hold_from_outside(state: brainstate.State, traces: Any) -> None:
+def store_external(state: brainstate.State, traces: Any) -> None:
     """Store traces that are restored, or written together with hidden states by other code."""
     forget_companions(state)
     hold(state, traces)
 
 
-@seen_through(computed, hold_from_outside)
+@seen_through(computed, store_external)
 class CarriedTraces(brainstate.ShortTermState):
     """The State of the traces, which transformations carry and drivers read.
 

@@ -15,7 +15,7 @@ from .environment.mesh import on_automatic_axes
 from .states.model_states import States
 
 
-def caught_up(algorithm: Any) -> States:
+def up_to_date(algorithm: Any) -> States:
     """Recompile the model of an algorithm if its contents changed, and return all its States.
 
     Raises
@@ -77,7 +77,7 @@ def _follow_every_state(algorithm: Any, window: int, is_start: bool) -> None:
 
 @on_automatic_axes
 def _catch_up(algorithm: Any, compiled: CompiledModel, states: States) -> None:
-    after = compiled.caught_up(algorithm.model, algorithm.analysed, states)
+    after = compiled.up_to_date(algorithm.model, algorithm.analysed, states)
     if after is not compiled:
         algorithm._compiled = after
         algorithm.place()

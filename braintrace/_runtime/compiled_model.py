@@ -28,8 +28,8 @@ from .environment.environ import Environment
 from .on_mesh import divided
 from .states.batch_axes import arguments_for_batch, example_arguments
 from .states.initial_values import InitialFunction, InitialValues, Shapes, shapes_of
+from .states.lru_cache import LRUCache
 from .states.model_states import States, all_states, short_term, values_by_path, write_by_path
-from .states.recent import Recent
 
 MOST_STEPS = 32
 """Maximum number of compiled steps that are kept: batches have a few sizes."""
@@ -42,7 +42,7 @@ FOURTH = 4
 Analyse: TypeAlias = Callable[[tuple[Any, ...], int | None], CompiledStep]
 """``(example, batch_size) -> step``; see `compile_step`."""
 
-Steps: TypeAlias = Recent[tuple[Shapes, Attributes], CompiledStep]
+Steps: TypeAlias = LRUCache[tuple[Shapes, Attributes], CompiledStep]
 """Compiled steps by shapes and attributes."""
 
 
@@ -89,7 +89,7 @@ class CompiledModel:
         ShapeError, OptionError
             If the batch size is not a multiple of the number of parts, or there is no batch axis.
         """
-        known: Steps = Recent(MOST_STEPS)
+        known: Steps = LRUCache(MOST_STEPS)
         step = divided(self.step, division)
         known[self.shapes, self.attributes] = step
         return dataclasses.replace(self, step=step, known=known, division=division)
@@ -169,7 +169,7 @@ class CompiledModel:
             raise
         return dataclasses.replace(self, step=step, shapes=shapes)
 
-    def caught_up(
+    def up_to_date(
         self,
         model: brainstate.nn.Module,
         analyse: Analyse,
@@ -305,7 +305,7 @@ def compile_first(
         ``None``, or the size of the batch axis over which a model for one sample is mapped.
     """
     states, initial = short_term(all_states(model)), InitialValues()
-    known: Steps = Recent(MOST_STEPS)
+    known: Steps = LRUCache(MOST_STEPS)
     for state in states.values():
         state.value = strongly_typed(state.value)
     attributes = attributes_of(model)

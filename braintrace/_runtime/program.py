@@ -119,7 +119,7 @@ class Store(Protocol):
 
 
 @dataclasses.dataclass(eq=False)
-class OwnStates:
+class LearnerStore:
     """The `Store` of a learner's own States, which it advances atomically.
 
     Attributes

@@ -16,7 +16,7 @@ from .._graph import Batch, ETraceGraph
 from .._interrupts import uninterrupted
 from .._typing import Path
 from .compiled_step import CompiledStep
-from .program import OwnStates
+from .program import LearnerStore
 from .states.model_states import States
 
 
@@ -55,7 +55,7 @@ def reset_values(
 def reset_samples(
     step: CompiledStep,
     of_model: States,
-    store: OwnStates,
+    store: LearnerStore,
     fresh: Mapping[Path, Any],
     flags: jax.Array,
 ) -> None:

@@ -13,7 +13,7 @@ from .._core.products.complex_packing import Pairs, pack, unpack
 from .._errors import ShapeError
 from .._graph import StateLeaf
 from .._jax import is_tracer
-from .carried_traces import CarriedTraces, computed, hold_from_outside
+from .carried_traces import CarriedTraces, computed, store_external
 from .environment.threads import lock_of
 
 
@@ -22,7 +22,7 @@ def _unpacked(state: brainstate.State) -> Any:
     return unpack(peek(own) if isinstance(own, CarriedTraces) else computed(state))
 
 
-@seen_through(_unpacked, hold_from_outside)
+@seen_through(_unpacked, store_external)
 class EligibilityTraces(CarriedTraces):
     """State of an algorithm's traces: a dict with stable string keys.
 

@@ -269,7 +269,7 @@ def test_working_memory_is_flat_in_time_beyond_the_budget():
         values = [state.value for state in body.states({})]
         traces = None if from_zero else learner.algorithm.traces.carried.value
         compiled = jax.jit(body.run, donate_argnums=1).lower(values, traces, *arguments).compile()
-        (cut,) = body.cuts.values()
+        (cut,) = body.chunks_by_length.values()
         assert cut.record_bytes <= max(2**18, learner.report().carried_bytes)
         found = compiled.memory_analysis()
         return found.temp_size_in_bytes, cut.record_bytes + learner.report().carried_bytes

@@ -48,7 +48,7 @@ def chunk_runner(
     Parameters
     ----------
     step
-        A function of ``(probes, held, slices)`` that returns ``(loss, aux, records)``.
+        A function of ``(probes, constants, slices)`` that returns ``(loss, aux, records)``.
     values, slices
         Example values.
     has_mask
@@ -88,8 +88,8 @@ def _has_rules(
     chunk = jax.tree.map(over_time, (slices, 1.0))
     try:
         result = jax.eval_shape(runner, values, start, chunk)
-        kept = jax.eval_shape(lambda: runner.kept(values, result.kept, steps))
-        jax.eval_shape(runner.recording.records, kept)
+        residuals = jax.eval_shape(lambda: runner.residuals(values, result.residuals, steps))
+        jax.eval_shape(runner.recording.records, residuals)
     except NotImplementedError:
         return False
     return True
@@ -156,8 +156,8 @@ class ChunkRunner:
         result: ChunkResult = self._traced(values, start, chunk)
         return result
 
-    def kept(self, values: Values, over_time: list[jax.Array], steps: int) -> SourceValues:
-        """Return the values of the sources of the residuals, from `kept` of a `ChunkResult`."""
+    def residuals(self, values: Values, over_time: list[jax.Array], steps: int) -> SourceValues:
+        """Return the residuals, with loop-invariant values, from those of a `ChunkResult`."""
         results = self.recording.of_traces
         return SourceValues(over_time, results.same_in_all(self._step.fixed(values)), steps)
 
@@ -177,8 +177,10 @@ class ChunkRunner:
             more, signal = self._reverse(fixed, over_time, signal, scales)
             gradients = jax.tree.map(jnp.add, gradients, more)
         gradients = jax.tree.map(jnp.add, start[1], gradients)
-        kept = [over_time[var] for var in self.recording.of_traces.sources]
-        return ChunkResult(gradients, signal, jax.tree.unflatten(tree, states), losses, aux, kept)
+        residuals = [over_time[var] for var in self.recording.of_traces.sources]
+        return ChunkResult(
+            gradients, signal, jax.tree.unflatten(tree, states), losses, aux, residuals
+        )
 
     def _losses(
         self, fixed: ByVar, over_time: ByVar, scales: jax.Array

@@ -95,8 +95,8 @@ class PureStep:
         rest = iter(others)
         values = [next(rest) if p is None else parameters[p] for p in self._parameter_of]
         new, result = self._call(values, *arguments)
-        kept = [value for value, p in zip(new, self._parameter_of, strict=True) if p is None]
-        return self.written_of(kept), result
+        others = [value for value, p in zip(new, self._parameter_of, strict=True) if p is None]
+        return self.written_of(others), result
 
     def written_of(self, others: Sequence[Any]) -> list[Any]:
         """Select the written ones from the other States' values."""
@@ -109,7 +109,7 @@ class PureStep:
             next(new) if w else value for value, w in zip(others, self._is_written, strict=True)
         ]
 
-    def check_kept(self, before: Sequence[Any], after: Sequence[Any]) -> None:
+    def check_types(self, before: Sequence[Any], after: Sequence[Any]) -> None:
         """Refuse new values of the written States whose type the next step cannot read.
 
         Raises
@@ -165,7 +165,7 @@ def run_if(
         # XLA computes what does not depend on the index before the loop, whether it runs or not.
         _, values = jax.lax.optimization_barrier((index, reads))
         written, result = step((), step.merge(others, now[0]), now[1], *values)
-        step.check_kept(now[0], written)
+        step.check_types(now[0], written)
         return written, result
 
     if carry is None and is_small and step.always_ends:

@@ -75,7 +75,7 @@ class ChunkResult:
         New values of the States that the steps write.
     loss, aux
         Results of the function, time first; the losses are not scaled.
-    kept
+    residuals
         Values over time of the sources of the residuals.
     """
 
@@ -84,7 +84,7 @@ class ChunkResult:
     written: PyTree
     loss: jax.Array
     aux: PyTree
-    kept: list[jax.Array]
+    residuals: list[jax.Array]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -97,7 +97,7 @@ class Results:
         The program of the step.
     results
         A pytree of its variables and of constants.
-    given
+    source
         For variables with values over time: the variable that has the value.
     computed
         Variables computed from these.
@@ -111,7 +111,7 @@ class Results:
 
     program: Program
     results: PyTree
-    given: Mapping[Var, Var]
+    source: Mapping[Var, Var]
     computed: tuple[Var, ...]
     once: tuple[Var, ...]
     literal: tuple[Var, ...]
@@ -120,7 +120,7 @@ class Results:
     @property
     def sources(self) -> list[Var]:
         """The variables whose values over time are stored."""
-        return list(dict.fromkeys(self.given.values()))
+        return list(dict.fromkeys(self.source.values()))
 
     def source_values(self, fixed: ByVar, over_time: ByVar, steps: int) -> SourceValues:
         """Return the values of the sources.
@@ -141,12 +141,12 @@ class Results:
         found: list[jax.Array] = evaluate(self.program, self.once, fixed)
         return found
 
-    def __call__(self, kept: SourceValues) -> PyTree:
+    def __call__(self, residuals: SourceValues) -> PyTree:
         """Return the results, time first, with a time axis of length 1 if loop-invariant."""
         literal = evaluate(self.program, self.literal, {})
-        once = {**zip_dict(self.once, kept.once), **zip_dict(self.literal, literal)}
-        over_time = zip_dict(self.sources, kept.over_time)
-        varying = {var: over_time[source] for var, source in self.given.items()}
+        once = {**zip_dict(self.once, residuals.once), **zip_dict(self.literal, literal)}
+        over_time = zip_dict(self.sources, residuals.over_time)
+        varying = {var: over_time[first] for var, first in self.source.items()}
         computed = values_over_time(self.mode, self.program, self.computed, once, varying)
         varying.update(zip_dict(self.computed, computed))
 
@@ -173,15 +173,15 @@ def results_of(
     """
     targets, program = vars_of(results), step.program
     behind = program.depends_on(targets, frozenset(source)) & step.varying
-    given = {var: first for var, first in source.items() if var in behind}
-    computed = behind - given.keys()
+    read = {var: first for var, first in source.items() if var in behind}
+    computed = behind - read.keys()
     operands = [equation.invars for equation in equations_of(program, computed)]
     same = [var for var in vars_of((targets, operands)) if var not in step.varying]
     of_arrays = program.dependents_of([*program.in_vars, *program.constants])
     once = tuple(var for var in same if var in of_arrays)
     literal = tuple(var for var in same if var not in of_arrays)
     in_order = tuple(var for var in targets if var in computed)
-    return Results(program, results, given, in_order, once, literal, mode)
+    return Results(program, results, read, in_order, once, literal, mode)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -215,19 +215,19 @@ class Recording:
         """Return the items of differentiated leaves, from one item per leaf of the parameters."""
         return list(itertools.compress(leaves, self.differentiated))
 
-    def records(self, kept: SourceValues) -> Records:
+    def records(self, residuals: SourceValues) -> Records:
         """Return the residuals of a chunk, from the result of `Results.source_values`.
 
         All have a full time axis, except for constant ``D``. Chunks of one length are traced once.
         """
-        records: Records = self._traced(kept)
+        records: Records = self._traced(residuals)
         return records
 
     @functools.cached_property
     def _traced(self) -> Callable[[SourceValues], Records]:
-        def run(kept: SourceValues) -> Records:
-            records: Records = self.of_traces(kept)
-            rest: Records = stretched(dataclasses.replace(records, D={}), kept.steps)
+        def run(residuals: SourceValues) -> Records:
+            records: Records = self.of_traces(residuals)
+            rest: Records = stretched(dataclasses.replace(records, D={}), residuals.steps)
             return dataclasses.replace(rest, D=records.D)
 
         traced: Callable[[SourceValues], Records] = jax.jit(run)
@@ -251,13 +251,15 @@ def recording_of(step: StepProgram, split: Split, differentiated: Collection[Var
         The parameters with a gradient outside the traces.
     """
     written, records = (*split.recorded, *split.hoisted), step.results[2]
-    records = dataclasses.replace(records, x=in_parts(step.program, records.x, split.of_records))
+    records = dataclasses.replace(
+        records, x=split_inputs(step.program, records.x, split.of_records)
+    )
     of_traces = results_of(step, records, split.of_records, split.result_mode)
     has_gradient = tuple(var in differentiated for var in step.parameters)
     return Recording(has_gradient, written, of_traces, split.product_bytes)
 
 
-def in_parts(
+def split_inputs(
     program: Program, inputs: Mapping[str, Atom], source: Mapping[Var, Var]
 ) -> dict[str, Atom | Concatenation]:
     """Return inputs of operations; a concatenated input without values over time as its parts."""

@@ -102,12 +102,12 @@ class Transition:
         operands = [v for v in vars_of([e.invars for e in self.combining]) if v in varying]
         old = {var: now[self.known.first(var)] for var in self.old}
         found = evaluate_around(self.step, self.known, now, operands, {**fixed, **old})
-        held = zip_dict(operands, jax.lax.stop_gradient(found))
+        values_now = zip_dict(operands, jax.lax.stop_gradient(found))
         nothing, total = Known({}, {}), jnp.zeros(())
         targets = (*self.combined, *(self.new[k] for k in self.invariant))
         for var, derivative in zip(targets, of_combined, strict=True):
-            given = {other: value for other, value in held.items() if other is not var}
-            (value,) = evaluate_around(self.step, nothing, {}, [var], {**fixed, **given})
+            others = {other: value for other, value in values_now.items() if other is not var}
+            (value,) = evaluate_around(self.step, nothing, {}, [var], {**fixed, **others})
             total = total + jnp.real(jnp.sum(derivative * value))
         return total
 
@@ -184,8 +184,8 @@ class ReversePass:
         start = list[Any](zeros_of(self.step.carried))
         slices = zip_dict(self.step.slices, [*known, *of_losses, counts])
         before, found = run_loops(self.step, self.split, own, start, slices, reverse=True)
-        kept = self.results.source_values(own, found, len(scales))
-        is_needed, of_combined = stretched(self.results(kept), len(scales))
+        sources = self.results.source_values(own, found, len(scales))
+        is_needed, of_combined = stretched(self.results(sources), len(scales))
 
         def value(parameters: list[Any], _: list[Any], now: Any) -> Any:
             known, counts, of_combined = now

@@ -105,7 +105,7 @@ def traced_step(step: PureStep, values: Values, slices: PyTree) -> StepProgram:
     Parameters
     ----------
     step
-        A function of ``(probes, held, slices)`` that returns the results ``(loss, aux, records)``.
+        ``(probes, constants, slices) -> (loss, aux, records)``.
     values, slices
         Example values.
     """

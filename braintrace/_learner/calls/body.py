@@ -13,7 +13,7 @@ from ..._graph import Traces
 from ..._runtime.program import Take
 from ..._runtime.states.model_states import States
 from ..._typing import PyTree
-from .chunks import Cuts
+from .chunks import ChunksByLength
 from .options import Options
 from .resets import Resets
 
@@ -91,7 +91,7 @@ class Body:
         ``(sources, before) -> traces`` of `DeferredTraces` traces.
     reads_initial
         Whether it reads the initial values of States even if no step has a flag.
-    cuts
+    chunks_by_length
         Chunks of each sequence length so far, with zero initial traces or not.
     check
         Refuses results before anything is stored; ``None``: no check.
@@ -107,7 +107,7 @@ class Body:
     replaces: Callable[[PyTree, Traces | None], bool] = lambda sequences, traces: True
     finish: Callable[[PyTree, Traces | None], Traces] | None = None
     reads_initial: bool = False
-    cuts: Cuts = dataclasses.field(default_factory=dict)
+    chunks_by_length: ChunksByLength = dataclasses.field(default_factory=dict)
     check: Callable[[PyTree], None] | None = None
     notice: Callable[[PyTree, int], None] | None = None
 

@@ -52,7 +52,7 @@ class Chunks:
         return math.ceil(self.steps / self.length)
 
 
-Cuts: TypeAlias = dict[tuple[int, bool], Chunks]
+ChunksByLength: TypeAlias = dict[tuple[int, bool], Chunks]
 """Chunks by the length of the sequence, and whether its initial traces are known to be zero."""
 
 

@@ -12,10 +12,10 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from ..._arguments import level_of_user
 from ..._errors import OptionError, RecompilationWarning
 from ..._graph import ETraceGraph, SequenceRow
-from ..._runtime.states.recent import Recent
+from ..._runtime.states.lru_cache import LRUCache
 from ..._typing import PyTree
 from .arguments import Chosen
-from .chunks import Cuts
+from .chunks import ChunksByLength
 from .function_key import FunctionKey, FunctionKeys, line_of
 
 MOST_KEPT = 32
@@ -28,19 +28,19 @@ FOURTH = 4
 validation, a shorter last batch). With four, compilation probably dominates the time."""
 
 
-class Cutting(Protocol):
+class HasChunks(Protocol):
     """A sequence program, as far as a report reads it."""
 
     @property
-    def cuts(self) -> Cuts:
+    def chunks_by_length(self) -> ChunksByLength:
         """Chunks of the sequences so far."""
         ...
 
 
-Driver = TypeVar("Driver", bound=Cutting)
+Driver = TypeVar("Driver", bound=HasChunks)
 
 
-class Features(NamedTuple):
+class DriverKey(NamedTuple):
     """Cache key of a driver besides the user's functions.
 
     Attributes
@@ -79,12 +79,12 @@ class Features(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class _Compiled(Generic[Driver]):
-    features: Features
+    features: DriverKey
     driver: Driver
     lengths: set[int] = dataclasses.field(default_factory=set)
     keys: list[FunctionKey] = dataclasses.field(default_factory=list)
 
-    def is_of(self, keys: list[FunctionKey], features: Features) -> bool:
+    def is_of(self, keys: list[FunctionKey], features: DriverKey) -> bool:
         """Test whether the last call had the same keys, which are not compared by value."""
         is_same = len(keys) == len(self.keys) and all(map(operator.is_, keys, self.keys))
         return is_same and features == self.features
@@ -103,10 +103,10 @@ class Compilations(Generic[Driver]):
 
     def __init__(self, owner: object = None) -> None:
         self._owner = (lambda: None) if owner is None else weakref.ref(owner)
-        self._kept: Recent[object, _Compiled[Driver]] = Recent(MOST_KEPT)
+        self._kept: LRUCache[object, _Compiled[Driver]] = LRUCache(MOST_KEPT)
         self._keys = {name: FunctionKeys() for name in ("step_fn", "update_fn", "optimizer")}
         self._last: _Compiled[Driver] | None = None
-        self._count_of_line: Recent[str, int] = Recent(MOST_KEPT)
+        self._count_of_line: LRUCache[str, int] = LRUCache(MOST_KEPT)
 
     def is_of(self, learner: object) -> bool:
         """Test whether this cache belongs to a learner."""
@@ -118,7 +118,7 @@ class Compilations(Generic[Driver]):
     def find(
         self,
         functions: Mapping[str, Callable[..., PyTree]],
-        features: Features,
+        features: DriverKey,
         length: int,
         make: Callable[[], Driver],
     ) -> Driver:
@@ -167,7 +167,7 @@ class Compilations(Generic[Driver]):
         """Yield the chunks that the methods have used for an analysed model."""
         for compiled in list(self._kept.values()):
             if compiled.features.graph is graph:
-                for (_, from_zero), cut in compiled.driver.cuts.items():
+                for (_, from_zero), cut in compiled.driver.chunks_by_length.items():
                     yield SequenceRow(
                         method=compiled.features.method,
                         steps=cut.steps,

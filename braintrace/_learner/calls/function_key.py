@@ -34,13 +34,13 @@ _NOT_LOOKED_INTO = (brainstate.State, types.FunctionType, types.ModuleType, type
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Same:
+class ByIdentity:
     """An object that equals itself alone, and is kept so that no other takes its place."""
 
     value: Any
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and other.value is self.value
+        return isinstance(other, ByIdentity) and other.value is self.value
 
     def __hash__(self) -> int:
         return id(self.value)
@@ -210,7 +210,7 @@ def _part(value: Any) -> Hashable:
         return type(value), value
     if isinstance(value, BY_VALUE):
         return type(value), repr(value)  # 0.0 is not -0.0, and NaN is NaN
-    return Same(value)
+    return ByIdentity(value)
 
 
 def _holds_tracers(value: Any) -> bool:

@@ -13,7 +13,7 @@ from ..._function_model import gradients_for
 from ..._graph import ETraceGraph
 from ..._runtime.program import write_values
 from ..._typing import PyTree
-from ..state.optimizer import HeldOptimizer
+from ..state.optimizer import LearnerOptimizer
 from .compilations import Compilations
 from .placed import Placing
 
@@ -22,7 +22,7 @@ class ForecastState(brainstate.LongTermState):
     """State with the forecasts that wait for a label; see `late_labels`."""
 
 
-class HeldForecasts(brainstate.graph.Node):
+class PendingForecasts(brainstate.graph.Node):
     """The forecasts of a learner that wait for a label.
 
     Attributes
@@ -61,8 +61,8 @@ class LearnerParts:
     """
 
     algorithm: ETraceAlgorithm
-    held_optimizer: HeldOptimizer
-    held_forecasts: HeldForecasts
+    held_optimizer: LearnerOptimizer
+    held_forecasts: PendingForecasts
     drivers: Compilations[Any]
 
     @property

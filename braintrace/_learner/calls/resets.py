@@ -59,7 +59,9 @@ def initial_values(algorithm: ETraceAlgorithm, states: States) -> Initial:
     return list(algorithm.initial_values(states).values())
 
 
-def check_held(algorithm: ETraceAlgorithm, written: Collection[Path], resets: bool) -> None:
+def check_fixed_weights(
+    algorithm: ETraceAlgorithm, written: Collection[Path], resets: bool
+) -> None:
     """Refuse a sequence in which the weight of an ETP operation, or of a readout, changes.
 
     Parameters

@@ -21,11 +21,11 @@ from ..._runtime.states.model_states import read_states, whole_values
 from ..._typing import PyTree
 from ..calls.body import Arguments, Body, BodyResult, HasZero, LentTraces, not_taken, taken
 from ..calls.chunk_costs import work_of
-from ..calls.chunks import Cuts, chunks_of, over_chunks, steps_of
+from ..calls.chunks import ChunksByLength, chunks_of, over_chunks, steps_of
 from ..calls.options import Options
 from ..calls.parts import LearnerParts
 from ..calls.request import Request
-from ..calls.resets import Initial, Resets, check_held, initial_inputs
+from ..calls.resets import Initial, Resets, check_fixed_weights, initial_inputs
 
 Inputs: TypeAlias = Mapping[Var, jax.Array]
 """Values of a step's inputs, by variable."""
@@ -86,10 +86,10 @@ def evolving(learner: LearnerParts, request: Request, example: Arguments) -> Bod
     """Return a body that advances states and traces."""
     algorithm, graph, method = learner.algorithm, learner.graph, learner.algorithm.method
     if example[2][0] is not None:
-        check_held(algorithm, algorithm.short_term_states, resets=True)
+        check_fixed_weights(algorithm, algorithm.short_term_states, resets=True)
     returns = request.options.return_outputs
     work = work_of(algorithm, graph.record_bytes, passes=1)
-    cuts: Cuts = {}
+    chunks_by_length: ChunksByLength = {}
 
     def run(
         values: list[PyTree], traces: Traces, sequences: PyTree, mask: None, resets: Resets
@@ -113,7 +113,9 @@ def evolving(learner: LearnerParts, request: Request, example: Arguments) -> Bod
             return (state, method.update(graph, weights, records, carry[1])), outputs
 
         length = steps_of(sequences)
-        cuts[length, False] = cut = chunks_of(work, request.options, length, from_zero=False)
+        chunks_by_length[length, False] = cut = chunks_of(
+            work, request.options, length, from_zero=False
+        )
         (state, traces), outputs = over_chunks(
             run_chunk, run_chunk, (steps.start, traces), (sequences, flags), length, cut.length
         )
@@ -121,7 +123,7 @@ def evolving(learner: LearnerParts, request: Request, example: Arguments) -> Bod
         outputs, written = without_derivative(*known, OptionError, NO_GRADIENT)
         return outputs, written, traces
 
-    return _body(algorithm, run, taken, cuts)
+    return _body(algorithm, run, taken, chunks_by_length)
 
 
 def predicting(learner: LearnerParts, request: Request, example: Arguments) -> Body:
@@ -141,14 +143,14 @@ def predicting(learner: LearnerParts, request: Request, example: Arguments) -> B
         state, outputs = jax.lax.scan(step, steps.start, (sequences, flags))
         return outputs, steps.values(state), None
 
-    return _body(algorithm, run, not_taken, cuts={})
+    return _body(algorithm, run, not_taken, chunks_by_length={})
 
 
 def _body(
     algorithm: ETraceAlgorithm,
     run: Callable[..., BodyResult],
     take: Callable[[HasZero, Take], LentTraces],
-    cuts: Cuts,
+    chunks_by_length: ChunksByLength,
 ) -> Body:
     """Return the body of a function of the model's own States."""
     graph, compiled = algorithm.graph, algorithm.compiled
@@ -170,5 +172,5 @@ def _body(
         written=written,
         results=results,
         take=take,
-        cuts=cuts,
+        chunks_by_length=chunks_by_length,
     )

@@ -25,11 +25,11 @@ from ..._jaxpr import program_of
 from ..._runtime.states.model_states import read_states
 from ..._typing import PyTree
 from ..calls.body import Arguments, Body, BodyResult, DeferredTraces, taken_unless_zero
-from ..calls.chunks import Chunks, Cuts, over_chunks, steps_of
+from ..calls.chunks import Chunks, ChunksByLength, over_chunks, steps_of
 from ..calls.options import Options
 from ..calls.parts import LearnerParts
 from ..calls.request import Request
-from ..calls.resets import Initial, Resets, check_held, reset_states
+from ..calls.resets import Initial, Resets, check_fixed_weights, reset_states
 from ..state.units import split_loss, with_unit, with_units
 from .recorder import Recorder, run_in_chunk, run_in_window
 from .sequence_chunk import SequenceChunk
@@ -96,11 +96,11 @@ class SequenceGradient:
         if self._window == CHUNK and self._options.memory_budget is not None:
             raise OptionError(WINDOWS)
         self._chunks = SequenceChunk(*arguments, steps_of(sequences), self._window)
-        self._cuts: Cuts = {}
+        self._cuts: ChunksByLength = {}
         paths = {id(state): path for path, state in self._algorithm.states_of_step.items()}
         pure = self._chunks.step
         self._paths = [paths.get(id(state), ()) for state in pure.others]
-        check_held(self._algorithm, pure.written_of(self._paths), flags is not None)
+        check_fixed_weights(self._algorithm, pure.written_of(self._paths), flags is not None)
         pure.check_unused(self._algorithm.traces.carried)
         self._operand_shapes = jax.eval_shape(lambda: weights)
         self._zero_traces = self._algorithm.starting_traces()
@@ -113,7 +113,7 @@ class SequenceGradient:
             take=taken_unless_zero,
             replaces=self._has_chunks,
             finish=self._updated,
-            cuts=self._cuts,
+            chunks_by_length=self._cuts,
         )
 
     def _results(self, found: tuple[PyTree, PyTree, PyTree], options: Options) -> PyTree:
@@ -134,9 +134,9 @@ class SequenceGradient:
         in_full = passed_step if self._window is None else window_step
 
         def step(
-            probes: PyTree, held: tuple[PyTree, Initial], inputs: tuple[PyTree, PyTree]
+            probes: PyTree, constants: tuple[PyTree, Initial], inputs: tuple[PyTree, PyTree]
         ) -> PyTree:
-            (weights, initial), (slices, reset) = held, inputs
+            (weights, initial), (slices, reset) = constants, inputs
             if reset is not None:
                 reset_states(self._algorithm, initial, reset)
             graph = self._algorithm.graph
@@ -177,9 +177,9 @@ class SequenceGradient:
         traces = self._zero_traces if traces is None else traces
 
         start = (self._chunks.step.written_of(others), zero, traces)
-        held, data = (weights, initial), ((sequences, flags), scales)
-        (written, gradients, (kept, before)), (losses, aux) = self._over_chunks(
-            (parameters, others, held), start, data, cut
+        constants, data = (weights, initial), ((sequences, flags), scales)
+        (written, gradients, (residuals, before)), (losses, aux) = self._over_chunks(
+            (parameters, others, constants), start, data, cut
         )
 
         def pulled_back(found: Weights) -> PyTree:
@@ -190,13 +190,13 @@ class SequenceGradient:
         wanted = without_derivative((values, sequences), wanted, OptionError, NO_DERIVATIVE)
         if mask is not None:  # the loss of a masked step may be NaN
             losses = jnp.where(mask == 0, 0, losses)
-        after: Traces | DeferredTraces | None = self._chunks.known_traces(kept)
+        after: Traces | DeferredTraces | None = self._chunks.known_traces(residuals)
         if after is None:
-            read = self._read_by_update(weights, kept, None if is_zero(before) else before)
+            read = self._read_by_update(weights, residuals, None if is_zero(before) else before)
             # XLA would compute single numbers of the gradient again inside the update.
             whole = jax.tree.map(jnp.sum, gradients)
             token = None if is_zero(before) else ordering_token(whole)
-            after = DeferredTraces((read, kept, token), None if is_one_chunk else before)
+            after = DeferredTraces((read, residuals, token), None if is_one_chunk else before)
         return (wanted, losses, aux), written, after
 
     def _over_chunks(
@@ -210,12 +210,12 @@ class SequenceGradient:
         weights, _ = fixed[2]
 
         def run_last(carry: PyTree, chunk: PyTree) -> PyTree:
-            (written, gradients, kept), results = self._chunks.run(*fixed, carry, chunk)
-            return (written, gradients, (kept, carry[2])), results
+            (written, gradients, residuals), results = self._chunks.run(*fixed, carry, chunk)
+            return (written, gradients, (residuals, carry[2])), results
 
         def run_chunk(carry: PyTree, chunk: PyTree) -> PyTree:
-            (written, gradients, (kept, before)), results = run_last(carry, chunk)
-            after = self._updated((weights, kept, ordering_token(gradients)), before)
+            (written, gradients, (residuals, before)), results = run_last(carry, chunk)
+            after = self._updated((weights, residuals, ordering_token(gradients)), before)
             return (written, gradients, after), results
 
         return over_chunks(run_chunk, run_last, start, data, cut.steps, cut.length)
@@ -228,22 +228,22 @@ class SequenceGradient:
         ``None`` for the traces before it means zero; ``None`` for an operand means that its value
         does not matter.
         """
-        weights, kept, flag = sources
+        weights, residuals, flag = sources
         before = self._zero_traces if before is None else before
         weights = jax.tree.map(
             lambda shape, operand: shape if operand is None else operand,
             self._operand_shapes,
             weights,
         )
-        after: Traces = self._chunks.traces_after(as_arrays(weights), kept, before, flag)
+        after: Traces = self._chunks.traces_after(as_arrays(weights), residuals, before, flag)
         return after
 
-    def _read_by_update(self, weights: Weights, kept: PyTree, before: Traces | None) -> PyTree:
+    def _read_by_update(self, weights: Weights, residuals: PyTree, before: Traces | None) -> PyTree:
         """Return the operands whose values the traces after a chunk depend on, or None.
 
         Returning the others as well would copy them.
         """
-        update = program_of(jax.make_jaxpr(self._updated)((weights, kept, None), before))
+        update = program_of(jax.make_jaxpr(self._updated)((weights, residuals, None), before))
         read = update.depends_on(update.out_atoms)
         leaves, tree = jax.tree.flatten(weights)
         own = update.in_vars[: len(leaves)]

@@ -28,7 +28,7 @@ from ..calls.chunk_costs import work_of
 from ..calls.chunks import Chunks, chunks_of, over_blocks, over_chunks, steps_of, windows_of
 from ..calls.options import Options
 
-Held: TypeAlias = tuple[Weights, PyTree]
+Constants: TypeAlias = tuple[Weights, PyTree]
 """Operands of the relations, and the initial values of States."""
 
 Slices: TypeAlias = tuple[PyTree, jax.Array | None]
@@ -37,8 +37,8 @@ Slices: TypeAlias = tuple[PyTree, jax.Array | None]
 Chunk: TypeAlias = tuple[Slices, jax.Array]
 """Slices of several steps, time first, and the scale of every step's loss."""
 
-Function: TypeAlias = Callable[[Any, Held, Slices], tuple[jax.Array, PyTree, Records]]
-"""``(probes, held, slices) -> (loss, aux, records)`` of one step."""
+Function: TypeAlias = Callable[[Any, Constants, Slices], tuple[jax.Array, PyTree, Records]]
+"""``(probes, constants, slices) -> (loss, aux, records)`` of one step."""
 
 Gradients: TypeAlias = tuple[list[PyTree], Weights]
 """Gradients of the parameters in order, without the part through traces; and of the operands."""
@@ -59,7 +59,7 @@ class SequenceChunk:
         and under full-Jacobian rules.
     parameters
         The model's parameters.
-    held, slices
+    constants, slices
         Example values.
     has_mask
         Whether some steps may be masked: the scale of their loss is zero.
@@ -74,7 +74,7 @@ class SequenceChunk:
         algorithm: ETraceAlgorithm,
         function: Function,
         parameters: list[brainstate.State],
-        held: Held,
+        constants: Constants,
         slices: Slices,
         has_mask: bool,
         options: Options,
@@ -87,10 +87,10 @@ class SequenceChunk:
         # This object outlives an enclosing jit.
         with jax.ensure_compile_time_eval():
             self._probes = None if self._passes else zero_probes(graph)
-        example = (self._probes, held, slices)
+        example = (self._probes, constants, slices)
         self.step = step = PureStep(algorithm.model, function, parameters, example)
         current, others = ([s.value for s in states] for states in (parameters, step.others))
-        values = (current, others, self._probes, held)
+        values = (current, others, self._probes, constants)
         self._work = work_of(algorithm, graph.record_bytes)
 
         def length_of(record_bytes: int) -> int:
@@ -121,7 +121,7 @@ class SequenceChunk:
         self,
         parameters: list[PyTree],
         others: list[PyTree],
-        held: Held,
+        constants: Constants,
         carry: Any,
         chunk: Chunk,
     ) -> Any:
@@ -130,13 +130,13 @@ class SequenceChunk:
         Returns
         -------
         carry
-            ``(written States, gradients, the argument `kept` of `traces_after`)``.
+            ``(written States, gradients, the argument `residuals` of `traces_after`)``.
         results
             The loss and the auxiliary results of every step.
         """
         written, (outside, of_operands), traces = carry
-        weights, _ = held
-        values, steps = (parameters, others, self._probes, held), steps_of(chunk)
+        weights, _ = constants
+        values, steps = (parameters, others, self._probes, constants), steps_of(chunk)
 
         def of_length(length: int) -> Any:
             def run(start: Any, part: Chunk) -> Any:
@@ -144,7 +144,7 @@ class SequenceChunk:
                 signal = self._signal(others, start[0], result.signal)
                 if length < steps:
                     signal = window_signals(self._graph, signal, length)
-                over_time = (result.loss, result.aux), result.kept, signal
+                over_time = (result.loss, result.aux), result.residuals, signal
                 return (result.written, result.gradients), over_time
 
             return run
@@ -152,12 +152,12 @@ class SequenceChunk:
         (written, outside), (results, over_time, signal) = over_blocks(
             of_length, (written, outside), chunk, steps, self._steps_of_window(steps)
         )
-        kept = self._run.kept(values, over_time, steps)
+        residuals = self._run.residuals(values, over_time, steps)
         found, after = chunk_gradient(
-            self._graph, self._method, weights, self._records(kept), signal, traces
+            self._graph, self._method, weights, self._records(residuals), signal, traces
         )
         of_operands = jax.tree.map(jnp.add, of_operands, found)
-        of_traces: TracesOrSources = kept if after is None else after
+        of_traces: TracesOrSources = residuals if after is None else after
         return (written, (outside, of_operands), of_traces), results
 
     def _steps_of_window(self, steps: int) -> int:
@@ -209,14 +209,14 @@ class SequenceChunk:
         ]
         return list(jax.tree.unflatten(tree, total))
 
-    def known_traces(self, kept: TracesOrSources) -> Traces | None:
+    def known_traces(self, residuals: TracesOrSources) -> Traces | None:
         """Return the traces after a chunk where `run` has computed them anyway, else None."""
-        return None if isinstance(kept, SourceValues) else kept
+        return None if isinstance(residuals, SourceValues) else residuals
 
     def traces_after(
         self,
         weights: Weights,
-        kept: TracesOrSources,
+        residuals: TracesOrSources,
         before: Traces,
         token: jax.Array | None = None,
     ) -> Traces:
@@ -225,23 +225,23 @@ class SequenceChunk:
         If the update of a full-Jacobian rule may take more memory than the gradient, it runs in
         parts. ``token`` is the flag of `Records`.
         """
-        if not isinstance(kept, SourceValues):
-            return kept
-        records = dataclasses.replace(self._records(kept), token=token)
+        if not isinstance(residuals, SourceValues):
+            return residuals
+        records = dataclasses.replace(self._records(residuals), token=token)
 
         def update(traces: Traces, records: Records) -> tuple[Traces, None]:
             return self._method.update(self._graph, weights, records, traces), None
 
-        length = kept.steps
+        length = residuals.steps
         if self._passes and self._window is None:
-            length = self.cut(self._options, kept.steps, from_zero=False).length
-        if length == kept.steps:
+            length = self.cut(self._options, residuals.steps, from_zero=False).length
+        if length == residuals.steps:
             return update(before, records)[0]
-        after: Traces = over_chunks(update, update, before, records, kept.steps, length)[0]
+        after: Traces = over_chunks(update, update, before, records, residuals.steps, length)[0]
         return after
 
-    def _records(self, kept: SourceValues) -> Records:
-        records = self._recording.records(kept)
+    def _records(self, residuals: SourceValues) -> Records:
+        records = self._recording.records(residuals)
         if self._placement is not None:
             records = self._placement.records(records)
         return dataclasses.replace(records, x=inputs_for(self._method.needs, records.x))

@@ -53,7 +53,7 @@ def call_step_function(
         hidden state, or returns no floating-point number.
     """
     check_takes("step_fn", step_fn, slices, f"{len(slices)} slices, one of each sequence")
-    call = f"`step_fn` fails for {_told(step_fn, slices)}"
+    call = f"`step_fn` fails for {_called_with(step_fn, slices)}"
     with (
         intercepting(recorder.algorithm, recorder),
         in_words(OptionError, lambda: call),
@@ -80,7 +80,7 @@ def call_loss_function(
         If it is not a function of them, fails, or returns no floating-point number.
     """
     check_takes("loss_fn", loss_fn, arguments, "the output and the labels")
-    with in_words(OptionError, lambda: f"`loss_fn` fails for {_told(loss_fn, arguments)}"):
+    with in_words(OptionError, lambda: f"`loss_fn` fails for {_called_with(loss_fn, arguments)}"):
         result = loss_fn(*arguments)
     _loss_and_aux(result, has_aux, "loss_fn")
     return result
@@ -122,7 +122,7 @@ def _is_number(loss: object) -> bool:
     return aval.shape == () and jnp.issubdtype(aval.dtype, jnp.floating)
 
 
-def _told(function: Callable[..., PyTree], arguments: tuple[PyTree, ...]) -> str:
+def _called_with(function: Callable[..., PyTree], arguments: tuple[PyTree, ...]) -> str:
     return named(parameter_names(function, len(arguments)), arguments)
 
 
@@ -136,7 +136,7 @@ def update_parameters(update_fn: Callable[..., PyTree], *results: PyTree) -> Non
     """
     what = ("the `gradients`", "the `aux` of the step")[: len(results)]
     check_takes("update_fn", update_fn, results, " and ".join(what))
-    with in_words(OptionError, lambda: f"`update_fn` fails for {_told(update_fn, results)}"):
+    with in_words(OptionError, lambda: f"`update_fn` fails for {_called_with(update_fn, results)}"):
         update_fn(*results)
 
 

@@ -18,8 +18,8 @@ from ..._brainstate import peek, values_of
 from ..._errors import OptionError, ShapeError
 from ..._graph import Traces
 from ..._typing import Path, PyTree, path_name
-from .leaves import by_path, holds_keys, like_held, like_leaves, raw, same_type
-from .optimizer import HeldOptimizer
+from .leaves import by_path, holds_keys, like_current, like_leaves, raw, same_type
+from .optimizer import LearnerOptimizer
 
 if TYPE_CHECKING:
     from ..._algorithms import ETraceAlgorithm
@@ -179,7 +179,7 @@ class Place(NamedTuple):
             return entries[self.path]
         (held,) = values_of([self.state])
         if self.field != "optimizer":
-            return like_held(entries[self.path], held)
+            return like_current(entries[self.path], held)
         if not entries and jax.tree.leaves(held):
             raise OptionError(
                 "This `LearnerState` has no state of the `optimizer`: call "
@@ -200,7 +200,7 @@ Places: TypeAlias = dict[int, Place]
 def places_of(
     algorithm: ETraceAlgorithm,
     own: Mapping[str, PyTree],
-    optimizer: HeldOptimizer,
+    optimizer: LearnerOptimizer,
     forecasts: brainstate.State,
 ) -> Places:
     """Return the place of every State by its identity.

@@ -23,7 +23,7 @@ def raw(value: PyTree) -> PyTree:
     return jax.tree.map(of_leaf, value)
 
 
-def like_held(value: PyTree, held: PyTree) -> PyTree:
+def like_current(value: PyTree, held: PyTree) -> PyTree:
     """Return a value with random keys instead of their data, like the current value."""
     if isinstance(held, jax.Array) and not _is_key(held):
         return value
@@ -57,7 +57,7 @@ def like_leaves(held: PyTree, leaves: Mapping[Path, jax.Array], start: Path = ()
     """Return a pytree with the structure of another one, from leaves by path."""
     tree = jax.tree.structure(held)
     found = [leaves[path] for path in by_path(held, start)]
-    return like_held(jax.tree.unflatten(tree, found), held)
+    return like_current(jax.tree.unflatten(tree, found), held)
 
 
 def same_type(found: PyTree, expected: PyTree) -> bool:

@@ -5,7 +5,7 @@ There are two kinds of optimizers. A gradient transformation of optax is a pair 
 with a method ``update(gradients)``, such as brainstate's optimizers, has its own States.
 
 Both are represented by leaves with paths. A saved state can therefore be restored before its
-optimizer is known (see `HeldOptimizer.begin`).
+optimizer is known (see `LearnerOptimizer.begin`).
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Noticed:
     time: float = 0.0
 
 
-class HeldOptimizer(brainstate.graph.Node):
+class LearnerOptimizer(brainstate.graph.Node):
     """The optimizer of a learner.
 
     Attributes

@@ -13,7 +13,7 @@ from ..._brainstate import is_watched, peek
 from ..._errors import NonFiniteWarning
 from ..._jax import is_tracer
 from ..._sharding import on_host
-from .optimizer import HeldOptimizer, Noticed, Running
+from .optimizer import LearnerOptimizer, Noticed, Running
 
 MORE = 10
 """Factor of the number of skipped updates from one warning to the next."""
@@ -22,7 +22,7 @@ MOST_RUNNING, LONGEST = 8, 0.1
 """Calls of one step that are not looked at while the next ones are made, and seconds since then."""
 
 
-def notice_counted(held: HeldOptimizer) -> None:
+def notice_counted(held: LearnerOptimizer) -> None:
     """Warn, before a call, of updates that earlier calls or a transformation have skipped."""
     noticed, value = held.noticed, peek(held.skipped)
     if noticed.running and time.monotonic() - noticed.time > LONGEST:
@@ -37,7 +37,7 @@ def notice_counted(held: HeldOptimizer) -> None:
 
 
 def notice_of_call(
-    held: HeldOptimizer, is_bad: jax.Array, samples: jax.Array, start: int = 0
+    held: LearnerOptimizer, is_bad: jax.Array, samples: jax.Array, start: int = 0
 ) -> None:
     """Warn of the updates that a call has skipped; after a single step, when it is computed.
 
@@ -62,7 +62,7 @@ def notice_of_call(
             notice_all(held)
 
 
-def notice_all(held: HeldOptimizer) -> None:
+def notice_all(held: LearnerOptimizer) -> None:
     """Wait for all calls, and warn of the updates that they have skipped."""
     noticed = held.noticed
     calls, noticed.running, noticed.time = noticed.running, [], time.monotonic()

@@ -55,10 +55,10 @@ def _moves_once(relation: HiddenParamOpRelation) -> bool:
 def moved_on(graph: ETraceGraph, alpha: float, records: Records, filters: Arrays) -> Arrays:
     """Return filters that advance once, after a recorded chunk."""
     steps, found = records.num_steps, {}
-    for key, kept in filters.items():
+    for key, stored in filters.items():
         relation = inputs_of(graph)[key]
-        wide = jnp.promote_types(kept.dtype, relation.y_var.aval.dtype)
-        before = widened(as_arrays(kept), wide)
+        wide = jnp.promote_types(stored.dtype, relation.y_var.aval.dtype)
+        before = widened(as_arrays(stored), wide)
         powers = jnp.asarray(alpha ** np.arange(steps)[::-1], wide)
         x = records.x[x_key(graph, relation)]
         assert not isinstance(x, Concatenation)  # a rule with filters records one array
@@ -70,7 +70,7 @@ def moved_on(graph: ETraceGraph, alpha: float, records: Records, filters: Arrays
             factors = jnp.where(jnp.concatenate([later[1:], jnp.zeros_like(later[:1])]), 0, factors)
             before = jnp.where(over_first_axis(later[0], before.ndim), 0, before)
         after = add_steps_to_filter(relation.primitive, relation.params, before, x, factors)
-        found[key] = after.astype(kept.dtype)
+        found[key] = after.astype(stored.dtype)
     return found
 
 

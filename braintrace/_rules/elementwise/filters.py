@@ -44,19 +44,19 @@ def _active_outputs(graph: ETraceGraph, outputs: Mapping[str, Any]) -> dict[str,
     """Return the stored outputs of each output-shaped trace; other outputs are always zero."""
     found = {}
     for key, (site, _) in outputs_of(graph).items():
-        kept = [a for a in site.influence.reached if site.key(a) in outputs]
+        stored = [a for a in site.influence.reached if site.key(a) in outputs]
         if key in outputs:
-            found[key] = active_outputs_of(site.relation, site.influence, kept)
+            found[key] = active_outputs_of(site.relation, site.influence, stored)
     return found
 
 
 def specs_of_outputs(
-    graph: ETraceGraph, kept_states: Callable[[TraceSite], Iterable[int]]
+    graph: ETraceGraph, stored_states: Callable[[TraceSite], Iterable[int]]
 ) -> dict[str, TraceSpec]:
     """Return the specifications of the output-shaped traces of some states, by name."""
     shared, dtypes = output_keys(graph), {}
     for site in trace_sites(graph):
-        for a in kept_states(site):
+        for a in stored_states(site):
             dtypes[shared[site.key(a)]] = dtype_of_outputs(site.relation)
     active = _active_outputs(graph, dtypes)
     return {
@@ -77,12 +77,12 @@ def spec_of_output(
     graph: ETraceGraph, site: TraceSite, state: int, active: ActiveOutputs, dtype: np.dtype
 ) -> TraceSpec:
     whole = jax.ShapeDtypeStruct(site.influence.output_shape, dtype)
-    kept = jax.eval_shape(active.pick, whole)
+    stored = jax.eval_shape(active.pick, whole)
     lead: tuple[Role, ...] = ("fan_out",) if site.has_fan_out else ()
     return TraceSpec(
-        kept.shape,
+        stored.shape,
         dtype,
-        (*lead, *operand_axes(site.relation, len(kept.shape) - len(lead), "output")),
+        (*lead, *operand_axes(site.relation, len(stored.shape) - len(lead), "output")),
         relation=site.relation.key,
         state=site.group.states[state].name,
         operand="output",
@@ -146,10 +146,10 @@ def run_filters(
     (of_inputs, alpha), by_key = decays, outputs_of(graph)
     dtypes = {key: site.relation.y_var.aval.dtype for key, (site, _) in by_key.items()}
 
-    def step(kept: Filters, recorded: PyTree) -> tuple[Filters, Result]:
+    def step(stored: Filters, recorded: PyTree) -> tuple[Filters, Result]:
         x, Df, D, reset, signal_now = recorded
-        eps_x, kept_x = take_in(graph, of_inputs, kept["x"], x, reset)
-        before = {key: widened(eps, dtypes[key]) for key, eps in kept["f"].items()}
+        eps_x, stored_x = take_in(graph, of_inputs, stored["x"], x, reset)
+        before = {key: widened(eps, dtypes[key]) for key, eps in stored["f"].items()}
         if reset is not None:
             before = _reset_outputs(graph, before, reset)
         eps_f = {}
@@ -159,8 +159,8 @@ def run_filters(
             if terms or key in before:
                 zero = jnp.zeros(site.influence.output_shape, dtypes[key])
                 eps_f[key] = sum(terms[1:], terms[0]) if terms else zero
-        kept_f = {key: eps_f[key].astype(old.dtype) for key, old in kept["f"].items()}
-        return {"x": kept_x, "f": kept_f}, result(eps_x, eps_f, signal_now)
+        stored_f = {key: eps_f[key].astype(old.dtype) for key, old in stored["f"].items()}
+        return {"x": stored_x, "f": stored_f}, result(eps_x, eps_f, signal_now)
 
     D = _at_outputs(graph, records) if alpha else {}
     recorded = records.x, records.Df, D, records.reset, signal

@@ -109,21 +109,21 @@ def operand_axes(relation: HiddenParamOpRelation, ndim: int, last: Role) -> tupl
 
 
 def take_in(
-    graph: ETraceGraph, alpha: float, kept: Arrays, x: Arrays, reset: jax.Array | None
+    graph: ETraceGraph, alpha: float, stored: Arrays, x: Arrays, reset: jax.Array | None
 ) -> tuple[Arrays, Arrays]:
     """Return ``α ε_x + x`` after one more step, in computing and in stored precision.
 
     Samples whose flag is set are reset before the step.
     """
-    by_key = {key: relation for key, relation in inputs_of(graph).items() if key in kept}
-    before = {key: widened(eps, by_key[key].y_var.aval.dtype) for key, eps in kept.items()}
+    by_key = {key: relation for key, relation in inputs_of(graph).items() if key in stored}
+    before = {key: widened(eps, by_key[key].y_var.aval.dtype) for key, eps in stored.items()}
     if reset is not None:
         before = _reset_inputs(graph, before, reset)
     taken = {
         key: add_to_filter(r.primitive, r.params, alpha * before[key], x[x_key(graph, r)])
         for key, r in by_key.items()
     }
-    return taken, {key: eps.astype(kept[key].dtype) for key, eps in taken.items()}
+    return taken, {key: eps.astype(stored[key].dtype) for key, eps in taken.items()}
 
 
 def _reset_inputs(graph: ETraceGraph, inputs: Arrays, reset: jax.Array) -> Arrays:

@@ -90,7 +90,7 @@ class FilterTraces(TraceMethod):
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
         """Return the two filters, shared between operations if possible, and the step count."""
 
-        def kept_states(site: TraceSite) -> Iterable[int]:
+        def stored_states(site: TraceSite) -> Iterable[int]:
             if self.filters_outputs:
                 return site.influence.reached if every_state else site.influence.stored
             reached = site.influence.states  # within the step: other derivatives are zero
@@ -98,7 +98,7 @@ class FilterTraces(TraceMethod):
 
         filters = {
             self._inputs: specs_of_inputs(graph),
-            "f": specs_of_outputs(graph, kept_states),
+            "f": specs_of_outputs(graph, stored_states),
         }
         if not self.filters_outputs:
             return filters

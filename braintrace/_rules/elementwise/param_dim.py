@@ -119,7 +119,7 @@ class ParameterTraces(TraceMethod):
         new: list[Traces] = []
         for group in graph.traced_groups:
             members = trace_sites(graph, group)
-            rows = {a for site in members for a in _kept_states(site, traces)}
+            rows = {a for site in members for a in _states_at(site, traces)}
             if not rows:
                 continue
             suffixes = suffix_products(
@@ -198,10 +198,10 @@ def _specs_of_site(
     relation, influence = site.relation, site.influence
     active = active_outputs_of(relation, influence, stored)
     lead = (influence.fan_out,) if site.has_fan_out else ()
-    whole, kept = trace_shapes(relation), trace_shapes(relation, active)
+    full, stored_shapes = trace_shapes(relation), trace_shapes(relation, active)
     shapes = {
         name: jax.ShapeDtypeStruct((*lead, *array.shape), array.dtype)
-        for name, array in kept.items()
+        for name, array in stored_shapes.items()
     }
     pairs = dict(coupled_states(site, stored))
     return {
@@ -218,7 +218,7 @@ def _specs_of_site(
                 samples=functools.partial(entries_of_samples, graph, site, active, shapes, name),
                 packed_with=site.key(pairs[a]) if a in pairs else None,
             )
-            for name, array in whole.items()
+            for name, array in full.items()
         }
         for a, state in enumerate(site.group.states)
     }
@@ -255,18 +255,18 @@ def _after_reset(graph: ETraceGraph, traces: Traces, flags: jax.Array) -> Traces
     They are selected, not multiplied by zero: they may be NaN.
     """
     for site in trace_sites(graph):
-        active, kept = _active_outputs(site, traces), ~at_elements(graph, site.group, flags)
-        select = functools.partial(where_elements, site, active, kept)
+        active, keep = _active_outputs(site, traces), ~at_elements(graph, site.group, flags)
+        select = functools.partial(where_elements, site, active, keep)
         traces = map_arrays(select, site, traces)
     return traces
 
 
 def _active_outputs(site: TraceSite, traces: Traces) -> ActiveOutputs:
     """Return the outputs that the traces of a site store."""
-    return active_outputs_of(site.relation, site.influence, _kept_states(site, traces))
+    return active_outputs_of(site.relation, site.influence, _states_at(site, traces))
 
 
-def _kept_states(site: TraceSite, traces: Traces) -> tuple[int, ...]:
+def _states_at(site: TraceSite, traces: Traces) -> tuple[int, ...]:
     return tuple(a for a in site.influence.reached if site.key(a) in traces)
 
 
@@ -297,10 +297,10 @@ def _updated(
             factors[key] = factors[key] + factor if key in factors else factor
     if site.has_fan_out:
         factors = {key: jnp.moveaxis(factor, 1, 0) for key, factor in factors.items()}
-    x, kept = input_of(graph, site, records), None
+    x, is_continued = input_of(graph, site, records), None
     if reset is not None:
         is_new = jax.vmap(functools.partial(at_elements, graph, site.group))(reset).any(0)
-        kept = active.pick(site.to_outputs(~is_new))
+        is_continued = active.pick(site.to_outputs(~is_new))
 
     def of_layer(factors: Arrays, of_samples: tuple[Decays, Any], old: Traces) -> Traces:
         update = functools.partial(_advanced, site, weights, products)
@@ -310,7 +310,7 @@ def _updated(
             return updated_in_place(update, (x, factors), of_samples, old, records.token)
         return update((x, factors), of_samples, depend_on(records.token, old))
 
-    new: Traces = site.each_layer(of_layer, factors, (decays, kept), as_arrays(traces))
+    new: Traces = site.each_layer(of_layer, factors, (decays, is_continued), as_arrays(traces))
     return new
 
 
@@ -323,10 +323,10 @@ def _advanced(
     traces: Traces,
 ) -> Traces:
     """Return the traces of one layer of a site, for all samples or some."""
-    (x, factors), (decays, kept), before = over_time, of_samples, unpack(traces)
+    (x, factors), (decays, is_continued), before = over_time, of_samples, unpack(traces)
     x = as_one(x)
-    if kept is not None:  # they are selected, not multiplied by zero: they may be NaN
-        before = {key: where_outputs(site, kept, trace) for key, trace in before.items()}
+    if is_continued is not None:  # they are selected, not multiplied by zero: they may be NaN
+        before = {key: where_outputs(site, is_continued, trace) for key, trace in before.items()}
     new: dict[str, Arrays] = {}
     for keys, readers in readers_first(arrays_of(traces), decays.keys()):
         own = ordered_after([new[key] for key in readers], {key: before[key] for key in keys})
@@ -352,11 +352,11 @@ def _sum_like(old: jax.Array, *parts: jax.Array) -> jax.Array:
 
 def _stored_states(graph: ETraceGraph, group: HiddenGroup, traces: Traces) -> set[int]:
     """Return the states of a group for which all traces are stored."""
-    members = [(site, _kept_states(site, traces)) for site in trace_sites(graph, group)]
+    members = [(site, _states_at(site, traces)) for site in trace_sites(graph, group)]
     return {
         a
         for a in range(group.num_states)
-        if all(a in kept for site, kept in members if a in site.influence.reached)
+        if all(a in states for site, states in members if a in site.influence.reached)
     }
 
 

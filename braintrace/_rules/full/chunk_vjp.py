@@ -151,8 +151,8 @@ def _through_steps(
     start = (cotangents, _zero_sums(graph, len(cotangents[0])), alive)
     over_time = (records.inputs, records.reset)
     steps = records.num_steps
-    (before, sums, _), kept = scan_records(one_step, start, over_time, steps, reverse=True)
-    return before, sums, dict(zip(places, kept[0], strict=True)), kept[1]
+    (before, sums, _), stacked = scan_records(one_step, start, over_time, steps, reverse=True)
+    return before, sums, dict(zip(places, stacked[0], strict=True)), stacked[1]
 
 
 def _taken(value: jax.Array, rows: np.ndarray, axis: int) -> jax.Array:
@@ -209,21 +209,21 @@ def _operand_vars(graph: ETraceGraph, use: ParameterUse) -> list[Any]:
 # --- samples that are reset
 
 
-def _where_alive(flat: FlatState, kept: jax.Array, values: ByState) -> ByState:
+def _where_alive(flat: FlatState, flags: jax.Array, values: ByState) -> ByState:
     """Return rows of cotangents with zeros where flags (one for all samples or each) are unset."""
-    return [_where_row(kept, a, value) for a, value in zip(flat.axes, values, strict=True)]
+    return [_where_row(flags, a, value) for a, value in zip(flat.axes, values, strict=True)]
 
 
-def _where_row(kept: jax.Array, axis: int | None, value: jax.Array) -> jax.Array:
-    return jnp.where(flags_along(axis, kept, value.ndim - 1), value, 0)
+def _where_row(flags: jax.Array, axis: int | None, value: jax.Array) -> jax.Array:
+    return jnp.where(flags_along(axis, flags, value.ndim - 1), value, 0)
 
 
-def _where_samples(kept: jax.Array, axis: int | None, value: jax.Array) -> jax.Array:
-    if kept.ndim == 0 or axis is None:
-        return jnp.where(kept, value, 0) if kept.ndim == 0 else value
+def _where_samples(flags: jax.Array, axis: int | None, value: jax.Array) -> jax.Array:
+    if flags.ndim == 0 or axis is None:
+        return jnp.where(flags, value, 0) if flags.ndim == 0 else value
     shape = [1] * value.ndim
-    shape[axis] = kept.size
-    return jnp.where(kept.reshape(shape), value, 0) if value.shape[axis] == kept.size else value
+    shape[axis] = flags.size
+    return jnp.where(flags.reshape(shape), value, 0) if value.shape[axis] == flags.size else value
 
 
 def _selected(graph: ETraceGraph, found: StepVJP, alive: jax.Array | None) -> StepVJP:
@@ -239,8 +239,8 @@ def _selected(graph: ETraceGraph, found: StepVJP, alive: jax.Array | None) -> St
             x[use.key] = _where_samples(alive, use.x_axis, found.x[use.key])
         elif use.equation is not None and alive.ndim < 2:
             for place, samples in zip(places_of(graph, use), use.samples, strict=True):
-                kept = alive if alive.ndim == 0 else alive[np.maximum(samples, 0) % alive.size]
-                at[place] = jnp.where(kept, at[place], 0)
+                flags = alive if alive.ndim == 0 else alive[np.maximum(samples, 0) % alive.size]
+                at[place] = jnp.where(flags, at[place], 0)
     return StepVJP(old, at, x)
 
 
@@ -267,10 +267,10 @@ def _of_step(
     values = evaluate(graph.traced.program, equation.invars, inputs)
 
     def run(operands: list[jax.Array]) -> list[jax.Array]:
-        given = list(values)
+        all_operands = list(values)
         for index, operand in zip(use.operands, operands, strict=True):
-            given[index] = operand
-        return [y for y in bind(equation, given) if jnp.issubdtype(y.dtype, jnp.inexact)]
+            all_operands[index] = operand
+        return [y for y in bind(equation, all_operands) if jnp.issubdtype(y.dtype, jnp.inexact)]
 
     _, pull = jax.vjp(run, [values[index] for index in use.operands])
 
@@ -300,10 +300,11 @@ def of_product(
             x, at = jnp.expand_dims(x, use.x_axis + 1), jnp.expand_dims(at, use.y_axis + 2)
 
         def run(operands: list[jax.Array]) -> jax.Array:
-            given = {**values, **dict(zip(use.operands, operands, strict=True))}
+            all_operands = {**values, **dict(zip(use.operands, operands, strict=True))}
 
             def of_step(now: jax.Array) -> jax.Array:
-                (y,) = bind(equation, [given.get(i, now) for i in range(len(equation.invars))])
+                indices = range(len(equation.invars))
+                (y,) = bind(equation, [all_operands.get(i, now) for i in indices])
                 return y
 
             return jax.vmap(of_step)(x)

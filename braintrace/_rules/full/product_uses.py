@@ -71,9 +71,9 @@ class Product:
         """Return the gradients of parameters' operands, given an input and a cotangent."""
 
         def run(changed: Operands) -> jax.Array:
-            given = {**operands, **changed}
+            all_operands = {**operands, **changed}
             values = [
-                x if place == self.x_place else self.operand_at(given, place)
+                x if place == self.x_place else self.operand_at(all_operands, place)
                 for place in range(len(self.equation.invars))
             ]
             (found,) = bind(self.equation, values)

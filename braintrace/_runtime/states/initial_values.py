@@ -23,7 +23,7 @@ from ..._errors import OptionError, ShapeError
 from ..._jax import is_tracer, open_jaxpr, strongly_typed
 from ..._typing import Path
 from ..environment.captured import CapturedEnvironment
-from .recent import Recent
+from .lru_cache import LRUCache
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -88,7 +88,7 @@ def fresh_values(
     options
         Further arguments of ``init_state``.
     """
-    twin = twin_of(model)
+    twin = copy_of(model)
     arguments = {} if mapped or size is None else {"batch_size": size}
     brainstate.nn.init_all_states(twin, **arguments, **options)
     values = {
@@ -106,7 +106,7 @@ def _of_samples(value: Any, size: Size) -> Any:
     return jnp.broadcast_to(value, (size, *value.shape))
 
 
-def twin_of(model: brainstate.nn.Module) -> brainstate.nn.Module:
+def copy_of(model: brainstate.nn.Module) -> brainstate.nn.Module:
     """Return a copy of a model; transformations observe the reads of its long-term States."""
     twin = brainstate.graph.clone(model)
     states = model.states()
@@ -126,7 +126,7 @@ class InitialValues:
     """Initial values of the short-term States of a model, by cached functions."""
 
     def __init__(self) -> None:
-        self._made: Recent[tuple[int, bool, Size], Initialiser] = Recent(MOST_KEPT)
+        self._made: LRUCache[tuple[int, bool, Size], Initialiser] = LRUCache(MOST_KEPT)
 
     def __call__(
         self, model: brainstate.nn.Module, mapped: bool, size: Size, options: dict[str, Any]
@@ -288,7 +288,7 @@ class Initialiser:
 
 
 def _read_by(traced: StatefulTrace) -> tuple[brainstate.State, ...]:
-    """Return the States that a program does more with than copy them (`twin_of` copies all)."""
+    """Return the States that a program does more with than copy them (`copy_of` copies all)."""
     jaxpr, _ = open_jaxpr(traced.jaxpr)
     used = {id(v) for equation in jaxpr.eqns for v in equation.invars} | set(map(id, jaxpr.outvars))
     variables = iter(jaxpr.invars)

@@ -17,7 +17,7 @@ from .._typing import PyTree
 from .state.learner_state import FIELDS, STEP_MARK, LearnerState, Place, Places
 
 
-class GivenState:
+class StateStore:
     """The `Store` of a state that the user gives.
 
     Parameters

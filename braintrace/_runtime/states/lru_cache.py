@@ -7,7 +7,7 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
-class Recent(collections.OrderedDict[Key, Value]):
+class LRUCache(collections.OrderedDict[Key, Value]):
     """Dict of the most recently used entries, up to a maximum number.
 
     Parameters

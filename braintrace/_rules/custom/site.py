@@ -125,14 +125,14 @@ class Site(abc.ABC):
         """Return zeros for `Rule.init` like ``F``, for every state."""
         raise self._has_no_operation("output_zeros")
 
-    def filtered(self, kept: Any, x: Any) -> Any:
-        """Return ``kept + x``, a sum of inputs; for indices, a table of counts."""
+    def filtered(self, x_trace: Any, x: Any) -> Any:
+        """Return ``x_trace + x``, a sum of inputs; for indices, a table of counts."""
         raise self._has_no_operation("filtered")
 
-    def pull_back(self, kept: Any, signal: jax.Array) -> dict[str, jax.Array]:
+    def pull_back(self, x_trace: Any, signal: jax.Array) -> dict[str, jax.Array]:
         """Return the gradient of each operand from a derivative of the output, summed over samples.
 
-        ``kept`` replaces the input, and ``signal`` has the layout of the output.
+        ``x_trace`` replaces the input, and ``signal`` has the layout of the output.
         """
         raise self._has_no_operation("pull_back")
 
@@ -209,14 +209,14 @@ class OperationSite(Site):
             for state, a in self.indices.items()
         }
 
-    def filtered(self, kept: Any, x: Any) -> Any:
+    def filtered(self, x_trace: Any, x: Any) -> Any:
         """Return a filter of inputs after one more input."""
-        return None if x is None else add_to_filter(*self.place.operation, kept, x)
+        return None if x is None else add_to_filter(*self.place.operation, x_trace, x)
 
-    def pull_back(self, kept: Any, signal: jax.Array) -> dict[str, jax.Array]:
+    def pull_back(self, x_trace: Any, signal: jax.Array) -> dict[str, jax.Array]:
         """Return the gradient of each operand, with a filter in place of the input."""
         at_output = signal.sum(0) if self.place.has_fan_out else signal
-        inputs = None if kept is None else kept[None]
+        inputs = None if x_trace is None else x_trace[None]
         operands = dict(self.operands)
         found = pull_back_filtered(*self.place.operation, inputs, at_output[None], operands)
         return dict(found)

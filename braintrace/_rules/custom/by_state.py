@@ -40,7 +40,7 @@ from ..._graph import (
 from ..._jax import struct_of
 from ..full.chunk_vjp import of_one_step
 from ..full.passing import PassingTraces, over_steps
-from .leaves import as_kept, gradient_of_a_step, leaves_of, operand_shapes
+from .leaves import as_stored, gradient_of_a_step, leaves_of, operand_shapes
 from .protocol import Rule
 from .site import FullSite, full_site
 
@@ -80,7 +80,7 @@ class FullRuleTraces(PassingTraces):
         def advance(records: Records, traces: Traces) -> Traces:
             inputs = inputs_of_step(graph, weights, tuple(leaf[0] for leaf in records.inputs))
             J, F = _jacobians(graph, leaves.site, inputs)
-            return as_kept(leaves.advanced(leaves.of(traces), J, None, F), traces)
+            return as_stored(leaves.advanced(leaves.of(traces), J, None, F), traces)
 
         return over_steps(advance, graph, records, traces)
 

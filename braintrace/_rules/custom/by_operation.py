@@ -38,7 +38,7 @@ from ..._graph import (
 )
 from ..._jax import struct_of
 from ..elementwise.filtered_products import at_entry
-from .leaves import Leaves, as_kept, gradient_of_a_step, leaves_of, operand_shapes
+from .leaves import Leaves, as_stored, gradient_of_a_step, leaves_of, operand_shapes
 from .protocol import Rule
 from .site import OperationSite, sites_of
 
@@ -94,7 +94,7 @@ class RuleTraces(TraceMethod):
             return _advanced(graph, sites, arrays, now), None
 
         after, _ = scan_records(step, _of(sites, traces), _recorded(records), records.num_steps)
-        return as_kept(after, traces)
+        return as_stored(after, traces)
 
     def gradient(
         self,
@@ -123,7 +123,7 @@ class RuleTraces(TraceMethod):
         now = _recorded(records), mu
         start = _of(sites, before), zeros
         (arrays, gradients), _ = scan_records(step, start, now, records.num_steps)
-        return like(weights, gradients), as_kept(arrays, before)
+        return like(weights, gradients), as_stored(arrays, before)
 
     def carry_in_vjp(
         self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool

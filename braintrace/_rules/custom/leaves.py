@@ -73,7 +73,7 @@ class Leaves(Generic[Where]):
         OptionError, ShapeError, DtypeError
             If the rule changes the structure, a shape or a kind of dtype.
         """
-        with _noted(self.rule, "advance", self.site):
+        with _with_site_in_errors(self.rule, "advance", self.site):
             found = self.rule.advance(self.site, self._unflattened(arrays), J, x, F)
             like = self._unflattened(self.specs)
             named = _checked(self.rule, "advance", self.site, found, like)
@@ -87,7 +87,7 @@ class Leaves(Generic[Where]):
         OptionError, ShapeError, DtypeError
             If the rule does not return an array for each operand.
         """
-        with _noted(self.rule, "contract", self.site):
+        with _with_site_in_errors(self.rule, "contract", self.site):
             found = self.rule.contract(self.site, self._unflattened(arrays), mu)
             found = dict(found) if isinstance(found, Mapping) else found
             expected = dict(self.site.operands)
@@ -107,7 +107,7 @@ def leaves_of(rule: Rule, site: Where) -> Leaves[Where]:
         For a leaf that is not an array of numbers, or whose first axis is not the samples.
     """
     of_shapes = dataclasses.replace(site, operands=jax.tree.map(struct_of, dict(site.operands)))
-    with _noted(rule, "init", site), jax.ensure_compile_time_eval():
+    with _with_site_in_errors(rule, "init", site), jax.ensure_compile_time_eval():
         paths, tree = jax.tree_util.tree_flatten_with_path(rule.init(of_shapes))
         specs = {}
         for path, leaf in paths:
@@ -125,7 +125,7 @@ def gradient_of_a_step(
     return leaves.contracted(leaves.advanced(zeros, J, x, F), mu)
 
 
-def as_kept(arrays: Named, traces: Traces) -> Traces:
+def as_stored(arrays: Named, traces: Traces) -> Traces:
     """Return arrays in the dtypes of the stored traces."""
     return {key: leaf.astype(traces[key].dtype) for key, leaf in arrays.items()}
 
@@ -191,7 +191,7 @@ def _as_array(leaf: Any) -> np.ndarray | None:
 
 
 @contextlib.contextmanager
-def _noted(rule: Rule, method: str, site: Site) -> Iterator[None]:
+def _with_site_in_errors(rule: Rule, method: str, site: Site) -> Iterator[None]:
     """Add the site to errors in a rule's function."""
     try:
         yield
