@@ -7,7 +7,7 @@ that is zero. The derivative of a loss with respect to the perturbation is then 
 
 .. math:: l^t[v, a] = \partial L^t / \partial h^t[v, a]
 
-with those other states of the group held constant that are not downstream of it. If the outputs
+where the other states of the group are constant, unless they are downstream of it. If the outputs
 read a state from before the step, a second perturbation of that value gives :math:`\partial L^t /
 \partial h^{t-1}[v, a]`, a part of the signal of the step before. The derivative with respect to a
 parameter is its ordinary gradient of this step along all paths that no trace follows.

@@ -1,10 +1,9 @@
 r"""Resets of samples between the steps of a chunk.
 
-A reset state no longer depends on earlier values: its row of ``D`` is zero, :math:`D^t[v, a, c] =
-0` if ``v`` belongs to a reset sample. The recursions of traces and adjoints are then those for
-separate sequences. ``reset`` is a
-boolean for all samples, or one for each. A state without a batch axis is shared by all samples: it
-is reset if all of them are.
+A reset state does not depend on earlier values: its row of ``D`` is zero, :math:`D^t[v, a, c] = 0`
+if ``v`` belongs to a reset sample. Traces and adjoints then follow the recursions of separate
+sequences. ``reset`` is a boolean for all samples, or one for each. A state without a batch axis is
+shared by all samples, and is reset if all of them are.
 """
 
 import dataclasses

@@ -157,7 +157,7 @@ def past_gradient(
     before: Traces,
     zeros_select: bool,
 ) -> Weights:
-    """Return the gradient by way of the states before a chunk, from its first step's signal."""
+    """Return the gradient through the states before a chunk, from its first step's signal."""
     probes = {state.name: pre_step_probe(state) for state in graph.traced_states}
     mu = {name: signal[probe][0] for name, probe in probes.items() if probe in signal}
     return method.carry_in_vjp(graph, weights, mu, before, zeros_select)

@@ -143,8 +143,8 @@ def learn(
         over, as in `forecast`.
     optimizer, update_fn, nonfinite, has_aux, unit_aware
         See `etrace_online`. A call of `reset_state` in ``update_fn`` resets the traces, and the
-        States only if no later forecast waits. With ``nonfinite='skip'``, the default, current
-        States continue from the States after the sample in entries that are not finite.
+        States only if no later forecast waits. With ``nonfinite='skip'``, the default, entries
+        of current States that are not finite get the values after the sample.
 
     Returns
     -------

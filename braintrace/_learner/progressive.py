@@ -129,7 +129,7 @@ class ProgressiveValidation:
         for name, function in self._functions.items():
             check_option(f"metrics[{name!r}]", function, FUNCTION)
         self._learn = functools.partial(learner.learn, loss_fn, **options)
-        _pairs(stream)  # to refuse what is no stream
+        _pairs(stream)  # refuses other values
         self._learner, self._stream, self._delay = learner, stream, delay
         self._sums, self._count = dict.fromkeys(self._functions, 0.0), 0
 

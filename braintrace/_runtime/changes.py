@@ -39,9 +39,10 @@ def follow_every_state(algorithm: Any, asked: int | None, is_given: bool = False
     algorithm
         The algorithm.
     asked
-        The window of the call; ``None``: that of the learner, whose traces follow every state.
+        The window of the call; ``None``: the learner's window, for which its traces follow every
+        state.
     is_given
-        Whether the user gives the traces. Those of the learner are replaced if no sequence has
+        Whether the user passes the traces. The learner's traces are replaced if no sequence has
         started.
 
     Raises

@@ -1,8 +1,8 @@
 """Derivatives around known values.
 
 The loops of a chunk have computed most values of a step. Where the step is differentiated after
-them, a known value replaces the computed one: with its ordinary derivative, or as a constant. So no
-product is computed twice.
+them, a known value replaces the computed one: with its ordinary derivative, or as a constant.
+No product is therefore computed twice.
 """
 
 import dataclasses

@@ -1,8 +1,8 @@
 """Functions of a step for all steps of a chunk, time first: at once, or one by one.
 
 `AT_ONCE` maps a function over time, so that products are taken over time and batch together.
-`AT_ONCE_BUT_MASKED` does the same, with a derivative of zero at masked steps even if their own is
-not finite. `ONE_BY_ONE` is a loop, whose sums have at least single precision; masked steps have no
+`AT_ONCE_BUT_MASKED` does the same, with a derivative of zero at masked steps, also if it is not
+finite. `ONE_BY_ONE` is a loop, whose sums have at least single precision; masked steps have no
 backward pass there.
 """
 
@@ -48,9 +48,9 @@ def _gradient_at_once(
 def _gradient_of_counted(
     loss: Loss, parameters: list[Any], probes: list[Any], over_time: PyTree, scales: jax.Array
 ) -> GradientsAndLosses:
-    """Differentiate masked steps at the values of a step that counts.
+    """Differentiate masked steps at the values of an unmasked step.
 
-    A derivative may be infinite where a loss does not count, and zero times infinity is NaN.
+    The derivative of a masked loss may be infinite, and zero times infinity is NaN.
     """
     counts = scales != 0
 

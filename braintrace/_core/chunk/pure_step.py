@@ -16,7 +16,7 @@ from ..._jax import calls_back, every_equation
 from ..._typing import PyTree, path_name
 
 FEW = 1_000
-"""Numbers that are written sooner than a loop is entered."""
+"""Maximum number of scalars that are always written, instead of entering a loop."""
 
 
 class PureStep:

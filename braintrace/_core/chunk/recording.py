@@ -104,7 +104,7 @@ class Results:
     once
         Loop-invariant results and operands.
     literal
-        Those of them that depend only on literals; they are computed again instead of stored.
+        The ones that depend only on literals; they are recomputed instead of stored.
     mode
         How the variables are computed for all steps.
     """

@@ -8,10 +8,10 @@ Two states of a group are coupled if one reads the other, elementwise, in the ne
     \epsilon'_c = D_{ca} \epsilon_a + D_{cc} \epsilon_c.
 
 An array that another update still reads cannot be overwritten, so XLA copies traces at every step:
-both if each state reads the other, and one in a case that needs no copy. As real and imaginary part
-of :math:`z = \epsilon_a + i \epsilon_c`, both are read and written once, in place. The gradient is
-also one product with ``z``, if the operation's rules multiply complex numbers like real ones, as
-derived rules do:
+both if each state reads the other, and otherwise one, although it needs no copy. As real and
+imaginary part of :math:`z = \epsilon_a + i \epsilon_c`, both are read and written once, in place.
+The gradient is also one product with ``z``, if the operation's rules multiply complex numbers like
+real ones, as derived rules do:
 
 .. math::
 

@@ -50,11 +50,11 @@ class Rates:
 
 
 PROCESSOR = Rates(flop=2e-11, byte=2e-10, operation=1.8e-7, gather=1e-8, gathered=4e-10)
-"""Of the processor time of gradients on two cores of an AMD EPYC, traces carried on: chunks of 8 to
-256 steps, two GRU layers of 128 units (64 samples), three of 256, four leaky layers of 256 (64), an
-LSTM of 256, four LRU layers of 128 (32 each), and an MGU of 128 (16). With these rates, the chosen
-chunk takes at most 5 % more than the best one. The last two are from SDDMMs with 10^6 entries and
-16 to 128 steps."""
+"""Fitted to the processor time of gradients with carried traces, on two cores of an AMD EPYC:
+chunks of 8 to 256 steps, two GRU layers of 128 units (64 samples), three of 256, four leaky layers
+of 256 (64), an LSTM of 256, four LRU layers of 128 (32 each), and an MGU of 128 (16). With these
+rates, the chosen chunk takes at most 5 % more than the best one. The last two are from SDDMMs with
+10^6 entries and 16 to 128 steps."""
 
 ACCELERATOR = Rates(flop=5e-14, byte=2e-12, operation=5e-6, gather=0.0, gathered=4e-12)
 """Orders of magnitude, not measured: starting a small operation takes longer than running it."""

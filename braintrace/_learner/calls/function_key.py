@@ -35,7 +35,7 @@ _NOT_LOOKED_INTO = (brainstate.State, types.FunctionType, types.ModuleType, type
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ByIdentity:
-    """An object that equals itself alone, and is kept so that no other takes its place."""
+    """An object that is compared by identity; the reference keeps its `id` unique."""
 
     value: Any
 
@@ -103,7 +103,7 @@ class FunctionKeys:
 
 
 def _add(values: Iterable[Any], contents: list[Any], inside: tuple[int, ...]) -> None:
-    """Append the values, and instead of those that have parts the objects that define them.
+    """Append values; for a value with parts, append the objects that define it.
 
     The values are read by functions with the identities ``inside``, the outermost first.
     """
@@ -136,8 +136,8 @@ def _add(values: Iterable[Any], contents: list[Any], inside: tuple[int, ...]) ->
 def _attributes(code: types.CodeType | None, objects: Iterable[Any]) -> list[Any]:
     """Return attributes that code may read from objects: their names and values.
 
-    The attributes of these and what methods of the objects read are among them. States are not:
-    they are inputs.
+    Attributes of these attributes, and attributes that methods read, are included. States are
+    inputs, and are not.
     """
     names = _names_in(code)
     found: list[Any] = []
@@ -189,7 +189,7 @@ _CONTENTS = operator.attrgetter("cell_contents")
 
 
 def _closed_over(cells: Sequence[types.CellType]) -> list[Any]:
-    """Return what cells contain; instead of a value that is not assigned yet, its cell."""
+    """Return the values of cells; the cell itself if its value is not assigned yet."""
     try:
         return list(map(_CONTENTS, cells))
     except ValueError:

@@ -97,7 +97,7 @@ def by_function(update_fn: Callable[..., PyTree], has_aux: bool) -> Update:
 
 
 FEW = 10_000
-"""Numbers of a gradient that are computed again sooner than a branch is taken."""
+"""Maximum number of scalars of a gradient that are recomputed instead of branching."""
 
 
 def by_transformation(learner: LearnerParts, optimizer: Any) -> Update:

@@ -73,7 +73,7 @@ class Noticed:
     warned
         The number at the last warning.
     running, time
-        Later calls, whose results may still be computed, and when earlier ones were looked at.
+        Later calls, whose results may still be computed, and the time of the last check.
     """
 
     value: jax.Array | None = None

@@ -19,7 +19,7 @@ MORE = 10
 """Factor of the number of skipped updates from one warning to the next."""
 
 MOST_RUNNING, LONGEST = 8, 0.1
-"""Calls of one step that are not looked at while the next ones are made, and seconds since then."""
+"""Maximum number of unchecked calls of one step, and maximum seconds until a check."""
 
 
 def notice_counted(held: LearnerOptimizer) -> None:

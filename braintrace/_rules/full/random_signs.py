@@ -1,9 +1,9 @@
 """Rademacher vectors of the random rules, with a key and a step counter as traces.
 
 Signs are the bits of a hash of the key, the step and the sample index (Threefry, a pair of words at
-a time), so a sequence has the same signs batched or mapped, whole or in parts. Under a ``vmap``
-whose elements have equal keys, the index of the element is folded into the key; elements with
-different keys use these.
+a time), so a sequence has the same signs batched or mapped, in one call or several. Under a
+``vmap`` whose elements have equal keys, the index of the element is folded into the key; elements
+with different keys use these.
 """
 
 import math

@@ -81,8 +81,8 @@ def as_users_have_it() -> Iterator[None]:
 def traced_on_automatic_axes(states: Iterable[brainstate.State], *arguments: Any) -> Iterator[Any]:
     """Trace functions of States and arguments for `Auto` axes, also inside of a transformation.
 
-    It returns the arguments on these axes, and is for functions that read States, which
-    `on_automatic_axes` does not rename there. The States have their own values again at the end.
+    Yield the arguments on these axes. The functions may read States, which `on_automatic_axes`
+    does not rename inside a transformation; their values are restored at the end.
     """
     context = jax.sharding.get_abstract_mesh()
     values = jax.tree.leaves((peek_all(states), arguments))

@@ -288,7 +288,7 @@ class Initialiser:
 
 
 def _read_by(traced: StatefulTrace) -> tuple[brainstate.State, ...]:
-    """Return the States that a program does more with than copy them (`copy_of` copies all)."""
+    """Return the States that a program uses, other than by copying (`copy_of` copies all)."""
     jaxpr, _ = open_jaxpr(traced.jaxpr)
     used = {id(v) for equation in jaxpr.eqns for v in equation.invars} | set(map(id, jaxpr.outvars))
     variables = iter(jaxpr.invars)

@@ -97,7 +97,7 @@ def _held(names: Sequence[str], through_steps: bool) -> Any:
 
 
 def _zero_of(tangent: Any, like: Any) -> Any:
-    """Return a zero that depends on a tangent: a sum of none of its entries.
+    """Return a zero that depends on a tangent: an empty sum of its entries.
 
     A constant zero would not reach the next step.
     """
