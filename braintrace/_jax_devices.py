@@ -30,15 +30,15 @@ def devices_of(ctx: Any) -> int:
     return getattr(ctx.module_context.axis_context, "num_devices", None) or 1
 
 
-def _lower_is_divided(ctx: Any) -> Any:
-    is_divided = devices_of(ctx) > 1
-    return mlir.lower_fun(lambda: jnp.asarray(is_divided), multiple_results=False)(ctx)
+def _lower_is_sharded(ctx: Any) -> Any:
+    is_sharded = devices_of(ctx) > 1
+    return mlir.lower_fun(lambda: jnp.asarray(is_sharded), multiple_results=False)(ctx)
 
 
-_is_divided_p = Primitive("braintrace_is_divided")
-_is_divided_p.def_abstract_eval(lambda: jax.core.ShapedArray((), jnp.dtype(bool)))
-_is_divided_p.def_impl(lambda: jnp.asarray(False))  # without operands, it runs on one device
-mlir.register_lowering(_is_divided_p, _lower_is_divided)
+_is_sharded_p = Primitive("braintrace_is_sharded")
+_is_sharded_p.def_abstract_eval(lambda: jax.core.ShapedArray((), jnp.dtype(bool)))
+_is_sharded_p.def_impl(lambda: jnp.asarray(False))  # without operands, it runs on one device
+mlir.register_lowering(_is_sharded_p, _lower_is_sharded)
 
 
 _devices: contextvars.ContextVar[int | None] = contextvars.ContextVar("devices", default=None)
@@ -63,8 +63,8 @@ def runs_on_several_devices() -> bool:
     return (_devices.get() or 1) > 1
 
 
-def divided_dependent(
-    *operands: Any, divided: Callable[..., Any], whole: Callable[..., Any]
+def sharding_dependent(
+    *operands: Any, sharded: Callable[..., Any], unsharded: Callable[..., Any]
 ) -> Any:
     """Run one of two functions: for a program on several devices, or on one.
 
@@ -74,8 +74,8 @@ def divided_dependent(
     """
     devices = _devices.get() or (1 if jax.device_count() == 1 else None)
     if devices is not None:
-        return (divided if devices > 1 else whole)(*operands)
-    return jax.lax.cond(_is_divided_p.bind(), divided, whole, *operands)
+        return (sharded if devices > 1 else unsharded)(*operands)
+    return jax.lax.cond(_is_sharded_p.bind(), sharded, unsharded, *operands)
 
 
 def _lower_undivided(ctx: Any, value: Any, *, mesh: Any, axis: int) -> Any:
@@ -93,20 +93,20 @@ def _lower_undivided(ctx: Any, value: Any, *, mesh: Any, axis: int) -> Any:
 
 def _batched_undivided(operands: Any, dims: Any, *, mesh: Any, axis: int) -> tuple[Any, int]:
     (value,), (dim,) = operands, dims
-    return undivided(value, mesh, axis + (dim <= axis)), dim
+    return unsharded(value, mesh, axis + (dim <= axis)), dim
 
 
-_undivided_p = Primitive("braintrace_undivided")
-_undivided_p.def_impl(lambda value, **_: value)
-_undivided_p.def_abstract_eval(lambda value, **_: value)
-mlir.register_lowering(_undivided_p, _lower_undivided)
-ad.deflinear2(_undivided_p, lambda cotangent, _, *, mesh, axis: [undivided(cotangent, mesh, axis)])
-batching.primitive_batchers[_undivided_p] = _batched_undivided
+_unsharded_p = Primitive("braintrace_unsharded")
+_unsharded_p.def_impl(lambda value, **_: value)
+_unsharded_p.def_abstract_eval(lambda value, **_: value)
+mlir.register_lowering(_unsharded_p, _lower_undivided)
+ad.deflinear2(_unsharded_p, lambda cotangent, _, *, mesh, axis: [unsharded(cotangent, mesh, axis)])
+batching.primitive_batchers[_unsharded_p] = _batched_undivided
 
 
-def undivided(value: Any, mesh: Any, axis: int) -> Any:
+def unsharded(value: Any, mesh: Any, axis: int) -> Any:
     """Return an array that is not sharded along one of its axes.
 
     XLA chooses the sharding of the other axes, and of all axes inside of a ``shard_map``.
     """
-    return _undivided_p.bind(value, mesh=mesh, axis=axis)
+    return _unsharded_p.bind(value, mesh=mesh, axis=axis)

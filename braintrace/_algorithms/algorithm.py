@@ -246,7 +246,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     @one_thread_at_a_time
     def divide(self, division: Division) -> None:
         """Shard the arrays over a mesh; see `braintrace.shard`."""
-        compiled = self.compiled_model.divided(division)
+        compiled = self.compiled_model.sharded(division)
         traces = moved_traces(self.compiled, compiled.step, self.traces)
         with uninterrupted:
             self._compiled, self.traces = compiled, traces

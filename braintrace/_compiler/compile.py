@@ -219,8 +219,8 @@ def graph_with_split_gates(
         if gate.equation in names
     ]
     parts_of_graph = (traced, tuple(step.groups), tuple(relations), graph.diagnostics)
-    divided = ETraceGraph(*parts_of_graph, needs=method.needs, trace_specs={}, batch=graph.batch)
-    return dataclasses.replace(divided, trace_specs=method.trace_specs(divided, every_state))
+    sharded = ETraceGraph(*parts_of_graph, needs=method.needs, trace_specs={}, batch=graph.batch)
+    return dataclasses.replace(sharded, trace_specs=method.trace_specs(sharded, every_state))
 
 
 def with_every_operation(graph: ETraceGraph, method: TraceMethod, every_state: bool) -> ETraceGraph:

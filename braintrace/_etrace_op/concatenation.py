@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._jax import divided_dependent
+from .._jax import sharding_dependent
 from .registry import Arrays
 from .spec import ETPPrimitiveSpec
 
@@ -82,6 +82,6 @@ def _joined_apart(parts: list[jax.Array]) -> jax.Array:
     def joined(parts: list[jax.Array]) -> jax.Array:
         return jnp.concatenate(parts)
 
-    on_cpu = functools.partial(divided_dependent, divided=joined, whole=apart)
+    on_cpu = functools.partial(sharding_dependent, sharded=joined, unsharded=apart)
     whole_array: jax.Array = jax.lax.platform_dependent(parts, cpu=on_cpu, default=joined)
     return whole_array

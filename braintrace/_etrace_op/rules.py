@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from .._errors import PrimitiveError
-from .._jax import divided_dependent
+from .._jax import sharding_dependent
 from . import derive
 from .concatenation import Concatenation, part_by_part
 from .derive import (
@@ -253,7 +253,9 @@ def _sum_over_samples_and_steps(
 
     if x.shape[0] == 1:
         return steps_first(x, hidden_dim)
-    gradients: Arrays = divided_dependent(x, hidden_dim, divided=samples_first, whole=steps_first)
+    gradients: Arrays = sharding_dependent(
+        x, hidden_dim, sharded=samples_first, unsharded=steps_first
+    )
     return gradients
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._jax import divided_dependent
+from .._jax import sharding_dependent
 
 UNROLLED = 32
 BLOCK = 8
@@ -47,7 +47,7 @@ def sum_over_samples(products: Callable[[Any], Any], operands: Any, axes: int = 
     by_addition = functools.partial(added_up, products, axes=axes)
     samples_last = functools.partial(reduced_to_samples, products, axes=axes)
     on_cpu, default = (
-        functools.partial(divided_dependent, divided=samples_last, whole=whole)
+        functools.partial(sharding_dependent, sharded=samples_last, unsharded=whole)
         for whole in (by_addition, at_once)
     )
     return jax.lax.platform_dependent(operands, cpu=on_cpu, default=default)

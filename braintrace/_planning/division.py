@@ -61,8 +61,8 @@ class Parts:
             shape = (leaf.shape[0] // self.data, *leaf.shape[1:])
             return jax.ShapeDtypeStruct(shape, leaf.dtype)
 
-        divided: tuple[PyTree, ...] = jax.tree.map(of_leaf, example)
-        return divided
+        sharded: tuple[PyTree, ...] = jax.tree.map(of_leaf, example)
+        return sharded
 
     def layout(self, graph: ETraceGraph, specs: TraceSpecs) -> Layout:
         """Return the axes along which outputs are sharded, for one device's samples."""
@@ -101,7 +101,7 @@ class Array:
 
     shape: tuple[int, ...]
     dtype: Any
-    is_divided: bool = False
+    is_sharded: bool = False
 
 
 def arrays(tree: PyTree) -> list[Array]:
@@ -112,7 +112,7 @@ def arrays(tree: PyTree) -> list[Array]:
 def arrays_of_state(path: Any, value: PyTree, layout: Layout) -> list[Array]:
     """Return the leaves of the value of a State."""
     return [
-        dataclasses.replace(leaf, is_divided=MODEL in layout.leaves.get((path, index), ()))
+        dataclasses.replace(leaf, is_sharded=MODEL in layout.leaves.get((path, index), ()))
         for index, leaf in enumerate(arrays(value))
     ]
 
@@ -123,13 +123,13 @@ def arrays_of_traces(traces: Traces, layout: Layout) -> list[Array]:
     def of(names: Any, tree: PyTree) -> Iterable[Array]:
         if isinstance(names, dict):
             return [leaf for key, inner in tree.items() for leaf in of(names[key], inner)]
-        return [dataclasses.replace(leaf, is_divided=MODEL in names) for leaf in arrays(tree)]
+        return [dataclasses.replace(leaf, is_sharded=MODEL in names) for leaf in arrays(tree)]
 
     found = arrays_of(traces).items()
     return [leaf for keys, tree in found for leaf in of(layout.traces[keys[0]], tree)]
 
 
-def divided_sizes(arrays_and_names: Iterable[tuple[PyTree, Names]]) -> frozenset[int]:
+def sharded_sizes(arrays_and_names: Iterable[tuple[PyTree, Names]]) -> frozenset[int]:
     """Return the lengths of the axes along which arrays are sharded."""
     return frozenset(
         size

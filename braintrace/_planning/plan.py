@@ -271,11 +271,11 @@ def _planned(work: Workload, parts: Parts, memory: int | None) -> Plan:
     program = program_for(work, parts)
 
     def total(found: Iterable[Array]) -> int:
-        return sum(size_of(a) // (parts.model if a.is_divided else 1) for a in found)
+        return sum(size_of(a) // (parts.model if a.is_sharded else 1) for a in found)
 
     # Each device slices the indices of its sparse entries from a constant.
     places = total(program.places) if parts.model > 1 else 0
-    shares = parts.model if program.divided else 1
+    shares = parts.model if program.sharded else 1
     found = Plan(
         method=work.method,
         steps=work.steps,
@@ -304,9 +304,9 @@ def _changes(work: Workload, parts: Parts, found: Plan) -> Iterator[Change]:
 
     def first(kind: Iterator[tuple[str, Workload, Parts]]) -> Iterator[Change]:
         change = None
-        for what, other, divided in kind:
+        for what, other, sharded in kind:
             try:
-                total = _planned(other, divided, found.memory).total
+                total = _planned(other, sharded, found.memory).total
             except BraintraceError:  # the rule refuses the model, or the batch is not divisible
                 continue
             change = Change(what, total, total <= (found.memory or 0))

@@ -34,7 +34,7 @@ from .._learner.state.optimizer import is_transformation
 from .._rules import Rule
 from .._sharding import Layout
 from .._typing import Path, PyTree
-from .division import Array, Parts, arrays, arrays_of_state, arrays_of_traces, divided_sizes
+from .division import Array, Parts, arrays, arrays_of_state, arrays_of_traces, sharded_sizes
 
 LONGEST_AXIS = 2**31 - 1
 """XLA counts the elements of a flattened array in 32 bits."""
@@ -88,7 +88,7 @@ class PlannedProgram:
         Arguments, and the ones whose memory the program may use for its results.
     places
         Row indices of the entries of sparse matrices.
-    divided
+    sharded
         Lengths of axes along which outputs are sharded; unsharded arrays may have equal lengths.
     chunk_size, records
         Number of steps in a chunk, and the bytes of their residuals.
@@ -102,7 +102,7 @@ class PlannedProgram:
     arguments: list[Array]
     aliased: list[Array]
     places: list[Array]
-    divided: frozenset[int]
+    sharded: frozenset[int]
     chunk_size: int
     records: int
 
@@ -111,7 +111,7 @@ class PlannedProgram:
         """The program's results."""
         avals = [atom.aval for atom in open_jaxpr(self.traced.jaxpr)[0].outvars]
         return [
-            dataclasses.replace(found, is_divided=self.is_divided(found)) for found in arrays(avals)
+            dataclasses.replace(found, is_sharded=self.is_sharded(found)) for found in arrays(avals)
         ]
 
     def temp_bytes(self) -> int:
@@ -124,9 +124,9 @@ class PlannedProgram:
             return self.records
         return int(self.traced.lower().compile().memory_analysis().temp_size_in_bytes)
 
-    def is_divided(self, aval: Any) -> bool:
+    def is_sharded(self, aval: Any) -> bool:
         """Test, by its shape alone, whether outputs of an array are sharded."""
-        return not self.divided.isdisjoint(aval.shape)
+        return not self.sharded.isdisjoint(aval.shape)
 
 
 def _longest_axis(jaxpr: Any) -> int:
@@ -207,7 +207,7 @@ def _traced(work: Workload, example: tuple[PyTree, ...], parts: Parts) -> Planne
 
     compiled = algorithm.compiled
     layout = parts.layout(compiled.full_graph, compiled.trace_specs)
-    divided = _divided(algorithm, layout)
+    sharded = _sharded(algorithm, layout)
     paths = {id(state): path for path, state in algorithm.states_of_model.items()}
     parameters = _joined(arrays_of_state(p, s.value, layout) for p, s in _parameters(algorithm))
     own_of_optimizer = _like_parameters(arrays(moments.value), parameters)
@@ -230,16 +230,16 @@ def _traced(work: Workload, example: tuple[PyTree, ...], parts: Parts) -> Planne
         optimizer=own_of_optimizer,
         arguments=[*_joined(held), *taken, *arrays(arguments)],
         aliased=taken if in_place else [],
-        places=_places(algorithm, divided),
-        divided=divided,
+        places=_places(algorithm, sharded),
+        sharded=sharded,
         chunk_size=length,
         records=records if has_traces else 0,
     )
 
 
-def _places(algorithm: ETraceAlgorithm, divided: frozenset[int]) -> list[Array]:
+def _places(algorithm: ETraceAlgorithm, sharded: frozenset[int]) -> list[Array]:
     return [
-        Array(operand.aval.shape, np.int32, not divided.isdisjoint(operand.aval.shape))
+        Array(operand.aval.shape, np.int32, not sharded.isdisjoint(operand.aval.shape))
         for relation in algorithm.graph.hidden_param_op_relations
         for name, operand in relation.trainable_vars.items()
         if (get_primitive_spec(relation.primitive).trace_axes or {}).get(name) == ("entry",)
@@ -248,8 +248,8 @@ def _places(algorithm: ETraceAlgorithm, divided: frozenset[int]) -> list[Array]:
 
 def _like_parameters(moments: list[Array], parameters: list[Array]) -> list[Array]:
     """Return an optimizer's arrays, sharded like a parameter of the same shape."""
-    shapes = {leaf.shape for leaf in parameters if leaf.is_divided}
-    return [dataclasses.replace(leaf, is_divided=leaf.shape in shapes) for leaf in moments]
+    shapes = {leaf.shape for leaf in parameters if leaf.is_sharded}
+    return [dataclasses.replace(leaf, is_sharded=leaf.shape in shapes) for leaf in moments]
 
 
 def _joined(found: Iterable[list[Array]]) -> list[Array]:
@@ -260,9 +260,9 @@ def _parameters(algorithm: ETraceAlgorithm) -> Iterable[tuple[Path, brainstate.S
     return algorithm.param_states.items()
 
 
-def _divided(algorithm: ETraceAlgorithm, layout: Layout) -> frozenset[int]:
+def _sharded(algorithm: ETraceAlgorithm, layout: Layout) -> frozenset[int]:
     leaves = {(leaf.path, leaf.leaf): leaf for leaf in algorithm.graph.traced.leaves}
-    return divided_sizes((leaves[key], names) for key, names in layout.leaves.items())
+    return sharded_sizes((leaves[key], names) for key, names in layout.leaves.items())
 
 
 def _starting_traces(algorithm: ETraceAlgorithm) -> PyTree:

@@ -25,7 +25,7 @@ from .._typing import Path, path_name
 from .compiled_step import CompiledStep, carries_alike
 from .environment.attributes import Attributes, attributes_of
 from .environment.environ import Environment
-from .on_mesh import divided
+from .on_mesh import sharded
 from .states.batch_axes import arguments_for_batch, example_arguments
 from .states.initial_values import InitialFunction, InitialValues, Shapes, shapes_of
 from .states.lru_cache import LRUCache
@@ -81,7 +81,7 @@ class CompiledModel:
     written: set[str]
     division: Division | None = None
 
-    def divided(self, division: Division) -> "CompiledModel":
+    def sharded(self, division: Division) -> "CompiledModel":
         """Return this model sharded over a mesh; steps of other shapes are compiled again.
 
         Raises
@@ -90,7 +90,7 @@ class CompiledModel:
             If the batch size is not a multiple of the number of parts, or there is no batch axis.
         """
         known: Steps = LRUCache(MOST_STEPS)
-        step = divided(self.step, division)
+        step = sharded(self.step, division)
         known[self.shapes, self.attributes] = step
         return dataclasses.replace(self, step=step, known=known, division=division)
 
@@ -252,7 +252,7 @@ class CompiledModel:
     def analysed_again(self, analyse: Analyse) -> "CompiledModel":
         """Return this model compiled by another analysis, for the same shapes and attributes."""
         traced, known = self.step.graph.traced, Steps(MOST_STEPS)
-        step = divided(analyse(example_arguments(traced), traced.batch_size), self.division)
+        step = sharded(analyse(example_arguments(traced), traced.batch_size), self.division)
         known[self.shapes, self.attributes] = step
         return dataclasses.replace(self, step=step, known=known)
 
@@ -267,7 +267,7 @@ class CompiledModel:
         for key in list(self.known):
             if key[0] == shapes and not key[1].changed(attributes, self.written):
                 return self.known[key]
-        step = divided(compiled(), self.division)
+        step = sharded(compiled(), self.division)
         self.written.update(attributes.changed(attributes_of(model)))
         self.known[shapes, attributes] = step
         return step

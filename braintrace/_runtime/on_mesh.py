@@ -13,7 +13,7 @@ from .states.model_states import States, values_by_path, write_by_path
 from .traces import EligibilityTraces
 
 
-def divided(step: CompiledStep, division: Division | None) -> CompiledStep:
+def sharded(step: CompiledStep, division: Division | None) -> CompiledStep:
     """Return a compiled step whose arrays are placed on a mesh, if there is one.
 
     Parameters

@@ -348,8 +348,8 @@ def _bits(array: Any) -> Any:
 
 def _as_stored(array: Any) -> Any:
     """Return an array in the form for orbax: only sharded arrays remain JAX arrays."""
-    is_divided = isinstance(array, jax.Array) and not array.is_fully_replicated
-    return array if is_divided else np.asarray(array)
+    is_sharded = isinstance(array, jax.Array) and not array.is_fully_replicated
+    return array if is_sharded else np.asarray(array)
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from .._graph import ETraceGraph, HiddenGroup, StateLeaf, TraceSpec, TraceSpecs
 from .._jax import Var
 from .._typing import Path
 from .division import Division, Names
-from .parts import Parts, axes_before, divided_axis, is_divided_along, parts_along, parts_of
+from .parts import Parts, axes_before, is_sharded_along, parts_along, parts_of, sharded_axis
 
 Leaf = tuple[Path, int]
 """Path of a State, and the index of a leaf of its value."""
@@ -118,8 +118,8 @@ class _Finder:
     def _fits(self, site: TraceSite, parts: Parts) -> bool:
         """Test whether the outputs of an operation are on the same devices as their elements."""
         own = parts_of(site.influence.positions, parts)
-        is_divided = own.ndim > 1 and is_divided_along(own.ndim - 1, own, self._count)
-        return is_divided and (not _has_entries(site) or self._entries_fit(site))
+        is_sharded = own.ndim > 1 and is_sharded_along(own.ndim - 1, own, self._count)
+        return is_sharded and (not _has_entries(site) or self._entries_fit(site))
 
     def _entries_fit(self, site: TraceSite) -> bool:
         """Test whether equal parts of the entries belong to equal parts of the outputs."""
@@ -146,7 +146,7 @@ class _Finder:
                 if state.in_var is leaf.in_var and units is not None:
                     size = int(np.prod(leaf.shape))
                     ids = np.arange(size) if layout is None else layout
-                    return divided_axis(parts_of(ids.reshape(leaf.shape), units), self._count)
+                    return sharded_axis(parts_of(ids.reshape(leaf.shape), units), self._count)
         return None
 
     def _of_parameters(self) -> Iterator[tuple[Leaf, Names]]:
@@ -194,7 +194,7 @@ class _Finder:
                 active = active_outputs_of(site.relation, site.influence, stored)
                 own = np.asarray(active.pick(own))
             is_same = own.shape[-1] == spec.shape[-1]
-            if is_same and is_divided_along(own.ndim - 1, own, self._count):
+            if is_same and is_sharded_along(own.ndim - 1, own, self._count):
                 names[-1] = self._model
         return tuple(names)
 
@@ -208,7 +208,7 @@ class _Finder:
             if batch is not None:
                 parts = parts_along(site.group.shape, batch, self._data_count)
                 own = parts_of(site.influence.positions, parts)
-                return self._data if is_divided_along(0, own, self._data_count) else None
+                return self._data if is_sharded_along(0, own, self._data_count) else None
         return None
 
     def _replicated(self, leaves: Mapping[Leaf, Names]) -> Iterator[str]:

@@ -35,7 +35,7 @@ def parts_of(positions: np.ndarray, of_positions: Parts) -> Parts:
     return np.where(positions >= 0, found, ANYWHERE)
 
 
-def is_divided_along(axis: int, parts: Parts, count: int) -> bool:
+def is_sharded_along(axis: int, parts: Parts, count: int) -> bool:
     """Test whether sharding an array along an axis places every element in its part."""
     if parts.size == 0 or parts.shape[axis] % count:
         return False
@@ -44,10 +44,10 @@ def is_divided_along(axis: int, parts: Parts, count: int) -> bool:
     return bool(np.all(is_free | (parts == own)) and not is_free.all())
 
 
-def divided_axis(parts: Parts, count: int) -> int | None:
+def sharded_axis(parts: Parts, count: int) -> int | None:
     """Return the axis along which an array is sharded; ``None`` if there is none."""
     axes = reversed(range(parts.ndim))
-    return next((axis for axis in axes if is_divided_along(axis, parts, count)), None)
+    return next((axis for axis in axes if is_sharded_along(axis, parts, count)), None)
 
 
 def axes_before(

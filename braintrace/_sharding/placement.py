@@ -101,8 +101,8 @@ class Placement:
         samples, data = self.layout.samples, self.division.data
 
         def placed(leaf: Any) -> Any:  # several leading axes of an input are one axis here
-            is_divided = samples is not None and leaf.shape[1] % samples == 0
-            return self._placed(leaf, (None, data) if is_divided else ())
+            is_sharded = samples is not None and leaf.shape[1] % samples == 0
+            return self._placed(leaf, (None, data) if is_sharded else ())
 
         x = {
             key: jax.tree.map(placed if key in self.layout.batched else self.whole, value)

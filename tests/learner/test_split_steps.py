@@ -410,7 +410,7 @@ def values_of(function, *arguments):
 @pytest.mark.parametrize("mapped", [(0, None), (None, 0), (0, 0)], ids=["x", "weight", "both"])
 def test_products_over_time_where_samples_lie(mapped, monkeypatch):
     """What several devices do instead of an operation, whatever changes from step to step."""
-    monkeypatch.setattr(over_time, "divided_dependent", lambda *v, divided, whole: divided(*v))
+    monkeypatch.setattr(over_time, "sharding_dependent", lambda *v, sharded, unsharded: sharded(*v))
     draw = np.random.default_rng(4).normal
     shapes = (BATCH, INPUTS), (INPUTS, H)
     lead = [() if axis is None else (STEPS,) for axis in mapped]

@@ -17,10 +17,10 @@ from braintrace._sharding import layout_of
 from braintrace._sharding.division import Division, sharding_on
 from braintrace._sharding.parts import (
     ANYWHERE,
-    divided_axis,
-    is_divided_along,
+    is_sharded_along,
     parts_along,
     parts_of,
+    sharded_axis,
 )
 from braintrace._sharding.placement import placement_of
 
@@ -95,14 +95,14 @@ def test_parts_of_axes():
     along = parts_along((2, 6), 1, 3)
     np.testing.assert_array_equal(along, [[0, 0, 1, 1, 2, 2]] * 2)
     np.testing.assert_array_equal(parts_of(np.asarray([3, -1, 0, 11]), along), [1, ANYWHERE, 0, 2])
-    assert is_divided_along(1, along, 3)
-    assert not is_divided_along(0, along, 2)
-    assert not is_divided_along(1, along, 4)  # six elements
-    assert not is_divided_along(1, along[:, ::-1], 3)
-    assert is_divided_along(1, np.where(along == 1, ANYWHERE, along), 3)
-    assert not is_divided_along(1, np.full((2, 6), ANYWHERE), 3)
-    assert not is_divided_along(1, np.zeros((0, 6), int), 3)
-    assert (divided_axis(along, 3), divided_axis(along.T, 3), divided_axis(along, 2)) == (
+    assert is_sharded_along(1, along, 3)
+    assert not is_sharded_along(0, along, 2)
+    assert not is_sharded_along(1, along, 4)  # six elements
+    assert not is_sharded_along(1, along[:, ::-1], 3)
+    assert is_sharded_along(1, np.where(along == 1, ANYWHERE, along), 3)
+    assert not is_sharded_along(1, np.full((2, 6), ANYWHERE), 3)
+    assert not is_sharded_along(1, np.zeros((0, 6), int), 3)
+    assert (sharded_axis(along, 3), sharded_axis(along.T, 3), sharded_axis(along, 2)) == (
         1,
         0,
         None,

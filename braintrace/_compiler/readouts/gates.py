@@ -21,7 +21,7 @@ import jax
 
 from ..._etrace_op import ETP_PRIMITIVE_SPECS, select_outputs
 from ..._graph import TracedModel
-from ..._jax import Atom, Equation, Var, bind, is_var, struct_of, undivided
+from ..._jax import Atom, Equation, Var, bind, is_var, struct_of, unsharded
 from ..._jaxpr import Program, Rule
 from ..._jaxpr.dataflow import ELEMENTWISE
 from ..frontend.rewritten import rewritten
@@ -139,7 +139,7 @@ def _count_read(var: Var, reader: Equation, counts: Mapping[Var, int]) -> int | 
     return None
 
 
-_BY_ELEMENT = ELEMENTWISE - {"optimization_barrier", "sharding_constraint", "braintrace_undivided"}
+_BY_ELEMENT = ELEMENTWISE - {"optimization_barrier", "sharding_constraint", "braintrace_unsharded"}
 
 
 def _gate_of_slice(equation: Equation) -> int | None:
@@ -290,7 +290,7 @@ def _rules_of_joined(program: Program, mesh: Any) -> dict[int, Rule]:
 
     def joined(equation: Equation, operands: list[Any]) -> list[Any]:
         axis = equation.params["dimension"]
-        return bind(equation, [undivided(value, mesh, axis) for value in operands])
+        return bind(equation, [unsharded(value, mesh, axis) for value in operands])
 
     return {
         index: joined

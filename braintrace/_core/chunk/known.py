@@ -91,11 +91,11 @@ def _around(values: ByVar, step: StepProgram, added: Mapping[Var, jax.Array]) ->
 
     On several devices, products with weights are computed where their samples are.
     """
-    is_divided = runs_on_several_devices()
+    is_sharded = runs_on_several_devices()
 
     def rule(equation: Equation, operands: list[Any]) -> list[Any] | None:
         is_mapped = any(var in step.varying for var in equation.outvars)
-        fold = fold_time_into_samples if is_divided else _as_operation
+        fold = fold_time_into_samples if is_sharded else _as_operation
         found = fold(equation, operands) if is_mapped else None
         if not any(var in values or var in added for var in equation.outvars):
             return found

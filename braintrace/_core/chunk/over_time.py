@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from ..._etrace_op import ETPPrimitive, get_primitive_spec
-from ..._jax import Atom, Equation, bind, divided_dependent
+from ..._jax import Atom, Equation, bind, sharding_dependent
 from ..._jaxpr import Program, evaluate
 from ..._typing import PyTree
 from ..time_loops import scan_over_time
@@ -146,7 +146,7 @@ def fold_time_into_samples(equation: Equation, values: list[Any]) -> list[jax.Ar
         return None
     plain = functools.partial(equation.primitive.implementation, **equation.params)
     x_index = get_primitive_spec(equation.primitive).x_invar_index
-    divided = jax.custom_batching.custom_vmap(plain)
+    sharded = jax.custom_batching.custom_vmap(plain)
 
     def marked(*values: Any) -> Any:
         return bind(equation, values)[0]
@@ -161,8 +161,8 @@ def fold_time_into_samples(equation: Equation, values: list[Any]) -> list[jax.Ar
         y = plain(x.reshape(-1, *x.shape[2:]), *weights)
         return jnp.swapaxes(y.reshape(-1, steps, *y.shape[1:]), 0, 1), True
 
-    divided.def_vmap(over_time)
-    return [divided_dependent(*values, divided=divided, whole=marked)]
+    sharded.def_vmap(over_time)
+    return [sharding_dependent(*values, sharded=sharded, unsharded=marked)]
 
 
 def stretched(tree: PyTree, steps: int) -> PyTree:

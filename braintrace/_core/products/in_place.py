@@ -35,7 +35,7 @@ import jax.numpy as jnp
 
 from ..._etrace_op import Concatenation, as_one
 from ..._graph import Traces
-from ..._jax import divided_dependent
+from ..._jax import sharding_dependent
 from ..._typing import PyTree
 
 BLOCK_BYTES = 2**20
@@ -58,7 +58,9 @@ def ordering_token(first: PyTree) -> jax.Array | None:
     found = [leaf for leaf in jax.tree.leaves(first) if leaf.size]
     if not found:
         return None
-    flag: jax.Array = divided_dependent(*found, divided=lambda *_: jnp.asarray(False), whole=_never)
+    flag: jax.Array = sharding_dependent(
+        *found, sharded=lambda *_: jnp.asarray(False), unsharded=_never
+    )
     return flag
 
 
@@ -134,7 +136,7 @@ def updated_in_place(
     if size == samples or is_complex:
         return at_once(over_time, of_samples, traces, flag)
     by_block = functools.partial(_in_blocks, update, samples, size)
-    on_cpu = functools.partial(divided_dependent, divided=at_once, whole=by_block)
+    on_cpu = functools.partial(sharding_dependent, sharded=at_once, unsharded=by_block)
     found: Traces = jax.lax.platform_dependent(
         over_time, of_samples, traces, flag, cpu=on_cpu, default=at_once
     )

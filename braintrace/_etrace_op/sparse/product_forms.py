@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..._jax import divided_dependent
+from ..._jax import sharding_dependent
 from ..sums import sum_over_samples
 from . import csr_kernel, sorted_by_column
 from .pattern import SparsePattern
@@ -93,7 +93,7 @@ def _sharded(by_column: Callable[..., Any], whole: Callable[..., Any], *operands
     if sparse_mat.parts == 1:
         return whole(*arrays)
     by_column = functools.partial(by_column, sparse_mat=sparse_mat)
-    return divided_dependent(*arrays, divided=by_column, whole=whole)
+    return sharding_dependent(*arrays, sharded=by_column, unsharded=whole)
 
 
 # --- the product
@@ -122,7 +122,9 @@ def product_of_entries(x: Any, weight: Any, sparse_mat: SparsePattern) -> Any:
         x,
         weight,
         cpu=functools.partial(
-            divided_dependent, divided=at_once, whole=functools.partial(in_blocks, ROWS_AT_ONCE)
+            sharding_dependent,
+            sharded=at_once,
+            unsharded=functools.partial(in_blocks, ROWS_AT_ONCE),
         ),
         default=functools.partial(in_blocks, most),
     )

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..._jax import divided_dependent
+from ..._jax import sharding_dependent
 from .pattern import SparsePattern
 
 FEWEST_ROWS, FEWEST_ENTRIES = 8, 2**12
@@ -61,7 +61,7 @@ def sddmm(x: Any, factor: Any, sparse_mat: SparsePattern) -> Any:
     is_ordered = max(sparse_mat.shape) >= WIDE or (x.ndim == 2 and len(x) >= MANY_ROWS)
     ordered = sparse_mat.by_block if is_ordered else ()
     operands = x, factor, sparse_mat.rows, sparse_mat.columns, *ordered
-    on_cpu = functools.partial(divided_dependent, divided=_at_once, whole=_on_processor)
+    on_cpu = functools.partial(sharding_dependent, sharded=_at_once, unsharded=_on_processor)
     return jax.lax.platform_dependent(*operands, cpu=on_cpu, default=_at_once)
 
 

@@ -140,7 +140,7 @@ def in_automatic_region(
     if not typed:
         return function(*arguments)
     mesh = typed[0].mesh
-    divided = {
+    sharded = {
         size: name
         for leaf in reversed(jax.tree.leaves(arguments))
         if (found := _typed(leaf)) is not None
@@ -154,7 +154,7 @@ def in_automatic_region(
 
     def of_output(leaf: Any) -> Any:
         is_sequence = steps is None or leaf.shape[:1] == (steps,)
-        names = [divided.get(size) for size in leaf.shape] if is_sequence else []
+        names = [sharded.get(size) for size in leaf.shape] if is_sequence else []
         first = next((i for i, name in enumerate(names) if name is not None), 0)
         return jax.sharding.reshard(leaf, NamedSharding(mesh, PartitionSpec(*names[: first + 1])))
 
