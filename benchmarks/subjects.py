@@ -95,7 +95,11 @@ def without_states(
 def bytes_of_call(call: Callable[..., Any], *arguments: Any) -> float:
     """Return the bytes of the temporary buffers of a call that reads and writes States."""
     pure, states = without_states(call, *arguments)
-    lowered = jax.jit(pure).lower([state.value for state in states], *arguments)
+    return temporary_bytes(jax.jit(pure).lower([state.value for state in states], *arguments))
+
+
+def temporary_bytes(lowered: Any) -> float:
+    """Return the bytes of the temporary buffers of a program."""
     return float(lowered.compile().memory_analysis().temp_size_in_bytes)
 
 
