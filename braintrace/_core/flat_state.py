@@ -107,14 +107,14 @@ def seen_by_layers(
     graph: ETraceGraph, inputs: Inputs
 ) -> list[tuple[tuple[int, ...], dict[Var, Any]]]:
     """Return the states of every layer, and the constant new values of others that it reads."""
-    flat, program, found = flat_state_of(graph), graph.traced.program, []
+    flat, program, result = flat_state_of(graph), graph.traced.program, []
     for layer in flat.layers:
         others = [other for other in flat.layers if other is not layer]
         new = [var for other in others for var in other.new_vars]
         values = dict(zip(new, evaluate(program, new, inputs), strict=True))
         overrides = {**values, **_joined(graph, others, values)}
-        found.append((layer.states, _constant(overrides)))
-    return found
+        result.append((layer.states, _constant(overrides)))
+    return result
 
 
 def step_of_layers(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[Var, Any]]:
@@ -204,9 +204,9 @@ def step_vjp(graph: ETraceGraph, inputs: Inputs, cotangents: ByState) -> StepVJP
     zeros = [jnp.zeros(atom.aval.shape, atom.aval.dtype) for atom in _atoms(graph, places)]
     old = [inputs[leaf.in_var] for leaf in flat.leaves]
     _, pull, xs = jax.vjp(states, old, zeros, has_aux=True)
-    before, found = jax.vmap(pull)(cotangents)
+    before, vjps = jax.vmap(pull)(cotangents)
     x = {use.key: value for use, value in zip(products, xs, strict=True)}
-    return StepVJP(before, dict(zip(places, found, strict=True)), x)
+    return StepVJP(before, dict(zip(places, vjps, strict=True)), x)
 
 
 def step_jvp(graph: ETraceGraph, inputs: Inputs, tangents: ByState) -> ByState:

@@ -34,22 +34,22 @@ def is_like(traces: Traces, specs: TraceSpecs) -> bool:
 
 def fused_gates(split: CarriedSpecs, fused: CarriedSpecs, traces: Traces) -> Traces:
     """Return traces of split gates as traces of fused gates."""
-    leaves, found = dict(_leaves(traces)), {}
+    leaves, arrays = dict(_leaves(traces)), {}
     for keys, gates, own in _gates(split, fused):
         like = leaves[next(iter(own.values()))]
         parts = [leaves[own[g]] if g in own else jnp.zeros_like(like) for g in gates]
-        found[keys] = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
-    joined: Traces = _like(fused.specs, found)
+        arrays[keys] = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
+    joined: Traces = _like(fused.specs, arrays)
     return joined
 
 
 def split_gates(split: CarriedSpecs, fused: CarriedSpecs, traces: Traces) -> Traces:
     """Return traces of fused gates as traces of split gates."""
-    leaves, found = dict(_leaves(traces)), {}
+    leaves, arrays = dict(_leaves(traces)), {}
     for keys, gates, own in _gates(split, fused):
         parts = [leaves[keys]] if len(gates) == 1 else jnp.split(leaves[keys], len(gates), axis=-1)
-        found.update({own[g]: part for g, part in zip(gates, parts, strict=True) if g in own})
-    carried: Traces = _like(split.specs, found)
+        arrays.update({own[g]: part for g, part in zip(gates, parts, strict=True) if g in own})
+    carried: Traces = _like(split.specs, arrays)
     return carried
 
 
@@ -85,14 +85,14 @@ def _stored_gates(fused: CarriedSpecs, spec: TraceSpec, size: int) -> list[int]:
 def _gates_of(split: CarriedSpecs) -> dict[_Keys, dict[int, _Keys]]:
     """Return the keys of the traces of each gate, by the keys of the fused gates' trace."""
     gates = {r.key: r.gate for r in split.graph.hidden_param_op_relations if r.gate is not None}
-    found: dict[_Keys, dict[int, _Keys]] = {}
+    result: dict[_Keys, dict[int, _Keys]] = {}
     for keys, _ in _leaves(split.specs):
         index, named = 0, keys
         for key, (name, gate, _) in gates.items():  # keys end in a bracket: none is a prefix
             if any(key in own for own in keys):
                 index, named = gate, tuple(own.replace(key, name) for own in keys)
-        found.setdefault(named, {})[index] = keys
-    return found
+        result.setdefault(named, {})[index] = keys
+    return result
 
 
 def _leaves(tree: Any, keys: _Keys = ()) -> Iterator[tuple[_Keys, Any]]:

@@ -48,15 +48,15 @@ def signals(group: HiddenGroup, signal: Probes) -> dict[int, jax.Array]:
     The next step's signal for a state before it is included: the signal of an output that reads the
     old state, or of a window that starts there.
     """
-    found = {
+    result = {
         a: new_state_to_elements(group, a, signal[state.name])
         for a, state in enumerate(group.states)
     }
     for a, state in enumerate(group.states):
         if (name := pre_step_probe(state)) in signal:
             pre_step = old_state_to_elements(group, a, signal[name])
-            found[a] = found[a] + jnp.concatenate([pre_step[1:], jnp.zeros_like(pre_step[:1])])
-    return found
+            result[a] = result[a] + jnp.concatenate([pre_step[1:], jnp.zeros_like(pre_step[:1])])
+    return result
 
 
 def backward(

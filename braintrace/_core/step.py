@@ -98,10 +98,10 @@ def single_step(
     """
     inputs = with_callback_results(graph.traced, inputs)
     weights = operands(graph, inputs)
-    found = jacobians(graph, inputs, weights)
+    result = jacobians(graph, inputs, weights)
     if reset is not None:
-        found = after_reset(graph, found, reset)
-    records = place(as_chunk(found))
+        result = after_reset(graph, result, reset)
+    records = place(as_chunk(result))
     held, before = jax.lax.stop_gradient((weights, traces))
     after = method.update(graph, held, records, before)
 
@@ -145,7 +145,7 @@ def chunk_gradient(
     if not late or signal.keys() - late:
         own, after = method.gradient(graph, weights, records, signal, before, after)
         parts.append(own)
-    gradients = jax.tree.map(lambda *found: sum(found[1:], found[0]), *parts)
+    gradients = jax.tree.map(lambda *result: sum(result[1:], result[0]), *parts)
     return _of_parameters(graph, gradients), after
 
 
@@ -174,9 +174,9 @@ def _of_parameters(graph: ETraceGraph, gradients: Weights) -> Weights:
     return {
         key: {
             name: gradient if name in learning[key] else jnp.zeros_like(gradient)
-            for name, gradient in found.items()
+            for name, gradient in result.items()
         }
-        for key, found in gradients.items()
+        for key, result in gradients.items()
     }
 
 

@@ -33,14 +33,14 @@ def stored_specs(specs: TraceSpecs, dtype: DTypeLike | None) -> TraceSpecs:
 
 
 def _stored(specs: TraceSpecs) -> TraceSpecs:
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key, entry in specs.items():
         if isinstance(entry, TraceSpec):
             if entry.is_stored:
-                found[key] = entry
+                result[key] = entry
         elif (inner := _stored(entry)) or not entry:
-            found[key] = inner
-    return found
+            result[key] = inner
+    return result
 
 
 def starting_traces(specs: TraceSpecs) -> Traces:
@@ -57,8 +57,8 @@ def starting_traces(specs: TraceSpecs) -> Traces:
 
 def outliving(specs: TraceSpecs) -> list[str]:
     """Return the keys of traces that a reset does not change."""
-    found = specs.items()
-    return [key for key, s in found if isinstance(s, TraceSpec) and s.outlives_reset]
+    result = specs.items()
+    return [key for key, s in result if isinstance(s, TraceSpec) and s.outlives_reset]
 
 
 def reset_traces(specs: TraceSpecs, traces: Traces, flags: jax.Array) -> Traces:
@@ -103,8 +103,8 @@ def samples_with(
             # The test stays in the loop: before it, XLA would store a flag for every entry.
             return jnp.any(test(jnp.where(is_other, 0, trace)))
 
-        found = jax.tree.leaves(jax.tree.map(passes, specs, traces))
-        return jnp.any(jnp.stack([jnp.zeros((), bool), *found]))
+        result = jax.tree.leaves(jax.tree.map(passes, specs, traces))
+        return jnp.any(jnp.stack([jnp.zeros((), bool), *result]))
 
     flags: jax.Array = jax.lax.map(of_sample, jnp.eye(samples, dtype=bool))
     return flags

@@ -58,5 +58,5 @@ def unfused(product: jax.Array, factor: jax.Array) -> jax.Array:
     knows that all entries of the other factor are equal, as in traces that the program has just
     reset, it then reads uninitialised memory. It does not fuse a selection.
     """
-    found: jax.Array = ordered_after([factor], product)
-    return found
+    result: jax.Array = ordered_after([factor], product)
+    return result

@@ -131,10 +131,10 @@ def _exported(
         values: dict[str, Any] = {**jax.tree.map(jnp.zeros_like, known), **state}
         now = jax.tree.unflatten(structure, [values[name] for name in names])
         sequences = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], slices)
-        after, found = run(now, *sequences)
-        _check_plain("The result of the step", found)
+        after, result = run(now, *sequences)
+        _check_plain("The result of the step", result)
         new = dict(zip(names, jax.tree.leaves(after), strict=True))
-        return {name: new[name] for name in kept}, jax.tree.map(lambda leaf: leaf[0], found)
+        return {name: new[name] for name in kept}, jax.tree.map(lambda leaf: leaf[0], result)
 
     state = {name: known[name] for name in kept}
     exported = jax.export.export(jax.jit(step))(state, *slices)

@@ -296,8 +296,8 @@ def inputs_of(learner: LearnerParts, arguments: tuple[PyTree, ...]) -> tuple[PyT
     up_to_date(learner.algorithm)
     traced, known = learner.graph.traced, read_arguments(learner.graph, unwrap(arguments))
     leaves = [known[var][None] for var in traced.argument_vars]
-    found: tuple[PyTree, ...] = jax.tree.unflatten(traced.argument_tree, leaves)
-    return found
+    result: tuple[PyTree, ...] = jax.tree.unflatten(traced.argument_tree, leaves)
+    return result
 
 
 def warn_if_predicted(learner: LearnerParts, request: Request) -> None:

@@ -189,13 +189,13 @@ class FunctionalLearner:
             store.mark = jnp.zeros(())
         is_known = bool(state.optimizer and optimizer.states)
         places = store.places.values()
-        found = [p.state for p in places if p.field != "optimizer" or is_known]
-        values = store.values(found)
+        result = [p.state for p in places if p.field != "optimizer" or is_known]
+        values = store.values(result)
         values, traces = jax.tree.map(jnp.asarray, (values, state.traces))
         with uninterrupted:
             if not is_known:
                 optimizer.await_leaves(state.optimizer)
-            write_values(found, values)
+            write_values(result, values)
             self.algorithm.traces.value = traces
             self._learner.place()
 
@@ -375,11 +375,11 @@ class FunctionalLearner:
         return places_of(self.algorithm, self._own, learner.held_optimizer, forecasts)
 
     def _now(self, places: Places, traces: Traces) -> LearnerState:
-        found: dict[str, dict[Path, PyTree]] = {field: {} for field in BY_PATH}
+        fields: dict[str, dict[Path, PyTree]] = {field: {} for field in BY_PATH}
         values = values_of(place.state for place in places.values())
         for place, value in zip(places.values(), values, strict=True):
-            found[place.field].update(place.entries(value))
-        return LearnerState(**found, traces=traces, rule=self.algorithm.rule)
+            fields[place.field].update(place.entries(value))
+        return LearnerState(**fields, traces=traces, rule=self.algorithm.rule)
 
     def _store(self, state: LearnerState, pairs: Pairs = ()) -> StateStore:
         """Return the store of a state, which is refused if it does not fit the learner."""

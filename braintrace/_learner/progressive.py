@@ -237,8 +237,8 @@ def inputs_like(learner: Learner, arguments: tuple[PyTree, ...]) -> tuple[PyTree
         is_row = var is not None and (1, *array.shape) == tuple(var.aval.shape)
         return array[None] if is_row else leaf
 
-    found: tuple[PyTree, ...] = jax.tree.map(of_leaf, arguments)
-    return found
+    result: tuple[PyTree, ...] = jax.tree.map(of_leaf, arguments)
+    return result
 
 
 def label_like(output: PyTree, label: PyTree) -> PyTree:
@@ -252,8 +252,8 @@ def label_like(output: PyTree, label: PyTree) -> PyTree:
     is_alike = len(leaves) == 1 and shape is not None and leaves[0].size == np.prod(shape)
     if not is_alike:
         return label
-    found: PyTree = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(shape), label)
-    return found
+    result: PyTree = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(shape), label)
+    return result
 
 
 def river_regressor(

@@ -182,11 +182,11 @@ class TDTrace:
 def _check_alike(trace: PyTree, gradients: PyTree) -> None:
     check_arrays("trace", trace, "`TDTrace.update`: ")
     check_arrays("gradients", gradients, "`TDTrace.update`: ")
-    expected, found = (
+    expected, result = (
         dict(zip(leaf_names(["gradients"], (tree,)), jax.tree.leaves(tree), strict=True))
         for tree in (trace, gradients)
     )
-    lines = differences(found, expected, lambda a, b: jnp.shape(a) == jnp.shape(b))
+    lines = differences(result, expected, lambda a, b: jnp.shape(a) == jnp.shape(b))
     if lines or jax.tree.structure(trace) != jax.tree.structure(gradients):
         raise ShapeError(
             f"`TDTrace.update`: the gradients do not match the trace:{''.join(lines)}\n"

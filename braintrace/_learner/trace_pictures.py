@@ -102,8 +102,8 @@ def plot_traces(
         )
     algorithm = learner.algorithm
     if sequences:
-        found = _norms_over_time(learner, path, sequences, sample)
-        panels = [_panel(name, "step", norms.T) for name, norms in found.items()]
+        result = _norms_over_time(learner, path, sequences, sample)
+        panels = [_panel(name, "step", norms.T) for name, norms in result.items()]
     else:
         matrices = _matrices(algorithm, algorithm.traces.value, path, sample)
         panels = [_panel(name, "entry", on_host(m)) for name, m in matrices.items()]
@@ -141,7 +141,7 @@ def _matrices(
     algorithm: ETraceAlgorithm, traces: Traces, path: str | Path, sample: int
 ) -> dict[str, jax.Array]:
     """Return magnitudes ``(units, entries)`` for one sample, by the title of their plot."""
-    found = {}
+    result = {}
     for name, array, axes, outputs in _arrays(algorithm, traces, path):
         unit = next(role for role in _UNITS if role in axes)
         units = [axis for axis, role in enumerate(axes) if role == unit]
@@ -151,8 +151,8 @@ def _matrices(
         norms = jnp.sqrt(jnp.sum(array**2, axis=tuple(others), keepdims=True))
         count = math.prod(array.shape[axis] for axis in units)
         matrix = jnp.transpose(norms, (*units, *entries, *others)).reshape(count, -1)
-        found[name] = matrix if outputs is None else _of_outputs(matrix, outputs)
-    return found
+        result[name] = matrix if outputs is None else _of_outputs(matrix, outputs)
+    return result
 
 
 def _of_outputs(matrix: jax.Array, outputs: _Outputs) -> jax.Array:
@@ -205,8 +205,8 @@ def _outputs_of_entries(graph: ETraceGraph, spec: TraceSpec, count: int) -> _Out
     with jax.ensure_compile_time_eval():
         factor = jnp.broadcast_to(jnp.arange(y.shape[-1], dtype=float), y.shape)
         ones = {spec.operand: jnp.ones((*y.shape[:-1], count))}
-        found = propagate(relation.primitive, relation.params, factor, ones)[spec.operand]
-    return _Outputs(np.asarray(found).reshape(-1, count)[0].astype(int), y.shape[-1])
+        result = propagate(relation.primitive, relation.params, factor, ones)[spec.operand]
+    return _Outputs(np.asarray(result).reshape(-1, count)[0].astype(int), y.shape[-1])
 
 
 def _with_samples(graph: ETraceGraph, spec: TraceSpec) -> tuple[Role, ...]:

@@ -69,10 +69,10 @@ def run_watched(learner: LearnerParts, request: Request) -> PyTree:
         try:
             for start, stop in blocks:
                 with uninterrupted, _counted_from(start):
-                    found = run_request(learner, parts.request(start, stop))
-                    seen = parts.add(found, start, stop)
+                    result = run_request(learner, parts.request(start, stop))
+                    seen = parts.add(result, start, stop)
                     done = stop
-                reporter.issued(stop, found, seen)
+                reporter.issued(stop, result, seen)
             reporter.report()
             notice_all(learner.held_optimizer)
         except KeyboardInterrupt as interrupt:
@@ -209,8 +209,8 @@ class _Sum:
     def joined(self) -> PyTree:
         """Return the results of the call."""
         losses, *aux = _joined(self._rest)
-        found = (self._gradients, *((losses,) if self._given.return_value else ()), *aux)
-        return found if len(found) > 1 else self._gradients
+        result = (self._gradients, *((losses,) if self._given.return_value else ()), *aux)
+        return result if len(result) > 1 else self._gradients
 
 
 def _divisor(weights: jax.Array) -> jax.Array:
@@ -255,8 +255,8 @@ class _Reporter:
     def report(self) -> None:
         """Wait for running blocks, and report them."""
         waiting, self._waiting = self._waiting, []
-        for stop, found, seen in waiting:
-            jax.block_until_ready(found)
+        for stop, result, seen in waiting:
+            jax.block_until_ready(result)
             if self._bar is not None:
                 if seen[0] is not None:
                     self._bar.set_postfix(loss=f"{_last(seen[0]):.4g}", refresh=False)

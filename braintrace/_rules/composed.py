@@ -68,11 +68,11 @@ class ComposedTraces(TraceMethod):
 
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
         """Return the trace specifications of all rules."""
-        found: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         for name, own in self.graphs_by_rule(graph).items():
             specs = self.rules[name].trace_specs(own, every_state)
-            found.update(_named(name, jax.tree.map(functools.partial(_of_rule, name), specs)))
-        return found
+            result.update(_named(name, jax.tree.map(functools.partial(_of_rule, name), specs)))
+        return result
 
     def update(
         self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
@@ -98,7 +98,7 @@ class ComposedTraces(TraceMethod):
         gradients = jax.tree.map(jnp.zeros_like, weights)
         graphs, known = self.graphs_by_rule(graph), []
         for name, own in graphs.items():
-            found, own_after = self.rules[name].gradient(
+            result, own_after = self.rules[name].gradient(
                 own,
                 _of(own, weights),
                 _recorded(graph, own, records),
@@ -106,7 +106,7 @@ class ComposedTraces(TraceMethod):
                 _of_name(name, before),
                 None if after is None else _of_name(name, after),
             )
-            gradients.update(found)
+            gradients.update(result)
             known += [] if own_after is None else [_named(name, own_after)]
         return gradients, joined(known) if len(known) == len(graphs) else None
 

@@ -65,16 +65,16 @@ def eligibility(
         for array in _arrays_of(graph, relation, operand)
     }
     names = _leaf_names(graph, name)
-    found: dict[str, dict[str, jax.Array]] = {}
+    result: dict[str, dict[str, jax.Array]] = {}
     for spec, trace in zip(jax.tree.leaves(specs), jax.tree.leaves(traces), strict=True):
         leaf = leaf_of.get((spec.relation, spec.operand))
         if spec.state is not None and leaf is not None:
-            own = found.setdefault(spec.state, {})
+            own = result.setdefault(spec.state, {})
             flat = _with_zeros(graph, specs, spec, trace)
             own[names[leaf]] = _added(name, own.get(names[leaf]), flat)
-    if not found:
+    if not result:
         raise _has_none(name)
-    return found if len(names) > 1 else {state: own[names[0]] for state, own in found.items()}
+    return result if len(names) > 1 else {state: own[names[0]] for state, own in result.items()}
 
 
 def _has_none(name: str) -> OptionError:
@@ -106,7 +106,7 @@ def _of_flat_state(
             f"state and have one: {known or 'none by this rule'}."
         )
     names = _leaf_names(graph, name)
-    found: dict[str, dict[str, jax.Array]] = {}
+    result: dict[str, dict[str, jax.Array]] = {}
     for leaf in own:
         trace = by_state[leaf.name]
         reached = flat.reached[leaf.name]
@@ -117,8 +117,8 @@ def _of_flat_state(
             of_sample = tuple(size for a, size in enumerate(state.shape) if a != axis)
             lead = () if axis is None else (flat.samples,)
             array = part.reshape(*lead, *of_sample, *leaf.shape)
-            found.setdefault(state.name, {})[names[leaf.leaf]] = array
-    return found if len(names) > 1 else {state: own[names[0]] for state, own in found.items()}
+            result.setdefault(state.name, {})[names[leaf.leaf]] = array
+    return result if len(names) > 1 else {state: own[names[0]] for state, own in result.items()}
 
 
 def _operands(graph: ETraceGraph, name: str) -> list[tuple[HiddenParamOpRelation, str]]:
@@ -128,14 +128,14 @@ def _operands(graph: ETraceGraph, name: str) -> list[tuple[HiddenParamOpRelation
         for relation in graph.hidden_param_op_relations
         for operand, path in relation.trainable_paths.items()
     ]
-    found = [(relation, operand) for own, relation, operand in every if own == name]
-    if not found:
+    result = [(relation, operand) for own, relation, operand in every if own == name]
+    if not result:
         known = quoted(list(dict.fromkeys(own for own, _, _ in every)))
         raise OptionError(
             f"`path` is '{name}', which has no trace. Weights that reach a hidden state through "
             f"an ETP operation and have one: {known or 'none by this rule'}."
         )
-    return found
+    return result
 
 
 def _arrays_of(graph: ETraceGraph, relation: HiddenParamOpRelation, operand: str) -> set[str]:

@@ -44,8 +44,8 @@ def computed(state: brainstate.State) -> Traces:
             left = held(state)
             if isinstance(left, LazyTraces):  # no other thread has computed them meanwhile
                 hold(state, left.compute())
-    found: Traces = held(state)
-    return found
+    result: Traces = held(state)
+    return result
 
 
 def store_external(state: brainstate.State, traces: Any) -> None:
@@ -103,8 +103,8 @@ class CarriedTraces(brainstate.ShortTermState):
         if not isinstance(own, LazyTraces):
             hold(self, function(own))
         elif not own.zero:
-            found = function(own.compute())
-            hold(self, LazyTraces(lambda: found))
+            result = function(own.compute())
+            hold(self, LazyTraces(lambda: result))
 
     @property
     def is_zero(self) -> bool:
@@ -131,9 +131,9 @@ class CarriedTraces(brainstate.ShortTermState):
 
     def take_over(self) -> None:
         """Become the only owner of the traces that have been written."""
-        found = held(self)
-        if not isinstance(found, LazyTraces):
-            hold(self, LazyTraces(lambda: found))
+        result = held(self)
+        if not isinstance(result, LazyTraces):
+            hold(self, LazyTraces(lambda: result))
 
     @property
     def lock(self) -> Any:

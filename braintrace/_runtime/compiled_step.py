@@ -141,11 +141,11 @@ class CompiledStep:
 
     def find_states(self, states: States) -> dict[Path, brainstate.State]:
         """Return the States that the step uses, of the model and outside it."""
-        before, found = self._found
+        before, result = self._found
         if before is not states:
-            found = find_states(self.graph, states, self.outside)
-            self._found = states, found
-        return found
+            result = find_states(self.graph, states, self.outside)
+            self._found = states, result
+        return result
 
     def inputs(
         self, states: States, values: Sequence[Any], arguments: tuple[Any, ...]

@@ -59,5 +59,5 @@ def place_states(placement: Placement | None, states: States) -> None:
 
 def arrays_on(placement: Placement | None, traces: Traces) -> Traces:
     """Return traces with zeros instead of shapes, placed on a mesh."""
-    found: Traces = as_arrays(traces) if placement is None else placement.traces(traces)
-    return found
+    result: Traces = as_arrays(traces) if placement is None else placement.traces(traces)
+    return result

@@ -180,10 +180,10 @@ class LearnerStore:
         """
         if not self._is_watched and can_fail(self.traces.lend):  # else an outer program runs it
             results, values, after = run(self.traces.lend)
-            found = None if after is None else after()
-            jax.block_until_ready((results, values, found))
+            result = None if after is None else after()
+            jax.block_until_ready((results, values, result))
             with uninterrupted:
-                self.write(written, values, None if found is None else lambda: found)
+                self.write(written, values, None if result is None else lambda: result)
         else:
             take = self.traces.lend if self._is_watched else self.traces.take
             with uninterrupted, self.traces.lock:

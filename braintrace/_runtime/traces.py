@@ -137,18 +137,18 @@ def _differences(own: Any, new: Any) -> list[str]:
     """Return a line for each difference between traces and the current ones."""
     if not isinstance(new, dict):
         return [f"\n- found {shown(new)}; expected a dict of traces"]
-    expected, found = _by_key(own), _by_key(new)
+    expected, result = _by_key(own), _by_key(new)
     others = [
         f"\n- made with {_option(key)}; this algorithm has {_option(other)}"
-        for key in sorted(found.keys() - expected.keys())
-        for other in sorted(expected.keys() - found.keys())
+        for key in sorted(result.keys() - expected.keys())
+        for other in sorted(expected.keys() - result.keys())
         if _option(key) and key.split(", ")[0] == other.split(", ")[0]
     ]
     lines = list(dict.fromkeys(others))
     if lines:  # these keys have been reported
-        for key in filter(_option, expected.keys() ^ found.keys()):
-            (found if key in found else expected).pop(key)
-    lines += differences(found, expected, lambda one, other: shown(one) == shown(other))
+        for key in filter(_option, expected.keys() ^ result.keys()):
+            (result if key in result else expected).pop(key)
+    lines += differences(result, expected, lambda one, other: shown(one) == shown(other))
     return lines or [f"\n- found the structure {jax.tree.structure(new)}"]
 
 

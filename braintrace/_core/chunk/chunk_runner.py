@@ -59,14 +59,14 @@ def chunk_runner(
     passes
         Whether derivatives pass from step to step: in windows and under full-Jacobian rules.
     """
-    found = separated(traced_step(step, values, slices))
-    split, reverse = split_step(found, has_mask, passes), None
-    targets = [found.results[0], *(found.written if passes else ())]
-    differentiated = parameters_with_gradient(found, targets)
+    program = separated(traced_step(step, values, slices))
+    split, reverse = split_step(program, has_mask, passes), None
+    targets = [program.results[0], *(program.written if passes else ())]
+    differentiated = parameters_with_gradient(program, targets)
     if passes:
-        reverse = reverse_pass(found, split, differentiated, has_mask)
+        reverse = reverse_pass(program, split, differentiated, has_mask)
         split = split.recording(reverse.read)
-    runner = ChunkRunner(found, split, differentiated, reverse)
+    runner = ChunkRunner(program, split, differentiated, reverse)
     steps = length_of(runner.recording.bytes_per_step)
     return runner if _has_rules(runner, step, values, slices, steps) else runner.one_by_one()
 

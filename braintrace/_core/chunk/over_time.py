@@ -41,8 +41,8 @@ def _gradient_at_once(
         return jnp.sum(losses * scales), (losses, aux)
 
     zeros = [jnp.zeros((len(scales), *zero.shape), zero.dtype) for zero in probes]
-    found: GradientsAndLosses = jax.grad(total, argnums=(0, 1), has_aux=True)(parameters, zeros)
-    return found
+    result: GradientsAndLosses = jax.grad(total, argnums=(0, 1), has_aux=True)(parameters, zeros)
+    return result
 
 
 def _gradient_of_counted(
@@ -59,12 +59,12 @@ def _gradient_of_counted(
 
     first = jnp.argmax(counts)
     values = jax.tree.map(lambda value: only_counted(value, value[first]), over_time)
-    (found, signal), (losses, _) = _gradient_at_once(loss, parameters, probes, values, scales)
-    found = [jnp.where(counts.any(), gradient, 0) for gradient in found]
+    (gradients, signal), (losses, _) = _gradient_at_once(loss, parameters, probes, values, scales)
+    gradients = [jnp.where(counts.any(), gradient, 0) for gradient in gradients]
     signal = [only_counted(value, 0) for value in signal]
     of_step = functools.partial(loss, parameters, probes)
     _, aux = jax.vmap(of_step, axis_size=len(scales))(over_time)
-    return (found, signal), (losses, aux)
+    return (gradients, signal), (losses, aux)
 
 
 def _gradient_one_by_one(
@@ -83,8 +83,8 @@ def _gradient_one_by_one(
         def masked(*arguments: list[Any]) -> Any:
             return jax.tree.map(jnp.zeros_like, arguments), scaled(*arguments)[1]
 
-        (found, signal), results = jax.lax.cond(scale != 0, counted, masked, parameters, probes)
-        return jax.tree.map(jnp.add, sums, found), (signal, results)
+        (gradients, signal), results = jax.lax.cond(scale != 0, counted, masked, parameters, probes)
+        return jax.tree.map(jnp.add, sums, gradients), (signal, results)
 
     sums = jax.tree.map(zero_sum, parameters)
     sums, (signal, results) = scan_over_time(one_step, sums, (over_time, scales))

@@ -138,8 +138,8 @@ class Results:
 
     def same_in_all(self, fixed: ByVar) -> list[jax.Array]:
         """Return the values of `once`."""
-        found: list[jax.Array] = evaluate(self.program, self.once, fixed)
-        return found
+        result: list[jax.Array] = evaluate(self.program, self.once, fixed)
+        return result
 
     def __call__(self, residuals: SourceValues) -> PyTree:
         """Return the results, time first, with a time axis of length 1 if loop-invariant."""

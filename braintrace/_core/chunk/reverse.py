@@ -82,8 +82,8 @@ class Transition:
         def values(old: list[Any], terms: list[Any]) -> list[Any]:
             current, added = {**fixed, **zip_dict(self.old, old)}, zip_dict(self.combined, terms)
             wanted = vars_of(targets)
-            found = evaluate_around(self.step, self.known, now, wanted, current, added)
-            return [value_of(atom, zip_dict(wanted, found)) for atom in targets]
+            result = evaluate_around(self.step, self.known, now, wanted, current, added)
+            return [value_of(atom, zip_dict(wanted, result)) for atom in targets]
 
         terms = zeros_of(self.combined)
         _, pull = jax.vjp(values, [now[self.known.first(var)] for var in self.old], terms)
@@ -101,12 +101,12 @@ class Transition:
         varying = self.step.varying
         operands = [v for v in vars_of([e.invars for e in self.combining]) if v in varying]
         old = {var: now[self.known.first(var)] for var in self.old}
-        found = evaluate_around(self.step, self.known, now, operands, {**fixed, **old})
-        values_now = zip_dict(operands, jax.lax.stop_gradient(found))
+        values = evaluate_around(self.step, self.known, now, operands, {**fixed, **old})
+        constants = zip_dict(operands, jax.lax.stop_gradient(values))
         nothing, total = Known({}, {}), jnp.zeros(())
         targets = (*self.combined, *(self.new[k] for k in self.invariant))
         for var, derivative in zip(targets, of_combined, strict=True):
-            others = {other: value for other, value in values_now.items() if other is not var}
+            others = {other: value for other, value in constants.items() if other is not var}
             (value,) = evaluate_around(self.step, nothing, {}, [var], {**fixed, **others})
             total = total + jnp.real(jnp.sum(derivative * value))
         return total
@@ -183,8 +183,8 @@ class ReversePass:
         own = zip_dict(self.step.inputs, [fixed[var] for var in self.fixed])
         start = list[Any](zeros_of(self.step.carried))
         slices = zip_dict(self.step.slices, [*known, *of_losses, counts])
-        before, found = run_loops(self.step, self.split, own, start, slices, reverse=True)
-        sources = self.results.source_values(own, found, len(scales))
+        before, result = run_loops(self.step, self.split, own, start, slices, reverse=True)
+        sources = self.results.source_values(own, result, len(scales))
         is_needed, of_combined = stretched(self.results(sources), len(scales))
 
         def value(parameters: list[Any], _: list[Any], now: Any) -> Any:
@@ -347,8 +347,8 @@ def _one_step(
         before = [d + of_losses.get(var, 0) for var, d in zip(transition.old, before, strict=True)]
         if transition.has_mask:
             counts |= jnp.stack([jnp.any(d != 0) for d in [*arriving, *losses]]).any()
-            found = before, of_combined
-            before, of_combined = jax.tree.map(lambda d: jnp.where(counts, d, 0), found)
+            result = before, of_combined
+            before, of_combined = jax.tree.map(lambda d: jnp.where(counts, d, 0), result)
 
         def of_parameters(own: list[Any]) -> jax.Array:
             return transition.product({**values, **zip_dict(parameters, own)}, now, of_combined)

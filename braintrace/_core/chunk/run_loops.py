@@ -47,8 +47,8 @@ def run_loops(
     read = split.values.depends_on(wanted, frozenset(over_time))
     end = 0 if reverse else -1
     now = {var: value[end] for var, value in over_time.items() if var in read}
-    found = zip_dict(wanted, evaluate(split.values, wanted, {**fixed, **now}))
-    values = [value_of(atom, found) for atom in at_last]
+    result = zip_dict(wanted, evaluate(split.values, wanted, {**fixed, **now}))
+    values = [value_of(atom, result) for atom in at_last]
     states.update(zip_dict(split.loops.at_last, values))
     return [states[k] for k in range(len(start))], over_time
 
@@ -74,12 +74,12 @@ def _run_loop(
     def one_step(carry: list[Any], now: list[Any]) -> Any:
         current = {**fixed, **zip_dict(carried, carry), **zip_dict(list(read), now)}
         values = evaluate(program, wanted, current, effects=loop.has_effects)
-        found = zip_dict(wanted, values)
-        return [value_of(a, found) for a in written], [found[v] for v in recorded]
+        result = zip_dict(wanted, values)
+        return [value_of(a, result) for a in written], [result[v] for v in recorded]
 
     steps = len(next(iter(over_time.values())))
-    last, found = scan_over_time(one_step, start, list(read.values()), steps, reverse)
-    return last, zip_dict(recorded, found)
+    last, result = scan_over_time(one_step, start, list(read.values()), steps, reverse)
+    return last, zip_dict(recorded, result)
 
 
 def _loop_invariants(

@@ -32,13 +32,13 @@ def separated(step: StepProgram) -> StepProgram:
     if not any(_joined(program, equation) for equation in program.equations):
         return step
     equal = equal_values(program, step.probes)
-    found = _recurrent_parts(step, merged(program, equal))
+    result = _recurrent_parts(step, merged(program, equal))
     parts: dict[Var, list[Any]] = {}
 
     def rule(equation: Equation, values: list[Any]) -> Sequence[Any] | None:
         if equation.primitive.name == "concatenate":
             parts[equation.outvars[0]] = values
-        is_recurrent = found.get(equal[equation.outvars[0]]) if equation.outvars else None
+        is_recurrent = result.get(equal[equation.outvars[0]]) if equation.outvars else None
         joined = _joined(program, equation)
         if is_recurrent is None or joined is None:
             return None
@@ -50,7 +50,7 @@ def separated(step: StepProgram) -> StepProgram:
         known = dict(zip(program.in_vars, inputs, strict=True))
         return evaluate(program, program.out_atoms, known, rules=rule, effects=True)
 
-    return step.retraced(run) if found else step
+    return step.retraced(run) if result else step
 
 
 def _joined(program: Program, equation: Equation) -> tuple[int, Equation] | None:
@@ -71,14 +71,14 @@ def _joined(program: Program, equation: Equation) -> tuple[int, Equation] | None
 
 def _recurrent_parts(step: StepProgram, values: Program) -> dict[Var, Recurrent]:
     """Return the products to split, by their results, with flags of the dependent parts."""
-    graph, found = dependences_of(step, values), {}
+    graph, result = dependences_of(step, values), {}
     for index, equation in enumerate(values.equations):
         joined = _joined(values, equation) if graph.is_cyclic(index) else None
         if joined is not None:
             is_recurrent = tuple(graph.is_in_cycle_of(part, index) for part in joined[1].invars)
             if not all(is_recurrent):
-                found[equation.outvars[0]] = is_recurrent
-    return found
+                result[equation.outvars[0]] = is_recurrent
+    return result
 
 
 def _sum(

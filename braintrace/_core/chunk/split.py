@@ -129,8 +129,8 @@ def split_step(step: StepProgram, has_mask: bool, passes: bool = False) -> Split
 def _differentiable(step: StepProgram, passes: bool) -> set[Var]:
     """Return the variables with a derivative by parameters or probes, or, if passed, by States."""
     inputs = (*step.parameters, *step.probes, *(step.carried if passes else ()))
-    found: set[Var] = step.program.dependents_of(inputs, None, CONSTANT, carries_derivative)
-    return found
+    result: set[Var] = step.program.dependents_of(inputs, None, CONSTANT, carries_derivative)
+    return result
 
 
 def _loops(

@@ -56,8 +56,8 @@ class StepProgram:
     def varying(self) -> set[Var]:
         """The variables that vary over the steps."""
         acting = (e for e in self.program.equations if e.effects or e.primitive.name in DRAWS)
-        found = [var for equation in acting for var in equation.outvars]
-        return self.program.dependents_of([*self.carried, *self.slices, *found])
+        result = [var for equation in acting for var in equation.outvars]
+        return self.program.dependents_of([*self.carried, *self.slices, *result])
 
     @property
     def bytes_in_and_out(self) -> int:

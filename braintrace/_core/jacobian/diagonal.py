@@ -51,7 +51,7 @@ def check_diagonals(graph: ETraceGraph) -> None:
     """
     equations = graph.traced.program.equations
     for group in graph.hidden_groups:
-        for diagonal in (d for found in group.diagonals for d in found):
+        for diagonal in (d for result in group.diagonals for d in result):
             equation = equations[diagonal.equation]
             if isinstance(equation.primitive, ETPPrimitive) and not is_linear_in_input(equation):
                 states = ", ".join(f"'{state.name}'" for state in group.states)
@@ -95,8 +95,8 @@ def _rule(before: Rule | None, place: int, passing: Passing) -> Rule:
     diagonal, x, factors = passing
 
     def rule(equation: Equation, operands: list[Any]) -> list[Any]:
-        found = None if before is None else before(equation, operands)
-        results = bind(equation, operands) if found is None else list(found)
+        result = None if before is None else before(equation, operands)
+        results = bind(equation, operands) if result is None else list(result)
         results[place] = _with_derivative(results[place], x, factors, diagonal)
         return results
 
@@ -122,8 +122,8 @@ def _with_derivative(
 
     through = jax.custom_jvp(function)
     through.defjvp(derivative)
-    found: jax.Array = through(value, x, factors)
-    return found
+    result: jax.Array = through(value, x, factors)
+    return result
 
 
 def factors_of(diagonal: Diagonal, equation: Equation, operands: Sequence[Any]) -> jax.Array:
@@ -147,12 +147,12 @@ def factors_of(diagonal: Diagonal, equation: Equation, operands: Sequence[Any]) 
             of_x, of_y = x.size // x.shape[0], y.size // y.shape[0]
             inputs, outputs = inputs % of_x, outputs % of_y
         inputs, outputs, there = _of_one_sample(inputs, outputs, there)
-        found = input_derivative(equation, operands, inputs, outputs)
+        result = input_derivative(equation, operands, inputs, outputs)
     else:
         factor = joining(equation, diagonal.operand, inputs, outputs)
         factor, there = _of_one_sample(factor, there)
-        found = operands[1 - diagonal.operand].ravel()[factor]
-    return found if there.all() else jnp.where(there, found, jnp.zeros((), found.dtype))
+        result = operands[1 - diagonal.operand].ravel()[factor]
+    return result if there.all() else jnp.where(there, result, jnp.zeros((), result.dtype))
 
 
 def _of_one_sample(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -170,8 +170,8 @@ def taken(x: jax.Array, elements: np.ndarray) -> jax.Array:
     places = np.where(by_row == NO_ELEMENT, NO_ELEMENT, by_row - start)
     if not np.all(places == places[:1]) or np.any((places < NO_ELEMENT) | (places >= width)):
         places, rows, width = by_row.reshape(1, -1), 1, x.size
-    found = _taken_from_rows(x.reshape(rows, width), places[0])
-    return found.reshape(elements.shape)
+    result = _taken_from_rows(x.reshape(rows, width), places[0])
+    return result.reshape(elements.shape)
 
 
 def _taken_from_rows(x: jax.Array, places: np.ndarray) -> jax.Array:
@@ -183,8 +183,8 @@ def _taken_from_rows(x: jax.Array, places: np.ndarray) -> jax.Array:
     runs = np.split(places, np.flatnonzero(~goes_on) + 1)
     if len(runs) <= MOST_SLICES:
         return jnp.concatenate([_run(x, run) for run in runs], axis=1)
-    found = jnp.take(x, np.maximum(places, 0), axis=1)
-    return jnp.where(places != NO_ELEMENT, found, jnp.zeros((), x.dtype))
+    result = jnp.take(x, np.maximum(places, 0), axis=1)
+    return jnp.where(places != NO_ELEMENT, result, jnp.zeros((), x.dtype))
 
 
 def _run(x: jax.Array, run: np.ndarray) -> jax.Array:

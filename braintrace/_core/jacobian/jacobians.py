@@ -126,8 +126,8 @@ def jacobians(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> Records:
             D, Df = _rows(at, group, state)
             records.D.update(D)
             records.Df.update(Df)
-    found: Records = jax.lax.stop_gradient(records)
-    return found
+    result: Records = jax.lax.stop_gradient(records)
+    return result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,8 +170,8 @@ def _known(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> dict[Var, ja
         others = [a for i, a in enumerate(equation.invars) if i != diagonal.operand]
         wanted.update(dict.fromkeys([*filter(is_var, others), *equation.outvars]))
     targets = [atom for atom in wanted if isinstance(atom, Var)]
-    found = evaluate(graph.traced.program, targets, inputs, rules=with_weights(graph, weights))
-    return dict(zip(targets, found, strict=True))
+    result = evaluate(graph.traced.program, targets, inputs, rules=with_weights(graph, weights))
+    return dict(zip(targets, result, strict=True))
 
 
 def _opaque_outputs(graph: ETraceGraph) -> list[Var]:

@@ -51,9 +51,9 @@ class ActiveOutputs:
 
     def operands(self, relation: HiddenParamOpRelation, weights: Arrays) -> Arrays:
         """Return the operands of the operation that computes only these outputs."""
-        found = self.operands_if_any(relation, weights)
-        assert found is not None  # `active_outputs_of` has checked that
-        return found
+        result = self.operands_if_any(relation, weights)
+        assert result is not None  # `active_outputs_of` has checked that
+        return result
 
     def operands_if_any(self, relation: HiddenParamOpRelation, weights: Arrays) -> Arrays | None:
         """Return the same, or ``None`` if the operation has no form with fewer outputs."""
@@ -73,10 +73,10 @@ def active_outputs_of(
     Other outputs never enter the traces of these states, since the entries of a carried trace have
     entered through the same outputs.
     """
-    found = _used(influence, states)
-    if found is None or found.all() or not found.any() or _has_one_sample(relation):
+    result = _used(influence, states)
+    if result is None or result.all() or not result.any() or _has_one_sample(relation):
         return EVERY_OUTPUT
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], found.astype(np.int8), [0]])))
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], result.astype(np.int8), [0]])))
     runs = tuple((int(a), int(b)) for a, b in edges.reshape(-1, 2))
     active = ActiveOutputs(runs)
     operands = functools.partial(active.operands_if_any, relation)
@@ -117,7 +117,7 @@ def trace_shapes(
         operands = functools.partial(active.operands, relation)
         shapes = jax.eval_shape(operands, _operand_shapes(relation))
         weights = {name: types.SimpleNamespace(aval=shape) for name, shape in shapes.items()}
-    found: dict[str, jax.ShapeDtypeStruct] = jax.eval_shape(
+    result: dict[str, jax.ShapeDtypeStruct] = jax.eval_shape(
         lambda: init_trace(primitive, params, relation.x_var, y, weights)
     )
-    return found
+    return result

@@ -73,15 +73,15 @@ def _pulled_back(
     if active.runs is None:
         return pull_back(*site.operation, x, factor, weights)
     select = functools.partial(active.operands, site.relation)
-    found = pull_back(*site.operation, x, active.pick(factor), select(weights))
-    (gradients,) = jax.linear_transpose(select, weights)(found)
+    result = pull_back(*site.operation, x, active.pick(factor), select(weights))
+    (gradients,) = jax.linear_transpose(select, weights)(result)
     return dict(gradients)
 
 
 def like(weights: Weights, gradients: Weights) -> Weights:
     """Return gradients with the dtypes of the weights."""
-    found: Weights = jax.tree.map(lambda w, g: g.astype(w.dtype), weights, gradients)
-    return found
+    result: Weights = jax.tree.map(lambda w, g: g.astype(w.dtype), weights, gradients)
+    return result
 
 
 def add(first: Weights, second: Weights) -> Weights:

@@ -55,11 +55,11 @@ def ordering_token(first: PyTree) -> jax.Array | None:
     It would be true if some number were equal to itself and different from itself. On several
     devices it is a constant, since it would otherwise need a collective.
     """
-    found = [leaf for leaf in jax.tree.leaves(first) if leaf.size]
-    if not found:
+    result = [leaf for leaf in jax.tree.leaves(first) if leaf.size]
+    if not result:
         return None
     flag: jax.Array = sharding_dependent(
-        *found, sharded=lambda *_: jnp.asarray(False), unsharded=_never
+        *result, sharded=lambda *_: jnp.asarray(False), unsharded=_never
     )
     return flag
 
@@ -137,10 +137,10 @@ def updated_in_place(
         return at_once(over_time, of_samples, traces, flag)
     by_block = functools.partial(_in_blocks, update, samples, size)
     on_cpu = functools.partial(sharding_dependent, sharded=at_once, unsharded=by_block)
-    found: Traces = jax.lax.platform_dependent(
+    result: Traces = jax.lax.platform_dependent(
         over_time, of_samples, traces, flag, cpu=on_cpu, default=at_once
     )
-    return found
+    return result
 
 
 def depend_on(flag: jax.Array | None, traces: Traces) -> Traces:

@@ -79,8 +79,8 @@ def _entries(site: TraceSite, outputs: jax.Array, trace: Arrays) -> Arrays:
     """
     outputs = outputs.astype(site.relation.y_var.aval.dtype)
     ones = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, outputs.dtype), trace)
-    found = propagate(*site.operation, outputs, ones)
-    return {name: entry != 0 for name, entry in found.items()}
+    result = propagate(*site.operation, outputs, ones)
+    return {name: entry != 0 for name, entry in result.items()}
 
 
 def _times(factor: jax.Array, value: jax.Array) -> jax.Array:
@@ -98,8 +98,8 @@ def _inputs(site: TraceSite, x: Input, factor: jax.Array) -> Input:
         of_step = counts.reshape(*counts.shape, *(1,) * (x.ndim - lead))
         return jnp.where(of_step | jnp.isfinite(x), x, 0)
 
-    found: Input = jax.tree.map(finite, x)
-    return found
+    result: Input = jax.tree.map(finite, x)
+    return result
 
 
 def _trace(site: TraceSite, active: ActiveOutputs, factor: jax.Array, trace: Arrays) -> Arrays:

@@ -186,14 +186,14 @@ def over_blocks(
     if steps == block:
         return of_length(steps)(carry, sequences)
     full, rest = divmod(steps, block)
-    found = []
+    result = []
     if full:
         carry, results = _over_parts(of_length(block), carry, sequences, full, block)
-        found.append(results)
+        result.append(results)
     if rest:
         carry, results = of_length(rest)(carry, _part(sequences, full * block, rest))
-        found.append(results)
-    return carry, jax.tree.map(lambda *parts: jnp.concatenate(parts), *found)
+        result.append(results)
+    return carry, jax.tree.map(lambda *parts: jnp.concatenate(parts), *result)
 
 
 def over_chunks(

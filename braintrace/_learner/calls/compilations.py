@@ -150,18 +150,18 @@ class Compilations(Generic[Driver]):
         if any(key.holds_tracers for key in keys):
             return make()  # the enclosing transformation compiles it
         key = (*keys, features)
-        found = self._kept.get(key)
-        if found is None:
-            found = self._kept[key] = _Compiled(features, make())
+        entry = self._kept.get(key)
+        if entry is None:
+            entry = self._kept[key] = _Compiled(features, make())
             # A function that counts how often it is traced is the same function afterwards.
-            self._kept[(*self._keys_of(functions), features)] = found
+            self._kept[(*self._keys_of(functions), features)] = entry
         else:
             self._kept.move_to_end(key)
-        if functions and length not in found.lengths:
+        if functions and length not in entry.lengths:
             self._count(line_of(functions["step_fn"]))
-        found.lengths.add(length)
-        found.keys, self._last = keys, found
-        return found.driver
+        entry.lengths.add(length)
+        entry.keys, self._last = keys, entry
+        return entry.driver
 
     def sequences(self, graph: ETraceGraph) -> Iterator[SequenceRow]:
         """Yield the chunks that the methods have used for an analysed model."""
@@ -179,17 +179,17 @@ class Compilations(Generic[Driver]):
                     )
 
     def _keys_of(self, functions: Mapping[str, Callable[..., PyTree]]) -> list[FunctionKey]:
-        found = []
+        result = []
         for name, function in functions.items():
             try:
-                found.append(self._keys[name](function))
+                result.append(self._keys[name](function))
             except TypeError as error:
                 raise OptionError(
                     f"`{name}` is a {type(function).__name__} that cannot be hashed, so its "
                     "compiled program cannot be found again. Pass a function, or define "
                     "`__hash__` in its class."
                 ) from error
-        return found
+        return result
 
     def _count(self, line: str) -> None:
         """Warn if one line of the user's code has been compiled often."""

@@ -140,7 +140,7 @@ def _attributes(code: types.CodeType | None, objects: Iterable[Any]) -> list[Any
     inputs, and are not.
     """
     names = _names_in(code)
-    found: list[Any] = []
+    result: list[Any] = []
     seen: set[tuple[int, Any]] = set()
     pending = list(zip(objects, itertools.repeat(names)))
     while pending:
@@ -156,12 +156,12 @@ def _attributes(code: types.CodeType | None, objects: Iterable[Any]) -> list[Any
             if name in attributes:
                 value = attributes[name]
                 if not isinstance(value, brainstate.State):
-                    found += [name, value]
+                    result += [name, value]
                     pending.append((value, names))
         for name, read in methods:
             if name not in attributes:
                 pending.append((owner, read))
-    return found
+    return result
 
 
 @functools.lru_cache(maxsize=1000)
@@ -172,8 +172,9 @@ def _methods(kind: type, names: tuple[str, ...]) -> list[tuple[str, tuple[str, .
     """
     if issubclass(kind, _NOT_LOOKED_INTO):
         return None
-    found = ((name, getattr(kind, name, None)) for name in names)
-    return [(name, _names_in(f.__code__)) for name, f in found if isinstance(f, types.FunctionType)]
+    members = {name: getattr(kind, name, None) for name in names}
+    functions = {n: f for n, f in members.items() if isinstance(f, types.FunctionType)}
+    return [(name, _names_in(f.__code__)) for name, f in functions.items()]
 
 
 @functools.lru_cache(maxsize=1000)

@@ -247,8 +247,8 @@ class SequenceGradient:
         read = update.depends_on(update.out_atoms)
         leaves, tree = jax.tree.flatten(weights)
         own = update.in_vars[: len(leaves)]
-        found = [leaf if var in read else None for leaf, var in zip(leaves, own, strict=True)]
-        return jax.tree.unflatten(tree, found)
+        result = [leaf if var in read else None for leaf, var in zip(leaves, own, strict=True)]
+        return jax.tree.unflatten(tree, result)
 
     def _cut(self, sequences: PyTree, traces: Traces | None) -> Chunks:
         """Return the chunks of sequences, given the traces before them; ``None``: zero."""
@@ -269,10 +269,10 @@ class SequenceGradient:
 
 
 def _zero_operands(graph: ETraceGraph) -> Weights:
-    found: Weights = examples(
+    result: Weights = examples(
         {
             key: {name: atom.aval for name, atom in atoms.items()}
             for key, atoms in graph.operand_atoms.items()
         }
     )
-    return found
+    return result

@@ -89,8 +89,8 @@ class Stream:
             _, learned, traces = self._evolve.run(given, traces, entry(waiting, 0), *ALONE[1:])
             return {**after_first(waiting), "learned": learned}, traces
 
-        found: tuple[Waiting, Traces] = jax.lax.fori_loop(0, count, one, (waiting, traces))
-        return found
+        result: tuple[Waiting, Traces] = jax.lax.fori_loop(0, count, one, (waiting, traces))
+        return result
 
 
 def entry(waiting: Waiting, index: Any) -> PyTree:
@@ -244,8 +244,8 @@ class _Learning:
             given = start | dict(zip(self._changed, changed, strict=True))
             given |= zip(map(id, stream.written(stream.states)), waiting["learned"], strict=True)
             arguments = (entry(waiting, 0), tuple(targets)), mask, resets
-            found = [given[i] for i in self._order]
-            results, written, after = self._online.run(found, traces, *arguments)
+            result = [given[i] for i in self._order]
+            results, written, after = self._online.run(result, traces, *arguments)
             given |= zip(self._online.written(self._order), written, strict=True)
             learned = [given[id(s)] for s in stream.written(stream.states)]
             waiting = {**after_first(waiting), "learned": learned}
@@ -281,5 +281,5 @@ def _finite_or(values: Sequence[PyTree], others: Sequence[PyTree]) -> list[PyTre
             return value
         return jnp.where(jnp.isfinite(value), value, other)
 
-    found: list[PyTree] = jax.tree.map(of_leaf, list(values), list(others))
-    return found
+    result: list[PyTree] = jax.tree.map(of_leaf, list(values), list(others))
+    return result

@@ -67,8 +67,8 @@ def reset_nonfinite(algorithm: ETraceAlgorithm, skip: Skip, traces: Traces) -> R
         return samples, reset_traces(algorithm.compiled.trace_specs, now[1], samples)
 
     none = jnp.zeros(jax.eval_shape(samples_in, traces).shape, bool)
-    found: Reset = run_if(is_suspect, algorithm.model, reset, (none, traces))
-    return found
+    result: Reset = run_if(is_suspect, algorithm.model, reset, (none, traces))
+    return result
 
 
 def samples_with(

@@ -226,10 +226,10 @@ class OnlineLearning:
         algorithm = self._algorithm
 
         def run(traces: Traces, initial: Initial, inputs: Slices) -> PyTree:
-            found, after = differentiate(traces, initial, inputs)
-            leaves = by_path(gradients_by_path(algorithm.model, found.gradients))
+            result, after = differentiate(traces, initial, inputs)
+            leaves = by_path(gradients_by_path(algorithm.model, result.gradients))
             self._names = list(map(path_name, leaves))
-            flags, verdict = run_update(algorithm, update, found, after)
+            flags, verdict = run_update(algorithm, update, result, after)
             self._asks = flags is not None
             if flags is not None and self._has_initial:
                 reset_states(algorithm, initial, flags)
@@ -239,9 +239,9 @@ class OnlineLearning:
                 verdict = verdict.is_bad, samples
             if verdict is not None:
                 verdict = jax.tree.map(
-                    lambda v: jnp.broadcast_to(v, (*found.losses.shape, *v.shape)), verdict
+                    lambda v: jnp.broadcast_to(v, (*result.losses.shape, *v.shape)), verdict
                 )
-            return after, found.losses, found.aux, verdict
+            return after, result.losses, result.aux, verdict
 
         return run
 
@@ -302,16 +302,16 @@ def _of_single_steps(of_block: Differentiate) -> Differentiate:
     """Return the derivative of a step, as a block of one step."""
 
     def of_step(traces: Traces, initial: Initial, inputs: Slices) -> tuple[StepResult, Traces]:
-        found, after = of_block(traces, initial, as_chunk(inputs))
-        loss, aux = jax.tree.map(lambda leaf: leaf[0], (found.losses, found.aux))
-        return dataclasses.replace(found, losses=loss, aux=aux), after
+        result, after = of_block(traces, initial, as_chunk(inputs))
+        loss, aux = jax.tree.map(lambda leaf: leaf[0], (result.losses, result.aux))
+        return dataclasses.replace(result, losses=loss, aux=aux), after
 
     return of_step
 
 
 def _reset_if_any(specs: Any, traces: Traces, flags: jax.Array) -> Traces:
     """Return traces that are reset for some samples; without such samples, they are not read."""
-    found: Traces = jax.lax.cond(
+    result: Traces = jax.lax.cond(
         jnp.any(flags), lambda: reset_traces(specs, traces, flags), lambda: traces
     )
-    return found
+    return result

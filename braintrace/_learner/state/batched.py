@@ -109,8 +109,8 @@ class BatchedLearner:
         def gradients(
             parameters: PyTree, memory: LearnerState, *arguments: PyTree, reset: Any = None
         ) -> tuple[PyTree, LearnerState, PyTree]:
-            found, (memory, results) = self._mapped(of_one, parameters, memory, reset, arguments)
-            return found, memory, results
+            result, (memory, results) = self._mapped(of_one, parameters, memory, reset, arguments)
+            return result, memory, results
 
         return gradients
 
@@ -127,8 +127,8 @@ class BatchedLearner:
         def results(
             parameters: PyTree, memory: LearnerState, *arguments: PyTree, reset: Any = None
         ) -> tuple[LearnerState, PyTree]:
-            _, (memory, found) = self._mapped(of_one, parameters, memory, reset, arguments)
-            return memory, found
+            _, (memory, result) = self._mapped(of_one, parameters, memory, reset, arguments)
+            return memory, result
 
         return results
 
@@ -151,13 +151,13 @@ class BatchedLearner:
                 state, output = pure.step(state, *inputs)
                 return output
 
-            found = function(step, *arguments)
-            if not (isinstance(found, tuple) and len(found) == 2):
+            result = function(step, *arguments)
+            if not (isinstance(result, tuple) and len(result) == 2):
                 raise OptionError(
-                    f"`function` of `batched` returned {shown(found)}; expected a pair "
+                    f"`function` of `batched` returned {shown(result)}; expected a pair "
                     "`(value, results)`."
                 )
-            value, results = found
+            value, results = result
             return value, (dataclasses.replace(state, parameters={}), results)
 
         return of_one

@@ -23,8 +23,8 @@ def first_not_finite(losses: jax.Array, gradients: PyTree) -> jax.Array:
         A pytree; its leaves are counted.
     """
     leaves = [*jax.tree.leaves(gradients), losses]
-    found = jnp.stack([~jnp.isfinite(_zero(leaf)) for leaf in leaves])
-    return jnp.where(jnp.any(found), jnp.argmax(found), -1).astype(jnp.int32)
+    result = jnp.stack([~jnp.isfinite(_zero(leaf)) for leaf in leaves])
+    return jnp.where(jnp.any(result), jnp.argmax(result), -1).astype(jnp.int32)
 
 
 def any_not_finite(losses: jax.Array, gradients: PyTree) -> jax.Array:

@@ -275,12 +275,12 @@ def states_in(name: str, holder: PyTree) -> dict[Path, brainstate.State]:
     if isinstance(holder, brainstate.State):
         return {(name,): holder}
     check_tree(name, holder)
-    found = brainstate.graph.states(holder)
-    if not found:
+    result = brainstate.graph.states(holder)
+    if not result:
         raise OptionError(
             f"`{name}` is {shown(holder)}; expected a State, a module, or a list or dict of them."
         )
-    return {(name, *_flat(path)): state for path, state in found.items()}
+    return {(name, *_flat(path)): state for path, state in result.items()}
 
 
 def _flat(path: Path) -> Path:

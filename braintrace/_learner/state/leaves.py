@@ -49,15 +49,15 @@ def by_path(value: PyTree, start: Path = ()) -> dict[Path, jax.Array]:
     If a dict is keyed by paths, as gradients are, the parts of these paths are parts of the leaf's
     path.
     """
-    found = jax.tree_util.tree_leaves_with_path(raw(value))
-    return {(*start, *_parts(keys)) or ("state",): leaf for keys, leaf in found}
+    result = jax.tree_util.tree_leaves_with_path(raw(value))
+    return {(*start, *_parts(keys)) or ("state",): leaf for keys, leaf in result}
 
 
 def like_leaves(held: PyTree, leaves: Mapping[Path, jax.Array], start: Path = ()) -> PyTree:
     """Return a pytree with the structure of another one, from leaves by path."""
     tree = jax.tree.structure(held)
-    found = [leaves[path] for path in by_path(held, start)]
-    return like_current(jax.tree.unflatten(tree, found), held)
+    result = [leaves[path] for path in by_path(held, start)]
+    return like_current(jax.tree.unflatten(tree, result), held)
 
 
 def same_type(found: PyTree, expected: PyTree) -> bool:

@@ -264,13 +264,13 @@ class LearnerOptimizer(brainstate.graph.Node):
 def _states_of(optimizer: Any) -> dict[Path, brainstate.State]:
     """Return the States of an optimizer by path, except for parameters."""
     if isinstance(optimizer, brainstate.graph.Node):
-        found = dict(brainstate.graph.states(optimizer))
+        result = dict(brainstate.graph.states(optimizer))
     else:
         held = getattr(optimizer, "__dict__", {})
-        found = {(name,): s for name, s in held.items() if isinstance(s, brainstate.State)}
+        result = {(name,): s for name, s in held.items() if isinstance(s, brainstate.State)}
     return {
         tuple(map(str, path if isinstance(path, tuple) else (path,))): state
-        for path, state in found.items()
+        for path, state in result.items()
         if not isinstance(state, brainstate.ParamState)
     }
 
@@ -297,10 +297,10 @@ def given_state(held: PyTree, value: PyTree) -> PyTree:
     ShapeError
         If the structure differs from the current state.
     """
-    found = strongly_typed(value)
-    if not same_type(held, found):
+    result = strongly_typed(value)
+    if not same_type(held, result):
         raise ShapeError(
             f"`optimizer_state` is {shown(value)}; expected a pytree like the current one "
             f"({shown(held)}), with the same shapes and dtypes, or None to reset it."
         )
-    return found
+    return result

@@ -115,8 +115,8 @@ class RuleTraces(TraceMethod):
         def step(carry: tuple[Arrays, Weights], now: Any) -> tuple[tuple[Arrays, Weights], None]:
             (arrays, gradients), (recorded, mu_now) = carry, now
             arrays = _advanced(graph, sites, arrays, recorded)
-            found = _contracted(graph, sites, arrays, mu_now, selects)
-            return (arrays, jax.tree.map(jnp.add, gradients, found)), None
+            result = _contracted(graph, sites, arrays, mu_now, selects)
+            return (arrays, jax.tree.map(jnp.add, gradients, result)), None
 
         # Sums in half precision would stop growing.
         zeros = widened(jax.tree.map(jnp.zeros_like, weights), jnp.float32)
@@ -130,8 +130,8 @@ class RuleTraces(TraceMethod):
     ) -> Weights:
         """Return the rule's gradient for the adjoints of the states before a window."""
         sites = self._leaves(graph, weights)
-        found = _contracted(graph, sites, _of(sites, traces), at_entry(graph, mu), zeros_select)
-        return like(weights, found)
+        result = _contracted(graph, sites, _of(sites, traces), at_entry(graph, mu), zeros_select)
+        return like(weights, result)
 
     def _leaves(self, graph: ETraceGraph, weights: Weights) -> list[Leaves[OperationSite]]:
         return [leaves_of(self.rule, site) for site in sites_of(graph, weights)]
@@ -180,8 +180,8 @@ def _contracted(
         signal = mu[site.place.group.index]
         if selects:
             own = leaves.without(own, _silent(graph, site, signal))
-        found = {site.place.relation.key: leaves.contracted(own, _mu(site, signal))}
-        gradients = add(gradients, found)
+        result = {site.place.relation.key: leaves.contracted(own, _mu(site, signal))}
+        gradients = add(gradients, result)
     return gradients
 
 
@@ -217,11 +217,11 @@ def _sensitivities(site: OperationSite, Df: Arrays) -> Arrays:
 def _mu(site: OperationSite, signal: Mapping[int, jax.Array]) -> Arrays:
     """Return the learning signals of a site's states, in the layout of its output."""
     group = site.place.group
-    found = {}
+    result = {}
     for state, a in site.indices.items():
         own = signal[a] if a in signal else jnp.zeros(group.shape, group.states[a].dtype)
-        found[state] = site.place.to_outputs(own)
-    return found
+        result[state] = site.place.to_outputs(own)
+    return result
 
 
 def _silent(graph: ETraceGraph, site: OperationSite, signal: Mapping[int, jax.Array]) -> jax.Array:

@@ -94,8 +94,8 @@ class FullRuleTraces(PassingTraces):
         arrays = leaves.of(traces)
         if zeros_select:
             arrays = leaves.without(arrays, (arriving == 0).all(1))
-        for name, found in leaves.contracted(arrays, arriving).items():
-            gradients[name] = {"value": found}
+        for name, result in leaves.contracted(arrays, arriving).items():
+            gradients[name] = {"value": result}
         return like(weights, gradients)
 
 

@@ -58,12 +58,12 @@ class Leaves(Generic[Where]):
 
         An array that all samples share has its initial value if all flags are set.
         """
-        found: Named = {}
+        result: Named = {}
         for key, spec in self.specs.items():
             is_shared = spec.samples is None and "batch" not in spec.axes
             own = flags.all() if is_shared else flags
-            found.update(reset_traces({key: spec}, {key: arrays[key]}, own))
-        return found
+            result.update(reset_traces({key: spec}, {key: arrays[key]}, own))
+        return result
 
     def advanced(self, arrays: Named, J: Any, x: Any, F: Any) -> Named:
         """Return the arrays after one step.
@@ -74,9 +74,9 @@ class Leaves(Generic[Where]):
             If the rule changes the structure, a shape or a kind of dtype.
         """
         with _with_site_in_errors(self.rule, "advance", self.site):
-            found = self.rule.advance(self.site, self._unflattened(arrays), J, x, F)
+            result = self.rule.advance(self.site, self._unflattened(arrays), J, x, F)
             like = self._unflattened(self.specs)
-            named = _checked(self.rule, "advance", self.site, found, like)
+            named = _checked(self.rule, "advance", self.site, result, like)
         return dict(zip(self.specs, named, strict=True))
 
     def contracted(self, arrays: Named, mu: Any) -> dict[str, jax.Array]:
@@ -88,10 +88,10 @@ class Leaves(Generic[Where]):
             If the rule does not return an array for each operand.
         """
         with _with_site_in_errors(self.rule, "contract", self.site):
-            found = self.rule.contract(self.site, self._unflattened(arrays), mu)
-            found = dict(found) if isinstance(found, Mapping) else found
+            result = self.rule.contract(self.site, self._unflattened(arrays), mu)
+            result = dict(result) if isinstance(result, Mapping) else result
             expected = dict(self.site.operands)
-            named = _checked(self.rule, "contract", self.site, found, expected)
+            named = _checked(self.rule, "contract", self.site, result, expected)
         return dict(zip(sorted(expected), named, strict=True))
 
     def _unflattened(self, values: Mapping[str, Any]) -> Trace:
@@ -132,11 +132,11 @@ def as_stored(arrays: Named, traces: Traces) -> Traces:
 
 def operand_shapes(graph: ETraceGraph) -> Weights:
     """Return the shapes of the operands that have gradients."""
-    found: Weights = {
+    gradients: Weights = {
         key: {name: struct_of(atom.aval) for name, atom in own.items()}
         for key, own in graph.operand_atoms.items()
     }
-    return found
+    return gradients
 
 
 def _spec_of(rule: Rule, site: Site, name: str, leaf: Any) -> TraceSpec:

@@ -218,8 +218,8 @@ class OperationSite(Site):
         at_output = signal.sum(0) if self.place.has_fan_out else signal
         inputs = None if x_trace is None else x_trace[None]
         operands = dict(self.operands)
-        found = pull_back_filtered(*self.place.operation, inputs, at_output[None], operands)
-        return dict(found)
+        result = pull_back_filtered(*self.place.operation, inputs, at_output[None], operands)
+        return dict(result)
 
     def multiply(self, J: Mapping[tuple[str, str], jax.Array], trace: Trace) -> dict[str, Arrays]:
         """Return ``sum_c J[a, c] E[c]`` for every state ``a``."""
@@ -227,7 +227,7 @@ class OperationSite(Site):
         def carried(factor: jax.Array, of_old: Arrays) -> Arrays:
             return propagate(*self.place.operation, factor, of_old)
 
-        found = {}
+        result = {}
         for new in self.states:
             terms = [
                 self.place.each_layer(carried, factor, trace[old])
@@ -235,8 +235,8 @@ class OperationSite(Site):
                 if to == new
             ]
             zeros = jax.tree.map(jnp.zeros_like, trace[new])
-            found[new] = _sum(terms, zeros)
-        return found
+            result[new] = _sum(terms, zeros)
+        return result
 
     def outer(self, F: Mapping[str, jax.Array], x: Any) -> dict[str, Arrays]:
         """Return ``F[a] x`` for every state ``a``."""
@@ -245,12 +245,12 @@ class OperationSite(Site):
         def added(factor: jax.Array) -> Arrays:
             return accumulate(*self.place.operation, inputs, factor[None], dict(self.operands))
 
-        shapes, found = self._shapes(), {}
+        shapes, result = self._shapes(), {}
         for state in self.states:
             terms = [self.place.each_layer(added, F[state])] if state in F else []
             zeros = {name: jnp.zeros(shape.shape, shape.dtype) for name, shape in shapes.items()}
-            found[state] = _sum(terms, zeros)
-        return found
+            result[state] = _sum(terms, zeros)
+        return result
 
     def contract(self, mu: Mapping[str, jax.Array], trace: Trace) -> dict[str, jax.Array]:
         """Return ``sum_a mu[a] E[a]``, summed over samples and the fan-out."""
@@ -288,12 +288,12 @@ class FullSite(Site):
 
     def multiply(self, J: jax.Array, trace: Trace) -> Arrays:
         """Return ``J E`` for every sample."""
-        found = {}
+        result = {}
         for name, old in trace.items():
             rows = self.rows(name)
             block = J[:, rows[:, None], rows]
-            found[name] = unfused(jnp.einsum("bqr,br...->bq...", block, old), block)
-        return found
+            result[name] = unfused(jnp.einsum("bqr,br...->bq...", block, old), block)
+        return result
 
     def outer(self, F: Arrays, x: None) -> Arrays:
         """Return ``F``, which already contains the inputs."""
@@ -301,11 +301,11 @@ class FullSite(Site):
 
     def contract(self, mu: jax.Array, trace: Trace) -> dict[str, jax.Array]:
         """Return ``mu E``, summed over samples and entries of the states."""
-        found = {}
+        result = {}
         for name, own in trace.items():
             factor = mu[:, self.rows(name)]
-            found[name] = unfused(jnp.einsum("bq,bq...->...", factor, own), factor)
-        return found
+            result[name] = unfused(jnp.einsum("bq,bq...->...", factor, own), factor)
+        return result
 
     def rows(self, name: str) -> Any:
         """Return the entries of the states that a parameter reaches."""
@@ -346,7 +346,7 @@ def full_site(graph: ETraceGraph, weights: Weights) -> FullSite:
 
 
 def _sum(terms: list[Arrays], zeros: Arrays) -> Arrays:
-    found: Arrays = functools.reduce(
+    result: Arrays = functools.reduce(
         functools.partial(jax.tree.map, operator.add), terms[1:], terms[0] if terms else zeros
     )
-    return found
+    return result

@@ -54,7 +54,7 @@ def _moves_once(relation: HiddenParamOpRelation) -> bool:
 
 def moved_on(graph: ETraceGraph, alpha: float, records: Records, filters: Arrays) -> Arrays:
     """Return filters that advance once, after a recorded chunk."""
-    steps, found = records.num_steps, {}
+    steps, result = records.num_steps, {}
     for key, stored in filters.items():
         relation = inputs_of(graph)[key]
         wide = jnp.promote_types(stored.dtype, relation.y_var.aval.dtype)
@@ -70,8 +70,8 @@ def moved_on(graph: ETraceGraph, alpha: float, records: Records, filters: Arrays
             factors = jnp.where(jnp.concatenate([later[1:], jnp.zeros_like(later[:1])]), 0, factors)
             before = jnp.where(over_first_axis(later[0], before.ndim), 0, before)
         after = add_steps_to_filter(relation.primitive, relation.params, before, x, factors)
-        found[key] = after.astype(stored.dtype)
-    return found
+        result[key] = after.astype(stored.dtype)
+    return result
 
 
 def gradients(
@@ -96,7 +96,7 @@ def gradients(
     products
         Multiplication of the factors.
     """
-    found: Weights = {}
+    result: Weights = {}
     for site, name in _sites(graph, filters):
         if name not in factors:
             continue
@@ -106,12 +106,12 @@ def gradients(
         past, own = _backward(alpha, factors[name], is_new)
         x = products.inputs(site, records.x[x_key(graph, relation)], own)
         part = pull_back(*site.operation, x, own, operands)
-        found = add(found, {relation.key: part})
+        result = add(result, {relation.key: part})
         if not is_zero(filters[key]):
             eps = products.inputs(site, widened(filters[key], past.dtype)[None], past[None])
             part = pull_back_filtered(*site.operation, eps, past[None], operands)
-            found = add(found, {relation.key: part})
-    return found
+            result = add(result, {relation.key: part})
+    return result
 
 
 def _backward(

@@ -46,17 +46,17 @@ def factors(graph: ETraceGraph, signal: Arrays, f: Arrays, products: Products) -
 
     Both are in the layout of each operation's output, by names (see `output_keys`).
     """
-    found: Arrays = {}
+    result: Arrays = {}
     shared = output_keys(graph)
     for site in trace_sites(graph):
         keys = [shared[site.key(a)] for a in site.influence.reached]
         shown = [key for key in keys if key in signal and key in f]
         terms = [products.times(signal[key], f[key]) for key in shown]
-        if terms and keys[0] not in found:
+        if terms and keys[0] not in result:
             total = sum(terms[1:], terms[0])
             total = jnp.sum(total, axis=0) if _is_summed_by_step(site) else total
-            found[keys[0]] = total.astype(site.relation.y_var.aval.dtype)
-    return found
+            result[keys[0]] = total.astype(site.relation.y_var.aval.dtype)
+    return result
 
 
 def _is_summed_by_step(site: TraceSite) -> bool:
@@ -98,6 +98,6 @@ def contract_once(
     products: Products,
 ) -> Weights:
     """Return the gradients of all relations for one signal; see `factors` and `contract`."""
-    found = eps_x, factors(graph, signal, f, products)
-    x, factor = jax.tree.map(lambda leaf: leaf[None], found)
+    result = eps_x, factors(graph, signal, f, products)
+    x, factor = jax.tree.map(lambda leaf: leaf[None], result)
     return contract(graph, weights, x, factor, products)

@@ -69,10 +69,10 @@ def kinds_of_gradients(relation: HiddenParamOpRelation) -> list[Kind]:
 
 def _shape_of_filter(relation: HiddenParamOpRelation) -> jax.ShapeDtypeStruct:
     operation = relation.primitive, relation.params
-    found: jax.ShapeDtypeStruct = jax.eval_shape(
+    result: jax.ShapeDtypeStruct = jax.eval_shape(
         lambda: zero_filter(*operation, relation.x_var, relation.y_var)
     )
-    return found
+    return result
 
 
 def inputs_of(graph: ETraceGraph) -> dict[str, HiddenParamOpRelation]:

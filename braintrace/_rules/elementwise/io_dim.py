@@ -142,9 +142,11 @@ class FilterTraces(TraceMethod):
             return eps_x, factors(graph, now, eps_f, products)
 
         start, signal_now = self._filters(graph, stepwise, before), _at_outputs(graph, by_group)
-        last, (eps_x, found) = run_filters(graph, self._decays, of_step, start, records, signal_now)
-        gradients = contract(graph, weights, eps_x, found, products)
-        of_once = filtered_factors(graph, self.decay, weights, records, once, found, products)
+        last, (eps_x, filtered) = run_filters(
+            graph, self._decays, of_step, start, records, signal_now
+        )
+        gradients = contract(graph, weights, eps_x, filtered, products)
+        of_once = filtered_factors(graph, self.decay, weights, records, once, filtered, products)
         last["x"] |= moved_on(graph, self.decay, records, once)
         return like(weights, add(gradients, of_once)), self._traces(graph, last, counts)
 
@@ -190,8 +192,8 @@ class FilterTraces(TraceMethod):
 
     def _traces(self, graph: ETraceGraph, filters: Filters, counts: jax.Array | None) -> Traces:
         """Return the traces of filters in the form in which they are stored between chunks."""
-        found = {self._inputs: filters["x"], "f": of_active(graph, filters["f"])}
-        return found if counts is None else {**found, self._steps: counts[-1]}
+        result = {self._inputs: filters["x"], "f": of_active(graph, filters["f"])}
+        return result if counts is None else {**result, self._steps: counts[-1]}
 
 
 def _samples(graph: ETraceGraph) -> tuple[int, ...]:

@@ -245,8 +245,8 @@ def entries_of_samples(
 ) -> jax.Array:
     """Return the entries of one array that belong to samples whose flag is set."""
     positions = at_elements(graph, site.group, flags)
-    found: jax.Array = which_entries(site, active, positions, shapes)[name]
-    return found
+    result: jax.Array = which_entries(site, active, positions, shapes)[name]
+    return result
 
 
 def _after_reset(graph: ETraceGraph, traces: Traces, flags: jax.Array) -> Traces:
@@ -375,8 +375,8 @@ def _carried(
         for factor, trace in factors_and_traces(site, mu, traces):
             if not is_zero(trace):
                 trace = products.trace(site, active, factor, trace)
-                found = _contracted(site, active, factor, trace, weights[site.relation.key])
-                gradients = add(gradients, {site.relation.key: found})
+                result = _contracted(site, active, factor, trace, weights[site.relation.key])
+                gradients = add(gradients, {site.relation.key: result})
     return gradients
 
 
@@ -392,8 +392,8 @@ def _contracted(
     def of_layer(factor: jax.Array, layer: Arrays) -> Arrays:
         return contract(*site.operation, active.pick(factor), layer, select(weights))
 
-    found = site.each_layer(of_layer, site.to_outputs(signal), widened(trace, signal.dtype))
+    result = site.each_layer(of_layer, site.to_outputs(signal), widened(trace, signal.dtype))
     if site.has_fan_out:
-        found = jax.tree.map(lambda product: jnp.sum(product, axis=0), found)
-    (gradients,) = jax.linear_transpose(select, weights)(found)
+        result = jax.tree.map(lambda product: jnp.sum(product, axis=0), result)
+    (gradients,) = jax.linear_transpose(select, weights)(result)
     return dict(gradients)

@@ -82,8 +82,8 @@ def chunk_vjp(
             operands = of_product(graph, use, fixed, x[use.key], _taken(at[place], rows, 1))
         else:
             operands = _of_sums(use, sums[use.key], rows, flat.samples)
-        for name, found in back_to_parameters(graph, use, fixed, operands).items():
-            own = _taken(found, np.searchsorted(rows, rows_of[name]), 1)
+        for name, result in back_to_parameters(graph, use, fixed, operands).items():
+            own = _taken(result, np.searchsorted(rows, rows_of[name]), 1)
             known = of_parameters.get(name)
             of_parameters[name] = own if known is None else known + own
     return ChunkVJP(to_rows(flat, before), of_parameters)
@@ -134,18 +134,18 @@ def _through_steps(
         cotangents, sums, alive = carry
         recorded, reset = now
         inputs = inputs_of_step(graph, weights, recorded)
-        found = _selected(graph, step_vjp(graph, inputs, cotangents), alive)
+        vjp = _selected(graph, step_vjp(graph, inputs, cotangents), alive)
         added = {
-            use.key: _of_step(graph, use, inputs, found, cotangents, alive)
+            use.key: _of_step(graph, use, inputs, vjp, cotangents, alive)
             for use in flat.uses
             if use.kind != "product"
         }
-        before = found.old
+        before = vjp.old
         if reset is not None:
             before = _where_alive(flat, ~reset, before)
             alive = alive & ~reset
         carry = before, jax.tree.map(jnp.add, sums, added), alive
-        return carry, ([found.at[place] for place in places], found.x)
+        return carry, ([vjp.at[place] for place in places], vjp.x)
 
     alive = None if records.reset is None else jnp.ones(records.reset.shape[1:], bool)
     start = (cotangents, _zero_sums(graph, len(cotangents[0])), alive)
@@ -166,13 +166,13 @@ def _taken(value: jax.Array, rows: np.ndarray, axis: int) -> jax.Array:
 
 def _zero_sums(graph: ETraceGraph, rows: int) -> Sums:
     """Return zeros like the results of `_of_step`."""
-    flat, found = flat_state_of(graph), {}
+    flat, result = flat_state_of(graph), {}
     for use in flat.uses:
         if use.kind != "product":
             lead = (flat.samples, rows) if use.kind == "any" else (rows,)
             avals = _operand_avals(graph, use)
-            found[use.key] = [jnp.zeros((*lead, *a.shape), a.dtype) for a in avals]
-    return found
+            result[use.key] = [jnp.zeros((*lead, *a.shape), a.dtype) for a in avals]
+    return result
 
 
 def _operand_avals(graph: ETraceGraph, use: ParameterUse) -> list[Any]:
@@ -313,7 +313,7 @@ def of_product(
         return list(jax.vmap(lambda row: pull(row)[0], in_axes=1)(at))
 
     if use.x_axis is None or use.y_axis is None:
-        return [found[None] for found in of_sample(x, at)]
+        return [result[None] for result in of_sample(x, at)]
     axes = (use.x_axis + 1, use.y_axis + 2)
     return list(jax.vmap(of_sample, in_axes=axes)(x, at))
 
@@ -345,5 +345,5 @@ def back_to_parameters(
     _, pull = jax.vjp(run, {name: fixed[var] for name, var in behind.items()})
     # Half precision is accumulated in float32, but JAX's cotangents need the operands' dtypes.
     own = [value.astype(atom.aval.dtype) for value, atom in zip(operands, atoms, strict=True)]
-    found: dict[str, jax.Array] = jax.vmap(jax.vmap(pull))(own)[0]
-    return found
+    result: dict[str, jax.Array] = jax.vmap(jax.vmap(pull))(own)[0]
+    return result

@@ -74,11 +74,11 @@ class FullTraces(PassingTraces):
         """Return the traces after a recorded chunk."""
         flat = flat_state_of(graph)
         rows_of = {name: flat.rows(reached) for name, reached in flat.reached.items()}
-        found = chunk_vjp(graph, weights, records, unit_rows(flat), rows_of)
-        transition = jnp.moveaxis(found.before, 1, 0)
+        vjp = chunk_vjp(graph, weights, records, unit_rows(flat), rows_of)
+        transition = jnp.moveaxis(vjp.before, 1, 0)
         new = {}
         for name, old in traces.items():
-            rows, term = rows_of[name], found.of_parameters[name]
+            rows, term = rows_of[name], vjp.of_parameters[name]
             if not is_zero(old):
                 own = transition[:, rows[:, None], rows] if len(rows) < flat.size else transition
                 term = term + _moved_on(own, widened(old, own.dtype), records.zeros_select)
@@ -95,8 +95,8 @@ class FullTraces(PassingTraces):
         for name, trace in traces.items():
             if not is_zero(trace):
                 own = arriving[:, flat.rows(flat.reached[name])]
-                found = contracted("bq,bq...->...", own, trace, zeros_select)
-                gradients[name] = {"value": found.astype(weights[name]["value"].dtype)}
+                result = contracted("bq,bq...->...", own, trace, zeros_select)
+                gradients[name] = {"value": result.astype(weights[name]["value"].dtype)}
         return gradients
 
 

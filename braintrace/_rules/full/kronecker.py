@@ -159,8 +159,8 @@ class KroneckerTraces(PassingTraces):
             A = traces["A"][product.key]
             onto = contracted("bq,bq...->b...", arriving, A, zeros_select)
             key = product.operand_key
-            found = _of_product(product, weights[key], u, onto)
-            gradients[key] = {**gradients[key], **found}
+            result = _of_product(product, weights[key], u, onto)
+            gradients[key] = {**gradients[key], **result}
         return gradients
 
 
@@ -170,16 +170,16 @@ def _advanced(graph: ETraceGraph, weights: Weights, records: Records, traces: Tr
     dtype = jnp.promote_types(row_dtype(flat), jnp.float32)
     u, A = (widened(traces[kind], dtype) for kind in ("u", "A"))
     inputs = inputs_of_step(graph, weights, tuple(leaf[0] for leaf in records.inputs))
-    found = step_vjp(graph, inputs, unit_rows(flat))
-    J = jnp.moveaxis(to_rows(flat, found.old), 1, 0).astype(dtype)
+    vjp = step_vjp(graph, inputs, unit_rows(flat))
+    J = jnp.moveaxis(to_rows(flat, vjp.old), 1, 0).astype(dtype)
     nu = signs(traces, J, (flat.samples, len(products)), dtype)
     new_u, new_A = {}, {}
     for product, sign in zip(products, nu.T, strict=True):
         key, use, (place,) = product.key, product.use, places_of(graph, product.use)
-        x = samples_first(found.x[key], use.x_axis).astype(dtype)
+        x = samples_first(vjp.x[key], use.x_axis).astype(dtype)
         if product.constants:
             x = jnp.concatenate([x, jnp.ones((len(x), 1), dtype)], axis=1)
-        F = samples_first(found.at[place], None if use.y_axis is None else use.y_axis + 1)
+        F = samples_first(vjp.at[place], None if use.y_axis is None else use.y_axis + 1)
         moved = unfused(jnp.einsum("bqr,br...->bq...", J, A[key]), J)
         after = _combined((u[key], moved), (x, F.astype(dtype)), sign)
         new_u[key], new_A[key] = (

@@ -66,14 +66,14 @@ _known: weakref.WeakKeyDictionary[ETraceGraph, dict[int, list[Entries]]] = (
 
 def entries_of(graph: ETraceGraph, n: int) -> list[Entries]:
     """Return the arrays that have traces; the result is cached per model."""
-    found = _known.setdefault(graph, {})
-    if n not in found:
-        found[n] = [*_of_products(graph, n), *_of_parameters(graph, n)]
-    return found[n]
+    by_n = _known.setdefault(graph, {})
+    if n not in by_n:
+        by_n[n] = [*_of_products(graph, n), *_of_parameters(graph, n)]
+    return by_n[n]
 
 
 def _of_products(graph: ETraceGraph, n: int) -> list[Entries]:
-    structure, found = _structure(graph), []
+    structure, result = _structure(graph), []
     for product in products_of(graph):
         reach = within(structure.of_outputs[product.key], structure.transition, n)
         joined = _outputs_of(product)
@@ -87,22 +87,22 @@ def _of_products(graph: ETraceGraph, n: int) -> list[Entries]:
                 reached = within(own.astype(np.float32) @ first > 0, structure.transition, n)
                 (of_kinds, kinds), outputs = _by_kind(reached), None
             key, dtype = product.operand_key, jnp.promote_types(product.dtype, atom.aval.dtype)
-            found.append(
+            result.append(
                 Entries(key, place, atom.aval.shape, dtype, kinds, of_kinds, outputs, product.use)
             )
-    return found
+    return result
 
 
 def _of_parameters(graph: ETraceGraph, n: int) -> list[Entries]:
-    structure, flat, found = _structure(graph), flat_state_of(graph), []
+    structure, flat, result = _structure(graph), flat_state_of(graph), []
     leaves = {leaf.name: leaf for leaf in graph.traced.parameters}
     for name, first in structure.of_parameters.items():
         if not first.any():
             continue
         reach, kinds = _by_kind(within(first, structure.transition, n))
         dtype = jnp.promote_types(row_dtype(flat), leaves[name].dtype)
-        found.append(Entries(name, "value", leaves[name].shape, dtype, kinds, reach))
-    return found
+        result.append(Entries(name, "value", leaves[name].shape, dtype, kinds, reach))
+    return result
 
 
 def _structure(graph: ETraceGraph) -> Structure:
@@ -151,25 +151,25 @@ def _outputs_of(product: Product) -> Mapping[str, np.ndarray]:
             )
             operands = {name: jnp.ones(a.aval.shape, a.aval.dtype) for name, a in atoms.items()}
             rows = jnp.asarray(chosen, y.dtype).reshape(len(chosen), *y.shape)
-            found = jax.vmap(lambda row: product.gradients(operands, x, row))(rows)
-        return {name: np.asarray(found[name]).reshape(len(chosen), -1) for name in own}
+            result = jax.vmap(lambda row: product.gradients(operands, x, row))(rows)
+        return {name: np.asarray(result[name]).reshape(len(chosen), -1) for name in own}
 
     # If an entry contributes to one output only, the sum over the outputs whose index has a given
     # binary digit is either the total or zero. The digits give the index.
     digits = np.arange(outputs) >> np.arange(max(1, outputs - 1).bit_length())[:, None] & 1
     sums = pulled(np.concatenate([np.ones((1, outputs), int), digits]))
-    found = {}
+    result = {}
     for name, (total, *parts) in sums.items():
         is_set = [part != 0 for part in parts]
         if is_real and all(
             np.all(~flags | (part == total)) for flags, part in zip(is_set, parts, strict=True)
         ):
-            found[name] = sum(flags.astype(int) << i for i, flags in enumerate(is_set))
+            result[name] = sum(flags.astype(int) << i for i, flags in enumerate(is_set))
         elif outputs * sizes[name] > MOST_NUMBERS:
-            found[name] = np.ones((sizes[name], outputs), bool)
+            result[name] = np.ones((sizes[name], outputs), bool)
         else:
-            found[name] = pulled(np.eye(outputs))[name].T != 0
-    return found
+            result[name] = pulled(np.eye(outputs))[name].T != 0
+    return result
 
 
 def of_one(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
@@ -217,8 +217,8 @@ class Move:
                 ranks[number].append(np.stack([*places, factor]))
         read = np.full((len(ranks), count), count, np.int32)
         factors = np.full((len(ranks), count), numbers * numbers, np.int32)
-        for number, found in enumerate(ranks):
-            into, source, factor = np.concatenate(found, axis=1)
+        for number, result in enumerate(ranks):
+            into, source, factor = np.concatenate(result, axis=1)
             read[number, into], factors[number, into] = source, factor
         return Move(entries, read, factors)
 

@@ -147,8 +147,8 @@ class NeighbourTraces(TraceMethod):
                 traces = reset_traces(graph.trace_specs, traces, reset)
             traces = _advanced(graph, weights, recorded, moves, traces)
             if signal is not None:
-                found = self._contracted(graph, weights, signal, traces, records.zeros_select)
-                gradients = jax.tree.map(jnp.add, gradients, found)
+                result = self._contracted(graph, weights, signal, traces, records.zeros_select)
+                gradients = jax.tree.map(jnp.add, gradients, result)
             return (gradients, traces), None
 
         zeros = jax.tree.map(jnp.zeros_like, weights)
@@ -187,12 +187,12 @@ def _signals(graph: ETraceGraph, signal: Signal) -> jax.Array:
 
     The next step's signal for a state before it is included; see `signals`.
     """
-    found = {leaf.name: signal[leaf.name] for leaf in flat_state_of(graph).leaves}
+    result = {leaf.name: signal[leaf.name] for leaf in flat_state_of(graph).leaves}
     for leaf in flat_state_of(graph).leaves:
         if (name := pre_step_probe(leaf)) in signal:
             late = signal[name]
-            found[leaf.name] += jnp.concatenate([late[1:], jnp.zeros_like(late[:1])])
-    return to_rows(flat_state_of(graph), list(found.values()))
+            result[leaf.name] += jnp.concatenate([late[1:], jnp.zeros_like(late[:1])])
+    return to_rows(flat_state_of(graph), list(result.values()))
 
 
 def _advanced(
@@ -231,8 +231,8 @@ def _of_operand(
 ) -> jax.Array:
     """Return ``F`` of one operand of a product, pulled back from every state scalar."""
     (place,) = places_of(graph, use)
-    found = of_product(graph, use, inputs, pulled.x[use.key][None], pulled.at[place][None])
-    return found[use.operands.index(int(name))]
+    result = of_product(graph, use, inputs, pulled.x[use.key][None], pulled.at[place][None])
+    return result[use.operands.index(int(name))]
 
 
 def _at_pairs(entries: Entries, F: jax.Array) -> jax.Array:

@@ -88,10 +88,10 @@ def over_steps(
         inputs, reset = now
         if reset is not None:
             traces = reset_traces(specs, traces, reset)
-        found = dataclasses.replace(
+        result = dataclasses.replace(
             records, inputs=tuple(leaf[None] for leaf in inputs), reset=None
         )
-        return advance(found, traces), None
+        return advance(result, traces), None
 
     over_time = records.inputs, records.reset
     after: Traces = scan_records(one_step, as_arrays(traces), over_time, records.num_steps)[0]

@@ -76,8 +76,8 @@ class Product:
                 x if place == self.x_place else self.operand_at(all_operands, place)
                 for place in range(len(self.equation.invars))
             ]
-            (found,) = bind(self.equation, values)
-            return found
+            (result,) = bind(self.equation, values)
+            return result
 
         own = {str(place): operands[str(place)] for place in self.use.operands}
         gradients: Operands = jax.vjp(run, own)[1](y)[0]

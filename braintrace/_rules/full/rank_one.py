@@ -124,8 +124,8 @@ def _added_up(
         trace = widened(trace, factors.dtype)
         if is_read is not None:
             trace = where_flagged(is_read, trace)
-        found = unfused(jnp.tensordot(factors.astype(trace.dtype), trace, 1), factors)
-        gradients[name] = {"value": found.astype(weights[name]["value"].dtype)}
+        result = unfused(jnp.tensordot(factors.astype(trace.dtype), trace, 1), factors)
+        gradients[name] = {"value": result.astype(weights[name]["value"].dtype)}
     return gradients
 
 

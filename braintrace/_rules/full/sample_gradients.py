@@ -104,14 +104,14 @@ def of_samples(
 
 def written(graph: ETraceGraph, inputs: Inputs, gradients: SampleGradients) -> Gradients:
     """Return the gradients as arrays, per sample."""
-    found = dict(gradients.general)
+    result = dict(gradients.general)
     for use, x, y in _outer_products(graph, gradients):
         terms = accumulate(*_operation(graph, use), x, y, _operands(graph, use, inputs))
         lead = (slice(None), None) if _is_batched(graph, use) else (None, None)
         own = [term[lead] for term in _in_order(graph, use, terms)]
         for name, value in back_to_parameters(graph, use, inputs, own).items():
-            found[name] = found[name] + value[:, 0] if name in found else value[:, 0]
-    return found
+            result[name] = result[name] + value[:, 0] if name in result else value[:, 0]
+    return result
 
 
 def norms_of(graph: ETraceGraph, inputs: Inputs, gradients: SampleGradients) -> jax.Array:
@@ -119,11 +119,11 @@ def norms_of(graph: ETraceGraph, inputs: Inputs, gradients: SampleGradients) -> 
     known: Gradients = {}
     for use, x, y in _outer_products(graph, gradients):
         x, y = widened((x, y), jnp.float32)  # squares may overflow in half precision
-        found = squared_norms(*_operation(graph, use), x, y, _operands(graph, use, inputs))
-        if found is not None and _is_alone(graph, use):
+        result = squared_norms(*_operation(graph, use), x, y, _operands(graph, use, inputs))
+        if result is not None and _is_alone(graph, use):
             names = parameters_behind(graph, use)
             atoms = [equation_of(graph, use).invars[place] for place in use.operands]
-            of_atoms = dict(zip(atoms, _in_order(graph, use, found), strict=True))
+            of_atoms = dict(zip(atoms, _in_order(graph, use, result), strict=True))
             known.update({name: of_atoms[var].reshape(-1) for name, var in names.items()})
     others = written(graph, inputs, gradients).items()
     rest = squares(*(own for name, own in others if name not in known))

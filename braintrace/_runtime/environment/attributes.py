@@ -62,13 +62,13 @@ class Attributes:
 
 def attributes_of(model: brainstate.nn.Module) -> Attributes:
     """Return the current plain attributes of a model's modules."""
-    found: dict[str, Part] = {}
+    result: dict[str, Part] = {}
     for path, node in model.nodes().items():
         where = [str(part) for part in path]
-        found[".".join([*where, "__class__"])] = _Held(type(node))
+        result[".".join([*where, "__class__"])] = _Held(type(node))
         for name, value in vars(node).items():
-            found[".".join([*where, name])] = _part(value, ())
-    return Attributes(found)
+            result[".".join([*where, name])] = _part(value, ())
+    return Attributes(result)
 
 
 def fields_of(value: Any) -> dict[str, Any] | None:

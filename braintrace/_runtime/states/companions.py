@@ -59,9 +59,9 @@ def _new_companions(traces: brainstate.State) -> Companions:
 
 def forget_companions(traces: brainstate.State) -> None:
     """Compare nothing until the learner writes these traces again."""
-    found = _companions.get(id(traces))
-    if found is not None:
-        found.values = ()
+    result = _companions.get(id(traces))
+    if result is not None:
+        result.values = ()
 
 
 def note_companions(traces: brainstate.State, followed: States, with_traces: bool = True) -> None:

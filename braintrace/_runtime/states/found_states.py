@@ -34,10 +34,10 @@ class FoundStates:
 
     def __call__(self, model: brainstate.nn.Module) -> States:
         """Return the current States."""
-        found = self._last
-        if found is None or not found.are_of(model):
-            found = self._last = _Found(model)
-        return found.states
+        result = self._last
+        if result is None or not result.are_of(model):
+            result = self._last = _Found(model)
+        return result.states
 
     @property
     def version(self) -> object:

@@ -40,7 +40,7 @@ def find_states(
     NotCompiledError
         If the model no longer has one of them.
     """
-    found: dict[Path, brainstate.State] = {}
+    result: dict[Path, brainstate.State] = {}
     for leaf in graph.traced.leaves:
         state = inside.get(leaf.path, outside.get(leaf.path))
         if state is None:
@@ -48,8 +48,8 @@ def find_states(
                 f"The model no longer has the State '{path_name(leaf.path)}', which it had at "
                 "compilation. Call `compile_graph` again after a change of the model."
             )
-        found[leaf.path] = state
-    return found
+        result[leaf.path] = state
+    return result
 
 
 def all_states(model: brainstate.nn.Module) -> dict[Path, brainstate.State]:
@@ -103,15 +103,15 @@ def read_states(
 def leaves_by_var(graph: ETraceGraph, states: States, values: Sequence[Any]) -> dict[Var, Any]:
     """Return the leaves of the values of all States; see `read_states`."""
     traced = graph.traced
-    found, tree = jax.tree.flatten(tuple(values))
+    result, tree = jax.tree.flatten(tuple(values))
     if tree != traced.tree_of_states:
         for path, value in zip(states, values, strict=True):
             if jax.tree.structure(value) != traced.state_trees[path]:
                 raise _other_structure(path, value, traced.state_trees[path])
     if traced.has_components:
-        found = _components(states, values)
+        result = _components(states, values)
     inputs: dict[Var, Any] = {}
-    for leaf, value in zip(traced.leaves, found, strict=True):
+    for leaf, value in zip(traced.leaves, result, strict=True):
         inputs[leaf.in_var] = array = to_array(value)
         if array.shape != leaf.shape or array.dtype != leaf.dtype:
             raise _other_shape(leaf, array)

@@ -91,9 +91,9 @@ def _held(names: Sequence[str], through_steps: bool) -> Any:
         moved = next(one for one in (past, *changes) if not _is_zero(one))
         return (old, mark), (zeros, _zero_of(moved, mark))
 
-    found: Any = jax.custom_jvp(itself)
-    found.defjvp(derivative, symbolic_zeros=True)
-    return found
+    result: Any = jax.custom_jvp(itself)
+    result.defjvp(derivative, symbolic_zeros=True)
+    return result
 
 
 def _zero_of(tangent: Any, like: Any) -> Any:
@@ -151,9 +151,9 @@ def started(fresh: PyTree, mark: Any) -> PyTree:
     floats = [index for index, leaf in enumerate(leaves) if _is_float(leaf)]
     if not any(is_tracer(leaves[index]) for index in floats):
         return fresh
-    found: Any = jax.custom_jvp(itself)
-    found.defjvp(derivative, symbolic_zeros=True)
-    for index, leaf in zip(floats, found([leaves[i] for i in floats], mark), strict=True):
+    result: Any = jax.custom_jvp(itself)
+    result.defjvp(derivative, symbolic_zeros=True)
+    for index, leaf in zip(floats, result([leaves[i] for i in floats], mark), strict=True):
         leaves[index] = leaf
     return jax.tree.unflatten(tree, leaves)
 
