@@ -239,6 +239,12 @@ def get_primitive_spec(primitive: Any) -> ETPPrimitiveSpec:
     ------
     PrimitiveError
         If ``primitive`` is not an ETP primitive or lacks rules.
+
+    Examples
+    --------
+    >>> import braintrace
+    >>> braintrace.get_primitive_spec(braintrace.etp_mm_p).name
+    'etp_mm'
     """
     if not isinstance(primitive, Primitive):
         name = primitive if isinstance(primitive, str) else shown(primitive)

@@ -49,6 +49,14 @@ class Learner(brainstate.nn.Module):
     ----------
     algorithm
         A compiled algorithm.
+
+    Examples
+    --------
+    >>> import braintrace, jax.numpy as jnp
+    >>> model, x = braintrace.nn.IndRNN(2, 3), jnp.ones((1, 2))
+    >>> learner = braintrace.compile(model, "d_rtrl", x, batch_size=1)
+    >>> learner(x).shape, learner.predict(jnp.ones((5, 1, 2))).shape
+    ((1, 3), (5, 1, 3))
     """
 
     __signature__ = ConstructorSignature()

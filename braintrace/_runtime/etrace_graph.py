@@ -70,6 +70,14 @@ def compile_etrace_graph(
     -----
     ApproximationWarning
         Once for every diagnostic of level ``'warning'``.
+
+    Examples
+    --------
+    >>> import brainstate, braintrace, jax.numpy as jnp
+    >>> model = brainstate.nn.init_all_states(braintrace.nn.IndRNN(2, 3), batch_size=1)
+    >>> graph = braintrace.compile_etrace_graph(model, jnp.ones((1, 2)))
+    >>> [relation.printed_paths for relation in graph.hidden_param_op_relations]
+    [('u',), ('W/weight',)]
     """
     options = CompilerOptions(
         strict=strict, unroll_limit=unroll_limit, readout_filters=readout_filters, mark=mark

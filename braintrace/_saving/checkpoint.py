@@ -133,7 +133,8 @@ def save(folder: str | os.PathLike[str], learner: Learner, extra: PyTree = None)
 def restore(folder: str | os.PathLike[str], learner: Learner) -> Any:
     """Restore a learner from a folder; return the ``extra`` of its checkpoint.
 
-    Arrays get the placement of the learner's arrays. The learner may have been called before.
+    See `save` for an example. Arrays get the placement of the learner's arrays. The learner may
+    have been called before.
 
     Parameters
     ----------
