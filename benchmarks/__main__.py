@@ -6,9 +6,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from . import machine, markdown, results
+from . import machine, markdown, results, timing
 from .case import Case
-from .processes import run_module
+from .processes import run_apart
 
 FULL, QUICK = (31, 60.0), (4, 1.5)
 """Rounds of a case, and the seconds after which it begins no further one."""
@@ -39,9 +39,8 @@ def chosen(platform: str, quick: bool, pattern: str = "") -> list[Case]:
 
 def run_case(name: str, platform: str, rounds: int, seconds: float) -> dict[str, Any]:
     """Run a case in a process of its own; if it dies, the case has an error."""
-    sizes = ["--platform", platform, "--rounds", str(rounds), "--seconds", str(seconds)]
     try:
-        return run_module("child", name, *sizes)
+        return run_apart(timing.run_named, name, platform, rounds, seconds)
     except RuntimeError as error:
         return {"name": name, "error": str(error)}
 
@@ -80,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
 
         return command.main(given[1:])
     options = options_of(given)
-    this = run_module("machine")
+    this = run_apart(machine.describe)
     cases = chosen(this["platform"], options.quick, options.only or "")
     if options.list:
         print(*(case.name for case in cases), sep="\n")

@@ -1,15 +1,7 @@
 """All cases."""
 
 from .case import Case
-from .questions import (
-    saving,
-    sequence,
-    sparse_nets,
-    stacks,
-    streaming,
-    training_loop,
-    windows,
-)
+from .questions import saving, sequence, sparse_nets, stacks, streaming, training_loop, windows
 
 MODULES = (sequence, stacks, windows, sparse_nets, streaming, training_loop, saving)
 QUESTIONS = {module.__name__.rpartition(".")[-1]: module for module in MODULES}

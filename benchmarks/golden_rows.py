@@ -22,8 +22,9 @@ import braintrace
 
 from .case import Subject
 from .modules import Layers, Net
-from .networks import NETWORKS, dense, squared_error
-from .subjects import Task, compiled, learner_of, step_function
+from .networks import NETWORKS, dense
+from .questions.streaming import loop
+from .subjects import Task, compiled, gradient_of_step, learner_of, step_function
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,13 +97,8 @@ def stream(task: Task, algorithm: str = "d_rtrl") -> Subject:
     return Subject(lambda: learner.etrace_online(*task.data, **call), lower=lower)
 
 
-def _own_grad(learner: Any) -> Callable[[Any, Any], Any]:
-    weights = learner.algorithm.model.states(brainstate.ParamState)
-    return brainstate.transform.grad(step_function(learner), weights)
-
-
 def _jitted_own_grad(learner: Any) -> Callable[[Any, Any], Any]:
-    take = _own_grad(learner)
+    take = gradient_of_step(learner)
     return brainstate.transform.jit(lambda x, target: take(x[0], target[0]))
 
 
@@ -149,23 +145,6 @@ def one_by_one(task: Task, kind: str) -> Subject:
     return Subject(run, lower=lower if kind == "etrace_online" else None, work=task.steps)
 
 
-def own_loop(task: Task) -> Subject:
-    """Return gradients that the user takes around a call, in a compiled loop that adds them up."""
-    learner = learner_of(task, "d_rtrl")
-    take = _own_grad(learner)
-
-    @brainstate.transform.jit
-    def run(xs: Any, targets: Any) -> Any:
-        def step(total: Any, now: Any) -> Any:
-            return jax.tree.map(jnp.add, total, take(*now)), None
-
-        weights = learner.algorithm.model.states(brainstate.ParamState)
-        zero = {path: jax.tree.map(jnp.zeros_like, w.value) for path, w in weights.items()}
-        return brainstate.transform.scan(step, zero, (xs, targets))[0]
-
-    return Subject(lambda: run(*task.data), work=task.steps)
-
-
 def analysis(batch: int, units: int) -> Subject:
     x = jnp.ones((batch, 16))
 
@@ -201,47 +180,8 @@ def first_gradient(task: Task) -> Subject:
     return Subject(run)
 
 
-class Reader(brainstate.nn.Module):
-    """A network as in the example that reads digits, row by row."""
-
-    def __init__(self, inputs: int = 8, hidden: int = 128, classes: int = 10) -> None:
-        super().__init__()
-        keys = jax.random.split(jax.random.key(0), 3)
-        self.w_in = brainstate.ParamState(jax.random.normal(keys[0], (inputs, hidden)))
-        self.w_rec = brainstate.ParamState(0.1 * jax.random.normal(keys[1], (hidden, hidden)))
-        self.bias = brainstate.ParamState(jnp.zeros(hidden))
-        self.w_out = brainstate.ParamState(0.1 * jax.random.normal(keys[2], (hidden, classes)))
-        self.b_out = brainstate.ParamState(jnp.zeros(classes))
-        self.leak = jnp.geomspace(1 / 8, 0.5, hidden)
-
-    def init_state(self, batch_size: int) -> None:
-        self.h = brainstate.HiddenState(jnp.zeros((batch_size, self.leak.size)))
-
-    def update(self, x: Any) -> Any:
-        drive = braintrace.matmul(x, self.w_in.value, self.bias.value)
-        drive += braintrace.matmul(self.h.value, self.w_rec.value)
-        self.h.value = self.h.value + self.leak * (jnp.tanh(drive) - self.h.value)
-        return self.h.value @ self.w_out.value + self.b_out.value
-
-
-def first_digits(batch: int = 64) -> Subject:
-    """Return the same of the network that reads digits."""
-    xs, ys = jnp.ones((8, batch, 8)), jnp.ones((8, batch, 10))
-
-    def run() -> Any:
-        learner = compiled(Reader(), "d_rtrl", xs[0], batch_size=batch)
-        loss = lambda x, y: squared_error(learner(x), y)  # noqa: E731 (a user's one)
-        return learner.etrace_grad(xs, ys, step_fn=loss)
-
-    return Subject(run)
-
-
 def row(build: Callable[..., Subject], *given: Any, quick: bool = False, **options: Any) -> Row:
-    return Row(partial(build, *given, **options), quick)
-
-
-def first(build: Callable[..., Subject], *given: Any, quick: bool = False) -> Row:
-    return Row(partial(build, *given), quick, is_first=True)
+    return Row(partial(build, *given, **options), quick, build in (analysis, first_gradient))
 
 
 def _of_task(title: str, task: Task, quick: bool = False) -> dict[str, Row]:
@@ -286,17 +226,17 @@ ROWS: dict[str, Row] = {
     "stream, LSTM batch 1": row(stream, Task(NETWORKS["lstm"](hidden=128), 500, 1)),
     "stream, ALIF batch 32": row(stream, SPIKES),
     "stream, ES_D_RTRL": row(stream, SMALL, "es_d_rtrl"),
-    "own grad in a loop, leaky batch 1": row(own_loop, Task(dense(), 500, 1)),
-    "own grad in a loop, ALIF": row(own_loop, SPIKES),
+    "own grad in a loop, leaky batch 1": row(loop, Task(dense(), 500, 1)),
+    "own grad in a loop, ALIF": row(loop, SPIKES),
     "one step a call, etrace_online, leaky": row(one_by_one, LEAKY, "etrace_online"),
     "one step a call, own grad, leaky": row(one_by_one, LEAKY, "own grad"),
     **{
         f"one step, {kind}": row(one_by_one, TINY, kind, quick=i < 4)
         for i, kind in enumerate(STEPS)
     },
-    "first call, analysis of LSTM 256 x 1024": first(analysis, 256, 1024),
-    "first call, GRU x3": first(first_gradient, Task(Layers("GRUCell", 3, 64), 64, 8)),
-    "first call, digits": first(first_digits, quick=True),
+    "first call, analysis of LSTM 256 x 1024": row(analysis, 256, 1024),
+    "first call, GRU x3": row(first_gradient, Task(Layers("GRUCell", 3, 64), 64, 8)),
+    "first call, leaky": row(first_gradient, Task(dense(8, 128), 8, 64), quick=True),
     **_of_task("GRU x3", Task(Layers("GRUCell", 3, 256), 512, 32)),
     **_of_task("leaky x4", Task(Layers("LeakyRNN", 4, 256), 256, 64)),
     **_of_task("sparse LIF batch 1", Task(Net("LIF", 10_000, 100), 64, 1)),
@@ -321,6 +261,3 @@ def catalogue() -> dict[str, Row]:
 
 
 ROWS |= catalogue()
-
-FOR_TESTS = ("smallest",)
-"""Rows that are run only where they are asked for by name."""

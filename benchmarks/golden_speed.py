@@ -35,7 +35,6 @@ HERE = PACKAGE.parent
 SAMPLE, MOST_CALLS = 0.05, 300
 """Seconds that a time takes at least, by repeated calls, and how many of them at most."""
 LEAST_ROUNDS = 5
-CLOCKS = "wall", "cpu"
 AGAIN = 1.5
 """Rounds of a row in the second look, over those of the first."""
 
@@ -208,12 +207,10 @@ def verdict(found: dict[str, Measured], options: argparse.Namespace) -> int:
 
 
 def chosen(rows: Any, options: argparse.Namespace) -> list[str]:
-    from .golden_rows import FOR_TESTS
-
     if options.rows is not None:
         patterns = options.rows.split("|")
         return [n for n in rows if any(p in n or fnmatch(n, p) for p in patterns)]
-    return [n for n, row in rows.items() if n not in FOR_TESTS and (row.quick or not options.quick)]
+    return [n for n, row in rows.items() if row.quick or not options.quick]
 
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
@@ -228,7 +225,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="few rows: two minutes")
     parser.add_argument("--minutes", type=float, help="for everything; 15, with --quick 2")
     parser.add_argument("--rounds", type=int, default=15, help="of a row, if there is time")
-    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="default: wall")
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="default: wall")
     parser.add_argument("--median-limit", type=float, default=1.05, help="of all rows")
     parser.add_argument("--row-limit", type=float, default=1.15, help="of a single row")
     parser.add_argument("--list", action="store_true", help="print the names of the rows")

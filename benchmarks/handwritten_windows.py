@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .handwritten import contracted, of_chunk
+from .handwritten import contracted
 from .networks import Arrays, Network, Plain, squared_error
 from .subjects import windows_of
 
@@ -28,9 +28,9 @@ DRIVES: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 def split_inputs(network: Network, length: int, part: Callable[..., Any]) -> Any:
-    """Return ``(parameters, xs, targets) -> (loss, gradients)`` in parts with traces.
+    """Return ``(parameters, xs, targets) -> (loss, gradients)`` in parts that fill the sequence.
 
-    The part gives what `handwritten.of_chunk` gives.
+    The part is `handwritten.of_chunk` or `of_window`.
     """
 
     def gradients(parameters: Arrays, xs: Any, targets: Any) -> Any:
@@ -53,17 +53,7 @@ def split_inputs(network: Network, length: int, part: Callable[..., Any]) -> Any
     return gradients
 
 
-def chunked(network: Network, chunk: int) -> Any:
-    """Return the gradient of D_RTRL in chunks, which the sequence fills exactly."""
-    return split_inputs(network, chunk, of_chunk)
-
-
-def with_traces(network: Network, window: int) -> Any:
-    """Return the gradient in windows of `D_RTRL`."""
-    return split_inputs(network, window, _of_window)
-
-
-def _of_window(
+def of_window(
     network: Network, parameters: Arrays, start: Arrays, xs: Any, targets: Any, steps: int
 ) -> Any:
     ops = Plain()
@@ -87,7 +77,6 @@ def _repeated(values: Any, trace: Any) -> Any:
 
 
 def _advanced(network: Network, traces: Arrays, xs: Any, before: Any, ys: Any) -> Arrays:
-
     def backward(carry: Any, now: Any) -> Any:
         h, y = now
         states, factors = jax.vjp(network.cell, {"h": h}, y)[1]({"h": carry})

@@ -1,8 +1,6 @@
 """What runs the benchmarks: the machine, without its name on any network, and the versions."""
 
-import argparse
 import importlib.metadata
-import json
 import os
 import platform
 import re
@@ -31,12 +29,11 @@ def describe() -> dict[str, Any]:
     import jax
 
     device = jax.devices()[0]
-    on_processor = device.platform == "cpu"
-    name = f"{processor()}, {cores()} cores" if on_processor else device.device_kind
+    own = f"{processor()}, {cores()} cores"
     return {
-        "name": name,
+        "name": own if device.platform == "cpu" else device.device_kind,
         "platform": device.platform,
-        "processor": f"{processor()}, {cores()} cores",
+        "processor": own,
         "python": platform.python_version(),
         "versions": {package: version(package) for package in PACKAGES},
     }
@@ -53,14 +50,3 @@ def file_name(name: str) -> str:
     """Return a machine's name as part of a file name."""
     plain = re.sub(r"\((R|TM|C)\)|@.*?(?=,|$)", "", name, flags=re.IGNORECASE)
     return re.sub(r"[^A-Za-z0-9]+", "-", plain).strip("-").lower()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.machine", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="JSON file")
-    options = parser.parse_args()
-    options.out.write_text(json.dumps(describe()))
-
-
-if __name__ == "__main__":
-    main()

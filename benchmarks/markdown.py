@@ -1,7 +1,7 @@
 """Results as Markdown tables."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .results import Result
@@ -21,13 +21,17 @@ def number(value: Any) -> str:
     return f"{value:.2f}" if 0.095 <= abs(value) < 1e4 else f"{value:.2g}"
 
 
-def seconds(value: float | None) -> str:
+def in_units(value: float | None, units: Mapping[str, float]) -> str:
+    """Return a number with three digits, in the first unit that is not larger, else the last."""
     if value is None:
         return DASH
-    for size, unit in ((1.0, "s"), (1e-3, "ms")):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value * 1e6:.3g} µs"
+    counts = {unit: value * per for unit, per in units.items()}
+    unit = next((name for name, count in counts.items() if count >= 1), [*units][-1])
+    return f"{counts[unit]:.3g} {unit}"
+
+
+def seconds(value: float | None) -> str:
+    return in_units(value, {"s": 1.0, "ms": 1e3, "µs": 1e6})
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

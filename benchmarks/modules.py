@@ -91,11 +91,11 @@ class Net:
         ends = np.arange(0, self.entries + 1, self.fan_out, dtype=np.int32)
         return weights, columns.ravel(), ends
 
-    def matrix(self, form: Any = saiunit.sparse.CSR) -> Any:
-        """Return the synapses by source; as `CSC`, as many that go the other way, by target."""
+    def matrix(self) -> Any:
+        """Return the synapses, by source."""
         weights, columns, ends = self.synapses
         arrays = jnp.asarray(weights, float), jnp.asarray(columns), jnp.asarray(ends)
-        return form(arrays, shape=(self.neurons, self.neurons))
+        return saiunit.sparse.CSR(arrays, shape=(self.neurons, self.neurons))
 
     def data(self, steps: int, batch: int) -> tuple[Any, Any]:
         """Return currents and targets, time first."""

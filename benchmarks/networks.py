@@ -120,7 +120,6 @@ def squared_error(output: Any, target: Any) -> Any:
 
 
 def sequence_loss(network: Network, ops: Any, parameters: Arrays, xs: Any, targets: Any) -> Any:
-
     def step(states: Arrays, now: Any) -> Any:
         x, target = now
         states, output = network.step(ops, parameters, states, x)
@@ -143,7 +142,6 @@ def _matrix(rows: int, columns: int) -> tuple[tuple[int, int], float]:
 
 
 def dense(inputs: int = 64, hidden: int = 256, outputs: int = 10) -> Network:
-
     def drive(ops: Any, p: Arrays, states: Arrays, x: Any) -> Arrays:
         recurrent = ops.matmul("w_rec", states["h"], p["w_rec"])
         return {"drive": ops.matmul("w_in", x, p["w_in"]) + recurrent}

@@ -1,12 +1,12 @@
-"""Processes that run one module of this package each."""
+"""Processes of their own, in which nothing ran before."""
 
-import json
+import concurrent.futures
+import multiprocessing
 import os
-import subprocess
-import sys
-import tempfile
+import unittest.mock
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 PACKAGE = Path(__file__).parent
 ENVIRONMENT = {
@@ -19,26 +19,14 @@ ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": str(2**40),
     "MALLOC_MMAP_THRESHOLD_": str(2**40),
 }
+Found = TypeVar("Found")
 
 
-def run_module(module: str, *arguments: str) -> dict[str, Any]:
-    """Run a module of this package that writes JSON, and return its content.
-
-    If the process fails, a `RuntimeError` has the end of its output.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "out.json"
-        process = subprocess.run(
-            [sys.executable, "-m", f"{PACKAGE.name}.{module}", *arguments, "--out", str(out)],
-            cwd=PACKAGE.parent,
-            env=os.environ | ENVIRONMENT,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-        )
-        if process.returncode or not out.exists():
-            printed = (process.stdout + process.stderr).strip()[-4000:] or "no output"
-            last = printed.splitlines()[-1]
-            raise RuntimeError(f"exit status {process.returncode}: {last}\n\n{printed}")
-        found: dict[str, Any] = json.loads(out.read_text())
-        return found
+def run_apart(function: Callable[..., Found], *arguments: object) -> Found:
+    """Return what a function returns in a new process; a `RuntimeError` if the process dies."""
+    context = multiprocessing.get_context("spawn")
+    with (
+        unittest.mock.patch.dict(os.environ, ENVIRONMENT),
+        concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool,
+    ):
+        return pool.submit(function, *arguments).result()

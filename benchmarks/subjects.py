@@ -15,12 +15,7 @@ import braintrace
 from .case import Subject, Subjects
 from .networks import Network, Plain, sequence_loss, squared_error
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "d_rtrl": {},
-    "es_d_rtrl": {"decay_or_rank": 0.9},
-    "rtrl": {},
-    "uoro": {},
-}
+OPTIONS: dict[str, dict[str, Any]] = {"es_d_rtrl": {"decay_or_rank": 0.9}}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,13 +56,19 @@ def compiled(model: brainstate.nn.Module, algorithm: str, x: Any, **options: Any
 
 
 def learner_of(task: Task, algorithm: str = "d_rtrl", **options: Any) -> Any:
-    given = {"batch_size": task.batch, **OPTIONS[algorithm], **options}
+    given = {"batch_size": task.batch, **OPTIONS.get(algorithm, {}), **options}
     return compiled(task.network.model(), algorithm, task.data[0][0], **given)
 
 
 def step_function(learner: Any) -> Callable[[Any, Any], Any]:
     """Return the loss of one step, by a learner or a model."""
     return lambda x, target: squared_error(learner(x), target)
+
+
+def gradient_of_step(learner: Any) -> Callable[[Any, Any], Any]:
+    """Return the gradient of one step that a user takes around a call."""
+    weights = learner.algorithm.model.states(brainstate.ParamState)
+    return brainstate.transform.grad(step_function(learner), weights)
 
 
 def named(gradients: Any) -> Any:
@@ -103,14 +104,10 @@ def temporary_bytes(lowered: Any) -> float:
     return float(lowered.compile().memory_analysis().temp_size_in_bytes)
 
 
-def sequence_gradient(
-    task: Task, learner: Any, chunk: int | None = None, window: int | None = None
-) -> Any:
+def sequence_gradient(task: Task, learner: Any, chunk: int | str = "auto", **window: int) -> Any:
     """Return what takes the gradient of the sequence, from the states and traces that are there."""
     step = step_function(learner)
-    sizes = {"chunk_size": chunk, "window": window}
-    sizes = {name: size for name, size in sizes.items() if size is not None}
-    return lambda: learner.etrace_grad(*task.data, step_fn=step, **sizes)
+    return lambda: learner.etrace_grad(*task.data, step_fn=step, chunk_size=chunk, **window)
 
 
 def _of_model(task: Task, rule: str, make: Callable[..., Any]) -> Subject:
@@ -132,7 +129,6 @@ def _of_model(task: Task, rule: str, make: Callable[..., Any]) -> Subject:
 
 
 def bptt(task: Task) -> Subject:
-
     def make(losses: Any, parameters: Any) -> Any:
         return lambda *data: brainstate.transform.grad(lambda: losses(*data).mean(), parameters)()
 
@@ -170,17 +166,17 @@ def forward(task: Task) -> Subject:
 def online(
     task: Task,
     algorithm: str = "d_rtrl",
-    chunk: int | None = None,
+    chunk: int | str = "auto",
     count_reset: bool = True,
-    window: int | None = None,
+    **window: int,
 ) -> Subject:
     """Compile a sequence gradient that begins with a reset, which may be part of the time."""
     label = f"{algorithm.upper()}, auto"
     if label not in task.learners:
         task.learners[label] = learner_of(task, algorithm)
     learner = task.learners[label]
-    gradient = sequence_gradient(task, learner, chunk, window)
-    rule = algorithm if window is None else f"{algorithm}, windows of {window}"
+    gradient = sequence_gradient(task, learner, chunk, **window)
+    rule = algorithm + "".join(f", windows of {length}" for length in window.values())
 
     def reset() -> None:
         learner.reset_state(task.batch)
@@ -195,28 +191,26 @@ def online(
     return Subject(gradient, before=reset, rule=rule)
 
 
-def carrying_on(task: Task, algorithm: str = "d_rtrl", chunk: int | None = None) -> Subject:
+def carrying_on(task: Task, algorithm: str) -> Subject:
     """Compile a sequence gradient whose states and traces are those that the last call left.
 
     A first sequence has gone through the learner, so that no trace is zero.
     """
-    learner = learner_of(task, algorithm)
-    if chunk is None:
-        task.learners[f"{algorithm.upper()}, carrying on"] = learner
-    run = sequence_gradient(task, learner, chunk)
+    task.learners[f"{algorithm.upper()}, carrying on"] = learner = learner_of(task, algorithm)
+    run = sequence_gradient(task, learner)
     jax.block_until_ready(run())
     return Subject(run, rule=f"{algorithm}, carrying on")
 
 
-def chosen_chunk(task: Task, way: str) -> float:
-    """Return the chunk size that the library chose for the last call of a shared learner."""
-    rows = task.learners[way].report().sequences
-    return float([row.chunk_size for row in rows if row.budget is not None][-1])
-
-
 def chosen_chunks(task: Task, algorithm: str) -> dict[str, Callable[[], float]]:
+    """Return what gives the last chunk size that the library chose for a shared learner."""
+
+    def chosen(way: str) -> float:
+        rows = task.learners[way].report().sequences
+        return float([row.chunk_size for row in rows if row.budget is not None][-1])
+
     ways = f"{algorithm.upper()}, auto", f"{algorithm.upper()}, carrying on"
-    return {f"steps of a chunk, {way}": functools.partial(chosen_chunk, task, way) for way in ways}
+    return {f"steps of a chunk, {way}": functools.partial(chosen, way) for way in ways}
 
 
 def automatic(task: Task, algorithm: str) -> Subjects:

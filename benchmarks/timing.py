@@ -3,11 +3,13 @@
 import gc
 import statistics
 import time
+import traceback
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 
-from .case import Subject
+from .case import Case, Subject, Target
 
 
 def time_once(subject: Subject) -> float:
@@ -51,3 +53,46 @@ def ratio(times: Sequence[float], reference: Sequence[float]) -> float:
 def spread(times: Sequence[float]) -> dict[str, float]:
     low, _, high = statistics.quantiles(times, n=4) if len(times) > 1 else (times[0],) * 3
     return {"median": statistics.median(times), "low": low, "high": high, "rounds": len(times)}
+
+
+def run(case: Case, rounds: int, budget: float) -> dict[str, Any]:
+    """Run a case and return its results as data for JSON; an error ends it and is kept."""
+    found: dict[str, Any] = {"name": case.name, "error": None}
+    try:
+        return found | _run(case, rounds, budget)
+    except Exception as error:
+        first = f"{type(error).__name__}: {error}".splitlines()[0]
+        return found | {"error": f"{first}\n\n{traceback.format_exc()}"}
+
+
+def _run(case: Case, rounds: int, budget: float) -> dict[str, Any]:
+    subjects = {label: make() for label, make in case.subjects.items()}
+    for subject in subjects.values():
+        time_once(subject)
+    facts = {label: fact() for label, fact in case.facts.items()}
+    times = in_turn(subjects, rounds, budget) if subjects else {}
+    seconds = {label: spread(series) for label, series in times.items()}
+    facts |= case.derive({label: spread["median"] for label, spread in seconds.items()})
+    targets = [row(target, times, facts) for target in case.targets]
+    return {"seconds": seconds, "facts": facts, "targets": targets}
+
+
+def row(target: Target, times: dict[str, Any], facts: dict[str, float]) -> dict[str, Any]:
+    """Return a target with its value; ``None`` if the case does not have it."""
+    value = None
+    if target.over is None:
+        value = facts.get(target.label)
+    elif target.label in times:
+        value = ratio(times[target.label], times[target.over])
+    elif target.label in facts:
+        value = facts[target.label] / facts[target.over]
+    holds = None if value is None or target.limit is None else value <= target.limit
+    return {"name": target.name, "limit": target.limit, "value": value, "holds": holds}
+
+
+def run_named(name: str, platform: str, rounds: int, budget: float) -> dict[str, Any]:
+    """Run the case with a name, of those for a platform."""
+    from .catalogue import all_cases
+
+    (case,) = (case for case in all_cases(platform) if case.name == name)
+    return run(case, rounds, budget)

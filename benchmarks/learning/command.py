@@ -1,4 +1,7 @@
-"""The command `python -m benchmarks learning`."""
+"""Train networks by every rule, and write a row for each seed to a CSV file.
+
+A row that exists is not computed again. Exits with 1 if a run fails.
+"""
 
 import argparse
 import time
@@ -11,12 +14,9 @@ from braintrace import MissingPackageError
 from . import measure, online_updates, page, rows, runs, tasks, work
 from .rows import Row, StreamRow
 
-DESCRIPTION = """Train networks by every rule, and write a row for each seed to a CSV file. A row
-that exists is not computed again. Exits with 1 if a run fails."""
-
 
 def options_of(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks learning", description=DESCRIPTION)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks learning", description=__doc__)
     parser.add_argument("--only", metavar="PATTERN", help="runs whose name contains or matches it")
     parser.add_argument("--seeds", type=int, default=len(runs.SEEDS), help="seeds of each run")
     parser.add_argument("--workers", type=int, default=2, help="processes, one thread each")
@@ -34,8 +34,7 @@ def main(arguments: list[str]) -> int:
         print(*page.write(), sep="\n")
         return 0
     if options.streams:
-        path = options.out / online_updates.FILE.name
-        return _streams(path, options)
+        return _streams(options)
     path = options.out / rows.FILE.name
     if options.costs:
         stored = [row for row in rows.read(path, Row) if not row.refused and row.cosine]
@@ -63,7 +62,8 @@ def _has_data(task: str) -> bool:
     return True
 
 
-def _streams(path: Path, options: argparse.Namespace) -> int:
+def _streams(options: argparse.Namespace) -> int:
+    path = options.out / online_updates.FILE.name
     stored = {(row.task, row.cell) for row in rows.read(path, StreamRow)}
     studies = [s for s in online_updates.all_studies() if (s.task, s.cell) not in stored]
     return store(online_updates.run, studies, path, options.workers)

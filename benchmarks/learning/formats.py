@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from ..markdown import DASH
+from ..markdown import DASH, in_units
 from .results import Run
 
 Text = Callable[[float | None], str]
@@ -90,17 +90,7 @@ def cosine(run: Run) -> str:
 
 
 def size(value: float | None) -> str:
-    if value is None:
-        return MISSING
-    for unit, factor in (("MB", 1e6), ("kB", 1e3)):
-        if value >= factor:
-            return f"{value / factor:.3g} {unit}"
-    return f"{value:.0f} B"
-
-
-def traces(value: float | None) -> str:
-    """Return a number of bytes, and a dash for a method without traces."""
-    return size(value or None)
+    return in_units(value, {"MB": 1e-6, "kB": 1e-3, "B": 1.0})
 
 
 def times(value: float | None) -> str:

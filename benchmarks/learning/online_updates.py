@@ -13,6 +13,7 @@ of the loss of that step are compared over the parameters of the cell
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -154,8 +155,9 @@ def _observers(
     That is ``(weights, states, step) -> (gradients by rule, states, loss)``.
     """
     inputs = jnp.zeros((settings.batch, task.features))
+    network = functools.partial(build, task, settings.cell, settings.units, 0)
     learners = {
-        name: methods.learner_of(methods.BY_NAME[name], _network(settings, task), inputs)
+        name: methods.learner_of(methods.BY_NAME[name], network(), inputs)
         for name in settings.rules
     }
     rules = {name: learner.functional() for name, learner in learners.items()}
@@ -177,13 +179,10 @@ def _observers(
     return start, observe
 
 
-def _network(settings: Settings, task: Task) -> brainstate.nn.Module:
-    return build(task, settings.cell, settings.units, 0)
-
-
 def _recomputed(settings: Settings, task: Task) -> Callable[[Values, Batch, Any], Any]:
     """Return the loss of step ``t`` as a function ``(weights, stream, t)`` of all its past."""
-    network = pure(_network(settings, task), settings.batch, task.features)
+    model = build(task, settings.cell, settings.units, 0)
+    network = pure(model, settings.batch, task.features)
 
     def loss(weights: Values, stream: Batch, t: Any) -> Any:
         _, outputs = network.run(weights, network.start, stream.inputs)

@@ -76,7 +76,7 @@ class Run:
     @property
     def error(self) -> float:
         """Standard error of the mean score."""
-        return self.spread / math.sqrt(len(self.scores)) if self.scores else 0.0
+        return standard_error(self.scores)
 
     @property
     def gain(self) -> float | None:
@@ -103,7 +103,7 @@ class Run:
     @property
     def curve(self) -> list[tuple[int, float]]:
         """Mean score in validation by updates, where all seeds have one."""
-        means = [_mean(values) for values in zip(*(row.curve for row in self.rows), strict=True)]
+        means = [mean_of(values) for values in zip(*(row.curve for row in self.rows), strict=True)]
         return _finite(self.first.points, means)
 
     @property
@@ -112,9 +112,10 @@ class Run:
         return _finite(self.first.cosine_points, self.first.cosine)
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
+def mean_of(values: Sequence[float | None]) -> float | None:
+    """Return a mean; ``None`` if there is no value or one is not finite."""
     known = [value for value in values if value is not None]
-    return statistics.fmean(known) if len(known) == len(values) else None
+    return statistics.fmean(known) if known and len(known) == len(values) else None
 
 
 def _finite(points: Sequence[int], values: Sequence[float | None]) -> list[tuple[int, float]]:
@@ -188,9 +189,6 @@ class Results:
         """Return the runs that fulfil a condition, in the same order."""
         return Results(tuple(run for run in self.runs if belongs(run)))
 
-    def of_cell(self, cell: str) -> "Results":
-        return self.where(lambda run: run.key[1] == cell)
-
     def _names(self, place: int) -> list[str]:
         return list(dict.fromkeys(run.key[place] for run in self.runs))
 
@@ -233,21 +231,19 @@ class Results:
                 matched.append(gains_more(run, *self.exact(task, cell), part=PART))
         return Gains(sorted(parts), matched, reached, seeds)
 
-    def costs(self, method: str, what: str, relative: bool = True) -> list[float]:
-        """Return a cost of a method by pair, relative to BPTT; ``what`` is a field of `Row`."""
-        found = []
-        for task, cell in self.pairs():
-            own = cost(self.find(task, cell, method), what)
-            base = cost(self.find(task, cell, REFERENCE), what) if relative else 1.0
-            if own is not None and base:
-                found.append(own / base)
-        return found
+    def relative_cost(self, task: str, cell: str, method: str, *fields: str) -> float | None:
+        """Return the sum of some fields of `Row` over that of BPTT."""
+        pair = self.find(task, cell, method), self.find(task, cell, REFERENCE)
+        own, base = (
+            sum(getattr(run.first, field) or 0.0 for field in fields) if run else None
+            for run in pair
+        )
+        return own / base if own and base else None
 
-
-def cost(run: Run | None, what: str) -> float | None:
-    """Return a field of the first row of a run, if there is one."""
-    value: Any = None if run is None else getattr(run.first, what)
-    return value
+    def costs(self, method: str, field: str) -> list[float]:
+        """Return a cost of a method relative to BPTT, by pair."""
+        found = (self.relative_cost(*pair, method, field) for pair in self.pairs())
+        return [value for value in found if value is not None]
 
 
 def place_of(key: Sequence[Any]) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
 """The catalogue of runs: the core table first, then the wide one."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatch
 
@@ -14,15 +15,10 @@ SEEDS = (0, 1, 2)
 
 CORE_CELLS = ("leaky", "gru")
 WIDE_CELLS = ("leaky", "gru", "lstm", "indrnn", "lru", "rtu", "alif")
+WINDOWED = ("d_rtrl", "es_d_rtrl")
 WIDE_METHODS = (
-    "bptt",
-    "tbptt-short",
-    "d_rtrl",
-    "d_rtrl-short",
-    "d_rtrl-long",
-    "es_d_rtrl",
-    "es_d_rtrl-short",
-    "es_d_rtrl-long",
+    *("bptt", "tbptt-short"),
+    *(f"{rule}{window}" for rule in WINDOWED for window in ("", "-short", "-long")),
     "immediate",
 )
 
@@ -57,13 +53,11 @@ def is_core(task: str, cell: str) -> bool:
 def all_jobs() -> Iterator[Job]:
     """Yield all runs from the beginning."""
     for chosen in (methods.ALL, methods.RMSPROP):
-        for task in tasks.CORE:
-            for cell in CORE_CELLS:
-                yield from (Job(task, cell, method.name) for method in chosen)
-    for cell in WIDE_CELLS:
-        for task in tasks.ALL:
-            if not is_core(task, cell):
-                yield from (Job(task, cell, name) for name in WIDE_METHODS)
+        for task, cell in itertools.product(tasks.CORE, CORE_CELLS):
+            yield from (Job(task, cell, method.name) for method in chosen)
+    for cell, task in itertools.product(WIDE_CELLS, tasks.ALL):
+        if not is_core(task, cell):
+            yield from (Job(task, cell, name) for name in WIDE_METHODS)
 
 
 def matching(jobs: Iterable[Job], pattern: str | None) -> list[Job]:

@@ -13,6 +13,7 @@ from .results import (
     Run,
     gains_more,
     is_positive,
+    mean_of,
     relative_gain,
     standard_error,
 )
@@ -52,6 +53,7 @@ def summary(core: Results) -> list[str]:
     """Return relative gain and cost of each method over the pairs of the core table."""
     rows = []
     for method in core.methods:
+        own = [run for run in core.runs if run.key[2] == method and run.ran]
         gains = core.gains(method)
         if not gains.seeds:
             continue
@@ -68,7 +70,7 @@ def summary(core: Results) -> list[str]:
                 _answers(gains.matched),
                 f"{gains.reached} of {len(gains.seeds)}",
                 *(formats.times(_median(core.costs(method, what))) for what in (TIME, MEMORY)),
-                formats.traces(_median(core.costs(method, "trace_bytes", relative=False))),
+                formats.size(_median([run.first.trace_bytes or 0 for run in own]) or None),
             ]
         )
     head = ["method", "pairs × seeds", "relative gain", "worst case"]
@@ -96,7 +98,7 @@ def of_task(results: Results, task: str) -> list[str]:
                     _with_ratio(seconds, row.single_step_seconds, base.step_seconds),
                     _with_ratio(formats.size, row.peak_bytes, base.peak_bytes),
                     _with_ratio(formats.size, row.single_peak_bytes, base.peak_bytes),
-                    formats.traces(row.trace_bytes),
+                    formats.size(row.trace_bytes or None),
                     _notes(run),
                 ]
             )
@@ -120,7 +122,7 @@ def of_cells(results: Results) -> list[str]:
     methods = [method for method in results.methods if method != REFERENCE]
     rows = []
     for cell in results.cells:
-        own = results.of_cell(cell)
+        own = Results(tuple(run for run in results.runs if run.key[1] == cell))
         bptt = own.gains(REFERENCE)
         learned = f"{len(bptt.parts)} of {len(bptt.seeds)}"
         rows.append([formats.cell(cell), learned, *(_gain(own, method) for method in methods)])
@@ -174,9 +176,7 @@ class Streams:
 
     def mean(self, what: str, *place: object) -> float | None:
         """Return the mean of a field over seeds; ``None`` if one is not finite."""
-        found = self.values(what, *place)
-        known = [value for value in found if value is not None]
-        return statistics.fmean(known) if known and len(known) == len(found) else None
+        return mean_of(self.values(what, *place))
 
     def best(self, task: str, cell: str, every: int) -> float | None:
         """Return the learning rate with the lowest loss."""

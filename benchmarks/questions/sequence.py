@@ -12,8 +12,9 @@ from typing import Any
 
 import jax
 
-from .. import handwritten, handwritten_windows, subjects
+from .. import handwritten, subjects
 from ..case import Case, Subject, Subjects, Target
+from ..handwritten_windows import split_inputs
 from ..networks import dense
 from ..subjects import Task
 
@@ -61,14 +62,14 @@ def products(task: Task) -> Subject:
 
 def compared(task: Task) -> Subjects:
     by_hand = partial(subjects.by_hand, task)
-    in_chunks = partial(handwritten_windows.chunked, chunk=16)
+    in_chunks = partial(split_inputs, length=16, part=handwritten.of_chunk)
     found: Subjects = {
         "BPTT": partial(by_hand, subjects.plain_bptt, "bptt"),
         PRODUCTS: partial(products, task),
         "hand-written, one chunk": partial(by_hand, handwritten.one_chunk),
         "hand-written, chunks of 16": partial(by_hand, in_chunks),
     }
-    ways = {"one chunk": task.steps, "auto": None}
+    ways: dict[str, Any] = {"one chunk": task.steps, "auto": "auto"}
     for algorithm, sizes in (("d_rtrl", ways | {"chunks of 16": 16}), ("es_d_rtrl", ways)):
         for size, chunk in sizes.items():
             label = f"{algorithm.upper()}, {size}"

@@ -6,7 +6,6 @@ many steps, without call overhead. The same step written by hand shows the resul
 """
 
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +18,7 @@ import braintrace
 from ..case import Case, Subject, Target
 from ..handwritten_steps import BY_HAND
 from ..networks import NETWORKS
-from ..subjects import OPTIONS, Task, learner_of, named, step_function, wait_for_states
+from ..subjects import Task, gradient_of_step, learner_of, named, wait_for_states
 
 LIMITS = {"cpu": 2.5, "gpu": 1.5}
 OVER_HAND = 1.15
@@ -29,30 +28,11 @@ STEPS, MANY_STEPS = 64, 512
 LOOP, ES_LOOP = "D_RTRL step, in a loop", "ES_D_RTRL step, in a loop"
 PASS, HAND = "one pass, in a loop", "hand-written step, in a loop"
 
-ALGORITHMS: dict[str, Any] = {"d_rtrl": braintrace.D_RTRL, "es_d_rtrl": braintrace.ES_D_RTRL}
-
-
-def stream(task: Task, algorithm: str) -> tuple[Callable[..., Any], Callable[[], None]]:
-    """Return the gradient of one step, as users write it, and a reset of states and traces."""
-    model = task.network.model()
-    brainstate.nn.init_all_states(model, batch_size=task.batch)
-    rule = ALGORITHMS[algorithm](model, **OPTIONS[algorithm])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of approximations
-        rule.compile_graph(task.data[0][0])
-    weights = model.states(brainstate.ParamState)
-
-    def reset() -> None:
-        rule.reset_state(task.batch)
-        wait_for_states(rule)
-        jax.block_until_ready(rule.traces.value)
-
-    return brainstate.transform.grad(step_function(rule), weights), reset
-
 
 def loop(task: Task, algorithm: str = "d_rtrl") -> Subject:
     """Time steps in one compiled loop, which keeps the gradient of the last."""
-    gradient, reset = stream(task, algorithm)
+    learner = learner_of(task, algorithm)
+    gradient = gradient_of_step(learner)
     zero = jax.tree.map(jnp.zeros_like, task.network.parameters())
 
     def over_steps(combine: Callable[[Any, Any], Any]) -> Callable[..., Any]:
@@ -64,6 +44,11 @@ def loop(task: Task, algorithm: str = "d_rtrl") -> Subject:
         )
 
     last, total = over_steps(lambda _, found: found), over_steps(jnp.add)
+
+    def reset() -> None:
+        learner.reset_state(task.batch)
+        wait_for_states(learner)
+        jax.block_until_ready(learner.algorithm.traces.value)
 
     def mean(_: Any) -> Any:
         reset()

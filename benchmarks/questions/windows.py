@@ -9,8 +9,9 @@ from functools import partial
 
 import jax
 
-from .. import handwritten_windows, subjects
+from .. import subjects
 from ..case import Case, Subjects, Target
+from ..handwritten_windows import DRIVES, of_window, split_inputs
 from ..modules import Layers
 from ..networks import NETWORKS
 from ..subjects import Task, bytes_of_call, step_function, temporary_bytes
@@ -58,8 +59,8 @@ def case(name: str, task: Task, windows: tuple[int, ...] = WINDOWS, quick: bool 
             Target(memory, None, 1.1),
             Target(carried, None, None),
         ]
-        if name in handwritten_windows.DRIVES:
-            by_hand = partial(handwritten_windows.with_traces, window=window)
+        if name in DRIVES:
+            by_hand = partial(split_inputs, length=window, part=of_window)
             label = f"hand-written D_RTRL, {window}"
             rule = f"d_rtrl, windows of {window}"
             compared[label] = partial(subjects.by_hand, task, by_hand, rule)

@@ -1,4 +1,10 @@
-"""Run the long run, and say what holds: ``python -m benchmarks.soak --help``."""
+"""Learn from a stream for a million steps, twice: ``python -m benchmarks.soak --help``.
+
+The stream has resets of single samples, masked steps and NaN inputs. One run is undisturbed. The
+other is interrupted and killed, and resumes each time from its last checkpoint. Memory must stay
+constant, no program may be compiled after the start, the last tenth must be as fast as the first,
+and both runs must end with equal bits.
+"""
 
 import argparse
 import itertools
@@ -14,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import machine, results
-from ..processes import PACKAGE, run_module
+from ..processes import PACKAGE, run_apart
 from . import run
 
 ENDS = {"interrupted": signal.SIGINT, "killed": signal.SIGKILL}
@@ -35,9 +41,7 @@ Verdict = dict[str, Any]
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.soak",
-        description="Learn from a stream for a million steps, once left alone and once "
-        "interrupted and killed; write results/soak/<machine>.json. Exits with 1 where something "
-        "does not hold.",
+        description=f"{__doc__} Writes results/soak/<machine>.json; exits with 1 if one fails.",
     )
     parser.add_argument("--steps", type=int, default=1_000_000, help="steps of the stream")
     parser.add_argument("--part", type=int, default=1000, help="steps of a call")
@@ -133,12 +137,8 @@ def judge(folders: dict[str, Path]) -> dict[str, list[Verdict]]:
         groups = itertools.groupby(samples(folder), key=lambda sample: sample["process"])
         for number, (_, own) in enumerate(groups, start=1):
             found[f"{name}, process {number}"] = of_process(list(own))
-    return found | {"outcomes": of_outcomes(*map(outcome, folders.values()))}
-
-
-def outcome(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / run.OUTCOME).read_text())
-    return found
+    outcomes = (results.load(folder / run.OUTCOME) for folder in folders.values())
+    return found | {"outcomes": of_outcomes(*outcomes)}
 
 
 def show(judged: dict[str, list[Verdict]]) -> bool:
@@ -153,7 +153,7 @@ def show(judged: dict[str, list[Verdict]]) -> bool:
 
 def main(arguments: list[str] | None = None) -> int:
     options = options_of(arguments)
-    this = run_module("machine")
+    this = run_apart(machine.describe)
     with tempfile.TemporaryDirectory() as name:
         folders = {"left alone": Path(name) / "alone", "stopped": Path(name) / "stopped"}
         finish(folders["left alone"], options)
@@ -162,7 +162,7 @@ def main(arguments: list[str] | None = None) -> int:
             "machine": this,
             "steps": options.steps,
             "verdicts": judged,
-            "outcome": outcome(folders["left alone"]),
+            "outcome": results.load(folders["left alone"] / run.OUTCOME),
         }
     path = options.out / f"{machine.file_name(this['name'])}.json"
     results.save(path, found)

@@ -6,7 +6,7 @@ import benchmark_oracles
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import catalogue, child, markdown, results
+from benchmarks import catalogue, markdown, results, timing
 from benchmarks.__main__ import chosen, line
 from benchmarks.case import Case, Subject, Target
 from benchmarks.modules import Layers, Net
@@ -69,7 +69,7 @@ def test_gradients_are_those_of_an_oracle(case):
 
 @pytest.mark.parametrize("name", SMALLEST)
 def test_the_smallest_case_has_all_its_numbers(name):
-    found = child.run(SMALLEST[name], rounds=1, budget=0.0)
+    found = timing.run(SMALLEST[name], rounds=1, budget=0.0)
     assert found["error"] is None
     for row in found["targets"]:
         assert row["value"] is not None, row["name"]
@@ -94,7 +94,7 @@ def made_up(**subjects):
 
 
 def test_a_missing_number_is_a_dash_and_an_error_is_a_failure():
-    found = child.run(made_up(), rounds=2, budget=0.0)
+    found = timing.run(made_up(), rounds=2, budget=0.0)
     missing, itself = found["targets"]
     assert (missing["value"], missing["holds"]) == (None, None)
     assert (itself["value"], itself["holds"]) == (1.0, True)
@@ -102,7 +102,7 @@ def test_a_missing_number_is_a_dash_and_an_error_is_a_failure():
     assert f"| lacking | {markdown.DASH} |" in page
     assert line(found).endswith("1 of 1 targets held")
 
-    broken = child.run(made_up(broken=lambda: 1 / 0), 1, 0.0)
+    broken = timing.run(made_up(broken=lambda: 1 / 0), 1, 0.0)
     assert line(broken).startswith("FAILED sequence/made up: ZeroDivisionError")
     assert "**FAILED**" in "\n".join(markdown.section("question", "", [broken]))
 
@@ -111,7 +111,7 @@ def test_the_page_names_the_version_of_each_case():
     def machine(version):
         return {"name": "A processor", "python": "3.11", "versions": {"braintrace": version}}
 
-    case = child.run(made_up(), rounds=2, budget=0.0)
+    case = timing.run(made_up(), rounds=2, budget=0.0)
     first, second = "sequence/one", "sequence/two"
     cases = {name: case | {"name": name} for name in (first, second)}
     found = {"machine": machine("0.1.0"), "cases": cases}

@@ -25,7 +25,7 @@ _WIDE = {
     "characters": "characters.next_characters",
     "Mackey-Glass": "chaos.mackey_glass",
     "Lorenz": "chaos.lorenz",
-    "memory chain": "memory_chain.memory_chain",
+    "memory chain": "working_memory.memory_chain",
 }
 CORE, WIDE = tuple(_CORE), tuple(_WIDE)
 ALL = CORE + WIDE

@@ -1,7 +1,5 @@
 """Chaotic series of one number, of which a later value is to be said; its past has to be known."""
 
-from collections.abc import Callable
-
 import numpy as np
 
 from .draws import of_windows, windows_in_time
@@ -57,33 +55,21 @@ def mackey_glass_series(
 
 
 def lorenz_series(samples: int, every: int, step: float = 0.01) -> np.ndarray:
-    """Return ``samples`` points ``(samples, 3)`` after a transient, one of ``every`` steps."""
-    points: list[Point] = []
-    point: Point = (1.0, 1.0, 1.0)
-    for t in range(1000 + samples * every):
-        if t >= 1000 and (t - 1000) % every == 0:
-            points.append(point)
-        point = runge_kutta(_lorenz, point, step)
-    return np.array(points)
+    """Return ``samples`` points ``(samples, 3)`` after a transient, one of ``every`` steps.
+
+    A step is one of the method of Runge and Kutta of fourth order.
+    """
+    points = [np.ones(3)]
+    for _ in range(1000 + samples * every):
+        point = points[-1]
+        first = _lorenz(point)
+        second = _lorenz(point + 0.5 * step * first)
+        third = _lorenz(point + 0.5 * step * second)
+        fourth = _lorenz(point + step * third)
+        points.append(point + step * ((first + 2 * second + 2 * third + fourth) / 6))
+    return np.array(points[1000:-1:every])
 
 
-Point = tuple[float, ...]
-
-
-def _lorenz(point: Point) -> Point:
+def _lorenz(point: np.ndarray) -> np.ndarray:
     x, y, z = point
-    return 10 * (y - x), x * (28 - z) - y, x * y - 8 / 3 * z
-
-
-def runge_kutta(slope: Callable[[Point], Point], point: Point, step: float) -> Point:
-    """Return the point one step later, by the method of fourth order."""
-
-    def moved(by: Point, part: float) -> Point:
-        return tuple(p + part * step * b for p, b in zip(point, by, strict=True))
-
-    first = slope(point)
-    second = slope(moved(first, 0.5))
-    third = slope(moved(second, 0.5))
-    fourth = slope(moved(third, 1.0))
-    slopes = zip(first, second, third, fourth, strict=True)
-    return moved(tuple((a + 2 * b + 2 * c + d) / 6 for a, b, c, d in slopes), 1.0)
+    return np.array([10 * (y - x), x * (28 - z) - y, x * y - 8 / 3 * z])

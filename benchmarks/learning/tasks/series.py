@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import numpy as np
+import pandas
 
 from .draws import of_windows, windows_in_time
 from .task import Split, Task
@@ -75,9 +76,10 @@ class _Part(NamedTuple):
 
 def _part(series: Series, place: int, series_count: int = 3) -> _Part:
     """Return inputs and targets of one series, scaled by its training part."""
-    values = _filled(series.values)
+    filled = pandas.Series(series.values).ffill()
+    values = filled.to_numpy()
     change = np.diff(values, prepend=values[0])
-    level = values - _mean_of_last(values, series.season)
+    level = values - filled.rolling(series.season, min_periods=1).mean().to_numpy()
     starts = windows_in_time(len(values), LENGTH, WASHOUT, 1, first=series.season)
     seen = slice(series.season, starts["train"][-1] + LENGTH)
     one_hot = np.tile(np.eye(series_count)[place], (len(values), 1))
@@ -87,19 +89,6 @@ def _part(series: Series, place: int, series_count: int = 3) -> _Part:
     measured = is_known & np.roll(is_known, -1)
     inputs = np.concatenate(columns, axis=1).astype(np.float32)
     return _Part(inputs, targets.astype(np.float32), measured, starts)
-
-
-def _filled(values: np.ndarray) -> np.ndarray:
-    """Put the last value that was measured where none was."""
-    measured = np.where(np.isnan(values), 0, np.arange(len(values)))
-    return values[np.maximum.accumulate(measured)]
-
-
-def _mean_of_last(values: np.ndarray, steps: int) -> np.ndarray:
-    """Return the mean of every value and those before it; of fewer at the beginning."""
-    sums = np.cumsum(values)
-    sums[steps:] -= np.cumsum(values)[:-steps]
-    return sums / np.minimum(np.arange(1, len(values) + 1), steps)
 
 
 def _scaled(values: np.ndarray, seen: slice) -> np.ndarray:
