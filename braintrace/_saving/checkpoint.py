@@ -174,7 +174,8 @@ def _restored(path: pathlib.Path, learner: Learner) -> Any:
     with store.told(damaged):
         manifest = json.loads(store.read_text(path))
         number, version = manifest["format"], manifest["versions"]["braintrace"]
-    if number > FORMAT:
+        is_newer = number > FORMAT
+    if is_newer:
         raise CheckpointError(
             f"The checkpoint in '{path}' has format {number}, and this version of "
             f"braintrace reads formats up to {FORMAT}. It was written by version {version}: "
@@ -187,7 +188,9 @@ def _restored(path: pathlib.Path, learner: Learner) -> Any:
         with learner.algorithm.traces.carried.read_by_the_way():
             state = functional.unsharded_state()
         leaves = leaves_by_name(state)
-        if lines := differences(saved, contents_of(learner, leaves)):
+        with store.told(damaged):
+            lines = differences(saved, contents_of(learner, leaves))
+        if lines:
             raise CheckpointError(
                 f"The checkpoint in '{path}' belongs to another learner, and nothing has been "
                 f"restored:{''.join(lines)}\nBuild the learner as it was when it was saved; for "

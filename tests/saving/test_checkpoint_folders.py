@@ -11,7 +11,6 @@ import sys
 import types
 
 import brainstate
-import hypothesis
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
@@ -20,6 +19,7 @@ import pytest
 import saiunit
 from assertions import assert_same_bits
 from bad_values import cyclic_list, deep
+from drawn import by_day_and_night, drawn
 from places import SEARCHED
 
 import braintrace
@@ -28,10 +28,6 @@ from braintrace._saving import store
 
 PRINTABLE = sorted({*map(chr, range(32, 127))} - {"/"})
 NAMES = st.text(st.sampled_from([*PRINTABLE, "é", "漢", "🧠"]), min_size=1, max_size=8)
-BY_DAY = hypothesis.settings(
-    max_examples=12, deadline=None, derandomize=True, database=None, print_blob=False
-)
-AT_NIGHT = hypothesis.settings(BY_DAY, max_examples=400)
 
 
 class Leaky(brainstate.nn.Module):
@@ -77,24 +73,11 @@ def test_a_folder_of_any_name_keeps_what_was_saved(name, tmp_path):
     saved_and_restored(tmp_path / name)
 
 
-def check_any_name(tmp_path_factory, names):
-    folder = tmp_path_factory.mktemp("names").joinpath(*names)
-    if ".." not in names:
-        saved_and_restored(folder)
-
-
 @pytest.mark.nightly
-@BY_DAY
-@hypothesis.given(names=st.lists(NAMES, min_size=1, max_size=2))
-def test_folders_of_random_names(tmp_path_factory, names):
-    check_any_name(tmp_path_factory, names)
-
-
-@pytest.mark.nightly
-@AT_NIGHT
-@hypothesis.given(names=st.lists(NAMES, min_size=1, max_size=3))
-def test_folders_of_many_random_names(tmp_path_factory, names):
-    check_any_name(tmp_path_factory, names)
+def test_folders_of_random_names(tmp_path_factory):
+    @drawn(400, st.lists(NAMES.filter(lambda name: name != ".."), min_size=1, max_size=3))
+    def check(names):
+        saved_and_restored(tmp_path_factory.mktemp("names").joinpath(*names))
 
 
 # --- arrays of `extra`
@@ -349,14 +332,6 @@ def checkpoint_with_extra(tmp_path_factory):
     return folder
 
 
-@hypothesis.settings(BY_DAY, max_examples=40)
-@hypothesis.given(data=st.data())
-def test_a_doctored_manifest_restores_or_is_refused(checkpoint_with_extra, data):
-    check_doctored(checkpoint_with_extra, data)
-
-
-@pytest.mark.nightly
-@hypothesis.settings(AT_NIGHT, max_examples=2000)
-@hypothesis.given(data=st.data())
-def test_many_doctored_manifests_restore_or_are_refused(checkpoint_with_extra, data):
-    check_doctored(checkpoint_with_extra, data)
+@by_day_and_night(40, 2000)
+def test_a_doctored_manifest_restores_or_is_refused(checkpoint_with_extra, examples):
+    drawn(examples, st.data())(lambda data: check_doctored(checkpoint_with_extra, data))

@@ -8,14 +8,14 @@ import contextlib
 import types
 import typing
 
-import hypothesis
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import saiunit as u
-from test_checkpoint_folders import AT_NIGHT, BY_DAY, NAMES, learner
+from drawn import by_day_and_night, drawn
+from test_checkpoint_folders import NAMES, learner
 from test_saving import damages, files_of
 
 import braintrace
@@ -213,19 +213,7 @@ def check_history(tmp_path_factory, data):
 
 
 # Where one array cannot be read, orbax ends before the others have been.
-quiet = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
-
-@quiet
-@hypothesis.settings(BY_DAY, max_examples=10)
-@hypothesis.given(data=st.data())
-def test_random_histories(tmp_path_factory, data):
-    check_history(tmp_path_factory, data)
-
-
-@quiet
-@pytest.mark.nightly
-@hypothesis.settings(AT_NIGHT, max_examples=400)
-@hypothesis.given(data=st.data())
-def test_many_random_histories(tmp_path_factory, data):
-    check_history(tmp_path_factory, data)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@by_day_and_night(10, 400)
+def test_random_histories(tmp_path_factory, examples):
+    drawn(examples, st.data())(lambda data: check_history(tmp_path_factory, data))
