@@ -5,9 +5,11 @@ import itertools
 import os
 import pathlib
 
+import brainstate
 import compilation
 import jax
 import pytest
+import saiunit as u
 from by_day import pytest_pycollect_makeitem as pytest_pycollect_makeitem
 
 compilation.compile_in_a_hurry()
@@ -117,3 +119,10 @@ def float64_in_every_thread():
     jax.config.update("jax_enable_x64", True)
     yield
     jax.config.update("jax_enable_x64", False)
+
+
+@pytest.fixture
+def time_step():
+    """A millisecond, for models of time constants."""
+    with brainstate.environ.context(dt=1.0 * u.ms):
+        yield

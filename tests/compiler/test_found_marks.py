@@ -26,12 +26,6 @@ MODELS = [*catalogue.MODELS, *nn_models.MODELS]
 pytestmark = pytest.mark.usefixtures("float64", "time_step")
 
 
-@pytest.fixture
-def time_step():
-    with brainstate.environ.context(dt=1.0 * u.ms):
-        yield
-
-
 MORE = {
     "PlainEncoder": ["w_skip -> h"],
     "PlainInputRNN": ["w_in -> h"],
@@ -110,7 +104,7 @@ def compared(entry, chunk_sizes, paths=(), algorithm="d_rtrl"):
     """The gradients of what is marked by hand, and by the compiler, are the same."""
     by_hand, found = runs_of(entry, algorithm), Runs(unmarked(entry), algorithm, mark="auto")
     more = {relation.partition(" -> ")[0] for relation in MORE.get(entry.name, ())}
-    for path in (*(functools.partial(Runs.at_once, chunk_size=c) for c in chunk_sizes), *paths):
+    for path in (*(functools.partial(Runs.sequence, chunk_size=c) for c in chunk_sizes), *paths):
         both = ({k: g for k, g in path(r).items() if k not in more} for r in (found, by_hand))
         assert_gradients_close(*both, TOLERANCE, f"{entry.name}, {path}")
 
@@ -125,7 +119,7 @@ def test_learns_as_by_hand(entry):
 @pytest.mark.parametrize("algorithm", ["d_rtrl", "es_d_rtrl"])
 @each_model
 def test_learns_as_by_hand_on_every_path(entry, algorithm):
-    compared(entry, CHUNK_SIZES[1:3], (Runs.by_own_gradient, Runs.in_a_stream), algorithm)
+    compared(entry, CHUNK_SIZES[1:3], (Runs.own_gradient, Runs.stream), algorithm)
 
 
 STORED = ("SparseLinear", "SparseLinear, bias")
@@ -260,8 +254,8 @@ def test_random_cells_without_marks(examples):
             for runs in (found, by_hand)
         )
         if warned <= own:
-            expected = by_hand.at_once(4)
-            assert_gradients_close(found.at_once(4), expected, TOLERANCE, str(program))
+            expected = by_hand.sequence(4)
+            assert_gradients_close(found.sequence(4), expected, TOLERANCE, str(program))
             equal.append(program)
 
     check()

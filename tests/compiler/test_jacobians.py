@@ -15,7 +15,6 @@ import nn_models
 import numpy as np
 import pytest
 import readouts
-import saiunit as u
 from catalogue import BATCH, Model
 from catalogue_runs import data
 from random_cells import Program, entry_of, random_programs
@@ -35,12 +34,6 @@ REFUSED = {"LeakInInnerLoops", "DelayedRecurrence", "DelayedSelfInhibition", "Fi
 FULL_BY_DAY = {"GRU", "Stacked", "SparseLIF", "SharedDrive"}
 
 pytestmark = pytest.mark.usefixtures("float64_in_every_thread", "time_step")
-
-
-@pytest.fixture
-def time_step():
-    with brainstate.environ.context(dt=1.0 * u.ms):
-        yield
 
 
 def each(by_day):

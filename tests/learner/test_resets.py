@@ -3,7 +3,6 @@
 import itertools
 
 import catalogue
-import compilation
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 from assertions import assert_gradients_close, assert_gradients_differ, assert_states_close
 from drawn import drawn
-from drivers import build_learner, named, sequence_gradient, snapshot, summed
+from drivers import build_learner, named, sequence_gradient, shared_learner, snapshot, summed
 from rules import OF_SOME_MODELS, OTHERS
 
 LENGTH, BATCH = 8, 2
@@ -44,12 +43,6 @@ def data(case):
     return case.sequences(BATCH, LENGTH)
 
 
-@compilation.cache
-def learner_of(case, algorithm, style, **options):
-    """The same for all tests, each of which resets it."""
-    return build_learner(case, algorithm, style, BATCH, **options)
-
-
 def flags(*steps):
     """Booleans (LENGTH,), true at the given steps."""
     return np.isin(np.arange(LENGTH), steps)
@@ -64,7 +57,7 @@ def flags(*steps):
 @MODELS_AND_METHODS
 def test_one_flag_per_step_is_as_separate_sequences(case, algorithm, style, options):
     """In chunks of any length, and with steps of any weight."""
-    learner = learner_of(case, algorithm, style, **options)
+    learner = shared_learner(case, algorithm, style, BATCH, **options)
     xs, targets = data(case)
     starts, chunks = ([4], [4, LENGTH]) if "window" in options else ([2, 4, 6], range(1, 10))
     weights = st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0]), min_size=LENGTH, max_size=LENGTH)
@@ -95,7 +88,7 @@ def test_one_flag_per_step_is_as_separate_sequences(case, algorithm, style, opti
 @MODELS_AND_METHODS
 @pytest.mark.parametrize("chunk_size", [3, pytest.param(LENGTH, marks=pytest.mark.nightly)])
 def test_samples_are_reset_one_by_one(case, algorithm, style, options, chunk_size):
-    learner = learner_of(case, algorithm, style, **options)
+    learner = shared_learner(case, algorithm, style, BATCH, **options)
     xs, targets = data(case)
     per_sample = np.stack([flags(3), flags(0, 5)], axis=1)
 

@@ -2,13 +2,11 @@
 
 import itertools
 
-import brainstate
 import jax
 import nn_models
 import numpy as np
 import oracles
 import pytest
-import saiunit as u
 from assertions import assert_gradients_close, assert_gradients_differ, assert_states_close
 from catalogue import BASIC, MODELS
 from catalogue_runs import PATHS, Runs, bptt, case_of, data, expected, named, reported, runs_of
@@ -29,12 +27,6 @@ METHODS_OF_LAYERS = ("d_rtrl", "es_d_rtrl")
 """Their operations meet the other rules in `test_every_rule`."""
 
 pytestmark = pytest.mark.usefixtures("float64", "time_step")
-
-
-@pytest.fixture
-def time_step():
-    with brainstate.environ.context(dt=1.0 * u.ms):
-        yield
 
 
 def marks_of(entry):

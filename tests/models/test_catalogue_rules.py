@@ -17,7 +17,7 @@ from drivers import drawn_signs
 import braintrace
 
 TOLERANCE = 1e-9
-PATHS = ("at_once", "by_own_gradient", "in_a_stream")
+PATHS = (functools.partial(Runs.sequence, chunk_size=4), Runs.own_gradient, Runs.stream)
 
 pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("float64_in_every_thread")]
 
@@ -28,8 +28,7 @@ def gradients(runs):
     for path in PATHS:
         if "draws" in algorithm.compiled.trace_specs:
             algorithm.traces.value = algorithm.zero_traces()
-        chunk = [4] if path == "at_once" else []
-        yield path, getattr(runs, path)(*chunk)
+        yield path, path(runs)
 
 
 @functools.cache

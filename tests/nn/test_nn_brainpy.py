@@ -35,6 +35,25 @@ def time_step():
         yield
 
 
+def gradients(learner, xs):
+    learner.reset_state()
+    return learner.etrace_grad(
+        xs,
+        step_fn=lambda x: (learner(x) ** 2).sum(),
+        reduction="sum",
+        chunk_size=5,
+        return_value=True,
+    )
+
+
+def loss_after_descent(learner, xs, rate=0.005):
+    for _ in range(5):
+        for path, gradient in gradients(learner, xs)[0].items():
+            weight = learner.algorithm.states_of_model[path]
+            weight.value = jax.tree.map(lambda w, g: w - rate * g, weight.value, gradient)
+    return gradients(learner, xs)[1].sum()
+
+
 class Network(brainstate.nn.Module):
     """Inputs, neurons of brainpy, a plain readout."""
 
@@ -211,17 +230,7 @@ def test_projections_learn_unmarked(currents, rule, monkeypatch):
     printed = str(learner.report())
     assert "from_inputs/…/within(…) // (…)/syn/g" in printed and "<class" not in printed
 
-    def gradients():
-        learner.reset_state()
-        return learner.etrace_grad(
-            xs,
-            step_fn=lambda x: (learner(x) ** 2).sum(),
-            reduction="sum",
-            chunk_size=5,
-            return_value=True,
-        )
-
-    found, before = gradients()
+    found, before = gradients(learner, xs)
     expected, value = of_squares(
         Projected(currents, cut=rule == "d_rtrl"), xs, batch_size=BATCH, return_value=True
     )
@@ -229,8 +238,4 @@ def test_projections_learn_unmarked(currents, rule, monkeypatch):
     np.testing.assert_allclose(before.sum(), value)
     assert_gradients_close(found, expected, 1e-9)
 
-    for _ in range(5):
-        for path, gradient in gradients()[0].items():
-            weight = learner.algorithm.states_of_model[path]
-            weight.value = jax.tree.map(lambda w, g: w - 0.01 * g, weight.value, gradient)
-    assert gradients()[1].sum() < 0.9 * before.sum()
+    assert loss_after_descent(learner, xs, 0.01) < 0.9 * before.sum()

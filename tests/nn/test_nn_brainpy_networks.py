@@ -1,14 +1,23 @@
 """Networks of several kinds of projections of `brainpy.state` learn unmarked, as they are."""
 
 import brainstate
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import saiunit as u
 from assertions import assert_gradients_close
 from backpropagation import of_squares
-from test_nn_brainpy import BATCH, INPUTS, UNITS, brainpy_state, constant, inputs, surrogate
+from test_nn_brainpy import (
+    BATCH,
+    INPUTS,
+    UNITS,
+    brainpy_state,
+    constant,
+    gradients,
+    inputs,
+    loss_after_descent,
+    surrogate,
+)
 
 import braintrace
 
@@ -197,25 +206,6 @@ NETWORKS = {
 }
 
 
-def gradients(learner, xs):
-    learner.reset_state()
-    return learner.etrace_grad(
-        xs,
-        step_fn=lambda x: (learner(x) ** 2).sum(),
-        reduction="sum",
-        chunk_size=5,
-        return_value=True,
-    )
-
-
-def descend(learner, xs):
-    for _ in range(5):
-        for path, gradient in gradients(learner, xs)[0].items():
-            weight = learner.algorithm.states_of_model[path]
-            weight.value = jax.tree.map(lambda w, g: w - 0.005 * g, weight.value, gradient)
-    return gradients(learner, xs)[1].sum()
-
-
 @pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning")
 @pytest.mark.parametrize("rule", ["rtrl", "d_rtrl"])
 @pytest.mark.parametrize("name", NETWORKS)
@@ -231,7 +221,7 @@ def test_a_network_of_brainpy_learns_unmarked(name, rule):
     np.testing.assert_allclose(before.sum(), value)
     if rule == "rtrl":
         assert_gradients_close(found, expected, 1e-9, name)
-    assert descend(learner, xs) < 0.9 * before.sum()
+    assert loss_after_descent(learner, xs) < 0.9 * before.sum()
 
 
 @pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning")
@@ -245,4 +235,4 @@ def test_a_delay_is_told():
     kinds = {d.kind: d.paths for d in learner.graph.diagnostics}
     assert kinds["untraced-state"] == ("within/delay_seam/_buffer/history",)
     before = gradients(learner, xs)[1].sum()
-    assert descend(learner, xs) < 0.9 * before
+    assert loss_after_descent(learner, xs) < 0.9 * before

@@ -105,7 +105,7 @@ def test_rtrl_of_excitatory_and_inhibitory_neurons_is_bptt(float64):
     with brainstate.environ.context(dt=1.0 * u.ms):
         case, (params, states) = case_of(entry)
         expected = bptt(case, params, states, *data(entry))
-        found = runs_of(entry, "rtrl").at_once(3)
+        found = runs_of(entry, "rtrl").sequence(3)
         assert_gradients_close(found, expected, 1e-9)
 
 

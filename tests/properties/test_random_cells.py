@@ -124,7 +124,7 @@ def outcome(program):
     runs = compiled(program)
     if runs is None:
         return "refused"
-    graph, found = runs.learner.graph, runs.by_own_gradient()
+    graph, found = runs.learner.graph, runs.own_gradient()
     if any(diagnostic.level == "warning" for diagnostic in graph.diagnostics):
         assert all(np.isfinite(leaf).all() for g in found.values() for leaf in g)
         return "diagnosed"
@@ -134,7 +134,7 @@ def outcome(program):
     }
     expected = dense(program, groups, layouts(graph))
     assert_gradients_close(found, expected, TOLERANCE, f"step by step: {program}")
-    assert_gradients_close(runs.at_once(4), expected, TOLERANCE, f"at once: {program}")
+    assert_gradients_close(runs.sequence(4), expected, TOLERANCE, f"at once: {program}")
     return "equal"
 
 

@@ -5,7 +5,6 @@ What a mix is made of: a model, a batch style, masks, resets, windows, chunks, b
 auxiliary results, watched calls, some of the weights, and a sequence that is given in parts.
 """
 
-import functools
 import random
 
 import catalogue
@@ -15,7 +14,7 @@ import numpy as np
 import oracles
 import pytest
 from assertions import assert_gradients_close
-from drivers import build_learner, named
+from drivers import named, shared_learner
 
 LENGTH = 6
 DIAGONAL = [case.name for case in catalogue.DIAGONAL if not case.costs_accuracy]
@@ -98,14 +97,10 @@ def expected(name, style, mask, reset, reduction, **_):
         return float(loss), jax.tree.map(np.asarray, gradients)
 
 
-@functools.cache
-def learner_of(rule, name, style):
-    return build_learner(catalogue.BY_NAME[name], rule, style, batch=3)
-
-
 def found(rule, name, style, options, cut, in_part):
     """Return the loss or None, and gradients, of a sequence that is cut at a step."""
-    case, learner = catalogue.BY_NAME[name], learner_of(rule, name, style)
+    case = catalogue.BY_NAME[name]
+    learner = shared_learner(case, rule, style, batch=3)
     learner.reset_state()
     sequences = case.sequences(STYLES[style], LENGTH)
 

@@ -8,7 +8,6 @@ import sys
 
 import brainstate
 import catalogue
-import compilation
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +17,7 @@ import references
 from assertions import assert_gradients_close, assert_states_close
 from catalogue import MODELS, REFUSED
 from catalogue_runs import PATHS, Runs, data, runs_of
-from drivers import BATCH_STYLES, build_learner, named, sequence_gradient, snapshot, weights_of
+from drivers import BATCH_STYLES, named, sequence_gradient, shared_learner, snapshot, weights_of
 
 import braintrace
 
@@ -30,12 +29,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 
 def learner_of(case, style="batch axis"):
-    return kept_learner(case, style)
-
-
-@compilation.cache
-def kept_learner(case, style):
-    return build_learner(case, "rtrl", style, dtype=np.float64, strict=True)
+    return shared_learner(case, "rtrl", style, dtype=np.float64, strict=True)
 
 
 def gradient(case, style="batch axis", **options):

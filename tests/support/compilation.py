@@ -80,12 +80,12 @@ def cache(function):
     """Keep results, as `functools.cache` does, for each of the two ways to compile."""
 
     @functools.cache
-    def kept(_, *arguments, **options):
+    def by_way(_, *arguments, **options):
         return function(*arguments, **options)
 
     @functools.wraps(function)
     def cached(*arguments, **options):
-        return kept(_in_a_hurry, *arguments, **options)
+        return by_way(_in_a_hurry, *arguments, **options)
 
     return cached
 

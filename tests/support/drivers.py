@@ -43,6 +43,10 @@ def build_learner(case, algorithm="d_rtrl", style="batch axis", batch=2, **optio
         return braintrace.compile(model, rule, x0, batch_size=batch, vmap=mapped, **options)
 
 
+shared_learner = compilation.cache(build_learner)
+"""The same for all tests that ask alike; each begins with a reset."""
+
+
 def build_algorithm(case, algorithm=braintrace.D_RTRL, batch=2, dtype=np.float32, **options):
     """A model with initialised states and a compiled algorithm around it."""
     model = case.build(dtype)

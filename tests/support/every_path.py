@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from drivers import calls_gradient, stream_gradient, summed
+from recorded import without_units
 
 import braintrace
 
@@ -23,14 +24,17 @@ class Paths:
     ----------
     make
         Returns a model of which `init_state` takes the batch, or none.
-    xs
-        Inputs, time and samples first.
+    xs, targets
+        Inputs, and targets if the loss takes any, time and samples first.
     rule, options
         Of `braintrace.compile`.
+    loss
+        Of the output of a step, and of its target.
     """
 
-    def __init__(self, make, xs, rule="d_rtrl", **options):
+    def __init__(self, make, xs, rule="d_rtrl", *targets, loss=loss, **options):
         self.make, self.xs, self.rule, self.options = make, xs, rule, options
+        self.sequences, self.loss = (xs, *targets), loss
 
     @property
     def batch(self):
@@ -43,31 +47,33 @@ class Paths:
     def _compiled(self, **more):
         return braintrace.compile(self.make(), self.rule, self.xs[0], **more, **self.options)
 
-    def sequence(self):
-        self.learner.reset_state(self.batch)
-        return self._at_once(self.learner, self.xs)
+    def sequence(self, chunk_size=2):
+        self._start()
+        return self._at_once(self.learner, chunk_size=chunk_size)
 
     def two_calls(self):
-        self.learner.reset_state(self.batch)
-        parts = [self._at_once(self.learner, xs) for xs in (self.xs[:3], self.xs[3:])]
+        self._start()
+        parts = [self._at_once(self.learner, part) for part in (slice(3), slice(3, None))]
         return jax.tree.map(jnp.add, *parts)
 
     def after_a_reset(self):
-        self._at_once(self.learner, self.xs[::-1])
+        self._at_once(self.learner, slice(None, None, -1))
         self.learner.reset_state(where=np.array(True))
-        return self._at_once(self.learner, self.xs)
+        return self._at_once(self.learner)
 
     def stream(self):
-        self.learner.reset_state(self.batch)
-        step_fn = functools.partial(_loss_of, self.learner)
-        return _by_name(stream_gradient(self.learner, self.xs, step_fn=step_fn))
+        """By `etrace_online`, which adds up what would change the parameters."""
+        self._start()
+        step_fn = functools.partial(self.loss_of, self.learner)
+        return _by_name(stream_gradient(self.learner, *self.sequences, step_fn=step_fn))
 
     def own_gradient(self):
-        self.learner.reset_state(self.batch)
+        """Step by step, each in a gradient of the user's own."""
+        self._start()
         return self._step_by_step(self.learner, self.learner.algorithm.model)
 
     def mapped_by_the_compiler(self):
-        return self._at_once(self._compiled(vmap=True), self.xs)
+        return self._at_once(self._compiled(vmap=True))
 
     def foreign_vmap(self):
         model = self.make()
@@ -84,12 +90,23 @@ class Paths:
         brainstate.transform.vmap_new_states(initialise, **lanes)(self.xs[0])
         return self._step_by_step(brainstate.nn.Vmap(algorithm, vmap_states="lane"), model)
 
-    def _at_once(self, learner, xs):
-        step_fn = functools.partial(_loss_of, learner)
-        return _by_name(learner.etrace_grad(xs, step_fn=step_fn, reduction="sum", chunk_size=2))
+    def loss_of(self, run, x, *targets):
+        """The loss of one step."""
+        return self.loss(run(x), *targets)
+
+    def _start(self):
+        self.learner.reset_state(self.batch)
+        brainstate.random.seed(7)
+
+    def _at_once(self, learner, part=slice(None), chunk_size=2):
+        step_fn = functools.partial(self.loss_of, learner)
+        sequences = [sequence[part] for sequence in self.sequences]
+        options = {"reduction": "sum", "chunk_size": chunk_size}
+        return _by_name(learner.etrace_grad(*sequences, step_fn=step_fn, **options))
 
     def _step_by_step(self, run, model):
-        return _by_name(calls_gradient(model, functools.partial(_loss_of, run), self.xs))
+        step_fn = functools.partial(self.loss_of, run)
+        return _by_name(calls_gradient(model, step_fn, *self.sequences))
 
     def bptt(self):
         """The gradient by `jax.grad` through all steps, without an algorithm."""
@@ -106,7 +123,7 @@ class Paths:
         weights = model.states(brainstate.ParamState)
 
         def total():
-            return sum(loss(model(x)) for x in xs)
+            return sum(self.loss(model(x)) for x in xs)
 
         return _by_name(brainstate.transform.grad(total, weights)())
 
@@ -124,9 +141,5 @@ OF_SAMPLES = PATHS[-2:]
 """Those of the step of one sample."""
 
 
-def _loss_of(run, x):
-    return loss(run(x))
-
-
 def _by_name(gradients):
-    return {"/".join(map(str, path)): np.asarray(value) for path, value in gradients.items()}
+    return {"/".join(map(str, path)): without_units(value) for path, value in gradients.items()}
