@@ -11,6 +11,7 @@ import jax
 
 from .case import Subject
 from .golden_rows import ROWS, Row
+from .subjects import temporary_bytes
 
 
 def settle() -> None:
@@ -45,10 +46,8 @@ class Worker:
         """Build a row and run it once; return its temporary bytes and the seconds of a call."""
         self._row = ROWS[row]
         self._call = self._row.build()
-        found = None
-        if self._call.lower is not None:
-            analysis = self._call.lower().compile().memory_analysis()
-            found = getattr(analysis, "temp_size_in_bytes", None)
+        lower = self._call.lower
+        found = None if lower is None else temporary_bytes(lower())
         first = self._seconds()
         again = first if self._row.is_first else self._seconds()
         settle()

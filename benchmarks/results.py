@@ -10,9 +10,7 @@ Result = dict[str, Any]
 
 def load(path: Path) -> Result:
     """Return earlier results of a machine; empty ones where there are none."""
-    if not path.exists():
-        return {"machine": {}, "cases": {}}
-    found: Result = json.loads(path.read_text())
+    found: Result = json.loads(path.read_text()) if path.exists() else {"machine": {}, "cases": {}}
     return found
 
 

@@ -240,10 +240,11 @@ class Results:
         )
         return own / base if own and base else None
 
-    def costs(self, method: str, field: str) -> list[float]:
-        """Return a cost of a method relative to BPTT, by pair."""
+    def median_cost(self, method: str, field: str) -> float | None:
+        """Return the median over pairs of a cost relative to BPTT."""
         found = (self.relative_cost(*pair, method, field) for pair in self.pairs())
-        return [value for value in found if value is not None]
+        known = [value for value in found if value is not None]
+        return statistics.median(known) if known else None
 
 
 def place_of(key: Sequence[Any]) -> tuple[int, ...]:

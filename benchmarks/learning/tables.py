@@ -36,10 +36,6 @@ COMPARISONS = (
 """A method, its reference, and the cells of both."""
 
 
-def _median(values: list[float]) -> float | None:
-    return statistics.median(values) if values else None
-
-
 def _answers(found: list[bool | None]) -> str:
     return "/".join(str(found.count(answer)) for answer in (True, None, False))
 
@@ -69,8 +65,8 @@ def summary(core: Results) -> list[str]:
                 worst,
                 _answers(gains.matched),
                 f"{gains.reached} of {len(gains.seeds)}",
-                *(formats.times(_median(core.costs(method, what))) for what in (TIME, MEMORY)),
-                formats.size(_median([run.first.trace_bytes or 0 for run in own]) or None),
+                *(formats.times(core.median_cost(method, what)) for what in (TIME, MEMORY)),
+                formats.size(statistics.median(run.first.trace_bytes or 0 for run in own) or None),
             ]
         )
     head = ["method", "pairs × seeds", "relative gain", "worst case"]
