@@ -117,9 +117,9 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     def method(self) -> TraceMethod:
         """The learning rule: how traces advance, and the gradient computed from them."""
 
-    def window_of(self, asked: int | None = None) -> Window:
+    def window_of(self, requested: int | None = None) -> Window:
         """Return the window of a call; a call's length overrides the learner's."""
-        return self.window if asked is None else int(asked)
+        return self.window if requested is None else int(requested)
 
     @property
     def rule(self) -> str:
@@ -313,7 +313,9 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         """Set the traces to the initial traces of the first sequence."""
         # With a random stream, traces are zero only once: a program for that would not pay.
         zero = not outliving(self.compiled.trace_specs)
-        self.traces.carried.leave(lambda: arrays_on(self.placement, self.starting_traces()), zero)
+        self.traces.carried.store_deferred(
+            lambda: arrays_on(self.placement, self.starting_traces()), zero
+        )
 
     @one_thread_at_a_time
     def update(self, *arguments: Any) -> Any:

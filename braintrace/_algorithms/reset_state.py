@@ -59,7 +59,7 @@ def reset_state(
     check_option("batch_size", batch_size, BATCH_SIZE)
     if algorithm.requested_resets.is_collecting:
         now = values_by_path(algorithm.short_term_states)
-        algorithm.requested_resets.ask(now, algorithm.graph, batch_size, where, kwargs)
+        algorithm.requested_resets.request(now, algorithm.graph, batch_size, where, kwargs)
         return
     check_init_options(algorithm.model, kwargs)
     up_to_date(algorithm)
@@ -100,6 +100,6 @@ def _reset_traces(algorithm: Any) -> None:
             fresh = pack(
                 algorithm.traces_after_reset(algorithm.traces.value), algorithm.traces.pairs
             )
-            algorithm.traces.carried.leave(lambda: fresh)
+            algorithm.traces.carried.store_deferred(lambda: fresh)
             return
     algorithm.leave_starting_traces()

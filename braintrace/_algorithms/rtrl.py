@@ -75,7 +75,7 @@ class RTRL(ETraceAlgorithm):
 
     names = ("rtrl",)
 
-    def window_of(self, asked: int | None = None) -> None:
+    def window_of(self, requested: int | None = None) -> None:
         """Return None: the gradient is exact without windows."""
 
     @property

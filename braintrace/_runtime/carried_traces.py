@@ -73,7 +73,7 @@ class CarriedTraces(brainstate.ShortTermState):
         """Write traces in carried form, without checks."""
         _VALUE.fset(self, traces)
 
-    def leave(self, compute: Callable[[], Traces], zero: bool = False) -> None:
+    def store_deferred(self, compute: Callable[[], Traces], zero: bool = False) -> None:
         """Store deferred traces, computed at the next read.
 
         Parameters
@@ -118,7 +118,7 @@ class CarriedTraces(brainstate.ShortTermState):
         return isinstance(held(self), LazyTraces) and not is_watched()
 
     @contextlib.contextmanager
-    def read_by_the_way(self) -> Iterator[bool]:
+    def peeking(self) -> Iterator[bool]:
         """Allow reads inside without a second owner; yield whether the traces are zero."""
         left, zero = held(self), self.is_zero
         try:
@@ -127,9 +127,9 @@ class CarriedTraces(brainstate.ShortTermState):
             if zero:
                 hold(self, left)
             elif isinstance(left, LazyTraces):
-                self.take_over()
+                self.claim()
 
-    def take_over(self) -> None:
+    def claim(self) -> None:
         """Become the only owner of the traces that have been written."""
         result = held(self)
         if not isinstance(result, LazyTraces):

@@ -31,14 +31,14 @@ def up_to_date(algorithm: Any) -> States:
     return of_model
 
 
-def follow_every_state(algorithm: Any, asked: int | None, is_given: bool = False) -> None:
+def follow_every_state(algorithm: Any, requested: int | None, is_given: bool = False) -> None:
     """Make traces follow every hidden state, if a call has a window, and recompile if necessary.
 
     Parameters
     ----------
     algorithm
         The algorithm.
-    asked
+    requested
         The window of the call; ``None``: the learner's window, for which its traces follow every
         state.
     is_given
@@ -50,9 +50,9 @@ def follow_every_state(algorithm: Any, asked: int | None, is_given: bool = False
     OptionError
         If a sequence has started, and its traces omit a state.
     """
-    if asked is not None and not algorithm.every_state:
+    if requested is not None and not algorithm.every_state:
         is_start = not is_given and algorithm.traces.carried.is_zero
-        _follow_every_state(algorithm, int(asked), is_start)
+        _follow_every_state(algorithm, int(requested), is_start)
 
 
 @on_automatic_axes

@@ -47,7 +47,7 @@ def moved_traces(
         return EligibilityTraces(after.as_carried(before.as_fused(traces.value)), pairs)
     moved = EligibilityTraces({}, pairs)
     start = pack(starting_traces(specs), pairs)
-    moved.carried.leave(lambda: arrays_on(after.placement, start), zero=True)
+    moved.carried.store_deferred(lambda: arrays_on(after.placement, start), zero=True)
     return moved
 
 

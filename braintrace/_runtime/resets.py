@@ -164,7 +164,7 @@ class RequestedResets:
                 with jax.ensure_compile_time_eval():
                     self._flags[shape] = brainstate.State(jnp.zeros(shape, bool))
 
-    def ask(
+    def request(
         self,
         values: Mapping[Path, Any],
         graph: ETraceGraph,
@@ -204,13 +204,13 @@ class RequestedResets:
         """Collect the requests made inside, as flags that are available at the end."""
         # Reading `value` would add the State to the trace, also for a step without requests.
         before = {shape: peek(state) for shape, state in self._flags.items()}
-        asked: list[jax.Array] = []
+        requests: list[jax.Array] = []
         self.is_collecting = True
         try:
-            yield asked
+            yield requests
         finally:
             self.is_collecting = False
         for shape, state in self._flags.items():
             if peek(state) is not before[shape]:
-                asked.append(state.value)
+                requests.append(state.value)
                 state.value = jnp.zeros(shape, bool)

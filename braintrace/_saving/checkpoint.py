@@ -116,7 +116,7 @@ def save(folder: str | os.PathLike[str], learner: Learner, extra: PyTree = None)
     >>> second = learner(jnp.ones((2,)))
     """
     path = _checked(folder, learner)
-    with learner.lock, learner.algorithm.traces.carried.read_by_the_way() as at_start:
+    with learner.lock, learner.algorithm.traces.carried.peeking() as at_start:
         leaves = leaves_by_name(learner.functional().unsharded_state())
         arrays = {name: array_of(leaf) for name, leaf in leaves.items()}
         data = as_data(extra, "extra", arrays)
@@ -185,7 +185,7 @@ def _restored(path: pathlib.Path, learner: Learner) -> Any:
         saved, at_start = contents_of_data(manifest), manifest["at start"]
     with learner.lock:
         functional = learner.functional()
-        with learner.algorithm.traces.carried.read_by_the_way():
+        with learner.algorithm.traces.carried.peeking():
             state = functional.unsharded_state()
         leaves = leaves_by_name(state)
         with store.told(damaged):
@@ -208,7 +208,7 @@ def _restored(path: pathlib.Path, learner: Learner) -> Any:
             if at_start:
                 learner.algorithm.leave_starting_traces()
             else:
-                learner.algorithm.traces.carried.take_over()
+                learner.algorithm.traces.carried.claim()
         return extra
 
 

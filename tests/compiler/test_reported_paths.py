@@ -274,7 +274,7 @@ class Line(Cell):
         return self.o.value
 
 
-def moved_on(cell, value):
+def advanced_filters(cell, value):
     cell.h.value = jnp.concatenate([value[:, :1], cell.h.value[:, :-1]], -1)
 
 
@@ -285,11 +285,11 @@ def through_weights(cell, x, line):
 
 def line_for_a_marked_operation(cell, x):
     through_weights(cell, x, cell.h.value)
-    moved_on(cell, cell.o.value)
+    advanced_filters(cell, cell.o.value)
 
 
 def line_read_after_it_has_moved(cell, x):
-    moved_on(cell, cell.o.value)
+    advanced_filters(cell, cell.o.value)
     through_weights(cell, x, cell.h.value)
 
 
@@ -301,7 +301,7 @@ def line_read_as_it_is(cell, x):
 
 def line_of_marked_outputs(cell, x):
     through_weights(cell, x, cell.h.value)
-    moved_on(cell, cell.drive(x))
+    advanced_filters(cell, cell.drive(x))
 
 
 def line_that_fades(cell, x):

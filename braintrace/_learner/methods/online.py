@@ -92,7 +92,7 @@ class OnlineLearning:
         differentiate = self._differentiating(learner, example)
         self._algorithm.requested_resets.prepare(learner.graph.batch)
         self._has_initial, self._asks = flags is not None, False
-        self._run = self._moving_on(update_of(learner, self._options), differentiate)
+        self._run = self._with_update(update_of(learner, self._options), differentiate)
         self._step = self._traced((sequences, flags, mask), self._length)
         if self._asks and not self._has_initial:  # trace again, with initial values
             self._has_initial = True
@@ -221,7 +221,7 @@ class OnlineLearning:
 
         return of_block
 
-    def _moving_on(self, update: Update, differentiate: Differentiate) -> Callable[..., PyTree]:
+    def _with_update(self, update: Update, differentiate: Differentiate) -> Callable[..., PyTree]:
         """Return a step or block with its update: (traces, initial values, slices) -> results."""
         algorithm = self._algorithm
 

@@ -53,15 +53,15 @@ def run_update(
     with (
         intercepting(algorithm, _refuse_step),
         _showing(algorithm, traces),
-        algorithm.requested_resets.collected() as asked,
+        algorithm.requested_resets.collected() as requests,
     ):
         verdict = update(found)
     path = first_written(left, traced_values(algorithm))
     if path is not None:
         raise _refusal(f"writes the hidden State '{path_name(path)}' itself")
-    if not asked:
+    if not requests:
         return None, verdict
-    flags, *more = asked
+    flags, *more = requests
     for some in more:
         flags = flags | some
     return flags, verdict

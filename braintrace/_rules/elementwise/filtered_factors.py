@@ -52,7 +52,7 @@ def _moves_once(relation: HiddenParamOpRelation) -> bool:
     return {Kind.LINEAR, Kind.ZERO}.issuperset(kinds_of_gradients(relation))
 
 
-def moved_on(graph: ETraceGraph, alpha: float, records: Records, filters: Arrays) -> Arrays:
+def advanced_filters(graph: ETraceGraph, alpha: float, records: Records, filters: Arrays) -> Arrays:
     """Return filters that advance once, after a recorded chunk."""
     steps, result = records.num_steps, {}
     for key, stored in filters.items():

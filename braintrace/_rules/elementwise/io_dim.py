@@ -45,8 +45,8 @@ from ..._graph import (
     TraceSpecs,
     Weights,
 )
+from .filtered_factors import advanced_filters, split_filters
 from .filtered_factors import gradients as filtered_factors
-from .filtered_factors import moved_on, split_filters
 from .filtered_products import ByGroup, at_entry, contract, contract_once, factors
 from .filters import (
     Filters,
@@ -114,7 +114,7 @@ class FilterTraces(TraceMethod):
         stepwise, once = split_filters(graph, records, traces[self._inputs])
         start = self._filters(graph, stepwise, traces)
         after, _ = run_filters(graph, self._decays, lambda *_: None, start, records)
-        after["x"] |= moved_on(graph, self.decay, records, once)
+        after["x"] |= advanced_filters(graph, self.decay, records, once)
         return self._traces(graph, after, self._counts(records, traces))
 
     def gradient(
@@ -147,7 +147,7 @@ class FilterTraces(TraceMethod):
         )
         gradients = contract(graph, weights, eps_x, filtered, products)
         of_once = filtered_factors(graph, self.decay, weights, records, once, filtered, products)
-        last["x"] |= moved_on(graph, self.decay, records, once)
+        last["x"] |= advanced_filters(graph, self.decay, records, once)
         return like(weights, add(gradients, of_once)), self._traces(graph, last, counts)
 
     def carry_in_vjp(

@@ -81,7 +81,7 @@ class FullTraces(PassingTraces):
             rows, term = rows_of[name], vjp.of_parameters[name]
             if not is_zero(old):
                 own = transition[:, rows[:, None], rows] if len(rows) < flat.size else transition
-                term = term + _moved_on(own, widened(old, own.dtype), records.zeros_select)
+                term = term + _propagated(own, widened(old, own.dtype), records.zeros_select)
             new[name] = term.astype(old.dtype)
         return new
 
@@ -126,7 +126,7 @@ def contracted(axes: str, mu: jax.Array, trace: jax.Array, zeros_select: bool) -
     return unfused(jnp.einsum(axes, mu, trace), mu)
 
 
-def _moved_on(transition: jax.Array, trace: jax.Array, zeros_select: bool) -> jax.Array:
+def _propagated(transition: jax.Array, trace: jax.Array, zeros_select: bool) -> jax.Array:
     """Return ``P eps`` of every sample."""
     if zeros_select:
         trace = where_flagged((transition != 0).any(1), trace)

@@ -64,7 +64,7 @@ def signs(traces: Traces, witness: jax.Array, shape: tuple[int, int], dtype: Any
         Shape and dtype of the signs.
     """
     samples, size = shape
-    key = _apart(traces[KEY], jax.lax.stop_gradient(witness))
+    key = _keys_of_elements(traces[KEY], jax.lax.stop_gradient(witness))
     pairs = math.ceil(size / BITS_OF_A_PAIR)
     numbers = jnp.arange(samples * pairs, dtype=jnp.uint32)
     steps = jnp.broadcast_to(traces[DRAWS], numbers.shape)
@@ -73,28 +73,28 @@ def signs(traces: Traces, witness: jax.Array, shape: tuple[int, int], dtype: Any
     return 1 - 2 * bits.reshape(samples, -1)[:, :size].astype(dtype)
 
 
-def _as_they_are(keys: jax.Array, witness: jax.Array) -> jax.Array:
+def _unchanged(keys: jax.Array, witness: jax.Array) -> jax.Array:
     return keys
 
 
-_apart = jax.custom_batching.custom_vmap(_as_they_are)
+_keys_of_elements = jax.custom_batching.custom_vmap(_unchanged)
 """Key data; under a map, different key data for every element."""
 
 
-def _lanes_apart(
-    lanes: int, is_mapped: list[bool], keys: jax.Array, witness: jax.Array
+def _fold_in_elements(
+    size: int, is_mapped: list[bool], keys: jax.Array, witness: jax.Array
 ) -> tuple[jax.Array, bool]:
-    keys = keys if is_mapped[0] else jnp.broadcast_to(keys, (lanes, *keys.shape))
-    alike = (keys == keys[:1]).all() & (lanes > 1)
+    keys = keys if is_mapped[0] else jnp.broadcast_to(keys, (size, *keys.shape))
+    alike = (keys == keys[:1]).all() & (size > 1)
 
-    def fold(data: jax.Array, lane: jax.Array) -> jax.Array:
+    def fold(data: jax.Array, index: jax.Array) -> jax.Array:
         return jax.random.key_data(
-            jax.random.fold_in(jax.random.wrap_key_data(data, impl=IMPLEMENTATION), lane)
+            jax.random.fold_in(jax.random.wrap_key_data(data, impl=IMPLEMENTATION), index)
         )
 
-    each = jnp.arange(lanes).reshape(lanes, *(1,) * (keys.ndim - 2))
+    each = jnp.arange(size).reshape(size, *(1,) * (keys.ndim - 2))
     folded = jnp.vectorize(fold, signature="(k),()->(k)")(keys, each)
-    return _apart(jnp.where(alike, folded, keys), witness), True
+    return _keys_of_elements(jnp.where(alike, folded, keys), witness), True
 
 
-_apart.def_vmap(_lanes_apart)
+_keys_of_elements.def_vmap(_fold_in_elements)
