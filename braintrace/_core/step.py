@@ -21,6 +21,7 @@ from .probed_step import (
     Probes,
     finish,
     finish_program,
+    of_first_order,
     pre_step_probe,
     probe_shapes,
     probed_step,
@@ -120,6 +121,8 @@ def single_step(
         outputs, new_states, _ = passed_step(graph, before_window(graph, inputs, probes))
     else:
         outputs, new_states = probed_step(graph, inputs, weights, probes)
+        outputs, new = of_first_order(weights, (outputs, list(new_states.values())))
+        new_states = dict(zip(new_states, new, strict=True))
     return Step(outputs, new_states, after)
 
 

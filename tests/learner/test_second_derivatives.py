@@ -1,6 +1,7 @@
 """Derivatives of what a learner returns: exact, or refused."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -18,14 +19,14 @@ def step(params, state, x):
     return {"h": h}, h**2
 
 
-def plain_outputs(params, xs):
+def plain_outputs(params, xs, start=0.0):
     """The same steps without the library; the last hidden state, and outputs."""
 
     def run(h, x):
         h = jax.nn.sigmoid(params["leak"]) * h + jnp.tanh(x @ params["w"])
         return h, h**2
 
-    return jax.lax.scan(run, jnp.zeros((BATCH, UNITS)), xs)
+    return jax.lax.scan(run, jnp.zeros((BATCH, UNITS)) + start, xs)
 
 
 @pytest.fixture
@@ -106,6 +107,43 @@ def test_losses_and_auxiliary_results_have_the_derivative_of_backpropagation(set
 
     found = jax.grad(of_learner, (0, 1))(params, xs)
     expected = jax.grad(of_plain, (0, 1))(params, xs)
+    jax.tree.map(lambda f, e: np.testing.assert_allclose(f, e, rtol=1e-10), found, expected)
+
+
+WAYS = {
+    "derivative by inputs": lambda pure, state, x: jax.grad(
+        lambda x: jnp.sum(pure.step(state, x)[1])
+    )(x),
+    "derivative by hidden states": lambda pure, state, x: jax.grad(
+        lambda hidden: jnp.sum(pure.step(dataclasses.replace(state, hidden=hidden), x)[1])
+    )(state.hidden),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_penalty_on_another_derivative_is_exact_or_refused(setting, way):
+    """It differentiates twice, but only once by the parameters; a window is exact."""
+    learner, pure, state_of, params, xs = setting
+    of = WAYS[way]
+
+    def of_learner(params, x, pure=pure, through=lambda value: value):
+        return squares(through(of(pure, state_of(params), x)))
+
+    def of_plain(params, x):
+        h = jnp.zeros((BATCH, UNITS))
+        output = lambda x, h: jnp.sum(plain_outputs(params, x[None], h)[1])  # noqa: E731
+        return squares(jax.grad(output, 0 if "inputs" in way else 1)(x, h))
+
+    for around in (lambda f: f, jax.jit, jax.checkpoint):
+        with pytest.raises(braintrace.OptionError, match="derivative through a learner's step"):
+            jax.grad(around(of_learner))(params, xs[0])
+    stopped = jax.grad(functools.partial(of_learner, through=jax.lax.stop_gradient))(params, xs[0])
+    assert not any(map(np.any, jax.tree.leaves(stopped)))
+    own = jax.grad(of_learner, 1)(params, xs[0])
+    np.testing.assert_allclose(own, jax.grad(of_plain, 1)(params, xs[0]), rtol=1e-10)
+    windowed = braintrace.compile(learner.module, "d_rtrl", xs[0], batch_size=BATCH, window=1)
+    found = jax.grad(functools.partial(of_learner, pure=windowed.functional()))(params, xs[0])
+    expected = jax.grad(of_plain)(params, xs[0])
     jax.tree.map(lambda f, e: np.testing.assert_allclose(f, e, rtol=1e-10), found, expected)
 
 
