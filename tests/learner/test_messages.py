@@ -70,6 +70,19 @@ def test_a_table_of_numbers_is_a_sequence(learner):
     np.testing.assert_array_equal(outputs, learner.predict(XS))
 
 
+def test_a_table_may_stand_beside_a_traced_array(learner):
+    pure = learner.functional()
+
+    def gradients(xs):
+        def of(ys):
+            step_fn = lambda x, y: (learner(x) * y).sum()  # noqa: E731
+            return pure.grad(pure.state(), xs, ys, step_fn=step_fn)[1]
+
+        return jax.jit(of)(np.ones((5, 2, 4), np.float32))
+
+    jax.tree.map(np.testing.assert_array_equal, gradients(Table(XS)), gradients(XS))
+
+
 def test_a_table_of_words_is_no_sequence(learner):
     with pytest.raises(braintrace.DtypeError, match="`sequence 0` is a Table; expected an array"):
         learner.predict(Table([["a", "b"]]))

@@ -115,6 +115,14 @@ def output(make, x, kernel_unit, bias_unit):
         return brainstate.transform.jit(layer)(x)
 
 
+@pytest.mark.parametrize("bias", [None, np.full((2, 2), 0.5)], ids=["no bias", "bias"])
+def test_groups_have_weights_of_their_own(bias):
+    weight, x = np.arange(12.0).reshape(2, 3, 2), np.arange(24.0).reshape(4, 2, 3)
+    layer = nn.GroupedLinear((2, 3), (2, 2), w_init=jnp.asarray(weight), b_init=bias)
+    expected = np.einsum("bgi,gio->bgo", x, weight) + (0 if bias is None else bias)
+    np.testing.assert_allclose(layer(jnp.asarray(x)), expected, rtol=1e-6)
+
+
 @pytest.mark.by_day(
     "Linear with a mask",
     "GroupedLinear",

@@ -260,11 +260,15 @@ def test_the_gradient_of_ones_own_loop_equals_the_recursion(case, window):
         assert_gradients_close(by_name(step(x)), wanted, 1e-5, window)
 
 
+BY_PATH = {"rules": {lambda path: True: ("ottt", {"decay": ALPHA})}}
+
+
+@pytest.mark.parametrize("options", [{}, BY_PATH], ids=["of all weights", "of a weight"])
 @each_case
-def test_an_operation_without_a_filter_is_refused_by_name(case):
+def test_an_operation_without_a_filter_is_refused_by_name(case, options):
     bare = dataclasses.replace(case, input_filter=None)
     with pytest.raises(braintrace.PrimitiveError) as error:
-        build(bare)
+        build(bare, **options)
     for part in ("weight", case.impl.__name__, "input_filter", "test_input_filter.py"):
         assert part in str(error.value)
 
