@@ -351,7 +351,7 @@ def refusals():
         braintrace.shard(learner, mesh)
     except braintrace.ShapeError as error:
         assert "batch of 8" in str(error), error
-        assert "3 parts" in str(error), error
+        assert "3 devices" in str(error), error
     else:
         raise AssertionError("a batch of 8 has been divided into three parts")
     braintrace.shard(learner, mesh_of((4, 2)))
