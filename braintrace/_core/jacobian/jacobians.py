@@ -29,7 +29,7 @@ from ..._graph import (
     Records,
     Weights,
 )
-from ..._jax import Atom, Equation, Var, bind, is_var
+from ..._jax import Atom, Equation, Var, bind, is_var, struct_of
 from ..._jaxpr import Rule, evaluate
 from ..layout import old_state_to_elements, tap_to_outputs, trace_sites, x_key
 from .diagonal import Factors, factors_of, with_diagonals
@@ -51,6 +51,15 @@ def operands(graph: ETraceGraph, inputs: Inputs) -> Weights:
     atoms = [atom for own in wanted.values() for atom in own.values()]
     values = iter(evaluate(graph.traced.program, atoms, inputs))  # shared equations run once
     return {key: {name: next(values) for name in own} for key, own in wanted.items()}
+
+
+def operand_shapes(graph: ETraceGraph) -> Weights:
+    """Return the shapes of the operands that have gradients."""
+    found: Weights = {
+        key: {name: struct_of(atom.aval) for name, atom in own.items()}
+        for key, own in graph.operand_atoms.items()
+    }
+    return found
 
 
 def with_weights(graph: ETraceGraph, weights: Weights, group: int | None = None) -> dict[int, Rule]:

@@ -13,13 +13,14 @@ import jax
 import jax.numpy as jnp
 
 from ..._algorithms import CHUNK
-from ..._core.jacobian.jacobians import operands
+from ..._core.chunk.recording import SourceValues
+from ..._core.jacobian.jacobians import operand_shapes, operands
 from ..._core.products.in_place import ordering_token
 from ..._core.window import passed_step, window_step
 from ..._core.zero import as_arrays, examples, is_zero
 from ..._errors import OptionError
 from ..._function_model import gradients_for
-from ..._graph import ETraceGraph, Traces, Weights
+from ..._graph import Traces, Weights
 from ..._jax import without_derivative
 from ..._jaxpr import program_of
 from ..._runtime.states.model_states import read_states
@@ -82,27 +83,22 @@ class SequenceGradient:
         )
         sequences, mask, (flags, initial) = example
         slices = example_slices((sequences, flags))
-        graph = self._algorithm.graph
-        weights = _zero_operands(graph)
-        arguments = (
+        self._operand_shapes = operand_shapes(self._algorithm.graph)
+        if self._window == CHUNK and self._options.memory_budget is not None:
+            raise OptionError(WINDOWS)
+        self._chunks = SequenceChunk(
             self._algorithm,
             self._recorded_step(mask is not None, self._options.step_fn),
-            list(self._parameters.values()),
-            (weights, initial),
+            (examples(self._operand_shapes), initial),
             slices,
             mask is not None,
             self._options,
+            steps_of(sequences),
         )
-        if self._window == CHUNK and self._options.memory_budget is not None:
-            raise OptionError(WINDOWS)
-        self._chunks = SequenceChunk(*arguments, steps_of(sequences), self._window)
         self._cuts: ChunksByLength = {}
-        paths = {id(state): path for path, state in self._algorithm.states_of_step.items()}
-        pure = self._chunks.step
-        self._paths = [paths.get(id(state), ()) for state in pure.others]
-        check_fixed_weights(self._algorithm, pure.written_of(self._paths), flags is not None)
+        pure, paths = self._chunks.step, self._chunks.paths
+        check_fixed_weights(self._algorithm, pure.written_of(paths), flags is not None)
         pure.check_unused(self._algorithm.traces.carried)
-        self._operand_shapes = jax.eval_shape(lambda: weights)
         self._zero_traces = self._algorithm.starting_traces()
         states, count = [*self._parameters.values(), *pure.others], len(self._parameters)
         self.body = Body(
@@ -156,7 +152,8 @@ class SequenceGradient:
         """Return the operands: parameters, and the current values of read-only States."""
         graph, states = self._algorithm.graph, self._algorithm.states_of_step
         values = dict(zip(self._parameters, parameters, strict=True))
-        values.update(zip(self._paths, others, strict=True))
+        read_only = zip(self._chunks.paths, others, strict=True)
+        values.update({path: value for path, value in read_only if path is not None})
         return operands(graph, read_states(graph, states, values))
 
     def _sequence(
@@ -190,8 +187,8 @@ class SequenceGradient:
         wanted = without_derivative((values, sequences), wanted, OptionError, NO_DERIVATIVE)
         if mask is not None:  # the loss of a masked step may be NaN
             losses = jnp.where(mask == 0, 0, losses)
-        after: Traces | DeferredTraces | None = self._chunks.known_traces(residuals)
-        if after is None:
+        after: Traces | DeferredTraces = residuals  # if `run` has computed them anyway
+        if isinstance(residuals, SourceValues):
             read = self._read_by_update(weights, residuals, None if is_zero(before) else before)
             # XLA would compute single numbers of the gradient again inside the update.
             whole = jax.tree.map(jnp.sum, gradients)
@@ -266,13 +263,3 @@ class SequenceGradient:
             return mask
         total = jnp.sum(mask)
         return mask / jnp.where(total == 0, 1, total)
-
-
-def _zero_operands(graph: ETraceGraph) -> Weights:
-    result: Weights = examples(
-        {
-            key: {name: atom.aval for name, atom in atoms.items()}
-            for key, atoms in graph.operand_atoms.items()
-        }
-    )
-    return result

@@ -8,11 +8,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-import brainstate
 import jax
 import jax.numpy as jnp
 
-from ..._algorithms import ETraceAlgorithm, Window
+from ..._algorithms import ETraceAlgorithm
 from ..._core.chunk.chunk_runner import chunk_runner
 from ..._core.chunk.over_time import zero_sum
 from ..._core.chunk.pure_step import PureStep
@@ -57,38 +56,40 @@ class SequenceChunk:
     function
         The step. Its perturbations are ``None`` if derivatives pass from step to step: in windows
         and under full-Jacobian rules.
-    parameters
-        The model's parameters.
     constants, slices
         Example values.
     has_mask
         Whether some steps may be masked: the scale of their loss is zero.
     options, steps
         Chunk options, and the length of the first sequence.
-    window
-        Length of a window, which changes the gradient; ``None``: no windows.
+
+    Attributes
+    ----------
+    step
+        The step as a pure function.
+    paths
+        Path in the model of each State that is not a parameter; ``None`` for other States.
     """
 
     def __init__(
         self,
         algorithm: ETraceAlgorithm,
         function: Function,
-        parameters: list[brainstate.State],
         constants: Constants,
         slices: Slices,
         has_mask: bool,
         options: Options,
         steps: int,
-        window: Window | None,
     ) -> None:
         self._graph, self._method = graph, _ = algorithm.graph, algorithm.method
-        self._placement, self._options, self._window = algorithm.placement, options, window
+        self._placement, self._options = algorithm.placement, options
+        self._window = window = algorithm.window_of(options.window)
         self._passes = window is not None or graph.passes_weights
         # This object outlives an enclosing jit.
         with jax.ensure_compile_time_eval():
             self._probes = None if self._passes else zero_probes(graph)
-        example = (self._probes, constants, slices)
-        self.step = step = PureStep(algorithm.model, function, parameters, example)
+        parameters, example = algorithm.param_states.values(), (self._probes, constants, slices)
+        self.step = step = PureStep(algorithm.model, function, list(parameters), example)
         current, others = ([s.value for s in states] for states in (parameters, step.others))
         values = (current, others, self._probes, constants)
         self._work = work_of(algorithm, graph.record_bytes)
@@ -101,7 +102,7 @@ class SequenceChunk:
         self._run = chunk_runner(step, values, slices, has_mask, length_of, self._passes)
         self._recording = self._run.recording
         paths = {id(state): path for path, state in algorithm.states_of_step.items()}
-        self._paths = [paths.get(id(state)) for state in step.others]
+        self.paths = [paths.get(id(state)) for state in step.others]
 
     def cut(self, options: Options, steps: int, from_zero: bool) -> Chunks:
         """Return the chunks of a sequence; see `chunks_of` and `windows_of`."""
@@ -189,7 +190,7 @@ class SequenceChunk:
 
         def moved(terms: Probes) -> list[Any]:
             given = {name: terms[probe] for name, probe in states.items()}
-            moved = self.step.written_of(add_to_states(self._graph, self._paths, current, given))
+            moved = self.step.written_of(add_to_states(self._graph, self.paths, current, given))
             return self._run.passing(jax.tree.leaves(moved))
 
         _, pull = jax.vjp(moved, examples(probes_of_past(self._graph)))
@@ -208,10 +209,6 @@ class SequenceChunk:
             for leaf, has_more in zip(leaves, self._recording.differentiated, strict=True)
         ]
         return list(jax.tree.unflatten(tree, total))
-
-    def known_traces(self, residuals: TracesOrSources) -> Traces | None:
-        """Return the traces after a chunk where `run` has computed them anyway, else None."""
-        return None if isinstance(residuals, SourceValues) else residuals
 
     def traces_after(
         self,

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from ..._core.jacobian.diagonal import check_diagonals
-from ..._core.jacobian.jacobians import transition_key
+from ..._core.jacobian.jacobians import operand_shapes, transition_key
 from ..._core.layout import x_key
 from ..._core.products.direct import add, like
 from ..._core.recursion import signals
@@ -38,7 +38,7 @@ from ..._graph import (
 )
 from ..._jax import struct_of
 from ..elementwise.filtered_products import at_entry
-from .leaves import Leaves, as_stored, gradient_of_a_step, leaves_of, operand_shapes
+from .leaves import Leaves, as_stored, gradient_of_a_step, leaves_of
 from .protocol import Rule
 from .site import OperationSite, sites_of
 

@@ -24,7 +24,7 @@ from ..._core.flat_state import (
     to_rows,
     unit_rows,
 )
-from ..._core.jacobian.jacobians import Inputs
+from ..._core.jacobian.jacobians import Inputs, operand_shapes
 from ..._core.products.direct import like
 from ..._etrace_op import Arrays
 from ..._graph import (
@@ -40,7 +40,7 @@ from ..._graph import (
 from ..._jax import struct_of
 from ..full.chunk_vjp import of_one_step
 from ..full.passing import PassingTraces, over_steps
-from .leaves import as_stored, gradient_of_a_step, leaves_of, operand_shapes
+from .leaves import as_stored, gradient_of_a_step, leaves_of
 from .protocol import Rule
 from .site import FullSite, full_site
 

@@ -13,7 +13,7 @@ from ..._arguments import shown
 from ..._core.traces import reset_traces
 from ..._core.zero import as_arrays
 from ..._errors import BraintraceError, DtypeError, OptionError, ShapeError
-from ..._graph import ETraceGraph, Role, Traces, TraceSpec, Weights
+from ..._graph import Role, Traces, TraceSpec
 from ..._jax import struct_of
 from .protocol import Rule
 from .site import Site, Trace
@@ -128,15 +128,6 @@ def gradient_of_a_step(
 def as_stored(arrays: Named, traces: Traces) -> Traces:
     """Return arrays in the dtypes of the stored traces."""
     return {key: leaf.astype(traces[key].dtype) for key, leaf in arrays.items()}
-
-
-def operand_shapes(graph: ETraceGraph) -> Weights:
-    """Return the shapes of the operands that have gradients."""
-    gradients: Weights = {
-        key: {name: struct_of(atom.aval) for name, atom in own.items()}
-        for key, own in graph.operand_atoms.items()
-    }
-    return gradients
 
 
 def _spec_of(rule: Rule, site: Site, name: str, leaf: Any) -> TraceSpec:
