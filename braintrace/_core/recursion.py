@@ -15,12 +15,12 @@ steps may have a time axis of length 1.
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 
-from .._graph import HiddenGroup, Records
+from .._graph import ETraceGraph, HiddenGroup, Records, Signal
 from .._jaxpr import reached
 from .jacobian.jacobians import transition_key
 from .layout import new_state_to_elements, old_state_to_elements
@@ -32,6 +32,9 @@ Times = Callable[[jax.Array, jax.Array], jax.Array]
 
 States = dict[int, jax.Array]
 """One array per state of a group."""
+
+ByGroup = Mapping[int, Mapping[int, jax.Array]]
+"""Arrays per element of each group, by its index and by state."""
 
 Blocks = dict[tuple[int, int], jax.Array]
 """Blocks of an ``n × n`` matrix per element, by ``(row, column)``; missing blocks are zero."""
@@ -57,6 +60,18 @@ def signals(group: HiddenGroup, signal: Probes) -> dict[int, jax.Array]:
             pre_step = old_state_to_elements(group, a, signal[name])
             result[a] = result[a] + jnp.concatenate([pre_step[1:], jnp.zeros_like(pre_step[:1])])
     return result
+
+
+def at_entry(graph: ETraceGraph, mu: Signal) -> ByGroup:
+    """Return the adjoints of the states before a window, per element of their groups."""
+    return {
+        group.index: {
+            a: old_state_to_elements(group, a, mu[state.name])
+            for a, state in enumerate(group.states)
+            if state.name in mu
+        }
+        for group in graph.traced_groups
+    }
 
 
 def backward(

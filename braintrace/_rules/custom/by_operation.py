@@ -21,7 +21,7 @@ from ..._core.jacobian.diagonal import check_diagonals
 from ..._core.jacobian.jacobians import operand_shapes, transition_key
 from ..._core.layout import x_key
 from ..._core.products.direct import add, like
-from ..._core.recursion import signals
+from ..._core.recursion import ByGroup, at_entry, signals
 from ..._core.time_loops import scan_records
 from ..._core.zero import widened
 from ..._etrace_op import Arrays
@@ -37,16 +37,12 @@ from ..._graph import (
     Weights,
 )
 from ..._jax import struct_of
-from ..elementwise.filtered_products import at_entry
 from .leaves import Leaves, as_stored, gradient_of_a_step, leaves_of
 from .protocol import Rule
 from .site import OperationSite, sites_of
 
 Recorded: TypeAlias = tuple[Mapping[str, Any], Arrays, Arrays, jax.Array | None]
 """Inputs, ``D`` and ``Df`` of a step, and flags of the samples that were reset before it."""
-
-ByGroup: TypeAlias = Mapping[int, Mapping[int, jax.Array]]
-"""Learning signals by group and state, per element of the group."""
 
 
 @dataclasses.dataclass(frozen=True)

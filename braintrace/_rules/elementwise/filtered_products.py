@@ -8,37 +8,19 @@ one product over time and batch for every operation; ``f`` is a rule's approxima
 derivative of a state with respect to the output.
 """
 
-from collections.abc import Mapping
-
 import jax
 import jax.numpy as jnp
 
 from ..._core.layout import (
     TraceSite,
     filter_key,
-    old_state_to_elements,
     output_keys,
     trace_sites,
 )
 from ..._core.products.direct import add, like
 from ..._core.products.nan_safe import Products
 from ..._etrace_op import Arrays, pull_back_filtered
-from ..._graph import ETraceGraph, Signal, Weights
-
-ByGroup = Mapping[int, Mapping[int, jax.Array]]
-"""Arrays per element of each group, by its index and by state."""
-
-
-def at_entry(graph: ETraceGraph, mu: Signal) -> ByGroup:
-    """Return the adjoints of the states before a window, per element of their groups."""
-    return {
-        group.index: {
-            a: old_state_to_elements(group, a, mu[state.name])
-            for a, state in enumerate(group.states)
-            if state.name in mu
-        }
-        for group in graph.traced_groups
-    }
+from ..._graph import ETraceGraph, Weights
 
 
 def factors(graph: ETraceGraph, signal: Arrays, f: Arrays, products: Products) -> Arrays:

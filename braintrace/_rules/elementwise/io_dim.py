@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from ..._core.layout import TraceSite
 from ..._core.products.direct import add, like
 from ..._core.products.nan_safe import PLAIN, SELECTING, products_of_gradient
-from ..._core.recursion import signals
+from ..._core.recursion import ByGroup, at_entry, signals
 from ..._core.resets import at_elements
 from ..._core.zero import as_arrays, widened
 from ..._etrace_op import Arrays
@@ -47,7 +47,7 @@ from ..._graph import (
 )
 from .filtered_factors import advanced_filters, split_filters
 from .filtered_factors import gradients as filtered_factors
-from .filtered_products import ByGroup, at_entry, contract, contract_once, factors
+from .filtered_products import contract, contract_once, factors
 from .filters import (
     Filters,
     counts_of,

@@ -22,13 +22,14 @@ product.
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any, ClassVar, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
 from ..._core.jacobian.diagonal import check_diagonals
-from ..._core.layout import TraceSite, old_state_to_elements, trace_sites
+from ..._core.layout import TraceSite, trace_sites
 from ..._core.products.active_outputs import ActiveOutputs, active_outputs_of, trace_shapes
 from ..._core.products.complex_packing import (
     arrays_of,
@@ -52,7 +53,14 @@ from ..._core.products.nan_safe import (
     where_outputs,
     which_entries,
 )
-from ..._core.recursion import Blocks, backward, signals, suffix_products, transition_blocks
+from ..._core.recursion import (
+    Blocks,
+    at_entry,
+    backward,
+    signals,
+    suffix_products,
+    transition_blocks,
+)
 from ..._core.resets import at_elements
 from ..._core.zero import as_arrays, is_zero, widened
 from ..._etrace_op import (
@@ -181,13 +189,10 @@ class ParameterTraces(TraceMethod):
         """Return ``Σ_c μ[c] ∘ ε⁰[c]`` for the states before a window."""
         gradients = jax.tree.map(jnp.zeros_like, weights)
         products = SELECTING if zeros_select else PLAIN
+        adjoints = at_entry(graph, mu)
         for group in graph.traced_groups:
-            by_state = {
-                c: old_state_to_elements(group, c, mu[state.name])
-                for c, state in enumerate(group.states)
-                if state.name in mu
-            }
-            gradients = add(gradients, _carried(graph, group, weights, by_state, traces, products))
+            own = adjoints[group.index]
+            gradients = add(gradients, _carried(graph, group, weights, own, traces, products))
         return like(weights, gradients)
 
 
@@ -364,7 +369,7 @@ def _carried(
     graph: ETraceGraph,
     group: HiddenGroup,
     weights: Weights,
-    mu: dict[int, jax.Array],
+    mu: Mapping[int, jax.Array],
     traces: Traces,
     products: Products,
 ) -> Weights:

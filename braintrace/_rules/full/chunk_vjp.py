@@ -170,17 +170,9 @@ def _zero_sums(graph: ETraceGraph, rows: int) -> Sums:
     for use in flat.uses:
         if use.kind != "product":
             lead = (flat.samples, rows) if use.kind == "any" else (rows,)
-            avals = _operand_avals(graph, use)
+            avals = (var.aval for var in operand_vars(graph, use))
             result[use.key] = [jnp.zeros((*lead, *a.shape), a.dtype) for a in avals]
     return result
-
-
-def _operand_avals(graph: ETraceGraph, use: ParameterUse) -> list[Any]:
-    if use.equation is None:
-        leaf = flat_state_of(graph).leaves[use.operands[0]]
-        return [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)]
-    equation = equation_of(graph, use)
-    return [equation.invars[index].aval for index in use.operands]
 
 
 def _rows_of_use(
@@ -195,11 +187,12 @@ def _rows_of_use(
 def parameters_behind(graph: ETraceGraph, use: ParameterUse) -> dict[str, Var]:
     """Return the parameters that a use depends on, by name."""
     program = graph.traced.program
-    behind = program.depends_on(_operand_vars(graph, use))
+    behind = program.depends_on(operand_vars(graph, use))
     return {leaf.name: leaf.in_var for leaf in graph.traced.parameters if leaf.in_var in behind}
 
 
-def _operand_vars(graph: ETraceGraph, use: ParameterUse) -> list[Any]:
+def operand_vars(graph: ETraceGraph, use: ParameterUse) -> list[Any]:
+    """Return the operands of a use, or the new state that is a parameter itself."""
     if use.equation is None:
         return [flat_state_of(graph).leaves[use.operands[0]].out_var]
     equation = equation_of(graph, use)
@@ -219,11 +212,9 @@ def _where_row(flags: jax.Array, axis: int | None, value: jax.Array) -> jax.Arra
 
 
 def _where_samples(flags: jax.Array, axis: int | None, value: jax.Array) -> jax.Array:
-    if flags.ndim == 0 or axis is None:
-        return jnp.where(flags, value, 0) if flags.ndim == 0 else value
-    shape = [1] * value.ndim
-    shape[axis] = flags.size
-    return jnp.where(flags.reshape(shape), value, 0) if value.shape[axis] == flags.size else value
+    if flags.ndim and (axis is None or value.shape[axis] != flags.size):
+        return value
+    return jnp.where(flags_along(axis, flags, value.ndim), value, 0)
 
 
 def _selected(graph: ETraceGraph, found: StepVJP, alive: jax.Array | None) -> StepVJP:
@@ -336,7 +327,7 @@ def back_to_parameters(
 ) -> dict[str, jax.Array]:
     """Pull the derivatives of a use's operands back to the parameters that they depend on."""
     program, behind = graph.traced.program, parameters_behind(graph, use)
-    atoms = _operand_vars(graph, use)
+    atoms = operand_vars(graph, use)
 
     def run(parameters: dict[str, jax.Array]) -> list[Any]:
         now = {behind[name]: value for name, value in parameters.items()}

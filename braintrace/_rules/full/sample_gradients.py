@@ -38,7 +38,7 @@ from ..._etrace_op import (
 from ..._graph import ETraceGraph, ParameterUse, Records, Weights
 from ..._jax import Equation, struct_of
 from ..._jaxpr import evaluate
-from .chunk_vjp import back_to_parameters, of_one_step, parameters_behind
+from .chunk_vjp import back_to_parameters, of_one_step, operand_vars, parameters_behind
 
 Gradients = dict[str, jax.Array]
 """Gradients by the name of a parameter; per sample, ``(samples, *shape)``."""
@@ -121,9 +121,8 @@ def norms_of(graph: ETraceGraph, inputs: Inputs, gradients: SampleGradients) -> 
         x, y = widened((x, y), jnp.float32)  # squares may overflow in half precision
         result = squared_norms(*_operation(graph, use), x, y, _operands(graph, use, inputs))
         if result is not None and _is_alone(graph, use):
-            names = parameters_behind(graph, use)
-            atoms = [equation_of(graph, use).invars[place] for place in use.operands]
-            of_atoms = dict(zip(atoms, _in_order(graph, use, result), strict=True))
+            names, own = parameters_behind(graph, use), _in_order(graph, use, result)
+            of_atoms = dict(zip(operand_vars(graph, use), own, strict=True))
             known.update({name: of_atoms[var].reshape(-1) for name, var in names.items()})
     others = written(graph, inputs, gradients).items()
     rest = squares(*(own for name, own in others if name not in known))
@@ -155,8 +154,7 @@ def _outer_products(
 
 def _is_alone(graph: ETraceGraph, use: ParameterUse) -> bool:
     """Test whether the operands are parameters that no other use reads."""
-    behind = parameters_behind(graph, use)
-    atoms = [equation_of(graph, use).invars[place] for place in use.operands]
+    behind, atoms = parameters_behind(graph, use), operand_vars(graph, use)
     others = [other for other in flat_state_of(graph).uses if other is not use]
     shared = {name for other in others for name in parameters_behind(graph, other)}
     is_plain = len(set(atoms)) == len(atoms) and set(atoms) == set(behind.values())
