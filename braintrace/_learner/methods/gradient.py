@@ -32,7 +32,7 @@ from ..calls.parts import LearnerParts
 from ..calls.request import Request
 from ..calls.resets import Initial, Resets, check_fixed_weights, reset_states
 from ..state.units import split_loss, with_unit, with_units
-from .recorder import Recorder, run_in_chunk, run_in_window
+from .recorder import Recorder, run_recorded
 from .sequence_chunk import SequenceChunk
 from .step_function import call_step_function, example_slices
 
@@ -136,11 +136,7 @@ class SequenceGradient:
             if reset is not None:
                 reset_states(self._algorithm, initial, reset)
             graph = self._algorithm.graph
-            run = (
-                run_in_window(in_full, graph, reset, has_mask)
-                if probes is None
-                else run_in_chunk(graph, weights, probes, reset, has_mask)
-            )
+            run = run_recorded(in_full, graph, weights, probes, reset, has_mask)
             recorder = Recorder(self._algorithm, run)
             loss, aux = call_step_function(step_fn, recorder, slices, self._options.has_aux)
             mantissa, self._loss_unit = split_loss(loss, self._options.unit_aware)

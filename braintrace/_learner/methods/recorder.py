@@ -34,19 +34,27 @@ Reset: TypeAlias = jax.Array | None
 """Flags of the samples that were reset before the step; ``None``: none."""
 
 
-def run_in_chunk(
-    graph: ETraceGraph, weights: Weights, probes: Probes, reset: Reset, has_mask: bool
+def run_recorded(
+    in_full: RecordedStep,
+    graph: ETraceGraph,
+    weights: Weights,
+    probes: Probes | None,
+    reset: Reset,
+    has_mask: bool,
 ) -> Run:
-    """Return a runner for a step of a chunk, with its Jacobians as residuals.
+    """Return a runner for a step of a chunk, with its residuals.
 
     Parameters
     ----------
+    in_full
+        `window_step` or `passed_step`, which runs without perturbations.
     graph
         The compiled model.
     weights
         Operands of the relations, fixed over the chunk.
     probes
-        Perturbations of the hidden states: zeros that are differentiated.
+        Perturbations of the hidden states: zeros that are differentiated. ``None``: derivatives
+        pass to the step before.
     reset
         See `Reset`.
     has_mask
@@ -54,36 +62,16 @@ def run_in_chunk(
     """
 
     def run(inputs: Inputs) -> Any:
-        added = probes if reset is None else probes_after_reset(graph, probes, reset)
-        outputs, new_states, records = recorded_step(graph, inputs, weights, added)
-        return outputs, new_states, _with_flags(graph, records, reset, has_mask)
+        if probes is None:
+            outputs, new_states, records = in_full(graph, inputs)
+        else:
+            added = probes if reset is None else probes_after_reset(graph, probes, reset)
+            outputs, new_states, records = recorded_step(graph, inputs, weights, added)
+        if reset is not None:
+            records = after_reset(graph, records, reset)
+        return outputs, new_states, dataclasses.replace(records, has_mask=has_mask)
 
     return run
-
-
-def run_in_window(step: RecordedStep, graph: ETraceGraph, reset: Reset, has_mask: bool) -> Run:
-    """Return a runner for a step of a window, whose derivatives pass to the steps before it.
-
-    Parameters
-    ----------
-    step
-        `window_step` or `passed_step`.
-    graph, reset, has_mask
-        See `run_in_chunk`.
-    """
-
-    def run(inputs: Inputs) -> Any:
-        outputs, new_states, records = step(graph, inputs)
-        return outputs, new_states, _with_flags(graph, records, reset, has_mask)
-
-    return run
-
-
-def _with_flags(graph: ETraceGraph, records: Records, reset: Reset, has_mask: bool) -> Records:
-    """Return residuals with flags for resets and for a mask."""
-    if reset is not None:
-        records = after_reset(graph, records, reset)
-    return dataclasses.replace(records, has_mask=has_mask)
 
 
 def run_online(algorithm: ETraceAlgorithm, traces: Any, reset: Reset) -> Run:
