@@ -11,9 +11,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from .._graph import ETraceGraph, Traces, TraceSpec, TraceSpecs, specs_of
-from .layout import trace_sites
-from .products.active_outputs import active_outputs_of
+from .._graph import ETraceGraph, Traces, TraceSpec, TraceSpecs
+from .products.active_outputs import stored_outputs
 
 _Keys = tuple[str, ...]
 
@@ -72,14 +71,10 @@ def _gates(
 def _stored_gates(fused: CarriedSpecs, spec: TraceSpec, size: int) -> list[int]:
     """Return the gates of a given size that an array of fused gates stores."""
     width = (spec.full_shape or spec.shape)[-1]
-    runs: tuple[tuple[int, int], ...] = ((0, width),)
-    if spec.shape[-1] < width:
-        kept = {s.state for s in specs_of(fused.specs) if s.relation == spec.relation}
-        for site in trace_sites(fused.graph):
-            states = [a for a, state in enumerate(site.group.states) if state.name in kept]
-            if site.relation.key == spec.relation and states:
-                runs = active_outputs_of(site.relation, site.influence, states).runs or runs
-    return [g for g in range(width // size) if any(a <= g * size < b for a, b in runs)]
+    is_part = spec.shape[-1] < width
+    runs = stored_outputs(fused.graph, fused.specs, spec).runs if is_part else None
+    spans = runs or ((0, width),)
+    return [g for g in range(width // size) if any(a <= g * size < b for a, b in spans)]
 
 
 def _gates_of(split: CarriedSpecs) -> dict[_Keys, dict[int, _Keys]]:

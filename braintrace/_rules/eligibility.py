@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._arguments import NOT_NEGATIVE, is_quantity, shown
-from .._core.layout import trace_sites
-from .._core.products.active_outputs import active_outputs_of, trace_shapes
+from .._core.products.active_outputs import stored_outputs, trace_shapes
 from .._errors import OptionError, ShapeError
 from .._graph import (
     ETraceGraph,
@@ -163,16 +162,10 @@ def _with_zeros(
     """Return a trace with zeros for the outputs that it does not store."""
     if spec.full_shape in (None, spec.shape):
         return trace
-    stored = {s.state for s in specs_of(specs) if s.relation == spec.relation}
-    for site in trace_sites(graph):
-        states = {state.name: a for a, state in enumerate(site.group.states)}
-        if site.relation.key == spec.relation and spec.state in states:
-            own = [a for name, a in states.items() if name in stored]
-            outputs = active_outputs_of(site.relation, site.influence, own)
-            if outputs.runs is not None:
-                flat = jax.ShapeDtypeStruct(spec.full_shape, trace.dtype)
-                (trace,) = jax.linear_transpose(outputs.pick, flat)(trace)
-    return trace
+    outputs, every = stored_outputs(graph, specs, spec), spec.full_shape
+    pull = jax.linear_transpose(outputs.pick, jax.ShapeDtypeStruct(every, trace.dtype))
+    found: jax.Array = pull(trace)[0]
+    return found
 
 
 def _added(name: str, first: jax.Array | None, second: jax.Array) -> jax.Array:
