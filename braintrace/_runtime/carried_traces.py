@@ -49,7 +49,7 @@ def computed(state: brainstate.State) -> Traces:
 
 
 def store_external(state: brainstate.State, traces: Any) -> None:
-    """Store traces that are restored, or written together with hidden states by other code."""
+    """Store traces that are reset or restored, or that other code writes with hidden states."""
     forget_companions(state)
     hold(state, traces)
 
@@ -87,12 +87,7 @@ class CarriedTraces(brainstate.ShortTermState):
         if is_watched():
             self.write(compute())
         else:
-            forget_companions(self)
-            self.defer(compute, zero)
-
-    def defer(self, compute: Callable[[], Traces], zero: bool = False) -> None:
-        """Store deferred traces outside of transformations."""
-        hold(self, LazyTraces(compute, zero))
+            store_external(self, LazyTraces(compute, zero))
 
     def convert(self, function: Callable[[Traces], Traces]) -> None:
         """Replace the traces by a function of them, unless they are known to be zero.

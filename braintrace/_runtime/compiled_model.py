@@ -89,10 +89,7 @@ class CompiledModel:
         ShapeError, OptionError
             If the batch size is not a multiple of the number of parts, or there is no batch axis.
         """
-        known: Steps = LRUCache(MOST_STEPS)
-        step = sharded(self.step, division)
-        known[self.shapes, self.attributes] = step
-        return dataclasses.replace(self, step=step, known=known, division=division)
+        return dataclasses.replace(self, division=division)._with_only(self.step)
 
     def initial_values(
         self,
@@ -251,8 +248,12 @@ class CompiledModel:
 
     def analysed_again(self, analyse: Analyse) -> "CompiledModel":
         """Return this model compiled by another analysis, for the same shapes and attributes."""
-        traced, known = self.step.graph.traced, Steps(MOST_STEPS)
-        step = sharded(analyse(example_arguments(traced), traced.batch_size), self.division)
+        traced = self.step.graph.traced
+        return self._with_only(analyse(example_arguments(traced), traced.batch_size))
+
+    def _with_only(self, step: CompiledStep) -> "CompiledModel":
+        """Return this model with a new step, and no known steps of other shapes."""
+        step, known = sharded(step, self.division), Steps(MOST_STEPS)
         known[self.shapes, self.attributes] = step
         return dataclasses.replace(self, step=step, known=known)
 

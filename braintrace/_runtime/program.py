@@ -199,10 +199,8 @@ class LearnerStore:
     ) -> None:
         """Write values of States, and traces, which may be deferred; ``None``: they stay."""
         write_values(written, values, is_outside=not self._is_watched)
-        if after is not None and self._is_watched:
-            self.traces.write(after())
-        elif after is not None:
-            self.traces.defer(after)
+        if after is not None:
+            self.traces.store_deferred(after)
         note_companions(self.traces, self.followed, with_traces=after is not None)
 
 
