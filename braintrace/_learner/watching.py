@@ -69,7 +69,7 @@ def run_watched(learner: LearnerParts, request: Request) -> PyTree:
         try:
             for start, stop in blocks:
                 with uninterrupted, _counted_from(start):
-                    result = run_request(learner, parts.request(start, stop))
+                    result = run_request(learner, _part(parts.request, start, stop))
                     seen = parts.add(result, start, stop)
                     done = stop
                 reporter.issued(stop, result, seen)
@@ -162,18 +162,14 @@ class _OverTime:
     """Results that are stacked over time."""
 
     def __init__(self, request: Request) -> None:
-        self._request, self._found = request, list[PyTree]()
-
-    def request(self, start: int, stop: int) -> Request:
-        """Return the call of a block."""
-        return _part(self._request, start, stop)
+        self.request, self._found = request, list[PyTree]()
 
     def add(self, found: PyTree, start: int, stop: int) -> tuple[PyTree, PyTree]:
         """Add the results of a block; return its losses and auxiliary results."""
         self._found.append(found)
-        if self._request.method != "etrace_online":
+        if self.request.method != "etrace_online":
             return None, None
-        return found if self._request.options.has_aux else (found, None)
+        return found if self.request.options.has_aux else (found, None)
 
     def joined(self) -> PyTree:
         """Return the results of the call."""
@@ -188,12 +184,8 @@ class _Sum:
         weights = jnp.ones(steps) if self._given.mask is None else self._given.mask
         self._weights = weights_of(weights, steps, self._given.reduction)
         options = dataclasses.replace(self._given, return_value=True)
-        self._request = dataclasses.replace(request, options=options)
+        self.request = dataclasses.replace(request, options=options)
         self._rest: list[tuple[PyTree, ...]] = []
-
-    def request(self, start: int, stop: int) -> Request:
-        """Return the call of a block."""
-        return _part(self._request, start, stop)
 
     def add(self, found: PyTree, start: int, stop: int) -> tuple[PyTree, PyTree]:
         """Add the results of a block; return its losses and auxiliary results."""

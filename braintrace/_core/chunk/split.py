@@ -107,7 +107,11 @@ def split_step(step: StepProgram, has_mask: bool, passes: bool = False) -> Split
     of_results = records - of_records.keys()
     extra = _bytes_of_products(step, losses - constant.keys() | of_results, losses | of_results)
     computed = losses - constant.keys() - perturbed.keys()
-    mode = _mode_of_losses(step, differentiable, computed, extra, has_mask)
+    # In a loop over steps, devices would sum the gradients of all weights at each step.
+    if extra > 0 and not runs_on_several_devices():
+        mode = ONE_BY_ONE
+    else:
+        mode = mode_of_gradients(step, step.results[:1], differentiable, computed, has_mask)
     has_branches = any(map(_is_step_by_step, equations_of(step.program, of_results)))
     split = Split(
         values,
@@ -177,32 +181,6 @@ def _losses(
     return ancestors, {v: first for v, first in constant.items() if v in ancestors}, perturbed
 
 
-def _mode_of_losses(
-    step: StepProgram,
-    differentiable: Collection[Var],
-    computed: set[Var],
-    extra: int,
-    has_mask: bool,
-) -> OverTime:
-    """Return how losses with their derivatives are computed for all steps.
-
-    Parameters
-    ----------
-    step, differentiable
-        The step, and its variables with a derivative.
-    computed
-        Variables that are computed for the losses.
-    extra
-        Bytes of large products, or 0.
-    has_mask
-        Whether some steps may be masked.
-    """
-    # In a loop over steps, devices would sum the gradients of all weights at each step.
-    if extra > 0 and not runs_on_several_devices():
-        return ONE_BY_ONE
-    return mode_of_gradients(step, step.results[:1], differentiable, computed, has_mask)
-
-
 def mode_of_gradients(
     step: StepProgram,
     targets: PyTree,
@@ -221,7 +199,12 @@ def mode_of_gradients(
     has_mask
         Whether some steps may be masked.
     """
-    if _differs_over_time(step, targets, differentiable, computed):
+    # If the gradient of a sum over time differs from the sum of the gradients:
+    if (
+        any(map(_is_step_by_step, equations_of(step.program, computed)))
+        or _is_nonlinear_in_sum(step, differentiable)
+        or _adds_up_in_half_precision(step, targets)
+    ):
         return ONE_BY_ONE
     return AT_ONCE_BUT_MASKED if has_mask else AT_ONCE
 
@@ -259,27 +242,6 @@ def _bytes_of_products(step: StepProgram, computed: set[Var], ancestors: set[Var
     met = [v for e in products for v in vars_of((e.invars, e.outvars)) if v in ancestors]
     size = sum(map(size_of, met))
     return size if size > MOST_EXTRA * step.bytes_in_and_out else 0
-
-
-def _differs_over_time(
-    step: StepProgram, targets: PyTree, differentiable: Collection[Var], computed: set[Var]
-) -> bool:
-    """Test whether the gradient of a sum over time differs from the sum of the gradients.
-
-    Parameters
-    ----------
-    step, differentiable
-        The step, and its variables with a derivative.
-    targets
-        Variables to differentiate.
-    computed
-        Variables that are computed for it.
-    """
-    return (
-        any(map(_is_step_by_step, equations_of(step.program, computed)))
-        or _is_nonlinear_in_sum(step, differentiable)
-        or _adds_up_in_half_precision(step, targets)
-    )
 
 
 def _is_nonlinear_in_sum(step: StepProgram, differentiable: Collection[Var]) -> bool:
