@@ -18,16 +18,12 @@ from typing import Any
 
 import brainstate
 import jax
-import numpy as np
 
 from ..._jax import is_tracer
+from ..._runtime.environment.attributes import BY_VALUE
 
 WITH_PARTS = (types.FunctionType, types.MethodType, functools.partial, tuple)
 """Types of values whose keys consist of the keys of their parts."""
-
-BY_VALUE = (bool, int, float, complex, str, bytes, np.generic)
-"""Types whose values cannot change, and are small."""
-
 
 _NOT_LOOKED_INTO = (brainstate.State, types.FunctionType, types.ModuleType, type)
 """Types of owners whose attributes are not part of a key."""

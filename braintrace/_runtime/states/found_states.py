@@ -16,13 +16,10 @@ import jax
 import numpy as np
 import saiunit
 
-from ..environment.attributes import contents_of, fields_of
+from ..environment.attributes import BY_VALUE, contents_of, fields_of
 from .model_states import States, all_states
 
-_PLAIN = (
-    *(type(None), bool, int, float, complex, str, bytes),
-    *(np.ndarray, np.generic, jax.Array, saiunit.Quantity, saiunit.Unit),
-)
+_PLAIN = (type(None), *BY_VALUE, np.ndarray, jax.Array, saiunit.Quantity, saiunit.Unit)
 """Types without States."""
 
 
