@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from assertions import assert_gradients_close
+from models import small
 
 import braintrace
 
@@ -64,6 +65,14 @@ class Filtered(GatedCell):
         output = super().update(x)
         self.slow.value = 0.5 * self.slow.value + self.c.value * jnp.sin(output)
         return output
+
+
+@small({"c": (1,), "h": (1,)}, w=np.ones((INPUTS, 1)))
+def one_neuron(self, x):
+    """The same of the only unit."""
+    self.c.value = 0.9 * self.c.value + braintrace.matmul(x, self.w.value) - self.h.value
+    self.h.value = jax.nn.sigmoid(self.c.value)
+    return self.h.value
 
 
 def data():
@@ -132,6 +141,8 @@ def names_of_downstream(learner):
 def test_which_states_are_downstream():
     assert names_of_downstream(learner_of(GatedCell)) == ["h"]
     assert names_of_downstream(learner_of(Spiking)) == []
+    one_sample = braintrace.compile(one_neuron(), "d_rtrl", jnp.ones((1, INPUTS)), batch_size=1)
+    assert names_of_downstream(one_sample) == []
     with pytest.warns(braintrace.ApproximationWarning, match="'slow'"):
         learner = learner_of(Filtered)
     assert names_of_downstream(learner) == ["h"]
