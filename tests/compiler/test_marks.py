@@ -765,7 +765,7 @@ def test_has_the_relations_of_its_marked_twin(rows):
 
 
 @pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning")
-@pytest.mark.by_day("product", "a custom backward rule")
+@pytest.mark.by_day("product", "a low rank with a bias", "a custom backward rule")
 @pytest.mark.parametrize("rows", each(GROUPS))
 def test_learns_as_its_marked_twin(rows):
     twin, learner = twins(rows)
