@@ -30,6 +30,9 @@ EQUIVALENT = {
     "_core/jacobian/jacobians.py:_factors:statement:0": "the same operands are computed once more",
     "_core/chunk/split.py:split_step:constant:2": "a byte more or less is kept for products",
     "_rules/full/rank_one.py:balance:constant:3": "what is divided by is not used for a zero norm",
+    "_rules/full/neighbour_entries.py:<module>:constant:1": (
+        "from how many numbers on a pattern is not exact is not promised"
+    ),
     "_saving/checksums.py:<module>:constant:2": "sums do not depend on the size of blocks",
     "_saving/store.py:last:constant:0": "any number below zero says that there is none",
     "_sharding/parts.py:<module>:constant:0": "any number below zero is no axis",
