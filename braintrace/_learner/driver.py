@@ -306,24 +306,30 @@ def prepared(
     else:
         features = DriverKey(request.method, options.static, request.chosen, *where)
 
-    def make() -> Driver:
-        placing = learner.placing()
-        of_optimizer = brainstate.graph.states(learner.held_optimizer)
-        both = (*states.values(), *of_optimizer.values())
-        with (
-            kept_for_other_threads(learner.states()),
-            for_devices(None if placing is None else placing.devices),
-            own_changes(algorithm),
-            traced_on_automatic_axes(both, *arguments) as example,
-            loops_in_words(),
-        ):
-            kept = Request(request.method, (), options.compiled, request.chosen)
-            return Driver(algorithm, BODIES[request.method](learner, kept, example), placing)
-
+    make = functools.partial(_new_driver, learner, request, states, arguments)
     driver = learner.drivers.find(functions, features, steps, make)
     if driver.body.reads_initial and flags is None:
         arguments = (sequences, mask, (None, initial()))
     return driver, arguments
+
+
+def _new_driver(
+    learner: LearnerParts, request: Request, states: States, arguments: Arguments
+) -> Driver:
+    """Trace the body of a method, and return its driver."""
+    algorithm, placing = learner.algorithm, learner.placing()
+    of_optimizer = brainstate.graph.states(learner.held_optimizer)
+    both = (*states.values(), *of_optimizer.values())
+    with (
+        kept_for_other_threads(learner.states()),
+        for_devices(None if placing is None else placing.devices),
+        own_changes(algorithm),
+        traced_on_automatic_axes(both, *arguments) as example,
+        loops_in_words(),
+    ):
+        without_data = Request(request.method, (), request.options.compiled, request.chosen)
+        body = BODIES[request.method](learner, without_data, example)
+        return Driver(algorithm, body, placing)
 
 
 def run_request(learner: LearnerParts, request: Request) -> PyTree:
