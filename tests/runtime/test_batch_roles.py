@@ -448,7 +448,8 @@ class PartlyFixed(Shared):
 def test_a_state_of_one_shape_among_others_is_refused():
     xs, flags = data(3, 3)
     learner = compiled(PartlyFixed(4), xs)
-    with pytest.raises(braintrace.ShapeError, match=r"'fixed' is unknown: .* the same shape for every batch"):
+    reason = r"'fixed' is unknown: .* the same shape for every batch"
+    with pytest.raises(braintrace.ShapeError, match=reason):
         grad_of(learner, xs, reset=flags)
     grad_of(learner, xs, reset=flags[:, 0])
 
