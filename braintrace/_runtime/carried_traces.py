@@ -73,7 +73,9 @@ class CarriedTraces(brainstate.ShortTermState):
         """Write traces in carried form, without checks."""
         _VALUE.fset(self, traces)
 
-    def store_deferred(self, compute: Callable[[], Traces], zero: bool = False) -> None:
+    def store_deferred(
+        self, compute: Callable[[], Traces], zero: bool = False, watched: bool | None = None
+    ) -> None:
         """Store deferred traces, computed at the next read.
 
         Parameters
@@ -83,8 +85,11 @@ class CarriedTraces(brainstate.ShortTermState):
             only brainstate can return the traces from there, and it reads them.
         zero
             Whether all of them are zero.
+        watched
+            The result of `is_watched`, which a call that advances the traces has asked already;
+            ``None``: not known.
         """
-        if is_watched():
+        if is_watched() if watched is None else watched:
             self.write(compute())
         else:
             store_external(self, LazyTraces(compute, zero))

@@ -200,7 +200,7 @@ class LearnerStore:
         """Write values of States, and traces, which may be deferred; ``None``: they stay."""
         write_values(written, values, is_outside=not self._is_watched)
         if after is not None:
-            self.traces.store_deferred(after)
+            self.traces.store_deferred(after, watched=self._is_watched)
         note_companions(self.traces, self.followed, with_traces=after is not None)
 
 
