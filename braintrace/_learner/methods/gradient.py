@@ -32,7 +32,7 @@ from ..calls.parts import LearnerParts
 from ..calls.request import Request
 from ..calls.resets import Initial, Resets, check_fixed_weights, reset_states
 from ..state.units import split_loss, with_unit, with_units
-from .recorder import Recorder, run_recorded
+from .recorder import Recorder, perturbed_step, run_recorded
 from .sequence_chunk import SequenceChunk
 from .step_function import call_step_function, example_slices
 
@@ -135,8 +135,8 @@ class SequenceGradient:
             (weights, initial), (slices, reset) = constants, inputs
             if reset is not None:
                 reset_states(self._algorithm, initial, reset)
-            graph = self._algorithm.graph
-            run = run_recorded(in_full, graph, weights, probes, reset, has_mask)
+            recorded = in_full if probes is None else perturbed_step(weights, probes, reset)
+            run = run_recorded(recorded, self._algorithm.graph, reset, has_mask)
             recorder = Recorder(self._algorithm, run)
             loss, aux = call_step_function(step_fn, recorder, slices, self._options.has_aux)
             mantissa, self._loss_unit = split_loss(loss, self._options.unit_aware)

@@ -34,27 +34,35 @@ Reset: TypeAlias = jax.Array | None
 """Flags of the samples that were reset before the step; ``None``: none."""
 
 
-def run_recorded(
-    in_full: RecordedStep,
-    graph: ETraceGraph,
-    weights: Weights,
-    probes: Probes | None,
-    reset: Reset,
-    has_mask: bool,
-) -> Run:
+def perturbed_step(weights: Weights, probes: Probes, reset: Reset) -> RecordedStep:
+    """Return a recorded step with perturbations, whose derivatives do not pass to the step before.
+
+    Parameters
+    ----------
+    weights
+        Operands of the relations, fixed over the chunk.
+    probes
+        Perturbations of the hidden states: zeros that are differentiated.
+    reset
+        See `Reset`.
+    """
+
+    def step(graph: ETraceGraph, inputs: Inputs) -> Any:
+        added = probes if reset is None else probes_after_reset(graph, probes, reset)
+        return recorded_step(graph, inputs, weights, added)
+
+    return step
+
+
+def run_recorded(step: RecordedStep, graph: ETraceGraph, reset: Reset, has_mask: bool) -> Run:
     """Return a runner for a step of a chunk, with its residuals.
 
     Parameters
     ----------
-    in_full
-        `window_step` or `passed_step`, which runs without perturbations.
+    step
+        `perturbed_step`, `window_step` or `passed_step`.
     graph
         The compiled model.
-    weights
-        Operands of the relations, fixed over the chunk.
-    probes
-        Perturbations of the hidden states: zeros that are differentiated. ``None``: derivatives
-        pass to the step before.
     reset
         See `Reset`.
     has_mask
@@ -62,11 +70,7 @@ def run_recorded(
     """
 
     def run(inputs: Inputs) -> Any:
-        if probes is None:
-            outputs, new_states, records = in_full(graph, inputs)
-        else:
-            added = probes if reset is None else probes_after_reset(graph, probes, reset)
-            outputs, new_states, records = recorded_step(graph, inputs, weights, added)
+        outputs, new_states, records = step(graph, inputs)
         if reset is not None:
             records = after_reset(graph, records, reset)
         return outputs, new_states, dataclasses.replace(records, has_mask=has_mask)
