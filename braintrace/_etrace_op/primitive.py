@@ -17,7 +17,13 @@ import jax.numpy as jnp
 
 from .._arguments import BOOLEAN, check_option, shown
 from .._errors import PrimitiveError
-from .._jax import Equation, Primitive, define_from_impl, scopes_of
+from .._jax import (
+    Equation,
+    Primitive,
+    define_from_impl,
+    runs_on_several_devices,
+    scopes_of,
+)
 from . import registry
 from .derive import completed
 from .input_filter import InputFilter
@@ -318,7 +324,7 @@ def _batch(
     if spec is not None:
         target = primitive if spec.batched else spec.batched_form
         if target is not None and mapped == [spec.x_invar_index]:
-            return _fold_into_batch(primitive, target, operands, dims, params), 0
+            return _fold_into_batch(primitive, target, operands, dims, params)
 
     is_of_weight = spec is not None and mapped != [spec.x_invar_index]
 
@@ -351,11 +357,13 @@ def _fold_into_batch(
     operands: Sequence[Any],
     dims: Sequence[Any],
     params: dict[str, Any],
-) -> Any:
+) -> tuple[Any, int]:
     values = list(operands)
     index = next(i for i, dim in enumerate(dims) if dim is not None)
-    x = jnp.moveaxis(values[index], dims[index], 0)
+    # Samples that are sharded remain the outer axis: folding them into time needs communication.
+    axis = int(primitive.batched and runs_on_several_devices())
+    x = jnp.moveaxis(values[index], dims[index], axis)
     leading = x.shape[:2] if primitive.batched else x.shape[:1]
     values[index] = x.reshape(math.prod(leading), *x.shape[len(leading) :])
     y = target.bind(*values, **params)
-    return y.reshape(*leading, *y.shape[1:])
+    return y.reshape(*leading, *y.shape[1:]), axis

@@ -336,10 +336,13 @@ def against_backpropagation():
         for parts in ((4, 2), (1, 8)):
             learner = braintrace.compile(Gated(weights), "d_rtrl", xs[0], batch_size=BATCH)
             braintrace.shard(learner, mesh_of(parts), model="model")
-            found = chunks(learner, xs)
-            found = [found[name,] for name in ("w", "b")]
-            assert found[0].dtype == np.float64
-            assert deviation(found, expected) < 1e-13, (parts, deviation(found, expected))
+            for drive in (chunks, windows):
+                learner.reset_state()
+                found = drive(learner, xs)
+                found = [found[name,] for name in ("w", "b")]
+                assert found[0].dtype == np.float64
+                off = deviation(found, expected)
+                assert off < 1e-13, (parts, drive, off)
     print("backpropagation", 0.0, flush=True)
 
 

@@ -14,7 +14,6 @@ import jax
 from ..._etrace_op import etp_mm_p
 from ..._jax import Atom, Equation, Var, bind, runs_on_several_devices
 from ..._jaxpr import Rule, evaluate, program_of
-from .over_time import fold_time_into_samples
 from .step_program import ByVar, StepProgram
 
 
@@ -87,16 +86,12 @@ def _as_operation(equation: Equation, operands: list[Any]) -> list[Any] | None:
 
 
 def _around(values: ByVar, step: StepProgram, added: Mapping[Var, jax.Array]) -> Rule:
-    """Return a rule that gives variables known values.
-
-    On several devices, products with weights are computed where their samples are.
-    """
+    """Return a rule that gives variables known values."""
     is_sharded = runs_on_several_devices()
 
     def rule(equation: Equation, operands: list[Any]) -> list[Any] | None:
         is_mapped = any(var in step.varying for var in equation.outvars)
-        fold = fold_time_into_samples if is_sharded else _as_operation
-        found = fold(equation, operands) if is_mapped else None
+        found = None if is_sharded or not is_mapped else _as_operation(equation, operands)
         if not any(var in values or var in added for var in equation.outvars):
             return found
         if equation.primitive.name in FROM_RESULT and equation.outvars[0] in values:
