@@ -271,24 +271,42 @@ def test_traces_of_other_forms(name, rule, path, titles, units):
     assert all(image_of(ax).max() > 0 for ax in found)
 
 
+class Gains(brainstate.nn.Module):
+    """Three gains that samples share."""
+
+    def __init__(self):
+        super().__init__()
+        self.gains = brainstate.ParamState(jnp.ones(3))
+
+    def init_state(self, batch_size=2):
+        self.h = brainstate.HiddenState(jnp.zeros((batch_size, 3)))
+
+    def update(self, x):
+        self.h.value = 0.5 * self.h.value + braintrace.element_wise(self.gains.value) * x
+        return self.h.value
+
+
+class GainsOfRows(Gains):
+    """The same of two rows of units, without samples."""
+
+    def init_state(self):
+        super().init_state(2)
+
+
 def test_the_trace_of_gains_that_samples_share_is_drawn_for_one_sample():
-    class Gains(brainstate.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.gains = brainstate.ParamState(jnp.ones(3))
-
-        def init_state(self, batch_size=2):
-            self.h = brainstate.HiddenState(jnp.zeros((batch_size, 3)))
-
-        def update(self, x):
-            self.h.value = 0.5 * self.h.value + braintrace.element_wise(self.gains.value) * x
-            return self.h.value
-
     xs = np.random.default_rng(1).normal(size=(4, 2, 3)).astype(np.float32)
     learner = braintrace.compile(Gains(), "d_rtrl", xs[0], batch_size=2)
     (ax,) = braintrace.plot_traces(learner, "gains", xs, sample=1)
     trace = itertools.accumulate(xs[:, 1], lambda before, x: 0.5 * before + x)
     np.testing.assert_allclose(image_of(ax), np.abs([*trace]).T, rtol=1e-5)
+
+
+def test_the_trace_of_gains_that_rows_share_is_drawn_over_all_of_them():
+    xs = np.random.default_rng(1).normal(size=(4, 2, 3)).astype(np.float32)
+    learner = braintrace.compile(GainsOfRows(), "d_rtrl", xs[0])
+    (ax,) = braintrace.plot_traces(learner, "gains", xs)
+    trace = [*itertools.accumulate(xs, lambda before, x: 0.5 * before + x)]
+    np.testing.assert_allclose(image_of(ax), np.linalg.norm(trace, axis=1).T, rtol=1e-5)
 
 
 def sparse_learner(rows):

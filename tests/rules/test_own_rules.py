@@ -271,11 +271,13 @@ def test_a_learner_names_the_rule_and_its_options():
 
 @dataclasses.dataclass(frozen=True)
 class Counting(Decaying):
-    """It also counts the steps of each sample from 3 on, and those of all sequences."""
+    """It also counts the steps of each sample from a number on, and those of all sequences."""
+
+    first: int = 3
 
     def init(self, site):
         every = braintrace.TraceSpec((), jnp.int32, (), outlives_reset=True)
-        return {"E": site.zeros(), "steps": np.full(site.samples, 3), "every": every}
+        return {"E": site.zeros(), "steps": np.full(site.samples, self.first), "every": every}
 
     def advance(self, site, trace, J, x, F):
         E = super().advance(site, trace["E"], J, x, F)
@@ -285,8 +287,9 @@ class Counting(Decaying):
         return site.contract(mu, trace["E"])
 
 
-def test_a_trace_is_any_pytree_of_arrays():
-    learner = compiled(Counting(FADE), trace_dtype=jnp.bfloat16)
+@pytest.mark.parametrize("first", [0, 3])
+def test_a_trace_is_any_pytree_of_arrays(first):
+    learner = compiled(Counting(FADE, first), trace_dtype=jnp.bfloat16)
 
     def counts():
         traces = learner.algorithm.traces.value
@@ -297,17 +300,17 @@ def test_a_trace_is_any_pytree_of_arrays():
         steps, every = (traces[f"{place}['{key}']"] for key in ("steps", "every"))
         return list(steps), int(every)
 
-    assert counts() == ([3, 3], 0)
+    assert counts() == ([first, first], 0)
     found = gradient(learner, reset=RESET)
     assert_gradients_close(found, decaying(XS, loss, keep=~RESET), 2e-2)
-    assert counts() == ([3 + 4, 3 + 3], LENGTH)
+    assert counts() == ([first + 4, first + 3], LENGTH)
     learner.reset_state(where=np.array([True, False]))
-    assert counts() == ([3, 6], LENGTH)
+    assert counts() == ([first, first + 3], LENGTH)
     learner(XS[0])
     learner.etrace_evolve(XS[1:])
-    assert counts() == ([9, 12], 2 * LENGTH)
+    assert counts() == ([first + 6, first + 9], 2 * LENGTH)
     learner.reset_state()
-    assert counts() == ([3, 3], 2 * LENGTH)
+    assert counts() == ([first, first], 2 * LENGTH)
 
 
 # --- what is no rule ------------------------------------------------------------------------------

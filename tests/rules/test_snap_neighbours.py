@@ -48,6 +48,28 @@ def test_an_entry_of_a_kernel_reaches_its_own_channel():
     learner = braintrace.compile(convolution(), "snap", jnp.ones((2, 1, 5)), batch_size=2, n=2)
     pairs = 2 * (4 + 5 + 4)  # of both channels; at the edges there is no input
     assert learner.report().carried_bytes == 4 * BATCH * pairs
+    xs = jnp.asarray(np.random.default_rng(3).normal(size=(STEPS, BATCH, 1, 5)), jnp.float32)
+    found = learner.etrace_grad(xs, step_fn=lambda x: loss(learner(x)), reduction="sum")
+    expected = backpropagated(convolution(), lambda m, x: loss(m(x)), xs, batch_size=BATCH)
+    assert_gradients_close(found, expected, 1e-5)
+
+
+@pytest.mark.parametrize("units", [1, 2])
+def test_a_layer_of_few_units_is_backpropagation(units):
+    """The outputs of its entries differ in one binary digit, or in none."""
+    draw = np.random.default_rng(units).normal
+
+    @small({"h": (units,)}, w_in=draw(size=(3, units)), w=draw(size=(units, units)))
+    def layer(self, x):
+        recurrent = braintrace.matmul(self.h.value, self.w.value)
+        self.h.value = jnp.tanh(braintrace.matmul(x, self.w_in.value) + recurrent)
+        return self.h.value
+
+    xs = jnp.asarray(draw(size=(STEPS, BATCH, 3)), jnp.float32)
+    learner = braintrace.compile(layer(), "snap", xs[0], batch_size=BATCH, n=2)
+    found = learner.etrace_grad(xs, step_fn=lambda x: loss(learner(x)), reduction="sum")
+    expected = backpropagated(layer(), lambda m, x: loss(m(x)), xs, batch_size=BATCH)
+    assert_gradients_close(found, expected, 1e-5)
 
 
 def test_a_large_parameter_that_is_summed_takes_little_memory():
