@@ -264,7 +264,7 @@ def _hint(value: Any) -> str:
             " It has leaked from a transformation (`jit`, `grad`, `vmap`) that has ended: "
             "return it from there."
         )
-    if isinstance(value, jax.Array):
+    if isinstance(value, jax.Array) and not is_there(value):
         return (
             " Its buffer was donated (`donate_argnums`) or deleted (`delete()`): create it again, "
             "or donate a copy."

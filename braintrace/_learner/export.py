@@ -61,11 +61,20 @@ def export_step(learner: HasParts, *slices: PyTree, **options: Unpack[ExportOpti
     ------
     MissingPackageError
         Without flatbuffers, of the extra ``export``.
+    OptionError
+        If ``every`` is not 1: an exported step is a call of one step, which ends with an update.
     BraintraceError
         All errors that `etrace_online` would raise before it runs.
     """
     pure = FunctionalLearner(learner.parts, {})
-    optimizer = options_of("etrace_online", options).optimizer
+    checked = options_of("etrace_online", options)
+    optimizer = checked.optimizer
+    if checked.every != 1:
+        raise OptionError(
+            f"`every` is {checked.every}, but an exported step updates at every call: pass "
+            f"`optax.MultiSteps(optimizer, {checked.every}).gradient_transformation()` as "
+            "`optimizer`, which accumulates gradients."
+        )
     if optimizer is not None:
         learner.parts.init_optimizer(optimizer)
 

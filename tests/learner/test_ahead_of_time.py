@@ -211,6 +211,26 @@ def test_units_cannot_be_exported():
         )
 
 
+def test_an_exported_step_updates_as_rarely_as_asked():
+    pytest.importorskip("flatbuffers", reason="the extra `export` is not installed")
+    optax = pytest.importorskip("optax", reason="it accumulates gradients")
+    learner, other = learner_of(4), learner_of(4)
+    with pytest.raises(braintrace.OptionError, match="`every` is 2, but an exported step") as said:
+        learner.export_step(XS[0], **online(learner, optax.sgd(0.1)), every=2)
+    assert "optax.MultiSteps(optimizer, 2).gradient_transformation()" in str(said.value)
+    accumulating = optax.MultiSteps(optax.sgd(0.1), 2).gradient_transformation()
+    program, state = learner.export_step(XS[0], **online(learner, accumulating))
+    for x in XS:
+        state, _ = jax.export.deserialize(program).call(state, x)
+    other.etrace_online(XS, **online(other, optax.sgd(0.1)), every=2)
+    expected = other.functional().state().parameters
+    np.testing.assert_allclose(state["parameters/u"], expected[("u",)], rtol=1e-5)
+
+
+def online(learner, optimizer):
+    return {"step_fn": lambda x: jnp.sum(learner(x) ** 2), "optimizer": optimizer}
+
+
 def test_a_state_is_an_argument_of_an_exported_function():
     pytest.importorskip("flatbuffers", reason="the extra `export` is not installed")
     learner = learner_of(4)

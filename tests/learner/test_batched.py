@@ -137,3 +137,18 @@ def test_what_is_no_pair_of_value_and_results():
     differentiate = agents.grad(lambda step, x: step(x)[0])
     with pytest.raises(braintrace.OptionError, match="expected a pair"):
         differentiate(agents.parameters(), agents.memory(), jnp.ones((COPIES, 2)))
+
+
+@pytest.mark.parametrize(
+    ("x", "reset", "message"),
+    [
+        (XS[0], True, r"`reset` has shape \(\); expected 3 as its first axis"),
+        (XS[0, :2], None, r"`argument 0` has shape \(2, 2\); expected 3"),
+        ({"now": XS[0], "gain": 1.0}, RESETS[0], r"`argument 0\['gain'\]` has shape \(\)"),
+    ],
+)
+def test_an_argument_without_an_entry_for_each_copy_is_named(pure, x, reset, message):
+    copies = pure.batched(COPIES)
+    given = copies.parameters(), copies.memory(), x
+    with pytest.raises(braintrace.ShapeError, match=message):
+        copies.grad(predict)(*given, reset=reset)

@@ -221,3 +221,9 @@ def test_sums_up_to_the_lambda_returns_of_episodes():
 def test_arguments_that_do_not_fit_are_named(kind, message, call):
     with pytest.raises(kind, match=message):
         call({"w": jnp.ones((BATCH, 4))})
+
+
+def test_errors_that_are_booleans_are_not_taken_for_deleted():
+    trace = braintrace.TDTrace(0.5).init({"w": jnp.zeros(2)}, 3)
+    with pytest.raises(braintrace.DtypeError, match=r"dtype bool and .*of numbers\.$"):
+        braintrace.TDTrace(0.5).gradients(trace, jnp.ones(3, bool))

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from ..._algorithms import ETraceAlgorithm
-from ..._arguments import FUNCTION, POSITIVE, check_option, shown
-from ..._errors import OptionError
+from ..._arguments import FUNCTION, POSITIVE, check_option, leaf_names, shown
+from ..._errors import OptionError, ShapeError
 from ..._function_model import FunctionModel
 from ..._typing import PyTree
 from .learner_state import LearnerState
@@ -102,7 +102,8 @@ class BatchedLearner:
         callable
             ``(parameters, memory, *arguments, reset=None) -> (gradients, memory, results)``. The
             gradients are separate for each copy, as `TDTrace.update` needs them. ``reset`` are
-            booleans ``(size,)``: the copies that start a new sequence before this step.
+            booleans ``(size,)``: the copies that start a new sequence before this step. It raises
+            `ShapeError` if an argument or ``reset`` has another first axis than ``size``.
         """
         of_one = jax.grad(self._of_one(function), has_aux=True)
 
@@ -170,6 +171,14 @@ class BatchedLearner:
         reset: ArrayLike | None,
         arguments: tuple[PyTree, ...],
     ) -> Any:
+        names = ("reset", *(f"argument {i}" for i in range(len(arguments))))
+        leaves = jax.tree.leaves(given := (reset, *arguments))
+        for name, leaf in zip(leaf_names(names, given), leaves, strict=True):
+            if jnp.shape(leaf)[:1] != (self.size,):
+                raise ShapeError(
+                    f"`batched`: `{name}` has shape {jnp.shape(leaf)}; expected {self.size} as "
+                    "its first axis: one entry for each copy."
+                )
         axes = (None, 0, None if reset is None else 0, *(0 for _ in arguments))
         return jax.vmap(of_one, in_axes=axes, axis_size=self.size)(
             parameters, memory, reset, *arguments
