@@ -16,6 +16,7 @@ from drivers import build_learner, named, snapshot, weights_of
 from rules import OF_SOME_MODELS, OTHERS
 
 import braintrace
+from braintrace._core.chunk import pure_step
 
 LENGTH, BATCH = 7, 2
 # One sample is NaN in step 2, and starts anew before step 4; the last step is padding.
@@ -352,6 +353,27 @@ def test_by_default_one_nan_destroys_no_parameter_and_warns_once():
             learning(single, case, xs[part], targets[part], reset=flags[part])
         assert single.skipped_updates == 2
     assert len(caught) == 1
+
+
+@pytest.mark.core
+def test_an_accelerator_skips_the_same_updates(monkeypatch):
+    """It selects the results of large updates, which a processor leaves out."""
+    case, found = catalogue.BY_NAME["Leaky"], []
+    xs, targets = spoiled_stream(case, 2)
+    monkeypatch.setattr(pure_step, "FEW", 0)
+    for platform in ("cpu", "default"):
+        choose = functools.partial(chosen_branch, platform)
+        monkeypatch.setattr(jax.lax, "platform_dependent", choose)
+        learner = build_learner(case, batch=BATCH)
+        with warns("first at step 2 ", "skipped: 1", "Samples that were reset.*: 0\\."):
+            learning(learner, case, xs, targets)
+        found.append((snapshot(learner), learner.optimizer_state))
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+    jax.tree.map(close, *found)
+
+
+def chosen_branch(platform, *arguments, **branches):
+    return branches[platform](*arguments)
 
 
 def test_a_call_of_one_step_warns_at_the_latest_in_the_eighth_call_after_it():

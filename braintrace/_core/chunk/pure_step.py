@@ -140,8 +140,10 @@ def run_if(
 
     It is a loop of at most one step, which writes its buffers in place; XLA copies the values of a
     branch. If it is mapped and no flag is true, it runs nothing; a branch would run both sides. A
-    function without carry that writes few numbers runs always, and its results are selected: the
-    program of one step of an LSTM of 8 units takes 0.6 of the time (CPU, 2026-11-26).
+    function without carry that writes few numbers, or runs on an accelerator, runs always, and its
+    results are selected: the program of one step of an LSTM of 8 units takes 0.6 of the time (CPU,
+    2026-11-26). On a GPU the host waits for the flag of a loop, and a step of a stream takes 0.66
+    to 0.89 of the time without (H100, 2026-11-27, nine streams).
 
     Parameters
     ----------
@@ -168,10 +170,18 @@ def run_if(
         step.check_types(now[0], written)
         return written, result
 
-    if carry is None and is_small and step.always_ends:
-        written, carry = jax.tree.map(functools.partial(jnp.where, flag), once(0, start), start)
+    def selected(flag: jax.Array) -> tuple[list[Any], Any]:
+        return jax.tree.map(functools.partial(jnp.where, flag), once(0, start), start)
+
+    def in_place(flag: jax.Array) -> tuple[list[Any], Any]:
+        return jax.lax.fori_loop(0, flag.astype(jnp.int32), once, start)
+
+    if carry is not None or not step.always_ends:
+        written, carry = in_place(flag)
+    elif is_small:
+        written, carry = selected(flag)
     else:
-        written, carry = jax.lax.fori_loop(0, flag.astype(jnp.int32), once, start)
+        written, carry = jax.lax.platform_dependent(flag, cpu=in_place, default=selected)
     for state, value in zip(step.written_of(step.others), written, strict=True):
         state.value = value
     return carry
