@@ -151,6 +151,21 @@ def test_closed_over_variables_that_are_bound_anew_make_another_function():
     assert keys(reading) == before
 
 
+def test_a_variable_without_a_value_yet_hides_no_other():
+    value = 1.0
+
+    def reading(x):
+        return value * x if x is not None else later
+
+    before = key(reading)
+    assert key(reading) == before
+    value = 2.0
+    changed = key(reading)
+    assert changed != before
+    later = 3.0
+    assert key(reading) not in (before, changed)
+
+
 def test_globals_are_no_part_of_a_function_as_in_jax_jit(monkeypatch):
     before = key(by_module)
     monkeypatch.setitem(globals(), "rate", 2.0)
