@@ -221,6 +221,8 @@ def test_operations_are_counted():
     assert plan.traces == 4 * 8 * 3 * 5
     assert plan.parameters == 4 * 3 * 5
     assert plan.states == 4 * 8 * 5
+    unmarked = plan_of_product(Read(), method="predict")
+    assert unmarked.flops == plan.flops + 8 * 2 * 5 * 2
 
 
 def test_a_model_that_is_there_stays_as_it_is():
