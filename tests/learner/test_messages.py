@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import saiunit as u
+from models import small
 
 import braintrace
 from braintrace import nn
@@ -129,3 +130,21 @@ def test_a_traced_time_constant_is_told_without_its_tracer():
     with brainstate.environ.context(dt=1.0 * u.ms), told as caught:
         brainstate.transform.jit(step)(5.0)
     assert "Tracer" not in str(caught.value)
+
+
+def test_an_error_of_the_compiler_that_has_another_reason_gets_no_hint():
+    """With the right batch size, the message is that of `compile_graph`."""
+
+    @small({"h": (4,)}, w=np.ones((3, 4)))
+    def growing(self, x):
+        driven = braintrace.matmul(x, self.w.value)
+        self.h.value = jnp.concatenate([self.h.value, driven], axis=-1)
+        return self.h.value
+
+    with pytest.raises(braintrace.CompilationError) as found:
+        braintrace.compile(growing(), "d_rtrl", XS[0], batch_size=2)
+    model = growing()
+    brainstate.nn.init_all_states(model, batch_size=2)
+    with pytest.raises(braintrace.CompilationError) as expected:
+        braintrace.D_RTRL(model).compile_graph(XS[0])
+    assert str(found.value) == str(expected.value)
