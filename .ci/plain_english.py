@@ -58,7 +58,7 @@ def pages() -> Iterator[Text]:
     for path in [*pathlib.Path("docs").rglob("*.md"), *map(pathlib.Path, ROOT_PAGES)]:
         if not {"_build", "_generated", "generated"} & set(path.parts):
             yield path, path.read_text(encoding="utf-8")
-    for path in pathlib.Path("docs/notebooks").glob("*.ipynb"):
+    for path in [*pathlib.Path("docs").glob("*.ipynb"), *pathlib.Path("docs").glob("*/*.ipynb")]:
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
         markdown = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"]
         yield path, "\n\n".join(markdown)

@@ -36,6 +36,7 @@ default_role = "autolink"  # single backquotes in docstrings: a link where one c
 # The notebooks are committed with their outputs; docs/run_notebooks.py executes them.
 nb_execution_mode = "off"
 nb_merge_streams = True
+nb_render_markdown_format = "myst"  # outputs may have tables
 myst_enable_extensions = ["attrs_block", "colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 

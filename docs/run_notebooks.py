@@ -18,8 +18,10 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-FOLDER = pathlib.Path(__file__).parent / "notebooks"
+DOCS = pathlib.Path(__file__).parent
+NOTEBOOKS = sorted([*DOCS.glob("*.ipynb"), *DOCS.glob("notebooks/*.ipynb")])
 LIMIT = 120  # seconds for one notebook, on two cores
+SHOWN = ("tags", "mystnb")  # metadata of a cell that say how the site shows it
 # The kernel gives each cell a file of its own, with another name in every process.
 CELL_FILE = re.compile(r"(/[\w.-]+)*/ipykernel_\d+/\d+\.py")
 
@@ -34,7 +36,7 @@ def execute(path):
         record_timing=False,
         coalesce_streams=True,
         extra_arguments=["--log-level=ERROR"],
-        resources={"metadata": {"path": str(FOLDER)}},
+        resources={"metadata": {"path": str(path.parent)}},
     )
     start = time.perf_counter()
     client.execute()
@@ -48,9 +50,9 @@ def clean(notebook):
         "language_info": {"name": "python"},
     }
     for cell in notebook.cells:
-        cell.metadata = {}
+        cell.metadata = {key: cell.metadata[key] for key in SHOWN if key in cell.metadata}
         for output in cell.get("outputs", ()):
-            if "text/html" in output.get("data", ()):
+            if {"text/html", "text/markdown"} & set(output.get("data", ())):
                 output.data.pop("text/plain", None)
             _replace_text(output)
 
@@ -94,10 +96,11 @@ def main():
     parser.add_argument("--write", action="store_true", help="store the outputs in the files")
     arguments = parser.parse_args()
     os.environ |= {"JAX_PLATFORMS": "cpu", "JAX_PPRINT_USE_COLOR": "0"}
+    os.environ["PYTHONPATH"] = str(DOCS.parent)  # `benchmarks` is not installed
     words = arguments.words or [""]
-    paths = [p for p in sorted(FOLDER.glob("*.ipynb")) if any(w in p.name for w in words)]
+    paths = [path for path in NOTEBOOKS if any(word in path.name for word in words)]
     if not paths:
-        sys.exit(f"No notebook in {FOLDER} has one of {words} in its name.")
+        sys.exit(f"No notebook in {DOCS} has one of {words} in its name.")
     well = [run(path, arguments.write) for path in paths]
     sys.exit(not all(well))
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from braintrace import MissingPackageError
 
-from . import measure, online_updates, page, rows, runs, tasks, work
+from . import measure, online_updates, rows, runs, tasks, work
 from .rows import Row, StreamRow
 
 
@@ -24,15 +24,11 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--streams", action="store_true", help="updates during a sequence instead")
     parser.add_argument("--list", action="store_true", help="print the runs that are missing")
     parser.add_argument("--out", type=Path, default=rows.FOLDER, help="folder of the CSV files")
-    parser.add_argument("--page", action="store_true", help="write tables and figures")
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str]) -> int:
     options = options_of(arguments)
-    if options.page:
-        print(*page.write(), sep="\n")
-        return 0
     if options.streams:
         return _streams(options)
     path = options.out / rows.FILE.name

@@ -1,9 +1,10 @@
 """Names of methods and cells, and the format of numbers in tables."""
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 
-from ..markdown import DASH, in_units
-from .results import Run
+from ..markdown import DASH, in_units, table
+from .results import Gains, Run
 
 Text = Callable[[float | None], str]
 
@@ -48,6 +49,17 @@ EDGES = {-1: " ▾", 0: "", 1: " ▴"}
 USUAL_SEEDS = 3
 
 
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Rows of text that a notebook shows as a table."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def _repr_markdown_(self) -> str:
+        return "\n".join(table(self.head, self.rows)).strip()
+
+
 def method(name: str) -> str:
     base = name.removesuffix("-rmsprop")
     return METHODS[base][0] + (", RMSprop" if base != name else "")
@@ -69,6 +81,29 @@ def digits(value: float | None) -> str:
     return "0.00" if text == "-0.00" else text
 
 
+def answer(value: bool | None) -> str:
+    return {True: "yes", None: "undecided", False: "no"}[value]
+
+
+def answers(values: Sequence[bool | None]) -> str:
+    """Return how often the answer is yes, undecided and no."""
+    return "/".join(str(values.count(value)) for value in (True, None, False))
+
+
+def seeds(counts: Sequence[int]) -> str:
+    """Return the number of pairs, and the seeds of each."""
+    low, high = min(counts), max(counts)
+    return f"{len(counts)} × {low}" if low == high else f"{len(counts)} × {low} to {high}"
+
+
+def worst(gains: Gains) -> str:
+    """Return the lowest relative gain with its task and cell."""
+    if not gains.parts:
+        return MISSING
+    part, task, cell_name = gains.parts[0]
+    return f"{digits(part)} ({pair(task, cell_name)})"
+
+
 def score(run: Run) -> str:
     """Return mean and standard deviation over seeds, with marks."""
     if not run.ran:
@@ -87,6 +122,18 @@ def score(run: Run) -> str:
 def cosine(run: Run) -> str:
     """Return the cosine to BPTT at the start and at the end of training."""
     return " → ".join(digits(run.cosine[place][1]) for place in (0, -1) if run.cosine) or MISSING
+
+
+def notes(run: Run) -> str:
+    """Return why the library refuses a run, or how many networks diverged."""
+    known = sum(bool(row.validation) for row in run.rows)
+    lost = (f"{count} of {known} diverged at {rate:g}" for rate, count in run.diverged.items())
+    return run.first.refused or ", ".join(lost)
+
+
+def with_ratio(text: Text, value: float | None, base: float | None) -> str:
+    ratio = f" ({times(value / base)})" if value is not None and base else ""
+    return text(value) + ratio
 
 
 def size(value: float | None) -> str:

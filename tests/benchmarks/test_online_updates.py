@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.learning import online_updates, tables, tasks
+from benchmarks.learning import online_updates, tasks
 from benchmarks.learning.networks import build, values_of
+from benchmarks.learning.streams import Streams
 
 pytestmark = pytest.mark.nightly
 
@@ -37,7 +38,7 @@ def initial(settings):
 
 def test_updates_make_traces_stale(monkeypatch):
     monkeypatch.setattr(online_updates, "_begun", initial)
-    streams = tables.Streams(online_updates.run(SETTINGS))
+    streams = Streams(online_updates.run(SETTINGS))
 
     def mean(what, method, every, rate):
         return streams.mean(what, "copy with lag", "leaky", method, every, rate)

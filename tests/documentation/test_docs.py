@@ -16,6 +16,7 @@ import braintrace
 
 DOCS = places.DOCS
 NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
+EXECUTED = [*NOTEBOOKS, DOCS / "evidence.ipynb"]
 SURROGATES = [
     name
     for name in public_names(braintrace.nn.surrogate)
@@ -80,7 +81,7 @@ def test_the_list_of_pages_has_every_page_of_the_site():
     assert pages - {"README", "index"} <= set(listed)
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", EXECUTED, ids=lambda path: path.stem)
 def test_notebooks_are_executed_from_top_to_bottom(path):
     found = cells(path)
     assert [cell["execution_count"] for cell in found] == [*range(1, len(found) + 1)]
@@ -132,7 +133,7 @@ def test_notebooks_open_in_colab(hosting, path):
 
 
 def test_pages_name_this_package_and_not_the_one_on_a_registry():
-    pages = [DOCS.parent / "README.md", *DOCS.rglob("*.md"), *NOTEBOOKS]
+    pages = [DOCS.parent / "README.md", *DOCS.rglob("*.md"), *EXECUTED]
     commands = [
         (page.name, command)
         for page in pages
@@ -162,7 +163,7 @@ def test_the_pages_have_every_example():
 
 
 def test_notebooks_stay_small():
-    assert sum(path.stat().st_size for path in NOTEBOOKS) < 8e6
+    assert sum(path.stat().st_size for path in EXECUTED) < 8e6
 
 
 @pytest.mark.nightly

@@ -1,22 +1,24 @@
-"""The tables of the evidence are made from the stored rows and agree with them."""
+"""The notebook of the evidence makes the tables that it stores, and they agree with the rows."""
 
+import ast
 import dataclasses
+import json
 import math
 
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import places
 import pytest
 
-from benchmarks.learning import (
-    figures,
-    formats,
-    methods,
-    networks,
-    page,
-    results,
-    rows,
-    runs,
-    tables,
-)
+from benchmarks.learning import formats, methods, networks, results, rows, runs
 from benchmarks.learning.rows import Row, StreamRow
+from benchmarks.learning.streams import Streams
+
+CELLS = {
+    cell["id"]: cell
+    for cell in json.loads((places.DOCS / "evidence.ipynb").read_text())["cells"]
+    if cell["cell_type"] == "code"
+}
 
 CHANCE, THRESHOLD = 0.125, 0.9
 SEEDS = (-1, 0, 1)
@@ -56,6 +58,27 @@ def results_of(*found):
     return results.sort([row for rows_ in found for row in rows_])
 
 
+def run_cell(name, names):
+    """Run a cell of the notebook; return the value of its last expression."""
+    *before, last = ast.parse("".join(CELLS[name]["source"])).body
+    exec(compile(ast.Module(before, []), name, "exec"), names)
+    if isinstance(last, ast.Expr):
+        return eval(compile(ast.Expression(last.value), name, "eval"), names)
+    exec(compile(ast.Module([last], []), name, "exec"), names)
+    return None
+
+
+def lines_of(name, task="", **changed):
+    """The lines of a table that a cell of the notebook makes of other rows."""
+    names = {}
+    run_cell("rows", names)
+    names |= changed
+    shown = run_cell(name, names)
+    if task:
+        shown = names["table_of"](task)
+    return shown._repr_markdown_().splitlines()
+
+
 def entries(lines, *first):
     """The further entries of the row that begins with the given ones."""
     split = [[entry.strip() for entry in line.split("|")[1:-1]] for line in lines]
@@ -63,14 +86,26 @@ def entries(lines, *first):
     return found[len(first) :]
 
 
-def test_the_stored_pages_have_the_tables_of_the_stored_rows():
-    found, streams = page.load(), page.load_streams()
-    if not found.runs:
-        pytest.skip("A distribution of the sources has no rows.")
-    text = (page.DOCS / page.PAGE).read_text()
-    assert text == page.with_tables(text, page.marked(found, streams))
-    assert page.MARKED.findall(text) == list(page.marked(found, streams))
-    assert (page.DOCS / page.ALL_TABLES).read_text() == page.all_tables(found, streams)
+@mpl.rc_context()
+def test_the_notebook_stores_the_tables_of_the_stored_rows():
+    names, tables = {}, {}
+    for name, cell in CELLS.items():
+        shown = run_cell(name, names)
+        plt.close("all")
+        if not names["results"].runs:
+            pytest.skip("A distribution of the sources has no rows.")
+        kinds = [kind for output in cell["outputs"] for kind in output["data"]]
+        if isinstance(shown, formats.Table):
+            assert kinds == ["text/markdown"]
+            (output,) = cell["outputs"]
+            assert "".join(output["data"]["text/markdown"]) == shown._repr_markdown_(), name
+            tables[name] = shown
+        elif "image" in cell["metadata"].get("mystnb", ()):
+            assert "image/png" in kinds
+        else:
+            assert not kinds
+    found = names["results"]
+    assert len(tables) == 4 + len(found.tasks) + len(names["streams"].every)
     for cell in runs.CORE_CELLS:  # the conclusion about copies in the text
         own, exact = (found.find("copy with lag", cell, name) for name in ("d_rtrl", "bptt"))
         assert exact.learned
@@ -117,7 +152,7 @@ def test_a_difference_is_clear_from_two_standard_errors_on(above, spread, of_oth
     exact, own = found.runs
     assert results.gains_more(own, exact, part=0.9) is expected
     count = {True: "1/0/0", None: "0/1/0", False: "0/0/1"}[expected]
-    assert entries(tables.comparisons(found), "`Immediate`", "`RTRL`")[1] == count
+    assert entries(lines_of("comparisons", results=found), "`Immediate`", "`RTRL`")[1] == count
 
 
 def test_the_relative_gain_has_all_exact_methods_that_learn_as_reference():
@@ -126,7 +161,7 @@ def test_the_relative_gain_has_all_exact_methods_that_learn_as_reference():
     )
     assert found.gain("copy with lag", "leaky", "d_rtrl") == pytest.approx(0.5)
     assert found.gain("copy with lag", "leaky", "bptt") == 1
-    summary = tables.summary(found)
+    summary = lines_of("summary", core=found)
     first = ["1 × 3", "0.50", "0.50 (copy with lag, leaky tanh)", "0/0/1", "0 of 1"]
     assert entries(summary, "`D_RTRL`") == [*first, "1.00", "1.00", "1 kB"]
     unlearned = results_of(run_of("bptt", CHANCE + 0.1), run_of("d_rtrl", CHANCE + 0.25))
@@ -144,14 +179,14 @@ def test_a_score_shows_lost_seeds_further_seeds_and_edges_of_the_grid():
     assert score([dataclasses.replace(row, rate=RATES[-1]) for row in own]) == "0.50 ± 0.10 ▴"
     lost = [dataclasses.replace(own[0], score=None, validation=(None,) * 6), *own[1:]]
     assert score(lost) == "0.55 ± 0.07 (**1 of 3 diverged**) ✗6"
-    table = tables.of_task(results_of(lost), "copy with lag")
+    table = lines_of("definitions", "copy with lag", results=results_of(lost))
     assert "| 1 of 3 diverged at 0.001, 1 of 3 diverged at 0.003" in table[2]
     nothing = [dataclasses.replace(row, score=None) for row in own]
     assert score(nothing) == "**diverged**"
     assert results_of(lost, run_of("bptt")).gain("copy with lag", "leaky", "d_rtrl") == 0
     refused = results_of(run_of("rflo", refused="why")[:1])
     assert score(run_of("rflo", refused="why")[:1]) == "refused"
-    assert tables.of_task(refused, "copy with lag")[2].endswith("| why |")
+    assert lines_of("definitions", "copy with lag", results=refused)[2].endswith("| why |")
 
 
 def test_details_of_training_and_costs():
@@ -160,7 +195,7 @@ def test_details_of_training_and_costs():
     own = found.runs[1]
     assert [point for point, _ in own.cosine] == [0, 60, 120, 180, 220, 280, 340, 400]
     assert own.curve[0] == (0, pytest.approx(0.2))
-    table = tables.of_task(found, "copy with lag")
+    table = lines_of("definitions", "copy with lag", results=found)
     costs = ["2 ms (2.00)", "3 ms (3.00)", "2 kB (1.00)", "–", "1 kB", ""]
     assert entries(table, "leaky tanh", "`D_RTRL`") == ["0.90 ± 0.00", "1.00 → 0.50", *costs]
 
@@ -180,7 +215,7 @@ def streams_of(old):
             for seed in (0, 1):
                 place = "copy with lag", "leaky", method, 1, rate, seed
                 made.append(StreamRow(*place, own[seed], theirs[seed], loss))
-    return tables.Streams(made)
+    return Streams(made)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +223,8 @@ def streams_of(old):
     [((0.8, 0.7), "yes"), ((0.6, 0.5), "no"), ((0.8, 0.5), "undecided"), ((0.8, None), "–")],
 )
 def test_stale_traces_are_compared_at_the_best_rate(old, expected):
-    found = entries(tables.at_best_rate(streams_of(old)), "copy with lag, leaky tanh", "1", "0.1")
+    lines = lines_of("streams", streams=streams_of(old))
+    found = entries(lines, "copy with lag, leaky tanh", "1", "0.1")
     assert found[-1] == expected
     both = "undefined" if None in old else f"{sum(old) / 2:.2f}"
     assert found[:-1] == [both, f"{both} (0.65)"]
@@ -197,18 +233,4 @@ def test_stale_traces_are_compared_at_the_best_rate(old, expected):
 def test_every_name_is_in_the_catalogues():
     assert set(formats.METHODS) == {method.name for method in methods.ALL}
     assert set(runs.WIDE_METHODS) <= set(formats.METHODS)
-    assert {name for names in figures.FAMILIES.values() for name in names} <= set(formats.METHODS)
     assert set(formats.CELLS) == set(networks.CELLS) == set(runs.WIDE_CELLS)
-    known = {name for method, other, _ in tables.COMPARISONS for name in (method, other)}
-    assert known <= set(methods.BY_NAME)
-
-
-@pytest.mark.nightly
-def test_figures_are_the_same_for_the_same_rows(tmp_path):
-    found = results_of(
-        *(run_of(name, cell=cell) for name in formats.METHODS for cell in ("leaky", "gru", "lru"))
-    )
-    drawn = [page.draw(found, tmp_path / name) for name in ("one", "two")]
-    for path, again in zip(*drawn, strict=True):
-        assert path.read_bytes() == again.read_bytes()
-        assert f"_static/evidence/{path.name}" in (page.DOCS / page.PAGE).read_text()
