@@ -152,6 +152,14 @@ def test_labels_of_another_shape_are_left_as_they_are():
     assert next(iter(found)).label == 0
 
 
+def test_a_label_of_the_size_of_the_output_takes_the_shape_of_the_output():
+    learner = braintrace.compile(braintrace.nn.IndRNN(2, 3), "d_rtrl", XS[:1], batch_size=1)
+    label = np.arange(3.0)
+    stream = [(XS[0], label)]
+    (found,) = braintrace.ProgressiveValidation(learner, stream, loss_fn, optimizer=OPTIMIZER)
+    np.testing.assert_array_equal(found.label, label[None], strict=True)
+
+
 def test_what_is_not_a_pair_or_a_number_is_named():
     with pytest.raises(braintrace.OptionError, match=r"Sample 0 of `stream` is .*a pair of inputs"):
         validated([(XS[0], YS[0], 1)])

@@ -36,6 +36,8 @@ EQUIVALENT = {
     "_saving/checksums.py:<module>:constant:2": "sums do not depend on the size of blocks",
     "_saving/store.py:last:constant:0": "any number below zero says that there is none",
     "_sharding/parts.py:<module>:constant:0": "any number below zero is no axis",
+    "_core/chunk/separate.py:_sum_of_dots:comparison:1": "either product of a sum may be the first",
+    "_learner/state/optimizer.py:Noticed:constant:2": "any time long before the first check does",
     "_core/chunk/split.py:_loops:arithmetic:2": "what nothing needs is in no program",
     "_core/chunk/find_loops.py:_levels:constant:0": "a byte more or less is kept for products",
     "_core/chunk/find_loops.py:_levels:comparison:5": "a byte more or less is kept for products",
