@@ -140,10 +140,10 @@ def run_if(
 
     It is a loop of at most one step, which writes its buffers in place; XLA copies the values of a
     branch. If it is mapped and no flag is true, it runs nothing; a branch would run both sides. A
-    function without carry that writes few numbers, or runs on an accelerator, runs always, and its
-    results are selected: the program of one step of an LSTM of 8 units takes 0.6 of the time (CPU,
-    2026-11-26). On a GPU the host waits for the flag of a loop, and a step of a stream takes 0.66
-    to 0.89 of the time without (H100, 2026-11-27, nine streams).
+    function without carry that writes few elements, or runs on an accelerator, runs always, and its
+    results are selected. On a CPU, a step of an LSTM of 8 units then takes 0.6 of the time
+    (2026-11-26). On a GPU, the host waits for the flag of a loop; a step of a stream without this
+    wait takes 0.66 to 0.89 of the time (H100, 2026-11-27, nine streams).
 
     Parameters
     ----------

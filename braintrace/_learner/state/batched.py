@@ -103,7 +103,7 @@ class BatchedLearner:
             ``(parameters, memory, *arguments, reset=None) -> (gradients, memory, results)``. The
             gradients are separate for each copy, as `TDTrace.update` needs them. ``reset`` are
             booleans ``(size,)``: the copies that start a new sequence before this step. It raises
-            `ShapeError` if an argument or ``reset`` has another first axis than ``size``.
+            `ShapeError` unless the first axis of each argument and of ``reset`` is ``size``.
         """
         of_one = jax.grad(self._of_one(function), has_aux=True)
 
