@@ -170,10 +170,10 @@ def run_if(
         step.check_types(now[0], written)
         return written, result
 
-    def selected(flag: jax.Array) -> tuple[list[Any], Any]:
+    def selected(flag: jax.Array) -> Any:
         return jax.tree.map(functools.partial(jnp.where, flag), once(0, start), start)
 
-    def in_place(flag: jax.Array) -> tuple[list[Any], Any]:
+    def in_place(flag: jax.Array) -> Any:
         return jax.lax.fori_loop(0, flag.astype(jnp.int32), once, start)
 
     if carry is not None or not step.always_ends:
