@@ -254,8 +254,8 @@ def catalogue() -> dict[str, Row]:
     if MODELS not in os.environ:
         return {}
     sys.path.append(os.environ[MODELS])
-    every = (importlib.import_module(name).MODELS for name in ("catalogue", "nn_models"))
-    entries = [entry for entries in every for entry in entries]
+    found = importlib.import_module("catalogue")
+    entries = [*found.MODELS, *found.LAYERS]
     rows = {f"compile {entry.name}": row(compiled_entries, [entry]) for entry in entries}
     return {"compile all models": row(compiled_entries, entries), **rows}
 

@@ -7,13 +7,12 @@ import brainstate
 import catalogue
 import jax
 import jax.numpy as jnp
-import nn_models
 import numpy as np
 import pytest
 import saiunit as u
 from assertions import assert_gradients_close
+from catalogue.layer_models import Filtered, ReadOut
 from catalogue_runs import CHUNK_SIZES, Runs, data, named, reported, runs_of
-from nn_models import Filtered, ReadOut
 from nn_swaps import SWAPS, pair
 from random_cells import entry_of, random_programs
 from unmarked import unmarked
@@ -21,7 +20,7 @@ from unmarked import unmarked
 import braintrace
 
 TOLERANCE = 1e-12
-MODELS = [*catalogue.MODELS, *nn_models.MODELS]
+MODELS = [*catalogue.MODELS, *catalogue.LAYERS]
 
 pytestmark = pytest.mark.usefixtures("float64", "time_step")
 

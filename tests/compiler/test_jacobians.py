@@ -11,7 +11,6 @@ import brainstate
 import catalogue
 import jax
 import jax.numpy as jnp
-import nn_models
 import numpy as np
 import pytest
 import readouts
@@ -23,7 +22,7 @@ from step_jacobian import ROUNDING, NotFiniteError, StepJacobian
 
 import braintrace
 
-MODELS = [*catalogue.MODELS, *nn_models.MODELS]
+MODELS = [*catalogue.MODELS, *catalogue.LAYERS]
 BY_DAY = {
     *("LateralInhibition", "DelayLineForAMarkedOperation", "LSTMPeephole", "PlainRecurrentRNN"),
     *("Stacked", "ConductanceSynapses", "SparseLIF", "GroupStateALIF", "TransposedPair"),

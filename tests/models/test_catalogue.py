@@ -3,12 +3,11 @@
 import itertools
 
 import jax
-import nn_models
 import numpy as np
 import oracles
 import pytest
 from assertions import assert_gradients_close, assert_gradients_differ, assert_states_close
-from catalogue import BASIC, MODELS
+from catalogue import BASIC, LAYERS, MODELS
 from catalogue_runs import PATHS, Runs, bptt, case_of, data, expected, named, reported, runs_of
 from rules import OTHERS, RULES
 
@@ -22,7 +21,6 @@ METHODS = {"d_rtrl": {}, "es_d_rtrl": {"decay_or_rank": DECAY}}
 METHODS |= {rule.name: rule.options for rule in OTHERS}
 STEP_BY_STEP = ("own gradient", "stream")
 
-LAYERS = nn_models.MODELS
 METHODS_OF_LAYERS = ("d_rtrl", "es_d_rtrl")
 """Their operations meet the other rules in `test_every_rule`."""
 

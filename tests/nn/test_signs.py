@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import saiunit as u
 from assertions import assert_gradients_close
+from catalogue import LAYERS as CATALOGUE
 from catalogue_runs import bptt, case_of, data, runs_of
-from nn_models import MODELS
 
 import braintrace
 from braintrace import nn
@@ -101,7 +101,7 @@ def test_other_signs_are_refused(layer, signs, words):
 
 def test_rtrl_of_excitatory_and_inhibitory_neurons_is_bptt(float64):
     """Sparse, with two populations on one synapse; D_RTRL and ES_D_RTRL have rows elsewhere."""
-    (entry,) = [entry for entry in MODELS if entry.name == "Dale's law"]
+    (entry,) = [entry for entry in CATALOGUE if entry.name == "Dale's law"]
     with brainstate.environ.context(dt=1.0 * u.ms):
         case, (params, states) = case_of(entry)
         expected = bptt(case, params, states, *data(entry))

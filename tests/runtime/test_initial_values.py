@@ -1,9 +1,9 @@
 """The values that states start from: of which type, and made how often."""
 
 import brainstate
+import catalogue
 import jax
 import jax.numpy as jnp
-import nn_models
 import numpy as np
 import pytest
 
@@ -18,7 +18,7 @@ def is_weak(states):
     return any(jax.typeof(leaf).weak_type for leaf in jax.tree.leaves(values))
 
 
-@pytest.mark.parametrize("entry", nn_models.MODELS, ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", catalogue.LAYERS, ids=lambda entry: entry.name)
 def test_layers_start_as_their_steps_leave_them(entry):
     model = entry.module()
     for start in (brainstate.nn.init_all_states, brainstate.nn.reset_all_states):

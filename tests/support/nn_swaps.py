@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import saiunit as u
-from nn_models import quick_draws
+from catalogue.layers import quick_draws
 
 from braintrace import nn
 

@@ -3,6 +3,7 @@
 import pytest
 
 from . import basic, paths, rate, spiking, structure  # noqa: F401 (each adds its models)
+from .layers import LAYERS as LAYERS
 from .model import BATCH as BATCH
 from .model import INPUTS as INPUTS
 from .model import MODELS as MODELS
