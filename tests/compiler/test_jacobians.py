@@ -5,7 +5,6 @@ the compiler are read from its graph (`step_claims.py`).
 """
 
 import functools
-import warnings
 
 import brainstate
 import catalogue
@@ -16,6 +15,7 @@ import pytest
 import readouts
 from catalogue import BATCH, Model
 from catalogue_runs import data
+from drivers import quietly_compiled
 from random_cells import Program, entry_of, random_programs
 from step_claims import FullState, Group, Relations
 from step_jacobian import ROUNDING, NotFiniteError, StepJacobian
@@ -53,10 +53,8 @@ def jacobian_of(entry):
 def graph_of(entry, rule, **options):
     """The compiled graph."""
     brainstate.random.seed(7)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", braintrace.ApproximationWarning)
-        x = data(entry)[0][0]
-        return braintrace.compile(entry.module(), rule, x, batch_size=BATCH, **options).graph
+    x = data(entry)[0][0]
+    return quietly_compiled(entry.module(), rule, x, batch_size=BATCH, **options).graph
 
 
 def is_hidden(name):

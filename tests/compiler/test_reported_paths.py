@@ -1,7 +1,6 @@
 """What a trace cannot carry is reported with its states, its operation and the user's line."""
 
 import inspect
-import warnings
 
 import brainstate
 import jax
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 from assertions import assert_gradients_close
 from backpropagation import of_squares
+from drivers import quietly_compiled
 from marks import spike_reverse_only
 
 import braintrace
@@ -44,9 +44,7 @@ class Cell(brainstate.nn.Module):
 
 
 def compiled(step, model=Cell, **options):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", braintrace.ApproximationWarning)
-        return braintrace.compile(model(step), "d_rtrl", XS[0], batch_size=BATCH, **options)
+    return quietly_compiled(model(step), "d_rtrl", XS[0], batch_size=BATCH, **options)
 
 
 def line_of(step, fragment):

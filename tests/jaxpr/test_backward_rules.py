@@ -7,7 +7,6 @@ no need of a trace, and gets the gradient of backpropagation from any rule.
 
 import functools
 import itertools
-import warnings
 
 import brainstate
 import jax
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 from assertions import assert_gradients_close
 from backpropagation import of_squares
+from drivers import quietly_compiled
 from jax.ad_checkpoint import checkpoint_name
 
 import braintrace
@@ -179,9 +179,7 @@ def kinds_by_state(graph):
 
 
 def compiled(make, algorithm="d_rtrl", **options):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", braintrace.ApproximationWarning)
-        return braintrace.compile(make(), algorithm, XS[0], batch_size=BATCH, **options)
+    return quietly_compiled(make(), algorithm, XS[0], batch_size=BATCH, **options)
 
 
 def gradients(learner, chunk_size=2, reduction="sum"):
@@ -266,9 +264,7 @@ MODELS = {
 )
 def test_states_that_nobody_reads_get_the_ordinary_gradient(name, reduction, chunk_size):
     make = MODELS[name]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        learner = braintrace.compile(make(), "d_rtrl", XS[0], batch_size=BATCH, strict=True)
+    learner = braintrace.compile(make(), "d_rtrl", XS[0], batch_size=BATCH, strict=True)
     expected = backpropagated(make, reduction)
     assert_gradients_close(gradients(learner, chunk_size, reduction), expected, 1e-10)
 

@@ -1,7 +1,6 @@
 """A step calls back once, and everything that is computed of it reads the same answer."""
 
 import functools
-import warnings
 
 import brainstate
 import compilation
@@ -11,10 +10,9 @@ import numpy as np
 import pytest
 from assertions import assert_gradients_close
 from backpropagation import backpropagated
-from drivers import calls_gradient, named, stream_gradient
+from drivers import calls_gradient, named, quietly_compiled, stream_gradient
 from jax.experimental import io_callback
 from readouts import data, values
-from rules import options_of
 
 import braintrace
 from braintrace._jaxpr import can_be_replayed, recorded, replayed
@@ -132,15 +130,6 @@ def bptt(kind):
     return named(backpropagated(model, loss, xs, answers(kind), targets, batch_size=BATCH))
 
 
-def learner_of(kind, algorithm="d_rtrl", host=None, **options):
-    x = data()[0][0]
-    example = (x,) if host is not None else (x, answers(kind)[0])
-    options = {**options_of(algorithm), **options}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", braintrace.ApproximationWarning)  # some rules are
-        return braintrace.compile(Net(kind, host), algorithm, *example, batch_size=BATCH, **options)
-
-
 def check_calls(host, kind):
     jax.effects_barrier()
     assert host.asked == [*range(ASKED[kind])] * STEPS
@@ -188,8 +177,8 @@ AT_NIGHT = pytest.mark.nightly
     ],
 )
 def test_every_path(kind, algorithm, options):
-    host = Host()
-    learner = learner_of(kind, algorithm, host, **options)
+    host, x = Host(), data()[0][0]
+    learner = quietly_compiled(Net(kind, host), algorithm, x, batch_size=BATCH, **options)
     paths = {name: path for name, path in PATHS.items() if name != "stream" or not options}
     for name, path in paths.items():
         learner.reset_state(BATCH)
@@ -217,12 +206,12 @@ def test_every_path(kind, algorithm, options):
 )
 def test_every_rule(kind, algorithm):
     """It learns what it would if the answers were an argument of the step."""
-    host = Host()
-    learner, twin = learner_of(kind, algorithm, host), learner_of(kind, algorithm)
+    host, (xs, targets) = Host(), data()
+    learner = quietly_compiled(Net(kind, host), algorithm, xs[0], batch_size=BATCH)
     found = of_sequence(learner, chunk_size=2)
     check_calls(host, kind)
-    xs, targets = data()
     sequences = (xs, jnp.asarray(answers(kind)), targets)
+    twin = quietly_compiled(Net(kind), algorithm, xs[0], answers(kind)[0], batch_size=BATCH)
     expected = twin.etrace_grad(
         *sequences,
         step_fn=lambda x, given, y: loss_of(twin(x, given), y),

@@ -4,8 +4,6 @@ The reference takes the gradient step by step through the algorithm's own calls,
 code with the cutting of a step.
 """
 
-import warnings
-
 import brainstate
 import jax
 import jax.numpy as jnp
@@ -13,7 +11,7 @@ import numpy as np
 import pytest
 import stacks
 from assertions import assert_gradients_close
-from drivers import summed
+from drivers import quietly_compiled, summed
 from jax.experimental import io_callback
 
 import braintrace
@@ -170,11 +168,9 @@ def inputs_of(net):
     return jnp.asarray(xs), jnp.asarray(rng.normal(size=(STEPS, BATCH, Net.outputs)))
 
 
-def learner_of(net, algorithm, x0):
+def learner_of(net, algorithm="d_rtrl"):
     brainstate.random.seed(3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", braintrace.ApproximationWarning)
-        return braintrace.compile(net(), algorithm, x0, batch_size=BATCH)
+    return quietly_compiled(net(), algorithm, inputs_of(net)[0][0], batch_size=BATCH)
 
 
 def step_by_step(learner, net, loss):
@@ -255,7 +251,7 @@ def name_of(case):
 @pytest.mark.parametrize("case", SPLIT + STEP_BY_STEP, ids=name_of)
 def test_the_same_gradient_states_and_traces(case, algorithm, chunk_sizes):
     net, _ = case
-    learner = learner_of(net, algorithm, inputs_of(net)[0][0])
+    learner = learner_of(net, algorithm)
     expected, (states, traces) = step_by_step(learner, *case)
     for chunk_size in chunk_sizes:
         found, (states_now, traces_now) = at_once(learner, *case, chunk_size)
@@ -267,7 +263,7 @@ def test_the_same_gradient_states_and_traces(case, algorithm, chunk_sizes):
 def products_in_loops(net, loss):
     """The number of products with weights in each loop of the sequence gradient."""
     xs, targets = inputs_of(net)
-    learner = learner_of(net, "d_rtrl", xs[0])
+    learner = learner_of(net)
     counts = []
 
     def count(jaxpr):
@@ -320,7 +316,7 @@ def test_layers_have_loops_of_their_own(net):
 
 
 def test_what_layers_do_besides_they_do_in_turn():
-    learner = learner_of(stacks.Watched, "d_rtrl", inputs_of(stacks.Watched)[0][0])
+    learner = learner_of(stacks.Watched)
     stacks.seen.clear()
     at_once(learner, stacks.Watched, squared, STEPS)
     jax.effects_barrier()
@@ -347,7 +343,7 @@ def test_masked_steps_have_a_derivative_of_zero(net, mask):
     found = []
     for values in (jnp.ones_like(targets), jnp.zeros_like(targets)):
         padded = jnp.where(mask[:, None, None] == 0, values, counted)
-        learner = learner_of(net, "d_rtrl", xs[0])
+        learner = learner_of(net)
         step = {"step_fn": lambda x, y, run=learner: (rooted(run(x), y), y), "has_aux": True}
         gradients, losses, aux = learner.etrace_grad(
             xs, padded, mask=mask, return_value=True, chunk_size=3, **step
@@ -371,7 +367,7 @@ def test_an_effect_with_a_derivative_runs_once():
         return io_callback(note, jax.ShapeDtypeStruct(y.shape, y.dtype), y)
 
     noted.defvjp(lambda y: (noted(y), None), lambda _, ct: (ct,))
-    learner = learner_of(Net, "d_rtrl", inputs_of(Net)[0][0])
+    learner = learner_of(Net)
     found, _ = at_once(learner, Net, lambda y, target: squared(noted(y), target), STEPS)
     jax.effects_barrier()
     assert len(calls) == STEPS
@@ -382,7 +378,7 @@ def test_an_effect_with_a_derivative_runs_once():
 def test_results_that_no_equation_makes():
     """A slice of the sequences, and a State as it was before the step."""
     xs, targets = inputs_of(Net)
-    learner = learner_of(Net, "d_rtrl", xs[0])
+    learner = learner_of(Net)
     count = brainstate.ShortTermState(jnp.zeros(()))
 
     def step(x, target, number):

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import saiunit as u
 from catalogue import BY_NAME, MODELS
+from drivers import shared_learner
 from test_eligibility import BATCH, DECAY, STEPS, UNITS, XS, Layer, direct, once
-from test_report import learner_of
 
 import braintrace
 from braintrace import nn
@@ -146,7 +146,7 @@ def test_nothing_is_cut_by_a_rule_that_leaves_nothing_out():
 
 def test_a_weight_behind_another_one():
     """The gradient of the reset gate of a GRU is that of the current step."""
-    drawn = Drawn(learner_of("GRU"))
+    drawn = Drawn(shared_learner(BY_NAME["GRU"]))
     assert drawn.texts[drawn.node("w_r")] == ["w_r", "no trace"]
     assert colour_of(drawn.boxes[drawn.node("w_r")]) == "red"
     assert drawn.arrow("w_r", "w_h") == BLACK
@@ -154,7 +154,7 @@ def test_a_weight_behind_another_one():
 
 
 def test_states_that_mix():
-    drawn = Drawn(learner_of("LayerNormRNN"))
+    drawn = Drawn(shared_learner(BY_NAME["LayerNormRNN"]))
     assert "red" in {colour for (source, *_), colour in drawn.arrows.items() if "group" in source}
 
 
@@ -182,7 +182,7 @@ SHOWN = ["LSTMFused", "GRU", "OneWeightTwoGroups", "SynapsesOfTwoPopulations"]
     [pytest.param(m.name, marks=[] if m.name in SHOWN else [pytest.mark.nightly]) for m in MODELS],
 )
 def test_every_model_has_a_readable_picture(name):
-    learner = learner_of(name)
+    learner = shared_learner(BY_NAME[name])
     drawn = Drawn(learner)
     text = " ".join(itertools.chain(*drawn.texts.values()))
     report = learner.report()

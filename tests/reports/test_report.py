@@ -1,32 +1,21 @@
 """The report of a compiled model: what it says, printed, as data and as HTML."""
 
-import functools
 import html
 import json
-import warnings
 
 import brainstate
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from catalogue import BATCH, BY_NAME, INPUTS, H
+from drivers import shared_learner
 
 import braintrace
 
 FLOAT = 4
 
 
-@functools.cache
-def learner_of(name):
-    entry = BY_NAME[name]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", braintrace.ApproximationWarning)
-        x = np.zeros(entry.shape, np.float32)
-        return braintrace.compile(entry.module(), "d_rtrl", x, batch_size=BATCH)
-
-
 def test_relation_of_a_fused_lstm():
-    report = learner_of("LSTMFused").report()
+    report = shared_learner(BY_NAME["LSTMFused"]).report()
     (row,) = report.relations
     assert row.operation == "etp_mm"
     assert row.parameters == ("gates",)
@@ -42,30 +31,31 @@ def test_relation_of_a_fused_lstm():
 
 
 def test_a_model_without_memory_stores_nothing():
-    report = learner_of("TanhRNN").report()
+    report = shared_learner(BY_NAME["TanhRNN"]).report()
     assert report.stored_bytes == 0 < report.possible_bytes
     assert "none needed" in str(report)
     assert report.groups[0].transition == ()
 
 
 def test_groups_and_their_transition():
-    (group,) = learner_of("LSTMFused").report().groups
+    (group,) = shared_learner(BY_NAME["LSTMFused"]).report().groups
     assert set(group.states) == {"c", "h"}
     assert group.shape == (BATCH, H)
     assert group.transition == (("c", "c"),)
     assert group.downstream == ("h",)
-    assert "c→c; downstream: h" in str(learner_of("LSTMFused").report())
+    assert "c→c; downstream: h" in str(shared_learner(BY_NAME["LSTMFused"]).report())
 
 
 def test_parameters_without_a_trace_and_why():
-    rows = {row.parameter: row.reason for row in learner_of("GRU").report().without_trace}
+    report = shared_learner(BY_NAME["GRU"]).report()
+    rows = {row.parameter: row.reason for row in report.without_trace}
     assert rows["w_out"] == "used by ordinary operations only"
     assert "nested-weights" in rows["w_r"]
     assert set(rows) == {"w_r", "w_out"}
 
 
 def test_diagnostics_are_those_of_the_graph():
-    learner = learner_of("LayerNormRNN")
+    learner = shared_learner(BY_NAME["LayerNormRNN"])
     found = [(row.kind, row.message) for row in learner.report().diagnostics]
     assert found == [(d.kind, d.message) for d in learner.graph.diagnostics]
     assert found
@@ -74,7 +64,7 @@ def test_diagnostics_are_those_of_the_graph():
 @pytest.mark.parametrize("name", ["LSTMFused", "GRU", "OneWeightTwoGroups", "IndRNN"])
 def test_plain_data_and_text_and_html_say_the_same(name, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")  # no word continues on the next line
-    learner = learner_of(name)
+    learner = shared_learner(BY_NAME[name])
     report = learner.report()
     data = report.to_dict()
     assert json.loads(json.dumps(data)) == data
@@ -91,7 +81,7 @@ def test_plain_data_and_text_and_html_say_the_same(name, monkeypatch):
 
 
 def test_html_is_escaped():
-    page = learner_of("LSTMFused").report()._repr_html_()
+    page = shared_learner(BY_NAME["LSTMFused"]).report()._repr_html_()
     assert "<lambda>" not in page
     assert "<locals>" not in page
 

@@ -2,13 +2,13 @@
 
 import dataclasses
 import itertools
-import warnings
 
 import compilation
 import jax
 import numpy as np
 import pytest
 from backpropagation import backpropagated
+from drivers import quietly_compiled
 from exactness import MODELS, RULES, promises
 from public_names import PUBLIC
 
@@ -111,12 +111,8 @@ def loss(output, target):
 
 
 def learner_of(rule, model):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", braintrace.ApproximationWarning)
-        example = data(model)[0][0]
-        return braintrace.compile(
-            MODELS[model].module(), rule.name, example, batch_size=BATCH, **rule.options
-        )
+    module, example = MODELS[model].module(), data(model)[0][0]
+    return quietly_compiled(module, rule.name, example, batch_size=BATCH, **rule.options)
 
 
 def step_function(learner):

@@ -1,7 +1,6 @@
 """SnAp-1 is what its definition says: D-RTRL with the diagonal of what goes through one product."""
 
 import dataclasses
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -16,9 +15,11 @@ from assertions import assert_gradients_close
 from drivers import (
     build_learner,
     catalogue_gradient,
+    quietly_compiled,
 )
 from matrices import csr
 from models import small
+from operation_cases import loss
 from ops_catalogue import restored_registries
 
 import braintrace
@@ -225,10 +226,6 @@ class Recurrent(brainstate.nn.Module):
         return self.h.value
 
 
-def loss(h):
-    return jnp.sum(h**2 * jnp.linspace(0.5, 1.5, h.size).reshape(h.shape))
-
-
 def literal(recurrence, xs):
     """The sum over steps, by full Jacobians of which the diagonal is kept."""
     parameters = {**recurrence.parameters, "u": normal(7, *recurrence.hidden)}
@@ -261,9 +258,7 @@ def literal(recurrence, xs):
 def test_products_of_all_kinds(recurrence):
     xs = normal(9, STEPS, BATCH, *recurrence.sample)
     model = Recurrent(recurrence)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", braintrace.ApproximationWarning)
-        learner = braintrace.compile(model, "snap", xs[0], batch_size=BATCH)
+    learner = quietly_compiled(model, "snap", xs[0], batch_size=BATCH)
     found = learner.etrace_grad(
         xs, step_fn=lambda x: loss(learner(x)), reduction="sum", chunk_size=4
     )

@@ -1,6 +1,7 @@
 """Ways to run the library over a case, with gradients named as the case names its parameters."""
 
 import contextlib
+import warnings
 
 import brainstate
 import compilation
@@ -41,6 +42,13 @@ def build_learner(case, algorithm="d_rtrl", style="batch axis", batch=2, **optio
             return braintrace.compile(model, rule, x0, **options)
         mapped = style == "mapped"
         return braintrace.compile(model, rule, x0, batch_size=batch, vmap=mapped, **options)
+
+
+def quietly_compiled(model, algorithm, *example, **options):
+    """`braintrace.compile`, whatever the rule leaves out of the model."""
+    options = {**options_of(algorithm), **options}
+    with warnings.catch_warnings(action="ignore", category=braintrace.ApproximationWarning):
+        return braintrace.compile(model, algorithm, *example, **options)
 
 
 shared_learner = compilation.cache(build_learner)
