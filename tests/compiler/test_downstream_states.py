@@ -1,13 +1,13 @@
 """States that no later step reads see the new values of the others, as an output does."""
 
-import warnings
-
 import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from assertions import assert_gradients_close
+from backpropagation import through_time
+from drivers import calls_gradient
 from models import small
 
 import braintrace
@@ -81,25 +81,17 @@ def data():
     return jnp.asarray(xs), jnp.asarray(targets)
 
 
-def learner_of(model, algorithm="d_rtrl", **options):
-    return braintrace.compile(model(), algorithm, data()[0][0], batch_size=BATCH, **options)
+def compiled(model, **options):
+    return braintrace.compile(model(), "d_rtrl", data()[0][0], batch_size=BATCH, **options)
 
 
 def loss_of(output, target):
     return jnp.mean((output - target) ** 2)
 
 
-def bptt():
-    xs, targets = data()
-
-    def loss(params):
-        def step(c, now):
-            c, h = cell(params, c, now[0], jnp.matmul)
-            return c, loss_of(h, now[1])
-
-        return jnp.sum(jax.lax.scan(step, jnp.full((BATCH, H), 0.3), (xs, targets))[1])
-
-    return jax.jit(jax.grad(loss))({"w": GatedCell().w.value})
+def plain_step(params, c, x, target):
+    c, h = cell(params, c, x, jnp.matmul)
+    return c, loss_of(h, target)
 
 
 @pytest.mark.by_day("chunks", "step by step")
@@ -108,27 +100,20 @@ def bptt():
 @pytest.mark.parametrize("way", ["sequence", "chunks", "step by step"])
 def test_mixing_on_the_way_to_them_is_exact(way):
     xs, targets = data()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # no part of the gradient is cut
-        learner = learner_of(GatedCell, strict=True)
+    learner = compiled(GatedCell, strict=True)  # no part of the gradient is cut
+
+    def loss(x, target):
+        return loss_of(learner(x), target)
+
     if way == "step by step":
-        weights = learner.algorithm.model.states(brainstate.ParamState)
-
-        @brainstate.transform.jit
-        def gradient(x, target):
-            return brainstate.transform.grad(lambda: loss_of(learner(x), target), weights)()
-
-        steps = [gradient(x, target) for x, target in zip(xs, targets, strict=True)]
-        found = jax.tree.map(lambda *leaves: sum(leaves), *steps)
+        found = calls_gradient(learner.algorithm.model, loss, xs, targets)
     else:
-        found = learner.etrace_grad(
-            xs,
-            targets,
-            step_fn=lambda x, target: loss_of(learner(x), target),
-            reduction="sum",
-            chunk_size=STEPS if way == "sequence" else 2,
-        )
-    assert_gradients_close({"w": found[("w",)]}, bptt(), 1e-10)
+        chunk_size = STEPS if way == "sequence" else 2
+        options = {"reduction": "sum", "chunk_size": chunk_size}
+        found = learner.etrace_grad(xs, targets, step_fn=loss, **options)
+    start, params = jnp.full((BATCH, H), 0.3), {"w": GatedCell().w.value}
+    expected = through_time(plain_step, params, start, xs, targets)
+    assert_gradients_close({"w": found[("w",)]}, expected, 1e-10)
     (trace,) = jax.tree.leaves(learner.algorithm.traces.value)
     assert trace.shape == (BATCH, INPUTS, 2 * H)  # the output gate never enters it
 
@@ -139,14 +124,14 @@ def names_of_downstream(learner):
 
 
 def test_which_states_are_downstream():
-    assert names_of_downstream(learner_of(GatedCell)) == ["h"]
-    assert names_of_downstream(learner_of(Spiking)) == []
+    assert names_of_downstream(compiled(GatedCell)) == ["h"]
+    assert names_of_downstream(compiled(Spiking)) == []
     one_sample = braintrace.compile(one_neuron(), "d_rtrl", jnp.ones((1, INPUTS)), batch_size=1)
     assert names_of_downstream(one_sample) == []
     with pytest.warns(braintrace.ApproximationWarning, match="'slow'"):
-        learner = learner_of(Filtered)
+        learner = compiled(Filtered)
     assert names_of_downstream(learner) == ["h"]
     # A window's gradient goes back to every state before it.
     with pytest.warns(braintrace.ApproximationWarning):
-        learner = learner_of(GatedCell, window=2)
+        learner = compiled(GatedCell, window=2)
     assert names_of_downstream(learner) == []

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import warnings
 
 import brainstate
 import compilation
@@ -13,7 +12,8 @@ import pytest
 import readouts
 import saiunit as u
 from assertions import assert_gradients_close, assert_gradients_differ, assert_same_bits
-from drivers import named, stream_gradient, summed, weights_of
+from backpropagation import backpropagated
+from drivers import named, quietly_compiled, stream_gradient, summed, weights_of
 from every_path import PATHS, Paths
 from readouts import BATCH, LINEAR, ODD, OTHERS, STEPS
 
@@ -31,13 +31,9 @@ def each(rows):
     return pytest.mark.parametrize("row", rows, ids=lambda row: row.name)
 
 
-def learner_of(row, algorithm="d_rtrl", style="batch axis", **options):
-    x = readouts.data()[0][0]
-    with warnings.catch_warnings():
-        action = "ignore" if row.why or "readout_filters" in options else "error"
-        warnings.simplefilter(action, braintrace.ApproximationWarning)
-        mapped = {"batch_size": BATCH, "vmap": style == "mapped"}
-        return braintrace.compile(row.module(), algorithm, x, **mapped, **options)
+def learner_of(row, algorithm="d_rtrl", **options):
+    compiled = quietly_compiled if row.why or "readout_filters" in options else braintrace.compile
+    return compiled(row.module(), algorithm, readouts.data()[0][0], batch_size=BATCH, **options)
 
 
 def loss_of(run, model, x, target):
@@ -51,25 +47,20 @@ def loss_of(run, model, x, target):
 @compilation.cache
 def bptt(row, reset=None, mask=None):
     """The gradient of the summed loss, by differentiating a loop over the model."""
-    model = row.module()
-    xs, targets = readouts.data()
-    brainstate.nn.init_all_states(model, batch_size=BATCH)
-    start = {path: state.value for path, state in model.states(brainstate.HiddenState).items()}
+    fresh = row.module()
+    brainstate.nn.init_all_states(fresh, batch_size=BATCH)
+    start = {path: state.value for path, state in fresh.states(brainstate.HiddenState).items()}
     flags = np.zeros((STEPS, BATCH), bool) if reset is None else np.asarray(reset)
     weights = np.ones(STEPS) if mask is None else np.asarray(mask)
 
-    def total():
-        def step(x, target, reset, weight):
-            for path, state in model.states(brainstate.HiddenState).items():
-                state.value = jax.tree.map(
-                    functools.partial(jnp.where, reset[:, None]), start[path], state.value
-                )
-            return weight * loss_of(model, model, x, target)
+    def loss(model, x, target, reset, weight):
+        anew = functools.partial(jnp.where, reset[:, None])
+        for path, state in model.states(brainstate.HiddenState).items():
+            state.value = jax.tree.map(anew, start[path], state.value)
+        return weight * loss_of(model, model, x, target)
 
-        return brainstate.transform.for_loop(step, xs, targets, flags, weights).sum()
-
-    found = brainstate.transform.jit(brainstate.transform.grad(total, weights_of(model)))()
-    return named(found)
+    sequences = *readouts.data(), flags, weights
+    return named(backpropagated(row.module(), loss, *sequences, batch_size=BATCH))
 
 
 def sequence_gradient(learner, **options):

@@ -9,10 +9,10 @@ import jax
 import jax.experimental.sparse
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
 import saiunit as u
 from assertions import assert_gradients_close
+from backpropagation import through_time
 from matrices import csr
 
 import braintrace as bt
@@ -679,19 +679,13 @@ def gradients_of(learner):
     return {path[0]: np.asarray(value) for path, value in gradients.items()}
 
 
-@oracles.compiled
-def bptt(rows, params, xs):
-    def loss(params):
-        def one_step(states, x):
-            states = [r.plain(p, h, x) for r, p, h in zip(rows, params, states, strict=True)]
-            return states, loss_of(states)
+def bptt(rows):
+    def step(params, states, x):
+        states = [r.plain(p, h, x) for r, p, h in zip(rows, params, states, strict=True)]
+        return states, loss_of(states)
 
-        return jax.lax.scan(one_step, [row.start() for row in rows], xs)[1].sum()
-
-    return jax.grad(loss)(params)
-
-
-def by_name(found):
+    starts = [row.start() for row in rows]
+    found = through_time(step, [row.params() for row in rows], starts, data())
     return {f"{name}{k}": v for k, params in enumerate(found) for name, v in params.items()}
 
 
@@ -769,10 +763,7 @@ def test_has_the_relations_of_its_marked_twin(rows):
 @pytest.mark.parametrize("rows", each(GROUPS))
 def test_learns_as_its_marked_twin(rows):
     twin, learner = twins(rows)
-    if all(row.exact for row in rows):
-        wanted = by_name(bptt(rows, tuple(row.params() for row in rows), data()))
-    else:
-        wanted = gradients_of(twin)
+    wanted = bptt(rows) if all(row.exact for row in rows) else gradients_of(twin)
     assert_gradients_close(gradients_of(learner), wanted, TOLERANCE)
 
 
@@ -894,8 +885,7 @@ def test_a_sum_that_is_no_sparse_product_learns_term_by_term(step):
     rows = (Row(step.__name__, with_bias, None, {"w": (7,), "c": (UNITS,)}),)
     learner = compiled(rows, "plain", mark="auto")
     assert not findings_of(learner)
-    expected = by_name(bptt(rows, [each.params() for each in rows], data()))
-    assert_gradients_close(gradients_of(learner), expected, TOLERANCE)
+    assert_gradients_close(gradients_of(learner), bptt(rows), TOLERANCE)
 
 
 UNMARKED = {
@@ -1025,10 +1015,7 @@ def test_a_form_without_a_mark_has_the_gradient_of_the_step_and_names_an_operati
     assert (found.level, found.kind, found.paths) == ("warning", "not-marked", ("w0",))
     assert operation in found.message
     assert "test_marks.py" in found.source
-    expected = {
-        "w0": gradient_of_the_steps(row)["w"],
-        "c0": bptt((row,), (row.params(),), data())[0]["c"],
-    }
+    expected = {"w0": gradient_of_the_steps(row)["w"], "c0": bptt((row,))["c0"]}
     assert np.abs(expected["w0"]).max() > 0.1
     assert_gradients_close(gradients_of(learner), expected, TOLERANCE)
     with pytest.raises(bt.CompilationError, match=f"(?s)'w0' enters.*{operation}.*test_marks.py"):

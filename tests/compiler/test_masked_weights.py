@@ -1,13 +1,12 @@
 """A weight times a mask or a scale that is a State which the step only reads: current values."""
 
-import warnings
-
 import brainstate
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from assertions import assert_gradients_close, assert_gradients_differ
+from backpropagation import through_time
+from drivers import stream_gradient
 
 import braintrace
 
@@ -48,26 +47,21 @@ def squared(h):
     return jnp.sum(h**2)
 
 
-def learner_of(model=None, algorithm="d_rtrl", **options):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model = Masked() if model is None else model
-        return braintrace.compile(model, algorithm, XS[0], batch_size=BATCH, **options)
+def compiled(model=None, algorithm="d_rtrl", **options):
+    model = Masked() if model is None else model
+    return braintrace.compile(model, algorithm, XS[0], batch_size=BATCH, **options)
 
 
-@jax.jit
-@jax.grad
-def backpropagated(w, mask, scale, counts):
-    def step(h, x):
-        h = 0.8 * h + jnp.tanh(x @ (jnp.where(mask, w, 0.0) * scale))
-        return h, squared(h)
-
-    return jnp.sum(counts * jax.lax.scan(step, jnp.zeros((BATCH, H)), XS)[1])
+def plain_step(params, states, x, counts):
+    h, mask, scale = states
+    h = 0.8 * h + jnp.tanh(x @ (jnp.where(mask, params["w"], 0.0) * scale))
+    return (h, mask, scale), counts * squared(h)
 
 
 def bptt(mask, scale, first=0):
     """The gradient of the losses from a step on."""
-    return {"w": backpropagated(WEIGHT, mask, scale, np.arange(STEPS) >= first)}
+    start = jnp.zeros((BATCH, H)), mask, scale
+    return through_time(plain_step, {"w": WEIGHT}, start, XS, np.arange(STEPS) >= first)
 
 
 def by_sequence(learner, chunk_size):
@@ -87,14 +81,9 @@ def by_steps(learner):
 
 
 def by_stream(learner):
-    model, found = learner.algorithm.model, brainstate.State(jnp.zeros_like(WEIGHT))
-
-    def add(gradients):
-        found.value = found.value + gradients[("w",)]
-
-    learner.etrace_online(XS, step_fn=lambda x: squared(learner(x)), update_fn=add)
-    assert np.array_equal(model.w.value, WEIGHT)
-    return {"w": found.value}
+    found = stream_gradient(learner, XS, step_fn=lambda x: squared(learner(x)))
+    assert np.array_equal(learner.algorithm.model.w.value, WEIGHT)
+    return {"w": found[("w",)]}
 
 
 WAYS = {
@@ -115,7 +104,7 @@ def use(learner, mask, scale):
 @pytest.mark.by_day("mapped")
 @pytest.mark.parametrize("vmap", [False, True], ids=["batch axis", "mapped"])
 def test_every_call_uses_the_mask_as_it_is(vmap):
-    learner = learner_of(vmap=vmap)
+    learner = compiled(vmap=vmap)
     for mask, scale in VALUES:
         expected = bptt(mask, scale)
         for way, learned in WAYS.items():
@@ -136,7 +125,7 @@ def test_a_mask_that_is_only_read_is_none_of_the_samples_when_marks_are_found(vm
             self.h.value = 0.8 * self.h.value + jnp.tanh(x @ weight)
             return self.h.value
 
-    learner = learner_of(Plain(), vmap=vmap, mark="auto")
+    learner = compiled(Plain(), vmap=vmap, mark="auto")
     (relation,) = learner.graph.hidden_param_op_relations
     assert relation.primitive.name == "etp_mm"
     use(learner, MASKS[1], 1.0)
@@ -144,8 +133,8 @@ def test_a_mask_that_is_only_read_is_none_of_the_samples_when_marks_are_found(vm
 
 
 def test_windows_and_filters_use_the_mask():
-    windows = learner_of(window=2)
-    filters = learner_of(algorithm="es_d_rtrl", decay_or_rank=0.7)
+    windows = compiled(window=2)
+    filters = compiled(algorithm="es_d_rtrl", decay_or_rank=0.7)
     for mask, scale in VALUES:
         use(windows, mask, scale)
         assert_gradients_close(by_sequence(windows, 2), bptt(mask, scale), 1e-10)
@@ -158,7 +147,7 @@ def test_windows_and_filters_use_the_mask():
 
 
 def test_a_stream_that_prunes_uses_the_new_mask_from_the_next_step_on():
-    learner = learner_of()
+    learner = compiled()
     model, found = learner.algorithm.model, []
     gradients = brainstate.State(jnp.zeros((STEPS, INPUTS, H)))
     count = brainstate.State(jnp.zeros((), int))
@@ -181,7 +170,7 @@ def test_a_stream_that_prunes_uses_the_new_mask_from_the_next_step_on():
 
 def test_a_mask_that_a_reset_initialises():
     """Between sequences it does; within one it would change the weights."""
-    learner = learner_of(Masked(brainstate.ShortTermState))
+    learner = compiled(Masked(brainstate.ShortTermState))
     use(learner, *VALUES[1])
     assert_gradients_close(by_sequence(learner, 2), bptt(*VALUES[1]), 1e-10)
     learner.reset_state()
@@ -197,7 +186,7 @@ def test_a_mask_that_a_reset_initialises():
 
 
 def test_a_mask_that_changes_within_a_sequence():
-    learner = learner_of()
+    learner = compiled()
 
     def pruning(x):
         learner.algorithm.model.mask.value = jnp.zeros_like(MASKS[0])
@@ -206,4 +195,4 @@ def test_a_mask_that_changes_within_a_sequence():
     with pytest.raises(braintrace.OptionError, match="'mask', which `step_fn` writes"):
         learner.etrace_grad(XS, step_fn=pruning)
     with pytest.raises(braintrace.CompilationError, match="computed from 'w' and from mask"):
-        learner_of(Masked(writes=True))
+        compiled(Masked(writes=True))

@@ -1,7 +1,6 @@
 """States at a part of their group's positions: slices of one vector of synapses, and resets."""
 
 import functools
-import warnings
 
 import brainstate
 import jax
@@ -9,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from assertions import assert_gradients_close, assert_gradients_differ
+from backpropagation import through_time
 
 import braintrace
 
@@ -50,28 +50,20 @@ RESETS = np.zeros((STEPS, BATCH), bool)
 RESETS[2, 0] = RESETS[4, 1] = True
 
 
-@jax.jit
-@jax.grad
-def backpropagated(w, resets):
-    fresh = {name: jnp.full((BATCH, size), 0.2) for name, size in SIZES.items()}
-
-    def one_step(w, states, inputs):
-        x, anew = inputs
-        states = {k: jnp.where(anew[:, None], fresh[k], v) for k, v in states.items()}
-        states, output = step(states, x @ w)
-        return states, jnp.sum(output**2)
-
-    return jax.lax.scan(lambda s, now: one_step(w, s, now), fresh, (XS, resets))[1].sum()
+def plain_step(params, states, x, anew):
+    states = {name: jnp.where(anew[:, None], 0.2, value) for name, value in states.items()}
+    states, output = step(states, x @ params["w"])
+    return states, jnp.sum(output**2)
 
 
 def bptt(resets):
-    return {"w": backpropagated(Populations().w.value, resets)}
+    fresh = {name: jnp.full((BATCH, size), 0.2) for name, size in SIZES.items()}
+    return through_time(plain_step, {"w": Populations().w.value}, fresh, XS, resets)
 
 
-def learner_of(algorithm, vmap):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # no part of the gradient is cut
-        learner = braintrace.compile(Populations(), algorithm, XS[0], batch_size=BATCH, vmap=vmap)
+def compiled(algorithm, vmap):
+    """Without a warning: no part of the gradient is cut."""
+    learner = braintrace.compile(Populations(), algorithm, XS[0], batch_size=BATCH, vmap=vmap)
     (group,) = learner.graph.hidden_groups
     assert group.num_positions == BATCH * SYNAPSES
     return learner
@@ -89,7 +81,7 @@ def learned(learner, xs, resets, chunk_size=4):
 def test_samples_are_reset_one_by_one(vmap):
     expected = bptt(RESETS)
     assert_gradients_differ(expected, bptt(np.zeros_like(RESETS)), 1e-2)
-    learner, traces = learner_of("d_rtrl", vmap), []
+    learner, traces = compiled("d_rtrl", vmap), []
     for chunk_size in (4, 1):
         found = learned(learner, XS, RESETS, chunk_size)
         assert_gradients_close(found, expected, 1e-10)
@@ -102,7 +94,7 @@ def test_samples_are_reset_one_by_one(vmap):
 @pytest.mark.parametrize("vmap", [False, True], ids=["batch axis", "mapped"])
 def test_filters_are_reset_with_their_samples(vmap):
     """A sample alone, reset as a whole, has the gradient of its losses in the batch."""
-    found = learned(learner_of("es_d_rtrl", vmap), XS, RESETS)
+    found = learned(compiled("es_d_rtrl", vmap), XS, RESETS)
     assert_gradients_close(found, jax.tree.map(np.add, *learned_alone()), 1e-10)
 
 
@@ -156,21 +148,16 @@ class OneSample(brainstate.nn.Module):
 def test_states_that_meet_in_parts(step, sizes):
     model, xs = OneSample(step, sizes), XS[:, 0]
 
-    def total(w):
-        states, loss = {name: jnp.full(size, 0.2) for name, size in sizes.items()}, 0.0
-        for x in xs:
-            states = step(states, x @ w)
-            loss += sum(jnp.sum(states[name] ** 2) for name in "abp")
-        return loss
+    def plain_step(params, states, x):
+        states = step(states, x @ params["w"])
+        return states, sum(jnp.sum(states[name] ** 2) for name in "abp")
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # no part of the gradient is cut
-        learner = braintrace.compile(model, "d_rtrl", xs[0])
+    start = {name: jnp.full(size, 0.2) for name, size in sizes.items()}
+    expected = through_time(plain_step, {"w": model.w.value}, start, xs)
+    learner = braintrace.compile(model, "d_rtrl", xs[0])  # no part of the gradient is cut
     (group,) = learner.graph.hidden_groups
     assert group.num_positions == SYNAPSES
     found = learner.etrace_grad(
         xs, step_fn=lambda x: jnp.sum(learner(x) ** 2), reduction="sum", chunk_size=4
     )
-    assert_gradients_close(
-        {"w": found[("w",)]}, {"w": jax.jit(jax.grad(total))(model.w.value)}, 1e-10
-    )
+    assert_gradients_close({"w": found[("w",)]}, expected, 1e-10)

@@ -122,14 +122,11 @@ def of_stream(algorithm):
     return by_name(jax.tree.map(lambda *found: np.sum(found, axis=0), *steps))
 
 
-def learner_of(case, mixing):
-    return braintrace.compile(Coupled(case, mixing), "d_rtrl", case.inputs[0], batch_size=BATCH)
-
-
-def of_sequence(learner, chunk_size, times=1):
+def of_sequence(algorithm, chunk_size, times=1):
     """The gradient of a sequence, run for the last of some times."""
+    learner = braintrace.Learner(algorithm)
     learner.reset_state(BATCH)
-    inputs = learner.algorithm.model.case.inputs
+    inputs = algorithm.model.case.inputs
     options = {"reduction": "sum", "chunk_size": chunk_size}
     for _ in range(times):
         found = learner.etrace_grad(inputs, step_fn=lambda x: loss(learner(x)), **options)
@@ -151,11 +148,11 @@ def dtypes_of_traces(algorithm):
 )
 def test_the_gradient_equals_bptt_for_every_operation(case):
     expected = bptt(case.name, EACH_OTHER)
-    learner = learner_of(case, EACH_OTHER)
-    assert set(dtypes_of_traces(learner.algorithm)) == {"complex64"}
-    found = of_stream(learner.algorithm)
+    algorithm = compiled(case)
+    assert set(dtypes_of_traces(algorithm)) == {"complex64"}
+    found = of_stream(algorithm)
     assert_gradients_close(found, expected, 1e-5, f"{case.name}, stream")
-    found = of_sequence(learner, 3)
+    found = of_sequence(algorithm, 3)
     assert_gradients_close(found, expected, 1e-5, f"{case.name}, chunks of 3")
 
 
@@ -172,19 +169,19 @@ def test_the_gradient_equals_bptt_for_every_operation(case):
 )
 def test_other_couplings_equal_bptt(mixing, dtypes):
     expected = bptt("matmul", mixing)
-    learner = learner_of(MATMUL, mixing)
-    assert dtypes_of_traces(learner.algorithm) == dtypes
-    assert_gradients_close(of_stream(learner.algorithm), expected, 1e-5, "stream")
-    assert_gradients_close(of_sequence(learner, 1), expected, 1e-5, "chunks of 1")
+    algorithm = compiled(MATMUL, mixing)
+    assert dtypes_of_traces(algorithm) == dtypes
+    assert_gradients_close(of_stream(algorithm), expected, 1e-5, "stream")
+    assert_gradients_close(of_sequence(algorithm, 1), expected, 1e-5, "chunks of 1")
 
 
 def test_a_sequence_goes_on_from_packed_traces():
-    learner = learner_of(MATMUL, EACH_OTHER)
+    algorithm = compiled(MATMUL)
     for chunk_size in (1, 3, STEPS):
-        found = of_sequence(learner, chunk_size, times=2)
+        found = of_sequence(algorithm, chunk_size, times=2)
         assert_gradients_close(found, bptt("matmul", EACH_OTHER, times=2), 1e-5)
-    zero = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), learner.algorithm.zero_traces())
-    kept = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), learner.algorithm.traces.value)
+    zero = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), algorithm.zero_traces())
+    kept = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), algorithm.traces.value)
     assert kept == zero
 
 

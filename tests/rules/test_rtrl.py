@@ -1,6 +1,5 @@
 """RTRL is backpropagation through time, on every model that has a derivative."""
 
-import functools
 import itertools
 import os
 import subprocess
@@ -15,8 +14,9 @@ import oracles
 import pytest
 import references
 from assertions import assert_gradients_close, assert_states_close
+from backpropagation import through_time
 from catalogue import MODELS, REFUSED
-from catalogue_runs import PATHS, Runs, data, runs_of
+from catalogue_runs import PATHS, Runs, bptt, expected, runs_of
 from drivers import BATCH_STYLES, named, sequence_gradient, shared_learner, snapshot, weights_of
 
 import braintrace
@@ -56,18 +56,6 @@ def test_it_is_backpropagation_through_time(case, style, chunk):
     assert_gradients_close(found, expected, TOLERANCE, f"{case.name}, {style}, chunks of {chunk}")
 
 
-@functools.cache
-def bptt_of(entry):
-    case = entry.recorded()
-    arguments = jax.tree.map(np.asarray, (case.params(), case.states()))
-
-    @jax.jit
-    def gradient(params, states, xs, targets):
-        return jax.grad(lambda p: oracles.sequence_loss(case, p, states, xs, targets))(params)
-
-    return gradient(*arguments, *data(entry))
-
-
 @pytest.mark.by_day("GRU-chunks of 3", "TwoLayers-chunks of 1", "RotatedPair-chunks of 6")
 @pytest.mark.usefixtures("float64_in_every_thread")
 @pytest.mark.parametrize("path", PATHS)
@@ -76,7 +64,7 @@ def bptt_of(entry):
 )
 def test_every_model_of_the_zoo(entry, path):
     found = PATHS[path](runs_of(entry, "rtrl", strict=True))
-    assert_gradients_close(found, bptt_of(entry), TOLERANCE, f"{entry.name}, {path}")
+    assert_gradients_close(found, expected(entry, bptt), TOLERANCE, f"{entry.name}, {path}")
 
 
 @pytest.mark.parametrize("entry", [e for e in MODELS if e.name in REFUSED], ids=lambda e: e.name)
@@ -259,21 +247,18 @@ def population_gradients(model, batch=2):
     xs = jnp.asarray(np.random.default_rng(5).standard_normal((LENGTH, batch, 3)))
     learner = braintrace.compile(model, "rtrl", xs[0], batch_size=batch)
     weights = weights_of(model)
-    values = {path: state.value for path, state in weights.items()}
-    start = model.h.value
+    values = {name: weights[name,].value for name in "wb"}
+    start = model.h.value if model.axis == 0 else model.h.value.T
 
-    def loss(values):
-        def step(h, x):
-            h = model.change(h, x @ values["w",], values["b",])
-            return h, (h**2).sum()
-
-        return jax.lax.scan(step, start if model.axis == 0 else start.T, xs)[1].sum()
+    def step(values, h, x):
+        h = model.change(h, x @ values["w"], values["b"])
+        return h, (h**2).sum()
 
     def of_step(x):
         return (learner(x) ** 2).sum()
 
     found = learner.etrace_grad(xs, step_fn=of_step, reduction="sum", chunk_size=4)
-    return learner, named(found), named(jax.jit(jax.grad(loss))(values))
+    return learner, named(found), through_time(step, values, start, xs)
 
 
 CHANGES = {

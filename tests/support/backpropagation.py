@@ -1,8 +1,23 @@
-"""Backpropagation through time of a brainstate module, without the library."""
+"""Backpropagation through time without the library, of a function or a brainstate module."""
 
 import functools
 
 import brainstate
+import jax
+import oracles
+
+
+@oracles.compiled
+def through_time(step, params, start, *sequences):
+    """Gradient of the sum of losses of ``step(params, states, *now) -> (states, loss)``."""
+
+    def total(params):
+        def body(states, now):
+            return step(params, states, *now)
+
+        return jax.lax.scan(body, start, sequences)[1].sum()
+
+    return jax.grad(total)(params)
 
 
 def backpropagated(model, loss, *sequences, batch_size=None, reduction="sum", **options):

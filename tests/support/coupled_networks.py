@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import random_oracles
+from backpropagation import through_time
 from operation_cases import BATCH, OperationCase, loss
 from ops_catalogue import plain_feedback
 
@@ -120,14 +121,11 @@ class Model(brainstate.nn.Module):
 
 
 def _of_losses(network, held):
-    def total(parameters):
-        def step(states, x):
-            states = network.plain(held(states), x, parameters)
-            return states, network.plain_loss(states, parameters)
+    def step(parameters, states, x):
+        states = network.plain(held(states), x, parameters)
+        return states, network.plain_loss(states, parameters)
 
-        return jax.lax.scan(step, jnp.asarray(network.start), network.inputs)[1].sum()
-
-    return jax.jit(jax.grad(total))(network.parameters)
+    return through_time(step, network.parameters, network.start, network.inputs)
 
 
 @functools.cache

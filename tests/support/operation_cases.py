@@ -13,6 +13,7 @@ import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
+from backpropagation import through_time
 from matrices import csr
 from ops_catalogue import plain_feedback
 
@@ -243,14 +244,11 @@ def by_name(gradients):
 def bptt(case):
     """The gradient of the summed loss, by backpropagation through the plain recurrence."""
 
-    def total(parameters):
-        def step(h, x):
-            h = DECAY * h + jnp.tanh(case.plain(x, parameters))
-            return h, loss(h)
+    def step(parameters, h, x):
+        h = DECAY * h + jnp.tanh(case.plain(x, parameters))
+        return h, loss(h)
 
-        return jax.lax.scan(step, jnp.zeros((BATCH, *case.hidden)), case.inputs)[1].sum()
-
-    return jax.jit(jax.grad(total))(case.parameters)
+    return through_time(step, case.parameters, jnp.zeros((BATCH, *case.hidden)), case.inputs)
 
 
 @functools.cache
