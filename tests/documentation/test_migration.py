@@ -23,16 +23,12 @@ class Network(brainstate.nn.Module):
         return self.readout(self.cell(x))
 
 
-def learner_of(algorithm=braintrace.D_RTRL, readout=nn.Linear, **options):
-    model = Network(readout)
-    brainstate.nn.init_all_states(model, batch_size=2)
-    found = algorithm(model, **options)
-    found.compile_graph(XS[0])
-    return braintrace.Learner(found)
+def compiled(model, algorithm="d_rtrl", **options):
+    return braintrace.compile(model, algorithm, XS[0], batch_size=2, **options)
 
 
 def test_traces_exist_after_compile_graph():
-    learner = learner_of()
+    learner = compiled(Network())
     learner(XS[0])
     before = jax.tree.map(np.asarray, learner.algorithm.traces.value)
     learner.algorithm.init_etrace_state()
@@ -42,7 +38,7 @@ def test_traces_exist_after_compile_graph():
 
 
 def test_a_learner_shows_its_model_and_its_states():
-    learner = learner_of()
+    learner = compiled(Network())
     assert learner.module is learner.algorithm.model
     assert learner.param_states[("cell", "u")] is learner.module.cell.u
     assert learner.hidden_states[("cell", "h")] is learner.module.cell.h
@@ -50,7 +46,7 @@ def test_a_learner_shows_its_model_and_its_states():
 
 @pytest.mark.parametrize("of", [lambda cell: cell.u, lambda _: "cell/u", lambda _: ("cell", "u")])
 def test_the_trace_of_a_weight_by_the_weight_its_name_and_its_path(of):
-    learner = learner_of()
+    learner = compiled(Network())
     learner(XS[0])
     weight, expected = of(learner.module.cell), learner.eligibility("cell/u")
     for found in (learner.get_etrace_of(weight), learner.algorithm.get_etrace_of(weight)):
@@ -60,7 +56,7 @@ def test_the_trace_of_a_weight_by_the_weight_its_name_and_its_path(of):
 
 
 def test_an_algorithm_has_a_name():
-    assert learner_of(name="mine").algorithm.name == "mine"
+    assert compiled(Network(), name="mine").algorithm.name == "mine"
     with pytest.raises(braintrace.OptionError, match="`name` is 3; expected a string or None"):
         braintrace.D_RTRL(Network(), name=3)
 
@@ -70,10 +66,10 @@ def test_an_algorithm_has_a_name():
 def test_feedback_of_e_prop_is_that_of_the_readout(readout, feedback):
     fits = {None: True, "symmetric": readout is nn.Linear, "random": readout is not nn.Linear}
     if fits[feedback]:
-        assert learner_of(braintrace.EProp, readout, feedback=feedback).is_compiled
+        assert compiled(Network(readout), "eprop", feedback=feedback).is_compiled
     else:
         with pytest.raises(braintrace.CompilationError, match=f"'{feedback}'.*feedback_matmul"):
-            learner_of(braintrace.EProp, readout, feedback=feedback)
+            compiled(Network(readout), "eprop", feedback=feedback)
 
 
 def test_a_readout_draws_the_same_feedback_from_the_same_seed():
@@ -86,7 +82,7 @@ def test_a_readout_draws_the_same_feedback_from_the_same_seed():
 
 
 def test_a_chunk_size_of_none_is_chosen():
-    learner = learner_of()
+    learner = compiled(Network())
 
     def gradient(chunk_size):
         learner.reset_state()

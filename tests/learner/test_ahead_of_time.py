@@ -3,23 +3,19 @@
 import subprocess
 import sys
 
-import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import saiunit as u
+from catalogue import BY_NAME
+from drivers import build_learner
 
 import braintrace
 
 XS = np.ones((6, 2, 3), np.float32)
+MODEL = BY_NAME["IndRNN"]
 SHAPE = jax.ShapeDtypeStruct(XS.shape, XS.dtype)
-
-
-def learner_of(units):
-    with brainstate.random.seed_context(0):  # some units are active
-        model = braintrace.nn.IndRNN(3, units)
-    return braintrace.compile(model, "d_rtrl", XS[0], batch_size=2)
 
 
 def calls_of(learner):
@@ -57,13 +53,13 @@ def called(learner, method):
     ],
 )
 def test_nothing_is_compiled_twice(method, compilations):
-    called(learner_of(4), method)  # whatever JAX keeps of its own
-    learner = learner_of(4)
+    called(build_learner(MODEL), method)  # whatever JAX keeps of its own
+    learner = build_learner(MODEL)
     compilations.clear()
     expected = called(learner, method)
     needed = len(compilations)
 
-    learner = learner_of(4)
+    learner = build_learner(MODEL)
     options = calls_of(learner)[method]
     shape = jax.ShapeDtypeStruct(SHAPE.shape[1:], SHAPE.dtype) if method == "update" else SHAPE
     compilations.clear()
@@ -83,7 +79,7 @@ def test_nothing_is_compiled_twice(method, compilations):
 def test_what_is_looked_at_is_what_runs(compilations):
     """Results that are looked at keep the traces from before: another program."""
     optax = pytest.importorskip("optax", reason="the extra `optimizers` is not installed")
-    learner = learner_of(5)
+    learner = build_learner(MODEL)
     options = {
         "step_fn": calls_of(learner)["etrace_grad"]["step_fn"],
         "optimizer": optax.adam(1e-3),
@@ -102,7 +98,7 @@ def test_what_is_looked_at_is_what_runs(compilations):
 
 def test_other_methods_are_refused():
     with pytest.raises(braintrace.OptionError, match="`method` is 'reset_state'"):
-        learner_of(4).lower("reset_state")
+        build_learner(MODEL).lower("reset_state")
 
 
 ELSEWHERE = """
@@ -123,7 +119,7 @@ np.savez(folder / "found.npz", losses=losses, **state)
 def test_a_step_runs_in_a_process_without_the_library(tmp_path):
     pytest.importorskip("flatbuffers", reason="the extra `export` is not installed")
     optax = pytest.importorskip("optax", reason="the extra `optimizers` is not installed")
-    learner = learner_of(4)
+    learner = build_learner(MODEL)
     options = {
         "step_fn": calls_of(learner)["etrace_grad"]["step_fn"],
         "optimizer": optax.adam(1e-2),
@@ -137,19 +133,19 @@ def test_a_step_runs_in_a_process_without_the_library(tmp_path):
     losses = learner.etrace_online(XS, **options)
     np.testing.assert_allclose(found["losses"], losses, rtol=1e-5)
     np.testing.assert_allclose(
-        found["parameters/u"], learner.algorithm.param_states[("u",)].value, rtol=1e-5
+        found["parameters/w_rec"], learner.algorithm.param_states[("w_rec",)].value, rtol=1e-5
     )
 
 
 def test_a_nan_label_does_not_reach_the_parameters_of_an_exported_step():
     pytest.importorskip("flatbuffers", reason="the extra `export` is not installed")
-    learner = learner_of(4)
+    learner = build_learner(MODEL)
 
     def step_fn(x, y):
         return jnp.sum((learner(x) - y) ** 2)
 
     _, update_fn = calls_of(learner)["etrace_online"].values()
-    y = np.ones((2, 4), np.float32)
+    y = np.ones((2, 2), np.float32)
     program, start = learner.export_step(XS[0], y, step_fn=step_fn, update_fn=update_fn)
     step = jax.export.deserialize(program).call
     state, loss = step(start, XS[0], np.nan * y)
@@ -166,7 +162,7 @@ def test_a_nan_label_does_not_reach_the_parameters_of_an_exported_step():
 
 def test_an_exported_prediction_has_no_traces():
     pytest.importorskip("flatbuffers", reason="the extra `export` is not installed")
-    learner = learner_of(4)
+    learner = build_learner(MODEL)
     program, state = learner.export_predict(SHAPE.update(shape=SHAPE.shape[1:]))
     assert not [name for name in state if name.startswith(("traces/", "optimizer/"))]
     step = jax.export.deserialize(program).call
@@ -175,14 +171,14 @@ def test_an_exported_prediction_has_no_traces():
         state, found = step(state, x)
         np.testing.assert_allclose(found, output, rtol=1e-5)
     same = [name for name in state if np.array_equal(state[name], before[name])]
-    assert "parameters/u" in same
+    assert "parameters/w_rec" in same
     assert "hidden/h" not in same
 
 
 def test_an_exported_prediction_has_no_forecasts():
     """Forecasts that wait change neither program nor names, so new parameters fit an old one."""
     pytest.importorskip("flatbuffers", reason="the extra `export` is not installed")
-    learner = learner_of(4)
+    learner = build_learner(MODEL)
     old, before = learner.export_predict(XS[0])
     learner.init_forecasts(XS[0], max_delay=2)
     learner.forecast(XS[0])
@@ -198,7 +194,7 @@ def test_an_exported_prediction_has_no_forecasts():
 
 def test_units_cannot_be_exported():
     pytest.importorskip("flatbuffers", reason="the extra `export` is not installed")
-    learner = learner_of(4)
+    learner = build_learner(MODEL)
 
     def step_fn(x):
         return jnp.sum(learner(x)) * u.mV
@@ -214,7 +210,7 @@ def test_units_cannot_be_exported():
 def test_an_exported_step_updates_as_rarely_as_asked():
     pytest.importorskip("flatbuffers", reason="the extra `export` is not installed")
     optax = pytest.importorskip("optax", reason="it accumulates gradients")
-    learner, other = learner_of(4), learner_of(4)
+    learner, other = build_learner(MODEL), build_learner(MODEL)
     with pytest.raises(braintrace.OptionError, match="`every` is 2, but an exported step") as said:
         learner.export_step(XS[0], **online(learner, optax.sgd(0.1)), every=2)
     assert "optax.MultiSteps(optimizer, 2).gradient_transformation()" in str(said.value)
@@ -224,7 +220,7 @@ def test_an_exported_step_updates_as_rarely_as_asked():
         state, _ = jax.export.deserialize(program).call(state, x)
     other.etrace_online(XS, **online(other, optax.sgd(0.1)), every=2)
     expected = other.functional().state().parameters
-    np.testing.assert_allclose(state["parameters/u"], expected[("u",)], rtol=1e-5)
+    np.testing.assert_allclose(state["parameters/w_rec"], expected[("w_rec",)], rtol=1e-5)
 
 
 def online(learner, optimizer):
@@ -233,7 +229,7 @@ def online(learner, optimizer):
 
 def test_a_state_is_an_argument_of_an_exported_function():
     pytest.importorskip("flatbuffers", reason="the extra `export` is not installed")
-    learner = learner_of(4)
+    learner = build_learner(MODEL)
     pure = learner.functional()
     exported = jax.export.export(jax.jit(pure.predict))(pure.state(), XS)
     again = jax.export.deserialize(bytes(exported.serialize()))
@@ -246,4 +242,4 @@ def test_a_state_is_an_argument_of_an_exported_function():
 def test_without_flatbuffers_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "flatbuffers", None)
     with pytest.raises(braintrace.MissingPackageError, match=r"\[export\]"):
-        learner_of(4).export_step(SHAPE, step_fn=jnp.sum)
+        build_learner(MODEL).export_step(SHAPE, step_fn=jnp.sum)

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 
 import brainstate
-import catalogue
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,21 +11,17 @@ import pytest
 import random_oracles
 import references
 from assertions import assert_gradients_close, assert_gradients_differ, assert_same_bits
+from catalogue import BY_NAME
 from drivers import build_learner, drawn_signs, named, sequence_gradient, snapshot, weights_of
 from models import small
 
 import braintrace
 from braintrace._rules.full.chunk_vjp import parameters_behind
 
-LENGTH, BATCH, SEED = 6, 2, 3
+LENGTH, BATCH = 6, 2
 MASK = np.array([1, 0, 2, 0.5, 1, 0])
 ALL_AT_3 = np.arange(LENGTH) == 3
 SOME = np.stack([np.arange(LENGTH) == 2, np.arange(LENGTH) % 4 == 1], axis=1)
-
-
-def learner_of(name, algorithm, style="batch axis", dtype=np.float64, **options):
-    case = catalogue.BY_NAME[name]
-    return build_learner(case, algorithm, style, BATCH, dtype=dtype, seed=SEED, **options)
 
 
 def in_order_of_oracle(learner):
@@ -54,17 +49,15 @@ def by_operation(model, learner):
 
 
 def expected(name, learner, **options):
-    case, arguments = (
-        catalogue.BY_NAME[name],
-        references.arguments(catalogue.BY_NAME[name], BATCH, LENGTH),
-    )
+    case = BY_NAME[name]
+    arguments = references.arguments(case, BATCH, LENGTH)
     if isinstance(learner.algorithm, braintrace.UORO):
         return random_oracles.uoro(case, *arguments, in_order_of_oracle(learner), **options)
     return random_oracles.kf_rtrl(case, *arguments, by_operation(case, learner), **options)
 
 
 def data(name, dtype=np.float64):
-    return catalogue.BY_NAME[name].sequences(BATCH, LENGTH, dtype)
+    return BY_NAME[name].sequences(BATCH, LENGTH, dtype)
 
 
 def rewound(learner, draws=0):
@@ -103,9 +96,10 @@ ROWS = [
 def test_the_gradient_of_a_sequence(algorithm, name, style, options):
     options = dict(options)
     chunks = {"chunk_size": options.pop("chunk_size", "auto")}
-    learner = learner_of(name, algorithm, style)
+    case = BY_NAME[name]
+    learner = build_learner(case, algorithm, style, dtype=np.float64)
     call = {"reset": options.get("resets"), "mask": options.get("step_weights")}
-    found = sequence_gradient(learner, catalogue.BY_NAME[name], *data(name), **call, **chunks)
+    found = sequence_gradient(learner, case, *data(name), **call, **chunks)
     assert_gradients_close(found, expected(name, learner, **options), 1e-10, name)
 
 
@@ -131,8 +125,8 @@ STREAMS += [pytest.param(*row, marks=pytest.mark.nightly) for row in STREAMS_AT_
 @pytest.mark.parametrize(("algorithm", "name"), STREAMS)
 def test_parameters_that_change_at_every_step(algorithm, name):
     """Each step on its own: its gradient reads the traces after it, where they tell of the past."""
-    case, (xs, targets) = catalogue.BY_NAME[name], data(name)
-    learner = learner_of(name, algorithm)
+    case, (xs, targets) = BY_NAME[name], data(name)
+    learner = build_learner(case, algorithm, dtype=np.float64)
     assert bool(learner.graph.read_by_output) == (name in READS_OLD_STATES)
     weights = weights_of(learner.algorithm.model)
 
@@ -193,8 +187,9 @@ DRAWS = [
 @functools.cache
 def of_keys(name, algorithm, twins):
     """Gradients by parameter, for many keys at once, of a loss with weights for the samples."""
-    learner = learner_of(name, algorithm)
-    pure, case = learner.functional(), catalogue.BY_NAME[name]
+    case = BY_NAME[name]
+    learner = build_learner(case, algorithm, dtype=np.float64)
+    pure = learner.functional()
     start, sequences = pure.state(), data(name)
     if twins:  # all samples are the first one
         sequences = [np.repeat(sequence[:, :1], BATCH, axis=1) for sequence in sequences]
@@ -225,7 +220,7 @@ def estimates(name, algorithm, draws, weights=(1.0, 1.0), twins=False):
 @pytest.mark.parametrize("name", ["TanhRNN", "GRU", "ALIFLateThreshold"])
 @pytest.mark.parametrize("algorithm", RANDOM)
 def test_the_mean_is_the_gradient_of_rtrl(algorithm, name, draws):
-    exact = jax.tree.leaves(references.bptt(catalogue.BY_NAME[name], BATCH, LENGTH))
+    exact = jax.tree.leaves(references.bptt(BY_NAME[name], BATCH, LENGTH))
     found = jax.tree.leaves(estimates(name, algorithm, draws))
     noise = 0.0
     for wanted, each in zip(exact, found, strict=True):
@@ -269,7 +264,7 @@ def test_samples_draw_apart(algorithm):
 @pytest.mark.usefixtures("float64")
 def test_a_seed_says_what_is_drawn():
     """With the key, all is as it was: see the mean over keys."""
-    case = catalogue.BY_NAME["Leaky"]
+    case = BY_NAME["Leaky"]
     x = data("Leaky", np.float32)[0][0]
     learners = [
         braintrace.compile(case.build(), "uoro", x, batch_size=BATCH, seed=seed)
@@ -286,8 +281,8 @@ def test_a_seed_says_what_is_drawn():
 @pytest.mark.parametrize("algorithm", RANDOM)
 def test_a_reset_is_a_fresh_start_whatever_there_was(algorithm):
     """But for the random stream, which goes on: the next sequence has noise of its own."""
-    case, (xs, targets) = catalogue.BY_NAME["ALIF"], data("ALIF", np.float32)
-    learner = learner_of("ALIF", algorithm, dtype=np.float32)
+    case, (xs, targets) = BY_NAME["ALIF"], data("ALIF", np.float32)
+    learner = build_learner(case, algorithm)
     flags = np.zeros((LENGTH, BATCH), bool)
     first = sequence_gradient(learner, case, xs, targets, reset=flags)
     learner.reset_state()
@@ -345,8 +340,8 @@ def test_lanes_of_somebody_elses_map_draw_apart(algorithm):
 
 def test_learners_that_are_mapped_draw_from_keys_of_their_own():
     """Each as if it were alone; and apart where the map has given all of them one key."""
-    learner = learner_of("TanhRNN", "uoro", dtype=np.float32)
-    case, (xs, targets) = catalogue.BY_NAME["TanhRNN"], data("TanhRNN", np.float32)
+    case, (xs, targets) = BY_NAME["TanhRNN"], data("TanhRNN", np.float32)
+    learner = build_learner(case, "uoro")
     pure = learner.functional()
     start = pure.state()
 
@@ -370,8 +365,8 @@ def test_learners_that_are_mapped_draw_from_keys_of_their_own():
 
 
 def test_what_is_carried_is_reported_in_its_dtype():
-    case = catalogue.BY_NAME["GRU"]
-    learner = learner_of("GRU", "uoro", dtype=np.float32, trace_dtype=jnp.bfloat16)
+    case = BY_NAME["GRU"]
+    learner = build_learner(case, "uoro", trace_dtype=jnp.bfloat16)
     size = sum(np.size(w) for name, w in case.params().items() if name != "w_out")
     traces = learner.algorithm.traces.value
     assert {leaf.dtype for leaf in jax.tree.leaves((traces["s"], traces["t"]))} == {
@@ -386,12 +381,12 @@ def test_what_is_carried_is_reported_in_its_dtype():
     with pytest.raises(braintrace.OptionError, match="none by this rule"):
         learner.eligibility("w_z")
     found = sequence_gradient(learner, case, *data("GRU", np.float32))
-    exact = learner_of("GRU", "uoro", dtype=np.float32)
+    exact = build_learner(case, "uoro")
     assert_gradients_close(found, sequence_gradient(exact, case, *data("GRU", np.float32)), 0.05)
 
 
 def test_factors_and_exact_traces_are_reported():
-    learner = learner_of("IndRNN", "kf_rtrl", dtype=np.float32)
+    learner = build_learner(BY_NAME["IndRNN"], "kf_rtrl")
     traces = learner.algorithm.traces.value
     shapes = {name: [leaf.shape for leaf in traces[name].values()] for name in ("u", "A", "exact")}
     assert shapes == {"u": [(BATCH, 3 + 1)], "A": [(BATCH, 4, 4)], "exact": [(BATCH, 4, 4)]}
@@ -438,8 +433,8 @@ def test_what_meets_its_input_in_several_places_has_no_kronecker_factors():
 @pytest.mark.parametrize("algorithm", RANDOM)
 def test_norms_that_are_zero_make_no_numbers_that_are_none(algorithm):
     """Silent inputs, states and weights: every factor is zero at first, and some for ever."""
-    case = catalogue.BY_NAME["TanhRNN"]
-    learner = learner_of("TanhRNN", algorithm, dtype=np.float32)
+    case = BY_NAME["TanhRNN"]
+    learner = build_learner(case, algorithm)
     for state in learner.algorithm.model.states().values():
         state.value = jax.tree.map(jnp.zeros_like, state.value)
     xs, targets = data("TanhRNN", np.float32)
@@ -460,9 +455,9 @@ def summed_by_steps(learner, case, xs, targets):
 @pytest.mark.parametrize("name", ["GRU", "LeakyWithMaskedWeight"])
 def test_uoro_in_half_precision(name, dtype):
     """A call, a sequence and a step in the user's `grad` give what float32 gives, rounded."""
-    case, found = catalogue.BY_NAME[name], {}
+    case, found = BY_NAME[name], {}
     for kind in (jnp.float32, dtype):
-        learner = learner_of(name, "uoro", dtype=kind)
+        learner = build_learner(case, "uoro", dtype=kind)
         xs, targets = data(name, kind)
         outputs = jnp.stack([learner(x) for x in xs])
         learner.reset_state(BATCH)
