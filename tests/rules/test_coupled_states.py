@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from assertions import assert_gradients_close, assert_same_bits
+from backpropagation import through_time
 from operation_cases import BATCH, CASES, STEPS, by_name, loss, normal
 from ops_catalogue import restored_registries
 
@@ -88,18 +89,15 @@ def bptt(name, mixing, dtype="float32", late=False, times=1):
     """The gradient of the losses of a sequence, run for the last of some times."""
     case = BY_NAME[name]
 
-    def total(parameters):
-        def step(old, x):
-            states = next_states(mixing, old, case.plain(x, parameters))
-            return states, loss(output(states, old, late))
+    def step(parameters, old, x, is_last):
+        states = next_states(mixing, old, case.plain(x, parameters))
+        return states, jnp.where(is_last, loss(output(states, old, late)), 0.0)
 
-        states = [jnp.zeros((BATCH, *case.hidden), dtype)] * len(mixing)
-        for _ in range(times):
-            states, losses = jax.lax.scan(step, states, case.inputs.astype(dtype))
-        return losses.sum()
-
-    parameters = jax.tree.map(lambda leaf: leaf.astype(dtype), case.parameters)
-    return jax.jit(jax.grad(total))(parameters)
+    start = [jnp.zeros((BATCH, *case.hidden), dtype)] * len(mixing)
+    parameters = {name: leaf.astype(dtype) for name, leaf in case.parameters.items()}
+    xs = jnp.concatenate([case.inputs.astype(dtype)] * times)
+    is_last = np.arange(len(xs)) >= len(xs) - STEPS
+    return through_time(step, parameters, start, xs, is_last)
 
 
 def compiled(case, mixing=EACH_OTHER, dtype=jnp.float32, late=False, **options):

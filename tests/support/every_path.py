@@ -6,6 +6,7 @@ import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
+from backpropagation import backpropagated
 from drivers import calls_gradient, stream_gradient, summed
 from recorded import without_units
 
@@ -118,14 +119,10 @@ class Paths:
         return summed(each)
 
     def _through_time(self, xs, **batch):
-        model = self.make()
-        brainstate.nn.init_all_states(model, **batch)
-        weights = model.states(brainstate.ParamState)
+        def step(model, x):
+            return self.loss(model(x))
 
-        def total():
-            return sum(self.loss(model(x)) for x in xs)
-
-        return _by_name(brainstate.transform.grad(total, weights)())
+        return _by_name(backpropagated(self.make(), step, xs, **batch))
 
 
 PATHS = (
