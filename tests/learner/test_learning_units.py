@@ -1,5 +1,7 @@
 """Quantities in a model: gradients have the numbers and units of backpropagation's."""
 
+import functools
+
 import brainstate
 import jax
 import jax.numpy as jnp
@@ -151,18 +153,14 @@ class Driven(brainstate.nn.Module):
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_every_operation_learns_with_units(name, algorithm):
     model = Driven(*OPERATIONS[name])
-    brainstate.nn.init_all_states(model, batch_size=2)
-    parameters = model.states(brainstate.ParamState)
 
-    def total():
-        outputs = brainstate.transform.for_loop(model.update, INPUTS)
-        return outputs.sum() / u.mV
+    def loss(model, x):
+        return model(x).sum() / u.mV
 
-    expected = brainstate.transform.jit(brainstate.transform.grad(total, parameters))()
+    expected = backpropagated(model, loss, INPUTS, batch_size=2)
     learner = braintrace.compile(model, algorithm, INPUTS[0], batch_size=2)
-    found = learner.etrace_grad(
-        INPUTS, step_fn=lambda x: learner(x).sum() / u.mV, reduction="sum", unit_aware=False
-    )
+    step_fn = functools.partial(loss, learner)
+    found = learner.etrace_grad(INPUTS, step_fn=step_fn, reduction="sum", unit_aware=False)
     for path, gradient in expected.items():
         assert u.get_unit(found[path]) == u.get_unit(gradient), path
         if algorithm == "d_rtrl":

@@ -1,6 +1,7 @@
 """How exact a rule is on a class of models: every cell of the tables in `docs/algorithms.md`."""
 
 import dataclasses
+import functools
 import itertools
 
 import compilation
@@ -106,8 +107,8 @@ def data(model):
     return 1.5 * draw((LENGTH, BATCH, *MODELS[model].shape)), draw((LENGTH, BATCH, 2))
 
 
-def loss(output, target):
-    return ((output - target) ** 2).mean()
+def loss(model, x, target):
+    return ((model(x) - target) ** 2).mean()
 
 
 def learner_of(rule, model):
@@ -115,20 +116,16 @@ def learner_of(rule, model):
     return quietly_compiled(module, rule.name, example, batch_size=BATCH, **rule.options)
 
 
-def step_function(learner):
-    return lambda x, target: loss(learner(x), target)
-
-
 def gradient(learner, model, **options):
     learner.reset_state()
-    options = {"reduction": "sum", **options}
-    return leaves(learner.etrace_grad(*data(model), step_fn=step_function(learner), **options))
+    options = {"step_fn": functools.partial(loss, learner), "reduction": "sum", **options}
+    return leaves(learner.etrace_grad(*data(model), **options))
 
 
 def many_draws(rule, model):
     """Gradients of many keys, {parameter: (draws, ...)}."""
     learner = learner_of(rule, model)
-    pure, step_fn = learner.functional(), step_function(learner)
+    pure, step_fn = learner.functional(), functools.partial(loss, learner)
     start, sequences = pure.state(), data(model)
 
     def of_key(key):
@@ -142,12 +139,8 @@ def many_draws(rule, model):
 @compilation.cache
 def bptt(model):
     """The gradient of the whole sequence, by reverse mode through it."""
-
-    def step(module, x, y):
-        return loss(module(x), y)
-
     module = MODELS[model].module()
-    return leaves(backpropagated(module, step, *data(model), batch_size=BATCH))
+    return leaves(backpropagated(module, loss, *data(model), batch_size=BATCH))
 
 
 def leaves(gradients):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from assertions import assert_gradients_close, assert_states_close
+from backpropagation import through_time
 from drivers import snapshot, stream_gradient, summed
 
 import braintrace
@@ -370,15 +371,12 @@ def test_rows_of_operations_are_samples_where_nothing_else_says_so(batch, units,
     learner = braintrace.compile(model, "d_rtrl", xs[0], **size)
     found = grad_of(learner, xs, reset=flags)
 
-    def total(w):
-        def step(h, now):
-            x, new = now
-            h = 0.5 * jnp.where(new[:, None], 0.2, h) + x @ w
-            return h, (h**2).sum()
+    def step(params, h, x, new):
+        h = 0.5 * jnp.where(new[:, None], 0.2, h) + x @ params["w",]
+        return h, (h**2).sum()
 
-        return jax.lax.scan(step, jnp.full((batch, units), 0.2), (xs, flags))[1].sum()
-
-    assert_gradients_close(found, {("w",): jax.grad(total)(model.w.value)}, 2e-5)
+    start, params = jnp.full((batch, units), 0.2), {("w",): model.w.value}
+    assert_gradients_close(found, through_time(step, params, start, xs, flags), 2e-5)
 
 
 class Unreached(Fixed):
