@@ -91,6 +91,7 @@ def test_the_gradient_is_that_of_jax(name):
     "an index-after_a_reset",
     "an index-stream",
     "an index-own_gradient",
+    "an index-mapped_by_the_compiler",
     "fill-sequence",
     "fill-after_a_reset",
     "fill-stream",

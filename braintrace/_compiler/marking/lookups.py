@@ -73,7 +73,9 @@ class Lookup:
         """Return the row numbers at the indices; one past the last: no row."""
         sizes = tuple(map(min, self._params["slice_sizes"], numbers.shape))
         if mode is None:
-            return jax.lax.dynamic_slice(numbers, indices, sizes)
+            # `jax.lax.dynamic_slice` would count from the end again if an index is negative.
+            found: jax.Array = self.equation.primitive.bind(numbers, *indices, slice_sizes=sizes)
+            return found
         layout, fill = self._params["dimension_numbers"], numbers.size
         return jax.lax.gather(numbers, indices[0], layout, sizes, mode=mode, fill_value=fill)
 
