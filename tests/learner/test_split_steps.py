@@ -15,7 +15,7 @@ from drivers import quietly_compiled, summed
 from jax.experimental import io_callback
 
 import braintrace
-from braintrace._core.chunk import over_time
+from braintrace._etrace_op import primitive
 from braintrace._jaxpr import equal_values, equal_with_derivatives, inlined, program_of
 
 INPUTS, H, STEPS, BATCH = 3, 4, 6, 2
@@ -405,18 +405,13 @@ def values_of(function, *arguments):
 
 @pytest.mark.parametrize("mapped", [(0, None), (None, 0), (0, 0)], ids=["x", "weight", "both"])
 def test_products_over_time_where_samples_lie(mapped, monkeypatch):
-    """What several devices do instead of an operation, whatever changes from step to step."""
-    monkeypatch.setattr(over_time, "sharding_dependent", lambda *v, sharded, unsharded: sharded(*v))
+    """What several devices do, whatever changes from step to step."""
+    monkeypatch.setattr(primitive, "runs_on_several_devices", lambda: True)
     draw = np.random.default_rng(4).normal
     shapes = (BATCH, INPUTS), (INPUTS, H)
     lead = [() if axis is None else (STEPS,) for axis in mapped]
     x, w = (draw(size=steps + shape) for steps, shape in zip(lead, shapes, strict=True))
-    (equation,) = jax.make_jaxpr(braintrace.matmul)(*map(jnp.ones, shapes)).eqns
-
-    def product(*values):
-        return over_time.fold_time_into_samples(equation, list(values))[0]
-
-    found = jax.vmap(product, mapped)(x, w)
+    found = jax.vmap(braintrace.matmul, mapped)(x, w)
     np.testing.assert_allclose(found, jax.vmap(jnp.matmul, mapped)(x, w), rtol=1e-5)
 
 

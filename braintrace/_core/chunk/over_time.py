@@ -14,8 +14,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from ..._etrace_op import ETPPrimitive, get_primitive_spec
-from ..._jax import Atom, Equation, bind, sharding_dependent
+from ..._jax import Atom
 from ..._jaxpr import Program, evaluate
 from ..._typing import PyTree
 from ..time_loops import scan_over_time
@@ -130,39 +129,9 @@ def values_over_time(
 
     def of_step(now: list[Any]) -> list[Any]:
         current = {**fixed, **zip_dict(list(over_time), now)}
-        return evaluate(program, targets, current, rules=fold_time_into_samples)
+        return evaluate(program, targets, current)
 
     return list(mode.map(of_step, list(over_time.values()))) if targets else []
-
-
-def fold_time_into_samples(equation: Equation, values: list[Any]) -> list[jax.Array] | None:
-    """Run an ETP operation so that a map over time folds time into its samples.
-
-    This is a rule for `evaluate`; all other operations are left to JAX. JAX would fold samples into
-    time, which needs communication if samples are sharded. If they are not, the operation runs
-    unchanged.
-    """
-    if not isinstance(equation.primitive, ETPPrimitive):
-        return None
-    plain = functools.partial(equation.primitive.implementation, **equation.params)
-    x_index = get_primitive_spec(equation.primitive).x_invar_index
-    sharded = jax.custom_batching.custom_vmap(plain)
-
-    def marked(*values: Any) -> Any:
-        return bind(equation, values)[0]
-
-    def over_time(steps: int, is_mapped: list[bool], *values: Any) -> tuple[Any, bool]:
-        is_of_samples = equation.primitive.batched and x_index == 0
-        if not is_of_samples or list(is_mapped) != [True] + [False] * (len(values) - 1):
-            axes = [0 if mapped else None for mapped in is_mapped]
-            return jax.vmap(plain, axes)(*values), True
-        x, *weights = values
-        x = jnp.swapaxes(x, 0, 1)
-        y = plain(x.reshape(-1, *x.shape[2:]), *weights)
-        return jnp.swapaxes(y.reshape(-1, steps, *y.shape[1:]), 0, 1), True
-
-    sharded.def_vmap(over_time)
-    return [sharding_dependent(*values, sharded=sharded, unsharded=marked)]
 
 
 def stretched(tree: PyTree, steps: int) -> PyTree:
