@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 
 from .._jax import (
     TRANSPARENT_CALLS,
@@ -116,17 +117,20 @@ def _is_silent(equation: Equation) -> bool:
 def _answering(name: str) -> Any:
     """Return an operation that returns its first operand, named after the callback.
 
-    A jaxpr with it still shows the callback; differentiating its result raises an error.
+    A jaxpr with it still shows the callback. The result has a derivative by the answer, but none by
+    what the callback was asked: to differentiate it by that raises an error.
     """
 
-    def refuse(primals: Any, tangents: Any) -> Any:
+    def tangent(primals: Any, tangents: Any) -> Any:
+        if all(isinstance(asked, SymbolicZero) for asked in tangents[1:]):
+            return primals[0], tangents[0]
         raise ValueError(
             f"`{name}` has no derivative. Pass its inputs through `jax.lax.stop_gradient`, or "
             "define a derivative with `jax.custom_jvp`."
         )
 
     answer = jax.custom_jvp(lambda answer, *asked: answer)
-    answer.defjvp(refuse)
+    answer.defjvp(tangent, symbolic_zeros=True)
     primitive = Primitive(name)
     define_from_impl(primitive, answer, lambda _, operands, dims, params: (operands[0], dims[0]))
     return primitive

@@ -221,6 +221,12 @@ def test_every_rule(kind, algorithm):
     assert_gradients_close(found, named(expected), 1e-10)
 
 
+@pytest.mark.parametrize("kind", ASKED)
+def test_a_linear_readout_that_multiplies_answers_is_exact(kind):
+    graph = quietly_compiled(Net(kind, Host()), "d_rtrl", data()[0][0], batch_size=BATCH).graph
+    assert not graph.diagnostics
+
+
 @AT_NIGHT
 def test_calls_of_mapped_samples():
     """Those that are not in order may be made for one sample after another."""
