@@ -123,7 +123,8 @@ def check_option(name: str, value: Any, kind: Kind, where: str = "") -> None:
         If it is not.
     """
     if not kind.accepts(value):
-        raise OptionError(f"{where}`{name}` is {shown(value)}; expected {kind.words}.")
+        told = f"{where}`{name}` is {shown(value)}; expected {kind.words}.{_hint(value)}"
+        raise OptionError(told)
 
 
 def path_filter(given: Any) -> Callable[[Path], bool]:

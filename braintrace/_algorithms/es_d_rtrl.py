@@ -4,7 +4,7 @@ from typing import Any
 
 import brainstate
 
-from .._arguments import BOOLEAN, DECAY, check_option, is_integer, shown
+from .._arguments import BOOLEAN, DECAY, POSITIVE, check_option, shown
 from .._errors import OptionError
 from .._rules import FilterTraces
 from .algorithm import ETraceAlgorithm
@@ -74,7 +74,7 @@ class ES_D_RTRL(ETraceAlgorithm):
         super().__init__(model, **options)
         check_option("readout_filters", readout_filters, BOOLEAN)
         self.readout_filters = readout_filters
-        if is_integer(decay_or_rank) and decay_or_rank >= 1:
+        if POSITIVE.accepts(decay_or_rank):
             self.decay = (int(decay_or_rank) - 1) / (int(decay_or_rank) + 1)
         elif DECAY.accepts(decay_or_rank):
             self.decay = float(decay_or_rank)

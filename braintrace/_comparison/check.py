@@ -13,13 +13,12 @@ import saiunit
 from .._algorithms import ETraceAlgorithm
 from .._arguments import check_takes
 from .._errors import OptionError
-from .._learner.calls.arguments import of_numbers
 from .._rules import Rule
 from .._tables import Table, as_html, as_text
 from .._typing import Path, path_name
 from .bptt import bptt_of
 from .run import RuleRun
-from .workload import Workload, check_sequences, restored
+from .workload import Workload, checked_sequences, restored
 
 _HEADS = ("parameter", "relative deviation", "cosine", "norm", "norm by BPTT")
 
@@ -155,8 +154,7 @@ def gradient_check(
     ('w', True)
     """
     check_takes("loss", loss, ("output", "target"), "the output and the target of a step")
-    xs, ys = of_numbers((xs, ys))
-    steps = check_sequences("gradient_check", model, {"xs": xs, "ys": ys})
+    (xs, ys), steps = checked_sequences("gradient_check", model, {"xs": xs, "ys": ys})
     work = Workload(
         model=model,
         step_fn=lambda run, step: loss(run(step[0]), step[1]),

@@ -32,7 +32,7 @@ from .._arguments import (
     shown,
 )
 from .._errors import BraintraceError, MissingPackageError, OptionError
-from .._learner.calls.arguments import of_numbers, weights_of
+from .._learner.calls.arguments import weights_of
 from .._learner.calls.chunks import default_budget
 from .._optional import optional_import
 from .._pictures import in_bytes
@@ -41,7 +41,7 @@ from .bptt import Bptt, bptt_of
 from .check import compared
 from .run import RuleRun
 from .table import ComparedRule, RuleComparison
-from .workload import Workload, arguments_of, check_sequences, restored
+from .workload import Workload, arguments_of, checked_sequences, restored
 
 RULES = ("d_rtrl", "es_d_rtrl", "immediate")
 SMALL = 100
@@ -149,8 +149,7 @@ def compare_rules(
     >>> cosines[0] < cosines[1] < cosines[2] == 1.0
     True
     """
-    xs = of_numbers(xs)
-    length = check_sequences("compare_rules", model, {"xs": xs})
+    (xs,), length = checked_sequences("compare_rules", model, {"xs": xs})
     check_option("memory_budget", memory_budget, POSITIVE.or_else(None))
     check_option("batch_size", batch_size, BATCH_SIZE)
     check_option("vmap", vmap, BOOLEAN)

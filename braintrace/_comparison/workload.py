@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from .._arguments import check_arrays, check_option, check_takes, named, shown
+from .._arguments import check_arrays, check_option, check_takes, check_tree, named, shown
 from .._brainstate import is_watched, undone
 from .._core.zero import examples
 from .._errors import OptionError, ShapeError
@@ -20,7 +20,7 @@ from .._foreign import in_words
 from .._interrupts import uninterrupted
 from .._jax import struct_of
 from .._learner.build import NOT_COMPILED
-from .._learner.calls.arguments import length_of
+from .._learner.calls.arguments import length_of, of_numbers
 from .._typing import PyTree
 
 
@@ -67,8 +67,10 @@ class Workload:
         return dataclasses.replace(self, xs=xs, mask=mask)
 
 
-def check_sequences(function: str, model: Any, sequences: Mapping[str, Any]) -> int:
-    """Check the model and the sequences of a comparison; return the number of steps.
+def checked_sequences(
+    function: str, model: Any, sequences: Mapping[str, PyTree]
+) -> tuple[list[PyTree], int]:
+    """Check the model of a comparison; return its sequences as arrays, and the number of steps.
 
     Raises
     ------
@@ -83,11 +85,14 @@ def check_sequences(function: str, model: Any, sequences: Mapping[str, Any]) -> 
             f"`{function}` compares numbers, which a transformation such as `jit` does not "
             "have: call it outside."
         )
+    arrays = []
     for name, sequence in sequences.items():
-        check_arrays(name, sequence)
+        check_tree(name, sequence)
+        arrays.append(of_numbers(sequence))
+        check_arrays(name, arrays[-1])
         if not jax.tree.leaves(sequence):
             raise ShapeError(f"`{name}` is {shown(sequence)}; expected arrays, time first.")
-    return length_of(tuple(sequences.values()))
+    return arrays, length_of(tuple(arrays))
 
 
 class _Called(BaseException):

@@ -46,7 +46,7 @@ def _is_initializer(value: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     """Test whether a value supports arithmetic, also if its class is the user's."""
-    unusable = (str, bytes, list, tuple, type, brainstate.State)
+    unusable = (str, bytes, list, tuple, type, brainstate.State, np.ma.MaskedArray)
     is_of_others = isinstance(value, np.ndarray) and value.dtype.kind in "OSUMV"
     is_usable = not isinstance(value, unusable) and not is_of_others
     return is_usable and hasattr(type(value), "__mul__")

@@ -205,3 +205,16 @@ def test_the_derivative_of_a_hard_reset_takes_the_fall_as_constant():
     for reset, fall in {"hard": 1.5, "soft": 1.0}.items():
         found = jax.grad(after)(V, reset)[0]
         assert found == pytest.approx(left * (1 - fall * surrogate)), reset
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (np.ma.masked_array(np.ones(2), mask=True), "is a masked array .*Fill the masked"),
+        (brainstate.ParamState(np.ones(2)), "is a ParamState; .*Give its `.value`"),
+    ],
+    ids=["masked array", "State"],
+)
+def test_numbers_of_layers_that_hide_values_are_refused(value, told):
+    with pytest.raises(braintrace.OptionError, match=f"`LIF`: `R` {told}"):
+        nn.LIF(2, R=value)

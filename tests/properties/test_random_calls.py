@@ -123,6 +123,8 @@ ENDLESS = ("cyclic list", "cyclic dict", "deep")
     "compile, rules",
     "OTTT, strict",
     "gradient_check, vmap",
+    "gradient_check, xs",
+    "compare_rules, xs",
     "etrace_evolve, chunk_size",
     "functional().evolve, reset",
     "nn.Conv1d, groups",
