@@ -313,15 +313,27 @@ def step_of_gated(y, h, a):
     return jax.nn.sigmoid(keep) * h + jnp.tanh(new) - 0.3 * a, 0.9 * a + 0.1 * jnp.sin(h)
 
 
-def backpropagated(weights, xs):
-    """Return the gradient of the mean loss, by the chain rule through all steps."""
+STARTS = np.zeros((LENGTH, BATCH), bool)
+STARTS[LENGTH // 2, ::3] = True
+COUNTED = np.arange(LENGTH) != LENGTH // 2
+
+
+def interrupted_windows(learner, xs):
+    """Some samples start anew within a window, at a step whose loss does not count."""
+    options = {"window": 2, "chunk_size": 4, "reset": STARTS, "mask": COUNTED}
+    return learner.etrace_grad(xs, step_fn=loss_of(learner), **options)
+
+
+def backpropagated(weights, xs, starts, counted):
+    """Return the gradient of the mean counted loss, by the chain rule through all steps."""
 
     def loss(weights):
         w, b = weights
         h, a, total = jnp.zeros((BATCH, UNITS)), jnp.zeros((BATCH, UNITS)), 0.0
-        for x in xs:
+        for x, start, counts in zip(xs, starts, counted, strict=True):
+            h, a = (jnp.where(start[:, None], 0.0, state) for state in (h, a))
             h, a = step_of_gated(x @ w + b, h, a)
-            total = total + jnp.mean(h**2) / len(xs)
+            total = total + counts * jnp.mean(h**2) / sum(counted)
         return total
 
     return jax.grad(loss)(weights)
@@ -332,11 +344,13 @@ def against_backpropagation():
     with jax.enable_x64(True):
         weights = RANDOM.normal(size=(INPUTS, 2 * UNITS)), RANDOM.normal(size=2 * UNITS)
         weights, xs = tuple(map(jnp.asarray, weights)), XS.astype(np.float64)
-        expected = backpropagated(weights, xs)
+        whole = backpropagated(weights, xs, np.zeros_like(STARTS), np.ones_like(COUNTED))
+        interrupted = backpropagated(weights, xs, STARTS, COUNTED)
+        drives = {chunks: whole, windows: whole, interrupted_windows: interrupted}
         for parts in ((4, 2), (1, 8)):
             learner = braintrace.compile(Gated(weights), "d_rtrl", xs[0], batch_size=BATCH)
             braintrace.shard(learner, mesh_of(parts), model="model")
-            for drive in (chunks, windows):
+            for drive, expected in drives.items():
                 learner.reset_state()
                 found = drive(learner, xs)
                 found = [found[name,] for name in ("w", "b")]
