@@ -4,10 +4,14 @@ from typing import Any
 
 import brainstate
 
-from .._arguments import BOOLEAN, DECAY, POSITIVE, check_option, shown
-from .._errors import OptionError
+from .._arguments import BOOLEAN, DECAY, POSITIVE, Kind, check_option
 from .._rules import FilterTraces
 from .algorithm import ETraceAlgorithm
+
+DECAY_OR_RANK = Kind(
+    "a decay (a float in [0, 1)) or a rank (an integer of at least 1)",
+    lambda value: POSITIVE.accepts(value) or DECAY.accepts(value),
+)
 
 
 class ES_D_RTRL(ETraceAlgorithm):
@@ -74,15 +78,11 @@ class ES_D_RTRL(ETraceAlgorithm):
         super().__init__(model, **options)
         check_option("readout_filters", readout_filters, BOOLEAN)
         self.readout_filters = readout_filters
+        check_option("decay_or_rank", decay_or_rank, DECAY_OR_RANK)
         if POSITIVE.accepts(decay_or_rank):
             self.decay = (int(decay_or_rank) - 1) / (int(decay_or_rank) + 1)
-        elif DECAY.accepts(decay_or_rank):
-            self.decay = float(decay_or_rank)
         else:
-            raise OptionError(
-                f"`decay_or_rank` is {shown(decay_or_rank)}; expected a decay (a float in [0, 1)) "
-                "or a rank (an integer of at least 1)."
-            )
+            self.decay = float(decay_or_rank)
 
     @property
     def method(self) -> FilterTraces:
