@@ -11,6 +11,7 @@ import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from .._arguments import NOT_NEGATIVE, array_of, check_option, check_tree, level_of_user, shown
 from .._brainstate import Hidden, is_watched, peek
@@ -308,7 +309,8 @@ def warn_if_predicted(learner: LearnerParts, request: Request) -> None:
         return
     held.last_prediction = Hidden(())
     is_learning = request.method in ("etrace_grad", "etrace_online")
-    if is_learning and not is_watched() and _is_alike(before, sequences):
+    starts_anew = _starts_anew(request.options.reset)
+    if is_learning and not (is_watched() or starts_anew) and _is_alike(before, sequences):
         warnings.warn(
             f"`predict` has already run these steps, and `{request.method}` runs them "
             "again. To predict and then learn one step, call `learner.forecast(x)` and "
@@ -321,6 +323,16 @@ def note_prediction(learner: LearnerParts, sequences: tuple[PyTree, ...]) -> Non
     """Remember the inputs of a prediction, up to a size that is cheap to compare."""
     if not is_watched() and sum(map(np.size, jax.tree.leaves(sequences))) <= MOST_COMPARED:
         learner.held_forecasts.last_prediction = Hidden(sequences)
+
+
+def _starts_anew(reset: ArrayLike | None) -> bool:
+    """Test whether all samples are known to be reset before the first step."""
+    if reset is None or not is_here(reset):
+        return False
+    try:
+        return bool(np.all(np.atleast_1d(reset)[:1]))
+    except (TypeError, ValueError):  # no flags: refused by a later check
+        return False
 
 
 def _is_alike(before: PyTree, sequences: tuple[PyTree, ...]) -> bool:

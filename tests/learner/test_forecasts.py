@@ -383,8 +383,8 @@ def test_learning_what_was_predicted_warns(recwarn):
     xs, ys = LEAKY.sequences(BATCH, LENGTH)
     learner = build_learner(LEAKY, batch=BATCH)
 
-    def learn(x, y):
-        options = {"step_fn": lambda x, y: LEAKY.loss(learner(x), y), "optimizer": OPTIMIZER}
+    def learn(x, y, **options):
+        options |= {"step_fn": lambda x, y: LEAKY.loss(learner(x), y), "optimizer": OPTIMIZER}
         return learner.etrace_online(x[None], y[None], **options)
 
     learner.predict(xs[:1])
@@ -397,6 +397,8 @@ def test_learning_what_was_predicted_warns(recwarn):
     learner.predict(xs[:1])
     learner.reset_state()
     learn(xs[0], ys[0])  # another sequence
+    learner.predict(xs[:1])
+    learn(xs[0], ys[0], reset=[True])
     learner.forecast(xs[0])
     learner.learn(LEAKY.loss, ys[0], optimizer=OPTIMIZER)
     learner.etrace_evolve(xs[:1])

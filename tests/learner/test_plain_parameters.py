@@ -9,6 +9,7 @@ import pytest
 import references
 from assertions import assert_gradients_close
 from drivers import build_algorithm, named, sequence_gradient, weights_of
+from every_path import Paths
 from models import small
 
 import braintrace
@@ -46,6 +47,32 @@ def test_a_parameter_may_be_a_python_number():
     # h^t = w (1 + 1/2 + ... + 1/2^(t-1)), summed over 6 units and 4 steps
     expected = 6 * (1 + 1.5 + 1.75 + 1.875)
     assert learner.etrace_grad(xs, **options)[("w",)] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"rule": "immediate"}, {"rule": "rtrl"}, {"window": 2}])
+def test_a_parameter_may_be_an_array_of_numpy_in_double_precision(options):
+    """As in JAX, where it is in single precision unless double precision is allowed."""
+
+    def model(dtype):
+        weights = {"w": np.eye(3, dtype=dtype), "gain": 0.5 * np.ones(3, dtype)}
+
+        @small({"h": (3,)}, **dict.fromkeys(weights, 0.0))
+        def leaky(self, x):
+            drive = braintrace.matmul(jnp.tanh(x), self.w.value)
+            self.h.value = 0.5 * self.h.value + drive
+            return self.gain.value * self.h.value
+
+        made = leaky()
+        made.w.value, made.gain.value = weights.values()
+        return made
+
+    xs = np.random.default_rng(0).normal(size=(4, 2, 3)).astype(np.float32)
+    double, single = (Paths(lambda t=t: model(t), xs, **options) for t in ("f8", "f4"))
+    step_by_step = () if "window" in options else (Paths.stream, Paths.own_gradient)
+    for path in (Paths.sequence, *step_by_step):
+        found, expected = path(double), path(single)
+        assert_gradients_close(found, expected, 1e-6, path.__name__)
+        assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {np.dtype("float32")}
 
 
 class FusedGates(brainstate.nn.Module):

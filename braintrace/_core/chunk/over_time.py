@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from ..._jax import Atom
 from ..._jaxpr import Program, evaluate
@@ -143,12 +144,13 @@ def stretched(tree: PyTree, steps: int) -> PyTree:
     return jax.tree.map(of_leaf, tree)
 
 
-def zero_sum(value: jax.Array) -> jax.Array:
+def zero_sum(value: ArrayLike) -> jax.Array:
     """Return the initial value of a sum of arrays like ``value``.
 
     It has at least single precision: in bfloat16 a sum of ones stops at 256.
     """
-    return jnp.zeros(value.shape, jnp.float32 if is_half(value.dtype) else value.dtype)
+    dtype = jnp.result_type(value)  # that of a NumPy array may be one that JAX does not use
+    return jnp.zeros(jnp.shape(value), jnp.float32 if is_half(dtype) else dtype)
 
 
 def is_half(dtype: Any) -> bool:
