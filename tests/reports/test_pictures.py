@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import saiunit as u
 from catalogue import BY_NAME, MODELS
-from drivers import shared_learner
+from drivers import quietly_compiled, shared_learner
 from test_eligibility import BATCH, DECAY, STEPS, UNITS, XS, Layer, direct, once
 
 import braintrace
@@ -182,7 +182,9 @@ SHOWN = ["LSTMFused", "GRU", "OneWeightTwoGroups", "SynapsesOfTwoPopulations"]
     [pytest.param(m.name, marks=[] if m.name in SHOWN else [pytest.mark.nightly]) for m in MODELS],
 )
 def test_every_model_has_a_readable_picture(name):
-    learner = shared_learner(BY_NAME[name])
+    case = BY_NAME[name]
+    x = case.sequences(BATCH, 1)[0][0]
+    learner = quietly_compiled(case.build(), "d_rtrl", x, batch_size=BATCH)
     drawn = Drawn(learner)
     text = " ".join(itertools.chain(*drawn.texts.values()))
     report = learner.report()

@@ -28,12 +28,12 @@ from braintrace._graph import specs_of
 
 LENGTH, BATCH = 6, 2
 RESET = np.stack([np.arange(LENGTH) == 2, np.arange(LENGTH) % 4 == 1], axis=1)
-OTTT = ("ottt", {"decay": 0.7})
+OTTT, ES_D_RTRL = ("ottt", {"decay": 0.7}), ("es_d_rtrl", {"decay_or_rank": 0.7})
 MODELS = [
-    pytest.param("TwoLayers", {"lower": "es_d_rtrl"}, "batch axis", id="layers"),
+    pytest.param("TwoLayers", {"lower": ES_D_RTRL}, "batch axis", id="layers"),
     pytest.param(
         "LSTMSeparate",
-        {"w_i": OTTT, ("w_f",): "immediate", lambda path: path == ("w_g",): "es_d_rtrl"},
+        {"w_i": OTTT, ("w_f",): "immediate", lambda path: path == ("w_g",): ES_D_RTRL},
         "mapped",
         id="gates",
     ),
@@ -59,7 +59,7 @@ def alone(rules, gradient_by):
     expected = dict(of("d_rtrl"))
     for given, rule in rules.items():
         for path in expected:
-            parts = tuple(path.split("."))
+            parts = tuple(path.split("/"))
             start = (given,) if isinstance(given, str) else given
             if given(parts) if callable(given) else parts[: len(start)] == start:
                 expected[path] = of(hashable(rule))[path]
