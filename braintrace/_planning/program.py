@@ -84,8 +84,8 @@ class PlannedProgram:
         The program.
     parameters, states, traces, optimizer
         Arrays of parameters, of other States and filters, of traces, and of an optimizer.
-    arguments, aliased
-        Arguments, and the ones whose memory the program may use for its results.
+    arguments, aliased, results
+        Arguments, the ones whose memory the program may use for its results, and these.
     places
         Row indices of the entries of sparse matrices.
     sharded
@@ -101,18 +101,11 @@ class PlannedProgram:
     optimizer: list[Array]
     arguments: list[Array]
     aliased: list[Array]
+    results: list[Array]
     places: list[Array]
     sharded: frozenset[int]
     chunk_size: int
     records: int
-
-    @property
-    def results(self) -> list[Array]:
-        """The program's results."""
-        avals = [atom.aval for atom in open_jaxpr(self.traced.jaxpr)[0].outvars]
-        return [
-            dataclasses.replace(found, is_sharded=self.is_sharded(found)) for found in arrays(avals)
-        ]
 
     def temp_bytes(self) -> int:
         """Return the bytes that XLA's program needs besides its arguments and results.
@@ -123,10 +116,6 @@ class PlannedProgram:
         if _longest_axis(self.traced.jaxpr) > LONGEST_AXIS:
             return self.records
         return int(self.traced.lower().compile().memory_analysis().temp_size_in_bytes)
-
-    def is_sharded(self, aval: Any) -> bool:
-        """Test, by its shape alone, whether outputs of an array are sharded."""
-        return not self.sharded.isdisjoint(aval.shape)
 
 
 def _longest_axis(jaxpr: Any) -> int:
@@ -211,10 +200,14 @@ def _traced(work: Workload, example: tuple[PyTree, ...], parts: Parts) -> Planne
     paths = {id(state): path for path, state in algorithm.states_of_model.items()}
     parameters = _joined(arrays_of_state(p, s.value, layout) for p, s in _parameters(algorithm))
     own_of_optimizer = _like_parameters(arrays(moments.value), parameters)
-    held = [
-        own_of_optimizer if s is moments else arrays_of_state(paths.get(id(s)), s.value, layout)
+    held = {
+        id(s): own_of_optimizer
+        if s is moments
+        else arrays_of_state(paths.get(id(s)), s.value, layout)
         for s in states
-    ]
+    }
+    of_method, _, after = traced.out_info
+    written = _joined(held[id(state)] for state in driver.body.written(states))
     learned = {id(state) for state in algorithm.param_states.values()}
     own = [s for s in algorithm.states_of_step.values() if id(s) not in learned]
     traces = arrays_of_traces(starting, layout)
@@ -228,13 +221,22 @@ def _traced(work: Workload, example: tuple[PyTree, ...], parts: Parts) -> Planne
         states=_joined(arrays_of_state(paths.get(id(s)), s.value, layout) for s in own),
         traces=traces,
         optimizer=own_of_optimizer,
-        arguments=[*_joined(held), *taken, *arrays(arguments)],
+        arguments=[*_joined(held.values()), *taken, *arrays(arguments)],
         aliased=taken if in_place else [],
+        results=[*_by_shape(of_method, sharded), *written, *_by_shape(after, sharded)],
         places=_places(algorithm, sharded),
         sharded=sharded,
         chunk_size=length,
         records=records if has_traces else 0,
     )
+
+
+def _by_shape(tree: PyTree, sharded: frozenset[int]) -> list[Array]:
+    """Return arrays of which the shape alone tells whether they are sharded."""
+    return [
+        dataclasses.replace(leaf, is_sharded=not sharded.isdisjoint(leaf.shape))
+        for leaf in arrays(tree)
+    ]
 
 
 def _places(algorithm: ETraceAlgorithm, sharded: frozenset[int]) -> list[Array]:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import saiunit
 from jax.sharding import AbstractMesh
+from models import small
 
 import braintrace
 from braintrace._learner.calls.options import Options
@@ -247,6 +248,23 @@ def test_samples_and_outputs_are_divided():
     chunk = {"method": "etrace_grad", "steps": 4, "chunk_size": 4, "mesh": mesh}
     of_samples, of_both = (plan_of_product(model=m, **chunk) for m in (None, "units"))
     assert of_both.records == of_samples.records // 5 > 0
+
+
+def test_a_replicated_weight_of_the_length_of_the_units_stays_replicated_when_written():
+    """An update of a readout writes all of it on every device."""
+
+    @small({"h": (8,)}, w=np.ones((3, 8)), readout=np.ones((8, 2)))
+    def layer(self, x):
+        self.h.value = jnp.tanh(0.5 * self.h.value + braintrace.matmul(x, self.w.value))
+        return self.h.value @ self.readout.value
+
+    def results(**options):
+        options |= {"steps": 5, "method": "etrace_online"}
+        return braintrace.plan(layer, "d_rtrl", np.ones((4, 3)), batch_size=4, **options).results
+
+    bytes_of_w, bytes_of_h, bytes_of_trace = 4 * 3 * 8, 4 * 4 * 8, 4 * 4 * 3 * 8
+    saved = results() - results(mesh={"data": 1, "model": 2}, model="model")
+    assert saved == (bytes_of_w + bytes_of_h + bytes_of_trace) // 2
 
 
 def test_concatenated_gates_are_divided_in_their_traces_alone():

@@ -13,6 +13,7 @@ import resource
 
 import collectives as messages
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import saiunit
@@ -35,11 +36,18 @@ def deviation(found, expected):
     return max(of_leaf(np.asarray(a), np.asarray(b)) for a, b in pairs)
 
 
+def by_target(network):
+    """Return the synapses of a network sorted by the neurons that read them."""
+    weights, sources, ends = network.synapses
+    arrays = jnp.asarray(weights, float), jnp.asarray(sources), jnp.asarray(ends)
+    return saiunit.sparse.CSC(arrays, shape=(network.neurons, network.neurons))
+
+
 def learner_on(task, rule, devices):
     """Return a learner of a net that is divided over so many devices."""
-    model = Spiking(task.network, task.network.matrix(saiunit.sparse.CSC))
+    model = Spiking(task.network, by_target(task.network))
     example = task.data[0][0]
-    learner = compiled(model, rule, example, batch_size=task.batch, **OPTIONS[rule])
+    learner = compiled(model, rule, example, batch_size=task.batch, **OPTIONS.get(rule, {}))
     places = np.asarray(jax.devices()[:devices]).reshape(1, devices)
     mesh = jax.sharding.Mesh(places, ("data", "model"))
     braintrace.shard(learner, mesh, model="model")
@@ -97,7 +105,7 @@ def held(learner):
 
 def planned(task, rule, devices):
     """Return what is planned that the programs take of a device."""
-    example, matrix = task.data[0][0], task.network.matrix(saiunit.sparse.CSC)
+    example, matrix = task.data[0][0], by_target(task.network)
     methods = {
         "etrace_online": {"optimizer": optax.sgd(0.1)},
         "etrace_grad": {"chunk_size": CHUNK, "from_zero": False},
@@ -114,7 +122,7 @@ def planned(task, rule, devices):
             mesh={"data": 1, "model": devices},
             model="model",
             **options,
-            **OPTIONS[rule],
+            **OPTIONS.get(rule, {}),
         )
         sizes = dataclasses.asdict(plan)
         found[method] = {name: sizes[name] for name in ("arguments", "results", "total")}
