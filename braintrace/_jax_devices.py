@@ -70,12 +70,13 @@ def sharding_dependent(
 
     The choice is made when the program is lowered, as in ``jax.lax.platform_dependent``; one trace
     serves both. If the number of devices is known (see `for_devices`), or there is one device, only
-    the chosen function is traced.
+    the chosen function is traced. It is known inside of the two functions.
     """
     devices = _devices.get() or (1 if jax.device_count() == 1 else None)
     if devices is not None:
         return (sharded if devices > 1 else unsharded)(*operands)
-    return jax.lax.cond(_is_sharded_p.bind(), sharded, unsharded, *operands)
+    choices = for_devices(jax.device_count())(sharded), for_devices(1)(unsharded)
+    return jax.lax.cond(_is_sharded_p.bind(), *choices, *operands)
 
 
 def _lower_undivided(ctx: Any, value: Any, *, mesh: Any, axis: int) -> Any:

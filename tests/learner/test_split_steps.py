@@ -15,6 +15,7 @@ from drivers import quietly_compiled, summed
 from jax.experimental import io_callback
 
 import braintrace
+from braintrace._core.chunk.over_time import AT_ONCE, values_over_time
 from braintrace._etrace_op import primitive
 from braintrace._jaxpr import equal_values, equal_with_derivatives, inlined, program_of
 
@@ -413,6 +414,24 @@ def test_products_over_time_where_samples_lie(mapped, monkeypatch):
     x, w = (draw(size=steps + shape) for steps, shape in zip(lead, shapes, strict=True))
     found = jax.vmap(braintrace.matmul, mapped)(x, w)
     np.testing.assert_allclose(found, jax.vmap(jnp.matmul, mapped)(x, w), rtol=1e-5)
+
+
+def test_samples_stay_where_they_are_where_only_the_lowered_program_knows_of_devices(monkeypatch):
+    """An array that the user has placed may lie on several devices, without `braintrace.shard`."""
+    monkeypatch.setattr(jax, "device_count", lambda: 2)
+    x, w = jnp.ones((BATCH, INPUTS)), jnp.ones((INPUTS, H))
+    program = program_of(jax.make_jaxpr(braintrace.matmul)(x, w))
+    of_x, of_w = program.in_vars
+
+    def over_time(xs):
+        return values_over_time(AT_ONCE, program, program.out_atoms, {of_w: w}, {of_x: xs})
+
+    traced = jax.make_jaxpr(over_time)(jnp.ones((STEPS, BATCH, INPUTS)))
+    (cond,) = [e for e in traced.eqns if e.primitive.name == "cond"]
+    on_one, on_several = map(str, cond.params["branches"])
+    assert f"[{STEPS},{BATCH},{INPUTS}]" in on_one
+    assert f"[{BATCH},{STEPS},{INPUTS}]" not in on_one
+    assert f"[{BATCH},{STEPS},{INPUTS}]" in on_several
 
 
 def test_equal_values():
