@@ -25,12 +25,15 @@ from jax.flatten_util import ravel_pytree
 from oracles import PlainOps, _as_tree, compiled, flat_state, state_slices, whole_step
 
 
-def uoro(case, params, states, xs, targets, signs, step_weights=None, resets=None, rate=0.0):
+def uoro(
+    case, params, states, xs, targets, signs, step_weights=None, resets=None, rate=0.0, axis=0
+):
     """Gradient by UORO; signs: (time, batch, n), the states of a sample in alphabetical order.
 
-    With a rate, parameters descend between steps, and those after the last are returned.
+    With a rate, parameters descend between steps, and those after the last are returned. The axis
+    is that of samples in all states.
     """
-    rows, start = rows_of_samples(states), states
+    rows, start = rows_of_samples(states, axis), states
     samples, theta, unravel = range(len(rows)), *ravel_pytree(params)
     s, t = np.zeros(rows.shape), np.zeros((len(rows), theta.size))
     gradient = 0.0
@@ -113,13 +116,13 @@ def after_reset(flags, states, start):
     }
 
 
-def rows_of_samples(states):
-    """(batch, n): which entries of S are the states of a sample; the first axis is the batch."""
+def rows_of_samples(states, axis=0):
+    """(batch, n): which entries of S are the states of a sample."""
     slices = state_slices(states)
-    batch = len(states[next(iter(slices))])
-    size = max(own.stop for own in slices.values())
-    columns = [np.arange(size)[own].reshape(batch, -1) for own in slices.values()]
-    return np.concatenate(columns, axis=1)
+    entries = np.arange(max(own.stop for own in slices.values()))
+    shaped = [entries[own].reshape(states[name].shape) for name, own in slices.items()]
+    first = [np.moveaxis(of_state, axis, 0) for of_state in shaped]
+    return np.concatenate([of_state.reshape(len(of_state), -1) for of_state in first], axis=1)
 
 
 def weight_of(step_weights, index):
