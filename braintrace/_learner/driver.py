@@ -103,11 +103,12 @@ class Driver:
     ) -> tuple[PyTree, list[PyTree], Traces | None]:
         """Run the body and compute deferred traces, in the form in which the traces are given."""
         algorithm = self._algorithm
-        before = pack(traces, algorithm.traces.pairs) if isinstance(traces, dict) else traces
         states = self.body.states(algorithm.states_of_model)
         with own_changes(algorithm), traced_on_automatic_axes(states), loops_in_words():
+            before = pack(traces, algorithm.traces.pairs) if isinstance(traces, dict) else traces
             results, written, after = run_to_the_end(self.body, values, before, *arguments)
-        return results, written, after if before is traces or after is None else unpack(after)
+            is_packed = before is not traces and after is not None
+            return results, written, unpack(after) if is_packed else after
 
     def trace(
         self, values: list[PyTree], traces: Traces | None, arguments: Arguments, owned: bool

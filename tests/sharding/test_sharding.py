@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from assertions import assert_gradients_close
+from catalogue import BY_NAME, INPUTS
+from drivers import build_learner
 from sharded_programs import run
 
 import braintrace
@@ -107,10 +109,18 @@ def mesh(*names):
     return jax.sharding.Mesh(np.asarray(jax.devices()[:1]).reshape([1] * len(names)), names)
 
 
-def test_an_explicit_mesh_of_one_device_changes_no_number():
+@pytest.mark.parametrize("model", ["IndRNN", "two coupled states"])
+def test_an_explicit_mesh_of_one_device_changes_no_number(model):
+    """Also before it is known to the learner, and with traces that are packed in pairs."""
     kinds = {"axis_types": (jax.sharding.AxisType.Explicit,)}
     explicit = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1], **kinds)
-    xs = jnp.linspace(-1.0, 1.0, 3 * 8 * 2).reshape(3, 8, 2)
+    inputs = 2 if model == "IndRNN" else INPUTS
+    xs = jnp.linspace(-1.0, 1.0, 3 * 8 * inputs).reshape(3, 8, inputs)
+
+    def made():
+        if model == "IndRNN":
+            return learner()
+        return build_learner(BY_NAME["Rotation"], batch=8)
 
     def gradients(own):
         core = own.functional()
@@ -118,13 +128,13 @@ def test_an_explicit_mesh_of_one_device_changes_no_number():
         return jax.jit(lambda state: loss(state, xs)[1])(core.state())
 
     brainstate.random.seed(0)
-    expected = gradients(learner())
+    expected = gradients(made())
     brainstate.random.seed(0)
-    divided = learner()
+    divided = made()
     with jax.set_mesh(explicit):
+        assert_gradients_close(gradients(divided), expected, 1e-6, "in the context")
         braintrace.shard(divided, explicit)
-        found = gradients(divided)
-    assert_gradients_close(found, expected, 1e-6, "explicit mesh")
+        assert_gradients_close(gradients(divided), expected, 1e-6, "sharded")
 
 
 def test_a_jit_after_a_stream_on_an_explicit_mesh_changes_no_number():
