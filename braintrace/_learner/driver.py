@@ -107,8 +107,8 @@ class Driver:
         with own_changes(algorithm), traced_on_automatic_axes(states), loops_in_words():
             before = pack(traces, algorithm.traces.pairs) if isinstance(traces, dict) else traces
             results, written, after = run_to_the_end(self.body, values, before, *arguments)
-            is_packed = before is not traces and after is not None
-            return results, written, unpack(after) if is_packed else after
+            after = after if before is traces or after is None else unpack(after)
+            return results, written, after
 
     def trace(
         self, values: list[PyTree], traces: Traces | None, arguments: Arguments, owned: bool
