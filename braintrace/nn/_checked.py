@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import brainstate
 import jax
 import numpy as np
+import saiunit
 
 from .._arguments import (
     BATCH_SIZE,
@@ -31,6 +32,7 @@ from .._arguments import (
 from .._brainstate import ConstructorSignature
 from .._errors import BraintraceError, OptionError, ShapeError
 from .._foreign import in_words
+from .._jax import is_there
 from .._most_memory import check_module_fits
 
 Layer = TypeVar("Layer", bound=type)
@@ -48,7 +50,9 @@ def _is_number(value: Any) -> bool:
     """Test whether a value supports arithmetic, also if its class is the user's."""
     unusable = (str, bytes, list, tuple, type, brainstate.State, np.ma.MaskedArray)
     is_of_others = isinstance(value, np.ndarray) and value.dtype.kind in "OSUMV"
-    is_usable = not isinstance(value, unusable) and not is_of_others
+    array = value.mantissa if isinstance(value, saiunit.Quantity) else value
+    is_deleted = isinstance(array, jax.Array) and not is_there(array)
+    is_usable = not (isinstance(value, unusable) or is_of_others or is_deleted)
     return is_usable and hasattr(type(value), "__mul__")
 
 
