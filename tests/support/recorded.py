@@ -179,6 +179,8 @@ class RecordedCase:
         self._jaxpr, self._consts = closed.jaxpr, closed.consts
         self._slots = _slots(model, states)
         self._model = model
+        # The generator of random numbers is not the model's own: others draw from it later.
+        self._start = {name: jax.tree.leaves(state.value) for name, state, _ in self._slots}
         outputs = iter(self._jaxpr.outvars)
         self._output_vars = [next(outputs) for _ in range(self._output_tree.num_leaves)]
         (operations, self._mixed, self._spikes) = jax.tree.unflatten(
@@ -211,11 +213,11 @@ class RecordedCase:
         }
 
     def states(self):
-        """{state: array} of everything else that the model keeps."""
+        """{state: array} of everything else that the model keeps, as it was recorded."""
         found = {}
         for name, state, _ in self._slots:
             if not isinstance(state, brainstate.ParamState):
-                found.update(self._parts(name, state, jax.tree.leaves(state.value)))
+                found.update(self._parts(name, state, self._start[name]))
         return found
 
     @staticmethod
