@@ -73,6 +73,9 @@ def test_a_parameter_may_be_an_array_of_numpy_in_double_precision(options):
         found, expected = path(double), path(single)
         assert_gradients_close(found, expected, 1e-6, path.__name__)
         assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {np.dtype("float32")}
+    pure = double.learner.functional()
+    state = jax.jit(lambda state: pure.evolve(state, xs)[0])(pure.state())
+    pure.step(state, xs[0])
 
 
 class FusedGates(brainstate.nn.Module):

@@ -1,5 +1,6 @@
 """Values of States as plain arrays: data of random keys, and leaves of pytrees by path."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -61,15 +62,23 @@ def like_leaves(held: PyTree, leaves: Mapping[Path, jax.Array], start: Path = ()
 
 
 def same_type(found: PyTree, expected: PyTree) -> bool:
-    """Test whether two pytrees have the same structure, shapes and dtypes."""
+    """Test whether two pytrees have the same structure, shapes, and dtypes as JAX has them."""
     if isinstance(found, jax.Array) and isinstance(expected, (jax.ShapeDtypeStruct, jax.Array)):
-        return found.shape == expected.shape and bool(found.dtype == expected.dtype)
+        return found.shape == expected.shape and _same_dtype(found, expected)
     leaves, tree = jax.tree.flatten(found)
     others, other = jax.tree.flatten(expected)
     return bool(tree == other) and all(
-        getattr(leaf, "shape", None) == wanted.shape and leaf.dtype == wanted.dtype
+        getattr(leaf, "shape", None) == wanted.shape and _same_dtype(leaf, wanted)
         for leaf, wanted in zip(leaves, others, strict=True)
     )
+
+
+def _same_dtype(found: Any, expected: Any) -> bool:
+    """Test whether dtypes are equal in JAX, where a NumPy array may lose its double precision."""
+    if found.dtype == expected.dtype:
+        return True
+    known = functools.partial(jax.dtypes.canonicalize_dtype, allow_extended_dtype=True)
+    return bool(known(found.dtype) == known(expected.dtype))
 
 
 def _parts(keys: tuple[Any, ...]) -> Path:
