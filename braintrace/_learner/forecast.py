@@ -309,8 +309,9 @@ def warn_if_predicted(learner: LearnerParts, request: Request) -> None:
         return
     held.last_prediction = Hidden(())
     is_learning = request.method in ("etrace_grad", "etrace_online")
-    starts_anew = _starts_anew(request.options.reset)
-    if is_learning and not (is_watched() or starts_anew) and _is_alike(before, sequences):
+    if not is_learning or is_watched() or _starts_anew(request.options.reset):
+        return
+    if _is_alike(before, sequences):
         warnings.warn(
             f"`predict` has already run these steps, and `{request.method}` runs them "
             "again. To predict and then learn one step, call `learner.forecast(x)` and "
