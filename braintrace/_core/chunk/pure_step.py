@@ -143,7 +143,8 @@ def run_if(
     function without carry that writes few elements, or runs on an accelerator, runs always, and its
     results are selected. On a CPU, a step of an LSTM of 8 units then takes 0.6 of the time
     (2026-11-26). On a GPU, the host waits for the flag of a loop; a step of a stream without this
-    wait takes 0.66 to 0.89 of the time (H100, 2026-11-27, nine streams).
+    wait takes 0.66 to 0.89 of the time (H100, 2026-11-27, nine streams). A carry of traces is not
+    selected: its readers repeat the step of the traces, which takes 2 to 10 times the time (H100).
 
     Parameters
     ----------
