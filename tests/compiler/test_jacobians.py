@@ -201,6 +201,12 @@ def check_elements(entry, rule):
     Truncations(entry, graph_of(entry, rule, readout_filters=False)).check()
 
 
+@pytest.mark.by_day(
+    "PlainRecurrentRNN",
+    "LateralInhibition",
+    "DelayLineForAMarkedOperation",
+    "MarkedAndPlain",
+)
 @each(BY_DAY)
 def test_what_d_rtrl_truncates_is_reported(entry):
     check_elements(entry, "d_rtrl")

@@ -77,7 +77,11 @@ def paths_of(name):
     return paths, paths.bptt()
 
 
-@pytest.mark.by_day("drop", "None", "filled with a number", "take", "a window", "an ETP operation")
+@pytest.mark.by_day(
+    "filled with a number",
+    "take",
+    "an ETP operation",
+)
 @pytest.mark.core
 @pytest.mark.parametrize("name", LOOKUPS)
 def test_the_gradient_is_that_of_jax(name):
@@ -88,15 +92,10 @@ def test_the_gradient_is_that_of_jax(name):
 @pytest.mark.by_day(
     "an index-sequence",
     "an index-two_calls",
-    "an index-after_a_reset",
-    "an index-stream",
-    "an index-own_gradient",
     "an index-mapped_by_the_compiler",
-    "fill-sequence",
     "fill-after_a_reset",
     "fill-stream",
     "fill-own_gradient",
-    "fill-mapped_by_the_compiler",
     "fill-foreign_vmap",
 )
 @pytest.mark.parametrize("path", PATHS)

@@ -329,6 +329,13 @@ class Telling(Net):
         return self.h.value @ self.w_out.value
 
 
+@pytest.mark.by_day(
+    "branch-1-one chunk",
+    "branch-1-chunks of two",
+    "branch-1-masked",
+    "branch-1-stream",
+    "loop-2-own loop",
+)
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(("kind", "times"), [("branch", 1), ("loop", 2)])
 def test_a_branch_or_loop_on_the_way_to_a_state_tells_once(kind, times, path):

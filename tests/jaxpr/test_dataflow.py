@@ -40,8 +40,19 @@ from braintrace._jaxpr.dataflow.primitives import TABLE, Entry
 pytestmark = pytest.mark.usefixtures("float64_in_every_thread")
 
 
-def each(cases):
-    return pytest.mark.parametrize("case", [pytest.param(c, id=str(c)) for c in cases])
+def each(cases, by_day=None):
+    """All cases; those that `by_day` does not name are of the night."""
+
+    def row(case):
+        is_by_day = by_day is None or str(case) in by_day
+        return pytest.param(case, id=str(case), marks=[] if is_by_day else pytest.mark.nightly)
+
+    return pytest.mark.parametrize("case", [*map(row, cases)])
+
+
+def first_forms(cases):
+    """Names of the first case of each primitive; others run the same lines with other numbers."""
+    return {*{case.name: str(case) for case in reversed(cases)}.values()}
 
 
 def moved_by_table(name):
@@ -127,7 +138,7 @@ def sets_back(case, jaxpr):
     return np.concatenate([f.reshape(-1, lattice.count) for f in full]).T
 
 
-@each(OF_FLOATS)
+@each(OF_FLOATS, by_day=first_forms(OF_FLOATS))
 def test_a_cotangent_that_the_engine_does_not_name_has_no_influence(case):
     jaxpr = traced(case)
     claimed = sets_back(case, jaxpr)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from dataflow_cases import CASES
 from dataflow_trials import drawn
-from test_dataflow import each, sets_of, traced
+from test_dataflow import each, first_forms, sets_of, traced
 
 from braintrace._jax import Primitive
 from braintrace._jaxpr import program_of
@@ -34,7 +34,10 @@ def inexact(case):
     return [i for i in case.places if np.issubdtype(case.operands[i].dtype, np.inexact)]
 
 
-@each([case for case in CASES if inexact(case)])
+OF_NUMBERS = [case for case in CASES if inexact(case)]
+
+
+@each(OF_NUMBERS, by_day=first_forms(OF_NUMBERS) | {"scatter-applied"})
 def test_what_the_engine_calls_proportional_is(case):
     """In each operand by itself, and in all of them together."""
     jaxpr, generator = traced(case), np.random.default_rng(0)

@@ -124,6 +124,11 @@ def with_the_built_in_operation(algorithm, chunk):
     return gradient(built_in, algorithm, chunk)
 
 
+@pytest.mark.by_day(
+    "class style-es_d_rtrl-3",
+    "spec style-d_rtrl-1",
+    "spec style-es_d_rtrl-3",
+)
 @pytest.mark.parametrize(
     ("algorithm", "chunk"),
     [

@@ -65,12 +65,8 @@ def test_d_rtrl_equals_bptt_for_chunks(case, chunks, monkeypatch):
 
 
 @pytest.mark.by_day(
-    "matmul with bias",
     "element_wise scalar",
-    "dilated 2-D conv, channels first",
-    "sparse_matmul with bias",
     "lora_matmul with bias",
-    "grouped_matmul with bias",
     "embedding",
 )
 @each_operation
@@ -93,12 +89,7 @@ def test_d_rtrl_equals_bptt_step_by_step(case):
 
 @pytest.mark.by_day(
     "some-matmul",
-    "some-matmul with bias",
-    "some-element_wise",
-    "some-strided 1-D conv with bias",
     "some-grouped 1-D conv",
-    "some-sparse_matmul with bias",
-    "some-feedback_matmul with bias",
     "some-einsum in another order, over positions",
 )
 @each_operation

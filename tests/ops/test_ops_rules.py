@@ -233,6 +233,15 @@ def _by_row(factor, jacobian):
 case_of = functools.cache(Case)
 
 
+@pytest.mark.by_day(
+    "etp_lora_mm",
+    "etp_fb_mv",
+    "etp_gmv",
+    "etp_row",
+    "etp_elemwise",
+    "etp_mm without bias",
+    "etp_conv with a kernel larger than its input",
+)
 @pytest.mark.parametrize("name", CASES)
 def test_pull_back_is_the_vjp_over_time_and_batch(name):
     case_of(name).assert_equal(*case_of(name).results["pull_back"])

@@ -77,6 +77,11 @@ def test_outputs_that_enter_no_trace_are_not_kept(algorithm):
     assert {leaf.shape[-1] for leaf in outputs} == {3 * group.shape[-1]}
 
 
+@pytest.mark.by_day(
+    "D_RTRL",
+    "Immediate",
+    "SnAp",
+)
 @algorithms
 def test_a_step_inside_a_branch(algorithm):
     """Both branches of a `cond` have the same type, so a step has to keep it."""

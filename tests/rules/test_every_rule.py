@@ -125,6 +125,12 @@ def each_operation():
             yield pytest.param(rule, case, id=f"{rule}-{case.name}", marks=marks)
 
 
+@pytest.mark.by_day(
+    "carrying-lora_matmul with bias",
+    "decaying-element_wise",
+    "filtering-embedding",
+    "uoro-grouped 1-D conv",
+)
 @pytest.mark.parametrize(("rule", "case"), [*each_operation()])
 def test_every_operation(rule, case):
     network = network_of(rule, case, ((0.8,),))

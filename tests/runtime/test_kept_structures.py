@@ -225,6 +225,11 @@ def pure_step(setting):
     pure.step(pure.state(), XS[0])
 
 
+@pytest.mark.by_day(
+    "call",
+    "prediction",
+    "pure_step",
+)
 @pytest.mark.parametrize("route", [call, evolution, prediction, gradient, stream, pure_step])
 def test_a_structure_written_between_two_calls_is_refused(route):
     """Also by what has been compiled already; what has been written by hand stays."""

@@ -66,6 +66,11 @@ def saved_and_restored(folder):
 # --- paths
 
 
+@pytest.mark.by_day(
+    "run[x]",
+    "*?",
+    "logs:",
+)
 @pytest.mark.parametrize("name", ["run[x]", "a\\b", "[", "*?", "with space", "naïve 漢 🧠", "logs:",
     "".join(c for c in string.punctuation if c != "/"),
 ])  # fmt: skip

@@ -72,6 +72,11 @@ def shared():
 # --- what comes back
 
 
+@pytest.mark.by_day(
+    "es_d_rtrl",
+    "immediate",
+    "ottt",
+)
 @pytest.mark.parametrize(("case", "rule"), [*rows()])
 def test_every_rule_comes_back(case, rule, tmp_path):
     learner = build_learner(catalogue.BY_NAME[case], rule)
@@ -390,11 +395,7 @@ OTHERS = {
     "rule",
     "option",
     "window",
-    "dtype of traces",
-    "units",
-    "dtype",
     "unit",
-    "kind of keys",
 )
 @pytest.mark.parametrize("row", OTHERS)
 def test_another_learner_is_refused_and_stays_as_it_is(row, tmp_path):

@@ -30,7 +30,7 @@ class Spiking(Cell):
 # --- every state-to-state path is element by element ------------------------------------------
 
 
-@model("w_in -> h", groups="h", diagonal=True, by_day={"d_rtrl": ("chunks of 6",)})
+@model("w_in -> h", groups="h", diagonal=True)
 class Leaky(Rate):
     weights = IN_OUT
 
@@ -39,7 +39,7 @@ class Leaky(Rate):
         return self.h.value @ self.w_out.value
 
 
-@model("layer -> h", groups="h", diagonal=True, by_day={"d_rtrl": ("chunks of 3",)})
+@model("layer -> h", groups="h", diagonal=True)
 class LeakyWithBias(Rate):
     weights = {"layer": {"weight": W_IN, "bias": (H,)}, "w_out": W_OUT, "b_out": (OUTPUTS,)}
 
@@ -50,7 +50,7 @@ class LeakyWithBias(Rate):
         return self.h.value @ self.w_out.value + self.b_out.value
 
 
-@model("w_in -> h", groups="h", diagonal=True, by_day={"d_rtrl": ("chunks of 1",)})
+@model("w_in -> h", groups="h", diagonal=True)
 class LeakyWithMaskedWeight(Rate):
     weights = IN_OUT
 
@@ -62,7 +62,7 @@ class LeakyWithMaskedWeight(Rate):
         return self.h.value @ self.w_out.value
 
 
-@model("w_in -> h", groups="h", diagonal=True, by_day={"d_rtrl": ("stream",)})
+@model("w_in -> h", groups="h", diagonal=True)
 class LeakyWithBypass(Rate):
     weights = {**IN_OUT, "w_bypass": W_OUT}
 
@@ -72,14 +72,7 @@ class LeakyWithBypass(Rate):
         return self.h.value @ self.w_out.value + jnp.sin(y) @ self.w_bypass.value
 
 
-@model(
-    "w -> h",
-    "w -> k",
-    groups=("h", "k"),
-    diagonal=True,
-    shape=(BATCH, INPUTS + H),
-    by_day={"d_rtrl": ("own gradient",)},
-)
+@model("w -> h", "w -> k", groups=("h", "k"), diagonal=True, shape=(BATCH, INPUTS + H))
 class TiedPair(Cell):
     """One weight drives a population, its transpose another one."""
 
@@ -99,7 +92,7 @@ class TiedPair(Cell):
     "w_in,b_in -> h",
     groups="h",
     diagonal=True,
-    by_day={"d_rtrl": ("chunks of 4",), "ottt": ("stream",)},
+    by_day={"ottt": ("stream",)},
 )
 class IndRNN(Rate):
     weights = {**IN_OUT, "w_rec": (H,), "b_in": (H,)}
@@ -111,7 +104,7 @@ class IndRNN(Rate):
         return self.h.value @ self.w_out.value
 
 
-@model("leak -> h", "w_in -> h", groups="h", diagonal=True, by_day={"d_rtrl": ("chunks of 4",)})
+@model("leak -> h", "w_in -> h", groups="h", diagonal=True)
 class LearntLeak(Rate):
     weights = {**IN_OUT, "leak": (H,)}
 
@@ -129,7 +122,6 @@ class LearntLeak(Rate):
     "w_im -> im, re",
     groups="im, re",
     diagonal=True,
-    by_day={"d_rtrl": ("stream",)},
 )
 class Rotation(Cell):
     """A complex diagonal linear recurrence as two real states."""
@@ -146,7 +138,7 @@ class Rotation(Cell):
         return self.re.value @ self.w_out.value + jnp.tanh(self.im.value) @ self.w_out_im.value
 
 
-@model("w_in -> V", groups="V", diagonal=True, spiking=True, by_day={"d_rtrl": ("chunks of 1",)})
+@model("w_in -> V", groups="V", diagonal=True, spiking=True)
 class InputLIF(Spiking):
     weights = IN_OUT
 
@@ -161,10 +153,7 @@ class InputLIF(Spiking):
     groups="V, a",
     diagonal=True,
     spiking=True,
-    by_day={
-        "d_rtrl": ("chunks of 3", "own gradient", "stream"),
-        "es_d_rtrl": ("chunks of 3", "own gradient", "stream"),
-    },
+    by_day={"d_rtrl": ("chunks of 3", "own gradient", "stream")},
 )
 class ALIF(Spiking):
     """LIF with an adaptive threshold; the adaptation reads the membrane of the same step."""
@@ -244,13 +233,7 @@ class TanhRNN(Rate):
         return self.h.value @ self.w_out.value
 
 
-@model(
-    "w_in,bias -> h",
-    "w_rec -> h",
-    groups="h",
-    diagnostics=MIXING,
-    by_day={"d_rtrl": ("stream",)},
-)
+@model("w_in,bias -> h", "w_rec -> h", groups="h", diagnostics=MIXING)
 class LeakyRNN(Rate):
     weights = {**IN_OUT, "w_rec": W_REC, "bias": (H,)}
     gain = 1.5
@@ -284,7 +267,7 @@ class PlainInputRNN(Rate):
     "w_in -> h",
     groups="h",
     diagnostics=("plain-mixing", "not-marked"),
-    by_day={"d_rtrl": ("stream",), "ottt": ("stream",)},
+    by_day={"ottt": ("stream",)},
 )
 class PlainRecurrentRNN(Rate):
     """Marked input weight, plain recurrent weight: mixing that no trace can follow."""
@@ -299,12 +282,7 @@ class PlainRecurrentRNN(Rate):
         return self.h.value @ self.w_out.value
 
 
-@model(
-    "w_in -> h",
-    groups="h",
-    diagnostics=("not-marked",),
-    by_day={"d_rtrl": ("chunks of 3",)},
-)
+@model("w_in -> h", groups="h", diagnostics=("not-marked",))
 class PlainEncoder(Rate):
     """A plain layer before the marked weight, and a plain way into the state beside it."""
 
@@ -322,12 +300,7 @@ class PlainEncoder(Rate):
     "w_h -> h",
     groups="h",
     diagnostics=(*MIXING, "nested-weights"),
-    by_day={
-        "d_rtrl": ("chunks of 3",),
-        "es_d_rtrl": ("chunks of 6",),
-        "snap": ("chunks of 1",),
-        "ottt": ("own gradient",),
-    },
+    by_day={"es_d_rtrl": ("chunks of 6",), "snap": ("chunks of 1",), "ottt": ("own gradient",)},
 )
 class GRU(Rate):
     """The reset gate acts before the recurrent product: it reaches h only through `w_h`."""
@@ -349,7 +322,7 @@ class GRU(Rate):
     "w_in -> h",
     groups="h",
     diagnostics=MIXING,
-    by_day={"d_rtrl": ("stream",), "snap": ("stream",)},
+    by_day={"snap": ("stream",)},
 )
 class GRUResetAfter(Rate):
     weights = {**IN_OUT, "w_gates": (INPUTS + H, 2 * H), "w_rec": W_REC, "b_rec": (H,)}
@@ -379,19 +352,13 @@ class LSTMFusedCell(Cell):
         return jnp.split(gates, 4, axis=-1)
 
 
-@model("gates -> c, h", groups="c, h", diagnostics=MIXING, by_day={"d_rtrl": ("own gradient",)})
+@model("gates -> c, h", groups="c, h", diagnostics=MIXING)
 class LSTMFused(LSTMFusedCell):
     pass
 
 
 @model(
-    "w_i -> c, h",
-    "w_f -> c, h",
-    "w_g -> c, h",
-    "w_o -> c, h",
-    groups="c, h",
-    diagnostics=MIXING,
-    by_day={"d_rtrl": ("chunks of 6",)},
+    "w_i -> c, h", "w_f -> c, h", "w_g -> c, h", "w_o -> c, h", groups="c, h", diagnostics=MIXING
 )
 class LSTMSeparate(Cell):
     weights = {**dict.fromkeys(("w_i", "w_f", "w_g", "w_o"), W_BOTH), "w_out": W_OUT}
@@ -408,13 +375,7 @@ class LSTMSeparate(Cell):
         return self.h.value @ self.w_out.value
 
 
-@model(
-    "w_in -> c, h",
-    "w_rec -> c, h",
-    groups="c, h",
-    diagnostics=MIXING,
-    by_day={"d_rtrl": ("chunks of 4",)},
-)
+@model("w_in -> c, h", "w_rec -> c, h", groups="c, h", diagnostics=MIXING)
 class ReadByAProductAlone(Cell):
     """A state that is computed from another, and that only the recurrent weight reads."""
 
@@ -429,14 +390,7 @@ class ReadByAProductAlone(Cell):
         return self.h.value @ self.w_out.value
 
 
-@model(
-    "w_in -> V",
-    "w_rec -> V",
-    groups="V",
-    diagnostics=MIXING,
-    spiking=True,
-    by_day={"d_rtrl": ("chunks of 1",)},
-)
+@model("w_in -> V", "w_rec -> V", groups="V", diagnostics=MIXING, spiking=True)
 class RecurrentLIF(Spiking):
     weights = {**IN_OUT, "w_rec": W_REC}
 
@@ -452,7 +406,7 @@ class RecurrentLIF(Spiking):
     "w_rec -> h",
     groups="h",
     diagnostics=(*MIXING, "mixed-positions"),
-    by_day={"d_rtrl": ("chunks of 3",), "snap": ("own gradient",)},
+    by_day={"snap": ("own gradient",)},
 )
 class LayerNormRNN(Rate):
     """An element of y reaches its own unit directly, and every one through mean and scale."""
@@ -488,7 +442,7 @@ class LeakyLayer(Rate):
     "upper/w -> upper/h",
     groups=("lower/h", "upper/h"),
     diagnostics=("layer-to-layer", "not-a-linear-readout"),
-    by_day={"d_rtrl": ("chunks of 6",), "es_d_rtrl": ("stream",), "immediate": ("own gradient",)},
+    by_day={"immediate": ("own gradient",)},
 )
 class TwoLayers(Cell):
     """The upper layer, of another size, reads the lower one in the same step."""
@@ -509,7 +463,6 @@ class TwoLayers(Cell):
     "factor -> upper",
     groups=("lower", "upper"),
     diagnostics=("plain-mixing", "not-marked", "not-a-linear-readout"),
-    by_day={"d_rtrl": ("own gradient",)},
 )
 class TwoLayersPlainLink(Cell):
     """A plain weight links the layers: what the upper one remembers of the lower has no trace."""

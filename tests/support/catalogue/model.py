@@ -29,7 +29,8 @@ class Model:
     shape: of the input of one step.
     output: of the output of one step.
     canonical: {state: (function, inverse)} that bring states of one group into one layout.
-    by_day: {learning rule: the paths of `catalogue_runs.PATHS` that run without `--nightly`}.
+    by_day: {learning rule: the paths of `catalogue_runs.PATHS` that run without `--nightly`}. It is
+        empty where at least three other tests by day run every line of the library that these run.
 
     Models of `basic.py` run with a batch axis of any length, or without one; all others with
     `BATCH` samples.

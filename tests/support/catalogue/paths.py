@@ -19,12 +19,7 @@ sigmoid = jax.nn.sigmoid
 # --- one output, several positions ----------------------------------------------------------
 
 
-@model(
-    "w -> h",
-    groups="h",
-    diagonal=True,
-    by_day={"d_rtrl": ("chunks of 4",), "es_d_rtrl": ("own gradient",)},
-)
+@model("w -> h", groups="h", diagonal=True)
 class SignedHalves(Cell):
     """The positive part of the drive goes to one half of the state, the negative to the other."""
 
@@ -92,7 +87,7 @@ class PooledConvolution(Cell):
     groups="h",
     diagnostics=("plain-mixing",),
     spiking=True,
-    by_day={"d_rtrl": ("chunks of 1",), "immediate": ("chunks of 6",)},
+    by_day={"immediate": ("chunks of 6",)},
 )
 class LateralInhibition(Cell):
     """A spike resets its own neuron, which is traced, and inhibits the next, which is not."""
@@ -146,7 +141,7 @@ class LeakInInnerLoops(Cell):
     "leak -> v",
     groups="v",
     diagnostics=("plain-mixing", "mixed-positions"),
-    by_day={"d_rtrl": ("chunks of 6",), "es_d_rtrl": ("stream",), "ottt": ("chunks of 1",)},
+    by_day={"es_d_rtrl": ("stream",), "ottt": ("chunks of 1",)},
 )
 class CoupledCompartments(Cell):
     """Small steps of a cable: each compartment has a way of its own, and one to its neighbours."""
@@ -219,13 +214,7 @@ class DelayedRecurrence(Delayed):
         return 0.8 * self.h.value + jnp.tanh(drive + recurrent)
 
 
-@model(
-    "w_in -> h",
-    "w_rec -> h",
-    groups="h",
-    diagnostics=("untraced-state",),
-    by_day={"d_rtrl": ("own gradient",)},
-)
+@model("w_in -> h", "w_rec -> h", groups="h", diagnostics=("untraced-state",))
 class DelayedSelfInhibition(Delayed):
     """A unit inhibits itself two steps later, past every trace: a warning."""
 
@@ -235,7 +224,7 @@ class DelayedSelfInhibition(Delayed):
         return 0.8 * self.h.value + jnp.tanh(drive) - 0.2 * late
 
 
-@model("w -> h", groups="h", diagnostics=("untraced-state",), by_day={"d_rtrl": ("chunks of 3",)})
+@model("w -> h", groups="h", diagnostics=("untraced-state",))
 class FilteredReadout(Cell):
     """A readout that is kept in a `ShortTermState` filters what the traces cannot follow."""
 
@@ -266,7 +255,7 @@ class Weights:
     bias: jax.Array
 
 
-@model("both -> h", "half,factor -> h", groups="h", diagonal=True, by_day={"d_rtrl": ("stream",)})
+@model("both -> h", "half,factor -> h", groups="h", diagonal=True)
 class DataclassAndProduct(Cell):
     """Parameters in a dataclass; a product of two parameters."""
 
@@ -289,13 +278,7 @@ class DataclassAndProduct(Cell):
         return self.h.value @ self.w_out.value
 
 
-@model(
-    "w_rec -> h",
-    "w_in -> h",
-    groups=("h", "line"),
-    diagnostics=("recurrent-mixing",),
-    by_day={"d_rtrl": ("chunks of 1",)},
-)
+@model("w_rec -> h", "w_in -> h", groups=("h", "line"), diagnostics=("recurrent-mixing",))
 class DelayLineForAMarkedOperation(Cell):
     """A shift register of hidden states that the recurrent weight alone reads: nothing is lost."""
 
@@ -312,13 +295,7 @@ class DelayLineForAMarkedOperation(Cell):
         return self.h.value @ self.w_out.value
 
 
-@model(
-    "w_rec -> h",
-    "w_in -> h",
-    groups=("h", "ring"),
-    diagnostics=("recurrent-mixing",),
-    by_day={"d_rtrl": ("own gradient",)},
-)
+@model("w_rec -> h", "w_in -> h", groups=("h", "ring"), diagnostics=("recurrent-mixing",))
 class RingForAMarkedOperation(DelayLineForAMarkedOperation):
     """The same, written to one place after the other."""
 

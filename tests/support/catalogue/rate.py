@@ -23,12 +23,7 @@ from .model import INPUTS, OUTPUTS, Cell, H, model
 HEADS, UNITS = 2, 3
 
 
-@model(
-    "w -> c, h",
-    groups="c, h",
-    diagonal=True,
-    by_day={"d_rtrl": ("chunks of 1", "own gradient", "stream")},
-)
+@model("w -> c, h", groups="c, h", diagonal=True)
 class ReadsAnOldState(Cell):
     """A state without memory of its own is made of the old value of another, and has no trace."""
 
@@ -42,7 +37,7 @@ class ReadsAnOldState(Cell):
         return self.h.value @ self.w_out.value
 
 
-@model("gates -> c, h", groups="c, h", diagnostics=MIXING, by_day={"d_rtrl": ("chunks of 6",)})
+@model("gates -> c, h", groups="c, h", diagnostics=MIXING)
 class LSTMReshapedGates(LSTMFusedCell):
     def split(self, gates):
         gates = gates.reshape(*gates.shape[:-1], H, 4)
@@ -92,11 +87,7 @@ class LSTMPeephole(Cell):
     "b_im -> im, re",
     groups="im, re",
     diagonal=True,
-    by_day={
-        "d_rtrl": ("chunks of 4", "own gradient", "stream"),
-        "es_d_rtrl": ("chunks of 3",),
-        "immediate": ("chunks of 3", "own gradient", "stream"),
-    },
+    by_day={"immediate": ("chunks of 3", "own gradient", "stream")},
 )
 class LinearRecurrentUnit(Cell):
     weights = {
@@ -119,7 +110,7 @@ class LinearRecurrentUnit(Cell):
         return self.re.value @ self.c_re.value - self.im.value @ self.c_im.value
 
 
-@model("B,A -> h", "w_in -> h", groups="h", diagnostics=MIXING, by_day={"d_rtrl": ("chunks of 1",)})
+@model("B,A -> h", "w_in -> h", groups="h", diagnostics=MIXING)
 class LoraRNN(Cell):
     weights = {"w_in": W_IN, "B": (H, 2), "A": (2, H), "w_out": W_OUT}
     states_of = {"h": (H,)}
@@ -155,13 +146,7 @@ class Stacked(Cell):
 FEEDBACK = np.cos(np.arange(H * OUTPUTS)).reshape(W_OUT)
 
 
-@model(
-    "w_in -> h",
-    "w_rec -> h",
-    groups="h",
-    diagnostics=(*MIXING, "no-hidden-state"),
-    by_day={"d_rtrl": ("chunks of 4",)},
-)
+@model("w_in -> h", "w_rec -> h", groups="h", diagnostics=(*MIXING, "no-hidden-state"))
 class LeakyRNNWithFeedback(Rate):
     """Its gradients are not those of a loss: the error goes back by another matrix."""
 
@@ -181,7 +166,6 @@ class LeakyRNNWithFeedback(Rate):
     "w_up,feedback -> upper",
     groups=("lower", "upper"),
     diagnostics=("recurrent-mixing", "layer-to-layer", "not-a-linear-readout", "no-hidden-state"),
-    by_day={"d_rtrl": ("stream",)},
 )
 class RandomFeedback(Cell):
     """Two layers whose products go back by matrices of their own, one of which learns."""
@@ -214,7 +198,6 @@ class RandomFeedback(Cell):
     "spread -> s",
     groups=("h", "o", "s"),
     diagnostics=("recurrent-mixing",),
-    by_day={"d_rtrl": ("own gradient",)},
 )
 class Heads(Cell):
     """A matrix for every head; values are weighed, and others spread, without being mixed."""
@@ -253,7 +236,6 @@ class Heads(Cell):
     "w_rec -> h",
     groups="h",
     diagnostics=("recurrent-mixing", "nested-weights"),
-    by_day={"d_rtrl": ("chunks of 6",)},
 )
 class Words(Cell):
     """Rows of one table drive the units themselves, those of the other go through a matrix."""

@@ -21,12 +21,7 @@ class SpikingCell(Cell):
     gain = 2.5
 
 
-@model(
-    "w_in -> I1, I2, V, theta",
-    groups="I1, I2, V, theta",
-    **DIAGONAL,
-    by_day={"d_rtrl": ("stream",)},
-)
+@model("w_in -> I1, I2, V, theta", groups="I1, I2, V, theta", **DIAGONAL)
 class GIF(SpikingCell):
     """Generalised integrate-and-fire: two after-spike currents and a moving threshold."""
 
@@ -45,12 +40,7 @@ class GIF(SpikingCell):
 
 
 @model(
-    "w_e -> V, g_e, g_i",
-    "w_i -> V, g_e, g_i",
-    groups="V, g_e, g_i",
-    diagnostics=MIXING,
-    **SPIKING,
-    by_day={"d_rtrl": ("chunks of 1",), "es_d_rtrl": ("chunks of 1",)},
+    "w_e -> V, g_e, g_i", "w_i -> V, g_e, g_i", groups="V, g_e, g_i", diagnostics=MIXING, **SPIKING
 )
 class ConductanceSynapses(SpikingCell):
     """Excitatory and inhibitory conductances with reversal potentials (COBA)."""
@@ -69,13 +59,7 @@ class ConductanceSynapses(SpikingCell):
         return V @ self.w_out.value
 
 
-@model(
-    "w_e -> I_e, I_i, V",
-    "w_i -> I_e, I_i, V",
-    groups="I_e, I_i, V",
-    **DIAGONAL,
-    by_day={"d_rtrl": ("own gradient",)},
-)
+@model("w_e -> I_e, I_i, V", "w_i -> I_e, I_i, V", groups="I_e, I_i, V", **DIAGONAL)
 class CurrentSynapses(SpikingCell):
     """Excitatory and inhibitory synaptic currents (CUBA)."""
 
@@ -91,13 +75,7 @@ class CurrentSynapses(SpikingCell):
         return spike(self.V.value - 1) @ self.w_out.value
 
 
-@model(
-    "w_apical -> V, dendrite",
-    "w_basal -> V, dendrite",
-    groups="V, dendrite",
-    **DIAGONAL,
-    by_day={"d_rtrl": ("chunks of 6",)},
-)
+@model("w_apical -> V, dendrite", "w_basal -> V, dendrite", groups="V, dendrite", **DIAGONAL)
 class TwoCompartments(SpikingCell):
     weights = {"w_apical": W_IN, "w_basal": W_IN, "w_out": W_OUT}
     states_of = {"V": (H,), "dendrite": (H,)}
@@ -112,9 +90,7 @@ class TwoCompartments(SpikingCell):
         return spike(self.V.value - 1) @ self.w_out.value
 
 
-@model(
-    "kernel,bias -> V", groups="V", shape=(BATCH, 5, 2), **DIAGONAL, by_day={"d_rtrl": ("stream",)}
-)
+@model("kernel,bias -> V", groups="V", shape=(BATCH, 5, 2), **DIAGONAL)
 class ConvolutionalLIF(SpikingCell):
     weights = {"kernel": (3, 2, 3), "bias": (3,), "w_out": (15, OUTPUTS)}
     states_of = {"V": (5, 3)}
@@ -131,7 +107,7 @@ class ConvolutionalLIF(SpikingCell):
 CONNECTED = csr(jnp.asarray([[1.0, 0, 1, 0], [0, 1, 1, 0], [1, 0, 0, 1]]))
 
 
-@model("w_in -> V", groups="V", **DIAGONAL, by_day={"d_rtrl": ("chunks of 4",)})
+@model("w_in -> V", groups="V", **DIAGONAL)
 class SparseLIF(SpikingCell):
     weights = {"w_in": (6,), "w_out": W_OUT}
     states_of = {"V": (H,)}
@@ -143,18 +119,7 @@ class SparseLIF(SpikingCell):
         return spike(self.V.value - 1) @ self.w_out.value
 
 
-@model(
-    "w_e -> V",
-    "w_i -> V",
-    "w_in -> V",
-    groups="V",
-    diagnostics=MIXING,
-    **SPIKING,
-    by_day={
-        "d_rtrl": ("chunks of 4", "own gradient", "stream"),
-        "es_d_rtrl": ("chunks of 3", "own gradient", "stream"),
-    },
-)
+@model("w_e -> V", "w_i -> V", "w_in -> V", groups="V", diagnostics=MIXING, **SPIKING)
 class PopulationsAsSlices(SpikingCell):
     """Three excitatory and two inhibitory neurons in one state."""
 
@@ -171,12 +136,7 @@ class PopulationsAsSlices(SpikingCell):
         return self.V.value @ self.w_out.value
 
 
-@model(
-    "w_in -> neuron[0], neuron[1]",
-    groups="neuron[0], neuron[1]",
-    **DIAGONAL,
-    by_day={"d_rtrl": ("chunks of 3",), "es_d_rtrl": ("stream",)},
-)
+@model("w_in -> neuron[0], neuron[1]", groups="neuron[0], neuron[1]", **DIAGONAL)
 class GroupStateALIF(SpikingCell):
     """Membrane and adaptation in one `HiddenGroupState`."""
 
@@ -224,12 +184,7 @@ class UncoupledPair(RotatedPair):
     turn = np.diag([0.9, 0.4])
 
 
-@model(
-    "w_in -> pair[0], pair[1]",
-    groups="pair[0], pair[1]",
-    diagonal=True,
-    by_day={"d_rtrl": ("own gradient",)},
-)
+@model("w_in -> pair[0], pair[1]", groups="pair[0], pair[1]", diagonal=True)
 class TransposedPair(SpikingCell):
     """The model computes with the batch in front and keeps its states with the units in front."""
 
@@ -249,7 +204,7 @@ class TransposedPair(SpikingCell):
     "w_in -> neuron[0], neuron[1]",
     groups="neuron[0], neuron[1]",
     **DIAGONAL,
-    by_day={"d_rtrl": ("chunks of 6",), "immediate": ("chunks of 4",)},
+    by_day={"d_rtrl": ("chunks of 6",)},
 )
 class TreeStateLIF(SpikingCell):
     """Membrane potential and synaptic current with their units in one `HiddenTreeState`."""
@@ -270,9 +225,7 @@ class TreeStateLIF(SpikingCell):
         return (self.neuron.get_value("V") / u.mV) @ self.w_out.value
 
 
-@model(
-    "w_in -> V", groups="V", **DIAGONAL, by_day={"d_rtrl": ("stream",), "snap": ("own gradient",)}
-)
+@model("w_in -> V", groups="V", **DIAGONAL, by_day={"snap": ("own gradient",)})
 class QuantityLIF(SpikingCell):
     """Weights in mS, potentials in mV, an exponential-Euler step."""
 
@@ -299,7 +252,7 @@ class QuantityLIF(SpikingCell):
     "w_in -> V",
     groups="V",
     **DIAGONAL,
-    by_day={"d_rtrl": ("chunks of 4",), "es_d_rtrl": ("own gradient",), "ottt": ("own gradient",)},
+    by_day={"ottt": ("own gradient",)},
 )
 class NoisyLIF(SpikingCell):
     weights = {"w_in": W_IN, "w_out": W_OUT}

@@ -16,11 +16,7 @@ W_IN, W_REC, W_OUT = (INPUTS, H), (H, H), (H, OUTPUTS)
 
 
 @model(
-    "w -> h",
-    "w -> k",
-    groups=("h", "k"),
-    diagnostics=("layer-to-layer", "not-a-linear-readout"),
-    by_day={"d_rtrl": ("chunks of 3",)},
+    "w -> h", "w -> k", groups=("h", "k"), diagnostics=("layer-to-layer", "not-a-linear-readout")
 )
 class TiedTranspose(Cell):
     weights = {"w": W_IN, "w_out": (INPUTS, OUTPUTS)}
@@ -95,7 +91,7 @@ class WeightFunctions(Cell):
     "params -> h",
     groups="h",
     diagonal=True,
-    by_day={"d_rtrl": ("chunks of 6",), "es_d_rtrl": ("chunks of 4",)},
+    by_day={"d_rtrl": ("chunks of 6",)},
 )
 class NestedParameters(Cell):
     weights = {
@@ -233,10 +229,7 @@ class TransposedState(Cell):
     groups="grid, trace",
     diagonal=True,
     canonical={"trace": (lambda v: v.T.reshape(BATCH, 2, 2), lambda v: v.reshape(BATCH, H).T)},
-    by_day={
-        "d_rtrl": ("chunks of 1", "own gradient", "stream"),
-        "es_d_rtrl": ("chunks of 6", "own gradient", "stream"),
-    },
+    by_day={"es_d_rtrl": ("chunks of 6", "own gradient", "stream")},
 )
 class ReshapedStates(Cell):
     """A state with extra axes and a second one, transposed and flat, that filters it."""
@@ -288,7 +281,7 @@ class SharedDrive(Cell):
         return self.h.value @ self.w_out.value
 
 
-@model("w -> e | i", groups=("e", "i"), diagonal=True, by_day={"d_rtrl": ("chunks of 4",)})
+@model("w -> e | i", groups=("e", "i"), diagonal=True)
 class OneWeightTwoGroups(Cell):
     """The halves of one product drive two populations of different dynamics."""
 
@@ -392,7 +385,7 @@ class NoStateAtAllPositions(Cell):
     "gates -> c, h, slow",
     groups="c, h, slow",
     diagonal=True,
-    by_day={"d_rtrl": ("chunks of 1",), "ottt": ("chunks of 4",)},
+    by_day={"ottt": ("chunks of 4",)},
 )
 class FilteredOutput(Cell):
     """The output of a cell, which no later step reads, is filtered by a third state."""
