@@ -4,12 +4,14 @@ import copy
 import itertools
 
 import brainstate
+import compilation
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pandas
 import pytest
 import saiunit as u
+from drivers import compiled_once
 
 import braintrace
 
@@ -23,10 +25,23 @@ def loss_fn(output, y):
     return ((output - y) ** 2).mean()
 
 
-def built():
+def build():
     brainstate.random.seed(0)
     model = braintrace.nn.IndRNN(FEATURES, 1)
     return braintrace.compile(model, "d_rtrl", XS[:1], batch_size=1)
+
+
+@compilation.cache
+def kept():
+    """A learner and what is learned by it as if it were new; step functions compile once."""
+    begin = compiled_once(build)
+    learner = begin()
+    return begin, lambda x, y: loss_fn(learner(x), y)
+
+
+def built():
+    """The learner as if it were new; there is one, so that the next call begins anew."""
+    return kept()[0]()
 
 
 def parameters(learner):
@@ -38,7 +53,12 @@ def validated(stream, **options):
     validation = braintrace.ProgressiveValidation(
         learner, stream, loss_fn, optimizer=OPTIMIZER, **options
     )
-    return list(validation), validation.metrics, learner
+    return list(validation), validation.metrics, parameters(learner)
+
+
+@compilation.cache
+def of_arrays(delay=0):
+    return validated((XS, YS), delay=delay)
 
 
 def learnt_at_once(mask=None):
@@ -46,11 +66,11 @@ def learnt_at_once(mask=None):
     losses = learner.etrace_online(
         XS[:, None],
         YS[:, None, None],
-        step_fn=lambda x, y: loss_fn(learner(x), y),
+        step_fn=kept()[1],
         optimizer=OPTIMIZER,
         mask=mask,
     )
-    return np.asarray(losses), learner
+    return np.asarray(losses), parameters(learner)
 
 
 def close(found, expected):
@@ -71,13 +91,13 @@ STREAMS = {
 @pytest.mark.by_day("arrays", "pandas", "a generator")
 @pytest.mark.parametrize("kind", STREAMS)
 def test_metrics_are_the_losses_of_a_stream(kind):
-    forecasts, metrics, learner = validated(STREAMS[kind]())
+    forecasts, metrics, found = validated(STREAMS[kind]())
     losses, expected = learnt_at_once()
     means = np.cumsum(losses) / np.arange(1, LENGTH + 1)
     np.testing.assert_allclose([f.metrics["loss"] for f in forecasts], means, rtol=1e-5)
     np.testing.assert_allclose(metrics["loss"], means[-1], rtol=1e-5)
     assert [f.sample for f in forecasts] == [*range(LENGTH)]
-    close(parameters(learner), parameters(expected))
+    close(found, expected)
 
 
 def test_missing_and_late_labels():
@@ -85,8 +105,8 @@ def test_missing_and_late_labels():
     mask = np.isin(np.arange(LENGTH), [0, 4], invert=True).astype(np.float32)
     stream = zip(XS, labels, strict=True)
     own = {"error": lambda output, y: abs(output - y).max()}
-    forecasts, metrics, learner = validated(stream, delay=2, metrics=own)
-    close(parameters(learner), parameters(learnt_at_once(mask)[1]))
+    forecasts, metrics, found = validated(stream, delay=2, metrics=own)
+    close(found, learnt_at_once(mask)[1])
     errors = [abs(f.output - f.label).max() for f in forecasts if f.label is not None]
     assert len(errors) == LENGTH - 2
     np.testing.assert_allclose(metrics["error"], np.mean(errors), rtol=1e-5)
@@ -130,7 +150,7 @@ def test_the_loss_of_a_pair_is_its_first_part():
     found = braintrace.ProgressiveValidation(
         built(), (XS, YS), lambda output, y: (loss_fn(output, y), output), **options
     )
-    assert [f.metrics for f in found] == [f.metrics for f in validated((XS, YS))[0]]
+    assert [f.metrics for f in found] == [f.metrics for f in of_arrays()[0]]
 
 
 def test_labels_keep_their_units():
@@ -139,7 +159,7 @@ def test_labels_keep_their_units():
         built(), pairs, lambda output, y: loss_fn(output, y / u.mV), optimizer=OPTIMIZER
     )
     losses = [f.metrics["loss"] for f in found]
-    expected = [f.metrics["loss"] for f in validated((XS, YS))[0]]
+    expected = [f.metrics["loss"] for f in of_arrays()[0]]
     np.testing.assert_allclose(losses, expected, rtol=1e-4)
 
 
@@ -192,14 +212,15 @@ def test_the_evaluation_of_river(delay):
     model = braintrace.river_regressor(learner, loss_fn, max_delay=between, optimizer=OPTIMIZER)
     dataset = list(zip(features(), map(float, YS), strict=True))
     found = evaluate.progressive_val_score(dataset, model, metrics.MSE(), delay=delay)
-    _, expected, twin = validated((XS, YS), delay=between)
+    learnt = parameters(learner)
+    _, expected, twin = of_arrays(between)
     np.testing.assert_allclose(found.get(), expected["loss"], rtol=1e-5)
-    close(parameters(learner), parameters(twin))
+    close(learnt, twin)
 
 
 def test_calls_of_river_in_another_order():
     pytest.importorskip("river", reason="the extra `river` is not installed")
-    first, second = built(), built()
+    first, second = built(), build()
     one, other = (
         braintrace.river_regressor(learner, loss_fn, optimizer=OPTIMIZER)
         for learner in (first, second)
