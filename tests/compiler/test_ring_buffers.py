@@ -139,23 +139,37 @@ def paths_of(name):
 
 
 @functools.cache
+def spelled_out(write):
+    """What several spellings are held against."""
+    return Paths(functools.partial(Attention, write), inputs())
+
+
+@functools.cache
+def exact_of(write):
+    return spelled_out(write).bptt()
+
+
 def exact(name):
-    return Paths(functools.partial(Attention, SPELLINGS[name][1]), inputs()).bptt()
+    return exact_of(SPELLINGS[name][1])
 
 
-@pytest.mark.by_day("dynamic_update_slice", "a place for each sample")
+@functools.cache
+def sequence_of(write):
+    return spelled_out(write).sequence()
+
+
+# Samples at places of their own are below, and slices are mapped by the compiler.
+@pytest.mark.by_day("at")
 @pytest.mark.core
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_it_learns_as_by_backpropagation(name):
     found = paths_of(name).sequence()
     assert paths_of(name).learner.graph.diagnostics == ()
     assert_gradients_close(found, exact(name), 1e-12, name)
-    spelled_out = Paths(functools.partial(Attention, SPELLINGS[name][1]), inputs())
-    assert_gradients_close(found, spelled_out.sequence(), 1e-12, name)
+    assert_gradients_close(found, sequence_of(SPELLINGS[name][1]), 1e-12, name)
 
 
 @pytest.mark.by_day(
-    "at-sequence",
     "at-own_gradient",
     "at-foreign_vmap",
     "dynamic_update_slice-mapped_by_the_compiler",
@@ -180,9 +194,10 @@ def test_a_buffer_is_marked_alike_in_both_spellings():
             self.keys.value = self.write(self.keys.value, count, jnp.tanh(x @ self.key.value))
             return self.keys.value.sum(-2) @ self.value.value + x @ self.query.value
 
-    for write in (by_at, by_where):
-        paths = Paths(functools.partial(Plain, write), inputs())
-        assert_gradients_close(paths.sequence(), paths.bptt(), 1e-12)
+    by_spelling = [Paths(functools.partial(Plain, write), inputs()) for write in (by_at, by_where)]
+    expected = by_spelling[1].bptt()
+    for paths in by_spelling:
+        assert_gradients_close(paths.sequence(), expected, 1e-12)
 
 
 def test_a_write_of_more_slots_than_the_limit_stays():
@@ -237,21 +252,31 @@ def names_with_derivatives(equations):
     return {equation.primitive.name for equation in passing}
 
 
-def assert_same(write, place, value):
-    """Hold a rewritten write and its derivatives against JAX's own."""
+def assert_same(write, places, value):
+    """Hold a rewritten write and its derivatives against JAX's own, at several places."""
     buffer, cotangent = draw(1, *BUFFER), draw(2, *BUFFER)
-    program = program_of(inlined(jax.make_jaxpr(write)(buffer, value, place)))
+    program = program_of(inlined(jax.make_jaxpr(write)(buffer, value, places[0])))
     rewritten = writes_as_selections(program, program.out_atoms, 32)
     names = names_with_derivatives(rewritten.equations)
     assert names.isdisjoint({"scatter", "scatter-add", "dynamic_update_slice"})
 
-    def selected(buffer, value):
+    def selected(buffer, value, place):
         return evaluate_all(rewritten.jaxpr, [buffer, value, place], {})[0]
 
-    wanted, pull_wanted = jax.vjp(lambda b, v: write(b, v, place), buffer, value)
-    found, pull_found = jax.vjp(selected, buffer, value)
-    np.testing.assert_array_equal(found, wanted)
-    jax.tree.map(np.testing.assert_array_equal, pull_found(cotangent), pull_wanted(cotangent))
+    @jax.jit
+    def both(place):
+        results = []
+        for way in (selected, write):
+            after, pull = jax.vjp(lambda b, v, way=way: way(b, v, place), buffer, value)
+            results.append((after, pull(cotangent)))
+        return results
+
+    for place in places:
+        jax.tree.map(np.testing.assert_array_equal, *both(place))
+
+
+def places_of(mode):
+    return [np.asarray(place) for place in (INSIDE, OUTSIDE)[: 1 + (mode != "promise_in_bounds")]]
 
 
 @pytest.mark.by_day(
@@ -266,32 +291,29 @@ def assert_same(write, place, value):
 @pytest.mark.parametrize("name", WRITES)
 def test_a_write_is_what_it_is_in_jax(name, mode):
     shape, at = WRITES[name]
-    for place in (INSIDE,) if mode == "promise_in_bounds" else (INSIDE, OUTSIDE):
 
-        def write(buffer, value, i):
-            return at(buffer.at, i).set(value, mode=mode)
+    def write(buffer, value, i):
+        return at(buffer.at, i).set(value, mode=mode)
 
-        assert_same(write, jnp.asarray(place), draw(3, *shape))
+    assert_same(write, places_of(mode), draw(3, *shape))
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ["one for all", "one of each", "an element", "two places of one"])
 def test_a_sum_is_what_it_is_in_jax(name, mode):
     shape, at = WRITES[name]
-    for place in (INSIDE,) if mode == "promise_in_bounds" else (INSIDE, OUTSIDE):
 
-        def add(buffer, value, i):
-            return at(buffer.at, i).add(value, mode=mode)
+    def add(buffer, value, i):
+        return at(buffer.at, i).add(value, mode=mode)
 
-        assert_same(add, jnp.asarray(place), draw(3, *shape))
+    assert_same(add, places_of(mode), draw(3, *shape))
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.uint32, np.int64])
 def test_indices_of_any_dtype(dtype):
-    for place in (0, 3, 120):
-        for mode in ("drop", "clip"):
-            i = jnp.full(BATCH, place, dtype)
-            assert_same(lambda b, v, i, m=mode: b.at[ROWS, i].set(v, mode=m), i, draw(3, 3, 2))
+    places = [np.full(BATCH, place, dtype) for place in (0, 3, 120)]
+    for mode in ("drop", "clip"):
+        assert_same(lambda b, v, i, m=mode: b.at[ROWS, i].set(v, mode=m), places, draw(3, 3, 2))
 
 
 SLICES = {
@@ -312,14 +334,15 @@ def slices_of_each(buffer, value, i):
 @pytest.mark.parametrize("name", SLICES)
 def test_a_slice_is_what_it_is_in_jax(name):
     shape, starts = SLICES[name]
-    for place in (0, 2, 4, 9, -1, -20):
+    places = [np.asarray(place) for place in (0, 2, 4, 9, -1, -20)]
 
-        def write(buffer, value, i):
-            return jax.lax.dynamic_update_slice(buffer, value, starts(i))
+    def write(buffer, value, i):
+        return jax.lax.dynamic_update_slice(buffer, value, starts(i))
 
-        if name != "the whole buffer":
-            assert_same(write, jnp.asarray(place), draw(3, *shape))
-        assert_same(slices_of_each, jnp.asarray(place), draw(3, BATCH, 2, UNITS))
+    if name != "the whole buffer":
+        assert_same(write, places, draw(3, *shape))
+    else:  # of which no place is left
+        assert_same(slices_of_each, places, draw(3, BATCH, 2, UNITS))
 
 
 def test_a_branch_with_an_infinite_derivative_stays_a_branch():
