@@ -36,6 +36,16 @@ def learner_of(row, algorithm="d_rtrl", **options):
     return compiled(row.module(), algorithm, readouts.data()[0][0], batch_size=BATCH, **options)
 
 
+_shared = compilation.cache(learner_of)
+
+
+def shared(row):
+    """The learner of a row, as if it were new; what has been compiled for it stays."""
+    learner = _shared(row)
+    learner.reset_state(BATCH)
+    return learner
+
+
 def loss_of(run, model, x, target):
     """The loss of one step; that of some models reads the State instead of the output."""
     output = run(x)
@@ -63,10 +73,14 @@ def bptt(row, reset=None, mask=None):
     return named(backpropagated(row.module(), loss, *sequences, batch_size=BATCH))
 
 
-def sequence_gradient(learner, **options):
-    def step(x, target):
-        return loss_of(learner, learner.algorithm.model, x, target)
+@functools.cache
+def step_of(learner):
+    """One function for each learner: calls of one shape compile once."""
+    return lambda x, target: loss_of(learner, learner.algorithm.model, x, target)
 
+
+def sequence_gradient(learner, **options):
+    step = step_of(learner)
     return named(learner.etrace_grad(*readouts.data(), step_fn=step, reduction="sum", **options))
 
 
@@ -74,7 +88,7 @@ def sequence_gradient(learner, **options):
 @pytest.mark.by_day("rates-plain", "alif-several", "lif-marked_decay")
 @each([*LINEAR, *ODD])
 def test_equals_bptt(row):
-    learner = learner_of(row)
+    learner = shared(row)
     assert len(learner.graph.traced.filters) == row.filters
     assert learner.graph.diagnostics == ()
     assert_gradients_close(sequence_gradient(learner, chunk_size=2), bptt(row), TOLERANCE, row.name)
@@ -144,10 +158,7 @@ class InOwnLoop:
 
 def in_a_stream(learner, steps=slice(None), **options):
     """The sum of the gradients of a stream whose parameters stay as they are."""
-
-    def step(x, target):
-        return loss_of(learner, learner.algorithm.model, x, target)
-
+    step = step_of(learner)
     sequences = (part[steps] for part in readouts.data())
     return named(stream_gradient(learner, *sequences, step_fn=step, **options))
 
@@ -157,7 +168,8 @@ def paths_of(row):
     return Paths(row.module, readouts.data()[0])
 
 
-@pytest.mark.by_day("rates-plain-two_calls", "rates-plain-foreign_vmap", "rates-plain-stream")
+# Calls after each other, a stream among them, are split below.
+@pytest.mark.by_day("rates-plain-foreign_vmap")
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.__name__)
 @each([SMALL, SIMPLE])
 def test_every_path(row, path):
@@ -169,7 +181,7 @@ def test_every_path(row, path):
 @each([SMALL, SIMPLE, HARD])
 def test_split_calls(row):
     """A part in a stream, then a sequence, then in an own loop: filters go on with the traces."""
-    learner = learner_of(row)
+    learner = shared(row)
     xs, targets = readouts.data()
 
     def step(x, target):
@@ -198,7 +210,7 @@ def test_split_calls(row):
 def test_samples_that_start_anew(row):
     flags = np.zeros((STEPS, BATCH), bool)
     flags[2, 0] = flags[3, 1] = True
-    learner = learner_of(row)
+    learner = shared(row)
     expected = bptt(row, tuple(map(tuple, flags)))
     assert_gradients_differ(bptt(row), expected, 0.01)
     for path in (
@@ -224,7 +236,7 @@ def test_nothing_is_left_of_nan_before_a_reset():
     learner.etrace_evolve(np.full((1, BATCH, readouts.INPUTS), np.nan))
     assert sum(bool(jnp.isnan(f.value).all()) for f in learner.algorithm.filters.values()) == 4
     reset = np.arange(STEPS) == 0
-    found = sequence_gradient(learner, reset=reset, chunk_size=2)
+    found = sequence_gradient(learner, reset=reset, chunk_size=1)
     assert_gradients_close(found, bptt(row), TOLERANCE)
 
 
@@ -232,7 +244,7 @@ def test_nothing_is_left_of_nan_before_a_reset():
 @each([SIMPLE, HARD])
 def test_steps_that_do_not_count(row):
     mask = (0.0, 1.0, 0.5, 0.0, 1.0)
-    found = sequence_gradient(learner_of(row), mask=mask, chunk_size=3)
+    found = sequence_gradient(shared(row), mask=mask, chunk_size=3)
     assert_gradients_close(found, bptt(row, mask=mask), TOLERANCE, row.name)
 
 
@@ -250,7 +262,7 @@ def test_windows_of_readouts_are_exact(row):
 @each([SIMPLE, HARD])
 def test_after_steps_without_a_loss(row):
     """`etrace_evolve` moves filters on, `predict` leaves them, and both move the model's states."""
-    learner, mask = learner_of(row), (0.0, 0.0, 1.0, 1.0, 1.0)
+    learner, mask = shared(row), (0.0, 0.0, 1.0, 1.0, 1.0)
     xs, targets = readouts.data()
     before = learner.functional().state()
     outputs = learner.predict(xs[:2])
@@ -418,7 +430,7 @@ def test_layers_of_the_library_in_units():
 
 def test_the_report_says_what_is_added():
     size, several = 8, BY_NAME["alif-several"]
-    report = learner_of(several).report()
+    report = shared(several).report()
     of_o, of_p, of_q = report.readouts
     assert (of_o.readout, of_p.readout, of_q.readout) == ("o", "p", "q")
     names = ("<filters>/o/0",), ("<filters>/p/0",), ("<filters>/q/0",)
@@ -437,7 +449,7 @@ def test_the_report_says_what_is_added():
 
 
 def test_the_model_itself_has_no_filters():
-    learner = learner_of(SIMPLE)
+    learner = shared(SIMPLE)
     model = SIMPLE.module()
     brainstate.nn.init_all_states(model)
     assert learner.algorithm.model.states().keys() == model.states().keys()
