@@ -41,7 +41,7 @@ def of_plain_steps(case, learner, xs, targets):
         last = sum(jnp.sum(jnp.sin(s.value)) for s in hidden_of(learner).values())
         return last + sum(map(case.loss, outputs, targets))
 
-    found = brainstate.transform.grad(loss, hidden_of(learner))()
+    found = brainstate.transform.jit(brainstate.transform.grad(loss, hidden_of(learner)))()
     learner.functional().restore(before)
     return found
 
@@ -83,7 +83,7 @@ def test_derivative_of_steps(name, algorithm, window):
     for length, scanned in ((1, False), (STEPS, True)):
         expected = of_plain_steps(case, learner, xs[:length], targets[:length])
         data = xs[:length], targets[:length]
-        found = jax.grad(pure_loss(case, pure, start, *data, scanned))(start.hidden)
+        found = jax.jit(jax.grad(pure_loss(case, pure, start, *data, scanned)))(start.hidden)
         assert_close({path: found[path] for path in paths}, expected)
 
     def through_states():
@@ -94,7 +94,7 @@ def test_derivative_of_steps(name, algorithm, window):
         last = sum(jnp.sum(jnp.sin(s.value)) for s in paths.values())
         return last + sum(map(case.loss, outputs, targets))
 
-    found = brainstate.transform.grad(through_states, paths)()
+    found = brainstate.transform.jit(brainstate.transform.grad(through_states, paths))()
     assert_close(found, expected)
 
 
@@ -144,10 +144,9 @@ def test_what_depends_on_parameters_stops_at_old_states(outside):
 
     together = brainstate.transform.grad(total, own)()
     learner.functional().restore(before)
-    by_step = [
-        brainstate.transform.grad(lambda x=x: jnp.sum(learner(x @ weight.value)), own)() for x in xs
-    ]
-    expected = jax.tree.map(lambda *parts: sum(parts), *by_step)
+    of_step = brainstate.transform.grad(lambda x: jnp.sum(learner(x @ weight.value)), own)
+    of_step = brainstate.transform.jit(of_step)
+    expected = jax.tree.map(lambda *parts: sum(parts), *[of_step(x) for x in xs])
     jax.tree.map(lambda f, e: np.testing.assert_allclose(f, e, **close), together, expected)
 
 
@@ -248,7 +247,8 @@ def test_two_gradients_equal_backpropagation(two, rule, place):
         before = XS[:0]
     model = learner.algorithm.model
     start, w = jnp.full((2, 4), 0.3), model.w.value
-    expected = jax.grad(_rest)(model.h.value, w, xs), jax.grad(by_bptt, 1)(start, w, before, xs)
+    of_states, of_parameters = jax.jit(jax.grad(_rest)), jax.jit(jax.grad(by_bptt, 1))
+    expected = of_states(model.h.value, w, xs), of_parameters(start, w, before, xs)
     for found, value in zip(two(learner, xs), expected, strict=True):
         np.testing.assert_allclose(found, value, **close)
 
@@ -353,15 +353,12 @@ def test_one_gradient_is_the_sum_of_those_of_the_steps(rule):
     """Cotangents do not pass from step to step beside the traces."""
     learner = compiled(Diagonal(), rule)
     parameters = learner.algorithm.param_states
+    of_step = brainstate.transform.grad(lambda x: jnp.sum(learner(x) ** 2), parameters)
+    of_step = brainstate.transform.jit(of_step)
+    expected = jax.tree.map(lambda *parts: sum(parts), *[of_step(x) for x in XS[:STEPS]])
     for way in (in_a_loop, step_by_step, as_a_sequence, recomputed, in_a_compiled_loop):
         learner.reset_state()
         together = brainstate.transform.grad(lambda way=way: way(learner), parameters)()
-        learner.reset_state()
-        steps = [
-            brainstate.transform.grad(lambda x=x: jnp.sum(learner(x) ** 2), parameters)()
-            for x in XS[:STEPS]
-        ]
-        expected = jax.tree.map(lambda *parts: sum(parts), *steps)
         jax.tree.map(lambda f, e: np.testing.assert_allclose(f, e, **close), together, expected)
 
 
@@ -382,7 +379,8 @@ def test_parameter_that_states_start_from(rule):
         learner.reset_state()
         return squared(learner)
 
-    expected = jax.grad(lambda f: _rest(jnp.broadcast_to(f, (2, 4)), w, XS[:STEPS]))(first)
+    whole = jax.jit(jax.grad(lambda f: _rest(jnp.broadcast_to(f, (2, 4)), w, XS[:STEPS])))
+    expected = whole(first)
     found = brainstate.transform.grad(loss, model.first)()
     np.testing.assert_allclose(found, expected, **close)
     refused_with_learned_start(loss, model.states(brainstate.ParamState))
@@ -454,7 +452,7 @@ def test_state_written_from_what_is_differentiated():
     stopped = brainstate.transform.grad(lambda: loss(jax.lax.stop_gradient), both)()
     np.testing.assert_array_equal(stopped["code"], 0)
     alone = brainstate.transform.grad(loss, code)()
-    expected = jax.grad(_rest)(code.value, model.w.value, XS[:STEPS])
+    expected = jax.jit(jax.grad(_rest))(code.value, model.w.value, XS[:STEPS])
     np.testing.assert_allclose(alone, expected, **close)
 
 
