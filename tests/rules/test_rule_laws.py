@@ -129,7 +129,7 @@ class Drivers:
         return summed(found)
 
 
-@some_by_day("ostl_recurrent", "snap", "uoro", "immediate", "ottt")
+@some_by_day("ostl_recurrent", "snap", "uoro")
 def test_every_driver_gives_the_same(rule):
     runs = Drivers(rule)
     expected = runs.at_once()
