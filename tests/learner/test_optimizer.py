@@ -19,7 +19,7 @@ from rules import OF_SOME_MODELS, OTHERS
 import braintrace
 
 BATCH, LENGTH = 2, 7
-LEAKY, ALIF, LSTM = (catalogue.BY_NAME[n] for n in ("Leaky", "ALIFLateThreshold", "LSTMFused"))
+LEAKY, ALIF = (catalogue.BY_NAME[n] for n in ("Leaky", "ALIFLateThreshold"))
 
 
 def leaving_out_biases(parameters):
@@ -114,7 +114,7 @@ def close(rtol, atol=0.0):
 def test_an_update_for_every_block_is_that_of_the_mean_gradient(float64, every):
     """Written out: gradients of single steps are added up, and the optimizer gets their mean."""
     found, expected = (
-        Stream(LSTM, optax.sgd(0.1, momentum=0.9), dtype=np.float64) for _ in range(2)
+        Stream(LEAKY, optax.sgd(0.1, momentum=0.9), dtype=np.float64) for _ in range(2)
     )
     total = brainstate.State(jax.tree.map(jnp.zeros_like, expected.values()))
 
