@@ -23,7 +23,7 @@ class Device:
 
 def gradients(rule, **options):
     brainstate.random.seed(0)
-    model = braintrace.nn.GRUCell(3, 4)
+    model = braintrace.nn.LeakyRNN(3, 4)
     xs = np.random.default_rng(0).normal(size=(STEPS, BATCH, 3)).astype(np.float32)
     learner = braintrace.compile(model, rule, xs[0], batch_size=BATCH, **options)
     mask = jnp.asarray([1.0, 1.0, 0.0, 1.0, 1.0, 0.0, 1.0])
