@@ -6,13 +6,14 @@ import functools
 
 import brainstate
 import catalogue
+import compilation
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 import saiunit as u
-from drivers import build_learner
+from drivers import build_learner, compiled_once
 
 import braintrace
 from braintrace._learner.state.learner_state import FORECASTS
@@ -44,21 +45,48 @@ def with_output(case, learner):
     return step_fn
 
 
+@compilation.cache
+def starting(delay=None):
+    """What gives a `LEAKY` learner that begins, with room for late labels or without."""
+
+    def build():
+        learner = build_learner(LEAKY, batch=BATCH)
+        if delay is not None:
+            learner.init_forecasts(LEAKY.sequences(BATCH, LENGTH)[0][0], max_delay=delay)
+        return learner
+
+    return compiled_once(build)
+
+
+def learner_of(case, rule, delay=None):
+    """A learner; those that most tests ask for share what is compiled."""
+    if (case, rule) == (LEAKY, "d_rtrl"):
+        return starting(delay)()
+    learner = build_learner(case, rule, batch=BATCH)
+    if delay is not None:
+        learner.init_forecasts(case.sequences(BATCH, LENGTH)[0][0], max_delay=delay)
+    return learner
+
+
 def learnt_at_once(case, rule, **options):
     """Losses, outputs and state of `etrace_online`."""
-    learner = build_learner(case, rule, batch=BATCH)
+    learner = learner_of(case, rule)
     sequences = case.sequences(BATCH, LENGTH)
     options = {"optimizer": OPTIMIZER, "step_fn": with_output(case, learner), **options}
     losses, outputs = learner.etrace_online(*sequences, has_aux=True, **options)
-    return losses, outputs, state_of(learner)
+    return losses, outputs, copied(state_of(learner))
+
+
+def copied(values):
+    """Values of their own, which a later call does not take."""
+    return jax.tree.map(jnp.copy, values)
 
 
 def learnt_late(case, rule, delay, labels=range(LENGTH), **options):
     """Losses and forecasts of a stream whose labels are late by ``delay`` samples."""
-    learner = build_learner(case, rule, batch=BATCH)
+    learner = learner_of(case, rule, delay)
     (xs, ys), losses, forecasts = case.sequences(BATCH, LENGTH), [], []
     options = {"optimizer": OPTIMIZER, **options}
-    learner.init_forecasts(xs[0], max_delay=delay)
     for now in range(LENGTH + delay):
         if now < LENGTH:
             forecasts.append(learner.forecast(xs[now]))
@@ -198,8 +226,7 @@ def test_other_methods_continue_after_the_last_forecast():
     xs, ys = LEAKY.sequences(BATCH, LENGTH)
 
     def ended(run):
-        learner = build_learner(LEAKY, batch=BATCH)
-        learner.init_forecasts(xs[0], max_delay=3)
+        learner = starting(3)()
         run(learner, [learner.forecast(x) for x in xs[:3]] and learner.functional())
         return state_of(learner)
 
@@ -232,8 +259,7 @@ def test_other_methods_continue_after_the_last_forecast():
 
 def test_a_reset_drops_forecasts():
     xs, ys = LEAKY.sequences(BATCH, LENGTH)
-    learner = build_learner(LEAKY, batch=BATCH)
-    learner.init_forecasts(xs[0], max_delay=2)
+    learner = starting(2)()
     learner.forecast(xs[0])
     state = learner.functional().reset(learner.functional().state())
     assert int(state.others[FORECASTS]["count"]) == 0
