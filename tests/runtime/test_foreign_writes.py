@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from interrupts import Interrupts
+from models import small
 
 import braintrace
 
@@ -13,12 +14,20 @@ XS = np.random.default_rng(0).standard_normal((4, 2, 3)).astype(np.float32)
 STALE = pytest.raises(braintrace.LostTracesError, match="reset_state")
 
 
+@small({"c": (4,), "h": (4,)}, w=np.linspace(-1.0, 1.0, 12).reshape(3, 4))
+def two_states(self, x):
+    """A leaky state and another one that reads it."""
+    self.c.value = 0.5 * self.c.value + braintrace.matmul(x, self.w.value)
+    self.h.value = 0.9 * self.h.value + jnp.tanh(self.c.value)
+    return self.h.value
+
+
 class Bench:
     """A learner with ways to move it on, each of which returns what it computes."""
 
     def __init__(self, algorithm="d_rtrl", **options):
         brainstate.random.seed(3)
-        self.model, self.options = braintrace.nn.LSTMCell(3, 4), options
+        self.model, self.options = two_states(), options
         self.learner = self.another(algorithm)
         self.weights = self.model.states(brainstate.ParamState)
 
