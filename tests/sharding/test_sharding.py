@@ -160,42 +160,51 @@ def test_a_jit_after_a_stream_on_an_explicit_mesh_changes_no_number():
     assert_gradients_close(found, losses(xs), 1e-6, "after a stream")
 
 
+def learned_in_a_jit(cell, every, place):
+    """Losses, gradients and weights of a learner whose weights and inputs `place` may move."""
+    xs = jnp.linspace(-1.0, 1.0, 3 * 8 * 2).reshape(3, 8, 2)
+    brainstate.random.seed(0)
+    own = braintrace.compile(cell(2, 4), "d_rtrl", xs[0], batch_size=8)
+    weights = own.param_states
+    for weight in weights.values():
+        weight.value = place(weight.value)
+
+    def descend(gradients):
+        for path, weight in weights.items():
+            step = jax.tree.map(lambda w, g: w - 0.1 * g, weight.value, gradients[path])
+            weight.value = step
+
+    @brainstate.transform.jit
+    def learn(xs):
+        loss = {"step_fn": lambda x: jnp.mean(own(x) ** 2)}
+        losses = own.etrace_online(xs, update_fn=descend, every=every, **loss)
+        return losses, own.etrace_grad(xs, **loss), [w.value for w in weights.values()]
+
+    return learn(place(xs))
+
+
+@functools.cache
+def learned_without_a_mesh(cell, every):
+    """The same where nothing is moved, in the default context."""
+    return learned_in_a_jit(cell, every, lambda value: value)
+
+
+@pytest.mark.by_day("True-1-IndRNN", "False-1-IndRNN", "False-3-LSTMCell")
 @pytest.mark.parametrize("cell", [braintrace.nn.IndRNN, braintrace.nn.LSTMCell])
 @pytest.mark.parametrize(("has_context", "every"), [(True, 1), (False, 1), (False, 3)])
 def test_a_jit_around_methods_on_an_explicit_mesh_changes_no_number(cell, has_context, every):
     """Both trace functions of the user, in which the values of States are tracers."""
     kinds = {"axis_types": (jax.sharding.AxisType.Explicit,)}
     explicit = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1], **kinds)
-    xs = jnp.linspace(-1.0, 1.0, 3 * 8 * 2).reshape(3, 8, 2)
-
-    def learned(place, context):
-        brainstate.random.seed(0)
-        own = braintrace.compile(cell(2, 4), "d_rtrl", xs[0], batch_size=8)
-        weights = own.param_states
-        for weight in weights.values():
-            weight.value = place(weight.value)
-
-        def descend(gradients):
-            for path, weight in weights.items():
-                step = jax.tree.map(lambda w, g: w - 0.1 * g, weight.value, gradients[path])
-                weight.value = step
-
-        @brainstate.transform.jit
-        def learn(xs):
-            loss = {"step_fn": lambda x: jnp.mean(own(x) ** 2)}
-            losses = own.etrace_online(xs, update_fn=descend, every=every, **loss)
-            return losses, own.etrace_grad(xs, **loss), [w.value for w in weights.values()]
-
-        with context:
-            return learn(xs if has_context else place(xs))
 
     def place(value):
         sharding = jax.sharding.NamedSharding(explicit, jax.sharding.PartitionSpec())
         return value if has_context else jax.device_put(value, sharding)
 
-    expected = learned(lambda value: value, contextlib.nullcontext())
-    context = jax.set_mesh(explicit) if has_context else contextlib.nullcontext()
-    assert_gradients_close(learned(place, context), expected, 1e-6, "a jit on an explicit mesh")
+    expected = learned_without_a_mesh(cell, every)
+    with jax.set_mesh(explicit) if has_context else contextlib.nullcontext():
+        found = learned_in_a_jit(cell, every, place)
+    assert_gradients_close(found, expected, 1e-6, "a jit on an explicit mesh")
 
 
 @pytest.mark.parametrize(
