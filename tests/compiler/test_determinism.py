@@ -25,12 +25,10 @@ from catalogue import BATCH
 
 compilation.compile_in_a_hurry()
 case = catalogue.BY_NAME["IndRNN"]
-for algorithm in ("d_rtrl", "es_d_rtrl"):
+for algorithm, options in (("d_rtrl", {"chunk_size": 4}), ("es_d_rtrl", {"window": 3})):
     learner = drivers.build_learner(case, algorithm)
-    drivers.sequence_gradient(learner, case, *case.sequences(2, 6), chunk_size=4)
-    learner.etrace_evolve(case.sequences(2, 6)[0])
-    learner.reset_state()
-    drivers.sequence_gradient(learner, case, *case.sequences(2, 6), window=3)
+    drivers.sequence_gradient(learner, case, *case.sequences(2, 6), **options)
+learner.etrace_evolve(case.sequences(2, 6)[0])
 
 warnings.simplefilter("ignore", braintrace.ApproximationWarning)
 for argument in sys.argv[1:]:
