@@ -214,6 +214,6 @@ def check_history(tmp_path_factory, data):
 
 # Where one array cannot be read, orbax ends before the others have been.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@by_day_and_night(10, 400)
+@by_day_and_night(5, 400)
 def test_random_histories(tmp_path_factory, examples):
     drawn(examples, st.data())(lambda data: check_history(tmp_path_factory, data))
