@@ -171,6 +171,24 @@ def as_users_do(learner):
     return found
 
 
+def by_steps(learner):
+    """What all paths give, of single steps alone."""
+    weights = learner.algorithm.model.states(brainstate.ParamState)
+
+    def loss(x):
+        output = learner(x)
+        return (output**2).sum(), output
+
+    step = brainstate.transform.grad(loss, weights, has_aux=True)
+    each, outputs = brainstate.transform.for_loop(step, XS)
+    found = dict.fromkeys(("steps", "evolve", "predict", "window", "pure steps"), outputs)
+    total = jax.tree.map(lambda leaf: leaf.sum(0), dict(each))
+    found["own grad"] = [jax.tree.map(lambda leaf, t=t: leaf[t], dict(each)) for t in range(LENGTH)]
+    found["own loop"], found["sequence"], found["stream"] = dict(each), total, total
+    found["pure"] = jax.tree.map(lambda leaf: leaf / LENGTH, total)
+    return found
+
+
 def numbers(found):
     leaves = jax.tree_util.tree_leaves_with_path(found)
     return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
@@ -187,7 +205,7 @@ def test_every_path_sees_a_change(change):
     was = as_users_do(learner)
     CHANGES[change](learner.algorithm.model)
     now = as_users_do(learner)
-    assert_gradients_close(numbers(now), numbers(as_users_do(compiled(changed(change)))), 1e-6)
+    assert_gradients_close(numbers(now), numbers(by_steps(compiled(changed(change)))), 1e-6)
     for path in was:
         assert jax.tree.reduce(max, jax.tree.map(distance, was[path], now[path])) > 1e-3
 
