@@ -90,7 +90,7 @@ def test_a_sequence_gradient_can_be_mapped():
 
     def gradient(learner):
         step = lambda x: (learner(x) ** 2).sum()  # noqa: E731
-        return lambda xs: learner.etrace_grad(xs, step_fn=step, chunk_size=3)
+        return lambda xs: learner.etrace_grad(xs, step_fn=step, chunk_size=4)
 
     states = list(learner.states(brainstate.ShortTermState).values())
     found = brainstate.transform.vmap(gradient(learner), out_states=states)(sequences)
@@ -334,7 +334,7 @@ def test_a_loss_on_a_state_that_reads_the_past():
     gradient = brainstate.transform.grad(lambda: sum(step(x) for x in xs), weights)
     expected = brainstate.transform.jit(gradient)()
     learner = braintrace.compile(model, "d_rtrl", xs[0], batch_size=2)
-    for chunk_size in (1, 3):
+    for chunk_size in (1, 3, "auto"):
         learner.reset_state(2)
         options = {"step_fn": loss(model, learner), "reduction": "sum", "chunk_size": chunk_size}
         found = learner.etrace_grad(xs, **options)
