@@ -24,9 +24,10 @@ import braintrace
 
 MODELS = [*catalogue.MODELS, *catalogue.LAYERS]
 BY_DAY = {
-    *("LateralInhibition", "DelayLineForAMarkedOperation", "LSTMPeephole", "PlainRecurrentRNN"),
-    *("Stacked", "ConductanceSynapses", "SparseLIF", "GroupStateALIF", "TransposedPair"),
-    *("MarkedAndPlain", "FilteredOutput"),
+    "LateralInhibition",
+    "DelayLineForAMarkedOperation",
+    "PlainRecurrentRNN",
+    "MarkedAndPlain",
 }
 SNAP_BY_DAY = {"LSTMPeephole", "PlainRecurrentRNN", "SparseLIF"}
 REFUSED = {"LeakInInnerLoops", "DelayedRecurrence", "DelayedSelfInhibition", "FilteredReadout"}
@@ -201,12 +202,6 @@ def check_elements(entry, rule):
     Truncations(entry, graph_of(entry, rule, readout_filters=False)).check()
 
 
-@pytest.mark.by_day(
-    "PlainRecurrentRNN",
-    "LateralInhibition",
-    "DelayLineForAMarkedOperation",
-    "MarkedAndPlain",
-)
 @each(BY_DAY)
 def test_what_d_rtrl_truncates_is_reported(entry):
     check_elements(entry, "d_rtrl")

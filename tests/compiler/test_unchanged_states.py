@@ -119,11 +119,7 @@ def test_what_is_not_the_same_is_a_state(name):
     assert leaf.out_var is not None
 
 
-@pytest.mark.by_day(
-    "own_gradient",
-    "mapped_by_the_compiler",
-    "foreign_vmap",
-)
+@pytest.mark.by_day("sequence", "stream", "own_gradient", "mapped_by_the_compiler", "foreign_vmap")
 @pytest.mark.parametrize("path", PATHS)
 def test_every_path(path):
     paths = Paths(functools.partial(Normalised, WAYS["as it is"]), inputs())

@@ -74,12 +74,8 @@ def learnt_at_once(case, rule, **options):
     sequences = case.sequences(BATCH, LENGTH)
     options = {"optimizer": OPTIMIZER, "step_fn": with_output(case, learner), **options}
     losses, outputs = learner.etrace_online(*sequences, has_aux=True, **options)
-    return losses, outputs, copied(state_of(learner))
-
-
-def copied(values):
-    """Values of their own, which a later call does not take."""
-    return jax.tree.map(jnp.copy, values)
+    own = jax.tree.map(jnp.copy, state_of(learner))  # a later call takes the learner's buffers
+    return losses, outputs, own
 
 
 def learnt_late(case, rule, delay, labels=range(LENGTH), **options):

@@ -32,7 +32,7 @@ def build():
 
 
 @compilation.cache
-def kept():
+def learner_and_step():
     """A learner and what is learned by it as if it were new; step functions compile once."""
     begin = compiled_once(build)
     learner = begin()
@@ -41,7 +41,7 @@ def kept():
 
 def built():
     """The learner as if it were new; there is one, so that the next call begins anew."""
-    return kept()[0]()
+    return learner_and_step()[0]()
 
 
 def parameters(learner):
@@ -66,7 +66,7 @@ def learnt_at_once(mask=None):
     losses = learner.etrace_online(
         XS[:, None],
         YS[:, None, None],
-        step_fn=kept()[1],
+        step_fn=learner_and_step()[1],
         optimizer=OPTIMIZER,
         mask=mask,
     )

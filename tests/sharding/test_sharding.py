@@ -160,9 +160,12 @@ def test_a_jit_after_a_stream_on_an_explicit_mesh_changes_no_number():
     assert_gradients_close(found, losses(xs), 1e-6, "after a stream")
 
 
-def learned_in_a_jit(cell, every, place):
+def two_features():
+    return jnp.linspace(-1.0, 1.0, 3 * 8 * 2).reshape(3, 8, 2)
+
+
+def learned_in_a_jit(cell, every, xs, place):
     """Losses, gradients and weights of a learner whose weights and inputs `place` may move."""
-    xs = jnp.linspace(-1.0, 1.0, 3 * 8 * 2).reshape(3, 8, 2)
     brainstate.random.seed(0)
     own = braintrace.compile(cell(2, 4), "d_rtrl", xs[0], batch_size=8)
     weights = own.param_states
@@ -186,7 +189,7 @@ def learned_in_a_jit(cell, every, place):
 @functools.cache
 def learned_without_a_mesh(cell, every):
     """The same where nothing is moved, in the default context."""
-    return learned_in_a_jit(cell, every, lambda value: value)
+    return learned_in_a_jit(cell, every, two_features(), lambda value: value)
 
 
 @pytest.mark.by_day("True-1-IndRNN", "False-1-IndRNN", "False-3-LSTMCell")
@@ -201,9 +204,9 @@ def test_a_jit_around_methods_on_an_explicit_mesh_changes_no_number(cell, has_co
         sharding = jax.sharding.NamedSharding(explicit, jax.sharding.PartitionSpec())
         return value if has_context else jax.device_put(value, sharding)
 
-    expected = learned_without_a_mesh(cell, every)
+    expected, xs = learned_without_a_mesh(cell, every), two_features()
     with jax.set_mesh(explicit) if has_context else contextlib.nullcontext():
-        found = learned_in_a_jit(cell, every, place)
+        found = learned_in_a_jit(cell, every, xs, place)
     assert_gradients_close(found, expected, 1e-6, "a jit on an explicit mesh")
 
 
