@@ -54,7 +54,7 @@ class StepJacobian:
 
     def __init__(self, entry, xs):
         case = RecordedCase(entry.name, entry.started(), xs[0], {})
-        params, states = jax.tree.map(np.asarray, (case.params(), case.states()))
+        params, states, xs = jax.tree.map(np.asarray, (case.params(), case.states(), xs))
         trajectory = _trajectory(case, params, states, xs)
         found = [_edges(case, params, trajectory[i], xs[i]) for i in POINTS]
         self.rows, self.shapes = {}, {}
@@ -111,20 +111,21 @@ def _trajectory(case, params, states, xs):
         scale = 0.1 * (np.ptp(value) or 1.0) if value.size else 0.0
         return value + scale * generator.standard_normal(value.shape)
 
-    def one_step(states, x):
-        ops = oracles.PlainOps()
-        case.step(ops, params, states, x)
-        return {**states, **{name: ops.hidden[name] for name in states if name in ops.hidden}}
-
-    step, found = jax.jit(one_step), []
+    found = []
     for x in xs:
-        found.append({name: moved(np.asarray(value)) for name, value in states.items()})
-        states = step(states, x)
+        found.append({name: moved(value) for name, value in states.items()})
+        states = _step(case, params, states, x)[-1]
     return found
+
+
+def _step(case, params, states, x):
+    """What `_jacobian` says, as arrays of NumPy: with those of JAX, each shape would compile."""
+    return jax.tree.map(np.asarray, _jacobian(case, params, states, x))
 
 
 @oracles.compiled
 def _jacobian(case, params, states, x):
+    """Derivatives along single edges, what is at either end of them, and the states afterwards."""
     ops = oracles.PlainOps()
     case.step(ops, params, states, x)
     floating = {name for name, value in states.items() if _is_float(value)}
@@ -140,16 +141,19 @@ def _jacobian(case, params, states, x):
         output = case.step(edges, sources["parameter"], {**states, **sources["old"]}, x)
         new = {name: edges.hidden[name] for name in sources["new"]}
         leaves = [jnp.ravel(leaf) for leaf in jax.tree.leaves(output) if _is_float(leaf)]
-        return {"marked": edges.outputs, "new": new, "output": {"": jnp.concatenate(leaves)}}
+        found = {"marked": edges.outputs, "new": new, "output": {"": jnp.concatenate(leaves)}}
+        return found, found
 
-    return jax.jacrev(sinks)(sources), sources, sinks(sources)
+    after = {name: ops.hidden.get(name, value) for name, value in states.items()}
+    jacobian, found = jax.jacrev(sinks, has_aux=True)(sources)
+    return jacobian, sources, found, after
 
 
 def _edges(case, params, states, x):
     """Blocks by sink and source, and the shapes of all nodes; the leaves of a parameter joined."""
-    jacobian, sources, sinks = _jacobian(case, params, states, x)
+    jacobian, sources, sinks, _ = _step(case, params, states, x)
     shapes = {
-        (kind, name): jnp.shape(value) if kind != "parameter" else (_size(value),)
+        (kind, name): np.shape(value) if kind != "parameter" else (_size(value),)
         for kind, by_name in {**sources, "output": sinks["output"]}.items()
         for name, value in by_name.items()
     }
