@@ -12,7 +12,15 @@ import random_oracles
 import references
 from assertions import assert_gradients_close, assert_gradients_differ, assert_same_bits
 from catalogue import BY_NAME
-from drivers import build_learner, drawn_signs, named, sequence_gradient, snapshot, weights_of
+from drivers import (
+    build_learner,
+    compiled_once,
+    drawn_signs,
+    named,
+    sequence_gradient,
+    snapshot,
+    weights_of,
+)
 from models import small
 
 import braintrace
@@ -21,6 +29,7 @@ from braintrace._rules.full.chunk_vjp import parameters_behind
 LENGTH, BATCH = 6, 2
 MASK = np.array([1, 0, 2, 0.5, 1, 0])
 ALL_AT_3 = np.arange(LENGTH) == 3
+NEVER = np.zeros((LENGTH, BATCH), bool)
 SOME = np.stack([np.arange(LENGTH) == 2, np.arange(LENGTH) % 4 == 1], axis=1)
 
 
@@ -50,14 +59,14 @@ def by_operation(model, learner):
 
 def expected(name, learner, **options):
     case = BY_NAME[name]
-    arguments = references.arguments(case, BATCH, LENGTH)
+    arguments = jax.tree.map(np.asarray, references.arguments(case, BATCH, LENGTH))
     if isinstance(learner.algorithm, braintrace.UORO):
         return random_oracles.uoro(case, *arguments, in_order_of_oracle(learner), **options)
     return random_oracles.kf_rtrl(case, *arguments, by_operation(case, learner), **options)
 
 
 def data(name, dtype=np.float64):
-    return BY_NAME[name].sequences(BATCH, LENGTH, dtype)
+    return jax.tree.map(np.asarray, BY_NAME[name].sequences(BATCH, LENGTH, dtype))
 
 
 def rewound(learner, draws=0):
@@ -169,7 +178,7 @@ def test_steps_that_give_what_was_before_them():
         xs, step_fn=step, update_fn=lambda found: jax.debug.callback(kept.append, found)
     )
     jax.effects_barrier()
-    stream = sum(value for found in kept for value in found.values())
+    stream = sum(np.asarray(value) for found in kept for value in found.values())
     np.testing.assert_allclose(stream, sequence, rtol=1e-10)
     assert np.abs(sequence).max() > 0.1
 
@@ -184,7 +193,7 @@ DRAWS = [
 
 @functools.cache
 def of_keys(name, algorithm):
-    """A state to begin with, and gradients by parameter, for many keys at once.
+    """A state to begin with, and gradients by parameter, for a key and for many at once.
 
     Of a loss with weights for the samples, which begin with any hidden state.
     """
@@ -201,18 +210,21 @@ def of_keys(name, algorithm):
 
         return pure.grad(state, xs, targets, step_fn=step_fn, reduction="sum")[1]
 
-    return start, jax.jit(jax.vmap(of_key, in_axes=(0, *4 * [None])))
+    return start, of_key, jax.jit(jax.vmap(of_key, in_axes=(0, *4 * [None])))
+
+
+def keys_of(draws):
+    return jax.random.key_data(jax.random.split(jax.random.key(1), draws))
 
 
 @functools.cache
 def estimates(name, algorithm, draws, weights=(1.0, 1.0), twins=False):
-    keys = jax.random.key_data(jax.random.split(jax.random.key(1), draws))
-    (start, gradients), sequences = of_keys(name, algorithm), data(name)
+    (start, _, gradients), sequences = of_keys(name, algorithm), data(name)
     hidden = start.hidden
     if twins:  # all samples are the first one
         sequences = [np.repeat(sequence[:, :1], BATCH, axis=1) for sequence in sequences]
         hidden = {path: np.repeat(h[:1], BATCH, axis=0) for path, h in hidden.items()}
-    return named(jax.device_get(gradients(keys, np.array(weights), hidden, *sequences)))
+    return named(jax.device_get(gradients(keys_of(draws), np.array(weights), hidden, *sequences)))
 
 
 @pytest.mark.by_day("uoro-TanhRNN-2,000 draws")
@@ -259,6 +271,12 @@ def test_samples_draw_apart(algorithm):
     assert abs(together) < 0.1
 
 
+@functools.cache
+def leaky(algorithm):
+    """What gives a learner of a leaky layer as if it were new."""
+    return compiled_once(lambda: build_learner(BY_NAME["Leaky"], algorithm))
+
+
 # --- the random stream ----------------------------------------------------------------------------
 
 
@@ -283,8 +301,7 @@ def test_a_seed_says_what_is_drawn():
 def test_a_reset_is_a_fresh_start_whatever_there_was(algorithm):
     """But for the random stream, which goes on: the next sequence has noise of its own."""
     case, (xs, targets) = BY_NAME["Leaky"], data("Leaky", np.float32)
-    learner = build_learner(case, algorithm)
-    flags = np.zeros((LENGTH, BATCH), bool)
+    learner, flags = leaky(algorithm)(), NEVER.copy()
     first = sequence_gradient(learner, case, xs, targets, reset=flags)
     learner.reset_state()
     start = snapshot(learner)
@@ -339,24 +356,17 @@ def test_lanes_of_somebody_elses_map_draw_apart(algorithm):
     assert len(np.unique(rows.round(5), axis=0)) == 2 * lanes
 
 
+@pytest.mark.usefixtures("float64")
 def test_learners_that_are_mapped_draw_from_keys_of_their_own():
     """Each as if it were alone; and apart where the map has given all of them one key."""
-    case, (xs, targets) = BY_NAME["TanhRNN"], data("TanhRNN", np.float32)
-    learner = build_learner(case, "uoro")
-    pure = learner.functional()
-    start = pure.state()
-
-    def of_key(key, scale=1.0):
-        state = dataclasses.replace(start, traces={**start.traces, "key": key})
-        options = {"step_fn": lambda x, y: case.loss(learner(x), y), "reduction": "sum"}
-        return named(pure.grad(state, scale * xs, targets, **options)[1])
-
-    keys = jax.random.key_data(jax.random.split(jax.random.key(1), 2))
-    mapped, alone = jax.jit(jax.vmap(of_key))(keys), jax.jit(of_key)
+    start, of_key, _ = of_keys("TanhRNN", "uoro")
+    keys, rest = keys_of(2_000), (start.hidden, *data("TanhRNN"))
+    mapped, alone = estimates("TanhRNN", "uoro", 2_000), jax.jit(of_key)
     for lane in range(2):
         own = jax.tree.map(lambda leaf, lane=lane: leaf[lane], mapped)
-        assert_gradients_close(own, alone(keys[lane]), 1e-5)
-    same = jax.jit(jax.vmap(of_key, in_axes=(None, 0)))(keys[0], jnp.ones(2))
+        assert_gradients_close(own, named(alone(keys[lane], np.ones(BATCH), *rest)), 1e-10)
+    lanes = jax.jit(jax.vmap(of_key, in_axes=(None, 0, *3 * [None])))
+    same = named(jax.device_get(lanes(keys[0], np.ones((2, BATCH)), *rest)))
     assert_gradients_differ(
         *(jax.tree.map(lambda leaf, lane=lane: leaf[lane], same) for lane in range(2)), 1e-2
     )
@@ -381,11 +391,11 @@ def test_what_is_carried_is_reported_in_its_dtype():
     assert reasons == [("w_out", "reaches no hidden state")]
     with pytest.raises(braintrace.OptionError, match="none by this rule"):
         learner.eligibility("w_z")
-    case = BY_NAME["Leaky"]
+    case, sequences = BY_NAME["Leaky"], data("Leaky", np.float32)
     learner = build_learner(case, "uoro", trace_dtype=jnp.bfloat16)
-    found = sequence_gradient(learner, case, *data("Leaky", np.float32))
-    exact = build_learner(case, "uoro")
-    assert_gradients_close(found, sequence_gradient(exact, case, *data("Leaky", np.float32)), 0.05)
+    found = sequence_gradient(learner, case, *sequences)
+    exact = sequence_gradient(leaky("uoro")(), case, *sequences, reset=NEVER)
+    assert_gradients_close(found, exact, 0.05)
 
 
 def test_factors_and_exact_traces_are_reported():
