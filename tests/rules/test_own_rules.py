@@ -23,6 +23,7 @@ from catalogue_runs import Runs, expected
 from coupled_networks import Model, Network
 from coupled_networks import bptt as bptt_of_network
 from every_path import PATHS, Paths
+from every_path import loss as loss_of_path
 from operation_cases import BATCH, CASES, Diagonal, by_name, loss
 from operation_cases import DECAY as LEAK
 from own_rules import Carrying, Decaying, Filtering
@@ -43,7 +44,7 @@ def compiled(rule, model=None, xs=XS, **options):
 
 
 def gradient(learner, xs=XS, loss=loss, **options):
-    options = {"reduction": "sum", "chunk_size": 4, **options}
+    options = {"reduction": "sum", "chunk_size": 3, **options}
     return by_name(learner.etrace_grad(xs, step_fn=lambda x: loss(learner(x)), **options))
 
 
@@ -55,25 +56,36 @@ def decaying(xs, of_step, case=CASE, decay=FADE, keep=None, weights=None, traces
 
     keep: which samples go on at each step; weights: of each step's loss; traces: also give E.
     """
-    params, h = case.parameters, jnp.zeros((BATCH, *case.hidden))
     keep = np.ones((len(xs), BATCH)) if keep is None else keep
     weights = np.ones(len(xs)) if weights is None else weights
+    total, E = _decaying(of_step, case)(decay, (np.asarray(xs), keep, weights))
+    return (total, E) if traces else total
 
-    def step(carry, now):
+
+@functools.cache
+def _decaying(of_step, case):
+    """The program of `decaying`."""
+
+    def step(decay, carry, now):
         (h, E, total), (x, alive, weight) = carry, now
         h, E = jax.tree.map(lambda leaf: jax.vmap(jnp.multiply)(alive, leaf), (h, E))
-        new = jax.jacrev(lambda params: plain_step(case, h, x, params))(params)
+        new = jax.jacrev(lambda params: plain_step(case, h, x, params))(case.parameters)
         E = jax.tree.map(lambda old, new: decay * old + new, E, new)
-        h = plain_step(case, h, x, params)
+        h = plain_step(case, h, x, case.parameters)
         mu = weight * jax.grad(of_step)(h)
         total = jax.tree.map(lambda g, e: g + jnp.tensordot(mu, e, mu.ndim), total, E)
         return (h, E, total), None
 
-    E = jax.tree.map(lambda w: jnp.zeros((*h.shape, *jnp.shape(w))), params)
-    start = h, E, jax.tree.map(jnp.zeros_like, params)
-    sequences = jax.tree.map(lambda leaf: jnp.asarray(leaf, h.dtype), (xs, keep, weights))
-    _, E, total = jax.jit(lambda *args: jax.lax.scan(step, *args)[0])(start, sequences)
-    return (total, E) if traces else total
+    @jax.jit
+    def run(decay, sequences):
+        params, h = case.parameters, jnp.zeros((BATCH, *case.hidden))
+        E = jax.tree.map(lambda w: jnp.zeros((*h.shape, *jnp.shape(w))), params)
+        start = h, E, jax.tree.map(jnp.zeros_like, params)
+        sequences = jax.tree.map(lambda leaf: jnp.asarray(leaf, h.dtype), sequences)
+        _, E, total = jax.lax.scan(functools.partial(step, decay), start, sequences)[0]
+        return total, E
+
+    return run
 
 
 def plain_step(case, h, x, params):
@@ -119,7 +131,7 @@ def test_a_rule_that_carries_everything_is_backpropagation(jacobian, case):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_path(case, path):
     paths = paths_of(case)
-    wanted = decaying(case.inputs, lambda h: ((h - 0.3) ** 2).sum(), case)
+    wanted = decaying(case.inputs, loss_of_path, case)
     found = {key.rpartition("/")[2]: value for key, value in path(paths).items()}
     assert_gradients_close(found, wanted, 1e-5, f"{case.name}, {path.__name__}")
 
@@ -184,18 +196,22 @@ def test_a_state_that_nobody_remembers_has_the_direct_part_of_a_trace():
     def gates(w, x):
         return jnp.split(jnp.tanh(x @ w), 2, -1)
 
-    w = CASE.parameters["w"][:, :4]
-    c, E = jnp.zeros((BATCH, 2)), [jnp.zeros((BATCH, 2, *w.shape)) for _ in "ch"]
-    total = jnp.zeros_like(w)
-    for x in XS:
-        c = LEAK * c + gates(w, x)[0]
-        of_c = jax.jacrev(lambda w, x=x: gates(w, x)[0])(w)
-        of_h = jax.jacrev(lambda w, x=x, c=c: gates(w, x)[1] * jnp.tanh(c))(w)
-        E = [FADE * old + new for old, new in zip(E, (of_c, of_h), strict=True)]
-        o = gates(w, x)[1]
-        to_h = jax.grad(loss)(o * jnp.tanh(c))
-        to_c = jax.grad(lambda c, o=o: loss(o * jnp.tanh(c)))(c)
-        total = total + jnp.tensordot(to_c, E[0], 2) + jnp.tensordot(to_h, E[1], 2)
+    @jax.jit
+    def through_time(w):
+        c, E = jnp.zeros((BATCH, 2)), [jnp.zeros((BATCH, 2, *w.shape)) for _ in "ch"]
+        total = jnp.zeros_like(w)
+        for x in XS:
+            c = LEAK * c + gates(w, x)[0]
+            of_c = jax.jacrev(lambda w, x=x: gates(w, x)[0])(w)
+            of_h = jax.jacrev(lambda w, x=x, c=c: gates(w, x)[1] * jnp.tanh(c))(w)
+            E = [FADE * old + new for old, new in zip(E, (of_c, of_h), strict=True)]
+            o = gates(w, x)[1]
+            to_h = jax.grad(loss)(o * jnp.tanh(c))
+            to_c = jax.grad(lambda c, o=o: loss(o * jnp.tanh(c)))(c)
+            total = total + jnp.tensordot(to_c, E[0], 2) + jnp.tensordot(to_h, E[1], 2)
+        return total
+
+    total = through_time(CASE.parameters["w"][:, :4])
     found = gradient(compiled(Decaying(FADE), Gated()))
     assert_gradients_close(found, {"w": total}, 1e-5)
 
@@ -204,13 +220,15 @@ def test_masks_and_resets_leave_nothing_of_what_does_not_count():
     """Steps before a reset are padded with NaN, and do not count."""
     weights = np.float32([1, 0, 2, 0.5, 1, 3])
     learner = compiled(Decaying(FADE))
-    found = gradient(learner, mask=weights, reset=RESET)
+    options = {"chunk_size": 4}  # and one of two steps
+    found = gradient(learner, mask=weights, reset=RESET, **options)
     wanted = decaying(XS, loss, keep=~RESET, weights=weights)
     assert_gradients_close(found, wanted, 1e-5)
     padded, first = np.copy(XS), np.zeros((LENGTH, BATCH), bool)
     padded[:2], first[2] = np.nan, True
     learner.reset_state(BATCH)
-    found = gradient(learner, padded, mask=np.arange(LENGTH) > 1, reset=first)
+    counts = np.float32(np.arange(LENGTH) > 1)
+    found = gradient(learner, padded, mask=counts, reset=first, **options)
     assert_gradients_close(found, decaying(XS[2:], loss), 1e-5)
 
 
