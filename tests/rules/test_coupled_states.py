@@ -64,7 +64,7 @@ class Coupled(brainstate.nn.Module):
         super().__init__()
         self.case, self.mixing, self.dtype, self.late = case, mixing, dtype, late
         self.parameters_of = {
-            name: brainstate.ParamState(value.astype(dtype))
+            name: brainstate.ParamState(jnp.asarray(np.asarray(value).astype(dtype)))
             for name, value in case.parameters.items()
         }
 
@@ -94,8 +94,8 @@ def bptt(name, mixing, dtype="float32", late=False, times=1):
         return states, jnp.where(is_last, loss(output(states, old, late)), 0.0)
 
     start = [jnp.zeros((BATCH, *case.hidden), dtype)] * len(mixing)
-    parameters = {name: leaf.astype(dtype) for name, leaf in case.parameters.items()}
-    xs = jnp.concatenate([case.inputs.astype(dtype)] * times)
+    parameters = {k: np.asarray(leaf).astype(dtype) for k, leaf in case.parameters.items()}
+    xs = np.concatenate([inputs_of(case).astype(dtype)] * times)
     is_last = np.arange(len(xs)) >= len(xs) - STEPS
     return through_time(step, parameters, start, xs, is_last)
 
@@ -104,8 +104,13 @@ def compiled(case, mixing=EACH_OTHER, dtype=jnp.float32, late=False, **options):
     model = Coupled(case, mixing, dtype, late)
     brainstate.nn.init_all_states(model, batch_size=BATCH)
     algorithm = braintrace.D_RTRL(model, **options)
-    algorithm.compile_graph(case.inputs[0])
+    algorithm.compile_graph(inputs_of(case)[0])
     return algorithm
+
+
+def inputs_of(case):
+    """As an array of NumPy: to take a step of another one is a program."""
+    return np.asarray(case.inputs)
 
 
 def of_stream(algorithm):
@@ -116,18 +121,25 @@ def of_stream(algorithm):
     def step(x):
         return brainstate.transform.grad(lambda x: loss(algorithm(x)), parameters)(x)
 
-    steps = [step(x) for x in algorithm.model.case.inputs]
+    steps = [step(x) for x in inputs_of(algorithm.model.case)]
     return by_name(jax.tree.map(lambda *found: np.sum(found, axis=0), *steps))
 
 
-def of_sequence(algorithm, chunk_size, times=1):
-    """The gradient of a sequence, run for the last of some times."""
+def of_sequence(algorithm, chunk_size):
+    """The gradient of a sequence."""
     learner = braintrace.Learner(algorithm)
     learner.reset_state(BATCH)
-    inputs = algorithm.model.case.inputs
-    options = {"reduction": "sum", "chunk_size": chunk_size}
-    for _ in range(times):
-        found = learner.etrace_grad(inputs, step_fn=lambda x: loss(learner(x)), **options)
+    return of_call(learner, chunk_size)
+
+
+def of_call(learner, chunk_size):
+    """The gradient of a sequence that goes on from where the learner is."""
+    found = learner.etrace_grad(
+        inputs_of(learner.algorithm.model.case),
+        step_fn=lambda x: loss(learner(x)),
+        reduction="sum",
+        chunk_size=chunk_size,
+    )
     return by_name(found)
 
 
@@ -175,8 +187,11 @@ def test_other_couplings_equal_bptt(mixing, dtypes):
 
 def test_a_sequence_goes_on_from_packed_traces():
     algorithm = compiled(MATMUL)
+    learner = braintrace.Learner(algorithm)
     for chunk_size in (1, 3, STEPS):
-        found = of_sequence(algorithm, chunk_size, times=2)
+        learner.reset_state(BATCH)
+        of_call(learner, STEPS)
+        found = of_call(learner, chunk_size)
         assert_gradients_close(found, bptt("matmul", EACH_OTHER, times=2), 1e-5)
     zero = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), algorithm.zero_traces())
     kept = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), algorithm.traces.value)
@@ -258,7 +273,7 @@ def test_a_step_copies_no_trace(mixing, dtypes):
 def test_a_loop_over_chunks_copies_no_trace(mixing, chunk, arrays, monkeypatch):
     """It would where XLA cannot tell that a chunk's gradient has read the traces before it."""
     monkeypatch.setattr(in_place, "BLOCK_BYTES", 1)
-    inputs = jnp.tile(WIDE.inputs, (1, 4, 1))
+    inputs = np.tile(inputs_of(WIDE), (1, 4, 1))
     model = Coupled(WIDE, mixing)
     learner = braintrace.compile(model, "d_rtrl", inputs[0], batch_size=4 * BATCH)
     arguments = (inputs,), None, (None, [])
@@ -321,7 +336,7 @@ def test_only_rules_that_compute_with_complex_numbers_see_them(rule):
 
 
 def after_steps(algorithm, steps=2):
-    for x in algorithm.model.case.inputs[:steps]:
+    for x in inputs_of(algorithm.model.case)[:steps]:
         algorithm(x)
     return algorithm
 
