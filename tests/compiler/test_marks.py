@@ -43,7 +43,7 @@ class Row:
 
     def params(self):
         generator = np.random.default_rng(5)
-        return {k: jnp.asarray(generator.standard_normal(s)) / 2 for k, s in self.shapes.items()}
+        return {k: jnp.asarray(generator.standard_normal(s) / 2) for k, s in self.shapes.items()}
 
     def start(self):
         values = np.linspace(-0.4, 0.6, int(np.prod(self.state)))
@@ -661,7 +661,7 @@ class Model(brainstate.nn.Module):
 
 def data():
     generator = np.random.default_rng(7)
-    return jnp.asarray(generator.standard_normal((STEPS, BATCH, INPUTS)))
+    return generator.standard_normal((STEPS, BATCH, INPUTS))
 
 
 def loss_of(outputs):
