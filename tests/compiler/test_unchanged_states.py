@@ -21,7 +21,7 @@ def draw(seed, *shape):
 
 
 def inputs(batch=BATCH):
-    return draw(7, STEPS, batch, INPUTS)
+    return np.random.default_rng(7).normal(size=(STEPS, batch, INPUTS))
 
 
 class Normalised(brainstate.nn.Module):
@@ -74,17 +74,27 @@ WAYS = {
 }
 
 
+@functools.cache
+def paths_of(batch=BATCH, rule="d_rtrl"):
+    return Paths(functools.partial(Normalised, WAYS["as it is"]), inputs(batch), rule)
+
+
+@functools.cache
+def bptt(batch=BATCH):
+    return paths_of(batch).bptt()
+
+
 @pytest.mark.by_day("d_rtrl-few samples", "snap-few samples")
 @pytest.mark.core
 @pytest.mark.parametrize("batch", [BATCH, UNITS], ids=["few samples", "as many samples as units"])
 @pytest.mark.parametrize("rule", ["d_rtrl", "rtrl", "snap"])
 def test_statistics_are_no_recurrent_state(rule, batch):
-    paths = Paths(functools.partial(Normalised, WAYS["as it is"]), inputs(batch), rule)
+    paths = paths_of(batch, rule)
     found = paths.sequence()
     (group,) = paths.learner.graph.hidden_groups
     assert [state.name for state in group.states] == ["h"]
     assert paths.learner.graph.diagnostics == ()
-    assert_gradients_close(found, paths.bptt(), 1e-12)
+    assert_gradients_close(found, bptt(batch), 1e-12)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -122,10 +132,10 @@ def test_what_is_not_the_same_is_a_state(name):
 @pytest.mark.by_day("sequence", "stream", "own_gradient", "mapped_by_the_compiler", "foreign_vmap")
 @pytest.mark.parametrize("path", PATHS)
 def test_every_path(path):
-    paths = Paths(functools.partial(Normalised, WAYS["as it is"]), inputs())
+    paths = paths_of()
     if path is Paths.after_a_reset:  # of all samples: the statistics have no axis for them
         paths.learner.reset_state(BATCH)
-    assert_gradients_close(path(paths), paths.bptt(), 1e-12)
+    assert_gradients_close(path(paths), bptt(), 1e-12)
 
 
 @pytest.mark.by_day("3-rtrl", "4-uoro", "4-d_rtrl")
@@ -180,6 +190,8 @@ def test_the_step_of_a_module_of_flax_that_returns_all_of_its_state():
     xs = inputs()
     start = (jnp.zeros((BATCH, UNITS)), rest)
 
+    @jax.jit
+    @jax.grad
     def by_scan(params):
         outputs = jax.lax.scan(functools.partial(step, params), start, xs)[1]
         return ((outputs - 0.3) ** 2).sum()
@@ -191,4 +203,4 @@ def test_the_step_of_a_module_of_flax_that_returns_all_of_its_state():
             xs, step_fn=lambda x, run=learner: ((run(x) - 0.3) ** 2).sum(), reduction="sum"
         )
         assert learner.graph.diagnostics == ()
-        assert_gradients_close(found, jax.grad(by_scan)(params), 1e-12)
+        assert_gradients_close(found, by_scan(params), 1e-12)
