@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from backpropagation import backpropagated
-from drivers import calls_gradient, stream_gradient, summed
+from drivers import calls_gradient, stream_gradient
 from recorded import without_units
 
 import braintrace
@@ -112,11 +112,6 @@ class Paths:
     def bptt(self):
         """The gradient by `jax.grad` through all steps, without an algorithm."""
         return self._through_time(self.xs, batch_size=self.batch)
-
-    def bptt_of_samples(self):
-        """The same, of one sample after the other by the step of one."""
-        each = [self._through_time(self.xs[:, i]) for i in range(self.batch)]
-        return summed(each)
 
     def _through_time(self, xs, **batch):
         def step(model, x):
