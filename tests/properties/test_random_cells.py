@@ -9,7 +9,16 @@ import oracles
 import pytest
 from assertions import assert_gradients_close
 from catalogue_runs import Runs, data
-from random_cells import BATCH, INPUTS, OUTPUTS, UNITS, Program, entry_of, random_programs
+from random_cells import (
+    BATCH,
+    INPUTS,
+    OUTPUTS,
+    UNITS,
+    Program,
+    chunk_size,
+    entry_of,
+    random_programs,
+)
 from recorded import RecordedCase
 
 import braintrace
@@ -134,7 +143,8 @@ def outcome(program):
     }
     expected = dense(program, groups, layouts(graph))
     assert_gradients_close(found, expected, TOLERANCE, f"step by step: {program}")
-    assert_gradients_close(runs.sequence(4), expected, TOLERANCE, f"at once: {program}")
+    at_once = runs.sequence(chunk_size(program))
+    assert_gradients_close(at_once, expected, TOLERANCE, f"at once: {program}")
     return "equal"
 
 

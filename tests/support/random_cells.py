@@ -191,6 +191,11 @@ class RandomCell(brainstate.nn.Module):
         return y * a + b if name == "column" else y + 0.3 * a
 
 
+def chunk_size(program):
+    """Of its sequences of six steps: of every other cell, the last chunk is a shorter one."""
+    return 3 + len(program.instructions) % 2
+
+
 def entry_of(program):
     """The cell as a model of the catalogue, of which nothing is known."""
     return Model(
