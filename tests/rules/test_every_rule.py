@@ -84,13 +84,18 @@ def network_of(rule, case, mixing):
 def compiled(rule, network):
     options = {"decay_or_rank": ALPHA} if rule == "es_d_rtrl" else options_of(rule)
     model, algorithm = Model(network), RULES[rule].algorithm
-    return braintrace.compile(model, algorithm, network.inputs[0], batch_size=BATCH, **options)
+    return braintrace.compile(
+        model, algorithm, np.asarray(network.inputs)[0], batch_size=BATCH, **options
+    )
 
 
-def agrees(rule, network):
+def agrees(rule, network, chunk_size=2):
     learner = compiled(rule, network)
     found = learner.etrace_grad(
-        network.inputs, step_fn=lambda x: loss(learner(x)), reduction="sum", chunk_size=3
+        np.asarray(network.inputs),
+        step_fn=lambda x: loss(learner(x)),
+        reduction="sum",
+        chunk_size=chunk_size,
     )
     expected = ORACLES[rule](network, learner)
     assert_gradients_close(by_name(found), expected, 1e-10, f"{rule}, {network.case.name}")
@@ -178,6 +183,7 @@ def each_mixing():
 
 @pytest.mark.parametrize(("rule", "name"), [*each_mixing()])
 def test_groups_of_one_to_five_states(rule, name):
-    learner = agrees(rule, network_of(rule, BY_NAME["matmul with bias"], MIXINGS[name]))
+    network = network_of(rule, BY_NAME["matmul with bias"], MIXINGS[name])
+    learner = agrees(rule, network, chunk_size=3)  # and a chunk of one step
     (group,) = learner.graph.hidden_groups
     assert group.num_states == len(MIXINGS[name])
