@@ -82,12 +82,13 @@ def up_from(state, old_upper, W_upper):
 
 @functools.partial(jax.jit, static_argnums=3)
 def derivatives_of_layer(state, below, W, takes_spikes):
-    """The new state of a layer, and its derivatives by the old one and by the weight."""
+    """The new state of a layer, its spikes, and its derivatives by the old one and the weight."""
 
     def new(state, W):
         return next_state(state, (spikes(below) if takes_spikes else below) @ W)
 
-    return new(state, W), jax.jacrev(new, (0, 1))(state, W)
+    after = new(state, W)
+    return after, spikes(after), jax.jacrev(new, (0, 1))(state, W)
 
 
 @jax.jit
@@ -112,9 +113,11 @@ def literal_ostl():
     count = 0.0
     for x, target in zip(XS, TARGETS, strict=True):
         old_upper = upper
-        lower, of_lower = derivatives_of_layer(lower, x, WEIGHTS["lower"], False)
-        upper, of_upper = derivatives_of_layer(upper, lower, WEIGHTS["upper"], True)
-        count += spikes(lower).mean() + spikes(upper).mean()
+        of_layer = derivatives_of_layer(lower, x, WEIGHTS["lower"], False)
+        lower, z_lower, of_lower = jax.tree.map(np.asarray, of_layer)
+        of_layer = derivatives_of_layer(upper, lower, WEIGHTS["upper"], True)
+        upper, z_upper, of_upper = jax.tree.map(np.asarray, of_layer)
+        count += z_lower.mean() + z_upper.mean()
         for name, (by_state, by_weight) in {"lower": of_lower, "upper": of_upper}.items():
             carried = np.tensordot(by_state, traces[name], 3) if np.ndim(traces[name]) else 0.0
             traces[name] = carried + np.asarray(by_weight)

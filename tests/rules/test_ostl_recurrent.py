@@ -1,6 +1,7 @@
 """OSTL is RTRL of each layer by itself: its recursion, written out; of one layer, BPTT."""
 
 import catalogue
+import jax
 import jax.numpy as jnp
 import numpy as np
 import oracles
@@ -21,27 +22,35 @@ STACKS = {
 pytestmark = pytest.mark.usefixtures("float64")
 
 
-def gradients(case, style="batch axis", masks=(None, None)):
+def gradients(case, style="batch axis", masks=(None, None), sizes=(1, 3)):
     """By two chunk sizes, from one learner."""
     learner = build_learner(case, "ostl_recurrent", style, dtype=np.float64)
-    xs, targets = case.sequences(2, LENGTH, np.float64)
-    for chunk, mask in zip((1, 4), masks, strict=True):
+    xs, targets = map(np.asarray, case.sequences(2, LENGTH, np.float64))
+    for chunk, mask in zip(sizes, masks, strict=True):
         learner.reset_state(2)
         yield sequence_gradient(learner, case, xs, targets, chunk_size=chunk, mask=mask)
 
 
 def ostl_of(case, **options):
-    return oracles.dense_ostl(case, *references.arguments(case), STACKS[case.name], **options)
+    arguments = jax.tree.map(np.asarray, references.arguments(case))
+    return oracles.dense_ostl(case, *arguments, STACKS[case.name], **options)
 
 
 @pytest.mark.parametrize(
-    ("name", "style"), [("TwoLayers", "mapped"), ("TwoLayersPlainLink", "batch axis")]
+    ("name", "style", "sizes"),
+    [
+        pytest.param("TwoLayers", "mapped", (1, 3), id="TwoLayers-mapped"),
+        # and a last chunk of two steps
+        pytest.param(
+            "TwoLayersPlainLink", "batch axis", (1, 4), id="TwoLayersPlainLink-batch axis"
+        ),
+    ],
 )
-def test_layers_are_apart_over_time(name, style):
+def test_layers_are_apart_over_time(name, style, sizes):
     case, mask = catalogue.BY_NAME[name], np.array([1, 0, 2, 0.5, 1, 0])
     expected = ostl_of(case)
     with pytest.warns(braintrace.ApproximationWarning, match="for earlier values of"):
-        whole, masked = gradients(case, style, masks=(None, mask))
+        whole, masked = gradients(case, style, masks=(None, mask), sizes=sizes)
     assert_gradients_close(whole, expected, TOLERANCE, name)
     assert_gradients_differ(whole, references.bptt(case), 1e-3, name)
     assert_gradients_close(masked, ostl_of(case, step_weights=mask), TOLERANCE, name)
