@@ -121,12 +121,19 @@ class Attention(brainstate.nn.Module):
 
 
 class PerSampleCount(Attention):
-    """The same with a counter for each sample, of which one is ahead."""
+    """One buffer with a counter for each sample, of which one is ahead."""
 
     def init_state(self, batch_size=None, **_):
         super().init_state(batch_size)
         if batch_size is not None:
             self.count = brainstate.ShortTermState(jnp.arange(batch_size) + 2)
+
+    def update(self, x):
+        count, self.count.value = self.count.value, self.count.value + 1
+        drive = jnp.tanh(braintrace.matmul(x, self.key.value))
+        self.keys.value = self.write(self.keys.value, count, drive)
+        of_slots = jnp.tensordot(self.keys.value, jnp.linspace(0.5, 1.5, SLOTS), ((-2,), (0,)))
+        return of_slots @ self.value.value + x @ self.query.value
 
 
 def inputs():
