@@ -199,7 +199,9 @@ class Truncations:
 
 
 def check_elements(entry, rule):
-    Truncations(entry, graph_of(entry, rule, readout_filters=False)).check()
+    graph = graph_of(entry, rule, readout_filters=False)
+    Truncations(entry, graph).check()
+    return graph
 
 
 @each(BY_DAY)
@@ -436,8 +438,7 @@ def test_what_a_custom_derivative_couples_is_reported(tangent, couples):
         frozenset(),
         shape=(BATCH, 3),
     )
-    check_elements(entry, "d_rtrl")
-    graph = graph_of(entry, "d_rtrl")
+    graph = check_elements(entry, "d_rtrl")
     assert any(d.kind == "plain-mixing" for d in graph.diagnostics) == couples
     assert graph.hidden_groups[0].transition == (() if couples else ((0, 0),))
     check_states(entry, *full_state(entry, "snap", n=2))

@@ -114,13 +114,8 @@ def _trajectory(case, params, states, xs):
     found = []
     for x in xs:
         found.append({name: moved(value) for name, value in states.items()})
-        states = _step(case, params, states, x)[-1]
+        states = jax.tree.map(np.asarray, _jacobian(case, params, states, x)[-1])
     return found
-
-
-def _step(case, params, states, x):
-    """What `_jacobian` says, as arrays of NumPy: with those of JAX, each shape would compile."""
-    return jax.tree.map(np.asarray, _jacobian(case, params, states, x))
 
 
 @oracles.compiled
@@ -151,7 +146,8 @@ def _jacobian(case, params, states, x):
 
 def _edges(case, params, states, x):
     """Blocks by sink and source, and the shapes of all nodes; the leaves of a parameter joined."""
-    jacobian, sources, sinks, _ = _step(case, params, states, x)
+    of_step = _jacobian(case, params, states, x)
+    jacobian, sources, sinks, _ = jax.tree.map(np.asarray, of_step)  # reshaped without programs
     shapes = {
         (kind, name): np.shape(value) if kind != "parameter" else (_size(value),)
         for kind, by_name in {**sources, "output": sinks["output"]}.items()
