@@ -154,7 +154,7 @@ def test_equals_its_definition(random, mapped):
         lambda x, target: loss_of(learner(x), target), network.states(brainstate.ParamState)
     )
     each = brainstate.transform.for_loop(loss, jnp.asarray(XS), jnp.asarray(TARGETS))
-    summed = jax.tree.map(lambda leaf: leaf.sum(0), each)
+    summed = jax.tree.map(lambda leaf: np.asarray(leaf).sum(0), each)
     assert_gradients_close(summed, expected(random), 1e-12, "step by step")
 
 

@@ -159,13 +159,15 @@ def backpropagated():
     """The gradient of the whole sequence, which has more for the lower layer."""
 
     def total(weights):
-        lower, upper = jnp.zeros((2, BATCH, LOWER)), jnp.zeros((2, BATCH, UPPER))
-        value = 0.0
-        for x, target in zip(XS, TARGETS, strict=True):
+        def step(layers, now):
+            lower, upper = layers
+            x, target = now
             lower = next_state(lower, x @ weights["lower", "w"])
             upper = up_from(lower, upper, weights["upper", "w"])
-            value += loss_of(spikes(upper) @ weights["w_out",], target)
-        return value
+            return (lower, upper), loss_of(spikes(upper) @ weights["w_out",], target)
+
+        start = jnp.zeros((2, BATCH, LOWER)), jnp.zeros((2, BATCH, UPPER))
+        return jax.lax.scan(step, start, (XS, TARGETS))[1].sum()
 
     weights = {(name, "w"): jnp.asarray(w) for name, w in WEIGHTS.items()}
     return jax.jit(jax.grad(total))({**weights, ("w_out",): jnp.asarray(W_OUT)})

@@ -198,18 +198,19 @@ def test_a_state_that_nobody_remembers_has_the_direct_part_of_a_trace():
 
     @jax.jit
     def through_time(w):
-        c, E = jnp.zeros((BATCH, 2)), [jnp.zeros((BATCH, 2, *w.shape)) for _ in "ch"]
-        total = jnp.zeros_like(w)
-        for x in XS:
+        def step(carry, x):
+            c, E, total = carry
             c = LEAK * c + gates(w, x)[0]
-            of_c = jax.jacrev(lambda w, x=x: gates(w, x)[0])(w)
-            of_h = jax.jacrev(lambda w, x=x, c=c: gates(w, x)[1] * jnp.tanh(c))(w)
+            of_c = jax.jacrev(lambda w: gates(w, x)[0])(w)
+            of_h = jax.jacrev(lambda w: gates(w, x)[1] * jnp.tanh(c))(w)
             E = [FADE * old + new for old, new in zip(E, (of_c, of_h), strict=True)]
             o = gates(w, x)[1]
             to_h = jax.grad(loss)(o * jnp.tanh(c))
-            to_c = jax.grad(lambda c, o=o: loss(o * jnp.tanh(c)))(c)
-            total = total + jnp.tensordot(to_c, E[0], 2) + jnp.tensordot(to_h, E[1], 2)
-        return total
+            to_c = jax.grad(lambda c: loss(o * jnp.tanh(c)))(c)
+            return (c, E, total + jnp.tensordot(to_c, E[0], 2) + jnp.tensordot(to_h, E[1], 2)), None
+
+        E = [jnp.zeros((BATCH, 2, *w.shape)) for _ in "ch"]
+        return jax.lax.scan(step, (jnp.zeros((BATCH, 2)), E, jnp.zeros_like(w)), XS)[0][2]
 
     total = through_time(CASE.parameters["w"][:, :4])
     found = gradient(compiled(Decaying(FADE), Gated()))
@@ -247,8 +248,9 @@ def test_windows_end_in_the_traces_before_them():
 
 def test_a_rule_beside_another_one_has_its_own_gradients():
     def found(rule, **options):
-        brainstate.random.seed(0)
-        learner = compiled(rule, braintrace.nn.IndRNN(3, 4), **options)
+        draw = np.random.default_rng(0).normal
+        weights = {"w_init": np.float32(draw(size=(3, 4))), "u_init": np.linspace(0.1, 0.9, 4)}
+        learner = compiled(rule, braintrace.nn.IndRNN(3, 4, **weights), **options)
         return learner.etrace_grad(XS, step_fn=lambda x: loss(learner(x)), reset=RESET)
 
     mixed = found("d_rtrl", rules={"W": Decaying(FADE)})
