@@ -348,7 +348,7 @@ def test_lanes_of_somebody_elses_map_draw_apart(algorithm):
         initialise = brainstate.transform.vmap_new_states(initialise, **options)
     initialise(x)
     run = brainstate.nn.Vmap(instance, vmap_states="inner")
-    run = brainstate.nn.Vmap(run, vmap_states="outer")
+    run = brainstate.transform.jit(brainstate.nn.Vmap(run, vmap_states="outer"))
     for _ in range(8):
         run(x)
     noise = jax.tree.leaves(instance.traces.value)[-1]
