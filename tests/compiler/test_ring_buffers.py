@@ -259,27 +259,35 @@ def names_with_derivatives(equations):
     return {equation.primitive.name for equation in passing}
 
 
-def assert_same(write, places, value):
-    """Hold a rewritten write and its derivatives against JAX's own, at several places."""
-    buffer, cotangent = draw(1, *BUFFER), draw(2, *BUFFER)
-    program = program_of(inlined(jax.make_jaxpr(write)(buffer, value, places[0])))
+def selection_of(write, place, value):
+    """A write as a selection; there is no scatter left in it that a derivative passes."""
+    program = program_of(inlined(jax.make_jaxpr(write)(draw(1, *BUFFER), value, place)))
     rewritten = writes_as_selections(program, program.out_atoms, 32)
     names = names_with_derivatives(rewritten.equations)
     assert names.isdisjoint({"scatter", "scatter-add", "dynamic_update_slice"})
+    return lambda *arguments: evaluate_all(rewritten.jaxpr, [*arguments], {})[0]
 
-    def selected(buffer, value, place):
-        return evaluate_all(rewritten.jaxpr, [buffer, value, place], {})[0]
 
-    @jax.jit
-    def both(place):
-        results = []
-        for way in (selected, write):
-            after, pull = jax.vjp(lambda b, v, way=way: way(b, v, place), buffer, value)
-            results.append((after, pull(cotangent)))
-        return results
+def found_of(writes, places, value):
+    """Of each place, of each write: itself and its derivatives, rewritten and by JAX alone.
 
-    for place in places:
-        jax.tree.map(np.testing.assert_array_equal, *both(place))
+    All are one program.
+    """
+    buffer, cotangent = draw(1, *BUFFER), draw(2, *BUFFER)
+    pairs = [(selection_of(write, places[0], value), write) for write in writes]
+
+    def results(way, place):
+        after, pull = jax.vjp(lambda b, v: way(b, v, place), buffer, value)
+        return after, pull(cotangent)
+
+    all_ways = jax.jit(lambda place: [[results(way, place) for way in pair] for pair in pairs])
+    return [all_ways(place) for place in places]
+
+
+def assert_same(*found):
+    """What is rewritten gives what JAX gives."""
+    for selected, expected in found:
+        jax.tree.map(np.testing.assert_array_equal, selected, expected)
 
 
 def places_of(mode):
@@ -302,25 +310,33 @@ def test_a_write_is_what_it_is_in_jax(name, mode):
     def write(buffer, value, i):
         return at(buffer.at, i).set(value, mode=mode)
 
-    assert_same(write, places_of(mode), draw(3, *shape))
+    for (found,) in found_of([write], places_of(mode), draw(3, *shape)):
+        assert_same(found)
+
+
+@functools.cache
+def sums(name):
+    """What `found_of` says of the sums of every mode."""
+    shape, at = WRITES[name]
+
+    def of_mode(mode):
+        return lambda buffer, value, i: at(buffer.at, i).add(value, mode=mode)
+
+    return found_of([*map(of_mode, MODES)], places_of(None), draw(3, *shape))
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ["one for all", "one of each", "an element", "two places of one"])
 def test_a_sum_is_what_it_is_in_jax(name, mode):
-    shape, at = WRITES[name]
-
-    def add(buffer, value, i):
-        return at(buffer.at, i).add(value, mode=mode)
-
-    assert_same(add, places_of(mode), draw(3, *shape))
+    assert_same(*(sums(name)[k][MODES.index(mode)] for k, _ in enumerate(places_of(mode))))
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.uint32, np.int64])
 def test_indices_of_any_dtype(dtype):
     places = [np.full(BATCH, place, dtype) for place in (0, 3, 120)]
-    for mode in ("drop", "clip"):
-        assert_same(lambda b, v, i, m=mode: b.at[ROWS, i].set(v, mode=m), places, draw(3, 3, 2))
+    writes = [lambda b, v, i, m=mode: b.at[ROWS, i].set(v, mode=m) for mode in ("drop", "clip")]
+    for found in found_of(writes, places, draw(3, 3, 2)):
+        assert_same(*found)
 
 
 SLICES = {
@@ -340,7 +356,8 @@ def test_a_slice_is_what_it_is_in_jax(name):
     def write(buffer, value, i):
         return jax.lax.dynamic_update_slice(buffer, value, starts(i))
 
-    assert_same(write, STARTS, draw(3, *shape))
+    for (found,) in found_of([write], STARTS, draw(3, *shape)):
+        assert_same(found)
 
 
 def test_slices_of_all_samples_are_what_they_are_in_jax():
@@ -348,7 +365,8 @@ def test_slices_of_all_samples_are_what_they_are_in_jax():
         one = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0)
         return jax.vmap(one)(buffer, value, i + ROWS)
 
-    assert_same(write, STARTS, draw(3, BATCH, 2, UNITS))
+    for (found,) in found_of([write], STARTS, draw(3, BATCH, 2, UNITS)):
+        assert_same(found)
 
 
 def test_a_branch_with_an_infinite_derivative_stays_a_branch():
