@@ -12,11 +12,10 @@ import braintrace
 from braintrace._etrace_op import Concatenation, as_one, pull_back
 
 STEPS, BATCH, SIZES, OUT = 3, 2, (1, 4, 2), 5
-PARTS = tuple(
-    jax.random.normal(jax.random.key(k), (STEPS, BATCH, size)) for k, size in enumerate(SIZES)
-)
-X = np.concatenate(PARTS, axis=-1)
-SIGNAL = np.asarray(jax.random.normal(jax.random.key(9), (STEPS, BATCH, OUT)))
+RANDOM = np.random.default_rng(1)
+X = RANDOM.normal(size=(STEPS, BATCH, sum(SIZES))).astype(np.float32)
+PARTS = tuple(np.split(X, np.cumsum(SIZES)[:-1], axis=-1))
+SIGNAL = RANDOM.normal(size=(STEPS, BATCH, OUT)).astype(np.float32)
 
 
 def test_as_one_array_they_are_side_by_side() -> None:

@@ -4,16 +4,17 @@ import brainstate
 import compilation
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from assertions import assert_gradients_close, assert_gradients_differ
 from ops_catalogue import restored_registries
 
 import braintrace
 
-KEYS = jax.random.split(jax.random.key(3), 3)
-INPUTS = jax.random.normal(KEYS[0], (4, 2, 3))
-WEIGHT = jax.random.normal(KEYS[1], (3, 4)) / 2
-BIAS = jax.random.normal(KEYS[2], (4,)) / 2
+RANDOM = np.random.default_rng(3)
+INPUTS = RANDOM.normal(size=(4, 2, 3)).astype(np.float32)
+WEIGHT = RANDOM.normal(size=(3, 4)).astype(np.float32) / 2
+BIAS = RANDOM.normal(size=4).astype(np.float32) / 2
 
 
 def product(*args, scale=1.0, has_bias=False):
