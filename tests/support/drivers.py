@@ -1,6 +1,7 @@
 """Ways to run the library over a case, with gradients named as the case names its parameters."""
 
 import contextlib
+import functools
 import warnings
 
 import brainstate
@@ -163,3 +164,18 @@ def compiled_once(build):
         return made
 
     return begin
+
+
+@compilation.cache
+def _starting(_, *arguments, **options):
+    return compiled_once(functools.partial(build_learner, *arguments, **options))
+
+
+def new_learner(*arguments, which=0, **options):
+    """Return a learner of `build_learner` as if it were built anew; what it has compiled stays.
+
+    which: its number, where a test has several that are built alike.
+    """
+    learner = _starting(which, *arguments, **options)()
+    learner.reset_state()  # so traces are known to be zero, as those of a new one
+    return learner
