@@ -6,17 +6,18 @@ import threading
 
 import brainstate
 import catalogue
+import compilation
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from drivers import build_learner, weights_of
+from drivers import build_learner, compiled_once, weights_of
 from interrupts import Interrupts
 
 import braintrace
 
 CASE = catalogue.BY_NAME["IndRNN"]
-XS, TARGETS = CASE.sequences(2, 6)
+XS, TARGETS = map(np.asarray, CASE.sequences(2, 6))
 METHODS = pytest.mark.parametrize("algorithm", ["d_rtrl", "es_d_rtrl"])
 LIBRARY = braintrace.__path__[0]
 
@@ -27,7 +28,7 @@ class Runs:
     def __init__(self, learner, through=lambda output: output):
         self.learner = learner
         self.count = brainstate.State(jnp.zeros((), int))
-        self.scale = 1.0
+        self.scale = np.float32(1)
         weights = weights_of(self.learner.algorithm.model)
 
         def step(x, target):
@@ -40,6 +41,17 @@ class Runs:
                 weight.value = jax.tree.map(jnp.subtract, weight.value, change)
 
         self.step, self.descend = step, descend
+
+    def beginning(self):
+        """Return a function that lets all begin again; what is compiled stays."""
+        restart = compiled_once(lambda: self.learner)
+
+        def begin():
+            restart()
+            self.count.value, self.scale = jnp.zeros((), int), np.float32(1)
+            return self
+
+        return begin
 
     def sequences(self, length):
         return self.scale * XS[:length], TARGETS[:length]
@@ -87,13 +99,18 @@ def assert_equal(found, expected):
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
-# --- signals
+@compilation.cache
+def starting(_):
+    return Runs(build_learner(CASE)).beginning()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def twins():
-    """Two learners that have made the same steps, before each test and after it."""
-    return [Runs(build_learner(CASE)) for _ in range(2)]
+    """Two learners that begin alike; tests share what is compiled for each of them."""
+    return [starting(number)() for number in range(2)]
+
+
+# --- signals
 
 
 @pytest.mark.by_day("stream", "gradient", "one_step")
@@ -112,7 +129,7 @@ def test_signals_leave_a_completed_step(driver, twins):
     for number in np.linspace(1, whole.lines, 50, dtype=int):
         driver(runs)  # leaves traces that nobody has read, so that they are updated in place
         driver(reference)
-        runs.scale = reference.scale = 1 + 0.01 * number
+        runs.scale = reference.scale = np.float32(1 + 0.01 * number)
         assert Interrupts(number)(lambda: driver(runs)), number
         found = runs.values()
         if not jax.tree.all(jax.tree.map(np.array_equal, found, reference.values())):
@@ -188,29 +205,37 @@ def checked_signal(check):
     ids=["result", "aside", "aside, every driver", "signal"],
 )
 def test_a_failing_computation_keeps_the_last_good_values(build, drivers):
-    check, never = Check(), Check()
-    runs, reference = build(check), build(never)
-    for driver in drivers:
-        for is_failing in (True, False):
-            for each in (runs, reference):
-                driver(each)
-            check.fails = is_failing
-            if is_failing:
-                with pytest.raises(Exception, match="the check has failed"):
-                    driver(runs)
-                check.fails = False
-            assert_equal(runs.values(), reference.values())
+    check = Check()
+    runs = build(check)
+    begin = runs.beginning()
+
+    def values(fails):
+        """After each call that has not failed; other calls fail in between, or are not made."""
+        begin()
+        for driver in drivers:
+            for is_failing in (fails, False):
+                driver(runs)
+                check.fails = is_failing
+                if is_failing:
+                    with pytest.raises(Exception, match="the check has failed"):
+                        driver(runs)
+                    check.fails = False
+                yield runs.values()
+
+    expected = [jax.tree.map(np.array, found) for found in values(False)]
+    for found, wanted in zip(values(True), expected, strict=True):
+        assert_equal(found, wanted)
 
 
-def test_a_computation_that_is_refused_for_nans_keeps_the_last_good_values():
-    runs, reference = (Runs(build_learner(CASE)) for _ in range(2))
+def test_a_computation_that_is_refused_for_nans_keeps_the_last_good_values(twins):
+    runs, reference = twins
     for driver in (Runs.stream, Runs.gradient):
         driver(runs)
         driver(reference)
-        runs.scale = np.nan
+        runs.scale = np.float32(np.nan)
         with jax.debug_nans(True), pytest.raises(FloatingPointError):
             driver(runs)
-        runs.scale = 1.0
+        runs.scale = np.float32(1)
         assert_equal(runs.values(), reference.values())
 
 
@@ -257,7 +282,7 @@ def test_a_call_that_ends_during_its_trace_leaves_no_tracers():
 @pytest.mark.parametrize("driver", DRIVERS[:2])
 def test_two_threads_and_a_reader(driver):
     """The threads do the same steps, so that it does not matter whose turn it is."""
-    runs, reference = (Runs(build_learner(CASE)) for _ in range(2))
+    runs, reference = Runs(build_learner(CASE)), starting(1)()
     problems, done = [], threading.Event()
 
     def reported(function):
@@ -325,7 +350,7 @@ def test_other_threads_read_what_is_held_while_a_function_is_traced():
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, brainstate.graph.clone])
 def test_copies_share_neither_locks_nor_buffers(copied):
-    runs = Runs(build_learner(CASE))
+    runs = starting(0)()
     runs.gradient()
     twin = copied(runs.learner)
     kept = copy.copy(runs.learner.algorithm.traces)

@@ -5,6 +5,7 @@ code with the cutting of a step.
 """
 
 import brainstate
+import compilation
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -169,9 +170,17 @@ def inputs_of(net):
     return jnp.asarray(xs), jnp.asarray(rng.normal(size=(STEPS, BATCH, Net.outputs)))
 
 
-def learner_of(net, algorithm="d_rtrl"):
+@compilation.cache
+def compiled(net, algorithm):
     brainstate.random.seed(3)
     return quietly_compiled(net(), algorithm, inputs_of(net)[0][0], batch_size=BATCH)
+
+
+def learner_of(net, algorithm="d_rtrl"):
+    """A learner that begins; the tests of a net share it, and what is compiled for it."""
+    learner = compiled(net, algorithm)
+    learner.reset_state(BATCH)
+    return learner
 
 
 def step_by_step(learner, net, loss):
