@@ -46,7 +46,7 @@ def with_output(case, learner):
 
 
 @compilation.cache
-def starting(delay=None):
+def starting(delay=None, which=0):
     """What gives a `LEAKY` learner that begins, with room for late labels or without."""
 
     def build():
@@ -81,7 +81,7 @@ def learnt_at_once(case, rule, **options):
 def learnt_late(case, rule, delay, labels=range(LENGTH), **options):
     """Losses and forecasts of a stream whose labels are late by ``delay`` samples."""
     learner = learner_of(case, rule, delay)
-    (xs, ys), losses, forecasts = case.sequences(BATCH, LENGTH), [], []
+    (xs, ys), losses, forecasts = map(np.asarray, case.sequences(BATCH, LENGTH)), [], []
     options = {"optimizer": OPTIMIZER, **options}
     for now in range(LENGTH + delay):
         if now < LENGTH:
@@ -144,7 +144,7 @@ def test_a_label_is_learned_with_the_random_numbers_of_its_forecast():
 def test_forecasts_are_those_of_the_model():
     """Without updates, each forecast is a step from the state after the previous one."""
     _, forecasts, _ = learnt_late(LEAKY, "d_rtrl", 2, optimizer=None, **WITHOUT)
-    alone = build_learner(LEAKY, batch=BATCH)
+    alone = starting()()
     close(forecasts, list(alone.predict(LEAKY.sequences(BATCH, LENGTH)[0])))
 
 
@@ -157,7 +157,7 @@ def test_samples_without_a_label_are_passed_over(delay):
     late, _, learner = learnt_late(LEAKY, "d_rtrl", delay, labels)
     close(late, [losses[sample] for sample in labels])
     learner.etrace_evolve(np.zeros((1, BATCH, 3), np.float32))
-    other = build_learner(LEAKY, batch=BATCH)
+    other = starting()()
     other.init_optimizer(OPTIMIZER)
     other.functional().restore(state)
     other.etrace_evolve(np.zeros((1, BATCH, 3), np.float32))
@@ -179,7 +179,7 @@ def pure_stream(learner):
 
 
 def test_the_pure_twin_in_a_scan_over_vmapped_learners():
-    xs, ys = LEAKY.sequences(BATCH, LENGTH)
+    xs, ys = map(np.asarray, LEAKY.sequences(BATCH, LENGTH))
     learner = build_learner(LEAKY, batch=BATCH)
     learner.init_optimizer(OPTIMIZER)
     learner.init_forecasts(xs[0])
@@ -200,7 +200,7 @@ def test_the_pure_twin_in_a_scan_over_vmapped_learners():
 
 
 def test_inside_a_compiled_function_of_the_user():
-    xs, ys = LEAKY.sequences(BATCH, LENGTH)
+    xs, ys = map(np.asarray, LEAKY.sequences(BATCH, LENGTH))
     learner = build_learner(LEAKY, batch=BATCH)
     with pytest.raises(braintrace.OptionError, match="init_forecasts"):
         brainstate.transform.jit(learner.forecast)(xs[0])
@@ -219,7 +219,7 @@ def test_inside_a_compiled_function_of_the_user():
 
 
 def test_other_methods_continue_after_the_last_forecast():
-    xs, ys = LEAKY.sequences(BATCH, LENGTH)
+    xs, ys = map(np.asarray, LEAKY.sequences(BATCH, LENGTH))
 
     def ended(run):
         learner = starting(3)()
@@ -229,9 +229,9 @@ def test_other_methods_continue_after_the_last_forecast():
     def step_fn(learner):
         return lambda x, y: LEAKY.loss(learner(x), y)
 
-    other = build_learner(LEAKY, batch=BATCH)
+    other = starting()()
     other.etrace_evolve(xs[:3])
-    start = state_of(other)
+    start = jax.tree.map(jnp.copy, state_of(other))
     twins = [
         (
             lambda own, _: own.etrace_grad(xs[3:], ys[3:], step_fn=step_fn(own)),
@@ -254,7 +254,7 @@ def test_other_methods_continue_after_the_last_forecast():
 
 
 def test_a_reset_drops_forecasts():
-    xs, ys = LEAKY.sequences(BATCH, LENGTH)
+    xs, ys = map(np.asarray, LEAKY.sequences(BATCH, LENGTH))
     learner = starting(2)()
     learner.forecast(xs[0])
     state = learner.functional().reset(learner.functional().state())
@@ -274,8 +274,8 @@ def test_a_reset_by_the_update_is_that_of_a_stream():
     def resetting(learner):
         return lambda gradients: learner.reset_state(where=where)
 
-    xs, ys = LEAKY.sequences(BATCH, LENGTH)
-    late, at_once = (build_learner(LEAKY, batch=BATCH) for _ in range(2))
+    xs, ys = map(np.asarray, LEAKY.sequences(BATCH, LENGTH))
+    late, at_once = starting(0)(), starting()()
     losses = at_once.etrace_online(
         xs, ys, step_fn=lambda x, y: LEAKY.loss(at_once(x), y), update_fn=resetting(at_once)
     )
@@ -292,8 +292,7 @@ SKIPPED = pytest.warns(braintrace.NonFiniteWarning, match="Samples that were res
 def test_nan_is_skipped_and_forecasts_are_finite_again(delay):
     xs, ys = (np.array(values) for values in LEAKY.sequences(BATCH, LENGTH))
     xs[1, 0], ys[3] = np.nan, np.nan
-    learner = build_learner(LEAKY, batch=BATCH)
-    learner.init_forecasts(xs[0], max_delay=delay)
+    learner = starting(delay)()
     for now, x in enumerate(xs):
         output = learner.forecast(x)
         if now >= delay:
@@ -314,14 +313,8 @@ def test_nan_is_skipped_and_forecasts_are_finite_again(delay):
 
 def test_saved_between_forecast_and_label(tmp_path):
     pytest.importorskip("orbax.checkpoint", reason="the extra `checkpoint` is not installed")
-    xs, ys = LEAKY.sequences(BATCH, LENGTH)
-
-    def fresh():
-        learner = build_learner(LEAKY, batch=BATCH)
-        learner.init_forecasts(xs[0], max_delay=2)
-        return learner
-
-    first, second, plain = fresh(), fresh(), build_learner(LEAKY, batch=BATCH)
+    xs, ys = map(np.asarray, LEAKY.sequences(BATCH, LENGTH))
+    first, second, plain = starting(2)(), starting(2, which=1)(), starting()()
     braintrace.save(tmp_path / "before", plain)
     for x in xs[:3]:
         first.forecast(x)
@@ -354,7 +347,7 @@ def test_units_and_auxiliary_results():
 
 
 def test_calls_in_another_order_are_refused():
-    xs, ys = LEAKY.sequences(BATCH, LENGTH)
+    xs, ys = map(np.asarray, LEAKY.sequences(BATCH, LENGTH))
     learner = build_learner(LEAKY, batch=BATCH)
     with pytest.raises(braintrace.OptionError, match="call `forecast` before `learn`"):
         learner.learn(LEAKY.loss, ys[0], optimizer=OPTIMIZER)
@@ -394,7 +387,7 @@ def test_calls_in_another_order_are_refused():
 
 
 def test_windows_span_no_update():
-    xs, ys = LEAKY.sequences(BATCH, LENGTH)
+    xs, ys = map(np.asarray, LEAKY.sequences(BATCH, LENGTH))
     learner = build_learner(LEAKY, batch=BATCH, window=2)
     learner.forecast(xs[0])
     with pytest.raises(braintrace.OptionError, match="compile the learner without `window`"):
@@ -402,8 +395,8 @@ def test_windows_span_no_update():
 
 
 def test_learning_what_was_predicted_warns(recwarn):
-    xs, ys = LEAKY.sequences(BATCH, LENGTH)
-    learner = build_learner(LEAKY, batch=BATCH)
+    xs, ys = map(np.asarray, LEAKY.sequences(BATCH, LENGTH))
+    learner = starting()()
 
     def learn(x, y, **options):
         options |= {"step_fn": lambda x, y: LEAKY.loss(learner(x), y), "optimizer": OPTIMIZER}

@@ -75,10 +75,10 @@ def descend(case, learner, **options):
 @pytest.mark.parametrize("options", [*METHODS.values(), SNAP], ids=[*METHODS, "snap"])
 def test_equals_the_dense_recursion_with_changing_parameters(case, options):
     learner = build_learner(case, **options)
+    before = jax.device_get(values(learner))
     losses = descend(case, learner)
     oracle = ORACLES.get(options.get("algorithm"), {})
     expected, expected_losses = references.dense_online(case, rate=RATE, **oracle)
-    before = values(build_learner(case, **options))
     found = changes(values(learner), before)
     assert_gradients_close(found, changes(expected, before), 1e-5, case.name)
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
@@ -93,7 +93,7 @@ def test_equals_the_dense_recursion_with_changing_parameters(case, options):
 def test_samples_are_reset_one_by_one(case, options):
     """A sample that starts anew learns as in a stream of its own."""
     flags = np.isin(np.arange(LENGTH)[:, None], [[3]]) & np.array([[True, False]])
-    xs, targets = case.sequences(BATCH, LENGTH)
+    xs, targets = map(np.asarray, case.sequences(BATCH, LENGTH))
 
     learner = build_learner(case, batch=BATCH, **options)
     weights = weights_of(learner.algorithm.model)

@@ -11,13 +11,13 @@ import numpy as np
 import optax
 import pytest
 from assertions import assert_same_bits
-from drivers import build_learner, snapshot
+from drivers import build_learner, new_learner, snapshot
 
 import braintrace
 from braintrace._learner.watching import blocks_of
 
 CASE, BATCH, LENGTH = catalogue.BY_NAME["Leaky"], 2, 40
-XS, YS = CASE.sequences(BATCH, LENGTH)
+XS, YS = map(np.asarray, CASE.sequences(BATCH, LENGTH))
 MASK = np.arange(LENGTH) % 3 != 0
 
 
@@ -69,7 +69,7 @@ def test_blocks_end_where_something_is_told(steps, unit, log_every):
 @pytest.mark.by_day("etrace_grad, masked mean", "etrace_evolve", "predict")
 @pytest.mark.parametrize("name", drivers(None))
 def test_every_driver_does_what_it_does_unwatched(name, capsys):
-    found, expected = build_learner(CASE), build_learner(CASE)
+    found, expected = (new_learner(CASE, which=number) for number in range(2))
     told = []
 
     def on_log(step, metrics):
@@ -127,7 +127,7 @@ class Interrupting:
 @pytest.mark.core
 def test_ctrl_c_ends_with_a_completed_step():
     """The learner is where an unwatched call of so many steps leaves it, and goes on."""
-    found, expected = build_learner(CASE), build_learner(CASE)
+    found, expected = (new_learner(CASE, which=number) for number in range(2))
     with pytest.raises(KeyboardInterrupt, match="after 20 of 40 steps") as caught:
         drivers(found)["etrace_online"](log_every=10, on_log=Interrupting(20))
     assert isinstance(caught.value, braintrace.Interrupted) and caught.value.step == 20
@@ -146,7 +146,7 @@ def test_ctrl_c_ends_with_a_completed_step():
 
 def test_ctrl_c_while_a_block_runs():
     """It waits for the block: nothing is half done."""
-    learner = build_learner(CASE)
+    learner = new_learner(CASE)
 
     def interrupt(x):
         os.kill(os.getpid(), signal.SIGINT)
@@ -168,7 +168,7 @@ def test_ctrl_c_while_a_block_runs():
 
 def test_errors_of_the_users_function_come_as_they_are():
     """What is done stays done."""
-    learner = build_learner(CASE)
+    learner = new_learner(CASE)
 
     def on_log(step, metrics):
         if step == 20:
@@ -180,7 +180,7 @@ def test_errors_of_the_users_function_come_as_they_are():
 
 
 def test_the_step_of_what_is_not_finite_is_counted_from_the_beginning():
-    learner, ys = build_learner(CASE), np.array(YS)
+    learner, ys = new_learner(CASE), np.array(YS)
     ys[25] = np.inf
 
     def run(**more):
@@ -202,14 +202,14 @@ def test_the_step_of_what_is_not_finite_is_counted_from_the_beginning():
 
 
 def test_without_tqdm_the_extra_is_named(monkeypatch):
-    learner = build_learner(CASE)
+    learner = new_learner(CASE)
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)
     with pytest.raises(ImportError, match="progress"):
         learner.predict(XS, progress=True)
 
 
 def test_whoever_is_told_may_use_the_learner():
-    learner = build_learner(CASE)
+    learner = new_learner(CASE)
     seen = []
 
     def on_log(step, metrics):
@@ -221,7 +221,7 @@ def test_whoever_is_told_may_use_the_learner():
 
 
 def test_sequences_of_pytrees_and_numpy_arrays():
-    learner = build_learner(CASE)
+    learner = new_learner(CASE)
     found = learner.etrace_online(
         {"x": XS, "y": np.asarray(YS)},
         step_fn=lambda both: CASE.loss(learner(both["x"]), both["y"]),
