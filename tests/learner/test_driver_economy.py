@@ -8,14 +8,21 @@ import pytest
 import references
 from assertions import assert_gradients_close
 from compilation import counted
-from drivers import build_algorithm, build_learner, named, sequence_gradient, weights_of
+from drivers import (
+    build_algorithm,
+    build_learner,
+    named,
+    new_learner,
+    sequence_gradient,
+    weights_of,
+)
 
 import braintrace
 from braintrace._learner.driver import Driver
 from braintrace._learner.methods.gradient import SequenceGradient
 
 CASE = catalogue.BY_NAME["IndRNN"]
-XS, TARGETS = CASE.sequences(2, 6)
+XS, TARGETS = map(np.asarray, CASE.sequences(2, 6))
 ALGORITHMS = pytest.mark.parametrize("algorithm", ["d_rtrl", "es_d_rtrl"])
 ONE_BY_DAY = pytest.mark.parametrize(
     "algorithm", ["d_rtrl", pytest.param("es_d_rtrl", marks=pytest.mark.nightly)]
@@ -115,8 +122,8 @@ def test_traces_that_nobody_reads_are_not_computed():
     read = learner.algorithm.traces.value
     jax.effects_barrier()
     assert learner.algorithm.updates == 1
-    expected = build_learner(CASE)
-    expected.etrace_evolve(XS, chunk_size=1)
+    expected = new_learner(CASE, which=1)
+    expected.etrace_evolve(XS)
     expected = expected.algorithm.traces.value
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), read, expected)
 
@@ -130,8 +137,9 @@ def test_a_step_that_continues_computes_its_traces_at_once(monkeypatch):
         return original(*arguments)
 
     monkeypatch.setattr(Driver, "_finished", noting)
-    learner, whole = build_learner(CASE), build_learner(CASE)
-    found = [sequence_gradient(learner, CASE, XS[t : t + 1], TARGETS[t : t + 1]) for t in range(3)]
+    learner, whole = (new_learner(CASE, which=number) for number in range(2))
+    parts = [slice(t, t + 1) for t in range(3)]
+    found = [sequence_gradient(learner, CASE, XS[part], TARGETS[part]) for part in parts]
     assert len(deferred) == 1  # after the first one, which starts from zero
     expected = sequence_gradient(whole, CASE, XS[:3], TARGETS[:3])
     assert_gradients_close(jax.tree.map(lambda *parts: sum(parts), *found), expected, 1e-5)
@@ -144,7 +152,7 @@ def test_traces_whose_records_are_computed_over_time_can_be_read(inside):
     """The input of a second layer is the first one's output: after the loop, a product for all."""
     case = catalogue.BY_NAME["TwoLayers"]
     xs, targets = case.sequences(2, 6)
-    learner, expected = build_learner(case), build_learner(case)
+    learner, expected = (new_learner(case, which=number) for number in range(2))
     sequence_gradient(learner, case, xs, targets)
     expected.etrace_evolve(xs)
 
@@ -162,9 +170,8 @@ def test_traces_whose_records_are_computed_over_time_can_be_read(inside):
 @pytest.mark.core
 def test_unread_traces_go_where_values_go():
     """Into brainstate's transformations, copies of the model, and printed forms."""
-    learner = build_learner(CASE)
+    learner, expected = (new_learner(CASE, which=number) for number in range(2))
     sequence_gradient(learner, CASE, XS, TARGETS)
-    expected = build_learner(CASE)
     expected.etrace_evolve(XS)
     expected = expected.algorithm.traces.value
     assert repr(learner).endswith("bytes of traces)")
@@ -184,7 +191,7 @@ def test_unread_traces_go_where_values_go():
 
 @pytest.mark.core
 def test_inside_a_compiled_training_step():
-    learner = build_learner(CASE)
+    learner = new_learner(CASE)
     step = square_loss(learner)
 
     @brainstate.transform.jit
@@ -247,7 +254,7 @@ def test_buffers_are_donated_unless_somebody_reads_the_traces(algorithm):
 
 def test_traces_that_a_gradient_computes_anyway_are_not_computed_again():
     learner = build_learner(CASE, "es_d_rtrl")
-    expected = build_learner(CASE, "es_d_rtrl")
+    expected = new_learner(CASE, "es_d_rtrl", which=1)
     sequence_gradient(learner, CASE, XS, TARGETS)
     with counted() as compiled:
         found = learner.algorithm.traces.value
@@ -258,7 +265,7 @@ def test_traces_that_a_gradient_computes_anyway_are_not_computed_again():
 
 
 def test_traces_lost_in_a_failed_run_are_reported():
-    learner = build_learner(CASE)
+    learner = new_learner(CASE)
     step = square_loss(learner)
     learner.etrace_evolve(XS)
     for leaf in jax.tree.leaves(learner.algorithm.traces.carried.take()[0]):

@@ -52,7 +52,7 @@ class Bench:
             path: brainstate.State(jax.tree.map(jnp.zeros_like, weight.value))
             for path, weight in weights.items()
         }
-        self.sequences = case.sequences(BATCH, 4)
+        self.sequences = tuple(map(np.asarray, case.sequences(BATCH, 4)))
         self.functional = learner.functional(momentum=momentum)
         self.start = self.functional.state()
 
@@ -78,11 +78,13 @@ class Bench:
     def stack(self):
         """States that differ in their parameters."""
 
-        def scaled(seed):
-            parameters = jax.tree.map(lambda w: (1 + 0.1 * seed) * w, self.start.parameters)
-            return dataclasses.replace(self.start, parameters=parameters)
+        start = jax.tree.map(np.asarray, self.start)
 
-        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(scaled, range(SEEDS)))
+        def scaled(seed):
+            parameters = jax.tree.map(lambda w: np.float32(1 + 0.1 * seed) * w, start.parameters)
+            return dataclasses.replace(start, parameters=parameters)
+
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *map(scaled, range(SEEDS)))
 
 
 @functools.cache
@@ -132,7 +134,7 @@ def test_each_function_is_the_method(name, algorithm):
 def test_learners_that_are_mapped_learn_alone(name, algorithm, method):
     run = functools.partial(method, bench(name, algorithm))
     stack = bench(name, algorithm).stack()
-    found = jax.jit(jax.vmap(run))(stack)
+    found = jax.device_get(jax.jit(jax.vmap(run))(stack))
     alone = jax.jit(run)
     for seed in range(SEEDS):
         of_seed = functools.partial(jax.tree.map, lambda leaf, seed=seed: leaf[seed])
@@ -144,12 +146,12 @@ def test_learners_that_are_mapped_learn_alone(name, algorithm, method):
 def test_a_scan_over_windows(method):
     own = bench()
     run = functools.partial(method, own)
-    windows = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf]), own.sequences)
+    windows = jax.tree.map(lambda leaf: np.stack([leaf, 2 * leaf]), own.sequences)
     found, results = jax.lax.scan(lambda state, now: run(state, *now), own.start, windows)
     state = own.start
     for index in range(2):
         state, result = run(state, *jax.tree.map(lambda leaf, i=index: leaf[i], windows))
-        close(jax.tree.map(lambda leaf, i=index: leaf[i], results), result)
+        close(jax.tree.map(lambda leaf, i=index: np.asarray(leaf)[i], results), result)
     close(found, state)
     moved = jax.tree.map(lambda now, start: not np.array_equal(now, start), found, own.start)
     assert any(jax.tree.leaves(moved))
