@@ -52,7 +52,7 @@ def windowed_learner(case, rule, **options):
 
 def gradient_of(learner, case, **options):
     learner.reset_state()
-    data = case.sequences(BATCH, LENGTH)
+    data = map(np.asarray, case.sequences(BATCH, LENGTH))
     return sequence_gradient(learner, case, *data, **options)
 
 
@@ -206,7 +206,8 @@ def test_a_loss_that_reads_nothing(options):
 def test_windows_align_to_the_start_of_a_call(first):
     """A sequence in two calls has the windows of both; off the grid, the sum is another one."""
     case = SOME[0]
-    learner, (xs, targets) = windowed_learner(case, "d_rtrl"), case.sequences(BATCH, LENGTH)
+    learner = windowed_learner(case, "d_rtrl")
+    xs, targets = map(np.asarray, case.sequences(BATCH, LENGTH))
     learner.reset_state()
     parts = [
         sequence_gradient(learner, case, xs[part], targets[part])
@@ -238,7 +239,7 @@ class Adding:
 
         self.learner.reset_state()
         self.total.value = jax.tree.map(jnp.zeros_like, self.total.value)
-        data = self.case.sequences(BATCH, LENGTH)
+        data = map(np.asarray, self.case.sequences(BATCH, LENGTH))
         losses = self.learner.etrace_online(*data, step_fn=step_fn, update_fn=self.add, **options)
         return named(self.total.value), losses
 
@@ -363,6 +364,7 @@ def test_calls_with_one_step_are_windows_of_one_step(algorithm):
 def layered_reference(case, window):
     """BPTT in a window, and the traces of `oracles.dense_ostl` before it."""
     params, states, xs, targets = references.arguments(case, BATCH, LENGTH)
+    xs, targets = np.asarray(xs), np.asarray(targets)
     layered = oracles.Layered(case, tuple(case.groups.items()))
     traces, gradient, start = dict.fromkeys(case.groups, 0.0), 0.0, states
     no_resets = np.zeros((LENGTH, BATCH), bool)
@@ -371,15 +373,25 @@ def layered_reference(case, window):
             part = slice(t, t + window)
             data = xs[part], targets[part], np.ones(len(xs[part])), no_resets[part]
             inside, mu = oracles.window_gradients(case, params, states, start, *data)
-            gradient = gradient + jax.flatten_util.ravel_pytree(inside)[0]
+            gradient = gradient + flat(inside)
             for layer, members in case.groups.items() if t else ():
-                own = np.concatenate([np.ravel(mu[name]) for name in sorted(members)])
+                own = flat({name: mu[name] for name in members})
                 gradient = gradient + own @ traces[layer]
         states, facts = oracles.layered_step(layered, params, states, xs[t], targets[t])
+        facts = jax.device_get(facts)
         for layer in case.groups:
             carried = facts[layer]["J"] @ traces[layer] if t else 0.0
             traces[layer] = carried + facts[layer]["F"]
-    return jax.flatten_util.ravel_pytree(params)[1](gradient)
+    leaves, tree = jax.tree.flatten(params)
+    ends = np.cumsum([np.size(leaf) for leaf in leaves])[:-1]
+    parts = np.split(gradient, ends)
+    return tree.unflatten(
+        part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)
+    )
+
+
+def flat(tree):
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(jax.device_get(tree))])
 
 
 @pytest.mark.usefixtures("float64")
@@ -405,9 +417,9 @@ def test_windows_of_a_rule_by_layers_go_through_all_layers():
 def test_rtrl_takes_a_window_without_effect():
     case = SOME[0]
     plain, windows = (build_learner(case, "rtrl", batch=BATCH, **w) for w in ({}, {"window": 3}))
-    expected = gradient_of(plain, case, chunk_size=4)
-    assert_same_bits(gradient_of(windows, case, chunk_size=4), expected)
-    assert_same_bits(gradient_of(plain, case, chunk_size=4, window=2), expected)
+    expected = gradient_of(plain, case, chunk_size=LENGTH)
+    assert_same_bits(gradient_of(windows, case, chunk_size=LENGTH), expected)
+    assert_same_bits(gradient_of(plain, case, chunk_size=LENGTH, window=2), expected)
     online = [Adding(learner, case)()[0] for learner in (plain, windows)]
     assert_same_bits(*online)
 

@@ -796,11 +796,16 @@ def _window_past(case, params, before, x, to_states, traces, is_factored):
 def _after(case, params, states, start, xs, resets):
     """The states after some steps."""
     for x, flags in zip(xs, resets, strict=True):
-        states = {name: _kept_rows(~flags, states[name], start[name]) for name in states}
-        ops = PlainOps()
-        case.step(ops, params, states, x)
-        states = ops.hidden
+        states = _after_step(case, params, states, start, x, flags)
     return states
+
+
+@compiled
+def _after_step(case, params, states, start, x, flags):
+    states = {name: _kept_rows(~flags, states[name], start[name]) for name in states}
+    ops = PlainOps()
+    case.step(ops, params, states, x)
+    return ops.hidden
 
 
 # --- learning at every step ---------------------------------------------------------------
