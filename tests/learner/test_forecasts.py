@@ -332,8 +332,7 @@ def test_saved_between_forecast_and_label(tmp_path):
 
 
 def test_units_and_auxiliary_results():
-    model = braintrace.nn.IndRNN(3, 2)
-    learner = braintrace.compile(model, "d_rtrl", jnp.ones((1, 3)), batch_size=1)
+    learner = build_learner(LEAKY, batch=1)
     learner.forecast(np.ones((1, 3), np.float32))
 
     def loss_fn(output, y):

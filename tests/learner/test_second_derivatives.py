@@ -151,14 +151,16 @@ def test_a_penalty_on_another_derivative_is_exact_or_refused(setting, way):
     with pytest.raises(braintrace.OptionError, match="derivative through a learner's step"):
         jax.grad(of_learner)(params, xs[0])
     held = functools.partial(of_learner, through=jax.lax.stop_gradient)
-    stopped = jax.jit(jax.grad(held))(params, xs[0])
-    assert not any(map(np.any, jax.tree.leaves(stopped)))
-    own = jax.jit(jax.grad(of_learner, 1))(params, xs[0])
-    expected = jax.jit(jax.grad(of_plain, (0, 1)))(params, xs[0])
-    np.testing.assert_allclose(own, expected[1], rtol=1e-10)
     windowed = braintrace.compile(learner.module, "d_rtrl", xs[0], batch_size=BATCH, window=1)
     of_window = functools.partial(of_learner, pure=windowed.functional())
-    found = jax.jit(jax.grad(of_window))(params, xs[0])
+    gradients = (
+        *(jax.grad(held), jax.grad(of_learner, 1)),
+        *(jax.grad(of_plain, (0, 1)), jax.grad(of_window)),
+    )
+    all_at_once = jax.jit(lambda *arguments: [gradient(*arguments) for gradient in gradients])
+    stopped, own, expected, found = all_at_once(params, xs[0])
+    assert not any(map(np.any, jax.tree.leaves(stopped)))
+    np.testing.assert_allclose(own, expected[1], rtol=1e-10)
     jax.tree.map(lambda f, e: np.testing.assert_allclose(f, e, rtol=1e-10), found, expected[0])
 
 

@@ -23,7 +23,7 @@ def in_the_middle(name, algorithm, window):
     """A learner in the middle of a sequence, with its data."""
     case = catalogue.BY_NAME[name]
     learner = build_learner(case, algorithm, window=window)
-    xs, targets = case.sequences(2, 2 * STEPS)
+    xs, targets = map(np.asarray, case.sequences(2, 2 * STEPS))
     learner.etrace_evolve(xs[:STEPS])
     return case, learner, xs[STEPS:], targets[STEPS:]
 
@@ -142,7 +142,7 @@ def test_what_depends_on_parameters_stops_at_old_states(outside):
     def total():
         return sum(jnp.sum(learner(x @ weight.value)) for x in xs)
 
-    together = brainstate.transform.grad(total, own)()
+    together = brainstate.transform.jit(brainstate.transform.grad(total, own))()
     learner.functional().restore(before)
     of_step = brainstate.transform.grad(lambda x: jnp.sum(learner(x @ weight.value)), own)
     of_step = brainstate.transform.jit(of_step)
@@ -169,7 +169,7 @@ class Diagonal(brainstate.nn.Module):
         return self.h.value
 
 
-XS = jnp.asarray(np.random.default_rng(0).normal(size=(2 * STEPS, 2, 3)), jnp.float32)
+XS = np.random.default_rng(0).normal(size=(2 * STEPS, 2, 3)).astype(np.float32)
 
 
 def by_bptt(h, w, before, xs):
@@ -185,6 +185,10 @@ def _rest(h, w, xs):
         h = jnp.tanh(0.8 * h + x @ w)
         total = total + jnp.sum(h**2)
     return total
+
+
+of_first_states = jax.jit(jax.grad(_rest))
+of_weight = jax.jit(jax.grad(by_bptt, 1))
 
 
 def two_by_states(learner, xs):
@@ -218,11 +222,12 @@ def two_by_lanes(learner, xs):
         state = dataclasses.replace(start, hidden=hidden, parameters=parameters)
         return jnp.sum(jax.lax.scan(pure.step, state, xs)[1] ** 2)
 
-    copies = jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), start.hidden)
+    copies = jax.tree.map(lambda leaf: np.stack([leaf] * 2), start.hidden)
     found = [
-        jax.vmap(jax.grad(loss, place), in_axes=(0, None))(copies, start.parameters)
+        jax.jit(jax.vmap(jax.grad(loss, place), in_axes=(0, None)))(copies, start.parameters)
         for place in (0, 1)
     ]
+    found = jax.device_get(found)
     jax.tree.map(lambda leaf: np.testing.assert_allclose(leaf[0], leaf[1], **close), found)
     return found[0][("h",)][0], found[1][("w",)][0]
 
@@ -247,8 +252,7 @@ def test_two_gradients_equal_backpropagation(two, rule, place):
         before = XS[:0]
     model = learner.algorithm.model
     start, w = jnp.full((2, 4), 0.3), model.w.value
-    of_states, of_parameters = jax.jit(jax.grad(_rest)), jax.jit(jax.grad(by_bptt, 1))
-    expected = of_states(model.h.value, w, xs), of_parameters(start, w, before, xs)
+    expected = of_first_states(model.h.value, w, xs), of_weight(start, w, before, xs)
     for found, value in zip(two(learner, xs), expected, strict=True):
         np.testing.assert_allclose(found, value, **close)
 
@@ -452,7 +456,7 @@ def test_state_written_from_what_is_differentiated():
     stopped = brainstate.transform.grad(lambda: loss(jax.lax.stop_gradient), both)()
     np.testing.assert_array_equal(stopped["code"], 0)
     alone = brainstate.transform.grad(loss, code)()
-    expected = jax.jit(jax.grad(_rest))(code.value, model.w.value, XS[:STEPS])
+    expected = of_first_states(code.value, model.w.value, XS[:STEPS])
     np.testing.assert_allclose(alone, expected, **close)
 
 
@@ -466,7 +470,7 @@ def test_maps_around_and_inside_the_gradient():
         state = dataclasses.replace(start, hidden=hidden, parameters=parameters)
         return jnp.sum(jax.lax.scan(pure.step, state, XS[:STEPS])[1] ** 2)
 
-    copies = jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), start.hidden)
+    copies = jax.tree.map(lambda leaf: np.stack([leaf] * 2), start.hidden)
     both = jax.grad(loss, (0, 1))
     mapped = jax.grad(lambda h, p: jnp.sum(jax.vmap(loss, (0, None))(h, p)), (0, 1))
     for call in (jax.vmap(both, (0, None)), mapped):
@@ -513,17 +517,20 @@ def test_outputs_of_evolution_are_not_differentiated():
         def loss():
             return jnp.sum(through(learner.etrace_evolve(XS[:STEPS])) ** 2)
 
-        return brainstate.transform.grad(loss, states)()
+        return brainstate.transform.jit(brainstate.transform.grad(loss, states))()
 
     def of_functional(through):
         def loss(parameters):
             state = dataclasses.replace(start, parameters=parameters)
             return jnp.sum(through(pure.evolve(state, XS[:STEPS])[1]) ** 2)
 
-        return jax.grad(loss)(start.parameters)
+        return jax.jit(jax.grad(loss))(start.parameters)
 
     def of_arguments(through):
-        return jax.grad(lambda xs: jnp.sum(through(pure.evolve(start, xs)[1]) ** 2))(XS[:STEPS])
+        def loss(xs):
+            return jnp.sum(through(pure.evolve(start, xs)[1]) ** 2)
+
+        return jax.jit(jax.grad(loss))(XS[:STEPS])
 
     for gradient in (of_learner, of_functional, of_arguments):
         with pytest.raises(braintrace.OptionError, match="outputs of `etrace_evolve`"):
