@@ -314,8 +314,8 @@ def test_steps_without_weight_have_no_backward_pass(chunk_size):
 
 def test_gradients_of_matrices_sum_over_one_axis_of_steps_and_samples():
     """XLA copies an operand of a product that sums over two axes."""
-    xs, model = np.ones((8, 2, 3), np.float32), braintrace.nn.LSTMCell(3, 5)
-    learner = braintrace.compile(model, "immediate", xs[0], batch_size=2, window=4)
+    case = catalogue.BY_NAME["LSTMFused"]
+    xs, learner = case.sequences(2, 8)[0], build_learner(case, "immediate", window=4)
 
     def step(x):
         return (learner(x) ** 2).sum()
