@@ -1,6 +1,7 @@
 """What each element of a program's results depends on, found by trial without the library."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
@@ -12,6 +13,7 @@ from jax.flatten_util import ravel_pytree
 
 ROUNDING = 1e-9
 FEWEST, MOST = 4, 400
+TOGETHER = 16
 
 
 def _exported(module):
@@ -23,7 +25,7 @@ PRIMITIVES = {**_exported(lax), **_exported(lax.linalg), **_exported(primitives)
 """The primitives that this version of JAX exports, by name."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Case:
     """A small program around a primitive.
 
@@ -64,27 +66,45 @@ def _with_ends(x, low, high):
     return x
 
 
-def dependences_by_trial(case, expected):
+def in_groups(cases):
+    """For each case, a few of them in one program: most of the time is that of programs as such."""
+    known = [case for case in cases if case.name in PRIMITIVES]
+    groups = [tuple(known[i : i + TOGETHER]) for i in range(0, len(known), TOGETHER)]
+    return {case: group for group in groups for case in group}
+
+
+def dependences_by_trial(case, expected, group):
     """Whether each element of the results changes with each element that is followed.
 
     Every element is replaced by that of another draw, at several points, until all that is
     expected has been seen, for a few draws at least.
     """
-    function = jax.jit(lambda *x: results(case, x))
+    program, place_of = _program(group), group.index(case)
+    operands_of = jax.device_put([c.operands for c in group])
+
+    def function(*operands):
+        operands_of[place_of] = operands
+        return program(operands_of)[place_of]
+
     shown, generator = np.zeros_like(expected), np.random.default_rng(0)
     for trial in range(MOST if case.is_exact else FEWEST):
         operands, others = ([drawn(generator, x) for x in case.operands] for _ in range(2))
-        before, columns = np.asarray(function(*operands)), []
+        before, after = np.asarray(function(*operands)), []
         for place in case.places:
             for element in range(operands[place].size):
                 changed = [np.copy(x) for x in operands]
                 changed[place].flat[element] = others[place].flat[element]
-                after = np.asarray(function(*changed))
-                columns.append(~np.isclose(after, before, ROUNDING, ROUNDING, equal_nan=True))
-        shown |= np.stack(columns, 1)
+                after.append(function(*changed))
+        columns = np.stack(after, 1)
+        shown |= ~np.isclose(columns, before[:, None], ROUNDING, ROUNDING, equal_nan=True)
         if trial >= FEWEST and (shown | ~expected).all():
             break
     return shown
+
+
+@functools.cache
+def _program(group):
+    return jax.jit(lambda operands: [results(c, x) for c, x in zip(group, operands, strict=True)])
 
 
 def results(case, operands):
@@ -112,18 +132,62 @@ def drawn(generator, x):
     return drawn.astype(x.dtype)
 
 
-def jacobian(case):
+def jacobian(case, group):
     """JAX's own, column by column, or row by row where there is no forward mode."""
-    operands = [*map(jnp.asarray, case.operands)]
+    found = _jacobians(group)[case]
+    if isinstance(found, Exception):
+        raise found
+    return found
 
+
+@functools.cache
+def _jacobians(group):
+    """Of all cases of a group, or why there is none."""
+    every = {case: [*map(jnp.asarray, case.operands)] for case in group}
+    sizes = {case: _size(case) for case in group}
+    errors = {}
+
+    @jax.jit
+    def in_direction(operands, directions):
+        found = {}
+        for i, case in enumerate(group):
+            try:
+                found[i] = _derivative(case, operands[i], directions[i])
+            except (NotImplementedError, TypeError, ValueError) as error:
+                errors[case] = error
+        return found
+
+    columns = {case: [] for case in group}
+    for number in range(max(sizes.values())):
+        directions = [np.eye(1, sizes[case], number)[0] for case in group]
+        for i, column in in_direction([*every.values()], directions).items():
+            columns[group[i]].append(np.asarray(column))
+    stacked = {
+        case: np.stack(columns[case][: sizes[case]], 0 if _has_no_forward_mode(case) else 1)
+        for case in group
+        if case not in errors
+    }
+    return stacked | errors
+
+
+def _has_no_forward_mode(case):
+    return case.name == "custom_vjp_call"
+
+
+def _size(case):
+    """The number of directions of a case: elements of its results, or of what is followed."""
+    if _has_no_forward_mode(case):
+        return jax.eval_shape(lambda *x: results(case, x), *case.operands).size
+    return sum(case.operands[i].size for i in case.places)
+
+
+def _derivative(case, operands, direction):
     def function(*followed):
         every = {**dict(enumerate(operands)), **dict(zip(case.places, followed, strict=True))}
         return results(case, every.values())
 
     followed = [operands[i] for i in case.places]
-    flat, unflatten = ravel_pytree(followed)
-    if case.name == "custom_vjp_call":
-        value, pull = jax.vjp(function, *followed)
-        return np.stack([ravel_pytree(pull(e))[0] for e in jnp.eye(value.size)])
-    push = jax.jit(lambda e: jax.jvp(function, tuple(followed), tuple(unflatten(e)))[1])
-    return np.stack([push(e) for e in jnp.eye(flat.size)], 1)
+    if _has_no_forward_mode(case):
+        return ravel_pytree(jax.vjp(function, *followed)[1](direction))[0]
+    _, unflatten = ravel_pytree(followed)
+    return jax.jvp(function, tuple(followed), tuple(unflatten(direction)))[1]
