@@ -104,6 +104,9 @@ def sequence_loss(case, params, states, xs, targets, step_weights=None):
     return jax.lax.scan(one_step, states, (xs, targets, _ones(step_weights, xs)))[1].sum()
 
 
+compiled_loss = compiled(sequence_loss)
+
+
 @compiled
 def loss_and_gradients(case, params, states, xs, targets, step_weights=None):
     """Loss, and its gradients with respect to the parameters and to the initial states."""
@@ -139,7 +142,7 @@ def finite_differences(case, params, states, xs, targets, entries, step=1e-6):
         raise TypeError(f"finite differences need float64 parameters, got {theta.dtype}")
 
     def loss(theta):
-        return loss_and_gradients(case, _as_tree(params, theta), states, xs, targets)[0]
+        return compiled_loss(case, _as_tree(params, theta), states, xs, targets)
 
     def derivative(entry):
         there = step * (np.arange(theta.size) == entry)
