@@ -1,5 +1,6 @@
 """Values of the operations, against NumPy and plain JAX."""
 
+import functools
 import gc
 
 import brainevent
@@ -84,7 +85,7 @@ def test_einsum_is_that_of_numpy(equation, primitive):
     size = {"b": 2, "t": 5, "k": 3, "n": 4, "m": 3, "g": 2, "h": 3, "s": 1}
     shapes = [[size[a] for a in letters] for letters in (x_letters, rest.split("->")[0])]
     x, weight = (array(i, *shape) for i, shape in enumerate(shapes))
-    y = einsum(equation, x, weight)
+    y = quick_jit(functools.partial(einsum, equation))(x, weight)
     np.testing.assert_allclose(y, np.einsum(spelled, x, weight), rtol=1e-5, atol=1e-5)
     found = bound_primitives(lambda x, w: einsum(equation, x, w), x, weight)
     assert found == [primitive]
@@ -94,17 +95,24 @@ def test_einsum_is_that_of_numpy(equation, primitive):
 @pytest.mark.parametrize("dtype", ["int32", "int8", "uint8"])
 def test_embedding_returns_rows_of_the_table(shape, dtype):
     weight = array(0, *shape)
-    for indices in ([[4, 0, 1], [1, 3, 3]], [], 2):
-        indices = np.asarray(indices, dtype)
-        np.testing.assert_array_equal(embedding(indices, weight), np.asarray(weight)[indices])
+    each = [np.asarray(indices, dtype) for indices in ([[4, 0, 1], [1, 3, 3]], [], 2)]
+    found = quick_jit(lambda each: [embedding(indices, weight) for indices in each])(each)
+    for rows, indices in zip(found, each, strict=True):
+        np.testing.assert_array_equal(rows, np.asarray(weight)[indices])
 
 
 def test_an_index_beyond_the_table_gives_nan_and_no_gradient():
-    indices, weight = jnp.array([-1, 3, 300, -4]), array(0, 3, 2)
-    y, pull_back = jax.vjp(lambda w: embedding(indices.astype(jnp.int16), w), weight)
+    indices, weight = np.array([-1, 3, 300, -4], np.int16), np.asarray(array(0, 3, 2))
+
+    @quick_jit
+    def value_and_gradient(weight):
+        y, pull_back = jax.vjp(lambda w: embedding(indices, w), weight)
+        return y, pull_back(jnp.ones((4, 2)))[0]
+
+    y, gradient = map(np.asarray, value_and_gradient(weight))
     np.testing.assert_array_equal(y[0], weight[2])
     assert np.isnan(y[1:]).all()
-    np.testing.assert_array_equal(pull_back(jnp.ones((4, 2)))[0], [[0, 0], [0, 0], [1, 1]])
+    np.testing.assert_array_equal(gradient, [[0, 0], [0, 0], [1, 1]])
 
 
 @pytest.mark.parametrize(
@@ -228,7 +236,7 @@ def test_functions_of_operands_are_applied_first(name):
         return operation(square(w), halved(b) if name != "element_wise" else b)
 
     assert bound_primitives(within, *operands) == bound_primitives(before, *operands)
-    np.testing.assert_array_equal(within(*operands), before(*operands))
+    np.testing.assert_array_equal(*quick_jit(lambda w, b: (within(w, b), before(w, b)))(*operands))
 
 
 def test_a_function_makes_the_operand_of_several_arrays():
@@ -332,7 +340,7 @@ SPARSE_MATRICES = {
 @pytest.mark.parametrize("rows", [2, 20], ids=["few rows", "dense blocks"])
 @pytest.mark.parametrize("name", SPARSE_MATRICES)
 def test_every_sparse_format_gives_the_dense_product(name, rows):
-    matrix = SPARSE_MATRICES[name](jnp.asarray(DENSE))
+    matrix = sparse_matrix(name)
     x, bias = array(0, rows, 3), array(1, 4)
 
     def loss(entries):
@@ -346,6 +354,11 @@ def test_every_sparse_format_gives_the_dense_product(name, rows):
     np.testing.assert_allclose(np.sort(gradient), np.sort(_padded(slopes, gradient)), rtol=1e-4)
 
 
+@functools.cache
+def sparse_matrix(name):
+    return SPARSE_MATRICES[name](jnp.asarray(DENSE))
+
+
 def _padded(slopes, like):
     nonzero = slopes[DENSE != 0]
     return np.concatenate([nonzero, np.zeros(like.size - nonzero.size)])
@@ -357,7 +370,6 @@ def test_sparse_product_of_many_rows():
     generator = np.random.default_rng(0)
     index = generator.integers((90, 80), size=(30, 2))
     thin = jax_sparse.BCOO((array(1, 30), jnp.asarray(index)), shape=(90, 80))
-    full = np.asarray(thin.todense())
 
     def loss(x, entries):
         return jnp.sum(jnp.sin(sparse_matmul(x, entries, sparse_mat=thin)))
@@ -366,10 +378,15 @@ def test_sparse_product_of_many_rows():
         dense = jnp.zeros((90, 80)).at[index[:, 0], index[:, 1]].add(entries)
         return jnp.sum(jnp.sin(x @ dense))
 
-    product = sparse_matmul(x, thin.data, sparse_mat=thin)
+    @quick_jit
+    def results(x, entries):
+        gradients = [jax.grad(f, (0, 1))(x, entries) for f in (loss, dense_loss)]
+        return sparse_matmul(x, entries, sparse_mat=thin), gradients
+
+    product, (found, expected) = results(x, thin.data)
+    full = np.zeros((90, 80), np.float32)
+    np.add.at(full, tuple(index.T), thin.data)
     np.testing.assert_allclose(product, np.asarray(x) @ full, rtol=1e-5, atol=1e-5)
-    found = quick_jit(jax.grad(loss, (0, 1)))(x, thin.data)
-    expected = quick_jit(jax.grad(dense_loss, (0, 1)))(x, thin.data)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, expected
     )
@@ -378,16 +395,19 @@ def test_sparse_product_of_many_rows():
 @pytest.mark.parametrize("rows", [2, 20])
 def test_entries_at_the_same_place_add_up(rows):
     x = array(0, rows, 3)
-    twice = jax_sparse.BCOO((jnp.ones(3), jnp.array([[0, 1], [0, 1], [2, 3]])), shape=(3, 4))
+    places = jnp.asarray(np.array([[0, 1], [0, 1], [2, 3]]))
+    twice = jax_sparse.BCOO((array(1, 3), places), shape=(3, 4))
 
-    def product(entries):
-        return sparse_matmul(x, entries, sparse_mat=twice)
+    def loss(entries):
+        product = sparse_matmul(x, entries, sparse_mat=twice)
+        return product.sum(), product
 
-    entries = jnp.array([1.0, 2.0, 4.0])
+    gradient = quick_jit(jax.grad(loss, has_aux=True))
+    slopes, product = gradient(np.array([1, 2, 4], np.float32))
+    x = np.asarray(x)
     want = np.zeros((rows, 4))
     want[:, 1], want[:, 3] = 3 * x[:, 0], 4 * x[:, 2]
-    np.testing.assert_allclose(quick_jit(product)(entries), want, rtol=1e-6)
-    slopes = quick_jit(jax.grad(lambda entries: product(entries).sum()))(entries)
+    np.testing.assert_allclose(product, want, rtol=1e-6)
     np.testing.assert_allclose(slopes, x.sum(0)[np.array([0, 0, 2])], rtol=1e-5)
 
 
