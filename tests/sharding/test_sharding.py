@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from assertions import assert_gradients_close
 from catalogue import BY_NAME, INPUTS
+from catalogue.layers import quick_draws
 from drivers import build_learner
 from sharded_programs import run
 
@@ -101,8 +102,9 @@ def test_every_divided_learner(share):
 
 
 def learner():
-    model = braintrace.nn.IndRNN(2, 4)
-    return braintrace.compile(model, "d_rtrl", jnp.ones((8, 2)), batch_size=8)
+    with quick_draws():
+        model = braintrace.nn.IndRNN(2, 4)
+    return braintrace.compile(model, "d_rtrl", np.ones((8, 2), np.float32), batch_size=8)
 
 
 def mesh(*names):
@@ -115,7 +117,7 @@ def test_an_explicit_mesh_of_one_device_changes_no_number(model):
     kinds = {"axis_types": (jax.sharding.AxisType.Explicit,)}
     explicit = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1], **kinds)
     inputs = 2 if model == "IndRNN" else INPUTS
-    xs = jnp.linspace(-1.0, 1.0, 3 * 8 * inputs).reshape(3, 8, inputs)
+    xs = np.linspace(-1.0, 1.0, 3 * 8 * inputs, dtype=np.float32).reshape(3, 8, inputs)
 
     def made():
         if model == "IndRNN":
@@ -142,7 +144,7 @@ def test_a_jit_after_a_stream_on_an_explicit_mesh_changes_no_number():
     kinds = {"axis_types": (jax.sharding.AxisType.Explicit,)}
     explicit = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1], **kinds)
     over_mesh = jax.sharding.NamedSharding(explicit, jax.sharding.PartitionSpec())
-    xs = jnp.linspace(-1.0, 1.0, 3 * 8 * 2).reshape(3, 8, 2)
+    xs = two_features()
 
     def losses(xs):
         brainstate.random.seed(0)
@@ -161,13 +163,15 @@ def test_a_jit_after_a_stream_on_an_explicit_mesh_changes_no_number():
 
 
 def two_features():
-    return jnp.linspace(-1.0, 1.0, 3 * 8 * 2).reshape(3, 8, 2)
+    return jnp.asarray(np.linspace(-1.0, 1.0, 3 * 8 * 2, dtype=np.float32).reshape(3, 8, 2))
 
 
 def learned_in_a_jit(cell, every, xs, place):
     """Losses, gradients and weights of a learner whose weights and inputs `place` may move."""
     brainstate.random.seed(0)
-    own = braintrace.compile(cell(2, 4), "d_rtrl", xs[0], batch_size=8)
+    with quick_draws():
+        model = cell(2, 4)
+    own = braintrace.compile(model, "d_rtrl", np.asarray(xs)[0], batch_size=8)
     weights = own.param_states
     for weight in weights.values():
         weight.value = place(weight.value)
@@ -226,7 +230,8 @@ def test_wrong_arguments(arguments, options, words):
 
 
 def test_a_learner_that_is_not_compiled():
-    algorithm = braintrace.D_RTRL(braintrace.nn.IndRNN(2, 4))
+    with quick_draws():
+        algorithm = braintrace.D_RTRL(braintrace.nn.IndRNN(2, 4))
     with pytest.raises(braintrace.NotCompiledError, match="`compile_graph` of its D_RTRL"):
         braintrace.shard(braintrace.Learner(algorithm), mesh("data"))
 
