@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 import saiunit as u
 from catalogue import BY_NAME, MODELS
+from catalogue.layers import quick_draws
 from drivers import quietly_compiled, shared_learner
+from matrices import csr
 from test_eligibility import BATCH, DECAY, STEPS, UNITS, XS, Layer, direct, once
 
 import braintrace
@@ -68,7 +70,8 @@ class Stack(brainstate.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.layers = [nn.LSTMCell(3, 4), nn.LSTMCell(4, 4), nn.LSTMCell(4, 4)]
+        with quick_draws():
+            self.layers = [nn.LSTMCell(3, 4), nn.LSTMCell(4, 4), nn.LSTMCell(4, 4)]
         self.w_out = brainstate.ParamState(jnp.ones((4, 2)))
 
     def update(self, x):
@@ -85,7 +88,8 @@ class Spiking(brainstate.nn.Module):
         self.w_in = nn.Linear(3, 4, w_init=jnp.ones((3, 4)) * u.mA, b_init=None)
         self.w_rec = nn.Linear(4, 4, w_init=jnp.ones((4, 4)) * u.mA, b_init=None)
         self.neurons = nn.ALIF(4)
-        self.readout = nn.LeakyRateReadout(4, 2)
+        with quick_draws():
+            self.readout = nn.LeakyRateReadout(4, 2)
 
     def update(self, x):
         current = self.w_in(x) + self.w_rec(self.neurons.get_spike())
@@ -93,7 +97,7 @@ class Spiking(brainstate.nn.Module):
 
 
 def compiled(model, rule="d_rtrl", x=None):
-    x = jnp.ones((2, 3)) if x is None else x
+    x = np.ones((2, 3), np.float32) if x is None else x
     with brainstate.environ.context(dt=1.0 * u.ms):
         return braintrace.compile(model, rule, x, batch_size=len(x))
 
@@ -247,11 +251,11 @@ def test_the_trace_of_now():
 
 def test_the_trace_of_a_kernel_is_drawn_over_all_of_space():
     model = BY_NAME["ConvolutionalLIF"]
-    x = jax.random.normal(jax.random.key(0), model.shape)
+    x = np.random.default_rng(0).normal(size=model.shape).astype(np.float32)
     learner = braintrace.compile(model.build(), "d_rtrl", x, batch_size=model.shape[0])
     learner(x)
     (ax,) = braintrace.plot_traces(learner, "kernel")
-    (trace,) = learner.eligibility("kernel").values()
+    (trace,) = map(np.asarray, learner.eligibility("kernel").values())
     expected = np.linalg.norm(trace[0], axis=0).reshape(-1, trace.shape[-1]).T
     np.testing.assert_allclose(image_of(ax), expected, rtol=1e-5)
 
@@ -316,7 +320,7 @@ def sparse_learner(rows):
     places = np.random.default_rng(0).integers(0, rows, (40, 3))
     dense = np.zeros((rows, 40), np.float32)
     dense[places.ravel(), np.repeat(np.arange(40), 3)] = 1.0
-    matrix = u.sparse.CSR.fromdense(jnp.asarray(dense))
+    matrix = csr(dense)
 
     class Sparse(brainstate.nn.Module):
         def __init__(self):
@@ -331,7 +335,9 @@ def sparse_learner(rows):
             self.h.value = 0.5 * self.h.value + drive
             return self.h.value
 
-    return braintrace.compile(Sparse(), "d_rtrl", jnp.ones((2, rows)), batch_size=2), dense
+    return braintrace.compile(
+        Sparse(), "d_rtrl", np.ones((2, rows), np.float32), batch_size=2
+    ), dense
 
 
 def test_a_sparse_weight_has_one_row_for_each_unit():
