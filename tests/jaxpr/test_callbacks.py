@@ -60,8 +60,8 @@ class Net(brainstate.nn.Module):
     def __init__(self, kind, host=None):
         super().__init__()
         self.kind, self.host = kind, host
-        self.w = brainstate.ParamState(jnp.asarray(values(3, 3, H)))
-        self.w_out = brainstate.ParamState(jnp.asarray(values(4, H, 2)))
+        self.w = brainstate.ParamState(jax.device_put(values(3, 3, H)))
+        self.w_out = brainstate.ParamState(jax.device_put(values(4, H, 2)))
 
     def init_state(self, batch_size=None):
         lead = () if batch_size is None else (batch_size,)
@@ -210,7 +210,7 @@ def test_every_rule(kind, algorithm):
     learner = quietly_compiled(Net(kind, host), algorithm, xs[0], batch_size=BATCH)
     found = of_sequence(learner, chunk_size=2)
     check_calls(host, kind)
-    sequences = (xs, jnp.asarray(answers(kind)), targets)
+    sequences = (xs, jax.device_put(answers(kind)), targets)
     twin = quietly_compiled(Net(kind), algorithm, xs[0], answers(kind)[0], batch_size=BATCH)
     expected = twin.etrace_grad(
         *sequences,

@@ -10,7 +10,7 @@ import pytest
 
 import braintrace
 
-XS = jnp.asarray(np.random.default_rng(0).normal(size=(4, 2, 3)), jnp.float32)
+XS = jax.device_put(np.random.default_rng(0).normal(size=(4, 2, 3)).astype(np.float32))
 close = {"rtol": 1e-5, "atol": 1e-6}
 
 
@@ -53,9 +53,9 @@ class Model(brainstate.nn.Module):
     def __init__(self, place, loop):
         super().__init__()
         draw = np.random.default_rng(1).normal
-        self.encoder = brainstate.ParamState(jnp.asarray(draw(size=(3, 3)), jnp.float32))
-        self.w = brainstate.ParamState(jnp.asarray(draw(size=(3, 4)), jnp.float32))
-        self.out = brainstate.ParamState(jnp.asarray(draw(size=(4, 2)), jnp.float32))
+        self.encoder = brainstate.ParamState(jax.device_put(np.float32(draw(size=(3, 3)))))
+        self.w = brainstate.ParamState(jax.device_put(np.float32(draw(size=(3, 4)))))
+        self.out = brainstate.ParamState(jax.device_put(np.float32(draw(size=(4, 2)))))
         self.loops = {**dict.fromkeys(PLACES, lambda x: x), place: loop}
 
     def init_state(self, batch_size=2):

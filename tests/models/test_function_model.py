@@ -25,7 +25,7 @@ def draw(seed, *shape):
 
 
 def inputs():
-    return jnp.asarray(draw(0, STEPS, BATCH, INPUTS))
+    return jax.device_put(draw(0, STEPS, BATCH, INPUTS))
 
 
 def loss(output):
@@ -105,7 +105,7 @@ def step(params, state, x):
 
 def parameters():
     return {
-        "in": jnp.asarray(draw(1, INPUTS, UNITS)),
+        "in": jax.device_put(draw(1, INPUTS, UNITS)),
         "layers": [draw(2, UNITS, UNITS) / 4],
         "sign": np.array([1, -1, 1, -1]),
         "power": 2,

@@ -102,7 +102,7 @@ NETWORKS = {
 
 
 def inputs():
-    return jnp.asarray(np.random.default_rng(1).standard_normal((STEPS, BATCH, INPUTS)))
+    return jax.device_put(np.random.default_rng(1).standard_normal((STEPS, BATCH, INPUTS)))
 
 
 @pytest.mark.by_day("LIF, hard reset", "LIF, MultiGaussianGrad")

@@ -174,7 +174,9 @@ def test_states_are_created_and_reset(build):
         assert all(s.value.shape == (*with_batch, *module.out_size) for s in states)
         before = [state.value for state in states]
         for state in states:
-            state.value = jax.tree.map(lambda leaf: jnp.asarray(-3 * np.asarray(leaf)), state.value)
+            state.value = jax.tree.map(
+                lambda leaf: jax.device_put(-3 * np.asarray(leaf)), state.value
+            )
         brainstate.nn.reset_all_states(module, batch_size=batch)
         for state, value in zip(states, before, strict=True):
             assert state.value.shape == value.shape

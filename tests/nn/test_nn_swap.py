@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import saiunit as u
+from matrices import csr
 from nn_swaps import SWAPS, pair
 
 import braintrace
@@ -26,7 +27,7 @@ def outputs(layers, sequences):
         states = layer.states(brainstate.HiddenState).values()
         for state in states:
             values = np.linspace(-0.5, 0.5, state.value.size).reshape(state.value.shape)
-            state.value = jnp.asarray(values, xs.dtype)
+            state.value = values.astype(xs.dtype)
         return u.math.stack([layer(x) for x in (xs if states else xs[:1])])
 
     @brainstate.transform.jit
@@ -102,7 +103,7 @@ def test_one_weight_for_all_gives_every_output():
 
 @pytest.mark.parametrize("name", ["SparseLinear", "LoRA"])
 def test_inputs_that_the_weight_does_not_take_are_refused(name):
-    matrix = u.sparse.CSR.fromdense(jnp.ones((3, 4)))
+    matrix = csr(np.ones((3, 4), np.float32))
     size = (matrix,) if name == "SparseLinear" else (3, 1, 4)
     with pytest.raises(braintrace.OptionError, match="`in_size` is 4, but the weight has 3 inputs"):
         getattr(nn, name)(*size, in_size=4)

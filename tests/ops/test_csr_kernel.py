@@ -18,12 +18,12 @@ GENERATOR = np.random.default_rng(0)
 PLACES = GENERATOR.integers((INPUTS, OUTPUTS), size=(ENTRIES, 2))
 PLACES[3] = PLACES[4]  # entries at the same place add up
 PLACES[6] = INPUTS, OUTPUTS  # padding
-MATRIX = jax_sparse.BCOO((jnp.ones(ENTRIES), jnp.asarray(PLACES)), shape=(INPUTS, OUTPUTS))
+MATRIX = jax_sparse.BCOO((jnp.ones(ENTRIES), jax.device_put(PLACES)), shape=(INPUTS, OUTPUTS))
 
 
 def operands(batch=BATCH, dtype=np.float32):
     arrays = (GENERATOR.normal(size=shape) for shape in ((batch, INPUTS), ENTRIES, OUTPUTS))
-    return [jnp.asarray(array.astype(dtype)) for array in arrays]
+    return [jax.device_put(array.astype(dtype)) for array in arrays]
 
 
 def product(x, entries, bias):
@@ -94,7 +94,7 @@ def test_numbers_that_are_not_finite_reach_what_they_are_connected_with():
 @pytest.mark.parametrize(("rows", "in_blocks"), [(32, False), (33, True)])
 def test_many_rows_are_taken_in_blocks(rows, in_blocks):
     """Features, of which there are more, have nothing to do with it."""
-    pattern, entries = sparse_pattern(MATRIX), jnp.asarray(np.ones(ENTRIES, np.float32))
+    pattern, entries = sparse_pattern(MATRIX), jax.device_put(np.ones(ENTRIES, np.float32))
     for x in (np.ones((rows, INPUTS), np.float32), np.ones((rows, 40, INPUTS), np.float32)):
         closed = jax.make_jaxpr(lambda x: product_forms.product_of_entries(x, entries, pattern))(x)
         assert ("platform_index" in str(closed)) == in_blocks

@@ -369,7 +369,7 @@ def test_sparse_product_of_many_rows():
     x = array(0, 45, 90)
     generator = np.random.default_rng(0)
     index = generator.integers((90, 80), size=(30, 2))
-    thin = jax_sparse.BCOO((array(1, 30), jnp.asarray(index)), shape=(90, 80))
+    thin = jax_sparse.BCOO((array(1, 30), jax.device_put(index)), shape=(90, 80))
 
     def loss(x, entries):
         return jnp.sum(jnp.sin(sparse_matmul(x, entries, sparse_mat=thin)))
@@ -395,7 +395,7 @@ def test_sparse_product_of_many_rows():
 @pytest.mark.parametrize("rows", [2, 20])
 def test_entries_at_the_same_place_add_up(rows):
     x = array(0, rows, 3)
-    places = jnp.asarray(np.array([[0, 1], [0, 1], [2, 3]]))
+    places = jax.device_put(np.array([[0, 1], [0, 1], [2, 3]]))
     twice = jax_sparse.BCOO((array(1, 3), places), shape=(3, 4))
 
     def loss(entries):
@@ -429,7 +429,7 @@ def test_sparse_builds_nothing_of_size_in_times_out(entries):
     inputs, outputs = 300, 310
     generator = np.random.default_rng(0)
     index = generator.integers((inputs, outputs), size=(entries, 2))
-    matrix = jax_sparse.BCOO((jnp.ones(entries), jnp.asarray(index)), shape=(inputs, outputs))
+    matrix = jax_sparse.BCOO((jnp.ones(entries), jax.device_put(index)), shape=(inputs, outputs))
 
     def loss(x, data):
         return jnp.sum(jnp.sin(sparse_matmul(x, data, sparse_mat=matrix)))

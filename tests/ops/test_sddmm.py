@@ -24,14 +24,14 @@ PLACES = GENERATOR.integers((INPUTS, OUTPUTS), size=(ENTRIES, 2))
 
 
 def pattern(places=PLACES):
-    entries = jnp.ones(len(places)), jnp.asarray(places)
+    entries = jnp.ones(len(places)), jax.device_put(places)
     matrix = jax_sparse.BCOO(entries, shape=(INPUTS, OUTPUTS))
     return sparse_pattern.sparse_pattern(matrix)
 
 
 def factors(*lead, dtype=np.float32):
     x, f = (GENERATOR.normal(size=(*lead, size)) for size in (INPUTS, OUTPUTS))
-    return jnp.asarray(x.astype(dtype)), jnp.asarray(f.astype(dtype))
+    return jax.device_put(x.astype(dtype)), jax.device_put(f.astype(dtype))
 
 
 def by_definition(x, f, places=PLACES):
@@ -171,7 +171,7 @@ class Recurrent(brainstate.nn.Module):
         super().__init__()
         places = np.random.default_rng(0).integers((units, units), size=(entries, 2))
         shape = {"shape": (units, units)}
-        self.matrix = jax_sparse.BCOO((jnp.ones(entries), jnp.asarray(places)), **shape)
+        self.matrix = jax_sparse.BCOO((jnp.ones(entries), jax.device_put(places)), **shape)
         self.w = brainstate.ParamState(jnp.ones(entries))
         self.units = units
 

@@ -31,7 +31,7 @@ class Cell(brainstate.nn.Module):
     def __init__(self, **weights):
         super().__init__()
         self.params = {
-            name: brainstate.ParamState(jnp.asarray(np.full(shape, 0.1, np.float32)))
+            name: brainstate.ParamState(jax.device_put(np.full(shape, 0.1, np.float32)))
             for name, shape in weights.items()
         }
 
@@ -190,7 +190,7 @@ def random_key():
 class Product(brainstate.nn.Module):
     def __init__(self):
         super().__init__()
-        self.w = brainstate.ParamState(jnp.asarray(np.ones((3, 5), np.float32)))
+        self.w = brainstate.ParamState(jax.device_put(np.ones((3, 5), np.float32)))
 
     def init_state(self, batch_size=None, **kwargs):
         self.h = brainstate.HiddenState(jnp.zeros((batch_size, 5) if batch_size else 5))

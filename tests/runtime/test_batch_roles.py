@@ -30,7 +30,7 @@ class Shared(brainstate.nn.Module):
     def __init__(self, units):
         super().__init__()
         values = np.random.default_rng(0).normal(size=(2, F, units)).astype(np.float32)
-        self.w, self.v = (brainstate.ParamState(jnp.asarray(x)) for x in values)
+        self.w, self.v = (brainstate.ParamState(jax.device_put(x)) for x in values)
         self.units = units
 
     def init_state(self, batch_size=None):
@@ -143,7 +143,7 @@ def in_the_users_own_grad(learner, xs, flags):
         differentiate = brainstate.transform.grad(lambda: (learner(x) ** 2).sum(), weights)
         return differentiate()
 
-    found = brainstate.transform.for_loop(loss, xs, jnp.asarray(flags))
+    found = brainstate.transform.for_loop(loss, xs, jax.device_put(flags))
     return jax.tree.map(lambda g: g.sum(0), found)
 
 
@@ -352,7 +352,7 @@ class Fixed(brainstate.nn.Module):
     def __init__(self, batch, units, own_init):
         super().__init__()
         weight = np.linspace(-1.0, 1.0, F * units, dtype=np.float32).reshape(F, units)
-        self.w = brainstate.ParamState(jnp.asarray(weight))
+        self.w = brainstate.ParamState(jax.device_put(weight))
         self.shape, self.own_init = (batch, units), own_init
         self.start()
 

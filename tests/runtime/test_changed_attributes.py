@@ -52,7 +52,7 @@ class Net(brainstate.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.w = brainstate.ParamState(jnp.asarray(WEIGHT))
+        self.w = brainstate.ParamState(jax.device_put(WEIGHT))
         self.part = Gain()
         self.parts = [Gain()]
         self.activation, self.train, self.mode = jnp.tanh, True, Mode.TRAIN
@@ -242,7 +242,7 @@ def by_backpropagation(gains, w):
 class Leaky(brainstate.nn.Module):
     def __init__(self):
         super().__init__()
-        self.w = brainstate.ParamState(jnp.asarray(WEIGHT))
+        self.w = brainstate.ParamState(jax.device_put(WEIGHT))
         self.gain = 0.9
 
     def init_state(self, batch_size=None):

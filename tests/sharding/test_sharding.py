@@ -163,7 +163,7 @@ def test_a_jit_after_a_stream_on_an_explicit_mesh_changes_no_number():
 
 
 def two_features():
-    return jnp.asarray(np.linspace(-1.0, 1.0, 3 * 8 * 2, dtype=np.float32).reshape(3, 8, 2))
+    return jax.device_put(np.linspace(-1.0, 1.0, 3 * 8 * 2, dtype=np.float32).reshape(3, 8, 2))
 
 
 def learned_in_a_jit(cell, every, xs, place):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import saiunit as u
 from catalogue.layers import quick_draws
+from matrices import csr
 
 from braintrace import nn
 
@@ -31,7 +32,7 @@ def lora(module, in_features, lora_rank, out_features):
 
 
 def sparse(module, bias=None):
-    matrix = u.sparse.CSR.fromdense(jnp.asarray(np.arange(12).reshape(3, 4) % 3, float))
+    matrix = csr((np.arange(12).reshape(3, 4) % 3).astype(float))
     return module.SparseLinear(matrix, bias, in_size=3)
 
 
@@ -120,7 +121,7 @@ def pair(name, args, options, ours, dtype):
     for path, state in theirs.items():
         assert jax.tree.structure(state.value) == jax.tree.structure(own[path].value)
         draw = jax.tree.map(
-            lambda leaf: jnp.asarray(generator.standard_normal(np.shape(leaf)).astype(dtype)),
+            lambda leaf: jax.device_put(generator.standard_normal(np.shape(leaf)).astype(dtype)),
             state.value,
         )
         state.value = own[path].value = draw

@@ -96,8 +96,8 @@ DENSE = np.where(
     np.random.default_rng(9).random((3, 4)) < 0.6, np.random.default_rng(8).normal(size=(3, 4)), 0
 ).astype(np.float32)
 ROWS, COLUMNS = np.nonzero(DENSE)
-CSR = csr(jnp.asarray(DENSE))
-ENTRIES = jnp.asarray(DENSE[ROWS, COLUMNS])
+CSR = csr(DENSE)
+ENTRIES = jax.device_put(DENSE[ROWS, COLUMNS])
 
 
 def dense_from_entries(entries: Any) -> Any:

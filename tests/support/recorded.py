@@ -450,4 +450,4 @@ def sequences(shape, outputs, length=5, seed=1):
     generator = np.random.default_rng(seed)
     xs = generator.standard_normal((length, *shape)).astype(np.float32)
     targets = generator.standard_normal((length, *outputs)).astype(np.float32)
-    return jnp.asarray(xs.astype(float)), jnp.asarray(targets.astype(float))
+    return jax.device_put((xs.astype(float), targets.astype(float)))

@@ -38,7 +38,7 @@ def quick_draws():
     def drawn(self, lower, upper, size, dtype=None, **_):
         seed = np.asarray(jax.random.key_data(self.split_key())).ravel()
         values = np.clip(np.random.default_rng(seed).standard_normal(size), lower, upper)
-        return jnp.asarray(np.asarray(values, dtype))
+        return jax.device_put(np.asarray(values, dtype))
 
     with mock.patch.object(brainstate.random.RandomState, "truncated_normal", drawn):
         yield
@@ -56,7 +56,7 @@ def add(name, build, *relations, groups, diagnostics=(), shape=(INPUTS,), **opti
             model = build()
         for state in model.states(brainstate.ParamState).values():
             state.value = jax.tree.map(
-                lambda leaf: jnp.asarray(np.asarray(leaf, float)), state.value
+                lambda leaf: jax.device_put(np.asarray(leaf, float)), state.value
             )
         return model
 
