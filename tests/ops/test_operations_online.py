@@ -23,9 +23,8 @@ each_operation = pytest.mark.parametrize("case", CASES, ids=lambda case: case.na
 
 
 def gradients(case, algorithm, chunks=(), **options):
-    learner = braintrace.compile(
-        Diagonal(case), algorithm, case.inputs[0], batch_size=BATCH, **options
-    )
+    xs = np.asarray(case.inputs)
+    learner = braintrace.compile(Diagonal(case), algorithm, xs[0], batch_size=BATCH, **options)
 
     def step(x):
         return loss(learner(x))
@@ -34,7 +33,7 @@ def gradients(case, algorithm, chunks=(), **options):
     for chunk in chunks:
         learner.reset_state(BATCH)
         found[chunk] = by_name(
-            learner.etrace_grad(case.inputs, step_fn=step, reduction="sum", chunk_size=chunk)
+            learner.etrace_grad(xs, step_fn=step, reduction="sum", chunk_size=chunk)
         )
     return learner, found
 
@@ -71,18 +70,18 @@ def test_d_rtrl_equals_bptt_for_chunks(case, chunks, monkeypatch):
 )
 @each_operation
 def test_d_rtrl_equals_bptt_step_by_step(case):
-    model = Diagonal(case)
+    model, xs = Diagonal(case), np.asarray(case.inputs)
     brainstate.nn.init_all_states(model, batch_size=BATCH)
     algorithm = braintrace.D_RTRL(model)
-    algorithm.compile_graph(case.inputs[0])
+    algorithm.compile_graph(xs[0])
     parameters = model.states(brainstate.ParamState)
 
     @brainstate.transform.jit
     def step(x):
         return brainstate.transform.grad(lambda x: loss(algorithm(x)), parameters)(x)
 
-    total = step(case.inputs[0])
-    for x in case.inputs[1:]:
+    total = step(xs[0])
+    for x in xs[1:]:
         total = jax.tree.map(np.add, total, step(x))
     assert_gradients_close(by_name(total), bptt(case), 1e-5, case.name)
 
