@@ -15,7 +15,7 @@ from .._errors import NotCompiledError, NotInitializedError
 from .._graph import FILTERS, ETraceGraph, TraceMethod, Traces
 from .._interrupts import uninterrupted
 from .._rules import eligibility
-from .._runtime.changes import up_to_date
+from .._runtime.changes import current_step
 from .._runtime.compiled_model import CompiledModel, compile_first, compile_step, learned_starts
 from .._runtime.compiled_step import CompiledStep
 from .._runtime.environment.mesh import on_automatic_axes
@@ -331,9 +331,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         NotCompiledError, ShapeError
             Before `compile_graph`, or for inputs or states of a different shape.
         """
-        states = self.compiled.find_states(up_to_date(self))
-        is_window = self.window is not None
-        return run_call(self.compiled, states, self.store(states), arguments, is_window)
+        step, states = current_step(self)
+        return run_call(step, states, self.store(states), arguments, self.window is not None)
 
     def store(self, states: States) -> LearnerStore:
         """Return the store that a call on current States reads and writes, given these by path."""

@@ -23,7 +23,7 @@ from .._core.products.complex_packing import Pairs, unpack
 from .._graph import Traces
 from .._interrupts import uninterrupted
 from .._jax import is_tracer, struct_of
-from .._runtime.changes import follow_every_state, up_to_date
+from .._runtime.changes import current_step, follow_every_state, up_to_date
 from .._runtime.environment.mesh import on_automatic_axes
 from .._runtime.environment.threads import one_thread_at_a_time
 from .._runtime.program import write_values
@@ -211,10 +211,9 @@ class FunctionalLearner:
         compute two gradients.
         """
         algorithm, state = self.algorithm, self._settled(state)
-        states = algorithm.compiled.find_states(up_to_date(algorithm))
+        step, states = current_step(algorithm)
         store = self._store(state, algorithm.traces.pairs)
-        is_window = algorithm.window is not None
-        output = run_call(algorithm.compiled, states, store, arguments, is_window)
+        output = run_call(step, states, store, arguments, algorithm.window is not None)
         return store.state, output
 
     @overload

@@ -10,6 +10,7 @@ from typing import Any
 
 from .._errors import OptionError
 from .compiled_model import CompiledModel
+from .compiled_step import CompiledStep
 from .environment.attributes import attributes_of
 from .environment.mesh import on_automatic_axes
 from .states.model_states import States
@@ -29,6 +30,16 @@ def up_to_date(algorithm: Any) -> States:
         algorithm.seen_version = version
     of_model: States = algorithm.states_of_model if algorithm.filters else states
     return of_model
+
+
+def current_step(algorithm: Any) -> tuple[CompiledStep, States]:
+    """Recompile the model of an algorithm if it changed; return the step, and its States in order.
+
+    Another step may read its States in another order.
+    """
+    states = up_to_date(algorithm)
+    step: CompiledStep = algorithm.compiled
+    return step, step.find_states(states)
 
 
 def follow_every_state(algorithm: Any, requested: int | None, is_given: bool = False) -> None:
