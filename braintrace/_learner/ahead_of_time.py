@@ -15,7 +15,7 @@ from .._arguments import check_option, check_tree, one_of
 from .._brainstate import values_of
 from .._core.zero import examples
 from .._errors import OptionError
-from .._runtime.changes import up_to_date
+from .._runtime.changes import current_step
 from .._runtime.environment.mesh import on_automatic_axes
 from .._runtime.environment.threads import one_thread_at_a_time
 from .._runtime.step_data import unwrap
@@ -84,11 +84,9 @@ def lower(learner: HasParts, method: str, *arguments: PyTree, **options: Any) ->
 
 def _lower_step(learner: LearnerParts, arguments: tuple[PyTree, ...]) -> jax.stages.Lowered:
     algorithm = learner.algorithm
-    up_to_date(algorithm)
-    compiled = algorithm.compiled
+    compiled, states = current_step(algorithm)
     compiled.environment.check()
     step = unwrap(arguments)
-    states = algorithm.states_of_step
     inputs = compiled.inputs(states, values_of(states.values()), step)
     traces = algorithm.traces.carried.read()
     if algorithm.window_of() is not None:
