@@ -146,6 +146,11 @@ class FlatState:
     structure: Structure | None = None
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the states."""
+        return tuple(leaf.name for leaf in self.leaves)
+
+    @property
     def sizes(self) -> tuple[int, ...]:
         """Number of elements that each state has for one sample."""
         return tuple(int(np.prod(leaf.shape)) // self.samples for leaf in self.leaves)

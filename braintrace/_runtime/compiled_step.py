@@ -18,7 +18,7 @@ from .._core.window import before_window, window_step
 from .._graph import ETraceGraph, TraceMethod, Traces, Weights
 from .._jax import Var, for_devices
 from .._sharding import Placement
-from .._typing import Path
+from .._typing import Path, path_name
 from .environment.environ import Environment
 from .environment.mesh import in_automatic_region
 from .program import Program
@@ -54,7 +54,8 @@ class CompiledStep:
     trace_specs
         Specifications of the stored traces.
     followed
-        Paths of the model's hidden States that the traces follow.
+        Paths of the model's hidden States that the traces follow, sorted: another step of the model
+        may read them in another order.
     """
 
     def __init__(
@@ -72,8 +73,8 @@ class CompiledStep:
         self.graph = graph
         self.outside = outside
         self.trace_specs = stored_specs(graph.trace_specs, trace_dtype)
-        followed = dict.fromkeys(s.path for s in graph.traced_states if s.path not in outside)
-        self.followed = tuple(followed) if self.trace_specs else ()
+        followed = {s.path for s in graph.traced_states if s.path not in outside}
+        self.followed = tuple(sorted(followed, key=path_name)) if self.trace_specs else ()
         self.environment = environment
         self.parameters = tuple(parameters)
         self.placement = placement
@@ -278,6 +279,7 @@ def carries_alike(one: CompiledStep, other: CompiledStep) -> bool:
     def carried(step: CompiledStep) -> Any:
         specs = jax.tree.map(lambda s: (s.shape, str(s.dtype), s.axes, s.rule), step.trace_specs)
         filters = {leaf.name: (leaf.shape, leaf.dtype) for leaf in step.graph.traced.filters}
-        return specs, filters
+        flat = step.graph.flat_state  # its traces have one axis for all states, in order
+        return specs, filters, flat and flat.names
 
     return bool(carried(one) == carried(other))

@@ -114,7 +114,9 @@ def check_arrays(saved: Contents, arrays: Mapping[str, Any]) -> None:
 def contents_of(learner: Learner, leaves: Mapping[str, Any]) -> Contents:
     """Return the contents of a learner, given the leaves of its state by name."""
     algorithm = learner.algorithm
-    options = {"rule": algorithm.rule}
+    options, flat = {"rule": algorithm.rule}, algorithm.graph.flat_state
+    if flat is not None:
+        options["order of states"] = ", ".join(flat.names)
     kinds = _kinds_of_keys(learner)
     entries = {name: _entry(leaf, kinds.get(name)) for name, leaf in leaves.items()}
     return Contents(options, entries, bool(learner.held_optimizer.states))
@@ -159,9 +161,9 @@ def differences(saved: Contents, own: Contents) -> list[str]:
     """
     here = "this learner has"
     lines = [
-        f"\n- `{name}` is {saved.options.get(name)}; {here} {own.options.get(name)}"
-        for name in sorted(saved.options.keys() | own.options.keys())
-        if saved.options.get(name) != own.options.get(name)
+        f"\n- `{name}` is {saved.options[name]}; {here} {own.options.get(name)}"
+        for name in sorted(saved.options)  # older files have fewer
+        if saved.options[name] != own.options.get(name)
     ]
     optimizers = saved.has_optimizer and own.has_optimizer
     there, found = (

@@ -37,6 +37,22 @@ class TwoStates(brainstate.nn.Module):
         return self.leaks["fast"].value - self.leaks["slow"].value
 
 
+class Coupled(TwoStates):
+    """States that drive each other; an attribute also says in which order they are written."""
+
+    def __init__(self):
+        super().__init__()
+        self.order_of_writes = ("fast", "slow")
+
+    def update(self, x):
+        before = {name: self.leaks[name].value for name in self.order}
+        drives = {k: braintrace.matmul(x, w.value) for k, w in self.weights.items()}
+        for name in self.order_of_writes:
+            other = before["slow" if name == "fast" else "fast"]
+            self.leaks[name].value = DECAYS[name] * before[name] + 0.3 * other + drives[name]
+        return self.leaks["fast"].value - self.leaks["slow"].value
+
+
 def loss_of(learner):
     return lambda x: (learner(x) ** 2).sum()
 
@@ -87,6 +103,66 @@ def test_each_state_stays_its_own(run):
     assert_gradients_close(
         *(by_name({k: s.value for k, s in leaks.items()}) for leaks in after), 1e-6
     )
+
+
+ORDERS = ("order", "order_of_writes")
+
+
+@pytest.mark.parametrize(
+    ("rule", "changed", "run"),
+    [
+        ("d_rtrl", ORDERS, "own gradient"),
+        ("d_rtrl", ORDERS, "pure gradient"),
+        ("d_rtrl", ORDERS, "sequence"),
+        ("d_rtrl", ORDERS, "stream"),
+        ("rtrl", ORDERS[1:], "own gradient"),
+        ("rtrl", ORDERS[1:], "sequence"),
+    ],
+)
+def test_traces_stay_with_their_states(rule, changed, run):
+    """The gradient is exact from where the learner is, as without the change."""
+    changing, same = (
+        braintrace.compile(Coupled(), rule, XS[0], batch_size=BATCH) for _ in range(2)
+    )
+    for learner in (changing, same):
+        RUNS[run](learner, XS[0])
+    for name in changed:
+        setattr(changing.algorithm.model, name, ("slow", "fast"))
+        found, expected = (by_name(RUNS[run](learner, XS[1])) for learner in (changing, same))
+        assert_gradients_close(found, expected, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "run"),
+    [
+        ("rtrl", {}, "own gradient"),
+        ("rtrl", {}, "pure gradient"),
+        ("rtrl", {}, "stream"),
+        ("snap", {"n": 2}, "sequence"),
+        ("uoro", {}, "sequence"),
+    ],
+)
+def test_traces_with_one_axis_for_all_states_refuse_another_order(rule, options, run):
+    model = Coupled()
+    learner = braintrace.compile(model, rule, XS[0], batch_size=BATCH, **options)
+    expected = by_name(RUNS[run](learner, XS[0]))
+    assert all(np.abs(leaf).max() > 0 for leaf in expected.values())
+    model.order = ("slow", "fast")
+    with pytest.raises(braintrace.NotCompiledError, match=r"needs other traces.*`order`"):
+        RUNS[run](learner, XS[1])
+
+
+def test_a_checkpoint_of_traces_in_another_order_is_refused(tmp_path):
+    pytest.importorskip("orbax.checkpoint", reason="the extra `checkpoint` is not installed")
+    learners = []
+    for order in (("fast", "slow"), ("slow", "fast")):
+        model = Coupled()
+        model.order = order
+        learners.append(braintrace.compile(model, "rtrl", XS[0], batch_size=BATCH))
+    learners[0](XS[0])
+    braintrace.save(tmp_path / "saved", learners[0])
+    with pytest.raises(braintrace.CheckpointError, match=r"`order of states` is .*fast.*slow"):
+        braintrace.restore(tmp_path / "saved", learners[1])
 
 
 def by_name(found):
