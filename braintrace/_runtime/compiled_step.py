@@ -21,6 +21,7 @@ from .._sharding import Placement
 from .._typing import Path, path_name
 from .environment.environ import Environment
 from .environment.mesh import in_automatic_region
+from .meaning import meaning_of
 from .program import Program
 from .states.model_states import States, find_states, leaves_by_var, read_arguments
 from .states.old_states import entered
@@ -274,12 +275,11 @@ class CompiledStep:
 
 
 def carries_alike(one: CompiledStep, other: CompiledStep) -> bool:
-    """Test whether two steps carry the same traces and filters."""
+    """Test whether two steps carry the same traces and filters, which mean the same."""
 
     def carried(step: CompiledStep) -> Any:
         specs = jax.tree.map(lambda s: (s.shape, str(s.dtype), s.axes, s.rule), step.trace_specs)
         filters = {leaf.name: (leaf.shape, leaf.dtype) for leaf in step.graph.traced.filters}
-        flat = step.graph.flat_state  # its traces have one axis for all states, in order
-        return specs, filters, flat and flat.names
+        return specs, filters, meaning_of(step.graph)
 
     return bool(carried(one) == carried(other))
