@@ -1,6 +1,7 @@
 """Compiled step: a compiled model and its programs, each traced once per shape."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import brainstate
@@ -141,6 +142,11 @@ class CompiledStep:
     def _specs(self) -> CarriedSpecs:
         return CarriedSpecs(self.graph, self.trace_specs)
 
+    @functools.cached_property
+    def meaning(self) -> Hashable:
+        """What the traces stand for; see `meaning_of`."""
+        return meaning_of(self.graph)
+
     def find_states(self, states: States) -> dict[Path, brainstate.State]:
         """Return the States that the step uses, of the model and outside it."""
         before, result = self._found
@@ -280,6 +286,6 @@ def carries_alike(one: CompiledStep, other: CompiledStep) -> bool:
     def carried(step: CompiledStep) -> Any:
         specs = jax.tree.map(lambda s: (s.shape, str(s.dtype), s.axes, s.rule), step.trace_specs)
         filters = {leaf.name: (leaf.shape, leaf.dtype) for leaf in step.graph.traced.filters}
-        return specs, filters, meaning_of(step.graph)
+        return specs, filters, step.meaning
 
     return bool(carried(one) == carried(other))

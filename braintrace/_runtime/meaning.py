@@ -12,10 +12,11 @@ from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from .._graph import ETraceGraph, operand_key
-from .._jax import Atom, Equation, is_var
+from .._jax import Atom, Equation, is_tracer, is_var
 
 Digests: TypeAlias = dict[Any, Hashable]
 
@@ -88,6 +89,9 @@ def _of_arrays(structure: Any) -> Hashable:
 
 
 def _of_array(value: Any) -> Hashable:
+    """Return the contents of an array, or its identity where they cannot be read."""
+    if is_tracer(value) or jnp.issubdtype(jnp.result_type(value), jax.dtypes.extended):
+        return id(value)
     array = np.asarray(value)
     return array.shape, str(array.dtype), array.tobytes()
 

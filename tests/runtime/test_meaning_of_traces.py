@@ -1,6 +1,7 @@
 """A change of the model after which traces would stand for something else is refused."""
 
 import brainstate
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -60,7 +61,11 @@ def twice(model, x):
     return found["plain"] * jnp.tanh(found["squared"])
 
 
+KEY = jax.random.key(0)
+
+
 def gained(model, x):
+    x = x + 0.1 * jax.random.normal(KEY, x.shape)  # a constant whose contents cannot be read
     return model.now * braintrace.matmul(jnp.tanh(model.now * x), model.w.value)
 
 
