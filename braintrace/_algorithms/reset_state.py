@@ -3,16 +3,18 @@
 import contextlib
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from .._arguments import BATCH_SIZE, check_option
 from .._brainstate import is_watched
-from .._core.products.complex_packing import pack
+from .._core.products.complex_packing import pack, pairs_of
 from .._core.traces import outliving
 from .._errors import LostTracesError, OptionError
 from .._foreign import in_words
 from .._interrupts import uninterrupted
 from .._runtime.changes import up_to_date
+from .._runtime.compiled_step import CompiledStep
 from .._runtime.environment.mesh import on_automatic_axes
 from .._runtime.environment.threads import one_thread_at_a_time
 from .._runtime.on_mesh import place_states
@@ -62,14 +64,18 @@ def reset_state(
         algorithm.requested_resets.request(now, algorithm.graph, batch_size, where, kwargs)
         return
     check_init_options(algorithm.model, kwargs)
-    up_to_date(algorithm)
+    if where is not None or is_watched():  # traces of other keys cannot be made inside
+        up_to_date(algorithm)
     if where is not None:
         _reset_samples(algorithm, batch_size, where, kwargs)
         return
     if algorithm.samples_of_model is not None and batch_size is not None:
         algorithm.samples_of_model = batch_size
     with in_words(OptionError, lambda: failed_init(algorithm.model, batch_size, kwargs)):
-        compiled, states = algorithm.compiled_model, algorithm.found_states(algorithm.model)
+        states = algorithm.found_states(algorithm.model)
+        compiled = algorithm.compiled_model.with_added_states(
+            algorithm.model, algorithm.analysed, states
+        )
         fresh = compiled.initial_values(algorithm.model, states, batch_size, kwargs)
         fresh = started(fresh, algorithm.step_mark.value)
     with uninterrupted:
@@ -78,7 +84,10 @@ def reset_state(
         algorithm._compiled = compiled.moved_to(
             algorithm.model, algorithm.analysed, states, fresh, batch_size
         )
-        _reset_traces(algorithm)
+        if _has_like_traces(algorithm, compiled.step):
+            _reset_traces(algorithm)
+        else:  # attributes of the model have changed
+            algorithm.begin_traces()
         place_states(algorithm.placement, algorithm.states_of_model)
 
 
@@ -90,6 +99,17 @@ def _reset_samples(
     fresh = started(algorithm.initial_values(states, **options), algorithm.step_mark.value)
     reset_samples(algorithm.compiled, states, algorithm.store(states), fresh, flags)
     place_states(algorithm.placement, states)
+
+
+def _has_like_traces(algorithm: Any, before: CompiledStep) -> bool:
+    """Test whether traces, their packed form and filters have the same names as before."""
+    now = algorithm.compiled
+    filters = {leaf.name for leaf in now.graph.traced.filters}
+    return bool(
+        jax.tree.structure(now.trace_specs) == jax.tree.structure(before.trace_specs)
+        and pairs_of(now.trace_specs) == pairs_of(before.trace_specs)
+        and filters == algorithm.filters.keys()
+    )
 
 
 def _reset_traces(algorithm: Any) -> None:

@@ -10,6 +10,7 @@ from .effects import recorded as recorded
 from .effects import replayed as replayed
 from .equal import equal_values as equal_values
 from .equal import equal_with_derivatives as equal_with_derivatives
+from .equal import fingerprint as fingerprint
 from .equal import merged as merged
 from .evaluate import Rule as Rule
 from .evaluate import Rules as Rules

@@ -6,12 +6,25 @@ have to be recognised before.
 """
 
 import dataclasses
+import hashlib
 from collections.abc import Collection, Hashable, Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from .._jax import AnyJaxpr, Atom, Equation, Var, call_body, is_var, open_jaxpr, sub_jaxprs
+from .._jax import (
+    AnyJaxpr,
+    Atom,
+    Equation,
+    Var,
+    call_body,
+    is_tracer,
+    is_var,
+    open_jaxpr,
+    sub_jaxprs,
+)
 from .dataflow.kinds import ZERO
 from .dataflow.primitives import CONSTANT, DRAWS, entry_of
 from .program import Program, readers_of
@@ -96,6 +109,36 @@ def equal_with_derivatives(program: Program) -> dict[Var, Var]:
     return first
 
 
+def fingerprint(jaxpr: AnyJaxpr) -> Hashable:
+    """Return a value that two programs share if they have equal equations and equal constants.
+
+    Rules of custom derivatives are left out. Other functions, and values that cannot be compared,
+    are equal to themselves alone.
+
+    Examples
+    --------
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> from braintrace._jaxpr import fingerprint
+    >>> one, other, third = (
+    ...     fingerprint(jax.make_jaxpr(lambda x, gain=gain: gain * jnp.sin(x))(0.0))
+    ...     for gain in (2.0, 2.0, 3.0)
+    ... )
+    >>> one == other, one == third
+    (True, False)
+    """
+    opened, constants = open_jaxpr(jaxpr)
+    return _body(opened), tuple(map(_contents, constants))
+
+
+def _contents(constant: Any) -> Hashable:
+    """Return the contents of a constant; where they cannot be read, an object of its own."""
+    if is_tracer(constant) or jnp.issubdtype(constant.dtype, jax.dtypes.extended):
+        return object()
+    array = np.asarray(constant)
+    return array.dtype, array.shape, hashlib.sha256(array.tobytes()).digest()
+
+
 def merged(program: Program, equal: Mapping[Var, Var]) -> Program:
     """Return a program that computes equal values once.
 
@@ -128,6 +171,8 @@ def _meaning(equation: Equation) -> Hashable:
     body = call_body(equation)
     if body is not None:  # each evaluation makes a new function for its derivative rule
         return equation.primitive, _body(body)
+    if not equation.outvars:  # it prints or checks something, with a function made for each trace
+        return str(equation.primitive)
     return equation.primitive, _comparable(tuple(sorted(equation.params.items())))
 
 

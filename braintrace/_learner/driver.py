@@ -25,7 +25,7 @@ from .._errors import OptionError
 from .._foreign import loops_in_words
 from .._graph import Traces
 from .._jax import for_devices
-from .._runtime.changes import follow_every_state, own_changes, up_to_date
+from .._runtime.changes import follow_every_state, up_to_date
 from .._runtime.environment.mesh import in_automatic_region, traced_on_automatic_axes
 from .._runtime.program import Changes, LearnerStore, Program, Store, Take
 from .._runtime.states.model_states import States
@@ -95,7 +95,7 @@ class Driver:
         return self.body.chunks_by_length
 
     def _traced(self, *arguments: PyTree) -> PyTree:
-        with own_changes(self._algorithm), loops_in_words():
+        with loops_in_words():
             return self.body.run(*arguments)
 
     def _to_the_end(
@@ -104,7 +104,7 @@ class Driver:
         """Run the body and compute deferred traces, in the form in which the traces are given."""
         algorithm = self._algorithm
         states = self.body.states(algorithm.states_of_model)
-        with own_changes(algorithm), traced_on_automatic_axes(states), loops_in_words():
+        with traced_on_automatic_axes(states), loops_in_words():
             before = pack(traces, algorithm.traces.pairs) if isinstance(traces, dict) else traces
             results, written, after = run_to_the_end(self.body, values, before, *arguments)
             after = after if before is traces or after is None else unpack(after)
@@ -324,7 +324,6 @@ def _new_driver(
     with (
         kept_for_other_threads(learner.states()),
         for_devices(None if placing is None else placing.devices),
-        own_changes(algorithm),
         traced_on_automatic_axes(both, *arguments) as example,
         loops_in_words(),
     ):

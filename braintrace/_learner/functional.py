@@ -378,7 +378,8 @@ class FunctionalLearner:
         values = values_of(place.state for place in places.values())
         for place, value in zip(places.values(), values, strict=True):
             fields[place.field].update(place.entries(value))
-        return LearnerState(**fields, traces=traces, rule=self.algorithm.rule)
+        rule, meaning = self.algorithm.rule, self.algorithm.compiled.meaning
+        return LearnerState(**fields, traces=traces, rule=rule, meaning=meaning)
 
     def _store(self, state: LearnerState, pairs: Pairs = ()) -> StateStore:
         """Return the store of a state, which is refused if it does not fit the learner."""

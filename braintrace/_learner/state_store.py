@@ -37,14 +37,15 @@ class StateStore:
         self, algorithm: ETraceAlgorithm, places: Places, state: LearnerState, pairs: Pairs
     ) -> None:
         self.places = places
-        self._algorithm, self._pairs, self._rule = algorithm, pairs, state.rule
+        self._algorithm, self._pairs = algorithm, pairs
+        self._rule, self._meaning = state.rule, state.meaning
         self._fields: dict[str, Mapping[Any, PyTree]] = {f: getattr(state, f) for f in FIELDS}
 
     @property
     def state(self) -> LearnerState:
         """The state: the given one, and after a call the new one."""
         fields: dict[str, Any] = self._fields
-        return LearnerState(**fields, rule=self._rule)
+        return LearnerState(**fields, rule=self._rule, meaning=self._meaning)
 
     @property
     def mark(self) -> Any:

@@ -4,14 +4,11 @@ A model changes if a plain attribute of a module has a new value, or if a State 
 change the contents of its modules, which are compared by identity before every call.
 """
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
-from .._errors import OptionError
+from .._errors import NotCompiledError, OptionError
 from .compiled_model import CompiledModel
-from .compiled_step import CompiledStep
-from .environment.attributes import attributes_of
+from .compiled_step import CompiledStep, carries_alike
 from .environment.mesh import on_automatic_axes
 from .states.model_states import States
 
@@ -90,19 +87,40 @@ def _follow_every_state(algorithm: Any, window: int, is_start: bool) -> None:
 @on_automatic_axes
 def _catch_up(algorithm: Any, compiled: CompiledModel, states: States) -> None:
     after = compiled.up_to_date(algorithm.model, algorithm.analysed, states)
-    if after is not compiled:
-        algorithm._compiled = after
+    is_same = after.step is compiled.step
+    if not (is_same or carries_alike(compiled.step, after.step)):
+        raise NotCompiledError(
+            f"`{type(algorithm.model).__name__}` needs other traces, because attributes of its "
+            f"modules have changed: {_told(compiled, after)}. Call `reset_state` or "
+            "`compile_graph`, which start a new sequence."
+        )
+    algorithm._compiled = after
+    if not is_same:
         algorithm.place()
 
 
-@contextlib.contextmanager
-def own_changes(algorithm: Any) -> Iterator[None]:
-    """Ignore attribute changes by functions that are traced inside."""
-    try:
-        yield
-    finally:
-        compiled, states = algorithm.compiled_model, algorithm.found_states(algorithm.model)
-        version = algorithm.found_states.version
-        if version is not algorithm.seen_version and compiled.paths.issuperset(states):
-            compiled.written.update(compiled.changed(attributes_of(algorithm.model)))
-            algorithm.seen_version = version
+def check_model_of_call(algorithm: Any) -> None:
+    """Refuse to run a step of a model that a user's function has changed since the call began.
+
+    Raises
+    ------
+    NotCompiledError
+        If the change would change the step.
+    """
+    states, version = algorithm.found_states(algorithm.model), algorithm.found_states.version
+    if version is algorithm.seen_version:
+        return
+    compiled = algorithm.compiled_model
+    after = compiled.up_to_date(algorithm.model, algorithm.analysed, states)
+    if after.step is not compiled.step:
+        raise NotCompiledError(
+            f"`step_fn` changes attributes of `{type(algorithm.model).__name__}` before it calls "
+            f"the learner: {_told(compiled, after)}. One call has one model: change it between two "
+            "calls, or pass the value as an argument of `update`."
+        )
+    algorithm._compiled, algorithm.seen_version = after, version
+
+
+def _told(before: CompiledModel, after: CompiledModel) -> str:
+    changed = before.attributes.changed(after.attributes)
+    return ", ".join(before.attributes.change(after.attributes, name) for name in changed)

@@ -6,7 +6,7 @@ attributes of the model's modules.
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeAlias
 
 import brainstate
@@ -14,7 +14,7 @@ import jax
 
 from .._arguments import level_of_user
 from .._brainstate import kept_for_other_threads
-from .._compiler import CompilerOptions, compile_model, trace_model
+from .._compiler import CompilerOptions, compile_model
 from .._core.step import check_method
 from .._errors import NotCompiledError, RecompilationWarning, ShapeError
 from .._graph import Diagnostic, ETraceGraph, TraceMethod
@@ -22,17 +22,15 @@ from .._interrupts import interruptible
 from .._jax import strongly_typed
 from .._sharding import Division
 from .._typing import Path, path_name
-from .compiled_step import CompiledStep, carries_alike
+from .compiled_step import CompiledStep
 from .environment.attributes import Attributes, attributes_of
 from .environment.environ import Environment
+from .known_steps import KnownSteps
 from .on_mesh import sharded
+from .same_step import fingerprint_of
 from .states.batch_axes import arguments_for_batch, example_arguments
 from .states.initial_values import InitialFunction, InitialValues, Shapes, shapes_of
-from .states.lru_cache import LRUCache
 from .states.model_states import States, all_states, short_term, values_by_path, write_by_path
-
-MOST_STEPS = 32
-"""Maximum number of compiled steps that are kept: batches have a few sizes."""
 
 FOURTH = 4
 """Number of compiled steps that triggers a warning. Two or three values of an attribute are common
@@ -41,9 +39,6 @@ FOURTH = 4
 
 Analyse: TypeAlias = Callable[[tuple[Any, ...], int | None], CompiledStep]
 """``(example, batch_size) -> step``; see `compile_step`."""
-
-Steps: TypeAlias = LRUCache[tuple[Shapes, Attributes], CompiledStep]
-"""Compiled steps by shapes and attributes."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -64,9 +59,6 @@ class CompiledModel:
         Compiled steps for other shapes and attributes, and compiled initial values.
     paths
         Paths of all States that the model had at compilation.
-    written
-        Names of attributes that ``update`` or the user's functions write while they are traced (a
-        counter, a memo). They are ignored.
     division
         The mesh over which its arrays are sharded; ``None``: no mesh.
     """
@@ -75,10 +67,9 @@ class CompiledModel:
     shapes: Shapes
     attributes: Attributes
     is_mapped: bool
-    known: Steps
+    known: KnownSteps
     initial: InitialValues
     paths: frozenset[Path]
-    written: set[str]
     division: Division | None = None
 
     def sharded(self, division: Division) -> "CompiledModel":
@@ -154,17 +145,19 @@ class CompiledModel:
         before = {path: states[path].value for path in values}
 
         def compiled() -> CompiledStep:
+            if shapes == self.shapes:
+                return self._analysed(analyse)
             both = self.shapes, shapes
             example = arguments_for_batch(self.step.graph, both, batch_size)
             return analyse(example, batch_size if self.is_mapped else None)
 
         try:
             write_by_path(states, values)
-            step = self._step(model, shapes, self.attributes, interruptible(compiled))
+            step, now = self._step(model, shapes, interruptible(compiled))
         except BaseException:
             write_by_path(states, before)
             raise
-        return dataclasses.replace(self, step=step, shapes=shapes)
+        return dataclasses.replace(self, step=step, shapes=shapes, attributes=now)
 
     def up_to_date(
         self,
@@ -182,24 +175,28 @@ class CompiledModel:
         Raises
         ------
         NotCompiledError
-            If ``update`` uses a State that was added, or attributes have changed the traces.
+            If ``update`` uses a State that was added.
         """
-        compiled = self
-        if not self.paths.issuperset(states):
-            self._refuse_added_states(model, analyse, states)
-            compiled = dataclasses.replace(self, paths=frozenset(states))
-        now = attributes_of(model)
-        if not (changed := compiled.changed(now)):
+        compiled = self.with_added_states(model, analyse, states)
+        if not self.attributes.changed(attributes_of(model)):
             return compiled
-        after = compiled.with_attributes(model, analyse, now)
-        if not carries_alike(compiled.step, after.step):
-            told = ", ".join(compiled.attributes.change(now, name) for name in changed)
-            raise NotCompiledError(
-                f"`{type(model).__name__}` needs other traces, because attributes of its modules "
-                f"have changed: {told}. Call `compile_graph` or `braintrace.compile` again, which "
-                "starts a new sequence."
-            )
-        return after
+        step, now = self._step(model, self.shapes, lambda: self._analysed(analyse))
+        return dataclasses.replace(compiled, step=step, attributes=now)
+
+    def with_added_states(
+        self, model: brainstate.nn.Module, analyse: Analyse, states: States
+    ) -> "CompiledModel":
+        """Return this model with added States that ``update`` does not use.
+
+        Raises
+        ------
+        NotCompiledError
+            If it uses one.
+        """
+        if self.paths.issuperset(states):
+            return self
+        self._refuse_added_states(model, analyse, states)
+        return dataclasses.replace(self, paths=frozenset(states))
 
     def _refuse_added_states(
         self, model: brainstate.nn.Module, analyse: Analyse, states: States
@@ -208,8 +205,7 @@ class CompiledModel:
         added = {path: state for path, state in states.items() if path not in self.paths}
         used = list(short_term(added))
         if not used:
-            traced = self.step.graph.traced
-            leaves = analyse(example_arguments(traced), traced.batch_size).graph.traced.leaves
+            leaves = self._analysed(analyse).graph.traced.leaves
             used = [leaf.path for leaf in leaves if leaf.path in added]
         if used:
             raise NotCompiledError(
@@ -218,67 +214,45 @@ class CompiledModel:
                 "`braintrace.compile` again after a change of the model."
             )
 
-    def changed(self, now: Attributes) -> list[str]:
-        """Return the names of attributes that differ from the attributes of the step."""
-        return self.attributes.changed(now, self.written)
-
-    def with_attributes(
-        self,
-        model: brainstate.nn.Module,
-        analyse: Analyse,
-        now: Attributes,
-    ) -> "CompiledModel":
-        """Return this model compiled for its current attributes.
-
-        Parameters
-        ----------
-        model, analyse, now
-            The model, its analysis, and its attributes.
-        """
-        traced = self.step.graph.traced
-
-        def compiled() -> CompiledStep:
-            return analyse(example_arguments(traced), traced.batch_size)
-
-        count = len(self.known)
-        step = self._step(model, self.shapes, now, compiled)
-        if len(self.known) > count:
-            self._warn_if_often(model, now)
-        return dataclasses.replace(self, step=step, attributes=now)
-
     def analysed_again(self, analyse: Analyse) -> "CompiledModel":
         """Return this model compiled by another analysis, for the same shapes and attributes."""
+        return self._with_only(self._analysed(analyse))
+
+    def _analysed(self, analyse: Analyse) -> CompiledStep:
+        """Return the step of the model as it is now, for the shapes of this one."""
         traced = self.step.graph.traced
-        return self._with_only(analyse(example_arguments(traced), traced.batch_size))
+        return analyse(example_arguments(traced), traced.batch_size)
 
     def _with_only(self, step: CompiledStep) -> "CompiledModel":
         """Return this model with a new step, and no known steps of other shapes."""
-        step, known = sharded(step, self.division), Steps(MOST_STEPS)
-        known[self.shapes, self.attributes] = step
+        step, known = sharded(step, self.division), KnownSteps()
+        known.add(self.shapes, self.attributes, self.attributes, step)
         return dataclasses.replace(self, step=step, known=known)
 
     def _step(
-        self,
-        model: brainstate.nn.Module,
-        shapes: Shapes,
-        attributes: Attributes,
-        compiled: Callable[[], CompiledStep],
-    ) -> CompiledStep:
-        """Return the known step for shapes and attributes, or compile it."""
-        for key in list(self.known):
-            if key[0] == shapes and not key[1].changed(attributes, self.written):
-                return self.known[key]
-        step = sharded(compiled(), self.division)
-        self.written.update(attributes.changed(attributes_of(model)))
-        self.known[shapes, attributes] = step
-        return step
+        self, model: brainstate.nn.Module, shapes: Shapes, compiled: Callable[[], CompiledStep]
+    ) -> tuple[CompiledStep, Attributes]:
+        """Return the step for shapes and the current attributes, and the attributes after it.
 
-    def _warn_if_often(self, model: brainstate.nn.Module, now: Attributes) -> None:
-        """Warn if attribute changes have caused several compilations."""
-        if sum(shapes == self.shapes for shapes, _ in self.known) != FOURTH:
-            return
-        name, changes = type(model).__name__, self.changed(now)
-        told = ", ".join(self.attributes.change(now, changed) for changed in changes)
+        An unknown step is compiled. If another one does the same, its programs go on.
+        """
+        now = attributes_of(model)
+        step = self.known.find(shapes, now)
+        if step is not None:
+            return step, now
+        made, after = compiled(), attributes_of(model)
+        alike = self.known.that_does(shapes, made)
+        step = sharded(made, self.division) if alike is None else alike
+        self.known.add(shapes, now, after, step)
+        changed = self.attributes.changed(now)
+        if alike is None and changed and len(self.known.of(shapes)) == FOURTH:
+            self._warn(model, changed, now)
+        return step, after
+
+    def _warn(self, model: brainstate.nn.Module, changed: list[str], now: Attributes) -> None:
+        """Warn of several compilations because of attributes."""
+        name = type(model).__name__
+        told = ", ".join(self.attributes.change(now, attribute) for attribute in changed)
         warnings.warn(
             f"`{name}` is compiled for the fourth time, because attributes of its modules change: "
             f"{told}. Each change takes as long as the first call. Keep a changing value in a "
@@ -306,7 +280,7 @@ def compile_first(
         ``None``, or the size of the batch axis over which a model for one sample is mapped.
     """
     states, initial = short_term(all_states(model)), InitialValues()
-    known: Steps = LRUCache(MOST_STEPS)
+    known = KnownSteps()
     for state in states.values():
         state.value = strongly_typed(state.value)
     attributes = attributes_of(model)
@@ -315,10 +289,10 @@ def compile_first(
     shapes = shapes_of(
         initial(model, True, batch_size, {}) if is_mapped else values_by_path(states)
     )
-    known[shapes, attributes] = step
-    written = set(attributes.changed(attributes_of(model)))
+    after = attributes_of(model)
+    known.add(shapes, attributes, after, step)
     paths = frozenset(all_states(model))
-    return CompiledModel(step, shapes, attributes, is_mapped, known, initial, paths, written)
+    return CompiledModel(step, shapes, after, is_mapped, known, initial, paths)
 
 
 def learned_starts(compiled: CompiledModel, model: brainstate.nn.Module) -> list[Diagnostic]:
@@ -380,21 +354,30 @@ def compile_step(
     check_method(method)
     with kept_for_other_threads(model.states().values()):
         graph, outside = compile_model(model, example, batch_size, options, method)
-    environment = Environment(lambda: _trace_again(model, graph, outside, options))
+    environment = Environment(
+        fingerprint_of(graph.traced, outside),
+        lambda: _fingerprint_now(model, graph, outside, options, method),
+    )
     parameters = model.states(brainstate.ParamState).values()
     carried = options.every_state, trace_dtype
     return CompiledStep(graph, outside, method, *carried, environment, parameters)
 
 
-def _trace_again(
-    model: brainstate.nn.Module, graph: ETraceGraph, outside: States, options: CompilerOptions
-) -> None:
-    traced = graph.traced
+def _fingerprint_now(
+    model: brainstate.nn.Module,
+    graph: ETraceGraph,
+    outside: States,
+    options: CompilerOptions,
+    method: TraceMethod,
+) -> Hashable:
+    """Analyse the model again, and return the fingerprint of its step."""
+    example, batch_size = example_arguments(graph.traced), graph.traced.batch_size
     states = [*model.states().values(), *outside.values()]
     before = [state.value for state in states]
     try:
         with kept_for_other_threads(states):
-            trace_model(model, example_arguments(traced), traced.batch_size, options.unroll_limit)
+            now, used = compile_model(model, example, batch_size, options, method)
     finally:  # a trace that fails leaves tracers in the States
         for state, value in zip(states, before, strict=True):
             state.value = value
+    return fingerprint_of(now.traced, used)()

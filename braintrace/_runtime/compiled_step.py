@@ -143,9 +143,14 @@ class CompiledStep:
         return CarriedSpecs(self.graph, self.trace_specs)
 
     @functools.cached_property
-    def meaning(self) -> Hashable:
+    def meaning(self) -> str:
         """What the traces stand for; see `meaning_of`."""
-        return meaning_of(self.graph)
+        return meaning_of(self.fused.graph)
+
+    @property
+    def fingerprint(self) -> Hashable:
+        """A value that two steps share if they compute the same; see `fingerprint_of`."""
+        return self.environment.fingerprint()
 
     def find_states(self, states: States) -> dict[Path, brainstate.State]:
         """Return the States that the step uses, of the model and outside it."""

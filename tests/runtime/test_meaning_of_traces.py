@@ -104,6 +104,16 @@ def test_another_meaning_is_refused(name, rule, options):
     learner = compiled(CHANGES[name], rule, **options)
     gradient(learner, XS[:2])
     learner.algorithm.model.now = CHANGES[name][2]
+    with pytest.raises(braintrace.NotCompiledError, match=r"needs other traces.*`now(\[0\])?`"):
+        gradient(learner, XS[2:])
+
+
+def test_a_mask_whose_contents_change_is_refused():
+    """The compiled step has a copy of it; only this copy tells what the traces stand for."""
+    mask = np.ones(4, np.float32)
+    learner = compiled((masked, mask, None), "d_rtrl")
+    gradient(learner, XS[:2])
+    mask[:] = 0.5
     with pytest.raises(braintrace.NotCompiledError, match=r"needs other traces.*`now`"):
         gradient(learner, XS[2:])
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import brainstate
 import jax
+import numpy as np
 import saiunit
 
 from ..._arguments import is_quantity, leaf_names, named
@@ -80,7 +81,7 @@ def trace_model(
 
     argument_leaves, argument_tree = jax.tree.flatten(arguments)
     count = len(argument_leaves)
-    flat, arrays = without_unchanged(program_of(inlined(step.jaxpr)), arrays, count)
+    flat, arrays = without_unchanged(program_of(_with_own_constants(step)), arrays, count)
     outputs = len(jax.tree.leaves(out_shapes))
     flat = writes_as_selections(flat, flat.out_atoms[outputs:], unroll_limit)
     closed = flat.jaxpr
@@ -139,6 +140,13 @@ def _traced_update(
         step = trace_stateful(model.update, *arguments, refuse=refuse)
     _refuse_leaked_tracers(step.jaxpr)
     return step
+
+
+def _with_own_constants(step: StatefulTrace) -> ClosedJaxpr:
+    """Return the program of a step with copies of NumPy arrays, whose contents may change later."""
+    program, constants = open_jaxpr(inlined(step.jaxpr))
+    own = [np.array(each) if isinstance(each, np.ndarray) else each for each in constants]
+    return ClosedJaxpr(program, own)
 
 
 def _make_keys(model: brainstate.nn.Module) -> None:

@@ -1,15 +1,19 @@
 """Values of ``brainstate.environ`` that a compiled step has read.
 
 A step is traced once, so later changes of the environment (the time, whether the model is fitted)
-have no effect on it. When a value changes for the first time, the step is traced again with an
-unusable object in its place, which shows whether ``update`` reads it.
+have no effect on it. When a value changes, the step is traced again with it: another program shows
+that ``update`` reads it. Numbers may change at every call, as the time does; therefore a number
+that has changed is first replaced by an unusable object, which fails if ``update`` reads it. If it
+does not, all numbers under this key are accepted.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Hashable
 from typing import Any
 
 import brainstate
+import jax
 import numpy as np
+import saiunit
 
 from ..._errors import NotCompiledError
 from ..._jax import is_tracer
@@ -17,20 +21,29 @@ from ..._jax import is_tracer
 WHERE_AND_HOW = frozenset({"precision", "platform", "host_device_count"})
 """Keys of the device and precision of programs, which JAX handles."""
 
+_NUMBERS = (int, float, complex, np.generic, np.ndarray, jax.Array, saiunit.Quantity)
+
+_MISSING = object()
+
 
 class Environment:
     """The environment of a compiled step.
 
     Parameters
     ----------
-    trace
-        Traces the step again; raises if the step reads an unusable value.
+    fingerprint
+        Returns the fingerprint of the step.
+    again
+        Traces the step in the current environment, and returns its fingerprint now; raises if the
+        step reads an unusable value.
     """
 
-    def __init__(self, trace: Callable[[], Any]) -> None:
-        self._trace = trace
+    def __init__(self, fingerprint: Callable[[], Hashable], again: Callable[[], Hashable]) -> None:
+        self.fingerprint = fingerprint
+        self._again = again
         self._values = dict(brainstate.environ.all())
-        self._unread: set[str] = set()
+        self._accepted: dict[str, list[Any]] = {}
+        self._numbers: set[str] = set()
 
     def check(self) -> None:
         """Refuse to run a step that reads a value which has changed since its compilation.
@@ -40,36 +53,73 @@ class Environment:
         NotCompiledError
             If there is such a value.
         """
-        for key, value in brainstate.environ.all().items():
-            settled = key in WHERE_AND_HOW or key in self._unread
-            if settled or self._is_as_it_was(key, value):
-                continue
-            if self._reads(key):
-                raise NotCompiledError(
-                    f"`update` reads '{key}' of `brainstate.environ`, which was "
-                    f"{self._values.get(key, 'not set')} when the model was compiled and is "
-                    f"{value} now. A compiled step does not see the change: pass the value as an "
-                    "argument of `update`, keep it in a State, or compile again."
-                )
-            self._unread.add(key)
+        now = brainstate.environ.all()
+        both = {key: now.get(key, _MISSING) for key in {**self._values, **now}}
+        new = {key: value for key, value in both.items() if not self._is_accepted(key, value)}
+        if not new:
+            return
+        read = {key: value for key, value in new.items() if self._reads(key, value, new)}
+        if read:
+            raise NotCompiledError(self._told(read))
+        for key, value in new.items():
+            if _is_number(value):
+                self._numbers.add(key)
+            else:
+                self._accepted.setdefault(key, []).append(value)
 
-    def _is_as_it_was(self, key: str, value: Any) -> bool:
-        if key not in self._values:
-            return False
-        old = self._values[key]
-        if old is value:
+    def _is_accepted(self, key: str, value: Any) -> bool:
+        if key in WHERE_AND_HOW or (key in self._numbers and _is_number(value)):
             return True
-        if type(old) is not type(value) or is_tracer(value) or is_tracer(old):
-            return False
-        return bool(np.all(old == value))
+        known = [self._values.get(key, _MISSING), *self._accepted.get(key, ())]
+        return any(_are_equal(value, old) for old in known)
 
-    def _reads(self, key: str) -> bool:
+    def _reads(self, key: str, value: Any, new: Collection[str]) -> bool:
+        """Test whether the step reads a new value; the other new ones are as they were."""
+        others = {each: self._values[each] for each in new if each != key and each in self._values}
+        with brainstate.environ.context(**others):
+            return (_is_number(value) and is_read(key, self._again)) or self._differs(value)
+
+    def _differs(self, value: Any) -> bool:
         try:
-            with brainstate.environ.context(**{key: _Unusable()}):
-                self._trace()
-        except Exception:  # the step may raise anything
-            return True
+            return self._again() != self.fingerprint()
+        except Exception:  # a step that needs a value, and finds none, has the one from before
+            return value is not _MISSING
+
+    def _told(self, read: dict[str, Any]) -> str:
+        then = ", ".join(_shown(self._values.get(key, _MISSING)) for key in read)
+        now = ", ".join(map(_shown, read.values()))
+        keys = ", ".join(f"'{key}'" for key in read)
+        return (
+            f"`update` reads {keys} of `brainstate.environ`, which was {then} when the model was "
+            f"compiled and is {now} now. A compiled step does not see the change: pass the value "
+            "as an argument of `update`, keep it in a State, or compile again."
+        )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, _NUMBERS) and not isinstance(value, bool)
+
+
+def _are_equal(value: Any, old: Any) -> bool:
+    if value is old:
+        return True
+    if type(old) is not type(value) or is_tracer(value) or is_tracer(old):
         return False
+    return bool(np.all(old == value))
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value is _MISSING else str(value)
+
+
+def is_read(key: str, trace: Callable[[], Any]) -> bool:
+    """Test whether a function reads a value of the environment when it is traced."""
+    try:
+        with brainstate.environ.context(**{key: _Unusable()}):
+            trace()
+    except Exception:  # the function may raise anything
+        return True
+    return False
 
 
 class _Unusable:

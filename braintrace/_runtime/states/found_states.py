@@ -2,9 +2,9 @@
 
 A walk through a model takes longer than the rest of a call's Python code. The walk is repeated only
 if the contents of the model changed: the attributes of its modules, and the contents of lists,
-tuples, dicts, dataclasses and namespaces among them. They are compared by identity, which also
-detects changed plain attributes. Only small NumPy arrays, which can change in place, are compared
-by content.
+tuples, dicts, sets, dataclasses and namespaces among them. They are compared by identity, which
+also detects changed plain attributes. Only small NumPy arrays, which can change in place, are
+compared by content.
 """
 
 from collections.abc import Iterable
@@ -53,7 +53,7 @@ class _Found:
         self.version = object()  # outlives this search in copies of an algorithm
         self._model = model
         self._dicts: list[tuple[dict[Any, Any], list[Any], list[Any]]] = []
-        self._lists: list[tuple[list[Any], list[Any]]] = []
+        self._lists: list[tuple[list[Any] | set[Any], list[Any]]] = []
         self._arrays: list[tuple[Any, bytes]] = []
         met: dict[int, Any] = {}
         is_understood = self._look_into(model, met)
@@ -81,12 +81,11 @@ class _Found:
         if isinstance(value, brainstate.State):
             return True
         parts: Iterable[Any]
-        fields = fields_of(value)
-        if isinstance(value, (brainstate.graph.Node, dict)) or fields is not None:
-            named = value if isinstance(value, dict) else fields or vars(value)
+        named = value if isinstance(value, dict) else fields_of(value)
+        if named is not None:
             parts = list(named.values())
             self._dicts.append((named, list(named), parts))
-        elif isinstance(value, list):
+        elif isinstance(value, list | set):
             parts = list(value)
             self._lists.append((value, parts))
         elif isinstance(value, tuple):

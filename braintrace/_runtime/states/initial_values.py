@@ -15,12 +15,12 @@ from typing import Any, TypeAlias
 import brainstate
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from ..._arguments import did_you_mean, named
 from ..._brainstate import StatefulTrace, hold, is_watched, peek, trace_stateful
 from ..._errors import OptionError, ShapeError
-from ..._jax import is_tracer, open_jaxpr, strongly_typed
+from ..._jax import open_jaxpr, strongly_typed
+from ..._jaxpr import fingerprint
 from ..._typing import Path
 from ..environment.captured import CapturedEnvironment
 from .lru_cache import LRUCache
@@ -284,7 +284,7 @@ class Initialiser:
             first, again = (trace_stateful(self._fresh) for _ in range(2))
         except Exception:  # a real error is raised again when the function runs untraced
             return None
-        return first if _are_equal(first.jaxpr, again.jaxpr) else None
+        return first if fingerprint(first.jaxpr) == fingerprint(again.jaxpr) else None
 
 
 def _read_by(traced: StatefulTrace) -> tuple[brainstate.State, ...]:
@@ -304,14 +304,3 @@ def _as_list(result: tuple[Any, dict[Path, Any]]) -> tuple[Any, list[Any]]:
     """Return values in a list, since paths with both names and numbers cannot be sorted."""
     written, values = result
     return written, list(values.values())
-
-
-def _are_equal(first: Any, second: Any) -> bool:
-    """Test whether two programs are equal, including their constants."""
-    (one, constants), (other, others) = open_jaxpr(first), open_jaxpr(second)
-    return (
-        str(one) == str(other)
-        and len(constants) == len(others)
-        and not any(map(is_tracer, constants))
-        and all(np.array_equal(a, b) for a, b in zip(constants, others, strict=True))
-    )

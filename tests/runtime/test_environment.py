@@ -1,0 +1,177 @@
+"""Values of `brainstate.environ` that change after a model has been compiled."""
+
+import enum
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import saiunit as u
+
+import braintrace
+
+BATCH = 2
+XS = np.random.default_rng(0).normal(size=(3, BATCH, 3)).astype(np.float32)
+context = brainstate.environ.context
+
+
+class Phase(enum.Enum):
+    FIRST = 1
+    SECOND = 2
+
+
+class Model(brainstate.nn.Module):
+    """A leaky layer whose decay is a function of the environment, in values or derivatives."""
+
+    def __init__(self, decay, slope=None):
+        super().__init__()
+        self.w = brainstate.ParamState(jnp.ones((3, 4)))
+        self.decay = decay
+        self.activation = jnp.tanh if slope is None else with_slope(slope)
+
+    def init_state(self, batch_size=None):
+        self.h = brainstate.HiddenState(jnp.zeros((batch_size, 4)))
+
+    def update(self, x):
+        self.h.value = self.decay() * self.h.value + braintrace.matmul(x, self.w.value)
+        return self.activation(self.h.value)
+
+
+def with_slope(slope):
+    """Return ``tanh`` with a derivative that reads the environment when it is traced."""
+
+    @jax.custom_jvp
+    def spike(x):
+        return jnp.tanh(x)
+
+    @spike.defjvp
+    def rule(primals, tangents):
+        (x,), (t,) = primals, tangents
+        return spike(x), slope() * t
+
+    return spike
+
+
+def get(key, default=None):
+    return brainstate.environ.get(key, default)
+
+
+def compiled(decay, slope=None):
+    return braintrace.compile(Model(decay, slope), "d_rtrl", XS[0], batch_size=BATCH)
+
+
+def step_of(learner):
+    return lambda x: (learner(x) ** 2).sum()
+
+
+CALLS = {
+    "step": lambda learner: learner(XS[0]),
+    "sequence": lambda learner: learner.etrace_grad(XS, step_fn=step_of(learner)),
+    "prediction": lambda learner: learner.predict(XS[:2]),
+    "pure": lambda learner: learner.functional().step(learner.functional().state(), XS[0]),
+}
+READERS = {
+    "a default": (lambda: 0.1 if get("fit", False) else 0.9, {"fit": True}, {}),
+    "a key that is there": (lambda: 0.1 if get("fit") is None else 0.9, {}, {"fit": False}),
+    "identity": (lambda: 0.1 if get("fit") is True else 0.9, {"fit": False}, {"fit": True}),
+    "a member": (
+        lambda: 0.1 if get("phase") is Phase.FIRST else 0.9,
+        {"phase": Phase.SECOND},
+        {"phase": Phase.FIRST},
+    ),
+    "a class": (
+        lambda: 0.1 if isinstance(get("mode"), brainstate.mixin.Training) else 0.9,
+        {"mode": brainstate.mixin.Batching()},
+        {"mode": brainstate.mixin.Training()},
+    ),
+    "a type of number": (lambda: 0.1 if isinstance(get("k"), int) else 0.9, {"k": 1.0}, {"k": 1}),
+    "a number": (lambda: get("k"), {"k": 0.9}, {"k": 0.1}),
+    "a quantity": (
+        lambda: get("dt") / u.ms,
+        {"dt": 0.9 * u.ms},
+        {"dt": 0.1 * u.ms},
+    ),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("reader", READERS)
+def test_a_value_that_is_read_in_any_way_is_refused(reader, call):
+    decay, before, after = READERS[reader]
+    key = "phase" if "phase" in after else next(iter({**before, **after}))
+    with context(**before):
+        learner = compiled(decay)
+        learner(XS[0])
+    with context(**after):
+        for _ in range(2):
+            with pytest.raises(braintrace.NotCompiledError, match=f"`update` reads '{key}'"):
+                CALLS[call](learner)
+    with context(**before):
+        CALLS[call](learner)
+
+
+def test_a_value_that_the_rule_of_a_derivative_reads_is_refused():
+    with context(slope=1.0, kind="narrow"):
+        learner = compiled(lambda: 0.9, lambda: get("slope") * (2 if get("kind") == "wide" else 1))
+        learner(XS[0])
+    for changed, key in (({"slope": 2.0, "kind": "narrow"}, "slope"), ({"kind": "wide"}, "kind")):
+        refused = pytest.raises(braintrace.NotCompiledError, match=f"reads '{key}'")
+        with context(**{"slope": 1.0, **changed}), refused:
+            CALLS["sequence"](learner)
+
+
+def test_a_value_that_update_needs_may_be_absent_later():
+    """Another one cannot be meant: an absent value would be an error."""
+    with context(dt=0.9, fit=True):
+        learner = compiled(lambda: brainstate.environ.get("dt") * (1 if get("fit", False) else 0.1))
+        learner(XS[0])
+    with context(fit=True):
+        before = np.asarray(learner.algorithm.model.h.value)
+        learner(XS[1])
+        expected = 0.9 * before + XS[1].sum(-1, keepdims=True)
+        np.testing.assert_allclose(learner.algorithm.model.h.value, expected, rtol=1e-5)
+    with pytest.raises(braintrace.NotCompiledError, match="reads 'fit'"):
+        learner(XS[2])
+    with context(dt=0.5, fit=True), pytest.raises(braintrace.NotCompiledError, match="reads 'dt'"):
+        learner(XS[2])
+
+
+def test_what_is_not_read_may_change_at_every_call():
+    """Numbers without another trace after the first change; other values once for each."""
+    traced = []
+
+    def decay():
+        traced.append(get("other"))
+        return 0.9
+
+    learner = compiled(decay)
+    graph = learner.graph
+    values = [1, 2.0, 3 * u.ms, jnp.ones(2), True, "a", None, Phase.FIRST]
+    for repeat in range(2):
+        for value in values:
+            with context(other=value):
+                for call in CALLS.values():
+                    call(learner)
+        if not repeat:
+            before = len(traced)
+    assert len(traced) == before and learner.graph is graph
+    with context(other=0):
+        learner(XS[0])
+    learner(XS[0])
+    for step in range(3):
+        with context(other=100 + step):
+            learner(XS[0])
+    assert len(traced) == before
+
+
+def test_the_index_of_a_loop_may_be_in_the_environment():
+    learner = compiled(lambda: 0.9)
+
+    def step(i, x):
+        with context(i=i):
+            return learner(x)
+
+    outputs = brainstate.transform.for_loop(step, jnp.arange(3), XS)
+    learner.reset_state()
+    np.testing.assert_allclose(outputs, [learner(x) for x in XS], rtol=1e-6)
