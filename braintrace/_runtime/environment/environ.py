@@ -7,7 +7,7 @@ that has changed is first replaced by an unusable object, which fails if ``updat
 does not, all numbers under this key are accepted.
 """
 
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import brainstate
@@ -58,7 +58,7 @@ class Environment:
         new = {key: value for key, value in both.items() if not self._is_accepted(key, value)}
         if not new:
             return
-        read = {key: value for key, value in new.items() if self._reads(key, value, new)}
+        read = {key: value for key, value in new.items() if self._reads(key, value)}
         if read:
             raise NotCompiledError(self._told(read))
         for key, value in new.items():
@@ -73,9 +73,13 @@ class Environment:
         known = [self._values.get(key, _MISSING), *self._accepted.get(key, ())]
         return any(_are_equal(value, old) for old in known)
 
-    def _reads(self, key: str, value: Any, new: Collection[str]) -> bool:
-        """Test whether the step reads a new value; the other new ones are as they were."""
-        others = {each: self._values[each] for each in new if each != key and each in self._values}
+    def _reads(self, key: str, value: Any) -> bool:
+        """Test whether the step reads a new value, where all others are as they were."""
+        others = {
+            each: old
+            for each, old in self._values.items()
+            if each != key and each not in WHERE_AND_HOW and not is_tracer(old)
+        }
         with brainstate.environ.context(**others):
             return (_is_number(value) and is_read(key, self._again)) or self._differs(value)
 
