@@ -308,7 +308,7 @@ def prepared(
         features = DriverKey(request.method, options.static, request.chosen, *where)
 
     make = functools.partial(_new_driver, learner, request, states, arguments)
-    driver = learner.drivers.find(functions, features, steps, make)
+    driver = learner.drivers.find(functions, features, steps, make, algorithm.found_states.members)
     if driver.body.reads_initial and flags is None:
         arguments = (sequences, mask, (None, initial()))
     return driver, arguments

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import operator
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from ..._arguments import level_of_user
@@ -121,6 +122,7 @@ class Compilations(Generic[Driver]):
         features: DriverKey,
         length: int,
         make: Callable[[], Driver],
+        of_model: Collection[int] = (),
     ) -> Driver:
         """Return the cached driver for functions and features, or compile it.
 
@@ -137,31 +139,52 @@ class Compilations(Generic[Driver]):
             Number of steps; JAX compiles once for each.
         make
             Compiles the driver.
+        of_model
+            Identities of the objects of the learner's model; see `FunctionKeys`.
 
         Raises
         ------
         OptionError
             If a function cannot be hashed.
         """
-        keys = self._keys_of(functions)
-        last = self._last
-        if last is not None and length in last.lengths and last.is_of(keys, features):
-            return last.driver
+        keys = self._keys_of(functions, of_model)
         if any(key.holds_tracers for key in keys):
-            return make()  # the enclosing transformation compiles it
-        key = (*keys, features)
-        entry = self._kept.get(key)
+            # the enclosing transformation compiles it
+            return self._made(functions, make, of_model)
+        entry = self._entry(keys, features)
         if entry is None:
-            entry = self._kept[key] = _Compiled(features, make())
+            driver = self._made(functions, make, of_model)
+            entry = _Compiled(features, driver)
+            self._kept[(*keys, features)] = entry
             # A function that counts how often it is traced is the same function afterwards.
-            self._kept[(*self._keys_of(functions), features)] = entry
+            self._kept[(*self._keys_of(functions, of_model), features)] = entry
+        elif entry is self._last and length in entry.lengths:
+            return entry.driver
         else:
-            self._kept.move_to_end(key)
+            self._kept.move_to_end((*keys, features))
         if functions and length not in entry.lengths:
             self._count(line_of(functions["step_fn"]))
         entry.lengths.add(length)
         entry.keys, self._last = keys, entry
         return entry.driver
+
+    def _entry(self, keys: list[FunctionKey], features: DriverKey) -> _Compiled[Driver] | None:
+        last = self._last
+        if last is not None and last.is_of(keys, features):
+            return last
+        return self._kept.get((*keys, features))
+
+    def _made(
+        self,
+        functions: Mapping[str, Callable[..., PyTree]],
+        make: Callable[[], Driver],
+        of_model: Collection[int],
+    ) -> Driver:
+        """Compile a driver, and ignore from now on the attributes that this writes."""
+        with contextlib.ExitStack() as stack:
+            for name, function in functions.items():
+                stack.enter_context(self._keys[name].ignoring_writes(function, of_model))
+            return make()
 
     def sequences(self, graph: ETraceGraph) -> Iterator[SequenceRow]:
         """Yield the chunks that the methods have used for an analysed model."""
@@ -178,11 +201,13 @@ class Compilations(Generic[Driver]):
                         budget=cut.budget,
                     )
 
-    def _keys_of(self, functions: Mapping[str, Callable[..., PyTree]]) -> list[FunctionKey]:
+    def _keys_of(
+        self, functions: Mapping[str, Callable[..., PyTree]], of_model: Collection[int]
+    ) -> list[FunctionKey]:
         result = []
         for name, function in functions.items():
             try:
-                result.append(self._keys[name](function))
+                result.append(self._keys[name](function, of_model))
             except TypeError as error:
                 raise OptionError(
                     f"`{name}` is a {type(function).__name__} that cannot be hashed, so its "
@@ -198,8 +223,9 @@ class Compilations(Generic[Driver]):
             warnings.warn(
                 f"`step_fn` of {line} is compiled for the fourth time, and each time takes as long "
                 "as the first. A call compiles again if the code, the defaults or the closed-over "
-                "values of `step_fn` or `update_fn` differ, or the length, shapes, dtypes or "
-                "options. Define functions once, keep values that change in a State or pass them "
+                "values of `step_fn` or `update_fn` differ, attributes "
+                "that they read, or the length, shapes, dtypes or options. "
+                "Define functions once, keep values that change in a State or pass them "
                 "as a sequence, and pad sequences to a common length with `mask`.",
                 RecompilationWarning,
                 stacklevel=level_of_user(),

@@ -1,32 +1,29 @@
 """Cache keys of Python functions.
 
 A function that is created at every call, such as a lambda, is another object with the same code.
-Its key consists of its code, its defaults, the values that it has closed over and, for a method,
-its object, with the attributes of these objects that the code names. Numbers and strings are
-compared by value, functions by their own keys, and all other objects by identity. Globals are not
-part of a key, as in ``jax.jit``.
+Its key consists of its code, its defaults, the values that it has closed over and, for a method or
+a callable object, its object, with the attributes of these objects that the code may read (see
+`read_attributes`). Numbers and strings are compared by value, functions by their own keys, and all
+other objects by identity. Globals are not part of a key, as in ``jax.jit``, and neither are
+attributes that the function itself writes while it is traced.
 """
 
 import contextlib
 import dataclasses
 import functools
-import itertools
 import operator
 import types
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
-import brainstate
 import jax
 
 from ..._jax import is_tracer
 from ..._runtime.environment.attributes import BY_VALUE
+from .read_attributes import Attribute, Written, attributes_read
 
 WITH_PARTS = (types.FunctionType, types.MethodType, functools.partial, tuple)
 """Types of values whose keys consist of the keys of their parts."""
-
-_NOT_LOOKED_INTO = (brainstate.State, types.FunctionType, types.ModuleType, type)
-"""Types of owners whose attributes are not part of a key."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -76,110 +73,113 @@ class FunctionKeys:
     def __init__(self) -> None:
         self._contents: list[Any] = []
         self._key = FunctionKey((), False)
+        self._written = Written()
 
-    def __call__(self, function: Callable[..., Any]) -> FunctionKey:
+    def __call__(self, function: Callable[..., Any], of_model: Collection[int] = ()) -> FunctionKey:
         """Return the key of a function as it is now.
+
+        Parameters
+        ----------
+        function
+            The function.
+        of_model
+            Identities of the objects of the learner's model, which does not run when it is called.
 
         Raises
         ------
         TypeError
             For a callable object that cannot be hashed.
         """
-        contents: list[Any] = []
-        _add([function], contents, ())
+        contents = self._read(function, of_model).contents
         before = self._contents
         if len(contents) == len(before) and all(map(operator.is_, contents, before)):
             return self._key
         key = FunctionKey(tuple(map(_part, contents)), any(map(_holds_tracers, contents)))
-        if contents[0] is function:  # an object whose class defines which objects equal it
-            key = FunctionKey((function,), key.holds_tracers)
+        if contents[0] is function and _defines_equality(type(function)):
+            key = FunctionKey((function,), key.holds_tracers)  # its class says what equals it
         if not key.holds_tracers:  # tracers must not outlive their transformation
             self._key, self._contents = key, contents
         return key
 
+    @contextlib.contextmanager
+    def ignoring_writes(
+        self, function: Callable[..., Any], of_model: Collection[int] = ()
+    ) -> Iterator[None]:
+        """Ignore from now on the attributes that change in the context, which traces a function.
 
-def _add(values: Iterable[Any], contents: list[Any], inside: tuple[int, ...]) -> None:
-    """Append values; for a value with parts, append the objects that define it.
+        A count or a memo that the function writes would otherwise make another function of it.
+        """
+        before = self._read(function, of_model).attributes
+        yield
+        self._written.add(before, self._read(function, of_model).attributes)
 
-    The values are read by functions with the identities ``inside``, the outermost first.
+    def _read(self, function: Callable[..., Any], of_model: Collection[int]) -> "_Reading":
+        reading = _Reading(of_model, self._written)
+        reading.add([function], ())
+        return reading
+
+
+class _Reading:
+    """The objects that define a function, and the attributes among them.
+
+    Parameters
+    ----------
+    of_model, written
+        Objects that are not called, and attributes that are left out.
+
+    Attributes
+    ----------
+    contents, attributes
+        The objects so far, and the attributes with their owners.
     """
-    for value in values:
-        if not isinstance(value, WITH_PARTS):
-            contents.append(value)
-        elif id(value) in inside:  # a function that reads itself
-            contents.append(inside.index(id(value)))
-        elif isinstance(value, types.FunctionType):
-            contents.append(value.__code__)
-            parts = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-            if value.__closure__:
-                parts += _closed_over(value.__closure__)
-            if parts:
-                parts += _attributes(value.__code__, parts)
-                _add(parts, contents, (*inside, id(value)))
-        elif isinstance(value, types.MethodType):
-            contents.append(value.__self__)
-            read = _attributes(getattr(value.__func__, "__code__", None), [value.__self__])
-            _add([value.__func__, *read], contents, inside)
-        elif isinstance(value, functools.partial):
-            parts = [value.func, *value.args, *value.keywords, *value.keywords.values()]
-            contents += [functools.partial, len(parts)]
-            _add(parts, contents, inside)
-        else:
-            contents += [type(value), len(value)]
-            _add(value, contents, inside)
 
+    def __init__(self, of_model: Collection[int], written: Written) -> None:
+        self.contents: list[Any] = []
+        self.attributes: list[Attribute] = []
+        self._of_model, self._written = of_model, written
 
-def _attributes(code: types.CodeType | None, objects: Iterable[Any]) -> list[Any]:
-    """Return attributes that code may read from objects: their names and values.
+    def add(self, values: Iterable[Any], inside: tuple[int, ...]) -> None:
+        """Append values; for a value with parts, append the objects that define it.
 
-    Attributes of these attributes, and attributes that methods read, are included. States are
-    inputs, and are not.
-    """
-    names = _names_in(code)
-    result: list[Any] = []
-    seen: set[tuple[int, Any]] = set()
-    pending = list(zip(objects, itertools.repeat(names)))
-    while pending:
-        owner, names = pending.pop()
-        attributes = getattr(owner, "__dict__", None)
-        if type(attributes) is not dict or (id(owner), names) in seen:
-            continue
-        seen.add((id(owner), names))
-        methods = _methods(owner.__class__, names)
-        if methods is None:
-            continue
-        for name in names:
-            if name in attributes:
-                value = attributes[name]
-                if not isinstance(value, brainstate.State):
-                    result += [name, value]
-                    pending.append((value, names))
-        for name, read in methods:
-            if name not in attributes:
-                pending.append((owner, read))
-    return result
+        The values are read by functions with the identities ``inside``, the outermost first.
+        """
+        contents = self.contents
+        for value in values:
+            if not isinstance(value, WITH_PARTS):
+                contents.append(value)
+                if not inside:  # the user's function is a callable object
+                    self.add(self._attributes(None, [value]), (id(value),))
+            elif id(value) in inside:  # a function that reads itself
+                contents.append(inside.index(id(value)))
+            elif isinstance(value, types.FunctionType):
+                contents.append(value.__code__)
+                parts = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+                if value.__closure__:
+                    parts += _closed_over(value.__closure__)
+                if parts:
+                    parts += self._attributes(value.__code__, parts)
+                    self.add(parts, (*inside, id(value)))
+            elif isinstance(value, types.MethodType):
+                contents.append(value.__self__)
+                code = getattr(value.__func__, "__code__", None)
+                read = self._attributes(code, [value.__self__])
+                self.add([value.__func__, *read], (*inside, id(value)))
+            elif isinstance(value, functools.partial):
+                parts = [value.func, *value.args, *value.keywords, *value.keywords.values()]
+                contents += [functools.partial, len(parts)]
+                parts += self._attributes(getattr(value.func, "__code__", None), parts)
+                self.add(parts, (*inside, id(value)))
+            else:
+                contents += [type(value), len(value)]
+                self.add(value, inside)
 
-
-@functools.lru_cache(maxsize=1000)
-def _methods(kind: type, names: tuple[str, ...]) -> list[tuple[str, tuple[str, ...]]] | None:
-    """Return the methods of a class that have some of the names, and the names in their code.
-
-    The result is ``None`` if the attributes of its objects are not part of a key.
-    """
-    if issubclass(kind, _NOT_LOOKED_INTO):
-        return None
-    members = {name: getattr(kind, name, None) for name in names}
-    functions = {n: f for n, f in members.items() if isinstance(f, types.FunctionType)}
-    return [(name, _names_in(f.__code__)) for name, f in functions.items()]
-
-
-@functools.lru_cache(maxsize=1000)
-def _names_in(code: types.CodeType | None) -> tuple[str, ...]:
-    """Return the names of attributes and globals in code and in the functions that it defines."""
-    if code is None:
-        return ()
-    inner = [_names_in(c) for c in code.co_consts if isinstance(c, types.CodeType)]
-    return tuple(dict.fromkeys(itertools.chain(code.co_names, *inner)))
+    def _attributes(self, code: types.CodeType | None, objects: Iterable[Any]) -> list[Any]:
+        """Return the names and values of attributes that code may read from objects."""
+        found = attributes_read(code, objects, self._of_model, self._written)
+        if not found:
+            return []
+        self.attributes += found
+        return [part for _, *named in found for part in named]
 
 
 _CONTENTS = operator.attrgetter("cell_contents")
@@ -214,6 +214,10 @@ def _holds_tracers(value: Any) -> bool:
     with contextlib.suppress(TypeError, ValueError):  # a dict whose keys have no order
         return any(map(is_tracer, jax.tree.leaves(value)))
     return False
+
+
+def _defines_equality(kind: type) -> bool:
+    return any("__eq__" in vars(base) for base in kind.__mro__[:-1])
 
 
 def line_of(function: Any) -> str:

@@ -7,7 +7,7 @@ also detects changed plain attributes. Only small NumPy arrays, which can change
 compared by content.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from operator import is_
 from typing import Any
 
@@ -41,6 +41,11 @@ class FoundStates:
         """An object that is replaced when the contents of the model change."""
         return None if self._last is None else self._last.version
 
+    @property
+    def members(self) -> Collection[int]:
+        """Identities of the objects of the model: its modules, States and containers."""
+        return () if self._last is None else self._last.members
+
     def __reduce__(self) -> tuple[type["FoundStates"], tuple[()]]:
         return FoundStates, ()
 
@@ -57,6 +62,7 @@ class _Found:
         self._arrays: list[tuple[Any, bytes]] = []
         met: dict[int, Any] = {}
         is_understood = self._look_into(model, met)
+        self.members = frozenset(met)
         self._is_understood = is_understood and all(id(s) in met for s in self.states.values())
 
     def are_of(self, model: brainstate.nn.Module) -> bool:

@@ -1,0 +1,228 @@
+"""Attributes that code may read from objects, by the names in the code.
+
+An object is looked into with the names in the code that has it, and in the methods and properties
+that these names stand for. A function may call an object that it has closed over, so the names in
+``__call__`` are added (``Module.__call__`` names ``update``). States are inputs of a program, and
+are left out. The learner and its model do not run when a function calls the learner: they count as
+far as the function itself names their attributes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import types
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, TypeAlias
+
+import brainstate
+import jax
+import numpy as np
+
+from ..._algorithms import ETraceAlgorithm
+from ..._runtime.environment.attributes import BY_VALUE
+
+MOST_CALLED = 100
+"""Size limit of lists, tuples and dicts in which callable objects are searched, as the layers of a
+``Sequential`` are. Larger ones contain data, and the search would take as long as a step."""
+
+_NOT_LOOKED_INTO = (
+    *(brainstate.State, types.FunctionType, types.ModuleType, type, type(None)),
+    *(*BY_VALUE, np.ndarray, jax.Array),
+)
+"""Types of owners whose attributes are not part of a key."""
+
+_CONTAINERS = (list, tuple, dict)
+
+_SEQUENCES = frozenset({"etrace_grad", "etrace_online", "etrace_evolve"})
+"""Methods of a learner that call the step function, and that it cannot call."""
+
+
+Attribute: TypeAlias = tuple[Any, str | int, Any]
+"""Owner, name and value of an attribute, or a container, an index and the item."""
+
+
+class Written:
+    """Attributes that a function has written while it was traced; they are no part of its key."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, set[str | int]] = {}
+
+    def of(self, owner: Any) -> Collection[str | int]:
+        """Return the names of the written attributes of an object."""
+        return self._names.get(id(owner), ())
+
+    def add(self, before: Iterable[Attribute], after: Iterable[Attribute]) -> None:
+        """Add the attributes that are others after a trace."""
+        old = {(id(owner), name): value for owner, name, value in before}
+        for owner, name, value in after:
+            if old.get((id(owner), name), self) is value:
+                continue
+            if id(owner) not in self._names:
+                with contextlib.suppress(TypeError):  # without it, an identity may be used again
+                    weakref.finalize(owner, self._names.pop, id(owner), None).atexit = False
+                    self._names[id(owner)] = set()
+            self._names.get(id(owner), set()).add(name)
+
+
+def attributes_read(
+    code: types.CodeType | None,
+    objects: Iterable[Any],
+    of_model: Collection[int],
+    written: Written,
+) -> list[Attribute]:
+    """Return the attributes that code may read from objects.
+
+    Attributes of these attributes, and attributes that methods read, are included.
+
+    Parameters
+    ----------
+    code, objects
+        The code, and the objects that it may read and call.
+    of_model
+        Identities of the objects of the learner's model.
+    written
+        Attributes that are left out.
+    """
+    names = _names_in(code)
+    result: list[Attribute] = []
+    seen: set[tuple[Any, int]] = set()
+    pending = list(zip(objects, itertools.repeat(names)))
+    while pending:
+        owner, names = pending.pop()
+        kind = owner.__class__
+        reads = names.reads[kind]
+        if reads is None:
+            continue
+        if id(owner) in of_model:
+            reads = names.without_call[kind] or {}
+        if kind in _CONTAINERS:
+            result += (called := _called_in(owner))
+            pending += [(item, names) for _, _, item in called]
+            continue
+        attributes = getattr(owner, "__dict__", None)
+        if type(attributes) is not dict or (names, id(owner)) in seen:
+            continue
+        seen.add((names, id(owner)))
+        skipped = written.of(owner)
+        for name, value in list(attributes.items()):  # other threads may write
+            if name in reads and name not in skipped and not isinstance(value, brainstate.State):
+                result.append((owner, name, value))
+                pending += [(value, more) for more in reads[name]]
+    return result
+
+
+def _called_in(container: Any) -> list[Attribute]:
+    """Return the callable objects in a container; see `MOST_CALLED`."""
+    if len(container) > MOST_CALLED:
+        return []
+    items = container.values() if isinstance(container, dict) else container
+    return [
+        (container, index, item) for index, item in enumerate(items) if _is_called(item.__class__)
+    ]
+
+
+class _Names:
+    """Names of attributes and globals in code.
+
+    Attributes
+    ----------
+    names
+        The names.
+    reads
+        Attributes that the code may read from the objects of a class, with the names of the code
+        that reads each; ``None`` for a class whose attributes are not part of a key.
+    without_call
+        The same for objects that the code does not call.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = tuple(dict.fromkeys(names))
+        self.reads = _ByKind(lambda kind: _reads(self, kind, _is_called(kind)))
+        self.without_call = _ByKind(lambda kind: _reads(self, kind, False))
+
+
+_Reads: TypeAlias = dict[str, list[_Names]]
+
+
+class _ByKind(dict[type, "_Reads | None"]):
+    """A dict that computes the missing values of classes."""
+
+    def __init__(self, compute: Callable[[type], _Reads | None]) -> None:
+        super().__init__()
+        self._compute = compute
+
+    def __missing__(self, kind: type) -> _Reads | None:
+        result = self[kind] = self._compute(kind)
+        return result
+
+
+def _reads(names: _Names, kind: type, is_called: bool) -> _Reads | None:
+    if issubclass(kind, _NOT_LOOKED_INTO):
+        return None
+    of_learner = issubclass(kind, ETraceAlgorithm) or _SEQUENCES.issubset(dir(kind))
+    run = [names]
+    if is_called and not of_learner:
+        run.append(_CALL)
+    result: _Reads = {}
+    for code in run:  # which grows
+        for name in code.names:
+            result.setdefault(name, []).append(code)
+            functions = [] if of_learner else list(_functions_of(kind, name))
+            if functions and len(result[name]) == 1:
+                run.append(_names_of(*functions))
+    return result
+
+
+@functools.lru_cache(maxsize=1000)
+def _is_called(kind: type) -> bool:
+    """Test whether a step may call the objects of a class, whose ``__call__`` is a function.
+
+    One that runs a sequence is a loop that trains, which counts epochs: no step can call it.
+    """
+    if issubclass(kind, _NOT_LOOKED_INTO):
+        return False
+    functions = list(_functions_of(kind, "__call__"))
+    return bool(functions) and _SEQUENCES.isdisjoint(_names_of(*functions).names)
+
+
+def _functions_of(kind: type, name: str) -> Iterator[types.FunctionType]:
+    """Yield the function of a method or property, and those that it overrides and may call."""
+    for base in kind.__mro__:
+        if name not in vars(base):
+            continue
+        member = vars(base)[name]
+        function = member.fget if isinstance(member, property) else member
+        if not isinstance(function, types.FunctionType):
+            return
+        yield function
+        if "super" not in _names_in(function.__code__).names:
+            return
+
+
+@functools.lru_cache(maxsize=1000)
+def _names_of(*functions: Any) -> _Names:
+    """Return the names in the code of functions, and of the functions that they wrap.
+
+    They are one object for the same functions, by which objects that refer to one another end.
+    """
+    result: list[str] = []
+    for function in functions:
+        while isinstance(function, types.FunctionType):
+            result += _names_in(function.__code__).names
+            function = getattr(function, "__wrapped__", None)
+    return _Names(result)
+
+
+@functools.lru_cache(maxsize=1000)
+def _names_in(code: types.CodeType | None) -> _Names:
+    """Return the names in code and in the functions that it defines."""
+    if code is None:
+        return _Names(())
+    inner = [_names_in(c).names for c in code.co_consts if isinstance(c, types.CodeType)]
+    return _Names(itertools.chain(code.co_names, *inner))
+
+
+_CALL = _Names(["__call__"])
