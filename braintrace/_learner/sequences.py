@@ -83,10 +83,11 @@ def etrace_grad(learner: HasParts, *sequences: PyTree, **options: Any) -> PyTree
         Calls this learner once and returns the scalar loss of the step (with ``has_aux``: a pair of
         the loss and a pytree). It is traced once for its code, its defaults and its closed-over
         values, so you can create a lambda in every call. It is traced again if one of them is
-        another, or an attribute that it reads from an object or module. Changes of globals, inside
-        closed-over lists, dicts and arrays, and of attributes that it writes itself have no effect:
-        store such values in a State. States that it reads before the call, and States of your own,
-        have no gradient from one step to the next (nor, with a ``window``, to the next window).
+        another, an attribute that it reads from an object or module, or a value that it reads from
+        ``brainstate.environ``. Changes of globals, inside closed-over lists, dicts and arrays, and
+        of attributes that it writes itself have no effect: store such values in a State. States
+        that it reads before the call, and States of your own, have no gradient from one step to the
+        next (nor, with a ``window``, to the next window).
     window
         Number of steps that are differentiated in full. The gradient is backpropagation through
         time within each window, plus the rule's traces for the time before it. Windows start at the

@@ -7,7 +7,9 @@ import brainstate
 import catalogue
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+import saiunit as u
 from assertions import assert_gradients_close
 from drivers import build_learner, weights_of
 
@@ -289,3 +291,109 @@ def test_a_model_does_not_run_when_a_function_reads_it():
     count = len(traced)
     learner.etrace_grad(xs, step_fn=step)
     assert len(traced) == count
+
+
+# --- the environment
+
+
+def by_flag(y):
+    return (2.0 if brainstate.environ.get("fit", False) else 1.0) * y
+
+
+def by_number(y):
+    return brainstate.environ.get("gain", 1.0) * y
+
+
+def by_dt(y):
+    return brainstate.environ.get("gain", 1.0 * u.ms) / u.ms * y
+
+
+@each_method
+@pytest.mark.parametrize(
+    ("factor_of", "values"),
+    [
+        (by_flag, [None, True, False]),
+        (by_number, [None, 2.0, 1.0]),
+        (by_number, [None, np.float32(2), np.float32(1)]),
+        (by_dt, [1.0 * u.ms, 2.0 * u.ms, None]),
+    ],
+    ids=["flag", "number", "array", "quantity"],
+)
+def test_a_value_of_the_environment_that_changes_counts_in_the_next_call(method, factor_of, values):
+    calls, name = Calls(factor_of), "fit" if factor_of is by_flag else "gain"
+    found = []
+    for value in (*values, *values):
+        with brainstate.environ.context(**({} if value is None else {name: value})):
+            found.append(method(calls))
+            count = calls.traced
+            method(calls)
+            assert calls.traced == count
+    doubled = times(2, found[0])
+    for index, expected in enumerate([found[0], doubled, found[0]] * 2):
+        assert_gradients_close(found[index], expected, 1e-5)
+
+
+def test_dropout_outside_the_model_follows_the_flag():
+    dropout = brainstate.nn.Dropout(0.5)
+    calls = Calls(lambda loss: (dropout(jnp.ones(100)) == 1).mean() * loss)
+    with brainstate.environ.context(fit=True):
+        assert not any(jnp.any(leaf) for leaf in jax.tree.leaves(calls.gradient()))
+    with brainstate.environ.context(fit=False):
+        assert all(jnp.any(leaf) for leaf in jax.tree.leaves(calls.gradient()))
+
+
+@each_method
+def test_numbers_that_no_function_reads_do_not_compile_again(method):
+    calls = Calls(by_flag)
+    for index in range(2):  # the second call traces once more, to see what is read
+        with brainstate.environ.context(i=index, t=0.1 * index * u.ms):
+            first = method(calls)
+    count = calls.traced
+    for index in range(2, 5):
+        with brainstate.environ.context(i=index, t=0.1 * index * u.ms):
+            assert_gradients_close(method(calls), first, 0)
+    method(calls)
+    assert calls.traced == count
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize(("factor_of", "is_read"), [(by_number, True), (by_flag, False)])
+def test_a_number_of_an_enclosing_transformation_is_an_input(factor_of, is_read, is_first):
+    plain, calls = Calls(lambda loss: loss).gradient(), Calls(factor_of)
+    if not is_first:
+        assert_gradients_close(calls.gradient(), plain, 0)
+    pure = calls.learner.functional()
+
+    @jax.jit
+    def gradient(state, gain):
+        with brainstate.environ.context(gain=gain):
+            return pure.grad(state, XS, TARGETS, step_fn=calls.step())[1]
+
+    for gain in (1.0, 2.0):
+        calls.learner.reset_state(2)
+        expected = times(gain, plain) if is_read else plain
+        assert_gradients_close(gradient(pure.state(), gain), expected, 1e-5)
+    assert_gradients_close(calls.gradient(), plain, 1e-6)
+
+
+@pytest.mark.parametrize("method", [Calls.gradient, Calls.stream])
+def test_looking_for_what_is_read_leaves_states_as_they_are(method):
+    own = brainstate.State(jnp.zeros(()))
+
+    def counted(y):
+        own.value = own.value + 1.0
+        return by_number(y)
+
+    calls = Calls(counted)
+    for gain in (1.0, 2.0):
+        with brainstate.environ.context(gain=gain):
+            method(calls)
+    assert float(own.value) == 2 * len(XS)
+
+
+def test_a_number_that_changes_at_every_call_and_is_read_warns():
+    calls = Calls(by_number)
+    with pytest.warns(braintrace.RecompilationWarning, match="brainstate.environ"):
+        for gain in range(1, 6):
+            with brainstate.environ.context(gain=float(gain)):
+                calls.gradient()

@@ -18,6 +18,7 @@ from ..._typing import PyTree
 from .arguments import Chosen
 from .chunks import ChunksByLength
 from .function_key import FunctionKey, FunctionKeys, line_of
+from .surroundings import NOTHING, TracedNumbers, read_tracers, surroundings
 
 MOST_KEPT = 32
 """Maximum number of drivers that a learner keeps. A driver belongs to a step function with shapes
@@ -62,6 +63,8 @@ class DriverKey(NamedTuple):
         Mesh of a ``shard_map`` around the call; ``None``: there is none.
     forecasts
         Structure of the forecasts that wait for a label; ``None``: not read.
+    environment
+        Values of ``brainstate.environ`` that the user's functions may read; see `surroundings`.
     """
 
     method: str
@@ -76,12 +79,14 @@ class DriverKey(NamedTuple):
     states: tuple[int, ...] = ()
     mesh: object = None
     forecasts: object = None
+    environment: object = None
 
 
 @dataclasses.dataclass(eq=False)
 class _Compiled(Generic[Driver]):
     features: DriverKey
     driver: Driver
+    numbers: TracedNumbers
     lengths: set[int] = dataclasses.field(default_factory=set)
     keys: list[FunctionKey] = dataclasses.field(default_factory=list)
 
@@ -107,6 +112,7 @@ class Compilations(Generic[Driver]):
         self._kept: LRUCache[object, _Compiled[Driver]] = LRUCache(MOST_KEPT)
         self._keys = {name: FunctionKeys() for name in ("step_fn", "update_fn", "optimizer")}
         self._last: _Compiled[Driver] | None = None
+        self._read: set[Any] = set()
         self._count_of_line: LRUCache[str, int] = LRUCache(MOST_KEPT)
 
     def is_of(self, learner: object) -> bool:
@@ -148,13 +154,23 @@ class Compilations(Generic[Driver]):
             If a function cannot be hashed.
         """
         keys = self._keys_of(functions, of_model)
-        if any(key.holds_tracers for key in keys):
+        around = surroundings(self._read) if functions else NOTHING
+        if around.key:
+            features = features._replace(environment=around.key)
+        if around.holds_tracers or any(key.holds_tracers for key in keys):
             # the enclosing transformation compiles it
             return self._made(functions, make, of_model)
         entry = self._entry(keys, features)
         if entry is None:
+            read = read_tracers(around.numbers, make)
+        else:
+            read = entry.numbers.read_anew(around.numbers, make)
+        if read:
+            self._read.update(read)
+            return self.find(functions, features, length, make, of_model)
+        if entry is None:
             driver = self._made(functions, make, of_model)
-            entry = _Compiled(features, driver)
+            entry = _Compiled(features, driver, TracedNumbers(around.numbers))
             self._kept[(*keys, features)] = entry
             # A function that counts how often it is traced is the same function afterwards.
             self._kept[(*self._keys_of(functions, of_model), features)] = entry
@@ -223,8 +239,8 @@ class Compilations(Generic[Driver]):
             warnings.warn(
                 f"`step_fn` of {line} is compiled for the fourth time, and each time takes as long "
                 "as the first. A call compiles again if the code, the defaults or the closed-over "
-                "values of `step_fn` or `update_fn` differ, attributes "
-                "that they read, or the length, shapes, dtypes or options. "
+                "values of `step_fn` or `update_fn` differ, attributes or values of "
+                "`brainstate.environ` that they read, or the length, shapes, dtypes or options. "
                 "Define functions once, keep values that change in a State or pass them "
                 "as a sequence, and pad sequences to a common length with `mask`.",
                 RecompilationWarning,
