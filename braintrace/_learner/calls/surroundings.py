@@ -15,13 +15,10 @@ from typing import Any
 import brainstate
 import jax
 import numpy as np
-import saiunit
 
 from ..._jax import is_tracer
-from ..._runtime.environment.environ import WHERE_AND_HOW, _Unusable
+from ..._runtime.environment.environ import NUMBERS, WHERE_AND_HOW, is_number, is_read
 from .function_key import ByIdentity
-
-_NUMBERS = (int, float, complex, np.generic, np.ndarray, jax.Array, saiunit.Quantity)
 
 _NOT_SET = object()
 
@@ -65,7 +62,7 @@ def surroundings(read: Collection[Any]) -> Surroundings:
     for name, value in settings.items():
         if name in WHERE_AND_HOW or name in read:
             continue
-        if _is_number(value):
+        if is_number(value):
             numbers[name] = value
         else:
             key.append((name, type(value), _hashable(value)))
@@ -119,25 +116,6 @@ def read_tracers(numbers: dict[Any, Any], trace: Callable[[], Any]) -> list[Any]
     return [n for n, value in numbers.items() if _holds_tracers(value) and is_read(n, trace)]
 
 
-def is_read(name: Any, trace: Callable[[], Any]) -> bool:
-    """Test whether a program reads a value of the environment."""
-    try:
-        with brainstate.environ.context(**{name: _Unusable()}):
-            trace()
-    except Exception:  # the user's functions may raise anything
-        return True
-    return False
-
-
-def _is_number(value: Any) -> bool:
-    """Test whether a value is a number, or a container of numbers."""
-    if value is None or isinstance(value, (bool, str)):
-        return False
-    return isinstance(value, _NUMBERS) or any(
-        isinstance(leaf, _NUMBERS) and not isinstance(leaf, bool) for leaf in jax.tree.leaves(value)
-    )
-
-
 def _hashable(value: Any) -> Hashable:
     try:
         hash(value)
@@ -166,7 +144,7 @@ def _of_leaf(leaf: Any) -> Hashable:
     if isinstance(leaf, (np.generic, np.ndarray, jax.Array)):
         array = np.asarray(leaf)
         return type(leaf), array.dtype, array.shape, array.tobytes()
-    return type(leaf), repr(leaf) if isinstance(leaf, _NUMBERS) else _hashable(leaf)
+    return type(leaf), repr(leaf) if isinstance(leaf, NUMBERS) else _hashable(leaf)
 
 
 def _is_readable(array: jax.Array) -> bool:

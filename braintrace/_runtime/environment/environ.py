@@ -21,7 +21,7 @@ from ..._jax import is_tracer
 WHERE_AND_HOW = frozenset({"precision", "platform", "host_device_count"})
 """Keys of the device and precision of programs, which JAX handles."""
 
-_NUMBERS = (int, float, complex, np.generic, np.ndarray, jax.Array, saiunit.Quantity)
+NUMBERS = (int, float, complex, np.generic, np.ndarray, jax.Array, saiunit.Quantity)
 
 _MISSING = object()
 
@@ -62,13 +62,15 @@ class Environment:
         if read:
             raise NotCompiledError(self._told(read))
         for key, value in new.items():
-            if _is_number(value):
+            if is_number(value):
                 self._numbers.add(key)
             else:
                 self._accepted.setdefault(key, []).append(value)
 
     def _is_accepted(self, key: str, value: Any) -> bool:
-        if key in WHERE_AND_HOW or (key in self._numbers and _is_number(value)):
+        if key in WHERE_AND_HOW or isinstance(value, _Unusable):  # see `is_read`
+            return True
+        if key in self._numbers and is_number(value):
             return True
         known = [self._values.get(key, _MISSING), *self._accepted.get(key, ())]
         return any(_are_equal(value, old) for old in known)
@@ -81,7 +83,7 @@ class Environment:
             if each != key and each not in WHERE_AND_HOW and not is_tracer(old)
         }
         with brainstate.environ.context(**others):
-            return (_is_number(value) and is_read(key, self._again)) or self._differs(value)
+            return (is_number(value) and is_read(key, self._again)) or self._differs(value)
 
     def _differs(self, value: Any) -> bool:
         try:
@@ -100,8 +102,13 @@ class Environment:
         )
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, _NUMBERS) and not isinstance(value, bool)
+def is_number(value: Any) -> bool:
+    """Test whether a value is a number, or a container of numbers."""
+    if value is None or isinstance(value, (bool, str)):
+        return False
+    return isinstance(value, NUMBERS) or any(
+        isinstance(leaf, NUMBERS) and not isinstance(leaf, bool) for leaf in jax.tree.leaves(value)
+    )
 
 
 def _are_equal(value: Any, old: Any) -> bool:
