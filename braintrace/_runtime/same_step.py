@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._graph import TracedModel
-from .._jax import TRANSPARENT_CALLS as NO_OWN_DERIVATIVE
 from .._jax import (
+    OWN_BACKWARD,
+    TRANSPARENT_CALLS,
     ClosedJaxpr,
     Equation,
     bind,
@@ -64,27 +65,34 @@ def _with_own_derivative(program: Program) -> Iterator[Equation]:
     """Yield the equations whose derivative is a function of the user."""
     for equation in program.equations:
         for each in (equation, *equations_inside(equation)):
-            is_custom = call_body(each) and each.primitive.name not in NO_OWN_DERIVATIVE
+            is_custom = call_body(each) and each.primitive.name not in TRANSPARENT_CALLS
             if is_custom and not runs_library_code(each):
                 yield each
 
 
 def _rule(equation: Equation) -> Hashable:
     try:
-        return fingerprint(_with_pullback(equation))
-    except Exception:  # there may be no derivative in reverse mode
+        return fingerprint(_differentiated(equation))
+    except Exception:  # a rule may refuse numbers that it is not meant for
         return object()
 
 
-def _with_pullback(equation: Equation) -> ClosedJaxpr:
+def _differentiated(equation: Equation) -> ClosedJaxpr:
+    """Return the derivative of an equation, for tangents or cotangents of one."""
+
     def run(*operands: Any) -> Any:
-        results, pull = jax.vjp(lambda *values: bind(equation, values), *operands)
+        def bound(*values: Any) -> list[Any]:
+            return bind(equation, values)
+
+        if equation.primitive.name not in OWN_BACKWARD:
+            return jax.jvp(bound, operands, tuple(map(_one, operands)))  # half the time of `vjp`
+        results, pull = jax.vjp(bound, *operands)
         return results, pull(list(map(_one, results)))
 
     return trace_to_jaxpr(run, [atom.aval for atom in equation.invars])
 
 
-def _one(result: Any) -> Any:
-    if jnp.issubdtype(result.dtype, jnp.inexact):
-        return jnp.ones_like(result)
-    return np.zeros(result.shape, jax.dtypes.float0)
+def _one(value: Any) -> Any:
+    if jnp.issubdtype(value.dtype, jnp.inexact):
+        return jnp.ones_like(value)
+    return np.zeros(value.shape, jax.dtypes.float0)
