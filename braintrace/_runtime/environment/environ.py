@@ -7,7 +7,8 @@ that has changed is first replaced by an unusable object, which fails if ``updat
 does not, all numbers under this key are accepted.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
+from operator import is_
 from typing import Any
 
 import brainstate
@@ -41,7 +42,7 @@ class Environment:
     def __init__(self, fingerprint: Callable[[], Hashable], again: Callable[[], Hashable]) -> None:
         self.fingerprint = fingerprint
         self._again = again
-        self._values = dict(brainstate.environ.all())
+        self._values = self._seen = brainstate.environ.all()
         self._accepted: dict[str, list[Any]] = {}
         self._numbers: set[str] = set()
 
@@ -53,11 +54,15 @@ class Environment:
         NotCompiledError
             If there is such a value.
         """
-        now = brainstate.environ.all()
+        now, seen = brainstate.environ.all(), self._seen
+        if now.keys() != seen.keys() or not all(map(is_, now.values(), map(seen.get, now))):
+            self._check(now)
+            if not any(map(is_tracer, now.values())):  # these must not outlive their transformation
+                self._seen = now
+
+    def _check(self, now: Mapping[str, Any]) -> None:
         both = {key: now.get(key, _MISSING) for key in {**self._values, **now}}
         new = {key: value for key, value in both.items() if not self._is_accepted(key, value)}
-        if not new:
-            return
         read = {key: value for key, value in new.items() if self._reads(key, value)}
         if read:
             raise NotCompiledError(self._told(read))
@@ -72,7 +77,7 @@ class Environment:
             return True
         if key in self._numbers and is_number(value):
             return True
-        known = [self._values.get(key, _MISSING), *self._accepted.get(key, ())]
+        known = (self._values.get(key, _MISSING), *self._accepted.get(key, ()))
         return any(_are_equal(value, old) for old in known)
 
     def _reads(self, key: str, value: Any) -> bool:
