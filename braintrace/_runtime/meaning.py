@@ -110,6 +110,8 @@ def _of_value(value: Any) -> str:
         return _of_array(value)
     if isinstance(value, (tuple, list)):
         return _digest(type(value).__name__, *map(_of_value, value))
+    if isinstance(value, frozenset):  # its order differs from process to process
+        return _digest(*sorted(map(_of_value, value)))
     if isinstance(value, functools.partial):
         return _of_value((value.func, value.args, sorted(value.keywords.items())))
     if isinstance(value, types.CodeType):
