@@ -1,4 +1,4 @@
-"""Two fresh processes compile a model to the same graph, trace keys and programs."""
+"""Two fresh processes compile a model to the same graph, structure of a state and programs."""
 
 import os
 import subprocess
@@ -37,7 +37,7 @@ for argument in sys.argv[1:]:
     x = jnp.ones(entry.shape)
     learner = braintrace.compile(entry.module(), algorithm, x, batch_size=BATCH)
     print(learner.graph)
-    print(jax.tree.structure(learner.algorithm.traces.value))
+    print(jax.tree.structure(learner.functional().state()))
     compiled = learner.algorithm.compiled
     states = learner.algorithm.states_of_step
     values = [state.value for state in states.values()]
