@@ -11,8 +11,9 @@ their bodies.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import brainstate
 import jax
@@ -35,6 +36,7 @@ from .calls.arguments import flattened, weights_of
 from .calls.body import Arguments, Body, DeferredTraces, HasZero, not_taken, run_to_the_end
 from .calls.chunks import ChunksByLength, steps_of
 from .calls.compilations import DriverKey
+from .calls.function_key import ignoring_writes
 from .calls.options import Options
 from .calls.parts import LearnerParts
 from .calls.placed import Placing, placed_body
@@ -68,21 +70,31 @@ class Driver:
         The algorithm, which has the traces.
     body
         The pure function.
+    functions
+        The user's functions that the body calls.
     placing
         Placement of its values on a mesh; ``None``: no mesh.
     """
 
     def __init__(
-        self, algorithm: ETraceAlgorithm, body: Body, placing: Placing | None = None
+        self,
+        algorithm: ETraceAlgorithm,
+        body: Body,
+        functions: Collection[Callable[..., PyTree]] = (),
+        placing: Placing | None = None,
     ) -> None:
         if placing is not None:
             body = placed_body(body, placing, body.states(algorithm.states_of_model))
         self.body = body
         self._placing = placing
         self._algorithm = algorithm
+        self._functions = functions
         self._whole = self._named(self._to_the_end)
         self._deferring = None if body.finish is None else self._named(self._traced)
         self._finish = None if body.finish is None else Program(body.finish, donated=1)
+
+    def _ignoring_writes(self) -> contextlib.AbstractContextManager[None]:
+        return ignoring_writes(self._functions, self._algorithm.found_states.members)
 
     def _named(self, function: Callable[..., PyTree]) -> Program:
         """Return a program that is named after the body, as profilers and dumps of XLA show it."""
@@ -95,7 +107,7 @@ class Driver:
         return self.body.chunks_by_length
 
     def _traced(self, *arguments: PyTree) -> PyTree:
-        with loops_in_words():
+        with self._ignoring_writes(), loops_in_words():
             return self.body.run(*arguments)
 
     def _to_the_end(
@@ -104,7 +116,11 @@ class Driver:
         """Run the body and compute deferred traces, in the form in which the traces are given."""
         algorithm = self._algorithm
         states = self.body.states(algorithm.states_of_model)
-        with traced_on_automatic_axes(states), loops_in_words():
+        with (
+            self._ignoring_writes(),
+            traced_on_automatic_axes(states),
+            loops_in_words(),
+        ):
             before = pack(traces, algorithm.traces.pairs) if isinstance(traces, dict) else traces
             results, written, after = run_to_the_end(self.body, values, before, *arguments)
             after = after if before is traces or after is None else unpack(after)
@@ -321,15 +337,17 @@ def _new_driver(
     algorithm, placing = learner.algorithm, learner.placing()
     of_optimizer = brainstate.graph.states(learner.held_optimizer)
     both = (*states.values(), *of_optimizer.values())
+    functions = list(request.options.functions.values())
     with (
         kept_for_other_threads(learner.states()),
         for_devices(None if placing is None else placing.devices),
         traced_on_automatic_axes(both, *arguments) as example,
+        ignoring_writes(functions, algorithm.found_states.members),
         loops_in_words(),
     ):
         without_data = Request(request.method, (), request.options.compiled, request.chosen)
         body = BODIES[request.method](learner, without_data, example)
-        return Driver(algorithm, body, placing)
+        return Driver(algorithm, body, functions, placing)
 
 
 def run_request(learner: LearnerParts, request: Request) -> PyTree:

@@ -212,6 +212,7 @@ METHODS = [Calls.gradient, Calls.functional, Calls.stream]
 each_method = pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
 
 
+@pytest.mark.by_day("object-gradient", "module-stream", "layers-gradient", "layers-functional")
 @each_method
 @pytest.mark.parametrize("kind", ["object", "module", "layers"])
 def test_a_changed_attribute_counts_in_the_next_call(method, kind):
@@ -243,6 +244,7 @@ class Counting(Readout):
         return self.last
 
 
+@pytest.mark.by_day("gradient", "functional")
 @each_method
 def test_attributes_that_a_trace_writes_do_not_compile_again(method):
     readout = Counting()
@@ -260,6 +262,33 @@ def test_attributes_that_a_trace_writes_do_not_compile_again(method):
     assert run() == run() == counts
     readout.factor = 2.0
     assert min(run()) > max(counts)
+
+
+class MadeAtFirst(Readout):
+    """A readout whose factor is made when it is first needed."""
+
+    made = None
+
+    def update(self, y):
+        if self.made is None:
+            self.made = 1.0 * self.factor
+        return self.made * y
+
+
+@pytest.mark.by_day("gradient", "stream")
+@each_method
+def test_what_a_trace_has_written_counts_once_the_user_has_changed_it(method):
+    readout = MadeAtFirst()
+    calls = Calls(readout)
+    once = method(calls)
+    for made in (2.0, 3.0, 2.0):
+        readout.made = made
+        assert_gradients_close(method(calls), times(made, once), 1e-5)
+    readout.factor, readout.made = 4.0, None
+    assert_gradients_close(method(calls), times(4, once), 1e-5)
+    count = calls.traced
+    assert_gradients_close(method(calls), times(4, once), 1e-5)
+    assert calls.traced == count
 
 
 class Watched(brainstate.nn.Module):
@@ -308,6 +337,7 @@ def by_dt(y):
     return brainstate.environ.get("gain", 1.0 * u.ms) / u.ms * y
 
 
+@pytest.mark.by_day("flag-gradient", "number-gradient", "array-functional", "quantity-stream")
 @each_method
 @pytest.mark.parametrize(
     ("factor_of", "values"),

@@ -95,6 +95,9 @@ READERS = {
 }
 
 
+@pytest.mark.by_day(
+    *(f"{reader}-step" for reader in READERS), *(f"identity-{call}" for call in CALLS)
+)
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("reader", READERS)
 def test_a_value_that_is_read_in_any_way_is_refused(reader, call):

@@ -93,6 +93,13 @@ ROWS = [
 ]
 
 
+@pytest.mark.by_day(
+    "rtrl-options1-another operation-sequence",
+    "rtrl-options7-the order of states-pure",
+    "d_rtrl-options4-a function of a weight-own loop",
+    "d_rtrl-options6-a type-own loop",
+    "d_rtrl-options8-another operation-stream",
+)
 @pytest.mark.parametrize(("rule", "options", "change", "run"), ROWS)
 def test_a_reset_starts_with_the_changed_model(rule, options, change, run):
     """The gradient is that of a learner that was compiled for the changed model."""

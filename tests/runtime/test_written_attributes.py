@@ -136,6 +136,7 @@ def compiled(model, rule="d_rtrl"):
     return braintrace.compile(model, rule, XS[0], batch_size=BATCH)
 
 
+@pytest.mark.by_day(*(f"MadeAtFirst-{run}" for run in RUNS), "OwnMode-own loop", "Noting-sequence")
 @pytest.mark.parametrize(
     ("kind", "run"),
     [
@@ -273,6 +274,7 @@ class Spiking(Leaky):
         return with_slope(lambda: self.slope)(self.h.value)
 
 
+@pytest.mark.by_day("sequence", "own loop")
 @pytest.mark.parametrize("run", RUNS)
 def test_a_derivative_sees_a_change_of_an_attribute(run):
     """Although the values of the step do not change."""

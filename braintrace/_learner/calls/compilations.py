@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import operator
 import warnings
@@ -159,7 +158,7 @@ class Compilations(Generic[Driver]):
             features = features._replace(environment=around.key)
         if around.holds_tracers or any(key.holds_tracers for key in keys):
             # the enclosing transformation compiles it
-            return self._made(functions, make, of_model)
+            return make()
         entry = self._entry(keys, features)
         if entry is None:
             read = read_tracers(around.numbers, make)
@@ -169,7 +168,7 @@ class Compilations(Generic[Driver]):
             self._read.update(read)
             return self.find(functions, features, length, make, of_model)
         if entry is None:
-            driver = self._made(functions, make, of_model)
+            driver = make()
             entry = _Compiled(features, driver, TracedNumbers(around.numbers))
             self._kept[(*keys, features)] = entry
             # A function that counts how often it is traced is the same function afterwards.
@@ -189,18 +188,6 @@ class Compilations(Generic[Driver]):
         if last is not None and last.is_of(keys, features):
             return last
         return self._kept.get((*keys, features))
-
-    def _made(
-        self,
-        functions: Mapping[str, Callable[..., PyTree]],
-        make: Callable[[], Driver],
-        of_model: Collection[int],
-    ) -> Driver:
-        """Compile a driver, and ignore from now on the attributes that this writes."""
-        with contextlib.ExitStack() as stack:
-            for name, function in functions.items():
-                stack.enter_context(self._keys[name].ignoring_writes(function, of_model))
-            return make()
 
     def sequences(self, graph: ETraceGraph) -> Iterator[SequenceRow]:
         """Yield the chunks that the methods have used for an analysed model."""

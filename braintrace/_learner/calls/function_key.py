@@ -20,7 +20,7 @@ import jax
 
 from ..._jax import is_tracer
 from ..._runtime.environment.attributes import BY_VALUE
-from .read_attributes import Attribute, Written, attributes_read
+from .read_attributes import WRITTEN, Attribute, attributes_read
 
 WITH_PARTS = (types.FunctionType, types.MethodType, functools.partial, tuple)
 """Types of values whose keys consist of the keys of their parts."""
@@ -73,7 +73,6 @@ class FunctionKeys:
     def __init__(self) -> None:
         self._contents: list[Any] = []
         self._key = FunctionKey((), False)
-        self._written = Written()
 
     def __call__(self, function: Callable[..., Any], of_model: Collection[int] = ()) -> FunctionKey:
         """Return the key of a function as it is now.
@@ -90,7 +89,7 @@ class FunctionKeys:
         TypeError
             For a callable object that cannot be hashed.
         """
-        contents = self._read(function, of_model).contents
+        contents = _Reading(function, of_model).contents
         before = self._contents
         if len(contents) == len(before) and all(map(operator.is_, contents, before)):
             return self._key
@@ -101,22 +100,19 @@ class FunctionKeys:
             self._key, self._contents = key, contents
         return key
 
-    @contextlib.contextmanager
-    def ignoring_writes(
-        self, function: Callable[..., Any], of_model: Collection[int] = ()
-    ) -> Iterator[None]:
-        """Ignore from now on the attributes that change in the context, which traces a function.
 
-        A count or a memo that the function writes would otherwise make another function of it.
-        """
-        before = self._read(function, of_model).attributes
-        yield
-        self._written.add(before, self._read(function, of_model).attributes)
+@contextlib.contextmanager
+def ignoring_writes(
+    functions: Iterable[Callable[..., Any]], of_model: Collection[int] = ()
+) -> Iterator[None]:
+    """Leave out of keys the values that attributes have after the context, which traces functions.
 
-    def _read(self, function: Callable[..., Any], of_model: Collection[int]) -> "_Reading":
-        reading = _Reading(of_model, self._written)
-        reading.add([function], ())
-        return reading
+    A count or a memo that a function writes would otherwise make another function of it.
+    """
+    before = [_Reading(function, of_model).attributes for function in functions]
+    yield
+    for function, then in zip(functions, before, strict=True):
+        WRITTEN.add(then, _Reading(function, of_model).attributes)
 
 
 class _Reading:
@@ -124,21 +120,22 @@ class _Reading:
 
     Parameters
     ----------
-    of_model, written
-        Objects that are not called, and attributes that are left out.
+    function, of_model
+        The function, and objects that are not called.
 
     Attributes
     ----------
     contents, attributes
-        The objects so far, and the attributes with their owners.
+        The objects, and the attributes with their owners.
     """
 
-    def __init__(self, of_model: Collection[int], written: Written) -> None:
+    def __init__(self, function: Callable[..., Any], of_model: Collection[int]) -> None:
         self.contents: list[Any] = []
         self.attributes: list[Attribute] = []
-        self._of_model, self._written = of_model, written
+        self._of_model = of_model
+        self._add([function], ())
 
-    def add(self, values: Iterable[Any], inside: tuple[int, ...]) -> None:
+    def _add(self, values: Iterable[Any], inside: tuple[int, ...]) -> None:
         """Append values; for a value with parts, append the objects that define it.
 
         The values are read by functions with the identities ``inside``, the outermost first.
@@ -148,7 +145,7 @@ class _Reading:
             if not isinstance(value, WITH_PARTS):
                 contents.append(value)
                 if not inside:  # the user's function is a callable object
-                    self.add(self._attributes(None, [value]), (id(value),))
+                    self._add(self._attributes(None, [value]), (id(value),))
             elif id(value) in inside:  # a function that reads itself
                 contents.append(inside.index(id(value)))
             elif isinstance(value, types.FunctionType):
@@ -158,24 +155,24 @@ class _Reading:
                     parts += _closed_over(value.__closure__)
                 if parts:
                     parts += self._attributes(value.__code__, parts)
-                    self.add(parts, (*inside, id(value)))
+                    self._add(parts, (*inside, id(value)))
             elif isinstance(value, types.MethodType):
                 contents.append(value.__self__)
                 code = getattr(value.__func__, "__code__", None)
                 read = self._attributes(code, [value.__self__])
-                self.add([value.__func__, *read], (*inside, id(value)))
+                self._add([value.__func__, *read], (*inside, id(value)))
             elif isinstance(value, functools.partial):
                 parts = [value.func, *value.args, *value.keywords, *value.keywords.values()]
                 contents += [functools.partial, len(parts)]
                 parts += self._attributes(getattr(value.func, "__code__", None), parts)
-                self.add(parts, (*inside, id(value)))
+                self._add(parts, (*inside, id(value)))
             else:
                 contents += [type(value), len(value)]
-                self.add(value, inside)
+                self._add(value, inside)
 
     def _attributes(self, code: types.CodeType | None, objects: Iterable[Any]) -> list[Any]:
         """Return the names and values of attributes that code may read from objects."""
-        found = attributes_read(code, objects, self._of_model, self._written)
+        found = attributes_read(code, objects, self._of_model)
         if not found:
             return []
         self.attributes += found

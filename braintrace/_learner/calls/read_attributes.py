@@ -14,7 +14,7 @@ import functools
 import itertools
 import types
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import brainstate
@@ -45,14 +45,17 @@ Attribute: TypeAlias = tuple[Any, str | int, Any]
 
 
 class Written:
-    """Attributes that a function has written while it was traced; they are no part of its key."""
+    """Values that functions have left in attributes when they were last traced.
+
+    They are no part of a key. A value that the user assigns afterwards is.
+    """
 
     def __init__(self) -> None:
-        self._names: dict[int, set[str | int]] = {}
+        self._left: dict[int, dict[str | int, Any]] = {}
 
-    def of(self, owner: Any) -> Collection[str | int]:
-        """Return the names of the written attributes of an object."""
-        return self._names.get(id(owner), ())
+    def of(self, owner: Any) -> Mapping[str | int, Any]:
+        """Return the values that were left in the attributes of an object, by name."""
+        return self._left.get(id(owner), {})
 
     def add(self, before: Iterable[Attribute], after: Iterable[Attribute]) -> None:
         """Add the attributes that are others after a trace."""
@@ -60,22 +63,26 @@ class Written:
         for owner, name, value in after:
             if old.get((id(owner), name), self) is value:
                 continue
-            if id(owner) not in self._names:
+            if id(owner) not in self._left:
                 with contextlib.suppress(TypeError):  # without it, an identity may be used again
-                    weakref.finalize(owner, self._names.pop, id(owner), None).atexit = False
-                    self._names[id(owner)] = set()
-            self._names.get(id(owner), set()).add(name)
+                    weakref.finalize(owner, self._left.pop, id(owner), None).atexit = False
+                    self._left[id(owner)] = {}
+            self._left.get(id(owner), {})[name] = value
+
+
+WRITTEN = Written()
+"""Values left by the functions of all learners, which may share objects."""
 
 
 def attributes_read(
     code: types.CodeType | None,
     objects: Iterable[Any],
     of_model: Collection[int],
-    written: Written,
 ) -> list[Attribute]:
     """Return the attributes that code may read from objects.
 
-    Attributes of these attributes, and attributes that methods read, are included.
+    Attributes of these attributes, and attributes that methods read, are included; values that a
+    trace has left are not.
 
     Parameters
     ----------
@@ -83,8 +90,6 @@ def attributes_read(
         The code, and the objects that it may read and call.
     of_model
         Identities of the objects of the learner's model.
-    written
-        Attributes that are left out.
     """
     names = _names_in(code)
     result: list[Attribute] = []
@@ -106,9 +111,10 @@ def attributes_read(
         if type(attributes) is not dict or (names, id(owner)) in seen:
             continue
         seen.add((names, id(owner)))
-        skipped = written.of(owner)
+        left = WRITTEN.of(owner)
         for name, value in list(attributes.items()):  # other threads may write
-            if name in reads and name not in skipped and not isinstance(value, brainstate.State):
+            is_read = name in reads and not isinstance(value, brainstate.State)
+            if is_read and left.get(name, left) is not value:
                 result.append((owner, name, value))
                 pending += [(value, more) for more in reads[name]]
     return result
