@@ -34,6 +34,18 @@ class Settings:
     more: object = None
 
 
+class Incomparable:
+    """An object whose ``==`` fails, as that of some arrays does."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __eq__(self, other):
+        raise ValueError("ambiguous")
+
+    __hash__ = None
+
+
 class Gain(brainstate.nn.Module):
     """A part without States."""
 
@@ -64,7 +76,7 @@ class Net(brainstate.nn.Module):
         self.table, self.times = np.ones(4, np.float32), np.full(4, 2.0, np.float32) * u.ms
         self.settings, self.options = Settings(more=Settings()), types.SimpleNamespace(gain=1.0)
         self.options.part, self.options.state = Gain(), brainstate.State(jnp.ones(4))
-        self.flags = {"named"}
+        self.flags, self.odd = {"named"}, Incomparable(1.0)
 
     def init_state(self, batch_size=None):
         self.h = brainstate.HiddenState(jnp.zeros((batch_size, 4)))
@@ -78,7 +90,9 @@ class Net(brainstate.nn.Module):
             drive = 2 * drive
         drive = drive * self.table * self.settings.gain * self.settings.more.gain
         decay = jnp.exp(-1.0 / self.tau.to_decimal(u.ms) - 0.1 * self.times.to_decimal(u.ms))
-        decay = self.options.part(decay * self.options.gain) * self.options.state.value
+        decay = (
+            self.options.part(decay * self.options.gain * self.odd.value) * self.options.state.value
+        )
         if "named" not in self.flags:
             decay = 0.5 * decay
         self.h.value = self.parts[0](self.part(decay * self.h.value)) + drive + self.shift
@@ -125,6 +139,7 @@ CHANGES = {
     "a state in a namespace": lambda net: setattr(
         net.options, "state", brainstate.State(0.5 * jnp.ones(4))
     ),
+    "an object that cannot be compared": lambda net: setattr(net, "odd", Incomparable(0.5)),
     "in a set": lambda net: net.flags.clear(),
 }
 each_change = pytest.mark.parametrize("change", CHANGES)
@@ -229,8 +244,8 @@ def test_one_step_sees_a_change(change):
     """As the changed model itself does, without a learner."""
     learner = compiled()
     learner(XS[0])
-    CHANGES[change](learner.algorithm.model)
     learner.reset_state()
+    CHANGES[change](learner.algorithm.model)
     plain = changed(change)
     brainstate.nn.init_all_states(plain, batch_size=BATCH)
     step = brainstate.transform.jit(plain.update)

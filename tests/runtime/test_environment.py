@@ -163,7 +163,7 @@ def test_what_is_not_read_may_change_at_every_call():
         learner(XS[0])
     learner(XS[0])
     for step in range(3):
-        with context(other=100 + step):
+        with context(other=100 + step, precision=16 * 2**step):
             learner(XS[0])
     assert len(traced) == before
 

@@ -174,6 +174,13 @@ def put_on_a_device(bench):
     bench.write(lambda value: jax.device_put(np.asarray(value), jax.devices()[0]))
 
 
+def nan_put_on_a_device(bench):
+    bench.learner(np.nan * XS[0])
+    bench.write(lambda value: jax.device_put(np.asarray(value), jax.devices()[0]))
+    bench.step()
+    bench.learner.reset_state()
+
+
 def restored(bench):
     bench.step()
     pure = bench.learner.functional()
@@ -232,6 +239,7 @@ ALLOWED = [
     everything_reset,
     written_back,
     put_on_a_device,
+    nan_put_on_a_device,
     restored,
     restored_by_another_tool,
     parameters_written,
@@ -246,6 +254,7 @@ ALLOWED = [
     "nothing",
     "new_objects_after_a_reset",
     "initial_values_after_a_reset",
+    "nan_put_on_a_device",
     "part_of_the_samples",
 )
 @pytest.mark.parametrize("use", ALLOWED)
