@@ -9,6 +9,7 @@ import contextlib
 import importlib
 import importlib.util
 import pathlib
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -227,6 +228,11 @@ def runs_library_code(equation: Equation) -> bool:
     """Test whether a call runs a function of JAX, whose lines are not user code."""
     body, _ = open_jaxpr(call_body(equation))
     return _JAX_HOME in str(getattr(body.debug_info, "func_src_info", ""))
+
+
+def is_function_of_jax(function: types.FunctionType) -> bool:
+    """Test whether a function is defined in JAX."""
+    return function.__code__.co_filename.startswith(_JAX_HOME)
 
 
 def source_line(equation: Equation) -> str:

@@ -6,7 +6,9 @@ have to be recognised before.
 """
 
 import dataclasses
+import functools
 import hashlib
+import types
 from collections.abc import Collection, Hashable, Mapping
 from typing import Any
 
@@ -20,6 +22,7 @@ from .._jax import (
     Equation,
     Var,
     call_body,
+    is_function_of_jax,
     is_tracer,
     is_var,
     open_jaxpr,
@@ -28,6 +31,9 @@ from .._jax import (
 from .dataflow.kinds import ZERO
 from .dataflow.primitives import CONSTANT, DRAWS, entry_of
 from .program import Program, readers_of
+
+DEEPEST = 8
+"""Depth to which functions in functions are compared."""
 
 SAME_VALUE = CONSTANT | {"with_derivative_of"}
 """Operations that only affect derivatives."""
@@ -112,8 +118,8 @@ def equal_with_derivatives(program: Program) -> dict[Var, Var]:
 def fingerprint(jaxpr: AnyJaxpr) -> Hashable:
     """Return a value that two programs share if they have equal equations and equal constants.
 
-    Rules of custom derivatives are left out. Other functions, and values that cannot be compared,
-    are equal to themselves alone.
+    Rules of custom derivatives are left out. Functions of callbacks are compared by their code and
+    what they have closed over; values that cannot be compared are equal to themselves alone.
 
     Examples
     --------
@@ -171,8 +177,6 @@ def _meaning(equation: Equation) -> Hashable:
     body = call_body(equation)
     if body is not None:  # each evaluation makes a new function for its derivative rule
         return equation.primitive, _body(body)
-    if not equation.outvars:  # it prints or checks something, with a function made for each trace
-        return str(equation.primitive)
     return equation.primitive, _comparable(tuple(sorted(equation.params.items())))
 
 
@@ -191,11 +195,29 @@ def _body(jaxpr: AnyJaxpr) -> Hashable:
     return avals, tuple(map(id, constants)), tuple(equations), tuple(map(key_of, opened.outvars))
 
 
-def _comparable(value: Any) -> Hashable:
+def _closed_over(function: types.FunctionType) -> list[Any]:
+    try:
+        return [cell.cell_contents for cell in function.__closure__ or ()]
+    except ValueError:  # a value that is not assigned yet
+        return [object()]
+
+
+def _comparable(value: Any, depth: int = 0) -> Hashable:
     if isinstance(value, (tuple, list)):
-        return tuple(map(_comparable, value))
+        return type(value), *(_comparable(item, depth) for item in value)
     if hasattr(value, "eqns"):
         return _body(value)
+    if isinstance(value, types.FunctionType) and depth < DEEPEST:
+        # Functions of callbacks are made anew for each trace.
+        parts = [*_closed_over(value), *(value.__defaults__ or ())]
+        if is_function_of_jax(value):  # its options are in a dict that it has made
+            parts = [tuple(part.items()) if isinstance(part, dict) else part for part in parts]
+        return value.__code__, *(_comparable(part, depth + 1) for part in parts)
+    if isinstance(value, functools.partial):
+        return _comparable((value.func, value.args, sorted(value.keywords.items())), depth)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = tuple(getattr(value, field.name) for field in dataclasses.fields(value))
+        return type(value), _comparable(fields, depth)
     try:
         hash(value)
     except TypeError:

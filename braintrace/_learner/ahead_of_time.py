@@ -85,7 +85,6 @@ def lower(learner: HasParts, method: str, *arguments: PyTree, **options: Any) ->
 def _lower_step(learner: LearnerParts, arguments: tuple[PyTree, ...]) -> jax.stages.Lowered:
     algorithm = learner.algorithm
     compiled, states = current_step(algorithm)
-    compiled.environment.check()
     step = unwrap(arguments)
     inputs = compiled.inputs(states, values_of(states.values()), step)
     traces = algorithm.traces.carried.read()

@@ -296,7 +296,7 @@ def prepared(
     """
     algorithm, sequences, options = learner.algorithm, request.sequences, request.options
     compiled = algorithm.compiled
-    compiled.environment.check()
+    compiled.environment.check(algorithm.model)
     leaves, tree = flattened(sequences)
     types = [(leaf.shape, leaf.dtype) for leaf in leaves]
     steps = common_length([shape for shape, _ in types], "sequence")

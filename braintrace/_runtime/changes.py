@@ -33,9 +33,15 @@ def current_step(algorithm: Any) -> tuple[CompiledStep, States]:
     """Recompile the model of an algorithm if it changed; return the step, and its States in order.
 
     Another step may read its States in another order.
+
+    Raises
+    ------
+    NotCompiledError
+        See `up_to_date`; or if the model reads a value of the environment that has changed.
     """
     states = up_to_date(algorithm)
     step: CompiledStep = algorithm.compiled
+    step.environment.check(algorithm.model)
     return step, step.find_states(states)
 
 
@@ -87,7 +93,7 @@ def _follow_every_state(algorithm: Any, window: int, is_start: bool) -> None:
 @on_automatic_axes
 def _catch_up(algorithm: Any, compiled: CompiledModel, states: States) -> None:
     after = compiled.up_to_date(algorithm.model, algorithm.analysed, states)
-    is_same = after.step is compiled.step
+    is_same = after.step.graph is compiled.step.graph
     if not (is_same or carries_alike(compiled.step, after.step)):
         raise NotCompiledError(
             f"`{type(algorithm.model).__name__}` needs other traces, because attributes of its "
@@ -112,7 +118,7 @@ def check_model_of_call(algorithm: Any) -> None:
         return
     compiled = algorithm.compiled_model
     after = compiled.up_to_date(algorithm.model, algorithm.analysed, states)
-    if after.step is not compiled.step:
+    if after.step.graph is not compiled.step.graph:
         raise NotCompiledError(
             f"`step_fn` changes attributes of `{type(algorithm.model).__name__}` before it calls "
             f"the learner: {_told(compiled, after)}. One call has one model: change it between two "

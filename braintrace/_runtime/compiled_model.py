@@ -6,14 +6,14 @@ attributes of the model's modules.
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import brainstate
 import jax
 
 from .._arguments import level_of_user
-from .._brainstate import kept_for_other_threads
+from .._brainstate import hold, kept_for_other_threads
 from .._compiler import CompilerOptions, compile_model
 from .._core.step import check_method
 from .._errors import NotCompiledError, RecompilationWarning, ShapeError
@@ -27,7 +27,7 @@ from .environment.attributes import Attributes, attributes_of
 from .environment.environ import Environment
 from .known_steps import KnownSteps
 from .on_mesh import sharded
-from .same_step import fingerprint_of
+from .same_step import Fingerprint, fingerprint_of
 from .states.batch_axes import arguments_for_batch, example_arguments
 from .states.initial_values import InitialFunction, InitialValues, Shapes, shapes_of
 from .states.model_states import States, all_states, short_term, values_by_path, write_by_path
@@ -354,13 +354,16 @@ def compile_step(
     check_method(method)
     with kept_for_other_threads(model.states().values()):
         graph, outside = compile_model(model, example, batch_size, options, method)
-    environment = Environment(
-        fingerprint_of(graph.traced, outside),
-        lambda: _fingerprint_now(model, graph, outside, options, method),
-    )
+    own = fingerprint_of(graph.traced, outside)
+
+    def is_same(model: brainstate.nn.Module) -> bool:
+        """Test whether the model has the same step in the current environment."""
+        return bool(_fingerprint_now(model, graph, outside, options, method).value == own.value)
+
+    environment = Environment(is_same)
     parameters = model.states(brainstate.ParamState).values()
     carried = options.every_state, trace_dtype
-    return CompiledStep(graph, outside, method, *carried, environment, parameters)
+    return CompiledStep(graph, outside, method, *carried, own, environment, parameters)
 
 
 def _fingerprint_now(
@@ -369,7 +372,7 @@ def _fingerprint_now(
     outside: States,
     options: CompilerOptions,
     method: TraceMethod,
-) -> Hashable:
+) -> Fingerprint:
     """Analyse the model again, and return the fingerprint of its step."""
     example, batch_size = example_arguments(graph.traced), graph.traced.batch_size
     states = [*model.states().values(), *outside.values()]
@@ -377,7 +380,7 @@ def _fingerprint_now(
     try:
         with kept_for_other_threads(states):
             now, used = compile_model(model, example, batch_size, options, method)
-    finally:  # a trace that fails leaves tracers in the States
+    finally:  # a trace that fails leaves tracers in the States; nobody has written them
         for state, value in zip(states, before, strict=True):
-            state.value = value
-    return fingerprint_of(now.traced, used)()
+            hold(state, value)
+    return fingerprint_of(now.traced, used)

@@ -1,7 +1,8 @@
 """Compiled step: a compiled model and its programs, each traced once per shape."""
 
+import copy
 import functools
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import brainstate
@@ -24,6 +25,7 @@ from .environment.environ import Environment
 from .environment.mesh import in_automatic_region
 from .meaning import meaning_of
 from .program import Program
+from .same_step import Fingerprint
 from .states.model_states import States, find_states, leaves_by_var, read_arguments
 from .states.old_states import entered
 
@@ -42,8 +44,8 @@ class CompiledStep:
     every_state, trace_dtype
         Which states have traces, and the dtype in which traces are stored; see `CompilerOptions`
         and `compile_step`.
-    environment
-        Other values that the step may have read.
+    fingerprint, environment
+        What the step computes, and other values that it may have read.
     parameters
         The model's parameters.
     placement
@@ -67,6 +69,7 @@ class CompiledStep:
         method: TraceMethod,
         every_state: bool,
         trace_dtype: Any,
+        fingerprint: Fingerprint,
         environment: Environment,
         parameters: Iterable[brainstate.State],
         placement: Placement | None = None,
@@ -77,6 +80,7 @@ class CompiledStep:
         self.trace_specs = stored_specs(graph.trace_specs, trace_dtype)
         followed = {s.path for s in graph.traced_states if s.path not in outside}
         self.followed = tuple(sorted(followed, key=path_name)) if self.trace_specs else ()
+        self.fingerprint = fingerprint
         self.environment = environment
         self.parameters = tuple(parameters)
         self.placement = placement
@@ -120,8 +124,15 @@ class CompiledStep:
         return self._with(self.graph, placement)
 
     def _with(self, graph: ETraceGraph, placement: Placement | None) -> "CompiledStep":
-        options = self._every_state, self._trace_dtype, self.environment, self.parameters
-        return CompiledStep(graph, self.outside, self._method, *options, placement, self.fused)
+        options = self._every_state, self._trace_dtype, self.fingerprint, self.environment
+        of_model = self.parameters, placement, self.fused
+        return CompiledStep(graph, self.outside, self._method, *options, *of_model)
+
+    def read_in(self, environment: Environment) -> "CompiledStep":
+        """Return this step, with the same programs, in the environment of another trace."""
+        step = copy.copy(self)
+        step.environment = environment
+        return step
 
     def as_carried(self, traces: Traces) -> Traces:
         """Return traces of fused gates in the form that is carried here.
@@ -145,12 +156,7 @@ class CompiledStep:
     @functools.cached_property
     def meaning(self) -> str:
         """What the traces stand for; see `meaning_of`."""
-        return meaning_of(self.fused.graph)
-
-    @property
-    def fingerprint(self) -> Hashable:
-        """A value that two steps share if they compute the same; see `fingerprint_of`."""
-        return self.environment.fingerprint()
+        return meaning_of(self.fused.graph, self.fingerprint.rules)
 
     def find_states(self, states: States) -> dict[Path, brainstate.State]:
         """Return the States that the step uses, of the model and outside it."""

@@ -29,13 +29,14 @@ class KnownSteps:
     def of(self, shapes: Shapes) -> list[CompiledStep]:
         """Return the steps for shapes, each once."""
         steps = [step for known, step in self._steps.items() if known[0] == shapes]
-        return list({id(step): step for step in steps}.values())
+        return list({id(step.graph): step for step in steps}.values())
 
     def that_does(self, shapes: Shapes, step: CompiledStep) -> CompiledStep | None:
-        """Return a known step that does the same as a new one."""
-        known = self.of(shapes)
-        own = step.fingerprint if known else None
-        return next((each for each in known if each.fingerprint == own), None)
+        """Return a known step that does the same as a new one, in the environment of that one."""
+        for known in self.of(shapes):
+            if known.fingerprint.value == step.fingerprint.value:
+                return known.read_in(step.environment)
+        return None
 
     def add(
         self, shapes: Shapes, before: Attributes, after: Attributes, step: CompiledStep

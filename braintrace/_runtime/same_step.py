@@ -5,8 +5,9 @@ of something else. The model is then traced again, and if its fingerprint is the
 stay.
 """
 
+import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -22,31 +23,45 @@ from .._jax import (
     bind,
     call_body,
     equations_inside,
-    runs_library_code,
     trace_to_jaxpr,
 )
-from .._jaxpr import Program, fingerprint
+from .._jaxpr import fingerprint
 from .._typing import Path
+from .digests import digest, digest_of
 
 
-def fingerprint_of(traced: TracedModel, outside: Mapping[Path, Any]) -> Callable[[], Hashable]:
-    """Return a function that computes the fingerprint of a step.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Fingerprint:
+    """What a step computes, to be compared with what another one does.
 
-    The rules of custom derivatives are traced now: they may read attributes of the model, and JAX
-    calls them again whenever a derivative is traced.
-
-    Parameters
+    Attributes
     ----------
     traced, outside
         The step, and the States outside the model that it uses.
+    rules
+        Digests of the custom derivatives in an equation, by its index. They are made when the step
+        is compiled: a rule may read attributes of the model, and JAX calls it again whenever a
+        derivative is traced.
     """
-    rules = tuple(map(_rule, _with_own_derivative(traced.program)))
 
-    @functools.cache
-    def compute() -> Hashable:
-        return _names(traced, outside), fingerprint(traced.program.jaxpr), rules
+    traced: TracedModel
+    outside: Mapping[Path, Any]
+    rules: Mapping[int, str]
 
-    return compute
+    @functools.cached_property
+    def value(self) -> Hashable:
+        """A value that two steps share if they compute the same values and derivatives."""
+        program = fingerprint(self.traced.program.jaxpr)
+        return _names(self.traced, self.outside), program, tuple(self.rules.items())
+
+
+def fingerprint_of(traced: TracedModel, outside: Mapping[Path, Any]) -> Fingerprint:
+    """Return the fingerprint of a step, and of the States outside the model that it uses."""
+    rules: dict[int, str] = {}
+    for index, equation in enumerate(traced.program.equations):
+        if own := [_rule(each) for each in _with_own_derivative(equation)]:
+            rules[index] = digest(*own)
+    return Fingerprint(traced, outside, rules)
 
 
 def _names(traced: TracedModel, outside: Mapping[Path, Any]) -> Hashable:
@@ -54,27 +69,27 @@ def _names(traced: TracedModel, outside: Mapping[Path, Any]) -> Hashable:
     leaves = tuple((x.name, x.kind, x.shape, x.dtype) for x in traced.leaves)
     own = tuple((path, id(state)) for path, state in outside.items())
     trees = traced.argument_tree, traced.output_tree, tuple(traced.state_trees.items())
-    # Callbacks are functions of the user, which cannot be compared.
-    callbacks = None if traced.callbacks is None else object()
+    callbacks = traced.callbacks and fingerprint(traced.callbacks.jaxpr)
     marks = traced.has_found_marks, traced.unmarked
     names = traced.argument_names, traced.written_paths, traced.batch_size
     return leaves, own, trees, callbacks, marks, names
 
 
-def _with_own_derivative(program: Program) -> Iterator[Equation]:
-    """Yield the equations whose derivative is a function of the user."""
-    for equation in program.equations:
-        for each in (equation, *equations_inside(equation)):
-            is_custom = call_body(each) and each.primitive.name not in TRANSPARENT_CALLS
-            if is_custom and not runs_library_code(each):
-                yield each
+def _with_own_derivative(equation: Equation) -> Iterator[Equation]:
+    """Yield the calls of functions with a custom derivative in an equation."""
+    for each in (equation, *equations_inside(equation)):
+        if call_body(each) is not None and each.primitive.name not in TRANSPARENT_CALLS:
+            yield each
 
 
-def _rule(equation: Equation) -> Hashable:
+_unknown = iter(range(2**62))
+
+
+def _rule(equation: Equation) -> str:
     try:
-        return fingerprint(_differentiated(equation))
+        return digest_of(_differentiated(equation))
     except Exception:  # a rule may refuse numbers that it is not meant for
-        return object()
+        return f"unknown {next(_unknown)}"
 
 
 def _differentiated(equation: Equation) -> ClosedJaxpr:

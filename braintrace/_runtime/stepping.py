@@ -34,7 +34,6 @@ def run_call(
     ShapeError
         For arguments or States of a different shape.
     """
-    step.environment.check()
     if is_sequence(arguments):
         if not all(isinstance(argument, MultiStepData) for argument in arguments):
             raise ShapeError(

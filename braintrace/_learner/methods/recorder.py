@@ -152,7 +152,7 @@ class Recorder:
             raise OptionError(LOOPS)
         self.check_states()
         check_model_of_call(self.algorithm)
-        self.algorithm.compiled.environment.check()
+        self.algorithm.compiled.environment.check(self.algorithm.model)
         graph = self.algorithm.graph
         states = self.algorithm.states_of_step
         inputs = {

@@ -91,6 +91,11 @@ def contents_of(value: Any) -> bytes | None:
     return None
 
 
+def part_of(value: Any) -> Part:
+    """Return the comparable part of a value outside of a model."""
+    return _part(value, frozenset())
+
+
 def _part(value: Any, apart: frozenset[int]) -> Part:
     """Return the comparable part of a value.
 

@@ -1,15 +1,16 @@
 """Values of ``brainstate.environ`` that a compiled step has read.
 
 A step is traced once, so later changes of the environment (the time, whether the model is fitted)
-have no effect on it. When a value changes, the step is traced again with it: another program shows
-that ``update`` reads it. Numbers may change at every call, as the time does; therefore a number
-that has changed is first replaced by an unusable object, which fails if ``update`` reads it. If it
-does not, all numbers under this key are accepted.
+have no effect on it. With other values, the step is traced again: another program shows that
+``update`` reads them. Numbers may change at every call, as the time does. The first other number
+under a key is therefore replaced by an unusable object, which fails if ``update`` reads it. If it
+does not, all numbers under this key are accepted, as long as the other values are the same.
 """
 
-from collections.abc import Callable, Hashable, Mapping
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
 from operator import is_
-from typing import Any
+from typing import Any, TypeAlias
 
 import brainstate
 import jax
@@ -18,6 +19,12 @@ import saiunit
 
 from ..._errors import NotCompiledError
 from ..._jax import is_tracer
+from .attributes import part_of
+
+Model: TypeAlias = brainstate.nn.Module
+
+MOST_ACCEPTED = 32
+"""Maximum number of environments that are known to be the same for a step."""
 
 WHERE_AND_HOW = frozenset({"precision", "platform", "host_device_count"})
 """Keys of the device and precision of programs, which JAX handles."""
@@ -27,27 +34,42 @@ NUMBERS = (int, float, complex, np.generic, np.ndarray, jax.Array, saiunit.Quant
 _MISSING = object()
 
 
+@dataclasses.dataclass
+class _Accepted:
+    """Values of the environment with which the step is the same.
+
+    Attributes
+    ----------
+    parts
+        Comparable values by key; `NUMBERS` for numbers.
+    numbers
+        The numbers by key; unread ones are not compared.
+    unread
+        Keys of numbers that the step does not read.
+    """
+
+    parts: dict[str, Any]
+    numbers: dict[str, Any]
+    unread: set[str] = dataclasses.field(default_factory=set)
+
+
 class Environment:
     """The environment of a compiled step.
 
     Parameters
     ----------
-    fingerprint
-        Returns the fingerprint of the step.
     again
-        Traces the step in the current environment, and returns its fingerprint now; raises if the
-        step reads an unusable value.
+        Traces the step of a model in the current environment; returns whether it is still the same,
+        or raises if it reads an unusable value.
     """
 
-    def __init__(self, fingerprint: Callable[[], Hashable], again: Callable[[], Hashable]) -> None:
-        self.fingerprint = fingerprint
+    def __init__(self, again: Callable[[Model], bool]) -> None:
         self._again = again
         self._values = self._seen = brainstate.environ.all()
-        self._accepted: dict[str, list[Any]] = {}
-        self._numbers: set[str] = set()
+        self._accepted = [_accepted(self._values)]
 
-    def check(self) -> None:
-        """Refuse to run a step that reads a value which has changed since its compilation.
+    def check(self, model: Model) -> None:
+        """Refuse to run the step of a model that reads a value which has changed since its trace.
 
         Raises
         ------
@@ -55,56 +77,76 @@ class Environment:
             If there is such a value.
         """
         now, seen = brainstate.environ.all(), self._seen
-        if now.keys() != seen.keys() or not all(map(is_, now.values(), map(seen.get, now))):
-            self._check(now)
-            if not any(map(is_tracer, now.values())):  # these must not outlive their transformation
-                self._seen = now
+        if now.keys() == seen.keys() and all(map(is_, now.values(), map(seen.get, now))):
+            return
+        if any(type(value) is _Unusable for value in now.values()):  # see `is_read`
+            return
+        self._check(model, now)
+        if not any(map(is_tracer, now.values())):  # these must not outlive their transformation
+            self._seen = now
 
-    def _check(self, now: Mapping[str, Any]) -> None:
-        both = {key: now.get(key, _MISSING) for key in {**self._values, **now}}
-        new = {key: value for key, value in both.items() if not self._is_accepted(key, value)}
-        read = {key: value for key, value in new.items() if self._reads(key, value)}
-        if read:
-            raise NotCompiledError(self._told(read))
-        for key, value in new.items():
-            if is_number(value):
-                self._numbers.add(key)
-            else:
-                self._accepted.setdefault(key, []).append(value)
+    def _check(self, model: Model, now: Mapping[str, Any]) -> None:
+        own = _accepted(now)
+        known = next((each for each in self._accepted if each.parts == own.parts), None)
+        if known is None:
+            if self._differs(model, now):
+                raise self._error(now, own.parts.keys() | self._values.keys())
+            own.numbers = {k: v for k, v in own.numbers.items() if not is_tracer(v)}
+            self._accepted = [*self._accepted[:1], *self._accepted[1:][-MOST_ACCEPTED:], own]
+            return
+        for key, value in own.numbers.items():
+            if key in known.unread or _are_equal(value, known.numbers.get(key, _MISSING)):
+                continue
+            if is_read(key, lambda: self._again(model)) or self._differs(model, now):
+                raise self._error(now, [key])
+            known.unread.add(key)
 
-    def _is_accepted(self, key: str, value: Any) -> bool:
-        if key in WHERE_AND_HOW or isinstance(value, _Unusable):  # see `is_read`
-            return True
-        if key in self._numbers and is_number(value):
-            return True
-        known = (self._values.get(key, _MISSING), *self._accepted.get(key, ()))
-        return any(_are_equal(value, old) for old in known)
+    def _differs(self, model: Model, now: Mapping[str, Any]) -> bool:
+        """Test whether the step differs now.
 
-    def _reads(self, key: str, value: Any) -> bool:
-        """Test whether the step reads a new value, where all others are as they were."""
-        others = {
-            each: old
-            for each, old in self._values.items()
-            if each != key and each not in WHERE_AND_HOW and not is_tracer(old)
-        }
-        with brainstate.environ.context(**others):
-            return (is_number(value) and is_read(key, self._again)) or self._differs(value)
+        Absent values that it cannot do without are those from before: no others can be meant.
+        """
+        restored: dict[str, Any] = {}
+        while True:
+            try:
+                with brainstate.environ.context(**restored):
+                    return not self._again(model)
+            except Exception as error:  # the step may raise anything
+                needed = self._values.keys() - now.keys() - restored.keys()
+                key = next((key for key in needed if _is_missed(key, error)), None)
+                if key is None:
+                    return True
+                restored[key] = self._values[key]
 
-    def _differs(self, value: Any) -> bool:
-        try:
-            return self._again() != self.fingerprint()
-        except Exception:  # a step that needs a value, and finds none, has the one from before
-            return value is not _MISSING
-
-    def _told(self, read: dict[str, Any]) -> str:
-        then = ", ".join(_shown(self._values.get(key, _MISSING)) for key in read)
-        now = ", ".join(map(_shown, read.values()))
-        keys = ", ".join(f"'{key}'" for key in read)
-        return (
-            f"`update` reads {keys} of `brainstate.environ`, which was {then} when the model was "
-            f"compiled and is {now} now. A compiled step does not see the change: pass the value "
-            "as an argument of `update`, keep it in a State, or compile again."
+    def _error(self, now: Mapping[str, Any], keys: Iterable[str]) -> NotCompiledError:
+        both = {key: (self._values.get(key, _MISSING), now.get(key, _MISSING)) for key in keys}
+        changed = {key: pair for key, pair in both.items() if not _are_equal(*pair)} or both
+        told = ", or ".join(
+            f"'{key}' of `brainstate.environ`, which was {_shown(then)} when the model was "
+            f"compiled and is {_shown(value)} now"
+            for key, (then, value) in sorted(changed.items())
+            if key not in WHERE_AND_HOW
         )
+        return NotCompiledError(
+            f"`update` reads {told}. A compiled step does not see the change: pass the value as an "
+            "argument of `update`, keep it in a State, or compile again."
+        )
+
+
+def _accepted(values: Mapping[str, Any]) -> _Accepted:
+    others = {key: value for key, value in values.items() if key not in WHERE_AND_HOW}
+    numbers = {key: value for key, value in others.items() if is_number(value)}
+    parts = {key: NUMBERS if key in numbers else part_of(value) for key, value in others.items()}
+    return _Accepted(parts, numbers)  # of tracers, see `check`
+
+
+def _is_missed(key: str, error: BaseException | None) -> bool:
+    """Test whether an error, or one that has caused it, is that a key is absent."""
+    while error is not None:
+        if isinstance(error, KeyError) and repr(key) in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def is_number(value: Any) -> bool:
@@ -121,7 +163,7 @@ def _are_equal(value: Any, old: Any) -> bool:
         return True
     if type(old) is not type(value) or is_tracer(value) or is_tracer(old):
         return False
-    return bool(np.all(old == value))
+    return bool(part_of(value) == part_of(old))
 
 
 def _shown(value: Any) -> str:
@@ -141,11 +183,11 @@ def is_read(key: str, trace: Callable[[], Any]) -> bool:
 class _Unusable:
     """An object whose every operation raises an error."""
 
-    def __getattr__(self, name: str) -> Any:
-        raise TypeError("a value of the environment is read")
-
     def _refuse(self, *_: Any) -> Any:
         raise TypeError("a value of the environment is read")
+
+    __class__ = property(_refuse)  # `isinstance` reads it
+    __getattr__ = __str__ = __repr__ = __format__ = _refuse
 
     __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __neg__ = __pow__ = _refuse
