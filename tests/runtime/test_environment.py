@@ -1,5 +1,6 @@
 """Values of `brainstate.environ` that change after a model has been compiled."""
 
+import copy
 import enum
 
 import brainstate
@@ -87,6 +88,22 @@ READERS = {
     ),
     "a type of number": (lambda: 0.1 if isinstance(get("k"), int) else 0.9, {"k": 1.0}, {"k": 1}),
     "a number": (lambda: get("k"), {"k": 0.9}, {"k": 0.1}),
+    "a number above another": (
+        lambda: 0.1 if isinstance(get("k"), float) and get("k") > 10 else 0.9,
+        {"k": 1.0},
+        {"k": 20.0},
+    ),
+    "the text of a number": (lambda: {"1": 0.9}.get(f"{get('k')}", 0.1), {"k": 1}, {"k": 2}),
+    "a shape": (
+        lambda: 0.9 if len(get("k")) > 1 else 0.1,
+        {"k": np.ones(9)},
+        {"k": np.ones(1)},
+    ),
+    "a type in a dict": (
+        lambda: 0.1 if type(get("k")["x"]) is int else 0.9,
+        {"k": {"x": 1.0}},
+        {"k": {"x": 1}},
+    ),
     "a quantity": (
         lambda: get("dt") / u.ms,
         {"dt": 0.9 * u.ms},
@@ -138,6 +155,83 @@ def test_a_value_that_update_needs_may_be_absent_later():
         learner(XS[2])
     with context(dt=0.5, fit=True), pytest.raises(braintrace.NotCompiledError, match="reads 'dt'"):
         learner(XS[2])
+
+
+def test_values_that_matter_together_are_refused_together():
+    """At once or one after the other; each alone changes nothing."""
+    before = {"fit": False, "noise": False, "k": 0.9}
+    together = {
+        "two flags": (lambda: 0.1 if get("fit") and get("noise") else 0.9, {"noise": True}),
+        "a number under a flag": (lambda: get("k") if get("fit") else 0.9, {"k": 0.1}),
+    }
+    for decay, other in together.values():
+        for is_in_turn in (False, True):
+            with context(**before):
+                learner = compiled(decay)
+            if is_in_turn:
+                for alone in ({"fit": True}, other):
+                    with context(**{**before, **alone}):
+                        learner(XS[0])
+            refused = pytest.raises(braintrace.NotCompiledError, match="`update` reads")
+            with context(**{**before, "fit": True, **other}), refused:
+                learner(XS[0])
+
+
+def test_an_attribute_may_make_a_step_read_a_value():
+    model = Model(lambda: 0.1 if model.is_on and get("fit") else 0.9)
+    model.is_on = False
+    with context(fit=True):
+        learner = braintrace.compile(model, "d_rtrl", XS[0], batch_size=BATCH)
+        learner(XS[0])
+    model.is_on = True
+    with context(fit=False):
+        learner.reset_state()
+        learner(XS[0])
+    with context(fit=True), pytest.raises(braintrace.NotCompiledError, match="reads 'fit'"):
+        learner(XS[1])
+
+
+def test_the_model_of_a_copy_is_the_one_that_reads():
+    class Own(Model):
+        def decay_now(self):
+            return 0.1 if self.is_on and get("fit") else 0.9
+
+        def update(self, x):
+            self.h.value = self.decay_now() * self.h.value + braintrace.matmul(x, self.w.value)
+            return self.h.value
+
+    model = Own(None)
+    model.is_on = True
+    learner = braintrace.compile(model, "d_rtrl", XS[0], batch_size=BATCH)
+    twin = copy.deepcopy(learner)
+    model.is_on = False
+    with context(other=1):
+        twin(XS[0])
+    with context(fit=True), pytest.raises(braintrace.NotCompiledError, match="reads 'fit'"):
+        twin(XS[0])
+
+
+def test_a_dict_that_changes_in_place_is_refused():
+    settings = {"decay": 0.9}
+    with context(settings=settings):
+        learner = compiled(lambda: get("settings")["decay"])
+        learner(XS[0])
+        settings["decay"] = 0.1
+        with pytest.raises(braintrace.NotCompiledError, match="reads 'settings'"):
+            learner(XS[0])
+
+
+@pytest.mark.parametrize("value", [3, True, 2.0 * u.ms])
+def test_a_step_function_may_set_what_the_model_does_not_read(value):
+    learner, same = (compiled(lambda: 0.9) for _ in range(2))
+
+    def step(x):
+        with context(other=value):
+            return (learner(x) ** 2).sum()
+
+    found = learner.etrace_grad(XS, step_fn=step)
+    expected = same.etrace_grad(XS, step_fn=step_of(same))
+    np.testing.assert_array_equal(found["w",], expected["w",])
 
 
 def test_what_is_not_read_may_change_at_every_call():

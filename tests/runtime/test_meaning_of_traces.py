@@ -61,6 +61,17 @@ def twice(model, x):
     return found["plain"] * jnp.tanh(found["squared"])
 
 
+def straight_through(model, x):
+    keep = jax.custom_jvp(lambda w: 1.0 * w)
+    keep.defjvp(lambda primals, tangents: (keep(*primals), model.now * tangents[0]))
+    return braintrace.matmul(x, keep(model.w.value))
+
+
+def masked_in_a_loop(model, x):
+    rows = jax.lax.map(jax.jit(lambda row: model.now * row), model.w.value)
+    return braintrace.matmul(x, rows)
+
+
 KEY = jax.random.key(0)
 
 
@@ -71,6 +82,8 @@ def gained(model, x):
 
 CHANGES = {
     "function of a weight": (masked, np.float32(1), np.float32(0.5)),
+    "derivative of a function of a weight": (straight_through, np.float32(1), np.float32(0.5)),
+    "function of a weight in a loop": (masked_in_a_loop, np.ones(4), np.arange(4.0)),
     "units that a product reaches": (picked, np.arange(4), BACKWARD),
     "pattern of a matrix": (sparse, *STRIPES),
     "function of an operation": (of_entries, jnp.tanh, jnp.sin),
@@ -80,6 +93,8 @@ CHANGES = {
 ROWS = [
     ("function of a weight", "d_rtrl", {}),
     ("function of a weight", "snap", {"n": 2}),
+    ("derivative of a function of a weight", "d_rtrl", {}),
+    ("function of a weight in a loop", "d_rtrl", {}),
     ("units that a product reaches", "d_rtrl", {}),
     ("units that a product reaches", "snap", {"n": 2}),
     ("pattern of a matrix", "d_rtrl", {}),

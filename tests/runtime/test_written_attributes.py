@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from drivers import calls_gradient, stream_gradient
+from jax.experimental import io_callback
 
 import braintrace
 
@@ -248,19 +249,25 @@ def test_what_a_function_changes_after_its_step_holds_from_the_next_call_on(writ
     np.testing.assert_allclose(output, h, rtol=1e-5)
 
 
-def with_slope(slope):
+def with_slope(slope, tanh=lambda x: jnp.tanh(x)):
     """Return ``tanh`` with a derivative of its own, which reads ``slope()`` when it is traced."""
-
-    @jax.custom_jvp
-    def spike(x):
-        return jnp.tanh(x)
-
-    @spike.defjvp
-    def rule(primals, tangents):
-        (x,), (t,) = primals, tangents
-        return spike(x), slope() * t
-
+    spike = jax.custom_jvp(tanh)
+    spike.defjvp(lambda primals, tangents: (spike(*primals), slope() * tangents[0]))
     return spike
+
+
+def of_jax(slope):
+    return with_slope(slope, jnp.tanh)
+
+
+def backward(slope):
+    spike = jax.custom_vjp(lambda x: jnp.tanh(x))
+    spike.defvjp(lambda x: (jnp.tanh(x), None), lambda _, g: (slope() * g,))
+    return spike
+
+
+def gradient(slope):
+    return jax.custom_gradient(lambda x: (jnp.tanh(x), lambda g: slope() * g))
 
 
 class Spiking(Leaky):
@@ -268,17 +275,24 @@ class Spiking(Leaky):
 
     slope = 1.0
 
+    def __init__(self, spike=with_slope):
+        super().__init__()
+        self.spike = spike
+
     def update(self, x):
         self.last = x
         self.h.value = super().update(x)
-        return with_slope(lambda: self.slope)(self.h.value)
+        return self.spike(lambda: self.slope)(self.h.value)
 
 
-@pytest.mark.by_day("sequence", "own loop")
+@pytest.mark.by_day(
+    "sequence-with_slope", "own loop-of_jax", "sequence-gradient", "own loop-backward"
+)
+@pytest.mark.parametrize("spike", [with_slope, of_jax, backward, gradient])
 @pytest.mark.parametrize("run", RUNS)
-def test_a_derivative_sees_a_change_of_an_attribute(run):
+def test_a_derivative_sees_a_change_of_an_attribute(run, spike):
     """Although the values of the step do not change."""
-    model, twin = Spiking(), Spiking()
+    model, twin = Spiking(spike), Spiking(spike)
     twin.slope = 3.0
     learner, expected = compiled(model), compiled(twin)
     RUNS[run](learner, XS[:1])
@@ -286,6 +300,25 @@ def test_a_derivative_sees_a_change_of_an_attribute(run):
     model.slope = 3.0
     found = np.asarray(RUNS[run](learner, XS[:1])["w",])
     np.testing.assert_allclose(found, RUNS[run](expected, XS[:1])["w",], rtol=1e-6)
+
+
+@pytest.mark.parametrize("call", [jax.debug.callback, lambda f, x: io_callback(f, None, x)])
+def test_a_callback_sees_another_function(call):
+    class Recorded(Leaky):
+        def update(self, x):
+            output = super().update(x)
+            call(self.sink, output)
+            return output
+
+    first, second = [], []
+    model = Recorded()
+    model.sink = first.append
+    learner = compiled(model)
+    learner(XS[0])
+    model.sink = second.append
+    learner(XS[1])
+    jax.effects_barrier()
+    assert [len(first), len(second)] == [1, 1]
 
 
 def test_a_note_of_a_step_function_compiles_nothing_where_derivatives_are_the_users_own():

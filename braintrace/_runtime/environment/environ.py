@@ -8,8 +8,10 @@ does not, all numbers under this key are accepted, as long as the other values a
 """
 
 import dataclasses
+import enum
 from collections.abc import Callable, Iterable, Mapping
 from operator import is_
+from types import NoneType
 from typing import Any, TypeAlias
 
 import brainstate
@@ -19,7 +21,7 @@ import saiunit
 
 from ..._errors import NotCompiledError
 from ..._jax import is_tracer
-from .attributes import part_of
+from .attributes import BY_VALUE, part_of
 
 Model: TypeAlias = brainstate.nn.Module
 
@@ -43,7 +45,7 @@ class _Accepted:
     parts
         Comparable values by key; `NUMBERS` for numbers.
     numbers
-        The numbers by key; unread ones are not compared.
+        Comparable numbers by key.
     unread
         Keys of numbers that the step does not read.
     """
@@ -65,7 +67,8 @@ class Environment:
 
     def __init__(self, again: Callable[[Model], bool]) -> None:
         self._again = again
-        self._values = self._seen = brainstate.environ.all()
+        self._values = brainstate.environ.all()
+        self._seen = self._values if all(map(_is_fixed, self._values.values())) else {}
         self._accepted = [_accepted(self._values)]
 
     def check(self, model: Model) -> None:
@@ -82,7 +85,7 @@ class Environment:
         if any(type(value) is _Unusable for value in now.values()):  # see `is_read`
             return
         self._check(model, now)
-        if not any(map(is_tracer, now.values())):  # these must not outlive their transformation
+        if all(map(_is_fixed, now.values())):
             self._seen = now
 
     def _check(self, model: Model, now: Mapping[str, Any]) -> None:
@@ -91,11 +94,10 @@ class Environment:
         if known is None:
             if self._differs(model, now):
                 raise self._error(now, own.parts.keys() | self._values.keys())
-            own.numbers = {k: v for k, v in own.numbers.items() if not is_tracer(v)}
             self._accepted = [*self._accepted[:1], *self._accepted[1:][-MOST_ACCEPTED:], own]
             return
-        for key, value in own.numbers.items():
-            if key in known.unread or _are_equal(value, known.numbers.get(key, _MISSING)):
+        for key, part in own.numbers.items():
+            if key in known.unread or part == known.numbers.get(key):
                 continue
             if is_read(key, lambda: self._again(model)) or self._differs(model, now):
                 raise self._error(now, [key])
@@ -135,9 +137,14 @@ class Environment:
 
 def _accepted(values: Mapping[str, Any]) -> _Accepted:
     others = {key: value for key, value in values.items() if key not in WHERE_AND_HOW}
-    numbers = {key: value for key, value in others.items() if is_number(value)}
-    parts = {key: NUMBERS if key in numbers else part_of(value) for key, value in others.items()}
-    return _Accepted(parts, numbers)  # of tracers, see `check`
+    parts = {key: NUMBERS if is_number(value) else part_of(value) for key, value in others.items()}
+    numbers = {key: _number(value) for key, value in others.items() if parts[key] is NUMBERS}
+    return _Accepted(parts, numbers)
+
+
+def _number(value: Any) -> Any:
+    """Return the comparable part of a number; tracers must not outlive what traces them."""
+    return object() if any(map(is_tracer, jax.tree.leaves(value))) else part_of(value)
 
 
 def _is_missed(key: str, error: BaseException | None) -> bool:
@@ -156,6 +163,12 @@ def is_number(value: Any) -> bool:
     return isinstance(value, NUMBERS) or any(
         isinstance(leaf, NUMBERS) and not isinstance(leaf, bool) for leaf in jax.tree.leaves(value)
     )
+
+
+def _is_fixed(value: Any) -> bool:
+    """Test whether an object cannot change in place; tracers must not outlive what traces them."""
+    fixed = (NoneType, *BY_VALUE, type, enum.Enum, jax.Array, saiunit.Quantity)
+    return isinstance(value, fixed) and not is_tracer(saiunit.get_mantissa(value))
 
 
 def _are_equal(value: Any, old: Any) -> bool:
