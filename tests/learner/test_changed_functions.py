@@ -131,6 +131,59 @@ def test_attributes_that_a_called_object_reads_make_another_function(kind, way):
     assert now() == before
 
 
+class Settings:
+    def __init__(self):
+        self.factor = 1.0
+
+
+def scaled(settings, y):
+    return settings.factor * y
+
+
+def scaled_twice(settings, y):
+    return scaled(settings, scaled(settings, y))
+
+
+class Trainer:
+    """An object whose step gives its settings to other functions."""
+
+    def __init__(self, settings):
+        self.settings = settings
+
+    def loss(self, settings, y):
+        return settings.factor * y
+
+    def through_a_method(self, y):
+        return self.loss(self.settings, y)
+
+    def through_a_function(self, y):
+        return scaled_twice(self.settings, y)
+
+
+def closing_over(settings, helper):
+    return lambda y: helper(settings, y)
+
+
+HANDED_ON = {
+    "to a function": lambda settings: lambda y: scaled(settings, y),
+    "to a function in a function": lambda settings: lambda y: scaled_twice(settings, y),
+    "to a closed-over function": lambda settings: closing_over(settings, scaled),
+    "by a method to a method": lambda settings: Trainer(settings).through_a_method,
+    "by a method to a function": lambda settings: Trainer(settings).through_a_function,
+}
+
+
+@pytest.mark.parametrize("way", HANDED_ON)
+def test_attributes_that_another_function_reads_make_another_function(way):
+    settings = Settings()
+    function = HANDED_ON[way](settings)
+    before = key(function)
+    settings.unread = 1
+    assert key(function) == before
+    settings.factor = 2.0
+    assert key(function) != before
+
+
 def test_objects_that_refer_to_one_another_end():
     one, other = Outer(None), Outer(None)
     one.inner, other.inner = other, one

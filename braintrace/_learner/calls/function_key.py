@@ -154,25 +154,24 @@ class _Reading:
                 if value.__closure__:
                     parts += _closed_over(value.__closure__)
                 if parts:
-                    parts += self._attributes(value.__code__, parts)
+                    parts += self._attributes(value, parts)
                     self._add(parts, (*inside, id(value)))
             elif isinstance(value, types.MethodType):
                 contents.append(value.__self__)
-                code = getattr(value.__func__, "__code__", None)
-                read = self._attributes(code, [value.__self__])
+                read = self._attributes(value.__func__, [value.__self__])
                 self._add([value.__func__, *read], (*inside, id(value)))
             elif isinstance(value, functools.partial):
                 parts = [value.func, *value.args, *value.keywords, *value.keywords.values()]
                 contents += [functools.partial, len(parts)]
-                parts += self._attributes(getattr(value.func, "__code__", None), parts)
+                parts += self._attributes(value.func, parts)
                 self._add(parts, (*inside, id(value)))
             else:
                 contents += [type(value), len(value)]
                 self._add(value, inside)
 
-    def _attributes(self, code: types.CodeType | None, objects: Iterable[Any]) -> list[Any]:
-        """Return the names and values of attributes that code may read from objects."""
-        found = attributes_read(code, objects, self._of_model)
+    def _attributes(self, function: Any, objects: Sequence[Any]) -> list[Any]:
+        """Return the names and values of attributes that a function may read from objects."""
+        found = attributes_read(function, objects, self._of_model)
         if not found:
             return []
         self.attributes += found

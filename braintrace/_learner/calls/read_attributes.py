@@ -10,11 +10,13 @@ far as the function itself names their attributes.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
+import os
 import types
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import brainstate
@@ -35,6 +37,8 @@ _NOT_LOOKED_INTO = (
 """Types of owners whose attributes are not part of a key."""
 
 _CONTAINERS = (list, tuple, dict)
+
+_INSTALLED = os.sep + "site-packages" + os.sep
 
 _SEQUENCES = frozenset({"etrace_grad", "etrace_online", "etrace_evolve"})
 """Methods of a learner that call the step function, and that it cannot call."""
@@ -75,26 +79,29 @@ WRITTEN = Written()
 
 
 def attributes_read(
-    code: types.CodeType | None,
-    objects: Iterable[Any],
-    of_model: Collection[int],
+    function: Any, objects: Sequence[Any], of_model: Collection[int]
 ) -> list[Attribute]:
-    """Return the attributes that code may read from objects.
+    """Return the attributes that a function may read from objects.
 
-    Attributes of these attributes, and attributes that methods read, are included; values that a
-    trace has left are not.
+    Attributes of these attributes, and attributes that methods and other functions read from what
+    they are given, are included; values that a trace has left are not.
 
     Parameters
     ----------
-    code, objects
-        The code, and the objects that it may read and call.
+    function, objects
+        The function, and the objects that it may read and call.
     of_model
         Identities of the objects of the learner's model.
     """
-    names = _names_in(code)
+    if all(isinstance(each, _NOT_LOOKED_INTO) for each in objects):
+        return []
+    functions = [each for each in (function, *objects) if isinstance(each, types.FunctionType)]
+    if functions and _INSTALLED in functions[0].__code__.co_filename:
+        functions = functions[:1]  # a function of a package reads what it names
+    every = list({own: None for each in functions for own in _names_called(each)})
     result: list[Attribute] = []
     seen: set[tuple[Any, int]] = set()
-    pending = list(zip(objects, itertools.repeat(names)))
+    pending = list(itertools.product(objects, every or [_names_in(None)]))
     while pending:
         owner, names = pending.pop()
         kind = owner.__class__
@@ -116,7 +123,7 @@ def attributes_read(
             is_read = name in reads and not isinstance(value, brainstate.State)
             if is_read and left.get(name, left) is not value:
                 result.append((owner, name, value))
-                pending += [(value, more) for more in reads[name]]
+                pending += [(value, more) for more in (*reads[name], *every)]
     return result
 
 
@@ -175,9 +182,9 @@ def _reads(names: _Names, kind: type, is_called: bool) -> _Reads | None:
     result: _Reads = {}
     for code in run:  # which grows
         for name in code.names:
-            result.setdefault(name, []).append(code)
-            functions = [] if of_learner else list(_functions_of(kind, name))
-            if functions and len(result[name]) == 1:
+            functions = () if of_learner or name in result else tuple(_functions_of(kind, name))
+            result[name] = run  # any of them may be given the value
+            if functions:
                 run.append(_names_of(*functions))
     return result
 
@@ -220,6 +227,37 @@ def _names_of(*functions: Any) -> _Names:
             result += _names_in(function.__code__).names
             function = getattr(function, "__wrapped__", None)
     return _Names(result)
+
+
+def _names_called(function: types.FunctionType) -> list[_Names]:
+    """Return the names in a function, and in the functions of its module that it may call."""
+    key = _Globals(function.__globals__)
+    return _names_through(function.__code__, key)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Globals:
+    """Variables of a module, which are compared by identity."""
+
+    variables: dict[str, Any]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Globals) and other.variables is self.variables
+
+    def __hash__(self) -> int:
+        return id(self.variables)
+
+
+@functools.lru_cache(maxsize=1000)
+def _names_through(code: types.CodeType, of_module: _Globals) -> list[_Names]:
+    result = [_names_in(code)]
+    if _INSTALLED in code.co_filename:  # functions of packages call those of packages
+        return result
+    for names in result:  # which grows
+        called = map(of_module.variables.get, names.names)
+        own = [each for each in called if isinstance(each, types.FunctionType)]
+        result += (each for each in map(_names_of, own) if each not in result)
+    return result
 
 
 @functools.lru_cache(maxsize=1000)
