@@ -380,7 +380,7 @@ def _fingerprint_now(
     try:
         with kept_for_other_threads(states):
             now, used = compile_model(model, example, batch_size, options, method)
-    finally:  # a trace that fails leaves tracers in the States; nobody has written them
+    finally:  # a trace that fails leaves tracers in the States; to restore is not to write
         for state, value in zip(states, before, strict=True):
             hold(state, value)
     return fingerprint_of(now.traced, used)
