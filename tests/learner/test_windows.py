@@ -370,8 +370,8 @@ def layered_reference(case, window):
     no_resets = np.zeros((LENGTH, BATCH), bool)
     for t in range(LENGTH):
         if t % window == 0:
-            part = slice(t, t + window)
-            data = xs[part], targets[part], np.ones(len(xs[part])), no_resets[part]
+            end, weights = min(t + window, LENGTH), np.ones(LENGTH)
+            data = oracles.steps_of_window(t, end, xs, targets, weights, no_resets)
             inside, mu = oracles.window_gradients(case, params, states, start, *data)
             gradient = gradient + flat(inside)
             for layer, members in case.groups.items() if t else ():

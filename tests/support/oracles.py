@@ -762,6 +762,7 @@ def dense_multi_step(
     resets: (time, batch), the samples that start anew before these steps.
     """
     flags = None if resets is None else np.asarray(resets)
+    xs, targets = np.asarray(xs), np.asarray(targets)
     steps = facts_of_steps(case, params, states, xs, targets, snap, flags)
     if alpha is not None:
         traces = es_d_rtrl_traces(case, steps, alpha, flags)
@@ -770,19 +771,28 @@ def dense_multi_step(
     else:
         traces = d_rtrl_traces(case, steps, resets=flags)
     starts = range(0, len(xs), window) if isinstance(window, int) else window
-    weights, gradient = np.asarray(_ones(step_weights, xs)), 0.0
-    flags = np.zeros((len(xs), xs.shape[1]), bool) if flags is None else flags
-    before = states
+    gradient, before = 0.0, states
+    flags = np.zeros(xs.shape[:2], bool) if flags is None else flags
+    sequences = xs, targets, np.asarray(_ones(step_weights, xs)), flags
     for begin, end in zip(starts, (*starts[1:], len(xs)), strict=True):
-        part = slice(begin, end)
-        inputs = case, params, before, states, xs[part], targets[part], weights[part], flags[part]
-        to_params, to_states = window_gradients(*inputs)
+        inputs = steps_of_window(begin, end, *sequences)
+        to_params, to_states = window_gradients(case, params, before, states, *inputs)
         gradient = gradient + _flat(to_params)
         if has_past:
             args = case, params, before, xs[begin], to_states, traces[begin]
             gradient = gradient + _window_past(*args, alpha is not None or decay is not None)
-        before = _after(case, params, before, states, xs[part], flags[part])
+        before = _after(case, params, before, states, xs[begin:end], flags[begin:end])
     return _as_tree(params, gradient)
+
+
+def steps_of_window(begin, end, xs, targets, weights, resets):
+    """Inputs of `window_gradients`, as long as the sequence: one program for all windows.
+
+    The last step of the window is repeated, with weights of zero.
+    """
+    steps = np.minimum(np.arange(begin, begin + len(xs)), end - 1)
+    counts = np.where(np.arange(len(xs)) < end - begin, weights[steps], 0)
+    return xs[steps], targets[steps], counts, resets[steps]
 
 
 def _window_past(case, params, before, x, to_states, traces, is_factored):
