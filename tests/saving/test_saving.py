@@ -192,18 +192,18 @@ def test_a_run_that_is_killed_ten_times_ends_with_the_same_bits(case, driver, tm
 
 
 def test_what_an_optimizer_keeps_waits_for_it(tmp_path):
-    first, begun = Run(), Run()
+    first, begun = Run("Leaky"), Run("Leaky")
     braintrace.save(tmp_path / "before", first.learner)
     first.part(0)
     braintrace.save(tmp_path / "after", first.learner)
     expected = state_of(first.learner)
     begun.part(5)
-    fresh = Run()
+    fresh = Run("Leaky")
     for run in (begun, fresh):
         braintrace.restore(tmp_path / "after", run.learner)
         assert_same_bits(state_of(run.learner), expected)
     braintrace.save(tmp_path / "waiting", fresh.learner)
-    other = Run()
+    other = Run("Leaky")
     braintrace.restore(tmp_path / "waiting", other.learner)
     expected = first.part(1)
     for run in (begun, fresh, other):
