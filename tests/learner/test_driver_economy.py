@@ -248,7 +248,7 @@ def test_buffers_are_donated_unless_somebody_reads_the_traces(algorithm):
     read = learner.algorithm.traces.value
     learner.etrace_evolve(XS)
     online(XS)
-    sequence_gradient(learner, CASE, XS, TARGETS, chunk_size=4)
+    sequence_gradient(learner, CASE, XS, TARGETS, chunk_size=3)
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(read))
 
 
