@@ -18,6 +18,8 @@ import jax
 
 QUICK_GENERATORS = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 
+FEW_OPTIMIZATIONS = "JAX_DISABLE_MOST_OPTIMIZATIONS"
+
 MOST_MAPPINGS = 50_000
 """Of memory. A compiled program has about 15; Linux lets no process have more than 65,530."""
 
@@ -93,6 +95,7 @@ def cache(function):
 def _switch(in_a_hurry):
     global _in_a_hurry
     if in_a_hurry != _in_a_hurry:
+        os.environ[FEW_OPTIMIZATIONS] = str(in_a_hurry)  # for processes that tests start
         jax.config.update("jax_disable_most_optimizations", in_a_hurry)
         jax.clear_caches()  # they do not tell apart how a program was compiled
     _in_a_hurry = in_a_hurry
