@@ -64,7 +64,7 @@ def test_one_flag_per_step_is_as_separate_sequences(case, algorithm, style, opti
     steps = starts[0]
     weights = st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0]), min_size=LENGTH, max_size=LENGTH)
 
-    @drawn(3, st.sets(st.sampled_from(starts)), st.sampled_from(chunks), weights)
+    @drawn(3, st.sets(st.sampled_from(starts), min_size=1), st.sampled_from(chunks), weights)
     def check(starts, chunk_size, mask):
         mask, bounds = np.float32([*mask[1:], 1]), {0, *starts}
         each = []
