@@ -13,6 +13,7 @@ import saiunit as u
 from by_day import pytest_pycollect_makeitem as pytest_pycollect_makeitem
 
 compilation.compile_in_a_hurry()
+gc.set_threshold(100_000, 20, 20)  # what is imported, traced or compiled is hardly ever garbage
 
 LAYERS = pathlib.Path(__file__).parent.parent / "braintrace" / "nn"
 """Their examples train a network each and are run at night; other docstrings' run by day."""
@@ -29,7 +30,12 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    """Choose how XLA generates code; processes of pytest-xdist inherit the choice."""
+    """Choose how XLA generates code; processes of pytest-xdist inherit the choice.
+
+    By day hardly any program takes long enough to be kept in files, and to find out what it would
+    be called there takes longer than to compile those few again.
+    """
+    jax.config.update("jax_enable_compilation_cache", config.getoption("--nightly"))
     if not config.getoption("--nightly") and not hasattr(config, "workerinput"):
         compilation.choose_quick_generators()
 
@@ -61,10 +67,9 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish(session):
-    """Look for garbage seldom, and not among modules: JAX keeps a million objects that live on."""
+    """Look for no garbage among modules, of which JAX keeps a million objects that live on."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
 
 
 def pytest_runtest_setup(item):
@@ -95,7 +100,7 @@ def compilations():
 def compilation_cache(tmp_path_factory):
     """Programs that several tests compile alike are compiled once per run, in any process.
 
-    Those of other processes are read from files, which is worth it for the large ones.
+    Those of other processes are read from files, which is worth it for the large ones: at night.
     """
     folder = tmp_path_factory.getbasetemp()
     shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
