@@ -11,6 +11,7 @@ import jax
 import pytest
 import saiunit as u
 from by_day import pytest_pycollect_makeitem as pytest_pycollect_makeitem
+from initial_weights import quick_draws
 
 compilation.compile_in_a_hurry()
 gc.set_threshold(100_000, 20, 20)  # what is imported, traced or compiled is hardly ever garbage
@@ -109,6 +110,17 @@ def compilation_cache(tmp_path_factory):
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     yield
     jax.config.update("jax_compilation_cache_dir", None)
+
+
+@pytest.fixture(autouse=True)
+def initial_weights(request):
+    """By day those of layers come from NumPy, but where pages say what comes of them."""
+    of_pages = request.path.parent.name == "documentation"
+    if of_pages or request.config.getoption("--nightly"):
+        yield
+    else:
+        with quick_draws():
+            yield
 
 
 @pytest.fixture

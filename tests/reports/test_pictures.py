@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import saiunit as u
 from catalogue import BY_NAME, MODELS
-from catalogue.layers import quick_draws
 from drivers import quietly_compiled, shared_learner
+from initial_weights import quick_draws
 from matrices import csr
 from test_eligibility import BATCH, DECAY, STEPS, UNITS, XS, Layer, direct, once
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from assertions import assert_gradients_close
 from catalogue import BY_NAME, INPUTS
-from catalogue.layers import quick_draws
 from drivers import build_learner
+from initial_weights import quick_draws
 from sharded_programs import run
 
 import braintrace

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import saiunit as u
-from catalogue.layers import quick_draws
+from initial_weights import quick_draws
 from matrices import csr
 
 from braintrace import nn

@@ -1,13 +1,11 @@
 """The layers of `braintrace.nn` in small models, with what the compiler should find in each."""
 
-import contextlib
-from unittest import mock
-
 import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
 import saiunit as u
+from initial_weights import quick_draws
 
 from braintrace import nn
 
@@ -29,19 +27,6 @@ from .model import BATCH, INPUTS, H, Model
 LAYERS: list[Model] = []
 RECURRENT = ("recurrent-mixing",)
 BEHIND = ("recurrent-mixing", "nested-weights")
-
-
-@contextlib.contextmanager
-def quick_draws():
-    """Initial weights come from NumPy: brainstate compiles seven programs for every shape."""
-
-    def drawn(self, lower, upper, size, dtype=None, **_):
-        seed = np.asarray(jax.random.key_data(self.split_key())).ravel()
-        values = np.clip(np.random.default_rng(seed).standard_normal(size), lower, upper)
-        return jax.device_put(np.asarray(values, dtype))
-
-    with mock.patch.object(brainstate.random.RandomState, "truncated_normal", drawn):
-        yield
 
 
 BY_DAY = {"SparseLinear", "LeakyRateReadout", "LIF", "ALIF", "LoRA"}
