@@ -10,13 +10,13 @@ import pytest
 from assertions import assert_gradients_close
 from backpropagation import of_squares
 from drivers import quietly_compiled
+from initial_weights import normal
 from marks import spike_reverse_only
 
 import braintrace
 
 BATCH, INPUTS, H = 2, 3, 4
-KEYS = jax.random.split(jax.random.key(1), 3)
-XS = jax.random.normal(jax.random.key(0), (5, BATCH, INPUTS))
+XS = normal(0, 5, BATCH, INPUTS)
 
 
 class Cell(brainstate.nn.Module):
@@ -25,9 +25,9 @@ class Cell(brainstate.nn.Module):
     def __init__(self, step):
         super().__init__()
         self.step = step
-        self.w = brainstate.ParamState(jax.random.normal(KEYS[0], (INPUTS, H)) / 2)
-        self.gain = brainstate.ParamState(jax.random.normal(KEYS[1], (H,)) / 2)
-        self.plain = brainstate.ParamState(jax.random.normal(KEYS[2], (H, H)) / 2)
+        self.w = brainstate.ParamState(normal(1, INPUTS, H) / 2)
+        self.gain = brainstate.ParamState(normal(2, H) / 2)
+        self.plain = brainstate.ParamState(normal(3, H, H) / 2)
 
     def init_state(self, batch_size=None, **_):
         self.h = brainstate.HiddenState(jnp.full((batch_size, H), 0.1))

@@ -6,11 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from backpropagation import of_squares
+from initial_weights import normal
 
 import braintrace
 
-INPUTS = jax.random.normal(jax.random.key(0), (5, 2, 3))
-KEYS = jax.random.split(jax.random.key(1), 2)
+INPUTS = normal(0, 5, 2, 3)
 
 
 class Cell(brainstate.nn.Module):
@@ -19,8 +19,8 @@ class Cell(brainstate.nn.Module):
     def __init__(self, step):
         super().__init__()
         self.step = step
-        self.w = brainstate.ParamState(jax.random.normal(KEYS[0], (3, 4)) / 2)
-        self.u = brainstate.ParamState(jax.random.normal(KEYS[1], (4, 4)) / 2)
+        self.w = brainstate.ParamState(normal(1, 3, 4) / 2)
+        self.u = brainstate.ParamState(normal(2, 4, 4) / 2)
 
     def init_state(self, batch_size=None, **kwargs):
         self.h = brainstate.HiddenState(jnp.zeros((batch_size, 4)))

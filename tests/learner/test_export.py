@@ -5,20 +5,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from initial_weights import normal
 from jax import export
 
 import braintrace
 
-INPUTS = jax.random.normal(jax.random.key(0), (6, 2, 3))
+INPUTS = normal(0, 6, 2, 3)
 
 
 class Leaky(brainstate.nn.Module):
     def __init__(self):
         super().__init__()
-        keys = jax.random.split(jax.random.key(1), 3)
-        self.w_in = brainstate.ParamState(jax.random.normal(keys[0], (3, 4)) / 2)
-        self.w_rec = brainstate.ParamState(jax.random.normal(keys[1], (4, 4)) / 2)
-        self.leak = brainstate.ParamState(jax.random.normal(keys[2], (4,)))
+        self.w_in = brainstate.ParamState(normal(1, 3, 4) / 2)
+        self.w_rec = brainstate.ParamState(normal(2, 4, 4) / 2)
+        self.leak = brainstate.ParamState(normal(3, 4))
 
     def init_state(self, batch_size=None, **kwargs):
         self.h = brainstate.HiddenState(jnp.zeros((batch_size, 4)))

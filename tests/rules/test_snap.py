@@ -48,7 +48,7 @@ def test_without_products_it_is_d_rtrl(case):
 
 
 def normal(seed, *shape):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape) / 2, jnp.float32)
+    return jax.device_put(np.float32(np.random.default_rng(seed).normal(size=shape) / 2))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -300,7 +300,7 @@ def test_what_goes_through_two_products_is_told():
     assert learner.graph.hidden_groups[0].diagonals == ((),)
 
 
-OFF_DIAGONAL = csr(jnp.ones((4, 4)) - jnp.eye(4))
+OFF_DIAGONAL = csr(1 - np.eye(4, dtype=np.float32))
 
 
 def of_own(function):

@@ -18,6 +18,7 @@ import optax
 import pytest
 import saiunit as u
 import wrong_calls
+from initial_weights import quick_draws
 from matrices import csr
 from wrong_calls import CASE, XS, YS, X
 
@@ -79,9 +80,9 @@ def direct(function, **good):
     return call(lambda bench, **given: function(**given), good, of=function)
 
 
-SIGNAL, KERNEL = jnp.ones((2, 5, 2)), jnp.ones((3, 2, 4))
+SIGNAL, KERNEL = jax.device_put((np.ones((2, 5, 2), np.float32), np.ones((3, 2, 4), np.float32)))
 WEIGHT = jnp.ones((3, 4))
-MATRIX = csr(jnp.array([[0.0, 2.0], [3.0, 0.0]]))
+MATRIX = csr(np.float32([[0.0, 2.0], [3.0, 0.0]]))
 OPERATIONS = {
     "matmul": direct(braintrace.matmul, x=X, weight=WEIGHT),
     "conv": direct(
@@ -384,12 +385,17 @@ METHODS = {
 # --- layers
 
 
+def quick_linear():
+    with quick_draws():
+        return nn.Linear(3, 3)
+
+
 def layers():
     """Yield name, class and the arguments that it needs, of every layer."""
     sizes = {
         "in_size": 3, "out_size": 4, "num_in": 3, "num_out": 4, "out_channels": 4,
         "kernel_size": 3, "num_embeddings": 5, "embedding_size": 4, "in_features": 3,
-        "lora_rank": 2, "out_features": 4, "spar_mat": MATRIX, "weights": nn.Linear(3, 3),
+        "lora_rank": 2, "out_features": 4, "spar_mat": MATRIX, "weights": quick_linear(),
         "synapse": nn.Expon(3), "E": 0.0 * u.mV, "V_rest": 0.0 * u.mV,
     }  # fmt: skip
     for name in vars(nn):

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import saiunit
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from matrices import csr
 from rules import RULES
 
 import braintrace
@@ -30,7 +30,7 @@ def random(*shape):
     return np.float32(RANDOM.normal(size=shape) / 2)
 
 
-MATRIX = saiunit.sparse.CSR.fromdense(jnp.asarray(np.eye(UNITS) + np.eye(UNITS, k=1), jnp.float32))
+MATRIX = csr(np.float32(np.eye(UNITS) + np.eye(UNITS, k=1)))
 
 
 class Cell(brainstate.nn.Module):

@@ -53,8 +53,8 @@ class OperationCase:
 
 def conv_case(name, sample, hidden, kernel, bias, numbers, **options):
     specification = jax.lax.conv_dimension_numbers((1, *sample), kernel, numbers)
-    channels = jnp.ones(len(hidden) + 1, int).at[specification.out_spec[1]].set(-1)
-    shape = tuple(int(size) for size in channels)
+    shape = [1] * (len(hidden) + 1)
+    shape[specification.out_spec[1]] = -1
     lax_options = {**options, "window_strides": options.get("strides", (1,) * (len(sample) - 1))}
     lax_options.pop("strides", None)
     parameters = {"kernel": normal(3, *kernel)} | ({"bias": normal(4, bias)} if bias else {})
@@ -72,7 +72,7 @@ def conv_case(name, sample, hidden, kernel, bias, numbers, **options):
 
 
 DENSE = np.asarray(normal(5, 3, 4)) * (np.arange(12).reshape(3, 4) % 3 > 0)
-SPARSE = csr(jnp.asarray(DENSE))
+SPARSE = csr(DENSE)
 PLACES = np.eye(DENSE.size)[np.flatnonzero(DENSE)]
 
 
