@@ -1,6 +1,7 @@
 """Quantities in a model: gradients have the numbers and units of backpropagation's."""
 
 import functools
+import math
 
 import brainstate
 import jax
@@ -9,11 +10,19 @@ import numpy as np
 import pytest
 import saiunit as u
 from backpropagation import backpropagated
+from initial_weights import normal
 from matrices import csr
 
 import braintrace
 
-INPUTS = 0.3 * jax.random.normal(jax.random.key(7), (5, 2, 3)) * u.mV
+INPUTS = jax.device_put(np.float32(0.3) * np.asarray(normal(7, 5, 2, 3))) * u.mV
+
+
+def line(start, end, *shape):
+    """Numbers in equal distances."""
+    return jax.device_put(
+        np.linspace(start, end, math.prod(shape), dtype=np.float32).reshape(shape)
+    )
 
 
 class Membrane(brainstate.nn.Module):
@@ -23,7 +32,7 @@ class Membrane(brainstate.nn.Module):
         super().__init__()
         self.conductance = brainstate.ParamState(jnp.arange(12.0).reshape(3, 4) / 9 * u.siemens)
         self.bias = brainstate.ParamState(300.0 * jnp.ones(4) * u.uA)
-        self.leak = brainstate.ParamState(jnp.linspace(0.1, 1.0, 4))
+        self.leak = brainstate.ParamState(line(0.1, 1.0, 4))
 
     def init_state(self, batch_size=None, **kwargs):
         self.v = brainstate.HiddenState(jnp.zeros((batch_size, 4)) * u.mV)
@@ -85,14 +94,14 @@ def test_gradients_have_the_units_of_backpropagation(loss, unit_aware, driver):
         )
 
 
-PATTERN = csr(jnp.asarray([[0.4, 0, 0.2, 0], [0, 0.3, 0, 0.6], [0.1, 0, 0, 0.5]]))
+PATTERN = csr(np.float32([[0.4, 0, 0.2, 0], [0, 0.3, 0, 0.6], [0.1, 0, 0, 0.5]]))
 OPERATIONS = {
     "element_wise": (
-        {"w": jnp.linspace(0.2, 1, 4) * u.mA},
+        {"w": line(0.2, 1, 4) * u.mA},
         lambda x, p: braintrace.element_wise(p["w"]),
     ),
     "conv": (
-        {"w": jnp.linspace(-1, 1, 4).reshape(1, 1, 4) * u.siemens},
+        {"w": line(-1, 1, 1, 1, 4) * u.siemens},
         lambda x, p: braintrace.conv(
             x[:, :, None], p["w"], padding="VALID", dimension_numbers=("NWC", "WIO", "NWC")
         )[:, 0],
@@ -103,24 +112,24 @@ OPERATIONS = {
     ),
     "lora_matmul": (
         {
-            "B": jnp.linspace(-1, 1, 6).reshape(3, 2) * u.siemens,
-            "A": jnp.linspace(-0.5, 1, 8).reshape(2, 4),
+            "B": line(-1, 1, 3, 2) * u.siemens,
+            "A": line(-0.5, 1, 2, 4),
         },
         lambda x, p: braintrace.lora_matmul(x, p["B"], p["A"]),
     ),
     "feedback_matmul": (
         {
-            "w": jnp.linspace(-1, 1, 12).reshape(3, 4) * u.siemens,
-            "feedback": jnp.linspace(1, -2, 12).reshape(3, 4) * 1e-3 * u.ksiemens,
+            "w": line(-1, 1, 3, 4) * u.siemens,
+            "feedback": line(1e-3, -2e-3, 3, 4) * u.ksiemens,
         },
         lambda x, p: braintrace.feedback_matmul(x, p["w"], p["feedback"]),
     ),
     "embedding": (
-        {"w": jnp.linspace(-1, 1, 8).reshape(2, 4) * u.mA},
+        {"w": line(-1, 1, 2, 4) * u.mA},
         lambda x, p: braintrace.embedding((u.get_mantissa(x)[:, 0] > 0).astype(int), p["w"]),
     ),
     "einsum": (
-        {"w": jnp.linspace(-1, 1, 12).reshape(2, 2, 3) * u.siemens},
+        {"w": line(-1, 1, 2, 2, 3) * u.siemens},
         lambda x, p: braintrace.einsum("bk,mnk->bnm", x, p["w"]).reshape((-1, 4)),
     ),
 }
