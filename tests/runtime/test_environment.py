@@ -157,6 +157,24 @@ def test_a_value_that_update_needs_may_be_absent_later():
         learner(XS[2])
 
 
+class Neurons(brainstate.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.input, self.neurons = braintrace.nn.Linear(3, 4), braintrace.nn.LIF(4)
+
+    def update(self, x):
+        return self.neurons(self.input(x) * u.mA)
+
+
+def test_neurons_keep_a_time_step_that_is_absent_later():
+    """Their error for an absent one is not that of brainstate."""
+    with context(dt=1.0 * u.ms):
+        learner = braintrace.compile(Neurons(), "d_rtrl", XS[0], batch_size=BATCH)
+        expected = learner(XS[0])
+    learner.reset_state()
+    np.testing.assert_array_equal(learner(XS[0]), expected)
+
+
 def test_values_that_matter_together_are_refused_together():
     """At once or one after the other; each alone changes nothing."""
     before = {"fit": False, "noise": False, "k": 0.9}

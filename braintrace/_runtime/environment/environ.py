@@ -9,6 +9,7 @@ does not, all numbers under this key are accepted, as long as the other values a
 
 import dataclasses
 import enum
+import re
 from collections.abc import Callable, Iterable, Mapping
 from operator import is_
 from types import NoneType
@@ -148,9 +149,9 @@ def _number(value: Any) -> Any:
 
 
 def _is_missed(key: str, error: BaseException | None) -> bool:
-    """Test whether an error, or one that has caused it, is that a key is absent."""
+    """Test whether an error, or one that has caused it, names an absent key."""
     while error is not None:
-        if isinstance(error, KeyError) and repr(key) in str(error):
+        if re.search(rf"\b{re.escape(key)}\b", str(error)):
             return True
         error = error.__cause__ or error.__context__
     return False
