@@ -10,7 +10,6 @@ far as the function itself names their attributes.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import itertools
 import os
@@ -37,6 +36,9 @@ _NOT_LOOKED_INTO = (
 """Types of owners whose attributes are not part of a key."""
 
 _CONTAINERS = (list, tuple, dict)
+
+MOST_FUNCTIONS = 1000
+"""Number of functions whose names are known, before they are forgotten."""
 
 _INSTALLED = os.sep + "site-packages" + os.sep
 
@@ -98,7 +100,9 @@ def attributes_read(
     functions = [each for each in (function, *objects) if isinstance(each, types.FunctionType)]
     if functions and _INSTALLED in functions[0].__code__.co_filename:
         functions = functions[:1]  # a function of a package reads what it names
-    every = list({own: None for each in functions for own in _names_called(each)})
+    every = _names_called(functions[0]) if functions else []
+    for each in functions[1:]:
+        every = list(dict.fromkeys([*every, *_names_called(each)]))
     result: list[Attribute] = []
     seen: set[tuple[Any, int]] = set()
     pending = list(itertools.product(objects, every or [_names_in(None)]))
@@ -231,30 +235,24 @@ def _names_of(*functions: Any) -> _Names:
 
 def _names_called(function: types.FunctionType) -> list[_Names]:
     """Return the names in a function, and in the functions of its module that it may call."""
-    key = _Globals(function.__globals__)
-    return _names_through(function.__code__, key)
+    code, variables = function.__code__, function.__globals__
+    known = _CALLED.get(id(code))  # the hash of code takes longer than the rest
+    if known is None or known[0] is not code or known[1] is not variables:
+        if len(_CALLED) == MOST_FUNCTIONS:
+            _CALLED.clear()
+        known = _CALLED[id(code)] = code, variables, _names_through(code, variables)
+    return known[2]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Globals:
-    """Variables of a module, which are compared by identity."""
-
-    variables: dict[str, Any]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Globals) and other.variables is self.variables
-
-    def __hash__(self) -> int:
-        return id(self.variables)
+_CALLED: dict[int, tuple[types.CodeType, dict[str, Any], list[_Names]]] = {}
 
 
-@functools.lru_cache(maxsize=1000)
-def _names_through(code: types.CodeType, of_module: _Globals) -> list[_Names]:
+def _names_through(code: types.CodeType, variables: dict[str, Any]) -> list[_Names]:
     result = [_names_in(code)]
     if _INSTALLED in code.co_filename:  # functions of packages call those of packages
         return result
     for names in result:  # which grows
-        called = map(of_module.variables.get, names.names)
+        called = map(variables.get, names.names)
         own = [each for each in called if isinstance(each, types.FunctionType)]
         result += (each for each in map(_names_of, own) if each not in result)
     return result
