@@ -7,6 +7,7 @@ stay.
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
@@ -82,7 +83,7 @@ def _with_own_derivative(equation: Equation) -> Iterator[Equation]:
             yield each
 
 
-_unknown = iter(range(2**62))
+_unknown = itertools.count()
 
 
 def _rule(equation: Equation) -> str:
