@@ -80,7 +80,7 @@ class Driver:
         self,
         algorithm: ETraceAlgorithm,
         body: Body,
-        functions: Collection[Callable[..., PyTree]] = (),
+        functions: Collection[Callable[..., PyTree]],
         placing: Placing | None = None,
     ) -> None:
         if placing is not None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import saiunit as u
 from assertions import assert_gradients_close, assert_same_bits
-from drivers import calls_gradient, stream_gradient
+from gradient_paths import RUNS, loss_of, pure, stream
 
 import braintrace
 
@@ -158,10 +158,6 @@ def changed(change):
     return net
 
 
-def loss_of(learner):
-    return lambda x: (learner(x) ** 2).sum()
-
-
 def gradient(learner, xs=XS, **options):
     return learner.etrace_grad(xs, step_fn=loss_of(learner), reduction="sum", **options)
 
@@ -278,26 +274,6 @@ class Leaky(brainstate.nn.Module):
     def update(self, x):
         self.h.value = self.gain * self.h.value + braintrace.matmul(x, self.w.value)
         return self.h.value
-
-
-def own_loop(learner, xs):
-    return calls_gradient(learner.algorithm.model, loss_of(learner), xs)
-
-
-def stream(learner, xs):
-    return stream_gradient(learner, xs, step_fn=loss_of(learner))
-
-
-def pure(learner, xs):
-    functional = learner.functional()
-    state, found = functional.grad(
-        functional.state(), xs, step_fn=loss_of(learner), reduction="sum"
-    )
-    functional.restore(state)
-    return found
-
-
-RUNS = {"sequence": gradient, "own loop": own_loop, "stream": stream, "pure": pure}
 
 
 @pytest.mark.by_day("d_rtrl-sequence", "d_rtrl-own loop")

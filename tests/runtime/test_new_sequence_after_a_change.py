@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from drivers import calls_gradient, stream_gradient
+from drivers import calls_gradient
+from gradient_paths import RUNS, loss_of, sequence
 
 import braintrace
 
@@ -59,30 +60,6 @@ def changed(change):
     return model
 
 
-def loss_of(learner):
-    return lambda x: (learner(x) ** 2).sum().astype(jnp.float32)
-
-
-def sequence(learner, xs):
-    return learner.etrace_grad(xs, step_fn=loss_of(learner))
-
-
-def own_loop(learner, xs):
-    return calls_gradient(learner.algorithm.model, loss_of(learner), xs)
-
-
-def stream(learner, xs):
-    return stream_gradient(learner, xs, step_fn=loss_of(learner))
-
-
-def pure(learner, xs):
-    functional = learner.functional()
-    state, found = functional.grad(functional.state(), xs, step_fn=loss_of(learner))
-    functional.restore(state)
-    return found
-
-
-RUNS = {"sequence": sequence, "own loop": own_loop, "stream": stream, "pure": pure}
 ROWS = [
     *(("rtrl", {}, change, "sequence") for change in CHANGES),
     *(("d_rtrl", {}, change, "own loop") for change in CHANGES if change != "the order of states"),

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from drivers import calls_gradient, stream_gradient
+from gradient_paths import RUNS
 from jax.experimental import io_callback
 
 import braintrace
@@ -104,33 +104,6 @@ def by_backpropagation(w, gains):
         return h, (h**2).sum()
 
     return jax.lax.scan(step, jnp.zeros((BATCH, 4)), (gains, XS))[1].sum()
-
-
-def loss_of(learner):
-    return lambda x: (learner(x) ** 2).sum()
-
-
-def sequence(learner, xs):
-    return learner.etrace_grad(xs, step_fn=loss_of(learner), reduction="sum")
-
-
-def own_loop(learner, xs):
-    return calls_gradient(learner.algorithm.model, loss_of(learner), xs)
-
-
-def stream(learner, xs):
-    return stream_gradient(learner, xs, step_fn=loss_of(learner))
-
-
-def pure(learner, xs):
-    functional = learner.functional()
-    step_fn = loss_of(learner)
-    state, found = functional.grad(functional.state(), xs, step_fn=step_fn, reduction="sum")
-    functional.restore(state)
-    return found
-
-
-RUNS = {"sequence": sequence, "own loop": own_loop, "stream": stream, "pure": pure}
 
 
 def compiled(model, rule="d_rtrl"):
