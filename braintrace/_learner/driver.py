@@ -296,7 +296,7 @@ def prepared(
     """
     algorithm, sequences, options = learner.algorithm, request.sequences, request.options
     compiled = algorithm.compiled
-    compiled.environment.check(algorithm.model)
+    settings = compiled.environment.check(algorithm.model)
     leaves, tree = flattened(sequences)
     types = [(leaf.shape, leaf.dtype) for leaf in leaves]
     steps = common_length([shape for shape, _ in types], "sequence")
@@ -324,7 +324,8 @@ def prepared(
         features = DriverKey(request.method, options.static, request.chosen, *where)
 
     make = functools.partial(_new_driver, learner, request, states, arguments)
-    driver = learner.drivers.find(functions, features, steps, make, algorithm.found_states.members)
+    of_model = algorithm.found_states.members
+    driver = learner.drivers.find(functions, features, steps, make, settings, of_model)
     if driver.body.reads_initial and flags is None:
         arguments = (sequences, mask, (None, initial()))
     return driver, arguments

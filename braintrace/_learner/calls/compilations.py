@@ -127,6 +127,7 @@ class Compilations(Generic[Driver]):
         features: DriverKey,
         length: int,
         make: Callable[[], Driver],
+        settings: Mapping[str, Any],
         of_model: Collection[int] = (),
     ) -> Driver:
         """Return the cached driver for functions and features, or compile it.
@@ -144,6 +145,8 @@ class Compilations(Generic[Driver]):
             Number of steps; JAX compiles once for each.
         make
             Compiles the driver.
+        settings
+            The values of ``brainstate.environ``.
         of_model
             Identities of the objects of the learner's model; see `FunctionKeys`.
 
@@ -153,7 +156,7 @@ class Compilations(Generic[Driver]):
             If a function cannot be hashed.
         """
         keys = self._keys_of(functions, of_model)
-        around = surroundings(self._read) if functions else NOTHING
+        around = surroundings(settings, self._read) if functions else NOTHING
         if around.key:
             features = features._replace(environment=around.key)
         if around.holds_tracers or any(key.holds_tracers for key in keys):
@@ -166,7 +169,7 @@ class Compilations(Generic[Driver]):
             read = entry.numbers.read_anew(around.numbers, make)
         if read:
             self._read.update(read)
-            return self.find(functions, features, length, make, of_model)
+            return self.find(functions, features, length, make, settings, of_model)
         if entry is None:
             driver = make()
             entry = _Compiled(features, driver, TracedNumbers(around.numbers))

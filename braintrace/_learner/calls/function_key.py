@@ -20,7 +20,7 @@ import jax
 
 from ..._jax import is_tracer
 from ..._runtime.environment.attributes import BY_VALUE
-from .read_attributes import WRITTEN, Attribute, attributes_read
+from .read_attributes import WRITTEN, Attribute, Look, are_same, attributes_read
 
 WITH_PARTS = (types.FunctionType, types.MethodType, functools.partial, tuple)
 """Types of values whose keys consist of the keys of their parts."""
@@ -71,7 +71,7 @@ class FunctionKeys:
     """Keys of functions; the key of the previous function is reused if nothing has changed."""
 
     def __init__(self) -> None:
-        self._contents: list[Any] = []
+        self._reading: _Reading | None = None
         self._key = FunctionKey((), False)
 
     def __call__(self, function: Callable[..., Any], of_model: Collection[int] = ()) -> FunctionKey:
@@ -89,15 +89,19 @@ class FunctionKeys:
         TypeError
             For a callable object that cannot be hashed.
         """
-        contents = _Reading(function, of_model).contents
-        before = self._contents
-        if len(contents) == len(before) and all(map(operator.is_, contents, before)):
+        before = self._reading
+        if before is not None and before.is_up_to_date(function, of_model):
+            return self._key
+        reading = _Reading(function, of_model)
+        contents = reading.contents
+        if before is not None and are_same(contents, before.contents):
+            self._reading = reading
             return self._key
         key = FunctionKey(tuple(map(_part, contents)), any(map(_holds_tracers, contents)))
         if contents[0] is function and _defines_equality(type(function)):
             key = FunctionKey((function,), key.holds_tracers)  # its class says what equals it
         if not key.holds_tracers:  # tracers must not outlive their transformation
-            self._key, self._contents = key, contents
+            self._key, self._reading = key, reading
         return key
 
 
@@ -132,8 +136,14 @@ class _Reading:
     def __init__(self, function: Callable[..., Any], of_model: Collection[int]) -> None:
         self.contents: list[Any] = []
         self.attributes: list[Attribute] = []
-        self._of_model = of_model
+        self._looks: list[Look] = []
+        self._function, self._of_model = function, of_model
         self._add([function], ())
+
+    def is_up_to_date(self, function: Callable[..., Any], of_model: Collection[int]) -> bool:
+        """Test, without another reading, whether a function has the same contents."""
+        is_same = function is self._function and of_model is self._of_model
+        return is_same and all(look.is_up_to_date() for look in self._looks)
 
     def _add(self, values: Iterable[Any], inside: tuple[int, ...]) -> None:
         """Append values; for a value with parts, append the objects that define it.
@@ -149,10 +159,8 @@ class _Reading:
             elif id(value) in inside:  # a function that reads itself
                 contents.append(inside.index(id(value)))
             elif isinstance(value, types.FunctionType):
-                contents.append(value.__code__)
-                parts = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-                if value.__closure__:
-                    parts += _closed_over(value.__closure__)
+                code, *parts = self._look(_code_and_values, value)
+                contents.append(code)
                 if parts:
                     parts += self._attributes(value, parts)
                     self._add(parts, (*inside, id(value)))
@@ -161,7 +169,7 @@ class _Reading:
                 read = self._attributes(value.__func__, [value.__self__])
                 self._add([value.__func__, *read], (*inside, id(value)))
             elif isinstance(value, functools.partial):
-                parts = [value.func, *value.args, *value.keywords, *value.keywords.values()]
+                parts = self._look(_values_of_partial, value)
                 contents += [functools.partial, len(parts)]
                 parts += self._attributes(value.func, parts)
                 self._add(parts, (*inside, id(value)))
@@ -169,13 +177,32 @@ class _Reading:
                 contents += [type(value), len(value)]
                 self._add(value, inside)
 
+    def _look(self, read: Callable[[Any], Sequence[Any]], source: Any) -> list[Any]:
+        self._looks.append(look := Look.at(read, source))
+        return list(look.found)
+
     def _attributes(self, function: Any, objects: Sequence[Any]) -> list[Any]:
         """Return the names and values of attributes that a function may read from objects."""
-        found = attributes_read(function, objects, self._of_model)
+        found = attributes_read(function, objects, self._of_model, self._looks)
         if not found:
             return []
         self.attributes += found
         return [part for _, *named in found for part in named]
+
+
+def _code_and_values(function: types.FunctionType) -> list[Any]:
+    """Return the code of a function, its defaults and the values that it has closed over."""
+    result = [function.__code__, *(function.__defaults__ or ())]
+    if function.__kwdefaults__:
+        result += function.__kwdefaults__.values()
+    if function.__closure__:
+        result += _closed_over(function.__closure__)
+    return result
+
+
+def _values_of_partial(function: functools.partial[Any]) -> list[Any]:
+    named = function.keywords
+    return [function.func, *function.args, *named, *named.values()]
 
 
 _CONTENTS = operator.attrgetter("cell_contents")

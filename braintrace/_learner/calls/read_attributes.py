@@ -12,11 +12,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import operator
 import os
 import types
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import brainstate
 import jax
@@ -50,6 +51,28 @@ Attribute: TypeAlias = tuple[Any, str | int, Any]
 """Owner, name and value of an attribute, or a container, an index and the item."""
 
 
+class Look(NamedTuple):
+    """Objects that were read from a source, which may be others when they are read again."""
+
+    read: Callable[[Any], Sequence[Any]]
+    source: Any
+    found: Sequence[Any]
+
+    @classmethod
+    def at(cls, read: Callable[[Any], Sequence[Any]], source: Any) -> Look:
+        """Read a source."""
+        return cls(read, source, read(source))
+
+    def is_up_to_date(self) -> bool:
+        """Test whether the source still has the same objects."""
+        return are_same(self.read(self.source), self.found)
+
+
+def are_same(objects: Sequence[Any], before: Sequence[Any]) -> bool:
+    """Test whether two sequences consist of the same objects."""
+    return len(objects) == len(before) and all(map(operator.is_, objects, before))
+
+
 class Written:
     """Values that functions have left in attributes when they were last traced.
 
@@ -81,7 +104,7 @@ WRITTEN = Written()
 
 
 def attributes_read(
-    function: Any, objects: Sequence[Any], of_model: Collection[int]
+    function: Any, objects: Sequence[Any], of_model: Collection[int], looks: list[Look]
 ) -> list[Attribute]:
     """Return the attributes that a function may read from objects.
 
@@ -94,6 +117,8 @@ def attributes_read(
         The function, and the objects that it may read and call.
     of_model
         Identities of the objects of the learner's model.
+    looks
+        Receives what the result depends on.
     """
     if all(isinstance(each, _NOT_LOOKED_INTO) for each in objects):
         return []
@@ -105,6 +130,7 @@ def attributes_read(
         every = list(dict.fromkeys([*every, *_names_called(each)]))
     result: list[Attribute] = []
     seen: set[tuple[Any, int]] = set()
+    looked_at: dict[int, tuple[Any, set[str]]] = {}
     pending = list(itertools.product(objects, every or [_names_in(None)]))
     while pending:
         owner, names = pending.pop()
@@ -115,6 +141,7 @@ def attributes_read(
         if id(owner) in of_model:
             reads = names.without_call[kind] or {}
         if kind in _CONTAINERS:
+            looks.append(Look.at(_items_of, owner))
             result += (called := _called_in(owner))
             pending += [(item, names) for _, _, item in called]
             continue
@@ -123,22 +150,36 @@ def attributes_read(
             continue
         seen.add((names, id(owner)))
         left = WRITTEN.of(owner)
+        named = looked_at.setdefault(id(owner), (owner, set()))[1]
         for name, value in list(attributes.items()):  # other threads may write
-            is_read = name in reads and not isinstance(value, brainstate.State)
-            if is_read and left.get(name, left) is not value:
+            if name not in reads:
+                continue
+            named.add(name)
+            if not isinstance(value, brainstate.State) and left.get(name, left) is not value:
                 result.append((owner, name, value))
                 pending += [(value, more) for more in (*reads[name], *every)]
+    looks += [Look.at(_fields_of, each) for each in looked_at.values()]
     return result
 
 
-def _called_in(container: Any) -> list[Attribute]:
-    """Return the callable objects in a container; see `MOST_CALLED`."""
+def _fields_of(source: tuple[Any, Iterable[str]]) -> list[Any]:
+    """Return the class of an object, the names of its attributes, and the values of some."""
+    owner, names = source
+    attributes = owner.__dict__
+    return [owner.__class__, *attributes, *map(attributes.get, names)]
+
+
+def _items_of(container: Any) -> Sequence[Any]:
+    """Return the items of a container that is searched; see `MOST_CALLED`."""
     if len(container) > MOST_CALLED:
-        return []
-    items = container.values() if isinstance(container, dict) else container
-    return [
-        (container, index, item) for index, item in enumerate(items) if _is_called(item.__class__)
-    ]
+        return ()
+    return list(container.values() if isinstance(container, dict) else container)
+
+
+def _called_in(container: Any) -> list[Attribute]:
+    """Return the callable objects in a container."""
+    items = enumerate(_items_of(container))
+    return [(container, index, item) for index, item in items if _is_called(item.__class__)]
 
 
 class _Names:

@@ -9,10 +9,9 @@ place: a number that they read becomes a part of the key, like one that they hav
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import Any
 
-import brainstate
 import jax
 import numpy as np
 
@@ -46,15 +45,16 @@ NOTHING = Surroundings(frozenset(), {})
 """The environment of a call without user's functions."""
 
 
-def surroundings(read: Collection[Any]) -> Surroundings:
-    """Return the current environment.
+def surroundings(settings: Mapping[str, Any], read: Collection[Any]) -> Surroundings:
+    """Return the environment of a call.
 
     Parameters
     ----------
+    settings
+        The values of ``brainstate.environ``.
     read
         Names of the numbers that the user's functions are known to read.
     """
-    settings = brainstate.environ.all()
     if not read and WHERE_AND_HOW.issuperset(settings):
         return NOTHING
     key: list[Hashable] = []

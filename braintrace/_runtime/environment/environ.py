@@ -72,22 +72,29 @@ class Environment:
         self._seen = self._values if all(map(_is_fixed, self._values.values())) else {}
         self._accepted = [_accepted(self._values)]
 
-    def check(self, model: Model) -> None:
+    def check(self, model: Model) -> Mapping[str, Any]:
         """Refuse to run the step of a model that reads a value which has changed since its trace.
+
+        Returns
+        -------
+        mapping
+            The current environment.
 
         Raises
         ------
         NotCompiledError
             If there is such a value.
         """
-        now, seen = brainstate.environ.all(), self._seen
+        now: Mapping[str, Any] = brainstate.environ.all()
+        seen = self._seen
         if now.keys() == seen.keys() and all(map(is_, now.values(), map(seen.get, now))):
-            return
+            return now
         if any(type(value) is _Unusable for value in now.values()):  # see `is_read`
-            return
+            return now
         self._check(model, now)
         if all(map(_is_fixed, now.values())):
             self._seen = now
+        return now
 
     def _check(self, model: Model, now: Mapping[str, Any]) -> None:
         own = _accepted(now)
