@@ -63,10 +63,6 @@ class Look(NamedTuple):
         """Read a source."""
         return cls(read, source, read(source))
 
-    def is_up_to_date(self) -> bool:
-        """Test whether the source still has the same objects."""
-        return are_same(self.read(self.source), self.found)
-
 
 def are_same(objects: Sequence[Any], before: Sequence[Any]) -> bool:
     """Test whether two sequences consist of the same objects."""
