@@ -349,7 +349,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         """
         own = {path: state for path, state in states.items() if path[0] != FILTERS}
         fresh = self.compiled_model.initial_values(self.model, own, batch_size, kwargs)
-        return {**fresh, **self._starting_filters}
+        return {**fresh.values, **self._starting_filters}
 
     @property
     def _starting_filters(self) -> dict[Path, Any]:

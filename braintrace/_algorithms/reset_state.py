@@ -1,6 +1,7 @@
 """Start of a new sequence: the method ``reset_state`` of the algorithms."""
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,17 +14,20 @@ from .._core.traces import outliving
 from .._errors import LostTracesError, OptionError
 from .._foreign import in_words
 from .._interrupts import uninterrupted
+from .._jax import is_tracer
 from .._runtime.changes import up_to_date
+from .._runtime.compiled_model import CompiledModel
 from .._runtime.compiled_step import CompiledStep
 from .._runtime.environment.mesh import on_automatic_axes
 from .._runtime.environment.threads import one_thread_at_a_time
 from .._runtime.on_mesh import place_states
 from .._runtime.program import write_values
 from .._runtime.resets import check_where, reset_samples
-from .._runtime.states.initial_values import check_init_options, failed_init
-from .._runtime.states.model_states import short_term, values_by_path
+from .._runtime.states.initial_values import Assigned, assigned, check_init_options, failed_init
+from .._runtime.states.model_states import States, short_term, values_by_path
 from .._runtime.states.old_states import started
 from .._runtime.traces import start_of_filter
+from .._typing import path_name
 
 
 @one_thread_at_a_time
@@ -77,18 +81,46 @@ def reset_state(
             algorithm.model, algorithm.analysed, states
         )
         fresh = compiled.initial_values(algorithm.model, states, batch_size, kwargs)
-        fresh = started(fresh, algorithm.step_mark.value)
-    with uninterrupted:
+        values = started(fresh.values, algorithm.step_mark.value)
+        if is_watched():
+            _check_attributes(algorithm, compiled, states, fresh.attributes)
+    with uninterrupted, assigned(algorithm.model, fresh.attributes):
         if is_watched():
             write_values([algorithm.step_mark], [jnp.zeros(())])
         algorithm._compiled = compiled.moved_to(
-            algorithm.model, algorithm.analysed, states, fresh, batch_size
+            algorithm.model, algorithm.analysed, states, values, batch_size
         )
         if _has_like_traces(algorithm, compiled.step):
             _reset_traces(algorithm)
         else:  # attributes of the model have changed
             algorithm.begin_traces()
         place_states(algorithm.placement, algorithm.states_of_model)
+
+
+def _check_attributes(
+    algorithm: Any, compiled: CompiledModel, states: States, attributes: Sequence[Assigned]
+) -> None:
+    """Refuse a reset inside a compiled function if ``init_state`` assigns what ``update`` reads.
+
+    Raises
+    ------
+    OptionError
+        Naming the attributes.
+    """
+    if not attributes:
+        return
+    model = algorithm.model
+    with assigned(model, attributes):
+        if not any(map(is_tracer, jax.tree.leaves([value for *_, value in attributes]))):
+            now = compiled.up_to_date(model, algorithm.analysed, states)
+            if now.step.graph is compiled.step.graph:
+                return
+        named = ", ".join(f"'{path_name((*path, name))}'" for path, name, _ in attributes)
+        raise OptionError(
+            f"`init_state` of `{type(model).__name__}` gives another value to {named}. Inside a "
+            "compiled function, `reset_state` cannot change attributes: call it outside, or keep "
+            "the value in a State."
+        )
 
 
 def _reset_samples(

@@ -29,7 +29,7 @@ from .known_steps import KnownSteps
 from .on_mesh import sharded
 from .same_step import Fingerprint, fingerprint_of
 from .states.batch_axes import arguments_for_batch, example_arguments
-from .states.initial_values import InitialFunction, InitialValues, Shapes, shapes_of
+from .states.initial_values import Fresh, InitialFunction, InitialValues, Shapes, shapes_of
 from .states.model_states import States, all_states, short_term, values_by_path, write_by_path
 
 FOURTH = 4
@@ -88,8 +88,8 @@ class CompiledModel:
         states: States,
         batch_size: int | None,
         options: dict[str, Any],
-    ) -> dict[Path, Any]:
-        """Return the initial values of the short-term States, by path.
+    ) -> Fresh:
+        """Return what ``init_state`` assigns.
 
         Parameters
         ----------
@@ -112,7 +112,7 @@ class CompiledModel:
         fresh = self.initial.of_shapes(
             model, self.is_mapped, self._samples(now), shapes_of(now), options
         )
-        return {path: fresh[path] for path in now}
+        return fresh._replace(values={path: fresh.values[path] for path in now})
 
     def initial_function(
         self, model: brainstate.nn.Module
@@ -287,7 +287,7 @@ def compile_first(
     step = analyse(example, batch_size)
     is_mapped = batch_size is not None
     shapes = shapes_of(
-        initial(model, True, batch_size, {}) if is_mapped else values_by_path(states)
+        initial(model, True, batch_size, {}).values if is_mapped else values_by_path(states)
     )
     after = attributes_of(model)
     known.add(shapes, attributes, after, step)

@@ -8,9 +8,10 @@ contents, and ``brainstate.environ``. A module-level variable is read when it is
 random State.
 """
 
+import contextlib
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import brainstate
 import jax
@@ -19,10 +20,12 @@ import jax.numpy as jnp
 from ..._arguments import did_you_mean, named
 from ..._brainstate import StatefulTrace, hold, is_watched, peek, trace_stateful
 from ..._errors import OptionError, ShapeError
-from ..._jax import open_jaxpr, strongly_typed
+from ..._jax import is_tracer, open_jaxpr, strongly_typed
 from ..._jaxpr import fingerprint
 from ..._typing import Path
+from ..environment.attributes import part_of
 from ..environment.captured import CapturedEnvironment
+from .found_states import holds_states
 from .lru_cache import LRUCache
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -32,6 +35,9 @@ InitialFunction: TypeAlias = Callable[[Sequence[Any]], tuple[Sequence[Any], dict
 
 Size = int | None
 """A batch size; ``None``: the default of ``init_state``."""
+
+Assigned: TypeAlias = tuple[Path, str, Any]
+"""Path of a module, and name and value of its attribute."""
 
 MOST_REMADE = 3
 """Number of times a function is compiled before its dependences count as always changing."""
@@ -72,10 +78,25 @@ def check_init_options(model: brainstate.nn.Module, names: Collection[str]) -> N
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
-def fresh_values(
+class Fresh(NamedTuple):
+    """What ``init_state`` assigns in a copy of a model.
+
+    Attributes
+    ----------
+    values
+        Values of the short-term States, by path.
+    attributes
+        Plain attributes that are others than in the model.
+    """
+
+    values: dict[Path, Any]
+    attributes: list[Assigned]
+
+
+def initialised(
     model: brainstate.nn.Module, mapped: bool, size: Size, options: dict[str, Any]
-) -> dict[Path, Any]:
-    """Return the initial values of all short-term States without changing the model.
+) -> Fresh:
+    """Return what ``init_state`` assigns, without changing the model.
 
     Parameters
     ----------
@@ -89,13 +110,57 @@ def fresh_values(
         Further arguments of ``init_state``.
     """
     twin = copy_of(model)
+    before = {path: dict(vars(node)) for path, node in twin.nodes().items()}
     arguments = {} if mapped or size is None else {"batch_size": size}
     brainstate.nn.init_all_states(twin, **arguments, **options)
     values = {
         tuple(path): strongly_typed(state.value)
         for path, state in twin.states(brainstate.ShortTermState).items()
     }
-    return jax.tree.map(lambda leaf: _of_samples(leaf, size), values) if mapped else values
+    if mapped:
+        values = jax.tree.map(lambda leaf: _of_samples(leaf, size), values)
+    return Fresh(values, list(_attributes_assigned(model, twin, before)))
+
+
+def fresh_values(
+    model: brainstate.nn.Module, mapped: bool, size: Size, options: dict[str, Any]
+) -> dict[Path, Any]:
+    """Return the initial values of all short-term States; see `initialised`."""
+    return initialised(model, mapped, size, options).values
+
+
+def _attributes_assigned(
+    model: brainstate.nn.Module,
+    twin: brainstate.nn.Module,
+    before: Mapping[Path, Mapping[str, Any]],
+) -> Iterator[Assigned]:
+    """Yield the plain attributes that were assigned in a copy of a model since ``before``."""
+    own = model.nodes()
+    for path, node in twin.nodes().items():
+        if path not in own or path not in before:
+            continue
+        now = vars(own[path])
+        for name, value in vars(node).items():
+            if before[path].get(name, before) is value or holds_states(value):
+                continue
+            if name not in now or part_of(now[name]) != part_of(value):
+                yield path, name, value
+
+
+@contextlib.contextmanager
+def assigned(model: brainstate.nn.Module, attributes: Iterable[Assigned]) -> Iterator[None]:
+    """Assign plain attributes of a model; if the context fails, restore them."""
+    nodes, before = model.nodes(), list[tuple[dict[str, Any], dict[str, Any]]]()
+    try:
+        for path, name, value in attributes:
+            before.append((vars(nodes[path]), dict(vars(nodes[path]))))
+            setattr(nodes[path], name, value)
+        yield
+    except BaseException:
+        for now, then in reversed(before):
+            now.clear()
+            now.update(then)
+        raise
 
 
 def _of_samples(value: Any, size: Size) -> Any:
@@ -130,10 +195,10 @@ class InitialValues:
 
     def __call__(
         self, model: brainstate.nn.Module, mapped: bool, size: Size, options: dict[str, Any]
-    ) -> dict[Path, Any]:
-        """Return the initial values; see `fresh_values`."""
+    ) -> Fresh:
+        """Return what ``init_state`` assigns; see `initialised`."""
         if options or is_watched():
-            return fresh_values(model, mapped, size, options)
+            return initialised(model, mapped, size, options)
         return self._initialiser(model, mapped, size)()
 
     def of_shapes(
@@ -143,8 +208,8 @@ class InitialValues:
         samples: Size,
         shapes: Shapes,
         options: dict[str, Any],
-    ) -> dict[Path, Any]:
-        """Return initial values with given shapes.
+    ) -> Fresh:
+        """Return what ``init_state`` assigns, if the initial values have given shapes.
 
         Raises
         ------
@@ -155,16 +220,16 @@ class InitialValues:
         for size in _sizes(samples, mapped):
             try:
                 if options or is_watched():
-                    values = fresh_values(model, mapped, size, options)
+                    fresh = initialised(model, mapped, size, options)
                 else:
                     made = self._initialiser(model, mapped, size)
                     if made.shapes not in (None, shapes):
                         continue
-                    values = made()
+                    fresh = made()
             except TypeError:  # `init_state` wants a batch size
                 continue
-            if shapes_of(values) == shapes:
-                return values
+            if shapes_of(fresh.values) == shapes:
+                return fresh
         raise _other_shapes(model, shapes)
 
     def initialiser(
@@ -220,7 +285,7 @@ class Initialiser:
     Parameters
     ----------
     model, mapped, size
-        See `fresh_values`.
+        See `initialised`.
     times
         Number of earlier compilations.
 
@@ -235,11 +300,12 @@ class Initialiser:
     """
 
     def __init__(self, model: brainstate.nn.Module, mapped: bool, size: Size, times: int) -> None:
-        self._fresh: Callable[[], dict[Path, Any]] = lambda: fresh_values(model, mapped, size, {})
+        self._fresh: Callable[[], Fresh] = lambda: initialised(model, mapped, size, {})
         self.times = times
         self.shapes: Shapes | None = None
         self.states: tuple[brainstate.State, ...] = ()
         self.read: tuple[brainstate.State, ...] = ()
+        self._attributes: list[Assigned] = []
         found = self._traced() if times <= MOST_REMADE else None
         self._captured = None if found is None else CapturedEnvironment(model)
         if found is not None:
@@ -252,13 +318,15 @@ class Initialiser:
         """Test whether the function is still valid."""
         return self._captured is None or self._captured.are_unchanged()
 
-    def __call__(self) -> dict[Path, Any]:
-        """Return the values; random States advance."""
+    def __call__(self) -> Fresh:
+        """Return what ``init_state`` assigns; random States advance."""
+        if self._captured is None:
+            return self._fresh()
         written, values = self.values([state.value for state in self.states])
         for state, value in zip(self.states, written, strict=True):
             if value is not None:
                 state.value = value
-        return values
+        return Fresh(values, self._attributes)
 
     def shapes_drawn(self) -> Shapes:
         """Return the shapes of the values; random States do not advance."""
@@ -266,23 +334,31 @@ class Initialiser:
             return self.shapes
         before = peek(brainstate.random.DEFAULT)
         try:
-            return shapes_of(self._fresh())
+            return shapes_of(self._fresh().values)
         finally:
             hold(brainstate.random.DEFAULT, before)
 
     def values(self, of_states: Sequence[Any]) -> tuple[Sequence[Any], dict[Path, Any]]:
         """Return new values of States, and the initial values; see `InitialFunction`."""
         if self._captured is None:
-            return [], self._fresh()
+            return [], self._fresh().values
         written, values = self._run(of_states)
         return written, dict(zip(self._paths, values, strict=True))
 
     def _traced(self) -> StatefulTrace | None:
         """Return the function, or ``None`` if it depends on more than States."""
         brainstate.random.DEFAULT.value  # noqa: B018  created here, outside of the trace
+
+        def values() -> dict[Path, Any]:
+            fresh = self._fresh()
+            self._attributes = fresh.attributes
+            return fresh.values
+
         try:
-            first, again = (trace_stateful(self._fresh) for _ in range(2))
+            first, again = (trace_stateful(values) for _ in range(2))
         except Exception:  # a real error is raised again when the function runs untraced
+            return None
+        if any(map(is_tracer, jax.tree.leaves([value for *_, value in self._attributes]))):
             return None
         return first if fingerprint(first.jaxpr) == fingerprint(again.jaxpr) else None
 
