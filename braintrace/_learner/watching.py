@@ -118,7 +118,7 @@ def _with_fixed_windows(learner: LearnerParts, request: Request, steps: int) -> 
         return request, window
     length = windows_of(learner.graph, window, options, steps).length
     options = dataclasses.replace(options, chunk_size=length)
-    return dataclasses.replace(request, options=options), length
+    return request._replace(options=options), length
 
 
 @contextlib.contextmanager
@@ -146,7 +146,7 @@ def _part(request: Request, start: int, stop: int) -> Request:
     ]
     sequences, mask, reset = jax.tree.unflatten(tree, parts)
     options = dataclasses.replace(options, mask=mask, reset=reset)
-    return dataclasses.replace(request, sequences=sequences, options=options, start=start)
+    return request._replace(sequences=sequences, options=options, start=start)
 
 
 @functools.partial(jax.jit, static_argnums=2)
@@ -184,7 +184,7 @@ class _Sum:
         weights = jnp.ones(steps) if self._given.mask is None else self._given.mask
         self._weights = weights_of(weights, steps, self._given.reduction)
         options = dataclasses.replace(self._given, return_value=True)
-        self.request = dataclasses.replace(request, options=options)
+        self.request = request._replace(options=options)
         self._rest: list[tuple[PyTree, ...]] = []
 
     def add(self, found: PyTree, start: int, stop: int) -> tuple[PyTree, PyTree]:

@@ -159,10 +159,10 @@ class Compilations(Generic[Driver]):
         around = surroundings(settings, self._read) if functions else NOTHING
         if around.key:
             features = features._replace(environment=around.key)
-        if around.holds_tracers or any(key.holds_tracers for key in keys):
+        entry = None if around.holds_tracers else self._entry(keys, features)
+        if entry is None and (around.holds_tracers or any(key.holds_tracers for key in keys)):
             # the enclosing transformation compiles it
             return make()
-        entry = self._entry(keys, features)
         if entry is None:
             read = read_tracers(around.numbers, make)
         else:

@@ -1,8 +1,7 @@
 """Parts of a learner that its methods use."""
 
-import dataclasses
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import brainstate
 import jax
@@ -44,8 +43,7 @@ class PendingForecasts(brainstate.graph.Node):
         return tree, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class LearnerParts:
+class LearnerParts(NamedTuple):
     """The parts of a learner.
 
     Attributes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from typing import NamedTuple
 
 from ..._arguments import shown
 from ..._errors import OptionError
@@ -12,8 +12,7 @@ from .options import EVERY, Options
 from .parts import LearnerParts
 
 
-@dataclasses.dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """A call of one of a learner's methods.
 
     Attributes
