@@ -84,6 +84,20 @@ def is_tracer(value: Any) -> bool:
     return isinstance(value, jax.core.Tracer)
 
 
+def leaves_of(value: Any) -> list[Any]:
+    """Return the leaves of a value, also of dicts whose keys cannot be sorted."""
+    try:
+        return list(jax.tree.leaves(value))
+    except (TypeError, ValueError):
+        parts = value.values() if isinstance(value, dict) else value
+        return [leaf for part in parts for leaf in leaves_of(part)]
+
+
+def holds_tracers(value: Any) -> bool:
+    """Test whether a value, or a part of it, is a tracer."""
+    return any(map(is_tracer, leaves_of(value)))
+
+
 def is_there(array: jax.Array) -> bool:
     """Test whether an array is usable: not deleted, and not a tracer of an ended transformation."""
     if isinstance(array, jax.core.Tracer):

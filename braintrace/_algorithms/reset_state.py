@@ -14,7 +14,7 @@ from .._core.traces import outliving
 from .._errors import LostTracesError, OptionError
 from .._foreign import in_words
 from .._interrupts import uninterrupted
-from .._jax import is_tracer
+from .._jax import holds_tracers
 from .._runtime.changes import up_to_date
 from .._runtime.compiled_model import CompiledModel
 from .._runtime.compiled_step import CompiledStep
@@ -111,7 +111,7 @@ def _check_attributes(
         return
     model = algorithm.model
     with assigned(model, attributes):
-        if not any(map(is_tracer, jax.tree.leaves([value for *_, value in attributes]))):
+        if not any(holds_tracers(value) for *_, value in attributes):
             now = compiled.up_to_date(model, algorithm.analysed, states)
             if now.step.graph is compiled.step.graph:
                 return

@@ -416,6 +416,21 @@ def test_a_value_of_the_environment_that_changes_counts_in_the_next_call(method,
         assert_gradients_close(found[index], expected, 1e-5)
 
 
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("gain", np.ones(1)), ("gain", {0: 1.0}), ("gain", [1.0]), ("table", {0: 1.0, "kind": "x"})],
+    ids=["array", "dict", "list", "mixed"],
+)
+def test_a_value_of_the_environment_that_changes_in_place_counts(name, settings):
+    calls, found = Calls(lambda y: brainstate.environ.get(name)[0] * y), []
+    with brainstate.environ.context(**{name: settings}):
+        for value in (1.0, 2.0, 1.0):
+            settings[0] = value
+            found.append(calls.gradient())
+    for factor, gradient in zip((1, 2, 1), found, strict=True):
+        assert_gradients_close(gradient, times(factor, found[0]), 1e-5)
+
+
 def test_dropout_outside_the_model_follows_the_flag():
     dropout = brainstate.nn.Dropout(0.5)
     calls = Calls(lambda loss: (dropout(jnp.ones(100)) == 1).mean() * loss)

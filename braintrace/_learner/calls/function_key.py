@@ -16,9 +16,7 @@ import types
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
-import jax
-
-from ..._jax import is_tracer
+from ..._jax import holds_tracers
 from ..._runtime.environment.attributes import BY_VALUE
 from .read_attributes import WRITTEN, Attribute, Look, are_same, attributes_read
 
@@ -97,7 +95,7 @@ class FunctionKeys:
         if before is not None and are_same(contents, before.contents):
             self._reading = reading
             return self._key
-        key = FunctionKey(tuple(map(_part, contents)), any(map(_holds_tracers, contents)))
+        key = FunctionKey(tuple(map(_part, contents)), any(map(holds_tracers, contents)))
         if contents[0] is function and _defines_equality(type(function)):
             key = FunctionKey((function,), key.holds_tracers)  # its class says what equals it
         if not key.holds_tracers:  # tracers must not outlive their transformation
@@ -235,12 +233,6 @@ def _part(value: Any) -> Hashable:
     if isinstance(value, BY_VALUE):
         return type(value), repr(value)  # 0.0 is not -0.0, and NaN is NaN
     return ByIdentity(value)
-
-
-def _holds_tracers(value: Any) -> bool:
-    with contextlib.suppress(TypeError, ValueError):  # a dict whose keys have no order
-        return any(map(is_tracer, jax.tree.leaves(value)))
-    return False
 
 
 def _defines_equality(kind: type) -> bool:

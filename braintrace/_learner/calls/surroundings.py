@@ -12,14 +12,22 @@ import dataclasses
 from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import Any
 
-import jax
-import numpy as np
-
-from ..._jax import is_tracer
-from ..._runtime.environment.environ import NUMBERS, WHERE_AND_HOW, is_number, is_read
-from .function_key import ByIdentity
+from ..._jax import holds_tracers
+from ..._runtime.environment.attributes import Part, part_of
+from ..._runtime.environment.environ import WHERE_AND_HOW, is_number, is_read
 
 _NOT_SET = object()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Value:
+    """A value that is compared by content; contents have no hash."""
+
+    name: Hashable
+    part: Part
+
+    def __hash__(self) -> int:
+        return hash(self.name)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -65,11 +73,11 @@ def surroundings(settings: Mapping[str, Any], read: Collection[Any]) -> Surround
         if is_number(value):
             numbers[name] = value
         else:
-            key.append((name, type(value), _hashable(value)))
+            key.append(_Value(name, part_of(value)))
     known = {name: settings.get(name, _NOT_SET) for name in read}
-    if any(map(_holds_tracers, known.values())):
+    if any(map(holds_tracers, known.values())):
         return Surroundings(frozenset(), numbers, holds_tracers=True)
-    key += [(name, _content(value)) for name, value in known.items()]
+    key += [_Value(name, part_of(value)) for name, value in known.items()]
     return Surroundings(frozenset(key), numbers)
 
 
@@ -83,8 +91,8 @@ class TracedNumbers:
     """
 
     def __init__(self, values: dict[Any, Any]) -> None:
-        held = {name: _holds_tracers(value) for name, value in values.items()}
-        self._values = {name: value for name, value in values.items() if not held[name]}
+        held = {name: holds_tracers(value) for name, value in values.items()}
+        self._parts = {name: part_of(value) for name, value in values.items() if not held[name]}
         self._unread = {name for name in values if held[name]}  # it was made sure of before
 
     def read_anew(self, now: dict[Any, Any], trace: Callable[[], Any]) -> list[Any]:
@@ -97,58 +105,20 @@ class TracedNumbers:
         trace
             Traces the program again; raises if it reads an unusable value.
         """
-        if not now and not self._values:
+        if not now and not self._parts:
             return []
-        before, unread = self._values, self._unread
-        changed = [
-            name
-            for name in {**before, **now}
-            if name not in unread
-            and not _are_same(before.get(name, _NOT_SET), now.get(name, _NOT_SET))
-        ]
+        unread = self._unread
+        changed = [n for n in {**self._parts, **now} if n not in unread and self._differs(n, now)]
         read = [name for name in changed if is_read(name, trace)]
         unread.update(set(changed).difference(read))
         return read
 
+    def _differs(self, name: Any, now: dict[Any, Any]) -> bool:
+        if name not in now or name not in self._parts:
+            return True
+        return holds_tracers(now[name]) or bool(self._parts[name] != part_of(now[name]))
+
 
 def read_tracers(numbers: dict[Any, Any], trace: Callable[[], Any]) -> list[Any]:
     """Return the names of the numbers that are tracers and that a program reads."""
-    return [n for n, value in numbers.items() if _holds_tracers(value) and is_read(n, trace)]
-
-
-def _hashable(value: Any) -> Hashable:
-    try:
-        hash(value)
-    except TypeError:
-        return ByIdentity(value)
-    return value  # type: ignore[no-any-return]
-
-
-def _holds_tracers(value: Any) -> bool:
-    return any(map(is_tracer, jax.tree.leaves(value)))
-
-
-def _are_same(old: Any, new: Any) -> bool:
-    return old is new or (not _holds_tracers(new) and _content(old) == _content(new))
-
-
-def _content(value: Any) -> Hashable:
-    """Return a number, or numbers in containers, in a form that is compared by value."""
-    leaves, tree = jax.tree.flatten(value)
-    return tree, tuple([_of_leaf(leaf) for leaf in leaves])
-
-
-def _of_leaf(leaf: Any) -> Hashable:
-    if isinstance(leaf, jax.Array) and not _is_readable(leaf):
-        return ByIdentity(leaf)
-    if isinstance(leaf, (np.generic, np.ndarray, jax.Array)):
-        array = np.asarray(leaf)
-        return type(leaf), array.dtype, array.shape, array.tobytes()
-    return type(leaf), repr(leaf) if isinstance(leaf, NUMBERS) else _hashable(leaf)
-
-
-def _is_readable(array: jax.Array) -> bool:
-    """Test whether this process can read an array as numbers: no keys, and no remote parts."""
-    return array.is_fully_addressable and not jax.dtypes.issubdtype(
-        array.dtype, jax.dtypes.extended
-    )
+    return [n for n, value in numbers.items() if holds_tracers(value) and is_read(n, trace)]

@@ -21,7 +21,7 @@ import numpy as np
 import saiunit
 
 from ..._errors import NotCompiledError
-from ..._jax import is_tracer
+from ..._jax import holds_tracers, is_tracer, leaves_of
 from .attributes import BY_VALUE, part_of
 
 Model: TypeAlias = brainstate.nn.Module
@@ -152,7 +152,7 @@ def _accepted(values: Mapping[str, Any]) -> _Accepted:
 
 def _number(value: Any) -> Any:
     """Return the comparable part of a number; tracers must not outlive what traces them."""
-    return object() if any(map(is_tracer, jax.tree.leaves(value))) else part_of(value)
+    return object() if holds_tracers(value) else part_of(value)
 
 
 def _is_missed(key: str, error: BaseException | None) -> bool:
@@ -169,7 +169,7 @@ def is_number(value: Any) -> bool:
     if value is None or isinstance(value, (bool, str)):
         return False
     return isinstance(value, NUMBERS) or any(
-        isinstance(leaf, NUMBERS) and not isinstance(leaf, bool) for leaf in jax.tree.leaves(value)
+        isinstance(leaf, NUMBERS) and not isinstance(leaf, bool) for leaf in leaves_of(value)
     )
 
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from ..._arguments import did_you_mean, named
 from ..._brainstate import StatefulTrace, hold, is_watched, peek, trace_stateful
 from ..._errors import OptionError, ShapeError
-from ..._jax import is_tracer, open_jaxpr, strongly_typed
+from ..._jax import holds_tracers, open_jaxpr, strongly_typed
 from ..._jaxpr import fingerprint
 from ..._typing import Path
 from ..environment.attributes import part_of
@@ -358,7 +358,7 @@ class Initialiser:
             first, again = (trace_stateful(values) for _ in range(2))
         except Exception:  # a real error is raised again when the function runs untraced
             return None
-        if any(map(is_tracer, jax.tree.leaves([value for *_, value in self._attributes]))):
+        if any(holds_tracers(value) for *_, value in self._attributes):
             return None
         return first if fingerprint(first.jaxpr) == fingerprint(again.jaxpr) else None
 
