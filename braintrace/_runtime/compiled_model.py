@@ -16,7 +16,7 @@ from .._arguments import level_of_user
 from .._brainstate import hold, kept_for_other_threads
 from .._compiler import CompilerOptions, compile_model
 from .._core.step import check_method
-from .._errors import NotCompiledError, RecompilationWarning, ShapeError
+from .._errors import FOURTH, NotCompiledError, RecompilationWarning, ShapeError
 from .._graph import Diagnostic, ETraceGraph, TraceMethod
 from .._interrupts import interruptible
 from .._jax import strongly_typed
@@ -31,11 +31,6 @@ from .same_step import Fingerprint, fingerprint_of
 from .states.batch_axes import arguments_for_batch, example_arguments
 from .states.initial_values import Fresh, InitialFunction, InitialValues, Shapes, shapes_of
 from .states.model_states import States, all_states, short_term, values_by_path, write_by_path
-
-FOURTH = 4
-"""Number of compiled steps that triggers a warning. Two or three values of an attribute are common
-(training and validation); with four, it probably changes all the time."""
-
 
 Analyse: TypeAlias = Callable[[tuple[Any, ...], int | None], CompiledStep]
 """``(example, batch_size) -> step``; see `compile_step`."""

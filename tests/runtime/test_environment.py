@@ -1,5 +1,6 @@
 """Values of `brainstate.environ` that change after a model has been compiled."""
 
+import contextlib
 import copy
 import enum
 
@@ -11,6 +12,7 @@ import pytest
 import saiunit as u
 
 import braintrace
+from braintrace._runtime.environment import environ
 
 BATCH = 2
 XS = np.random.default_rng(0).normal(size=(3, BATCH, 3)).astype(np.float32)
@@ -290,3 +292,15 @@ def test_the_index_of_a_loop_may_be_in_the_environment():
     outputs = brainstate.transform.for_loop(step, jnp.arange(3), XS)
     learner.reset_state()
     np.testing.assert_allclose(outputs, [learner(x) for x in XS], rtol=1e-6)
+
+
+def test_an_object_that_is_made_anew_at_each_call_is_told(monkeypatch):
+    monkeypatch.setattr(environ, "MOST_ACCEPTED", 4)
+    learner = compiled(lambda: 0.5)
+    for number in range(7):
+        expected = contextlib.nullcontext()
+        if number == 3:
+            told = "for 4 values of 'settings' in `brainstate.environ`"
+            expected = pytest.warns(braintrace.RecompilationWarning, match=told)
+        with context(settings=object()), expected:
+            learner(XS[0])

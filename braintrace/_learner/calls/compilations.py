@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from ..._arguments import level_of_user
-from ..._errors import OptionError, RecompilationWarning
+from ..._errors import FOURTH, OptionError, RecompilationWarning
 from ..._graph import ETraceGraph, SequenceRow
 from ..._runtime.states.lru_cache import LRUCache
 from ..._typing import PyTree
@@ -23,10 +23,6 @@ MOST_KEPT = 32
 """Maximum number of drivers that a learner keeps. A driver belongs to a step function with shapes
 and options. Programs use a few of them. Each contains executables of several megabytes and the
 captured values of the function."""
-
-FOURTH = 4
-"""Number of compilations that triggers a warning. A second and third may be necessary (training and
-validation, a shorter last batch). With four, compilation probably dominates the time."""
 
 
 class HasChunks(Protocol):

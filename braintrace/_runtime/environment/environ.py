@@ -10,6 +10,7 @@ does not, all numbers under this key are accepted, as long as the other values a
 import dataclasses
 import enum
 import re
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from operator import is_
 from types import NoneType
@@ -20,7 +21,8 @@ import jax
 import numpy as np
 import saiunit
 
-from ..._errors import NotCompiledError
+from ..._arguments import level_of_user
+from ..._errors import NotCompiledError, RecompilationWarning
 from ..._jax import holds_tracers, is_tracer, leaves_of
 from .attributes import BY_VALUE, part_of
 
@@ -102,6 +104,8 @@ class Environment:
         if known is None:
             if self._differs(model, now):
                 raise self._error(now, own.parts.keys() | self._values.keys())
+            if len(self._accepted) == MOST_ACCEPTED:
+                self._warn(own.parts)
             self._accepted = [*self._accepted[:1], *self._accepted[1:][-MOST_ACCEPTED:], own]
             return
         for key, part in own.numbers.items():
@@ -127,6 +131,17 @@ class Environment:
                 if key is None:
                     return True
                 restored[key] = self._values[key]
+
+    def _warn(self, parts: Mapping[str, Any]) -> None:
+        last = self._accepted[-1].parts
+        names = [f"'{key}'" for key in parts if parts[key] != last.get(key, _MISSING)]
+        warnings.warn(
+            f"`update` has been traced for {MOST_ACCEPTED} values of {', '.join(names)} in "
+            "`brainstate.environ`, to find out whether it reads them. Each time takes as long as "
+            "an analysis of the model. Create such an object once.",
+            RecompilationWarning,
+            stacklevel=level_of_user(),
+        )
 
     def _error(self, now: Mapping[str, Any], keys: Iterable[str]) -> NotCompiledError:
         both = {key: (self._values.get(key, _MISSING), now.get(key, _MISSING)) for key in keys}
