@@ -25,7 +25,7 @@ from .._typing import Path, path_name
 from .compiled_step import CompiledStep
 from .environment.attributes import Attributes, attributes_of
 from .environment.environ import Environment
-from .known_steps import KnownSteps
+from .known_steps import MOST_STEPS, KnownSteps
 from .on_mesh import sharded
 from .same_step import Fingerprint, fingerprint_of
 from .states.batch_axes import arguments_for_batch, example_arguments
@@ -241,17 +241,26 @@ class CompiledModel:
         self.known.add(shapes, now, after, step)
         changed = self.attributes.changed(now)
         if alike is None and changed and len(self.known.of(shapes)) == FOURTH:
-            self._warn(model, changed, now)
+            self._warn(model, changed, now, "compiled for the fourth time", "the first call")
+        if alike is not None and changed and self.known.found_alike == MOST_STEPS:
+            self._warn(model, changed, now, f"analysed {MOST_STEPS} times", "an analysis")
         return step, after
 
-    def _warn(self, model: brainstate.nn.Module, changed: list[str], now: Attributes) -> None:
-        """Warn of several compilations because of attributes."""
+    def _warn(
+        self,
+        model: brainstate.nn.Module,
+        changed: list[str],
+        now: Attributes,
+        what: str,
+        as_long_as: str,
+    ) -> None:
+        """Warn of several compilations or analyses because of attributes."""
         name = type(model).__name__
         told = ", ".join(self.attributes.change(now, attribute) for attribute in changed)
         warnings.warn(
-            f"`{name}` is compiled for the fourth time, because attributes of its modules change: "
-            f"{told}. Each change takes as long as the first call. Keep a changing value in a "
-            "State, or pass it as an argument of `update`.",
+            f"`{name}` is {what}, because attributes of its modules change: {told}. Each change "
+            f"takes as long as {as_long_as}. Keep a changing value in a State, or pass it as an "
+            "argument of `update`; keep what `update` does not read outside of the model.",
             RecompilationWarning,
             stacklevel=level_of_user(),
         )

@@ -14,9 +14,16 @@ _Key: TypeAlias = tuple[Shapes, Attributes]
 
 
 class KnownSteps:
-    """The most recently used compiled steps; copies of a model share this object."""
+    """The most recently used compiled steps; copies of a model share this object.
+
+    Attributes
+    ----------
+    found_alike
+        How often a changed model was analysed, and its step was a known one.
+    """
 
     def __init__(self) -> None:
+        self.found_alike = 0
         self._steps: LRUCache[_Key, CompiledStep] = LRUCache(MOST_STEPS)
 
     def find(self, shapes: Shapes, now: Attributes) -> CompiledStep | None:
@@ -35,6 +42,7 @@ class KnownSteps:
         """Return a known step that does the same as a new one, in the environment of that one."""
         for known in self.of(shapes):
             if known.fingerprint.value == step.fingerprint.value:
+                self.found_alike += 1
                 return known.read_in(step.environment)
         return None
 

@@ -17,6 +17,7 @@ from assertions import assert_gradients_close, assert_same_bits
 from gradient_paths import RUNS, loss_of, pure, stream
 
 import braintrace
+from braintrace._runtime.known_steps import MOST_STEPS
 
 LENGTH, BATCH = 6, 2
 XS = np.random.default_rng(0).normal(size=(LENGTH, BATCH, 3)).astype(np.float32)
@@ -380,6 +381,19 @@ def test_the_fourth_change_is_told():
     assert caught[0].filename == __file__
     net.gain = 0.5
     learner(XS[0])
+
+
+def test_many_changes_of_what_is_not_read_are_told():
+    net = Leaky()
+    learner = compiled(net)
+    for epoch in range(40):
+        net.epoch = epoch
+        if epoch == MOST_STEPS - 1:
+            told = f"`Leaky` is analysed {MOST_STEPS} times.*`epoch` .30 then, 31 now"
+            with pytest.warns(braintrace.RecompilationWarning, match=told):
+                learner(XS[0])
+        else:
+            learner(XS[0])
 
 
 class Wide(Leaky):
