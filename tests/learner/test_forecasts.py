@@ -141,6 +141,85 @@ def test_a_label_is_learned_with_the_random_numbers_of_its_forecast():
     close(losses, [(loss, loss) for loss in expected])
 
 
+class Counting(brainstate.nn.Module):
+    """A noisy leaky layer that counts its steps in a State that is no hidden state."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = brainstate.ParamState(np.full((3, 4), 0.3, np.float32))
+        self.count = brainstate.LongTermState(jnp.zeros(()))
+
+    def init_state(self, batch_size=None):
+        self.h = brainstate.HiddenState(jnp.zeros((batch_size, 4)))
+
+    def update(self, x):
+        noise = 0.1 * brainstate.random.randn(4)
+        self.count.value = self.count.value + 1
+        drive = braintrace.matmul(x, self.w.value)
+        self.h.value = 0.5 * self.h.value + jnp.tanh(drive) + noise
+        return self.h.value * self.count.value
+
+
+class Stream:
+    """A stream in which a user draws a number after each sample, and sometimes counts on."""
+
+    def __init__(self, max_delay=None):
+        brainstate.random.seed(0)
+        self.xs = LEAKY.sequences(BATCH, LENGTH)[0]
+        self.learner = braintrace.compile(Counting(), "d_rtrl", self.xs[0], batch_size=BATCH)
+        if max_delay is not None:
+            self.learner.init_forecasts(self.xs[0], max_delay=max_delay)
+        self.counter, self.drawn, self.losses = self.learner.algorithm.model.count, [], []
+
+    def change(self, now):
+        self.drawn.append(float(brainstate.random.rand()))
+        if now in (1, 4):
+            self.counter.value = 10.0 * self.counter.value
+
+    def learn_at_once(self, labels):
+        for now in range(LENGTH):
+            x = self.xs[now : now + 1]
+            if now in labels:
+                step_fn = lambda x: mean_square(self.learner(x))  # noqa: E731
+                loss = self.learner.etrace_online(x, step_fn=step_fn, optimizer=OPTIMIZER)
+                self.losses.append(loss[0])
+            else:
+                self.learner.etrace_evolve(x)
+            self.change(now)
+        return self
+
+    def learn_late(self, labels, delay):
+        for now in range(LENGTH + delay):
+            if now < LENGTH:
+                self.learner.forecast(self.xs[now])
+                self.change(now)
+            sample = now - delay
+            if sample in labels:
+                late = min(now, LENGTH - 1) - sample
+                loss = self.learner.learn(mean_square, delay=late, optimizer=OPTIMIZER)
+                self.losses.append(loss)
+        return self
+
+
+def mean_square(output):
+    return (output**2).mean()
+
+
+@pytest.mark.by_day("0-0", "0-1", "2-1")
+@pytest.mark.parametrize("delay", [0, 1, 2])
+@pytest.mark.parametrize("first", [0, 2])
+def test_what_a_user_changes_between_two_forecasts_stays_changed(first, delay):
+    """Random keys and counters, also if the first samples have no label."""
+    labels = range(first, LENGTH)
+    expected = Stream().learn_at_once(labels)
+    number = float(brainstate.random.rand())
+    found = Stream(delay).learn_late(labels, delay)
+    close(found.losses, expected.losses)
+    assert found.counter.value == expected.counter.value
+    assert [*found.drawn, float(brainstate.random.rand())] == [*expected.drawn, number]
+    assert len({*found.drawn, number}) == LENGTH + 1
+
+
 def test_forecasts_are_those_of_the_model():
     """Without updates, each forecast is a step from the state after the previous one."""
     _, forecasts, _ = learnt_late(LEAKY, "d_rtrl", 2, optimizer=None, **WITHOUT)

@@ -7,8 +7,13 @@ as `etrace_online` learns it: in the order of the stream, from the states and tr
 sample before it. Its delay affects only the forecasts made meanwhile. If no sample is between both
 positions, they are equal.
 
-The value of the State of forecasts is a dict: ``inputs``, the ring; ``first`` and ``count``, the
-index of its first sample and the number of its samples; ``learned``, the learned states.
+A user may change other States that a step writes between two forecasts: a random key when it draws
+numbers, a counter. The ring therefore contains their values before each forecast, and which of them
+had changed since the last one. A sample is learned from a changed value, and no change is undone.
+
+The value of the State of forecasts is a dict: ``inputs``, ``before`` and ``changed``, the rings;
+``left``, the other States after the last forecast; ``first`` and ``count``, the index of the first
+sample in the rings and the number of samples; ``learned``, the learned states.
 """
 
 from __future__ import annotations
@@ -49,6 +54,8 @@ class Stream:
         The States of the model's step.
     written
         Selects the ones that it writes.
+    others
+        Selects of these the ones that traces do not follow.
     """
 
     def __init__(self, learner: LearnerParts) -> None:
@@ -56,12 +63,28 @@ class Stream:
         self._evolve = evolving(learner, request, ALONE)
         self.states = self._evolve.states(learner.algorithm.states_of_model)
         self.written = self._evolve.written
+        of_model = learner.algorithm.states_of_model
+        followed = {id(of_model[path]) for path in learner.algorithm.compiled.followed}
+        written = enumerate(self.written(self.states))
+        self._others = [index for index, state in written if id(state) not in followed]
+
+    def others(self, written: Sequence[Any]) -> list[Any]:
+        """Select from the States that a step writes."""
+        return [written[index] for index in self._others]
 
     def without_forecasts(self, inputs: PyTree, max_delay: int) -> Waiting:
         """Return a value without forecasts, whose ring has room for some inputs."""
-        ring = jax.tree.map(lambda x: jnp.zeros((max_delay + 1, *x.shape), x.dtype), inputs)
-        zero, learned = jnp.zeros((), jnp.int32), [s.value for s in self.written(self.states)]
-        return {"inputs": ring, "first": zero, "count": zero, "learned": learned}
+        size, learned = max_delay + 1, [s.value for s in self.written(self.states)]
+        others, zero = self.others(learned), jnp.zeros((), jnp.int32)
+        return {
+            "inputs": jax.tree.map(lambda x: jnp.zeros((size, *x.shape), x.dtype), inputs),
+            "before": jax.tree.map(lambda x: jnp.broadcast_to(x, (size, *x.shape)), others),
+            "changed": jnp.zeros((size, len(others)), bool),
+            "left": others,
+            "first": zero,
+            "count": zero,
+            "learned": learned,
+        }
 
     def with_equal_states(self, waiting: Waiting, values: list[PyTree]) -> Waiting:
         """Set the learned states to the current states, if no forecast is waiting."""
@@ -70,8 +93,25 @@ class Stream:
 
     def settled(self, waiting: Waiting, values: list[PyTree]) -> list[PyTree]:
         """Return the current states; if no forecast is waiting, they are the learned states."""
-        learned = _where(waiting["count"] == 0, waiting["learned"], self.written(values))
+        now = self.written(values)
+        learned = _where(waiting["count"] == 0, waiting["learned"], now)
+        for index, flag in zip(self._others, self.changed(waiting, values), strict=True):
+            (learned[index],) = _where(flag, [now[index]], [learned[index]])
         return self.at(values, learned)
+
+    def changed(self, waiting: Waiting, values: list[PyTree]) -> list[jax.Array]:
+        """Test for each other State whether its value has changed since the last forecast."""
+        pairs = zip(self.others(self.written(values)), waiting["left"], strict=True)
+        return [_differ(now, left) for now, left in pairs]
+
+    def before_first(self, waiting: Waiting) -> list[PyTree]:
+        """Return the values of the written States before the first waiting sample."""
+        learned = list(waiting["learned"])
+        row = jax.tree.map(lambda ring: ring[waiting["first"]], waiting["before"])
+        flags = waiting["changed"][waiting["first"]]
+        for number, index in enumerate(self._others):
+            (learned[index],) = _where(flags[number], [row[number]], [learned[index]])
+        return learned
 
     def at(self, values: list[PyTree], written: Sequence[PyTree]) -> list[PyTree]:
         """Replace the values of the States that a step writes."""
@@ -85,7 +125,7 @@ class Stream:
 
         def one(index: jax.Array, carry: Any) -> Any:
             waiting, traces = carry
-            given = self.at(values, waiting["learned"])
+            given = self.at(values, self.before_first(waiting))
             _, learned, traces = self._evolve.run(given, traces, entry(waiting, 0), *ALONE[1:])
             return {**after_first(waiting), "learned": learned}, traces
 
@@ -114,14 +154,34 @@ def after_first(waiting: Waiting) -> Waiting:
     return {**waiting, "first": first, "count": waiting["count"] - 1}
 
 
-def _with_last(waiting: Waiting, inputs: PyTree) -> Waiting:
+def _with_last(
+    waiting: Waiting, inputs: PyTree, before: list[PyTree], changed: list[jax.Array]
+) -> Waiting:
     position = (waiting["first"] + waiting["count"]) % room(waiting)
 
     def written(ring: jax.Array, x: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_update_slice_in_dim(ring, x.astype(ring.dtype), position, 0)
+        return ring.at[position].set(x)
 
-    ring = jax.tree.map(written, waiting["inputs"], inputs)
-    return {**waiting, "inputs": ring, "count": waiting["count"] + 1}
+    rows = {
+        "inputs": jax.tree.map(lambda x, ring: x[0].astype(ring.dtype), inputs, waiting["inputs"]),
+        "before": before,
+        "changed": jnp.stack(changed) if changed else jnp.zeros(0, bool),
+    }
+    rings = jax.tree.map(written, {name: waiting[name] for name in rows}, rows)
+    return {**waiting, **rings, "count": waiting["count"] + 1}
+
+
+def _differ(value: PyTree, other: PyTree) -> jax.Array:
+    """Test whether any entry differs; NaN is NaN."""
+
+    def of_leaf(one: jax.Array, another: jax.Array) -> jax.Array:
+        is_same = one == another
+        if jnp.issubdtype(one.dtype, jnp.inexact):
+            is_same |= jnp.isnan(one) & jnp.isnan(another)
+        return ~jnp.all(is_same)
+
+    flags = jax.tree.leaves(jax.tree.map(of_leaf, value, other))
+    return jnp.any(jnp.stack(flags)) if flags else jnp.zeros((), bool)
 
 
 def _where(flag: jax.Array, chosen: PyTree, otherwise: PyTree) -> PyTree:
@@ -137,12 +197,19 @@ def forecasting(learner: LearnerParts, request: Request, example: Arguments) -> 
         values: list[PyTree], traces: Traces, inputs: PyTree, mask: None, resets: Resets
     ) -> BodyResult:
         waiting, *current = values
+        changed = stream.changed(waiting, current)
         waiting = stream.with_equal_states(waiting, current)
         is_full = waiting["count"] == room(waiting)
         waiting, traces = stream.passed_over(waiting, current, traces, is_full.astype(int))
         current = stream.settled(waiting, current)
         outputs, written, _ = predict.run(current, traces, inputs, *ALONE[1:])
-        return outputs, [_with_last(waiting, inputs), *written], traces
+        before = stream.others(stream.written(current))
+        waiting = _with_last(waiting, inputs, before, changed)
+        places = range(len(current))
+        after = dict(zip(predict.written(places), written, strict=True))
+        left = stream.others(stream.written(places))
+        waiting = {**waiting, "left": [after.get(i, current[i]) for i in left]}
+        return outputs, [waiting, *written], traces
 
     return Body(
         run=run,
@@ -242,7 +309,8 @@ class _Learning:
 
         def learn(changed: list[PyTree], waiting: Waiting, traces: Traces) -> Any:
             given = start | dict(zip(self._changed, changed, strict=True))
-            given |= zip(map(id, stream.written(stream.states)), waiting["learned"], strict=True)
+            before = stream.before_first(waiting)
+            given |= zip(map(id, stream.written(stream.states)), before, strict=True)
             arguments = (entry(waiting, 0), tuple(targets)), mask, resets
             result = [given[i] for i in self._order]
             results, written, after = self._online.run(result, traces, *arguments)
