@@ -242,7 +242,10 @@ def inputs_like(learner: Learner, arguments: tuple[PyTree, ...]) -> tuple[PyTree
 
 
 def label_like(output: PyTree, label: PyTree) -> PyTree:
-    """Return a label, if it fits in the shape of the output; ``None`` if it is missing."""
+    """Return a label, if it fits in the shape of the output; ``None`` if it is missing.
+
+    Arrays are copied, since a stream may overwrite them before the label is learned.
+    """
     if label is None:
         return None
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(label)]
@@ -250,9 +253,13 @@ def label_like(output: PyTree, label: PyTree) -> PyTree:
         return None
     shape = getattr(output, "shape", None)
     is_alike = len(leaves) == 1 and shape is not None and leaves[0].size == np.prod(shape)
-    if not is_alike:
-        return label
-    result: PyTree = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(shape), label)
+
+    def of_leaf(leaf: Any) -> Any:
+        if is_alike:
+            return np.array(leaf).reshape(shape)
+        return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+
+    result: PyTree = jax.tree.map(of_leaf, label)
     return result
 
 

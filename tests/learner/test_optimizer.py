@@ -133,6 +133,32 @@ def test_an_update_for_every_block_is_that_of_the_mean_gradient(float64, every):
     close(1e-12)(found.learner.optimizer_state, expected.state.value)
 
 
+def recording():
+    """An optimizer that changes nothing, and adds up the losses that it is given."""
+
+    def update(gradients, state, parameters=None, *, value, **_):
+        return jax.tree.map(jnp.zeros_like, gradients), state + value
+
+    return optax.GradientTransformationExtraArgs(lambda parameters: jnp.zeros(()), update)
+
+
+@pytest.mark.parametrize(
+    ("every", "mask"),
+    [(1, [2.0, 0.0, 0.5, 1.0]), (4, [0.0, 0.0, 0.0, 1.0]), (2, [0.5, 1.0, 0.0, 0.0])],
+)
+def test_an_optimizer_is_given_the_loss_of_its_gradient(every, mask):
+    """The mean of each block, with the weights of its mask."""
+    stream, mask = Stream(LEAKY, optax.sgd(0.0)), np.array(mask, np.float32)
+    part = tuple(sequence[: len(mask)] for sequence in stream.sequences)
+    losses = np.asarray(stream.by_itself(part))
+    stream.learner.reset_state()
+    stream.optimizer, stream.learner.optimizer_state = recording(), None
+    blocks = zip(losses.reshape(-1, every), mask.reshape(-1, every), strict=True)
+    expected = sum(np.average(own, weights=weights) for own, weights in blocks if weights.any())
+    stream.by_itself(part, every=every, mask=mask)
+    np.testing.assert_allclose(stream.learner.optimizer_state, expected, rtol=1e-5)
+
+
 @pytest.mark.by_day("case1-snap")
 @pytest.mark.parametrize(("case", "rule"), ROWS)
 def test_blocks_under_every_rule(case, rule):

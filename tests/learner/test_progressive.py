@@ -114,6 +114,20 @@ def test_missing_and_late_labels():
     np.testing.assert_allclose(forecasts[3].metrics["error"], errors[0], rtol=1e-5)
 
 
+@pytest.mark.parametrize("delay", [0, 2])
+def test_a_stream_may_use_its_arrays_again(delay):
+    x, y = XS[0].copy(), np.zeros((1, 1), np.float32)
+
+    def stream():
+        for x[:], y[:] in zip(XS, YS, strict=True):
+            yield x, y
+
+    _, metrics, found = validated(stream(), delay=delay)
+    _, own, expected = of_arrays(delay)
+    np.testing.assert_allclose(metrics["loss"], own["loss"], rtol=1e-5)
+    close(found, expected)
+
+
 def test_a_stream_is_read_one_sample_at_a_time():
     """Forecasts come before their labels are learned, and an endless stream can be left."""
     learner = built()

@@ -185,10 +185,9 @@ class OnlineLearning:
         gradients, loss, (aux, after) = differentiate()
         if options.unit_aware:
             gradients = with_units(gradients, self._loss_unit)
-        counts = None if weight is None else weight != 0
-        if counts is not None:
-            loss = jnp.where(counts, loss, 0)
-        return StepResult(gradients_for(algorithm.model, gradients), loss, aux, counts), after
+        if weight is not None:
+            loss = jnp.where(weight != 0, loss, 0)
+        return StepResult(gradients_for(algorithm.model, gradients), loss, aux, weight), after
 
     def _of_blocks(self, learner: LearnerParts, example: Arguments) -> Differentiate:
         """Return the derivative of a block: of its mean loss, as a separate sequence."""
@@ -216,8 +215,7 @@ class OnlineLearning:
                 state.value = value
             gradients, losses, *aux = body.results(results, options)
             mantissas, self._loss_unit = saiunit.split_mantissa_unit(losses)
-            counts = None if weights is None else jnp.any(weights != 0)
-            return StepResult(gradients, mantissas, aux[0] if aux else None, counts), after
+            return StepResult(gradients, mantissas, aux[0] if aux else None, weights), after
 
         return of_block
 

@@ -40,8 +40,8 @@ class StepResult:
         Loss of the step, or of every step of the block.
     aux
         Auxiliary results of ``step_fn``.
-    counts
-        Whether a weight of the mask is not 0; ``None``: there is no mask.
+    weights
+        Weight of the step, or of every step of the block, in the mask; ``None``: there is none.
     is_computed
         Whether the gradients are computed, so that an update can read them several times.
     """
@@ -49,8 +49,22 @@ class StepResult:
     gradients: PyTree
     losses: jax.Array
     aux: PyTree
-    counts: jax.Array | None
+    weights: jax.Array | None
     is_computed: bool = False
+
+    @property
+    def counts(self) -> jax.Array | None:
+        """Whether a weight of the mask is not 0; ``None``: there is no mask."""
+        return None if self.weights is None else jnp.any(self.weights != 0)
+
+    @property
+    def mean_loss(self) -> jax.Array:
+        """The loss that has these gradients."""
+        if self.weights is None:
+            return jnp.mean(self.losses)
+        weights = self.weights.astype(self.losses.dtype)
+        total = jnp.sum(weights)
+        return jnp.sum(weights * self.losses) / jnp.where(total == 0, 1, total)
 
 
 class Skip(NamedTuple):
@@ -108,7 +122,7 @@ def by_transformation(learner: LearnerParts, optimizer: Any) -> Update:
     def update(found: StepResult) -> None:
         now = learner.parameters_for_optimizer()
         gradients = _downhill(_computed_once(found).gradients, now)
-        more = {"value": jnp.mean(found.losses)} if takes_loss else {}
+        more = {"value": found.mean_loss} if takes_loss else {}
         with in_words(OptionError, lambda: "`optimizer.update` fails for the gradients"):
             changes, state.value = optimizer.update(gradients, state.value, now, **more)
         if (wanted := jax.tree.structure(now)) != (given := jax.tree.structure(changes)):
@@ -224,6 +238,6 @@ def _update_if(flag: jax.Array, model: Module, update: Update, found: StepResult
     values = found.gradients, found.losses, found.aux
 
     def run(_: None, values: tuple[PyTree, jax.Array, PyTree]) -> None:
-        update(StepResult(*values, found.counts, is_computed=True))
+        update(StepResult(*values, found.weights, is_computed=True))
 
     run_if(flag, model, run, None, values)
