@@ -187,3 +187,40 @@ def test_a_wrong_rule_is_named_when_a_model_is_compiled(register):
     primitive = register(lambda hidden_dim, trace, **params: {"weights": trace["weight"]})
     with pytest.raises(braintrace.PrimitiveError, match=r"etp_test_scaled.*weight"):
         gradient(bound(primitive), "d_rtrl", 1)
+
+
+SHARING = {
+    "centred inputs": lambda x, weight: (x - x.mean(0)) @ weight,
+    "normed inputs": lambda x, weight: x / jnp.linalg.norm(x) @ weight,
+    "centred outputs": lambda x, weight: x @ weight - (x @ weight).mean(0),
+    "sum so far": lambda x, weight: jnp.cumsum(x, 0) @ weight,
+    "mean over samples": lambda x, weight: x @ weight / x.shape[0],
+}
+
+
+def declared(impl):
+    return braintrace.ETPPrimitiveSpec(
+        name="etp_test_shared", impl=impl, trace_axes={"weight": ("input", "output")}, batched=True
+    )
+
+
+@pytest.mark.parametrize("rule", ["d_rtrl", "rtrl"])
+@pytest.mark.parametrize("shared", SHARING)
+def test_an_operation_whose_samples_share_something_is_refused(shared, rule):
+    with restored_registries():
+        primitive = braintrace.register_primitive_spec(declared(SHARING[shared]))
+        with pytest.raises(braintrace.PrimitiveError, match="depends on the other samples"):
+            gradient(lambda x, w, b: primitive.bind(x, w) + b, rule, 1)
+
+
+def test_an_operation_for_numbers_of_one_kind_is_not_asked_for_its_samples():
+    def checked(x, weight):
+        if not isinstance(x, jax.core.Tracer):
+            raise TypeError("only inside a compiled function")
+        return x @ weight
+
+    with restored_registries():
+        primitive = braintrace.register_primitive_spec(declared(checked))
+        found = gradient(lambda x, w, b: primitive.bind(x, w) + b, "d_rtrl", 1)
+    expected = gradient(lambda x, w, b: braintrace.matmul(x, w) + b, "d_rtrl", 1)
+    assert_gradients_close(found, expected, 1e-5)

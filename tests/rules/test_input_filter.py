@@ -341,6 +341,10 @@ def test_what_is_no_filter_is_refused():
         braintrace.register_primitive_spec(dataclasses.replace(one, batched_form=form))
 
 
+def add(total, column):
+    return total + column, total
+
+
 LINEAR = {
     "a product": lambda x, w: x @ w,
     "scaled by a function of the weight": lambda x, w: (3 * x) @ jnp.tanh(w),
@@ -358,9 +362,9 @@ NOT_LINEAR = {
     "rectification": lambda x, w: jnp.where(x > 0, x, 0) @ w,
     "a square": lambda x, w: (x * x) @ w,
     "rounding": lambda x, w: x.astype(jnp.int32).astype(x.dtype) @ w,
-    "a norm": lambda x, w: (x / jnp.linalg.norm(x)) @ w,
+    "a norm": lambda x, w: (x / jnp.linalg.norm(x, axis=1)[:, None]) @ w,
     "a branch on it": lambda x, w: jax.lax.cond(x.sum() > 0, lambda x: x, lambda x: -x, x) @ w,
-    "a loop that adds": lambda x, w: jax.lax.scan(lambda c, r: (c + r, c), jnp.ones(5), x)[1] @ w,
+    "a loop that adds": lambda x, w: jax.lax.scan(add, jnp.ones(len(x)), x.T)[1].T @ w,
 }
 STRUCTURES = [*((k, f, True) for k, f in LINEAR.items())]
 STRUCTURES += [(k, f, False) for k, f in NOT_LINEAR.items()]

@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Sequence
 
-from ..._etrace_op import validate_rules
+from ..._etrace_op import check_samples, validate_rules
 from ..._graph import HiddenParamOpRelation, InfluenceMap
 from ..._jax import Var, source_line
 from .grouped_step import GroupedStep
@@ -57,6 +57,7 @@ def _validate(step: GroupedStep, operation: MarkedOperation) -> None:
     equation, operands = step.analysis.program.equations[operation.equation], operation.operands
     x, y = operation.x_var, operation.y_var
     validate_rules(equation.primitive, equation.params, x, y, dict(operands))
+    check_samples(equation.primitive, equation.params, [atom.aval for atom in equation.invars])
 
 
 def _relation(
