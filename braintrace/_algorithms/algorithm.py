@@ -348,7 +348,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         ``states`` are all States of the model. Options and errors are the same as in `reset_state`.
         """
         own = {path: state for path, state in states.items() if path[0] != FILTERS}
-        fresh = self.compiled_model.initial_values(self.model, own, batch_size, kwargs)
+        size = self.samples_of_model
+        fresh = self.compiled_model.initial_values(self.model, own, batch_size, kwargs, size)
         return {**fresh.values, **self._starting_filters}
 
     @property
@@ -357,7 +358,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
 
     def initial_function(self) -> tuple[tuple[brainstate.State, ...], InitialFunction]:
         """Return the States that `initial_values` depends on, and its pure function."""
-        states, function = self.compiled_model.initial_function(self.model)
+        states, function = self.compiled_model.initial_function(self.model, self.samples_of_model)
 
         def with_filters(values: Any) -> Any:
             written, fresh = function(values)

@@ -80,7 +80,8 @@ def reset_state(
         compiled = algorithm.compiled_model.with_added_states(
             algorithm.model, algorithm.analysed, states
         )
-        fresh = compiled.initial_values(algorithm.model, states, batch_size, kwargs)
+        size = algorithm.samples_of_model
+        fresh = compiled.initial_values(algorithm.model, states, batch_size, kwargs, size)
         values = started(fresh.values, algorithm.step_mark.value)
         if is_watched():
             _check_attributes(algorithm, compiled, states, fresh.attributes)

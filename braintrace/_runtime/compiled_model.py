@@ -83,6 +83,7 @@ class CompiledModel:
         states: States,
         batch_size: int | None,
         options: dict[str, Any],
+        last_size: int | None,
     ) -> Fresh:
         """Return what ``init_state`` assigns.
 
@@ -94,6 +95,8 @@ class CompiledModel:
             ``None``: the current size.
         options
             Options of ``init_state``.
+        last_size
+            The last batch size that the user gave, for states without a known batch axis.
 
         Raises
         ------
@@ -105,24 +108,25 @@ class CompiledModel:
             return self.initial(model, self.is_mapped, batch_size, options)
         now = values_by_path(short_term(states))
         fresh = self.initial.of_shapes(
-            model, self.is_mapped, self._samples(now), shapes_of(now), options
+            model, self.is_mapped, self._samples(now, last_size), shapes_of(now), options
         )
         return fresh._replace(values={path: fresh.values[path] for path in now})
 
     def initial_function(
-        self, model: brainstate.nn.Module
+        self, model: brainstate.nn.Module, last_size: int | None
     ) -> tuple[tuple[brainstate.State, ...], InitialFunction]:
         """Return the States that initial values depend on, and their function."""
         now = values_by_path(short_term(all_states(model)))
-        made = self.initial.initialiser(model, self.is_mapped, self._samples(now), shapes_of(now))
+        samples = self._samples(now, last_size)
+        made = self.initial.initialiser(model, self.is_mapped, samples, shapes_of(now))
         return made.states, made.values
 
-    def _samples(self, values: Mapping[Path, Any]) -> int | None:
+    def _samples(self, values: Mapping[Path, Any], last_size: int | None) -> int | None:
         """Return the number of samples of the values of States, from their batch axes."""
         batch = self.step.graph.batch
         leaves = ((p, i, x) for p, v in values.items() for i, x in enumerate(jax.tree.leaves(v)))
         sizes = (x.shape[a] for p, i, x in leaves if (a := batch.axis_at(p, i)) is not None)
-        return next(sizes, batch.samples)
+        return next(sizes, last_size if batch.samples is None else batch.samples)
 
     def moved_to(
         self,

@@ -464,6 +464,14 @@ def test_calls_in_another_order_are_refused():
         learner.learn(LEAKY.loss, ys[2], optimizer=OPTIMIZER)
 
 
+def test_a_loss_that_takes_another_step_is_refused():
+    learner = learner_of(LEAKY, "d_rtrl")
+    xs, ys = LEAKY.sequences(BATCH, LENGTH)
+    learner.forecast(xs[0])
+    with pytest.raises(braintrace.OptionError, match="`loss_fn` calls the learner"):
+        learner.learn(lambda output, y: (learner(xs[0]) ** 2).sum(), ys[0], optimizer=OPTIMIZER)
+
+
 def test_windows_span_no_update():
     xs, ys = map(np.asarray, LEAKY.sequences(BATCH, LENGTH))
     learner = build_learner(LEAKY, batch=BATCH, window=2)

@@ -110,6 +110,30 @@ def test_values_follow_the_parameters_and_attributes_that_they_are_made_of():
         model.h.value = jnp.zeros((2, 4))
 
 
+class Joined(Started):
+    """Samples and units share an axis, so that no axis has the size of the batch."""
+
+    def init_state(self, batch_size=None):
+        self.h = brainstate.HiddenState(jnp.zeros(batch_size * 4))
+
+    def update(self, x):
+        drive = braintrace.matmul(x, self.w.value)
+        self.h.value = 0.5 * self.h.value + drive.reshape(-1)
+        return self.h.value
+
+
+def test_states_without_a_batch_axis_start_with_the_size_of_before():
+    learner = braintrace.compile(Joined(), "d_rtrl", X, batch_size=2)
+    xs, weight = jnp.ones((3, 2, 3)), learner.algorithm.model.w
+    calls = {"step_fn": lambda x: learner(x).sum(), "update_fn": lambda gradients: None}
+    for size in (None, 2):
+        learner.reset_state(size)
+        learner.reset_state()
+        np.testing.assert_array_equal(learner.algorithm.model.h.value, jnp.zeros(8))
+        losses = learner.etrace_online(xs, reset=np.array([False, True, True]), **calls)
+        np.testing.assert_allclose(losses, np.full(3, (xs[0] @ weight.value).sum()), rtol=1e-6)
+
+
 def test_values_follow_what_is_changed_inside_attributes():
     class Settings:
         def __init__(self):

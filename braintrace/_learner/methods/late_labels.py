@@ -29,7 +29,7 @@ from ..._errors import OptionError
 from ..._graph import Traces
 from ..._typing import PyTree
 from ..calls.body import Arguments, Body, BodyResult
-from ..calls.interceptor import interceptor_of
+from ..calls.interceptor import intercepting, interceptor_of
 from ..calls.options import Options
 from ..calls.parts import LearnerParts
 from ..calls.request import Request
@@ -287,7 +287,8 @@ class _Learning:
         learner = interceptor_of(self._algorithm)
         assert learner is not None
         arguments = (learner(*inputs), *targets)
-        return call_loss_function(self._loss_fn, arguments, self._has_aux)
+        with intercepting(self._algorithm, _refuse_step):
+            return call_loss_function(self._loss_fn, arguments, self._has_aux)
 
     def _run(
         self,
@@ -330,6 +331,13 @@ class _Learning:
             finite = _finite_or(stream.written(current), waiting["learned"])
             current = stream.at(current, finite)
         return results, [waiting, *stream.written(current), *changed], traces
+
+
+def _refuse_step(*_: Any) -> PyTree:
+    raise OptionError(
+        "`loss_fn` calls the learner, but `learn` has already run the step of the forecast: return "
+        "a loss of the output and the labels."
+    )
 
 
 def _first(results: PyTree) -> PyTree:

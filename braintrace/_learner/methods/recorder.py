@@ -27,8 +27,9 @@ RecordedStep: TypeAlias = Callable[[ETraceGraph, Inputs], tuple[list[Any], dict[
 """``(graph, inputs) -> (outputs, new states, records)`` of one step."""
 
 LOOPS = (
-    "`step_fn` calls the learner inside a compiled function, branch or loop. Call it directly: "
-    "the driver compiles the whole step."
+    "`step_fn` calls the learner inside a compiled function, branch or loop, or uses an array that "
+    "an earlier trace has left in a list or an attribute. Call the learner directly, since the "
+    "whole step is compiled, and return results with `has_aux=True`."
 )
 
 Reset: TypeAlias = jax.Array | None
