@@ -87,7 +87,8 @@ def etrace_grad(learner: HasParts, *sequences: PyTree, **options: Any) -> PyTree
         ``brainstate.environ``. Changes of globals, inside closed-over lists, dicts and arrays, and
         of attributes that it writes itself have no effect: store such values in a State. States
         that it reads before the call, and States of your own, have no gradient from one step to the
-        next (nor, with a ``window``, to the next window).
+        next (nor, with a ``window``, to the next window): for a penalty on the change of a state,
+        let ``update`` return the change.
     window
         Number of steps that are differentiated in full. The gradient is backpropagation through
         time within each window, plus the rule's traces for the time before it. Windows start at the
