@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr as ClosedJaxpr
 from jax.extend.core import Jaxpr, JaxprEqn
@@ -105,6 +106,21 @@ def is_there(array: jax.Array) -> bool:
     return not array.is_deleted()
 
 
+MOST_COPIED = 2**24
+"""Size limit in bytes of arrays that are copied before a program reads them. Samples of a stream
+are smaller, and larger data are not written again at each step."""
+
+
+def own_copy(leaf: Any) -> Any:
+    """Return a copy of a NumPy array; all other values unchanged.
+
+    JAX may read a NumPy array after the call has returned. A stream that uses one array for all
+    samples would have overwritten it by then.
+    """
+    is_small = isinstance(leaf, np.ndarray) and leaf.nbytes <= MOST_COPIED
+    return leaf.copy() if is_small else leaf
+
+
 def to_array(value: Any) -> jax.Array:
     """Return ``jnp.asarray(value)``, without its 10 µs if the value is an array already.
 
@@ -115,7 +131,7 @@ def to_array(value: Any) -> jax.Array:
         raise TypeError("an array without its numbers")
     if is_done and (jax.config.jax_enable_x64 or value.dtype.itemsize <= 4):
         return value
-    return jnp.asarray(value)
+    return jnp.asarray(own_copy(value))
 
 
 def strongly_typed(value: Any) -> Any:

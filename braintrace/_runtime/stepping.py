@@ -3,10 +3,10 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from .._arguments import check_arrays
 from .._errors import ShapeError
+from .._jax import own_copy, to_array
 from .compiled_step import CompiledStep
 from .program import Changes, Program, Store, Take
 from .states.model_states import States, whole_values
@@ -41,10 +41,11 @@ def run_call(
                 "argument needs a leading time axis."
             )
         check_steps(arguments)
-        return _run_steps(step, states, store, unwrap(arguments), is_window)
+        sequences = jax.tree.map(own_copy, unwrap(arguments))
+        return _run_steps(step, states, store, sequences, is_window)
     if is_window:
         check_arrays("arguments", unwrap(arguments), "`update`: ")
-        one_step = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], unwrap(arguments))
+        one_step = jax.tree.map(lambda leaf: to_array(leaf)[None], unwrap(arguments))
         outputs = _run_steps(step, states, store, one_step, is_window)
         return jax.tree.map(lambda leaf: leaf[0], outputs)
     inputs = step.inputs(states, store.values(states.values()), unwrap(arguments))

@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 from ..._algorithms import ETraceAlgorithm
 from ..._arguments import Kind, array_of, check_arrays, common_length, shown, type_of
 from ..._errors import DtypeError, OptionError, ShapeError
-from ..._jax import is_there, is_tracer
+from ..._jax import is_there, is_tracer, own_copy
 from ..._sharding import on_host
 from ..._typing import Path, PyTree
 
@@ -73,10 +73,10 @@ def flattened(sequences: PyTree) -> tuple[list[Any], PyTree]:
 
 
 def of_numbers(sequences: PyTree) -> PyTree:
-    """Return sequences with tables, and other containers of numbers, as NumPy arrays."""
-    if all(map(isinstance, jax.tree.leaves(sequences), itertools.repeat(ARRAYS))):
+    """Return sequences of arrays; tables and NumPy arrays are copied, see `own_copy`."""
+    if all(map(isinstance, jax.tree.leaves(sequences), itertools.repeat(jax.Array))):
         return sequences
-    return jax.tree.map(lambda leaf: np.asarray(leaf) if _is_table(leaf) else leaf, sequences)
+    return jax.tree.map(lambda x: np.array(x) if _is_table(x) else own_copy(x), sequences)
 
 
 def _is_table(leaf: Any) -> bool:
