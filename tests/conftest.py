@@ -37,8 +37,10 @@ def pytest_configure(config):
     be called there takes longer than to compile those few again.
     """
     jax.config.update("jax_enable_compilation_cache", config.getoption("--nightly"))
-    if not config.getoption("--nightly") and not hasattr(config, "workerinput"):
-        compilation.choose_quick_generators()
+    if not config.getoption("--nightly"):
+        compilation.share_contexts()
+        if not hasattr(config, "workerinput"):
+            compilation.choose_quick_generators()
 
 
 def pytest_collection_modifyitems(config, items):

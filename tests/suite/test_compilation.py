@@ -1,4 +1,7 @@
-"""Tests that are marked as optimised share no program with the others."""
+"""Tests that are marked as optimised share no program with the others; contexts are shared."""
+
+import itertools
+import threading
 
 import compilation
 import jax
@@ -23,3 +26,17 @@ def test_the_two_ways_to_compile_share_nothing():
             assert bool(events) == is_first
             stored(2)
     assert calls == [2, 2]
+
+
+def test_what_is_shared_is_made_once_per_thread_and_anew_after_some_calls():
+    shared, found = compilation.shared(itertools.count().__next__, 2), []
+
+    def call():
+        found.append([shared() for _ in range(3)])
+
+    call()
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    call()
+    assert found == [[0, 0, 1], [2, 2, 3], [1, 4, 4]]

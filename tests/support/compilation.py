@@ -13,8 +13,10 @@ import os
 import pathlib
 import subprocess
 import sys
+import threading
 
 import jax
+from jax.interpreters import mlir
 
 QUICK_GENERATORS = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 
@@ -22,6 +24,9 @@ FEW_OPTIMIZATIONS = "JAX_DISABLE_MOST_OPTIMIZATIONS"
 
 MOST_MAPPINGS = 50_000
 """Of memory. A compiled program has about 15; Linux lets no process have more than 65,530."""
+
+PROGRAMS_PER_CONTEXT = 300
+"""A context keeps the constants of all programs that are written in it."""
 
 _in_a_hurry = False
 
@@ -39,6 +44,31 @@ def choose_quick_generators():
     environment = {**os.environ, "XLA_FLAGS": flags}
     if subprocess.run(trial, env=environment, capture_output=True).returncode == 0:
         os.environ["XLA_FLAGS"] = flags
+
+
+def share_contexts():
+    """Let JAX write many programs in one MLIR context, if this version lets a test say so.
+
+    It makes one for each program, which takes 4 ms: as long as all else before XLA compiles a small
+    one. What comes out of it is the same.
+    """
+    make = getattr(mlir, "make_ir_context", None)
+    where = sys.modules.get(getattr(make, "__module__", None))
+    if where is not None:
+        where.make_ir_context = shared(make, PROGRAMS_PER_CONTEXT)
+
+
+def shared(make, times):
+    """Return a function that makes something for each thread, and anew after so many calls."""
+    own = threading.local()
+
+    def shared_one():
+        if not getattr(own, "left", 0):
+            own.made, own.left = make(), times
+        own.left -= 1
+        return own.made
+
+    return shared_one
 
 
 def with_flags(*flags):
