@@ -8,7 +8,7 @@ import oracles
 import pytest
 from assertions import assert_gradients_close, assert_gradients_differ, assert_states_close
 from catalogue import BASIC, LAYERS, MODELS
-from catalogue_runs import PATHS, Runs, bptt, case_of, data, expected, named, reported, runs_of
+from catalogue_runs import PATHS, Runs, case_of, data, expected, named, reported, runs_of
 from rules import OTHERS, RULES
 
 import braintrace
@@ -65,7 +65,7 @@ def entry(request):
 def expected_of(entry, algorithm):
     """The gradient of BPTT where that is what D-RTRL promises, else by the literal recursions."""
     if algorithm == "d_rtrl":
-        return expected(entry, bptt if entry.diagonal else oracles.dense_d_rtrl)
+        return expected(entry, oracles.bptt if entry.diagonal else oracles.dense_d_rtrl)
     if algorithm == "es_d_rtrl":
         return expected(entry, oracles.dense_es_d_rtrl, alpha=DECAY)
     return expected(entry, RULES[algorithm].oracle)
@@ -96,7 +96,7 @@ def test_relations_groups_and_diagnostics(entry):
 )
 @pytest.mark.parametrize("entry", each(MODELS), indirect=True)
 def test_the_oracle_is_bptt_where_the_model_is_diagonal_and_only_there(entry):
-    found, exact = expected(entry, oracles.dense_d_rtrl), expected(entry, bptt)
+    found, exact = expected(entry, oracles.dense_d_rtrl), expected(entry, oracles.bptt)
     if entry.diagonal:
         assert_gradients_close(found, exact, TOLERANCE, entry.name)
     else:

@@ -4,11 +4,12 @@ import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
+import oracles
 import pytest
 import saiunit as u
 from assertions import assert_gradients_close
 from catalogue import LAYERS as CATALOGUE
-from catalogue_runs import bptt, case_of, data, runs_of
+from catalogue_runs import case_of, data, runs_of
 
 import braintrace
 from braintrace import nn
@@ -104,7 +105,7 @@ def test_rtrl_of_excitatory_and_inhibitory_neurons_is_bptt(float64):
     (entry,) = [entry for entry in CATALOGUE if entry.name == "Dale's law"]
     with brainstate.environ.context(dt=1.0 * u.ms):
         case, (params, states) = case_of(entry)
-        expected = bptt(case, params, states, *data(entry))
+        expected = oracles.bptt(case, params, states, *data(entry))
         found = runs_of(entry, "rtrl").sequence(3)
         assert_gradients_close(found, expected, 1e-9)
 

@@ -17,7 +17,7 @@ import references
 from assertions import assert_gradients_close, assert_states_close
 from backpropagation import through_time
 from catalogue import MODELS, REFUSED
-from catalogue_runs import PATHS, Runs, bptt, expected, runs_of
+from catalogue_runs import PATHS, Runs, expected, runs_of
 from drivers import BATCH_STYLES, named, sequence_gradient, shared_learner, snapshot, weights_of
 
 import braintrace
@@ -65,7 +65,7 @@ def test_it_is_backpropagation_through_time(case, style, chunk):
 )
 def test_every_model_of_the_zoo(entry, path):
     found = PATHS[path](runs_of(entry, "rtrl", strict=True))
-    assert_gradients_close(found, expected(entry, bptt), TOLERANCE, f"{entry.name}, {path}")
+    assert_gradients_close(found, expected(entry, oracles.bptt), TOLERANCE, f"{entry.name}, {path}")
 
 
 @pytest.mark.parametrize("entry", [e for e in MODELS if e.name in REFUSED], ids=lambda e: e.name)

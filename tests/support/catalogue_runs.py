@@ -7,7 +7,6 @@ import brainstate
 import compilation
 import jax
 import numpy as np
-import oracles
 from catalogue import BATCH
 from drivers import snapshot
 from every_path import Paths
@@ -61,11 +60,6 @@ def case_of(entry):
     """The recorded model and what it starts from; without a hand-written description."""
     case = entry.recorded()
     return case, jax.tree.map(np.asarray, (case.params(), case.states()))
-
-
-@oracles.compiled
-def bptt(case, params, states, xs, targets):
-    return jax.grad(lambda p: oracles.sequence_loss(case, p, states, xs, targets))(params)
 
 
 @functools.cache

@@ -108,10 +108,51 @@ compiled_loss = compiled(sequence_loss)
 
 
 @compiled
+def _step_gradients(case, params, states, x, target, of_loss, of_new):
+    """Loss and new states of one step; and the gradients with respect to params and old states of
+    its loss times `of_loss` plus its new states times `of_new`."""
+    fixed = {name: state for name, state in states.items() if name not in of_new}
+
+    def step(params, states):
+        ops = PlainOps()
+        output = case.step(ops, params, {**fixed, **states}, x)
+        return (case.loss(output, target), {name: ops.hidden[name] for name in states}), ops.hidden
+
+    differentiated = {name: states[name] for name in of_new}
+    (loss, _), pull_back, new = jax.vjp(step, params, differentiated, has_aux=True)
+    return loss, new, *pull_back((of_loss.astype(loss.dtype), of_new))
+
+
+def _steps(case, params, states, xs, targets, step_weights=None):
+    """A list of functions from `of_new` to the gradients of a step; the losses; and zeros.
+
+    One program of one step: it compiles in half the time of one of the sequence and its reverse.
+    """
+    zeros = {
+        name: np.zeros_like(state)
+        for name, state in states.items()
+        if np.issubdtype(np.asarray(state).dtype, np.inexact)
+    }
+    steps, losses = [], []
+    for x, target, weight in zip(
+        np.asarray(xs), np.asarray(targets), np.asarray(_ones(step_weights, xs)), strict=True
+    ):
+        step = partial(_step_gradients, case, params, states, x, target, weight)
+        loss, new, *_ = step(zeros)
+        states = jax.tree.map(np.asarray, new)
+        steps.append(lambda of_new, step=step: jax.tree.map(np.asarray, step(of_new)[2:]))
+        losses.append(weight * np.asarray(loss))
+    return steps, losses, zeros
+
+
 def loss_and_gradients(case, params, states, xs, targets, step_weights=None):
     """Loss, and its gradients with respect to the parameters and to the initial states."""
-    loss = partial(sequence_loss, case)
-    return jax.value_and_grad(loss, (0, 1))(params, states, xs, targets, step_weights)
+    steps, losses, of_new = _steps(case, params, states, xs, targets, step_weights)
+    total = jax.tree.map(np.zeros_like, params)
+    for step in reversed(steps):
+        of_params, of_new = step(of_new)
+        total = jax.tree.map(np.add, total, of_params)
+    return sum(losses), (total, of_new)
 
 
 def bptt(case, params, states, xs, targets, step_weights=None):
@@ -119,20 +160,10 @@ def bptt(case, params, states, xs, targets, step_weights=None):
     return loss_and_gradients(case, params, states, xs, targets, step_weights)[1][0]
 
 
-@compiled
 def immediate(case, params, states, xs, targets):
     """Gradients of the steps' losses, the states before each of them held constant; their sum."""
-
-    def loss(params):
-        def one_step(states, inputs):
-            x, target = inputs
-            ops = PlainOps()
-            output = case.step(ops, params, jax.lax.stop_gradient(states), x)
-            return ops.hidden, case.loss(output, target)
-
-        return jax.lax.scan(one_step, states, (xs, targets))[1].sum()
-
-    return jax.grad(loss)(params)
+    steps, _, zeros = _steps(case, params, states, xs, targets)
+    return jax.tree.map(lambda *leaves: np.sum(leaves, axis=0), *(step(zeros)[0] for step in steps))
 
 
 def finite_differences(case, params, states, xs, targets, entries, step=1e-6):
