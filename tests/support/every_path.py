@@ -36,6 +36,7 @@ class Paths:
     def __init__(self, make, xs, rule="d_rtrl", *targets, loss=loss, **options):
         self.make, self.xs, self.rule, self.options = make, xs, rule, options
         self.sequences, self.loss = (xs, *targets), loss
+        self._is_new = True
 
     @property
     def batch(self):
@@ -58,6 +59,7 @@ class Paths:
         return jax.tree.map(jnp.add, *parts)
 
     def after_a_reset(self):
+        self._is_new = False
         self._at_once(self.learner, slice(None, None, -1))
         self.learner.reset_state(where=np.array(True))
         return self._at_once(self.learner)
@@ -96,7 +98,10 @@ class Paths:
         return self.loss(run(x), *targets)
 
     def _start(self):
-        self.learner.reset_state(self.batch)
+        """A new learner is at the beginning, which a reset needs a program for."""
+        if not self._is_new:
+            self.learner.reset_state(self.batch)
+        self._is_new = False
         brainstate.random.seed(7)
 
     def _at_once(self, learner, part=slice(None), chunk_size=2):
