@@ -288,7 +288,7 @@ def drop_forecasts(learner: LearnerParts) -> None:
     """Drop all samples that wait for a label, after a reset."""
     held = learner.held_forecasts.waiting
     waiting = peek(held)
-    learner.held_forecasts.last_prediction = Hidden(())
+    forget_prediction(learner)
     if waiting is not None:
         held.value = {**held.value, "count": jnp.zeros((), jnp.int32)}
 
@@ -321,6 +321,11 @@ def warn_if_predicted(learner: LearnerParts, request: Request) -> None:
         )
 
 
+def forget_prediction(learner: LearnerParts) -> None:
+    """Forget the inputs of the last prediction, after another method or in another state."""
+    learner.held_forecasts.last_prediction = Hidden(())
+
+
 def note_prediction(learner: LearnerParts, sequences: tuple[PyTree, ...]) -> None:
     """Remember the inputs of a prediction, up to a size that is cheap to compare."""
     if not is_watched() and sum(map(np.size, jax.tree.leaves(sequences))) <= MOST_COMPARED:
@@ -351,7 +356,7 @@ def _is_readable(leaf: Any) -> bool:
 def _run(
     learner: LearnerParts, method: str, sequences: tuple[PyTree, ...], options: Options
 ) -> PyTree:
-    learner.held_forecasts.last_prediction = Hidden(())
+    forget_prediction(learner)
     return run_request(learner, request_of(learner, method, sequences, options))
 
 

@@ -50,6 +50,7 @@ from .driver import prepared
 from .forecast import (
     NO_SAMPLES,
     delay_of,
+    forget_prediction,
     has_forecasts,
     inputs_of,
     label,
@@ -198,6 +199,7 @@ class FunctionalLearner:
             write_values(result, values)
             self.algorithm.traces.value = traces
             self._learner.place()
+        forget_prediction(self._learner)
 
     @one_thread_at_a_time
     @on_automatic_axes

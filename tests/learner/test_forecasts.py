@@ -500,6 +500,11 @@ def test_learning_what_was_predicted_warns(recwarn):
     learn(xs[0], ys[0])  # another sequence
     learner.predict(xs[:1])
     learn(xs[0], ys[0], reset=[True])
+    pure = learner.functional()
+    state = jax.tree.map(jnp.copy, pure.state())
+    learner.predict(xs[:1])
+    pure.restore(state)
+    learn(xs[0], ys[0])  # from the state before the prediction
     learner.forecast(xs[0])
     learner.learn(LEAKY.loss, ys[0], optimizer=OPTIMIZER)
     learner.etrace_evolve(xs[:1])
