@@ -90,6 +90,8 @@ def leaves_of(value: Any) -> list[Any]:
     try:
         return list(jax.tree.leaves(value))
     except (TypeError, ValueError):
+        if not isinstance(value, (dict, list, tuple)):
+            return [value]
         parts = value.values() if isinstance(value, dict) else value
         return [leaf for part in parts for leaf in leaves_of(part)]
 

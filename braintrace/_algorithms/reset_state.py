@@ -83,9 +83,11 @@ def reset_state(
         size = algorithm.samples_of_model
         fresh = compiled.initial_values(algorithm.model, states, batch_size, kwargs, size)
         values = started(fresh.values, algorithm.step_mark.value)
+        attributes = fresh.attributes
         if is_watched():
-            _check_attributes(algorithm, compiled, states, fresh.attributes)
-    with uninterrupted, assigned(algorithm.model, fresh.attributes):
+            attributes = [each for each in attributes if not holds_tracers(each[2])]
+            _check_attributes(algorithm, compiled, states, attributes)
+    with uninterrupted, assigned(algorithm.model, attributes):
         if is_watched():
             write_values([algorithm.step_mark], [jnp.zeros(())])
         algorithm._compiled = compiled.moved_to(
@@ -112,10 +114,9 @@ def _check_attributes(
         return
     model = algorithm.model
     with assigned(model, attributes):
-        if not any(holds_tracers(value) for *_, value in attributes):
-            now = compiled.up_to_date(model, algorithm.analysed, states)
-            if now.step.graph is compiled.step.graph:
-                return
+        now = compiled.up_to_date(model, algorithm.analysed, states)
+        if now.step.graph is compiled.step.graph:
+            return
         named = ", ".join(f"'{path_name((*path, name))}'" for path, name, _ in attributes)
         raise OptionError(
             f"`init_state` of `{type(model).__name__}` gives another value to {named}. Inside a "

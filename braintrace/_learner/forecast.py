@@ -91,8 +91,9 @@ def forecast(learner: HasParts, *inputs: PyTree) -> PyTree:
     A sample that waits for its label for more than ``max_delay`` samples (0, or as set by
     `init_forecasts`) is passed over: states and traces advance, and no parameter changes. The same
     holds for samples before a label that is learned, and for all waiting samples if another method
-    runs. `reset_state` drops them. If you change a State between two forecasts (draws change a
-    random key), its value is the one before the next sample, and remains after `learn`.
+    runs. `reset_state` drops them. If you change a State that the step writes between two
+    forecasts (draws change a random key), its value is the one before the next sample, and
+    remains after `learn`.
 
     Examples
     --------

@@ -220,6 +220,34 @@ def test_what_a_user_changes_between_two_forecasts_stays_changed(first, delay):
     assert len({*found.drawn, number}) == LENGTH + 1
 
 
+class Averaging(Counting):
+    """Its State is a running mean of the inputs, which a NaN ends."""
+
+    def update(self, x):
+        self.count.value = 0.9 * self.count.value + 0.1 * x.mean()
+        self.h.value = 0.5 * self.h.value + jnp.tanh(braintrace.matmul(x, self.w.value))
+        return self.h.value * (1 + jnp.nan_to_num(self.count.value))
+
+
+@pytest.mark.filterwarnings("ignore::braintrace.NonFiniteWarning")
+@pytest.mark.parametrize("delay", [1, 2])
+def test_a_repair_of_forecasts_is_no_change_by_the_user(delay):
+    xs = np.array(LEAKY.sequences(BATCH, LENGTH)[0])
+    xs[3, 0, 0] = np.nan
+    learner, expected = (
+        braintrace.compile(Averaging(), "d_rtrl", xs[0], batch_size=BATCH) for _ in range(2)
+    )
+    expected.etrace_online(xs, step_fn=lambda x: mean_square(expected(x)), optimizer=OPTIMIZER)
+    learner.init_forecasts(xs[0], max_delay=delay)
+    for now in range(LENGTH + delay):
+        if now < LENGTH:
+            learner.forecast(xs[now])
+        if now >= delay:
+            late = min(now, LENGTH - 1) - (now - delay)
+            learner.learn(mean_square, delay=late, optimizer=OPTIMIZER)
+    close(learner.algorithm.model.w.value, expected.algorithm.model.w.value)
+
+
 def test_forecasts_are_those_of_the_model():
     """Without updates, each forecast is a step from the state after the previous one."""
     _, forecasts, _ = learnt_late(LEAKY, "d_rtrl", 2, optimizer=None, **WITHOUT)
@@ -465,7 +493,7 @@ def test_calls_in_another_order_are_refused():
 
 
 def test_a_loss_that_takes_another_step_is_refused():
-    learner = learner_of(LEAKY, "d_rtrl")
+    learner = starting(0)()
     xs, ys = LEAKY.sequences(BATCH, LENGTH)
     learner.forecast(xs[0])
     with pytest.raises(braintrace.OptionError, match="`loss_fn` calls the learner"):

@@ -28,6 +28,10 @@ class Other(Part):
         return self.offset + self.factor * x
 
 
+class Uncalled:
+    pass
+
+
 def scaled(x, *, scale=1.0):
     return scale * x
 
@@ -73,6 +77,7 @@ CHANGES = {
     "layer": lambda own, value: own.part.layers.append(Part()),
     "many layers": lambda own, value: own.part.layers.extend([Part()] * 60),
     "attribute of a layer": lambda own, value: setattr(own.part.layers[-1], "factor", value),
+    "class of a layer": lambda own, value: setattr(own.part.layers[-1], "__class__", Uncalled),
     "no layers": lambda own, value: own.part.layers.clear(),
     "named layer": lambda own, value: own.part.named.update(a=Part()),
     "class": lambda own, value: setattr(own.part, "__class__", Other),

@@ -1,5 +1,8 @@
 """Plain attributes that `init_state` assigns: a reset assigns them in the model."""
 
+import functools
+import types
+
 import brainstate
 import jax
 import jax.numpy as jnp
@@ -132,14 +135,46 @@ def test_a_reset_that_fails_leaves_the_model_as_it_was():
     assert model.h.value.shape == (2, 4)
 
 
-@pytest.mark.parametrize("value", [lambda: 5.0, lambda: jnp.ones(4)], ids=["number", "array"])
-def test_a_compiled_function_cannot_change_what_the_step_reads(value):
+def test_a_compiled_function_cannot_change_what_the_step_reads():
     learner = learner_of()
     model = learner.algorithm.model
-    model.assign = lambda model, size: setattr(model, "scale", value())
+    model.assign = lambda model, size: setattr(model, "scale", 5.0)
     with pytest.raises(braintrace.OptionError, match=r"`init_state` of `Model` .* to 'scale'"):
         brainstate.transform.jit(learner.reset_state)()
     assert model.scale == 0.5
+
+
+def refer(model, size):
+    """Assign what refers to the model, or contains arrays out of sight."""
+    model.gain, model.scale, array = 0.5, 1.0, jnp.full(4, 1.0)
+    model.method, model.bound = model.update, functools.partial(scaled, model)
+    model.function = lambda h: array * model.gain * h
+    model.names = types.SimpleNamespace(part=model.part, array=array)
+
+
+def scaled(model, h):
+    return model.gain * h
+
+
+class Referring(Model):
+    def update(self, x):
+        super().update(x)
+        return self.scale * self.bound(self.function(self.h.value))
+
+
+@pytest.mark.parametrize("around", [lambda reset: reset, brainstate.transform.jit])
+def test_what_refers_to_the_model_is_no_copy_after_a_reset(around):
+    learner = braintrace.compile(Referring(refer), "d_rtrl", XS[2][0], batch_size=2)
+    model = learner.algorithm.model
+    before = sequence(learner, XS[2])["w",]
+    around(learner.reset_state)()
+    np.testing.assert_allclose(sequence(learner, XS[2])["w",], before, rtol=1e-5)
+    assert model.method.__self__ is model and model.bound.args[0] is model
+    model.gain = 1.0
+    learner.reset_state()
+    assert model.gain == 0.5
+    model.gain = 1.0
+    np.testing.assert_allclose(sequence(learner, XS[2])["w",], 16 * before, rtol=1e-5)
 
 
 def test_a_compiled_function_changes_what_the_step_does_not_read():

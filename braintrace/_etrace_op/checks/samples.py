@@ -47,13 +47,14 @@ def check_samples(
     try:
         values = [_random(generator, aval.shape, aval.dtype) for aval in operands]
         pair = _random(generator, (2, *operands[index].shape[1:]), operands[index].dtype)
-        with jax.ensure_compile_time_eval():
+        with jax.ensure_compile_time_eval(), jax.default_matmul_precision("highest"):
             both = result_for(pair)
             alone = np.concatenate([result_for(pair[:1]), result_for(pair[1:])])
+        tolerance = min(1e3 * float(jnp.finfo(both.dtype).eps), 0.05)
+        is_separate = np.allclose(both, alone, rtol=tolerance, atol=tolerance, equal_nan=True)
     except Exception:  # an implementation for one batch size, or for numbers of one kind
         return
-    tolerance = min(1e3 * float(jnp.finfo(both.dtype).eps), 0.05)
-    if not np.allclose(both, alone, rtol=tolerance, atol=tolerance, equal_nan=True):
+    if not is_separate:
         raise PrimitiveError(
             f"`{primitive}` is declared with `batched=True`, but its result for a sample depends "
             "on the other samples, or on their number. Traces are kept for each sample alone: "

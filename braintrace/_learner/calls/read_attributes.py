@@ -166,16 +166,19 @@ def _fields_of(source: tuple[Any, Iterable[str]]) -> list[Any]:
 
 
 def _items_of(container: Any) -> Sequence[Any]:
-    """Return the items of a container that is searched; see `MOST_CALLED`."""
+    """Return the items of a container that is searched, and their classes; see `MOST_CALLED`."""
     if len(container) > MOST_CALLED:
         return ()
-    return list(container.values() if isinstance(container, dict) else container)
+    items = list(container.values() if isinstance(container, dict) else container)
+    return [*items, *(item.__class__ for item in items)]
 
 
 def _called_in(container: Any) -> list[Attribute]:
     """Return the callable objects in a container."""
-    items = enumerate(_items_of(container))
-    return [(container, index, item) for index, item in items if _is_called(item.__class__)]
+    both = _items_of(container)
+    size = len(both) // 2
+    pairs = enumerate(zip(both[:size], both[size:], strict=True))
+    return [(container, index, item) for index, (item, kind) in pairs if _is_called(kind)]
 
 
 class _Names:

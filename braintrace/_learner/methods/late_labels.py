@@ -27,6 +27,7 @@ import jax.numpy as jnp
 
 from ..._errors import OptionError
 from ..._graph import Traces
+from ..._jax import to_array
 from ..._typing import PyTree
 from ..calls.body import Arguments, Body, BodyResult
 from ..calls.interceptor import intercepting, interceptor_of
@@ -74,7 +75,8 @@ class Stream:
 
     def without_forecasts(self, inputs: PyTree, max_delay: int) -> Waiting:
         """Return a value without forecasts, whose ring has room for some inputs."""
-        size, learned = max_delay + 1, [s.value for s in self.written(self.states)]
+        values = [s.value for s in self.written(self.states)]
+        size, learned = max_delay + 1, jax.tree.map(to_array, values)
         others, zero = self.others(learned), jnp.zeros((), jnp.int32)
         return {
             "inputs": jax.tree.map(lambda x: jnp.zeros((size, *x.shape), x.dtype), inputs),
@@ -301,6 +303,7 @@ class _Learning:
         stream, (waiting, *everything) = self._stream, values
         delay, *targets = sequences
         current = everything[: len(stream.states)]
+        changed_by_user = stream.changed(waiting, current)
         waiting = stream.with_equal_states(waiting, current)
         index = waiting["count"] - 1 - delay[0]
         is_there = (index >= 0) & (delay[0] >= 0)
@@ -330,6 +333,9 @@ class _Learning:
         if self._keeps_finite:
             finite = _finite_or(stream.written(current), waiting["learned"])
             current = stream.at(current, finite)
+            changes = zip(changed_by_user, waiting["left"], stream.others(finite), strict=True)
+            left = [_where(flag, [old], [new])[0] for flag, old, new in changes]
+            waiting = {**waiting, "left": left}
         return results, [waiting, *stream.written(current), *changed], traces
 
 

@@ -97,13 +97,9 @@ class _Found:
         elif isinstance(value, tuple):
             parts = value
         else:  # a leaf, such as a function, or a container of a different type
-            return not holds_states(value)
+            leaves = jax.tree.leaves(value, is_leaf=_may_hold_states)
+            return not any(map(_may_hold_states, leaves))
         return all(self._look_into(part, met) for part in parts)
-
-
-def holds_states(value: Any) -> bool:
-    """Test whether a value is a State or a module, or a container of some."""
-    return any(map(_may_hold_states, jax.tree.leaves(value, is_leaf=_may_hold_states)))
 
 
 def _may_hold_states(value: Any) -> bool:

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple, TypeAlias
 import brainstate
 import jax
 import jax.numpy as jnp
+import numpy as np
+import saiunit
 
 from ..._arguments import did_you_mean, named
 from ..._brainstate import StatefulTrace, hold, is_watched, peek, trace_stateful
@@ -23,9 +25,8 @@ from ..._errors import OptionError, ShapeError
 from ..._jax import holds_tracers, open_jaxpr, strongly_typed
 from ..._jaxpr import fingerprint
 from ..._typing import Path
-from ..environment.attributes import part_of
+from ..environment.attributes import BY_VALUE, part_of
 from ..environment.captured import CapturedEnvironment
-from .found_states import holds_states
 from .lru_cache import LRUCache
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -134,17 +135,32 @@ def _attributes_assigned(
     twin: brainstate.nn.Module,
     before: Mapping[Path, Mapping[str, Any]],
 ) -> Iterator[Assigned]:
-    """Yield the plain attributes that were assigned in a copy of a model since ``before``."""
+    """Yield the plain attributes that were assigned in a copy of a model since ``before``.
+
+    Other objects than numbers may refer to the copy.
+    """
     own = model.nodes()
     for path, node in twin.nodes().items():
         if path not in own or path not in before:
             continue
         now = vars(own[path])
         for name, value in vars(node).items():
-            if before[path].get(name, before) is value or holds_states(value):
+            if before[path].get(name, before) is value or not _is_plain(value):
                 continue
             if name not in now or part_of(now[name]) != part_of(value):
                 yield path, name, value
+
+
+_PLAIN = (*BY_VALUE, type(None), np.ndarray, jax.Array, saiunit.Quantity)
+
+
+def _is_plain(value: Any) -> bool:
+    """Test whether a value consists of numbers and strings."""
+    if type(value) in (list, tuple):
+        return all(map(_is_plain, value))
+    if type(value) is dict:
+        return all(map(_is_plain, value.values()))
+    return isinstance(value, _PLAIN)
 
 
 @contextlib.contextmanager
