@@ -83,46 +83,45 @@ def reset_state(
         size = algorithm.samples_of_model
         fresh = compiled.initial_values(algorithm.model, states, batch_size, kwargs, size)
         values = started(fresh.values, algorithm.step_mark.value)
-        attributes = fresh.attributes
-        if is_watched():
-            attributes = [each for each in attributes if not holds_tracers(each[2])]
+    attributes = fresh.attributes
+    if is_watched():
+        attributes = [each for each in attributes if not holds_tracers(each[2])]
+    with assigned(algorithm.model, attributes):
+        if is_watched() and attributes:
             _check_attributes(algorithm, compiled, states, attributes)
-    with uninterrupted, assigned(algorithm.model, attributes):
-        if is_watched():
-            write_values([algorithm.step_mark], [jnp.zeros(())])
-        algorithm._compiled = compiled.moved_to(
-            algorithm.model, algorithm.analysed, states, values, batch_size
-        )
-        if _has_like_traces(algorithm, compiled.step):
-            _reset_traces(algorithm)
-        else:  # attributes of the model have changed
-            algorithm.begin_traces()
-        place_states(algorithm.placement, algorithm.states_of_model)
+        with uninterrupted:
+            if is_watched():
+                write_values([algorithm.step_mark], [jnp.zeros(())])
+            algorithm._compiled = compiled.moved_to(
+                algorithm.model, algorithm.analysed, states, values, batch_size
+            )
+            if _has_like_traces(algorithm, compiled.step):
+                _reset_traces(algorithm)
+            else:  # attributes of the model have changed
+                algorithm.begin_traces()
+            place_states(algorithm.placement, algorithm.states_of_model)
 
 
 def _check_attributes(
     algorithm: Any, compiled: CompiledModel, states: States, attributes: Sequence[Assigned]
 ) -> None:
-    """Refuse a reset inside a compiled function if ``init_state`` assigns what ``update`` reads.
+    """Refuse a reset inside a compiled function if ``update`` reads the attributes just assigned.
 
     Raises
     ------
     OptionError
         Naming the attributes.
     """
-    if not attributes:
-        return
     model = algorithm.model
-    with assigned(model, attributes):
-        now = compiled.up_to_date(model, algorithm.analysed, states)
-        if now.step.graph is compiled.step.graph:
-            return
-        named = ", ".join(f"'{path_name((*path, name))}'" for path, name, _ in attributes)
-        raise OptionError(
-            f"`init_state` of `{type(model).__name__}` gives another value to {named}. Inside a "
-            "compiled function, `reset_state` cannot change attributes: call it outside, or keep "
-            "the value in a State."
-        )
+    now = compiled.up_to_date(model, algorithm.analysed, states)
+    if now.step.graph is compiled.step.graph:
+        return
+    named = ", ".join(f"'{path_name((*path, name))}'" for path, name, _ in attributes)
+    raise OptionError(
+        f"`init_state` of `{type(model).__name__}` gives another value to {named}. Inside a "
+        "compiled function, `reset_state` cannot change attributes: call it outside, or keep "
+        "the value in a State."
+    )
 
 
 def _reset_samples(

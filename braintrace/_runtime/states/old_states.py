@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero, zero_from_primal
 
 from ..._errors import OptionError
-from ..._jax import is_tracer
+from ..._jax import holds_tracers, is_tracer
 from ..._typing import PyTree
 
 
@@ -50,7 +50,7 @@ def entered(
     OptionError
         When a gradient is differentiated with respect to both old states and other inputs.
     """
-    if not any(map(is_tracer, jax.tree.leaves((list(old.values()), others, mark)))):
+    if not holds_tracers((list(old.values()), others, mark)):
         return dict(old), mark
     leaves, tree = jax.tree.flatten(list(old.values()))
     names = [name for name, value in old.items() for _ in jax.tree.leaves(value)]
