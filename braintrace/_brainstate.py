@@ -284,8 +284,10 @@ except AttributeError:  # pragma: no cover (a release of brainstate without this
 def _is_observed() -> bool:
     """Test whether anything except hooks of single States observes reads and writes."""
     checks = TRACE_CONTEXT.tree_check[-1] or TRACE_CONTEXT.jax_tracer_check[-1]
-    has_hooks = brainstate.GlobalHookRegistry.instance().has_hooks()
-    return bool(TRACE_CONTEXT.state_stack or checks or has_hooks)
+    return bool(TRACE_CONTEXT.state_stack or checks or _has_global_hooks())
+
+
+_has_global_hooks = brainstate.GlobalHookRegistry.instance().has_hooks  # the only instance
 
 
 @functools.cache

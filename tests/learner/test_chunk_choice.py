@@ -3,12 +3,13 @@
 import dataclasses
 
 import brainstate
+import catalogue
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from assertions import assert_gradients_close
-from drivers import named
+from drivers import named, sequence_gradient, shared_learner
 
 import braintrace
 from braintrace._core.traces import size_in_bytes
@@ -253,6 +254,16 @@ def test_what_only_an_update_keeps_takes_no_memory_where_nothing_is_updated():
     assert second.record_bytes / second.chunk_size > first.record_bytes / first.chunk_size
     learner.reset_state()
     assert_gradients_close(found, gradient(learner, xs, step, chunk_size=2 * steps), 1e-5)
+
+
+def test_a_step_records_what_loss_and_traces_read_and_nothing_else():
+    """Of a leaky cell: its drive, the input of its recurrent product, and its new state."""
+    case = catalogue.BY_NAME["LeakyRNN"]
+    learner = shared_learner(case)
+    learner.reset_state()
+    sequence_gradient(learner, case, *map(np.asarray, case.sequences(2, 6)), chunk_size=3)
+    *_, row = learner.report().sequences
+    assert row.record_bytes == row.chunk_size * 3 * case.initial_states(2)["h"].nbytes
 
 
 @pytest.mark.nightly

@@ -28,6 +28,7 @@ EQUIVALENT = {
     "_etrace_op/sparse/sddmm.py:_of_parts:constant:1": "sums do not depend on the size of pieces",
     "_etrace_op/sparse/sddmm.py:<module>:arithmetic:4": "sums do not depend on the size of blocks",
     "_core/jacobian/jacobians.py:_factors:statement:0": "the same operands are computed once more",
+    "_core/chunk/split.py:split_step:arithmetic:0": "the same values are computed once more",
     "_core/chunk/split.py:split_step:constant:2": "a byte more or less is kept for products",
     "_rules/full/rank_one.py:balance:constant:3": "what is divided by is not used for a zero norm",
     "_rules/full/neighbour_entries.py:<module>:constant:1": (

@@ -12,13 +12,14 @@ import contextlib
 import contextvars
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
 from typing import Any, TypeAlias, TypeVar
 
 import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from ..._arguments import CONTAINERS, check_tree
 from ..._brainstate import StatesAsRead, hold, peek_all
@@ -27,6 +28,9 @@ from ..._jax import is_tracer, is_transforming, set_current_trace, take_current_
 from ..._sharding import automatic_axes, put
 
 _NO_MESH = Mesh(np.empty((), dtype=object), ())
+
+_WITHOUT_MESH = frozenset({SingleDeviceSharding, type(None)})
+"""Types of the shardings of most arrays, and of tracers, which have none."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -191,10 +195,12 @@ def _explicit_mesh(given: Any, algorithm: Any) -> Mesh | None:
 
     Inside a transformation the result is None, since JAX has already typed the arguments.
     """
-    for leaf in jax.tree.leaves((given, peek_all(_parameters(algorithm)))):
-        sharding = getattr(leaf, "sharding", None)  # tracers have none
-        if isinstance(sharding, NamedSharding) and _is_explicit(sharding.mesh):
-            return None if is_transforming() else sharding.mesh
+    leaves = jax.tree.leaves((given, peek_all(_parameters(algorithm))))
+    shardings = list(map(getattr, leaves, repeat("sharding"), repeat(None)))
+    if not _WITHOUT_MESH.issuperset(map(type, shardings)):
+        for sharding in shardings:
+            if isinstance(sharding, NamedSharding) and _is_explicit(sharding.mesh):
+                return None if is_transforming() else sharding.mesh
     if _is_explicit(jax.sharding.get_abstract_mesh()) and not is_transforming():
         return jnp.zeros(()).sharding.mesh  # the mesh of a new array
     return None
