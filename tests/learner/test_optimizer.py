@@ -13,7 +13,7 @@ import optax
 import pytest
 import saiunit as u
 from assertions import assert_same_bits
-from drivers import build_learner, snapshot, weights_of
+from drivers import build_learner, new_learner, snapshot, weights_of
 from rules import OF_SOME_MODELS, OTHERS
 
 import braintrace
@@ -39,10 +39,10 @@ OPTIMIZERS = {
 class Stream:
     """A learner, its data, and the optimizer as its user writes it out."""
 
-    def __init__(self, case, optimizer, algorithm="d_rtrl", dtype=np.float32, **options):
+    def __init__(self, case, optimizer, algorithm="d_rtrl", dtype=np.float32, which=0):
         self.case, self.optimizer = case, optimizer
-        self.learner = build_learner(case, algorithm, batch=BATCH, dtype=dtype, **options)
-        self.sequences = case.sequences(BATCH, LENGTH, dtype)
+        self.learner = new_learner(case, algorithm, batch=BATCH, dtype=dtype, which=which)
+        self.sequences = tuple(map(np.asarray, case.sequences(BATCH, LENGTH, dtype)))
         self.weights = weights_of(self.learner.algorithm.model)
         self.state = brainstate.State(self.optimizer.init(self.values()))
 
@@ -89,7 +89,7 @@ class Stream:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_as_written_out(name):
     """Bit by bit, over two calls: the state goes on."""
-    found, expected = Stream(ALIF, OPTIMIZERS[name]), Stream(ALIF, OPTIMIZERS[name])
+    found, expected = (Stream(ALIF, OPTIMIZERS[name], which=which) for which in range(2))
     for _ in range(2):
         assert_same_bits(found.by_itself(), expected.by_hand())
     assert_same_bits(snapshot(found.learner), snapshot(expected.learner))
@@ -114,7 +114,8 @@ def close(rtol, atol=0.0):
 def test_an_update_for_every_block_is_that_of_the_mean_gradient(float64, every):
     """Written out: gradients of single steps are added up, and the optimizer gets their mean."""
     found, expected = (
-        Stream(LEAKY, optax.sgd(0.1, momentum=0.9), dtype=np.float64) for _ in range(2)
+        Stream(LEAKY, optax.sgd(0.1, momentum=0.9), dtype=np.float64, which=which)
+        for which in range(2)
     )
     total = brainstate.State(jax.tree.map(jnp.zeros_like, expected.values()))
 
@@ -163,7 +164,7 @@ def test_an_optimizer_is_given_the_loss_of_its_gradient(every, mask):
 @pytest.mark.parametrize(("case", "rule"), ROWS)
 def test_blocks_under_every_rule(case, rule):
     """Blocks of ``k`` steps are as many sequence gradients, each from where the last one ended."""
-    found, expected = Stream(case, optax.sgd(0.1), rule), Stream(case, optax.sgd(0.1), rule)
+    found, expected = (Stream(case, optax.sgd(0.1), rule, which=which) for which in range(2))
     losses = found.by_itself(every=3)
     for start in (0, 3, 6):
         part = tuple(s[start : start + 3] for s in expected.sequences)
@@ -187,7 +188,7 @@ def test_steps_of_weight_zero_move_nothing(every):
     losses = found.by_itself((xs, ys), mask=mask, every=every)
     assert not np.any(losses[mask == 0])
 
-    expected = Stream(LEAKY, OPTIMIZERS["adamw without biases"])
+    expected = Stream(LEAKY, OPTIMIZERS["adamw without biases"], which=1)
     xs, ys = expected.sequences
     for start in range(0, LENGTH, every):
         part = slice(start, start + every)
@@ -223,7 +224,7 @@ def test_the_users_function_is_called_where_the_mask_counts():
 def test_samples_start_anew_within_blocks_and_after_them(every):
     flags = np.zeros((LENGTH, BATCH), bool)
     flags[2, 1] = True
-    found, expected = Stream(LEAKY, optax.sgd(0.1)), Stream(LEAKY, optax.sgd(0.1))
+    found, expected = (Stream(LEAKY, optax.sgd(0.1), which=which) for which in range(2))
     found.by_itself(every=every, reset=flags)
     if every == 1:
         expected.by_hand(reset=flags)
@@ -257,7 +258,7 @@ class Momentum:
 def test_optimizers_with_states_of_their_own():
     """Their States move on as a whole, and are part of the learner's state."""
     sgd = optax.sgd(0.1, momentum=0.9)
-    found, expected = Stream(LEAKY, sgd), Stream(LEAKY, sgd)
+    found, expected = (Stream(LEAKY, sgd, which=which) for which in range(2))
     found.optimizer = momentum = Momentum(found.weights)
     np.testing.assert_allclose(found.by_itself(), expected.by_hand(), rtol=1e-6)
     close(1e-4, 1e-6)(found.values(), expected.values())
@@ -275,7 +276,7 @@ def test_optimizers_with_states_of_their_own():
 
 def test_an_optimizer_of_braintools():
     braintools = pytest.importorskip("braintools")
-    found, expected = Stream(LEAKY, optax.adam(0.05)), Stream(LEAKY, optax.adam(0.05))
+    found, expected = (Stream(LEAKY, optax.adam(0.05), which=which) for which in range(2))
     found.optimizer = braintools.optim.Adam(0.05)
     found.optimizer.register_trainable_weights(found.weights)
     np.testing.assert_allclose(found.by_itself(), expected.by_hand(), rtol=1e-6)
@@ -305,7 +306,7 @@ def test_functions_of_the_state_learn_alike():
 
 
 def test_inside_a_compiled_function():
-    outside, inside = Stream(LEAKY, optax.adam(0.05)), Stream(LEAKY, optax.adam(0.05))
+    outside, inside = (Stream(LEAKY, optax.adam(0.05), which=which) for which in range(2))
     expected = outside.by_itself()
     jitted = brainstate.transform.jit(lambda: inside.by_itself())
     with pytest.raises(braintrace.OptionError, match=r"learner\.init_optimizer\(optimizer\)"):
@@ -446,7 +447,8 @@ def test_hyperparameters_are_written_between_calls():
 
 
 def test_what_was_saved_of_another_optimizer_is_refused():
-    own, other = Stream(LEAKY, optax.adam(0.05)), Stream(LEAKY, optax.sgd(0.05, momentum=0.9))
+    own = Stream(LEAKY, optax.adam(0.05))
+    other = Stream(LEAKY, optax.sgd(0.05, momentum=0.9), which=1)
     own.by_itself()
     kept = own.learner.functional().state()
     other.learner.functional().restore(kept)
