@@ -1,6 +1,7 @@
 """Hidden states that something else than the learner has written are noticed."""
 
 import brainstate
+import compilation
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,6 +31,14 @@ class Bench:
         self.model, self.options = two_states(), options
         self.learner = self.another(algorithm)
         self.weights = self.model.states(brainstate.ParamState)
+        self.drawn = {path: weight.value for path, weight in self.weights.items()}
+
+    def again(self):
+        """Begin anew with the weights of the beginning, whatever has been done to the learner."""
+        for path, weight in self.weights.items():
+            weight.value = self.drawn[path]
+        self.learner.reset_state()
+        return self
 
     def another(self, algorithm="d_rtrl"):
         options = {"decay_or_rank": 0.9} if algorithm == "es_d_rtrl" else {}
@@ -48,13 +57,12 @@ class Bench:
     def evolution(self):
         return self.learner.etrace_evolve(XS[:2])
 
-    def stream(self):
-        def descend(gradients):
-            for path, weight in self.weights.items():
-                new = jax.tree.map(lambda w, g: w - 0.1 * g, weight.value, gradients[path])
-                weight.value = new
+    def descend(self, gradients):
+        for path, weight in self.weights.items():
+            weight.value = jax.tree.map(lambda w, g: w - 0.1 * g, weight.value, gradients[path])
 
-        return self.learner.etrace_online(XS[:2], step_fn=self.loss, update_fn=descend)
+    def stream(self):
+        return self.learner.etrace_online(XS[:2], step_fn=self.loss, update_fn=self.descend)
 
     def prediction(self):
         return self.learner.predict(XS[1:3])
@@ -77,6 +85,19 @@ class Bench:
 
     def values(self):
         return [jax.tree.map(np.asarray, s.value) for s in self.learner.states().values()]
+
+
+@compilation.cache
+def compiled_once(algorithm, is_left_alone):
+    return Bench(algorithm)
+
+
+def shared(algorithm="d_rtrl", *, is_left_alone=False):
+    """Return a bench that tests of this file share: one of two, of which one is left alone.
+
+    No past is left by a reset, or a test of this file fails.
+    """
+    return compiled_once(algorithm, is_left_alone).again()
 
 
 MOVES = [Bench.step, Bench.gradient, Bench.evolution, Bench.stream]
@@ -106,7 +127,7 @@ FOREIGN = [initialised, with_a_second_learner, written, moved_by_the_model]
 @pytest.mark.parametrize("foreign", FOREIGN)
 def test_stale_traces_are_refused(foreign, move):
     """By every call, until the learner is reset: the gradient is then that of a new sequence."""
-    bench = Bench()
+    bench = shared()
     before = bench.values()
     bench.step()
     move(bench)
@@ -118,7 +139,7 @@ def test_stale_traces_are_refused(foreign, move):
             call(bench)
     jax.tree.map(np.testing.assert_array_equal, bench.values(), left)
     bench.learner.reset_state()
-    fresh = Bench()
+    fresh = shared(is_left_alone=True)
     for path, weight in fresh.weights.items():
         weight.value = bench.weights[path].value
     found, expected = bench.gradient(), fresh.gradient()
@@ -135,7 +156,7 @@ def test_stale_traces_are_refused(foreign, move):
     ],
 )
 def test_the_message_says_what_happened(foreign, said):
-    bench = Bench()
+    bench = shared()
     bench.step()
     foreign(bench)
     with pytest.raises(braintrace.LostTracesError, match=said):
@@ -259,7 +280,7 @@ ALLOWED = [
 )
 @pytest.mark.parametrize("use", ALLOWED)
 def test_other_uses_are_left_alone(use):
-    bench = Bench()
+    bench = shared()
     use(bench)
     for move in (Bench.step, Bench.gradient, Bench.prediction, Bench.stream):
         move(bench)
@@ -277,7 +298,7 @@ def test_other_uses_are_left_alone(use):
 @pytest.mark.parametrize("foreign", FOREIGN)
 def test_stale_traces_are_refused_where_a_transformation_is_traced(foreign, move):
     """By the values from before it, also where it reads the States in a loop inside."""
-    bench = Bench()
+    bench = shared()
     bench.step()
     foreign(bench)
     left = bench.values()
@@ -314,7 +335,7 @@ class Attack:
 
     def __init__(self, seed, algorithm):
         self.draw = np.random.default_rng(seed)
-        self.attacked, self.oracle = Bench(algorithm), Bench(algorithm)
+        self.attacked, self.oracle = Bench(algorithm), shared(algorithm, is_left_alone=True)
         self.both, self.algorithm = (self.attacked, self.oracle), algorithm
         self.kept = [bench.learner.functional().state() for bench in self.both], False
         self.has_traces = self.is_noted = False
