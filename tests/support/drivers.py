@@ -90,17 +90,29 @@ def summed(gradients):
     return jax.tree.map(lambda *leaves: np.sum(leaves, axis=0), *gradients)
 
 
-def stream_gradient(learner, *sequences, step_fn, **options):
-    """The sum of the gradients of a stream whose parameters stay as they are."""
-    weights = weights_of(learner.algorithm.model)
-    zeros = {path: jax.tree.map(jnp.zeros_like, w.value) for path, w in weights.items()}
-    total = brainstate.State(zeros)
+@functools.lru_cache(maxsize=16)
+def _sum_of_stream(learner):
+    """A State and a function that adds gradients to it: the same for all streams of a learner."""
+    total = brainstate.State(None)
 
     def add(gradients):
         total.value = jax.tree.map(jnp.add, total.value, dict(gradients))
 
+    return total, add
+
+
+def stream_gradient(learner, *sequences, step_fn, **options):
+    """The sum of the gradients of a stream whose parameters stay as they are."""
+    weights = weights_of(learner.algorithm.model)
+    total, add = _sum_of_stream(learner)
+    total.value = {path: jax.tree.map(zeros_like, w.value) for path, w in weights.items()}
     learner.etrace_online(*sequences, step_fn=step_fn, update_fn=add, **options)
     return total.value
+
+
+def zeros_like(leaf):
+    """Zeros that no program has to make."""
+    return np.zeros(leaf.shape, leaf.dtype)
 
 
 def calls_gradient(model, loss, *sequences):
