@@ -200,8 +200,9 @@ def test_updates_that_are_not_finite_are_left_out(name, algorithm, style, option
     jax.tree.map(close, found, (snapshot(learner), learner.optimizer_state))
 
 
-def test_a_step_without_weight_spoils_no_later_one():
-    """A sample that it has spoiled starts anew after it, in the same call or in the next."""
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_step_without_weight_spoils_no_later_one(every):
+    """A sample that it has spoiled starts anew after its block, in the same call or in the next."""
     case = catalogue.BY_NAME["ALIFLateThreshold"]
     xs, targets = map(np.array, case.sequences(BATCH, LENGTH))
     spoiled, counts = np.array(xs), np.arange(LENGTH) != 2
@@ -209,14 +210,14 @@ def test_a_step_without_weight_spoils_no_later_one():
     begin = functools.partial(new_learner, case, "d_rtrl", "batch axis", BATCH)
     learner, reset = begin(), np.zeros((LENGTH, BATCH), bool)
     reset[3, 0] = True
-    learning(learner, case, xs, targets, reset=reset, mask=counts)
+    learning(learner, case, xs, targets, reset=reset, mask=counts, every=every)
     expected = jax.device_get(snapshot(learner))
 
     close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
     for parts in ([slice(None)], [slice(0, 3), slice(3, None)]):
         begin()
         for part in parts:
-            learning(learner, case, spoiled[part], targets[part], mask=counts[part])
+            learning(learner, case, spoiled[part], targets[part], mask=counts[part], every=every)
         assert learner.skipped_updates == 0
         jax.tree.map(close, snapshot(learner), expected)
 

@@ -837,6 +837,10 @@ ONLINE = [
     ("`optimizer.init` fails for", lambda b: b.online(update_fn=None, optimizer=Failing("init"))),
     ("`optimizer.update` fails", lambda b: b.online(update_fn=None, optimizer=Failing("update"))),
     (
+        ("`optimizer.update` fails", "`optimizer.gradient_transformation()` accepts"),
+        lambda b: b.online(update_fn=None, optimizer=optax.MultiSteps(optax.sgd(0.1), 2)),
+    ),
+    (
         ("`optimizer_state` can be", "`learner.init_optimizer(optimizer)`"),
         lambda b: setattr(b.learner, "optimizer_state", 3),
     ),

@@ -75,7 +75,7 @@ class Skip(NamedTuple):
     is_bad
         Whether a loss or gradient is not finite, so that the update is skipped.
     is_masked
-        Whether the step or block is masked; ``None``: there is no mask.
+        Whether the step, or a step of the block, is masked; ``None``: there is no mask.
     """
 
     is_bad: jax.Array
@@ -164,10 +164,17 @@ def by_object(learner: LearnerParts, optimizer: Any) -> Update:
 
     def update(found: StepResult) -> None:
         gradients = _downhill(found.gradients, learner.parameters_for_optimizer())
-        with in_words(OptionError, lambda: "`optimizer.update` fails for the gradients"):
+        with in_words(OptionError, lambda: _failure(optimizer)):
             optimizer.update(gradients_by_path(model, gradients))
 
     return update
+
+
+def _failure(optimizer: Any) -> str:
+    result = "`optimizer.update` fails for the gradients"
+    if hasattr(optimizer, "gradient_transformation"):  # `optax.MultiSteps`
+        result += ", which `optimizer.gradient_transformation()` accepts: pass this instead"
+    return result
 
 
 def _takes_more(function: Callable[..., Any]) -> bool:
@@ -221,7 +228,7 @@ def _skipping(learner: LearnerParts, update: Update) -> Update:
             is_bad, runs = is_bad & found.counts, found.counts
         _update_if(runs & ~is_bad, model, update, found)
         skipped.value = skipped.value + is_bad
-        return Skip(is_bad, None if found.counts is None else ~found.counts)
+        return Skip(is_bad, None if found.weights is None else jnp.any(found.weights == 0))
 
     return guarded
 
