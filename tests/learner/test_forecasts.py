@@ -490,7 +490,7 @@ def test_calls_in_another_order_are_refused():
         learner.functional().forecast(learner.functional().state(), xs[0])
     with pytest.raises(braintrace.OptionError, match="`max_delay` is -1"):
         learner.init_forecasts(xs[0], max_delay=-1)
-    learner = starting(2)()
+    learner = starting(1)()
     learner.forecast(xs[0])
     learner.forecast(xs[1])
     before = state_of(learner)
