@@ -13,6 +13,7 @@ from drivers import named, sequence_gradient, shared_learner
 
 import braintrace
 from braintrace._core.traces import size_in_bytes
+from braintrace._jax import every_equation
 from braintrace._jax_devices import current_device
 from braintrace._learner.calls import chunks
 from braintrace._learner.calls.chunk_costs import PROCESSOR, Work
@@ -264,6 +265,20 @@ def test_a_step_records_what_loss_and_traces_read_and_nothing_else():
     sequence_gradient(learner, case, *map(np.asarray, case.sequences(2, 6)), chunk_size=3)
     *_, row = learner.report().sequences
     assert row.record_bytes == row.chunk_size * 3 * case.initial_states(2)["h"].nbytes
+
+
+def test_traces_of_a_chunk_are_computed_in_parts_that_fit_the_budget():
+    """No array of their program has the Jacobians of all steps, each 8 x 8 for two samples."""
+    learner, xs = leaky_learner("rtrl"), sequence(24)
+    options = Options(step_fn=lambda x: jnp.sum(learner(x) ** 2), memory_budget=5_000)
+    arguments = (xs,), None, (None, [])
+    body = differentiating(learner, Request("etrace_grad", (xs,), options), arguments)
+    values = [state.value for state in body.states({})]
+    *_, deferred = jax.eval_shape(body.run, values, None, *arguments)
+    program = jax.make_jaxpr(body.finish)(deferred.sources, learner.algorithm.traces.carried.value)
+    made = [var.aval for equation in every_equation(program) for var in equation.outvars]
+    largest = max(aval.size * aval.dtype.itemsize for aval in made)
+    assert largest <= learner.report().carried_bytes < len(xs) * 2 * 8 * 8 * 4
 
 
 @pytest.mark.nightly

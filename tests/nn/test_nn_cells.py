@@ -190,3 +190,8 @@ def test_initial_eigenvalues_lie_on_the_ring():
     assert 0 < angle.min() < 0.05 < 0.45 < angle.max() <= 0.5 + 1e-6
     normalisation = np.exp(cell.recurrence.value["gamma"])
     np.testing.assert_allclose(normalisation, np.sqrt(1 - radius**2), rtol=1e-4)
+
+
+def test_a_method_has_its_own_documentation_or_that_of_brainstate():
+    assert nn.GRUCell.update.__doc__.startswith("Advance by one step")
+    assert nn.GRUCell.init_state.__doc__ == brainstate.nn.Module.init_state.__doc__
