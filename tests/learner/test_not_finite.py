@@ -12,7 +12,7 @@ import operation_cases
 import optax
 import pytest
 from assertions import assert_gradients_close, assert_same_bits
-from drivers import build_learner, compiled_once, named, new_learner, snapshot, weights_of
+from drivers import build_learner, compiled_once, named, snapshot, weights_of
 from rules import OF_SOME_MODELS, OTHERS
 
 import braintrace
@@ -180,24 +180,23 @@ STREAMS = [
 def test_updates_that_are_not_finite_are_left_out(name, algorithm, style, options):
     """A sample that is spoiled starts anew; the other one, and the optimizer, go on."""
     case = catalogue.BY_NAME[name]
-    learner = new_learner(case, algorithm, style, BATCH, **options)
+    found, expected = (build_learner(case, algorithm, style, BATCH, **options) for _ in range(2))
     xs, targets = map(np.array, case.sequences(BATCH, LENGTH))
     spoiled = np.array(xs)
     spoiled[2, 0] = np.nan
     with warns("first at step 2 ", "skipped: 1", "Samples that were reset.*: 0\\."):
-        losses = learning(learner, case, spoiled, targets)
-    assert learner.skipped_updates == 1
-    assert "1" in str(learner.report()).rpartition("left out")[2]
-    found = jax.device_get((snapshot(learner), learner.optimizer_state))
+        losses = learning(found, case, spoiled, targets)
+    assert found.skipped_updates == 1
+    assert "1" in str(found.report()).rpartition("left out")[2]
 
     reset = np.zeros((LENGTH, BATCH), bool)
     reset[3, 0] = True
-    learner = new_learner(case, algorithm, style, BATCH, **options)
-    alone = learning(learner, case, xs, targets, reset=reset, mask=np.arange(LENGTH) != 2)
+    alone = learning(expected, case, xs, targets, reset=reset, mask=np.arange(LENGTH) != 2)
     kept = np.arange(LENGTH) != 2
     np.testing.assert_allclose(losses[kept], alone[kept], rtol=1e-5)
     close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
-    jax.tree.map(close, found, (snapshot(learner), learner.optimizer_state))
+    jax.tree.map(close, snapshot(found), snapshot(expected))
+    jax.tree.map(close, found.optimizer_state, expected.optimizer_state)
 
 
 @pytest.mark.parametrize("every", [1, 3])
@@ -207,11 +206,11 @@ def test_a_step_without_weight_spoils_no_later_one(every):
     xs, targets = map(np.array, case.sequences(BATCH, LENGTH))
     spoiled, counts = np.array(xs), np.arange(LENGTH) != 2
     spoiled[2, 0] = np.nan
-    begin = functools.partial(new_learner, case, "d_rtrl", "batch axis", BATCH)
+    begin = compiled_once(lambda: build_learner(case, batch=BATCH))
     learner, reset = begin(), np.zeros((LENGTH, BATCH), bool)
     reset[3, 0] = True
     learning(learner, case, xs, targets, reset=reset, mask=counts, every=every)
-    expected = jax.device_get(snapshot(learner))
+    expected = snapshot(learner)
 
     close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
     for parts in ([slice(None)], [slice(0, 3), slice(3, None)]):
@@ -225,24 +224,22 @@ def test_a_step_without_weight_spoils_no_later_one(every):
 def test_losses_that_are_not_finite_spoil_no_sample():
     """Where states and traces are finite, they go on; a block is left out as a whole."""
     case = catalogue.BY_NAME["Leaky"]
-    learner = new_learner(case, batch=BATCH)
+    found, expected = (build_learner(case, batch=BATCH) for _ in range(2))
     xs, targets = map(np.array, case.sequences(BATCH, LENGTH))
     wrong = np.array(targets)
     wrong[4] = np.inf
     with warns("first at step 3 ", "all samples are finite"):
-        learning(learner, case, xs, wrong, every=3)
-    assert learner.skipped_updates == 1
-    found = jax.device_get(snapshot(learner))
-    learner = new_learner(case, batch=BATCH)
-    learning(learner, case, xs, targets, mask=np.arange(LENGTH) // 3 != 1, every=3)
+        learning(found, case, xs, wrong, every=3)
+    assert found.skipped_updates == 1
+    learning(expected, case, xs, targets, mask=np.arange(LENGTH) // 3 != 1, every=3)
     close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
-    jax.tree.map(close, found, snapshot(learner))
+    jax.tree.map(close, snapshot(found), snapshot(expected))
 
 
 def test_skipping_within_functions_of_the_state():
     """Also mapped: each learner skips for itself."""
     case = catalogue.BY_NAME["Leaky"]
-    learner = new_learner(case, batch=BATCH)
+    learner = build_learner(case, batch=BATCH)
     learner.init_optimizer(optax.sgd(0.1, momentum=0.9))
     pure = learner.functional()
     xs, targets = map(np.array, case.sequences(BATCH, LENGTH))
@@ -258,7 +255,7 @@ def test_skipping_within_functions_of_the_state():
             optimizer=optax.sgd(0.1, momentum=0.9),
         )
 
-    state, losses = jax.vmap(run)(np.stack([xs, spoiled]))
+    state, losses = jax.vmap(run)(jnp.stack([xs, spoiled]))
     skipped = state.others[("braintrace", "skipped_updates")]
     np.testing.assert_array_equal(skipped, [0, 1])
     assert np.all(np.isfinite(jax.tree.leaves(state.parameters)[0]))
@@ -272,7 +269,7 @@ def test_skipping_within_functions_of_the_state():
 def test_a_stream_that_is_not_finite_is_refused(where, every):
     """The message names step, loss and parameter; the learner is as it was."""
     case = catalogue.BY_NAME["Leaky"]
-    learner = new_learner(case, batch=BATCH)
+    learner = build_learner(case, batch=BATCH)
     xs, targets = map(np.array, case.sequences(BATCH, LENGTH))
     learning(learner, case, xs, targets, nonfinite="raise", every=every)
     before = snapshot(learner), learner.optimizer_state
@@ -310,7 +307,7 @@ def test_a_stream_that_is_not_finite_is_refused(where, every):
 @pytest.mark.parametrize("nonfinite", ["skip", "raise"])
 def test_a_single_gradient_is_looked_at_before_the_update_hides_it(nonfinite):
     case = catalogue.BY_NAME["Leaky"]
-    learner = new_learner(case, batch=BATCH)
+    learner = build_learner(case, batch=BATCH)
     xs, targets = case.sequences(BATCH, 1)
 
     def hide(gradients):
@@ -319,7 +316,7 @@ def test_a_single_gradient_is_looked_at_before_the_update_hides_it(nonfinite):
     def step():
         learner.etrace_online(
             xs,
-            np.asarray(targets) * np.float32(np.inf),
+            targets * jnp.inf,
             step_fn=lambda x, target: case.loss(learner(x), target),
             update_fn=hide,
             nonfinite=nonfinite,
@@ -348,12 +345,12 @@ def test_by_default_one_nan_destroys_no_parameter_and_warns_once():
     xs, targets = spoiled_stream(case, 2, 4)
     flags = np.arange(LENGTH) == 4
     for every in (1, 2):
-        learner = new_learner(case, batch=BATCH)
+        learner = build_learner(case, batch=BATCH)
         with warns("first at step 2 ") as caught:
             learning(learner, case, xs, targets, every=every, reset=flags)
         assert len(caught) == 1 and learner.skipped_updates == 2
         assert np.isfinite(jax.tree.leaves(snapshot(learner))[0]).all()
-    single = new_learner(case, batch=BATCH)
+    single = build_learner(case, batch=BATCH)
     with warns("first at step 0 ", "skipped: 1") as caught:
         for step in range(LENGTH):
             part = slice(step, step + 1)
@@ -385,7 +382,7 @@ def chosen_branch(platform, *arguments, **branches):
 
 def test_a_call_of_one_step_warns_at_the_latest_in_the_eighth_call_after_it():
     case = catalogue.BY_NAME["Leaky"]
-    learner = new_learner(case, batch=BATCH)
+    learner = build_learner(case, batch=BATCH)
     xs, targets = spoiled_stream(case, 0)
     with warns("first at step 0 of a call", "Samples that were reset.*: 0\\."):
         for step in [0] + 8 * [1]:
@@ -395,7 +392,7 @@ def test_a_call_of_one_step_warns_at_the_latest_in_the_eighth_call_after_it():
 
 def test_the_next_warning_follows_at_ten_times_as_many():
     case = catalogue.BY_NAME["Leaky"]
-    learner = new_learner(case, batch=BATCH)
+    learner = build_learner(case, batch=BATCH)
     counts = []
     for bad in ([3], range(LENGTH), [1], [5]):
         with warnings.catch_warnings(record=True) as caught:
@@ -407,7 +404,7 @@ def test_the_next_warning_follows_at_ten_times_as_many():
 
 def test_a_logged_call_counts_steps_from_its_start():
     case = catalogue.BY_NAME["Leaky"]
-    learner = new_learner(case, batch=BATCH)
+    learner = build_learner(case, batch=BATCH)
     xs, targets = spoiled_stream(case, 5)
     with warns("first at step 5 "):
         learning(learner, case, xs, targets, log_every=1, on_log=lambda step, metrics: None)
@@ -416,7 +413,7 @@ def test_a_logged_call_counts_steps_from_its_start():
 @pytest.mark.parametrize("kind", ["jax", "brainstate"])
 def test_updates_that_a_transformation_skips_are_counted_and_the_next_call_warns(kind):
     case = catalogue.BY_NAME["Leaky"]
-    learner = build_learner(case, batch=BATCH)  # has noticed no skipped update
+    learner = build_learner(case, batch=BATCH)
     xs, targets = spoiled_stream(case, 2)
     learner.init_optimizer(optax.sgd(0.1, momentum=0.9))
     if kind == "jax":
@@ -438,7 +435,7 @@ def test_updates_that_a_transformation_skips_are_counted_and_the_next_call_warns
 
 def test_the_count_survives_in_a_state_and_warns_in_another_learner():
     case = catalogue.BY_NAME["Leaky"]
-    learner, other = (new_learner(case, batch=BATCH, which=which) for which in range(2))
+    learner, other = (build_learner(case, batch=BATCH) for _ in range(2))
     xs, targets = spoiled_stream(case, 2)
     with warns("skipped: 1"):
         learning(learner, case, xs, targets)
