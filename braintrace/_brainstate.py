@@ -281,13 +281,13 @@ except AttributeError:  # pragma: no cover (a release of brainstate without this
     _has_hooks = _asks_manager
 
 
+_has_global_hooks = brainstate.GlobalHookRegistry.instance().has_hooks  # the only instance
+
+
 def _is_observed() -> bool:
     """Test whether anything except hooks of single States observes reads and writes."""
     checks = TRACE_CONTEXT.tree_check[-1] or TRACE_CONTEXT.jax_tracer_check[-1]
     return bool(TRACE_CONTEXT.state_stack or checks or _has_global_hooks())
-
-
-_has_global_hooks = brainstate.GlobalHookRegistry.instance().has_hooks  # the only instance
 
 
 @functools.cache
