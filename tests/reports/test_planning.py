@@ -349,6 +349,20 @@ def test_an_optimizer_is_counted():
     assert beside_a_whole_one.optimizer == 2 * beside_a_whole_one.parameters + 4
 
 
+def test_a_program_with_an_axis_that_xla_cannot_count_is_not_compiled():
+    """It would end the process."""
+    too_long = jax.ShapeDtypeStruct((2**31,), jnp.int8)
+    of_arrays = {f.name: [] for f in dataclasses.fields(PlannedProgram) if "Array" in str(f.type)}
+    program = PlannedProgram(
+        traced=jax.jit(jnp.negative).trace(too_long),
+        **of_arrays,
+        sharded=frozenset(),
+        chunk_size=4,
+        records=123,
+    )
+    assert program.temp_bytes() == 123
+
+
 def test_what_is_not_divided_is_computed_as_a_whole():
     whole, mesh = whole_plan(), {"data": 1, "model": 3}
     assert plan_of_product(mesh=mesh, model="model").flops == whole.flops

@@ -254,6 +254,18 @@ def test_a_step_function_may_set_what_the_model_does_not_read(value):
     np.testing.assert_array_equal(found["w",], expected["w",])
 
 
+def test_a_step_function_must_not_set_what_the_model_reads():
+    with context(fit=False):
+        learner = compiled(lambda: 0.1 if get("fit") else 0.9)
+
+        def step(x):
+            with context(fit=True):
+                return (learner(x) ** 2).sum()
+
+        with pytest.raises(braintrace.NotCompiledError, match="reads 'fit'"):
+            learner.etrace_grad(XS, step_fn=step)
+
+
 def test_what_is_not_read_may_change_at_every_call():
     """Numbers without another trace after the first change; other values once for each."""
     traced = []

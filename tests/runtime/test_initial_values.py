@@ -160,6 +160,22 @@ def test_values_follow_the_environment():
     np.testing.assert_array_equal(start_of(learner), 1.0)
 
 
+def test_a_random_state_may_make_its_key_when_a_step_first_reads_it():
+    """A key that is made while the step is traced has another type than the next one."""
+
+    class Noisy(Started):
+        def __init__(self):
+            super().__init__()
+            self.generator = brainstate.random.RandomState()
+
+        def update(self, x):
+            return super().update(x) + self.generator.normal(size=4)
+
+    learner = braintrace.compile(Noisy(), "d_rtrl", X, batch_size=2)
+    first, second = (learner(0 * X) for _ in range(2))  # nothing but the numbers drawn
+    assert not np.allclose(first, second)
+
+
 def test_random_values_are_those_of_init_state():
     learner = compiled(lambda model: brainstate.random.rand(4))
     model = learner.algorithm.model

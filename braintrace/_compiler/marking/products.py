@@ -24,15 +24,10 @@ class Product(Protocol):
 
     Attributes
     ----------
-    weight
-        Index of the weight among the operands; of two, the other one is the input.
     outputs
         The axes of the result that come from the weight, along which a bias may be added; ``None``:
         it takes no bias.
     """
-
-    @property
-    def weight(self) -> int: ...
 
     @property
     def outputs(self) -> tuple[int, ...] | None: ...
@@ -144,6 +139,10 @@ class Dense:
     ----------
     axes
         The letters of its axes.
+    weight
+        Index of the weight among the operands; the other one is the input.
+    dtype
+        The dtype of the result.
     """
 
     axes: Axes
@@ -180,18 +179,14 @@ class LowRank:
     second: Dense
 
     @property
-    def weight(self) -> int:
-        """The weight of the second product; the operands of the first are its input."""
-        return self.second.weight
-
-    @property
     def outputs(self) -> tuple[int, ...]:
         """The axes that the second weight adds."""
         return self.second.outputs
 
     def __call__(self, operands: Sequence[Any], bias: Any) -> Any:
         """Return the product; see `Product`."""
-        inner, upper = operands[1 - self.weight].operands, operands[self.weight]
+        # The operands of the first product are the input of the second.
+        inner, upper = operands[1 - self.second.weight].operands, operands[self.second.weight]
         x, lower = inner[1 - self.first.weight], inner[self.first.weight]
         (first, second), dtype = (self.first.axes, self.second.axes), self.second.dtype
         # The axes of the rank, as axes of the first result and as summed axes of the second
@@ -230,7 +225,6 @@ class Convolution:
     params: Mapping[str, Any]
     dtype: Any
     outputs: tuple[int, ...]
-    weight: int = 1
 
     def __call__(self, operands: Sequence[Any], bias: Any) -> Any:
         """Return the convolution; see `Product`."""
