@@ -26,7 +26,7 @@ _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGUSR1", "SIGUSR2")
 WAITING = tuple(int(getattr(signal, name)) for name in _NAMES if hasattr(signal, name))
 """Signals that programs turn into exceptions. Only Python handlers can raise exceptions."""
 
-_MAIN = threading.main_thread()
+_MAIN = threading.main_thread().ident
 
 
 class _Uninterrupted:
@@ -38,14 +38,14 @@ class _Uninterrupted:
         self._arrived: list[tuple[int, Any]] = []
 
     def __enter__(self) -> None:
-        if threading.get_ident() == _MAIN.ident:
+        if threading.get_ident() == _MAIN:
             if self._depth:
                 self._depth += 1
             else:
                 self._begin(1)
 
     def __exit__(self, *_: Any) -> None:
-        if threading.get_ident() == _MAIN.ident:
+        if threading.get_ident() == _MAIN:
             if self._depth > 1:
                 self._depth -= 1
             else:
@@ -54,7 +54,7 @@ class _Uninterrupted:
     @contextlib.contextmanager
     def lifted(self) -> Iterator[None]:
         """Allow signals inside a context that defers them."""
-        depth = self._depth if threading.get_ident() == _MAIN.ident else 0
+        depth = self._depth if threading.get_ident() == _MAIN else 0
         if not depth:
             yield
             return

@@ -298,8 +298,8 @@ def prepared(
     compiled = algorithm.compiled
     settings = compiled.environment.check(algorithm.model)
     leaves, tree = flattened(sequences)
-    types = [(leaf.shape, leaf.dtype) for leaf in leaves]
-    steps = common_length([shape for shape, _ in types], "sequence")
+    shapes = [leaf.shape for leaf in leaves]
+    steps = common_length(shapes, "sequence")
     mask, flags, start = options.mask, options.reset, []
     if mask is not None:
         mask = weights_of(mask, steps, options.reduction)
@@ -315,7 +315,7 @@ def prepared(
             has_mask=mask is not None,
             reset_axes=None if flags is None else flags.ndim,
             structure=tree,
-            slices=tuple([(shape[1:], dtype) for shape, dtype in types]),
+            slices=tuple([s[1:] for s in shapes] + [leaf.dtype for leaf in leaves]),
             states=tuple(map(id, states.values())),
             mesh=mesh if mesh.manual_axes else None,
             forecasts=learner.held_forecasts.structure if request.method == "learn" else None,

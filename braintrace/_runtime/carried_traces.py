@@ -19,7 +19,7 @@ from .states.companions import forget_companions
 _VALUE: Any = brainstate.ShortTermState.value
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False, slots=True)
 class LazyTraces:
     """Deferred traces, which have not been read yet.
 
