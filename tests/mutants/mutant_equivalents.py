@@ -26,6 +26,9 @@ EQUIVALENT = {
         "how many entries are sorted together is not promised"
     ),
     "_etrace_op/sparse/sddmm.py:_of_parts:constant:1": "sums do not depend on the size of pieces",
+    "_etrace_op/sparse/sddmm.py:<module>:constant:2": (
+        "which of two forms adds up is not promised"
+    ),
     "_etrace_op/sparse/sddmm.py:<module>:arithmetic:4": "sums do not depend on the size of blocks",
     "_core/jacobian/jacobians.py:_factors:statement:0": "the same operands are computed once more",
     "_core/chunk/split.py:split_step:arithmetic:0": "the same values are computed once more",

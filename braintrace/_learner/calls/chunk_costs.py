@@ -49,12 +49,13 @@ class Rates:
     gathered: float
 
 
-PROCESSOR = Rates(flop=2e-11, byte=2e-10, operation=1.8e-7, gather=1e-8, gathered=4e-10)
+PROCESSOR = Rates(flop=2e-11, byte=2.5e-10, operation=1.8e-7, gather=1e-8, gathered=4e-10)
 """Fitted to the processor time of gradients with carried traces, on two cores of an AMD EPYC:
 chunks of 8 to 256 steps, two GRU layers of 128 units (64 samples), three of 256, four leaky layers
-of 256 (64), an LSTM of 256, four LRU layers of 128 (32 each), and an MGU of 128 (16). With these
-rates, the chosen chunk takes at most 5 % more than the best one. The last two are from SDDMMs with
-10^6 entries and 16 to 128 steps."""
+of 256 (64), an LSTM of 256, four LRU layers of 128 (32 each), and an MGU of 128 (16). With 2e-10 s
+per byte, the chosen chunk took at most 5 % more than the best one; but on two cores of an Intel
+Xeon, with AVX-512, the leaky layers took 10 % more, and with 2.5e-10 s they have the best one there
+too. The last two are from SDDMMs with 10^6 entries and 16 to 128 steps."""
 
 ACCELERATOR = Rates(flop=5e-14, byte=2e-12, operation=5e-6, gather=0.0, gathered=4e-12)
 """Orders of magnitude, not measured: starting a small operation takes longer than running it."""
