@@ -214,6 +214,35 @@ def test_a_jit_around_methods_on_an_explicit_mesh_changes_no_number(cell, has_co
     assert_gradients_close(found, expected, 1e-6, "a jit on an explicit mesh")
 
 
+class MeanOfRows(brainstate.nn.Module):
+    """One sample, whose operation has an axis as of a batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = brainstate.ParamState(jax.device_put(np.linspace(-0.5, 0.5, 8).reshape(2, 4)))
+
+    def init_state(self):
+        self.h = brainstate.HiddenState(jnp.zeros(4))
+
+    def update(self, x):
+        self.h.value = 0.5 * self.h.value + braintrace.matmul(x, self.w.value).mean(0)
+        return jnp.tanh(self.h.value)
+
+
+def test_a_model_without_a_batch_axis_on_a_mesh_changes_no_number():
+    xs = two_features()
+
+    def gradients(is_on_mesh):
+        model = MeanOfRows()
+        model.init_state()
+        own = braintrace.compile(model, "d_rtrl", xs[0])
+        if is_on_mesh:
+            braintrace.shard(own, mesh("data", "units"), model="units")
+        return own.etrace_grad(xs, step_fn=lambda x: jnp.mean(own(x) ** 2), chunk_size=2)
+
+    assert_gradients_close(gradients(True), gradients(False), 1e-6, "on a mesh")
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "words"),
     [
