@@ -193,8 +193,9 @@ def etrace_online(learner: HasParts, *sequences: PyTree, **options: Any) -> PyTr
         An ``optax.GradientTransformation``, whose state the learner stores (`optimizer_state`), or
         an object whose method ``update(gradients)`` changes parameters, such as brainstate's
         optimizers. Its state continues from call to call. It receives gradients in the units of
-        their parameters, conjugated for complex parameters, so that it descends. Pass either
-        ``optimizer`` or ``update_fn``.
+        their parameters, conjugated for complex parameters, so that it descends. The loss of each
+        step is computed once: an optimizer that evaluates it again, such as ``optax.lbfgs``, is not
+        possible. Pass either ``optimizer`` or ``update_fn``.
     update_fn
         Called after every step with the gradient of its loss, keyed like
         ``model.states(brainstate.ParamState)``, and with ``has_aux`` also with the auxiliary

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh
 
+from .._arguments import POSITIVE, check_option
 from .._core.products.complex_packing import arrays_of
 from .._errors import OptionError, ShapeError
 from .._graph import ETraceGraph, Traces, TraceSpecs
@@ -81,7 +82,7 @@ def parts_of(mesh: Any, data: str | None, model: str | None) -> Parts:
     Raises
     ------
     OptionError
-        If it is not a mesh, or does not have the axis.
+        If it is not a mesh, or does not have the axis, or for a length that is no positive integer.
     """
     if mesh is None:
         return Parts()
@@ -92,6 +93,8 @@ def parts_of(mesh: Any, data: str | None, model: str | None) -> Parts:
             "dict such as {'data': 8}."
         )
     check_axes(list(shape), data, model)
+    for axis, length in shape.items():
+        check_option(f"mesh[{axis!r}]", length, POSITIVE)
     return Parts(*(1 if axis is None else int(shape[axis]) for axis in (data, model)))
 
 

@@ -373,6 +373,8 @@ def test_what_is_not_divided_is_computed_as_a_whole():
     [
         ({"method": "grad"}, braintrace.OptionError, "`method` is 'grad'"),
         ({"mesh": 8}, braintrace.OptionError, "`mesh` has no axes with names"),
+        ({"mesh": {"data": 0}}, braintrace.OptionError, r"`mesh\['data'\]` is 0; expected"),
+        ({"mesh": {"data": 2, "x": 2.5}}, braintrace.OptionError, r"`mesh\['x'\]` is 2.5"),
         ({"mesh": {"x": 2}}, braintrace.OptionError, "'data', and the mesh has the axes 'x'"),
         ({"model": "data"}, braintrace.OptionError, "`data` and `model` are both 'data'"),
         ({"mesh": {"data": 3}}, braintrace.ShapeError, "not a multiple of 3 devices"),
