@@ -235,8 +235,8 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
 def compare(options: argparse.Namespace, names: list[str], base: Path) -> dict[str, Measured]:
     """Measure all rows, and once more those above the limit."""
     minutes = options.minutes or (2.0 if options.quick else 15.0)
-    start, checkouts = time.perf_counter(), (base, options.here)
-    print(f"base: {base}\nhere: {options.here}\n\n{HEAD}", flush=True)
+    start, checkouts = time.perf_counter(), (base, options.here.resolve())
+    print(f"base: {base}\nhere: {checkouts[1]}\n\n{HEAD}", flush=True)
     with processes(checkouts) as timers:
         found = run_all(names, timers, options.rounds, start + 0.85 * 60 * minutes, options.clock)
     slow = [row.name for row in found.values() if row.ratio > options.row_limit]

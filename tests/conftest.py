@@ -116,7 +116,7 @@ def compilation_cache(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def initial_weights(request):
-    """By day those of layers come from NumPy, but where pages say what comes of them."""
+    """By day, layers draw initial weights from NumPy; tests of pages draw as the pages say."""
     of_pages = request.path.parent.name == "documentation"
     if of_pages or request.config.getoption("--nightly"):
         yield

@@ -57,7 +57,7 @@ ROOMS = [
     "_comparison",
     "nn",
 ]
-FOLDERS = {"_learner": ["state", "calls", "methods"], "_rules": ["elementwise", "full", "own"]}
+FOLDERS = {"_learner": ["state", "calls", "methods"], "_rules": ["elementwise", "full", "custom"]}
 """A folder of these rooms imports from the folders before it, and from no file beside them."""
 PRIVATE = {
     (
@@ -223,6 +223,11 @@ def test_every_file_belongs_to_a_room():
     assert {module_of(path)[1] for path in SOURCES} - {"__init__"} <= set(ROOMS)
 
 
+def test_folders_exist():
+    for room, folders in FOLDERS.items():
+        assert all((ROOT / "braintrace" / room / folder).is_dir() for folder in folders), room
+
+
 def test_rooms_import_downwards():
     assert not violations(upward_imports, [p for p in SOURCES if module_of(p)[1] in ROOMS])
 
@@ -231,7 +236,7 @@ def test_no_modules_import_one_another():
     graphlib.TopologicalSorter(imported_modules(SOURCES)).prepare()
 
 
-def test_only_one_file_names_the_internals_of_a_dependency():
+def test_only_listed_files_name_the_internals_of_a_dependency():
     assert not violations(private_names, SOURCES)
 
 

@@ -30,7 +30,7 @@ def flat(values):
     return found
 
 
-def refusing(function, *arguments, **options):
+def quietly(function, *arguments, **options):
     """Run without the warnings that say what a rule leaves out, or that a spelling is old."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -56,7 +56,7 @@ class Runs:
             own = "es_d_rtrl", {"decay_or_rank": 0.7}
             options["rules"] = {lambda path: path[0] in self.net.own_rule: own}
         model, algorithm = self.net.build(), self.rule.algorithm
-        return refusing(braintrace.compile, model, algorithm, self.xs[0], **options)
+        return quietly(braintrace.compile, model, algorithm, self.xs[0], **options)
 
     @property
     def options(self):
@@ -187,7 +187,7 @@ def foreign_vmap(runs):
         algorithm.compile_graph(x)
 
     lanes = {"axis_size": BATCH, "state_tag": "lane"}
-    refusing(brainstate.transform.vmap_new_states(initialise, **lanes), runs.xs[0])
+    quietly(brainstate.transform.vmap_new_states(initialise, **lanes), runs.xs[0])
     run = brainstate.nn.Vmap(algorithm, vmap_states="lane")
     return summed(model, lambda x, target: runs.loss(run(x), target), runs.xs, runs.targets)
 

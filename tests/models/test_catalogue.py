@@ -104,7 +104,7 @@ def test_the_oracle_is_bptt_where_the_model_is_diagonal_and_only_there(entry):
 
 
 @pytest.mark.by_day(*(id_of(entry) for entry in [*MODELS, *LAYERS] if entry.by_day))
-def test_every_weight_learns(entry):
+def test_the_oracle_gives_every_weight_a_gradient(entry):
     for name, leaves in expected_of(entry, "d_rtrl").items():
         assert all(np.abs(leaf).max() > 1e-6 for leaf in jax.tree.leaves(leaves)), name
 

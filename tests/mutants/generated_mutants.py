@@ -194,8 +194,8 @@ def report(mutants, options):
         is_judged = len(lines) >= min(MINIMUM, len(own))
         enough = enough and (share >= NEEDED or not is_judged)
         mean = sum(line["seconds"] for line in lines.values()) / len(lines)
-        counts = f"{len(lines)} killed ({len(own)} chosen)"
-        print(f"{package:12} {share:4.0%} of {counts}, {mean:.0f} s each")
+        counts = f"{len(lines)} tried ({len(own)} chosen)"
+        print(f"{package:12} {share:4.0%} killed of {counts}, {mean:.0f} s each")
         for mutant in survivors:
             print(f"  survived: {mutant.name}")
             print("    " + mutant.diff(text_of(LIBRARY, mutant)).replace("\n", "\n    "))

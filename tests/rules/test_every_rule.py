@@ -107,18 +107,6 @@ REFUSED = {
     ("kf_rtrl", "grouped_matmul with bias"): "KF_RTRL .*`etp_gmm`",
     ("kf_rtrl", "embedding"): "KF_RTRL .*`etp_embed`",
 }
-BY_DAY = [
-    ("rtrl", "strided 1-D conv with bias"),
-    ("uoro", "grouped 1-D conv"),
-    ("decaying", "element_wise"),
-    ("decaying", "strided 1-D conv with bias"),
-    ("decaying", "embedding"),
-    ("filtering", "embedding"),
-    ("carrying", "lora_matmul with bias"),
-    ("ottt", "matmul"),
-    ("ottt", "depthwise 1-D conv with bias"),
-    ("ottt", "grouped_matmul with bias"),
-]
 ROWS_ELSEWHERE = ("d_rtrl", "es_d_rtrl")
 """Rules that have tests of all operations of their own."""
 
@@ -126,8 +114,7 @@ ROWS_ELSEWHERE = ("d_rtrl", "es_d_rtrl")
 def each_operation():
     for rule in (rule for rule in RULES if rule not in ROWS_ELSEWHERE):
         for case in CASES:
-            marks = [] if (rule, case.name) in BY_DAY else [pytest.mark.nightly]
-            yield pytest.param(rule, case, id=f"{rule}-{case.name}", marks=marks)
+            yield pytest.param(rule, case, id=f"{rule}-{case.name}")
 
 
 @pytest.mark.by_day(

@@ -88,8 +88,7 @@ def each_option():
     names = ("TwoLayersPlainLink", "ALIFLateThreshold", "GRU")
     for option, given in OPTIONS.items():
         for name in names:
-            marks = [] if (name, option) == ("GRU", "both") else [pytest.mark.nightly]
-            yield pytest.param(catalogue.BY_NAME[name], given, id=f"{name}-{option}", marks=marks)
+            yield pytest.param(catalogue.BY_NAME[name], given, id=f"{name}-{option}")
 
 
 @pytest.mark.nightly

@@ -36,14 +36,6 @@ from braintrace import nn
 from braintrace._saving import checkpoint, checksums, store, trees, units
 
 SEARCHED = os.pathsep.join([places.SEARCHED, os.environ.get("PYTHONPATH", "")])
-BY_DAY = ("immediate", "d_rtrl", "es_d_rtrl", "snap 2", "ottt", "uoro")
-"""Rules whose traces are of kinds of their own."""
-
-
-def rows():
-    for name, rule in RULES.items():
-        marks = [] if name in BY_DAY else [pytest.mark.nightly]
-        yield pytest.param(rule.case, name, id=name, marks=marks)
 
 
 def randomised(learner, seed):
@@ -77,9 +69,9 @@ def shared():
     "immediate",
     "ottt",
 )
-@pytest.mark.parametrize(("case", "rule"), [*rows()])
-def test_every_rule_comes_back(case, rule, tmp_path):
-    learner = build_learner(catalogue.BY_NAME[case], rule)
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_comes_back(rule, tmp_path):
+    learner = build_learner(catalogue.BY_NAME[RULES[rule].case], rule)
     saved = jax.device_get(randomised(learner, 1))
     braintrace.save(tmp_path, learner)
     assert_same_bits(state_of(learner), saved)

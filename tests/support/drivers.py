@@ -53,7 +53,7 @@ def quietly_compiled(model, algorithm, *example, **options):
 
 
 shared_learner = compilation.cache(build_learner)
-"""The same for all tests that ask alike; each begins with a reset."""
+"""One learner for each set of arguments, shared by tests: reset it before its States are used."""
 
 
 def build_algorithm(case, algorithm=braintrace.D_RTRL, batch=2, dtype=np.float32, **options):

@@ -1,4 +1,4 @@
-"""A learning rule from outside the package: the records of a step, contracted, and no trace.
+"""A `TraceMethod` that the package does not register: records of a step, contracted, and no trace.
 
 Every step learns from itself alone, `sum_s x^s (x) (Df^s . l^s)`: what older steps have left in the
 states counts as constant. It is the gradient of `braintrace.Immediate`, by the records.

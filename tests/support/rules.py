@@ -40,7 +40,7 @@ OLDEST = [
     Rule(braintrace.D_RTRL, oracles.dense_d_rtrl),
     Rule(braintrace.ES_D_RTRL, functools.partial(oracles.dense_es_d_rtrl, alpha=0.9)),
 ]
-"""Those that tests have rows of their own for."""
+"""Rules that most tests list by themselves, with options of their own."""
 
 OTHERS = [
     Rule(
