@@ -19,7 +19,7 @@ from .states.companions import forget_companions
 _VALUE: Any = brainstate.ShortTermState.value
 
 
-@dataclasses.dataclass(eq=False, slots=True)
+@dataclasses.dataclass(eq=False, slots=True)  # frozen, it would take twice as long in every call
 class LazyTraces:
     """Deferred traces, which have not been read yet.
 

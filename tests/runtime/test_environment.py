@@ -262,8 +262,11 @@ def test_a_step_function_must_not_set_what_the_model_reads():
             with context(fit=True):
                 return (learner(x) ** 2).sum()
 
-        with pytest.raises(braintrace.NotCompiledError, match="reads 'fit'"):
+        refused = pytest.raises(braintrace.NotCompiledError, match="reads 'fit'")
+        with refused:
             learner.etrace_grad(XS, step_fn=step)
+        with refused:
+            learner.etrace_online(XS, step_fn=step, update_fn=lambda gradients: None)
 
 
 def test_what_is_not_read_may_change_at_every_call():
