@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import inspect
 import operator
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -21,7 +20,6 @@ import jax
 from brainstate._state import TRACE_CONTEXT, _InvalidatedTraceValue
 
 from ._errors import ShapeError
-from ._interrupts import interruptible, uninterrupted
 from ._jax import is_transforming
 
 Kind = TypeVar("Kind", bound=type[brainstate.State])
@@ -103,12 +101,11 @@ def trace_stateful(
         Returns the error for a State whose pytree structure changes; ``None``: a `ShapeError`.
     """
     traced = brainstate.transform.StatefulFunction(
-        keeping_structure(interruptible(function), refuse or _changed_structure),
+        keeping_structure(function, refuse or _changed_structure),
         static_argnums=(),
         return_only_write=True,
     )
-    with uninterrupted:  # brainstate restores the values of the States
-        traced.make_jaxpr(*arguments)
+    traced.make_jaxpr(*arguments)
     key = traced.get_arg_cache_key(*arguments)
     stack = traced.get_state_trace_by_cache(key)
     return StatefulTrace(
@@ -195,22 +192,7 @@ def is_watched() -> bool:
     if is_transforming():
         return True
     stack = TRACE_CONTEXT.state_stack
-    return bool(stack) and not all(isinstance(s, StatesAsRead) for s in stack)
-
-
-class StatesAsRead(brainstate.StateTraceStack):
-    """Context in which States are replaced by a function of their value when first read."""
-
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        def value_at_once(state: brainstate.State) -> Any:
-            return function(state._value)
-
-        super().__init__(new_arg=value_at_once)
-
-    def convert(self, function: Callable[[Any], Any]) -> None:
-        """Replace the values of the States that have been read by a function of them."""
-        for state in self.states:
-            state._value = function(state._value)
+    return bool(stack)
 
 
 @contextlib.contextmanager
@@ -302,10 +284,9 @@ def _is_plain(kind: Any) -> bool:
 def value_outside(state: brainstate.State) -> Any:
     """Return the value of a State at the start of the outermost transformation that has read it."""
     for stack in TRACE_CONTEXT.state_stack:
-        if not isinstance(stack, StatesAsRead):
-            for own, value in zip(stack.states, stack.original_state_values, strict=True):
-                if own is state:
-                    return value
+        for own, value in zip(stack.states, stack.original_state_values, strict=True):
+            if own is state:
+                return value
     return peek(state)
 
 
@@ -337,52 +318,3 @@ def seen_through(
         return kind
 
     return decorate
-
-
-# --- States that other threads read during a trace
-
-
-@contextlib.contextmanager
-def kept_for_other_threads(states: Iterable[brainstate.State]) -> Iterator[None]:
-    """Let other threads read the old values of States while this thread traces a function of them.
-
-    A trace stores tracers in the States, which other threads cannot use. During this context, the
-    States have a class that returns the old values to other threads.
-
-    Parameters
-    ----------
-    states
-        The States. States that are `seen_through` a function do not change.
-    """
-    plain = [state for state in states if not hasattr(type(state), "_value")]
-    before = [(state, type(state), held(state)) for state in plain]
-    reader = threading.get_ident()
-    with uninterrupted:
-        try:
-            for state, kind, value in before:
-                _kept[id(state)] = (reader, value)
-                state.__class__ = _keeping(kind)  # type: ignore[arg-type]
-            with uninterrupted.lifted():
-                yield
-        finally:
-            for state, kind, _ in before:
-                state.__class__ = kind
-                _kept.pop(id(state), None)
-
-
-_kept: dict[int, tuple[int, Any]] = {}
-"""For States that are being traced: the tracing thread, and the value before."""
-
-
-@functools.cache
-def _keeping(kind: type) -> type:
-    """Return a class of States that returns the old values to all but the tracing thread."""
-
-    def read(state: Any) -> Any:
-        if id(state) not in _kept:  # a copy of a State, or a trace that has just ended
-            state.__class__ = kind
-        reader, value = _kept.get(id(state), (threading.get_ident(), None))
-        return held(state) if reader == threading.get_ident() else value
-
-    named = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
-    return type(kind.__name__, (kind,), {**named, "_value": property(read, hold)})

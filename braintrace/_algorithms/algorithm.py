@@ -8,18 +8,15 @@ import brainstate
 
 from .._arguments import FLOATING, MODEL, NAME, check_option
 from .._brainstate import ConstructorSignature, Hidden
-from .._compiler import CompilerOptions, publish
+from .._compiler import CompilerOptions
 from .._core.products.complex_packing import pack, pairs_of
 from .._core.traces import outliving, starting_traces
 from .._errors import NotCompiledError, NotInitializedError
 from .._graph import FILTERS, ETraceGraph, TraceMethod, Traces
-from .._interrupts import uninterrupted
 from .._rules import eligibility
 from .._runtime.changes import current_step
-from .._runtime.compiled_model import CompiledModel, compile_first, compile_step, learned_starts
+from .._runtime.compiled_model import CompiledModel, compile_first, compile_step
 from .._runtime.compiled_step import CompiledStep
-from .._runtime.environment.mesh import on_automatic_axes
-from .._runtime.environment.threads import lock_of, one_thread_at_a_time
 from .._runtime.on_mesh import arrays_on, moved_traces, place_states
 from .._runtime.program import LearnerStore
 from .._runtime.resets import RequestedResets
@@ -108,7 +105,6 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         self.filters: dict[str, ReadoutFilter] = {}
         self._compiled: CompiledModel | None = None
         self.found_states = FoundStates()
-        self.seen_version: object = None  # of the model's contents
         self.requested_resets = RequestedResets()
         self._step_mark = Hidden(new_step_mark())
 
@@ -134,11 +130,6 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     def graph(self) -> ETraceGraph:
         """The compiled model; raises `NotCompiledError` before `compile_graph`."""
         return self.compiled.graph
-
-    @property
-    def lock(self) -> Any:
-        """The lock that a thread acquires to run or trace the model."""
-        return lock_of(self.model)
 
     @property
     def states_of_model(self) -> States:
@@ -209,7 +200,6 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         """Whether `compile_graph` has been called."""
         return self._compiled is not None
 
-    @one_thread_at_a_time
     def compile_graph(self, *arguments: Any, batch_size: int | None = None) -> None:
         """Analyse the model and allocate zero traces.
 
@@ -243,14 +233,12 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         self.filters = {leaf.name: ReadoutFilter(start_of_filter(leaf)) for leaf in filters}
         self.leave_starting_traces()
 
-    @one_thread_at_a_time
     def divide(self, division: Division) -> None:
         """Shard the arrays over a mesh; see `braintrace.shard`."""
         compiled = self.compiled_model.sharded(division)
         traces = moved_traces(self.compiled, compiled.step, self.traces)
-        with uninterrupted:
-            self._compiled, self.traces = compiled, traces
-            self.place()
+        self._compiled, self.traces = compiled, traces
+        self.place()
 
     def place(self) -> None:
         """Move States and traces to their placement on the mesh, if there is one."""
@@ -258,10 +246,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
             place_states(self.placement, self.states_of_model)
             self.traces.carried.convert(self.placement.traces)
 
-    @on_automatic_axes
     def _compile(self, example: tuple[Any, ...], batch_size: int | None) -> None:
         compiled = compile_first(self.model, self.analysed, example, batch_size)
-        publish(learned_starts(compiled, self.model), self.compiler_options.strict)
         self._compiled = compiled
 
     def analysed(self, example: tuple[Any, ...], batch_size: int | None) -> CompiledStep:
@@ -286,8 +272,6 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     get_etrace_of = get_etrace_of
     reset_state = reset_state
 
-    @one_thread_at_a_time
-    @on_automatic_axes
     def eligibility(self, path: str | Path) -> dict[str, Any]:
         """Return the trace of one weight by hidden state; see `Learner.eligibility`."""
         fused, traces = self.compiled.fused, self.compiled.as_fused(self.traces.value)
@@ -317,7 +301,6 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
             lambda: arrays_on(self.placement, self.starting_traces()), zero
         )
 
-    @one_thread_at_a_time
     def update(self, *arguments: Any) -> Any:
         """Run one step (or the steps of a `MultiStepData`) and advance the traces.
 
@@ -350,7 +333,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         own = {path: state for path, state in states.items() if path[0] != FILTERS}
         size = self.samples_of_model
         fresh = self.compiled_model.initial_values(self.model, own, batch_size, kwargs, size)
-        return {**fresh.values, **self._starting_filters}
+        return {**fresh, **self._starting_filters}
 
     @property
     def _starting_filters(self) -> dict[Path, Any]:

@@ -1,7 +1,6 @@
 """Start of a new sequence: the method ``reset_state`` of the algorithms."""
 
 import contextlib
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,25 +12,17 @@ from .._core.products.complex_packing import pack, pairs_of
 from .._core.traces import outliving
 from .._errors import LostTracesError, OptionError
 from .._foreign import in_words
-from .._interrupts import uninterrupted
-from .._jax import holds_tracers
 from .._runtime.changes import up_to_date
-from .._runtime.compiled_model import CompiledModel
 from .._runtime.compiled_step import CompiledStep
-from .._runtime.environment.mesh import on_automatic_axes
-from .._runtime.environment.threads import one_thread_at_a_time
 from .._runtime.on_mesh import place_states
 from .._runtime.program import write_values
 from .._runtime.resets import check_where, reset_samples
-from .._runtime.states.initial_values import Assigned, assigned, check_init_options, failed_init
-from .._runtime.states.model_states import States, short_term, values_by_path
+from .._runtime.states.initial_values import failed_init
+from .._runtime.states.model_states import short_term, values_by_path
 from .._runtime.states.old_states import started
 from .._runtime.traces import start_of_filter
-from .._typing import path_name
 
 
-@one_thread_at_a_time
-@on_automatic_axes
 def reset_state(
     algorithm: Any, batch_size: int | None = None, *, where: Any = None, **kwargs: Any
 ) -> None:
@@ -67,7 +58,6 @@ def reset_state(
         now = values_by_path(algorithm.short_term_states)
         algorithm.requested_resets.request(now, algorithm.graph, batch_size, where, kwargs)
         return
-    check_init_options(algorithm.model, kwargs)
     if where is not None or is_watched():  # traces of other keys cannot be made inside
         up_to_date(algorithm)
     if where is not None:
@@ -76,52 +66,20 @@ def reset_state(
     if algorithm.samples_of_model is not None and batch_size is not None:
         algorithm.samples_of_model = batch_size
     with in_words(OptionError, lambda: failed_init(algorithm.model, batch_size, kwargs)):
-        states = algorithm.found_states(algorithm.model)
-        compiled = algorithm.compiled_model.with_added_states(
-            algorithm.model, algorithm.analysed, states
-        )
+        states, compiled = algorithm.found_states(algorithm.model), algorithm.compiled_model
         size = algorithm.samples_of_model
         fresh = compiled.initial_values(algorithm.model, states, batch_size, kwargs, size)
-        values = started(fresh.values, algorithm.step_mark.value)
-    attributes = fresh.attributes
+        values = started(fresh, algorithm.step_mark.value)
     if is_watched():
-        attributes = [each for each in attributes if not holds_tracers(each[2])]
-    with assigned(algorithm.model, attributes):
-        if is_watched() and attributes:
-            _check_attributes(algorithm, compiled, states, attributes)
-        with uninterrupted:
-            if is_watched():
-                write_values([algorithm.step_mark], [jnp.zeros(())])
-            algorithm._compiled = compiled.moved_to(
-                algorithm.model, algorithm.analysed, states, values, batch_size
-            )
-            if _has_like_traces(algorithm, compiled.step):
-                _reset_traces(algorithm)
-            else:  # attributes of the model have changed
-                algorithm.begin_traces()
-            place_states(algorithm.placement, algorithm.states_of_model)
-
-
-def _check_attributes(
-    algorithm: Any, compiled: CompiledModel, states: States, attributes: Sequence[Assigned]
-) -> None:
-    """Refuse a reset inside a compiled function if ``update`` reads the attributes just assigned.
-
-    Raises
-    ------
-    OptionError
-        Naming the attributes.
-    """
-    model = algorithm.model
-    now = compiled.up_to_date(model, algorithm.analysed, states)
-    if now.step.graph is compiled.step.graph:
-        return
-    named = ", ".join(f"'{path_name((*path, name))}'" for path, name, _ in attributes)
-    raise OptionError(
-        f"`init_state` of `{type(model).__name__}` gives another value to {named}. Inside a "
-        "compiled function, `reset_state` cannot change attributes: call it outside, or keep "
-        "the value in a State."
+        write_values([algorithm.step_mark], [jnp.zeros(())])
+    algorithm._compiled = compiled.moved_to(
+        algorithm.model, algorithm.analysed, states, values, batch_size
     )
+    if _has_like_traces(algorithm, compiled.step):
+        _reset_traces(algorithm)
+    else:
+        algorithm.begin_traces()
+    place_states(algorithm.placement, algorithm.states_of_model)
 
 
 def _reset_samples(

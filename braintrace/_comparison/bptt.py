@@ -15,7 +15,7 @@ import saiunit
 from .._arguments import is_quantity, named
 from .._brainstate import StatefulTrace, trace_stateful
 from .._errors import OptionError
-from .._foreign import in_words, loops_in_words
+from .._foreign import in_words
 from .._jax import strongly_typed
 from .._learner.build import initialise, mapped_size
 from .._learner.calls.arguments import weights_of
@@ -69,8 +69,7 @@ class Bptt:
         ]
         shares = jnp.asarray(weights[:steps] / (total or 1))
         arguments = (self.parameters, others, self.work.cut(steps).xs, shares)
-        with loops_in_words():
-            compiled = jax.jit(jax.grad(self._loss)).lower(*arguments).compile()
+        compiled = jax.jit(jax.grad(self._loss)).lower(*arguments).compile()
         temp = int(compiled.memory_analysis().temp_size_in_bytes)
         return temp, functools.partial(compiled, *arguments)
 

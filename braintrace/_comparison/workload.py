@@ -17,7 +17,6 @@ from .._brainstate import is_watched, undone
 from .._core.zero import examples
 from .._errors import OptionError, ShapeError
 from .._foreign import in_words
-from .._interrupts import uninterrupted
 from .._jax import struct_of
 from .._learner.build import NOT_COMPILED
 from .._learner.calls.arguments import length_of, of_numbers
@@ -133,9 +132,8 @@ def restored(states: Iterable[brainstate.State]) -> Iterator[Callable[[], None]]
     values = [(state, state.value) for state in states]
 
     def rewind() -> None:
-        with uninterrupted:
-            for state, value in values:
-                state.value = value
+        for state, value in values:
+            state.value = value
 
     try:
         yield rewind

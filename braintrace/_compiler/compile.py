@@ -56,7 +56,6 @@ from .marking.marks import marking_of
 from .readouts.gates import Gate, with_split_gates
 from .readouts.linear_readouts import filter_readouts
 from .reports.check_model import (
-    check_elements,
     check_has_states,
     check_hidden_states,
     check_learns,
@@ -134,7 +133,6 @@ def compile_model(
     # Callbacks run once, before every computation that reads their results.
     traced = hoist_callbacks(traced)
     check_hidden_states(traced)
-    check_elements(traced)
 
     # Groups of hidden states, in the form of the step with the most elementwise dependence.
     every_state = options.every_state

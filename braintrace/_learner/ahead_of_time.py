@@ -16,8 +16,6 @@ from .._brainstate import values_of
 from .._core.zero import examples
 from .._errors import OptionError
 from .._runtime.changes import current_step
-from .._runtime.environment.mesh import on_automatic_axes
-from .._runtime.environment.threads import one_thread_at_a_time
 from .._runtime.step_data import unwrap
 from .._typing import PyTree
 from .calls.options import METHODS, complaint, options_of
@@ -26,8 +24,6 @@ from .calls.request import request_of
 from .driver import lower_request
 
 
-@one_thread_at_a_time
-@on_automatic_axes
 def lower(learner: HasParts, method: str, *arguments: PyTree, **options: Any) -> jax.stages.Lowered:
     """Return the program of a method call without running it.
 

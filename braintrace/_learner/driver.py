@@ -11,23 +11,21 @@ their bodies.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable
+from typing import Any
 
 import brainstate
 import jax
 
 from .._algorithms import ETraceAlgorithm
 from .._arguments import common_length
-from .._brainstate import kept_for_other_threads, values_of
+from .._brainstate import values_of
 from .._core.products.complex_packing import pack, unpack
 from .._errors import OptionError
-from .._foreign import loops_in_words
 from .._graph import Traces
 from .._jax import for_devices
 from .._runtime.changes import follow_every_state, up_to_date
-from .._runtime.environment.mesh import in_automatic_region, traced_on_automatic_axes
 from .._runtime.program import Changes, LearnerStore, Program, Store, Take
 from .._runtime.states.model_states import States
 from .._runtime.states.old_states import entered
@@ -36,7 +34,6 @@ from .calls.arguments import flattened, weights_of
 from .calls.body import Arguments, Body, DeferredTraces, HasZero, not_taken, run_to_the_end
 from .calls.chunks import ChunksByLength, steps_of
 from .calls.compilations import DriverKey
-from .calls.function_key import ignoring_writes
 from .calls.options import Options
 from .calls.parts import LearnerParts
 from .calls.placed import Placing, placed_body
@@ -70,8 +67,6 @@ class Driver:
         The algorithm, which has the traces.
     body
         The pure function.
-    functions
-        The user's functions that the body calls.
     placing
         Placement of its values on a mesh; ``None``: no mesh.
     """
@@ -80,7 +75,6 @@ class Driver:
         self,
         algorithm: ETraceAlgorithm,
         body: Body,
-        functions: Collection[Callable[..., PyTree]],
         placing: Placing | None = None,
     ) -> None:
         if placing is not None:
@@ -88,13 +82,9 @@ class Driver:
         self.body = body
         self._placing = placing
         self._algorithm = algorithm
-        self._functions = functions
         self._whole = self._named(self._to_the_end)
         self._deferring = None if body.finish is None else self._named(self._traced)
         self._finish = None if body.finish is None else Program(body.finish, donated=1)
-
-    def _ignoring_writes(self) -> contextlib.AbstractContextManager[None]:
-        return ignoring_writes(self._functions, self._algorithm.found_states.members)
 
     def _named(self, function: Callable[..., PyTree]) -> Program:
         """Return a program that is named after the body, as profilers and dumps of XLA show it."""
@@ -107,24 +97,17 @@ class Driver:
         return self.body.chunks_by_length
 
     def _traced(self, *arguments: PyTree) -> PyTree:
-        with self._ignoring_writes(), loops_in_words():
-            return self.body.run(*arguments)
+        return self.body.run(*arguments)
 
     def _to_the_end(
         self, values: list[PyTree], traces: Traces | None, *arguments: PyTree
     ) -> tuple[PyTree, list[PyTree], Traces | None]:
         """Run the body and compute deferred traces, in the form in which the traces are given."""
         algorithm = self._algorithm
-        states = self.body.states(algorithm.states_of_model)
-        with (
-            self._ignoring_writes(),
-            traced_on_automatic_axes(states),
-            loops_in_words(),
-        ):
-            before = pack(traces, algorithm.traces.pairs) if isinstance(traces, dict) else traces
-            results, written, after = run_to_the_end(self.body, values, before, *arguments)
-            after = after if before is traces or after is None else unpack(after)
-            return results, written, after
+        before = pack(traces, algorithm.traces.pairs) if isinstance(traces, dict) else traces
+        results, written, after = run_to_the_end(self.body, values, before, *arguments)
+        after = after if before is traces or after is None else unpack(after)
+        return results, written, after
 
     def trace(
         self, values: list[PyTree], traces: Traces | None, arguments: Arguments, owned: bool
@@ -183,31 +166,29 @@ class Driver:
         values = store.entered(lambda mark: self._entered(values, arguments, mark), values)
         defers = store.defers
 
-        def run(take: Take) -> Changes:
+        before: list[Any] = []
+
+        def run(take: Take, done: list[Any]) -> None:
             traces, owned = body.take(store, take)
             if placing is not None:
                 traces = placing.traces(traces)
             program, replaces = self._program(traces, arguments, defers)
-            in_place = owned and replaces
-            if defers:
-                results, written, after = program(values, traces, *arguments, in_place=in_place)
-            else:
-                replaced, steps = (body.written(values), traces), steps_of(arguments[0])
-                run_program = functools.partial(program, in_place=in_place)
-                results, written, after = in_automatic_region(
-                    run_program, replaced, values, traces, *arguments, steps=steps
-                )
+            before[:] = traces, owned
+            program(values, traces, *arguments, in_place=owned and replaces, done=done)
+
+        def settle(raw: Any) -> Changes:
+            results, written, after = raw
             if body.check is not None:
                 body.check(results)
             if isinstance(after, DeferredTraces):
-                return results, written, self._finished(after, traces, owned)
+                return results, written, self._finished(after, *before)
             return results, written, None if after is None else lambda: after
 
         def can_fail(lend: Take) -> bool:
             return body.check is not None or self._can_fail(values, store, lend, arguments)
 
         try:
-            results = store.advance(body.written(states), run, can_fail)
+            results = store.advance(body.written(states), run, settle, can_fail)
         except jax.errors.UnexpectedTracerError as error:
             raise OptionError(LOOPS) from error
         if body.notice is not None and isinstance(store, LearnerStore):
@@ -267,8 +248,8 @@ class Driver:
 
         def later() -> Traces:
             with jax.enable_x64(is_double):  # the setting may differ at the read
-                after: Traces = finish(found.sources, before, in_place=owned)
-            return after
+                finish(found.sources, before, in_place=owned, done=(done := []))
+            return done[0]
 
         return later
 
@@ -296,7 +277,6 @@ def prepared(
     """
     algorithm, sequences, options = learner.algorithm, request.sequences, request.options
     compiled = algorithm.compiled
-    settings = compiled.environment.check(algorithm.model)
     leaves, tree = flattened(sequences)
     shapes = [leaf.shape for leaf in leaves]
     steps = common_length(shapes, "sequence")
@@ -324,8 +304,7 @@ def prepared(
         features = DriverKey(request.method, options.static, request.chosen, *where)
 
     make = functools.partial(_new_driver, learner, request, states, arguments)
-    of_model = algorithm.found_states.members
-    driver = learner.drivers.find(functions, features, steps, make, settings, of_model)
+    driver = learner.drivers.find(functions, features, steps, make)
     if driver.body.reads_initial and flags is None:
         arguments = (sequences, mask, (None, initial()))
     return driver, arguments
@@ -336,19 +315,12 @@ def _new_driver(
 ) -> Driver:
     """Trace the body of a method, and return its driver."""
     algorithm, placing = learner.algorithm, learner.placing()
-    of_optimizer = brainstate.graph.states(learner.held_optimizer)
-    both = (*states.values(), *of_optimizer.values())
-    functions = list(request.options.functions.values())
     with (
-        kept_for_other_threads(learner.states()),
         for_devices(None if placing is None else placing.devices),
-        traced_on_automatic_axes(both, *arguments) as example,
-        ignoring_writes(functions, algorithm.found_states.members),
-        loops_in_words(),
     ):
         without_data = Request(request.method, (), request.options.compiled, request.chosen)
-        body = BODIES[request.method](learner, without_data, example)
-        return Driver(algorithm, body, functions, placing)
+        body = BODIES[request.method](learner, without_data, arguments)
+        return Driver(algorithm, body, placing)
 
 
 def run_request(learner: LearnerParts, request: Request) -> PyTree:

@@ -17,11 +17,7 @@ from .._arguments import NOT_NEGATIVE, array_of, check_option, check_tree, level
 from .._brainstate import Hidden, is_watched, peek
 from .._errors import OptionError
 from .._jax import is_tracer
-from .._most_memory import check_fits
 from .._runtime.changes import up_to_date
-from .._runtime.environment.mesh import on_automatic_axes
-from .._runtime.environment.threads import one_thread_at_a_time
-from .._runtime.states.companions import is_here
 from .._runtime.states.model_states import read_arguments
 from .._runtime.step_data import unwrap
 from .._typing import PyTree
@@ -40,8 +36,6 @@ NO_SAMPLES = (np.zeros(1, np.int32),)
 """The sequences of a call that takes no sample."""
 
 
-@one_thread_at_a_time
-@on_automatic_axes
 def init_forecasts(learner: HasParts, *inputs: PyTree, max_delay: int = 0) -> None:
     """Prepare `forecast` for labels that arrive late.
 
@@ -66,8 +60,6 @@ def init_forecasts(learner: HasParts, *inputs: PyTree, max_delay: int = 0) -> No
     _prepare(learner.parts, inputs_of(learner.parts, inputs), max_delay)
 
 
-@one_thread_at_a_time
-@on_automatic_axes
 def forecast(learner: HasParts, *inputs: PyTree) -> PyTree:
     """Run one step of the model, and keep its inputs until its label arrives.
 
@@ -116,8 +108,6 @@ def forecast(learner: HasParts, *inputs: PyTree) -> PyTree:
     return _run(parts, "forecast", sequences, Options())
 
 
-@one_thread_at_a_time
-@on_automatic_axes
 @takes(frozenset(LearnOptions.__annotations__))
 def learn(
     learner: HasParts,
@@ -374,9 +364,6 @@ def _prepare(learner: LearnerParts, sequences: tuple[PyTree, ...], max_delay: in
         )
     settle(learner)
     inputs = jax.tree.map(lambda leaf: leaf[0], sequences)
-    for leaf in jax.tree.leaves(inputs):
-        shape = (max_delay + 1, *leaf.shape)
-        check_fits("The ring of inputs", shape, leaf.dtype, "Give a smaller `max_delay`.")
     held.value = Stream(learner).without_forecasts(inputs, max_delay)
 
 
@@ -384,3 +371,12 @@ def _types(sequences: PyTree) -> Any:
     """Return the structure of sequences, and the shapes and dtypes of one step."""
     leaves, tree = jax.tree.flatten(sequences)
     return tree, [(leaf.shape[1:], leaf.dtype) for leaf in leaves]
+
+
+def is_here(array: Any) -> bool:
+    """Test whether this process can read an array."""
+    if not isinstance(array, jax.Array):
+        return True
+    if is_tracer(array):
+        return False
+    return not array.is_deleted() and array.is_fully_addressable

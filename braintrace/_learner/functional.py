@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from typing import Any, Literal, Unpack, overload
 
 import brainstate
@@ -21,11 +20,8 @@ from .._algorithms import ETraceAlgorithm
 from .._brainstate import values_of
 from .._core.products.complex_packing import Pairs, unpack
 from .._graph import Traces
-from .._interrupts import uninterrupted
 from .._jax import is_tracer, struct_of
 from .._runtime.changes import current_step, follow_every_state, up_to_date
-from .._runtime.environment.mesh import on_automatic_axes
-from .._runtime.environment.threads import one_thread_at_a_time
 from .._runtime.program import write_values
 from .._runtime.resets import check_where, reset_values
 from .._runtime.states.old_states import started
@@ -132,11 +128,6 @@ class FunctionalLearner:
         """The algorithm of the learner."""
         return self._learner.algorithm
 
-    @property
-    def lock(self) -> AbstractContextManager[bool]:
-        """The lock that a thread acquires to run or trace the model."""
-        return self._learner.lock
-
     def batched(self, size: int) -> BatchedLearner:
         """Return copies that share parameters, such as one for each environment of an agent.
 
@@ -147,8 +138,6 @@ class FunctionalLearner:
         """
         return BatchedLearner(self, size)
 
-    @one_thread_at_a_time
-    @on_automatic_axes
     def state(self) -> LearnerState:
         """Return the current state of the learner.
 
@@ -161,8 +150,6 @@ class FunctionalLearner:
         awaited = self._learner.held_optimizer.awaited.value
         return dataclasses.replace(state, optimizer={**state.optimizer, **awaited})
 
-    @one_thread_at_a_time
-    @on_automatic_axes
     def unsharded_state(self) -> LearnerState:
         """Return the state of the learner in the form without a mesh.
 
@@ -172,8 +159,6 @@ class FunctionalLearner:
         traces = self.algorithm.compiled.as_fused(state.traces)
         return dataclasses.replace(state, traces=traces)
 
-    @one_thread_at_a_time
-    @on_automatic_axes
     def restore(self, state: LearnerState) -> None:
         """Set the learner, the user's own States and ``brainstate.random`` to a state.
 
@@ -193,16 +178,13 @@ class FunctionalLearner:
         result = [p.state for p in places if p.field != "optimizer" or is_known]
         values = store.values(result)
         values, traces = jax.tree.map(jnp.asarray, (values, state.traces))
-        with uninterrupted:
-            if not is_known:
-                optimizer.await_leaves(state.optimizer)
-            write_values(result, values)
-            self.algorithm.traces.value = traces
-            self._learner.place()
+        if not is_known:
+            optimizer.await_leaves(state.optimizer)
+        write_values(result, values)
+        self.algorithm.traces.value = traces
+        self._learner.place()
         forget_prediction(self._learner)
 
-    @one_thread_at_a_time
-    @on_automatic_axes
     def step(self, state: LearnerState, *arguments: PyTree) -> tuple[LearnerState, PyTree]:
         """Run one step, and return the new state and the output of the model's ``update``.
 
@@ -236,9 +218,6 @@ class FunctionalLearner:
         return_value: bool = ...,
         **options: Unpack[GradientOptions],
     ) -> tuple[LearnerState, PyTree]: ...
-
-    @one_thread_at_a_time
-    @on_automatic_axes
     @takes(METHODS["etrace_grad"])
     def grad(
         self, state: LearnerState, *sequences: PyTree, **options: Any
@@ -262,9 +241,6 @@ class FunctionalLearner:
         has_aux: bool = ...,
         **options: Unpack[StreamOptions],
     ) -> tuple[LearnerState, PyTree]: ...
-
-    @one_thread_at_a_time
-    @on_automatic_axes
     @takes(METHODS["etrace_online"])
     def online(
         self, state: LearnerState, *sequences: PyTree, **options: Any
@@ -272,8 +248,6 @@ class FunctionalLearner:
         """Learn at every step; return the new state and losses; see `Learner.etrace_online`."""
         return self._run(state, "etrace_online", sequences, options)
 
-    @one_thread_at_a_time
-    @on_automatic_axes
     @takes(METHODS["etrace_evolve"])
     def evolve(
         self, state: LearnerState, *sequences: PyTree, **options: Unpack[EvolveOptions]
@@ -284,8 +258,6 @@ class FunctionalLearner:
         """
         return self._run(state, "etrace_evolve", sequences, options)
 
-    @one_thread_at_a_time
-    @on_automatic_axes
     @takes(METHODS["predict"])
     def predict(
         self, state: LearnerState, *sequences: PyTree, **options: Unpack[PredictOptions]
@@ -293,8 +265,6 @@ class FunctionalLearner:
         """Run the model alone; return the new state and outputs; see `Learner.predict`."""
         return self._run(state, "predict", sequences, options)
 
-    @one_thread_at_a_time
-    @on_automatic_axes
     def forecast(self, state: LearnerState, *inputs: PyTree) -> tuple[LearnerState, PyTree]:
         """Run one step; return the new state and the output; see `Learner.forecast`.
 
@@ -303,8 +273,6 @@ class FunctionalLearner:
         waiting_in(state)
         return self._run(state, "forecast", inputs_of(self._learner, inputs), {})
 
-    @one_thread_at_a_time
-    @on_automatic_axes
     @takes(frozenset(LearnOptions.__annotations__))
     def learn(
         self,
@@ -323,8 +291,6 @@ class FunctionalLearner:
         given = with_loss(loss_fn, options)
         return self._run(state, "learn", label(delay_of(delay), targets), given)
 
-    @one_thread_at_a_time
-    @on_automatic_axes
     def reset(self, state: LearnerState, *, where: ArrayLike | None = None) -> LearnerState:
         """Start a new sequence, for all samples or for some; see `ETraceAlgorithm.reset_state`."""
         algorithm, state = self.algorithm, self._settled(state)
@@ -380,8 +346,7 @@ class FunctionalLearner:
         values = values_of(place.state for place in places.values())
         for place, value in zip(places.values(), values, strict=True):
             fields[place.field].update(place.entries(value))
-        rule, meaning = self.algorithm.rule, self.algorithm.compiled.meaning
-        return LearnerState(**fields, traces=traces, rule=rule, meaning=meaning)
+        return LearnerState(**fields, traces=traces, rule=self.algorithm.rule)
 
     def _store(self, state: LearnerState, pairs: Pairs = ()) -> StateStore:
         """Return the store of a state, which is refused if it does not fit the learner."""

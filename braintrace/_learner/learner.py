@@ -1,7 +1,6 @@
 """Learner: a model with its algorithm, and methods for steps and sequences."""
 
 import dataclasses
-from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 import brainstate
@@ -14,8 +13,6 @@ from .._brainstate import ConstructorSignature
 from .._core.traces import size_in_bytes
 from .._errors import NotPicklableError
 from .._graph import ETraceGraph, Report, report_of
-from .._runtime.environment.mesh import on_automatic_axes
-from .._runtime.environment.threads import lock_of, one_thread_at_a_time
 from .._sharding import Division
 from .._typing import Path, PyTree
 from . import ahead_of_time, export, forecast, sequences
@@ -98,7 +95,6 @@ class Learner(brainstate.nn.Module):
     export_step = export.export_step
     export_predict = export.export_predict
 
-    @one_thread_at_a_time
     def update(self, *arguments: PyTree) -> PyTree:
         """Run one step; see `ETraceAlgorithm.update`."""
         interceptor = interceptor_of(self.algorithm)
@@ -107,7 +103,6 @@ class Learner(brainstate.nn.Module):
         settle(self.parts)
         return self.algorithm.update(*arguments)
 
-    @one_thread_at_a_time
     def reset_state(
         self, batch_size: int | None = None, *, where: ArrayLike | None = None, **kwargs: PyTree
     ) -> None:
@@ -124,7 +119,6 @@ class Learner(brainstate.nn.Module):
         self.algorithm.reset_state(batch_size, where=where, **kwargs)
         drop_forecasts(self.parts)
 
-    @one_thread_at_a_time
     def eligibility(self, path: str | Path) -> dict[str, PyTree]:
         """Return the trace of one weight, by the name of the hidden state.
 
@@ -274,8 +268,6 @@ class Learner(brainstate.nn.Module):
     def optimizer_state(self, value: PyTree) -> None:
         self.held_optimizer.write(value)
 
-    @one_thread_at_a_time
-    @on_automatic_axes
     def init_optimizer(self, optimizer: Any) -> None:
         """Initialise an optimizer's state where `etrace_online` cannot do it.
 
@@ -295,7 +287,6 @@ class Learner(brainstate.nn.Module):
         notice_all(self.held_optimizer)
         return int(self.held_optimizer.skipped.value)
 
-    @one_thread_at_a_time
     def divide(self, division: Division) -> None:
         """Shard the learner's arrays over the devices of a mesh; see `braintrace.shard`."""
         self.algorithm.divide(division)
@@ -307,9 +298,3 @@ class Learner(brainstate.nn.Module):
         if not self._drivers.is_of(self):
             self._drivers = Compilations(self)
         return LearnerParts(self.algorithm, self.held_optimizer, self.held_forecasts, self._drivers)
-
-    @property
-    def lock(self) -> AbstractContextManager[bool]:
-        """The lock that a thread acquires to run or trace the model."""
-        lock: AbstractContextManager[bool] = lock_of(self.algorithm.model)
-        return lock

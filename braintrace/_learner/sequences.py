@@ -7,8 +7,6 @@ from typing import Any, Literal, Unpack, overload
 
 import jax
 
-from .._runtime.environment.mesh import on_automatic_axes
-from .._runtime.environment.threads import one_thread_at_a_time
 from .._typing import PyTree
 from .calls.arguments import Gradients
 from .calls.options import (
@@ -67,10 +65,6 @@ def etrace_grad(
     return_value: bool = ...,
     **options: Unpack[WatchedGradientOptions],
 ) -> PyTree: ...
-
-
-@one_thread_at_a_time
-@on_automatic_axes
 @takes(WATCHED["etrace_grad"])
 def etrace_grad(learner: HasParts, *sequences: PyTree, **options: Any) -> PyTree:
     """Return the gradient of a loss over a sequence, and advance states and traces.
@@ -175,10 +169,6 @@ def etrace_online(
     has_aux: bool = ...,
     **options: Unpack[WatchedStreamOptions],
 ) -> PyTree: ...
-
-
-@one_thread_at_a_time
-@on_automatic_axes
 @takes(WATCHED["etrace_online"])
 def etrace_online(learner: HasParts, *sequences: PyTree, **options: Any) -> PyTree:
     """Learn online: compute the gradient of each step of a stream, and update the parameters.
@@ -313,10 +303,6 @@ def etrace_evolve(
     return_outputs: bool = ...,
     **options: Unpack[WatchedSequenceOptions],
 ) -> PyTree: ...
-
-
-@one_thread_at_a_time
-@on_automatic_axes
 @takes(WATCHED["etrace_evolve"])
 def etrace_evolve(learner: HasParts, *sequences: PyTree, **options: Any) -> PyTree:
     """Advance states and traces over a sequence without a loss.
@@ -346,8 +332,6 @@ def etrace_evolve(learner: HasParts, *sequences: PyTree, **options: Any) -> PyTr
     return _run(parts, _request(parts, "etrace_evolve", sequences, options))
 
 
-@one_thread_at_a_time
-@on_automatic_axes
 @takes(WATCHED["predict"])
 def predict(
     learner: HasParts, *sequences: PyTree, **options: Unpack[WatchedPredictOptions]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh
 
 from .._arguments import Kind, check_option
 from .._brainstate import is_watched
@@ -64,6 +64,11 @@ def shard(
     check_option("learner", learner, LEARNER)
     check_option("mesh", mesh, MESH)
     check_axes(mesh.axis_names, data, model)
+    if AxisType.Explicit in (mesh.axis_types or ()):
+        raise OptionError(
+            "`mesh` has `Explicit` axes; expected `Auto` ones: "
+            "`jax.make_mesh(shape, names, axis_types=(jax.sharding.AxisType.Auto,) * len(names))`."
+        )
     if not learner.is_compiled:
         raise NotCompiledError(
             f"`learner` has not been compiled: call `compile_graph` of its "

@@ -38,14 +38,14 @@ class StateStore:
     ) -> None:
         self.places = places
         self._algorithm, self._pairs = algorithm, pairs
-        self._rule, self._meaning = state.rule, state.meaning
+        self._rule = state.rule
         self._fields: dict[str, Mapping[Any, PyTree]] = {f: getattr(state, f) for f in FIELDS}
 
     @property
     def state(self) -> LearnerState:
         """The state: the given one, and after a call the new one."""
         fields: dict[str, Any] = self._fields
-        return LearnerState(**fields, rule=self._rule, meaning=self._meaning)
+        return LearnerState(**fields, rule=self._rule)
 
     @property
     def mark(self) -> Any:
@@ -88,11 +88,13 @@ class StateStore:
     def advance(
         self,
         written: Iterable[brainstate.State],
-        run: Callable[[Take], Changes],
+        run: Callable[[Take, list[Any]], None],
+        settle: Callable[[Any], Changes],
         can_fail: Callable[[Take], bool],
     ) -> Any:
         """See `Store`."""
-        results, values, after = run(lambda: (pack(self._fields["traces"], self._pairs), False))
+        run(lambda: (pack(self._fields["traces"], self._pairs), False), done := [])
+        results, values, after = settle(done[0])
         self.write(written, values)
         if after is not None:
             self._fields["traces"] = unpack(after())

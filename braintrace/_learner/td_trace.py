@@ -37,7 +37,6 @@ from .._arguments import (
     type_of,
 )
 from .._errors import DtypeError, ShapeError
-from .._most_memory import check_fits
 from .._typing import PyTree
 
 
@@ -113,7 +112,6 @@ class TDTrace:
                     f"`TDTrace.init`: expected arrays of floating-point numbers, got {shown(leaf)}."
                 )
             shape = (*batch, *kind.shape)
-            check_fits("`TDTrace.init`: the trace", shape, kind.dtype, "Choose a smaller batch.")
             return jnp.zeros(shape, kind.dtype)
 
         check_arrays("like", like, "`TDTrace.init`: ")

@@ -22,9 +22,7 @@ import saiunit
 
 from .._brainstate import is_watched
 from .._errors import Interrupted, NonFiniteError, OptionError
-from .._interrupts import uninterrupted
 from .._optional import optional_import
-from .._runtime.environment.mesh import as_users_have_it
 from .._sharding import on_host
 from .._typing import PyTree
 from .calls.arguments import length_of, weights_of
@@ -68,7 +66,7 @@ def run_watched(learner: LearnerParts, request: Request) -> PyTree:
     with contextlib.closing(_Reporter(request, steps)) as reporter:
         try:
             for start, stop in blocks:
-                with uninterrupted, _counted_from(start):
+                with _counted_from(start):
                     result = run_request(learner, _part(parts.request, start, stop))
                     seen = parts.add(result, start, stop)
                     done = stop
@@ -268,8 +266,7 @@ class _Reporter:
         losses, aux = jax.tree.map(lambda *x: _mean(x, counts), *self._since_log)
         metrics |= {} if losses is None else {"loss": losses}
         metrics |= {} if aux is None else {"aux": aux}
-        with as_users_have_it():
-            self._options.on_log(stop, metrics)
+        self._options.on_log(stop, metrics)
         self._since_log, self._logged, self._time = [], stop, time.perf_counter()
 
     def close(self) -> None:

@@ -11,10 +11,7 @@ import jax
 from .._brainstate import held, hold, is_watched, seen_through
 from .._errors import LostTracesError
 from .._graph import Traces
-from .._interrupts import uninterrupted
 from .._jax import is_transforming
-from .environment.threads import lock_of
-from .states.companions import forget_companions
 
 _VALUE: Any = brainstate.ShortTermState.value
 
@@ -40,7 +37,7 @@ def computed(state: brainstate.State) -> Traces:
     if isinstance(held(state), LazyTraces):
         # Otherwise a program that is traced here would be lowered for one device; see `_jax`.
         at_once = jax.ensure_compile_time_eval if is_transforming() else contextlib.nullcontext
-        with uninterrupted, lock_of(state), at_once():
+        with at_once():
             left = held(state)
             if isinstance(left, LazyTraces):  # no other thread has computed them meanwhile
                 hold(state, left.compute())
@@ -50,7 +47,7 @@ def computed(state: brainstate.State) -> Traces:
 
 def store_external(state: brainstate.State, traces: Any) -> None:
     """Store traces that are reset or restored, or that other code writes with hidden states."""
-    forget_companions(state)
+    state.left = ()
     hold(state, traces)
 
 
@@ -63,6 +60,9 @@ class CarriedTraces(brainstate.ShortTermState):
     Deferred traces also have only one owner: their buffers can be donated to the program that
     replaces them.
     """
+
+    left: tuple[tuple[Any, ...], ...] = ()
+    """Values of the hidden States after the last calls, to which the traces belong."""
 
     def read(self) -> Traces:
         """Return the traces in carried form."""
@@ -135,11 +135,6 @@ class CarriedTraces(brainstate.ShortTermState):
         if not isinstance(result, LazyTraces):
             hold(self, LazyTraces(lambda: result))
 
-    @property
-    def lock(self) -> Any:
-        """The lock that a thread acquires to take the traces and store new ones."""
-        return lock_of(self)
-
     def take(self) -> tuple[Traces, bool]:
         """Return the traces outside of transformations, and whether they may be donated."""
         own = held(self)
@@ -154,8 +149,7 @@ class CarriedTraces(brainstate.ShortTermState):
         if is_watched():
             traces = self.read()
             return traces, False
-        with uninterrupted, self.lock:
-            return self.take()[0], False
+        return self.take()[0], False
 
 
 def _unless_lost(traces: Traces) -> Traces:

@@ -7,24 +7,23 @@ change the contents of its modules, which are compared by identity before every 
 from typing import Any
 
 from .._errors import NotCompiledError, OptionError
-from .compiled_model import CompiledModel
 from .compiled_step import CompiledStep, carries_alike
-from .environment.mesh import on_automatic_axes
+from .environment.settings import settings
 from .states.model_states import States
 
 
 def up_to_date(algorithm: Any) -> States:
-    """Recompile the model of an algorithm if its contents changed, and return all its States.
-
-    Raises
-    ------
-    NotCompiledError
-        If the model has a new State, or attributes that change its traces.
-    """
-    states, version = algorithm.found_states(algorithm.model), algorithm.found_states.version
-    if version is not algorithm.seen_version:
-        _catch_up(algorithm, algorithm.compiled_model, states)
-        algorithm.seen_version = version
+    """Return all States of the model, compiled for the current settings of the environment."""
+    states, compiled = algorithm.found_states(algorithm.model), algorithm.compiled_model
+    if settings() != compiled.settings:
+        after = compiled.up_to_date(algorithm.analysed)
+        if not carries_alike(compiled.step, after.step):
+            raise NotCompiledError(
+                f"`{type(algorithm.model).__name__}` has other traces for the current values of "
+                "`brainstate.environ`. Call `compile_graph`, which starts a new sequence."
+            )
+        algorithm._compiled = after
+        algorithm.place()
     of_model: States = algorithm.states_of_model if algorithm.filters else states
     return of_model
 
@@ -41,7 +40,6 @@ def current_step(algorithm: Any) -> tuple[CompiledStep, States]:
     """
     states = up_to_date(algorithm)
     step: CompiledStep = algorithm.compiled
-    step.environment.check(algorithm.model)
     return step, step.find_states(states)
 
 
@@ -69,7 +67,6 @@ def follow_every_state(algorithm: Any, requested: int | None, is_given: bool = F
         _follow_every_state(algorithm, int(requested), is_start)
 
 
-@on_automatic_axes
 def _follow_every_state(algorithm: Any, window: int, is_start: bool) -> None:
     compiled = algorithm.compiled_model
     is_alike = compiled.step.follows_every_state
@@ -88,45 +85,3 @@ def _follow_every_state(algorithm: Any, window: int, is_start: bool) -> None:
         algorithm.every_state = False
         raise
     algorithm.begin_traces()
-
-
-@on_automatic_axes
-def _catch_up(algorithm: Any, compiled: CompiledModel, states: States) -> None:
-    after = compiled.up_to_date(algorithm.model, algorithm.analysed, states)
-    is_same = after.step.graph is compiled.step.graph
-    if not (is_same or carries_alike(compiled.step, after.step)):
-        raise NotCompiledError(
-            f"`{type(algorithm.model).__name__}` needs other traces, because attributes of its "
-            f"modules have changed: {_told(compiled, after)}. Call `reset_state` or "
-            "`compile_graph`, which start a new sequence."
-        )
-    algorithm._compiled = after
-    if not is_same:
-        algorithm.place()
-
-
-def check_model_of_call(algorithm: Any) -> None:
-    """Refuse to run a step of a model that a user's function has changed since the call began.
-
-    Raises
-    ------
-    NotCompiledError
-        If the change would change the step.
-    """
-    states, version = algorithm.found_states(algorithm.model), algorithm.found_states.version
-    if version is algorithm.seen_version:
-        return
-    compiled = algorithm.compiled_model
-    after = compiled.up_to_date(algorithm.model, algorithm.analysed, states)
-    if after.step.graph is not compiled.step.graph:
-        raise NotCompiledError(
-            f"`step_fn` changes attributes of `{type(algorithm.model).__name__}` before it calls "
-            f"the learner: {_told(compiled, after)}. One call has one model: change it between two "
-            "calls, or pass the value as an argument of `update`."
-        )
-    algorithm._compiled, algorithm.seen_version = after, version
-
-
-def _told(before: CompiledModel, after: CompiledModel) -> str:
-    changed = before.attributes.changed(after.attributes)
-    return ", ".join(before.attributes.change(after.attributes, name) for name in changed)

@@ -5,31 +5,30 @@ attributes of the model's modules.
 """
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import brainstate
 import jax
 
-from .._arguments import level_of_user
-from .._brainstate import hold, kept_for_other_threads
 from .._compiler import CompilerOptions, compile_model
 from .._core.step import check_method
-from .._errors import FOURTH, NotCompiledError, RecompilationWarning, ShapeError
-from .._graph import Diagnostic, ETraceGraph, TraceMethod
-from .._interrupts import interruptible
+from .._graph import TraceMethod
 from .._jax import strongly_typed
 from .._sharding import Division
-from .._typing import Path, path_name
+from .._typing import Path
 from .compiled_step import CompiledStep
-from .environment.attributes import Attributes, attributes_of
-from .environment.environ import Environment
-from .known_steps import MOST_STEPS, KnownSteps
+from .environment.settings import settings
 from .on_mesh import sharded
-from .same_step import Fingerprint, fingerprint_of
 from .states.batch_axes import arguments_for_batch, example_arguments
-from .states.initial_values import Fresh, InitialFunction, InitialValues, Shapes, shapes_of
+from .states.initial_values import (
+    InitialFunction,
+    InitialValues,
+    Shapes,
+    Values,
+    shapes_of,
+)
+from .states.lru_cache import LRUCache
 from .states.model_states import States, all_states, short_term, values_by_path, write_by_path
 
 Analyse: TypeAlias = Callable[[tuple[Any, ...], int | None], CompiledStep]
@@ -60,11 +59,10 @@ class CompiledModel:
 
     step: CompiledStep
     shapes: Shapes
-    attributes: Attributes
+    settings: Mapping[str, Any]
     is_mapped: bool
-    known: KnownSteps
+    known: LRUCache[Any, CompiledStep]
     initial: InitialValues
-    paths: frozenset[Path]
     division: Division | None = None
 
     def sharded(self, division: Division) -> "CompiledModel":
@@ -84,7 +82,7 @@ class CompiledModel:
         batch_size: int | None,
         options: dict[str, Any],
         last_size: int | None,
-    ) -> Fresh:
+    ) -> Values:
         """Return what ``init_state`` assigns.
 
         Parameters
@@ -107,10 +105,9 @@ class CompiledModel:
         if batch_size is not None:
             return self.initial(model, self.is_mapped, batch_size, options)
         now = values_by_path(short_term(states))
-        fresh = self.initial.of_shapes(
-            model, self.is_mapped, self._samples(now, last_size), shapes_of(now), options
-        )
-        return fresh._replace(values={path: fresh.values[path] for path in now})
+        size = self._samples(now, last_size)
+        fresh = self.initial.of_shapes(model, self.is_mapped, size, shapes_of(now), options)
+        return {path: fresh[path] for path in now}
 
     def initial_function(
         self, model: brainstate.nn.Module, last_size: int | None
@@ -152,66 +149,16 @@ class CompiledModel:
 
         try:
             write_by_path(states, values)
-            step, now = self._step(model, shapes, interruptible(compiled))
+            step, now = self._step(shapes, compiled)
         except BaseException:
             write_by_path(states, before)
             raise
-        return dataclasses.replace(self, step=step, shapes=shapes, attributes=now)
+        return dataclasses.replace(self, step=step, shapes=shapes, settings=now)
 
-    def up_to_date(
-        self,
-        model: brainstate.nn.Module,
-        analyse: Analyse,
-        states: States,
-    ) -> "CompiledModel":
-        """Return this model compiled for the current States and attributes.
-
-        Parameters
-        ----------
-        model, analyse, states
-            The model, its analysis, and all its States.
-
-        Raises
-        ------
-        NotCompiledError
-            If ``update`` uses a State that was added.
-        """
-        compiled = self.with_added_states(model, analyse, states)
-        if not self.attributes.changed(attributes_of(model)):
-            return compiled
-        step, now = self._step(model, self.shapes, lambda: self._analysed(analyse))
-        return dataclasses.replace(compiled, step=step, attributes=now)
-
-    def with_added_states(
-        self, model: brainstate.nn.Module, analyse: Analyse, states: States
-    ) -> "CompiledModel":
-        """Return this model with added States that ``update`` does not use.
-
-        Raises
-        ------
-        NotCompiledError
-            If it uses one.
-        """
-        if self.paths.issuperset(states):
-            return self
-        self._refuse_added_states(model, analyse, states)
-        return dataclasses.replace(self, paths=frozenset(states))
-
-    def _refuse_added_states(
-        self, model: brainstate.nn.Module, analyse: Analyse, states: States
-    ) -> None:
-        """Refuse new States of ``update``; parameters of the user's functions may be added."""
-        added = {path: state for path, state in states.items() if path not in self.paths}
-        used = list(short_term(added))
-        if not used:
-            leaves = self._analysed(analyse).graph.traced.leaves
-            used = [leaf.path for leaf in leaves if leaf.path in added]
-        if used:
-            raise NotCompiledError(
-                f"The State '{path_name(used[0])}' was added to `{type(model).__name__}` after "
-                "compilation, so the compiled step does not contain it. Call `compile_graph` or "
-                "`braintrace.compile` again after a change of the model."
-            )
+    def up_to_date(self, analyse: Analyse) -> "CompiledModel":
+        """Return this model compiled for the current settings of the environment."""
+        step, now = self._step(self.shapes, lambda: self._analysed(analyse))
+        return dataclasses.replace(self, step=step, settings=now)
 
     def analysed_again(self, analyse: Analyse) -> "CompiledModel":
         """Return this model compiled by another analysis, for the same shapes and attributes."""
@@ -224,50 +171,27 @@ class CompiledModel:
 
     def _with_only(self, step: CompiledStep) -> "CompiledModel":
         """Return this model with a new step, and no known steps of other shapes."""
-        step, known = sharded(step, self.division), KnownSteps()
-        known.add(self.shapes, self.attributes, self.attributes, step)
+        step, known = sharded(step, self.division), LRUCache(MOST_STEPS)
+        known[_key(self.shapes, self.settings)] = step
         return dataclasses.replace(self, step=step, known=known)
 
     def _step(
-        self, model: brainstate.nn.Module, shapes: Shapes, compiled: Callable[[], CompiledStep]
-    ) -> tuple[CompiledStep, Attributes]:
-        """Return the step for shapes and the current attributes, and the attributes after it.
+        self, shapes: Shapes, compiled: Callable[[], CompiledStep]
+    ) -> tuple[CompiledStep, Mapping[str, Any]]:
+        """Return the step for shapes and the current settings, and these."""
+        now = settings()
+        key = _key(shapes, now)
+        if key not in self.known:
+            self.known[key] = sharded(compiled(), self.division)
+        return self.known[key], now
 
-        An unknown step is compiled. If another one does the same, its programs go on.
-        """
-        now = attributes_of(model)
-        step = self.known.find(shapes, now)
-        if step is not None:
-            return step, now
-        made, after = compiled(), attributes_of(model)
-        alike = self.known.that_does(shapes, made)
-        step = sharded(made, self.division) if alike is None else alike
-        self.known.add(shapes, now, after, step)
-        changed = self.attributes.changed(now)
-        if alike is None and changed and len(self.known.of(shapes)) == FOURTH:
-            self._warn(model, changed, now, "compiled for the fourth time", "the first call")
-        if alike is not None and changed and self.known.found_alike == MOST_STEPS:
-            self._warn(model, changed, now, f"analysed {MOST_STEPS} times", "an analysis")
-        return step, after
 
-    def _warn(
-        self,
-        model: brainstate.nn.Module,
-        changed: list[str],
-        now: Attributes,
-        what: str,
-        as_long_as: str,
-    ) -> None:
-        """Warn of several compilations or analyses because of attributes."""
-        name = type(model).__name__
-        told = ", ".join(self.attributes.change(now, attribute) for attribute in changed)
-        warnings.warn(
-            f"`{name}` is {what}, because attributes of its modules change: {told}. Each change "
-            f"takes as long as {as_long_as}. Keep a changing value in a State, or pass it as an "
-            "argument of `update`; keep what `update` does not read outside of the model.",
-            RecompilationWarning,
-            stacklevel=level_of_user(),
-        )
+MOST_STEPS = 32
+"""Maximum number of compiled steps that are kept: batches have a few sizes."""
+
+
+def _key(shapes: Shapes, now: Mapping[str, Any]) -> Any:
+    return shapes, frozenset(now.items())
 
 
 def compile_first(
@@ -288,47 +212,18 @@ def compile_first(
         ``None``, or the size of the batch axis over which a model for one sample is mapped.
     """
     states, initial = short_term(all_states(model)), InitialValues()
-    known = KnownSteps()
+    known: LRUCache[Any, CompiledStep] = LRUCache(MOST_STEPS)
+    brainstate.random.DEFAULT.value  # noqa: B018  created here, outside of every trace
     for state in states.values():
         state.value = strongly_typed(state.value)
-    attributes = attributes_of(model)
     step = analyse(example, batch_size)
     is_mapped = batch_size is not None
     shapes = shapes_of(
-        initial(model, True, batch_size, {}).values if is_mapped else values_by_path(states)
+        initial(model, True, batch_size, {}) if is_mapped else values_by_path(states)
     )
-    after = attributes_of(model)
-    known.add(shapes, attributes, after, step)
-    paths = frozenset(all_states(model))
-    return CompiledModel(step, shapes, after, is_mapped, known, initial, paths)
-
-
-def learned_starts(compiled: CompiledModel, model: brainstate.nn.Module) -> list[Diagnostic]:
-    """Return a warning for each parameter that only ``init_state`` reads: it has no gradient."""
-    findings = compiled.step.graph.diagnostics
-    unused = {name for f in findings if f.kind == "unused-parameter" for name in f.paths}
-    if not unused:
-        return []
-    try:
-        samples = compiled.step.graph.batch.samples
-        given = model, compiled.is_mapped, samples, compiled.shapes
-        read = compiled.initial.initialiser(*given).read
-    except ShapeError:  # `init_state` returns other shapes than the States have
-        return []
-    parameters = model.states(brainstate.ParamState).items()
-    names = [path_name(tuple(path)) for path, s in parameters if any(s is one for one in read)]
-    return [
-        Diagnostic(
-            "warning",
-            "unused-parameter",
-            f"Parameter '{name}' is read by `init_state` alone, and the online gradient has no "
-            "derivative with respect to initial values: its gradient is zero. Take its gradient "
-            "on its own (docs: a learned initial state).",
-            (name,),
-        )
-        for name in names
-        if name in unused
-    ]
+    now = settings()
+    known[_key(shapes, now)] = step
+    return CompiledModel(step, shapes, now, is_mapped, known, initial)
 
 
 def compile_step(
@@ -360,35 +255,7 @@ def compile_step(
         If the traces of ``method`` do not support one of the model's operations.
     """
     check_method(method)
-    with kept_for_other_threads(model.states().values()):
-        graph, outside = compile_model(model, example, batch_size, options, method)
-    own = fingerprint_of(graph.traced, outside)
-
-    def is_same(model: brainstate.nn.Module) -> bool:
-        """Test whether the model has the same step in the current environment."""
-        return bool(_fingerprint_now(model, graph, outside, options, method).value == own.value)
-
-    environment = Environment(is_same)
+    graph, outside = compile_model(model, example, batch_size, options, method)
     parameters = model.states(brainstate.ParamState).values()
     carried = options.every_state, trace_dtype
-    return CompiledStep(graph, outside, method, *carried, own, environment, parameters)
-
-
-def _fingerprint_now(
-    model: brainstate.nn.Module,
-    graph: ETraceGraph,
-    outside: States,
-    options: CompilerOptions,
-    method: TraceMethod,
-) -> Fingerprint:
-    """Analyse the model again, and return the fingerprint of its step."""
-    example, batch_size = example_arguments(graph.traced), graph.traced.batch_size
-    states = [*model.states().values(), *outside.values()]
-    before = [state.value for state in states]
-    try:
-        with kept_for_other_threads(states):
-            now, used = compile_model(model, example, batch_size, options, method)
-    finally:  # a trace that fails leaves tracers in the States; to restore is not to write
-        for state, value in zip(states, before, strict=True):
-            hold(state, value)
-    return fingerprint_of(now.traced, used)
+    return CompiledStep(graph, outside, method, *carried, parameters)

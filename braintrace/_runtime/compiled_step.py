@@ -1,7 +1,5 @@
 """Compiled step: a compiled model and its programs, each traced once per shape."""
 
-import copy
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -21,11 +19,7 @@ from .._graph import ETraceGraph, TraceMethod, Traces, Weights
 from .._jax import Var, for_devices
 from .._sharding import Placement
 from .._typing import Path, path_name
-from .environment.environ import Environment
-from .environment.mesh import in_automatic_region
-from .meaning import meaning_of
 from .program import Program
-from .same_step import Fingerprint
 from .states.model_states import States, find_states, leaves_by_var, read_arguments
 from .states.old_states import entered
 
@@ -69,8 +63,6 @@ class CompiledStep:
         method: TraceMethod,
         every_state: bool,
         trace_dtype: Any,
-        fingerprint: Fingerprint,
-        environment: Environment,
         parameters: Iterable[brainstate.State],
         placement: Placement | None = None,
         fused: "CompiledStep | None" = None,
@@ -80,8 +72,6 @@ class CompiledStep:
         self.trace_specs = stored_specs(graph.trace_specs, trace_dtype)
         followed = {s.path for s in graph.traced_states if s.path not in outside}
         self.followed = tuple(sorted(followed, key=path_name)) if self.trace_specs else ()
-        self.fingerprint = fingerprint
-        self.environment = environment
         self.parameters = tuple(parameters)
         self.placement = placement
         self.fused = fused or self
@@ -124,15 +114,9 @@ class CompiledStep:
         return self._with(self.graph, placement)
 
     def _with(self, graph: ETraceGraph, placement: Placement | None) -> "CompiledStep":
-        options = self._every_state, self._trace_dtype, self.fingerprint, self.environment
+        options = self._every_state, self._trace_dtype
         of_model = self.parameters, placement, self.fused
         return CompiledStep(graph, self.outside, self._method, *options, *of_model)
-
-    def read_in(self, environment: Environment) -> "CompiledStep":
-        """Return this step, with the same programs, in the environment of another trace."""
-        step = copy.copy(self)
-        step.environment = environment
-        return step
 
     def as_carried(self, traces: Traces) -> Traces:
         """Return traces of fused gates in the form that is carried here.
@@ -152,11 +136,6 @@ class CompiledStep:
     @property
     def _specs(self) -> CarriedSpecs:
         return CarriedSpecs(self.graph, self.trace_specs)
-
-    @functools.cached_property
-    def meaning(self) -> str:
-        """What the traces stand for; see `meaning_of`."""
-        return meaning_of(self.fused.graph, self.fingerprint.rules)
 
     def find_states(self, states: States) -> dict[Path, brainstate.State]:
         """Return the States that the step uses, of the model and outside it."""
@@ -238,11 +217,7 @@ class CompiledStep:
             written = list(map(self._placed, self._written, written))
             return outputs, written, placement.traces(after)
 
-        def run(values: list[Any], traces: Any, *sequences: Any) -> Any:
-            replaced = self.written_of(by_var(values)), traces
-            return in_automatic_region(of_values, replaced, values, traces, *sequences)
-
-        return run
+        return of_values
 
     def step_on_its_own(self, inputs: Inputs, traces: Any, reset: jax.Array | None = None) -> Step:
         """Return one step, with its residuals placed on the mesh; see `single_step`."""
@@ -297,6 +272,6 @@ def carries_alike(one: CompiledStep, other: CompiledStep) -> bool:
     def carried(step: CompiledStep) -> Any:
         specs = jax.tree.map(lambda s: (s.shape, str(s.dtype), s.axes, s.rule), step.trace_specs)
         filters = {leaf.name: (leaf.shape, leaf.dtype) for leaf in step.graph.traced.filters}
-        return specs, filters, step.meaning
+        return specs, filters
 
     return bool(carried(one) == carried(other))

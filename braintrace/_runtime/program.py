@@ -6,18 +6,18 @@ writes them once: to the learner's own States, or to a `LearnerState` that the u
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
+from operator import is_
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import brainstate
 import jax
 
-from .._brainstate import is_watched, set_values, values_of
-from .._errors import OptionError
+from .._brainstate import is_watched, peek_all, set_values, values_of
+from .._errors import LostTracesError, OptionError
 from .._graph import Traces
-from .._interrupts import interruptible, uninterrupted
 from .._jax import calls_back
+from .._typing import path_name
 from .carried_traces import CarriedTraces
-from .states.companions import check_companions, note_companions
 from .states.model_states import States
 
 Result = TypeVar("Result")
@@ -41,14 +41,17 @@ class Program:
     """
 
     def __init__(self, function: Callable[..., Any], donated: int | None = None) -> None:
-        function = interruptible(function)
         self._run = jax.jit(function)
         self._run_in_place = jax.jit(function, donate_argnums=() if donated is None else donated)
         self._calls_back: bool | None = None
 
-    def __call__(self, *arguments: Any, in_place: bool = False) -> Any:
-        """Run the function; ``in_place`` donates the buffers of its traces."""
-        return (self._run_in_place if in_place else self._run)(*arguments)
+    def __call__(self, *arguments: Any, in_place: bool = False, done: list[Any]) -> None:
+        """Run the function and append its results; ``in_place`` donates the buffers of its traces.
+
+        `map` and `extend` are C code: no signal handler runs between the program and its results.
+        """
+        run = self._run_in_place if in_place else self._run
+        done.extend(map(run, *([each] for each in arguments)))
 
     def trace(self, *arguments: Any, in_place: bool = False) -> jax.stages.Traced:
         """Return the program for arguments, which may be shapes."""
@@ -141,8 +144,19 @@ class LearnerStore:
 
     def __post_init__(self) -> None:
         self._is_watched = is_watched()
-        # Inside a transformation, reading the traces ends this comparison, so it comes first.
-        check_companions(self.traces, self.followed, self._is_watched)
+        now, left = peek_all(self.followed.values()), self.traces.left
+        if left and not self._is_watched and not any(all(map(is_, now, own)) for own in left):
+            path = next(
+                p
+                for p, one, own in zip(self.followed, now, left[-1], strict=True)
+                if one is not own
+            )
+            raise LostTracesError(
+                f"State '{path_name(path)}' was written since the learner's last call, but the "
+                "traces belong to its previous value. Call `learner.reset_state()` to start a new "
+                "sequence, and write initial values after it; write a State during a sequence in "
+                "`update` of the model."
+            )
 
     @property
     def defers(self) -> bool:
@@ -170,7 +184,8 @@ class LearnerStore:
     def advance(
         self,
         written: Iterable[brainstate.State],
-        run: Callable[[Take], Changes],
+        run: Callable[[Take, list[Any]], None],
+        settle: Callable[[Any], Changes],
         can_fail: Callable[[Take], bool],
     ) -> Any:
         """See `Store`.
@@ -179,16 +194,19 @@ class LearnerStore:
         the buffers of the traces; meanwhile, signals and other threads wait.
         """
         if not self._is_watched and can_fail(self.traces.lend):  # else an outer program runs it
-            results, values, after = run(self.traces.lend)
+            run(self.traces.lend, done := [])
+            results, values, after = settle(done[0])
             result = None if after is None else after()
             jax.block_until_ready((results, values, result))
-            with uninterrupted:
-                self.write(written, values, None if result is None else lambda: result)
+            self.write(written, values, None if result is None else lambda: result)
         else:
-            take = self.traces.lend if self._is_watched else self.traces.take
-            with uninterrupted, self.traces.lock:
-                results, values, after = run(take)
-                self.write(written, values, after)
+            take, done = self.traces.lend if self._is_watched else self.traces.take, []
+            try:
+                run(take, done)
+            finally:
+                if done:  # also if a signal has interrupted
+                    results, values, after = settle(done[0])
+                    self.write(written, values, after)
         return results
 
     def write(
@@ -201,7 +219,8 @@ class LearnerStore:
         write_values(written, values, is_outside=not self._is_watched)
         if after is not None:
             self.traces.store_deferred(after, watched=self._is_watched)
-        note_companions(self.traces, self.followed, with_traces=after is not None)
+        now, left = peek_all(self.followed.values()), self.traces.left
+        self.traces.left = () if self._is_watched else (*(() if after else left[:1]), now)
 
 
 RAW = (

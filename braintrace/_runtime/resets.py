@@ -13,7 +13,6 @@ from .._brainstate import peek
 from .._core.resets import flags_along
 from .._errors import OptionError
 from .._graph import Batch, ETraceGraph
-from .._interrupts import uninterrupted
 from .._typing import Path
 from .compiled_step import CompiledStep
 from .program import LearnerStore
@@ -64,8 +63,7 @@ def reset_samples(
     now = dict(zip(fresh, store.values(states), strict=True))
     values = reset_values(step.graph.batch, now, fresh, flags)
     after = None if store.is_zero else step.reset(store.traces.read(), flags)
-    with uninterrupted:
-        store.write(states, values.values(), None if after is None else lambda: after)
+    store.write(states, values.values(), None if after is None else lambda: after)
 
 
 def check_where(

@@ -72,8 +72,11 @@ def _run(
 ) -> Any:
     inputs = store.entered(lambda mark: step.entered(inputs, sequences, mark), inputs)
 
-    def run(take: Take) -> Changes:
-        outputs, written, traces = program(inputs, take()[0], *sequences)
+    def run(take: Take, done: list[Any]) -> None:
+        program(inputs, take()[0], *sequences, done=done)
+
+    def settle(raw: Any) -> Changes:
+        outputs, written, traces = raw
         new = dict(zip(traced.written_vars, written, strict=True))
         return outputs, list(whole_values(step.graph, states, new).values()), lambda: traces
 
@@ -82,4 +85,4 @@ def _run(
 
     traced = step.graph.traced
     written = [states[path] for path in traced.written_paths]
-    return jax.tree.unflatten(traced.output_tree, store.advance(written, run, can_fail))
+    return jax.tree.unflatten(traced.output_tree, store.advance(written, run, settle, can_fail))

@@ -14,7 +14,6 @@ from .._errors import ShapeError
 from .._graph import StateLeaf
 from .._jax import is_tracer
 from .carried_traces import CarriedTraces, computed, store_external
-from .environment.threads import lock_of
 
 
 def _unpacked(state: brainstate.State) -> Any:
@@ -55,13 +54,12 @@ class EligibilityTraces(CarriedTraces):
 
     def _packed(self) -> CarriedTraces:
         """Move the traces to a separate State in packed form."""
-        with lock_of(self):
-            own = held(self)
-            if not isinstance(own, CarriedTraces):  # no other thread has packed them meanwhile
-                own = CarriedTraces(pack(own, self.pairs))
-                own.stack_level = self.stack_level  # it belongs to the same transformations
-                hold(self, own)
-            return own
+        own = held(self)
+        if not isinstance(own, CarriedTraces):  # no other thread has packed them meanwhile
+            own = CarriedTraces(pack(own, self.pairs))
+            own.stack_level = self.stack_level  # it belongs to the same transformations
+            hold(self, own)
+        return own
 
     def _get(self) -> Any:
         return unpack(self.carried.read())

@@ -27,7 +27,6 @@ import jax
 from .._arguments import Kind, check_option
 from .._brainstate import is_watched
 from .._errors import CheckpointError, OptionError
-from .._interrupts import uninterrupted
 from .._learner import Learner, LearnerState
 from .._learner.learner import LEARNER
 from .._learner.state.learner_state import FORECASTS, STEP_MARK
@@ -116,7 +115,7 @@ def save(folder: str | os.PathLike[str], learner: Learner, extra: PyTree = None)
     >>> second = learner(jnp.ones((2,)))
     """
     path = _checked(folder, learner)
-    with learner.lock, learner.algorithm.traces.carried.peeking() as at_start:
+    with learner.algorithm.traces.carried.peeking() as at_start:
         leaves = leaves_by_name(learner.functional().unsharded_state())
         arrays = {name: array_of(leaf) for name, leaf in leaves.items()}
         data = as_data(extra, "extra", arrays)
@@ -183,33 +182,31 @@ def _restored(path: pathlib.Path, learner: Learner) -> Any:
         )
     with store.told(damaged):
         saved, at_start = contents_of_data(manifest), manifest["at start"]
-    with learner.lock:
-        functional = learner.functional()
-        with learner.algorithm.traces.carried.peeking():
-            state = functional.unsharded_state()
-        leaves = leaves_by_name(state)
-        with store.told(damaged):
-            lines = differences(saved, contents_of(learner, leaves))
-        if lines:
-            raise CheckpointError(
-                f"The checkpoint in '{path}' belongs to another learner, and nothing has been "
-                f"restored:{''.join(lines)}\nBuild the learner as it was when it was saved; for "
-                "another batch call `reset_state` of the learner with its size first, and for "
-                "samples that wait for a label `init_forecasts` with the same `max_delay`."
-            )
-        like = {name: array_of(leaf) for name, leaf in leaves.items()}
-        with store.told(damaged):
-            arrays = store.read_arrays(path, manifest, like)
-            check_arrays(saved, arrays)
-            extra = of_data(manifest["extra"], arrays)
-            new = _state_like(state, saved, arrays)
-        with uninterrupted:
-            functional.restore(new)
-            if at_start:
-                learner.algorithm.leave_starting_traces()
-            else:
-                learner.algorithm.traces.carried.claim()
-        return extra
+    functional = learner.functional()
+    with learner.algorithm.traces.carried.peeking():
+        state = functional.unsharded_state()
+    leaves = leaves_by_name(state)
+    with store.told(damaged):
+        lines = differences(saved, contents_of(learner, leaves))
+    if lines:
+        raise CheckpointError(
+            f"The checkpoint in '{path}' belongs to another learner, and nothing has been "
+            f"restored:{''.join(lines)}\nBuild the learner as it was when it was saved; for "
+            "another batch call `reset_state` of the learner with its size first, and for "
+            "samples that wait for a label `init_forecasts` with the same `max_delay`."
+        )
+    like = {name: array_of(leaf) for name, leaf in leaves.items()}
+    with store.told(damaged):
+        arrays = store.read_arrays(path, manifest, like)
+        check_arrays(saved, arrays)
+        extra = of_data(manifest["extra"], arrays)
+        new = _state_like(state, saved, arrays)
+    functional.restore(new)
+    if at_start:
+        learner.algorithm.leave_starting_traces()
+    else:
+        learner.algorithm.traces.carried.claim()
+    return extra
 
 
 def _checked(folder: Any, learner: Any) -> pathlib.Path:

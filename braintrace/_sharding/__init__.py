@@ -11,7 +11,6 @@ from .division import Division as Division
 from .layout import Layout as Layout
 from .layout import layout_of as layout_of
 from .placement import Placement as Placement
-from .placement import automatic_axes as automatic_axes
 from .placement import placement_of as placement_of
 from .processes import on_host as on_host
 from .processes import put as put

@@ -5,16 +5,14 @@ two exceptions: `Explicit` axes, for which JAX determines the sharding, and axes
 ``shard_map`` has sharded already.
 """
 
-import contextlib
-import contextvars
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, Mesh
+from jax.sharding import Mesh
 
 from .._core.products.complex_packing import arrays_of, of_arrays
 from .._errors import OptionError, ShapeError
@@ -24,18 +22,6 @@ from .._typing import Path, PyTree, path_name
 from .division import Division, Names, sharding_on
 from .layout import Layout, layout_of
 from .processes import put
-
-_automatic = contextvars.ContextVar("automatic", default=False)
-
-
-@contextlib.contextmanager
-def automatic_axes() -> Iterator[None]:
-    """Place arrays on `Auto` axes inside this context: a learner computes on these."""
-    token = _automatic.set(True)
-    try:
-        yield
-    finally:
-        _automatic.reset(token)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -62,7 +48,7 @@ class Placement:
 
     @property
     def _mesh(self) -> Mesh:
-        return self._automatic_mesh if _automatic.get() else self.division.mesh
+        return self._automatic_mesh
 
     def value(self, path: Path, value: PyTree) -> PyTree:
         """Place the value of a State of the model, or a pytree with its shapes."""
@@ -170,11 +156,6 @@ def placement_of(graph: ETraceGraph, specs: TraceSpecs, division: Division) -> P
 def _held(leaf: Any, names: Names, mesh: Mesh) -> Any:
     """Constrain the sharding of a tracer."""
     context = jax.sharding.get_abstract_mesh()
-    around = jax.typeof(leaf).sharding.mesh
-    kinds = {*(context.axis_types or ()), *(around.axis_types or ())}
-    if AxisType.Explicit in kinds:
-        is_here = not context.empty and set(mesh.axis_names) <= set(context.explicit_axes)
-        return jax.sharding.reshard(leaf, sharding_on(context, names)) if is_here else leaf
     if context.empty:
         return jax.lax.with_sharding_constraint(leaf, sharding_on(mesh, names))
     is_free = set(context.axis_names) - set(context.manual_axes)

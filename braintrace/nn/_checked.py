@@ -33,7 +33,6 @@ from .._brainstate import ConstructorSignature
 from .._errors import BraintraceError, OptionError, ShapeError
 from .._foreign import in_words
 from .._jax import is_there
-from .._most_memory import check_module_fits
 
 Layer = TypeVar("Layer", bound=type)
 
@@ -160,14 +159,6 @@ def _checked(method: Callable[..., Any], kind: type[BraintraceError]) -> Callabl
         with in_words(
             kind, lambda: f"{layer_name}: `{name}` fails for {_told(bound_arguments, self)}"
         ):
-            if name != "update":
-
-                def begin(module: Any) -> None:
-                    method(module, *arguments, **options)
-
-                check_module_fits(
-                    layer_name, self, begin, [*_sizes(bound_arguments), *_own_sizes(self)]
-                )
             return method(self, *arguments, **options)
 
     call.__signature__ = _with_keywords(signature, others)  # type: ignore[attr-defined]

@@ -10,13 +10,11 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ..._errors import CompilationError
 from ..._etrace_op import ETP_PRIMITIVE_SPECS, is_joined
 from ..._graph import FlatState, Structure
 from ..._graph.traced_model import StateLeaf, TracedModel
 from ..._jax import OWN_DERIVATIVE, Atom, Equation, Var
 from ..._jaxpr.dataflow import Flow, Question, Sets, filled, flows_to, spread
-from ..._most_memory import check_fits
 from ..core.analysis import Analysis
 from ..core.back_through import through_derivative
 from .parameter_uses import new_vars
@@ -34,13 +32,6 @@ def structure_of(traced: TracedModel, analysis: Analysis, flat: FlatState) -> St
     A parameter that enters other than by a product may be too large to follow entry by entry. Each
     of its entries then counts as if it reached all states that any of them reaches.
     """
-    check_fits(
-        "The sparsity pattern of the recurrent Jacobian",
-        (flat.size, flat.size),
-        bool,
-        "`SnAp(n=1)`, `D_RTRL` and `UORO` need none.",
-        CompilationError,
-    )
     program, new = analysis.program, new_vars(flat.leaves)
     pairs = list(zip(flat.leaves, flat.axes, strict=True))
     firsts = [_of_first_sample(leaf.shape, axis) for leaf, axis in pairs]

@@ -10,7 +10,6 @@ import numpy as np
 from ..._errors import CompilationError, DtypeError
 from ..._graph import FOLLOWS_ALL, Diagnostic, HiddenParamOpRelation, Jacobian, TracedModel
 from ..._jax import is_tracer
-from ..._most_memory import check_fits
 from ..._typing import path_name
 from ..groups.grouped_step import GroupedStep
 from .lost_marks import WITHOUT_MARKS
@@ -58,19 +57,6 @@ def check_hidden_states(traced: TracedModel) -> None:
                 "need real states. Store the real and the imaginary part as two hidden states; "
                 "weights and inputs may be complex."
             )
-
-
-BYTES_OF_ELEMENT = 16
-"""The fewest bytes that the compiler's tables take for each element of a hidden state."""
-
-
-def check_elements(traced: TracedModel) -> None:
-    """Refuse hidden states with more elements than the compiler could number."""
-    for leaf in traced.leaves:
-        if leaf.kind == "hidden":
-            what = f"The compiler's table of the elements of hidden state '{leaf.name}'"
-            shape = (*leaf.shape, BYTES_OF_ELEMENT)
-            check_fits(what, shape, np.int8, "Use fewer units or samples.", CompilationError)
 
 
 @contextlib.contextmanager

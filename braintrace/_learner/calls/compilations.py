@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from ..._arguments import level_of_user
-from ..._errors import FOURTH, OptionError, RecompilationWarning
+from ..._errors import FOURTH, RecompilationWarning
 from ..._graph import ETraceGraph, SequenceRow
 from ..._runtime.states.lru_cache import LRUCache
 from ..._typing import PyTree
 from .arguments import Chosen
 from .chunks import ChunksByLength
-from .function_key import FunctionKey, FunctionKeys, line_of
-from .surroundings import NOTHING, TracedNumbers, read_tracers, surroundings
+from .function_key import key_of, line_of
 
 MOST_KEPT = 32
 """Maximum number of drivers that a learner keeps. A driver belongs to a step function with shapes
@@ -81,14 +79,7 @@ class DriverKey(NamedTuple):
 class _Compiled(Generic[Driver]):
     features: DriverKey
     driver: Driver
-    numbers: TracedNumbers
     lengths: set[int] = dataclasses.field(default_factory=set)
-    keys: list[FunctionKey] = dataclasses.field(default_factory=list)
-
-    def is_of(self, keys: list[FunctionKey], features: DriverKey) -> bool:
-        """Test whether the last call had the same keys, which are not compared by value."""
-        is_same = len(keys) == len(self.keys) and all(map(operator.is_, keys, self.keys))
-        return is_same and features == self.features
 
 
 class Compilations(Generic[Driver]):
@@ -105,9 +96,6 @@ class Compilations(Generic[Driver]):
     def __init__(self, owner: object = None) -> None:
         self._owner = (lambda: None) if owner is None else weakref.ref(owner)
         self._kept: LRUCache[object, _Compiled[Driver]] = LRUCache(MOST_KEPT)
-        self._keys = {name: FunctionKeys() for name in ("step_fn", "update_fn", "optimizer")}
-        self._last: _Compiled[Driver] | None = None
-        self._read: set[Any] = set()
         self._count_of_line: LRUCache[str, int] = LRUCache(MOST_KEPT)
 
     def is_of(self, learner: object) -> bool:
@@ -123,70 +111,23 @@ class Compilations(Generic[Driver]):
         features: DriverKey,
         length: int,
         make: Callable[[], Driver],
-        settings: Mapping[str, Any],
-        of_model: Collection[int] = (),
     ) -> Driver:
         """Return the cached driver for functions and features, or compile it.
 
-        Drivers of functions that read tracers of an enclosing transformation are not cached, since
-        the tracers are invalid after it.
-
-        Parameters
-        ----------
-        functions
-            The user's functions, by the names of the arguments.
-        features
-            The rest of the key.
-        length
-            Number of steps; JAX compiles once for each.
-        make
-            Compiles the driver.
-        settings
-            The values of ``brainstate.environ``.
-        of_model
-            Identities of the objects of the learner's model; see `FunctionKeys`.
-
-        Raises
-        ------
-        OptionError
-            If a function cannot be hashed.
+        Drivers of functions that read tracers of an enclosing transformation are not cached.
         """
-        keys = self._keys_of(functions, of_model)
-        around = surroundings(settings, self._read) if functions else NOTHING
-        if around.key:
-            features = features._replace(environment=around.key)
-        entry = None if around.holds_tracers else self._entry(keys, features)
-        if entry is None and (around.holds_tracers or any(key.holds_tracers for key in keys)):
-            # the enclosing transformation compiles it
-            return make()
+        keys = [key_of(function) for function in functions.values()]
+        if None in keys:
+            return make()  # the enclosing transformation compiles it
+        key = (*keys, features)
+        entry = self._kept.get(key)
         if entry is None:
-            read = read_tracers(around.numbers, make)
-        else:
-            read = entry.numbers.read_anew(around.numbers, make)
-        if read:
-            self._read.update(read)
-            return self.find(functions, features, length, make, settings, of_model)
-        if entry is None:
-            driver = make()
-            entry = _Compiled(features, driver, TracedNumbers(around.numbers))
-            self._kept[(*keys, features)] = entry
-            # A function that counts how often it is traced is the same function afterwards.
-            self._kept[(*self._keys_of(functions, of_model), features)] = entry
-        elif entry is self._last and length in entry.lengths:
-            return entry.driver
-        else:
-            self._kept.move_to_end((*keys, features))
+            entry = _Compiled(features, make())
+        self._kept[key] = entry
         if functions and length not in entry.lengths:
             self._count(line_of(functions["step_fn"]))
         entry.lengths.add(length)
-        entry.keys, self._last = keys, entry
         return entry.driver
-
-    def _entry(self, keys: list[FunctionKey], features: DriverKey) -> _Compiled[Driver] | None:
-        last = self._last
-        if last is not None and last.is_of(keys, features):
-            return last
-        return self._kept.get((*keys, features))
 
     def sequences(self, graph: ETraceGraph) -> Iterator[SequenceRow]:
         """Yield the chunks that the methods have used for an analysed model."""
@@ -202,21 +143,6 @@ class Compilations(Generic[Driver]):
                         record_bytes=cut.record_bytes,
                         budget=cut.budget,
                     )
-
-    def _keys_of(
-        self, functions: Mapping[str, Callable[..., PyTree]], of_model: Collection[int]
-    ) -> list[FunctionKey]:
-        result = []
-        for name, function in functions.items():
-            try:
-                result.append(self._keys[name](function, of_model))
-            except TypeError as error:
-                raise OptionError(
-                    f"`{name}` is a {type(function).__name__} that cannot be hashed, so its "
-                    "compiled program cannot be found again. Pass a function, or define "
-                    "`__hash__` in its class."
-                ) from error
-        return result
 
     def _count(self, line: str) -> None:
         """Warn if one line of the user's code has been compiled often."""

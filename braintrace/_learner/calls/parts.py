@@ -1,6 +1,5 @@
 """Parts of a learner that its methods use."""
 
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 import brainstate
@@ -68,12 +67,6 @@ class LearnerParts(NamedTuple):
         """The compiled model."""
         return self.algorithm.graph
 
-    @property
-    def lock(self) -> AbstractContextManager[bool]:
-        """The lock that a thread holds while it runs or traces the model."""
-        lock: AbstractContextManager[bool] = self.algorithm.lock
-        return lock
-
     def states(self) -> list[brainstate.State]:
         """Return all States of the learner."""
         holders = (self.algorithm, self.held_optimizer, self.held_forecasts)
@@ -115,6 +108,3 @@ class HasParts(Protocol):
 
     @property
     def parts(self) -> LearnerParts: ...
-
-    @property
-    def lock(self) -> AbstractContextManager[bool]: ...

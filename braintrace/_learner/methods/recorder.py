@@ -15,7 +15,6 @@ from ..._core.step import recorded_step
 from ..._errors import OptionError
 from ..._graph import ETraceGraph, Records, Weights
 from ..._jax import Var, trace_state
-from ..._runtime.changes import check_model_of_call
 from ..._runtime.states.model_states import read_arguments, read_states, write_states
 from ..._runtime.step_data import unwrap
 from ..._typing import Path, path_name
@@ -152,8 +151,6 @@ class Recorder:
         if trace_state() != self._trace:
             raise OptionError(LOOPS)
         self.check_states()
-        check_model_of_call(self.algorithm)
-        self.algorithm.compiled.environment.check(self.algorithm.model)
         graph = self.algorithm.graph
         states = self.algorithm.states_of_step
         inputs = {

@@ -92,7 +92,6 @@ class LearnerState:
     random: dict[Path, PyTree]
     traces: Traces
     rule: str = ""
-    meaning: str = ""
     optimizer: dict[Path, PyTree] = dataclasses.field(default_factory=dict)
 
 
@@ -107,7 +106,7 @@ def _flatten(state: LearnerState) -> tuple[list[PyTree], PyTree]:
     held = [getattr(state, field) or {} for field in FIELDS]
     keys = [_in_order(tuple(entries)) for entries in held]
     children = [entries[key] for entries, own in zip(held, keys, strict=True) for key in own]
-    return children, ((state.rule, state.meaning), *keys)
+    return children, (state.rule, *keys)
 
 
 def _flatten_with_names(state: LearnerState) -> tuple[list[tuple[PyTree, PyTree]], PyTree]:
@@ -118,11 +117,11 @@ def _flatten_with_names(state: LearnerState) -> tuple[list[tuple[PyTree, PyTree]
 
 
 def _unflatten(structure: PyTree, children: Iterable[PyTree]) -> LearnerState:
-    rest, ((rule, meaning), *keys) = iter(children), structure
+    rest, (rule, *keys) = iter(children), structure
     fields = {
         field: {key: next(rest) for key in own} for field, own in zip(FIELDS, keys, strict=True)
     }
-    return LearnerState(**fields, rule=rule, meaning=meaning)
+    return LearnerState(**fields, rule=rule)
 
 
 jax.tree_util.register_pytree_with_keys(LearnerState, _flatten_with_names, _unflatten, _flatten)
@@ -134,7 +133,6 @@ def _to_bytes(structure: PyTree) -> bytes:
 
 def _from_bytes(data: bytearray | bytes) -> PyTree:
     told, *keys = json.loads(bytes(data))
-    told = (told, "") if isinstance(told, str) else tuple(told)  # older exports have the rule alone
     return (told, *(tuple(map(_path_of, own)) for own in keys))
 
 
@@ -314,13 +312,6 @@ def check_like(state: LearnerState, own: LearnerState) -> None:
             f"This state belongs to a learner with `{state.rule}`, but this learner has "
             f"`{own.rule}`: their traces differ, even if they have the same names. Compile the "
             "model with the same rule and options, or take only the parameters."
-        )
-    if state.meaning and own.meaning and state.meaning != own.meaning:
-        raise OptionError(
-            "The traces of this state stand for something else than those of this learner: its "
-            "model reads its states in another order, applies another function to a weight, or "
-            "its operations reach other units. Use the state of a learner with the same model, or "
-            "start a new sequence: take only the parameters."
         )
     # The optimizer is compared only if both have one: the learner may not know it yet.
     fields = [f for f in FIELDS if f != "optimizer" or (state.optimizer and own.optimizer)]
