@@ -1,1 +1,0 @@
-"""A long run: ``python -m benchmarks.soak``."""
