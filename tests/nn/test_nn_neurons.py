@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import saiunit as u
-from wrong_calls import deleted
 
 import braintrace
 from braintrace import nn
@@ -211,18 +210,3 @@ def test_the_derivative_of_a_hard_reset_takes_the_fall_as_constant():
         value, derivative = after(V, reset)
         assert value == pytest.approx(rest)
         assert derivative == pytest.approx(left * (1 - fall * surrogate)), reset
-
-
-@pytest.mark.parametrize(
-    ("value", "told"),
-    [
-        (np.ma.masked_array(np.ones(2), mask=True), "is a masked array .*Fill the masked"),
-        (brainstate.ParamState(np.ones(2)), "is a ParamState; .*Give its `.value`"),
-        (deleted(np.ones(2)), "is a deleted array"),
-        (u.Quantity(deleted(np.ones(2)), unit=u.ohm), "is a deleted array"),
-    ],
-    ids=["masked array", "State", "deleted array", "deleted quantity"],
-)
-def test_numbers_of_layers_that_hide_values_are_refused(value, told):
-    with pytest.raises(braintrace.OptionError, match=f"`LIF`: `R` {told}"):
-        nn.LIF(2, R=value)
