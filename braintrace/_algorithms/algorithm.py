@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import brainstate
 
 from .._arguments import FLOATING, MODEL, NAME, check_option
-from .._brainstate import ConstructorSignature, Hidden
+from .._brainstate import ConstructorSignature
 from .._compiler import CompilerOptions
 from .._core.products.complex_packing import pack, pairs_of
 from .._core.traces import outliving, starting_traces
@@ -23,7 +23,6 @@ from .._runtime.resets import RequestedResets
 from .._runtime.states.found_states import FoundStates
 from .._runtime.states.initial_values import InitialFunction
 from .._runtime.states.model_states import States, of_kind, short_term
-from .._runtime.states.old_states import new_step_mark
 from .._runtime.step_data import first_step
 from .._runtime.stepping import run_call
 from .._runtime.traces import EligibilityTraces, ReadoutFilter, start_of_filter
@@ -106,7 +105,6 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         self._compiled: CompiledModel | None = None
         self.found_states = FoundStates()
         self.requested_resets = RequestedResets()
-        self._step_mark = Hidden(new_step_mark())
 
     @property
     @abc.abstractmethod
@@ -167,13 +165,6 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
                 "example input first."
             )
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
-
-    @property
-    def step_mark(self) -> brainstate.State:
-        """The State of the mark that passes from step to step; see `old_states`."""
-        mark = self._step_mark.value
-        mark.stack_level = self.traces.stack_level  # it belongs to the same transformations
-        return mark
 
     @property
     def compiled(self) -> CompiledStep:
@@ -319,9 +310,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
 
     def store(self, states: States) -> LearnerStore:
         """Return the store that a call on current States reads and writes, given these by path."""
-        mark = lambda: self.step_mark  # noqa: E731 (it is seldom read)
         followed = {path: states[path] for path in self.compiled.followed}
-        return LearnerStore(self.traces.carried, mark, followed)
+        return LearnerStore(self.traces.carried, followed)
 
     def initial_values(
         self, states: States, batch_size: int | None = None, /, **kwargs: Any

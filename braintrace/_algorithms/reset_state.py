@@ -4,7 +4,6 @@ import contextlib
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from .._arguments import BATCH_SIZE, check_option
 from .._brainstate import is_watched
@@ -15,11 +14,9 @@ from .._foreign import in_words
 from .._runtime.changes import up_to_date
 from .._runtime.compiled_step import CompiledStep
 from .._runtime.on_mesh import place_states
-from .._runtime.program import write_values
 from .._runtime.resets import check_where, reset_samples
 from .._runtime.states.initial_values import failed_init
 from .._runtime.states.model_states import short_term, values_by_path
-from .._runtime.states.old_states import started
 from .._runtime.traces import start_of_filter
 
 
@@ -68,10 +65,7 @@ def reset_state(
     with in_words(OptionError, lambda: failed_init(algorithm.model, batch_size, kwargs)):
         states, compiled = algorithm.found_states(algorithm.model), algorithm.compiled_model
         size = algorithm.samples_of_model
-        fresh = compiled.initial_values(algorithm.model, states, batch_size, kwargs, size)
-        values = started(fresh, algorithm.step_mark.value)
-    if is_watched():
-        write_values([algorithm.step_mark], [jnp.zeros(())])
+        values = compiled.initial_values(algorithm.model, states, batch_size, kwargs, size)
     algorithm._compiled = compiled.moved_to(
         algorithm.model, algorithm.analysed, states, values, batch_size
     )
@@ -87,7 +81,7 @@ def _reset_samples(
 ) -> None:
     states = algorithm.states_of_model
     flags = check_where(where, algorithm.graph, values_by_path(short_term(states)), batch_size)
-    fresh = started(algorithm.initial_values(states, **options), algorithm.step_mark.value)
+    fresh = algorithm.initial_values(states, **options)
     reset_samples(algorithm.compiled, states, algorithm.store(states), fresh, flags)
     place_states(algorithm.placement, states)
 

@@ -83,8 +83,7 @@ def single_step(
 ) -> Step:
     """Run one step whose derivative with respect to parameters is computed from the traces.
 
-    The derivative with respect to old states is the ordinary one; `entered` stops gradients at old
-    states where necessary.
+    The derivative with respect to old states is the ordinary one; callers hold them constant.
 
     Parameters
     ----------

@@ -28,8 +28,7 @@ from .._jax import for_devices
 from .._runtime.changes import follow_every_state, up_to_date
 from .._runtime.program import Changes, LearnerStore, Program, Store, Take
 from .._runtime.states.model_states import States
-from .._runtime.states.old_states import entered
-from .._typing import PyTree, path_name
+from .._typing import PyTree
 from .calls.arguments import flattened, weights_of
 from .calls.body import Arguments, Body, DeferredTraces, HasZero, not_taken, run_to_the_end
 from .calls.chunks import ChunksByLength, steps_of
@@ -96,8 +95,18 @@ class Driver:
         """Chunks of the sequences so far."""
         return self.body.chunks_by_length
 
-    def _traced(self, *arguments: PyTree) -> PyTree:
-        return self.body.run(*arguments)
+    def _traced(self, values: list[PyTree], *arguments: PyTree) -> PyTree:
+        return self.body.run(self._with_constant_states(values), *arguments)
+
+    def _with_constant_states(self, values: list[PyTree]) -> list[PyTree]:
+        """Hold the states before a call constant in a user's gradient, except for a prediction."""
+        if self.body.take is not_taken:
+            return values
+        states = self.body.states(self._algorithm.states_of_model)
+        return [
+            jax.lax.stop_gradient(value) if isinstance(state, brainstate.ShortTermState) else value
+            for state, value in zip(states, values, strict=True)
+        ]
 
     def _to_the_end(
         self, values: list[PyTree], traces: Traces | None, *arguments: PyTree
@@ -105,6 +114,7 @@ class Driver:
         """Run the body and compute deferred traces, in the form in which the traces are given."""
         algorithm = self._algorithm
         before = pack(traces, algorithm.traces.pairs) if isinstance(traces, dict) else traces
+        values = self._with_constant_states(values)
         results, written, after = run_to_the_end(self.body, values, before, *arguments)
         after = after if before is traces or after is None else unpack(after)
         return results, written, after
@@ -163,7 +173,6 @@ class Driver:
         values = store.values(states)
         if placing is not None:
             values, arguments = placing.values(states, values), placing.arguments(arguments)
-        values = store.entered(lambda mark: self._entered(values, arguments, mark), values)
         defers = store.defers
 
         before: list[Any] = []
@@ -194,27 +203,6 @@ class Driver:
         if body.notice is not None and isinstance(store, LearnerStore):
             body.notice(results, start)
         return body.results(results, options)
-
-    def _entered(
-        self, values: list[PyTree], arguments: Arguments, mark: PyTree
-    ) -> tuple[list[PyTree], PyTree]:
-        """Return values of States as a user's gradient may differentiate them, and the mark.
-
-        See `old_states.entered`. A prediction is differentiated unchanged.
-        """
-        if self.body.take is not_taken:
-            return values, mark
-        algorithm = self._algorithm
-        names = {
-            id(state): path_name(path)
-            for path, state in algorithm.states_of_step.items()
-            if not isinstance(state, brainstate.ParamState)
-        }
-        both = list(zip(self.body.states(algorithm.states_of_model), values, strict=True))
-        old = {names[id(state)]: value for state, value in both if id(state) in names}
-        others = [value for state, value in both if id(state) not in names]
-        held, mark = entered(old, (others, arguments), mark, through_steps=False)
-        return [held.get(names.get(id(state), ""), value) for state, value in both], mark
 
     def _can_fail(
         self, values: list[PyTree], held: HasZero, lend: Take, arguments: Arguments

@@ -20,11 +20,10 @@ from .._algorithms import ETraceAlgorithm
 from .._brainstate import values_of
 from .._core.products.complex_packing import Pairs, unpack
 from .._graph import Traces
-from .._jax import is_tracer, struct_of
+from .._jax import struct_of
 from .._runtime.changes import current_step, follow_every_state, up_to_date
 from .._runtime.program import write_values
 from .._runtime.resets import check_where, reset_values
-from .._runtime.states.old_states import started
 from .._runtime.stepping import run_call
 from .._typing import Path, PyTree
 from .calls.arguments import Gradients
@@ -171,8 +170,6 @@ class FunctionalLearner:
             traces = self.algorithm.compiled.as_carried(state.traces)
             state = with_room_as(self._learner, dataclasses.replace(state, traces=traces))
         store, optimizer = self._store(state), self._learner.held_optimizer
-        if not is_tracer(store.mark):  # the mark is zero between gradients
-            store.mark = jnp.zeros(())
         is_known = bool(state.optimizer and optimizer.states)
         places = store.places.values()
         result = [p.state for p in places if p.field != "optimizer" or is_known]
@@ -189,10 +186,8 @@ class FunctionalLearner:
         """Run one step, and return the new state and the output of the model's ``update``.
 
         The derivative of a loss of this output with respect to ``state.parameters`` is the online
-        gradient; see `ETraceAlgorithm.update`. The derivative with respect to ``state.hidden``
-        alone is the derivative of the model's own steps, through any number of steps. A gradient
-        for both at once raises `OptionError`, since the online gradient holds old states constant:
-        compute two gradients.
+        gradient; see `ETraceAlgorithm.update`. States before the step are constants: the traces
+        contain how they depend on the parameters.
         """
         algorithm, state = self.algorithm, self._settled(state)
         step, states = current_step(algorithm)
@@ -297,10 +292,9 @@ class FunctionalLearner:
         up_to_date(algorithm)
         store = self._store(state)
         paths = list(algorithm.short_term_states)
-        initial = dict(zip(paths, store.initial(), strict=True))
-        fresh = started(initial, store.mark)
+        fresh = dict(zip(paths, store.initial(), strict=True))
         if where is None:
-            traces, store.mark = algorithm.traces_after_reset(state.traces), jnp.zeros(())
+            traces = algorithm.traces_after_reset(state.traces)
         else:
             now = {path: state.hidden[path] for path in paths}
             flags = check_where(where, algorithm.graph, now)

@@ -98,9 +98,9 @@ def etrace_grad(learner: HasParts, *sequences: PyTree, **options: Any) -> PyTree
         ``'mean'``: the weighted mean over the steps. ``'sum'``: the weighted sum.
     chunk_size
         Number of steps between two updates of the traces. It changes speed and memory, not the
-        gradient. ``'auto'`` or ``None``: the shortest chunk that is expected to be among the
-        fastest within ``memory_budget``; `report` shows it. After a reset, a single chunk for the
-        whole sequence is best, since it needs no trace. With a ``window``, a chunk is the largest
+        gradient. ``'auto'`` or ``None``: after a reset, the longest chunk within ``memory_budget``,
+        since a single chunk for the whole sequence needs no trace; otherwise at most 64 steps.
+        `report` shows it. With a ``window``, a chunk is the largest
         number of whole windows that fits, at least one. With ``'auto'`` and a ``memory_budget``, it
         is the largest number of windows within the budget. With ``'auto'`` alone, it is one window,
         or after a reset the whole sequence if its residuals take less memory than the traces.

@@ -11,10 +11,9 @@ from .._algorithms import ETraceAlgorithm
 from .._arguments import shown
 from .._core.products.complex_packing import Pairs, pack, unpack
 from .._errors import OptionError
-from .._jax import is_transforming
 from .._runtime.program import Changes, Take
 from .._typing import PyTree
-from .state.learner_state import FIELDS, STEP_MARK, LearnerState, Place, Places
+from .state.learner_state import FIELDS, LearnerState, Place, Places
 
 
 class StateStore:
@@ -47,15 +46,6 @@ class StateStore:
         fields: dict[str, Any] = self._fields
         return LearnerState(**fields, rule=self._rule)
 
-    @property
-    def mark(self) -> Any:
-        """The mark of a gradient."""
-        return self._fields["others"][STEP_MARK]
-
-    @mark.setter
-    def mark(self, mark: Any) -> None:
-        self._fields["others"] = {**self._fields["others"], STEP_MARK: mark}
-
     def values(self, states: Iterable[brainstate.State]) -> list[PyTree]:
         """See `Store`.
 
@@ -78,12 +68,6 @@ class StateStore:
                 "`learner.functional(optimizer=optimizer)`."
             )
         return self.places[id(state)]
-
-    def entered(self, enter: Callable[[Any], tuple[Any, Any]], values: Any) -> Any:
-        """See `Store`."""
-        if is_transforming():
-            values, self.mark = enter(self.mark)
-        return values
 
     def advance(
         self,

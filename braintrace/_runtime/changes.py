@@ -1,14 +1,10 @@
-"""Recompilation of a model that has changed since its compilation.
-
-A model changes if a plain attribute of a module has a new value, or if a State is added. Both
-change the contents of its modules, which are compared by identity before every call.
-"""
+"""Recompilation of a model for other flags of the environment, or for a window."""
 
 from typing import Any
 
 from .._errors import NotCompiledError, OptionError
+from .compiled_model import settings
 from .compiled_step import CompiledStep, carries_alike
-from .environment.settings import settings
 from .states.model_states import States
 
 
@@ -29,15 +25,7 @@ def up_to_date(algorithm: Any) -> States:
 
 
 def current_step(algorithm: Any) -> tuple[CompiledStep, States]:
-    """Recompile the model of an algorithm if it changed; return the step, and its States in order.
-
-    Another step may read its States in another order.
-
-    Raises
-    ------
-    NotCompiledError
-        See `up_to_date`; or if the model reads a value of the environment that has changed.
-    """
+    """Return the step for the current settings, and its States in order."""
     states = up_to_date(algorithm)
     step: CompiledStep = algorithm.compiled
     return step, step.find_states(states)

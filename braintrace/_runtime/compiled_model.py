@@ -1,10 +1,11 @@
-"""Compiled model: the steps compiled so far, by shapes and attributes.
+"""Compiled model: the steps compiled so far, by shapes of States and settings of the environment.
 
-A step is compiled for the shapes of the short-term States, which have batch axes, and for the plain
-attributes of the model's modules.
+A step is compiled for the shapes of the short-term States, which have batch axes, and for the flags
+of ``brainstate.environ``.
 """
 
 import dataclasses
+import enum
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -18,7 +19,6 @@ from .._jax import strongly_typed
 from .._sharding import Division
 from .._typing import Path
 from .compiled_step import CompiledStep
-from .environment.settings import settings
 from .on_mesh import sharded
 from .states.batch_axes import arguments_for_batch, example_arguments
 from .states.initial_values import (
@@ -35,6 +35,16 @@ Analyse: TypeAlias = Callable[[tuple[Any, ...], int | None], CompiledStep]
 """``(example, batch_size) -> step``; see `compile_step`."""
 
 
+def settings() -> dict[str, Any]:
+    """Return the flags and names of ``brainstate.environ``, such as ``fit=True``.
+
+    A step is compiled for each combination. Numbers are read when it is traced, as under
+    ``jax.jit``: the time may change at every step.
+    """
+    compared = (bool, str, type, enum.Enum, type(None))
+    return {k: v for k, v in brainstate.environ.all().items() if isinstance(v, compared)}
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class CompiledModel:
     """The compiled steps of a model; methods take the model itself as an argument.
@@ -44,15 +54,13 @@ class CompiledModel:
     Attributes
     ----------
     step
-        The step compiled for the current shapes of the States and the attributes.
-    shapes, attributes
-        These shapes, and the attributes at compilation or at the last lookup.
+        The step compiled for the current shapes of the States and the settings.
+    shapes, settings
+        These shapes, and the settings of ``brainstate.environ``.
     is_mapped
         Whether the model is written for one sample and mapped over a batch.
     known, initial
-        Compiled steps for other shapes and attributes, and compiled initial values.
-    paths
-        Paths of all States that the model had at compilation.
+        Compiled steps for other shapes and settings, and compiled initial values.
     division
         The mesh over which its arrays are sharded; ``None``: no mesh.
     """

@@ -5,7 +5,6 @@ from typing import Any
 
 import brainstate
 import jax
-import jax.numpy as jnp
 
 from .._compiler import graph_with_split_gates, with_every_operation
 from .._core.gates import CarriedSpecs, fused_gates, is_like, split_gates
@@ -21,7 +20,6 @@ from .._sharding import Placement
 from .._typing import Path, path_name
 from .program import Program
 from .states.model_states import States, find_states, leaves_by_var, read_arguments
-from .states.old_states import entered
 
 
 class CompiledStep:
@@ -82,7 +80,6 @@ class CompiledStep:
         self._in_vars = tuple(v for v in graph.traced.program.in_vars if v not in callback_results)
         self._written = graph.traced.written_vars
         self._leaves = {leaf.in_var: leaf for leaf in graph.traced.leaves}
-        self._old = {v: leaf for v, leaf in self._leaves.items() if leaf.kind != "parameter"}
         self._found: tuple[States, dict[Path, brainstate.State]] = {}, {}
         self.single_step = Program(self._of_any_axes(self._single_step))
         self.steps = Program(self._of_any_axes(self._steps))
@@ -157,19 +154,9 @@ class CompiledStep:
             return [inputs[var] for var in self._in_vars]
         return [self._placed(var, inputs[var]) for var in self._in_vars]
 
-    def entered(self, inputs: list[Any], sequences: Any, mark: Any) -> tuple[list[Any], Any]:
-        """Return the program's inputs as a call may differentiate them, and the mark after it.
-
-        See `old_states.entered`; ``sequences`` are the arguments of all steps.
-        """
-        held, mark = self._entered(dict(zip(self._in_vars, inputs, strict=True)), sequences, mark)
-        return list(held.values()), mark
-
-    def _entered(self, inputs: Inputs, sequences: Any, mark: Any) -> tuple[dict[Var, Any], Any]:
-        old = {leaf.name: inputs[var] for var, leaf in self._old.items()}
-        others = [value for var, value in inputs.items() if var not in self._old]
-        held, mark = entered(old, (others, sequences), mark)
-        return {**inputs, **{var: held[leaf.name] for var, leaf in self._old.items()}}, mark
+    def _with_constant_states(self, inputs: Inputs) -> dict[Var, Any]:
+        """Hold the states before a step constant: traces contain how they depend on parameters."""
+        return {**inputs, **{v: jax.lax.stop_gradient(inputs[v]) for v in self._written}}
 
     def _placed(self, var: Var, value: Any) -> Any:
         """Place the value of an input of the program, if it belongs to a State."""
@@ -204,7 +191,7 @@ class CompiledStep:
         """
 
         def by_var(values: list[Any]) -> dict[Var, Any]:
-            return dict(zip(self._in_vars, values, strict=True))
+            return self._with_constant_states(dict(zip(self._in_vars, values, strict=True)))
 
         def of_values(values: list[Any], traces: Any, *sequences: Any) -> Any:
             if self.placement is None:
@@ -231,15 +218,16 @@ class CompiledStep:
         return step.outputs, self.written_of(step.new_states), step.traces
 
     def _steps(self, inputs: Inputs, traces: Any, sequences: Any) -> Any:
-        def step(carry: tuple[list[Any], Any, Any], slices: Any) -> Any:
-            written, traces, mark = carry
+        def step(carry: tuple[list[Any], Any], slices: Any) -> Any:
+            written, traces = carry
             current = self.inputs_of_step(inputs, written, slices)
-            current, mark = self._entered(current, (), mark)
-            outputs, written, traces = self._single_step(current, traces)
-            return (written, traces, mark), outputs
+            outputs, written, traces = self._single_step(
+                self._with_constant_states(current), traces
+            )
+            return (written, traces), outputs
 
-        start = (self.written_of(inputs), traces, jnp.zeros(()))
-        (last, traces, _), outputs = jax.lax.scan(step, start, sequences)
+        start = (self.written_of(inputs), traces)
+        (last, traces), outputs = jax.lax.scan(step, start, sequences)
         return outputs, last, traces
 
     def _reset(self, traces: Any, flags: jax.Array) -> Any:

@@ -7,7 +7,7 @@ writes them once: to the learner's own States, or to a `LearnerState` that the u
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from operator import is_
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias
 
 import brainstate
 import jax
@@ -19,8 +19,6 @@ from .._jax import calls_back
 from .._typing import path_name
 from .carried_traces import CarriedTraces
 from .states.model_states import States
-
-Result = TypeVar("Result")
 
 Take: TypeAlias = Callable[[], tuple[Any, bool]]
 """Returns the traces, and whether their buffers may be given to a program."""
@@ -88,18 +86,6 @@ class Store(Protocol):
         """Return the values of States."""
         ...
 
-    def entered(self, enter: Callable[[Any], tuple[Result, Any]], values: Result) -> Result:
-        """Return values as a user's gradient may differentiate them; see `old_states.entered`.
-
-        Parameters
-        ----------
-        enter
-            ``mark -> (values, mark)``.
-        values
-            The values outside of a transformation.
-        """
-        ...
-
     def advance(
         self,
         written: Iterable[brainstate.State],
@@ -127,8 +113,8 @@ class LearnerStore:
 
     Attributes
     ----------
-    traces, mark
-        The traces, and a function that returns the State of the mark of a gradient.
+    traces
+        The traces.
     followed
         The hidden States that the traces follow, by path.
 
@@ -139,7 +125,6 @@ class LearnerStore:
     """
 
     traces: CarriedTraces
-    mark: Callable[[], brainstate.State]
     followed: States
 
     def __post_init__(self) -> None:
@@ -171,15 +156,6 @@ class LearnerStore:
     def values(self, states: Iterable[brainstate.State]) -> list[Any]:
         """See `Store`."""
         return values_of(states)
-
-    def entered(self, enter: Callable[[Any], tuple[Result, Any]], values: Result) -> Result:
-        """See `Store`."""
-        if not self._is_watched:
-            return values
-        state = self.mark()
-        values, mark = enter(state.value)
-        write_values([state], [mark])
-        return values
 
     def advance(
         self,

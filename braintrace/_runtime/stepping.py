@@ -70,8 +70,6 @@ def _run(
     inputs: list[Any],
     *sequences: tuple[Any, ...],
 ) -> Any:
-    inputs = store.entered(lambda mark: step.entered(inputs, sequences, mark), inputs)
-
     def run(take: Take, done: list[Any]) -> None:
         program(inputs, take()[0], *sequences, done=done)
 

@@ -29,7 +29,7 @@ from .._brainstate import is_watched
 from .._errors import CheckpointError, OptionError
 from .._learner import Learner, LearnerState
 from .._learner.learner import LEARNER
-from .._learner.state.learner_state import FORECASTS, STEP_MARK
+from .._learner.state.learner_state import FORECASTS
 from .._typing import PyTree, path_name
 from . import store
 from .contents import (
@@ -225,7 +225,7 @@ def _checked(folder: Any, learner: Any) -> pathlib.Path:
 
 def _state_like(own: LearnerState, saved: Contents, arrays: Mapping[str, Any]) -> LearnerState:
     """Return the state of a learner with new arrays by name, given its current state."""
-    left_out = {STEP_MARK} if has_forecasts(saved) else {STEP_MARK, FORECASTS}
+    left_out = set() if has_forecasts(saved) else {FORECASTS}
     others = {path: value for path, value in own.others.items() if path not in left_out}
     rest = dataclasses.replace(own, others=others, optimizer={})
     leaves = [arrays[name] for name in leaves_by_name(rest)]
@@ -233,5 +233,4 @@ def _state_like(own: LearnerState, saved: Contents, arrays: Mapping[str, Any]) -
     paths = {path_name(path): path for path in own.optimizer}
     names = [n.removeprefix(OPTIMIZER) for n in saved.entries if n.startswith(OPTIMIZER)]
     optimizer = {paths.get(n, tuple(n.split("/"))): arrays[OPTIMIZER + n] for n in names}
-    others = {**new.others, STEP_MARK: own.others[STEP_MARK]}
-    return dataclasses.replace(new, others=others, optimizer=optimizer)
+    return dataclasses.replace(new, optimizer=optimizer)

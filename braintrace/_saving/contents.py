@@ -12,14 +12,12 @@ import saiunit
 from .._arguments import is_quantity
 from .._errors import OptionError
 from .._learner import Learner, LearnerState
-from .._learner.state.learner_state import FORECASTS, STEP_MARK, places_of
+from .._learner.state.learner_state import FORECASTS, places_of
 from .._typing import path_name
 from .units import unit_as_data, unit_of_data
 
 OPTIMIZER = "optimizer/"
 """Prefix of the names of the optimizer's arrays."""
-
-_MARK = jax.tree_util.DictKey(f"others/{path_name(STEP_MARK)}")
 
 FORECASTS_OF_STATE = f"others/{path_name(FORECASTS)}/"
 """Prefix of the names of the arrays of forecasts."""
@@ -125,15 +123,13 @@ def contents_of(learner: Learner, leaves: Mapping[str, Any]) -> Contents:
 def leaves_by_name(state: LearnerState) -> dict[str, Any]:
     """Return the leaves of the state of a learner by name; a quantity is one leaf.
 
-    The mark of the learner's steps is omitted, since it is zero between calls.
-
     Raises
     ------
     OptionError
         If two leaves have the same name.
     """
     found = jax.tree_util.tree_leaves_with_path(state, is_leaf=is_quantity)
-    named = [(_name(keys), leaf) for keys, leaf in found if keys != (_MARK,)]
+    named = [(_name(keys), leaf) for keys, leaf in found]
     leaves = dict(named)
     if len(leaves) < len(named):
         names = [name for name, _ in named]

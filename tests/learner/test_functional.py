@@ -321,7 +321,7 @@ def test_names_of_the_users_states_are_not_those_of_the_models():
     with pytest.raises(braintrace.OptionError, match="'count' is the name of another State"):
         learner.functional(count=own).state()
     others = learner.functional(counted=own, model=model).state().others
-    own = {("braintrace", "skipped_updates"): 0, ("braintrace", "step_mark"): 0.0}
+    own = {("braintrace", "skipped_updates"): 0}
     assert others == {("count",): 0.0, ("counted",): 1.0} | own
 
 

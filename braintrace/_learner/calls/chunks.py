@@ -2,7 +2,8 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable
 from typing import TypeAlias
 
 import jax
@@ -13,16 +14,14 @@ from ..._core.traces import size_in_bytes
 from ..._core.zero import as_arrays
 from ..._graph import ETraceGraph
 from ..._jax_devices import current_device
-from ..._runtime.environment.memory import memory_of
 from ..._typing import PyTree
-from .chunk_costs import ACCELERATOR, PROCESSOR, Work
 from .options import Options
-
-AS_GOOD = 1.05
-"""Chunk lengths within this factor of the fastest count as equally fast."""
 
 SHARE_OF_DEVICE, MOST_MEMORY = 10, 2**30
 """Residuals may take this fraction of a device's memory, and at most this number of bytes."""
+
+LONGEST_CARRIED = 64
+"""Maximum number of steps of a chunk that continues a sequence; longer chunks are no faster."""
 
 SHORTEST_WINDOW, LONGEST_WINDOW = 64, 128
 
@@ -62,60 +61,43 @@ def steps_of(sequences: PyTree) -> int:
     return steps
 
 
-def chunks_of(work: Work, options: Options, steps: int, from_zero: bool) -> Chunks:
+def chunks_of(
+    graph: ETraceGraph, record_bytes: int, options: Options, steps: int, from_zero: bool
+) -> Chunks:
     """Return the chunks of a sequence whose gradient does not depend on the chunk length.
 
     Parameters
     ----------
-    work
-        Amount of work of the sequence.
-    options
-        Options of the call.
-    steps
-        Length of the sequence.
+    graph, record_bytes
+        The compiled model, and the bytes of the residuals of a step.
+    options, steps
+        Options of the call, and length of the sequence.
     from_zero
         Whether its traces start from zero, and are deferred after its last chunk.
     """
+    flat = graph.flat_state if graph.passes_weights else None
+    with_update = record_bytes + (0 if flat is None else flat.update_bytes)
     budget = None
-    if options.length_of_chunk is None:
-        budget = options.memory_budget or default_budget()
-        length = fastest_length(work, steps, from_zero, budget)
-    else:
+    if options.length_of_chunk is not None:
         length = min(steps, options.length_of_chunk)
-    return Chunks(steps, length, work.memory(steps, length, from_zero), budget)
-
-
-def fastest_length(work: Work, steps: int, from_zero: bool, budget: int) -> int:
-    """Return the shortest chunk length that is expected to be about as fast as any.
-
-    All splits of a sequence into equal parts are compared whose residuals are smaller than the
-    budget, or than the traces if these are larger. Splits without a shorter last chunk have
-    priority, since its steps would need a separate compilation.
-    """
-    most = max(budget, work.trace_bytes)
-    rates = PROCESSOR if current_device().platform == "cpu" else ACCELERATOR
-    times = {
-        length: work.seconds(steps, length, from_zero, rates)
-        for length in _equal_parts(steps)
-        if length == 1 or work.memory(steps, length, from_zero) <= most
-    }
-    most_seconds = AS_GOOD * min(times.values())
-    as_good = [length for length, seconds in times.items() if seconds <= most_seconds]
-    return min(as_good, key=lambda length: (steps % length > 0, length))
-
-
-def _equal_parts(steps: int) -> Iterator[int]:
-    """Yield the lengths of the parts of a sequence that is split into 1, 2, ... parts."""
-    length = steps
-    while length > 1:
-        yield length
-        length = math.ceil(steps / math.ceil(steps / (length - 1)))
-    yield 1
+    else:
+        budget = options.memory_budget or default_budget()
+        most = max(budget, size_in_bytes(graph.trace_specs))
+        fitting = max(1, most // max(1, with_update))
+        if from_zero and steps * record_bytes <= most:
+            fitting = steps
+        longest = fitting if from_zero else min(fitting, LONGEST_CARRIED)
+        length = math.ceil(steps / math.ceil(steps / longest))
+    is_followed = length < steps or not from_zero
+    return Chunks(steps, length, length * (with_update if is_followed else record_bytes), budget)
 
 
 def default_budget() -> int:
     """Return the default limit of bytes for residuals."""
-    memory = memory_of(current_device())
+    device = current_device()
+    memory = (device.memory_stats() or {}).get("bytes_limit")
+    if memory is None and hasattr(os, "sysconf"):
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return MOST_MEMORY if memory is None else min(MOST_MEMORY, memory // SHARE_OF_DEVICE)
 
 

@@ -20,7 +20,6 @@ from ..._runtime.resets import reset_array
 from ..._runtime.states.model_states import read_states, whole_values
 from ..._typing import PyTree
 from ..calls.body import Arguments, Body, BodyResult, HasZero, LentTraces, not_taken, taken
-from ..calls.chunk_costs import work_of
 from ..calls.chunks import ChunksByLength, chunks_of, over_chunks, steps_of
 from ..calls.options import Options
 from ..calls.parts import LearnerParts
@@ -88,7 +87,6 @@ def evolving(learner: LearnerParts, request: Request, example: Arguments) -> Bod
     if example[2][0] is not None:
         check_fixed_weights(algorithm, algorithm.short_term_states, resets=True)
     returns = request.options.return_outputs
-    work = work_of(algorithm, graph.record_bytes, passes=1)
     chunks_by_length: ChunksByLength = {}
 
     def run(
@@ -114,7 +112,7 @@ def evolving(learner: LearnerParts, request: Request, example: Arguments) -> Bod
 
         length = steps_of(sequences)
         chunks_by_length[length, False] = cut = chunks_of(
-            work, request.options, length, from_zero=False
+            graph, graph.record_bytes, request.options, length, from_zero=False
         )
         (state, traces), outputs = over_chunks(
             run_chunk, run_chunk, (steps.start, traces), (sequences, flags), length, cut.length

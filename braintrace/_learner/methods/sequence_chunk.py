@@ -23,7 +23,6 @@ from ..._core.zero import examples
 from ..._graph import Records, Traces, Weights, inputs_for
 from ..._runtime.states.model_states import add_to_states
 from ..._typing import PyTree
-from ..calls.chunk_costs import work_of
 from ..calls.chunks import Chunks, chunks_of, over_blocks, over_chunks, steps_of, windows_of
 from ..calls.options import Options
 
@@ -92,11 +91,11 @@ class SequenceChunk:
         self.step = step = PureStep(algorithm.model, function, list(parameters), example)
         current, others = ([s.value for s in states] for states in (parameters, step.others))
         values = (current, others, self._probes, constants)
-        self._work = work_of(algorithm, graph.record_bytes)
+        self._record_bytes = graph.record_bytes
 
         def length_of(record_bytes: int) -> int:
             if not self._passes:
-                self._work = dataclasses.replace(self._work, record_bytes=record_bytes)
+                self._record_bytes = record_bytes
             return self.cut(options, steps, from_zero=True).length
 
         self._run = chunk_runner(step, values, slices, has_mask, length_of, self._passes)
@@ -109,8 +108,8 @@ class SequenceChunk:
         if self._window is not None:
             return windows_of(self._graph, self._window, options, steps, from_zero)
         if "traces" in self._graph.needs:
-            return Chunks(steps, 1, self._work.record_bytes)
-        return chunks_of(self._work, options, steps, from_zero)
+            return Chunks(steps, 1, self._record_bytes)
+        return chunks_of(self._graph, self._record_bytes, options, steps, from_zero)
 
     def start(self, parameters: list[PyTree], weights: Weights) -> Gradients:
         """Return zero gradients: outside the traces, and of the operands."""

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
 BY_PATH = ("parameters", "hidden", "others", "random", "optimizer")
 FIELDS = (*BY_PATH, "traces")
-STEP_MARK = ("braintrace", "step_mark")
-"""Path of the mark of `old_states` among the other States; it is always zero, and not saved."""
-
 FORECASTS = ("braintrace", "forecasts")
 """Path of the forecasts that wait for a label among the other States, if there are any."""
 
@@ -48,9 +45,8 @@ class LearnerState:
     hidden
         Values of the short-term States, which are reset with a sequence.
     others
-        Values of all other States, including the user's own; the number of skipped updates; a zero
-        that distinguishes the first step of a gradient from later ones; and after
-        `Learner.init_forecasts`, the forecasts that wait for a label.
+        Values of all other States, including the user's own; the number of skipped updates;
+        and after `Learner.init_forecasts`, the forecasts that wait for a label.
     random
         Keys of random numbers, as ``jax.random.key_data``: of the model's States with keys, and of
         ``brainstate.random``.
@@ -58,10 +54,6 @@ class LearnerState:
         Eligibility traces by ``{parameter path}@{operation}>{state}``.
     rule
         The rule of the traces, ``"SnAp(n=1)"``: a part of the structure, like the paths.
-    meaning
-        A digest of what the traces stand for: the order of states in them, the function of each
-        weight, the units that an operation reaches. It is a part of the structure as well. An
-        empty one is not compared.
     optimizer
         Leaves of the state of the learner's ``optimizer`` by path; empty before it is initialised.
 
@@ -253,7 +245,6 @@ def places_of(
         for path, state in states_in(name, holder).items():
             add(path, state)
     add(("braintrace", "skipped_updates"), optimizer.skipped)
-    add(STEP_MARK, algorithm.step_mark)
     if peek(forecasts) is not None:
         add(FORECASTS, forecasts)
     for path, state in optimizer.states.items():
