@@ -1,98 +1,54 @@
-"""Times of functions that are called in turn, so that a busy machine slows all of them alike."""
+"""Timed calls: one after the other in turn, since a shared machine is never quiet."""
 
 import gc
 import statistics
 import time
-import traceback
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 
-from .case import Case, Subject, Target
+
+class Call(NamedTuple):
+    """A function to time, and its program, whose temporary memory XLA knows."""
+
+    run: Callable[[], Any]
+    lower: Callable[[], Any] | None = None
+    starts_cold: bool = False
 
 
-def time_once(subject: Subject) -> float:
-    """Return the seconds of one call, until its results are there."""
-    if subject.before is not None:
-        subject.before()
+def time_once(call: Call) -> float:
+    """Return the seconds until the results of a call are there."""
+    if call.starts_cold:
+        jax.clear_caches()
+        gc.collect()
     start = time.perf_counter()
-    jax.block_until_ready(subject.run())
+    jax.block_until_ready(call.run())
     return time.perf_counter() - start
 
 
-def in_turn(
-    subjects: Mapping[str, Subject], rounds: int, budget: float, least: int = 3
-) -> dict[str, list[float]]:
-    """Call all functions once a round and return the seconds per unit of work of every call.
-
-    They have run once. After ``budget`` seconds no further round begins, once there are ``least``.
-    """
-    labels = list(subjects)
-    times: dict[str, list[float]] = {label: [] for label in labels}
-    start = time.perf_counter()
-    gc.collect()
-    gc.disable()
-    try:
-        for count in range(rounds):
-            if count >= least and time.perf_counter() - start > budget:
-                break
-            first = count % max(1, len(labels))  # no function always follows the same one
-            for label in labels[first:] + labels[:first]:
-                times[label].append(time_once(subjects[label]) / subjects[label].work)
-    finally:
-        gc.enable()
+def time_in_turn(calls: Mapping[str, Call], rounds: int, seconds: float) -> dict[str, list[float]]:
+    """Return the seconds of each call by round; at least three rounds, then within the budget."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        time_once(call)
+    begin, names = time.perf_counter(), list(calls)
+    for count in range(rounds):
+        if count >= 3 and time.perf_counter() - begin > seconds:
+            break
+        first = count % len(names)  # no call always follows the same one
+        for name in names[first:] + names[:first]:
+            times[name].append(time_once(calls[name]))
     return times
 
 
-def ratio(times: Sequence[float], reference: Sequence[float]) -> float:
+def median_ratio(times: Sequence[float], reference: Sequence[float]) -> float:
     """Return the median over the rounds of the ratio within a round."""
     return statistics.median(a / b for a, b in zip(times, reference, strict=True))
 
 
-def spread(times: Sequence[float]) -> dict[str, float]:
-    low, _, high = statistics.quantiles(times, n=4) if len(times) > 1 else (times[0],) * 3
-    return {"median": statistics.median(times), "low": low, "high": high, "rounds": len(times)}
-
-
-def run(case: Case, rounds: int, budget: float) -> dict[str, Any]:
-    """Run a case and return its results as data for JSON; an error ends it and is kept."""
-    found: dict[str, Any] = {"name": case.name, "error": None}
-    try:
-        return found | _run(case, rounds, budget)
-    except Exception as error:
-        first = f"{type(error).__name__}: {error}".splitlines()[0]
-        return found | {"error": f"{first}\n\n{traceback.format_exc()}"}
-
-
-def _run(case: Case, rounds: int, budget: float) -> dict[str, Any]:
-    subjects = {label: make() for label, make in case.subjects.items()}
-    for subject in subjects.values():
-        time_once(subject)
-    facts = {label: fact() for label, fact in case.facts.items()}
-    times = in_turn(subjects, rounds, budget) if subjects else {}
-    seconds = {label: spread(series) for label, series in times.items()}
-    facts |= case.derive({label: spread["median"] for label, spread in seconds.items()})
-    targets = [row(target, times, facts) for target in case.targets]
-    return {"seconds": seconds, "facts": facts, "targets": targets}
-
-
-def row(target: Target, times: dict[str, Any], facts: dict[str, float]) -> dict[str, Any]:
-    """Return a target with its value; ``None`` if the case does not have it."""
-    value = None
-    if target.over is None:
-        value = facts.get(target.label)
-    elif target.label in times:
-        value = ratio(times[target.label], times[target.over])
-    elif target.label in facts:
-        value = facts[target.label] / facts[target.over]
-    holds = None if value is None or target.limit is None else value <= target.limit
-    return {"name": target.name, "limit": target.limit, "value": value, "holds": holds}
-
-
-def run_named(name: str, platform: str, rounds: int, budget: float) -> dict[str, Any]:
-    """Run the case with a name, of those for a platform."""
-    from .catalogue import all_cases
-
-    (case,) = (case for case in all_cases(platform) if case.name == name)
-    return run(case, rounds, budget)
+def temporary_mebibytes(call: Call) -> float | None:
+    """Return the temporary memory of a call's program; ``None`` if it has no single program."""
+    if call.lower is None:
+        return None
+    return float(call.lower().compile().memory_analysis().temp_size_in_bytes) / 2**20
