@@ -281,7 +281,7 @@ def spiking(
 
     shapes = {"w": (inputs + hidden, hidden), "out": (hidden, outputs), "bias": (outputs,)}
     names = ["v", *(["a"] if adapts else []), *(["r"] if refractory else [])]
-    states = {name: (hidden,) for name in names} | {"y": (outputs,)}
+    states = dict.fromkeys(names, (hidden,)) | {"y": (outputs,)}
     return Network(draw(shapes), states, (inputs,), step, outputs, is_spiking=True)
 
 

@@ -15,8 +15,8 @@ from . import measure, online_updates, rows, runs, tasks, work
 from .rows import Row, StreamRow
 
 
-def options_of(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks learning", description=__doc__)
+def options_of(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.learning", description=__doc__)
     parser.add_argument("--only", metavar="PATTERN", help="runs whose name contains or matches it")
     parser.add_argument("--seeds", type=int, default=len(runs.SEEDS), help="seeds of each run")
     parser.add_argument("--workers", type=int, default=2, help="processes, one thread each")
@@ -27,7 +27,7 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str] | None = None) -> int:
     options = options_of(arguments)
     if options.streams:
         return _streams(options)

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from ..markdown import DASH, in_units, table
+from .markdown import DASH, in_units, table
 from .results import Gains, Run
 
 Text = Callable[[float | None], str]

@@ -12,8 +12,6 @@ import saiunit as u
 
 from braintrace import nn
 
-from ..subjects import without_states
-
 Values = Mapping[Any, Any]
 """Values of States by path."""
 
@@ -118,13 +116,15 @@ class Pure:
 def pure(model: brainstate.nn.Module, batch: int, features: int) -> Pure:
     """Return a network as a pure function of batches of one size."""
     brainstate.nn.init_all_states(model, batch_size=batch)
-    function, found = without_states(model.update, jnp.zeros((batch, features)))
+    stateful = brainstate.transform.StatefulFunction(model.update, return_only_write=True)
+    example = jnp.zeros((batch, features))
+    stateful.make_jaxpr(example)
     by_id = {id(state): path for path, state in model.states().items()}
-    paths = [by_id[id(state)] for state in found]
+    paths = [by_id[id(state)] for state in stateful.get_states(example)]
     start = values_of(model, brainstate.HiddenState)
 
     def step(values: Values, x: Any) -> tuple[Values, Any]:
-        new, answer = function([values[path] for path in paths], x)
+        new, answer = stateful.jaxpr_call([values[path] for path in paths], x)
         after = {**values, **{p: v for p, v in zip(paths, new, strict=True) if v is not None}}
         return {path: after[path] for path in start}, answer
 

@@ -19,7 +19,7 @@ real ones, as derived rules do:
 
 Without packing, a stream of adaptive neurons with a leaky readout takes 2.8 times as long, a stream
 through an LRU of 128 units 1.6 times, and a sequence of four LRUs that continues from traces 1.3 to
-1.4 times (`stream, ALIF batch 32` and others of `benchmarks.golden_speed`, CPU, 2026-11-25).
+1.4 times (`stream, ALIF batch 32` and others, CPU, 2026-11-25).
 
 If there are more than two states, each state, in order, is packed with the next one that is coupled
 to it; the others are not packed. Packing is invisible elsewhere: packed traces are a mapping of the

@@ -12,7 +12,7 @@ array of the size of the traces. On a GPU, the update is one kernel. On several 
 be sharded, and stay on their devices.
 
 The blocks save memory. Without them, four leaky layers that carry their traces (`leaky x4, D_RTRL
-carrying on` of `benchmarks.golden_speed`) take 1.21 times the temporary memory and 0.92 of the
+carrying on`) take 1.21 times the temporary memory and 0.92 of the
 time, one layer of 256 units over 512 steps 1.32 times and 0.97 (CPU, 2026-11-25).
 
 If the trace of one state is computed from the previous trace of another, but not conversely, it is

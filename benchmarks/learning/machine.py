@@ -44,9 +44,3 @@ def version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def file_name(name: str) -> str:
-    """Return a machine's name as part of a file name."""
-    plain = re.sub(r"\((R|TM|C)\)|@.*?(?=,|$)", "", name, flags=re.IGNORECASE)
-    return re.sub(r"[^A-Za-z0-9]+", "-", plain).strip("-").lower()

@@ -1,1 +1,0 @@
-"""One file a question; each has ``cases(platform) -> list of cases``."""
