@@ -150,12 +150,12 @@ def main() -> int:
 
     rows = select(ROWS | (MORE if options.all else {}), options.rows)
     medians: dict[str, float] = {}
-    with checkout_of(options.base) as base, processes(base, options.here.resolve()) as sides:
+    with checkout_of(options.base) as base, processes(base, options.here.resolve()) as (old, new):
         for name, row in rows.items():
             for method in row.methods:
                 title = f"{name}: {method}"
                 try:
-                    ratios = measure(*sides, name, method, options.seconds)
+                    ratios = measure(old, new, name, method, options.seconds)
                 except RuntimeError as error:
                     print(f"{title:48} {error}", flush=True)
                     medians[title] = float("inf")

@@ -5,7 +5,7 @@ ETP operations: a step calls the operations of `ops`, which is `Plain` or `Marke
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import brainstate
@@ -17,6 +17,7 @@ import saiunit
 import braintrace
 
 Arrays = dict[str, Any]
+Shapes = Mapping[str, tuple[int, ...]]
 LAYOUT = ("NHWC", "HWIO", "NHWC")
 
 
@@ -84,7 +85,7 @@ class Network:
     """
 
     parameters: Callable[[], Arrays]
-    states: dict[str, tuple[int, ...]]
+    states: Shapes
     inputs: tuple[int, ...]
     step: Callable[[Operations, Arrays, Arrays, Any], tuple[Arrays, Any]]
     outputs: int
@@ -133,7 +134,7 @@ class Model(brainstate.nn.Module):
         return output
 
 
-def draw(shapes: dict[str, tuple[int, ...]], scale: float = 1.0) -> Callable[[], Arrays]:
+def draw(shapes: Shapes, scale: float = 1.0) -> Callable[[], Arrays]:
     """Return a function that draws normal weights with a standard deviation of 1 / sqrt(inputs)."""
 
     def parameters() -> Arrays:
@@ -225,7 +226,7 @@ def _stack(
     states = {f"h{layer}{i}": (hidden,) for layer in range(layers) for i in range(count)}
 
     def step(ops: Operations, p: Arrays, h: Arrays, x: Any) -> tuple[Arrays, Any]:
-        new = {}
+        new: Arrays = {}
         for layer in range(layers):
             own = [p[name] for name in weights if name.startswith(f"w{layer}")]
             now = [h[f"h{layer}{i}"] for i in range(count)]

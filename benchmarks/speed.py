@@ -141,7 +141,8 @@ def descend(learner: Any, row: Row) -> Callable[[Any], None]:
 def stream(row: Row, rule: str = "d_rtrl", **options: Any) -> Call:
     """Return a stream that learns on, in one call."""
     learner = compile_learner(row, rule)
-    call = {"step_fn": step_of(row, learner), "update_fn": descend(learner, row)}
+    call: dict[str, Any] = {"step_fn": step_of(row, learner)}
+    call["update_fn"] = descend(learner, row)
     call |= {"nonfinite": "ignore", **options}
     return Call(lambda: learner.etrace_online(*row.data, **call))
 
