@@ -102,9 +102,9 @@ _LATER = {
     "nn": "nn",
     "plan": "_planning",
     "plot_traces": "_learner.trace_pictures",
-    "restore": "_saving",
+    "restore": "saving",
     "river_regressor": "_learner.progressive",
-    "save": "_saving",
+    "save": "saving",
 }
 """Names that are imported when they are first used: many programs do not need them."""
 
@@ -122,8 +122,8 @@ if _types.TYPE_CHECKING:
     from ._planning.plan import Change as Change
     from ._planning.plan import Plan as Plan
     from ._planning.plan import plan as plan
-    from ._saving import restore as restore
-    from ._saving import save as save
+    from .saving import restore as restore
+    from .saving import save as save
 else:
 
     def __getattr__(name):

@@ -52,7 +52,7 @@ ROOMS = [
     "_algorithms",
     "_pictures",
     "_learner",
-    "_saving",
+    "saving",
     "_planning",
     "_comparison",
     "nn",

@@ -19,6 +19,7 @@ from jax.typing import ArrayLike
 from .._algorithms import ETraceAlgorithm
 from .._brainstate import values_of
 from .._core.products.complex_packing import Pairs, unpack
+from .._errors import OptionError
 from .._graph import Traces
 from .._jax import struct_of
 from .._runtime.changes import current_step, follow_every_state, up_to_date
@@ -145,9 +146,7 @@ class FunctionalLearner:
         """
         algorithm = self.algorithm
         algorithm.store(algorithm.states_of_model)  # refuses States that other code has written
-        state = self._now(self._places(), algorithm.traces.value)
-        awaited = self._learner.held_optimizer.awaited.value
-        return dataclasses.replace(state, optimizer={**state.optimizer, **awaited})
+        return self._now(self._places(), algorithm.traces.value)
 
     def unsharded_state(self) -> LearnerState:
         """Return the state of the learner in the form without a mesh.
@@ -161,6 +160,8 @@ class FunctionalLearner:
     def restore(self, state: LearnerState) -> None:
         """Set the learner, the user's own States and ``brainstate.random`` to a state.
 
+        If it has the state of an optimizer, call `Learner.init_optimizer` first.
+
         Raises
         ------
         ShapeError, OptionError
@@ -170,13 +171,18 @@ class FunctionalLearner:
             traces = self.algorithm.compiled.as_carried(state.traces)
             state = with_room_as(self._learner, dataclasses.replace(state, traces=traces))
         store, optimizer = self._store(state), self._learner.held_optimizer
-        is_known = bool(state.optimizer and optimizer.states)
+        has_optimizer = bool(state.optimizer)
+        if has_optimizer and not optimizer.states:
+            raise OptionError(
+                "`state` has the state of an optimizer, and this learner has no optimizer: call "
+                "`learner.init_optimizer(optimizer)` first."
+            )
         places = store.places.values()
-        result = [p.state for p in places if p.field != "optimizer" or is_known]
+        result = [p.state for p in places if p.field != "optimizer" or has_optimizer]
         values = store.values(result)
         values, traces = jax.tree.map(jnp.asarray, (values, state.traces))
-        if not is_known:
-            optimizer.await_leaves(state.optimizer)
+        if not has_optimizer:
+            optimizer.forget()
         write_values(result, values)
         self.algorithm.traces.value = traces
         self._learner.place()

@@ -214,6 +214,7 @@ def online_bits(make, text, folder, seed, stop=None):
     def step_fn(seen, following):
         return bits_of(learner(seen), following)
 
+    learner.init_optimizer(optimizer)
     try:
         bits = braintrace.restore(folder, learner)
     except braintrace.NoCheckpointError:

@@ -115,6 +115,7 @@ def train(task, folder, parts):
     def step_fn(x, target):
         return task.loss(learner(x), target)
 
+    learner.init_optimizer(optimizer)
     try:
         losses = braintrace.restore(folder, learner)
         tell(f"going on after {len(losses)} parts, which are saved in {folder}")

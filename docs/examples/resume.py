@@ -49,6 +49,7 @@ def train(folder, steps):
     def step_fn(x, target):
         return jnp.mean((learner(x) - target) ** 2)
 
+    learner.init_optimizer(optimizer)
     try:
         losses = braintrace.restore(folder, learner)
         print(f"going on after {len(losses)} steps")

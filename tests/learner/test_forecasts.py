@@ -442,31 +442,6 @@ def test_nan_is_skipped_and_forecasts_are_finite_again(delay):
         learner.learn(LEAKY.loss, ys[0], optimizer=OPTIMIZER, nonfinite="raise")
 
 
-def test_saved_between_forecast_and_label(tmp_path):
-    pytest.importorskip("orbax.checkpoint", reason="the extra `checkpoint` is not installed")
-    xs, ys = map(np.asarray, LEAKY.sequences(BATCH, LENGTH))
-    options = {"delay": 1, "optimizer": OPTIMIZER}
-    expected = starting(2)()
-    for x in xs[:3]:
-        expected.forecast(x)
-    loss = expected.learn(LEAKY.loss, ys[1], **options)
-    state = jax.device_get(expected.functional().state())
-    first, second, plain = starting(2, which=1)(), starting(2)(), starting()()
-    braintrace.save(tmp_path / "before", plain)
-    for x in xs[:3]:
-        first.forecast(x)
-    braintrace.save(tmp_path / "waiting", first)
-    with pytest.raises(braintrace.CheckpointError, match=r"(?s)forecasts/count.*`init_forecasts`"):
-        braintrace.restore(tmp_path / "waiting", plain)
-    braintrace.restore(tmp_path / "waiting", second)
-    close(second.learn(LEAKY.loss, ys[1], **options), loss)
-    close(second.functional().state(), state)
-    braintrace.restore(tmp_path / "before", second)
-    with pytest.raises(braintrace.OptionError, match="wait for a label"):
-        second.learn(LEAKY.loss, ys[2], optimizer=OPTIMIZER)
-    close(second.forecast(xs[0]), plain(xs[0]))
-
-
 def test_units_and_auxiliary_results():
     learner = starting(0)()
     learner.forecast(np.ones((BATCH, 3), np.float32))

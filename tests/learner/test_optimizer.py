@@ -446,16 +446,13 @@ def test_hyperparameters_are_written_between_calls():
         own.learner.optimizer_state = state.hyperparams
 
 
-def test_what_was_saved_of_another_optimizer_is_refused():
+def test_a_state_of_another_optimizer_is_refused():
     own = Stream(LEAKY, optax.adam(0.05))
     other = Stream(LEAKY, optax.sgd(0.05, momentum=0.9), which=1)
     own.by_itself()
     kept = own.learner.functional().state()
-    other.learner.functional().restore(kept)
-    with pytest.raises(braintrace.ShapeError, match=r"'0/mu/w_in' is unexpected"):
-        other.by_itself()
-    assert_same_bits(other.learner.functional().state(), kept)
-    other.learner.optimizer_state = None
+    with pytest.raises(braintrace.OptionError, match="init_optimizer"):
+        other.learner.functional().restore(kept)
     other.by_itself()
     before = other.learner.functional().state()
     with pytest.raises(braintrace.ShapeError, match="optimizer/0/mu/w_in"):

@@ -4,28 +4,27 @@ There are two kinds of optimizers. A gradient transformation of optax is a pair 
 ``init`` and ``update``; its state is a pytree, which is stored in a State of the learner. An object
 with a method ``update(gradients)``, such as brainstate's optimizers, has its own States.
 
-Both are represented by leaves with paths. A saved state can therefore be restored before its
-optimizer is known (see `LearnerOptimizer.begin`).
+Both are represented by leaves with paths.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import brainstate
 import jax
 import jax.numpy as jnp
 
-from ..._arguments import Kind, check_option, differences, shown
+from ..._arguments import Kind, check_option, shown
 from ..._brainstate import Hidden, hold, is_watched, peek
 from ..._errors import OptionError, ShapeError
 from ..._foreign import in_words
 from ..._jax import strongly_typed
-from ..._typing import Path, PyTree, path_name
-from .leaves import by_path, like_leaves, same_type
+from ..._typing import Path, PyTree
+from .leaves import same_type
 
 OPTIMIZER = Kind(
     "an `optax.GradientTransformation`, or an object whose method `update(gradients)` changes "
@@ -96,8 +95,6 @@ class LearnerOptimizer(brainstate.graph.Node):
         Number of updates that were omitted because of non-finite numbers.
     noticed
         The number of them that a call has read.
-    awaited
-        Restored leaves by path, for the next optimizer.
     """
 
     def __init__(self) -> None:
@@ -105,7 +102,6 @@ class LearnerOptimizer(brainstate.graph.Node):
         self.own: Any = None
         self.skipped = brainstate.LongTermState(jnp.zeros((), jnp.int32))
         self.noticed = Noticed()
-        self.awaited: Hidden[dict[Path, jax.Array]] = Hidden({})
         self._known: Hidden[Any] = Hidden(None)
 
     @property
@@ -152,15 +148,10 @@ class LearnerOptimizer(brainstate.graph.Node):
     def forget(self) -> None:
         """Remove the optimizer."""
         self.transformed.value = None
-        self.own, self.awaited, self._known = None, Hidden({}), Hidden(None)
-
-    def await_leaves(self, leaves: Mapping[Path, jax.Array]) -> None:
-        """Store restored leaves for the next optimizer."""
-        self.forget()
-        self.awaited = Hidden(dict(leaves))
+        self.own, self._known = None, Hidden(None)
 
     def begin(self, optimizer: Any, parameters: Callable[[], PyTree]) -> None:
-        """Initialise an optimizer with its current state, a restored one, or a new one.
+        """Initialise an optimizer with its current state or a new one.
 
         Parameters
         ----------
@@ -174,8 +165,6 @@ class LearnerOptimizer(brainstate.graph.Node):
         OptionError
             If it is not an optimizer, if there is another one, or if the state would be created
             inside a transformation.
-        ShapeError
-            If the restored state does not fit this optimizer.
         """
         has_begun = self.own is not None or peek(self.transformed) is not None
         if has_begun and self._known.value is optimizer:
@@ -206,14 +195,14 @@ class LearnerOptimizer(brainstate.graph.Node):
     @contextlib.contextmanager
     def begun(self, optimizer: Any, parameters: Callable[[], PyTree]) -> Iterator[None]:
         """Initialise an optimizer; undo this if the context fails without an update."""
-        before = peek(self.transformed), self.own, self.awaited, self._known
+        before = peek(self.transformed), self.own, self._known
         self.begin(optimizer, parameters)
         fresh = peek(self.transformed)
         try:
             yield
         except BaseException:
             if peek(self.transformed) is fresh and before[0] is None:
-                value, self.own, self.awaited, self._known = before
+                value, self.own, self._known = before
                 hold(self.transformed, value)
             raise
 
@@ -228,7 +217,7 @@ class LearnerOptimizer(brainstate.graph.Node):
         if held is None:
             if is_watched():
                 raise _made_inside()
-            self.transformed.value = self._restored({(): fresh()})[()]
+            self.transformed.value = fresh()
         elif not same_type(held, jax.eval_shape(fresh)):
             raise _other("the state of an optimizer of other parts or shapes")
 
@@ -237,28 +226,7 @@ class LearnerOptimizer(brainstate.graph.Node):
             raise _other("the state of a gradient transformation")
         if self.own not in (None, optimizer):
             raise _other(f"the state of another {type(self.own).__name__}")
-        states = _states_of(optimizer)
-        restored = self._restored({path: state.value for path, state in states.items()})
-        for path, state in states.items():
-            state.value = restored[path]
         self.own = optimizer
-
-    def _restored(self, fresh: dict[Path, PyTree]) -> dict[Path, PyTree]:
-        """Return values of States with the restored leaves, if there are any."""
-        leaves = self.awaited.value
-        if not leaves:
-            return fresh
-        own = {p: leaf for path, value in fresh.items() for p, leaf in by_path(value, path).items()}
-        named, expected = ({path_name(p): leaf for p, leaf in d.items()} for d in (leaves, own))
-        lines = differences(named, expected, same_type)
-        if lines:
-            raise ShapeError(
-                f"The restored state does not belong to this optimizer:{''.join(lines)}\nUse the "
-                "optimizer that it was saved with, or reset it: `learner.optimizer_state = None`."
-            )
-        self.awaited = Hidden({})
-        by_name = {p: jnp.asarray(named[path_name(p)]) for p in own}
-        return {path: like_leaves(value, by_name, path) for path, value in fresh.items()}
 
 
 def _states_of(optimizer: Any) -> dict[Path, brainstate.State]:
