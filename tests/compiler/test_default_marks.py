@@ -83,9 +83,8 @@ def marked_paths(graph):
 # --- a model without marks
 
 
-@pytest.mark.by_day("d_rtrl", "eprop")
+@pytest.mark.parametrize("rule", ["d_rtrl", "eprop"])
 @pytest.mark.core
-@pytest.mark.parametrize("rule", ["d_rtrl", "es_d_rtrl", "snap", "eprop"])
 def test_compile_marks_a_model_without_marks(rule):
     options = {"decay_or_rank": 0.8} if rule == "es_d_rtrl" else {}
     x = inputs()[0]
@@ -175,8 +174,7 @@ def test_a_graph_without_an_algorithm():
 # --- rules that need no marks
 
 
-@pytest.mark.by_day("rtrl", "immediate")
-@pytest.mark.parametrize("rule", ["rtrl", "uoro", "immediate", "kf_rtrl"])
+@pytest.mark.parametrize("rule", ["rtrl", "immediate"])
 def test_rules_that_follow_every_parameter_or_none_need_no_marks(rule):
     x = inputs()[0]
 

@@ -16,14 +16,13 @@ COMPILED = (
 
 SCRIPT = """
 import sys, warnings
-import catalogue, compilation, drivers
+import catalogue, drivers
 import jax
 import jax.numpy as jnp
 import braintrace
 from catalogue import BY_NAME
 from catalogue import BATCH
 
-compilation.compile_in_a_hurry()
 case = catalogue.BY_NAME["IndRNN"]
 for algorithm, options in (("d_rtrl", {"chunk_size": 4}), ("es_d_rtrl", {"window": 3})):
     learner = drivers.build_learner(case, algorithm)

@@ -94,10 +94,9 @@ def plain_step(params, c, x, target):
     return c, loss_of(h, target)
 
 
-@pytest.mark.by_day("chunks", "step by step")
+@pytest.mark.parametrize("way", ["chunks", "step by step"])
 @pytest.mark.core
-@pytest.mark.optimised
-@pytest.mark.parametrize("way", ["sequence", "chunks", "step by step"])
+@pytest.mark.usefixtures("optimised")
 def test_mixing_on_the_way_to_them_is_exact(way):
     xs, targets = data()
     learner = compiled(GatedCell, strict=True)  # no part of the gradient is cut

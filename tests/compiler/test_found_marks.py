@@ -75,7 +75,7 @@ def _sorted_parameters(relation):
     return ",".join(sorted(parameters.split(","))) + arrow + groups
 
 
-@pytest.mark.by_day(
+@pytest.mark.rows(
     "SignedHalves",
     "DelayedSelfInhibition",
     "GRU",
@@ -112,24 +112,10 @@ def compared(entry, chunk_sizes, paths=(), algorithm="d_rtrl"):
         assert_gradients_close(*both, TOLERANCE, f"{entry.name}, {path}")
 
 
-@pytest.mark.by_day("SignedHalves", "LIF")
+@pytest.mark.rows("SignedHalves", "LIF")
 @each_model
 def test_learns_as_by_hand(entry):
     compared(entry, CHUNK_SIZES[1:2])
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("entry", "algorithm"),
-    [
-        pytest.param(entry, algorithm, id=f"{entry.name}-{algorithm}")
-        for entry in MODELS
-        for algorithm in ("d_rtrl", "es_d_rtrl")
-        if algorithm == "d_rtrl" or entry.name not in BY_ENTRIES
-    ],
-)
-def test_learns_as_by_hand_on_every_path(entry, algorithm):
-    compared(entry, CHUNK_SIZES[:3:2], (Runs.own_gradient, Runs.stream), algorithm)
 
 
 STORED = r"'layer/weight' enters.*Call `braintrace.sparse_matmul`, or use `braintrace.nn.Sparse"
@@ -160,7 +146,7 @@ def test_layers_of_brainstate_without_marks_are_reported(row):
             learner(theirs, "auto")
 
 
-@pytest.mark.by_day("Linear", "AllToAll, others only, wide", "Conv1d, channel first")
+@pytest.mark.rows("Linear", "AllToAll, others only, wide", "Conv1d, channel first")
 @pytest.mark.parametrize("row", [pytest.param(r, id=r.id) for r in SWAPS if r.id not in REPORTED])
 def test_layers_of_brainstate_learn_as_their_marked_twins(row):
     name, arguments, options, ours, shape, unit = row.values
@@ -236,22 +222,7 @@ class Looked(brainstate.nn.Module):
         return brainstate.transform.grad(loss, self.table.weight)()
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    "options", [{}, {"padding_idx": 1}, {"padding_idx": 2, "scale_grad_by_freq": True}]
-)
-def test_a_table_of_brainstate_learns_by_its_own_backward_rule(options):
-    model, xs = Looked(**options), jnp.array([[1, 0], [2, 2], [4, 1], [2, 1]])
-    learner = braintrace.compile(model, "d_rtrl", xs[0], batch_size=2, mark="auto")
-    (relation,) = learner.graph.hidden_param_op_relations
-    assert relation.primitive.name == "etp_embed"
-    assert learner.graph.diagnostics == ()
-    steps = lambda x: jnp.sum(learner(x) ** 2)  # noqa: E731
-    (found,) = learner.etrace_grad(xs, step_fn=steps, reduction="sum").values()
-    np.testing.assert_allclose(found, model.gradient(xs), rtol=TOLERANCE)
-
-
-@pytest.mark.parametrize("examples", [2, pytest.param(100, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("examples", [2])
 def test_random_cells_without_marks(examples):
     """They learn as marked by hand, unless something more is reported."""
     equal = []

@@ -66,7 +66,6 @@ MODELS = {
     "gru": (lambda: braintrace.nn.GRUCell(INPUTS, UNITS), "Wrz/weight"),
 }
 ROWS = [("reshaped", "es_d_rtrl")]
-OTHERS = [(name, rule) for name in MODELS for rule in ("d_rtrl", "es_d_rtrl", "snap", "ottt")]
 
 
 def gradients(learner, xs):
@@ -85,7 +84,7 @@ def pair_of_learners(name, rule):
 
 @pytest.mark.parametrize(
     ("name", "rule"),
-    [*ROWS, *(pytest.param(*r, marks=pytest.mark.nightly) for r in OTHERS if r not in ROWS)],
+    ROWS,
 )
 def test_gates_apart_are_those_side_by_side(name, rule):
     whole, apart, path = pair_of_learners(name, rule)
@@ -161,8 +160,6 @@ def by_columns(y):
     "gates_of",
     [
         halves_of_halves,
-        pytest.param(halves_of_blocks, marks=pytest.mark.nightly),
-        pytest.param(by_columns, marks=pytest.mark.nightly),
     ],
 )
 def test_rows_that_are_read_in_another_way(gates_of):

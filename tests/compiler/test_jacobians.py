@@ -16,34 +16,29 @@ import readouts
 from catalogue import BATCH, Model
 from catalogue_runs import data
 from drivers import quietly_compiled
-from random_cells import Program, entry_of, random_programs
+from random_cells import Program, entry_of
 from step_claims import FullState, Group, Relations
 from step_jacobian import ROUNDING, NotFiniteError, StepJacobian
 
 import braintrace
 
 MODELS = [*catalogue.MODELS, *catalogue.LAYERS]
-BY_DAY = {
+TESTED = {
     "LateralInhibition",
     "DelayLineForAMarkedOperation",
     "PlainRecurrentRNN",
     "MarkedAndPlain",
 }
-SNAP_BY_DAY = {"LSTMPeephole", "PlainRecurrentRNN", "SparseLIF"}
+SNAP = {"LSTMPeephole", "PlainRecurrentRNN", "SparseLIF"}
 REFUSED = {"LeakInInnerLoops", "DelayedRecurrence", "DelayedSelfInhibition", "FilteredReadout"}
-FULL_BY_DAY = {"GRU", "Stacked", "SparseLIF", "SharedDrive"}
+FULL = {"GRU", "Stacked", "SparseLIF", "SharedDrive"}
 
 pytestmark = pytest.mark.usefixtures("float64_in_every_thread", "time_step")
 
 
-def each(by_day):
-    return pytest.mark.parametrize(
-        "entry",
-        [
-            pytest.param(m, id=m.name, marks=() if m.name in by_day else pytest.mark.nightly)
-            for m in MODELS
-        ],
-    )
+def each(names):
+    rows = [pytest.param(m, id=m.name) for m in MODELS if m.name in names]
+    return pytest.mark.parametrize("entry", rows)
 
 
 @functools.cache
@@ -204,17 +199,17 @@ def check_elements(entry, rule):
     return graph
 
 
-@each(BY_DAY)
+@each(TESTED)
 def test_what_d_rtrl_truncates_is_reported(entry):
     check_elements(entry, "d_rtrl")
 
 
-@each(SNAP_BY_DAY)
+@each(SNAP)
 def test_what_snap_truncates_is_reported(entry):
     check_elements(entry, "snap")
 
 
-@pytest.mark.by_day("rates-plain", "lif-marked_decay")
+@pytest.mark.rows("rates-plain", "lif-marked_decay")
 @pytest.mark.parametrize("row", readouts.LINEAR, ids=lambda row: row.name)
 def test_filtered_readouts_are_linear_and_read_by_no_other_state(row):
     """Their value before the step returns times one number, for all units and at all points."""
@@ -249,7 +244,7 @@ def full_state(entry, rule, **options):
     return graph, FullState(jacobian_of(entry), graph.flat_state)
 
 
-@each(FULL_BY_DAY)
+@each(FULL)
 def test_samples_and_the_sparsity_of_snap(entry):
     found = full_state(entry, "snap", n=2)
     if found is not None:
@@ -304,7 +299,7 @@ def operation_has_axes(jacobian, operation):
     return len(jacobian.shapes["marked", operation]) > 2
 
 
-@each(FULL_BY_DAY)
+@each(FULL)
 def test_layers_are_in_order_and_what_they_truncate_is_reported(entry):
     found = full_state(entry, "ostl_recurrent")
     if found is None:
@@ -369,29 +364,18 @@ def check_sparsity(program):
     return "checked"
 
 
-@pytest.mark.by_day(
-    "instructions0",
-    "instructions1",
-    "instructions2",
-    "instructions4",
-    "instructions5",
+@pytest.mark.parametrize(
+    "instructions",
+    [
+        (("roll", 1, 0), ("gain", 0, 0)),
+        (("halves", 0, 1), ("fused", 0, 1), ("shift", 0, 2)),
+        (("cumsum", 1, 0), ("select", 0, 2)),
+        (("loop", 1, 0), ("roll", 2, 0), ("recurrent", 0, 1), ("branch", 0, 3)),
+        (("branch", 1, 0), ("spike", 0, 0), ("cumsum", 2, 0), ("loop", 0, 1)),
+    ],
 )
-@pytest.mark.parametrize("instructions", [*CELLS[:1], *CELLS[2:], *INNER])
 def test_the_sparsity_of_snap_in_a_random_cell(instructions):
     assert check_sparsity(Program(2, instructions)) == "checked"
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("check_one", [check_cell, check_sparsity])
-def test_what_is_truncated_in_any_random_cell_is_reported(check_one):
-    outcomes = []
-
-    @random_programs(200)
-    def check(program):
-        outcomes.append(check_one(program))
-
-    check()
-    assert outcomes.count("checked") >= 150
 
 
 # --- functions with a derivative of their own ---------------------------------------------------

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 
 import brainstate
-import compilation
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +12,7 @@ import readouts
 import saiunit as u
 from assertions import assert_gradients_close, assert_gradients_differ, assert_same_bits
 from drivers import named, quietly_compiled, stream_gradient, summed, weights_of
-from every_path import PATHS, Paths
+from every_path import Paths
 from readouts import BATCH, LINEAR, ODD, OTHERS
 
 import braintrace
@@ -40,7 +39,7 @@ def learner_of(row, algorithm="d_rtrl", **options):
     return compiled(row.module(), algorithm, data()[0][0], batch_size=BATCH, **options)
 
 
-_shared = compilation.cache(learner_of)
+_shared = functools.cache(learner_of)
 
 
 def shared(row):
@@ -58,7 +57,7 @@ def loss_of(run, model, x, target):
     return jnp.sum((output - target) ** 2)
 
 
-@compilation.cache
+@functools.cache
 def through_time(row):
     """The gradient of weighted losses, by differentiating a loop over the model.
 
@@ -84,7 +83,7 @@ def through_time(row):
     return brainstate.transform.jit(gradient)
 
 
-@compilation.cache
+@functools.cache
 def bptt(row, reset=None, mask=None):
     """The gradient of the summed loss."""
     flags = np.zeros((STEPS, BATCH), bool) if reset is None else np.asarray(reset)
@@ -104,8 +103,7 @@ def sequence_gradient(learner, **options):
 
 
 # The two are held against it below, by day.
-@pytest.mark.by_day("rates-plain", "alif-several", "lif-marked_decay")
-@each([*LINEAR, *ODD])
+@pytest.mark.parametrize("row", [SMALL, BY_NAME["alif-several"], BY_NAME["lif-marked_decay"]])
 def test_equals_bptt(row):
     learner = shared(row)
     assert len(learner.graph.traced.filters) == row.filters
@@ -113,16 +111,14 @@ def test_equals_bptt(row):
     assert_gradients_close(sequence_gradient(learner, chunk_size=2), bptt(row), TOLERANCE, row.name)
 
 
-@pytest.mark.by_day("rates-plain")
-@each(LINEAR)
+@pytest.mark.parametrize("row", [SMALL])
 def test_without_filters_it_differs_from_bptt(row):
     learner = learner_of(row, readout_filters=False)
     assert learner.graph.traced.filters == ()
     assert_gradients_differ(sequence_gradient(learner), bptt(row), 0.05, row.name)
 
 
-@pytest.mark.by_day("rates-decay_per_unit", "rates-read_by_another")
-@each(OTHERS)
+@pytest.mark.parametrize("row", [BY_NAME["rates-decay_per_unit"], BY_NAME["rates-read_by_another"]])
 def test_what_is_no_linear_readout_stays_as_it_is_and_says_why(row):
     learner, as_before = learner_of(row), learner_of(row, readout_filters=False)
     assert len(learner.graph.traced.filters) == row.filters
@@ -192,15 +188,12 @@ def paths_of(row):
 
 
 # Calls after each other, a stream among them, are split below.
-@pytest.mark.by_day("rates-plain-foreign_vmap")
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.__name__)
-@each([SMALL, SIMPLE])
+@pytest.mark.parametrize(("row", "path"), [(SMALL, Paths.foreign_vmap)])
 def test_every_path(row, path):
     assert_gradients_close(path(paths_of(row)), bptt(row), TOLERANCE, row.name)
 
 
-@pytest.mark.by_day("rates-plain")
-@each([SMALL, SIMPLE, HARD])
+@pytest.mark.parametrize("row", [SMALL])
 def test_split_calls(row):
     """A part in a stream, then a sequence, then in an own loop: filters go on with the traces."""
     learner = shared(row)
@@ -227,8 +220,7 @@ def test_split_calls(row):
         )
 
 
-@pytest.mark.by_day("rates-plain")
-@each([SMALL, SIMPLE, HARD])
+@pytest.mark.parametrize("row", [SMALL])
 def test_samples_that_start_anew(row):
     flags = np.zeros((STEPS, BATCH), bool)
     flags[2, 0] = flags[3, 1] = True
@@ -262,16 +254,14 @@ def test_nothing_is_left_of_nan_before_a_reset():
     assert_gradients_close(found, bptt(row), TOLERANCE)
 
 
-@pytest.mark.by_day("lif-in_small_steps")
-@each([SIMPLE, HARD])
+@pytest.mark.parametrize("row", [HARD])
 def test_steps_that_do_not_count(row):
     mask = (0.0, 1.0, 0.5, 2.0)
     found = sequence_gradient(shared(row), mask=mask, chunk_size=3)
     assert_gradients_close(found, bptt(row, mask=mask), TOLERANCE, row.name)
 
 
-@pytest.mark.by_day("rates-plain")
-@each([SMALL, SIMPLE, HARD])
+@pytest.mark.parametrize("row", [SMALL])
 def test_windows_of_readouts_are_exact(row):
     learner = learner_of(row, window=2)
     found = sequence_gradient(learner)
@@ -280,8 +270,7 @@ def test_windows_of_readouts_are_exact(row):
     assert_gradients_close(InOwnLoop(learner)(), bptt(row), TOLERANCE, row.name)
 
 
-@pytest.mark.by_day("lif-in_small_steps")
-@each([SIMPLE, HARD])
+@pytest.mark.parametrize("row", [HARD])
 def test_after_steps_without_a_loss(row):
     """`etrace_evolve` moves filters on, `predict` leaves them, and both move the model's states."""
     learner, mask = shared(row), (0.0, 0.0, 1.0, 1.0)
@@ -298,54 +287,6 @@ def test_after_steps_without_a_loss(row):
 
     found = learner.etrace_grad(xs[2:], targets[2:], step_fn=step, reduction="sum")
     assert_gradients_close(named(found), bptt(row, mask=mask), TOLERANCE, row.name)
-
-
-@pytest.mark.nightly
-def test_pure_functions_of_the_state():
-    learner = learner_of(SIMPLE)
-    pure, model = learner.functional(), learner.algorithm.model
-    xs, targets = data()
-
-    def step(x, target):
-        return loss_of(learner, model, x, target)
-
-    def both(state):
-        options = {"step_fn": step, "reduction": "sum"}
-        state, first = pure.grad(state, xs[:2], targets[:2], **options)
-        state, second = pure.grad(state, xs[2:], targets[2:], **options)
-        return state, jax.tree.map(jnp.add, first, second)
-
-    start = pure.state()
-    stack = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), start)
-    after, found = jax.jit(jax.vmap(both))(stack)
-    for lane in range(2):
-        own = named(jax.tree.map(lambda leaf, lane=lane: leaf[lane], found))
-        assert_gradients_close(own, bptt(SIMPLE), TOLERANCE)
-    fresh = pure.reset(jax.tree.map(lambda leaf: leaf[0], after))
-    assert_same_bits(jax.tree.leaves(fresh), jax.tree.leaves(start))
-
-    def total(parameters):
-        state, loss = dataclasses.replace(start, parameters=parameters), 0.0
-        for x, target in zip(xs, targets, strict=True):
-            state, output = pure.step(state, x)
-            loss = loss + jnp.sum((output - target) ** 2)
-        return loss
-
-    assert_gradients_close(named(jax.grad(total)(start.parameters)), bptt(SIMPLE), TOLERANCE)
-
-
-@pytest.mark.nightly
-def test_traces_in_half_precision():
-    """Those of filters as well; the filters themselves are states, and are not."""
-    learner = learner_of(SIMPLE, trace_dtype=jnp.bfloat16)
-    for path in (in_a_stream, functools.partial(sequence_gradient, chunk_size=2)):
-        learner.reset_state(BATCH)
-        assert_gradients_close(path(learner), bptt(SIMPLE), 0.05)
-    kept = learner.algorithm.traces.value
-    assert any("<filters>" in key for key in kept)
-    assert {leaf.dtype for leaf in jax.tree.leaves(kept)} == {jnp.dtype(jnp.bfloat16)}
-    held = {leaf.value.dtype for leaf in learner.algorithm.filters.values()}
-    assert held == {jnp.dtype(jnp.float64)}
 
 
 # --- the same with the filters written out
@@ -371,12 +312,7 @@ class Explicit(readouts.Net):
         return self.o.value
 
 
-@pytest.mark.by_day("es_d_rtrl")
-@pytest.mark.parametrize(
-    ("algorithm", "options"),
-    [("d_rtrl", {}), ("es_d_rtrl", {"decay_or_rank": 0.7})],
-    ids=["d_rtrl", "es_d_rtrl"],
-)
+@pytest.mark.parametrize(("algorithm", "options"), [("es_d_rtrl", {"decay_or_rank": 0.7})])
 def test_learning_with_changing_weights_equals_filters_written_out(algorithm, options):
     row, x = LINEAR[0], data()[0][0]
     with pytest.warns(braintrace.ApproximationWarning):  # it looks like a readout behind states
@@ -441,15 +377,6 @@ class Layers:
         return Spiking()
 
 
-@pytest.mark.nightly
-def test_layers_of_the_library_in_units():
-    row = Layers()
-    with brainstate.environ.context(dt=1.0 * u.ms):
-        learner = learner_of(row)
-        assert len(learner.graph.traced.filters) == 2
-        assert_gradients_close(sequence_gradient(learner), bptt(row), TOLERANCE)
-
-
 def test_the_report_says_what_is_added():
     size, several = 8, BY_NAME["alif-several"]
     report = shared(several).report()
@@ -496,15 +423,4 @@ def test_coefficients_that_change_within_a_sequence_are_refused():
 def test_rflo_with_a_leaky_readout():
     row = BY_NAME["alif-with_feedback"]
     found = sequence_gradient(learner_of(row, "rflo"))
-    assert_gradients_close(found, bptt(row), TOLERANCE)
-
-
-@pytest.mark.nightly
-def test_several_rules_in_one_model():
-    row = BY_NAME["rates-of_several"]
-    learner = learner_of(row, rules={"w_in": ("es_d_rtrl", {"decay_or_rank": 0.7})})
-    found = sequence_gradient(learner)
-    alone = sequence_gradient(learner_of(row, "es_d_rtrl", decay_or_rank=0.7))
-    assert_gradients_close({"w_in": found["w_in"]}, {"w_in": alone["w_in"]}, TOLERANCE)
-    found["w_in"] = bptt(row)["w_in"]
     assert_gradients_close(found, bptt(row), TOLERANCE)

@@ -742,7 +742,7 @@ def twins(rows):
     return compiled(rows, "marked"), compiled(rows, "plain", mark="auto")
 
 
-@pytest.mark.by_day(
+@pytest.mark.rows(
     "product",
     "its second axis summed over",
     "a low rank with a bias",
@@ -759,7 +759,7 @@ def test_has_the_relations_of_its_marked_twin(rows):
 
 
 @pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning")
-@pytest.mark.by_day("product", "a low rank with a bias", "a custom backward rule")
+@pytest.mark.rows("product", "a low rank with a bias", "a custom backward rule")
 @pytest.mark.parametrize("rows", each(GROUPS))
 def test_learns_as_its_marked_twin(rows):
     twin, learner = twins(rows)
@@ -767,13 +767,7 @@ def test_learns_as_its_marked_twin(rows):
     assert_gradients_close(gradients_of(learner), wanted, TOLERANCE)
 
 
-LATER = ("immediate", "snap")
-
-
-@pytest.mark.parametrize(
-    "algorithm",
-    ["es_d_rtrl", "rtrl", *(pytest.param(a, marks=pytest.mark.nightly) for a in LATER)],
-)
+@pytest.mark.parametrize("algorithm", ["es_d_rtrl", "rtrl"])
 def test_other_rules_learn_as_by_hand(algorithm):
     rows = tuple(r for r in ROWS if r.name in ("bias", "small steps", "a decay, and one minus it"))
     wanted = gradients_of(compiled(rows, "marked", algorithm))
@@ -995,14 +989,16 @@ def gradients_without_a_mark(row):
     return {"w0": found["alone"]["w"], "c0": found["whole"]["c"]}
 
 
-@pytest.mark.by_day(
-    "a matrix with a list of places",
-    "a matrix with indices",
-    "an entry of each row",
-    "noise in a kernel",
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a matrix with a list of places",
+        "a matrix with indices",
+        "an entry of each row",
+        "noise in a kernel",
+    ],
 )
 @pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning")
-@pytest.mark.parametrize("name", OTHER_FORMS)
 def test_a_form_without_a_mark_has_the_gradient_of_the_step_and_names_an_operation(name):
     drive, operation, shape = OTHER_FORMS[name]
 

@@ -101,8 +101,7 @@ def use(learner, mask, scale):
     learner.algorithm.model.scale().value = jnp.full((H,), scale)
 
 
-@pytest.mark.by_day("mapped")
-@pytest.mark.parametrize("vmap", [False, True], ids=["batch axis", "mapped"])
+@pytest.mark.parametrize("vmap", [True])
 def test_every_call_uses_the_mask_as_it_is(vmap):
     learner = compiled(vmap=vmap)
     for mask, scale in VALUES:

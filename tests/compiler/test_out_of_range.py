@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from assertions import assert_gradients_close
 from backpropagation import through_time
-from every_path import OF_SAMPLES, PATHS, Paths, loss
+from every_path import OF_SAMPLES, Paths, loss
 
 import braintrace
 
@@ -100,28 +100,24 @@ def wanted(name, of_samples=False):
     return {"w": np.sum(found, axis=0)}
 
 
-@pytest.mark.by_day(
-    "filled with a number",
-    "take",
-    "an ETP operation",
-)
+@pytest.mark.parametrize("name", ["filled with a number", "take", "an ETP operation"])
 @pytest.mark.core
-@pytest.mark.parametrize("name", LOOKUPS)
 def test_the_gradient_is_that_of_jax(name):
     assert_gradients_close(paths_of(name).sequence(), wanted(name), 1e-12, name)
 
 
-@pytest.mark.by_day(
-    "an index-sequence",
-    "an index-two_calls",
-    "an index-mapped_by_the_compiler",
-    "fill-after_a_reset",
-    "fill-stream",
-    "fill-own_gradient",
-    "fill-foreign_vmap",
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("an index", Paths.sequence),
+        ("an index", Paths.two_calls),
+        ("an index", Paths.mapped_by_the_compiler),
+        ("fill", Paths.after_a_reset),
+        ("fill", Paths.stream),
+        ("fill", Paths.own_gradient),
+        ("fill", Paths.foreign_vmap),
+    ],
 )
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("name", ["an index", "fill"])
 def test_every_path(name, path):
     """JAX reads the row of a single index in another way, with another gradient."""
     expected = wanted(name, of_samples=path in OF_SAMPLES)

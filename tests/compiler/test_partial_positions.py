@@ -76,8 +76,7 @@ def learned(learner, xs, resets, chunk_size=4):
     return {"w": found[("w",)]}
 
 
-@pytest.mark.by_day("mapped")
-@pytest.mark.parametrize("vmap", [False, True], ids=["batch axis", "mapped"])
+@pytest.mark.parametrize("vmap", [True])
 def test_samples_are_reset_one_by_one(vmap):
     expected = bptt(RESETS)
     assert_gradients_differ(expected, bptt(np.zeros_like(RESETS)), 1e-2)
@@ -90,8 +89,7 @@ def test_samples_are_reset_one_by_one(vmap):
         np.testing.assert_allclose(one, two, rtol=1e-10)
 
 
-@pytest.mark.by_day("mapped")
-@pytest.mark.parametrize("vmap", [False, True], ids=["batch axis", "mapped"])
+@pytest.mark.parametrize("vmap", [True])
 def test_filters_are_reset_with_their_samples(vmap):
     """A sample alone, reset as a whole, has the gradient of its losses in the batch."""
     found = learned(compiled("es_d_rtrl", vmap), XS, RESETS)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from assertions import assert_gradients_close
-from every_path import PATHS, Paths
+from every_path import Paths
 
 import braintrace
 from braintrace._compiler.frontend.slot_writes import writes_as_selections
@@ -166,9 +166,8 @@ def sequence_of(write):
 
 
 # Samples at places of their own are below, and slices are mapped by the compiler.
-@pytest.mark.by_day("at")
+@pytest.mark.parametrize("name", ["at"])
 @pytest.mark.core
-@pytest.mark.parametrize("name", SPELLINGS)
 def test_it_learns_as_by_backpropagation(name):
     found = paths_of(name).sequence()
     assert paths_of(name).learner.graph.diagnostics == ()
@@ -176,13 +175,14 @@ def test_it_learns_as_by_backpropagation(name):
     assert_gradients_close(found, sequence_of(SPELLINGS[name][1]), 1e-12, name)
 
 
-@pytest.mark.by_day(
-    "at-own_gradient",
-    "at-foreign_vmap",
-    "dynamic_update_slice-mapped_by_the_compiler",
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("at", Paths.own_gradient),
+        ("at", Paths.foreign_vmap),
+        ("dynamic_update_slice", Paths.mapped_by_the_compiler),
+    ],
 )
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("name", ["at", "dynamic_update_slice"])
 def test_every_path(name, path):
     assert_gradients_close(path(paths_of(name)), exact(name), 1e-12)
 
@@ -294,16 +294,17 @@ def places_of(mode):
     return [np.asarray(place) for place in (INSIDE, OUTSIDE)[: 1 + (mode != "promise_in_bounds")]]
 
 
-@pytest.mark.by_day(
-    "one of each-promise_in_bounds",
-    "an element-clip",
-    "two places of one-drop",
-    "several-None",
-    "several of each-promise_in_bounds",
-    "backward rows-None",
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        ("one of each", "promise_in_bounds"),
+        ("an element", "clip"),
+        ("two places of one", "drop"),
+        ("several", None),
+        ("several of each", "promise_in_bounds"),
+        ("backward rows", None),
+    ],
 )
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", WRITES)
 def test_a_write_is_what_it_is_in_jax(name, mode):
     shape, at = WRITES[name]
 
@@ -348,8 +349,7 @@ SLICES = {
 STARTS = [np.asarray(place) for place in (0, 2, 4, 9, -1, -20)]
 
 
-@pytest.mark.by_day("a slot", "two places")
-@pytest.mark.parametrize("name", SLICES)
+@pytest.mark.parametrize("name", ["a slot", "two places"])
 def test_a_slice_is_what_it_is_in_jax(name):
     shape, starts = SLICES[name]
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from backpropagation import of_squares
-from initial_weights import normal
+from matrices import normal
 
 import braintrace
 

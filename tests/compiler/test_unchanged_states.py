@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from assertions import assert_gradients_close
-from every_path import PATHS, Paths
+from every_path import Paths
 
 import braintrace
 
@@ -84,10 +84,8 @@ def bptt(batch=BATCH):
     return paths_of(batch).bptt()
 
 
-@pytest.mark.by_day("d_rtrl-few samples", "snap-few samples")
+@pytest.mark.parametrize(("rule", "batch"), [("d_rtrl", 3), ("snap", 3)])
 @pytest.mark.core
-@pytest.mark.parametrize("batch", [BATCH, UNITS], ids=["few samples", "as many samples as units"])
-@pytest.mark.parametrize("rule", ["d_rtrl", "rtrl", "snap"])
 def test_statistics_are_no_recurrent_state(rule, batch):
     paths = paths_of(batch, rule)
     found = paths.sequence()
@@ -129,8 +127,16 @@ def test_what_is_not_the_same_is_a_state(name):
     assert leaf.out_var is not None
 
 
-@pytest.mark.by_day("sequence", "stream", "own_gradient", "mapped_by_the_compiler", "foreign_vmap")
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "path",
+    [
+        Paths.sequence,
+        Paths.stream,
+        Paths.own_gradient,
+        Paths.mapped_by_the_compiler,
+        Paths.foreign_vmap,
+    ],
+)
 def test_every_path(path):
     paths = paths_of()
     if path is Paths.after_a_reset:  # of all samples: the statistics have no axis for them
@@ -138,9 +144,7 @@ def test_every_path(path):
     assert_gradients_close(path(paths), bptt(), 1e-12)
 
 
-@pytest.mark.by_day("3-rtrl", "4-uoro", "4-d_rtrl")
-@pytest.mark.parametrize("rule", ["rtrl", "uoro", "d_rtrl"])
-@pytest.mark.parametrize("batch", [BATCH, UNITS])
+@pytest.mark.parametrize(("batch", "rule"), [(3, "rtrl"), (4, "uoro"), (4, "d_rtrl")])
 def test_batch_norm_of_brainstate_in_evaluation_mode(rule, batch):
     class Network(Normalised):
         def __init__(self):

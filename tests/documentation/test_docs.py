@@ -5,9 +5,7 @@ import json
 import re
 import runpy
 import tomllib
-import warnings
 
-import brainstate
 import places
 import pytest
 from public_names import LAYERS, PUBLIC, public_names
@@ -164,19 +162,3 @@ def test_the_pages_have_every_example():
 
 def test_notebooks_stay_small():
     assert sum(path.stat().st_size for path in EXECUTED) < 8e6
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", PAGES)
-def test_pages_say_what_their_code_prints(name, capsys):
-    """A block of text below one of Python is what this prints."""
-    page = (DOCS / f"{name}.md").read_text()
-    blocks = re.findall(r"^```(\w+)\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
-    names = {"__name__": name}
-    warnings.simplefilter("ignore", braintrace.ApproximationWarning)
-    with brainstate.environ.context():
-        for index, (language, block) in enumerate(blocks):
-            if language == "python":
-                exec(block, names)
-                following, text = [*blocks, ("", "")][index + 1]
-                assert capsys.readouterr().out == (text if following == "text" else "")

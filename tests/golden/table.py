@@ -93,7 +93,7 @@ def paths_of(net, rule):
     if RULES[rule].is_windowed:
         return OF_WINDOWS if net in IN_FULL else SHORT_WINDOWS if is_often else ()
     own = PATHS if net in IN_FULL else MORE if rule in OFTEN else SHORT
-    extra = [p for p in BY_DAY.get((net, rule), ()) if p not in own]
+    extra = [p for p in TESTED.get((net, rule), ()) if p not in own]
     return tuple(p for p in (*own, *extra) if not (RULES[rule].is_by_path and p == "foreign vmap"))
 
 
@@ -102,7 +102,7 @@ def all_rows():
     return [(net, rule, path) for net in NETS for rule in RULES for path in paths_of(net, rule)]
 
 
-BY_DAY = {
+TESTED = {
     ("indrnn", "d_rtrl"): ("chunks of 1", "own gradient", "foreign vmap"),
     ("indrnn", "rtrl"): ("stream, every 2",),
     ("two_indrnn", "ostl_feedforward"): ("mapped",),
@@ -123,9 +123,4 @@ BY_DAY = {
     ("units", "es_d_rtrl rank 5"): ("chunks of 3",),
     ("units", "immediate"): ("chunks of 7",),
 }
-"""What is run by day: every model, rule and path at least once; all others are of the night."""
-
-
-def is_by_day(net, rule, path):
-    """Tell whether a row is run by day."""
-    return path in BY_DAY.get((net, rule), ())
+"""What a test runs: every model, rule and path at least once."""

@@ -3,7 +3,6 @@
 import functools
 
 import brainstate
-import compilation
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -119,7 +118,7 @@ def loss_of(output, target):
     return jnp.sum((output - target) ** 2)
 
 
-@compilation.cache
+@functools.cache
 def bptt(kind):
     """The gradient of the summed loss, of a model that is given the answers."""
     model, (xs, targets) = Net(kind), data()
@@ -160,50 +159,9 @@ PATHS = {
     "stream": of_stream,
     "own loop": of_own_loop,
 }
-AT_NIGHT = pytest.mark.nightly
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("kind", "algorithm", "options"),
-    [
-        ("unknown", "d_rtrl", {}),
-        pytest.param("plain", "d_rtrl", {}, marks=AT_NIGHT),
-        pytest.param("nested", "d_rtrl", {}, marks=AT_NIGHT),
-        pytest.param("plain", "rtrl", {}, marks=AT_NIGHT),
-        pytest.param("unknown", "rtrl", {}, marks=AT_NIGHT),
-        pytest.param("nested", "rtrl", {}, marks=AT_NIGHT),
-        pytest.param("plain", "d_rtrl", {"window": 3}, marks=AT_NIGHT),
-    ],
-)
-def test_every_path(kind, algorithm, options):
-    host, x = Host(), data()[0][0]
-    learner = quietly_compiled(Net(kind, host), algorithm, x, batch_size=BATCH, **options)
-    paths = {name: path for name, path in PATHS.items() if name != "stream" or not options}
-    for name, path in paths.items():
-        learner.reset_state(BATCH)
-        host.forget()
-        found = path(learner)
-        check_calls(host, kind)
-        assert_gradients_close(found, bptt(kind), 1e-10, name)
-    for run in (learner.predict, learner.etrace_evolve):
-        learner.reset_state(BATCH)
-        host.forget()
-        run(data()[0])
-        check_calls(host, kind)
-
-
-@pytest.mark.parametrize(
-    ("kind", "algorithm"),
-    [
-        ("nested", "rtrl"),
-        *(
-            pytest.param(kind, algorithm, marks=AT_NIGHT)
-            for kind in ASKED
-            for algorithm in ("es_d_rtrl", "snap", "immediate", "ottt", "uoro", "kf_rtrl")
-        ),
-    ],
-)
+@pytest.mark.parametrize(("kind", "algorithm"), [("nested", "rtrl")])
 def test_every_rule(kind, algorithm):
     """It learns what it would if the answers were an argument of the step."""
     host, (xs, targets) = Host(), data()
@@ -225,39 +183,6 @@ def test_every_rule(kind, algorithm):
 def test_a_linear_readout_that_multiplies_answers_is_exact(kind):
     graph = quietly_compiled(Net(kind, Host()), "d_rtrl", data()[0][0], batch_size=BATCH).graph
     assert not graph.diagnostics
-
-
-@AT_NIGHT
-def test_calls_of_mapped_samples():
-    """Those that are not in order may be made for one sample after another."""
-    asked = []
-
-    def answer(x):
-        asked.append(x)
-        return cosine(x).sum()
-
-    class Mapped(Net):
-        def ask(self, x):
-            return io_callback(answer, ANSWER, x.astype(np.float32)).astype(float)
-
-        def update(self, x):
-            scale = self.ask(x)
-            y = jnp.tanh(braintrace.matmul(x, self.w.value))
-            self.h.value = 0.7 * self.h.value + scale * y
-            return self.h.value @ self.w_out.value
-
-    class Plain(Mapped):
-        def ask(self, x):
-            return jnp.cos(x.astype(np.float32)).sum().astype(float)
-
-    found = []
-    for model in (Mapped("plain"), Plain("plain")):
-        learner = braintrace.compile(model, "d_rtrl", data()[0][0], batch_size=BATCH, vmap=True)
-        asked.clear()
-        found.append(of_sequence(learner, chunk_size=3))
-        jax.effects_barrier()
-        assert len(asked) == (STEPS * BATCH if type(model) is Mapped else 0)
-    assert_gradients_close(*found, 1e-6)
 
 
 def test_no_derivative_goes_through_a_callback():
@@ -329,15 +254,16 @@ class Telling(Net):
         return self.h.value @ self.w_out.value
 
 
-@pytest.mark.by_day(
-    "branch-1-one chunk",
-    "branch-1-chunks of two",
-    "branch-1-masked",
-    "branch-1-stream",
-    "loop-2-own loop",
+@pytest.mark.parametrize(
+    ("kind", "times", "path"),
+    [
+        ("branch", 1, "one chunk"),
+        ("branch", 1, "chunks of two"),
+        ("branch", 1, "masked"),
+        ("branch", 1, "stream"),
+        ("loop", 2, "own loop"),
+    ],
 )
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize(("kind", "times"), [("branch", 1), ("loop", 2)])
 def test_a_branch_or_loop_on_the_way_to_a_state_tells_once(kind, times, path):
     host = Host()
     learner = braintrace.compile(Telling(kind, host), "d_rtrl", data()[0][0], batch_size=BATCH)

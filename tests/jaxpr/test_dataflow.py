@@ -47,19 +47,13 @@ from braintrace._jaxpr.dataflow.primitives import TABLE, Entry
 pytestmark = pytest.mark.usefixtures("float64_in_every_thread")
 
 
-def each(cases, by_day=None):
-    """All cases; those that `by_day` does not name are of the night."""
-
-    def row(case):
-        is_by_day = by_day is None or str(case) in by_day
-        return pytest.param(case, id=str(case), marks=[] if is_by_day else pytest.mark.nightly)
-
-    return pytest.mark.parametrize("case", [*map(row, cases)])
+def each(cases):
+    return pytest.mark.parametrize("case", [pytest.param(c, id=str(c)) for c in cases])
 
 
 def first_forms(cases):
-    """Names of the first case of each primitive; others run the same lines with other numbers."""
-    return {*{case.name: str(case) for case in reversed(cases)}.values()}
+    """The first case of each primitive; others run the same lines with other numbers."""
+    return [*{case.name: case for case in reversed(cases)}.values()]
 
 
 def moved_by_table(name):
@@ -68,20 +62,15 @@ def moved_by_table(name):
 
 OF_FLOATS = [c for c in CASES if all(c.operands[i].dtype == float for i in c.places)]
 
-WITH_DERIVATIVES_BY_DAY = (
+WITH_DERIVATIVES = (
     *("stop_gradient", "argmax", "argmin", "top_k", "lu", "custom_jvp_call", "custom_vjp_call"),
     *("while-decided", "abs", "clamp", "cumsum", "dot_general-batched", "scan-rolled"),
     *("conv_general_dilated-groups", "scatter-add-window_between", "reduce_window-start"),
 )
 
 
-def time_of(case):
-    """Cases with derivatives of two tests by day, of one, and of the night."""
-    return str(case) not in WITH_DERIVATIVES_BY_DAY, str(case) not in first_forms(OF_FLOATS)
-
-
 GROUPS = in_groups(CASES)
-GROUPS_WITH_DERIVATIVES = in_groups(sorted(OF_FLOATS, key=time_of))
+GROUPS_WITH_DERIVATIVES = in_groups(OF_FLOATS)
 
 
 def traced(case):
@@ -117,7 +106,7 @@ def test_an_element_depends_on_what_the_engine_names(case):
         assert not (claimed & ~shown).any(), "the engine names an element without influence"
 
 
-@pytest.mark.by_day(*WITH_DERIVATIVES_BY_DAY)
+@pytest.mark.rows(*WITH_DERIVATIVES)
 @each(OF_FLOATS)
 def test_a_derivative_that_the_engine_calls_zero_is_zero(case):
     jaxpr = traced(case)
@@ -156,7 +145,7 @@ def sets_back(case, jaxpr):
     return np.concatenate([f.reshape(-1, lattice.count) for f in full]).T
 
 
-@each(OF_FLOATS, by_day=first_forms(OF_FLOATS))
+@each(first_forms(OF_FLOATS))
 def test_a_cotangent_that_the_engine_does_not_name_has_no_influence(case):
     jaxpr = traced(case)
     claimed = sets_back(case, jaxpr)

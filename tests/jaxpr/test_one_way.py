@@ -143,20 +143,21 @@ WAYS += [by_mapped_steps, by_chunks, by_resets]
 NAMES = {"before": "'encoder'", "between": "'encoder', 'w'", "behind": "'encoder', 'h', 'out', 'w'"}
 
 
-@pytest.mark.by_day(
-    "before-by_sequence",
-    "before-by_own_step",
-    "before-by_chunks",
-    "between-by_stream",
-    "between-by_own_steps",
-    "between-by_resets",
-    "behind-by_function",
-    "behind-by_pure_steps",
-    "behind-by_mapped_steps",
+@pytest.mark.parametrize(
+    ("place", "way"),
+    [
+        ("before", by_sequence),
+        ("before", by_own_step),
+        ("before", by_chunks),
+        ("between", by_stream),
+        ("between", by_own_steps),
+        ("between", by_resets),
+        ("behind", by_function),
+        ("behind", by_pure_steps),
+        ("behind", by_mapped_steps),
+    ],
 )
 @pytest.mark.core
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("place", PLACES)
 def test_a_gradient_through_a_loop_is_refused_by_name(place, way):
     """What is before the loop is named, and the learner predicts as before."""
     learner = compiled(place, unbounded)
@@ -167,33 +168,33 @@ def test_a_gradient_through_a_loop_is_refused_by_name(place, way):
     np.testing.assert_allclose(found, compiled(place, bounded).predict(XS), **close)
 
 
-@pytest.mark.by_day(
-    "options0-by_sequence-plain",
-    "options0-by_own_step-scan",
-    "options1-by_own_step-plain",
-    "options1-by_sequence-branch",
-    "options1-by_sequence-call",
-    "options2-by_sequence-scan",
-    "options2-by_own_step-branch",
-    "options2-by_own_step-call",
+@pytest.mark.parametrize(
+    ("options", "way", "loop"),
+    [
+        ({}, by_sequence, "plain"),
+        ({}, by_own_step, "scan"),
+        ({"rule": "es_d_rtrl"}, by_sequence, "branch"),
+        ({"rule": "es_d_rtrl"}, by_sequence, "call"),
+        ({"rule": "es_d_rtrl"}, by_own_step, "plain"),
+        ({"window": 2}, by_sequence, "scan"),
+        ({"window": 2}, by_own_step, "branch"),
+        ({"window": 2}, by_own_step, "call"),
+    ],
 )
-@pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("way", [by_sequence, by_own_step])
-@pytest.mark.parametrize("options", [{}, {"rule": "es_d_rtrl"}, {"window": 2}])
 def test_loops_inside_of_others_are_found(loop, way, options):
     learner = compiled("behind", LOOPS[loop], **options)
     with pytest.raises(braintrace.CompilationError, match=r"`while` loop of `update` \(.*test_one"):
         way(learner)
 
 
-@pytest.mark.by_day(
-    "stopped-behind-by_pure_steps",
-    "with its own derivative-between-by_pure_steps",
-    "with its own derivative-behind-by_sequence",
+@pytest.mark.parametrize(
+    ("form", "place", "way"),
+    [
+        ("stopped", "behind", by_pure_steps),
+        ("with its own derivative", "between", by_pure_steps),
+        ("with its own derivative", "behind", by_sequence),
+    ],
 )
-@pytest.mark.parametrize("way", [by_sequence, by_own_steps, by_pure_steps])
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("form", ["stopped", "with its own derivative"])
 def test_what_has_a_gradient_keeps_it(place, form, way):
     """A loop behind `stop_gradient`, and one in a function with a derivative of its own."""
 

@@ -1,6 +1,5 @@
 """Programs of a learner before they are run: they are those that its methods run."""
 
-import subprocess
 import sys
 
 import jax
@@ -45,10 +44,7 @@ def called(learner, method):
 @pytest.mark.parametrize(
     "method",
     [
-        pytest.param("etrace_grad", marks=pytest.mark.nightly),
         "etrace_online",
-        pytest.param("etrace_evolve", marks=pytest.mark.nightly),
-        pytest.param("predict", marks=pytest.mark.nightly),
         "update",
     ],
 )
@@ -75,27 +71,6 @@ def test_nothing_is_compiled_twice(method, compilations):
     assert jax.tree.structure(found) == jax.tree.structure(expected)
 
 
-@pytest.mark.nightly
-def test_what_is_looked_at_is_what_runs(compilations):
-    """Results that are looked at keep the traces from before: another program."""
-    optax = pytest.importorskip("optax", reason="the extra `optimizers` is not installed")
-    learner = build_learner(MODEL)
-    options = {
-        "step_fn": calls_of(learner)["etrace_grad"]["step_fn"],
-        "optimizer": optax.adam(1e-3),
-        "nonfinite": "raise",
-    }
-    compiled = learner.lower("etrace_online", SHAPE, **options).compile()
-    assert compiled.memory_analysis().alias_size_in_bytes == 0
-    del options["nonfinite"]
-    lowered = learner.lower("etrace_online", SHAPE, **options)
-    in_place = lowered.compile().memory_analysis().alias_size_in_bytes
-    assert in_place == learner.report().carried_bytes
-    compilations.clear()
-    learner.etrace_online(XS, **options)
-    assert not compilations
-
-
 def test_other_methods_are_refused():
     with pytest.raises(braintrace.OptionError, match="`method` is 'reset_state'"):
         build_learner(MODEL).lower("reset_state")
@@ -113,28 +88,6 @@ for x in np.load(folder / "xs.npy"):
 assert "braintrace" not in sys.modules and "brainstate" not in sys.modules
 np.savez(folder / "found.npz", losses=losses, **state)
 """
-
-
-@pytest.mark.nightly
-def test_a_step_runs_in_a_process_without_the_library(tmp_path):
-    pytest.importorskip("flatbuffers", reason="the extra `export` is not installed")
-    optax = pytest.importorskip("optax", reason="the extra `optimizers` is not installed")
-    learner = build_learner(MODEL)
-    options = {
-        "step_fn": calls_of(learner)["etrace_grad"]["step_fn"],
-        "optimizer": optax.adam(1e-2),
-    }
-    program, state = learner.export_step(SHAPE.update(shape=SHAPE.shape[1:]), **options)
-    (tmp_path / "program").write_bytes(program)
-    np.savez(tmp_path / "state.npz", **state)
-    np.save(tmp_path / "xs.npy", XS)
-    subprocess.run([sys.executable, "-c", ELSEWHERE, str(tmp_path)], check=True)
-    found = dict(np.load(tmp_path / "found.npz"))
-    losses = learner.etrace_online(XS, **options)
-    np.testing.assert_allclose(found["losses"], losses, rtol=1e-5)
-    np.testing.assert_allclose(
-        found["parameters/w_rec"], learner.algorithm.param_states[("w_rec",)].value, rtol=1e-5
-    )
 
 
 def test_a_nan_label_does_not_reach_the_parameters_of_an_exported_step():

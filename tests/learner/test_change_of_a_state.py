@@ -39,9 +39,9 @@ def penalty(weight):
     return total
 
 
-@pytest.mark.by_day("sequence-d_rtrl", "stream-d_rtrl", "own loop-rtrl")
-@pytest.mark.parametrize("rule", ["d_rtrl", "rtrl"])
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize(
+    ("run", "rule"), [("sequence", "d_rtrl"), ("own loop", "rtrl"), ("stream", "d_rtrl")]
+)
 def test_a_penalty_on_it_is_that_of_backpropagation(run, rule):
     learner = braintrace.compile(Changing(), rule, XS[0], batch_size=2)
     expected = {("w",): jax.grad(penalty)(WEIGHT)}

@@ -5,8 +5,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from initial_weights import normal
 from jax import export
+from matrices import normal
 
 import braintrace
 

@@ -2,21 +2,16 @@
 
 import dataclasses
 import functools
-import os
-import subprocess
-import sys
 
 import brainstate
 import catalogue
-import compilation
 import jax
 import jax.numpy as jnp
 import numpy as np
-import places
 import pytest
 from assertions import assert_same_bits
 from drivers import build_learner, snapshot
-from rules import OF_SOME_MODELS, OTHERS, RANDOM
+from rules import OTHERS
 
 import braintrace
 
@@ -28,13 +23,6 @@ ROWS = [
     *(pytest.param("Leaky", rule.name) for rule in OTHERS),
 ]
 
-
-def at_night(row):
-    return pytest.param(*row.values, marks=[*row.marks, pytest.mark.nightly])
-
-
-AT_NIGHT = [at_night(pytest.param(rule.case, rule.name)) for rule in OF_SOME_MODELS + RANDOM]
-BY_DAY_OR_NIGHT = [*map(at_night, ROWS[:2]), *ROWS[2:4], *map(at_night, ROWS[4:]), *AT_NIGHT]
 
 close = functools.partial(
     jax.tree.map, functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
@@ -92,7 +80,7 @@ def bench(name="Leaky", algorithm="d_rtrl"):
     return Bench(name, algorithm)
 
 
-@pytest.mark.parametrize(("name", "algorithm"), BY_DAY_OR_NIGHT)
+@pytest.mark.parametrize(("name", "algorithm"), ROWS[2:4])
 def test_each_function_is_the_method(name, algorithm):
     """Also: what the user has closed over (an optimizer) is part of the state, and keeps."""
     own = bench(name, algorithm)
@@ -120,16 +108,14 @@ def test_each_function_is_the_method(name, algorithm):
         assert jax.tree.structure(state) == jax.tree.structure(own.start)
 
 
-@pytest.mark.by_day(
-    "Leaky-d_rtrl-grad",
-    "Leaky-es_d_rtrl-online",
-    "Leaky-immediate-online",
-    "Leaky-snap-grad",
-)
-@pytest.mark.parametrize("method", [Bench.grad, Bench.online], ids=lambda m: m.__name__)
 @pytest.mark.parametrize(
-    ("name", "algorithm"),
-    [*ROWS, *((rule.case, rule.name) for rule in OF_SOME_MODELS)],  # random ones draw apart
+    ("name", "algorithm", "method"),
+    [
+        ("Leaky", "d_rtrl", Bench.grad),
+        ("Leaky", "es_d_rtrl", Bench.online),
+        ("Leaky", "immediate", Bench.online),
+        ("Leaky", "snap", Bench.grad),
+    ],
 )
 def test_learners_that_are_mapped_learn_alone(name, algorithm, method):
     run = functools.partial(method, bench(name, algorithm))
@@ -177,9 +163,7 @@ def names(state):
     return [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
 
 
-@pytest.mark.parametrize(
-    ("name", "algorithm"), [*ROWS[1:3], *map(at_night, [ROWS[0], *ROWS[3:]]), *AT_NIGHT]
-)
+@pytest.mark.parametrize(("name", "algorithm"), ROWS[1:3])
 def test_a_state_that_is_saved_goes_on_in_another_learner(name, algorithm, tmp_path):
     own, file = bench(name, algorithm), tmp_path / "state.npz"
     state, _ = own.online(own.start)
@@ -325,26 +309,11 @@ def test_names_of_the_users_states_are_not_those_of_the_models():
     assert others == {("count",): 0.0, ("counted",): 1.0} | own
 
 
-@pytest.mark.nightly
-def test_learners_over_devices_are_those_of_one_device():
-    environment = {
-        **os.environ,
-        "XLA_FLAGS": compilation.with_flags("--xla_force_host_platform_device_count=4"),
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": places.SEARCHED,
-    }
-    run = subprocess.run(
-        [sys.executable, __file__], env=environment, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-
-
 def over_devices():
     """Samples over devices, with one state on each: the gradient is the mean of theirs.
 
     Also outside of a transformation, where the axes of the mesh are explicit.
     """
-    compilation.compile_in_a_hurry()
     divided, whole = Bench("Leaky", "d_rtrl"), Bench("Leaky", "d_rtrl")
     xs, ys = catalogue.BY_NAME["Leaky"].sequences(4 * BATCH, 4)
     mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))

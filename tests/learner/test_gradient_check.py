@@ -1,9 +1,9 @@
 """What the gradient check says about an algorithm, against numbers found without it."""
 
+import functools
 import json
 
 import catalogue
-import compilation
 import drivers
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ import braintrace
 DIAGONAL, RECURRENT = catalogue.BY_NAME["ALIF"], catalogue.BY_NAME["LeakyRNN"]
 
 
-@compilation.cache
+@functools.cache
 def checked(case, algorithm, length=6, **options):
     xs, targets = case.sequences(2, length)
     with drivers.expected_warnings(case, algorithm):

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import saiunit as u
 from backpropagation import backpropagated
-from initial_weights import normal
-from matrices import csr
+from matrices import csr, normal
 
 import braintrace
 
@@ -71,16 +70,15 @@ def online(loss, unit_aware, driver):
     return brainstate.transform.jit(gradient)()
 
 
-@pytest.mark.by_day(
-    "plain_energy-False-sequence",
-    "plain_energy-True-per step",
-    "energy-True-sequence",
+@pytest.mark.parametrize(
+    ("loss", "unit_aware", "driver"),
+    [
+        (plain_energy, False, "sequence"),
+        (plain_energy, True, "per step"),
+        (energy, True, "sequence"),
+    ],
 )
 @pytest.mark.core
-@pytest.mark.parametrize("driver", ["sequence", "per step"])
-@pytest.mark.parametrize(
-    ("loss", "unit_aware"), [(plain_energy, False), (plain_energy, True), (energy, True)]
-)
 def test_gradients_have_the_units_of_backpropagation(loss, unit_aware, driver):
     expected = backpropagated(
         Membrane(), lambda model, x: loss(model(x)), INPUTS, batch_size=2, unit_aware=unit_aware
@@ -152,14 +150,15 @@ class Driven(brainstate.nn.Module):
         return self.v.value
 
 
-@pytest.mark.by_day(
-    "element_wise-d_rtrl",
-    "lora_matmul-d_rtrl",
-    "feedback_matmul-d_rtrl",
-    "einsum-d_rtrl",
+@pytest.mark.parametrize(
+    ("name", "algorithm"),
+    [
+        ("element_wise", "d_rtrl"),
+        ("lora_matmul", "d_rtrl"),
+        ("feedback_matmul", "d_rtrl"),
+        ("einsum", "d_rtrl"),
+    ],
 )
-@pytest.mark.parametrize("algorithm", ["d_rtrl", "es_d_rtrl"])
-@pytest.mark.parametrize("name", OPERATIONS)
 def test_every_operation_learns_with_units(name, algorithm):
     model = Driven(*OPERATIONS[name])
 

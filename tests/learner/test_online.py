@@ -62,17 +62,18 @@ def descend(case, learner, **options):
     return learner.etrace_online(*case.sequences(BATCH, LENGTH), **functions, **options)
 
 
-@pytest.mark.by_day(
-    "d_rtrl-ALIFLateThreshold",
-    "es_d_rtrl-ALIFLateThreshold",
-    "d_rtrl-LeakyWithBypass",
-    "d_rtrl-IndRNN",
-    "es_d_rtrl-Synapse",
-    "snap-LSTMFused",
+@pytest.mark.parametrize(
+    ("options", "case"),
+    [
+        ({}, catalogue.BY_NAME["ALIFLateThreshold"]),
+        ({}, catalogue.BY_NAME["LeakyWithBypass"]),
+        ({}, catalogue.BY_NAME["IndRNN"]),
+        ({"algorithm": "es_d_rtrl", "decay_or_rank": 0.7}, catalogue.BY_NAME["ALIFLateThreshold"]),
+        ({"algorithm": "es_d_rtrl", "decay_or_rank": 0.7}, catalogue.BY_NAME["Synapse"]),
+        ({"algorithm": "snap"}, catalogue.BY_NAME["LSTMFused"]),
+    ],
 )
 @pytest.mark.core
-@catalogue.each([*SOME, catalogue.BY_NAME["LeakyRNN"]])
-@pytest.mark.parametrize("options", [*METHODS.values(), SNAP], ids=[*METHODS, "snap"])
 def test_equals_the_dense_recursion_with_changing_parameters(case, options):
     learner = build_learner(case, **options)
     before = jax.device_get(values(learner))
@@ -88,7 +89,7 @@ def test_equals_the_dense_recursion_with_changing_parameters(case, options):
 
 
 @pytest.mark.core
-@catalogue.each(SOME[:2], SOME[2:3])
+@catalogue.each(SOME[:2])
 @each_method
 def test_samples_are_reset_one_by_one(case, options):
     """A sample that starts anew learns as in a stream of its own."""

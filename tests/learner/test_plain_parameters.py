@@ -49,8 +49,7 @@ def test_a_parameter_may_be_a_python_number():
     assert learner.etrace_grad(xs, **options)[("w",)] == pytest.approx(expected)
 
 
-@pytest.mark.by_day("options0", "options2", "options3")  # rules with traces
-@pytest.mark.parametrize("options", [{}, {"rule": "immediate"}, {"rule": "rtrl"}, {"window": 2}])
+@pytest.mark.parametrize("options", [{}, {"rule": "rtrl"}, {"window": 2}])
 def test_a_parameter_may_be_an_array_of_numpy_in_double_precision(options):
     """As in JAX, where it is in single precision unless double precision is allowed."""
 

@@ -46,13 +46,15 @@ def flags(*steps):
     return np.isin(np.arange(LENGTH), steps)
 
 
-@pytest.mark.by_day(
-    "IndRNN-es_d_rtrl-mapped-{'decay_or_rank': 0.8}",
-    "ALIFLateThreshold-immediate-batch axis-{}",
-    "ALIFLateThreshold-snap-batch axis-{}",
+@pytest.mark.parametrize(
+    ("case", "algorithm", "style", "options"),
+    [
+        (catalogue.BY_NAME["IndRNN"], "es_d_rtrl", "mapped", {"decay_or_rank": 0.8}),
+        (catalogue.BY_NAME["ALIFLateThreshold"], "immediate", "batch axis", {}),
+        (catalogue.BY_NAME["ALIFLateThreshold"], "snap", "batch axis", {}),
+    ],
 )
 @pytest.mark.core
-@MODELS_AND_METHODS
 def test_one_flag_per_step_is_as_separate_sequences(case, algorithm, style, options):
     """In chunks of any length, and with steps of any weight.
 
@@ -81,15 +83,16 @@ def test_one_flag_per_step_is_as_separate_sequences(case, algorithm, style, opti
         assert_states_close(snapshot(learner), states, case.name)
 
 
-@pytest.mark.by_day(
-    "3-IndRNN-es_d_rtrl-mapped-{'decay_or_rank': 0.8}",
-    "3-ALIFLateThreshold-d_rtrl-mapped-{}",
-    "3-ALIFLateThreshold-immediate-batch axis-{}",
-    "3-ALIFLateThreshold-ottt-batch axis-{}",
-    "3-LSTMFused-d_rtrl-batch axis-{'window': 4}",
+@pytest.mark.parametrize(
+    ("chunk_size", "case", "algorithm", "style", "options"),
+    [
+        (3, catalogue.BY_NAME["IndRNN"], "es_d_rtrl", "mapped", {"decay_or_rank": 0.8}),
+        (3, catalogue.BY_NAME["ALIFLateThreshold"], "d_rtrl", "mapped", {}),
+        (3, catalogue.BY_NAME["ALIFLateThreshold"], "immediate", "batch axis", {}),
+        (3, catalogue.BY_NAME["ALIFLateThreshold"], "ottt", "batch axis", {}),
+        (3, catalogue.BY_NAME["LSTMFused"], "d_rtrl", "batch axis", {"window": 4}),
+    ],
 )
-@MODELS_AND_METHODS
-@pytest.mark.parametrize("chunk_size", [3, pytest.param(LENGTH, marks=pytest.mark.nightly)])
 def test_samples_are_reset_one_by_one(case, algorithm, style, options, chunk_size):
     learner = shared_learner(case, algorithm, style, BATCH, **options)
     xs, targets = data(case)

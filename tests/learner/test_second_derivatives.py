@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 
-import compilation
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,7 +34,7 @@ def setting(float64):
     return made()
 
 
-@compilation.cache
+@functools.cache
 def made():
     """Of functions of the state, which leave the learner as it is."""
     random = np.random.default_rng(0)

@@ -4,8 +4,9 @@ The reference takes the gradient step by step through the algorithm's own calls,
 code with the cutting of a step.
 """
 
+import functools
+
 import brainstate
-import compilation
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -170,7 +171,7 @@ def inputs_of(net):
     return jnp.asarray(xs), jnp.asarray(rng.normal(size=(STEPS, BATCH, Net.outputs)))
 
 
-@compilation.cache
+@functools.cache
 def compiled(net, algorithm):
     brainstate.random.seed(3)
     return quietly_compiled(net(), algorithm, inputs_of(net)[0][0], batch_size=BATCH)
@@ -241,24 +242,16 @@ def name_of(case):
     return "-".join(part.__name__ for part in case)
 
 
-@pytest.mark.by_day(
-    "Net-squared-d_rtrl-[3]",
-    "Normalised-squared-d_rtrl-[3]",
-    "Branched-squared-es_d_rtrl-[6]",
-    "Net-printed-es_d_rtrl-[6]",
-    "Net-unmapped-d_rtrl-[3]",
-)
 @pytest.mark.parametrize(
-    ("algorithm", "chunk_sizes"),
+    ("case", "algorithm", "chunk_sizes"),
     [
-        ("d_rtrl", [3]),
-        ("es_d_rtrl", [STEPS]),
-        ("d_rtrl", [1, 4, STEPS]),
-        ("es_d_rtrl", [1, 3, 4]),
+        ((Net, squared), "d_rtrl", [3]),
+        ((Normalised, squared), "d_rtrl", [3]),
+        ((Net, printed), "es_d_rtrl", [6]),
+        ((stacks.Branched, squared), "es_d_rtrl", [6]),
+        ((Net, unmapped), "d_rtrl", [3]),
     ],
-    ids=str,
 )
-@pytest.mark.parametrize("case", SPLIT + STEP_BY_STEP, ids=name_of)
 def test_the_same_gradient_states_and_traces(case, algorithm, chunk_sizes):
     net, _ = case
     learner = learner_of(net, algorithm)

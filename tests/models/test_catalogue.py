@@ -16,7 +16,6 @@ import braintrace
 TOLERANCE = 1e-9
 DECAY = 0.7
 CORE = {"LSTMPeephole", "LinearRecurrentUnit", "ALIF", "PopulationsAsSlices", "ReshapedStates"}
-OPTIMISED = {"LSTMFused", "PooledConvolution", "SparseLIF", "ALIF, recurrent", "LoRA"}
 METHODS = {"d_rtrl": {}, "es_d_rtrl": {"decay_or_rank": DECAY}}
 METHODS |= {rule.name: rule.options for rule in OTHERS}
 STEP_BY_STEP = ("own gradient", "stream")
@@ -28,8 +27,7 @@ pytestmark = pytest.mark.usefixtures("float64", "time_step")
 
 
 def marks_of(entry):
-    marks = [(CORE, pytest.mark.core), (OPTIMISED, pytest.mark.optimised)]
-    return [mark for of, mark in marks if entry.name in of]
+    return [pytest.mark.core] if entry.name in CORE else []
 
 
 def id_of(entry):
@@ -83,7 +81,7 @@ def test_relations_groups_and_diagnostics(entry):
     )
 
 
-@pytest.mark.by_day(
+@pytest.mark.rows(
     "SignedHalves",
     "CoupledCompartments",
     "GRU",
@@ -103,7 +101,7 @@ def test_the_oracle_is_bptt_where_the_model_is_diagonal_and_only_there(entry):
         assert_gradients_differ(found, exact, 1e-4, entry.name)
 
 
-@pytest.mark.by_day(*(id_of(entry) for entry in [*MODELS, *LAYERS] if entry.by_day))
+@pytest.mark.rows(*(id_of(entry) for entry in [*MODELS, *LAYERS] if entry.tested))
 def test_the_oracle_gives_every_weight_a_gradient(entry):
     for name, leaves in expected_of(entry, "d_rtrl").items():
         assert all(np.abs(leaf).max() > 1e-6 for leaf in jax.tree.leaves(leaves)), name
@@ -128,19 +126,13 @@ def check(entry, algorithm, paths, **style):
         assert_states_close(after, left[0], entry.name)
 
 
-@each_rule([*MODELS, *LAYERS], lambda entry: entry.by_day)
+@each_rule([*MODELS, *LAYERS], lambda entry: entry.tested)
 def test_some_paths_equal_the_dense_oracle(entry, algorithm):
     """Those that the entry of the model names."""
-    check(entry, algorithm, entry.by_day[algorithm])
+    check(entry, algorithm, entry.tested[algorithm])
 
 
-@pytest.mark.nightly
-@each_rule([*MODELS, *LAYERS], methods_of)
-def test_all_paths_and_chunk_sizes_equal_the_dense_oracle(entry, algorithm):
-    check(entry, algorithm, PATHS)
-
-
-@pytest.mark.by_day(
+@pytest.mark.rows(
     *("LeakyRNN-snap", "GRU-d_rtrl", "LSTMFused-es_d_rtrl", "ALIFLateThreshold-immediate"),
     *("TwoLayers-ottt", "nn Linear, mask and signs-d_rtrl", "nn Conv1d-d_rtrl"),
 )
@@ -154,7 +146,7 @@ def test_every_rule_meets_every_kind_of_path_and_model_by_day():
     found = {
         (rule, path.partition(" of ")[0], entry.diagonal)
         for entry in MODELS
-        for rule, paths in entry.by_day.items()
+        for rule, paths in entry.tested.items()
         for path in paths
     }
     assert found == {*itertools.product(METHODS, ("chunks", *STEP_BY_STEP), (True, False))}

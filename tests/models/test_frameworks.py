@@ -325,16 +325,7 @@ RULES = {
     "d_rtrl": ({}, lambda model: model.cut_step),
     "es_d_rtrl": ({"mark": "auto", "decay_or_rank": DECAY}, lambda model: None),
 }
-BY_DAY = {
-    "rtrl": [],
-    "d_rtrl": ["a function"],
-    "es_d_rtrl": ["nnx.GRUCell"],
-}
-PAIRS = [
-    pytest.param(name, rule, marks=() if name in BY_DAY[rule] else pytest.mark.nightly)
-    for rule in RULES
-    for name in MODELS
-]
+PAIRS = [("a function", "d_rtrl"), ("nnx.GRUCell", "es_d_rtrl")]
 
 
 @pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning")

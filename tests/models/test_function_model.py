@@ -2,11 +2,11 @@
 
 import copy
 import dataclasses
+import functools
 import pickle
 from typing import Any, NamedTuple
 
 import brainstate
-import compilation
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -197,7 +197,7 @@ def zeros(batch_size):
     return jnp.zeros((batch_size, UNITS))
 
 
-@compilation.cache
+@functools.cache
 def leaky_learner():
     model = braintrace.from_function(leaky, jax.tree.map(jnp.asarray, LEAKY), zeros)
     return braintrace.compile(model, "d_rtrl", inputs()[0], batch_size=BATCH)
@@ -320,21 +320,6 @@ def test_a_model_that_has_been_pickled_goes_on_as_it_would_have():
         assert not np.array_equal(copied(inputs()[3]), model(inputs()[3]))
 
 
-@pytest.mark.nightly
-def test_within_a_module_gradients_have_its_paths():
-    class Network(brainstate.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.core = braintrace.from_function(leaky, LEAKY, zeros)
-            self.out = braintrace.nn.Linear(UNITS, 1)
-
-        def update(self, x):
-            return self.out(self.core(x))
-
-    found = braintrace.compile(Network(), "d_rtrl", inputs()[0], batch_size=BATCH)
-    assert {path[:-1] for path in gradient(found, inputs()[:1])} == {("core", "params"), ("out",)}
-
-
 # --- leaves of all kinds ------------------------------------------------------------------
 
 
@@ -392,18 +377,6 @@ def test_leaves_have_units():
     mantissas = {name: u.get_mantissa(value) for name, value in found.items()}
     same = {"w": LEAKY["w"], "tau": jnp.asarray(10.0)}
     assert_gradients_close(mantissas, bptt(plain, same, zeros(BATCH), inputs())[0], 1e-10)
-
-
-@pytest.mark.nightly
-def test_gradients_of_half_precision_parameters_keep_their_dtype():
-    params, xs = (
-        jax.tree.map(lambda a: jnp.asarray(a, jnp.bfloat16), t) for t in (LEAKY, inputs())
-    )
-    model = braintrace.from_function(leaky, params, zeros(BATCH).astype(jnp.bfloat16))
-    learner = braintrace.compile(model, "d_rtrl", xs[0], batch_size=BATCH)
-    found = gradient(learner, xs)
-    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype(jnp.bfloat16)}
-    assert_gradients_close(found, expected_gradient(inputs()), 0.05)
 
 
 def test_what_a_box_calls_its_content_is_no_part_of_a_path():

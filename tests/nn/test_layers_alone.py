@@ -1,6 +1,5 @@
 """Layers of `brainstate.nn` that have no twin in `braintrace.nn` learn without marks."""
 
-import itertools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -113,13 +112,9 @@ REPORTED = {
 WAYS = ["d_rtrl", "d_rtrl, recurrent", "rtrl, recurrent"]
 
 
-@pytest.mark.by_day("FixedNumConn-d_rtrl")
+@pytest.mark.parametrize(("name", "way"), [("FixedNumConn", "d_rtrl")])
 @pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning")
 @pytest.mark.filterwarnings("ignore:brainevent.* is deprecated:DeprecationWarning")
-@pytest.mark.parametrize(
-    ("name", "way"),
-    [*itertools.product(ALONE, WAYS)],
-)
 def test_a_layer_learns_as_by_backpropagation(name, way, monkeypatch):
     """As far as D_RTRL follows the states."""
     rule, _, recurrent = way.partition(", ")

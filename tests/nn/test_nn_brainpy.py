@@ -105,8 +105,7 @@ def inputs():
     return jax.device_put(np.random.default_rng(1).standard_normal((STEPS, BATCH, INPUTS)))
 
 
-@pytest.mark.by_day("LIF, hard reset", "LIF, MultiGaussianGrad")
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", ["LIF, hard reset", "LIF, MultiGaussianGrad"])
 def test_d_rtrl_equals_bptt(name):
     xs = inputs()
     model = NETWORKS[name]()
@@ -211,17 +210,8 @@ class Projected(brainstate.nn.Module):
         return self.neurons() @ self.w_out.value
 
 
-@pytest.mark.by_day("CUBA, D_RTRL")
+@pytest.mark.parametrize(("currents", "rule"), [(True, "d_rtrl")])
 @pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning")
-@pytest.mark.parametrize(
-    ("currents", "rule"),
-    [
-        pytest.param(True, "d_rtrl", id="CUBA, D_RTRL"),
-        pytest.param(False, "rtrl", id="COBA, RTRL"),
-        pytest.param(True, "rtrl", id="CUBA, RTRL"),
-        pytest.param(False, "d_rtrl", id="COBA, D_RTRL"),
-    ],
-)
 def test_projections_learn_unmarked(currents, rule, monkeypatch):
     monkeypatch.setenv("COLUMNS", "1000")
     xs = jnp.abs(inputs())

@@ -111,12 +111,7 @@ def in_double(build):
     return cell, values
 
 
-@pytest.mark.by_day(
-    "MGUCell",
-    "MiniGRU",
-    "CFNCell",
-)
-@pytest.mark.parametrize("name", CELLS)
+@pytest.mark.parametrize("name", ["MGUCell", "MiniGRU", "CFNCell"])
 def test_equations(name):
     build, equation = CELLS[name]
     cell, parameters = in_double(build)
@@ -142,14 +137,9 @@ SIZES = [
 OF_LRU = [(((4, 4, 6), {}), ((), {"d_model": 4, "d_hidden": 6}))]
 
 
-@pytest.mark.by_day(
-    "RTUCell",
-    "GRUCell",
-    "MGUCell",
-    "MinimalRNNCell",
-    "ValinaRNNCell",
+@pytest.mark.parametrize(
+    "name", ["RTUCell", "GRUCell", "MGUCell", "MinimalRNNCell", "ValinaRNNCell"]
 )
-@pytest.mark.parametrize("name", SIZED)
 def test_sizes_by_other_names(name):
     for calls in SIZES + (OF_LRU if name == "LRUCell" else []):
         cells = []

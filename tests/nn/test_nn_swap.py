@@ -65,7 +65,7 @@ IN_FLOAT64 = {
 """Layers of which the numbers are compared in double precision by day, and not in single."""
 
 
-@pytest.mark.by_day(*(f"{row.id}-float{64 if row.id in IN_FLOAT64 else 32}" for row in SWAPS))
+@pytest.mark.rows(*(f"{row.id}-float{64 if row.id in IN_FLOAT64 else 32}" for row in SWAPS))
 @pytest.mark.core
 @pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=lambda dtype: dtype.__name__)
 @pytest.mark.parametrize(("name", "args", "options", "ours", "shape", "unit"), SWAPS)
@@ -123,13 +123,3 @@ def test_initial_parameters_are_those_of_brainstate():
         if module is brainstate.nn:
             expected = cell.W.weight.value
     np.testing.assert_array_equal(cell.W.weight.value["weight"], expected["weight"])
-
-
-@pytest.mark.nightly
-def test_rows_that_are_given_stay_as_they_are():
-    table = np.arange(6.0).reshape(3, 2)
-    for module in (brainstate.nn, nn):
-        layer = module.Embedding.from_pretrained(table, padding_idx=1, max_norm=5.0)
-        assert layer.freeze
-        np.testing.assert_allclose(layer(jnp.array([0, 1])), table[:2])
-    assert layer(jnp.zeros((0, 2), int)).shape == (0, 2, 2)

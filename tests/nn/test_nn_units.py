@@ -123,7 +123,7 @@ def test_groups_have_weights_of_their_own(bias):
     np.testing.assert_allclose(layer(jnp.asarray(x)), expected, rtol=1e-6)
 
 
-@pytest.mark.by_day(
+@pytest.mark.rows(
     "Linear with a mask",
     "GroupedLinear",
     "Embedding",

@@ -13,7 +13,6 @@ from catalogue_runs import case_of, data, runs_of
 
 import braintrace
 from braintrace import nn
-from braintrace._etrace_op.sparse.pattern import sparse_pattern
 
 INPUTS, UNITS = 4, 5
 DRAW = np.random.default_rng(0)
@@ -65,22 +64,6 @@ def test_signs_hold_whatever_an_update_does(layer):
             built.weight.value,
         )
         np.testing.assert_array_equal(np.sign(weights_of(built)), SIGNS[:, None] * MASK)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("layer", FORMATS)
-def test_sparse_and_masked_learn_alike(layer):
-    def gradient(built):
-        def loss():
-            return jnp.sum(jnp.tanh(built(X)) ** 2)
-
-        return brainstate.transform.grad(loss, built.weight)()
-
-    masked, entries = gradient(dense(SIGNS)), gradient(LAYERS[layer](SIGNS))
-    entry = sparse_pattern(sparse(SIGNS, layer).spar_mat)
-    expected = masked["weight"][entry.rows, entry.columns]
-    np.testing.assert_allclose(entries["weight"], expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(entries["bias"], masked["bias"], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("layer", LAYERS)

@@ -48,9 +48,9 @@ def small_matrices(monkeypatch):
     jax.clear_caches()  # the sizes are no part of what JAX keeps programs by
 
 
-@pytest.mark.by_day("7-complex64", "7-float64", "11-float32", "11-float64")
-@pytest.mark.parametrize("dtype", ["float32", "complex64", "float64"])
-@pytest.mark.parametrize("batch", [7, 11])
+@pytest.mark.parametrize(
+    ("batch", "dtype"), [(7, "complex64"), (7, "float64"), (11, "float32"), (11, "float64")]
+)
 def test_the_kernel_gives_the_dense_product(batch, dtype):
     with jax.enable_x64(dtype == "float64"):
         arguments = operands(batch, dtype)

@@ -1,7 +1,8 @@
 """An operation of one's own, registered in either style, learns under both algorithms."""
 
+import functools
+
 import brainstate
-import compilation
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -120,24 +121,14 @@ def built_in(x, w, b):
     return braintrace.matmul(x, 1.5 * w, b)
 
 
-@compilation.cache
+@functools.cache
 def with_the_built_in_operation(algorithm, chunk):
     return gradient(built_in, algorithm, chunk)
 
 
-@pytest.mark.by_day(
-    "class style-es_d_rtrl-3",
-    "spec style-d_rtrl-1",
-    "spec style-es_d_rtrl-3",
-)
 @pytest.mark.parametrize(
-    ("algorithm", "chunk"),
-    [
-        ("d_rtrl", 1),
-        ("d_rtrl", 3),
-        ("es_d_rtrl", 3),
-        pytest.param("es_d_rtrl", 1, marks=pytest.mark.nightly),
-    ],
+    ("register", "algorithm", "chunk"),
+    [(by_class, "es_d_rtrl", 3), (by_spec, "d_rtrl", 1), (by_spec, "es_d_rtrl", 3)],
 )
 def test_it_learns_like_the_built_in_operation(register, algorithm, chunk):
     operation = bound(register(multiply_trace))

@@ -39,13 +39,11 @@ def gradients(case, algorithm, chunks=(), **options):
 
 
 def chunk_sizes(some):
-    """Some lengths of chunks, and all at night."""
-    every = pytest.param(range(1, STEPS + 1), id="every", marks=pytest.mark.nightly)
-    return pytest.mark.parametrize("chunks", [pytest.param(some, id="some"), every])
+    return pytest.mark.parametrize("chunks", [pytest.param(some, id="some")])
 
 
-# An operation goes by chunks or step by step by day, at night both ways.
-@pytest.mark.by_day(
+# An operation is tested by chunks or step by step.
+@pytest.mark.rows(
     "some-matmul on more axes",
     "some-element_wise",
     "some-grouped 1-D conv",
@@ -63,7 +61,7 @@ def test_d_rtrl_equals_bptt_for_chunks(case, chunks, monkeypatch):
         assert_gradients_close(gradient, expected, 1e-5, f"{case.name}, chunks of {chunk}")
 
 
-@pytest.mark.by_day(
+@pytest.mark.rows(
     "element_wise scalar",
     "lora_matmul with bias",
     "embedding",
@@ -86,7 +84,7 @@ def test_d_rtrl_equals_bptt_step_by_step(case):
     assert_gradients_close(by_name(total), bptt(case), 1e-5, case.name)
 
 
-@pytest.mark.by_day(
+@pytest.mark.rows(
     "some-matmul",
     "some-grouped 1-D conv",
     "some-einsum in another order, over positions",

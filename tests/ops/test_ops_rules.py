@@ -118,7 +118,7 @@ CASES["etp_conv 3-D"] = conv_case(
 )
 
 
-BY_DAY = (
+WITH_DERIVATIVES = (
     "etp_mm",
     "etp_fb_mv",
     "etp_gmm",
@@ -250,16 +250,18 @@ def _by_row(factor, jacobian):
 case_of = functools.cache(Case)
 
 
-@pytest.mark.by_day(
-    "etp_lora_mm",
-    "etp_fb_mv",
-    "etp_gmv",
-    "etp_row",
-    "etp_elemwise",
-    "etp_mm without bias",
-    "etp_conv with a kernel larger than its input",
+@pytest.mark.parametrize(
+    "name",
+    [
+        "etp_lora_mm",
+        "etp_fb_mv",
+        "etp_gmv",
+        "etp_row",
+        "etp_elemwise",
+        "etp_mm without bias",
+        "etp_conv with a kernel larger than its input",
+    ],
 )
-@pytest.mark.parametrize("name", CASES)
 def test_pull_back_is_the_vjp_over_time_and_batch(name):
     case_of(name).assert_equal(*case_of(name).results["pull_back"])
 
@@ -299,13 +301,8 @@ def test_rules_fit_their_equation(name):
 @pytest.mark.parametrize(
     ("name", "rule"),
     [
-        *([name, "its own"] for name in BY_DAY),
+        *([name, "its own"] for name in WITH_DERIVATIVES),
         ["etp_mm", "none"],
-        *(
-            pytest.param(name, "its own", marks=pytest.mark.nightly)
-            for name in CASES
-            if name not in ("etp_elemwise", *BY_DAY, *INDEXED)
-        ),
     ],
 )
 def test_the_derivative_to_the_input_is_the_jacobian_of_a_sample(name, rule):
@@ -390,7 +387,7 @@ LARGE = {
 }
 
 
-@pytest.mark.optimised
+@pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize("name", LARGE)
 def test_the_term_of_one_step_is_added_to_a_trace_without_being_written_out(name):
     operation, x, weights = LARGE[name]

@@ -2,12 +2,8 @@
 
 import functools
 import itertools
-import os
 import runpy
-import subprocess
-import sys
 
-import compilation
 import jax
 import ops_catalogue as catalogue
 import places
@@ -75,13 +71,13 @@ def test_operation_under_transformation(operation, transformation):
 
 WITH_A_JAXPR = [t for t in catalogue.TRANSFORMATIONS if t.marker is not None]
 NAMES = [t.name for t in WITH_A_JAXPR], [o.primitive for o in OPERATIONS]
-BY_DAY = {
+MARKED = {
     *itertools.product(["jit", "grad", "vmap over x", "vmap over weights"], NAMES[1]),
     *itertools.product(NAMES[0], ["etp_mm", "etp_sp_mv"]),
 }
 
 
-@pytest.mark.by_day(*map("-".join, BY_DAY))
+@pytest.mark.rows(*map("-".join, MARKED))
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda o: o.primitive)
 @pytest.mark.parametrize("transformation", WITH_A_JAXPR, ids=lambda t: t.name)
 def test_the_marker_that_is_left(operation, transformation):
@@ -94,10 +90,8 @@ def test_the_marker_that_is_left(operation, transformation):
 SHARDED = """
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, PartitionSpec as P
-import compilation
 import ops_catalogue as catalogue
 
-compilation.compile_in_a_hurry()
 assert jax.device_count() == 8
 mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
 xs = {
@@ -133,21 +127,6 @@ for name in xs:
         np.testing.assert_allclose(*found, rtol=2e-4, atol=1e-5)
     print(name)
 """
-
-
-@pytest.mark.nightly
-def test_shard_map_over_eight_devices():
-    environment = {
-        **os.environ,
-        "XLA_FLAGS": compilation.with_flags("--xla_force_host_platform_device_count=8"),
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": places.SEARCHED,
-    }
-    run = subprocess.run(
-        [sys.executable, "-c", SHARDED], env=environment, capture_output=True, text=True
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    assert run.stdout.split() == [operation.primitive for operation in catalogue.OPERATIONS]
 
 
 def test_the_coverage_page_is_that_of_this_table():

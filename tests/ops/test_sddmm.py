@@ -1,7 +1,5 @@
 """Sums of sampled products: what large sparse matrices learn by, block by block."""
 
-import functools
-
 import brainstate
 import jax
 import jax.numpy as jnp
@@ -118,29 +116,6 @@ def test_padding_and_numbers_that_are_not_finite():
     assert not np.any(found[::5])
 
 
-@pytest.mark.nightly
-@pytest.mark.usefixtures("small_blocks")
-def test_sampled_products_survive_transformations():
-    def at_once(x, f):
-        return (x[..., PLACES[:, 0]] * f[..., PLACES[:, 1]]).sum(0)
-
-    def transformed(function):
-        def both(x, f, dx, df):
-            mapped = jax.vmap(function, in_axes=(0, None))(jnp.stack([x, dx]), f)
-            tangent = jax.jvp(function, (x, f), (dx, df))
-            gradients = jax.grad(lambda *a: jnp.sum(jnp.sin(function(*a))), (0, 1))(x, f)
-            curvature = jax.jvp(jax.grad(lambda x: jnp.sum(jnp.sin(function(x, f)))), (x,), (dx,))
-            return mapped, tangent, gradients, curvature
-
-        return quick_jit(both)
-
-    operands = *factors(10), *factors(10)
-    found = transformed(lambda x, f: sddmm(x, f, PATTERN))(*operands)
-    expected = transformed(at_once)(*operands)
-    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
-    jax.tree.map(close, found, expected)
-
-
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("algorithm", ["d_rtrl", "es_d_rtrl"])
 def test_learning_block_by_block(algorithm):
@@ -184,7 +159,7 @@ class Recurrent(brainstate.nn.Module):
         return self.h.value
 
 
-@pytest.mark.optimised
+@pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize(("algorithm", "wide"), [("d_rtrl", 1), ("es_d_rtrl", 2**15)])
 def test_nothing_of_all_entries_times_all_steps_is_held(algorithm, wide, monkeypatch):
     units, entries, steps, batch = 600, 20_000, 32, 1

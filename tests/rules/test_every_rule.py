@@ -117,13 +117,15 @@ def each_operation():
             yield pytest.param(rule, case, id=f"{rule}-{case.name}")
 
 
-@pytest.mark.by_day(
-    "carrying-lora_matmul with bias",
-    "decaying-element_wise",
-    "filtering-embedding",
-    "uoro-grouped 1-D conv",
+@pytest.mark.parametrize(
+    ("rule", "case"),
+    [
+        ("carrying", BY_NAME["lora_matmul with bias"]),
+        ("decaying", BY_NAME["element_wise"]),
+        ("filtering", BY_NAME["embedding"]),
+        ("uoro", BY_NAME["grouped 1-D conv"]),
+    ],
 )
-@pytest.mark.parametrize(("rule", "case"), [*each_operation()])
 def test_every_operation(rule, case):
     network = network_of(rule, case, ((0.8,),))
     if refusal := REFUSED.get((rule, case.name)):
@@ -154,21 +156,16 @@ MIXINGS = {
         map(tuple, 0.3 * np.eye(5) + 0.15 * np.cos(np.arange(25)).reshape(5, 5))
     ),
 }
-GROUPS_BY_DAY = [
-    ("decaying", "two, each other"),
-    ("es_d_rtrl", "five in a chain"),
-    ("snap 2", "three in a circle"),
-]
 
 
-def each_mixing():
-    for rule in RULES:
-        for name in MIXINGS:
-            marks = [] if (rule, name) in GROUPS_BY_DAY else [pytest.mark.nightly]
-            yield pytest.param(rule, name, id=f"{rule}-{name}", marks=marks)
-
-
-@pytest.mark.parametrize(("rule", "name"), [*each_mixing()])
+@pytest.mark.parametrize(
+    ("rule", "name"),
+    [
+        ("decaying", "two, each other"),
+        ("es_d_rtrl", "five in a chain"),
+        ("snap 2", "three in a circle"),
+    ],
+)
 def test_groups_of_one_to_five_states(rule, name):
     network = network_of(rule, BY_NAME["matmul with bias"], MIXINGS[name])
     learner = agrees(rule, network, chunk_size=3)  # and a chunk of one step

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import itertools
 
-import compilation
 import jax
 import numpy as np
 import pytest
@@ -28,15 +27,16 @@ def test_the_page_has_every_rule_and_every_model():
     assert algorithms == {algorithm_of(rule.name, "rule") for rule in RULES.values()}
 
 
-@pytest.mark.by_day(
-    "`OSTLRecurrent`-a stack of recurrent layers",
-    "`D_RTRL`-a stack of these",
-    "`EProp`-one of these, a leaky linear readout",
-    "`RFLO`-one of these, a `feedback_matmul` as readout",
+@pytest.mark.parametrize(
+    ("rule", "model"),
+    [
+        ("`OSTLRecurrent`", "a stack of recurrent layers"),
+        ("`D_RTRL`", "a stack of these"),
+        ("`EProp`", "one of these, a leaky linear readout"),
+        ("`RFLO`", "one of these, a `feedback_matmul` as readout"),
+    ],
 )
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("rule", RULES)
 def test_a_rule_is_as_exact_as_the_page_says(rule, model):
     CHECKS[PROMISES[model, rule]](RULES[rule], model)
 
@@ -136,7 +136,7 @@ def many_draws(rule, model):
     return leaves(jax.jit(jax.vmap(of_key))(keys))
 
 
-@compilation.cache
+@functools.cache
 def bptt(model):
     """The gradient of the whole sequence, by reverse mode through it."""
     module = MODELS[model].module()

@@ -12,7 +12,6 @@ from drivers import (
     sequence_gradient,
     snapshot,
 )
-from no_past import NoPast
 from single_steps import BATCH, LENGTH, plain_gradient
 
 import braintrace
@@ -22,10 +21,10 @@ SOME = np.stack([np.arange(LENGTH) == 2, np.arange(LENGTH) % 4 == 1], axis=1)
 RUNS = {1: {}, 4: {"mask": MASK}, LENGTH: {"reset": SOME}}
 
 
-@pytest.mark.by_day("immediate-ALIFLateThreshold-mapped", "no_past-TwoLayers-batch axis")
-@pytest.mark.parametrize("style", ["batch axis", "mapped"])
-@pytest.mark.parametrize("name", ["LSTMFused", "TwoLayers", "ALIFLateThreshold"])
-@pytest.mark.parametrize("rule", ["immediate", NoPast.names[0]])
+@pytest.mark.parametrize(
+    ("rule", "name", "style"),
+    [("immediate", "ALIFLateThreshold", "mapped"), ("no_past", "TwoLayers", "batch axis")],
+)
 def test_masks_and_resets_and_a_rule_from_outside_the_package(rule, name, style):
     """All models without these are in `test_catalogue`."""
     case = catalogue.BY_NAME[name]

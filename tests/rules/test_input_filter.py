@@ -207,8 +207,7 @@ def step_of(learner):
 
 @pytest.mark.parametrize(
     "operation",
-    [pytest.param(None, marks=pytest.mark.nightly), of_the_library],
-    ids=["of the user", "of the library"],
+    [of_the_library],
 )
 def test_chunks_resets_and_streams_equal_the_recursion(operation):
     case = CASES[1]

@@ -134,7 +134,6 @@ def literal_ostl():
     "mapped",
     [
         pytest.param(False, id="batch axis"),
-        pytest.param(True, id="mapped", marks=pytest.mark.nightly),
     ],
 )
 def test_equals_its_definition(mapped):

@@ -22,7 +22,7 @@ from catalogue_runs import PATHS as RUNS
 from catalogue_runs import Runs, expected
 from coupled_networks import Model, Network
 from coupled_networks import bptt as bptt_of_network
-from every_path import PATHS, Paths
+from every_path import Paths
 from every_path import loss as loss_of_path
 from operation_cases import BATCH, CASES, Diagonal, by_name, loss
 from operation_cases import DECAY as LEAK
@@ -112,10 +112,11 @@ BY_OPERATION, OF_STATES = ("elementwise", "diagonal"), ("layered", "full")
 TWO_STATES = ((0.8, -0.3), (0.4, 0.6))
 
 
-@pytest.mark.by_day("elementwise-element_wise scalar", "layered-embedding")
+@pytest.mark.parametrize(
+    ("jacobian", "case"),
+    [("elementwise", BY_NAME["element_wise scalar"]), ("layered", BY_NAME["embedding"])],
+)
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-@pytest.mark.parametrize("jacobian", [*BY_OPERATION, *OF_STATES])
 def test_a_rule_that_carries_everything_is_backpropagation(jacobian, case):
     """Within groups of two states; of all states, through recurrent products too."""
     network = Network(case, TWO_STATES, is_recurrent=jacobian in OF_STATES)
@@ -126,9 +127,13 @@ def test_a_rule_that_carries_everything_is_backpropagation(jacobian, case):
         assert_gradients_close(found, bptt_of_network(network), 1e-10, f"{options}")
 
 
-@pytest.mark.by_day("embedding-sequence", "lora_matmul with bias-foreign_vmap")
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.__name__)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    ("case", "path"),
+    [
+        (BY_NAME["lora_matmul with bias"], Paths.foreign_vmap),
+        (BY_NAME["embedding"], Paths.sequence),
+    ],
+)
 def test_every_path(case, path):
     paths = paths_of(case)
     wanted = decaying(case.inputs, loss_of_path, case)
@@ -152,7 +157,7 @@ ORACLES = {
 }
 
 
-@pytest.mark.by_day("Decaying-ReadsAnOldState")
+@pytest.mark.rows("Decaying-ReadsAnOldState")
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
     ("rule", "entry"),

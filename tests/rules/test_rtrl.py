@@ -1,24 +1,20 @@
 """RTRL is backpropagation through time, on every model that has a derivative."""
 
-import itertools
-import os
-import subprocess
-import sys
+import functools
 
 import brainstate
 import catalogue
-import compilation
 import jax
 import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
 import references
-from assertions import assert_gradients_close, assert_states_close
+from assertions import assert_gradients_close
 from backpropagation import through_time
 from catalogue import MODELS, REFUSED
 from catalogue_runs import PATHS, Runs, expected, runs_of
-from drivers import BATCH_STYLES, named, sequence_gradient, shared_learner, snapshot, weights_of
+from drivers import named, sequence_gradient, shared_learner, snapshot, weights_of
 
 import braintrace
 
@@ -41,28 +37,31 @@ def gradient(case, style="batch axis", **options):
     return sequence_gradient(learner, case, xs, targets, **options)
 
 
-@pytest.mark.by_day(
-    "LeakyWithBias-batch axis-1",
-    "IndRNN-mapped-1",
-    "ALIF-single-3",
-    "PlainEncoder-mapped-6",
-    "LSTMSeparate-single-6",
+@pytest.mark.parametrize(
+    ("case", "style", "chunk"),
+    [
+        (catalogue.BY_NAME["LeakyWithBias"], "batch axis", 1),
+        (catalogue.BY_NAME["IndRNN"], "mapped", 1),
+        (catalogue.BY_NAME["ALIF"], "single", 3),
+        (catalogue.BY_NAME["PlainEncoder"], "mapped", 6),
+        (catalogue.BY_NAME["LSTMSeparate"], "single", 6),
+    ],
 )
-@pytest.mark.parametrize("chunk", [1, 3, LENGTH])
-@pytest.mark.parametrize("style", BATCH_STYLES)
-@catalogue.each(catalogue.BASIC)
 def test_it_is_backpropagation_through_time(case, style, chunk):
     expected = references.bptt(case, None if style == "single" else 2)
     found = gradient(case, style, chunk_size=chunk)
     assert_gradients_close(found, expected, TOLERANCE, f"{case.name}, {style}, chunks of {chunk}")
 
 
-@pytest.mark.by_day("GRU-chunks of 3", "TwoLayers-chunks of 1", "RotatedPair-chunks of 6")
-@pytest.mark.usefixtures("float64_in_every_thread")
-@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
-    "entry", [e for e in MODELS if e.name not in REFUSED], ids=lambda e: e.name
+    ("entry", "path"),
+    [
+        (catalogue.BY_NAME["GRU"], "chunks of 3"),
+        (catalogue.BY_NAME["TwoLayers"], "chunks of 1"),
+        (catalogue.BY_NAME["RotatedPair"], "chunks of 6"),
+    ],
 )
+@pytest.mark.usefixtures("float64_in_every_thread")
 def test_every_model_of_the_zoo(entry, path):
     found = PATHS[path](runs_of(entry, "rtrl", strict=True))
     assert_gradients_close(found, expected(entry, oracles.bptt), TOLERANCE, f"{entry.name}, {path}")
@@ -89,20 +88,6 @@ def each_option():
     for option, given in OPTIONS.items():
         for name in names:
             yield pytest.param(catalogue.BY_NAME[name], given, id=f"{name}-{option}")
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(("case", "given"), [*each_option()])
-def test_resets_and_masks(case, given):
-    expected = oracles.dense_rtrl(
-        case, *references.arguments(case), step_weights=given.get("mask"), resets=given.get("reset")
-    )
-    left = []
-    for chunk in (4, 1):
-        found = gradient(case, chunk_size=chunk, **given)
-        assert_gradients_close(found, expected, TOLERANCE, f"{case.name}, chunks of {chunk}")
-        left.append(snapshot(learner_of(case)))
-    assert_states_close(*left, case.name)
 
 
 def test_nothing_of_what_was_not_finite_before_a_reset_is_left():
@@ -155,15 +140,6 @@ compare(after, first)
 learner.reset_state(8)
 compare(gradients, learner.etrace_grad(xs, step_fn=loss, chunk_size=128))
 """
-
-
-@pytest.mark.nightly
-def test_products_with_zero_traces_read_no_memory_that_nobody_wrote():
-    """XLA multiplies zeros that it knows: some versions read beside what they have computed."""
-    environment = {**os.environ, "MALLOC_PERTURB_": "165", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", FROM_ZERO]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_traces_are_those_of_the_definition():
@@ -279,16 +255,9 @@ CHANGES = {
     ),
     "stopped mean": lambda h, y, b: 0.5 * (h - jax.lax.stop_gradient(h.mean(0))) + y * b,
 }
-BY_DAY = {("looked up", 0), ("solved", 1), ("stopped mean", 0)}
 
 
-@pytest.mark.parametrize(
-    ("change", "axis"),
-    [
-        pytest.param(*row, marks=[] if row in BY_DAY else [pytest.mark.nightly])
-        for row in itertools.product(CHANGES, (0, 1))
-    ],
-)
+@pytest.mark.parametrize(("change", "axis"), [("looked up", 0), ("solved", 1), ("stopped mean", 0)])
 def test_samples_are_told_apart(change, axis):
     learner, found, expected = population_gradients(Population(CHANGES[change], axis))
     assert learner.graph.flat_state.samples == 2
@@ -315,7 +284,7 @@ def test_a_backward_rule_that_bends_gradients_is_refused_by_name():
         population_gradients(model)
 
 
-@compilation.cache
+@functools.cache
 def population():
     example = jnp.ones((2, 3))
     return braintrace.compile(Population(CHANGES["plain"]), "rtrl", example, batch_size=2)

@@ -45,14 +45,7 @@ def gradient_of(rule):
     return references.bptt(case) if is_exact else catalogue_gradient(case, rule)
 
 
-def some_by_day(*names):
-    """Rules that have no other test of this; the others at night."""
-    marks = {True: [], False: [pytest.mark.nightly]}
-    rows = [pytest.param(rule, marks=marks[rule in names]) for rule in RULES]
-    return pytest.mark.parametrize("rule", rows)
-
-
-@some_by_day("es_d_rtrl", "rtrl")
+@pytest.mark.parametrize("rule", ["es_d_rtrl", "rtrl"])
 def test_traces_have_the_dtype_that_is_given_and_the_bytes_that_are_told(rule):
     case = case_of(rule)
     learner = build_learner(case, rule, trace_dtype=jnp.bfloat16)
@@ -70,8 +63,7 @@ def test_traces_have_the_dtype_that_is_given_and_the_bytes_that_are_told(rule):
     assert report.stored_bytes == whole >= report.carried_bytes
 
 
-@pytest.mark.by_day("es_d_rtrl", "snap")
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", ["es_d_rtrl", "snap"])
 def test_a_saved_learner_goes_on(rule):
     case, (xs, targets) = case_of(rule), data_of(rule)
     first, second = (build_learner(case, rule) for _ in range(2))
@@ -136,7 +128,7 @@ class Drivers:
         return summed(found)
 
 
-@some_by_day("ostl_recurrent", "snap", "uoro")
+@pytest.mark.parametrize("rule", ["ostl_recurrent", "snap", "uoro"])
 def test_every_driver_gives_the_same(rule):
     runs = Drivers(rule)
     runs.again()  # from zero traces, as all other times
@@ -159,7 +151,7 @@ def flat(tree):
     return np.concatenate([np.float64(leaf).ravel() for leaf in jax.tree.leaves(tree)])
 
 
-@some_by_day("snap 2")
+@pytest.mark.parametrize("rule", ["snap 2"])
 def test_the_check_of_a_gradient_compares_it_with_backpropagation(rule):
     case, options = case_of(rule), RULES[rule].options
     with expected_warnings(case, rule):

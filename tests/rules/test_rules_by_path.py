@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import re
 
 import brainstate
 import catalogue
@@ -15,10 +14,8 @@ from drivers import (
     build_learner,
     calls_gradient,
     expected_warnings,
-    named,
     sequence_gradient,
     snapshot,
-    stream_gradient,
 )
 from models import small
 
@@ -65,35 +62,6 @@ def alone(rules, gradient_by):
     return expected
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize(("name", "rules", "style"), MODELS)
-def test_streams_own_loops_and_windows(name, rules, style):
-    case = catalogue.BY_NAME[name]
-    xs, targets = case.sequences(BATCH, LENGTH)
-
-    def online(algorithm, **options):
-        learner = build_learner(case, algorithm, style, BATCH, **options)
-        learner.etrace_evolve(xs[:2])
-        step_fn = lambda x, y: case.loss(learner(x), y)  # noqa: E731
-        late = xs[2:], targets[2:]
-        return named(stream_gradient(learner, *late, step_fn=step_fn, reset=RESET[2:]))
-
-    def own_loop(algorithm, **options):
-        learner = build_learner(case, algorithm, style, BATCH, **options)
-        model = learner.algorithm.model
-        return named(calls_gradient(model, lambda x, y: case.loss(learner(x), y), xs, targets))
-
-    def windows(algorithm, **options):
-        options = {"window": 2, **options}
-        learner = build_learner(case, algorithm, style, BATCH, **options)
-        return sequence_gradient(learner, case, xs, targets, chunk_size=4)
-
-    for run in (online, own_loop, windows):
-        expected = alone(rules, run)
-        found = run("d_rtrl", rules=rules)
-        assert_gradients_close(found, expected, 1e-5, f"{name}, {run.__name__}")
-
-
 class Convolution(brainstate.nn.Module):
     """A convolutional layer before a recurrent one, a weight of which is plain."""
 
@@ -115,32 +83,6 @@ def convolution(**options):
     brainstate.random.seed(3)
     x = jnp.ones((BATCH, 6, 2))
     return braintrace.compile(Convolution(), "d_rtrl", x, batch_size=BATCH, **options)
-
-
-@pytest.mark.nightly
-def test_filters_for_a_convolution_and_traces_elsewhere():
-    xs = jnp.asarray(np.random.default_rng(0).normal(size=(LENGTH, BATCH, 6, 2)), jnp.float32)
-
-    def gradient(learner):
-        found = learner.etrace_grad(xs, step_fn=lambda x: (learner(x) ** 2).sum(), chunk_size=4)
-        return {"/".join(path): jax.tree.leaves(value) for path, value in found.items()}
-
-    both = convolution(rules={"conv": ("es_d_rtrl", {"decay_or_rank": 0.8})})
-    brainstate.random.seed(3)
-    filters = braintrace.compile(
-        Convolution(), "es_d_rtrl", xs[0], batch_size=BATCH, decay_or_rank=0.8
-    )
-    traces, filters = gradient(convolution()), gradient(filters)
-    expected = {name: (filters if "conv" in name else traces)[name] for name in traces}
-    found = gradient(both)
-    assert_gradients_close(dict(pairs(found)), dict(pairs(expected)), 1e-5)
-    report = both.report()
-    by_rule = {row.key.split("/")[0]: row.rule for row in report.relations}
-    assert by_rule == {"conv": "es_d_rtrl", "cell": "d_rtrl"}
-    assert {" es_d_rtrl: ", " d_rtrl: "} <= set(re.findall(r" \w+: ", str(report)))
-    held = jax.tree.leaves(both.algorithm.traces.value)
-    assert report.carried_bytes == sum(leaf.nbytes for leaf in held)
-    assert report.carried_bytes < convolution().report().carried_bytes
 
 
 @pytest.mark.parametrize(
@@ -249,8 +191,7 @@ def biased(self, x):
     return self.h.value
 
 
-@pytest.mark.by_day("the default, given as an option")
-@pytest.mark.parametrize("given", EQUAL)
+@pytest.mark.parametrize("given", ["the default, given as an option"])
 def test_equal_rules_are_one(given):
     elsewhere, rules = EQUAL[given]
     alone = elsewhere if len(rules) == 1 else "es_d_rtrl"

@@ -36,7 +36,7 @@ def test_a_state_that_only_a_product_reads_has_a_trace():
     assert build_learner(case, "snap").report().groups[0].downstream == ()
 
 
-@catalogue.each([catalogue.BY_NAME["ALIF"]], [catalogue.BY_NAME["Rotation"]])
+@catalogue.each([catalogue.BY_NAME["ALIF"]])
 def test_without_products_it_is_d_rtrl(case):
     found = catalogue_gradient(case, "snap")
     assert_gradients_close(found, references.bptt(case), 1e-5, case.name)
@@ -253,7 +253,7 @@ def literal(recurrence, xs):
     return total
 
 
-@pytest.mark.by_day("low rank", "the size of a complex number for all", "halves that change places")
+@pytest.mark.rows("low rank", "the size of a complex number for all", "halves that change places")
 @pytest.mark.parametrize("recurrence", RECURRENCES, ids=lambda row: row.name)
 def test_products_of_all_kinds(recurrence):
     xs = np.asarray(normal(9, STEPS, BATCH, *recurrence.sample))

@@ -78,14 +78,16 @@ ROWS = [("d_rtrl", name) for name in MODULATORS] + [
 ]
 
 
-@pytest.mark.by_day(
-    "d_rtrl-per unit",
-    "ottt-per unit",
-    "d_rtrl-same for all samples",
-    "immediate-per unit",
-    "rtrl-per unit",
+@pytest.mark.parametrize(
+    ("rule", "name"),
+    [
+        ("d_rtrl", "per unit"),
+        ("d_rtrl", "same for all samples"),
+        ("immediate", "per unit"),
+        ("ottt", "per unit"),
+        ("rtrl", "per unit"),
+    ],
 )
-@pytest.mark.parametrize(("rule", "name"), ROWS)
 def test_the_gradient_is_the_modulator_times_the_eligibility(rule, name):
     """Nothing mixes units: what rules beyond the diagonal carry is the trace of D_RTRL."""
     learner = braintrace.compile(Leaky(), rule, XS[0], batch_size=BATCH, **RULES[rule])

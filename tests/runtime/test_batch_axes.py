@@ -116,8 +116,7 @@ def sequences(shapes, steps=3):
     return [jnp.asarray(generator.normal(size=(steps, *shape)), jnp.float32) for shape in shapes]
 
 
-@pytest.mark.by_day("features and units", "argument without a batch")
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["features and units", "argument without a batch"])
 def test_equals_a_learner_of_that_size(name):
     model, shapes, options = MODELS[name]
     inputs = sequences(shapes(NEW))

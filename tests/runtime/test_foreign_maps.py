@@ -8,7 +8,7 @@ import pytest
 from assertions import assert_gradients_close
 from drivers import calls_gradient, catalogue_gradient, expected_warnings, named
 from operation_cases import BATCH, CASES, Diagonal, bptt, by_name, es_d_rtrl, loss
-from rules import OF_SOME_MODELS, OTHERS, RULES
+from rules import RULES
 
 import braintrace
 
@@ -36,7 +36,7 @@ def initialised(model, algorithm, x, *maps, **options):
     return instance
 
 
-@pytest.mark.by_day(
+@pytest.mark.rows(
     "matmul-d_rtrl",
     "matmul-es_d_rtrl",
     "lora_matmul with bias-es_d_rtrl",
@@ -55,18 +55,9 @@ def test_every_operation(case, algorithm):
     assert_gradients_close(by_name(found), expected, 1e-5, case.name)
 
 
-@pytest.mark.by_day("ALIFLateThreshold-immediate-{}", "ALIFLateThreshold-ottt-{}")
 @pytest.mark.parametrize(
     ("name", "algorithm", "options"),
-    [
-        ("Rotation", "d_rtrl", {}),
-        ("ALIFLateThreshold", "es_d_rtrl", DECAY),
-        *(("ALIFLateThreshold", rule.name, {}) for rule in OTHERS),
-        *((rule.case, rule.name, {}) for rule in OF_SOME_MODELS),
-        ("Rotation", "d_rtrl", {"window": 3}),
-        ("LSTMFused", "es_d_rtrl", {"window": 3, **DECAY}),
-    ],
-    ids=str,
+    [("ALIFLateThreshold", "immediate", {}), ("ALIFLateThreshold", "ottt", {})],
 )
 def test_models_windows_and_resets(name, algorithm, options):
     """Packed traces, weights with fan-out, probes on old values, windows of steps."""

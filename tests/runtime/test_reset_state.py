@@ -43,8 +43,10 @@ def stream(case, learner, after_step, **options):
     return losses, {path: weight.value for path, weight in weights.items()}
 
 
-@pytest.mark.by_day("LSTMFused-options1")
-@EITHER
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("LSTMFused", {"algorithm": "es_d_rtrl", "decay_or_rank": 0.7, "style": "mapped"})],
+)
 def test_in_an_update_function(name, options):
     case = catalogue.BY_NAME[name]
     expected, single, under_cond = (build_learner(case, **options) for _ in range(3))
@@ -83,8 +85,7 @@ def test_in_an_update_function(name, options):
         assert_states_close(snapshot(learner), snapshot(expected), name)
 
 
-@pytest.mark.by_day("ALIFLateThreshold-options0")
-@EITHER
+@pytest.mark.parametrize(("name", "options"), [("ALIFLateThreshold", {})])
 def test_in_a_loop_of_the_users_own(name, options):
     case = catalogue.BY_NAME[name]
     expected, eager, compiled, by_cond = (build_learner(case, **options) for _ in range(4))

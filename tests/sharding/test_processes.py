@@ -1,6 +1,5 @@
 """A learner whose devices belong to several processes learns as in one, and is never waited for."""
 
-import contextlib
 import os
 import socket
 import subprocess
@@ -8,7 +7,6 @@ import sys
 import threading
 import time
 
-import compilation
 import example_scripts
 import jax
 import numpy as np
@@ -27,7 +25,6 @@ def environment():
     return {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": str(compilation.is_in_a_hurry()),
         "PYTHONPATH": os.pathsep.join(map(str, folders)),
     }
 
@@ -61,19 +58,6 @@ def check_restored(learner, folder):
         for number, leaf in enumerate(leaves):
             np.testing.assert_array_equal(leaf, found[f"arr_{number}"])
         return found["losses"]
-
-
-@pytest.mark.nightly
-@pytest.mark.core
-def test_two_processes_learn_and_save_what_one_does(example, monkeypatch, tmp_path):
-    import processes_program
-
-    run("stream", tmp_path / "two")
-    monkeypatch.setattr(example.resume, "PART", processes_program.PART)
-    learner, losses = example.train(example.Stream(), tmp_path / "one", processes_program.PARTS)
-    found = check_restored(learner, tmp_path / "two")
-    assert len(found) == processes_program.PART
-    np.testing.assert_allclose(found, losses, atol=1e-5)
 
 
 WRONG_OPTIONS = {
@@ -122,25 +106,6 @@ def test_a_port_of_another_program_is_told(example, taken):
         example.connect(options_of(example, taken, 0))
 
 
-@pytest.mark.nightly
-def test_a_process_that_is_missing_is_told(example, taken, capfd, monkeypatch):
-    """In time, by the process itself: JAX would end it and name nothing."""
-    ended = threading.Event()
-    monkeypatch.setattr(os, "_exit", lambda status: ended.set())
-    monkeypatch.setattr(jax.config, "update", lambda *_: None)
-    monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **__: ended.wait(PATIENCE))
-    free = example_scripts.load("processes").free_port()
-    found = []
-    for port in (taken, free):
-        example.connect(options_of(example, port, 1))
-        assert ended.is_set()
-        ended.clear()
-        found.append(capfd.readouterr().err)
-    start = "process 1 of 2 has not found all others within 1 seconds: "
-    assert found[0].startswith(f"{start}a server answers at 127.0.0.1:{taken}.")
-    assert found[1].startswith(f"{start}nothing listens at 127.0.0.1:{free} (")
-
-
 def test_processes_that_find_each_other_go_on(example, taken, monkeypatch):
     monkeypatch.setattr(jax.config, "update", lambda *_: None)
     monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **__: None)
@@ -152,71 +117,10 @@ def test_processes_that_find_each_other_go_on(example, taken, monkeypatch):
         assert not timer.is_alive()
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("process", [0, 1])
-def test_a_process_alone_gives_up(process):
-    """Process 0 without its peer, and a peer without process 0, in JAX itself."""
-    port = example_scripts.load("processes").free_port()
-    program = str(example_scripts.FOLDER / "multi_host.py")
-    together = ["--coordinator", f"127.0.0.1:{port}", "--processes", "2", "--wait", "3"]
-    command = [sys.executable, program, "stream", *together, "--process", str(process)]
-    run = subprocess.run(
-        command, env=environment(), capture_output=True, text=True, check=False, timeout=PATIENCE
-    )
-    assert run.returncode == 1
-    assert ("a server answers", "nothing listens")[process] in run.stderr, run.stderr[-3000:]
-
-
 def test_the_launcher_tells_how_it_is_called():
     launcher = example_scripts.load("processes")
     for arguments in [[], ["2"], ["0", "a.py"], ["-1", "a.py"], ["two", "a.py"]]:
         assert launcher.main(arguments) == launcher.USAGE
-
-
-@pytest.mark.nightly
-def test_a_run_goes_on_with_another_number_of_processes(example, tmp_path):
-    """The digits, an epoch in one process, one in two, one in one again."""
-    task = example.Digits()
-    task.HIDDEN = 16
-    _, alone = example.train(task, tmp_path / "alone", 3)
-    example.train(task, tmp_path / "run", 1)
-    run("digits", tmp_path / "run")
-    learner = task.build()
-    check_restored(learner, tmp_path / "run")
-    _, losses = example.train(task, tmp_path / "run", 3)
-    assert len(losses) == 3 * 44
-    np.testing.assert_allclose(losses, alone, atol=1e-5)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("place", ["both", "explicit", "units"])
-def test_every_method_in_two_processes(place, tmp_path):
-    (found,) = [line for line in run(place, tmp_path).splitlines() if line.startswith("deviation")]
-    assert float(found.split()[-1]) < 1e-5
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("lost", [0, 1])
-def test_a_lost_process_ends_the_other(lost, tmp_path):
-    """By JAX alone, where nobody has started both."""
-    launcher = example_scripts.load("processes")
-    together = ["--coordinator", f"127.0.0.1:{launcher.free_port()}", "--processes", "2"]
-    command = [sys.executable, *program("endless", tmp_path), *together, "--process"]
-    options = {"env": environment(), "stderr": subprocess.PIPE, "text": True}
-    with contextlib.ExitStack() as stack:
-        both = [
-            stack.enter_context(subprocess.Popen([*command, str(i)], **options)) for i in range(2)
-        ]
-        for process in both:
-            stack.callback(process.kill)
-        while not any(tmp_path.glob("braintrace-checkpoint-*[0-9]")):
-            assert both[0].poll() is both[1].poll() is None
-            time.sleep(0.1)
-        both[lost].kill()
-        _, words = both[1 - lost].communicate(timeout=PATIENCE)
-    assert both[1 - lost].returncode != 0
-    assert "another task died" in words or "coordinator" in words, words[-3000:]
-    braintrace.restore(tmp_path, example_scripts.load("resume").build())
 
 
 @pytest.mark.core

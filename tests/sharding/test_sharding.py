@@ -12,35 +12,8 @@ import pytest
 from assertions import assert_gradients_close
 from catalogue import BY_NAME, INPUTS
 from drivers import build_learner
-from initial_weights import quick_draws
-from sharded_programs import run
 
 import braintrace
-
-
-@pytest.mark.nightly
-@pytest.mark.core
-def test_a_divided_learner_gives_what_one_device_gives():
-    """Every driver, divided between two calls; also after resets, saved, and restored elsewhere.
-
-    And what it sends; see `check_messages`.
-    """
-    deviations, counts = run("collectives_program.py", "day")
-    assert len(deviations) == 5
-    assert all(float(value) < 2e-6 for value in deviations.values()), deviations
-    assert len(counts) == 4
-    for found in counts:
-        check_messages(**found)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("share", [f"{number}/9" for number in range(9)])
-def test_what_every_divided_learner_sends(share):
-    _, counts = run("collectives_program.py", "night", share)
-    assert len(counts) == 40
-    for found in counts:
-        check_messages(**found)
-
 
 WHOLE = ("by_source",)
 """Models that are not divided along ``model``: entries by their inputs."""
@@ -92,18 +65,8 @@ def check_bytes(case, bytes):
         assert in_all == on_a_device * count, (case, what, bytes)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("share", [f"{number}/12" for number in range(12)])
-def test_every_divided_learner(share):
-    deviations, _ = run("sharding_program.py", "night", share)
-    assert len(deviations) == 300
-    far = {case: value for case, value in deviations.items() if float(value) > 1e-5}
-    assert not far
-
-
 def learner():
-    with quick_draws():
-        model = braintrace.nn.IndRNN(2, 4)
+    model = braintrace.nn.IndRNN(2, 4)
     return braintrace.compile(model, "d_rtrl", np.ones((8, 2), np.float32), batch_size=8)
 
 
@@ -169,8 +132,7 @@ def two_features():
 def learned_in_a_jit(cell, every, xs, place):
     """Losses, gradients and weights of a learner whose weights and inputs `place` may move."""
     brainstate.random.seed(0)
-    with quick_draws():
-        model = cell(2, 4)
+    model = cell(2, 4)
     own = braintrace.compile(model, "d_rtrl", np.asarray(xs)[0], batch_size=8)
     weights = own.param_states
     for weight in weights.values():
@@ -196,7 +158,7 @@ def learned_without_a_mesh(cell, every):
     return learned_in_a_jit(cell, every, two_features(), lambda value: value)
 
 
-@pytest.mark.by_day("True-1-IndRNN", "False-1-IndRNN", "False-3-LSTMCell")
+@pytest.mark.rows("True-1-IndRNN", "False-1-IndRNN", "False-3-LSTMCell")
 @pytest.mark.parametrize("cell", [braintrace.nn.IndRNN, braintrace.nn.LSTMCell])
 @pytest.mark.parametrize(("has_context", "every"), [(True, 1), (False, 1), (False, 3)])
 def test_a_jit_around_methods_on_an_explicit_mesh_changes_no_number(cell, has_context, every):
@@ -259,8 +221,7 @@ def test_wrong_arguments(arguments, options, words):
 
 
 def test_a_learner_that_is_not_compiled():
-    with quick_draws():
-        algorithm = braintrace.D_RTRL(braintrace.nn.IndRNN(2, 4))
+    algorithm = braintrace.D_RTRL(braintrace.nn.IndRNN(2, 4))
     with pytest.raises(braintrace.NotCompiledError, match="`compile_graph` of its D_RTRL"):
         braintrace.shard(braintrace.Learner(algorithm), mesh("data"))
 

@@ -4,7 +4,6 @@ import functools
 import warnings
 
 import brainstate
-import compilation
 import jax
 import numpy as np
 from catalogue import BATCH
@@ -50,7 +49,7 @@ PATHS = {
 """Each gives the gradient of a `Runs`."""
 
 
-@compilation.cache
+@functools.cache
 def runs_of(entry, algorithm, **options):
     return Runs(entry, algorithm, **options)
 

@@ -12,7 +12,6 @@ import sys
 
 import brainstate
 import collectives
-import compilation
 import jax
 import jax.numpy as jnp
 import sharding_program
@@ -126,5 +125,4 @@ def night(share):
 
 
 if __name__ == "__main__":
-    compilation.compile_in_a_hurry()
     {"day": day, "night": night, "table": table}[sys.argv[1]](*sys.argv[2:])

@@ -1,13 +1,6 @@
-"""Examples that hypothesis draws: the same ones at every run, few by day and many at night."""
+"""Examples that hypothesis draws: the same ones at every run."""
 
 import hypothesis
-import pytest
-
-
-def by_day_and_night(day, night):
-    """Give a test its number of examples."""
-    rows = [pytest.param(day, id="few"), pytest.param(night, id="many", marks=pytest.mark.nightly)]
-    return pytest.mark.parametrize("examples", rows)
 
 
 def drawn(examples, *strategies, **options):

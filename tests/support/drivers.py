@@ -5,7 +5,6 @@ import functools
 import warnings
 
 import brainstate
-import compilation
 import jax
 import jax.numpy as jnp
 import no_past  # noqa: F401 - algorithms announce their names when they are defined
@@ -52,7 +51,7 @@ def quietly_compiled(model, algorithm, *example, **options):
         return braintrace.compile(model, algorithm, *example, **options)
 
 
-shared_learner = compilation.cache(build_learner)
+shared_learner = functools.cache(build_learner)
 """One learner for each set of arguments, shared by tests: reset it before its States are used."""
 
 
@@ -121,7 +120,7 @@ def calls_gradient(model, loss, *sequences):
     return summed([step(*now) for now in zip(*sequences, strict=True)])
 
 
-@compilation.cache
+@functools.cache
 def catalogue_gradient(case, algorithm="d_rtrl", style="batch axis", batch=2, length=6, **options):
     """`etrace_grad` over the case's own sequence, with a learner of its own; kept for the run."""
     dtype, chunk_size = options.pop("dtype", np.float32), options.pop("chunk_size", "auto")
@@ -178,7 +177,7 @@ def compiled_once(build):
     return begin
 
 
-@compilation.cache
+@functools.cache
 def _starting(_, *arguments, **options):
     return compiled_once(functools.partial(build_learner, *arguments, **options))
 

@@ -1,4 +1,4 @@
-"""Sparse matrices whose places NumPy finds: JAX compiles a program to look for them in each."""
+"""Arrays and sparse matrices that NumPy makes: JAX compiles a program for each."""
 
 import jax
 import numpy as np
@@ -12,3 +12,8 @@ def csr(dense):
     starts = np.searchsorted(rows, np.arange(len(dense) + 1))
     parts = (dense[rows, columns], columns.astype(np.int32), starts.astype(np.int32))
     return saiunit.sparse.CSR(tuple(map(jax.device_put, parts)), shape=dense.shape)
+
+
+def normal(seed, *shape):
+    """Numbers of single precision."""
+    return jax.device_put(np.float32(np.random.default_rng(seed).normal(size=shape)))

@@ -11,7 +11,6 @@ import sys
 import tempfile
 
 import brainstate
-import compilation
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -251,7 +250,6 @@ def saved(places):
 
 
 def main():
-    compilation.compile_in_a_hurry()
     devices = np.asarray(jax.devices()).reshape(2, 2)
     chosen = [case for argument in sys.argv[1:] for case in cases_of(argument)]
     for number, (name, algorithm, drive, places) in enumerate(chosen or CASES):

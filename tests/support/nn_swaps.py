@@ -6,7 +6,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import saiunit as u
-from initial_weights import quick_draws
 from matrices import csr
 
 from braintrace import nn
@@ -107,14 +106,13 @@ SWAPS = [
 
 def pair(name, args, options, ours, dtype):
     """The same layer of both packages with the same parameters, drawn anew."""
-    with quick_draws():
-        if callable(name):
-            layers = name(brainstate.nn, *args), name(nn, *args)
-        else:
-            layers = (
-                getattr(brainstate.nn, name)(*args, **options),
-                getattr(nn, name)(*args, **options, **ours),
-            )
+    if callable(name):
+        layers = name(brainstate.nn, *args), name(nn, *args)
+    else:
+        layers = (
+            getattr(brainstate.nn, name)(*args, **options),
+            getattr(nn, name)(*args, **options, **ours),
+        )
     theirs, own = (layer.states(brainstate.ParamState) for layer in layers)
     assert list(theirs) == list(own)
     generator = np.random.default_rng(2)

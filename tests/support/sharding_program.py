@@ -12,7 +12,6 @@ import tempfile
 import warnings
 
 import brainstate
-import compilation
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -430,5 +429,4 @@ def night(share):
 
 
 if __name__ == "__main__":
-    compilation.compile_in_a_hurry()
     {"day": day, "night": night}[sys.argv[1]](*sys.argv[2:])

@@ -21,8 +21,7 @@ DIAGONAL = [model for model in BASIC if model.diagonal]
 RECURRENT = [model for model in BASIC if not model.diagonal]
 
 
-def each(models, at_night=()):
-    """Parametrise a test over models, named in its output; some of them only with `--nightly`."""
+def each(models):
+    """Parametrise a test over models, named in its output."""
     rows = [pytest.param(model, id=model.name) for model in models]
-    rows += [pytest.param(model, id=model.name, marks=pytest.mark.nightly) for model in at_night]
     return pytest.mark.parametrize("case", rows)

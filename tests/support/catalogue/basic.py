@@ -92,7 +92,7 @@ class TiedPair(Cell):
     "w_in,b_in -> h",
     groups="h",
     diagonal=True,
-    by_day={"ottt": ("stream",)},
+    tested={"ottt": ("stream",)},
 )
 class IndRNN(Rate):
     weights = {**IN_OUT, "w_rec": (H,), "b_in": (H,)}
@@ -153,7 +153,7 @@ class InputLIF(Spiking):
     groups="V, a",
     diagonal=True,
     spiking=True,
-    by_day={"d_rtrl": ("chunks of 3", "own gradient", "stream")},
+    tested={"d_rtrl": ("chunks of 3", "own gradient", "stream")},
 )
 class ALIF(Spiking):
     """LIF with an adaptive threshold; the adaptation reads the membrane of the same step."""
@@ -170,7 +170,7 @@ class ALIF(Spiking):
 
 
 @model(
-    "w_in -> V, a", groups="V, a", diagonal=True, spiking=True, by_day={"d_rtrl": ("chunks of 4",)}
+    "w_in -> V, a", groups="V, a", diagonal=True, spiking=True, tested={"d_rtrl": ("chunks of 4",)}
 )
 class ALIFLateThreshold(Spiking):
     """The output reads the threshold as it was before the step."""
@@ -186,7 +186,7 @@ class ALIFLateThreshold(Spiking):
         return z @ self.w_out.value
 
 
-@model("w_in -> V, g", groups="V, g", diagonal=True, by_day={"d_rtrl": ("own gradient",)})
+@model("w_in -> V, g", groups="V, g", diagonal=True, tested={"d_rtrl": ("own gradient",)})
 class Synapse(Cell):
     """A linear conductance that drives a linear membrane in the same step."""
 
@@ -199,7 +199,7 @@ class Synapse(Cell):
         return self.V.value @ self.w_out.value
 
 
-@model("w_in -> V, g", groups="V, g", diagonal=True, by_day={"d_rtrl": ("chunks of 3",)})
+@model("w_in -> V, g", groups="V, g", diagonal=True, tested={"d_rtrl": ("chunks of 3",)})
 class SynapseReadOut(Cell):
     """Both states are read out, and the synapse drives the membrane's leak."""
 
@@ -221,7 +221,7 @@ class SynapseReadOut(Cell):
     "w_rec -> h",
     groups="h",
     diagnostics=MIXING,
-    by_day={"d_rtrl": ("chunks of 6",)},
+    tested={"d_rtrl": ("chunks of 6",)},
 )
 class TanhRNN(Rate):
     weights = {**IN_OUT, "w_rec": W_REC, "bias": (H,)}
@@ -250,7 +250,7 @@ class LeakyRNN(Rate):
     groups="h",
     diagnostics=(*MIXING, "not-marked"),
     output=(BATCH, H),
-    by_day={"d_rtrl": ("chunks of 4",)},
+    tested={"d_rtrl": ("chunks of 4",)},
 )
 class PlainInputRNN(Rate):
     """Marked recurrent weight, plain input weight (the model of the introduction)."""
@@ -267,7 +267,7 @@ class PlainInputRNN(Rate):
     "w_in -> h",
     groups="h",
     diagnostics=("plain-mixing", "not-marked"),
-    by_day={"ottt": ("stream",)},
+    tested={"ottt": ("stream",)},
 )
 class PlainRecurrentRNN(Rate):
     """Marked input weight, plain recurrent weight: mixing that no trace can follow."""
@@ -300,7 +300,7 @@ class PlainEncoder(Rate):
     "w_h -> h",
     groups="h",
     diagnostics=(*MIXING, "nested-weights"),
-    by_day={"es_d_rtrl": ("chunks of 6",), "snap": ("chunks of 1",), "ottt": ("own gradient",)},
+    tested={"es_d_rtrl": ("chunks of 6",), "snap": ("chunks of 1",), "ottt": ("own gradient",)},
 )
 class GRU(Rate):
     """The reset gate acts before the recurrent product: it reaches h only through `w_h`."""
@@ -322,7 +322,7 @@ class GRU(Rate):
     "w_in -> h",
     groups="h",
     diagnostics=MIXING,
-    by_day={"snap": ("stream",)},
+    tested={"snap": ("stream",)},
 )
 class GRUResetAfter(Rate):
     weights = {**IN_OUT, "w_gates": (INPUTS + H, 2 * H), "w_rec": W_REC, "b_rec": (H,)}
@@ -406,7 +406,7 @@ class RecurrentLIF(Spiking):
     "w_rec -> h",
     groups="h",
     diagnostics=(*MIXING, "mixed-positions"),
-    by_day={"snap": ("own gradient",)},
+    tested={"snap": ("own gradient",)},
 )
 class LayerNormRNN(Rate):
     """An element of y reaches its own unit directly, and every one through mean and scale."""
@@ -442,7 +442,7 @@ class LeakyLayer(Rate):
     "upper/w -> upper/h",
     groups=("lower/h", "upper/h"),
     diagnostics=("layer-to-layer", "not-a-linear-readout"),
-    by_day={"immediate": ("own gradient",)},
+    tested={"immediate": ("own gradient",)},
 )
 class TwoLayers(Cell):
     """The upper layer, of another size, reads the lower one in the same step."""

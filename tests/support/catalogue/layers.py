@@ -5,7 +5,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import saiunit as u
-from initial_weights import quick_draws
 
 from braintrace import nn
 
@@ -29,7 +28,7 @@ RECURRENT = ("recurrent-mixing",)
 BEHIND = ("recurrent-mixing", "nested-weights")
 
 
-BY_DAY = {"SparseLinear", "LeakyRateReadout", "LIF", "ALIF", "LoRA"}
+TESTED = {"SparseLinear", "LeakyRateReadout", "LIF", "ALIF", "LoRA"}
 """Layers that learn with a batch axis by day."""
 
 
@@ -37,7 +36,7 @@ def add(name, build, *relations, groups, diagnostics=(), shape=(INPUTS,), **opti
     """Add one model; `build` makes it."""
 
     def module():
-        with brainstate.random.seed_context(3), quick_draws():
+        with brainstate.random.seed_context(3):
             model = build()
         for state in model.states(brainstate.ParamState).values():
             state.value = jax.tree.map(
@@ -53,7 +52,7 @@ def add(name, build, *relations, groups, diagnostics=(), shape=(INPUTS,), **opti
             reported_groups=groups if isinstance(groups, tuple) else (groups,),
             diagnostics=frozenset(diagnostics),
             shape=(BATCH, *shape),
-            by_day={"d_rtrl": ("chunks of 4",)} if name in BY_DAY else {},
+            tested={"d_rtrl": ("chunks of 4",)} if name in TESTED else {},
             **options,
         )
     )

@@ -29,8 +29,7 @@ class Model:
     shape: of the input of one step.
     output: of the output of one step.
     canonical: {state: (function, inverse)} that bring states of one group into one layout.
-    by_day: {learning rule: the paths of `catalogue_runs.PATHS` that run without `--nightly`}. It is
-        empty where at least three other tests by day run every line of the library that these run.
+    tested: {learning rule: the paths of `catalogue_runs.PATHS` that tests run}.
 
     Models of `basic.py` run with a batch axis of any length, or without one; all others with
     `BATCH` samples.
@@ -46,7 +45,7 @@ class Model:
     shape: tuple[int, ...] = (BATCH, INPUTS)
     output: tuple[int, ...] = (BATCH, OUTPUTS)
     canonical: Mapping = field(default_factory=dict)
-    by_day: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    tested: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     loss = staticmethod(RecordedCase.loss)
 

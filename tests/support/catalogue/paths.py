@@ -33,7 +33,7 @@ class SignedHalves(Cell):
         return self.h.value @ self.w_out.value
 
 
-@model("w -> h", "scale -> h", groups="h", diagonal=True, by_day={"d_rtrl": ("own gradient",)})
+@model("w -> h", "scale -> h", groups="h", diagonal=True, tested={"d_rtrl": ("own gradient",)})
 class LateralDrive(Cell):
     """A unit is driven by its own output, its neighbour's and its mirror image's."""
 
@@ -49,7 +49,7 @@ class LateralDrive(Cell):
         return self.h.value @ self.w_out.value
 
 
-@model("w_k -> S", "w_v -> S", groups="S", diagonal=True, by_day={"d_rtrl": ("chunks of 3",)})
+@model("w_k -> S", "w_v -> S", groups="S", diagonal=True, tested={"d_rtrl": ("chunks of 3",)})
 class FastWeights(Cell):
     """Linear attention: a matrix of keys and values that decays."""
 
@@ -64,7 +64,7 @@ class FastWeights(Cell):
 
 
 @model(
-    "kernel -> h", groups="h", diagonal=True, shape=(BATCH, 4, 2), by_day={"d_rtrl": ("stream",)}
+    "kernel -> h", groups="h", diagonal=True, shape=(BATCH, 4, 2), tested={"d_rtrl": ("stream",)}
 )
 class PooledConvolution(Cell):
     weights = {"kernel": (3, 2, 3), "w_out": (6, OUTPUTS)}
@@ -87,7 +87,7 @@ class PooledConvolution(Cell):
     groups="h",
     diagnostics=("plain-mixing",),
     spiking=True,
-    by_day={"immediate": ("chunks of 6",)},
+    tested={"immediate": ("chunks of 6",)},
 )
 class LateralInhibition(Cell):
     """A spike resets its own neuron, which is traced, and inhibits the next, which is not."""
@@ -111,7 +111,7 @@ class LateralInhibition(Cell):
     "leak -> h",
     groups="h",
     diagonal=True,
-    by_day={"d_rtrl": ("own gradient",), "snap": ("chunks of 4",)},
+    tested={"d_rtrl": ("own gradient",), "snap": ("chunks of 4",)},
 )
 class LeakInInnerLoops(Cell):
     """A leak per unit that inner loops of small steps use for the whole batch."""
@@ -141,7 +141,7 @@ class LeakInInnerLoops(Cell):
     "leak -> v",
     groups="v",
     diagnostics=("plain-mixing", "mixed-positions"),
-    by_day={"es_d_rtrl": ("stream",), "ottt": ("chunks of 1",)},
+    tested={"es_d_rtrl": ("stream",), "ottt": ("chunks of 1",)},
 )
 class CoupledCompartments(Cell):
     """Small steps of a cable: each compartment has a way of its own, and one to its neighbours."""
@@ -162,7 +162,7 @@ class CoupledCompartments(Cell):
         return self.v.value @ self.w_out.value
 
 
-@model("w -> h", groups="h", diagonal=True, by_day={"d_rtrl": ("stream",)})
+@model("w -> h", groups="h", diagonal=True, tested={"d_rtrl": ("stream",)})
 class RoundedFeedback(Cell):
     """A function outside JAX looks at the state, off the gradient path."""
 
@@ -203,7 +203,7 @@ class Delayed(Cell):
     "w_rec -> h",
     groups="h",
     diagnostics=("recurrent-mixing", "untraced-state"),
-    by_day={"d_rtrl": ("chunks of 4",)},
+    tested={"d_rtrl": ("chunks of 4",)},
 )
 class DelayedRecurrence(Delayed):
     """The recurrent input is two steps old: its weight learns, the delay line has no trace."""

@@ -51,7 +51,7 @@ class LSTMReshapedGates(LSTMFusedCell):
     "p_o -> c, h",
     groups="c, h",
     diagnostics=MIXING,
-    by_day={
+    tested={
         "d_rtrl": ("chunks of 4",),
         "es_d_rtrl": ("own gradient",),
         "immediate": ("stream",),
@@ -87,7 +87,7 @@ class LSTMPeephole(Cell):
     "b_im -> im, re",
     groups="im, re",
     diagonal=True,
-    by_day={"immediate": ("chunks of 3", "own gradient", "stream")},
+    tested={"immediate": ("chunks of 3", "own gradient", "stream")},
 )
 class LinearRecurrentUnit(Cell):
     weights = {
@@ -128,7 +128,7 @@ class LoraRNN(Cell):
     "upper/w -> upper/h",
     groups=("lower/h", "middle/h", "upper/h"),
     diagnostics=("layer-to-layer", "not-a-linear-readout"),
-    by_day={"d_rtrl": ("own gradient",)},
+    tested={"d_rtrl": ("own gradient",)},
 )
 class Stacked(Cell):
     weights = {"w_out": (3, OUTPUTS)}

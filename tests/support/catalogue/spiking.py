@@ -157,7 +157,7 @@ class GroupStateALIF(SpikingCell):
     "w_in -> pair[0], pair[1]",
     groups="pair[0], pair[1]",
     diagonal=True,
-    by_day={"d_rtrl": ("stream",)},
+    tested={"d_rtrl": ("stream",)},
 )
 class RotatedPair(SpikingCell):
     """The two states of a `HiddenGroupState` written as one array, turned by a matrix."""
@@ -178,7 +178,7 @@ class RotatedPair(SpikingCell):
     "w_in -> pair[0], pair[1]",
     groups="pair[0], pair[1]",
     diagonal=True,
-    by_day={"d_rtrl": ("chunks of 1",)},
+    tested={"d_rtrl": ("chunks of 1",)},
 )
 class UncoupledPair(RotatedPair):
     turn = np.diag([0.9, 0.4])
@@ -204,7 +204,7 @@ class TransposedPair(SpikingCell):
     "w_in -> neuron[0], neuron[1]",
     groups="neuron[0], neuron[1]",
     **DIAGONAL,
-    by_day={"d_rtrl": ("chunks of 6",)},
+    tested={"d_rtrl": ("chunks of 6",)},
 )
 class TreeStateLIF(SpikingCell):
     """Membrane potential and synaptic current with their units in one `HiddenTreeState`."""
@@ -225,7 +225,7 @@ class TreeStateLIF(SpikingCell):
         return (self.neuron.get_value("V") / u.mV) @ self.w_out.value
 
 
-@model("w_in -> V", groups="V", **DIAGONAL, by_day={"snap": ("own gradient",)})
+@model("w_in -> V", groups="V", **DIAGONAL, tested={"snap": ("own gradient",)})
 class QuantityLIF(SpikingCell):
     """Weights in mS, potentials in mV, an exponential-Euler step."""
 
@@ -252,7 +252,7 @@ class QuantityLIF(SpikingCell):
     "w_in -> V",
     groups="V",
     **DIAGONAL,
-    by_day={"ottt": ("own gradient",)},
+    tested={"ottt": ("own gradient",)},
 )
 class NoisyLIF(SpikingCell):
     weights = {"w_in": W_IN, "w_out": W_OUT}
@@ -266,7 +266,7 @@ class NoisyLIF(SpikingCell):
         return self.V.value @ self.w_out.value
 
 
-@model("w_in -> V, m", groups="V, m", **DIAGONAL, by_day={"d_rtrl": ("own gradient",)})
+@model("w_in -> V, m", groups="V, m", **DIAGONAL, tested={"d_rtrl": ("own gradient",)})
 class SubSteppedNeuron(SpikingCell):
     """A membrane with a gating variable, integrated in a rolled loop of small steps."""
 

@@ -29,7 +29,7 @@ class TiedTranspose(Cell):
         return self.k.value @ self.w_out.value
 
 
-@model("w -> h", "w -> h", groups="h", diagonal=True, by_day={"d_rtrl": ("stream",)})
+@model("w -> h", "w -> h", groups="h", diagonal=True, tested={"d_rtrl": ("stream",)})
 class OneWeightTwice(Cell):
     weights = {"w": W_IN, "w_out": W_OUT}
     states_of = {"h": (H,)}
@@ -41,7 +41,7 @@ class OneWeightTwice(Cell):
         return self.h.value @ self.w_out.value
 
 
-@model("w -> h", groups="h", diagonal=True, by_day={"d_rtrl": ("chunks of 1",)})
+@model("w -> h", groups="h", diagonal=True, tested={"d_rtrl": ("chunks of 1",)})
 class MarkedAndPlain(Cell):
     """One parameter in an ETP operation and, past the state, in a plain one."""
 
@@ -62,7 +62,7 @@ MASK = np.indices(W_IN).sum(0) % 2 == 0
     "normalised,scale -> h",
     groups="h",
     diagonal=True,
-    by_day={"d_rtrl": ("own gradient",)},
+    tested={"d_rtrl": ("own gradient",)},
 )
 class WeightFunctions(Cell):
     weights = {
@@ -91,7 +91,7 @@ class WeightFunctions(Cell):
     "params -> h",
     groups="h",
     diagonal=True,
-    by_day={"d_rtrl": ("chunks of 6",)},
+    tested={"d_rtrl": ("chunks of 6",)},
 )
 class NestedParameters(Cell):
     weights = {
@@ -112,7 +112,7 @@ class NestedParameters(Cell):
     "big -> h",
     groups="h",
     diagnostics=("recurrent-mixing",),
-    by_day={"d_rtrl": ("stream",)},
+    tested={"d_rtrl": ("stream",)},
 )
 class SlicesOfOneParameter(Cell):
     weights = {"big": (INPUTS + H, H), "w_out": W_OUT}
@@ -135,7 +135,7 @@ class SlicesOfOneParameter(Cell):
     groups="h",
     diagonal=True,
     shape=(3, BATCH, INPUTS),
-    by_day={"d_rtrl": ("chunks of 4",)},
+    tested={"d_rtrl": ("chunks of 4",)},
 )
 class MultiRate(Cell):
     """Three input frames a step, taken up in an inner loop with the ETP operation."""
@@ -153,7 +153,7 @@ class MultiRate(Cell):
 
 
 @model(
-    "w_night -> h", "w_day -> h", groups="h", diagonal=True, by_day={"d_rtrl": ("own gradient",)}
+    "w_night -> h", "w_day -> h", groups="h", diagonal=True, tested={"d_rtrl": ("own gradient",)}
 )
 class GatedByCond(Cell):
     weights = {"w_day": W_IN, "w_night": W_IN, "w_out": W_OUT}
@@ -175,7 +175,7 @@ class GatedByCond(Cell):
     groups="h",
     diagonal=True,
     shape=(2, BATCH, INPUTS),
-    by_day={"d_rtrl": ("chunks of 3",)},
+    tested={"d_rtrl": ("chunks of 3",)},
 )
 class VmappedPopulations(Cell):
     """Two populations that share a weight, written for one and mapped inside the step."""
@@ -193,7 +193,7 @@ class VmappedPopulations(Cell):
         return self.h.value.sum(0) @ self.w_out.value
 
 
-@model("w_in -> h", groups="h", diagonal=True, by_day={"d_rtrl": ("stream",)})
+@model("w_in -> h", groups="h", diagonal=True, tested={"d_rtrl": ("stream",)})
 class Rematerialised(Cell):
     weights = {"w_in": W_IN, "w_out": W_OUT}
     states_of = {"h": (H,)}
@@ -212,7 +212,7 @@ class Rematerialised(Cell):
 # --- layouts --------------------------------------------------------------------------------
 
 
-@model("w -> h", groups="h", diagonal=True, by_day={"d_rtrl": ("chunks of 1",)})
+@model("w -> h", groups="h", diagonal=True, tested={"d_rtrl": ("chunks of 1",)})
 class TransposedState(Cell):
     weights = {"w": W_IN, "w_out": W_OUT}
 
@@ -229,7 +229,7 @@ class TransposedState(Cell):
     groups="grid, trace",
     diagonal=True,
     canonical={"trace": (lambda v: v.T.reshape(BATCH, 2, 2), lambda v: v.reshape(BATCH, H).T)},
-    by_day={"es_d_rtrl": ("chunks of 6", "own gradient", "stream")},
+    tested={"es_d_rtrl": ("chunks of 6", "own gradient", "stream")},
 )
 class ReshapedStates(Cell):
     """A state with extra axes and a second one, transposed and flat, that filters it."""
@@ -249,7 +249,7 @@ class ReshapedStates(Cell):
         return (grid + jnp.tanh(self.trace.value).T) @ self.w_out.value
 
 
-@model("w -> h", groups="h", diagonal=True, by_day={"d_rtrl": ("chunks of 6",)})
+@model("w -> h", groups="h", diagonal=True, tested={"d_rtrl": ("chunks of 6",)})
 class PartlyDriven(Cell):
     """The weight drives half of the state, the other half drifts."""
 
@@ -267,7 +267,7 @@ class PartlyDriven(Cell):
     "w -> h",
     groups="h",
     diagonal=True,
-    by_day={"d_rtrl": ("chunks of 6",)},
+    tested={"d_rtrl": ("chunks of 6",)},
 )
 class SharedDrive(Cell):
     """One output of the operation drives a whole row of units."""
@@ -315,7 +315,7 @@ FIRST, REST = np.arange(H), np.arange(H, H + 2)
     groups="e, i, syn",
     diagonal=True,
     canonical={"e": _at(FIRST, H + 2), "i": _at(REST, H + 2)},
-    by_day={"d_rtrl": ("own gradient",)},
+    tested={"d_rtrl": ("own gradient",)},
 )
 class SynapsesOfTwoPopulations(Cell):
     """Slices of one vector of synapses feed two populations, one of which acts back on its own."""
@@ -341,7 +341,7 @@ ODD_BACKWARD, MIDDLE = np.arange(H, -1, -2), np.arange(1, 4)
     groups="late, syn, tail",
     diagonal=True,
     canonical={"late": _at(ODD_BACKWARD, H + 1), "tail": _at(MIDDLE, H + 1)},
-    by_day={"d_rtrl": ("chunks of 3",)},
+    tested={"d_rtrl": ("chunks of 3",)},
 )
 class StridedAndOverlappingSlices(Cell):
     """Every second synapse, backward, as it was before the step; and an overlapping part."""
@@ -362,7 +362,7 @@ class StridedAndOverlappingSlices(Cell):
     groups="a, b, both",
     diagonal=True,
     canonical={"a": _at(np.arange(2), 7), "both": _at(np.arange(1, 5), 7), "b": _at(MIDDLE + 3, 7)},
-    by_day={"d_rtrl": ("stream",), "snap": ("stream",)},
+    tested={"d_rtrl": ("stream",), "snap": ("stream",)},
 )
 class NoStateAtAllPositions(Cell):
     """A population of the ends of two vectors of synapses, which have other ends as well."""
@@ -385,7 +385,7 @@ class NoStateAtAllPositions(Cell):
     "gates -> c, h, slow",
     groups="c, h, slow",
     diagonal=True,
-    by_day={"ottt": ("chunks of 4",)},
+    tested={"ottt": ("chunks of 4",)},
 )
 class FilteredOutput(Cell):
     """The output of a cell, which no later step reads, is filtered by a third state."""
