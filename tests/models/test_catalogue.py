@@ -141,7 +141,7 @@ def test_a_model_of_one_sample_is_mapped_over_the_batch(entry, algorithm):
     check(entry, algorithm, ("chunks of 4", "own gradient"), vmap=True)
 
 
-def test_every_rule_meets_every_kind_of_path_and_model_by_day():
+def test_every_rule_meets_every_kind_of_path_and_model():
     """A model is diagonal or not; a sequence goes at once, or step by step in two ways."""
     found = {
         (rule, path.partition(" of ")[0], entry.diagonal)
