@@ -54,7 +54,6 @@ from .forecast import (
     with_loss,
     with_room_as,
 )
-from .state.batched import BatchedLearner
 from .state.learner_state import BY_PATH, LearnerState, Places, check_like, places_of, states_in
 from .state_store import StateStore
 
@@ -127,16 +126,6 @@ class FunctionalLearner:
     def algorithm(self) -> ETraceAlgorithm:
         """The algorithm of the learner."""
         return self._learner.algorithm
-
-    def batched(self, size: int) -> BatchedLearner:
-        """Return copies that share parameters, such as one for each environment of an agent.
-
-        Raises
-        ------
-        OptionError
-            If ``size`` is not a positive integer.
-        """
-        return BatchedLearner(self, size)
 
     def state(self) -> LearnerState:
         """Return the current state of the learner.

@@ -11,11 +11,12 @@ from .._algorithms.other_names import get_etrace_of
 from .._arguments import Kind, check_option
 from .._brainstate import ConstructorSignature
 from .._core.traces import size_in_bytes
+from .._ended import missing
 from .._errors import NotPicklableError
 from .._graph import ETraceGraph, Report, report_of
 from .._sharding import Division
 from .._typing import Path, PyTree
-from . import ahead_of_time, export, forecast, sequences
+from . import forecast, sequences
 from .calls.arguments import ALGORITHM
 from .calls.compilations import Compilations
 from .calls.interceptor import interceptor_of
@@ -91,9 +92,9 @@ class Learner(brainstate.nn.Module):
     init_forecasts = forecast.init_forecasts
     learn = forecast.learn
     forecast = forecast.forecast
-    lower = ahead_of_time.lower
-    export_step = export.export_step
-    export_predict = export.export_predict
+
+    def __getattr__(self, name: str) -> Any:
+        raise missing("Learner", name)
 
     def update(self, *arguments: PyTree) -> PyTree:
         """Run one step; see `ETraceAlgorithm.update`."""

@@ -234,7 +234,7 @@ def test_states_and_traces_move_forward_through_a_loop():
     jax.tree.map(lambda f, e: np.testing.assert_allclose(f, e, **close), found, expected)
 
 
-@pytest.mark.parametrize("way", ["etrace_grad", "functional", "lower"])
+@pytest.mark.parametrize("way", ["etrace_grad", "functional"])
 def test_a_loop_of_the_step_function_is_named(way):
     learner = compiled("behind", lambda x: x)
 
@@ -246,7 +246,6 @@ def test_a_loop_of_the_step_function_is_named(way):
         "functional": lambda: learner.functional().grad(
             learner.functional().state(), XS, step_fn=step
         ),
-        "lower": lambda: learner.lower("etrace_grad", XS, step_fn=step),
     }
     with pytest.raises(
         braintrace.OptionError,
