@@ -26,7 +26,6 @@ from jax.extend.core import jaxpr_as_fun as jaxpr_as_fun
 from jax.extend.random import threefry_2x32 as threefry_2x32
 from jax.interpreters import ad, batching, mlir
 
-from ._jax_derivatives import one_way as one_way
 from ._jax_derivatives import with_derivative_of as with_derivative_of
 from ._jax_derivatives import without_derivative as without_derivative
 from ._jax_derivatives import zero_tangent

@@ -26,7 +26,6 @@ from .probed_step import (
     probe_shapes,
     probed_step,
     probes_of_past,
-    with_callback_results,
     with_gradient,
 )
 from .resets import after_reset, probes_after_reset
@@ -96,7 +95,6 @@ def single_step(
     place
         Places residuals on a mesh.
     """
-    inputs = with_callback_results(graph.traced, inputs)
     weights = operands(graph, inputs)
     result = jacobians(graph, inputs, weights)
     if reset is not None:
@@ -193,14 +191,13 @@ def recorded_step(
     """Run one step with given perturbations, and return the residuals of the learning rule."""
     if graph.passes_weights:
         return passed_step(graph, inputs)
-    inputs = with_callback_results(graph.traced, inputs)
     outputs, new_states = probed_step(graph, inputs, weights, probes)
     return outputs, new_states, jacobians(graph, inputs, weights)
 
 
 def plain_step(graph: ETraceGraph, inputs: Inputs) -> tuple[list[jax.Array], dict[Var, jax.Array]]:
     """Run one step of the model itself; filters of its readouts do not change."""
-    inputs, model = with_callback_results(graph.traced, inputs), graph.traced.unfiltered
+    model = graph.traced.unfiltered
     if model is None:
         return finish(graph, inputs, {})
     filtered = graph.traced

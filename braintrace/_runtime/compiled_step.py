@@ -76,8 +76,7 @@ class CompiledStep:
         self._method = method
         self._every_state = every_state
         self._trace_dtype = trace_dtype
-        callback_results = graph.traced.callback_results
-        self._in_vars = tuple(v for v in graph.traced.program.in_vars if v not in callback_results)
+        self._in_vars = graph.traced.program.in_vars
         self._written = graph.traced.written_vars
         self._leaves = {leaf.in_var: leaf for leaf in graph.traced.leaves}
         self._found: tuple[States, dict[Path, brainstate.State]] = {}, {}

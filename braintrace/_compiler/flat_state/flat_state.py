@@ -19,7 +19,6 @@ from ..groups.grouped_step import GroupedStep
 from ..reports.untraced import carried_without_a_trace
 from .layers import HiddenStates
 from .parameter_uses import new_vars, reached_by_parameters, uses_of_parameters
-from .reverse_mode import check_reverse_mode
 from .sample_axes import SampleAxes, sample_axes_of
 
 MOST_CHOICES = 16
@@ -139,9 +138,6 @@ def _check_derivatives(step: GroupedStep, leaves: Sequence[StateLeaf], rule: str
             )
     starts = [leaf.in_var for leaf in (*leaves, *traced.parameters)]
     descendants = analysis.gradient_descendants(starts)
-    outputs = [atom for atom in traced.output_atoms if is_var(atom)]
-    ends = [*new_vars(leaves), *outputs]
-    check_reverse_mode(analysis, starts, ends, rule)
     for equation, operands in nonlinear_uses(analysis, new_vars(leaves)):
         if not descendants.isdisjoint(atom for atom in operands if is_var(atom)):
             raise CompilationError(

@@ -9,7 +9,9 @@ import numpy as np
 
 from ..._errors import CompilationError, DtypeError
 from ..._graph import FOLLOWS_ALL, Diagnostic, HiddenParamOpRelation, Jacobian, TracedModel
-from ..._jax import is_tracer
+from ..._jax import is_tracer, is_var, source_line
+from ..._jaxpr import carries_derivative
+from ..._jaxpr.dataflow import CONSTANT
 from ..._typing import path_name
 from ..groups.grouped_step import GroupedStep
 from .lost_marks import WITHOUT_MARKS
@@ -56,6 +58,25 @@ def check_hidden_states(traced: TracedModel) -> None:
                 f"Hidden state '{leaf.name}' of shape {leaf.shape} has dtype {leaf.dtype}; traces "
                 "need real states. Store the real and the imaginary part as two hidden states; "
                 "weights and inputs may be complex."
+            )
+
+
+def check_loops(traced: TracedModel) -> None:
+    """Refuse a ``while`` loop on a gradient path to a hidden state."""
+    program = traced.program
+    written = [leaf for leaf in traced.leaves if leaf.kind == "hidden" and is_var(leaf.out_var)]
+    starts = [leaf.in_var for leaf in (*written, *traced.parameters)]
+    ends = [leaf.out_var for leaf in written]
+    between = program.dependents_of(starts, None, CONSTANT, carries_derivative)
+    between &= program.depends_on(ends, (), CONSTANT, carries_derivative)
+    for index in program.making(between):
+        equation = program.equations[index]
+        if equation.primitive.name == "while":
+            raise CompilationError(
+                f"A gradient path of `update` passes a `while` loop ({source_line(equation)}). A "
+                "loop of unknown length has no derivative backward. Use a loop of known length "
+                "(`scan`, `for_loop`, or `fori_loop` with static bounds), or pass what enters "
+                "the loop through `jax.lax.stop_gradient`."
             )
 
 
