@@ -31,9 +31,7 @@ from .probed_step import (
 from .resets import after_reset, probes_after_reset
 from .window import before_window, passed_step
 
-RECORDED: frozenset[Record] = frozenset(
-    {"x", "x in parts", "D", "Df", "step", "traces", "operands"}
-)
+RECORDED: frozenset[Record] = frozenset({"x", "D", "Df", "step", "traces", "operands"})
 """Kinds of residuals that can be recorded for a learning rule."""
 
 

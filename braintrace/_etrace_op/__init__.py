@@ -4,8 +4,6 @@ from .checks.check import PrimitiveReport as PrimitiveReport
 from .checks.check import check_primitive as check_primitive
 from .checks.samples import check_samples as check_samples
 from .checks.validate import validate_rules as validate_rules
-from .concatenation import Concatenation as Concatenation
-from .concatenation import as_one as as_one
 from .inline import inline as inline
 from .input_derivative import input_derivative as input_derivative
 from .input_derivative import is_joined as is_joined

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from .._errors import PrimitiveError
 from .._jax import sharding_dependent
 from . import derive
-from .concatenation import Concatenation, part_by_part
 from .derive import (
     DerivedRule,
     as_dict,
@@ -41,7 +40,7 @@ def pull_back(
         The operation.
     params : mapping
         Static parameters of its equation.
-    x : array ``(K, *x_shape)``, `Concatenation` or None
+    x : array ``(K, *x_shape)`` or None
         Its inputs.
     hidden_dim : array ``(K, *y_shape)``
         The cotangents.
@@ -57,12 +56,7 @@ def pull_back(
     if x is None:
         return operand_gradients(spec, params, None, hidden_dim.sum(0), weights)
 
-    def gradients_of(x: Any, weights: Arrays) -> Arrays:
-        return _sum_over_steps(operand_gradients, spec, params, x, hidden_dim, weights)
-
-    if isinstance(x, Concatenation):
-        return part_by_part(gradients_of, spec, x, weights)
-    return gradients_of(x, weights)
+    return _sum_over_steps(operand_gradients, spec, params, x, hidden_dim, weights)
 
 
 def zero_filter(primitive: ETPPrimitive, params: Params, x_var: Any, y_var: Any) -> Any:

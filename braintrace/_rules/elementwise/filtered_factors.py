@@ -26,7 +26,6 @@ from ..._core.time_loops import scan_over_time
 from ..._core.zero import as_arrays, is_zero, widened
 from ..._etrace_op import (
     Arrays,
-    Concatenation,
     add_steps_to_filter,
     get_primitive_spec,
     pull_back,
@@ -61,7 +60,6 @@ def advanced_filters(graph: ETraceGraph, alpha: float, records: Records, filters
         before = widened(as_arrays(stored), wide)
         powers = jnp.asarray(alpha ** np.arange(steps)[::-1], wide)
         x = records.x[x_key(graph, relation)]
-        assert not isinstance(x, Concatenation)  # a rule with filters records one array
         lead = x.shape[: 1 + _lead(relation)]
         factors = jnp.broadcast_to(over_first_axis(powers, len(lead)), lead)
         is_new, before = _reset_rows(graph, key, records), alpha**steps * before
