@@ -41,7 +41,6 @@ from ._errors import ShapeError as ShapeError
 from ._errors import UnitError as UnitError
 from ._etrace_op import ETPPrimitive as ETPPrimitive
 from ._etrace_op import ETPPrimitiveSpec as ETPPrimitiveSpec
-from ._etrace_op import InputFilter as InputFilter
 from ._etrace_op import PrimitiveReport as PrimitiveReport
 from ._etrace_op import check_primitive as check_primitive
 from ._etrace_op import conv as conv

@@ -21,6 +21,7 @@ from .derive import (
     operand_gradients,
     sum_over_steps,
 )
+from .lookup_counts import count, pull_back_counts, zero_counts
 from .primitive import ETPPrimitive, get_primitive_spec
 from .registry import Arrays
 from .spec import ETPPrimitiveSpec
@@ -62,41 +63,17 @@ def pull_back(
 def zero_filter(primitive: ETPPrimitive, params: Params, x_var: Any, y_var: Any) -> Any:
     """Return the filter of inputs at the start of a sequence.
 
-    Without an `InputFilter`, it has the shape of the input. For the arguments see `init_trace`;
-    ``x_var`` must not be None.
+    For the arguments see `init_trace`; ``x_var`` must not be None.
     """
-    spec = get_primitive_spec(primitive)
-    if spec.input_filter is not None:
-        return spec.input_filter.init(x_var, y_var, **params)
+    if get_primitive_spec(primitive).looks_up:
+        return zero_counts(x_var, y_var, **params)
     x, y = x_var.aval, y_var.aval
     return jnp.zeros(x.shape, jnp.promote_types(x.dtype, y.dtype))
 
 
-def add_to_filter(primitive: ETPPrimitive, params: Params, filtered: Any, x: Any) -> Any:
+def add_to_filter(primitive: ETPPrimitive, filtered: Any, x: Any) -> Any:
     """Add one input to a filter of inputs."""
-    spec = get_primitive_spec(primitive)
-    return (
-        filtered + x if spec.input_filter is None else spec.input_filter.add(filtered, x, **params)
-    )
-
-
-def takes_in_steps(primitive: ETPPrimitive) -> bool:
-    """Test whether the inputs of several steps can be added to a filter at once."""
-    input_filter = get_primitive_spec(primitive).input_filter
-    return input_filter is not None and input_filter.add_steps is not None
-
-
-def add_steps_to_filter(
-    primitive: ETPPrimitive, params: Params, filtered: Any, x: Any, factors: Any
-) -> Any:
-    """Add the inputs of ``K`` steps to a filter, times ``(K, [batch])`` factors.
-
-    Only for operations for which `takes_in_steps` is true.
-    """
-    input_filter = get_primitive_spec(primitive).input_filter
-    assert input_filter is not None
-    assert input_filter.add_steps is not None
-    return input_filter.add_steps(filtered, x, factors, **params)
+    return count(filtered, x) if get_primitive_spec(primitive).looks_up else filtered + x
 
 
 def pull_back_filtered(
@@ -107,9 +84,15 @@ def pull_back_filtered(
     See `pull_back` for the other arguments and the result.
     """
     spec = get_primitive_spec(primitive)
-    if filtered is None or spec.input_filter is None:
+    if filtered is None or not spec.looks_up:
         return pull_back(primitive, params, filtered, hidden_dim, weights)
-    return _sum_over_steps(_filtered_gradients, spec, params, filtered, hidden_dim, weights)
+
+    def gradients_of(
+        spec: ETPPrimitiveSpec, params: Params, counts: Any, hidden_dim: Any, weights: Arrays
+    ) -> Arrays:
+        return pull_back_counts(counts, hidden_dim, weights)
+
+    return _sum_over_steps(gradients_of, spec, params, filtered, hidden_dim, weights)
 
 
 def init_trace(
@@ -251,12 +234,3 @@ def _sum_over_samples_and_steps(
         x, hidden_dim, sharded=samples_first, unsharded=steps_first
     )
     return gradients
-
-
-def _filtered_gradients(
-    spec: ETPPrimitiveSpec, params: Params, filtered: Any, hidden_dim: Any, weights: Arrays
-) -> Arrays:
-    rule = "input_filter.pull_back"
-    assert spec.input_filter is not None  # a batched form has one if its operation has
-    gradients = spec.input_filter.pull_back(filtered, hidden_dim, weights, **params)
-    return expect_keys(spec, rule, as_dict(spec, rule, gradients), weights)

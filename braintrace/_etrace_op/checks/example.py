@@ -126,7 +126,7 @@ class Example:
 
     def filtered(self) -> Arrays:
         x1, x2 = self.draws["x1"], self.draws["x2"]
-        taken_in = functools.partial(rules.add_to_filter, self.primitive, self.params)
+        taken_in = functools.partial(rules.add_to_filter, self.primitive)
         zero = rules.zero_filter(
             self.primitive, self.params, Variable(x1), Variable(self.draws["signal"])
         )

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 
 from ..._errors import PrimitiveError
-from ..._jax import struct_of
 from .. import rules
 from ..by_shape import cached_by_shape
 from ..derive import expect_keys
@@ -51,7 +50,7 @@ def _validate(
     y: Any,
     weights: Mapping[str, Any],
 ) -> None:
-    primitive, spec = owners
+    primitive, _ = owners
     step = jax.ShapeDtypeStruct((1, *y.shape), y.dtype)
     steps = None if x is None else jax.ShapeDtypeStruct((1, *x.shape), x.dtype)
     x_var, y_var = None if x is None else Variable(x), Variable(y)
@@ -69,8 +68,6 @@ def _validate(
     call.expect("init_drtrl", trace, terms, dtypes=False)
     call.expect("yw_to_w", call.run("yw_to_w", rules.propagate, y, trace), trace)
     call.expect("contract", call.run("contract", rules.contract, y, trace, weights), weights)
-    if x is not None and spec.input_filter is not None:
-        _check_input_filter(call, x_var, y_var, weights)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,25 +130,3 @@ def _check_output_trace(call: _Caller, x_var: Any, y_var: Any, weight_vars: Any)
             f"Rule `init_pp` of `{call.primitive}` returned {trace} for two hidden states; "
             f"expected one array of shape {expected}."
         )
-
-
-def _check_input_filter(call: _Caller, x_var: Any, y_var: Any, weights: Mapping[str, Any]) -> None:
-    def init() -> Any:
-        return rules.zero_filter(call.primitive, call.params, x_var, y_var)
-
-    spec, x, y = get_primitive_spec(call.primitive), struct_of(x_var.aval), struct_of(y_var.aval)
-    zero = call.run("input_filter.init", init)
-    is_array = isinstance(zero, jax.ShapeDtypeStruct) and jnp.issubdtype(zero.dtype, jnp.inexact)
-    if not is_array or (spec.batched and zero.shape[:1] != x.shape[:1]):
-        batch = f" with a first axis of size {x.shape[0]}, the batch," if spec.batched else ""
-        raise PrimitiveError(
-            f"Rule `input_filter.init` of `{call.primitive}` returned {zero}; expected one array"
-            f"{batch} of a floating dtype."
-        )
-    after = call.run("input_filter.add", rules.add_to_filter, zero, x)
-    call.expect("input_filter.add", {"trace": after}, {"trace": zero})
-    steps, factors = (jax.ShapeDtypeStruct((1, *a.shape), a.dtype) for a in (zero, y))
-    gradients = call.run(
-        "input_filter.pull_back", rules.pull_back_filtered, steps, factors, weights
-    )
-    call.expect("input_filter.pull_back", gradients, weights)
