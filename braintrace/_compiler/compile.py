@@ -139,8 +139,8 @@ def compile_model(
     step = grouped or _grouped(traced, every_state, jacobian)
     check_has_states(model, step)
 
-    # The batch axis of each state, found by its role.
-    batch = batch_of(model, batch_size, options.samples, lambda: find_relations(step))
+    # The batch axis of each state.
+    batch = batch_of(model, batch_size, options.samples)
 
     # The memory of a linear readout becomes a function of filters of the groups that feed it.
     not_readouts: list[Diagnostic] = []

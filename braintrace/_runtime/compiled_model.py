@@ -152,7 +152,7 @@ class CompiledModel:
             if shapes == self.shapes:
                 return self._analysed(analyse)
             both = self.shapes, shapes
-            example = arguments_for_batch(self.step.graph, both, batch_size)
+            example = arguments_for_batch(self.step.graph.traced, both, batch_size)
             return analyse(example, batch_size if self.is_mapped else None)
 
         try:
