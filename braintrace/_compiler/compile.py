@@ -59,7 +59,6 @@ from .reports.check_model import (
     check_learns,
     check_loops,
     check_parameters,
-    memory_told,
 )
 from .reports.diagnose import diagnose
 from .reports.reporting import publish, reported
@@ -104,7 +103,6 @@ class CompilerOptions:
         check_option("mark", self.mark, MARK)
 
 
-@memory_told()
 def compile_model(
     model: brainstate.nn.Module,
     arguments: tuple[Any, ...],
