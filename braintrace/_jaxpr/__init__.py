@@ -7,7 +7,6 @@ from .components import components as components
 from .components import reached as reached
 from .equal import equal_values as equal_values
 from .equal import equal_with_derivatives as equal_with_derivatives
-from .equal import fingerprint as fingerprint
 from .equal import merged as merged
 from .evaluate import Rule as Rule
 from .evaluate import Rules as Rules

@@ -36,8 +36,6 @@ class CompiledStep:
     every_state, trace_dtype
         Which states have traces, and the dtype in which traces are stored; see `CompilerOptions`
         and `compile_step`.
-    fingerprint, environment
-        What the step computes, and other values that it may have read.
     parameters
         The model's parameters.
     placement
