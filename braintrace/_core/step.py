@@ -12,8 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._errors import OptionError
-from .._graph import ETraceGraph, Record, Records, TraceMethod, Traces, Weights
+from .._graph import ETraceGraph, Records, TraceMethod, Traces, Weights
 from .._jax import Var
 from .._typing import PyTree
 from .jacobian.jacobians import Inputs, jacobians, operands
@@ -30,25 +29,6 @@ from .probed_step import (
 )
 from .resets import after_reset, probes_after_reset
 from .window import before_window, passed_step
-
-RECORDED: frozenset[Record] = frozenset({"x", "D", "Df", "step", "traces", "operands"})
-"""Kinds of residuals that can be recorded for a learning rule."""
-
-
-def check_method(method: TraceMethod) -> None:
-    """Refuse a learning rule that needs residuals which are not recorded.
-
-    Raises
-    ------
-    OptionError
-        Naming them.
-    """
-    name, unknown = type(method).__name__, method.needs - RECORDED
-    if unknown:
-        raise OptionError(
-            f"The learning rule `{name}` needs {', '.join(map(repr, sorted(unknown)))} of every "
-            f"step; available are {', '.join(map(repr, sorted(RECORDED)))}."
-        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,6 @@ import brainstate
 import jax
 
 from .._compiler import CompilerOptions, compile_model
-from .._core.step import check_method
 from .._graph import TraceMethod
 from .._jax import strongly_typed
 from .._sharding import Division
@@ -257,12 +256,9 @@ def compile_step(
     ------
     CompilationError, DtypeError
         See `compile_etrace_graph`.
-    OptionError
-        If ``method`` needs residuals that drivers do not provide.
     PrimitiveError
         If the traces of ``method`` do not support one of the model's operations.
     """
-    check_method(method)
     graph, outside = compile_model(model, example, batch_size, options, method)
     parameters = model.states(brainstate.ParamState).values()
     carried = options.every_state, trace_dtype
