@@ -36,7 +36,6 @@ from ._errors import NotInitializedError as NotInitializedError
 from ._errors import NotPicklableError as NotPicklableError
 from ._errors import OptionError as OptionError
 from ._errors import PrimitiveError as PrimitiveError
-from ._errors import RecompilationWarning as RecompilationWarning
 from ._errors import ShapeError as ShapeError
 from ._errors import UnitError as UnitError
 from ._etrace_op import ETPPrimitive as ETPPrimitive

@@ -292,9 +292,7 @@ def prepared(
         features = DriverKey(request.method, options.static, request.chosen, *where)
 
     make = functools.partial(_new_driver, learner, request, states, arguments)
-    driver = learner.drivers.find(functions, features, steps, make)
-    if driver.body.reads_initial and flags is None:
-        arguments = (sequences, mask, (None, initial()))
+    driver = learner.drivers.find(functions.values(), features, make)
     return driver, arguments
 
 

@@ -107,14 +107,7 @@ class Learner(brainstate.nn.Module):
     def reset_state(
         self, batch_size: int | None = None, *, where: ArrayLike | None = None, **kwargs: PyTree
     ) -> None:
-        """Start a new sequence, for all samples or for some of them.
-
-        You can also call it in the ``update_fn`` of `etrace_online`, including inside ``cond``. See
-        `ETraceAlgorithm.reset_state`.
-        """
-        if self.algorithm.requested_resets.is_collecting:
-            self.algorithm.reset_state(batch_size, where=where, **kwargs)
-            return
+        """Start a new sequence, for all samples or for some; see `ETraceAlgorithm.reset_state`."""
         if where is not None:
             settle(self.parts)
         self.algorithm.reset_state(batch_size, where=where, **kwargs)
