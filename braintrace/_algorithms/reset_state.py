@@ -48,6 +48,8 @@ def reset_state(
         if samples that share an input are reset separately (`ES_D_RTRL`).
     """
     check_option("batch_size", batch_size, BATCH_SIZE)
+    if not is_watched():
+        algorithm.traces.carried.finish()
     if where is not None or is_watched():  # traces of other keys cannot be made inside
         up_to_date(algorithm)
     if where is not None:

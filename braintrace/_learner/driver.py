@@ -233,10 +233,12 @@ class Driver:
         if found.before is not None:
             before, owned = found.before, True
         is_double = jax.config.jax_enable_x64
+        done: list[Traces] = []
 
         def later() -> Traces:
-            with jax.enable_x64(is_double):  # the setting may differ at the read
-                finish(found.sources, before, in_place=owned, done=(done := []))
+            if not done:  # an interrupted call may write these traces twice
+                with jax.enable_x64(is_double):  # the setting may differ at the read
+                    finish(found.sources, before, in_place=owned, done=done)
             return done[0]
 
         return later

@@ -159,6 +159,7 @@ class FunctionalLearner:
         if isinstance(state, LearnerState):
             traces = self.algorithm.compiled.as_carried(state.traces)
             state = with_room_as(self._learner, dataclasses.replace(state, traces=traces))
+        self.algorithm.traces.carried.finish()
         store, optimizer = self._store(state), self._learner.held_optimizer
         has_optimizer = bool(state.optimizer)
         if has_optimizer and not optimizer.states:
