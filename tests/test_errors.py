@@ -72,6 +72,11 @@ def function(step):
     return compiled(model, "rtrl")
 
 
+def without_unit(neuron):
+    with brainstate.environ.context(dt=1.0):
+        compiled(neuron, example=X * u.mA)
+
+
 COMPILATION = {
     "a function as the model": (lambda: compiled(lambda x: x), "OptionError", "from_function"),
     "an unknown rule": (lambda: compiled(algorithm="bptt"), "OptionError", "d_rtrl"),
@@ -114,10 +119,15 @@ COMPILATION = {
         "OptionError",
         "output",
     ),
-    "units that do not match": (
-        lambda: braintrace.matmul(X, jnp.ones((3, 4)) * u.mV, jnp.ones(4) * u.mA),
+    "a bias that would be broadcast": (
+        lambda: braintrace.matmul(X, jnp.ones((3, 4)), jnp.ones((2, 4))),
+        "ShapeError",
+        "`bias`",
+    ),
+    "a time step without a unit": (
+        lambda: without_unit(nn.LIF(3)),
         "UnitError",
-        "mV",
+        "time step",
     ),
 }
 

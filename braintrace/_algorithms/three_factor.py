@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._errors import DtypeError, ShapeError
+from .._errors import ShapeError
 from .._etrace_op.operations import quantities
 
 
@@ -38,9 +38,6 @@ def three_factor_loss(h: Any, modulator: Any) -> Any:
     ------
     ShapeError
         If the shape of the modulator does not fit.
-    DtypeError
-        If an argument is not a JAX type, ``h`` has no derivative (booleans, integers), or the
-        modulator is complex.
 
     Notes
     -----
@@ -64,13 +61,8 @@ def three_factor_loss(h: Any, modulator: Any) -> Any:
     ...     xs, rewards, step_fn=lambda x, r: braintrace.three_factor_loss(learner(x), -r)
     ... )
     """
-    h, h_unit = quantities.split("three_factor_loss", "h", h)
-    modulator, unit = quantities.split("three_factor_loss", "modulator", modulator)
-    if not jnp.issubdtype(h.dtype, jnp.floating) or jnp.iscomplexobj(modulator):
-        raise DtypeError(
-            "`three_factor_loss`: expected floating-point `h` and real `modulator`, got dtypes "
-            f"{h.dtype} and {modulator.dtype}."
-        )
+    h, h_unit = quantities.split(h)
+    modulator, unit = quantities.split(modulator)
     factor = _beside(jax.lax.stop_gradient(modulator), h).astype(h.dtype)
     return quantities.attach(jnp.sum(factor * h), h_unit * unit)
 

@@ -118,12 +118,8 @@ def yw_to_w(spec: ETPPrimitiveSpec, hidden_dim: Any, trace: Arrays, **params: An
     """Multiply a trace by an output-shaped factor, along the axes that both have, or by entry."""
 
     def factor(name: str, array: Any) -> Any:
-        axes = (spec.trace_axes or {}).get(name)
-        if axes is None:
-            raise PrimitiveError(
-                f"`trace_axes` of `{spec.name}` has no entry for `{name}`, which has a trace; "
-                f"expected the names of the last axes of that trace, such as ('input', 'output')."
-            )
+        assert spec.trace_axes is not None  # otherwise the rule is written by hand
+        axes = spec.trace_axes[name]
         if set(axes) <= OF_OUTPUT:
             return hidden_dim
         if spec.at_entries is not None and axes == ("entry",):
@@ -183,7 +179,7 @@ def accumulate(
 ) -> Arrays:
     """Return the instantaneous terms of ``K`` steps, by hand-written or derived rule."""
     if spec.accumulate is not None:
-        return as_dict(spec, "accumulate", spec.accumulate(x, hidden_dim, weights, **params))
+        return dict(spec.accumulate(x, hidden_dim, weights, **params))
     return derived_terms(spec, params, x, hidden_dim, weights)
 
 
@@ -258,18 +254,8 @@ def operand_gradients(
     spec: ETPPrimitiveSpec, params: Params, x: Any, hidden_dim: Any, weights: Arrays
 ) -> Arrays:
     """Return the results of ``xy_to_dw``, one gradient for each operand."""
-    gradients = as_dict(spec, "xy_to_dw", spec.xy_to_dw(x, hidden_dim, weights, **params))
+    gradients = spec.xy_to_dw(x, hidden_dim, weights, **params)
     return expect_keys(spec, "xy_to_dw", gradients, weights)
-
-
-def as_dict(spec: ETPPrimitiveSpec, rule: str, result: Any) -> Arrays:
-    """Refuse the result of a rule that is not a dictionary."""
-    if not isinstance(result, Mapping):
-        raise PrimitiveError(
-            f"Rule `{rule}` of `{spec.name}` must return a dict keyed by operand name, "
-            f"got {type(result).__name__}."
-        )
-    return dict(result)
 
 
 def expect_keys(

@@ -11,7 +11,6 @@ from typing import Any
 import jax
 from jax.typing import ArrayLike
 
-from .._arguments import FUNCTION, check_option
 from .._errors import PrimitiveError
 from .._jax import AnyJaxpr, Equation
 from .._jaxpr import evaluate_all, rebuilt
@@ -37,8 +36,6 @@ def inline(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     Raises
     ------
-    OptionError
-        If ``fn`` is not a function.
     PrimitiveError
         When called, if an ETP operation is inside a construct that cannot be rebuilt.
 
@@ -52,7 +49,6 @@ def inline(fn: Callable[..., Any]) -> Callable[..., Any]:
     >>> [equation.primitive.name for equation in jaxpr.eqns]
     ['dot_general']
     """
-    check_option("fn", fn, FUNCTION, "`inline`: ")
 
     @functools.wraps(fn)
     def inlined(*args: Any, **kwargs: Any) -> Any:

@@ -6,7 +6,6 @@ and vmapped. The rules of online learning are derived from its declaration (`der
 are written by hand.
 """
 
-import functools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +14,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._arguments import BOOLEAN, check_option, shown
 from .._errors import PrimitiveError
 from .._jax import (
     Equation,
@@ -26,6 +24,7 @@ from .._jax import (
 )
 from . import registry
 from .derive import completed
+from .input_filter import InputFilter
 from .spec import (
     ETPPrimitiveSpec,
     Rule,
@@ -93,6 +92,7 @@ class ETPPrimitive(Primitive):
         trace_axes: Mapping[str, tuple[TraceAxis, ...]] | None = None,
         trainable_invars_fn: Callable[[Mapping[str, Any]], dict[str, int]] | None = None,
         x_invar_index: int | None = 0,
+        input_filter: InputFilter | None = None,
     ) -> None:
         """Register all four rules, and the primitive's layout of operands.
 
@@ -111,11 +111,13 @@ class ETPPrimitive(Primitive):
             they are the operands described in `ETPPrimitiveSpec`.
         x_invar_index : int or None
             Operand that is the input.
+        input_filter : InputFilter, optional
+            The filter of the input for ES_D_RTRL; see `ETPPrimitiveSpec`.
 
         Raises
         ------
         PrimitiveError
-            If a rule is not callable, passed under two names, or registered already.
+            If ``yw_to_w`` is passed under two names, or a rule is missing.
         """
         layout = None if trace_axes else conventional_trainable_invars
         changes: dict[str, Any] = {
@@ -131,6 +133,7 @@ class ETPPrimitive(Primitive):
             x_invar_index=x_invar_index,
             batched=self.batched,
             gradient_enabled=self.gradient_enabled,
+            input_filter=input_filter,
             trace_axes=trace_axes,
             **changes,
         )
@@ -160,7 +163,7 @@ def register_primitive(
     Raises
     ------
     PrimitiveError
-        If the name is taken or ``impl`` is not callable.
+        If the name is taken.
 
     Examples
     --------
@@ -169,18 +172,12 @@ def register_primitive(
     >>> print(double_p)
     double
     """
-    if not isinstance(name, str) or not name:
-        raise PrimitiveError(f"A primitive's name must be a non-empty string, got {shown(name)}.")
     if any(primitive.name == name for primitive in registry.ETP_PRIMITIVES):
         raise PrimitiveError(
             f"An ETP primitive named `{name}` is registered already; choose another name."
         )
-    for option, value in (("batched", batched), ("gradient_enabled", gradient_enabled)):
-        check_option(option, value, BOOLEAN, f"Primitive `{name}`: ")
-    if not callable(impl):
-        raise PrimitiveError(f"The implementation of `{name}` must be callable, got {shown(impl)}.")
     primitive = ETPPrimitive(name, impl, batched=batched, gradient_enabled=gradient_enabled)
-    define_from_impl(primitive, _one_result(name, impl), _batch)
+    define_from_impl(primitive, impl, _batch)
     registry.ETP_PRIMITIVES.add(primitive)
     if batched:
         registry.BATCHED_PRIMITIVES.add(primitive)
@@ -203,12 +200,15 @@ def register_primitive_spec(spec: ETPPrimitiveSpec) -> ETPPrimitive:
     Raises
     ------
     PrimitiveError
-        If the name is taken, a rule is missing or not callable, or the layout is invalid. Nothing
-        is registered in this case.
+        If the name is taken or a rule is missing. Nothing is registered in this case.
     """
-    if not isinstance(spec, ETPPrimitiveSpec):
-        raise PrimitiveError(f"`spec` is {shown(spec)}; expected an `ETPPrimitiveSpec`.")
     check_spec(completed(spec))
+    form = spec.batched_form
+    if form and spec.input_filter and get_primitive_spec(form).input_filter is None:
+        raise PrimitiveError(
+            f"`{spec.name}` has an `input_filter`, but its `batched_form` `{form}` has none. Add "
+            "one: time takes the place of the batch there."
+        )
     primitive = register_primitive(
         spec.name, spec.impl, batched=spec.batched, gradient_enabled=spec.gradient_enabled
     )
@@ -220,8 +220,6 @@ def _register_rules(primitive: ETPPrimitive, spec: ETPPrimitiveSpec) -> None:
     """Register the rules of a declaration, and the rules derived from it."""
     spec = completed(spec)
     check_spec(spec)
-    for kind, rules in registry.RULES.items():
-        _check_new(primitive, kind, rules)
     registry.ETP_PRIMITIVE_SPECS[primitive] = spec
     for kind, rules in registry.RULES.items():
         rules[primitive] = getattr(spec, kind)
@@ -241,9 +239,6 @@ def get_primitive_spec(primitive: Any) -> ETPPrimitiveSpec:
     >>> braintrace.get_primitive_spec(braintrace.etp_mm_p).name
     'etp_mm'
     """
-    if not isinstance(primitive, Primitive):
-        name = primitive if isinstance(primitive, str) else shown(primitive)
-        raise PrimitiveError(f"`{name}` is not an ETP primitive of this library.")
     spec = registry.ETP_PRIMITIVE_SPECS.get(primitive)
     if spec is not None:
         return spec
@@ -256,35 +251,13 @@ def get_primitive_spec(primitive: Any) -> ETPPrimitiveSpec:
     )
 
 
-def _one_result(name: str, impl: Rule) -> Rule:
-    @functools.wraps(impl)
-    def checked(*operands: Any, **params: Any) -> Any:
-        result = impl(*operands, **params)
-        if isinstance(result, (tuple, list, dict)) or result is None:
-            raise PrimitiveError(
-                f"The implementation of `{name}` must return one array, "
-                f"got {type(result).__name__}."
-            )
-        return result
-
-    return checked
-
-
 def _register_rule(primitive: ETPPrimitive, kind: str, rule: Rule) -> Rule:
-    if not callable(rule):
-        raise PrimitiveError(f"Rule `{kind}` of `{primitive}` must be callable, got {shown(rule)}.")
     rules = registry.RULES[kind]
-    _check_new(primitive, kind, rules)
     rules[primitive] = rule
     complete = all(primitive in registered for registered in registry.RULES.values())
     if complete and primitive not in registry.ETP_PRIMITIVE_SPECS:
         registry.ETP_PRIMITIVE_SPECS[primitive] = _spec_from_rules(primitive)
     return rule
-
-
-def _check_new(primitive: ETPPrimitive, kind: str, rules: Mapping[ETPPrimitive, Any]) -> None:
-    if primitive in rules:
-        raise PrimitiveError(f"Rule `{kind}` of `{primitive}` is registered already.")
 
 
 def _spec_from_rules(primitive: ETPPrimitive) -> ETPPrimitiveSpec:

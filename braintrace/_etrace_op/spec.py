@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass
 from typing import Any, Literal, get_args
 
-from .._arguments import shown
 from .._errors import PrimitiveError
 from .._jax import Primitive
+from .input_filter import InputFilter
 
 Rule = Callable[..., Any]
 
@@ -71,9 +71,9 @@ class ETPPrimitiveSpec:
         Declares that ``xy_to_dw`` is linear in ``x`` for every operand, or does not depend on it.
         Without it, ES_D_RTRL tests this by JAX's transposition (a kernel without a transpose
         fails).
-    looks_up : bool
-        Whether the input is the index of a row of ``weight``, of ``rows`` rows. ES_D_RTRL then
-        filters the one-hot input. Only for `embedding`.
+    input_filter : InputFilter, optional
+        The filter of ES_D_RTRL for an input that ``xy_to_dw`` is not linear in. Without it, that
+        algorithm refuses such an operation.
     effective_weights : callable, optional
         ``effective_weights(weights, **static_params) -> arrays``: the arrays that have traces, as a
         function of operands that cannot have traces themselves. It requires ``accumulate``, and its
@@ -99,6 +99,10 @@ class ETPPrimitiveSpec:
         ``at_entries(hidden_dim, **static_params) -> array``: for each entry of an operand with the
         axis ``'entry'``, the element of an output-shaped array that the entry reaches. ``yw_to_w``
         follows from it.
+    entries_follow_outputs : callable, optional
+        ``entries_follow_outputs(parts, **static_params) -> bool``: whether operands and traces with
+        an axis ``'entry'`` can be split into ``parts`` equal parts that belong to the corresponding
+        parts of the outputs. A mesh may then shard both. By default they are not sharded.
     joins_input : callable, optional
         ``joins_input(weights, shapes, inputs, outputs, **static_params) -> flags``: whether
         elements of a sample's output depend on elements of its input at all. Both are flat numbers
@@ -147,7 +151,7 @@ class ETPPrimitiveSpec:
     batched: bool = False
     gradient_enabled: bool = False
     linear_in_input: bool = False
-    looks_up: bool = False
+    input_filter: InputFilter | None = None
     effective_weights: Rule | None = None
     accumulate: Rule | None = None
     squared_norms: Rule | None = None
@@ -155,6 +159,7 @@ class ETPPrimitiveSpec:
     select_outputs: Rule | None = None
     trace_axes: Mapping[str, tuple[TraceAxis, ...]] | None = None
     at_entries: Rule | None = None
+    entries_follow_outputs: Rule | None = None
     joins_input: Rule | None = None
     input_derivative: Rule | None = None
     batched_form: Primitive | None = None
@@ -164,24 +169,8 @@ class ETPPrimitiveSpec:
         object.__setattr__(self, "yw_to_w", one_rule(self.name, self.yw_to_w, dt_to_t))
 
     def resolve_trainable_invars(self, params: Mapping[str, Any]) -> dict[str, int]:
-        """Return ``{trainable name: operand index}`` for an equation's static parameters.
-
-        Raises
-        ------
-        PrimitiveError
-            If ``trainable_invars_fn`` returns anything but distinct operand indices other than the
-            input's.
-        """
-        layout = dict(self.trainable_invars_fn(params))
-        indices = list(layout.values())
-        valid = all(isinstance(i, int) and i >= 0 for i in indices)
-        if not layout or not valid or len({*indices, self.x_invar_index}) <= len(indices):
-            raise PrimitiveError(
-                f"`trainable_invars_fn` of `{self.name}` returned {layout} for the parameters "
-                f"{sorted(params)}; expected distinct operand indices, none of them the input's "
-                f"(x_invar_index={self.x_invar_index})."
-            )
-        return layout
+        """Return ``{trainable name: operand index}`` for an equation's static parameters."""
+        return dict(self.trainable_invars_fn(params))
 
 
 def one_rule(name: str, yw_to_w: Rule | None, dt_to_t: Rule | None) -> Any:
@@ -201,45 +190,16 @@ def one_rule(name: str, yw_to_w: Rule | None, dt_to_t: Rule | None) -> Any:
 
 
 def check_spec(spec: ETPPrimitiveSpec) -> None:
-    """Refuse a declaration with an invalid part.
+    """Refuse a declaration without a rule that does not follow from the others.
 
     Raises
     ------
     PrimitiveError
-        Naming the part.
+        Naming the rule.
     """
-    required = ("impl", "trainable_invars_fn", *RULES)
-    for field in required:
-        rule = getattr(spec, field)
-        if not callable(rule):
-            advice = ": give it, or the `trace_axes` that it follows from" if rule is None else ""
+    for field in ("impl", "trainable_invars_fn", *RULES):
+        if not callable(getattr(spec, field)):
             raise PrimitiveError(
-                f"`{field}` of `{spec.name}` must be callable, got {shown(rule)}{advice}."
+                f"`{field}` of `{spec.name}` must be callable: give it, or the `trace_axes` that "
+                "it follows from."
             )
-    optional = (
-        "effective_weights accumulate squared_norms contract select_outputs at_entries "
-        "joins_input input_derivative batching"
-    )
-    for field in optional.split():
-        if getattr(spec, field) is not None and not callable(getattr(spec, field)):
-            raise PrimitiveError(
-                f"`{field}` of `{spec.name}` must be callable or None, "
-                f"got {shown(getattr(spec, field))}."
-            )
-    for name, axes in (spec.trace_axes or {}).items():
-        if not set(axes) <= set(TRACE_AXES):
-            raise PrimitiveError(
-                f"`trace_axes` of `{spec.name}` names the axes {shown(axes)} of '{name}'; expected "
-                f"some of {', '.join(map(repr, TRACE_AXES))}."
-            )
-    index = spec.x_invar_index
-    if index is not None and (not isinstance(index, int) or index < 0):
-        raise PrimitiveError(
-            f"`x_invar_index` of `{spec.name}` must be an operand index or None, got "
-            f"{shown(index)}."
-        )
-    if spec.y_outvar_index != 0:
-        raise PrimitiveError(
-            f"`y_outvar_index` of `{spec.name}` must be 0, got {shown(spec.y_outvar_index)}: "
-            "ETP primitives have one result."
-        )

@@ -54,7 +54,11 @@ class StateStore:
         OptionError
             If a value is missing.
         """
-        return [self._place(state).value_in(self._fields) for state in states]
+        requested = [id(state) for state in self._algorithm.requested_resets.states]
+        return [
+            state.value if id(state) in requested else self._place(state).value_in(self._fields)
+            for state in states
+        ]
 
     def _place(self, state: brainstate.State) -> Place:
         if id(state) not in self.places:

@@ -1,6 +1,7 @@
 """Compiled steps, States and traces on a mesh."""
 
 import jax
+from jax.sharding import Mesh
 
 from .._core.products.complex_packing import pack, pairs_of
 from .._core.traces import starting_traces
@@ -27,7 +28,11 @@ def sharded(step: CompiledStep, division: Division | None) -> CompiledStep:
     """
     if division is None:
         return step
-    step = step.fused.with_split_gates(division.model_parts, division.automatic)
+    is_there = isinstance(division.mesh, Mesh)  # a plan uses a mesh without devices
+    mesh = division.automatic if is_there else None
+    step = step.fused.with_split_gates(division.model_parts, mesh)
+    if not is_there:
+        return step
     return step.placed(placement_of(step.full_graph, step.trace_specs, division))
 
 

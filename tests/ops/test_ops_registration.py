@@ -6,22 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ops_catalogue import CSR, ENTRIES, OPERATIONS, array, restored_registries
+from ops_catalogue import OPERATIONS, array, restored_registries
 
 from braintrace import _etrace_op
 from braintrace._errors import PrimitiveError
 from braintrace._etrace_op import (
     ETPPrimitiveSpec,
-    accumulate,
     check_primitive,
-    contract,
     get_primitive_spec,
-    init_trace,
-    propagate,
-    pull_back,
     register_primitive,
     register_primitive_spec,
-    validate_rules,
 )
 
 BATCHED = {"etp_conv", "etp_embed", "etp_fb_mm", "etp_gmm", "etp_lora_mm", "etp_mm", "etp_sp_mm"}
@@ -170,35 +164,6 @@ def test_an_operation_without_trace_axes_needs_its_trace_rule():
     spec = ETPPrimitiveSpec(name="scaled", impl=scaled_impl, batched=True)
     with pytest.raises(PrimitiveError, match=r"`yw_to_w` of `scaled` .* or the `trace_axes`"):
         register_primitive_spec(spec)
-    without_bias = dataclasses.replace(spec, trace_axes={"weight": ("input", "output")})
-    with pytest.raises(PrimitiveError, match="`trace_axes` of `scaled` has no entry for `bias`"):
-        propagate(
-            register_primitive_spec(without_bias), PARAMS, jnp.ones((2, 4)), {"bias": jnp.ones(4)}
-        )
-
-
-WRONG_OVERRIDES = {
-    "accumulate": lambda x, f, weights, **params: {"weight": 0 * f[0], "bias": f.sum(0)},
-    "yw_to_w": lambda f, trace, **params: {"weight": trace["weight"], "bias": f * trace["bias"]},
-    "squared_norms": lambda x, f, weights, **params: {"weight": f[0, :, 0], "bias": f[0, :, 0]},
-    "select_outputs": lambda weights, pick, **params: {**weights, "bias": pick(weights["bias"])},
-    "joins_input": lambda weights, shapes, inputs, outputs, **params: inputs == outputs,
-    "input_derivative": lambda weights, shapes, i, o, **params: weights["weight"][i, o],
-}
-
-
-@pytest.mark.parametrize("rule", WRONG_OVERRIDES)
-def test_check_primitive_compares_what_is_written_by_hand_with_what_is_derived(rule):
-    spec = scaled_spec(trace_axes=AXES, **{rule: WRONG_OVERRIDES[rule]})
-    report = check_primitive(register_primitive_spec(spec), *OPERANDS, **PARAMS)
-    wrong = {check.rule for check in report.checks if not check.agrees}
-    assert f"{rule}, as derived" in wrong
-
-
-def test_check_primitive_takes_no_selection_for_an_answer():
-    """Parameters may not allow to select outputs; the other rules are still compared."""
-    spec = scaled_spec(trace_axes=AXES, select_outputs=lambda weights, pick, **params: None)
-    assert check_primitive(register_primitive_spec(spec), *OPERANDS, **PARAMS).ok
 
 
 RENAMED = {"dt_to_t" if kind == "yw_to_w" else kind: rule for kind, rule in RULES.items()}
@@ -269,59 +234,23 @@ def test_a_registered_primitive_stays_itself_under_vmap():
     np.testing.assert_allclose(mapped(xs)[1], primitive.bind(xs[1], *OPERANDS[1:], **PARAMS), 1e-5)
 
 
-INVALID_SPECS = [
-    ({"name": "etp_mm"}, "`etp_mm` is registered already"),
-    ({"name": ""}, "non-empty string"),
-    ({"impl": None}, "`impl` of `scaled`"),
-    ({"yw_to_w": None}, "`yw_to_w` of `scaled` must be callable, got None"),
-    ({"init_pp": 3}, "`init_pp` of `scaled`"),
-    ({"trainable_invars_fn": {"weight": 1}}, "`trainable_invars_fn` of `scaled`"),
-    ({"x_invar_index": -1}, "`x_invar_index` of `scaled`"),
-    ({"y_outvar_index": 1}, "one result"),
-    ({"contract": 1}, "`contract` of `scaled`"),
-]
-
-
-@pytest.mark.parametrize(("changes", "message"), INVALID_SPECS)
-def test_an_invalid_spec_registers_nothing(changes, message):
-    before = set(_etrace_op.ETP_PRIMITIVES)
-    with pytest.raises(PrimitiveError, match=message):
-        register_primitive_spec(scaled_spec(**changes))
-    assert before == _etrace_op.ETP_PRIMITIVES
-
-
 def test_missing_rules_are_named():
     primitive = register_primitive("scaled", scaled_impl, batched=True)
     primitive.register_yw_to_w(scaled_yw_to_w)
     with pytest.raises(PrimitiveError, match="`scaled` has no rule `xy_to_dw`, `init_drtrl`"):
         get_primitive_spec(primitive)
-    with pytest.raises(PrimitiveError, match="`yw_to_w` of `scaled` is registered already"):
-        primitive.register_yw_to_w(scaled_yw_to_w)
-    with pytest.raises(PrimitiveError, match="`init_pp` of `scaled` must be callable, got 1"):
-        primitive.register_init_pp(1)
+    with pytest.raises(PrimitiveError, match="`scaled` is registered already"):
+        register_primitive_spec(scaled_spec())
     with pytest.raises(PrimitiveError, match="`dot_general` is not an ETP primitive"):
         get_primitive_spec(jax.lax.dot_general_p)
-
-
-@pytest.mark.parametrize("layout", [{}, {"weight": 0}, {"weight": 1, "bias": 1}, {"weight": "1"}])
-def test_an_impossible_layout_is_refused(layout):
-    with pytest.raises(PrimitiveError, match="`trainable_invars_fn` of `scaled` returned"):
-        scaled_spec(trainable_invars_fn=lambda params: layout).resolve_trainable_invars(PARAMS)
-
-
-def test_an_implementation_with_two_results_is_refused():
-    primitive = register_primitive("two", lambda x, w: (x, w))
-    with pytest.raises(PrimitiveError, match="`two` must return one array, got tuple"):
-        jax.jit(primitive.bind)(*OPERANDS[:2])
 
 
 # --- wrong rules: each one is a way in which an author goes wrong
 
 
 def _twice_in_trace(hidden_dim, trace, *, scale=1.0, has_bias=False):
-    return {
-        name: scale * v for name, v in scaled_yw_to_w(hidden_dim, trace, has_bias=has_bias).items()
-    }
+    result = scaled_yw_to_w(hidden_dim, trace, has_bias=has_bias)
+    return {name: scale * value for name, value in result.items()}
 
 
 def _without_scale(x, hidden_dim, weights, *, scale=1.0, has_bias=False):
@@ -332,18 +261,8 @@ def _without_bias(x, hidden_dim, weights, *, scale=1.0, has_bias=False):
     return scaled_xy_to_dw(x, hidden_dim, weights, scale=scale)
 
 
-def _transposed_trace(x_var, y_var, weight_vars, n):
-    traces = scaled_init_drtrl(x_var, y_var, weight_vars, n)
-    return {**traces, "weight": jnp.swapaxes(traces["weight"], 1, 2)}
-
-
 def _transposed_factor(hidden_dim, trace, *, scale=1.0, has_bias=False):
     return {"weight": trace["weight"] * hidden_dim[:, :, None], "bias": trace["bias"] * hidden_dim}
-
-
-def _transposed_gradient(x, hidden_dim, weights, *, scale=1.0, has_bias=False):
-    gradients = scaled_xy_to_dw(x, hidden_dim, weights, scale=scale, has_bias=has_bias)
-    return {**gradients, "weight": gradients["weight"].T}
 
 
 def _half_precision(x, hidden_dim, weights, *, scale=1.0, has_bias=False):
@@ -351,65 +270,26 @@ def _half_precision(x, hidden_dim, weights, *, scale=1.0, has_bias=False):
     return {name: gradient.astype(jnp.float16) for name, gradient in gradients.items()}
 
 
-def _without_state_axis(x_var, y_var, weight_vars, n):
-    return jnp.zeros(y_var.aval.shape)
+def _centred(x, weight, *bias, scale=1.0, has_bias=False):
+    return scaled_impl(x - x.mean(0), weight, *bias, scale=scale, has_bias=has_bias)
 
 
-def _as_a_list(x, hidden_dim, weights, *, scale=1.0, has_bias=False):
-    return list(scaled_xy_to_dw(x, hidden_dim, weights).values())
+WRONG = {
+    "a factor twice": {"yw_to_w": _twice_in_trace},
+    "no factor": {"xy_to_dw": _without_scale},
+    "no bias": {"xy_to_dw": _without_bias},
+    "transposed": {"yw_to_w": _transposed_factor},
+    "half precision": {"xy_to_dw": _half_precision},
+    "samples that share something": {"impl": _centred},
+}
 
 
-WRONG_NUMBERS = [
-    ({"yw_to_w": _twice_in_trace}, "weight"),
-    ({"xy_to_dw": _without_scale}, "weight"),
-]
-WRONG_SHAPES = [
-    ({"xy_to_dw": _without_bias}, r"`xy_to_dw` of `scaled` returned the keys \['weight'\]"),
-    ({"xy_to_dw": _transposed_gradient}, r"shape \(4, 3\) for `weight`; expected \(3, 4\)"),
-    ({"xy_to_dw": _half_precision}, "dtype float16 for `weight`; expected float32"),
-    ({"xy_to_dw": _as_a_list}, "must return a dict keyed by operand name, got list"),
-    ({"init_drtrl": _transposed_trace}, r"shape \(2, 4, 3\) for `weight`; expected \(2, 3, 4\)"),
-    ({"init_pp": _without_state_axis}, r"`init_pp` of `scaled`.*\(2, 4, 2\)"),
-    ({"yw_to_w": _transposed_factor}, r"`yw_to_w` of `scaled` fails for arguments of shapes"),
-]
-
-
-@pytest.mark.parametrize(("changes", "key"), WRONG_NUMBERS)
-def test_check_primitive_catches_wrong_numbers(changes, key):
-    report = check_primitive(register_primitive_spec(scaled_spec(**changes)), *OPERANDS, **PARAMS)
-    assert not report.ok
-    wrong = {check.key for check in report.checks if not check.agrees}
-    assert key in wrong and max(c.deviation for c in report.checks) > 0.1
-    assert "NO" in str(report) and "NOT all rules agree" in str(report)
-
-
-@pytest.mark.parametrize(("changes", "message"), WRONG_SHAPES)
-def test_wrong_shapes_are_caught_and_explained(changes, message):
-    primitive = register_primitive_spec(scaled_spec(**changes))
+@pytest.mark.parametrize("name", WRONG)
+def test_check_primitive_catches_a_wrong_rule(name):
+    primitive = register_primitive_spec(scaled_spec(**WRONG[name]))
     report = check_primitive(primitive, *OPERANDS, **PARAMS)
     assert not report.ok
-    jaxpr = jax.make_jaxpr(lambda *operands: primitive.bind(*operands, **PARAMS))(*OPERANDS)
-    (equation,) = jaxpr.eqns
-    x_var, weight, bias = equation.invars
-    with pytest.raises(PrimitiveError, match=message):
-        validate_rules(
-            primitive, PARAMS, x_var, equation.outvars[0], {"weight": weight, "bias": bias}
-        )
-
-
-def test_check_primitive_prints_a_table():
-    report = check_primitive(_etrace_op.etp_mm_p, *OPERANDS, has_bias=True)
-    lines = str(report).splitlines()
-    assert lines[0] == "etp_mm: all rules agree with automatic differentiation"
-    assert lines[1].split() == ["rule", "trainable", "relative", "deviation", "agrees"]
-    by_hand = {
-        "accumulate, as derived": 2,
-        "squared_norms, as derived": 2,
-        "input_derivative, as derived": 1,
-    }
-    assert len(lines) == 2 + 5 * 2 + sum(by_hand.values())
-    for rule, count in by_hand.items():
-        assert sum(line.startswith(rule) for line in lines) == count
+    assert "NOT all rules agree" in str(report)
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.primitive)
@@ -419,51 +299,3 @@ def test_the_built_in_rules_pass(operation):
     examples = [array(i, *v.aval.shape).astype(v.aval.dtype) for i, v in enumerate(equation.invars)]
     report = check_primitive(equation.primitive, *examples, **equation.params)
     assert report.ok, str(report)
-
-
-def test_rules_with_wrong_keys_are_named_when_they_run():
-    spec = scaled_spec(xy_to_dw=_without_bias, yw_to_w=lambda hidden_dim, trace, **params: {})
-    primitive = register_primitive_spec(spec)
-    weights = {"weight": OPERANDS[1], "bias": OPERANDS[2]}
-    x, factor = OPERANDS[0][None], array(3, 1, 2, 4)
-    for rule in (pull_back, accumulate):
-        with pytest.raises(PrimitiveError, match="`xy_to_dw` of `scaled`"):
-            rule(primitive, PARAMS, x, factor, weights)
-    trace = {"weight": jnp.zeros((2, 3, 4)), "bias": jnp.zeros((2, 4))}
-    for call in (
-        lambda: propagate(primitive, PARAMS, factor[0], trace),
-        lambda: contract(primitive, PARAMS, factor[0], trace, weights),
-    ):
-        with pytest.raises(PrimitiveError, match="`yw_to_w` of `scaled`"):
-            call()
-
-
-def test_a_trace_without_its_state_axis_is_refused():
-    spec = scaled_spec(init_drtrl=lambda x, y, w, n: {"weight": jnp.zeros((2, 3))})
-    primitive = register_primitive_spec(spec)
-    with pytest.raises(PrimitiveError, match=r"shape \(2, 3\) for `weight`.*state axis"):
-        init_trace(primitive, PARAMS, None, None, {})
-
-
-def test_convolution_rules_refuse_another_layout():
-    operands = (array(0, 1, 2, 5), array(1, 3, 2, 2))
-    numbers = jax.lax.conv_dimension_numbers(*(o.shape for o in operands), None)
-    params = {
-        "has_bias": False,
-        "strides": (1,),
-        "padding": ((0, 0),),
-        "lhs_dilation": (1,),
-        "rhs_dilation": (1,),
-        "feature_group_count": 1,
-        "batch_group_count": 1,
-        "dimension_numbers": numbers,
-    }
-    weights = {"weight": operands[1]}
-    for rule in (pull_back, accumulate):
-        with pytest.raises(PrimitiveError, match=r"call `braintrace\.conv`"):
-            rule(_etrace_op.etp_conv_p, params, operands[0][None], jnp.ones((1, 1, 3, 4)), weights)
-
-
-def test_sparse_pattern_is_printed_shortly():
-    jaxpr = jax.make_jaxpr(lambda w: _etrace_op.sparse_matmul(jnp.ones(3), w, sparse_mat=CSR))
-    assert f"sparse 3x4 nnz={ENTRIES.size}" in str(jaxpr(ENTRIES))

@@ -36,7 +36,6 @@ from braintrace._etrace_op import (
     register_primitive,
     select_outputs,
     squared_norms,
-    validate_rules,
 )
 
 WIDTH = ("NWC", "WIO", "NWC")
@@ -292,12 +291,6 @@ def test_squared_norms_are_those_of_the_terms_of_a_step(name):
         np.testing.assert_allclose(squared, (term**2).sum(axes), rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_rules_fit_their_equation(name):
-    case = case_of(name)
-    validate_rules(case.primitive, case.params, case.x_var, case.y_var, case.variables)
-
-
 @pytest.mark.parametrize(
     ("name", "rule"),
     [
@@ -333,10 +326,7 @@ def test_rules_with_mixed_dtypes(dtypes):
     weights = {"weight": array(1, 3, 4).astype(dtypes[1]), "bias": array(2, 4).astype(dtypes[1])}
     jaxpr = jax.make_jaxpr(matmul)(x, *weights.values())
     (equation,) = (e for e in jaxpr.eqns if e.primitive.name == "etp_mm")
-    x_var, *weight_vars = equation.invars
-    variables = dict(zip(weights, weight_vars, strict=True))
     arguments = (equation.primitive, equation.params)
-    validate_rules(*arguments, x_var, equation.outvars[0], variables)
     factor = array(3, 1, 2, 4)
     gradients = pull_back(*arguments, x[None], factor, weights)
     want = np.asarray(x, np.float32).T @ np.asarray(factor[0])

@@ -107,6 +107,12 @@ def algorithm_of(method):
     return type("Asking", (braintrace.ETraceAlgorithm,), {"method": property(lambda self: method)})
 
 
+def test_what_drivers_cannot_give_a_rule_is_said():
+    asking = type("Asking", (OfRecords,), {"needs": frozenset({"x", "H"})})
+    with pytest.raises(braintrace.OptionError, match="`Asking` needs 'H' of every step"):
+        build_learner(catalogue.BY_NAME["Leaky"], algorithm_of(asking()))
+
+
 class Clipping(OfRecords):
     """A rule that limits the learning signals."""
 

@@ -1,8 +1,7 @@
 """Relations: the hidden groups and the parameters of each ETP operation."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
-from ..._etrace_op import check_samples, validate_rules
 from ..._graph import HiddenParamOpRelation, InfluenceMap
 from ..._jax import Var, source_line
 from .grouped_step import GroupedStep
@@ -14,7 +13,6 @@ def find_relations(step: GroupedStep) -> list[HiddenParamOpRelation]:
     """Return the relations of a model, in program order."""
     groups_of = _groups_reached(step)
     relations = []
-    validated: set[Hashable] = set()
     for number, operation in enumerate(step.operations):
         if operation.non_parameters:
             continue
@@ -24,10 +22,6 @@ def find_relations(step: GroupedStep) -> list[HiddenParamOpRelation]:
         ]
         influences = [influence for influence in reached if influence is not None]
         if influences:
-            signature = _signature(step, operation)
-            if signature not in validated:
-                _validate(step, operation)
-                validated.add(signature)
             relations.append(_relation(step, operation, number, influences))
     return relations
 
@@ -40,24 +34,6 @@ def _groups_reached(step: GroupedStep) -> dict[Var, list[int]]:
             if var in groups:
                 groups[var].append(index)
     return groups
-
-
-def _signature(step: GroupedStep, operation: MarkedOperation) -> Hashable:
-    """Return the arguments of an operation's rules, equal for layers of one shape."""
-    equation = step.analysis.program.equations[operation.equation]
-    avals = [(v.aval.shape, v.aval.dtype) for v in (*equation.invars, *equation.outvars)]
-    try:
-        params: Hashable = frozenset(equation.params.items())
-    except TypeError:  # parameters of a foreign operation that cannot be compared
-        params = operation.equation
-    return equation.primitive, params, tuple(avals)
-
-
-def _validate(step: GroupedStep, operation: MarkedOperation) -> None:
-    equation, operands = step.analysis.program.equations[operation.equation], operation.operands
-    x, y = operation.x_var, operation.y_var
-    validate_rules(equation.primitive, equation.params, x, y, dict(operands))
-    check_samples(equation.primitive, equation.params, [atom.aval for atom in equation.invars])
 
 
 def _relation(

@@ -65,7 +65,12 @@ def product_of(
         is_outer(equation) or is_sum_with_weights(equation, positions)
     ):
         product = _dense(equation, positions[0])
-    elif name == "conv_general_dilated" and positions == (1,) and len(_shape(equation, 0)) > 2:
+    elif (
+        name == "conv_general_dilated"
+        and positions == (1,)
+        and len(_shape(equation, 0)) > 2
+        and params["batch_group_count"] == 1
+    ):
         features = params["dimension_numbers"].out_spec[1]
         product = Convolution(params, equation.outvars[0].aval.dtype, (features,))
     elif positions == (0,):
@@ -229,14 +234,13 @@ class Convolution:
     def __call__(self, operands: Sequence[Any], bias: Any) -> Any:
         """Return the convolution; see `Product`."""
         (x, weight), params = operands, self.params
-        same = "padding", "lhs_dilation", "rhs_dilation", "dimension_numbers"
-        counts = "feature_group_count", "batch_group_count"
+        same = "padding", "lhs_dilation", "rhs_dilation", "dimension_numbers", "feature_group_count"
         return _etrace_op.conv(
             x.astype(self.dtype),
             weight.astype(self.dtype),
             bias,
             strides=params["window_strides"],
-            **{name: params[name] for name in (*same, *counts)},
+            **{name: params[name] for name in same},
         )
 
 

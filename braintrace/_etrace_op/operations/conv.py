@@ -26,14 +26,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..._errors import PrimitiveError
 from ..._jaxpr.dataflow.bilinear import NOTHING, joining_of_conv
 from ..derive import like_operand
 from ..primitive import register_primitive_spec
 from ..registry import Arrays, Pick, Shapes
 from ..spec import ETPPrimitiveSpec
 from . import quantities
-from .conv_layout import canonical_dimension_numbers, dilated, to_canonical_call
+from .conv_layout import dilated, to_canonical_call
 
 
 def _impl(x: Any, weight: Any, *bias: Any, has_bias: bool = False, **convolution: Any) -> Any:
@@ -51,16 +50,6 @@ def _groups(hidden_dim: Any, count: int) -> Any:
     return hidden_dim.reshape(*hidden_dim.shape[:-1], count, hidden_dim.shape[-1] // count)
 
 
-def _check_canonical(x: Any, dimension_numbers: Any, batch_group_count: int) -> None:
-    numbers = jax.lax.conv_dimension_numbers(x.shape, x.shape, dimension_numbers)
-    if batch_group_count != 1 or numbers != canonical_dimension_numbers(x.ndim):
-        raise PrimitiveError(
-            "The rules of `etp_conv` need batch, space, features in this order and "
-            "batch_group_count=1; call `braintrace.conv`, which arranges that, instead of "
-            "binding the primitive."
-        )
-
-
 def _xy_to_dw(
     x: jax.Array,
     hidden_dim: jax.Array,
@@ -69,7 +58,6 @@ def _xy_to_dw(
     has_bias: bool = False,
     **convolution: Any,
 ) -> Arrays:
-    _check_canonical(x, convolution["dimension_numbers"], convolution["batch_group_count"])
     kernel = weights["weight"]
     result = {"weight": like_operand(_kernel_gradient(x, hidden_dim, kernel, convolution), kernel)}
     if has_bias:
@@ -149,7 +137,6 @@ def _accumulate(
     has_bias: bool = False,
     **convolution: Any,
 ) -> Arrays:
-    _check_canonical(x[0], convolution["dimension_numbers"], convolution["batch_group_count"])
     patches = _patches(x.astype(hidden_dim.dtype), hidden_dim.shape, weights["weight"], convolution)
     factor = _groups(hidden_dim, convolution["feature_group_count"])
     if hidden_dim.shape[0] == 1:
@@ -183,7 +170,7 @@ def _taps(
     """Return the kernel element that connects an input and an output of a sample."""
     x_shape, y_shape = shapes
     whole = (1, *x_shape), tuple(weights["weight"].shape), (1, *y_shape)
-    params = {**convolution, "window_strides": convolution["strides"]}
+    params = {**convolution, "window_strides": convolution["strides"], "batch_group_count": 1}
     return joining_of_conv(whole, params, inputs, outputs)
 
 
@@ -224,7 +211,6 @@ def conv(
     lhs_dilation: Any = 1,
     rhs_dilation: Any = 1,
     feature_group_count: int = 1,
-    batch_group_count: int = 1,
     dimension_numbers: Any = None,
     weight_fn: Callable[[Any], Any] | None = None,
     bias_fn: Callable[[Any], Any] | None = None,
@@ -244,8 +230,8 @@ def conv(
         One number for all space axes, or one each.
     padding : str or sequence of pairs
         ``'SAME'``, ``'SAME_LOWER'``, ``'VALID'`` or one ``(low, high)`` per space axis.
-    feature_group_count, batch_group_count : int
-        Number of groups; ``feature_group_count`` equal to the input features is a depthwise
+    feature_group_count : int
+        Number of groups; equal to the input features is a depthwise
         convolution.
     dimension_numbers : tuple of str, ConvDimensionNumbers or None
         Layouts of ``x``, ``kernel`` and result; None is ``('NCHW', 'OIHW', 'NCHW')``, and the same
@@ -258,17 +244,6 @@ def conv(
     array or Quantity
         Its unit is the product of the units of ``x`` and ``kernel``.
 
-    Raises
-    ------
-    ShapeError
-        If the shapes do not fit.
-    DtypeError
-        If an operand is not a numeric array or quantity.
-    OptionError
-        If an option has a value that is not accepted.
-    UnitError
-        If the units of the bias and of the product have different dimensions.
-
     Examples
     --------
     >>> import jax.numpy as jnp
@@ -278,8 +253,8 @@ def conv(
     >>> y.shape
     (2, 16, 8)
     """
-    x, x_unit = quantities.split("conv", "x", x)
-    kernel, kernel_unit = quantities.split_result("conv", "kernel", kernel, "weight_fn", weight_fn)
+    x, x_unit = quantities.split(x)
+    kernel, kernel_unit = quantities.split(kernel, weight_fn)
     call = to_canonical_call(
         x,
         kernel,
@@ -288,7 +263,6 @@ def conv(
         lhs_dilation=lhs_dilation,
         rhs_dilation=rhs_dilation,
         feature_group_count=feature_group_count,
-        batch_group_count=batch_group_count,
         dimension_numbers=dimension_numbers,
     )
     unit = x_unit * kernel_unit

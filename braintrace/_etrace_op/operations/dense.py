@@ -133,17 +133,6 @@ def matmul(
     array or Quantity ``(..., out)``
         Its unit is the product of the units of ``x`` and ``weight``.
 
-    Raises
-    ------
-    ShapeError
-        If the shapes do not fit.
-    DtypeError
-        If an operand is not a numeric array or quantity.
-    OptionError
-        If ``weight_fn`` or ``bias_fn`` is not a function, or ``bias_fn`` has no bias.
-    UnitError
-        If the units of the bias and of the product have different dimensions.
-
     Examples
     --------
     >>> import jax.numpy as jnp
@@ -153,11 +142,9 @@ def matmul(
     >>> braintrace.matmul(jnp.ones(3), -jnp.ones((3, 2)), weight_fn=jnp.abs)
     Array([3., 3.], dtype=float32)
     """
-    x, x_unit = quantities.split("matmul", "x", x)
-    weight, weight_unit = quantities.split_result(
-        "matmul", "weight", weight, "weight_fn", weight_fn
-    )
-    quantities.check_matrix("matmul", x, weight)
+    x, x_unit = quantities.split(x)
+    weight, weight_unit = quantities.split(weight, weight_fn)
+    quantities.check_axes("matmul", weight, "(in, out)")
     unit = x_unit * weight_unit
     biases = quantities.bias_operands("matmul", bias, unit, weight.shape[1:], bias_fn)
     return quantities.attach(bind_dense(x, weight, *biases), unit)

@@ -18,15 +18,16 @@ traces.
 """
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+import jax
 import jax.numpy as jnp
 
-from ..._arguments import shown
-from ..._errors import OptionError, ShapeError
+from ..._errors import OptionError
 from . import quantities
 from .dense import bind_dense
 from .elementwise import etp_elemwise_p
@@ -154,11 +155,7 @@ def einsum(
     Raises
     ------
     OptionError
-        If ``equation`` does not have this form, or ``weight_fn`` is not a function.
-    ShapeError
-        If the shapes do not fit it.
-    DtypeError
-        If an operand is not a numeric array or quantity.
+        If the weight has an ellipsis, or the result is not named.
 
     Notes
     -----
@@ -177,10 +174,8 @@ def einsum(
     >>> braintrace.einsum('bhk,hkn->bhn', x, weight).shape
     (5, 2, 4)
     """
-    x, x_unit = quantities.split("einsum", "x", x)
-    weight, weight_unit = quantities.split_result(
-        "einsum", "weight", weight, "weight_fn", weight_fn
-    )
+    x, x_unit = quantities.split(x)
+    weight, weight_unit = quantities.split(weight, weight_fn)
     axes = _axes(equation, x, weight)
     x, of_x = _diagonal(x, axes.x)
     weight, of_weight = _diagonal(weight, axes.weight)
@@ -196,55 +191,17 @@ def _diagonal(array: Any, letters: Letters) -> tuple[Any, Letters]:
     return jnp.einsum(array, [alone.index(a) for a in letters], [*range(len(alone))]), alone
 
 
-def _axes(equation: Any, x: Any, weight: Any) -> Axes:
-    operands, output = _parts(equation)
-    of_x, of_weight = operands
-    where = f"`einsum`: the equation {equation!r}"
-    if ELLIPSIS in of_weight:
-        raise OptionError(f"{where} has an ellipsis in the weight; name each of its axes.")
-    if (ELLIPSIS in of_x) != (ELLIPSIS in output):
-        raise OptionError(f"{where} must have an ellipsis in `x` and in the result, or in none.")
-    unknown = [a for a in output if a not in (*of_x, *of_weight)]
-    if unknown:
-        raise OptionError(f"{where} has {unknown[0]!r} only in the result.")
-    more = tuple(f"{ELLIPSIS}{i}" for i in range(x.ndim - len(of_x) + 1))
-    axes = Axes(_filled(of_x, more), of_weight, _filled(output, more))
-    sizes: dict[str, int] = {}
-    for name, letters, array in (("x", axes.x, x), ("weight", axes.weight, weight)):
-        if len(letters) != array.ndim:
-            raise ShapeError(
-                f"{where} names {len(letters)} axes of `{name}`, which has shape {array.shape}."
-            )
-        for letter, length in zip(letters, array.shape, strict=True):
-            if sizes.setdefault(letter, length) != length:
-                raise ShapeError(
-                    f"{where} gives {letter!r} to axes of different sizes: `x` has shape {x.shape} "
-                    f"and `weight` {weight.shape}."
-                )
-    return axes
-
-
-def _parts(equation: Any) -> tuple[tuple[Letters, Letters], Letters]:
-    """Return the letters of operands and result; an ellipsis counts as a letter."""
-    form = r"([^,>-]*),([^,>-]*)->([^,>-]*)"
-    parts = re.fullmatch(form, equation.replace(" ", "")) if isinstance(equation, str) else None
+def _axes(equation: str, x: Any, weight: Any) -> Axes:
+    jax.eval_shape(functools.partial(jnp.einsum, equation), x, weight)  # with JAX's own errors
+    parts = re.fullmatch(r"(.*),([^.]*)->(.*)", equation.replace(" ", ""))
     if parts is None:
-        raise OptionError(f"`einsum`: `equation` is {shown(equation)}; expected {EXPECTED}.")
-    x, weight, output = (tuple(re.findall(r"\.\.\.|.", part)) for part in parts.groups())
-    for letter in (*x, *weight, *output):
-        if letter != ELLIPSIS and not (letter.isascii() and letter.isalpha()):
-            raise OptionError(
-                f"`einsum`: the equation {equation!r} names an axis {letter!r}; expected "
-                f"{EXPECTED}."
-            )
-    for letters, single in ((x, (ELLIPSIS,)), (weight, (ELLIPSIS,)), (output, output)):
-        twice = [a for a in single if letters.count(a) > 1]
-        if twice:
-            raise OptionError(
-                f"`einsum`: the equation {equation!r} has {twice[0]!r} twice in "
-                f"{''.join(letters)!r}. Only letters of both operands may occur twice."
-            )
-    return (x, weight), output
+        raise OptionError(
+            f"`einsum`: the equation is {equation!r}; expected {EXPECTED}. The weight has no "
+            "ellipsis, and the result is named."
+        )
+    of_x, of_weight, output = (tuple(re.findall(r"\.\.\.|.", part)) for part in parts.groups())
+    more = tuple(f"{ELLIPSIS}{i}" for i in range(x.ndim - len(of_x) + 1))
+    return Axes(_filled(of_x, more), of_weight, _filled(output, more))
 
 
 def _filled(letters: Letters, more: Letters) -> Letters:

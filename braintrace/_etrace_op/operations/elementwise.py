@@ -10,13 +10,6 @@ the trace is the factor itself, shaped like ``w``.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import saiunit
-
-from ..._arguments import FUNCTION, check_arrays, check_option, is_quantity, shown
-from ..._errors import DtypeError, OptionError
-from ..._foreign import in_words
 from ..primitive import ETPPrimitive, register_primitive_spec
 from ..spec import ETPPrimitiveSpec
 from . import quantities
@@ -71,14 +64,6 @@ def element_wise(
     array or Quantity
         ``fn(weight)``.
 
-    Raises
-    ------
-    OptionError
-        If ``fn`` is not a function, or is passed under both names.
-    DtypeError
-        If ``weight`` or ``fn(weight)`` is not a numeric array or quantity, or ``weight`` has no
-        derivative: integers and booleans cannot be parameters.
-
     Examples
     --------
     >>> import jax.numpy as jnp
@@ -86,32 +71,5 @@ def element_wise(
     >>> braintrace.element_wise(jnp.array([1.0, -2.0]), fn=jnp.abs)
     Array([1., 2.], dtype=float32)
     """
-    name, function = ("fn", fn) if weight_fn is None else ("weight_fn", weight_fn)
-    check_option(name, function, FUNCTION, "`element_wise`: ")
-    if weight_fn is not None and fn is not _identity:
-        raise OptionError(
-            "`element_wise` got both `fn` and `weight_fn`, which are two names of one argument: "
-            "leave out one of the two."
-        )
-    check_arrays("weight", weight, "`element_wise`: ")
-    _check_learns(weight)
-    with in_words(OptionError, lambda: f"`element_wise`: `{name}` fails for {shown(weight)}"):
-        result = function(weight)
-    if isinstance(result, (tuple, list, dict)) or result is None:
-        raise DtypeError(
-            f"`element_wise`: `{name}` of `weight` is {shown(result)}; expected one array. Use a "
-            "separate call for each array."
-        )
-    value, unit = quantities.split("element_wise", f"{name}(weight)", result)
+    value, unit = quantities.split(weight, fn if weight_fn is None else weight_fn)
     return quantities.attach(etp_elemwise_p.bind(value), unit)
-
-
-def _check_learns(weight: Any) -> None:
-    """Refuse a weight that a gradient step could not change."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(weight, is_leaf=is_quantity):
-        if not jnp.issubdtype(jnp.result_type(saiunit.get_mantissa(leaf)), jnp.inexact):
-            name = f"weight{jax.tree_util.keystr(path)}"
-            raise DtypeError(
-                f"`element_wise`: `{name}` is {shown(leaf)}; expected an array of floating-point "
-                "or complex dtype, the value of a `ParamState`. A constant needs no mark."
-            )

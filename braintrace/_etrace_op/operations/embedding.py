@@ -21,10 +21,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import saiunit
 
-from ..._errors import DtypeError, ShapeError
-from ..derive import derived_terms
+from ..._jax import to_array
+from ..derive import derived_terms, like_operand
+from ..input_filter import InputFilter
 from ..primitive import get_primitive_spec
 from ..registry import Arrays
 from ..spec import ETPPrimitiveSpec
@@ -57,11 +57,43 @@ def _squared_norms(
     return {"weight": jnp.where(has_row, of_output, 0)}
 
 
+# --- low-pass filter of the input
+
+
+def _init_counts(x_var: Any, y_var: Any, *, rows: int) -> jax.Array:
+    return jnp.zeros((*x_var.aval.shape, rows), y_var.aval.dtype)
+
+
+def _count(counts: jax.Array, indices: jax.Array, *, rows: int) -> jax.Array:
+    def counted(row_counts: jax.Array, index: jax.Array) -> jax.Array:
+        return row_counts.at[index].add(1, mode="drop")
+
+    return (jax.vmap(counted) if indices.ndim else counted)(counts, indices)
+
+
+def _count_steps(
+    counts: jax.Array, indices: jax.Array, factors: jax.Array, *, rows: int
+) -> jax.Array:
+    def counted(row_counts: jax.Array, index: jax.Array, factor: jax.Array) -> jax.Array:
+        return row_counts.at[index].add(factor.astype(row_counts.dtype), mode="drop")
+
+    if indices.ndim == 2:
+        counted = jax.vmap(counted, in_axes=(0, 1, 1))
+    return counted(counts, indices, factors)
+
+
+def _pull_back_counts(
+    counts: jax.Array, hidden_dim: jax.Array, weights: Arrays, *, rows: int
+) -> Arrays:
+    product = jnp.einsum("...i,...o->io", counts.astype(hidden_dim.dtype), hidden_dim)
+    return {"weight": like_operand(product, weights["weight"])}
+
+
 _spec = functools.partial(
     ETPPrimitiveSpec,
     impl=_impl,
     trace_axes={"weight": ("entry", "output")},
-    looks_up=True,
+    input_filter=InputFilter(_init_counts, _count, _pull_back_counts, _count_steps),
     accumulate=_accumulate,
     squared_norms=_squared_norms,
 )
@@ -90,15 +122,6 @@ def embedding(indices: Any, weight: Any, *, weight_fn: Callable[[Any], Any] | No
         Its shape is the shape of ``indices`` followed by the shape of a row; it has the unit of
         ``weight``.
 
-    Raises
-    ------
-    ShapeError
-        If ``weight`` has no axis.
-    DtypeError
-        If ``indices`` are not integers, or ``weight`` is not a numeric array or quantity.
-    OptionError
-        If ``weight_fn`` is not a function.
-
     Notes
     -----
     `D_RTRL` carries a trace of the size of the table for every index of a step, unless no later
@@ -115,19 +138,8 @@ def embedding(indices: Any, weight: Any, *, weight_fn: Callable[[Any], Any] | No
     Array([[4., 5.],
            [0., 1.]], dtype=float32)
     """
-    indices, unit = quantities.split("embedding", "indices", indices)
-    if not jnp.issubdtype(indices.dtype, jnp.integer) or unit != saiunit.UNITLESS:
-        of_unit = "" if unit == saiunit.UNITLESS else f" and unit `{unit}`"
-        raise DtypeError(
-            f"`embedding`: expected `indices` to be integers without a unit, got dtype "
-            f"{indices.dtype}{of_unit}."
-        )
-    weight, unit = quantities.split_result("embedding", "weight", weight, "weight_fn", weight_fn)
-    if weight.shape[:1] in ((), (0,)):
-        raise ShapeError(
-            "`embedding`: expected `weight` of shape (rows, ...), with a row or more, got shape "
-            f"{weight.shape}."
-        )
+    indices = to_array(indices)
+    weight, unit = quantities.split(weight, weight_fn)
     if indices.dtype.itemsize < 4:  # small integers cannot count all rows
         indices = indices.astype(jnp.int32)
     rows, *shape = weight.shape

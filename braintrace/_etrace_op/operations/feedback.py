@@ -18,10 +18,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import saiunit
 from jax.custom_derivatives import SymbolicZero
 
-from ..._errors import DtypeError, ShapeError, UnitError
 from ..primitive import ETPPrimitive, get_primitive_spec
 from ..registry import Arrays, Pick, Shapes
 from ..spec import ETPPrimitiveSpec
@@ -116,17 +114,6 @@ def feedback_matmul(x: Any, weight: Any, feedback: Any, bias: Any = None) -> Any
     array or Quantity ``(..., out)``
         Its unit is the product of the units of ``x`` and ``weight``.
 
-    Raises
-    ------
-    ShapeError
-        If the shapes do not fit.
-    DtypeError
-        If an operand is not a numeric array or quantity, or ``feedback`` is complex for a real
-        weight.
-    UnitError
-        If the units of the bias and of the product have different dimensions, or the units of
-        ``feedback`` and ``weight``.
-
     References
     ----------
     .. [1] T. P. Lillicrap et al., "Random synaptic feedback weights support error
@@ -145,34 +132,12 @@ def feedback_matmul(x: Any, weight: Any, feedback: Any, bias: Any = None) -> Any
     >>> jax.grad(lambda x: braintrace.feedback_matmul(x, weight, feedback).sum())(x)
     Array([15., 15.], dtype=float32)
     """
-    x, x_unit = quantities.split("feedback_matmul", "x", x)
-    weight, weight_unit = quantities.split("feedback_matmul", "weight", weight)
-    quantities.check_matrix("feedback_matmul", x, weight)
+    x, x_unit = quantities.split(x)
+    weight, weight_unit = quantities.split(weight)
+    quantities.check_axes("feedback_matmul", weight, "(in, out)")
     unit = x_unit * weight_unit
     biases = quantities.bias_operands("feedback_matmul", bias, unit, weight.shape[1:])
-    operands = (weight, _like_weight(feedback, weight, weight_unit), *biases)
+    feedback = quantities.in_unit(*quantities.split(feedback), weight_unit).astype(weight.dtype)
+    operands = (weight, feedback, *biases)
     forms, has_bias = feedback_primitives(), bool(biases)
     return quantities.attach(quantities.bind_folded(forms, x, *operands, has_bias=has_bias), unit)
-
-
-def _like_weight(feedback: Any, weight: Any, unit: Any) -> Any:
-    """Return the feedback as an array in the weight's unit, shape and dtype."""
-    array, feedback_unit = quantities.split("feedback_matmul", "feedback", feedback)
-    if not feedback_unit.has_same_dim(unit):
-        raise UnitError(
-            f"`feedback_matmul`: `feedback` has unit `{feedback_unit}`, but `weight` has unit "
-            f"`{unit}`. Give both a unit of the same dimension."
-        )
-    if array.shape != weight.shape:
-        raise ShapeError(
-            f"`feedback_matmul`: expected `feedback` of the weight's shape {weight.shape}, got "
-            f"{array.shape}."
-        )
-    if jnp.iscomplexobj(array) and not jnp.iscomplexobj(weight):
-        raise DtypeError(
-            f"`feedback_matmul`: `feedback` has dtype {array.dtype}, but `weight` has dtype "
-            f"{weight.dtype}. The feedback of a real weight must be real."
-        )
-    if feedback_unit != unit:
-        array = jnp.asarray(saiunit.Quantity(array, unit=feedback_unit).to_decimal(unit))
-    return array.astype(weight.dtype)

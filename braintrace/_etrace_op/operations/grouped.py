@@ -122,17 +122,6 @@ def grouped_matmul(
     array or Quantity ``(..., groups, out)``
         Its unit is the product of the units of ``x`` and ``weight``.
 
-    Raises
-    ------
-    ShapeError
-        If the shapes do not fit.
-    DtypeError
-        If an operand is not a numeric array or quantity.
-    OptionError
-        If ``weight_fn`` or ``bias_fn`` is not a function, or ``bias_fn`` has no bias.
-    UnitError
-        If the units of the bias and of the product have different dimensions.
-
     Examples
     --------
     >>> import jax.numpy as jnp
@@ -141,11 +130,9 @@ def grouped_matmul(
     >>> y.shape
     (5, 2, 4)
     """
-    x, x_unit = quantities.split("grouped_matmul", "x", x)
-    weight, weight_unit = quantities.split_result(
-        "grouped_matmul", "weight", weight, "weight_fn", weight_fn
-    )
-    quantities.check_matrices("grouped_matmul", x, weight)
+    x, x_unit = quantities.split(x)
+    weight, weight_unit = quantities.split(weight, weight_fn)
+    quantities.check_axes("grouped_matmul", weight, "(groups, in, out)")
     unit = x_unit * weight_unit
     shape = weight.shape[0], weight.shape[2]
     biases = quantities.bias_operands("grouped_matmul", bias, unit, shape, bias_fn)

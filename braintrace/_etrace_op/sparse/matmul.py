@@ -81,6 +81,12 @@ def _accumulate(
     return result
 
 
+def _entries_follow_outputs(
+    parts: int, *, sparse_mat: SparsePattern, has_bias: bool = False
+) -> bool:
+    return sparse_mat.parts % parts == 0
+
+
 def _joins_input(
     weights: Arrays,
     shapes: Shapes,
@@ -119,6 +125,7 @@ _spec = functools.partial(
     accumulate=_accumulate,
     trace_axes={"weight": ("entry",), "bias": ("output",)},
     at_entries=_at_entries,
+    entries_follow_outputs=_entries_follow_outputs,
     joins_input=_joins_input,
     input_derivative=_input_derivative,
 )
@@ -166,13 +173,6 @@ def sparse_matmul(
     ------
     ShapeError
         If the shapes do not fit.
-    DtypeError
-        If an operand is not a numeric array or quantity, or ``sparse_mat`` is of a different type
-        or has a traced structure.
-    OptionError
-        If ``weight_fn`` or ``bias_fn`` is not a function, or ``bias_fn`` has no bias.
-    UnitError
-        If the units of the bias and of the product have different dimensions.
 
     Examples
     --------
@@ -183,19 +183,17 @@ def sparse_matmul(
     >>> braintrace.sparse_matmul(jnp.ones(2), matrix.data, sparse_mat=matrix)
     Array([3., 2.], dtype=float32)
     """
-    x, x_unit = quantities.split("sparse_matmul", "x", x)
-    weight, weight_unit = quantities.split_result(
-        "sparse_matmul", "weight_data", weight_data, "weight_fn", weight_fn
-    )
+    x, x_unit = quantities.split(x)
+    weight, weight_unit = quantities.split(weight_data, weight_fn)
     pattern = sparse_pattern(sparse_mat)
     if weight.shape in ((), (1,)):
         weight = jnp.broadcast_to(weight, (pattern.nnz,))
-    if weight.shape != (pattern.nnz,):
+    if weight.shape != (pattern.nnz,) or x.shape[-1:] != pattern.shape[:1]:  # a gather clips
         raise ShapeError(
-            f"`sparse_matmul`: expected `weight_data` of shape {(pattern.nnz,)}, one number per "
-            f"entry of `sparse_mat`, got {weight.shape}."
+            f"`sparse_matmul`: `sparse_mat` is {pattern}; expected `x` of shape (..., "
+            f"{pattern.shape[0]}) and `weight_data` of shape {(pattern.nnz,)}, got {x.shape} and "
+            f"{weight.shape}."
         )
-    quantities.check_features("sparse_matmul", x, pattern.shape[0], f"a {pattern} matrix")
     unit = x_unit * weight_unit
     biases = quantities.bias_operands("sparse_matmul", bias, unit, pattern.shape[1:], bias_fn)
     params: dict[str, Any] = {"sparse_mat": pattern, "has_bias": bool(biases)}

@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..._errors import DtypeError, ShapeError
+from ..._errors import DtypeError
 from ..._jax import is_tracer
 
 FEWEST_NEAR, NEAR_PER_LINE = 2**16, 2.5
@@ -18,6 +19,9 @@ FEWEST_NEAR, NEAR_PER_LINE = 2**16, 2.5
 rows) that they scatter to. The elements that a block reads from one factor then fit a cache, and
 it reads the other factor in order. With 10^4 columns 2^16 was the best power of two, with 10^5
 2^18."""
+
+
+MOST_TRIED = 2**10
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -46,6 +50,26 @@ class SparsePattern:
     def has_padding(self) -> bool:
         """Whether some entry contributes nothing."""
         return bool((self.rows == self.shape[0]).any())
+
+    @functools.cached_property
+    def parts(self) -> int:
+        """Largest number of equal parts of entries that each reach their part of outputs.
+
+        It is at least 1. Entries stay in order, and so do the outputs.
+        """
+        count = math.gcd(self.nnz, self.shape[1])
+        smallest_last = (count // size for size in range(1, count + 1) if count % size == 0)
+        return next(filter(self._has_parts, smallest_last), 1)
+
+    def _has_parts(self, parts: int) -> bool:
+        outputs, entries = self.shape[1] // parts, self.nnz // parts
+        return outputs > 0 < entries and all(
+            np.all(
+                (self.columns[::stride] == self.shape[1])
+                | (self.columns[::stride] // outputs == np.arange(0, self.nnz, stride) // entries)
+            )
+            for stride in (max(1, self.nnz // MOST_TRIED), 1)  # a few entries refuse most numbers
+        )
 
     @functools.cached_property
     def by_column(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -107,23 +131,17 @@ def sparse_pattern(matrix: Any) -> SparsePattern:
     Raises
     ------
     DtypeError
-        If it is of a different type, or its indices are traced.
-    ShapeError
-        If it has batch or dense axes, or more than two axes.
+        If it is of a different type.
     """
     if isinstance(matrix, SparsePattern):
         return matrix
-    kind = _kind(type(matrix))
+    # By class name: brainevent is not a dependency, and its classes only need to look alike.
+    names = (base.__name__ for base in type(matrix).__mro__)
+    kind = next((name for name in names if name in _READERS), None)
     if kind is None:
         raise DtypeError(
             f"`sparse_matmul`: `sparse_mat` must be a CSR, CSC, COO, BCOO or BCSR matrix, got "
             f"{type(matrix).__name__}."
-        )
-    extra_axes = any(getattr(matrix, name, 0) for name in ("n_batch", "n_dense"))
-    if len(matrix.shape) != 2 or extra_axes:
-        raise ShapeError(
-            f"`sparse_matmul`: `sparse_mat` must be a matrix without batch or dense axes, got a "
-            f"{kind} of shape {tuple(matrix.shape)}."
         )
     shape = (int(matrix.shape[0]), int(matrix.shape[1]))
     names, read = _READERS[kind]
@@ -143,8 +161,6 @@ _known: dict[tuple[Any, ...], SparsePattern] = {}
 
 
 def make_pattern(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> SparsePattern:
-    if (rows < 0).any() or (columns < 0).any():
-        raise ShapeError("`sparse_matmul`: the structure of `sparse_mat` has negative indices.")
     padding = (rows >= shape[0]) | (columns >= shape[1])
     rows = np.where(padding, shape[0], rows).astype(np.int32)
     columns = np.where(padding, shape[1], columns).astype(np.int32)
@@ -154,18 +170,7 @@ def make_pattern(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) 
     return SparsePattern(rows, columns, shape, bool(np.all(np.diff(columns) >= 0)), digest)
 
 
-def _kind(matrix_type: type) -> str | None:
-    # By class name: brainevent is not a dependency, and its classes only need to look alike.
-    names = (base.__name__ for base in matrix_type.__mro__)
-    return next((name for name in names if name in _READERS), None)
-
-
 def _concrete(indices: Any) -> np.ndarray:
-    if is_tracer(indices):
-        raise DtypeError(
-            "`sparse_matmul`: the structure of `sparse_mat` is traced. Build the matrix outside of "
-            "the function that JAX transforms, and pass only `weight_data` through it."
-        )
     return np.asarray(indices).astype(np.int64)
 
 
