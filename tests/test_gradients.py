@@ -1,0 +1,204 @@
+"""Any model, rule, path, window, mask and reset: the gradient is the one of plain JAX.
+
+Cases are drawn so that as many pairs of their features as possible meet in the fewest cases. A case
+that fails prints the program that runs it again.
+"""
+
+import dataclasses
+import os
+import random
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+import random_models
+from paths import PATHS, Request
+from random_models import BATCH, INPUTS, OUTPUTS, STEPS, Layer, RandomModel
+
+import braintrace
+
+COUNT = int(os.environ.get("EXAMPLES", "40"))
+XS = np.random.default_rng(0).normal(size=(STEPS, BATCH, INPUTS))
+TARGETS = np.random.default_rng(1).normal(size=(STEPS, BATCH, OUTPUTS))
+PATHS_WITH_WINDOWS = {*PATHS} - {"by_own_gradient"}
+MASKS = {
+    "none": (1, 1, 1, 1, 1, 1),
+    "some": (1, 0, 2, 0.5, 0, 1),
+    "end": (0, 1, 1, 2, 0.5, 0),
+    "last": (0, 0, 0, 0, 0, 1),
+}
+RESETS = {
+    "none": (),
+    "one sample": ((2, 0), (4, 0), (5, 0)),
+    "each": ((2, 1), (3, 0)),
+    "all": ((3, 0), (3, 1)),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One gradient; `nan`: the numbers that should not matter are NaN."""
+
+    model: RandomModel
+    rule: str = "d_rtrl"
+    path: str = "by_chunks"
+    window: int | None = None
+    mask: str = "none"
+    reset: str = "none"
+    nan: bool = False
+    chunk_size: int | str = "auto"
+    form: str = "module"
+    marks: str = "marked"
+    vmap: bool = False
+
+    def features(self):
+        """What should meet each other."""
+        first, *others = self.model.layers
+        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "model"}
+        own |= dataclasses.asdict(first) | {"readout": self.model.readout, "layers": len(others)}
+        return own | {"above": others[0].cell if others else None}
+
+    def is_valid(self):
+        layers, windows = self.model.layers, self.window is not None
+        drives, linked = {layer.drive for layer in layers}, {layer.recurrent for layer in layers}
+        if windows and self.path not in PATHS_WITH_WINDOWS:
+            return False
+        if windows and self.path == "by_two_calls" and 3 % self.window:
+            return False
+        if self.marks == "auto" and drives & {"low rank", "sparse", "doubled"}:
+            return False
+        if self.rule == "ostl_recurrent" and self.model.readout == "leaky":
+            return False  # a readout with a memory is a layer of its own there
+        if self.nan and (self.path == "by_own_gradient" or self.mask not in ("some", "end")):
+            return False
+        if self.form == "joined states" and self.marks == "units":
+            return False
+        return not (self.rule == "snap2" and (len(layers) > 1 or "masked" in linked))
+
+    def request(self):
+        reset = np.zeros((STEPS, BATCH), bool)
+        for t, b in RESETS[self.reset]:
+            reset[t, b] = True
+        xs, mask = XS.copy(), np.array(MASKS[self.mask], float)
+        if self.nan:
+            # A padded step, of which nothing is left after the reset or the end.
+            reset[:] = False
+            if self.mask == "some":
+                xs[1], reset[2] = np.nan, True
+            else:
+                xs[5] = np.nan
+        return Request(xs, TARGETS, mask, reset, self.window, self.chunk_size)
+
+
+def draw_case(rng):
+    while True:
+        case = Case(
+            random_models.draw_model(rng),
+            rng.choice(RULES),
+            rng.choice([*PATHS]),
+            rng.choice([None, None, None, 1, 2, 3, STEPS]),
+            rng.choice([*MASKS]),
+            rng.choice([*RESETS]),
+            rng.choice([False, True]),
+            rng.choice(["auto", 1, 2, 4]),
+            rng.choice(random_models.FORMS),
+            rng.choice(["marked", "marked", "units", "auto"]),
+            rng.choice([False, True]),
+        )
+        if case.is_valid():
+            return case
+
+
+RULES = ("d_rtrl", "rtrl", "immediate", "snap", "snap2", "ostl_recurrent")
+CASES = random_models.draw_widely(random.Random(5), draw_case, Case.features, COUNT)
+
+
+def squared_error(y, target):
+    return jnp.sum((y - target) ** 2)
+
+
+def learner_of(case, dtype=np.float64):
+    model = random_models.model_of(case.model, case.form, case.marks, dtype, case.vmap)
+    options = {"mark": "auto"} if case.marks == "auto" else {}
+    if case.rule.startswith("snap"):
+        options["n"] = int(case.rule[4:] or 1)
+    if case.path in ("by_pure_function", "by_mapped_learners") and case.window is not None:
+        options["window"] = case.window  # which says what their traces have
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", braintrace.ApproximationWarning)
+        return braintrace.compile(
+            model,
+            case.rule.rstrip("2"),
+            XS[0].astype(dtype),
+            batch_size=BATCH,
+            vmap=case.vmap,
+            **options,
+        )
+
+
+def expected_of(case):
+    asked = case.request()
+
+    def loss(t, y):
+        return squared_error(y, TARGETS[t])
+
+    return oracle.gradient_by_rule(
+        case.model,
+        "rtrl" if case.rule == "snap2" else case.rule,
+        case.model.params(),
+        np.nan_to_num(asked.xs),
+        loss,
+        case.window,
+        asked.mask,
+        asked.reset,
+    )
+
+
+def check(case, tolerance=1e-9):
+    found = PATHS[case.path](learner_of(case), case.request(), squared_error)
+    oracle.assert_close(found, expected_of(case), tolerance, f"\ncheck({case})\n")
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("number", range(COUNT))
+def test_any_gradient_is_the_one_of_plain_jax(number):
+    check(CASES[number])
+
+
+# --- in single and half precision -----------------------------------------------------------------
+
+PRECISIONS = {"float32": 1e-4, "bfloat16": 0.08}
+SMOOTH = [
+    Case(RandomModel((Layer("joined", "matmul", "lstm"),)), chunk_size=2, mask="some"),
+    Case(RandomModel((Layer("bias", "gain", "adapting", "sine"),), "leaky"), "snap", "by_stream"),
+    Case(RandomModel((Layer("conv", "matmul", "leak"),), "late"), "rtrl", reset="each"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(SMOOTH)))
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_a_gradient_in_less_precision_is_rounded(name, number):
+    case, dtype = SMOOTH[number], jnp.dtype(name)
+    asked = case.request()
+    sequences = {"xs": asked.xs.astype(dtype), "targets": asked.targets.astype(dtype)}
+    sequences["mask"] = asked.mask.astype(np.float32)
+    asked = dataclasses.replace(asked, **sequences)
+    found = PATHS[case.path](learner_of(case, dtype), asked, squared_error)
+    with jax.enable_x64(True):
+        expected = expected_of(case)
+    oracle.assert_close(found, expected, PRECISIONS[name], f"{name}: {case}")
+
+
+def test_a_sum_of_many_steps_does_not_stop_in_half_precision():
+    """A sum of ones in bfloat16 itself stops at 256."""
+    case = Case(RandomModel((Layer("function"),)))
+    learner, steps = learner_of(case, jnp.bfloat16), 600
+    xs = np.ones((steps, BATCH, INPUTS), jnp.bfloat16)
+    found = learner.etrace_grad(xs, step_fn=lambda x: learner(x).sum(), reduction="sum")
+    part = learner.etrace_grad(xs[:100], step_fn=lambda x: learner(x).sum(), reduction="sum")
+    for name, whole in found.items():
+        ratio = np.asarray(whole, np.float64) / np.asarray(part[name], np.float64)
+        np.testing.assert_allclose(ratio, steps / 100, rtol=0.05, err_msg=str(name))
