@@ -7,7 +7,6 @@ import warnings
 import brainstate
 import jax
 import jax.numpy as jnp
-import no_past  # noqa: F401 - algorithms announce their names when they are defined
 import numpy as np
 import pytest
 from recorded import without_units
