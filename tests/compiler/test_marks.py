@@ -825,16 +825,6 @@ def long_loop(p, h, x):
     return jax.lax.scan(lambda h, _: (h + 0.01 * (x @ p["w"] - h), None), h, None, length=40)[0]
 
 
-def endless_loop(p, h, x):
-    def goes_on(carried):
-        return carried[0] < 3
-
-    def step(carried):
-        return carried[0] + 1, 0.5 * carried[1] + x @ p["w"]
-
-    return 0.8 * h + jax.lax.while_loop(goes_on, step, (0, 0 * h))[1]
-
-
 def by_callback(p, h, x):
     shape = jax.ShapeDtypeStruct((BATCH, UNITS), h.dtype)
     return leaky(h, jax.pure_callback(lambda x, w: np.asarray(x @ w), shape, x, p["w"]))
@@ -889,13 +879,9 @@ UNMARKED = {
     ),
     "a long loop": (long_loop, "unroll_limit"),
     "a long loop over parameters": (many_gains, "unroll_limit"),
-    "an endless loop": (endless_loop, "unknown number of steps"),
     "a callback": (by_callback, "pure_callback.*cannot follow single elements"),
     "a precision": (with_precision, "precision"),
 }
-
-
-WITHOUT_DERIVATIVE = ("an endless loop", "a callback")
 
 
 @pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning")
@@ -915,7 +901,7 @@ def test_what_stays_unmarked_is_reported_and_has_the_gradient_of_the_step(name):
     assert found.paths == ("w0",)
     assert re.search(words, found.message)
     assert "not-marked" in str(learner.report())
-    if name not in WITHOUT_DERIVATIVE:
+    if name != "a callback":
         wanted = gradients_of(compiled(rows, "marked"))
         assert_gradients_close(gradients_of(learner), wanted, TOLERANCE)
 
