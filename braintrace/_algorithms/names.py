@@ -8,7 +8,7 @@ import brainstate
 
 from .._arguments import did_you_mean, shown, wrong_names
 from .._errors import OptionError
-from .._rules import Rule, missing_of_rule
+from .._rules import Rule
 from .algorithm import ETraceAlgorithm
 from .custom_rule import of_rule
 
@@ -55,7 +55,7 @@ def algorithm_of(given: Any, option: str) -> type[ETraceAlgorithm]:
     raise OptionError(
         f"`{option}` is {shown(given)}; {near}"
         f"expected one of {', '.join(map(repr, by_name))}, a class such as `braintrace.D_RTRL` or "
-        f"a `braintrace.Rule`{missing_of_rule(given)}."
+        f"a `braintrace.Rule`."
     )
 
 

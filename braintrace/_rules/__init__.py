@@ -5,7 +5,6 @@ from .custom import Rule as Rule
 from .custom import Site as Site
 from .custom import check_rule as check_rule
 from .custom import method_of as method_of
-from .custom import missing_of_rule as missing_of_rule
 from .custom import rule_in_words as rule_in_words
 from .elementwise.io_dim import FilterTraces as FilterTraces
 from .elementwise.param_dim import ParameterTraces as ParameterTraces

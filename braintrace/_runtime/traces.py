@@ -88,10 +88,6 @@ class EligibilityTraces(CarriedTraces):
         hold(twin, traces)
         return twin
 
-    def copy_from(self, other: "EligibilityTraces") -> None:
-        """Copy the traces of another State, which keeps them."""
-        self.value = other.value
-
     def _check(self, new: Any) -> None:
         """Refuse traces whose keys, shapes or dtypes differ from the current ones.
 

@@ -356,7 +356,7 @@ def with_copied_state(algorithm):
 def taking_over(algorithm):
     twin = brainstate.graph.clone(algorithm)
     twin.reset_state()
-    twin.traces.copy_from(algorithm.traces)
+    twin.traces.value = algorithm.traces.value
     return twin
 
 

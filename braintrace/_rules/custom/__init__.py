@@ -5,7 +5,6 @@ from .by_operation import RuleTraces
 from .by_state import FullRuleTraces, LayeredRuleTraces
 from .protocol import Rule as Rule
 from .protocol import check_rule as check_rule
-from .protocol import missing_of_rule as missing_of_rule
 from .protocol import rule_in_words as rule_in_words
 from .site import Site as Site
 

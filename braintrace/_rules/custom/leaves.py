@@ -9,17 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..._arguments import shown
 from ..._core.traces import reset_traces
 from ..._core.zero import as_arrays
-from ..._errors import BraintraceError, DtypeError, OptionError, ShapeError
+from ..._errors import BraintraceError, OptionError, ShapeError
 from ..._graph import Role, Traces, TraceSpec
 from ..._jax import struct_of
 from .protocol import Rule
 from .site import Site, Trace
 
 Where = TypeVar("Where", bound=Site)
-KINDS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
 
 Named: TypeAlias = dict[str, jax.Array]
 """The arrays of traces by their names."""
@@ -70,8 +68,8 @@ class Leaves(Generic[Where]):
 
         Raises
         ------
-        OptionError, ShapeError, DtypeError
-            If the rule changes the structure, a shape or a kind of dtype.
+        OptionError, ShapeError
+            If the rule changes the structure or a shape.
         """
         with _with_site_in_errors(self.rule, "advance", self.site):
             result = self.rule.advance(self.site, self._unflattened(arrays), J, x, F)
@@ -84,7 +82,7 @@ class Leaves(Generic[Where]):
 
         Raises
         ------
-        OptionError, ShapeError, DtypeError
+        OptionError, ShapeError
             If the rule does not return an array for each operand.
         """
         with _with_site_in_errors(self.rule, "contract", self.site):
@@ -103,8 +101,8 @@ def leaves_of(rule: Rule, site: Where) -> Leaves[Where]:
 
     Raises
     ------
-    DtypeError, ShapeError
-        For a leaf that is not an array of numbers, or whose first axis is not the samples.
+    ShapeError
+        For a leaf whose first axis is not the samples.
     """
     of_shapes = dataclasses.replace(site, operands=jax.tree.map(struct_of, dict(site.operands)))
     with _with_site_in_errors(rule, "init", site), jax.ensure_compile_time_eval():
@@ -132,15 +130,9 @@ def as_stored(arrays: Named, traces: Traces) -> Traces:
 
 def _spec_of(rule: Rule, site: Site, name: str, leaf: Any) -> TraceSpec:
     if isinstance(leaf, TraceSpec):
-        _check_axes(rule, site, name, leaf)
         relation = leaf.relation or site.relation
         return dataclasses.replace(leaf, relation=relation, operand=leaf.operand or name)
-    array = _as_array(leaf)
-    if array is None:
-        raise DtypeError(
-            f"`{type(rule).__name__}.init` returned {shown(leaf)} at '{name}' for {site.name}; "
-            "expected an array of numbers, or a `TraceSpec` such as the leaves of `site.zeros()`."
-        )
+    array = np.asarray(jnp.asarray(leaf))
     first = array.shape[:1]
     if site.samples and first and first != site.samples:
         raise ShapeError(
@@ -161,26 +153,6 @@ def _spec_of(rule: Rule, site: Site, name: str, leaf: Any) -> TraceSpec:
     )
 
 
-def _check_axes(rule: Rule, site: Site, name: str, spec: TraceSpec) -> None:
-    """Refuse axes that do not fit a shape, unless the specification finds samples by itself."""
-    sizes = tuple(s for s, axis in zip(spec.shape, spec.axes, strict=False) if axis == "batch")
-    fits = len(spec.axes) == len(spec.shape) and sizes in ((), site.samples)
-    if spec.samples is None and not fits:
-        raise ShapeError(
-            f"`{type(rule).__name__}.init` returned a `TraceSpec` of shape {spec.shape} with the "
-            f"axes {spec.axes} at '{name}' for {site.name}; expected a name for each axis, and "
-            f"{site.samples[0] if site.samples else 'no'} samples along 'batch'."
-        )
-
-
-def _as_array(leaf: Any) -> np.ndarray | None:
-    try:
-        array = np.asarray(jnp.asarray(leaf))
-    except (TypeError, ValueError):
-        return None
-    return array if any(jnp.issubdtype(array.dtype, kind) for kind in KINDS) else None
-
-
 @contextlib.contextmanager
 def _with_site_in_errors(rule: Rule, method: str, site: Site) -> Iterator[None]:
     """Add the site to errors in a rule's function."""
@@ -199,30 +171,15 @@ def _checked(rule: Rule, method: str, site: Site, found: Any, expected: Any) -> 
     paths, tree = jax.tree_util.tree_flatten_with_path(found)
     wanted, wanted_tree = jax.tree.flatten(expected)
     if tree != wanted_tree:
-        like_what = "`init`" if method == "advance" else "`site.operands`"
         raise OptionError(
-            f"`{called}` returned a pytree with the leaves {_listed(found)} for {site.name}; "
-            f"expected the structure of {like_what}: {_listed(expected)}."
+            f"`{called}` returned {tree} for {site.name}; expected the structure {wanted_tree}."
         )
     leaves = []
     for (path, leaf), like in zip(paths, wanted, strict=True):
-        place = f"at '{jax.tree_util.keystr(path)}' for {site.name}"
-        shape, wanted_shape = jnp.shape(leaf), tuple(like.shape)
-        if shape != wanted_shape:
-            raise ShapeError(f"`{called}` returned shape {shape} {place}; expected {wanted_shape}.")
-        dtype = jnp.result_type(leaf)
-        if _kind(dtype) != _kind(like.dtype):
-            raise DtypeError(
-                f"`{called}` returned dtype {dtype} {place}; expected {np.dtype(like.dtype)}."
+        if jnp.shape(leaf) != tuple(like.shape):
+            raise ShapeError(
+                f"`{called}` returned shape {jnp.shape(leaf)} at '{jax.tree_util.keystr(path)}' "
+                f"for {site.name}; expected {tuple(like.shape)}."
             )
         leaves.append(jnp.asarray(leaf, like.dtype))
     return leaves
-
-
-def _kind(dtype: Any) -> int:
-    return next((i for i, kind in enumerate(KINDS) if jnp.issubdtype(dtype, kind)), len(KINDS))
-
-
-def _listed(tree: Any) -> str:
-    paths, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return ", ".join(f"'{jax.tree_util.keystr(path)}'" for path, _ in paths) or "none"

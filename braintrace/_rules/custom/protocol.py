@@ -6,12 +6,10 @@ from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import jax
 
-from ..._arguments import did_you_mean, shown
 from ..._errors import OptionError
 from .site import Site, Trace
 
 Jacobian = Literal["none", "elementwise", "diagonal", "layered", "full"]
-METHODS = ("init", "advance", "contract")
 
 
 @runtime_checkable
@@ -102,14 +100,13 @@ def check_rule(rule: Any) -> None:
     name, jacobian, known = type(rule).__name__, rule.jacobian, get_args(Jacobian)
     if not dataclasses.is_dataclass(rule) or not _is_hashable(rule):
         raise OptionError(
-            f"The learning rule `{name}` is {shown(rule)}; expected a frozen dataclass with fields "
+            f"The learning rule `{name}` is {rule!r}; expected a frozen dataclass with fields "
             "that can be hashed (numbers, strings, tuples, no arrays), as learners compare rules."
         )
-    if not isinstance(jacobian, str) or jacobian not in known:
-        near = did_you_mean(jacobian, known) if isinstance(jacobian, str) else ""
+    if jacobian not in known:
         raise OptionError(
-            f"`jacobian` of the learning rule `{name}` is {shown(jacobian)}; {near}"
-            f"expected one of {', '.join(map(repr, known))}."
+            f"`jacobian` of the learning rule `{name}` is {jacobian!r}; expected one of "
+            f"{', '.join(map(repr, known))}."
         )
 
 
@@ -117,17 +114,6 @@ def rule_in_words(rule: Any) -> str:
     """Return the name of a rule with its options as text; traces belong to this text."""
     options = (f"{field.name}={getattr(rule, field.name)!r}" for field in dataclasses.fields(rule))
     return f"{type(rule).__name__}({', '.join(options)})"
-
-
-def missing_of_rule(value: Any) -> str:
-    """Return the missing attributes of a rule in brackets; empty if the value has none of them."""
-    names = ("jacobian", *METHODS)
-    missing = [name for name in names if not hasattr(value, name)]
-    if len(missing) == len(names):
-        return ""
-    if isinstance(value, type):
-        return f" (an instance of it, not the class `{value.__name__}`)"
-    return f" (`{type(value).__name__}` has no {', '.join(f'`{name}`' for name in missing)})"
 
 
 def _is_hashable(value: Any) -> bool:
