@@ -298,26 +298,6 @@ def test_only_the_recurrent_product_is_in_the_loop(case):
     assert sorted(products_in_loops(*case)) == [0, 0, 1]
 
 
-IN_LOOPS = {
-    stacks.Stack: [1, 1],
-    stacks.Three: [1, 1],
-    stacks.Diagonals: [],
-    stacks.Feedback: [2],
-    stacks.Delayed: [1, 1],
-    stacks.Dropped: [1, 1],
-    stacks.Watched: [1, 1],
-    stacks.Noting: [1, 1],
-    stacks.Filtered: [1, 1],
-}
-"""How many products are in loops that have any: those of States with themselves."""
-
-
-@pytest.mark.parametrize("net", IN_LOOPS, ids=lambda net: net.__name__)
-def test_layers_have_loops_of_their_own(net):
-    found = products_in_loops(net, squared)
-    assert [count for count in found if count] == IN_LOOPS[net]
-
-
 def test_what_layers_do_besides_they_do_in_turn():
     learner = learner_of(stacks.Watched)
     stacks.seen.clear()
