@@ -10,7 +10,6 @@ Tried with brainstate 0.5.0, 0.5.4 and 0.6.0.
 import contextlib
 import dataclasses
 import functools
-import inspect
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -26,27 +25,6 @@ Kind = TypeVar("Kind", bound=type[brainstate.State])
 Value = TypeVar("Value")
 
 # --- classes of modules
-
-
-class ConstructorSignature:
-    """Descriptor that shows a module's constructor arguments to ``inspect.signature``.
-
-    The metaclass of modules calls every class with ``*args, **kwargs``, and hides them. If a
-    constructor passes options on, the options of the receiving constructor are shown by name.
-    """
-
-    def __get__(self, instance: object, owner: type) -> inspect.Signature:
-        if instance is not None:
-            raise AttributeError("__signature__")
-        shown: dict[str, inspect.Parameter] = {}
-        for constructor in (vars(c)["__init__"] for c in owner.__mro__ if "__init__" in vars(c)):
-            _, *own = inspect.signature(constructor).parameters.values()
-            for parameter in own:
-                if parameter.name not in shown and parameter.kind is not parameter.VAR_KEYWORD:
-                    shown[parameter.name] = parameter
-            if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in own):
-                break
-        return inspect.Signature(list(shown.values()))
 
 
 class Hidden(Generic[Value]):

@@ -14,9 +14,8 @@ import subprocess
 import sys
 import tomllib
 
-import brainstate
 import pytest
-from public_names import LAYERS, PUBLIC, SOURCES, public_names
+from public_names import LAYERS, PUBLIC, SOURCES
 
 import braintrace
 from braintrace import _brainstate, _jax
@@ -165,50 +164,6 @@ def test_public_names_are_documented(name):
         assert text, f"{name} or one of its methods has no docstring"
         assert text.strip()
         assert not text.startswith(f"{name}("), f"{name} has only the docstring of a dataclass"
-
-
-def test_methods_that_check_their_arguments_keep_their_docstrings():
-    """A layer without one of its own has that of brainstate."""
-    layer = braintrace.nn.GroupedLinear
-    assert layer.update.__doc__.startswith("Return the layer's output")
-    state = braintrace.nn.GRUCell.init_state
-    assert state.__doc__ == brainstate.nn.Module.init_state.__doc__
-
-
-def modules_of(package):
-    """The algorithms, or the layers: the classes whose calls brainstate's metaclass takes."""
-    values = [getattr(package, name) for name in public_names(package)]
-    return [v for v in values if isinstance(v, type) and issubclass(v, brainstate.nn.Module)]
-
-
-@pytest.mark.core
-@pytest.mark.parametrize("kind", [*modules_of(braintrace), *modules_of(braintrace.nn)])
-def test_signatures_show_the_arguments(kind):
-    found = inspect.signature(kind).parameters.values()
-    assert not [p for p in found if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    named = {p.name for p in inspect.signature(kind.__init__).parameters.values()}
-    assert named - {"self", "options"} <= {p.name for p in found}
-    if issubclass(kind, braintrace.ETraceAlgorithm):
-        assert {"model", "window", "vjp_method", "strict"} <= {p.name for p in found}
-
-
-def test_signatures_of_what_somebody_derives_and_makes():
-    class Own(braintrace.nn.Linear):
-        def __init__(self, size, *, scale=1.0):
-            super().__init__(size, size)
-
-    class Rule(braintrace.D_RTRL):
-        def __init__(self, model, rate=0.1, **options):
-            super().__init__(model, **options)
-
-    assert str(inspect.signature(Own)) == "(size, *, scale=1.0)"
-    assert list(inspect.signature(Rule).parameters)[:4] == [
-        "model", "rate", "readout_filters", "window",
-    ]  # fmt: skip
-    assert list(inspect.signature(Own(2).update).parameters) == ["x"]
-    inspect.signature(Own(2))
-    driver = inspect.signature(braintrace.Learner.etrace_grad)
-    assert {"step_fn", "mask", "weights", "return_value"} <= set(driver.parameters)
 
 
 def test_public_names_are_spelled_out_once():

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 import brainstate
 
 from .._arguments import FLOATING, MODEL, NAME, check_option
-from .._brainstate import ConstructorSignature
 from .._compiler import CompilerOptions
 from .._core.products.complex_packing import pack, pairs_of
 from .._core.traces import outliving, starting_traces
@@ -75,7 +74,6 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     A subclass defines its `method`. `braintrace.compile` accepts its ``names``.
     """
 
-    __signature__ = ConstructorSignature()
     names: ClassVar[tuple[str, ...]] = ()
     told: ClassVar[tuple[str, ...]] = ()  # attributes that determine the traces
     readout_filters: bool = False

@@ -15,7 +15,6 @@ import numpy as np
 import saiunit
 
 from .._arguments import Kind, check_option, is_quantity, shown
-from .._brainstate import ConstructorSignature
 from .._errors import OptionError, ShapeError
 from .._typing import Path, PyTree, path_name
 from .tree import Tree, as_value, check_leaves, tree_of
@@ -119,8 +118,6 @@ class FunctionModel(brainstate.nn.Module):
     step, params, state
         See `from_function`.
     """
-
-    __signature__ = ConstructorSignature()
 
     def __init__(
         self, step: Callable[..., tuple[PyTree, PyTree]], params: PyTree, state: PyTree

@@ -9,7 +9,6 @@ from jax.typing import ArrayLike
 from .._algorithms import ETraceAlgorithm
 from .._algorithms.other_names import get_etrace_of
 from .._arguments import Kind, check_option
-from .._brainstate import ConstructorSignature
 from .._core.traces import size_in_bytes
 from .._errors import NotPicklableError
 from .._graph import ETraceGraph, Report, report_of
@@ -55,8 +54,6 @@ class Learner(brainstate.nn.Module):
     >>> learner(x).shape, learner.predict(jnp.ones((5, 1, 2))).shape
     ((1, 3), (5, 1, 3))
     """
-
-    __signature__ = ConstructorSignature()
 
     def __init__(self, algorithm: ETraceAlgorithm) -> None:
         super().__init__()

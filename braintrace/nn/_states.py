@@ -10,7 +10,6 @@ import saiunit
 
 from .._errors import OptionError, UnitError
 from .._jax import strongly_typed
-from .._shown import shown
 
 Initializers: TypeAlias = dict[str, tuple[Any, tuple[int, ...]]]
 """For every hidden state, by name: its initialiser, and its shape for one sample."""
@@ -72,14 +71,9 @@ def initial(initializer: Any, shape: tuple[int, ...], batch_size: int | None) ->
 
 def activation_function(activation: str | Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return a function; a name is looked up in `brainstate.nn`."""
-    if callable(activation):
-        return activation
-    function: Callable[[Any], Any] | None = getattr(brainstate.nn, activation, None)
-    if function is None or not callable(function):
-        raise OptionError(
-            f"`activation`: `brainstate.nn` has no function {activation!r}. Give the name of one, "
-            "such as 'tanh', or a function."
-        )
+    function: Callable[[Any], Any] = (
+        activation if callable(activation) else getattr(brainstate.nn, activation)
+    )
     return function
 
 
@@ -88,8 +82,8 @@ def decay(tau: Any) -> Any:
     ratio = time_step() / tau
     if not saiunit.get_unit(ratio).is_unitless:
         raise UnitError(
-            f"The time step `dt` is {shown(time_step())}, and the time constant `tau` is "
-            f"{shown(tau)}: their units have different dimensions."
+            f"The time step `dt` in {saiunit.get_unit(time_step())} over the time constant `tau` "
+            f"in {saiunit.get_unit(tau)} has a unit: give both a unit of time, or none."
         )
     return saiunit.math.exp(-ratio)
 

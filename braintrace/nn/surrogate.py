@@ -3,9 +3,8 @@ r"""Surrogate gradients: spike functions with a custom derivative.
 Every function returns ``1`` if ``x >= 0``, else ``0``. The functions differ only in their
 derivative (`jax.custom_jvp`). ``x`` is the distance of the membrane potential from the threshold,
 without a unit. To change an option of a neuron's function, bind it:
-``LIF(10, spk_fun=functools.partial(surrogate.sigmoid, alpha=2.0))``. A potential that is not an
-array raises a `DtypeError`, one with a unit a `UnitError`, and an option that is not a positive
-number an `OptionError`.
+``LIF(10, spk_fun=functools.partial(surrogate.sigmoid, alpha=2.0))``. Divide a
+potential with a unit by its unit.
 
 References
 ----------
@@ -15,17 +14,12 @@ References
 
 import functools
 import math
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import saiunit
-
-from .._arguments import Kind, check_option, is_quantity, numbers_of, shown
-from .._errors import UnitError
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
@@ -43,26 +37,9 @@ def _spike_jvp(
 _spike.defjvp(_spike_jvp)
 
 
-def _potential(x: Any, **shape: Any) -> Any:
-    """Return the potential as an array, and check the options of the derivative."""
-    for name, value in shape.items():
-        check_option(name, value, _NOT_NEGATIVE if name in ("gamma", "h") else _POSITIVE)
-    if is_quantity(x) and not saiunit.get_unit(x).is_unitless:
-        raise UnitError(
-            f"`x` is {shown(x)}; expected a potential relative to the threshold, without a unit. "
-            "Divide it by a potential."
-        )
-    return numbers_of("x", saiunit.get_mantissa(x) if is_quantity(x) else x)
-
-
-def _is_number(value: Any, least: float) -> bool:
-    if isinstance(value, (int, float, np.number)) and not isinstance(value, bool):
-        return bool(np.isreal(value) and least <= value < math.inf)
-    return isinstance(value, (np.ndarray, np.generic, jax.Array))
-
-
-_POSITIVE = Kind("a positive number", lambda value: _is_number(value, sys.float_info.min))
-_NOT_NEGATIVE = Kind("a number of at least 0", lambda value: _is_number(value, 0.0))
+def _potential(x: Any) -> jax.Array:
+    """Return the potential as an array; one with a unit raises an error of saiunit."""
+    return jnp.asarray(x.to_decimal() if isinstance(x, saiunit.Quantity) else x)
 
 
 def sigmoid(x: Any, alpha: float = 4.0) -> Any:
@@ -99,7 +76,7 @@ def sigmoid(x: Any, alpha: float = 4.0) -> Any:
         s = jax.nn.sigmoid(alpha * x)
         return alpha * s * (1 - s)
 
-    return _spike(_potential(x, alpha=alpha), derivative)
+    return _spike(_potential(x), derivative)
 
 
 def super_spike(x: Any, beta: float = 10.0) -> Any:
@@ -131,7 +108,7 @@ def super_spike(x: Any, beta: float = 10.0) -> Any:
     >>> float(jax.grad(surrogate.super_spike)(0.1))
     0.25
     """
-    return _spike(_potential(x, beta=beta), lambda x: 1 / (1 + beta * jnp.abs(x)) ** 2)
+    return _spike(_potential(x), lambda x: 1 / (1 + beta * jnp.abs(x)) ** 2)
 
 
 def triangle(x: Any, gamma: float = 0.3, width: float = 1.0) -> Any:
@@ -167,7 +144,7 @@ def triangle(x: Any, gamma: float = 0.3, width: float = 1.0) -> Any:
     >>> round(float(jax.grad(surrogate.triangle)(0.0)), 3)
     0.3
     """
-    x = _potential(x, gamma=gamma, width=width)
+    x = _potential(x)
     return _spike(x, lambda x: gamma * jax.nn.relu(1 - jnp.abs(x) / width))
 
 
@@ -200,7 +177,7 @@ def rectangle(x: Any, width: float = 1.0) -> Any:
     >>> float(jax.grad(surrogate.rectangle)(0.0))
     1.0
     """
-    x = _potential(x, width=width)
+    x = _potential(x)
     return _spike(x, lambda x: (jnp.abs(x) < width / 2).astype(x.dtype) / width)
 
 
@@ -233,7 +210,7 @@ def gaussian(x: Any, sigma: float = 0.5) -> Any:
     >>> round(float(jax.grad(surrogate.gaussian)(0.0)), 3)
     0.798
     """
-    return _spike(_potential(x, sigma=sigma), lambda x: _normal(x, 0.0, sigma))
+    return _spike(_potential(x), lambda x: _normal(x, 0.0, sigma))
 
 
 def multi_gaussian(x: Any, h: float = 0.15, s: float = 6.0, sigma: float = 0.5) -> Any:
@@ -273,7 +250,7 @@ def multi_gaussian(x: Any, h: float = 0.15, s: float = 6.0, sigma: float = 0.5) 
         sides = _normal(x, sigma, s * sigma) + _normal(x, -sigma, s * sigma)
         return (1 + h) * _normal(x, 0.0, sigma) - h * sides
 
-    return _spike(_potential(x, h=h, s=s, sigma=sigma), derivative)
+    return _spike(_potential(x), derivative)
 
 
 def arctan(x: Any, alpha: float = 2.0) -> Any:
@@ -305,7 +282,7 @@ def arctan(x: Any, alpha: float = 2.0) -> Any:
     >>> float(jax.grad(surrogate.arctan)(0.0))
     1.0
     """
-    x = _potential(x, alpha=alpha)
+    x = _potential(x)
     return _spike(x, lambda x: alpha / 2 / (1 + (math.pi / 2 * alpha * x) ** 2))
 
 

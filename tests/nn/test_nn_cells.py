@@ -1,7 +1,5 @@
 """Cells that brainstate does not have, or not in this form, follow their equations."""
 
-import inspect
-
 import brainstate
 import jax
 import jax.numpy as jnp
@@ -128,38 +126,6 @@ def test_gates_that_are_both_closed_have_a_quotient():
     np.testing.assert_allclose(cell(jnp.ones(1)), 0.5 - 0.5e4)
 
 
-CLASSES = {name: value for name, value in vars(nn).items() if isinstance(value, type)}
-SIZED = [name for name, kind in CLASSES.items() if "num_in" in inspect.signature(kind).parameters]
-SIZES = [
-    (((3, 4), {}), ((), {"in_size": 3, "out_size": (4,)})),
-    (((3, 4), {}), ((3,), {"out_size": 4})),
-]
-OF_LRU = [(((4, 4, 6), {}), ((), {"d_model": 4, "d_hidden": 6}))]
-
-
-@pytest.mark.parametrize(
-    "name", ["RTUCell", "GRUCell", "MGUCell", "MinimalRNNCell", "ValinaRNNCell"]
-)
-def test_sizes_by_other_names(name):
-    for calls in SIZES + (OF_LRU if name == "LRUCell" else []):
-        cells = []
-        for arguments, sizes in calls:
-            with brainstate.random.seed_context(2):
-                cells.append(CLASSES[name](*arguments, **sizes))
-        assert cells[0].in_size == cells[1].in_size and cells[0].out_size == cells[1].out_size
-        expected, found = (
-            {path: s.value for path, s in cell.states(brainstate.ParamState).items()}
-            for cell in cells
-        )
-        jax.tree.map(np.testing.assert_array_equal, found, expected)
-    again = CLASSES[name](in_size=cells[0].in_size, out_size=cells[0].out_size)
-    assert (again.num_in, again.num_out) == (cells[0].num_in, cells[0].num_out)
-
-
-def test_methods_keep_their_docstrings():
-    assert nn.LIF.update.__doc__.startswith("Advance by one step under the current")
-
-
 def test_a_linear_recurrent_unit_follows_its_equations():
     cell, p = in_double(lambda: nn.LRUCell(INPUTS, 2, num_hidden=UNITS, r_min=0.5))
     gamma = np.exp(p["recurrence"]["gamma"])
@@ -180,8 +146,3 @@ def test_initial_eigenvalues_lie_on_the_ring():
     assert 0 < angle.min() < 0.05 < 0.45 < angle.max() <= 0.5 + 1e-6
     normalisation = np.exp(cell.recurrence.value["gamma"])
     np.testing.assert_allclose(normalisation, np.sqrt(1 - radius**2), rtol=1e-4)
-
-
-def test_a_method_has_its_own_documentation_or_that_of_brainstate():
-    assert nn.GRUCell.update.__doc__.startswith("Advance by one step")
-    assert nn.GRUCell.init_state.__doc__ == brainstate.nn.Module.init_state.__doc__

@@ -6,10 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import saiunit as u
-from matrices import csr
 from nn_swaps import SWAPS, pair
 
-import braintrace
 from braintrace import nn
 
 BATCH, STEPS = 5, 2
@@ -99,14 +97,6 @@ def test_one_weight_for_all_gives_every_output():
     theirs, own = (module.AllToAll(3, 4, w_init=0.3) for module in (brainstate.nn, nn))
     x = jnp.arange(6.0).reshape(2, 3)
     np.testing.assert_allclose(own(x), np.broadcast_to(theirs(x), (2, 4)), rtol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["SparseLinear", "LoRA"])
-def test_inputs_that_the_weight_does_not_take_are_refused(name):
-    matrix = csr(np.ones((3, 4), np.float32))
-    size = (matrix,) if name == "SparseLinear" else (3, 1, 4)
-    with pytest.raises(braintrace.OptionError, match="`in_size` is 4, but the weight has 3 inputs"):
-        getattr(nn, name)(*size, in_size=4)
 
 
 @pytest.mark.parametrize("name", ["GRUCell", "MGUCell"])

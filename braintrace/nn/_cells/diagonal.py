@@ -20,9 +20,7 @@ import jax.numpy as jnp
 from brainstate.nn import init
 
 from ... import _etrace_op
-from ..._errors import OptionError
 from .._affine import joined
-from .._checked import checked
 from .._states import Initializers, Stateful, activation_function
 
 
@@ -41,8 +39,6 @@ def _radius(nu: Any) -> Any:
 
 def _ring(units: int, r_min: float, r_max: float, max_phase: float) -> tuple[Any, Any]:
     """Draw nu and log(theta), with lambda uniform on a ring or a sector of it."""
-    if not 0 <= r_min < r_max <= 1:
-        raise OptionError(f"Expected 0 <= r_min < r_max <= 1, got {r_min} and {r_max}.")
     # Open intervals: radii of one and zero have no finite nu.
     u1 = brainstate.random.uniform(1e-4, 1 - 1e-4, (units,))
     u2 = brainstate.random.uniform(1e-4, 1.0, (units,))
@@ -50,7 +46,6 @@ def _ring(units: int, r_min: float, r_max: float, max_phase: float) -> tuple[Any
     return nu, jnp.log(max_phase * u2)
 
 
-@checked
 class LRUCell(Stateful):
     r"""Linear recurrent unit.
 
@@ -63,10 +58,9 @@ class LRUCell(Stateful):
     Parameters
     ----------
     num_in, num_out : int
-        Numbers of inputs and outputs, also named ``in_size`` and ``out_size``; if they are equal,
-        ``d_model`` sets both.
+        Numbers of inputs and outputs.
     num_hidden : int, optional
-        Number of complex units n, also named ``d_hidden``. Default ``num_out``.
+        Number of complex units n. Default ``num_out``.
     r_min, r_max : float, optional
         Bounds of the initial :math:`|\lambda|`. Default 0 and 1.
     max_phase : float, optional
@@ -143,7 +137,6 @@ class LRUCell(Stateful):
         return y + _etrace_op.matmul(x, self.D.value)
 
 
-@checked
 class RTUCell(Stateful):
     r"""Recurrent trace units.
 
@@ -176,11 +169,6 @@ class RTUCell(Stateful):
     name : str, optional
         Name of the module.
 
-    Raises
-    ------
-    OptionError
-        If ``num_out`` is odd or the radii are not in order.
-
     References
     ----------
     .. [1] E. Elelimy et al., "Real-time recurrent learning using trace units in reinforcement
@@ -209,8 +197,6 @@ class RTUCell(Stateful):
         name: str | None = None,
     ) -> None:
         super().__init__(name=name)
-        if num_out % 2:
-            raise OptionError(f"`RTUCell`: `num_out` must be even, got {num_out}.")
         self.num_in, self.num_out = num_in, num_out
         self.in_size, self.out_size = (num_in,), (num_out,)
         self.state_init = state_init

@@ -25,7 +25,6 @@ from brainstate.nn import init, sigmoid
 
 from ... import _etrace_op
 from .._affine import affine, joined
-from .._checked import checked
 
 
 def _gate_before_product(x: Any, h: Any, gate: Any, params: dict[str, Any]) -> Any:
@@ -38,7 +37,6 @@ def _gate_after_product(x: Any, h: Any, gate: Any, params: dict[str, Any]) -> An
     return affine(x, weight[:inputs], params) + gate * recurrent
 
 
-@checked
 class GRUCell(brainstate.nn.GRUCell):
     r"""Gated recurrent unit with the reset gate after the recurrent product.
 
@@ -107,7 +105,6 @@ class GRUCell(brainstate.nn.GRUCell):
         return self.h.value
 
 
-@checked
 class MGUCell(brainstate.nn.MGUCell):
     r"""Minimal gated unit with the gate after the recurrent product.
 
@@ -174,7 +171,6 @@ class MGUCell(brainstate.nn.MGUCell):
         return self.h.value
 
 
-@checked
 class LSTMCell(brainstate.nn.LSTMCell):
     r"""Long short-term memory with its four gates in one product.
 
@@ -227,7 +223,6 @@ class LSTMCell(brainstate.nn.LSTMCell):
         return self.h.value
 
 
-@checked
 class URLSTMCell(brainstate.nn.URLSTMCell):
     r"""Long short-term memory with uniform gate initialisation and a refine gate.
 

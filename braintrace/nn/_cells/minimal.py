@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from brainstate.nn import init, sigmoid
 
 from .._affine import joined
-from .._checked import checked
 from .._layers.linear import Linear
 from .._states import Cell
 
@@ -48,7 +47,6 @@ class _OfInput(Cell):
         self.W = Linear(num_in, self.parts * num_out, w_init=w_init, b_init=b_init)
 
 
-@checked
 class MiniGRU(_OfInput):
     r"""Gated recurrent unit with gate and candidate from the input alone (minGRU).
 
@@ -96,7 +94,6 @@ class MiniGRU(_OfInput):
         return self.h.value
 
 
-@checked
 class MiniLSTM(_OfInput):
     r"""Long short-term memory with gates and candidate from the input alone (minLSTM).
 
@@ -146,7 +143,6 @@ class MiniLSTM(_OfInput):
         return self.h.value
 
 
-@checked
 class CFNCell(Cell):
     r"""Chaos-free network: without input, the state of every unit decays to zero.
 

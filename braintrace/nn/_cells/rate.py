@@ -12,12 +12,10 @@ from brainstate.nn import init
 
 from ... import _etrace_op
 from .._affine import affine, joined
-from .._checked import checked
 from .._layers.linear import Linear
 from .._states import Cell
 
 
-@checked
 class ValinaRNNCell(brainstate.nn.ValinaRNNCell):
     r"""Vanilla recurrent cell.
 
@@ -62,7 +60,6 @@ class ValinaRNNCell(brainstate.nn.ValinaRNNCell):
         return self.h.value
 
 
-@checked
 class LeakyRNN(Cell):
     r"""Leaky integrator with a nonlinear recurrent drive.
 
@@ -121,7 +118,6 @@ class LeakyRNN(Cell):
         return self.h.value
 
 
-@checked
 class IndRNN(Cell):
     r"""Independently recurrent cell (IndRNN): every unit feeds only itself.
 
@@ -181,7 +177,6 @@ class IndRNN(Cell):
         return self.h.value
 
 
-@checked
 class MinimalRNNCell(Cell):
     r"""Minimal recurrent network: an encoded input and an update gate.
 

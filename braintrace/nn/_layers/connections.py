@@ -9,15 +9,11 @@ import saiunit
 from brainstate.nn import init
 
 from ... import _etrace_op
-from ..._arguments import shown
-from ..._errors import OptionError
 from ..._etrace_op.sparse.pattern import sparse_pattern
 from .._affine import affine, row
-from .._checked import checked
 from .signs import signed, signs_of
 
 
-@checked
 class SparseLinear(brainstate.nn.SparseLinear):
     """Layer with a sparse weight matrix whose entries learn online.
 
@@ -62,12 +58,11 @@ class SparseLinear(brainstate.nn.SparseLinear):
         w_sign: Any = None,
     ) -> None:
         super().__init__(spar_mat, b_init, in_size, name, param_type)
-        _check_inputs(self, in_size, spar_mat.shape[0])
         self.w_sign = None if w_sign is None else self._signs_of_entries(w_sign)
 
     def _signs_of_entries(self, w_sign: Any) -> np.ndarray:
         pattern = sparse_pattern(self.spar_mat)
-        signs = signs_of(w_sign, pattern.shape, type(self).__name__)
+        signs = signs_of(w_sign, pattern.shape)
         rows, columns = (
             np.minimum(places, size - 1)  # padding is outside
             for places, size in zip((pattern.rows, pattern.columns), pattern.shape, strict=True)
@@ -83,7 +78,6 @@ class SparseLinear(brainstate.nn.SparseLinear):
         return _etrace_op.sparse_matmul(x, weight, sparse_mat=self.spar_mat, bias=bias)
 
 
-@checked
 class AllToAll(brainstate.nn.AllToAll):
     """Connections from every unit to every unit, optionally without self-connections.
 
@@ -125,7 +119,6 @@ class AllToAll(brainstate.nn.AllToAll):
         return affine(pre_val, weight, params)
 
 
-@checked
 class OneToOne(brainstate.nn.OneToOne):
     """One weight for each unit: ``y = x * weight + bias``.
 
@@ -159,7 +152,6 @@ class OneToOne(brainstate.nn.OneToOne):
         return post_val
 
 
-@checked
 class LoRA(brainstate.nn.LoRA):
     """Low-rank adaptation: ``y = x @ lora_a @ lora_b``, plus a base module's output.
 
@@ -227,7 +219,6 @@ class LoRA(brainstate.nn.LoRA):
             param_type=param_type,
             in_size=in_size,
         )
-        _check_inputs(self, in_size, in_features)
         if lora_b_init is not None:
             lora_b = init.param(lora_b_init, (lora_rank, out_features), allow_none=False)
             self.weight.value = {**self.weight.value, "lora_b": lora_b}
@@ -240,12 +231,3 @@ class LoRA(brainstate.nn.LoRA):
         params = self.weight.value
         y = _etrace_op.lora_matmul(x, params["lora_a"], params["lora_b"])
         return y if self.base_module is None else y + self.base_module(x)
-
-
-def _check_inputs(layer: brainstate.nn.Module, in_size: Any, inputs: int) -> None:
-    """Refuse a shape of inputs that does not fit the weight."""
-    if in_size is not None and layer.in_size[-1] != inputs:
-        raise OptionError(
-            f"`{type(layer).__name__}`: `in_size` is {shown(in_size)}, but the weight has "
-            f"{inputs} inputs: expected as many in the last axis."
-        )

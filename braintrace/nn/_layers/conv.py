@@ -10,14 +10,11 @@ import brainstate
 import saiunit
 
 from ... import _etrace_op
-from ..._errors import ShapeError
 from .._affine import row
-from .._checked import checked
 from .linear import standardized
 
 
 def _convolved(layer: Any, x: Any, kernel: Any) -> Any:
-    _check(layer, x)
     bias = layer.weight.value.get("bias")
     if bias is not None:
         bias = row(saiunit.math.reshape(bias, (-1,)), layer.out_channels)
@@ -41,16 +38,6 @@ def _plain_output(layer: Any, x: Any, params: dict[str, Any]) -> Any:
     return saiunit.get_mantissa(layer.update(x))
 
 
-def _check(layer: Any, x: Any) -> None:
-    extra = x.ndim - len(layer.in_size)
-    if extra not in (0, 1) or x.shape[extra:] != layer.in_size:
-        raise ShapeError(
-            f"`{type(layer).__name__}`: expected an input of shape {layer.in_size}, or a batch of "
-            f"them, got shape {x.shape}."
-        )
-
-
-@checked
 class Conv1d(brainstate.nn.Conv1d):
     """Convolution over one space axis whose kernel and bias learn online.
 
@@ -81,11 +68,6 @@ class Conv1d(brainstate.nn.Conv1d):
     param_type : type, optional
         Kind of state of the parameters. Default ``brainstate.ParamState``.
 
-    Raises
-    ------
-    ShapeError
-        If an input does not have the shape ``in_size``.
-
     Examples
     --------
     >>> import jax.numpy as jnp
@@ -101,7 +83,6 @@ class Conv1d(brainstate.nn.Conv1d):
         return _convolved(self, x, self.weight.value["weight"])
 
 
-@checked
 class Conv2d(brainstate.nn.Conv2d):
     """Convolution over two space axes; see `Conv1d` for the parameters.
 
@@ -120,7 +101,6 @@ class Conv2d(brainstate.nn.Conv2d):
         return _convolved(self, x, self.weight.value["weight"])
 
 
-@checked
 class Conv3d(brainstate.nn.Conv3d):
     """Convolution over three space axes; see `Conv1d` for the parameters.
 
@@ -140,7 +120,6 @@ class Conv3d(brainstate.nn.Conv3d):
         return _convolved(self, x, self.weight.value["weight"])
 
 
-@checked
 class ScaledWSConv1d(brainstate.nn.ScaledWSConv1d):
     """Convolution over one space axis with a standardised kernel.
 
@@ -174,7 +153,6 @@ class ScaledWSConv1d(brainstate.nn.ScaledWSConv1d):
         return _convolved(self, x, standardized(self.weight.value, self.eps))
 
 
-@checked
 class ScaledWSConv2d(brainstate.nn.ScaledWSConv2d):
     """Convolution over two space axes, standardised kernel; see `ScaledWSConv1d`.
 
@@ -193,7 +171,6 @@ class ScaledWSConv2d(brainstate.nn.ScaledWSConv2d):
         return _convolved(self, x, standardized(self.weight.value, self.eps))
 
 
-@checked
 class ScaledWSConv3d(brainstate.nn.ScaledWSConv3d):
     """Convolution over three space axes, standardised kernel; see `ScaledWSConv1d`.
 

@@ -7,14 +7,10 @@ import saiunit
 from brainstate.nn import init
 
 from ... import _etrace_op
-from ..._arguments import shown
-from ..._errors import OptionError
 from .._affine import affine, row
-from .._checked import checked
 from .signs import signed, signs_of
 
 
-@checked
 class Linear(brainstate.nn.Linear):
     """Dense layer whose weight and bias learn online: ``y = x @ weight + bias``.
 
@@ -68,7 +64,7 @@ class Linear(brainstate.nn.Linear):
     ) -> None:
         super().__init__(in_size, out_size, w_init, b_init, w_mask, name, param_type)
         shape = (self.in_size[-1], self.out_size[-1])
-        self.w_sign = None if w_sign is None else signs_of(w_sign, shape, type(self).__name__)
+        self.w_sign = None if w_sign is None else signs_of(w_sign, shape)
 
     def update(self, x: Any) -> Any:
         """Return the layer's output ``(..., out)`` for an input ``(..., in)``."""
@@ -77,7 +73,6 @@ class Linear(brainstate.nn.Linear):
         return affine(x, weight if self.w_mask is None else weight * self.w_mask, params)
 
 
-@checked
 class FeedbackLinear(Linear):
     r"""Dense layer with a feedback matrix for gradients: ``y = x @ weight + bias``.
 
@@ -153,7 +148,6 @@ class FeedbackLinear(Linear):
         return _etrace_op.feedback_matmul(x, weight, self.feedback.value, bias)
 
 
-@checked
 class GroupedLinear(brainstate.nn.Module):
     """One dense layer per group: ``y[..., g, :] = x[..., g, :] @ weight[g]``.
 
@@ -192,12 +186,6 @@ class GroupedLinear(brainstate.nn.Module):
     ) -> None:
         super().__init__(name=name)
         self.in_size, self.out_size = in_size, out_size
-        if len(self.in_size) < 2 or self.in_size[:-1] != self.out_size[:-1]:
-            raise OptionError(
-                f"`{type(self).__name__}`: `in_size` is {shown(in_size)} and `out_size` is "
-                f"{shown(out_size)}; expected (..., groups, in) and (..., groups, out), which "
-                "differ in the last axis alone."
-            )
         (*_, groups, inputs), outputs = self.in_size, self.out_size[-1]
         if callable(w_init):
             drawn = [init.param(w_init, (inputs, outputs)) for _ in range(groups)]
@@ -218,7 +206,6 @@ class GroupedLinear(brainstate.nn.Module):
         return _etrace_op.grouped_matmul(x, weight, bias)
 
 
-@checked
 class SignedWLinear(brainstate.nn.SignedWLinear):
     """Dense layer whose weights keep their signs: ``y = x @ (abs(weight) * w_sign)``.
 
@@ -252,7 +239,6 @@ class SignedWLinear(brainstate.nn.SignedWLinear):
         return _etrace_op.matmul(x, weight if self.w_sign is None else weight * self.w_sign)
 
 
-@checked
 class ScaledWSLinear(brainstate.nn.ScaledWSLinear):
     r"""Dense layer with standardised weights.
 

@@ -11,37 +11,25 @@ import jax.numpy as jnp
 import numpy as np
 import saiunit
 
-from ..._arguments import shown
 from ..._errors import OptionError
 
 
-def signs_of(w_sign: Any, shape: tuple[int, int], layer: str) -> np.ndarray:
-    """Return signs that broadcast against a weight ``(in, out)``.
-
-    Parameters
-    ----------
-    w_sign
-        1 or -1 for each input or for each weight.
-    shape
-        ``(in, out)``.
-    layer
-        Name of the layer, for messages.
+def signs_of(w_sign: Any, shape: tuple[int, int]) -> np.ndarray:
+    """Return signs, for each input or for each weight, that broadcast against ``(in, out)``.
 
     Raises
     ------
     OptionError
-        For other numbers, or another shape.
+        For another shape, which might be broadcast along the inputs.
     """
     signs = np.asarray(w_sign)
     if signs.shape == shape[:1]:
         signs = signs[:, None]
     if signs.shape not in ((shape[0], 1), shape):
         raise OptionError(
-            f"`{layer}`: `w_sign` is {shown(w_sign)}; expected a sign for each of {shape[0]} "
-            f"inputs, or for each weight {shape}."
+            f"`w_sign` has shape {signs.shape}; expected a sign for each of {shape[0]} inputs, or "
+            f"for each weight {shape}."
         )
-    if not np.all(np.abs(signs) == 1):
-        raise OptionError(f"`{layer}`: `w_sign` has values other than 1 and -1.")
     return signs
 
 

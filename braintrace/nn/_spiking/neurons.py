@@ -17,7 +17,6 @@ import jax
 import saiunit as u
 
 from .. import surrogate
-from .._checked import checked
 from .._states import Initializers, Stateful, decay
 
 
@@ -45,7 +44,6 @@ class Spiking(Stateful):
         self._reset = _RESETS[spk_reset]
 
 
-@checked
 class LIF(Spiking):
     r"""Leaky integrate-and-fire neuron.
 
@@ -78,7 +76,7 @@ class LIF(Spiking):
     Raises
     ------
     OptionError
-        If ``spk_reset`` is neither, or no time step is set.
+        If no time step is set.
 
     References
     ----------
@@ -129,7 +127,6 @@ class LIF(Spiking):
         return self.get_spike()
 
 
-@checked
 class ALIF(Spiking):
     r"""Leaky integrate-and-fire neuron with an adaptive threshold.
 
@@ -210,7 +207,6 @@ class ALIF(Spiking):
         return self.get_spike()
 
 
-@checked
 class GIF(Spiking):
     r"""Generalised integrate-and-fire neuron: two currents and a moving threshold.
 

@@ -1,16 +1,12 @@
 """Projection: several populations on one synapse."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import brainstate
 
-from ..._arguments import shown
-from ..._errors import OptionError, ShapeError
-from .._checked import checked
+from ..._errors import ShapeError
 
 
-@checked
 class Projection(brainstate.nn.Module):
     r"""Projection of several populations to one synapse, which adds their inputs.
 
@@ -28,11 +24,6 @@ class Projection(brainstate.nn.Module):
         The synapse that receives the sum: `Expon`, `Alpha`, `DualExpon`, …
     name : str, optional
         Name of the module.
-
-    Raises
-    ------
-    OptionError
-        If ``weights`` has no population.
 
     Examples
     --------
@@ -54,11 +45,6 @@ class Projection(brainstate.nn.Module):
 
     def __init__(self, weights: Any, synapse: Any, name: str | None = None) -> None:
         super().__init__(name=name)
-        if not (isinstance(weights, Mapping) and weights and all(map(callable, weights.values()))):
-            raise OptionError(
-                f"`Projection`: `weights` is {shown(weights)}; expected a dict with a layer for "
-                "each population."
-            )
         self.weights = dict(weights)
         self.synapse = synapse
 
@@ -73,23 +59,13 @@ class Projection(brainstate.nn.Module):
         Raises
         ------
         ShapeError
-            If a population is missing or unknown, or the outputs of two weight layers have
-            different shapes.
+            If a population is missing or unknown.
         """
-        names = list(self.weights)
-        if not isinstance(inputs, Mapping) or set(inputs) != set(names):
-            actual = list(inputs) if isinstance(inputs, Mapping) else shown(inputs)
+        if set(inputs) != set(self.weights):
             raise ShapeError(
-                f"`Projection`: expected a dict of the populations {names}, got {actual}."
+                f"`Projection`: expected the populations {list(self.weights)}, got {list(inputs)}."
             )
-        sent = [layer(inputs[name]) for name, layer in self.weights.items()]
-        shapes = {name: tuple(y.shape) for name, y in zip(names, sent, strict=True)}
-        if len(set(shapes.values())) > 1:
-            raise ShapeError(
-                "`Projection`: the weights of all populations must have outputs of one shape, "
-                f"got {shapes}."
-            )
-        total, *rest = sent
+        total, *rest = (layer(inputs[name]) for name, layer in self.weights.items())
         for y in rest:
             total = total + y
         return self.synapse(total)

@@ -13,13 +13,11 @@ import saiunit as u
 from brainstate.nn import init
 
 from .. import surrogate
-from .._checked import checked
 from .._layers.linear import Linear
 from .._states import Initializers, Stateful, decay
 from .neurons import Spiking
 
 
-@checked
 class LeakyRateReadout(Stateful):
     r"""Leaky integrators whose state is the output.
 
@@ -83,7 +81,6 @@ class LeakyRateReadout(Stateful):
         return self.r.value
 
 
-@checked
 class LeakySpikeReadout(Spiking):
     r"""Leaky integrators that spike.
 

@@ -10,8 +10,6 @@ from typing import Any
 import brainstate
 import saiunit as u
 
-from ..._errors import OptionError
-from .._checked import checked
 from .._states import Initializers, Stateful, decay, time_step
 
 
@@ -25,7 +23,6 @@ class Synapse(Stateful):
         self.g_initializer = g_initializer
 
 
-@checked
 class Expon(Synapse):
     r"""Exponential synapse.
 
@@ -79,7 +76,6 @@ class Expon(Synapse):
         return self.g.value
 
 
-@checked
 class Alpha(Synapse):
     r"""Alpha synapse, with the impulse response :math:`x\, (t / \tau)\, e^{-t/\tau}`.
 
@@ -135,7 +131,6 @@ class Alpha(Synapse):
         return self.g.value
 
 
-@checked
 class DualExpon(Synapse):
     r"""Synapse with a rise and a decay: the response is a difference of exponentials.
 
@@ -154,11 +149,6 @@ class DualExpon(Synapse):
         Initial value of both states, with the unit of the input. Default 0 mS.
     name : str, optional
         Name of the module.
-
-    Raises
-    ------
-    OptionError
-        If the time constants are equal; `Alpha` is the limit.
 
     References
     ----------
@@ -188,10 +178,6 @@ class DualExpon(Synapse):
     ) -> None:
         super().__init__(in_size, g_initializer, name)
         ratio = tau_rise / tau_decay
-        if u.math.any(ratio == 1):
-            raise OptionError(
-                "`DualExpon`: `tau_decay` and `tau_rise` are equal; use `Alpha`, their limit."
-            )
         self.tau_decay, self.tau_rise = tau_decay, tau_rise
         self.amplitude = 1 / (ratio ** (ratio / (1 - ratio)) - ratio ** (1 / (1 - ratio)))
 
@@ -205,7 +191,6 @@ class DualExpon(Synapse):
         return self.amplitude * (self.g_decay.value - self.g_rise.value)
 
 
-@checked
 class COBA(brainstate.nn.Module):
     r"""Conductance-based current: :math:`I = g (E - V)`.
 
@@ -234,7 +219,6 @@ class COBA(brainstate.nn.Module):
         return g * (self.E - V)
 
 
-@checked
 class CUBA(brainstate.nn.Module):
     r"""Current-based approximation of a conductance: :math:`I = g (E - V_{rest})`.
 
