@@ -87,7 +87,7 @@ from ._runtime.step_data import MultiStepData as MultiStepData
 from ._runtime.step_data import SingleStepData as SingleStepData
 from ._runtime.traces import EligibilityTraces as EligibilityTraces
 
-__version__ = "0.3.0"
+__version__ = "2026.12.0"
 __version_info__ = tuple(map(int, __version__.split(".")))  # noqa: RUF048 (numbers alone)
 
 _LATER = {

@@ -223,7 +223,7 @@ def _bar(is_shown: bool, total: int) -> Iterator[Callable[[], Any]]:
     bar = None
     if is_shown:
         with contextlib.suppress(MissingPackageError):
-            tqdm = optional_import("tqdm.auto", "progress").tqdm
+            tqdm = optional_import("tqdm.auto", "examples").tqdm
             bar = tqdm(total=total, unit="row", desc="compare_rules")
     try:
         yield (lambda: None) if bar is None else bar.update

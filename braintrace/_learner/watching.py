@@ -224,7 +224,7 @@ class _Reporter:
         self._counts = None if mask is None else on_host(mask) != 0
         self._bar = None
         if request.options.progress and jax.process_index() == 0:
-            tqdm = optional_import("tqdm.auto", "progress").tqdm
+            tqdm = optional_import("tqdm.auto", "examples").tqdm
             self._bar = tqdm(total=steps, unit="step", desc=request.method)
 
     def issued(self, stop: int, found: PyTree, seen: tuple[PyTree, PyTree]) -> None:

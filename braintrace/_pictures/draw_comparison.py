@@ -22,7 +22,7 @@ def draw_comparison(lines: Mapping[str, Sequence[tuple[int, float, str]]], ax: A
     OptionError
         If ``ax`` is neither.
     """
-    pyplot = optional_import("matplotlib.pyplot", "plots")
+    pyplot = optional_import("matplotlib.pyplot", "examples")
     check_axes("ax", ax)
     if ax is None:
         _, ax = pyplot.subplots(layout="constrained")

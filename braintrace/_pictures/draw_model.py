@@ -50,7 +50,7 @@ def draw_model(algorithm: ETraceAlgorithm, ax: Any = None) -> Any:
     ax
         Matplotlib axes to draw in; ``None``: new axes in a figure of the picture's size.
     """
-    pyplot = optional_import("matplotlib.pyplot", "plots")
+    pyplot = optional_import("matplotlib.pyplot", "examples")
     check_axes("ax", ax)
     picture = picture_of(algorithm.graph)
     sizes = {node.key: _size(node) for node in picture.nodes}
@@ -79,7 +79,7 @@ def draw_model(algorithm: ETraceAlgorithm, ax: Any = None) -> Any:
 
 def _size(node: Node) -> Size:
     """Return the width and height of a box with its text."""
-    paths = optional_import("matplotlib.textpath", "plots")
+    paths = optional_import("matplotlib.textpath", "examples")
     width = max(paths.TextPath((0, 0), line, size=_FONT).get_extents().width for line in node.lines)
     inside = 2 * _PAD if node.kind == "group" else 0.0  # the boxes of the states
     return width + 2 * _PAD + inside, len(node.lines) * _line(node) + _PAD
@@ -169,15 +169,15 @@ def _draw_node(ax: Any, node: Node, centre: Point, size: Size, scale: float) -> 
 
 
 def _box(centre: Point, size: Size, inside: str, edge: str, scale: float, name: str) -> Any:
-    patches = optional_import("matplotlib.patches", "plots")
+    patches = optional_import("matplotlib.patches", "examples")
     corner = centre[0] - size[0] / 2, centre[1] - size[1] / 2
     style = {"boxstyle": "round,pad=0,rounding_size=4", "linewidth": scale, "gid": name}
     return patches.FancyBboxPatch(corner, *size, facecolor=inside, edgecolor=edge, **style)
 
 
 def _draw_arrow(ax: Any, arrow: Arrow, route: Sequence[Point], scale: float) -> None:
-    patches = optional_import("matplotlib.patches", "plots")
-    paths = optional_import("matplotlib.path", "plots")
+    patches = optional_import("matplotlib.patches", "examples")
+    paths = optional_import("matplotlib.path", "examples")
     codes = [paths.Path.MOVETO, *[paths.Path.CURVE4] * (len(route) - 1)]
     ax.add_patch(
         patches.FancyArrowPatch(
@@ -202,8 +202,8 @@ def _line_style(arrow: Arrow, scale: float) -> dict[str, Any]:
 
 def _draw_legend(ax: Any, picture: Picture, scale: float) -> None:
     """Draw a legend for the boxes and lines that occur."""
-    patches = optional_import("matplotlib.patches", "plots")
-    lines = optional_import("matplotlib.lines", "plots")
+    patches = optional_import("matplotlib.patches", "examples")
+    lines = optional_import("matplotlib.lines", "examples")
     kinds = {node.kind for node in picture.nodes}
     handles = [
         patches.Patch(facecolor=_COLOURS[kind][0], edgecolor=_COLOURS[kind][1], label=said)

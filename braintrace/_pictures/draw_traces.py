@@ -37,7 +37,7 @@ def check_axes(name: str, value: Any) -> None:
     OptionError
         If it is neither.
     """
-    axes = optional_import("matplotlib.axes", "plots")
+    axes = optional_import("matplotlib.axes", "examples")
     kind = Kind("axes of Matplotlib", lambda v: v is None or isinstance(v, axes.Axes))
     check_option(name, value, kind.or_else(None))
 
@@ -67,7 +67,7 @@ def draw_traces(panels: Sequence[Panel], axes: Any = None) -> list[Any]:
     OptionError
         If the numbers of axes and panels differ.
     """
-    pyplot = optional_import("matplotlib.pyplot", "plots")
+    pyplot = optional_import("matplotlib.pyplot", "examples")
     if axes is None:
         size = (7.0, 0.6 + 2.0 * len(panels))
         _, axes = pyplot.subplots(len(panels), figsize=size, squeeze=False, layout="constrained")

@@ -9,7 +9,7 @@ backpropagation through time. D-RTRL traces carry gradients through the memory o
 The baselines are the same network with truncated BPTT(1), whose gradients see one step of the
 recurrence, and the same network with a reset at every step.
 
-    pip install -e ".[rl]"
+    pip install -e ".[examples]" gymnax six
     python docs/examples/actor_critic.py               three seeds, within two minutes on two cores
     python docs/examples/actor_critic.py --seeds 10    within five
 """

@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import runpy
 
 import jax
 import ops_catalogue as catalogue
@@ -85,50 +84,3 @@ def test_the_marker_that_is_left(operation, transformation):
     found = markers(jax.make_jaxpr(marked)(operation.x, operation.weights))
     expected = getattr(operation, transformation.marker)
     assert found == (set() if expected is None else {expected})
-
-
-SHARDED = """
-import jax, jax.numpy as jnp, numpy as np
-from jax.sharding import AxisType, PartitionSpec as P
-import ops_catalogue as catalogue
-
-assert jax.device_count() == 8
-mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
-xs = {
-    o.primitive: jnp.concatenate(
-        [(1 + 0.1 * i) * (o.x if o.batched else o.x[None]) for i in range(8)]
-    )
-    for o in catalogue.OPERATIONS
-}
-weights = {o.primitive: o.weights for o in catalogue.OPERATIONS}
-
-def losses(kind, xs, weights):
-    found = {}
-    for o in catalogue.OPERATIONS:
-        f = getattr(o, kind)
-        f = f if o.batched else jax.vmap(f, in_axes=(0, None))
-        found[o.primitive] = jnp.sum(jnp.sin(f(xs[o.primitive], weights[o.primitive])))
-    return found
-
-def summed(losses):
-    return sum(losses.values()), losses
-
-def marked(xs, weights):
-    return summed(jax.lax.psum(losses("marked", xs, weights), "d"))
-
-specs = dict(mesh=mesh, in_specs=(P("d"), P()), out_specs=(P(), P()))
-gradient = jax.value_and_grad(marked, argnums=1, has_aux=True)
-(_, got), gradients = jax.jit(jax.shard_map(gradient, **specs))(xs, weights)
-plain = jax.value_and_grad(lambda w: summed(losses("plain", xs, w)), has_aux=True)
-(_, want), expected = jax.jit(plain)(weights)
-for name in xs:
-    both = ((got[name], gradients[name]), (want[name], expected[name]))
-    for found in zip(*map(jax.tree.leaves, both)):
-        np.testing.assert_allclose(*found, rtol=2e-4, atol=1e-5)
-    print(name)
-"""
-
-
-def test_the_coverage_page_is_that_of_this_table():
-    script = runpy.run_path(str(ROOT / "docs" / "make_coverage.py"), run_name="make_coverage")
-    assert (ROOT / "docs" / "_generated" / "coverage.md").read_text() == script["render"]()

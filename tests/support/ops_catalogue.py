@@ -1,7 +1,7 @@
 """The ETP operations and the JAX transformations that they must survive.
 
 Each operation stands beside the same mathematics in plain JAX, written independently of the
-library. `docs/make_coverage.py` prints the table of both as a page.
+library.
 """
 
 import contextlib

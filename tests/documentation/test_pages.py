@@ -1,0 +1,82 @@
+"""The code of the pages runs, and the reference has every public name."""
+
+import ast
+import json
+import operator
+import re
+
+import brainstate
+import places
+import pytest
+from public_names import LAYERS, PUBLIC, public_names
+
+import braintrace
+
+DOCS = places.DOCS
+README = places.ROOT / "README.md"
+PAGES = sorted(path.stem for path in DOCS.glob("*.md") if "```python" in path.read_text())
+NOTEBOOKS = [*sorted((DOCS / "notebooks").glob("*.ipynb")), DOCS / "evidence.ipynb"]
+SURROGATES = [
+    name
+    for name in public_names(braintrace.nn.surrogate)
+    if getattr(braintrace.nn.surrogate, name).__module__ == "braintrace.nn.surrogate"
+]
+
+
+def blocks(path, language):
+    found = rf"^```{language}\n(.*?)^```"
+    return re.findall(found, path.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning")
+@pytest.mark.parametrize("page", PAGES)
+def test_python_blocks_of_a_page_run(page, monkeypatch, tmp_path):
+    """From top to bottom, with the names of the blocks before."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    names = {"__name__": "__main__"}
+    for number, block in enumerate(blocks(DOCS / f"{page}.md", "python")):
+        exec(compile(block, f"block {number} of {page}.md", "exec"), names)
+
+
+def test_python_blocks_of_the_readme_run(capsys):
+    names = {}
+    for block in blocks(README, "python"):
+        exec(block, names)
+        weights = names["learner"].algorithm.model.states(brainstate.ParamState)
+        assert set(names["gradients"]) == set(names.get("params", weights))
+    losses, report = capsys.readouterr().out.split("\n", 1)
+    stored = [float(loss) for loss in blocks(README, "text")[0].split()]
+    assert [float(loss) for loss in losses.split()] == pytest.approx(stored, abs=0.005)
+    assert "w_rec" in report
+
+
+def test_links_of_files_outside_of_the_site():
+    for page in (README, places.ROOT / "CONTRIBUTING.md", places.ROOT / "CHANGELOG.md"):
+        targets = re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text())
+        assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("name", [*PUBLIC, *LAYERS, *SURROGATES])
+def test_the_reference_has_every_public_name(name):
+    entry = rf"^   {name}$|``{name}``"
+    found = re.findall(entry, (DOCS / "api.rst").read_text(), flags=re.MULTILINE)
+    assert len(found) == 1, "once, in a group"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_are_executed_from_top_to_bottom(path):
+    cells = [c for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in cells] == [*range(1, len(cells) + 1)]
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert not [o for o in outputs if o["output_type"] == "error" or o.get("name") == "stderr"]
+    assert not re.search(r"/(tmp|home|root|work|Users)/[\w.-]+|ipykernel", json.dumps(outputs))
+
+
+@pytest.mark.parametrize("path", sorted((DOCS / "examples").glob("*.py")), ids=lambda p: p.stem)
+def test_scripts_use_names_that_exist(path):
+    tree = ast.parse(path.read_text())
+    names = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    for name in names:
+        if name.startswith("braintrace."):
+            assert operator.attrgetter(name.partition(".")[2])(braintrace)
