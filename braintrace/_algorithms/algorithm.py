@@ -7,14 +7,14 @@ from typing import Any, ClassVar
 import brainstate
 
 from .._arguments import FLOATING, MODEL, NAME, check_option
-from .._compiler import CompilerOptions
+from .._compiler import CompilerOptions, publish
 from .._core.products.complex_packing import pack, pairs_of
 from .._core.traces import outliving, starting_traces
 from .._errors import NotCompiledError, NotInitializedError
 from .._graph import FILTERS, ETraceGraph, TraceMethod, Traces
 from .._rules import eligibility
 from .._runtime.changes import current_step
-from .._runtime.compiled_model import CompiledModel, compile_first, compile_step
+from .._runtime.compiled_model import CompiledModel, compile_first, compile_step, learned_starts
 from .._runtime.compiled_step import CompiledStep
 from .._runtime.on_mesh import arrays_on, moved_traces, place_states
 from .._runtime.program import LearnerStore
@@ -237,6 +237,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
 
     def _compile(self, example: tuple[Any, ...], batch_size: int | None) -> None:
         compiled = compile_first(self.model, self.analysed, example, batch_size)
+        publish(learned_starts(compiled, self.model), self.compiler_options.strict)
         self._compiled = compiled
 
     def analysed(self, example: tuple[Any, ...], batch_size: int | None) -> CompiledStep:

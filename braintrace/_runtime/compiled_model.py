@@ -14,10 +14,11 @@ import jax
 
 from .._compiler import CompilerOptions, compile_model
 from .._core.step import check_method
-from .._graph import TraceMethod
+from .._errors import ShapeError
+from .._graph import Diagnostic, TraceMethod
 from .._jax import strongly_typed
 from .._sharding import Division
-from .._typing import Path
+from .._typing import Path, path_name
 from .compiled_step import CompiledStep
 from .on_mesh import sharded
 from .states.batch_axes import arguments_for_batch, example_arguments
@@ -232,6 +233,32 @@ def compile_first(
     now = settings()
     known[_key(shapes, now)] = step
     return CompiledModel(step, shapes, now, is_mapped, known, initial)
+
+
+def learned_starts(compiled: CompiledModel, model: brainstate.nn.Module) -> list[Diagnostic]:
+    """Return a warning for each parameter that only ``init_state`` reads: it has no gradient."""
+    traced = compiled.step.graph.traced
+    used, kind = {leaf.path for leaf in traced.parameters}, brainstate.ParamState
+    unused = {p: s for p, s in all_states(model).items() if isinstance(s, kind) and p not in used}
+    if not unused:
+        return []
+    samples = compiled.step.graph.batch.samples
+    try:
+        size = compiled.initial.size_of(model, compiled.is_mapped, samples, compiled.shapes)
+    except ShapeError:  # `init_state` returns other shapes than the States have
+        return []
+    read = list(map(id, compiled.initial.initialiser(model, compiled.is_mapped, size).read))
+    names = [path_name(path) for path, state in unused.items() if id(state) in read]
+    return [
+        Diagnostic(
+            "warning",
+            "unused-parameter",
+            f"Parameter '{name}' is read by `init_state` alone, and an online rule has no trace "
+            "for initial values: its gradient is zero.",
+            (name,),
+        )
+        for name in names
+    ]
 
 
 def compile_step(

@@ -421,13 +421,6 @@ def test_another_optimizer_is_refused_until_told_so():
     assert jax.tree.leaves(own.learner.optimizer_state) == []
 
 
-def test_a_call_that_fails_leaves_no_optimizer():
-    own = Stream(LEAKY, optax.adam(0.05))
-    with pytest.raises(braintrace.OptionError, match="step_fn"):
-        own.learner.etrace_online(*own.sequences, step_fn=lambda x, y: 1.0, optimizer=own.optimizer)
-    assert own.learner.optimizer_state is None
-
-
 def test_hyperparameters_are_written_between_calls():
     own = Stream(LEAKY, OPTIMIZERS["injected"])
     own.by_itself()

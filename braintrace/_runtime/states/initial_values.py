@@ -145,6 +145,13 @@ class Initialiser:
         self._paths, self.shapes = list(values), shapes_of(values)
         self._run = jax.jit(lambda states: _as_list(found.call(states)))
 
+        program = found.jaxpr.jaxpr
+        used = {id(v) for eqn in program.eqns for v in eqn.invars} | set(map(id, program.outvars))
+        rest = iter(program.invars)
+        leaves = [[next(rest) for _ in jax.tree.leaves(s.value)] for s in self.states]
+        pairs = zip(self.states, leaves, strict=True)
+        self.read = tuple(s for s, own in pairs if any(id(v) in used for v in own))
+
     def __call__(self) -> Values:
         """Return the initial values; random States advance."""
         written, values = self.values([state.value for state in self.states])
