@@ -20,6 +20,7 @@ from ._algorithms import ParamDimVjpAlgorithm as ParamDimVjpAlgorithm
 from ._algorithms import SnAp as SnAp
 from ._algorithms import pp_prop as pp_prop
 from ._algorithms import three_factor_loss as three_factor_loss
+from ._ended import missing as _missing
 from ._errors import BraintraceError as BraintraceError
 from ._errors import CheckpointError as CheckpointError
 from ._errors import CompilationError as CompilationError
@@ -35,12 +36,10 @@ from ._errors import NotInitializedError as NotInitializedError
 from ._errors import NotPicklableError as NotPicklableError
 from ._errors import OptionError as OptionError
 from ._errors import PrimitiveError as PrimitiveError
-from ._errors import RecompilationWarning as RecompilationWarning
 from ._errors import ShapeError as ShapeError
 from ._errors import UnitError as UnitError
 from ._etrace_op import ETPPrimitive as ETPPrimitive
 from ._etrace_op import ETPPrimitiveSpec as ETPPrimitiveSpec
-from ._etrace_op import InputFilter as InputFilter
 from ._etrace_op import PrimitiveReport as PrimitiveReport
 from ._etrace_op import check_primitive as check_primitive
 from ._etrace_op import conv as conv
@@ -73,7 +72,6 @@ from ._graph import HiddenGroup as HiddenGroup
 from ._graph import HiddenParamOpRelation as HiddenParamOpRelation
 from ._graph import Report as Report
 from ._graph import TraceSpec as TraceSpec
-from ._learner import BatchedLearner as BatchedLearner
 from ._learner import FunctionalLearner as FunctionalLearner
 from ._learner import Learner as Learner
 from ._learner import LearnerState as LearnerState
@@ -91,17 +89,13 @@ __version__ = "2026.12.0"
 __version_info__ = tuple(map(int, __version__.split(".")))  # noqa: RUF048 (numbers alone)
 
 _LATER = {
-    "Change": "_planning",
     "ComparedRule": "_comparison",
     "GradientCheck": "_comparison",
-    "Plan": "_planning",
     "ProgressiveValidation": "_learner.progressive",
     "RuleComparison": "_comparison",
     "compare_rules": "_comparison",
     "gradient_check": "_comparison",
     "nn": "nn",
-    "plan": "_planning",
-    "plot_traces": "_learner.trace_pictures",
     "restore": "saving",
     "river_regressor": "_learner.progressive",
     "save": "saving",
@@ -118,21 +112,20 @@ if _types.TYPE_CHECKING:
     from ._comparison import gradient_check as gradient_check
     from ._learner.progressive import ProgressiveValidation as ProgressiveValidation
     from ._learner.progressive import river_regressor as river_regressor
-    from ._learner.trace_pictures import plot_traces as plot_traces
-    from ._planning.plan import Change as Change
-    from ._planning.plan import Plan as Plan
-    from ._planning.plan import plan as plan
     from .saving import restore as restore
     from .saving import save as save
 else:
 
     def __getattr__(name):
         if name not in _LATER:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            raise _missing("braintrace", name)
         module = _importlib.import_module(f".{_LATER[name]}", __name__)
         globals()[name] = value = module if name == "nn" else getattr(module, name)
         return value
 
 
+__all__ = sorted(name for name in {*globals(), *_LATER} if not name.startswith("_"))
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
+    return __all__

@@ -120,12 +120,3 @@ class NotPicklableError(BraintraceError, TypeError):
 
 class NonFiniteWarning(UserWarning):
     """Updates are skipped because a loss or gradient is NaN or infinite."""
-
-
-FOURTH = 4
-"""Number of compilations that triggers a warning. A second and third may be necessary (training and
-validation, a shorter last batch). With four, compilation probably dominates the time."""
-
-
-class RecompilationWarning(UserWarning):
-    """A program is compiled repeatedly because an argument changes from call to call."""

@@ -9,7 +9,6 @@ import contextlib
 import importlib
 import importlib.util
 import pathlib
-import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -22,11 +21,9 @@ from jax.extend.core import Jaxpr, JaxprEqn
 from jax.extend.core import Literal as Literal
 from jax.extend.core import Primitive as Primitive
 from jax.extend.core import Var as Var
-from jax.extend.core import jaxpr_as_fun as jaxpr_as_fun
 from jax.extend.random import threefry_2x32 as threefry_2x32
 from jax.interpreters import ad, batching, mlir
 
-from ._jax_derivatives import one_way as one_way
 from ._jax_derivatives import with_derivative_of as with_derivative_of
 from ._jax_derivatives import without_derivative as without_derivative
 from ._jax_derivatives import zero_tangent
@@ -41,12 +38,8 @@ from ._jax_primitives import run_on_one_cpu as run_on_one_cpu
 
 try:
     from jax.extend.core import get_opaque_trace_state
-    from jax.extend.core import set_current_trace as set_current_trace
-    from jax.extend.core import take_current_trace as take_current_trace
 except ImportError:  # jax 0.8.0
     from jax.core import get_opaque_trace_state
-    from jax.core import set_current_trace as set_current_trace
-    from jax.core import take_current_trace as take_current_trace
 
 # Source lines point to user code: exclude the frames of these libraries.
 for _package in ("braintrace", "brainstate", "saiunit"):
@@ -260,11 +253,6 @@ def runs_library_code(equation: Equation) -> bool:
     """Test whether a call runs a function of JAX, whose lines are not user code."""
     body, _ = open_jaxpr(call_body(equation))
     return _JAX_HOME in str(getattr(body.debug_info, "func_src_info", ""))
-
-
-def is_function_of_jax(function: types.FunctionType) -> bool:
-    """Test whether a function is defined in JAX."""
-    return function.__code__.co_filename.startswith(_JAX_HOME)
 
 
 def source_line(equation: Equation) -> str:

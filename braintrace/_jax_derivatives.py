@@ -1,4 +1,4 @@
-"""Part of `_jax`: values with the derivative of another, and values without reverse mode."""
+"""Part of `_jax`: values with the derivative of another, and values without a derivative."""
 
 from typing import Any
 
@@ -54,39 +54,6 @@ def with_derivative_of(value: Any, other: Any) -> Any:
     zero, which a ``stop_gradient`` in the program shows.
     """
     return _with_derivative_p.bind(jax.lax.stop_gradient(value), other)
-
-
-# --- a value without reverse mode
-
-
-def _refuse_way_back(cotangent: Any, value: Any, *, kind: type[Exception], message: str) -> Any:
-    if isinstance(cotangent, ad.Zero):
-        return [cotangent]
-    raise kind(message)
-
-
-def _jvp_one_way(operands: Any, tangents: Any, **refusal: Any) -> Any:
-    return _one_way_p.bind(*operands, **refusal), _one_way_p.bind(*tangents, **refusal)
-
-
-def _batched_one_way(operands: Any, dims: Any, **refusal: Any) -> tuple[Any, Any]:
-    return _one_way_p.bind(*operands, **refusal), dims[0]
-
-
-_one_way_p = Primitive("one_way")
-_one_way_p.def_impl(lambda value, **_: value)
-_one_way_p.def_abstract_eval(lambda value, **_: value)
-mlir.register_lowering(_one_way_p, lambda _, value, **__: [value])
-ad.primitive_jvps[_one_way_p] = _jvp_one_way
-ad.primitive_transposes[_one_way_p] = _refuse_way_back
-batching.primitive_batchers[_one_way_p] = _batched_one_way
-
-
-def one_way(value: Any, kind: type[Exception], message: str) -> Any:
-    """Return a value that raises an error if a gradient passes through it in reverse mode."""
-    if not jnp.issubdtype(jnp.result_type(value), jnp.inexact):
-        return value
-    return _one_way_p.bind(value, kind=kind, message=message)
 
 
 def without_derivative(sources: Any, results: Any, kind: type[Exception], message: str) -> Any:

@@ -44,7 +44,6 @@ def of_a_learner(model: brainstate.nn.Module, xs: jax.Array, flag: bool) -> None
     online(xs, step_fn=loss, learning_rate=0.1)  # type: ignore[call-overload]
     assert_type(learner.predict(xs, reset=xs, log_every=2, on_log=print), PyTree)
     learner.predict(xs, mask=xs)  # type: ignore[call-arg]
-    learner.export_step(xs[0], step_fn=loss, every="2")  # type: ignore[arg-type]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,6 @@ from .._runtime.compiled_model import CompiledModel, compile_first, compile_step
 from .._runtime.compiled_step import CompiledStep
 from .._runtime.on_mesh import arrays_on, moved_traces, place_states
 from .._runtime.program import LearnerStore
-from .._runtime.resets import RequestedResets
 from .._runtime.states.found_states import FoundStates
 from .._runtime.states.initial_values import InitialFunction
 from .._runtime.states.model_states import States, of_kind, short_term
@@ -102,7 +101,6 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         self.filters: dict[str, ReadoutFilter] = {}
         self._compiled: CompiledModel | None = None
         self.found_states = FoundStates()
-        self.requested_resets = RequestedResets()
 
     @property
     @abc.abstractmethod

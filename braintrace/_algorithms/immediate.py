@@ -26,11 +26,6 @@ class Immediate(ETraceAlgorithm):
         See `ETraceAlgorithm`. ``trace_dtype`` and ``strict`` have no effect: the rule has no traces
         and no truncated paths to report.
 
-    Raises
-    ------
-    CompilationError
-        When compiled: for a ``while`` loop between a parameter and a state or an output.
-
     Notes
     -----
     The paper's BPTT(h; h') backpropagates over ``h`` steps every ``h'`` steps, so its ranges may

@@ -15,7 +15,6 @@ from .._runtime.changes import up_to_date
 from .._runtime.compiled_step import CompiledStep
 from .._runtime.on_mesh import place_states
 from .._runtime.resets import check_where, reset_samples
-from .._runtime.states.initial_values import failed_init
 from .._runtime.states.model_states import short_term, values_by_path
 from .._runtime.traces import start_of_filter
 
@@ -26,8 +25,7 @@ def reset_state(
     """Start a new sequence: reset states to their initial values, and traces to zero.
 
     You can call it in your own loop (also inside ``brainstate.transform.jit``, ``for_loop`` and
-    ``cond``), between calls of a learner, and in the ``update_fn`` of `etrace_online`, where
-    the new sequence starts with the next step.
+    ``cond``), and between calls of a learner.
 
     Parameters
     ----------
@@ -47,14 +45,11 @@ def reset_state(
         have, or if the shape of ``where`` does not fit them.
     OptionError
         For a name that no ``init_state`` declares; for ``where`` together with ``batch_size``;
-        if samples that share an input are reset separately (`ES_D_RTRL`); in ``update_fn``, for
-        another batch size or options of ``init_state``.
+        if samples that share an input are reset separately (`ES_D_RTRL`).
     """
     check_option("batch_size", batch_size, BATCH_SIZE)
-    if algorithm.requested_resets.is_collecting:
-        now = values_by_path(algorithm.short_term_states)
-        algorithm.requested_resets.request(now, algorithm.graph, batch_size, where, kwargs)
-        return
+    if not is_watched():
+        algorithm.traces.carried.finish()
     if where is not None or is_watched():  # traces of other keys cannot be made inside
         up_to_date(algorithm)
     if where is not None:
@@ -62,7 +57,10 @@ def reset_state(
         return
     if algorithm.samples_of_model is not None and batch_size is not None:
         algorithm.samples_of_model = batch_size
-    with in_words(OptionError, lambda: failed_init(algorithm.model, batch_size, kwargs)):
+    with in_words(
+        OptionError,
+        lambda: f"`reset_state` runs `init_state` of `{type(algorithm.model).__name__}`",
+    ):
         states, compiled = algorithm.found_states(algorithm.model), algorithm.compiled_model
         size = algorithm.samples_of_model
         values = compiled.initial_values(algorithm.model, states, batch_size, kwargs, size)

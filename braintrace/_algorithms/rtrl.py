@@ -32,9 +32,9 @@ class RTRL(ETraceAlgorithm):
     Raises
     ------
     CompilationError
-        When compiled: for samples that are coupled, for a ``while`` loop of unknown length or a
-        nonlinear backward rule on the path to a state, and for a floating-point State that passes
-        gradients between steps and is not a `brainstate.HiddenState`.
+        When compiled: for samples that are coupled, for a nonlinear backward rule on the path to a
+        state, and for a floating-point State that passes gradients between steps and is not a
+        `brainstate.HiddenState`.
     OptionError
         When differentiated: if arguments of the model depend on parameters or states.
 

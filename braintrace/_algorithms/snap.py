@@ -59,7 +59,7 @@ class SnAp(ETraceAlgorithm):
         itself that is not linear in its input.
     CompilationError
         With ``n`` of 2 or more: for every model that `RTRL` refuses, such as models with coupled
-        samples or a ``while`` loop of unknown length.
+        samples.
 
     Notes
     -----

@@ -13,6 +13,7 @@ from .._algorithms import ETraceAlgorithm
 from .._arguments import is_quantity
 from .._function_model import gradients_by_path
 from .._learner import compile
+from .._learner.driver import lower_call
 from .._rules import Rule
 from .._typing import Path, PyTree
 from .workload import Workload
@@ -77,5 +78,5 @@ class RuleRun:
     def temp_bytes(self) -> int:
         """Return the temporary memory of the compiled program."""
         options = {"step_fn": self._step_fn, "mask": self._work.mask}
-        lowered = self.learner.lower("etrace_grad", self._work.xs, **options)
+        lowered = lower_call(self.learner, "etrace_grad", self._work.xs, **options)
         return int(lowered.compile().memory_analysis().temp_size_in_bytes)

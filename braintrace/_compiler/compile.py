@@ -42,8 +42,6 @@ from .core.step_graph import step_graph
 from .flat_state.flat_state import flattened_state
 from .flat_state.jacobian_sparsity import structure_of
 from .flat_state.layers import about_layers, layers_of
-from .flat_state.reverse_mode import check_reverse_mode_of_step
-from .frontend.callbacks import hoist_callbacks
 from .frontend.split_loops import split_loops
 from .frontend.split_shared_uses import split_shared_uses
 from .frontend.trace import trace_model
@@ -59,8 +57,8 @@ from .reports.check_model import (
     check_has_states,
     check_hidden_states,
     check_learns,
+    check_loops,
     check_parameters,
-    memory_told,
 )
 from .reports.diagnose import diagnose
 from .reports.reporting import publish, reported
@@ -105,7 +103,6 @@ class CompilerOptions:
         check_option("mark", self.mark, MARK)
 
 
-@memory_told()
 def compile_model(
     model: brainstate.nn.Module,
     arguments: tuple[Any, ...],
@@ -130,9 +127,8 @@ def compile_model(
         marking = marking_of(model, options.mark, options.unroll_limit, jacobian in BY_POSITION)
     traced, outside = trace_model(model, arguments, batch_size, options.unroll_limit, marking)
 
-    # Callbacks run once, before every computation that reads their results.
-    traced = hoist_callbacks(traced)
     check_hidden_states(traced)
+    check_loops(traced)
 
     # Groups of hidden states, in the form of the step with the most elementwise dependence.
     every_state = options.every_state
@@ -141,8 +137,8 @@ def compile_model(
     step = grouped or _grouped(traced, every_state, jacobian)
     check_has_states(model, step)
 
-    # The batch axis of each state, found by its role.
-    batch = batch_of(model, batch_size, options.samples, lambda: find_relations(step))
+    # The batch axis of each state.
+    batch = batch_of(model, batch_size, options.samples)
 
     # The memory of a linear readout becomes a function of filters of the groups that feed it.
     not_readouts: list[Diagnostic] = []
@@ -157,10 +153,6 @@ def compile_model(
     # that the rule does not carry are ordinary operations from here on.
     every_relation = find_relations(step)
     relations = [relation for relation in every_relation if method.carries(relation)]
-
-    # A rule without traces needs reverse mode through the whole step.
-    if jacobian == "none":
-        check_reverse_mode_of_step(step, every_state, options.rule)
 
     # For full-Jacobian rules, all hidden state as one vector.
     layers = layers_of(step) if jacobian == "layered" else []

@@ -32,17 +32,16 @@ def x_key(graph: ETraceGraph, relation: HiddenParamOpRelation) -> str:
 
 def filter_key(graph: ETraceGraph, relation: HiddenParamOpRelation) -> str:
     """Return the name of an operation's input filter; operations with equal filters share it."""
-    own = _input_filter(relation)
+    own = _looked_up_rows(relation)
     return next(
         other.key
         for other in graph.hidden_param_op_relations
-        if other.x_var is relation.x_var and _input_filter(other) == own
+        if other.x_var is relation.x_var and _looked_up_rows(other) == own
     )
 
 
-def _input_filter(relation: HiddenParamOpRelation) -> Any:
-    rule = get_primitive_spec(relation.primitive).input_filter
-    return None if rule is None else (rule, dict(relation.params))
+def _looked_up_rows(relation: HiddenParamOpRelation) -> int | None:
+    return relation.params["rows"] if get_primitive_spec(relation.primitive).looks_up else None
 
 
 def output_keys(graph: ETraceGraph) -> dict[str, str]:

@@ -26,7 +26,6 @@ from .._jax import Atom, Var, is_var, struct_of, without_derivative, zeros_mappe
 from .._jaxpr import evaluate
 from .._typing import PyTree
 from .jacobian.jacobians import Inputs, with_weights
-from .jacobian.while_loops import while_loop_rules
 from .zero import examples
 
 Probes = dict[str, jax.Array]
@@ -132,17 +131,6 @@ def of_first_order(weights: Weights, values: PyTree) -> PyTree:
     return jax.tree.unflatten(tree, same(leaves, weights))
 
 
-def with_callback_results(traced: TracedModel, inputs: Inputs) -> Inputs:
-    """Return the inputs of a step with its callback results; each callback is called here, once."""
-    callbacks = traced.callbacks
-    if callbacks is None or inputs.keys() >= set(traced.callback_results):
-        return inputs
-    pairs = zip(callbacks.in_vars, traced.program.in_vars, strict=False)
-    known = {own: jax.lax.stop_gradient(inputs[var]) for own, var in pairs if var in inputs}
-    results = evaluate(callbacks, callbacks.out_atoms, known, effects=True)
-    return {**inputs, **dict(zip(traced.callback_results, results, strict=True))}
-
-
 def probed_step(
     graph: ETraceGraph,
     inputs: Inputs,
@@ -186,7 +174,7 @@ def _probed(graph: ETraceGraph, inputs: Inputs, weights: Weights, probes: Probes
     for group, a, var in graph.new_hidden_vars:
         sees_own = a in group.downstream
         outside = {v: value for v, (g, value) in probed.items() if sees_own or g is not group}
-        rules = {**while_loop_rules(graph.traced), **with_weights(graph, weights, group.index)}
+        rules = with_weights(graph, weights, group.index)
         overrides = {**outside, **_joined(graph, outside)}
         (value,) = evaluate(graph.traced.program, [var], inputs, overrides, rules)
         probed[var] = (group, value + probes[group.states[a].name])
@@ -204,8 +192,7 @@ def _flat_probed(
     parameters = {leaf.in_var for leaf in graph.traced.parameters}
     held = {v: jax.lax.stop_gradient(x) if v in parameters else x for v, x in inputs.items()}
     new = {leaf.name: leaf.out_var for leaf in flat.leaves if leaf.out_var is not None}
-    rules, program = while_loop_rules(graph.traced), graph.traced.program
-    found = evaluate(program, list(new.values()), held, rules=rules)
+    found = evaluate(graph.traced.program, list(new.values()), held)
     values = dict(zip(new, found, strict=True))
     seen: dict[Var, Any] = {}
     for name, var in new.items():
@@ -228,8 +215,7 @@ def finish_program(
     """Return the same for a step without an analysis."""
     written = [leaf for leaf in traced.leaves if leaf.out_var is not None]
     targets: list[Atom] = [*traced.output_atoms, *(leaf.out_var for leaf in written)]
-    rules = while_loop_rules(traced)
-    values = evaluate(traced.program, targets, inputs, overrides, rules, effects=True)
+    values = evaluate(traced.program, targets, inputs, overrides, effects=True)
     count = len(traced.output_atoms)
     new_states = {leaf.in_var: value for leaf, value in zip(written, values[count:], strict=True)}
     return values[:count], new_states

@@ -12,8 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._errors import OptionError
-from .._graph import ETraceGraph, Record, Records, TraceMethod, Traces, Weights
+from .._graph import ETraceGraph, Records, TraceMethod, Traces, Weights
 from .._jax import Var
 from .._typing import PyTree
 from .jacobian.jacobians import Inputs, jacobians, operands
@@ -26,32 +25,10 @@ from .probed_step import (
     probe_shapes,
     probed_step,
     probes_of_past,
-    with_callback_results,
     with_gradient,
 )
 from .resets import after_reset, probes_after_reset
 from .window import before_window, passed_step
-
-RECORDED: frozenset[Record] = frozenset(
-    {"x", "x in parts", "D", "Df", "step", "traces", "operands"}
-)
-"""Kinds of residuals that can be recorded for a learning rule."""
-
-
-def check_method(method: TraceMethod) -> None:
-    """Refuse a learning rule that needs residuals which are not recorded.
-
-    Raises
-    ------
-    OptionError
-        Naming them.
-    """
-    name, unknown = type(method).__name__, method.needs - RECORDED
-    if unknown:
-        raise OptionError(
-            f"The learning rule `{name}` needs {', '.join(map(repr, sorted(unknown)))} of every "
-            f"step; available are {', '.join(map(repr, sorted(RECORDED)))}."
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +73,6 @@ def single_step(
     place
         Places residuals on a mesh.
     """
-    inputs = with_callback_results(graph.traced, inputs)
     weights = operands(graph, inputs)
     result = jacobians(graph, inputs, weights)
     if reset is not None:
@@ -193,14 +169,13 @@ def recorded_step(
     """Run one step with given perturbations, and return the residuals of the learning rule."""
     if graph.passes_weights:
         return passed_step(graph, inputs)
-    inputs = with_callback_results(graph.traced, inputs)
     outputs, new_states = probed_step(graph, inputs, weights, probes)
     return outputs, new_states, jacobians(graph, inputs, weights)
 
 
 def plain_step(graph: ETraceGraph, inputs: Inputs) -> tuple[list[jax.Array], dict[Var, jax.Array]]:
     """Run one step of the model itself; filters of its readouts do not change."""
-    inputs, model = with_callback_results(graph.traced, inputs), graph.traced.unfiltered
+    model = graph.traced.unfiltered
     if model is None:
         return finish(graph, inputs, {})
     filtered = graph.traced

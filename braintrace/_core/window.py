@@ -20,7 +20,7 @@ from .._graph import ETraceGraph, Records, Signal
 from .._jax import Var
 from .flat_state import step_of_layers
 from .jacobian.jacobians import Inputs, jacobians, operands
-from .probed_step import Probes, finish, pre_step_probe, probe_shapes, with_callback_results
+from .probed_step import Probes, finish, pre_step_probe, probe_shapes
 
 
 def _itself(value: Any) -> Any:
@@ -93,7 +93,6 @@ def _recorded(
     if graph.passes_weights:
         arguments = set(graph.traced.argument_vars)
         inputs = {v: _given(x) if v in arguments else x for v, x in inputs.items()}
-    inputs = with_callback_results(graph.traced, inputs)
     weights = operands(graph, inputs)
     outputs, new_states = run(graph, inputs)
     return outputs, new_states, jacobians(graph, inputs, weights)

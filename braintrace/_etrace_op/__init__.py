@@ -2,13 +2,11 @@
 
 from .check import PrimitiveReport as PrimitiveReport
 from .check import check_primitive as check_primitive
-from .concatenation import Concatenation as Concatenation
-from .concatenation import as_one as as_one
 from .inline import inline as inline
 from .input_derivative import input_derivative as input_derivative
 from .input_derivative import is_joined as is_joined
 from .input_derivative import is_linear_in_input as is_linear_in_input
-from .input_filter import InputFilter as InputFilter
+from .lookup_counts import count_steps as count_steps
 from .operations.conv import conv as conv
 from .operations.conv import etp_conv_p as etp_conv_p
 from .operations.dense import etp_mm_p as etp_mm_p
@@ -39,7 +37,6 @@ from .registry import ETP_RULES_XY_TO_DW as ETP_RULES_XY_TO_DW
 from .registry import ETP_RULES_YW_TO_W as ETP_RULES_YW_TO_W
 from .registry import Arrays as Arrays
 from .rules import accumulate as accumulate
-from .rules import add_steps_to_filter as add_steps_to_filter
 from .rules import add_to_filter as add_to_filter
 from .rules import contract as contract
 from .rules import init_trace as init_trace
@@ -49,7 +46,6 @@ from .rules import pull_back as pull_back
 from .rules import pull_back_filtered as pull_back_filtered
 from .rules import select_outputs as select_outputs
 from .rules import squared_norms as squared_norms
-from .rules import takes_in_steps as takes_in_steps
 from .rules import zero_filter as zero_filter
 from .sparse.matmul import etp_sp_mm_p as etp_sp_mm_p
 from .sparse.matmul import etp_sp_mv_p as etp_sp_mv_p

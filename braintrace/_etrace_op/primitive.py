@@ -24,7 +24,6 @@ from .._jax import (
 )
 from . import registry
 from .derive import completed
-from .input_filter import InputFilter
 from .spec import (
     ETPPrimitiveSpec,
     Rule,
@@ -92,7 +91,6 @@ class ETPPrimitive(Primitive):
         trace_axes: Mapping[str, tuple[TraceAxis, ...]] | None = None,
         trainable_invars_fn: Callable[[Mapping[str, Any]], dict[str, int]] | None = None,
         x_invar_index: int | None = 0,
-        input_filter: InputFilter | None = None,
     ) -> None:
         """Register all four rules, and the primitive's layout of operands.
 
@@ -111,8 +109,6 @@ class ETPPrimitive(Primitive):
             they are the operands described in `ETPPrimitiveSpec`.
         x_invar_index : int or None
             Operand that is the input.
-        input_filter : InputFilter, optional
-            The filter of the input for ES_D_RTRL; see `ETPPrimitiveSpec`.
 
         Raises
         ------
@@ -133,7 +129,6 @@ class ETPPrimitive(Primitive):
             x_invar_index=x_invar_index,
             batched=self.batched,
             gradient_enabled=self.gradient_enabled,
-            input_filter=input_filter,
             trace_axes=trace_axes,
             **changes,
         )
@@ -203,12 +198,6 @@ def register_primitive_spec(spec: ETPPrimitiveSpec) -> ETPPrimitive:
         If the name is taken or a rule is missing. Nothing is registered in this case.
     """
     check_spec(completed(spec))
-    form = spec.batched_form
-    if form and spec.input_filter and get_primitive_spec(form).input_filter is None:
-        raise PrimitiveError(
-            f"`{spec.name}` has an `input_filter`, but its `batched_form` `{form}` has none. Add "
-            "one: time takes the place of the batch there."
-        )
     primitive = register_primitive(
         spec.name, spec.impl, batched=spec.batched, gradient_enabled=spec.gradient_enabled
     )

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 
 from .._jax import sharding_dependent
 from . import derive
-from .concatenation import Concatenation, part_by_part
 from .derive import (
     DerivedRule,
     expect_keys,
@@ -20,6 +19,7 @@ from .derive import (
     operand_gradients,
     sum_over_steps,
 )
+from .lookup_counts import count, pull_back_counts, zero_counts
 from .primitive import ETPPrimitive, get_primitive_spec
 from .registry import Arrays
 from .spec import ETPPrimitiveSpec
@@ -39,7 +39,7 @@ def pull_back(
         The operation.
     params : mapping
         Static parameters of its equation.
-    x : array ``(K, *x_shape)``, `Concatenation` or None
+    x : array ``(K, *x_shape)`` or None
         Its inputs.
     hidden_dim : array ``(K, *y_shape)``
         The cotangents.
@@ -55,52 +55,23 @@ def pull_back(
     if x is None:
         return operand_gradients(spec, params, None, hidden_dim.sum(0), weights)
 
-    def gradients_of(x: Any, weights: Arrays) -> Arrays:
-        return _sum_over_steps(operand_gradients, spec, params, x, hidden_dim, weights)
-
-    if isinstance(x, Concatenation):
-        return part_by_part(gradients_of, spec, x, weights)
-    return gradients_of(x, weights)
+    return _sum_over_steps(operand_gradients, spec, params, x, hidden_dim, weights)
 
 
 def zero_filter(primitive: ETPPrimitive, params: Params, x_var: Any, y_var: Any) -> Any:
     """Return the filter of inputs at the start of a sequence.
 
-    Without an `InputFilter`, it has the shape of the input. For the arguments see `init_trace`;
-    ``x_var`` must not be None.
+    For the arguments see `init_trace`; ``x_var`` must not be None.
     """
-    spec = get_primitive_spec(primitive)
-    if spec.input_filter is not None:
-        return spec.input_filter.init(x_var, y_var, **params)
+    if get_primitive_spec(primitive).looks_up:
+        return zero_counts(x_var, y_var, **params)
     x, y = x_var.aval, y_var.aval
     return jnp.zeros(x.shape, jnp.promote_types(x.dtype, y.dtype))
 
 
-def add_to_filter(primitive: ETPPrimitive, params: Params, filtered: Any, x: Any) -> Any:
+def add_to_filter(primitive: ETPPrimitive, filtered: Any, x: Any) -> Any:
     """Add one input to a filter of inputs."""
-    spec = get_primitive_spec(primitive)
-    return (
-        filtered + x if spec.input_filter is None else spec.input_filter.add(filtered, x, **params)
-    )
-
-
-def takes_in_steps(primitive: ETPPrimitive) -> bool:
-    """Test whether the inputs of several steps can be added to a filter at once."""
-    input_filter = get_primitive_spec(primitive).input_filter
-    return input_filter is not None and input_filter.add_steps is not None
-
-
-def add_steps_to_filter(
-    primitive: ETPPrimitive, params: Params, filtered: Any, x: Any, factors: Any
-) -> Any:
-    """Add the inputs of ``K`` steps to a filter, times ``(K, [batch])`` factors.
-
-    Only for operations for which `takes_in_steps` is true.
-    """
-    input_filter = get_primitive_spec(primitive).input_filter
-    assert input_filter is not None
-    assert input_filter.add_steps is not None
-    return input_filter.add_steps(filtered, x, factors, **params)
+    return count(filtered, x) if get_primitive_spec(primitive).looks_up else filtered + x
 
 
 def pull_back_filtered(
@@ -111,9 +82,15 @@ def pull_back_filtered(
     See `pull_back` for the other arguments and the result.
     """
     spec = get_primitive_spec(primitive)
-    if filtered is None or spec.input_filter is None:
+    if filtered is None or not spec.looks_up:
         return pull_back(primitive, params, filtered, hidden_dim, weights)
-    return _sum_over_steps(_filtered_gradients, spec, params, filtered, hidden_dim, weights)
+
+    def gradients_of(
+        spec: ETPPrimitiveSpec, params: Params, counts: Any, hidden_dim: Any, weights: Arrays
+    ) -> Arrays:
+        return pull_back_counts(counts, hidden_dim, weights)
+
+    return _sum_over_steps(gradients_of, spec, params, filtered, hidden_dim, weights)
 
 
 def init_trace(
@@ -247,12 +224,4 @@ def _sum_over_samples_and_steps(
     gradients: Arrays = sharding_dependent(
         x, hidden_dim, sharded=samples_first, unsharded=steps_first
     )
-    return gradients
-
-
-def _filtered_gradients(
-    spec: ETPPrimitiveSpec, params: Params, filtered: Any, hidden_dim: Any, weights: Arrays
-) -> Arrays:
-    assert spec.input_filter is not None  # a batched form has one if its operation has
-    gradients: Arrays = spec.input_filter.pull_back(filtered, hidden_dim, weights, **params)
     return gradients

@@ -6,7 +6,6 @@ from typing import Any, Literal, get_args
 
 from .._errors import PrimitiveError
 from .._jax import Primitive
-from .input_filter import InputFilter
 
 Rule = Callable[..., Any]
 
@@ -71,9 +70,9 @@ class ETPPrimitiveSpec:
         Declares that ``xy_to_dw`` is linear in ``x`` for every operand, or does not depend on it.
         Without it, ES_D_RTRL tests this by JAX's transposition (a kernel without a transpose
         fails).
-    input_filter : InputFilter, optional
-        The filter of ES_D_RTRL for an input that ``xy_to_dw`` is not linear in. Without it, that
-        algorithm refuses such an operation.
+    looks_up : bool
+        Whether the input is the index of a row of ``weight``, of ``rows`` rows. ES_D_RTRL then
+        filters the one-hot input. Only for `embedding`.
     effective_weights : callable, optional
         ``effective_weights(weights, **static_params) -> arrays``: the arrays that have traces, as a
         function of operands that cannot have traces themselves. It requires ``accumulate``, and its
@@ -99,10 +98,6 @@ class ETPPrimitiveSpec:
         ``at_entries(hidden_dim, **static_params) -> array``: for each entry of an operand with the
         axis ``'entry'``, the element of an output-shaped array that the entry reaches. ``yw_to_w``
         follows from it.
-    entries_follow_outputs : callable, optional
-        ``entries_follow_outputs(parts, **static_params) -> bool``: whether operands and traces with
-        an axis ``'entry'`` can be split into ``parts`` equal parts that belong to the corresponding
-        parts of the outputs. A mesh may then shard both. By default they are not sharded.
     joins_input : callable, optional
         ``joins_input(weights, shapes, inputs, outputs, **static_params) -> flags``: whether
         elements of a sample's output depend on elements of its input at all. Both are flat numbers
@@ -151,7 +146,7 @@ class ETPPrimitiveSpec:
     batched: bool = False
     gradient_enabled: bool = False
     linear_in_input: bool = False
-    input_filter: InputFilter | None = None
+    looks_up: bool = False
     effective_weights: Rule | None = None
     accumulate: Rule | None = None
     squared_norms: Rule | None = None
@@ -159,7 +154,6 @@ class ETPPrimitiveSpec:
     select_outputs: Rule | None = None
     trace_axes: Mapping[str, tuple[TraceAxis, ...]] | None = None
     at_entries: Rule | None = None
-    entries_follow_outputs: Rule | None = None
     joins_input: Rule | None = None
     input_derivative: Rule | None = None
     batched_form: Primitive | None = None

@@ -139,11 +139,6 @@ class FunctionModel(brainstate.nn.Module):
         if not self._given.is_function:
             self.init_state()
 
-    @property
-    def has_fixed_state(self) -> bool:
-        """Whether the state was passed as arrays, not as a function of the batch size."""
-        return not self._given.is_function
-
     def init_state(self, batch_size: int | None = None) -> None:
         """Create the States, with the initial state.
 

@@ -22,7 +22,6 @@ from .method import Signal as Signal
 from .method import TraceMethod as TraceMethod
 from .method import Traces as Traces
 from .method import Weights as Weights
-from .method import inputs_for as inputs_for
 from .relation import HiddenParamOpRelation as HiddenParamOpRelation
 from .report.make import report_of as report_of
 from .report.report import Report as Report

@@ -15,8 +15,8 @@ Axes = tuple[int | None, ...]
 class Batch:
     """The batch axis of each State that is reset with a sequence.
 
-    It is known by role, never by size: from ``vmap=True``, from the ``batch_size`` of
-    ``init_state``, or from the rows of ETP operations (see `batch_of` of the compiler).
+    It is known from ``vmap=True``, or from the ``batch_size`` of ``init_state`` (see `batch_of` of
+    the compiler).
 
     Attributes
     ----------

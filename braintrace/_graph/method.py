@@ -12,12 +12,11 @@ All code that makes, reports, resets, saves or checks traces reads their `TraceS
 """
 
 import dataclasses
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from typing import Any, Literal, Protocol, TypeAlias
 
 import jax
 
-from .._etrace_op import Concatenation, as_one
 from .graph import ETraceGraph
 from .relation import HiddenParamOpRelation
 from .trace_spec import Record, TraceSpecs
@@ -47,8 +46,7 @@ class Records:
     Attributes
     ----------
     x
-        Inputs of the operations, by the first relation that has this input. Some are a
-        `Concatenation` for a method that needs ``"x in parts"``.
+        Inputs of the operations, by the first relation that has this input.
     D
         Blocks of the transition of each group, elementwise; see `transition_key`.
     Df
@@ -68,7 +66,7 @@ class Records:
         neither read nor written before the token is known are updated in place.
     """
 
-    x: dict[str, jax.Array | Concatenation]
+    x: dict[str, jax.Array]
     D: dict[str, jax.Array]
     Df: dict[str, jax.Array]
     inputs: tuple[jax.Array, ...] = ()
@@ -94,13 +92,6 @@ jax.tree_util.register_dataclass(
     data_fields=["D", "Df", "inputs", "token", "reset", "x"],
     meta_fields=["has_mask", "silent"],
 )
-
-
-def inputs_for(needs: Set[Record], inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return inputs of operations in the form that a rule with these needs takes."""
-    if "x in parts" in needs:
-        return dict(inputs)
-    return {key: as_one(x) for key, x in inputs.items()}
 
 
 class TraceMethod(Protocol):

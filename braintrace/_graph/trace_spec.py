@@ -11,10 +11,9 @@ import numpy as np
 TraceSpecs: TypeAlias = Mapping[str, Any]
 """The structure of traces, with a `TraceSpec` in the place of each array."""
 
-Record = Literal["x", "x in parts", "D", "Df", "step", "traces", "operands"]
+Record = Literal["x", "D", "Df", "step", "traces", "operands"]
 """Residuals that can be recorded of a step; see `Records`.
 
-A rule that needs ``'x in parts'`` as well as ``'x'`` takes inputs that are `Concatenation`.
 ``'step'``: the inputs of its program. ``'traces'``: the traces before the step; chunks then have
 one step, whatever length is requested, and the gradient is the gradient of a single step.
 ``'operands'``: the operands of products with parameters. Under a full-Jacobian rule, gradients

@@ -97,9 +97,7 @@ class TracedModel:
     """One step of a model as plain data.
 
     ``has_found_marks`` is true if the compiler has marked parameters itself; ``unmarked`` has
-    diagnostics for the uses that it could not mark. ``callback_results`` are the results of
-    callbacks, inputs that follow the inputs of the model. ``callbacks`` is the program of the
-    hoisted callbacks, which maps the other inputs to these results. With filtered readouts, the
+    diagnostics for the uses that it could not mark. With filtered readouts, the
     leaves and inputs of the filters come last, and ``unfiltered`` is the model without them.
     """
 
@@ -116,8 +114,6 @@ class TracedModel:
     batch_size: int | None
     has_found_marks: bool = False
     unmarked: tuple[Diagnostic, ...] = ()
-    callback_results: tuple[Var, ...] = ()
-    callbacks: Program | None = None
     readouts: tuple[FilteredReadout, ...] = ()
     unfiltered: "TracedModel | None" = None
 

@@ -5,12 +5,8 @@ from .bodies import loop_of as loop_of
 from .bodies import rebuilt as rebuilt
 from .components import components as components
 from .components import reached as reached
-from .effects import can_be_replayed as can_be_replayed
-from .effects import recorded as recorded
-from .effects import replayed as replayed
 from .equal import equal_values as equal_values
 from .equal import equal_with_derivatives as equal_with_derivatives
-from .equal import fingerprint as fingerprint
 from .equal import merged as merged
 from .evaluate import Rule as Rule
 from .evaluate import Rules as Rules

@@ -6,14 +6,9 @@ have to be recognised before.
 """
 
 import dataclasses
-import functools
-import hashlib
-import types
 from collections.abc import Collection, Hashable, Mapping
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from .._jax import (
@@ -22,8 +17,6 @@ from .._jax import (
     Equation,
     Var,
     call_body,
-    is_function_of_jax,
-    is_tracer,
     is_var,
     open_jaxpr,
     sub_jaxprs,
@@ -31,9 +24,6 @@ from .._jax import (
 from .dataflow.kinds import ZERO
 from .dataflow.primitives import CONSTANT, DRAWS, entry_of
 from .program import Program, readers_of
-
-DEEPEST = 8
-"""Depth to which functions in functions are compared."""
 
 SAME_VALUE = CONSTANT | {"with_derivative_of"}
 """Operations that only affect derivatives."""
@@ -115,36 +105,6 @@ def equal_with_derivatives(program: Program) -> dict[Var, Var]:
     return first
 
 
-def fingerprint(jaxpr: AnyJaxpr) -> Hashable:
-    """Return a value that two programs share if they have equal equations and equal constants.
-
-    Rules of custom derivatives are left out. Functions of callbacks are compared by their code and
-    what they have closed over; values that cannot be compared are equal to themselves alone.
-
-    Examples
-    --------
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> from braintrace._jaxpr import fingerprint
-    >>> one, other, third = (
-    ...     fingerprint(jax.make_jaxpr(lambda x, gain=gain: gain * jnp.sin(x))(0.0))
-    ...     for gain in (2.0, 2.0, 3.0)
-    ... )
-    >>> one == other, one == third
-    (True, False)
-    """
-    opened, constants = open_jaxpr(jaxpr)
-    return _body(opened), tuple(map(_contents, constants))
-
-
-def _contents(constant: Any) -> Hashable:
-    """Return the contents of a constant; where they cannot be read, an object of its own."""
-    if is_tracer(constant) or jnp.issubdtype(constant.dtype, jax.dtypes.extended):
-        return object()
-    array = np.asarray(constant)
-    return array.dtype, array.shape, hashlib.sha256(array.tobytes()).digest()
-
-
 def merged(program: Program, equal: Mapping[Var, Var]) -> Program:
     """Return a program that computes equal values once.
 
@@ -195,29 +155,14 @@ def _body(jaxpr: AnyJaxpr) -> Hashable:
     return avals, tuple(map(id, constants)), tuple(equations), tuple(map(key_of, opened.outvars))
 
 
-def _closed_over(function: types.FunctionType) -> list[Any]:
-    try:
-        return [cell.cell_contents for cell in function.__closure__ or ()]
-    except ValueError:  # a value that is not assigned yet
-        return [object()]
-
-
-def _comparable(value: Any, depth: int = 0) -> Hashable:
+def _comparable(value: Any) -> Hashable:
     if isinstance(value, (tuple, list)):
-        return type(value), *(_comparable(item, depth) for item in value)
+        return type(value), *map(_comparable, value)
     if hasattr(value, "eqns"):
         return _body(value)
-    if isinstance(value, types.FunctionType) and depth < DEEPEST:
-        # Functions of callbacks are made anew for each trace.
-        parts = [*_closed_over(value), *(value.__defaults__ or ())]
-        if is_function_of_jax(value):  # its options are in a dict that it has made
-            parts = [tuple(part.items()) if isinstance(part, dict) else part for part in parts]
-        return value.__code__, *(_comparable(part, depth + 1) for part in parts)
-    if isinstance(value, functools.partial):
-        return _comparable((value.func, value.args, sorted(value.keywords.items())), depth)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = tuple(getattr(value, field.name) for field in dataclasses.fields(value))
-        return type(value), _comparable(fields, depth)
+        return type(value), _comparable(fields)
     try:
         hash(value)
     except TypeError:

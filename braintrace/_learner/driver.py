@@ -33,10 +33,10 @@ from .calls.arguments import flattened, weights_of
 from .calls.body import Arguments, Body, DeferredTraces, HasZero, not_taken, run_to_the_end
 from .calls.chunks import ChunksByLength, steps_of
 from .calls.compilations import DriverKey
-from .calls.options import Options
-from .calls.parts import LearnerParts
+from .calls.options import Options, options_of
+from .calls.parts import HasParts, LearnerParts
 from .calls.placed import Placing, placed_body
-from .calls.request import Request
+from .calls.request import Request, request_of
 from .calls.resets import Initial, check_reset, initial_values
 from .methods.evolve import evolving, predicting
 from .methods.gradient import differentiating
@@ -233,10 +233,12 @@ class Driver:
         if found.before is not None:
             before, owned = found.before, True
         is_double = jax.config.jax_enable_x64
+        done: list[Traces] = []
 
         def later() -> Traces:
-            with jax.enable_x64(is_double):  # the setting may differ at the read
-                finish(found.sources, before, in_place=owned, done=(done := []))
+            if not done:  # an interrupted call may write these traces twice
+                with jax.enable_x64(is_double):  # the setting may differ at the read
+                    finish(found.sources, before, in_place=owned, done=done)
             return done[0]
 
         return later
@@ -292,9 +294,7 @@ def prepared(
         features = DriverKey(request.method, options.static, request.chosen, *where)
 
     make = functools.partial(_new_driver, learner, request, states, arguments)
-    driver = learner.drivers.find(functions, features, steps, make)
-    if driver.body.reads_initial and flags is None:
-        arguments = (sequences, mask, (None, initial()))
+    driver = learner.drivers.find(functions.values(), features, make)
     return driver, arguments
 
 
@@ -319,9 +319,13 @@ def run_request(learner: LearnerParts, request: Request) -> PyTree:
     return driver(store, states, arguments, request.options, request.start)
 
 
-def lower_request(learner: LearnerParts, request: Request) -> jax.stages.Lowered:
-    """Return the program that `run_request` would run."""
-    states, driver, arguments = _prepared_now(learner, request)
+def lower_call(
+    learner: HasParts, method: str, *sequences: PyTree, **options: Any
+) -> jax.stages.Lowered:
+    """Return the program that a call of a method would run, for the report of its memory."""
+    parts = learner.parts
+    request = request_of(parts, method, sequences, options_of(method, options))
+    states, driver, arguments = _prepared_now(parts, request)
     return driver.lower(states, arguments)
 
 

@@ -262,12 +262,6 @@ def with_room_as(learner: LearnerParts, state: LearnerState) -> LearnerState:
     return dataclasses.replace(state, others={**state.others, FORECASTS: raw(waiting)})
 
 
-def without_room(state: LearnerState) -> LearnerState:
-    """Return a state without the samples that wait for a label, and without a buffer for them."""
-    others = {path: value for path, value in state.others.items() if path != FORECASTS}
-    return dataclasses.replace(state, others=others)
-
-
 def settle(learner: LearnerParts) -> None:
     """Pass over all samples that wait for a label, before another method runs."""
     waiting = peek(learner.held_forecasts.waiting)

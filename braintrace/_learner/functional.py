@@ -54,7 +54,6 @@ from .forecast import (
     with_loss,
     with_room_as,
 )
-from .state.batched import BatchedLearner
 from .state.learner_state import BY_PATH, LearnerState, Places, check_like, places_of, states_in
 from .state_store import StateStore
 
@@ -128,16 +127,6 @@ class FunctionalLearner:
         """The algorithm of the learner."""
         return self._learner.algorithm
 
-    def batched(self, size: int) -> BatchedLearner:
-        """Return copies that share parameters, such as one for each environment of an agent.
-
-        Raises
-        ------
-        OptionError
-            If ``size`` is not a positive integer.
-        """
-        return BatchedLearner(self, size)
-
     def state(self) -> LearnerState:
         """Return the current state of the learner.
 
@@ -170,6 +159,7 @@ class FunctionalLearner:
         if isinstance(state, LearnerState):
             traces = self.algorithm.compiled.as_carried(state.traces)
             state = with_room_as(self._learner, dataclasses.replace(state, traces=traces))
+        self.algorithm.traces.carried.finish()
         store, optimizer = self._store(state), self._learner.held_optimizer
         has_optimizer = bool(state.optimizer)
         if has_optimizer and not optimizer.states:

@@ -10,11 +10,12 @@ from .._algorithms import ETraceAlgorithm
 from .._algorithms.other_names import get_etrace_of
 from .._arguments import Kind, check_option
 from .._core.traces import size_in_bytes
+from .._ended import missing
 from .._errors import NotPicklableError
 from .._graph import ETraceGraph, Report, report_of
 from .._sharding import Division
 from .._typing import Path, PyTree
-from . import ahead_of_time, export, forecast, sequences
+from . import forecast, sequences
 from .calls.arguments import ALGORITHM
 from .calls.compilations import Compilations
 from .calls.interceptor import interceptor_of
@@ -88,9 +89,9 @@ class Learner(brainstate.nn.Module):
     init_forecasts = forecast.init_forecasts
     learn = forecast.learn
     forecast = forecast.forecast
-    lower = ahead_of_time.lower
-    export_step = export.export_step
-    export_predict = export.export_predict
+
+    def __getattr__(self, name: str) -> Any:
+        raise missing("Learner", name)
 
     def update(self, *arguments: PyTree) -> PyTree:
         """Run one step; see `ETraceAlgorithm.update`."""
@@ -103,14 +104,7 @@ class Learner(brainstate.nn.Module):
     def reset_state(
         self, batch_size: int | None = None, *, where: ArrayLike | None = None, **kwargs: PyTree
     ) -> None:
-        """Start a new sequence, for all samples or for some of them.
-
-        You can also call it in the ``update_fn`` of `etrace_online`, including inside ``cond``. See
-        `ETraceAlgorithm.reset_state`.
-        """
-        if self.algorithm.requested_resets.is_collecting:
-            self.algorithm.reset_state(batch_size, where=where, **kwargs)
-            return
+        """Start a new sequence, for all samples or for some; see `ETraceAlgorithm.reset_state`."""
         if where is not None:
             settle(self.parts)
         self.algorithm.reset_state(batch_size, where=where, **kwargs)

@@ -190,11 +190,9 @@ def etrace_online(learner: HasParts, *sequences: PyTree, **options: Any) -> PyTr
         Called after every step with the gradient of its loss, keyed like
         ``model.states(brainstate.ParamState)``, and with ``has_aux`` also with the auxiliary
         results. It writes the parameters, and any States of its own; its result is ignored. It is
-        traced once, like ``step_fn``. Create the States that both use before the first call. A call
-        of `reset_state` in it, for all samples or with ``where`` for some, starts a new sequence
-        with the next step, like ``reset``. It is not called after steps of weight 0 or when an
-        update is skipped, and then resets nothing: pass ``reset`` if a sequence may end there. It
-        must not write hidden states or traces.
+        traced once, like ``step_fn``. Create the States that both use before the first call. It
+        is not called after steps of weight 0 or when an update is skipped. It must not write hidden
+        states or traces.
     every
         Number of steps per update, which uses the mean of their losses. Parameters are constant for
         these steps, which run as chunks (see `etrace_grad`). The last block of a call may be

@@ -54,11 +54,7 @@ class StateStore:
         OptionError
             If a value is missing.
         """
-        requested = [id(state) for state in self._algorithm.requested_resets.states]
-        return [
-            state.value if id(state) in requested else self._place(state).value_in(self._fields)
-            for state in states
-        ]
+        return [self._place(state).value_in(self._fields) for state in states]
 
     def _place(self, state: brainstate.State) -> Place:
         if id(state) not in self.places:

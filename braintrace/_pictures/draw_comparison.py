@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .._optional import optional_import
-from .draw_traces import check_axes
 
 
 def draw_comparison(lines: Mapping[str, Sequence[tuple[int, float, str]]], ax: Any = None) -> Any:
@@ -16,14 +15,8 @@ def draw_comparison(lines: Mapping[str, Sequence[tuple[int, float, str]]], ax: A
         For each rule, bytes, cosine and label of its points.
     ax
         Matplotlib axes; ``None``: the axes of a new figure.
-
-    Raises
-    ------
-    OptionError
-        If ``ax`` is neither.
     """
     pyplot = optional_import("matplotlib.pyplot", "examples")
-    check_axes("ax", ax)
     if ax is None:
         _, ax = pyplot.subplots(layout="constrained")
     for rule, points in lines.items():

@@ -7,7 +7,6 @@ from typing import Any
 from .._algorithms import ETraceAlgorithm
 from .._core.traces import size_in_bytes
 from .._optional import optional_import
-from .draw_traces import check_axes
 from .layers import BETWEEN_LAYERS, Layout, Point, Size, layout_of
 from .model_picture import picture_of
 from .parts import Arrow, Kind, Node, Picture, in_bytes
@@ -51,7 +50,6 @@ def draw_model(algorithm: ETraceAlgorithm, ax: Any = None) -> Any:
         Matplotlib axes to draw in; ``None``: new axes in a figure of the picture's size.
     """
     pyplot = optional_import("matplotlib.pyplot", "examples")
-    check_axes("ax", ax)
     picture = picture_of(algorithm.graph)
     sizes = {node.key: _size(node) for node in picture.nodes}
     layout = layout_of(sizes, picture.arrows)

@@ -27,7 +27,6 @@ from .._graph import (
     TraceSpec,
     TraceSpecs,
     Weights,
-    inputs_for,
 )
 
 
@@ -147,7 +146,7 @@ def _recorded(graph: ETraceGraph, own: ETraceGraph, records: Records) -> Records
     outputs = [site.key(a) for site in trace_sites(own) for a in site.influence.reached]
     D = {key: records.D[key] for key in transitions if key in records.D}
     Df = {key: records.Df[key] for key in outputs if key in records.Df}
-    return dataclasses.replace(records, x=inputs_for(own.needs, x), D=D, Df=Df)
+    return dataclasses.replace(records, x=x, D=D, Df=Df)
 
 
 def _of(graph: ETraceGraph, weights: Weights) -> Weights:

@@ -64,6 +64,15 @@ class CarriedTraces(brainstate.ShortTermState):
     left: tuple[tuple[Any, ...], ...] = ()
     """Values of the hidden States after the last calls, to which the traces belong."""
 
+    unfinished: Callable[[], None] | None = None
+    """Writes the results of a program that has run; an interrupt may end a call before."""
+
+    def finish(self) -> None:
+        """Write the results of an interrupted call; doing so twice is harmless."""
+        if self.unfinished is not None:
+            self.unfinished()
+            self.unfinished = None
+
     def read(self) -> Traces:
         """Return the traces in carried form."""
         traces: Traces = _VALUE.fget(self)

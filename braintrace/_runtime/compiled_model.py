@@ -13,7 +13,6 @@ import brainstate
 import jax
 
 from .._compiler import CompilerOptions, compile_model
-from .._core.step import check_method
 from .._errors import ShapeError
 from .._graph import Diagnostic, TraceMethod
 from .._jax import strongly_typed
@@ -29,7 +28,6 @@ from .states.initial_values import (
     Values,
     shapes_of,
 )
-from .states.lru_cache import LRUCache
 from .states.model_states import States, all_states, short_term, values_by_path, write_by_path
 
 Analyse: TypeAlias = Callable[[tuple[Any, ...], int | None], CompiledStep]
@@ -70,7 +68,7 @@ class CompiledModel:
     shapes: Shapes
     settings: Mapping[str, Any]
     is_mapped: bool
-    known: LRUCache[Any, CompiledStep]
+    known: dict[Any, CompiledStep]
     initial: InitialValues
     division: Division | None = None
 
@@ -111,21 +109,24 @@ class CompiledModel:
             If ``batch_size`` is ``None`` and ``init_state`` returns other shapes than the States
             have.
         """
-        if batch_size is not None:
-            return self.initial(model, self.is_mapped, batch_size, options)
         now = values_by_path(short_term(states))
-        size = self._samples(now, last_size)
-        fresh = self.initial.of_shapes(model, self.is_mapped, size, shapes_of(now), options)
+        if batch_size is None:
+            batch_size = self._size(model, now, last_size)
+        fresh = self.initial(model, self.is_mapped, batch_size, options)
         return {path: fresh[path] for path in now}
 
     def initial_function(
         self, model: brainstate.nn.Module, last_size: int | None
     ) -> tuple[tuple[brainstate.State, ...], InitialFunction]:
         """Return the States that initial values depend on, and their function."""
-        now = values_by_path(short_term(all_states(model)))
-        samples = self._samples(now, last_size)
-        made = self.initial.initialiser(model, self.is_mapped, samples, shapes_of(now))
+        size = self._size(model, values_by_path(short_term(all_states(model))), last_size)
+        made = self.initial.initialiser(model, self.is_mapped, size)
         return made.states, made.values
+
+    def _size(self, model: Any, now: Mapping[Path, Any], last_size: int | None) -> int | None:
+        """Return the argument of ``init_state`` that makes the current shapes."""
+        samples = self._samples(now, last_size)
+        return self.initial.size_of(model, self.is_mapped, samples, shapes_of(now))
 
     def _samples(self, values: Mapping[Path, Any], last_size: int | None) -> int | None:
         """Return the number of samples of the values of States, from their batch axes."""
@@ -153,7 +154,7 @@ class CompiledModel:
             if shapes == self.shapes:
                 return self._analysed(analyse)
             both = self.shapes, shapes
-            example = arguments_for_batch(self.step.graph, both, batch_size)
+            example = arguments_for_batch(self.step.graph.traced, both, batch_size)
             return analyse(example, batch_size if self.is_mapped else None)
 
         try:
@@ -180,8 +181,8 @@ class CompiledModel:
 
     def _with_only(self, step: CompiledStep) -> "CompiledModel":
         """Return this model with a new step, and no known steps of other shapes."""
-        step, known = sharded(step, self.division), LRUCache(MOST_STEPS)
-        known[_key(self.shapes, self.settings)] = step
+        step = sharded(step, self.division)
+        known = {_key(self.shapes, self.settings): step}
         return dataclasses.replace(self, step=step, known=known)
 
     def _step(
@@ -193,10 +194,6 @@ class CompiledModel:
         if key not in self.known:
             self.known[key] = sharded(compiled(), self.division)
         return self.known[key], now
-
-
-MOST_STEPS = 32
-"""Maximum number of compiled steps that are kept: batches have a few sizes."""
 
 
 def _key(shapes: Shapes, now: Mapping[str, Any]) -> Any:
@@ -221,7 +218,6 @@ def compile_first(
         ``None``, or the size of the batch axis over which a model for one sample is mapped.
     """
     states, initial = short_term(all_states(model)), InitialValues()
-    known: LRUCache[Any, CompiledStep] = LRUCache(MOST_STEPS)
     brainstate.random.DEFAULT.value  # noqa: B018  created here, outside of every trace
     for state in states.values():
         state.value = strongly_typed(state.value)
@@ -231,7 +227,7 @@ def compile_first(
         initial(model, True, batch_size, {}) if is_mapped else values_by_path(states)
     )
     now = settings()
-    known[_key(shapes, now)] = step
+    known = {_key(shapes, now): step}
     return CompiledModel(step, shapes, now, is_mapped, known, initial)
 
 
@@ -284,12 +280,9 @@ def compile_step(
     ------
     CompilationError, DtypeError
         See `compile_etrace_graph`.
-    OptionError
-        If ``method`` needs residuals that drivers do not provide.
     PrimitiveError
         If the traces of ``method`` do not support one of the model's operations.
     """
-    check_method(method)
     graph, outside = compile_model(model, example, batch_size, options, method)
     parameters = model.states(brainstate.ParamState).values()
     carried = options.every_state, trace_dtype

@@ -36,8 +36,6 @@ class CompiledStep:
     every_state, trace_dtype
         Which states have traces, and the dtype in which traces are stored; see `CompilerOptions`
         and `compile_step`.
-    fingerprint, environment
-        What the step computes, and other values that it may have read.
     parameters
         The model's parameters.
     placement
@@ -76,8 +74,7 @@ class CompiledStep:
         self._method = method
         self._every_state = every_state
         self._trace_dtype = trace_dtype
-        callback_results = graph.traced.callback_results
-        self._in_vars = tuple(v for v in graph.traced.program.in_vars if v not in callback_results)
+        self._in_vars = graph.traced.program.in_vars
         self._written = graph.traced.written_vars
         self._leaves = {leaf.in_var: leaf for leaf in graph.traced.leaves}
         self._found: tuple[States, dict[Path, brainstate.State]] = {}, {}

@@ -1,7 +1,6 @@
 """Compiled steps, States and traces on a mesh."""
 
 import jax
-from jax.sharding import Mesh
 
 from .._core.products.complex_packing import pack, pairs_of
 from .._core.traces import starting_traces
@@ -28,11 +27,7 @@ def sharded(step: CompiledStep, division: Division | None) -> CompiledStep:
     """
     if division is None:
         return step
-    is_there = isinstance(division.mesh, Mesh)  # a plan uses a mesh without devices
-    mesh = division.automatic if is_there else None
-    step = step.fused.with_split_gates(division.model_parts, mesh)
-    if not is_there:
-        return step
+    step = step.fused.with_split_gates(division.model_parts, division.automatic)
     return step.placed(placement_of(step.full_graph, step.trace_specs, division))
 
 

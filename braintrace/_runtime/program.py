@@ -129,6 +129,8 @@ class LearnerStore:
 
     def __post_init__(self) -> None:
         self._is_watched = is_watched()
+        if not self._is_watched:
+            self.traces.finish()
         now, left = peek_all(self.followed.values()), self.traces.left
         if left and not self._is_watched and not any(all(map(is_, now, own)) for own in left):
             path = next(
@@ -167,23 +169,33 @@ class LearnerStore:
         """See `Store`.
 
         A program that can fail leaves the old values in place until it has succeeded. Others reuse
-        the buffers of the traces; meanwhile, signals and other threads wait.
+        the buffers of the traces. If an interrupt ends the call between the program and the writes,
+        the next call writes its results first; see `CarriedTraces.unfinished`.
         """
+        done: list[Any] = []
         if not self._is_watched and can_fail(self.traces.lend):  # else an outer program runs it
-            run(self.traces.lend, done := [])
+            run(self.traces.lend, done)
             results, values, after = settle(done[0])
             result = None if after is None else after()
             jax.block_until_ready((results, values, result))
             self.write(written, values, None if result is None else lambda: result)
+            return results
+        changes: list[Changes] = []
+
+        def finish() -> None:
+            if done:
+                if not changes:
+                    changes.append(settle(done[0]))
+                self._write(written, *changes[0][1:])
+
+        if self._is_watched:
+            run(self.traces.lend, done)
+            finish()
         else:
-            take, done = self.traces.lend if self._is_watched else self.traces.take, []
-            try:
-                run(take, done)
-            finally:
-                if done:  # also if a signal has interrupted
-                    results, values, after = settle(done[0])
-                    self.write(written, values, after)
-        return results
+            self.traces.unfinished = finish
+            run(self.traces.take, done)
+            self.traces.finish()
+        return changes[0][0]
 
     def write(
         self,
@@ -192,6 +204,19 @@ class LearnerStore:
         after: Callable[[], Traces] | None,
     ) -> None:
         """Write values of States, and traces, which may be deferred; ``None``: they stay."""
+        changes = list(written), list(values), after
+        if self._is_watched:
+            self._write(*changes)
+        else:
+            self.traces.unfinished = lambda: self._write(*changes)
+            self.traces.finish()
+
+    def _write(
+        self,
+        written: Iterable[brainstate.State],
+        values: Iterable[Any],
+        after: Callable[[], Traces] | None,
+    ) -> None:
         write_values(written, values, is_outside=not self._is_watched)
         if after is not None:
             self.traces.store_deferred(after, watched=self._is_watched)

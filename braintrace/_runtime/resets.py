@@ -1,15 +1,12 @@
-"""Resets of single samples between two steps, immediate or requested from a driver."""
+"""Resets of single samples between two steps."""
 
-import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import brainstate
 import jax
 import jax.numpy as jnp
 
 from .._arguments import flags_of
-from .._brainstate import peek
 from .._core.resets import flags_along
 from .._errors import OptionError
 from .._graph import Batch, ETraceGraph
@@ -125,90 +122,3 @@ def flags_of_samples(
             "samples, or use `D_RTRL`."
         )
     return flags
-
-
-class RequestedResets:
-    """Reset requests that are made while a driver traces the user's code.
-
-    A request is a State, so it passes through ``cond`` and ``for_loop``. The States exist as long
-    as the algorithm, since functions that the user has compiled write to the States of their trace.
-    brainstate does not search this object.
-
-    Attributes
-    ----------
-    is_collecting
-        Whether `reset_state` requests a reset instead of performing it.
-    """
-
-    def __init__(self) -> None:
-        self.is_collecting = False
-        self._flags: dict[tuple[int, ...], brainstate.State] = {}
-
-    @property
-    def states(self) -> Iterable[brainstate.State]:
-        """States that are all false, except while a driver runs the user's code."""
-        return self._flags.values()
-
-    def prepare(self, batch: Batch) -> None:
-        """Create the States, outside of the functions that are traced with them.
-
-        Parameters
-        ----------
-        batch
-            The samples of the model.
-        """
-        for shape in {(), () if batch.samples is None else (batch.samples,)}:
-            if shape not in self._flags:
-                with jax.ensure_compile_time_eval():
-                    self._flags[shape] = brainstate.State(jnp.zeros(shape, bool))
-
-    def request(
-        self,
-        values: Mapping[Path, Any],
-        graph: ETraceGraph,
-        batch_size: int | None,
-        where: Any,
-        options: Mapping[str, Any],
-    ) -> None:
-        """Request a reset of all samples, or of some.
-
-        Parameters
-        ----------
-        values, graph
-            Values of the short-term States, and the compiled model.
-        batch_size, where, options
-            The user's arguments of `reset_state`.
-
-        Raises
-        ------
-        OptionError, ShapeError
-            If this reset is not possible within a stream.
-        """
-        present = (None, graph.batch.samples)
-        if options or batch_size not in present:
-            given = ", ".join([f"batch_size={batch_size}", *options])
-            raise OptionError(
-                f"`reset_state({given})` in `update_fn`: a stream resets samples within its "
-                "batch, to the initial values of its model. Call `reset_state()` or "
-                "`reset_state(where=...)` there, and this one between two calls of "
-                "`etrace_online`."
-            )
-        flags = jnp.ones((), bool) if where is None else check_where(where, graph, values)
-        state = self._flags[flags.shape]
-        state.value = state.value | flags
-
-    @contextlib.contextmanager
-    def collected(self) -> Iterator[list[jax.Array]]:
-        """Collect the requests made inside, as flags that are available at the end."""
-        # Reading `value` would add the State to the trace, also for a step without requests.
-        before = {shape: peek(state) for shape, state in self._flags.items()}
-        requests: list[jax.Array] = []
-        self.is_collecting = True
-        try:
-            yield requests
-        finally:
-            self.is_collecting = False
-        for shape, state in self._flags.items():
-            if peek(state) is not before[shape]:
-                requests.append(state.value)
-                state.value = jnp.zeros(shape, bool)

@@ -119,13 +119,7 @@ class _Finder:
         """Test whether the outputs of an operation are on the same devices as their elements."""
         own = parts_of(site.influence.positions, parts)
         is_sharded = own.ndim > 1 and is_sharded_along(own.ndim - 1, own, self._count)
-        return is_sharded and (not _has_entries(site) or self._entries_fit(site))
-
-    def _entries_fit(self, site: TraceSite) -> bool:
-        """Test whether equal parts of the entries belong to equal parts of the outputs."""
-        primitive, params = site.operation
-        follow = get_primitive_spec(primitive).entries_follow_outputs
-        return follow is not None and bool(follow(self._count, **params))
+        return is_sharded and not _has_entries(site)
 
     def _of_states(self) -> Iterator[tuple[Leaf, Names]]:
         for leaf in self._graph.traced.leaves:

@@ -52,6 +52,8 @@ from ._spiking.synapses import Alpha as Alpha
 from ._spiking.synapses import DualExpon as DualExpon
 from ._spiking.synapses import Expon as Expon
 
+__all__ = sorted(name for name in globals() if not name.startswith("_"))
+
 _WITHOUT_PRODUCT = frozenset({
     "AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveAvgPool3d", "AdaptiveMaxPool1d",
     "AdaptiveMaxPool2d", "AdaptiveMaxPool3d", "AlphaDropout", "AvgPool1d", "AvgPool2d",

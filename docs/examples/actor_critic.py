@@ -16,6 +16,7 @@ recurrence, and the same network with a reset at every step.
 
 import argparse
 import dataclasses
+import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -160,24 +161,24 @@ class Life(NamedTuple):
     key: jax.Array
 
 
-def make_act(agents, world):
-    """Return the actions of all environments at one step, and their gradients."""
-
-    @agents.grad
-    def act(run, observation, key):
-        to_see, to_choose = jax.random.split(key)
-        logits, value = run(world.see(observation, to_see))
-        action = jax.random.categorical(to_choose, logits)
-        return value + jax.nn.log_softmax(logits)[action], (action, value)
-
-    return act
+def act_once(pure, world, parameters, memory, observation, key, is_new):
+    """Return what an agent differentiates, its state, action and value, in one environment."""
+    to_see, to_choose = jax.random.split(key)
+    state = pure.reset(dataclasses.replace(memory, parameters=parameters), where=is_new)
+    state, (logits, value) = pure.step(state, world.see(observation, to_see))
+    action = jax.random.categorical(to_choose, logits)
+    chosen = jax.nn.log_softmax(logits)[action]
+    return value + chosen, (dataclasses.replace(state, parameters={}), action, value)
 
 
-def make_live(agents, world, agent):
+def make_live(pure, world, agent):
     """Return training as a function of initial parameters and a key."""
     credit = braintrace.TDTrace(DECAY)
     optimizer = optax.adam(optax.linear_schedule(LEARNING_RATE, 0.0, world.steps))
-    act, fresh_memory = make_act(agents, world), agents.memory()
+    fresh_memory = dataclasses.replace(pure.state(), parameters={})
+    fresh_memory = jax.tree.map(lambda leaf: jnp.stack([leaf] * ENVIRONMENTS), fresh_memory)
+    differentiate = jax.grad(functools.partial(act_once, pure, world), has_aux=True)
+    act = jax.vmap(differentiate, in_axes=(None, 0, 0, 0, 0))
     enter = jax.vmap(world.environment.reset, in_axes=(0, None))
     move = jax.vmap(world.environment.step, in_axes=(0, 0, 0, None))
 
@@ -187,7 +188,7 @@ def make_live(agents, world, agent):
         to_act, to_move = (jax.random.split(k, ENVIRONMENTS) for k in keys)
 
         is_new = (past.discount == 0) | agent.forgets
-        gradients, memory, (action, value) = act(parameters, memory, seen, to_act, reset=is_new)
+        gradients, (memory, action, value) = act(parameters, memory, seen, to_act, is_new)
         errors = past.reward + past.discount * value - past.value
         descent = credit.gradients(past.trace, jnp.where(past.is_cut, 0.0, errors))
         changes, moments = optimizer.update(descent, moments)
@@ -227,8 +228,7 @@ def train(world, agent, seeds):
     weights = [build(seed).states(brainstate.ParamState) for seed in range(seeds)]
     begun = [{path: weight.value for path, weight in own.items()} for own in weights]
     stack = jax.tree.map(lambda *leaves: jnp.stack(leaves), *begun)
-    agents = learner.functional().batched(ENVIRONMENTS)
-    live = jax.jit(jax.vmap(make_live(agents, world, agent)))
+    live = jax.jit(jax.vmap(make_live(learner.functional(), world, agent)))
     returns, ended = live(stack, jax.random.split(jax.random.key(0), seeds))
     parts = (np.asarray(x).reshape(seeds, POINTS, -1).sum(-1) for x in (returns, ended))
     return np.divide(*parts)

@@ -14,6 +14,8 @@ which differentiates one step: it can read the memory, and cannot learn what to 
 """
 
 import argparse
+import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import brainstate
@@ -126,27 +128,33 @@ class Life(NamedTuple):
     key: jax.Array
 
 
-def choose(step, world, key):
-    """Return what the agent differentiates, its action and its value, for one environment."""
-    logits, value = step(observe(world))
+def choose(agent, parameters, memory, world, key, is_new):
+    """Return what the agent differentiates, its state and action, for one environment."""
+    state = agent.reset(dataclasses.replace(memory, parameters=parameters), where=is_new)
+    state, (logits, value) = agent.step(state, observe(world))
     action = jax.random.categorical(key, logits)
-    return value + jax.nn.log_softmax(logits)[action], (action, value)
+    chosen = jax.nn.log_softmax(logits)[action]
+    return value + chosen, (dataclasses.replace(state, parameters={}), action, value)
 
 
 def training(framework, rule, steps):
     """Return a function of parameters and a key that trains an agent, and initial parameters."""
     step, params = NETWORKS[framework](0)
     model = braintrace.from_function(step, params, jnp.zeros(UNITS))
-    agents = braintrace.compile(model, rule, jnp.zeros(3)).functional().batched(ENVIRONMENTS)
-    choose_all, memory = agents.grad(choose), agents.memory()
+    agent = braintrace.compile(model, rule, jnp.zeros(3)).functional()
+    differentiate = jax.grad(functools.partial(choose, agent), has_aux=True)
+    choose_all = jax.vmap(differentiate, in_axes=(None, 0, 0, 0, 0))
+    initial = agent.state().parameters
+    memory = dataclasses.replace(agent.state(), parameters={})
+    memory = jax.tree.map(lambda leaf: jnp.stack([leaf] * ENVIRONMENTS), memory)
     credit, optimizer = braintrace.TDTrace(CREDIT), optax.adam(LEARNING_RATE)
 
     def live(life, _):
         value_before, reward, discount = life.before
         key, to_choose, to_act = jax.random.split(life.key, 3)
         keys = jax.random.split(to_choose, ENVIRONMENTS)
-        gradients, memory, (actions, values) = choose_all(
-            life.parameters, life.memory, life.worlds, keys, reset=discount == 0
+        gradients, (memory, actions, values) = choose_all(
+            life.parameters, life.memory, life.worlds, keys, discount == 0
         )
         errors = reward + discount * values - value_before
         descent = credit.gradients(life.credit, errors)
@@ -172,7 +180,7 @@ def training(framework, rule, steps):
         is_late = is_end & (jnp.arange(steps) > 0.8 * steps)
         return jnp.where(is_late, earned, 0.0).sum() / is_late.sum()
 
-    return train, agents.parameters()
+    return train, initial
 
 
 def returns(framework, rule, steps=4000, seeds=3):

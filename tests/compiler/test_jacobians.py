@@ -30,7 +30,7 @@ TESTED = {
     "MarkedAndPlain",
 }
 SNAP = {"LSTMPeephole", "PlainRecurrentRNN", "SparseLIF"}
-REFUSED = {"LeakInInnerLoops", "DelayedRecurrence", "DelayedSelfInhibition", "FilteredReadout"}
+REFUSED = {"DelayedRecurrence", "DelayedSelfInhibition", "FilteredReadout"}
 FULL = {"GRU", "Stacked", "SparseLIF", "SharedDrive"}
 
 pytestmark = pytest.mark.usefixtures("float64_in_every_thread", "time_step")

@@ -47,30 +47,11 @@ class Normalised(brainstate.nn.Module):
         return self.h.value
 
 
-def by_a_branch(mean):
-    return jax.lax.cond(mean[0] > 0, lambda m: m, lambda m: m.reshape(2, 2).reshape(-1), mean)
-
-
-def by_a_loop(mean):
-    return jax.lax.fori_loop(0, 3, lambda i, carry: (carry[0] + i, carry[1]), (0, mean))[1]
-
-
-def by_a_scan(mean):
-    return jax.lax.scan(lambda m, x: (m, x), mean, jnp.arange(3))[0]
-
-
 WAYS = {
     "as it is": lambda mean: mean,
     "copied": lambda mean: jnp.copy(mean).reshape(2, 2).reshape(-1),
     "held": jax.lax.stop_gradient,
     "in a call": jax.jit(lambda mean: mean + jnp.zeros((), int) if False else mean),
-    "not chosen": lambda mean: jnp.where(False, 2 * mean, mean),
-    "a branch": by_a_branch,
-    "a loop": by_a_loop,
-    "a scan": by_a_scan,
-    "not chosen in a loop": lambda mean: jax.lax.fori_loop(
-        0, 3, lambda _, m: jnp.where(False, 2 * m, m), mean
-    ),
 }
 
 
@@ -110,10 +91,6 @@ CHANGES = {
     "transposed": lambda mean: mean.reshape(2, 2).T.reshape(-1),
     "read by column": lambda mean: jax.lax.reshape(mean.reshape(2, 2), (4,), (1, 0)),
     "rounded": lambda mean: mean.astype(jnp.float32).astype(mean.dtype),
-    "one branch": lambda mean: jax.lax.cond(mean[0] > 0, lambda m: m, lambda m: -m, mean),
-    "a loop": lambda mean: jax.lax.fori_loop(0, 3, lambda _, m: 0.5 * m, mean),
-    "steps behind": lambda mean: jax.lax.scan(lambda m, x: (x, m), mean[-1], mean)[1],
-    "chosen": lambda mean: jnp.where(True, 2 * mean, mean),
 }
 
 

@@ -10,7 +10,6 @@ import argparse
 import json
 import sys
 import time
-import warnings
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -166,7 +165,6 @@ def main(arguments=None):
     options = options_of(arguments)
     jax.config.update("jax_enable_x64", True)
     jax.config.update("jax_disable_most_optimizations", True)  # compiles in half of the time
-    warnings.simplefilter("ignore", braintrace.RecompilationWarning)
     print(f"braintrace of {Path(braintrace.__file__).parents[1]}")
     wrong, start = 0, time.perf_counter()
     for name in [name for name in NETS if fnmatch(name, options.model)]:

@@ -156,25 +156,6 @@ def test_a_cotangent_that_the_engine_does_not_name_has_no_influence(case):
     assert not ((np.abs(found) > ROUNDING) & ~claimed).any()
 
 
-@pytest.mark.parametrize("shift", [0, 1])
-def test_a_loop_of_unknown_length_is_followed_back(shift):
-    """Each step moves what it carries by one place, or by none."""
-
-    def function(x, end):
-        step = lambda c: (jnp.sin(jnp.roll(c[0], shift)), c[1] + 1)  # noqa: E731
-        return jax.lax.while_loop(lambda c: c[1] < end, step, (x, 0))[0]
-
-    program = program_of(jax.make_jaxpr(function)(np.ones(3), 4))
-    (equation,) = [e for e in program.equations if e.primitive.name == "while"]
-    cotangents = [np.arange(3) if carries_derivative(v) else None for v in equation.outvars]
-    (found,) = [
-        flow
-        for flow in flows_back(Labels(), Constants(program), equation, cotangents)
-        if flow is not None
-    ]
-    np.testing.assert_array_equal(found, [TOP] * 3 if shift else np.arange(3))
-
-
 @each(CASES)
 def test_labels_are_the_image_of_sets(case):
     """A label is that of all elements in the set, or `TOP` if they have several."""

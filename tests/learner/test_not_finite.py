@@ -441,22 +441,6 @@ def test_the_count_survives_in_a_state_and_warns_in_another_learner():
     assert other.skipped_updates == 2
 
 
-def test_copies_of_an_agent_are_spoiled_separately():
-    """`step` updates nothing: a NaN reaches the gradient of its copy alone, until its reset."""
-    learner = build_learner(catalogue.BY_NAME["Leaky"], batch=None)
-    agents = learner.functional().batched(2)
-    differentiate = jax.jit(agents.grad(lambda step, x: (jnp.sum(step(x)), None)))
-    x = jnp.ones((2, *learner.graph.traced.argument_vars[0].aval.shape)).at[0].set(jnp.nan)
-    parameters, memory = agents.parameters(), agents.memory()
-    _, memory, _ = differentiate(parameters, memory, x)
-    for flags, finite in (([False, False], [False, True]), ([True, False], [True, True])):
-        gradients, _, _ = differentiate(
-            parameters, memory, jnp.ones_like(x), reset=jnp.array(flags)
-        )
-        for leaf in jax.tree.leaves(gradients):
-            np.testing.assert_array_equal(np.isfinite(leaf.reshape(2, -1)).all(1), finite)
-
-
 def test_random_initial_states_are_drawn_for_a_skipped_update_alone():
     class Noisy(brainstate.nn.Module):
         def __init__(self):

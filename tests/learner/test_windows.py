@@ -473,17 +473,6 @@ def test_functional_twins_and_lower_take_a_window():
 
     found = named(gradient(pure.state()))
     assert_gradients_close(found, reference(case, "d_rtrl", 2), 1e-5)
-    lowered = learner.lower("etrace_grad", xs, targets, step_fn=step_fn, window=2)
-    assert lowered.compile() is not None
-
-
-def test_a_plan_has_the_chunks_of_its_windows():
-    x = jax.ShapeDtypeStruct((BATCH, 3), jnp.float32)
-    make = functools.partial(braintrace.plan, lambda: braintrace.nn.IndRNN(3, 4), "d_rtrl", x)
-    options = {"batch_size": BATCH, "steps": 20, "window": 4}
-    assert make(**options).chunk_size == 4
-    assert make(**options, chunk_size=11).chunk_size == 8
-    assert make(**options, memory_budget=10**9).chunk_size == 20
 
 
 # --- the spelling before

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from assertions import assert_gradients_close
 from jax.experimental import sparse as jax_sparse
+from jax.extend.core import jaxpr_as_fun
 from operation_cases import BATCH, CASES, Diagonal, bptt, by_name, es_d_rtrl, loss
 from ops_catalogue import quick_jit
 
@@ -14,7 +15,7 @@ import braintrace
 from braintrace._etrace_op.sparse import pattern as sparse_pattern
 from braintrace._etrace_op.sparse import sddmm as sddmm_module
 from braintrace._etrace_op.sparse.sddmm import sddmm
-from braintrace._jax import jaxpr_as_fun, open_jaxpr, struct_of, sub_jaxprs
+from braintrace._jax import open_jaxpr, struct_of, sub_jaxprs
 
 INPUTS, OUTPUTS, ENTRIES, BATCHES = 7, 6, 23, 3
 GENERATOR = np.random.default_rng(0)

@@ -4,8 +4,6 @@ import collections
 import itertools
 
 import brainstate
-import catalogue
-import jax
 import jax.numpy as jnp
 import matplotlib
 import matplotlib.pyplot
@@ -14,12 +12,10 @@ import pytest
 import saiunit as u
 from catalogue import BY_NAME
 from drivers import quietly_compiled, shared_learner
-from matrices import csr
-from test_eligibility import BATCH, DECAY, STEPS, UNITS, XS, Layer, direct, once
+from test_eligibility import BATCH
 
 import braintrace
 from braintrace import nn
-from braintrace._learner import trace_pictures
 from braintrace._pictures.draw_model import RED
 from braintrace._pictures.layers import layout_of
 from braintrace._pictures.parts import Arrow, in_bytes
@@ -213,163 +209,3 @@ def test_nodes_stand_behind_what_they_read():
     (point,) = layout.passes["a", "c"]
     assert point[0] == xs[1]
     assert abs(point[1] - layout.centres["b"][1]) >= 5  # around the box, not through it
-
-
-# --- traces ---------------------------------------------------------------------------------
-
-
-def image_of(ax):
-    return np.asarray(ax.images[0].get_array())
-
-
-def test_a_trace_over_time():
-    learner = braintrace.compile(Layer(once), "d_rtrl", XS[0], batch_size=BATCH)
-    learner(XS[0])
-    before = learner.functional().state()
-    (ax,) = braintrace.plot_traces(learner, "w", XS, sample=1)
-    trace, norms = direct(XS[0]), []
-    for x in XS:
-        trace = DECAY * trace + direct(x)
-        norms.append(np.linalg.norm(trace[1], axis=0))
-    np.testing.assert_allclose(image_of(ax), np.transpose(norms), rtol=1e-5)
-    assert image_of(ax).shape == (UNITS, STEPS)
-    assert (ax.get_title(), ax.get_xlabel(), ax.get_ylabel()) == ("∂h / ∂w", "step", "unit")
-    after = learner.functional().state()
-    for one, other in zip(*map(jax.tree.leaves, (before, after)), strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-def test_the_trace_of_now():
-    learner = braintrace.compile(Layer(once), "d_rtrl", XS[0], batch_size=BATCH)
-    learner(XS[0])
-    (ax,) = braintrace.plot_traces(learner, ("w",))
-    np.testing.assert_allclose(image_of(ax), np.abs(direct(XS[0])[0]).T, rtol=1e-5, atol=1e-7)
-
-
-def test_the_trace_of_a_kernel_is_drawn_over_all_of_space():
-    model = BY_NAME["ConvolutionalLIF"]
-    x = np.random.default_rng(0).normal(size=model.shape).astype(np.float32)
-    learner = braintrace.compile(model.build(), "d_rtrl", x, batch_size=model.shape[0])
-    learner(x)
-    (ax,) = braintrace.plot_traces(learner, "kernel")
-    (trace,) = map(np.asarray, learner.eligibility("kernel").values())
-    expected = np.linalg.norm(trace[0], axis=0).reshape(-1, trace.shape[-1]).T
-    np.testing.assert_allclose(image_of(ax), expected, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("name", "rule", "path", "titles", "units"),
-    [
-        ("LSTMFused", "d_rtrl", "gates", ["∂c / ∂gates/bias", "∂c / ∂gates/weight"], 16),
-        ("Leaky", "rtrl", "w_in", ["∂h / ∂w_in"], 4),
-    ],
-)
-def test_traces_of_other_forms(name, rule, path, titles, units):
-    case = catalogue.BY_NAME[name]
-    xs, _ = case.sequences(2, 3)
-    learner = braintrace.compile(case.build(), rule, xs[0], batch_size=2)
-    found = braintrace.plot_traces(learner, path, xs)
-    assert [ax.get_title() for ax in found] == titles
-    assert [image_of(ax).shape for ax in found] == [(units, 3)] * len(titles)
-    assert all(image_of(ax).max() > 0 for ax in found)
-
-
-class Gains(brainstate.nn.Module):
-    """Three gains that samples share."""
-
-    def __init__(self):
-        super().__init__()
-        self.gains = brainstate.ParamState(jnp.ones(3))
-
-    def init_state(self, batch_size=2):
-        self.h = brainstate.HiddenState(jnp.zeros((batch_size, 3)))
-
-    def update(self, x):
-        self.h.value = 0.5 * self.h.value + braintrace.element_wise(self.gains.value) * x
-        return self.h.value
-
-
-class GainsOfRows(Gains):
-    """The same of two rows of units, without samples."""
-
-    def init_state(self):
-        super().init_state(2)
-
-
-def test_the_trace_of_gains_that_samples_share_is_drawn_for_one_sample():
-    xs = np.random.default_rng(1).normal(size=(4, 2, 3)).astype(np.float32)
-    learner = braintrace.compile(Gains(), "d_rtrl", xs[0], batch_size=2)
-    (ax,) = braintrace.plot_traces(learner, "gains", xs, sample=1)
-    trace = itertools.accumulate(xs[:, 1], lambda before, x: 0.5 * before + x)
-    np.testing.assert_allclose(image_of(ax), np.abs([*trace]).T, rtol=1e-5)
-
-
-def test_the_trace_of_gains_that_rows_share_is_drawn_over_all_of_them():
-    xs = np.random.default_rng(1).normal(size=(4, 2, 3)).astype(np.float32)
-    learner = braintrace.compile(GainsOfRows(), "d_rtrl", xs[0])
-    (ax,) = braintrace.plot_traces(learner, "gains", xs)
-    trace = [*itertools.accumulate(xs, lambda before, x: 0.5 * before + x)]
-    np.testing.assert_allclose(image_of(ax), np.linalg.norm(trace, axis=1).T, rtol=1e-5)
-
-
-def sparse_learner(rows):
-    """An independent recurrent layer of 40 units behind a sparse weight, 3 entries each."""
-    places = np.random.default_rng(0).integers(0, rows, (40, 3))
-    dense = np.zeros((rows, 40), np.float32)
-    dense[places.ravel(), np.repeat(np.arange(40), 3)] = 1.0
-    matrix = csr(dense)
-
-    class Sparse(brainstate.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.w = brainstate.ParamState(matrix.data)
-
-        def init_state(self, batch_size=2):
-            self.h = brainstate.HiddenState(jnp.zeros((batch_size, 40)))
-
-        def update(self, x):
-            drive = braintrace.sparse_matmul(x, self.w.value, sparse_mat=matrix)
-            self.h.value = 0.5 * self.h.value + drive
-            return self.h.value
-
-    return braintrace.compile(
-        Sparse(), "d_rtrl", np.ones((2, rows), np.float32), batch_size=2
-    ), dense
-
-
-def test_a_sparse_weight_has_one_row_for_each_unit():
-    learner, dense = sparse_learner(6)
-    xs = np.random.default_rng(1).normal(size=(4, 2, 6)).astype(np.float32)
-    (ax,) = braintrace.plot_traces(learner, "w", xs, sample=1)
-    trace, norms = np.zeros((6, 40)), []
-    for x in xs:
-        trace = 0.5 * trace + x[1][:, None] * dense
-        norms.append(np.linalg.norm(trace, axis=0))
-    np.testing.assert_allclose(image_of(ax), np.transpose(norms), rtol=1e-5)
-    (ax,) = braintrace.plot_traces(learner, "w")
-    assert image_of(ax).shape == (40, 1)
-
-
-def test_of_a_large_layer_some_units_are_drawn(monkeypatch):
-    learner, _ = sparse_learner(6)
-    xs = np.random.default_rng(1).normal(size=(4, 2, 6)).astype(np.float32)
-    (whole,) = braintrace.plot_traces(learner, "w", xs)
-    monkeypatch.setattr(trace_pictures, "MOST_UNITS", 14)
-    (ax,) = braintrace.plot_traces(learner, "w", xs)
-    np.testing.assert_array_equal(image_of(ax), image_of(whole)[::3])
-    assert ax.get_ylabel() == "unit (14 of 40)"
-
-
-def test_what_cannot_be_drawn():
-    learner = braintrace.compile(Layer(once), "d_rtrl", XS[0], batch_size=BATCH)
-    with pytest.raises(braintrace.OptionError, match="which has no trace"):
-        braintrace.plot_traces(learner, "v", XS)
-    with pytest.raises(braintrace.OptionError, match="compiled for 2 samples"):
-        braintrace.plot_traces(learner, "w", XS, sample=2)
-    with pytest.raises(braintrace.OptionError, match="`learner`"):
-        braintrace.plot_traces(Layer(once), "w", XS)
-    with pytest.raises(braintrace.ShapeError, match="time axis"):
-        braintrace.plot_traces(learner, "w", XS, XS[:1])
-    _, axes = matplotlib.pyplot.subplots(2)
-    with pytest.raises(braintrace.OptionError, match="one for each of '∂h / ∂w'"):
-        braintrace.plot_traces(learner, "w", axes=axes)

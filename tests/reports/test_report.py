@@ -116,3 +116,11 @@ def test_long_names_are_short_in_tables_and_stay_apart(monkeypatch):
     for number in (1, 2):
         assert f"{layer}/syn/synapse(…)/g [{number}]" in printed
     assert f"{layer}/…/other(…)/g" in printed and "tau" not in printed + report._repr_html_()
+
+
+def test_bytes_of_traces_are_known_before_any_trace_exists():
+    """40 GB do not fit in the memory of the machine that runs this."""
+    batch, units = 10_000, 1000
+    x = jnp.zeros((batch, units))
+    learner = braintrace.compile(braintrace.nn.IndRNN(units, units), "d_rtrl", x, batch_size=batch)
+    assert learner.report().carried_bytes >= FLOAT * batch * units**2

@@ -1,8 +1,6 @@
 """The immediate gradient is `jax.grad` of each step, and truncated BPTT that of each window."""
 
-import brainstate
 import catalogue
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -48,35 +46,3 @@ def test_it_reports_and_saves_no_trace():
     with pytest.raises(braintrace.ShapeError, match="'w' is unexpected"):
         learner.algorithm.traces.value = {"w": jnp.zeros(3)}
     assert_states_close(snapshot(learner), saved)
-
-
-class Relaxing(brainstate.nn.Module):
-    """A loop of unknown length follows the state, and perhaps the weight."""
-
-    def __init__(self, of_weight):
-        super().__init__()
-        self.w, self.of_weight = brainstate.ParamState(jnp.ones((2, 3))), of_weight
-
-    def init_state(self, batch_size=None, **_):
-        self.h = brainstate.HiddenState(jnp.ones((batch_size, 3)))
-
-    def update(self, x):
-        drive = x @ self.w.value
-        start = self.h.value + drive if self.of_weight else self.h.value
-        h = jax.lax.while_loop(lambda h: jnp.abs(h).max() > 1, lambda h: h / 2, start)
-        self.h.value = h if self.of_weight else h + drive
-        return self.h.value
-
-
-def test_a_loop_of_unknown_length_behind_a_weight_is_refused_by_name():
-    x = jnp.ones((1, 2))
-
-    def compiled(of_weight, **options):
-        return braintrace.compile(Relaxing(of_weight), "immediate", x, batch_size=1, **options)
-
-    for options in ({"of_weight": True}, {"of_weight": False, "window": 2}):
-        with pytest.raises(braintrace.CompilationError, match=r"`Immediate` .*`while`.*update"):
-            compiled(**options)
-    learner = compiled(of_weight=False)
-    found = learner.etrace_grad(x[None], step_fn=lambda x: learner(x).sum(), reduction="sum")
-    np.testing.assert_array_equal(found[("w",)], np.ones((2, 3)))

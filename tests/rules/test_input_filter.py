@@ -4,7 +4,6 @@ The oracle is the recursion as it stands in the books, with the filtered input w
 embedding, counts of looked-up rows as a one-hot array.
 """
 
-import dataclasses
 import functools
 
 import brainstate
@@ -27,97 +26,24 @@ NUMBERS = RANDOM.normal(size=(LENGTH, BATCH, INPUTS)) * 2
 TOKENS = RANDOM.integers(0, INPUTS, size=(LENGTH, BATCH))
 
 
-def sine(x, weight, *bias):
-    y = jnp.sin(x) @ weight
-    return y + bias[0] if bias else y
+def sine(x, weight):
+    return jnp.sin(x) @ weight
 
 
-def look_up(x, weight, *bias):
-    y = weight[x]
-    return y + bias[0] if bias else y
+def look_up(x, weight):
+    return weight[x]
 
 
-def pull_back_by(impl):
-    def pull_back(x, hidden_dim, weights):
-        def forward(weights):
-            return impl(x, weights["weight"], weights["bias"])
-
-        return jax.vjp(forward, weights)[1](hidden_dim)[0]
-
-    return pull_back
-
-
-def spec(name, impl, input_filter, batched):
-    """An operation that is not linear in ``x``; with a trace of the weight's shape."""
-
-    def init_drtrl(x_var, y_var, weight_vars, n):
-        lead = y_var.aval.shape[:-1]
-        return {k: jnp.zeros((*lead, *v.aval.shape, n)) for k, v in weight_vars.items()}
-
-    return braintrace.ETPPrimitiveSpec(
-        name=name,
-        impl=impl,
-        yw_to_w=lambda f, trace: {
-            "weight": trace["weight"] * f[..., None, :],
-            "bias": trace["bias"] * f,
-        },
-        xy_to_dw=pull_back_by(impl),
-        init_drtrl=init_drtrl,
-        init_pp=lambda x, y, w, n: jnp.zeros((*y.aval.shape, n)),
-        trainable_invars_fn=lambda params: {"weight": 1, "bias": 2},
-        batched=batched,
-        input_filter=input_filter,
-    )
-
-
-def bias_too(product):
-    """``pull_back`` from that of the weight, for a batch or one sample."""
-
-    def pull_back(trace, hidden_dim, weights):
-        trace, hidden_dim = jnp.atleast_2d(trace), jnp.atleast_2d(hidden_dim)
-        return {"weight": product(trace, hidden_dim), "bias": hidden_dim.sum(0)}
-
-    return pull_back
-
-
-def count(trace, x):
-    return trace.at[jnp.arange(len(x)), x].add(1) if x.ndim else trace.at[x].add(1)
-
-
-SINES = braintrace.InputFilter(
-    init=lambda x, y: jnp.zeros(x.aval.shape, y.aval.dtype),
-    add=lambda trace, x: trace + jnp.sin(x),
-    pull_back=bias_too(lambda trace, f: trace.T @ f),
-)
-COUNTS = braintrace.InputFilter(
-    init=lambda x, y: jnp.zeros((*x.aval.shape, INPUTS), y.aval.dtype),
-    add=count,
-    pull_back=bias_too(lambda trace, f: trace.T @ f),
-)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Case:
-    impl: object
-    input_filter: braintrace.InputFilter
-    xs: np.ndarray
-    filtered: np.ndarray
-
-    def operation(self, input_filter, batched=True):
-        name = f"etp_test_{self.impl.__name__}"
-        form = spec(name, self.impl, input_filter, True)
-        if batched:
-            return braintrace.register_primitive_spec(form).bind
-        one = spec(f"{name}_one", self.impl, input_filter, False)
-        both = braintrace.register_primitive_spec(form)
-        return braintrace.register_primitive_spec(dataclasses.replace(one, batched_form=both)).bind
-
-
-CASES = [
-    Case(sine, SINES, NUMBERS, np.sin(NUMBERS)),
-    Case(look_up, COUNTS, TOKENS, np.eye(INPUTS)[TOKENS]),
-]
-each_case = pytest.mark.parametrize("case", CASES, ids=["sine", "embedding"])
+def registered(impl):
+    """A user's operation."""
+    return braintrace.register_primitive_spec(
+        braintrace.ETPPrimitiveSpec(
+            name="etp_test",
+            impl=impl,
+            trace_axes={"weight": ("input", "output")},
+            batched=True,
+        )
+    ).bind
 
 
 @pytest.fixture(autouse=True)
@@ -127,8 +53,6 @@ def registrations():
 
 
 class Leaky(brainstate.nn.Module):
-    """The operation, and a marked product of another function of the same input."""
-
     def __init__(self, operation):
         super().__init__()
         self.operation = operation
@@ -140,7 +64,7 @@ class Leaky(brainstate.nn.Module):
         self.h = brainstate.HiddenState(jnp.zeros((*lead, OUTPUTS)))
 
     def update(self, x):
-        y = self.operation(x, self.weight.value, self.bias.value)
+        y = self.operation(x, self.weight.value) + braintrace.element_wise(self.bias.value)
         self.h.value = DECAY * self.h.value + jnp.tanh(y)
         return self.h.value
 
@@ -150,15 +74,15 @@ def loss(h):
 
 
 @functools.cache
-def recursion(case, resets=()):
-    """The gradient of every step's loss in float64, and that of a window of one step."""
+def recursion(resets=()):
+    """The gradient of each step's loss in float64, and that of a window of one step."""
     h = eps_f = np.zeros((BATCH, OUTPUTS))
     eps_x, seen = np.zeros((BATCH, INPUTS)), np.zeros((BATCH, 1))
     flags = np.zeros((LENGTH, BATCH, 1), bool)
     for step, sample in resets:
         flags[step, sample] = True
     steps, windows = [], []
-    for phi, flag in zip(case.filtered, flags, strict=True):
+    for phi, flag in zip(np.eye(INPUTS)[TOKENS], flags, strict=True):
         h, eps_f, eps_x, seen = (np.where(flag, 0, a) for a in (h, eps_f, eps_x, seen))
         y = phi @ np.float32(WEIGHT) + np.float32(BIAS)
         h = DECAY * h + np.tanh(y)
@@ -182,22 +106,9 @@ def by_name(gradients):
     return {path[-1]: np.asarray(value) for path, value in gradients.items()}
 
 
-def of_the_library(x, weight, bias):
-    """It takes in the steps of a chunk at once."""
-    return braintrace.embedding(x, weight) + braintrace.element_wise(bias)
-
-
-def build(case, batched=True, operation=None, **options):
-    operation = operation or case.operation(case.input_filter, batched)
-    example = jnp.asarray(case.xs[0])
+def build(operation, example, algorithm="es_d_rtrl", **options):
     return braintrace.compile(
-        Leaky(operation),
-        "es_d_rtrl",
-        example,
-        batch_size=BATCH,
-        vmap=not batched,
-        decay_or_rank=ALPHA,
-        **options,
+        Leaky(operation), algorithm, jnp.asarray(example), batch_size=BATCH, **options
     )
 
 
@@ -205,14 +116,10 @@ def step_of(learner):
     return lambda x: loss(learner(x))
 
 
-@pytest.mark.parametrize(
-    "operation",
-    [of_the_library],
-)
-def test_chunks_resets_and_streams_equal_the_recursion(operation):
-    case = CASES[1]
-    learner, xs = build(case, operation=operation), jnp.asarray(case.xs)
-    expected, _ = recursion(case)
+def test_chunks_resets_and_streams_equal_the_recursion():
+    xs = jnp.asarray(TOKENS)
+    learner = build(braintrace.embedding, TOKENS[0], decay_or_rank=ALPHA)
+    expected, _ = recursion()
 
     def gradient(xs, **options):
         step_fn = step_of(learner)
@@ -225,7 +132,7 @@ def test_chunks_resets_and_streams_equal_the_recursion(operation):
     flags[tuple(zip(*resets, strict=True))] = True
     learner.reset_state()
     found = gradient(xs, reset=flags, chunk_size=5)
-    assert_gradients_close(found, summed(recursion(case, resets)[0]), 1e-5, "resets")
+    assert_gradients_close(found, summed(recursion(resets)[0]), 1e-5, "resets")
     of_chunks = learner.algorithm.traces.value["x"]
 
     zeros = {"weight": jnp.zeros_like(WEIGHT), "bias": jnp.zeros(OUTPUTS)}
@@ -236,26 +143,22 @@ def test_chunks_resets_and_streams_equal_the_recursion(operation):
 
     learner.reset_state()
     learner.etrace_online(xs, step_fn=step_of(learner), update_fn=keep, reset=flags)
-    assert_gradients_close(total.value, summed(recursion(case, resets)[0]), 1e-5, "stream")
+    assert_gradients_close(total.value, summed(recursion(resets)[0]), 1e-5, "stream")
     assert_gradients_close(learner.algorithm.traces.value["x"], of_chunks, 1e-5, "traces")
 
 
-@pytest.mark.parametrize(
-    ("case", "window"),
-    [(CASES[0], None), (CASES[1], None), (CASES[1], 1)],
-    ids=["sine", "embedding", "embedding in windows"],
-)
-def test_the_gradient_of_ones_own_loop_equals_the_recursion(case, window):
-    model = Leaky(case.operation(case.input_filter))
+@pytest.mark.parametrize("window", [None, 1])
+def test_the_gradient_of_ones_own_loop_equals_the_recursion(window):
+    model = Leaky(braintrace.embedding)
     brainstate.nn.init_all_states(model, batch_size=BATCH)
     algorithm = braintrace.ES_D_RTRL(model, ALPHA, window=window)
-    algorithm.compile_graph(jnp.asarray(case.xs[0]))
+    algorithm.compile_graph(jnp.asarray(TOKENS[0]))
     weights = model.states(brainstate.ParamState)
     gradient = brainstate.transform.grad(lambda x: loss(algorithm(x)), weights)
     step = brainstate.transform.jit(gradient)
-    steps, windows = recursion(case)
+    steps, windows = recursion()
     expected = steps if window is None else windows
-    for x, wanted in zip(jnp.asarray(case.xs), expected, strict=True):
+    for x, wanted in zip(jnp.asarray(TOKENS), expected, strict=True):
         assert_gradients_close(by_name(step(x)), wanted, 1e-5, window)
 
 
@@ -263,81 +166,23 @@ BY_PATH = {"rules": {lambda path: True: ("ottt", {"decay": ALPHA})}}
 
 
 @pytest.mark.parametrize("options", [{}, BY_PATH], ids=["of all weights", "of a weight"])
-@each_case
-def test_an_operation_without_a_filter_is_refused_by_name(case, options):
-    bare = dataclasses.replace(case, input_filter=None)
-    with pytest.raises(braintrace.PrimitiveError) as error:
-        build(bare, **options)
-    for part in ("weight", case.impl.__name__, "input_filter", "test_input_filter.py"):
-        assert part in str(error.value)
+@pytest.mark.parametrize(("impl", "xs"), [(sine, NUMBERS), (look_up, TOKENS)])
+def test_an_operation_that_is_not_linear_in_its_input_is_refused_by_name(impl, xs, options):
+    with pytest.raises(braintrace.PrimitiveError, match=r"weight.*test_input_filter.py.*D_RTRL"):
+        build(registered(impl), xs[0], **options)
 
 
-def test_d_rtrl_takes_it_without_a_filter():
+def test_d_rtrl_takes_it():
     """The oracle: an embedding is the product of a one-hot array."""
     xs = jnp.asarray(TOKENS[:3])
 
     def gradient(operation, xs):
-        learner = braintrace.compile(Leaky(operation), "d_rtrl", xs[0], batch_size=BATCH)
-        return learner.etrace_grad(xs, step_fn=lambda x: loss(learner(x)), reduction="sum")
+        learner = build(operation, xs[0], "d_rtrl")
+        return learner.etrace_grad(xs, step_fn=step_of(learner), reduction="sum")
 
-    found = gradient(CASES[1].operation(None), xs)
+    found = gradient(registered(look_up), xs)
     expected = gradient(braintrace.matmul, jnp.eye(INPUTS)[xs])
     assert_gradients_close(found, expected, 1e-5, "embedding")
-
-
-@each_case
-def test_check_primitive_tells_whether_the_filter_is_right(case, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "1000")
-    wrong = braintrace.InputFilter(
-        case.input_filter.init,
-        lambda trace, x: 0.5 * case.input_filter.add(trace, x),
-        case.input_filter.pull_back,
-    )
-    for rule, is_right in ((case.input_filter, True), (None, False), (wrong, False)):
-        with restored_registries():
-            primitive = braintrace.register_primitive_spec(spec("etp_test", case.impl, rule, True))
-            report = braintrace.check_primitive(primitive, case.xs[0], WEIGHT, BIAS)
-        assert report.ok is is_right, str(report)
-        checks = {(check.rule, check.key): check.agrees for check in report.checks}
-        assert checks.pop(("filter of x", "weight")) is is_right
-        # A rule for integers fails for all operands where the filtered input is a number.
-        assert checks.pop(("filter of x", "bias")) or rule is None
-        assert all(checks.values()), str(report)
-        assert ("needs an `input_filter`" in str(report)) is (rule is None)
-
-
-WRONG_FILTERS = [
-    ({"init": lambda x, y: jnp.zeros(x.aval.shape, int)}, "`input_filter.init` of `etp_test_sine`"),
-    ({"init": lambda x, y: jnp.zeros(INPUTS)}, r"`input_filter.init`.*size 3, the batch"),
-    ({"add": lambda trace, x: trace[0]}, r"`input_filter.add`.*expected \(3, 5\)"),
-    ({"pull_back": lambda trace, f, w: {"weight": trace.T @ f}}, r"the keys \['weight'\]"),
-    ({"add": lambda trace, x, scale: trace}, "`input_filter.add` of `etp_test_sine` fails"),
-]
-
-
-@pytest.mark.parametrize(("changes", "message"), WRONG_FILTERS)
-def test_a_filter_that_does_not_fit_is_explained(changes, message):
-    case = dataclasses.replace(CASES[0], input_filter=dataclasses.replace(SINES, **changes))
-    with pytest.raises(braintrace.PrimitiveError, match=message):
-        build(case)
-
-
-def test_what_is_no_filter_is_refused():
-    with pytest.raises(braintrace.PrimitiveError, match="`add` of an `InputFilter` is 1; expected"):
-        braintrace.InputFilter(SINES.init, 1, SINES.pull_back)
-    with pytest.raises(braintrace.PrimitiveError, match="must be an `InputFilter`"):
-        CASES[0].operation(lambda trace, x: trace)
-    primitive = braintrace.register_primitive("etp_test_class", sine, batched=True)
-    own = spec("etp_test_class", sine, SINES, True)
-    rules = {k: getattr(own, k) for k in ("yw_to_w", "xy_to_dw", "init_drtrl", "init_pp")}
-    with pytest.raises(braintrace.PrimitiveError, match="must be an `InputFilter`"):
-        primitive.register_etp_rules(**rules, input_filter=1)
-    primitive.register_etp_rules(**rules, input_filter=SINES)
-    assert braintrace.get_primitive_spec(primitive).input_filter is SINES
-    with pytest.raises(braintrace.PrimitiveError, match="`batched_form` `etp_test_sine` has none"):
-        form = braintrace.register_primitive_spec(spec("etp_test_sine", sine, None, True))
-        one = spec("etp_test_one", sine, SINES, False)
-        braintrace.register_primitive_spec(dataclasses.replace(one, batched_form=form))
 
 
 def add(total, column):
@@ -373,11 +218,10 @@ STRUCTURES += [(k, f, False) for k, f in NOT_LINEAR.items()]
 def test_jax_knows_what_is_linear(name, impl, is_linear):
     """No declaration, and no numbers: the first test would not see `clip` at a million."""
 
-    def with_bias(x, weight, bias):
-        return impl(x, weight) + bias
+    def operation(x, weight):
+        return impl(x, weight)
 
-    own = spec("etp_test", with_bias, None, True)
-    model = Leaky(braintrace.register_primitive_spec(own).bind)
+    model = Leaky(registered(operation))
     brainstate.nn.init_all_states(model, batch_size=BATCH)
     algorithm = braintrace.ES_D_RTRL(model)
     if is_linear:

@@ -6,12 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import test_input_filter
 from assertions import assert_gradients_close
 from drivers import build_learner, named, weights_of
 from marks import spike
-from operation_cases import BATCH, by_name, loss
-from ops_catalogue import restored_registries
+from operation_cases import BATCH
 
 import braintrace
 
@@ -114,33 +112,6 @@ def test_the_network_of_the_paper_with_every_driver():
     own = brainstate.transform.jit(own)
     for x, target, expected in zip(xs[:2], targets[:2], steps, strict=False):
         assert_gradients_close(named(own(x, target)), expected, 1e-5, "a gradient of one's own")
-
-
-def test_an_operation_says_what_is_filtered_of_its_input():
-    """Counts of looked-up rows; an operation that does not say is refused."""
-    case = test_input_filter.CASES[1]
-    xs = jnp.asarray(case.xs)
-
-    def compiled(input_filter):
-        model = test_input_filter.Leaky(case.operation(input_filter))
-        size = test_input_filter.BATCH
-        return braintrace.compile(model, "ottt", xs[0], batch_size=size, decay=DECAY)
-
-    with restored_registries():
-        learner = compiled(case.input_filter)
-        found = learner.etrace_grad(
-            xs, step_fn=lambda x: loss(learner(x)), reduction="sum", chunk_size=3
-        )
-    with restored_registries(), pytest.raises(braintrace.PrimitiveError, match="OTTT filters"):
-        compiled(None)
-    weight, bias = np.float32(test_input_filter.WEIGHT), np.float32(test_input_filter.BIAS)
-    h, eps_x, total, of_bias = np.zeros((3, 4)), np.zeros((3, 5)), 0.0, 0.0
-    for phi in case.filtered:
-        y = phi @ weight + bias
-        h, eps_x = LEAK * h + np.tanh(y), DECAY * eps_x + phi
-        factor = np.asarray(jax.grad(loss)(h)) * (1 - np.tanh(y) ** 2)
-        total, of_bias = total + eps_x.T @ factor, of_bias + factor.sum(0)
-    assert_gradients_close(by_name(found), {"weight": total, "bias": of_bias}, 1e-5)
 
 
 def test_traces_are_filters_of_inputs_and_what_is_read_late():

@@ -369,7 +369,7 @@ OF_OTHER_VERSIONS = {*_names("""
 """)}
 """Elementwise functions and moves that no version of JAX in use exports."""
 
-OF_THE_LIBRARY = {"braintrace_unsharded", "one_way", "with_derivative_of", "zeros_mapped_like"}
+OF_THE_LIBRARY = {"braintrace_unsharded", "with_derivative_of", "zeros_mapped_like"}
 
 COUPLED = {*_names("""
     after_all all_gather all_to_all approx_top_k axis_index bitcast_convert_type call

@@ -43,11 +43,7 @@ OLDEST = [
 """Rules that most tests list by themselves, with options of their own."""
 
 OTHERS = [
-    Rule(
-        braintrace.Immediate,
-        oracles.immediate,
-        refused={"LeakInInnerLoops": "`Immediate` .* `while` loop of unknown length"},
-    ),
+    Rule(braintrace.Immediate, oracles.immediate),
     Rule(braintrace.SnAp, functools.partial(oracles.dense_d_rtrl, snap=True)),
     Rule(braintrace.OTTT, functools.partial(oracles.dense_ottt, decay=0.7), {"decay": 0.7}),
 ]

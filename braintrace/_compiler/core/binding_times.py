@@ -17,7 +17,7 @@ def data_of(traced: TracedModel, analysis: Analysis) -> set[Var]:
 def time_of_leaf(leaf: StateLeaf | None) -> BindingTime:
     """Return the binding time of an input of the step.
 
-    ``None`` means an argument of the step, or the result of a callback.
+    ``None`` means an argument of the step.
     """
     return BindingTime.DATA if leaf is None else time_of(leaf.kind, leaf.out_var is not None)
 

@@ -4,14 +4,13 @@ Full-Jacobian rules need it. It includes the equations where parameters enter. A
 depend on each other, or that has no derivative, is refused.
 """
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import jax.numpy as jnp
 
 from ..._errors import CompilationError
 from ..._graph.batch import Batch
-from ..._graph.flat_state import FlatState, Layer, ParameterUse
+from ..._graph.flat_state import FlatState, Layer
 from ..._graph.traced_model import StateLeaf, TracedModel
 from ..._jax import is_var, source_line
 from ..core.backward_rules import nonlinear_uses
@@ -19,11 +18,7 @@ from ..groups.grouped_step import GroupedStep
 from ..reports.untraced import carried_without_a_trace
 from .layers import HiddenStates
 from .parameter_uses import new_vars, reached_by_parameters, uses_of_parameters
-from .reverse_mode import check_reverse_mode
-from .sample_axes import SampleAxes, sample_axes_of
-
-MOST_CHOICES = 16
-"""Number of choices of batch axes to try. The first one is nearly always right."""
+from .sample_axes import sample_axes_of
 
 
 def flattened_state(
@@ -59,7 +54,7 @@ def flattened_state(
     # One sample is always correct: it contains all states, including states shared by all samples.
     is_one = batch.samples is None or (None in axes and not is_given)
     count = 1 if is_one else batch.samples or 1
-    proof = _verified(step, leaves, uses, count, _choices(batch, leaves, count))
+    proof = sample_axes_of(traced, analysis, leaves, uses, count, axes)
     if proof.coupled is not None:
         raise CompilationError(
             f"`{rule}` follows each sample separately, but hidden state '{proof.coupled.name}' of "
@@ -75,38 +70,6 @@ def flattened_state(
         reached=reached_by_parameters(step, leaves, layers),
         layers=tuple(_layer(layer, leaves) for layer in layers),
     )
-
-
-def _choices(
-    batch: Batch, leaves: Sequence[StateLeaf], count: int
-) -> Iterator[tuple[int | None, ...]]:
-    """Yield the batch axes that the states may have.
-
-    The rows of operations may not determine the axis of a state. The derivative of the step does:
-    an axis with the size of the batch is the batch axis if the samples along it are independent.
-    """
-    choices: list[list[int | None]] = []
-    for leaf in leaves:
-        places: list[int | None] = [batch.axis(leaf)]
-        if places == [None] and leaf.path in batch.unclear:
-            places = [place for place, size in enumerate(leaf.shape) if size == count] or places
-        choices.append(places)
-    return itertools.islice(itertools.product(*choices), MOST_CHOICES)
-
-
-def _verified(
-    step: GroupedStep,
-    leaves: Sequence[StateLeaf],
-    uses: Sequence[ParameterUse],
-    count: int,
-    choices: Iterator[tuple[int | None, ...]],
-) -> SampleAxes:
-    """Return the first batch axes with independent samples, or the last ones tried."""
-    for axes in choices:
-        sample_axes = sample_axes_of(step.traced, step.analysis, leaves, uses, count, axes)
-        if sample_axes.coupled is None:
-            break
-    return sample_axes
 
 
 def _layer(states: HiddenStates, leaves: Sequence[StateLeaf]) -> Layer:
@@ -139,9 +102,6 @@ def _check_derivatives(step: GroupedStep, leaves: Sequence[StateLeaf], rule: str
             )
     starts = [leaf.in_var for leaf in (*leaves, *traced.parameters)]
     descendants = analysis.gradient_descendants(starts)
-    outputs = [atom for atom in traced.output_atoms if is_var(atom)]
-    ends = [*new_vars(leaves), *outputs]
-    check_reverse_mode(analysis, starts, ends, rule)
     for equation, operands in nonlinear_uses(analysis, new_vars(leaves)):
         if not descendants.isdisjoint(atom for atom in operands if is_var(atom)):
             raise CompilationError(

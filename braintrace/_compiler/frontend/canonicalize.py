@@ -5,7 +5,6 @@
 - make broadcasts explicit, so that an elementwise equation has operands of one shape only, and
   every fan-out has its own variable; a product without a sum (an outer product,
   ``einsum('bh,h->bh')``) is such an equation;
-- hoist loop-invariant broadcasts out of loops;
 - lower a branch that contains an ETP operation to all its cases and a ``select``;
 - unroll a scan of known length that contains one.
 """
@@ -22,7 +21,6 @@ from ..._jax import Equation, bind, is_tracer, source_line
 from ..._jaxpr import Rule, RunBody, evaluate_inlined, loop_of
 from ..._jaxpr.dataflow import ELEMENTWISE
 from ..._jaxpr.dataflow.bilinear import dot_letters
-from .invariants import without_invariants
 
 
 def rewriting(unroll_limit: int) -> Rule:
@@ -57,8 +55,6 @@ def spell_out_broadcasts(
     """Run an equation with explicit broadcasts; ``None`` to keep it as it is."""
     if equation.primitive.name == "dot_general":
         return _as_product(equation, operands)
-    if equation.primitive.name in ("scan", "while"):
-        return without_invariants(equation, operands, spell_out_broadcasts)
     if equation.primitive.name not in ELEMENTWISE or len(equation.outvars) != 1:
         return None
     shape = equation.outvars[0].aval.shape

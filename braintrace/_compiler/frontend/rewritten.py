@@ -45,6 +45,5 @@ def with_program(traced: TracedModel, new: Program) -> TracedModel:
         program=new,
         leaves=leaves,
         argument_vars=new.in_vars[:arguments],
-        callback_results=tuple(renamed[id(var)] for var in traced.callback_results),
         output_atoms=new.out_atoms[: len(traced.output_atoms)],
     )

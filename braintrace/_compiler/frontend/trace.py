@@ -18,7 +18,14 @@ from ..._brainstate import StatefulTrace, trace_stateful
 from ..._errors import CompilationError
 from ..._foreign import in_words
 from ..._graph import Diagnostic, StateLeaf, TracedModel
-from ..._jax import ClosedJaxpr, is_tracer, open_jaxpr, trace_to_jaxpr
+from ..._jax import (
+    ClosedJaxpr,
+    every_equation,
+    is_tracer,
+    open_jaxpr,
+    source_line,
+    trace_to_jaxpr,
+)
 from ..._jaxpr import Program, Rule, inlined, program_of
 from ..._typing import Path, PyTree, path_name
 from ..marking.marks import Marking, with_marks
@@ -139,6 +146,7 @@ def _traced_update(
     with in_words(CompilationError, lambda: call_of_update(model, arguments)):
         step = trace_stateful(model.update, *arguments, refuse=refuse)
     _refuse_leaked_tracers(step.jaxpr)
+    _refuse_answers(step.jaxpr)
     return step
 
 
@@ -204,6 +212,17 @@ def _refuse_leaked_tracers(closed: ClosedJaxpr) -> None:
             "transformation, so the written value is lost. Use `brainstate.transform.for_loop`, "
             "`scan`, `cond`, `while_loop`, `vmap` or `jit` instead: they carry States."
         )
+
+
+def _refuse_answers(closed: ClosedJaxpr) -> None:
+    for equation in every_equation(closed):
+        if equation.primitive.name == "io_callback" and equation.outvars:
+            raise CompilationError(
+                "`update` reads the result of an `io_callback` "
+                f"({source_line(equation)}). A step is evaluated several times, for its outputs "
+                "and for derivatives, and each time the callback could answer differently. Pass "
+                "the value as an argument of `update`, or use `jax.pure_callback`."
+            )
 
 
 def _state_leaves(

@@ -105,4 +105,4 @@ def _parameters(inputs: Sequence[Var], by_var: Mapping[Var, StateLeaf]) -> tuple
 
 
 def _name(var: Var, by_var: Mapping[Var, StateLeaf]) -> str:
-    return by_var[var].name if var in by_var else "an argument of `update` or a callback"
+    return by_var[var].name if var in by_var else "an argument of `update`"

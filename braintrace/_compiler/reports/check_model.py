@@ -1,15 +1,15 @@
 """Checks that a model can learn online."""
 
-import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import brainstate
 import jax
-import numpy as np
 
 from ..._errors import CompilationError, DtypeError
 from ..._graph import FOLLOWS_ALL, Diagnostic, HiddenParamOpRelation, Jacobian, TracedModel
-from ..._jax import is_tracer
+from ..._jax import is_var, source_line
+from ..._jaxpr import carries_derivative
+from ..._jaxpr.dataflow import CONSTANT
 from ..._typing import path_name
 from ..groups.grouped_step import GroupedStep
 from .lost_marks import WITHOUT_MARKS
@@ -17,35 +17,14 @@ from .lost_marks import WITHOUT_MARKS
 
 def check_parameters(model: brainstate.nn.Module) -> None:
     """Refuse parameters that cannot learn."""
-    leaves = [
-        (path, jax.numpy.asarray(leaf))
-        for path, state in model.states(brainstate.ParamState).items()
-        for leaf in jax.tree.leaves(state.value)
-    ]
-    for path, leaf in leaves:
-        if not jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact):
-            raise DtypeError(
-                f"Parameter '{path_name(path)}' of shape {tuple(leaf.shape)} has dtype "
-                f"{leaf.dtype}; a parameter that learns must be floating-point. Convert "
-                "it, or keep it in a State that is not a `ParamState`."
-            )
-    known = [(path, leaf) for path, leaf in leaves if not is_tracer(leaf)]
-    finite = jax.device_get([_is_finite(leaf) for _, leaf in known])
-    for (path, leaf), is_finite in zip(known, finite, strict=True):
-        if not is_finite:
-            raise DtypeError(
-                f"Parameter '{path_name(path)}' of shape {tuple(leaf.shape)} has values that "
-                "are not finite (NaN or infinity). Initialise it again before compiling."
-            )
-
-
-def _is_finite(leaf: jax.Array) -> jax.Array | np.bool:
-    """Test whether all values are finite, without waiting for a remote device.
-
-    NumPy reads an array on a CPU in place; JAX would compile a program for every shape.
-    """
-    is_here = [device.platform for device in leaf.devices()] == ["cpu"]
-    return (np.isfinite(np.asarray(leaf)) if is_here else jax.numpy.isfinite(leaf)).all()
+    for path, state in model.states(brainstate.ParamState).items():
+        for leaf in map(jax.numpy.asarray, jax.tree.leaves(state.value)):
+            if not jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact):
+                raise DtypeError(
+                    f"Parameter '{path_name(path)}' of shape {tuple(leaf.shape)} has dtype "
+                    f"{leaf.dtype}; a parameter that learns must be floating-point. Convert "
+                    "it, or keep it in a State that is not a `ParamState`."
+                )
 
 
 def check_hidden_states(traced: TracedModel) -> None:
@@ -59,16 +38,23 @@ def check_hidden_states(traced: TracedModel) -> None:
             )
 
 
-@contextlib.contextmanager
-def memory_told() -> Iterator[None]:
-    """Name the compiler in the error if a table of elements does not fit into memory."""
-    try:
-        yield
-    except MemoryError as error:
-        raise CompilationError(
-            "The compiler's tables of the elements of hidden states do not fit into memory: "
-            f"{error}. Use fewer units or samples, or a machine with more memory."
-        ) from error
+def check_loops(traced: TracedModel) -> None:
+    """Refuse a ``while`` loop on a gradient path to a hidden state."""
+    program = traced.program
+    written = [leaf for leaf in traced.leaves if leaf.kind == "hidden" and is_var(leaf.out_var)]
+    starts = [leaf.in_var for leaf in (*written, *traced.parameters)]
+    ends = [leaf.out_var for leaf in written]
+    between = program.dependents_of(starts, None, CONSTANT, carries_derivative)
+    between &= program.depends_on(ends, (), CONSTANT, carries_derivative)
+    for index in program.making(between):
+        equation = program.equations[index]
+        if equation.primitive.name == "while":
+            raise CompilationError(
+                f"A gradient path of `update` passes a `while` loop ({source_line(equation)}). A "
+                "loop of unknown length has no derivative backward. Use a loop of known length "
+                "(`scan`, `for_loop`, or `fori_loop` with static bounds), or pass what enters "
+                "the loop through `jax.lax.stop_gradient`."
+            )
 
 
 def check_has_states(model: brainstate.nn.Module, step: GroupedStep) -> None:

@@ -21,7 +21,6 @@ from .pure_step import PureStep
 from .recording import ChunkResult, SourceValues, parameters_with_gradient, recording_of
 from .reverse import ReversePass, reverse_pass
 from .run_loops import run_loops
-from .separate import separated
 from .split import Split, split_step
 from .step_program import (
     ByVar,
@@ -59,7 +58,7 @@ def chunk_runner(
     passes
         Whether derivatives pass from step to step: in windows and under full-Jacobian rules.
     """
-    program = separated(traced_step(step, values, slices))
+    program = traced_step(step, values, slices)
     split, reverse = split_step(program, has_mask, passes), None
     targets = [program.results[0], *(program.written if passes else ())]
     differentiated = parameters_with_gradient(program, targets)

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Collection
 
-from ..._jax import Atom, Var, is_var
+from ..._jax import Var, is_var
 from ..._jaxpr import Program, components
 from .step_program import StepProgram
 
@@ -39,11 +39,6 @@ class Dependences:
         """Test whether a node depends on itself, over the steps."""
         group = self.components[self.component_of[node]]
         return len(group) > 1 or node in self.sources[node]
-
-    def is_in_cycle_of(self, atom: Atom, node: int) -> bool:
-        """Test whether a variable and a node depend on each other."""
-        other = self.node_of.get(atom) if is_var(atom) else None
-        return other is not None and self.component_of[other] == self.component_of[node]
 
 
 def dependences_of(

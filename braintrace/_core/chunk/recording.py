@@ -18,7 +18,6 @@ from typing import TypeVar
 
 import jax
 
-from ..._etrace_op import Concatenation
 from ..._graph import Records
 from ..._jax import Atom, Var, is_var
 from ..._jaxpr import Program, evaluate
@@ -250,29 +249,7 @@ def recording_of(step: StepProgram, split: Split, differentiated: Collection[Var
     differentiated
         The parameters with a gradient outside the traces.
     """
-    written, records = (*split.recorded, *split.hoisted), step.results[2]
-    records = dataclasses.replace(
-        records, x=split_inputs(step.program, records.x, split.of_records)
-    )
-    of_traces = results_of(step, records, split.of_records, split.result_mode)
+    written = (*split.recorded, *split.hoisted)
+    of_traces = results_of(step, step.results[2], split.of_records, split.result_mode)
     has_gradient = tuple(var in differentiated for var in step.parameters)
     return Recording(has_gradient, written, of_traces, split.product_bytes)
-
-
-def split_inputs(
-    program: Program, inputs: Mapping[str, Atom], source: Mapping[Var, Var]
-) -> dict[str, Atom | Concatenation]:
-    """Return inputs of operations; a concatenated input without values over time as its parts."""
-
-    def parts_of(atom: Atom) -> Atom | Concatenation:
-        index = None if not is_var(atom) or atom in source else program.producer.get(atom)
-        if index is None:
-            return atom
-        equation = program.equations[index]
-        if equation.primitive.name == "stop_gradient":
-            return parts_of(equation.invars[0])
-        is_joined = equation.primitive.name == "concatenate"
-        is_last = is_joined and equation.params["dimension"] == len(atom.aval.shape) - 1
-        return Concatenation(tuple(equation.invars)) if is_last else atom
-
-    return {key: parts_of(atom) for key, atom in inputs.items()}

@@ -94,8 +94,6 @@ def split_step(step: StepProgram, has_mask: bool, passes: bool = False) -> Split
     equal = equal_values(step.program, step.probes)
     differentiable = _differentiable(step, passes)
     values = merged(step.program, equal)
-    if not passes:
-        values = _without_effects(values, differentiable)
     loops = _loops(step, values, equal, differentiable)
     known = {var: first for var, first in equal.items() if first in loops.available}
     losses, constant, perturbed = _losses(step, known, differentiable, passes)
@@ -221,19 +219,6 @@ def varying_ancestors(step: StepProgram, targets: PyTree, known: Collection[Var]
     The targets, and the known variables that are met, are included.
     """
     return step.program.depends_on(vars_of(targets), frozenset(known)) & step.varying
-
-
-def _without_effects(program: Program, differentiable: set[Var]) -> Program:
-    """Return a program without the effects of equations whose results have a derivative.
-
-    They run once, where the derivative is taken.
-    """
-
-    def left(equation: Equation) -> Equation:
-        has_derivative = _any_in(equation.outvars, differentiable)
-        return equation.replace(effects=set()) if has_derivative else equation
-
-    return dataclasses.replace(program, equations=tuple(map(left, program.equations)))
 
 
 def _bytes_of_products(step: StepProgram, computed: set[Var], ancestors: set[Var]) -> int:

@@ -2,14 +2,14 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from ..._etrace_op import ETP_PRIMITIVES
-from ..._jax import Atom, Equation, Var, is_var, trace_to_jaxpr
+from ..._jax import Atom, Equation, Var, is_var
 from ..._jaxpr import Program, equal_with_derivatives, inlined, merged, program_of
 from ..._jaxpr.dataflow import DRAWS, PRODUCTS
 from ..._typing import PyTree
@@ -68,35 +68,6 @@ class StepProgram:
         """Return the values of the loop-invariant inputs."""
         given = zip_dict(self.inputs, jax.tree.leaves(values))
         return {var: value for var, value in given.items() if var not in self.carried}
-
-    def retraced(self, run: Callable[..., Sequence[Any]]) -> "StepProgram":
-        """Return the same step with another program.
-
-        Parameters
-        ----------
-        run
-            Returns the values of all outputs from the values of all inputs.
-        """
-        old = self.program
-        closed = trace_to_jaxpr(run, [var.aval for var in old.in_vars])
-        program = program_of(inlined(closed))
-        new = zip_dict(old.in_vars, program.in_vars)
-        tree = jax.tree.structure((self.written, self.results))
-        written, results = jax.tree.unflatten(tree, program.out_atoms)
-
-        def same(variables: tuple[Var, ...]) -> tuple[Var, ...]:
-            return tuple(new[var] for var in variables)
-
-        return StepProgram(
-            program,
-            same(self.parameters),
-            same(self.probes),
-            same(self.inputs),
-            same(self.carried),
-            same(self.slices),
-            written,
-            results,
-        )
 
 
 def traced_step(step: PureStep, values: Values, slices: PyTree) -> StepProgram:

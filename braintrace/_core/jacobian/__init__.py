@@ -1,1 +1,1 @@
-"""Jacobians of a step: per element, as diagonals, through maxima and ``while`` loops."""
+"""Jacobians of a step: per element, as diagonals, through maxima."""

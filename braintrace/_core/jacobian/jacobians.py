@@ -33,7 +33,6 @@ from ..._jax import Atom, Equation, Var, bind, is_var, struct_of
 from ..._jaxpr import Rule, evaluate
 from ..layout import old_state_to_elements, tap_to_outputs, trace_sites, x_key
 from .diagonal import Factors, factors_of, with_diagonals
-from .forward_mode import forward_mode_jacobian, has_while
 from .maxima import bind_differentiable, maxima_of
 
 Inputs: TypeAlias = Mapping[Var, Any]
@@ -238,8 +237,6 @@ def _derivatives(
         value: jax.Array = evaluate(program, [target], at.inputs, overrides, passed)[0]
         return value
 
-    if has_while(program, target):
-        return forward_mode_jacobian(at.graph, group, state, new_state, leaves)
     value, pull_back = jax.vjp(new_state, *leaves.values())
     return dict(zip(leaves, pull_back(jnp.ones_like(value)), strict=True))
 

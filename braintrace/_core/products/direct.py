@@ -11,7 +11,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from ..._etrace_op import Arrays, Concatenation, pull_back
+from ..._etrace_op import Arrays, pull_back
 from ..._graph import ETraceGraph, HiddenGroup, Records, Weights
 from ..layout import TraceSite, trace_sites, x_key
 from .active_outputs import ActiveOutputs, active_outputs_of
@@ -55,9 +55,7 @@ def direct_gradient(
     return gradients
 
 
-def input_of(
-    graph: ETraceGraph, site: TraceSite, records: Records
-) -> jax.Array | Concatenation | None:
+def input_of(graph: ETraceGraph, site: TraceSite, records: Records) -> jax.Array | None:
     """Return the recorded input of an operation, or None if it has no input."""
     has_input = site.relation.x_var is not None
     return records.x[x_key(graph, site.relation)] if has_input else None
@@ -66,7 +64,7 @@ def input_of(
 def _pulled_back(
     site: TraceSite,
     active: ActiveOutputs,
-    x: jax.Array | Concatenation | None,
+    x: jax.Array | None,
     factor: jax.Array,
     weights: Arrays,
 ) -> Arrays:

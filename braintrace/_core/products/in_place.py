@@ -33,7 +33,6 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
-from ..._etrace_op import Concatenation, as_one
 from ..._graph import Traces
 from ..._jax import sharding_dependent
 from ..._typing import PyTree
@@ -171,15 +170,14 @@ def _in_blocks(
         def cut(leaf: jax.Array, axis: int = 0) -> jax.Array:
             return jax.lax.dynamic_slice_in_dim(leaf, start, size, axis)
 
-        def gathered(array: jax.Array | Concatenation) -> jax.Array:
-            block = as_one(jax.tree.map(lambda leaf: jnp.swapaxes(cut(leaf, 1), 0, 1), array))
+        def gathered(array: jax.Array) -> jax.Array:
+            block = jnp.swapaxes(cut(array, 1), 0, 1)
             return jnp.swapaxes(jax.lax.optimization_barrier(block), 0, 1)
 
         def put(leaf: jax.Array, block: jax.Array) -> jax.Array:
             return jax.lax.dynamic_update_slice_in_dim(leaf, block, start, 0)
 
-        recorded = jax.tree.map(gathered, over_time, is_leaf=lambda n: isinstance(n, Concatenation))
-        block = update(recorded, *jax.tree.map(cut, (of_samples, traces)))
+        block = update(jax.tree.map(gathered, over_time), *jax.tree.map(cut, (of_samples, traces)))
         return jax.tree.map(put, traces, block), None
 
     starts = jnp.arange(0, samples, size)

@@ -10,19 +10,15 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable
-from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 
-from ..._etrace_op import Arrays, Concatenation, get_primitive_spec, propagate
+from ..._etrace_op import Arrays, get_primitive_spec, propagate
 from ..._graph import Records
 from ..layout import TraceSite
 from ..zero import as_arrays, is_zero
 from .active_outputs import ActiveOutputs
-
-Input: TypeAlias = jax.Array | Concatenation | None
-"""The inputs of an operation, or None."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +38,7 @@ class Products:
     """
 
     times: Callable[[jax.Array, jax.Array], jax.Array]
-    inputs: Callable[[TraceSite, Input, jax.Array], Input]
+    inputs: Callable[[TraceSite, jax.Array | None, jax.Array], jax.Array | None]
     trace: Callable[[TraceSite, ActiveOutputs, jax.Array, Arrays], Arrays]
 
 
@@ -87,19 +83,14 @@ def _times(factor: jax.Array, value: jax.Array) -> jax.Array:
     return jnp.where(factor == 0, 0, factor * value)
 
 
-def _inputs(site: TraceSite, x: Input, factor: jax.Array) -> Input:
+def _inputs(site: TraceSite, x: jax.Array | None, factor: jax.Array) -> jax.Array | None:
     """Return inputs that are finite where all factors of a step, or sample, are zero."""
+    if x is None or not jnp.issubdtype(x.dtype, jnp.inexact):
+        return x
     lead = 2 if get_primitive_spec(site.relation.primitive).batched else 1
     counts = (factor != 0).any(tuple(range(lead, factor.ndim)))
-
-    def finite(x: jax.Array) -> jax.Array:
-        if not jnp.issubdtype(x.dtype, jnp.inexact):
-            return x
-        of_step = counts.reshape(*counts.shape, *(1,) * (x.ndim - lead))
-        return jnp.where(of_step | jnp.isfinite(x), x, 0)
-
-    result: Input = jax.tree.map(finite, x)
-    return result
+    of_step = counts.reshape(*counts.shape, *(1,) * (x.ndim - lead))
+    return jnp.where(of_step | jnp.isfinite(x), x, 0)
 
 
 def _trace(site: TraceSite, active: ActiveOutputs, factor: jax.Array, trace: Arrays) -> Arrays:

@@ -23,8 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from ..._jax import to_array
-from ..derive import derived_terms, like_operand
-from ..input_filter import InputFilter
+from ..derive import derived_terms
 from ..primitive import get_primitive_spec
 from ..registry import Arrays
 from ..spec import ETPPrimitiveSpec
@@ -57,43 +56,11 @@ def _squared_norms(
     return {"weight": jnp.where(has_row, of_output, 0)}
 
 
-# --- low-pass filter of the input
-
-
-def _init_counts(x_var: Any, y_var: Any, *, rows: int) -> jax.Array:
-    return jnp.zeros((*x_var.aval.shape, rows), y_var.aval.dtype)
-
-
-def _count(counts: jax.Array, indices: jax.Array, *, rows: int) -> jax.Array:
-    def counted(row_counts: jax.Array, index: jax.Array) -> jax.Array:
-        return row_counts.at[index].add(1, mode="drop")
-
-    return (jax.vmap(counted) if indices.ndim else counted)(counts, indices)
-
-
-def _count_steps(
-    counts: jax.Array, indices: jax.Array, factors: jax.Array, *, rows: int
-) -> jax.Array:
-    def counted(row_counts: jax.Array, index: jax.Array, factor: jax.Array) -> jax.Array:
-        return row_counts.at[index].add(factor.astype(row_counts.dtype), mode="drop")
-
-    if indices.ndim == 2:
-        counted = jax.vmap(counted, in_axes=(0, 1, 1))
-    return counted(counts, indices, factors)
-
-
-def _pull_back_counts(
-    counts: jax.Array, hidden_dim: jax.Array, weights: Arrays, *, rows: int
-) -> Arrays:
-    product = jnp.einsum("...i,...o->io", counts.astype(hidden_dim.dtype), hidden_dim)
-    return {"weight": like_operand(product, weights["weight"])}
-
-
 _spec = functools.partial(
     ETPPrimitiveSpec,
     impl=_impl,
     trace_axes={"weight": ("entry", "output")},
-    input_filter=InputFilter(_init_counts, _count, _pull_back_counts, _count_steps),
+    looks_up=True,
     accumulate=_accumulate,
     squared_norms=_squared_norms,
 )

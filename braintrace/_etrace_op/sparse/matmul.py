@@ -81,12 +81,6 @@ def _accumulate(
     return result
 
 
-def _entries_follow_outputs(
-    parts: int, *, sparse_mat: SparsePattern, has_bias: bool = False
-) -> bool:
-    return sparse_mat.parts % parts == 0
-
-
 def _joins_input(
     weights: Arrays,
     shapes: Shapes,
@@ -125,7 +119,6 @@ _spec = functools.partial(
     accumulate=_accumulate,
     trace_axes={"weight": ("entry",), "bias": ("output",)},
     at_entries=_at_entries,
-    entries_follow_outputs=_entries_follow_outputs,
     joins_input=_joins_input,
     input_derivative=_input_derivative,
 )

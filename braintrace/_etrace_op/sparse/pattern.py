@@ -2,7 +2,6 @@
 
 import functools
 import hashlib
-import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,9 +18,6 @@ FEWEST_NEAR, NEAR_PER_LINE = 2**16, 2.5
 rows) that they scatter to. The elements that a block reads from one factor then fit a cache, and
 it reads the other factor in order. With 10^4 columns 2^16 was the best power of two, with 10^5
 2^18."""
-
-
-MOST_TRIED = 2**10
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -50,26 +46,6 @@ class SparsePattern:
     def has_padding(self) -> bool:
         """Whether some entry contributes nothing."""
         return bool((self.rows == self.shape[0]).any())
-
-    @functools.cached_property
-    def parts(self) -> int:
-        """Largest number of equal parts of entries that each reach their part of outputs.
-
-        It is at least 1. Entries stay in order, and so do the outputs.
-        """
-        count = math.gcd(self.nnz, self.shape[1])
-        smallest_last = (count // size for size in range(1, count + 1) if count % size == 0)
-        return next(filter(self._has_parts, smallest_last), 1)
-
-    def _has_parts(self, parts: int) -> bool:
-        outputs, entries = self.shape[1] // parts, self.nnz // parts
-        return outputs > 0 < entries and all(
-            np.all(
-                (self.columns[::stride] == self.shape[1])
-                | (self.columns[::stride] // outputs == np.arange(0, self.nnz, stride) // entries)
-            )
-            for stride in (max(1, self.nnz // MOST_TRIED), 1)  # a few entries refuse most numbers
-        )
 
     @functools.cached_property
     def by_column(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -3,14 +3,13 @@
 Products over many rows go through dense blocks of some columns each, if the blocks are not much
 larger than their entries: segment sums are a hundred times slower. For larger matrices, gradients
 and traces are sums over gathered rows (`sddmm`), and a kernel multiplies several samples
-(`csr_kernel`). The form depends on sizes alone, except for programs on several devices: entries
-that can be sharded with their outputs are sharded (`sorted_by_column`).
+(`csr_kernel`). The form depends on sizes alone.
 """
 
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -19,7 +18,7 @@ import numpy as np
 
 from ..._jax import sharding_dependent
 from ..sums import sum_over_samples
-from . import csr_kernel, sorted_by_column
+from . import csr_kernel
 from .pattern import SparsePattern
 from .sddmm import is_large, sddmm
 
@@ -42,7 +41,7 @@ memory."""
 def product(x: Any, weight: Any, sparse_mat: SparsePattern) -> Any:
     """Return ``x @ sparse(weight)`` of inputs ``(..., in)``."""
     form = _product_dense if _is_dense_enough(x, sparse_mat) else product_of_entries
-    return _sharded(sorted_by_column.product, form, x, weight, sparse_mat)
+    return form(x, weight, sparse_mat)
 
 
 def product_on_one_cpu(x: Any, weight: Any, sparse_mat: SparsePattern) -> Any:
@@ -58,23 +57,18 @@ def _is_dense_enough(x: Any, sparse_mat: SparsePattern) -> bool:
 
 def entry_gradients(x: Any, hidden_dim: Any, sparse_mat: SparsePattern) -> Any:
     """Return the sums over samples of input times cotangent, for every entry."""
-    x = x.astype(hidden_dim.dtype)
-    return _sharded(_summed_by_column, _summed, x, hidden_dim, sparse_mat)
+    return _summed(x.astype(hidden_dim.dtype), hidden_dim, sparse_mat)
 
 
 def terms_of_steps(x: Any, hidden_dim: Any, sparse_mat: SparsePattern) -> Any:
     """Return the sums over steps of input times factor, for every sample and entry."""
-    operands = x.astype(hidden_dim.dtype), hidden_dim, sparse_mat
-    return _sharded(_accumulated_by_column, _accumulated, *operands).astype(hidden_dim.dtype)
+    terms = _accumulated(x.astype(hidden_dim.dtype), hidden_dim, sparse_mat)
+    return terms.astype(hidden_dim.dtype)
 
 
 def of_entries(of_outputs: Any, sparse_mat: SparsePattern) -> Any:
     """Return for every entry the value of its output."""
-
-    def picked(of_outputs: Any, sparse_mat: SparsePattern) -> Any:
-        return _at(of_outputs, sparse_mat.columns, sparse_mat)
-
-    return _sharded(sorted_by_column.of_entries, picked, of_outputs, sparse_mat)
+    return _at(of_outputs, sparse_mat.columns, sparse_mat)
 
 
 # --- choice of the form
@@ -84,16 +78,6 @@ def _pays(sparse_mat: SparsePattern, x: Any, cells_per_entry: int) -> bool:
     """Test whether a product over the rows of ``x`` is faster through dense blocks."""
     is_dense = math.prod(sparse_mat.shape) <= cells_per_entry * sparse_mat.nnz
     return is_dense and math.prod(x.shape[:-1]) >= FEWEST_ROWS
-
-
-def _sharded(by_column: Callable[..., Any], whole: Callable[..., Any], *operands: Any) -> Any:
-    """Run one of two forms, depending on whether the matrix entries may be sharded."""
-    *arrays, sparse_mat = operands
-    whole = functools.partial(whole, sparse_mat=sparse_mat)
-    if sparse_mat.parts == 1:
-        return whole(*arrays)
-    by_column = functools.partial(by_column, sparse_mat=sparse_mat)
-    return sharding_dependent(*arrays, sharded=by_column, unsharded=whole)
 
 
 # --- the product
@@ -157,12 +141,6 @@ def _summed(x: Any, hidden_dim: Any, sparse_mat: SparsePattern) -> Any:
     return _sum_of_terms(x, hidden_dim, sparse_mat)
 
 
-def _summed_by_column(x: Any, hidden_dim: Any, sparse_mat: SparsePattern) -> Any:
-    if hidden_dim.ndim == 2 and len(hidden_dim) > 1:
-        return sorted_by_column.sddmm(x, hidden_dim, sparse_mat)
-    return _sum_of_terms(x, hidden_dim, sparse_mat)
-
-
 def _sum_of_terms(x: Any, hidden_dim: Any, sparse_mat: SparsePattern) -> Any:
     terms = functools.partial(_terms, sparse_mat=sparse_mat)
     return sum_over_samples(lambda rows: terms(*rows), (x, hidden_dim), hidden_dim.ndim - 1)
@@ -185,12 +163,6 @@ def _gradients_in_blocks(x: Any, hidden_dim: Any, sparse_mat: SparsePattern) -> 
 def _accumulated(x: Any, hidden_dim: Any, sparse_mat: SparsePattern) -> Any:
     if is_large(sparse_mat, len(hidden_dim)):
         return sddmm(x, hidden_dim, sparse_mat)
-    return _terms(x, hidden_dim, sparse_mat).sum(0)
-
-
-def _accumulated_by_column(x: Any, hidden_dim: Any, sparse_mat: SparsePattern) -> Any:
-    if len(hidden_dim) > 1:
-        return sorted_by_column.sddmm(x, hidden_dim, sparse_mat)
     return _terms(x, hidden_dim, sparse_mat).sum(0)
 
 

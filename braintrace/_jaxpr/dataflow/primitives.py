@@ -227,7 +227,7 @@ TABLE: Mapping[str, Entry] = {
         acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz cos cosh
         device_put digamma erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac
         integer_pow le lgamma log log1p log2 logistic lt max min mulhi nextafter one_minus_square
-        one_way optimization_barrier pcast polygamma population_count pow pvary random_gamma_grad
+        optimization_barrier pcast polygamma population_count pow pvary random_gamma_grad
         regularized_incomplete_beta rem round rsqrt sharding_constraint shift_left
         shift_right_arithmetic shift_right_logical sign sin sinh sqrt square tan tanh
         with_derivative_of xor zeta

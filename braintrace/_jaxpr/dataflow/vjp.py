@@ -14,13 +14,11 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-from ..._jax import AnyJaxpr, Atom, Equation, bind, open_jaxpr, trace_to_jaxpr
-from ..bodies import loop_of
-from ..evaluate import evaluate_all
+from ..._jax import AnyJaxpr, Atom, Equation, bind, trace_to_jaxpr
 from ..program import carries_derivative, program_of
 from .constants import Constants
-from .flow import Question, fixpoint, flows_of_outputs
-from .lattices import Flow, Lattice, joined
+from .flow import Question, flows_of_outputs
+from .lattices import Flow, Lattice
 from .primitives import CONSTANT, ELEMENTWISE
 
 Run: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
@@ -117,12 +115,6 @@ def _vjp_of_alike(key: _Alike) -> Vjp:
     return _vjp(lambda values: bind(equation, values), equation.invars, equation.outvars)
 
 
-@functools.lru_cache(maxsize=64)
-def _vjp_of_body(jaxpr: AnyJaxpr) -> Vjp:
-    opened, _ = open_jaxpr(jaxpr)
-    return _vjp(lambda values: evaluate_all(jaxpr, values, {}), opened.invars, opened.outvars)
-
-
 def _vjp(run: Run, operands: Sequence[Atom], results: Sequence[Atom]) -> Vjp:
     inputs = tuple(i for i, atom in enumerate(operands) if carries_derivative(atom))
     outputs = tuple(k for k, atom in enumerate(results) if carries_derivative(atom))
@@ -177,8 +169,6 @@ def flows_back(
         return list(cotangents)
     if name in ELEMENTWISE:
         return _elementwise(lattice, equation, cotangents)
-    if name == "while":
-        return _while(lattice, constants, equation, cotangents)
     return vjp_of(equation).flows(lattice, constants, equation.invars, cotangents)
 
 
@@ -199,22 +189,3 @@ def _narrowed(lattice: Lattice, flow: np.ndarray, shape: Sequence[int]) -> np.nd
     added = len(whole) - len(shape)
     axes = [*range(added), *(added + i for i, n in enumerate(shape) if n < whole[added + i])]
     return lattice.over(flow, axes).reshape((*shape, *flow.shape[len(whole) :]))
-
-
-def _while(
-    lattice: Lattice, constants: Constants, equation: Equation, cotangents: Sequence[Flow]
-) -> list[Flow] | None:
-    """Follow cotangents around a ``while`` loop, which has no vjp, by its body's vjp."""
-    loop = loop_of(equation, equation.invars)
-    vjp, fixed = _vjp_of_body(loop.body), len(loop.fixed)
-    if vjp.jaxpr is None:
-        return None
-
-    def join(first: Flow, second: Flow) -> Flow:
-        return joined(lattice, [first, second])
-
-    def before(carried: Sequence[Flow]) -> list[Flow]:
-        return vjp.flows(lattice, constants, loop.fixed, carried) or []
-
-    carried = fixpoint(join, lambda after: before(after)[fixed:], cotangents)
-    return [*[None] * len(loop.tested), *before(carried)[:fixed], *carried]

@@ -89,8 +89,6 @@ class Body:
         Tests for sequences whether the new traces can overwrite the old ones.
     finish
         ``(sources, before) -> traces`` of `DeferredTraces` traces.
-    reads_initial
-        Whether it reads the initial values of States even if no step has a flag.
     chunks_by_length
         Chunks of each sequence length so far, with zero initial traces or not.
     check
@@ -106,7 +104,6 @@ class Body:
     take: Callable[[HasZero, Take], LentTraces] = taken
     replaces: Callable[[PyTree, Traces | None], bool] = lambda sequences, traces: True
     finish: Callable[[PyTree, Traces | None], Traces] | None = None
-    reads_initial: bool = False
     chunks_by_length: ChunksByLength = dataclasses.field(default_factory=dict)
     check: Callable[[PyTree], None] | None = None
     notice: Callable[[PyTree, int], None] | None = None

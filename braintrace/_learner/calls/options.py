@@ -1,7 +1,7 @@
 """Options of the learner's methods: name, type, default and check of each in one place.
 
-`Options` is the definition. The methods of a `Learner`, their functional counterparts, `lower`,
-`plan` and `export_step` read names, defaults and checks from it. Type checkers cannot read a
+`Options` is the definition. The methods of a `Learner`, and their functional counterparts
+read names, defaults and checks from it. Type checkers cannot read a
 signature that is created at run time: the ``TypedDict`` classes repeat the types for them, and
 determine which method accepts which options. A test compares both.
 """
@@ -186,12 +186,6 @@ class StreamOptions(LossOptions, total=False):
     nonfinite: str
 
 
-class ExportOptions(StreamOptions, total=False):
-    """Options of `Learner.export_step`."""
-
-    has_aux: bool
-
-
 class LearnOptions(TypedDict, total=False):
     """Options of `Learner.learn`."""
 
@@ -231,7 +225,7 @@ class WatchedPredictOptions(PredictOptions, WatchOptions, total=False):
 
 METHODS = {
     "etrace_grad": frozenset({*GradientOptions.__annotations__, "has_aux", "return_value"}),
-    "etrace_online": frozenset(ExportOptions.__annotations__),
+    "etrace_online": frozenset({*StreamOptions.__annotations__, "has_aux"}),
     "etrace_evolve": frozenset(EvolveOptions.__annotations__),
     "predict": frozenset(PredictOptions.__annotations__),
 }

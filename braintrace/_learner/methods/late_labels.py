@@ -280,7 +280,6 @@ class _Learning:
             states=lambda of_model: [held, *self._states],
             written=lambda items: [items[ids.index(i)] for i in ordered],
             results=lambda found, options: _first(self._online.results(found, options)),
-            reads_initial=self._online.reads_initial,
             check=self._online.check,
             notice=self._online.notice,
         )

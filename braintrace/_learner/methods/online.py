@@ -21,7 +21,6 @@ import saiunit
 from ..._algorithms import CHUNK
 from ..._core.chunk.pure_step import PureStep
 from ..._core.step import as_chunk
-from ..._core.traces import reset_traces
 from ..._core.zero import as_arrays
 from ..._errors import OptionError
 from ..._function_model import gradients_by_path, gradients_for
@@ -90,20 +89,15 @@ class OnlineLearning:
         sequences, mask, (flags, _) = example
         self._length = min(self._options.every, steps_of(sequences))
         differentiate = self._differentiating(learner, example)
-        self._algorithm.requested_resets.prepare(learner.graph.batch)
-        self._has_initial, self._asks = flags is not None, False
+        self._has_initial = flags is not None
         self._run = self._with_update(update_of(learner, self._options), differentiate)
         self._step = self._traced((sequences, flags, mask), self._length)
-        if self._asks and not self._has_initial:  # trace again, with initial values
-            self._has_initial = True
-            self._step = self._traced((sequences, flags, mask), self._length)
         self._step.check_unused(self._algorithm.traces.carried)
         self.body = Body(
             run=self._sequence,
             states=lambda of_model: self._step.others,
             written=self._step.written_of,
             results=self._results,
-            reads_initial=self._asks,
             check=self._check_finite if self._options.nonfinite == "raise" else None,
             notice=self._notice if self._options.nonfinite == "skip" else None,
         )
@@ -227,11 +221,7 @@ class OnlineLearning:
             result, after = differentiate(traces, initial, inputs)
             leaves = by_path(gradients_by_path(algorithm.model, result.gradients))
             self._names = list(map(path_name, leaves))
-            flags, verdict = run_update(algorithm, update, result, after)
-            self._asks = flags is not None
-            if flags is not None and self._has_initial:
-                reset_states(algorithm, initial, flags)
-                after = _reset_if_any(algorithm.compiled.trace_specs, after, flags)
+            verdict = run_update(algorithm, update, result, after)
             if isinstance(verdict, Skip):
                 samples, after = reset_nonfinite(algorithm, verdict, after)
                 verdict = verdict.is_bad, samples
@@ -305,11 +295,3 @@ def _of_single_steps(of_block: Differentiate) -> Differentiate:
         return dataclasses.replace(result, losses=loss, aux=aux), after
 
     return of_step
-
-
-def _reset_if_any(specs: Any, traces: Traces, flags: jax.Array) -> Traces:
-    """Return traces that are reset for some samples; without such samples, they are not read."""
-    result: Traces = jax.lax.cond(
-        jnp.any(flags), lambda: reset_traces(specs, traces, flags), lambda: traces
-    )
-    return result

@@ -20,7 +20,7 @@ from ..._core.probed_step import Probes, pre_step_probe, probes_of_past, zero_pr
 from ..._core.step import as_chunk, chunk_gradient
 from ..._core.window import window_signals
 from ..._core.zero import examples
-from ..._graph import Records, Traces, Weights, inputs_for
+from ..._graph import Records, Traces, Weights
 from ..._runtime.states.model_states import add_to_states
 from ..._typing import PyTree
 from ..calls.chunks import Chunks, chunks_of, over_blocks, over_chunks, steps_of, windows_of
@@ -240,4 +240,4 @@ class SequenceChunk:
         records = self._recording.records(residuals)
         if self._placement is not None:
             records = self._placement.records(records)
-        return dataclasses.replace(records, x=inputs_for(self._method.needs, records.x))
+        return records

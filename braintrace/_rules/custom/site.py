@@ -211,7 +211,7 @@ class OperationSite(Site):
 
     def filtered(self, x_trace: Any, x: Any) -> Any:
         """Return a filter of inputs after one more input."""
-        return None if x is None else add_to_filter(*self.place.operation, x_trace, x)
+        return None if x is None else add_to_filter(self.place.relation.primitive, x_trace, x)
 
     def pull_back(self, x_trace: Any, signal: jax.Array) -> dict[str, jax.Array]:
         """Return the gradient of each operand, with a filter in place of the input."""

@@ -8,10 +8,10 @@ Along a chunk of ``K`` steps, with :math:`\epsilon_x^s = \alpha \epsilon_x^{s-1}
     + \epsilon_x^0 \otimes \alpha g^1, \qquad g^s = f^s + \alpha\, g^{s+1},
 
 and the filter advances once, :math:`\epsilon_x^K = \alpha^K \epsilon_x^0 + \sum_s \alpha^{K-s}
-\phi(x^s)`. This form is used for operations that can add several steps to a filter at once. An
-embedding then adds only to the rows that it has looked up, while a filter at each step updates all
-rows: sequences of 64 steps and 8 samples with a table of 10,000 rows take 10 times as long with it,
-of 128 steps and 16 samples with 200 rows 1.4 times (CPU, 2026-11-25).
+\phi(x^s)`. This form is used for embeddings, which then add only to rows that they have looked up.
+A filter at each step updates all rows: sequences of 64 steps and 8 samples with a table of 10,000
+rows take 10 times as long with it, of 128 steps and 16 samples with 200 rows 1.4 times (CPU,
+2026-11-25).
 """
 
 import jax
@@ -26,30 +26,21 @@ from ..._core.time_loops import scan_over_time
 from ..._core.zero import as_arrays, is_zero, widened
 from ..._etrace_op import (
     Arrays,
-    Concatenation,
-    add_steps_to_filter,
+    count_steps,
     get_primitive_spec,
     pull_back,
     pull_back_filtered,
-    takes_in_steps,
 )
 from ..._graph import ETraceGraph, HiddenParamOpRelation, Records, Weights
-from ..._jaxpr.dataflow import Kind
-from .input_filters import inputs_of, kinds_of_gradients, rows_of_samples
+from .input_filters import inputs_of, rows_of_samples
 
 
 def split_filters(graph: ETraceGraph, records: Records, filters: Arrays) -> tuple[Arrays, Arrays]:
     """Return the filters of inputs that advance at each step, and those that advance once."""
     relations = inputs_of(graph)
-    once = {key for key in filters if records.num_steps > 1 and _moves_once(relations[key])}
+    once = {key for key in filters if records.num_steps > 1 and _looks_up(relations[key])}
     stepwise = {key: eps for key, eps in filters.items() if key not in once}
     return stepwise, {key: eps for key, eps in filters.items() if key in once}
-
-
-def _moves_once(relation: HiddenParamOpRelation) -> bool:
-    if not takes_in_steps(relation.primitive):
-        return False
-    return {Kind.LINEAR, Kind.ZERO}.issuperset(kinds_of_gradients(relation))
 
 
 def advanced_filters(graph: ETraceGraph, alpha: float, records: Records, filters: Arrays) -> Arrays:
@@ -61,7 +52,6 @@ def advanced_filters(graph: ETraceGraph, alpha: float, records: Records, filters
         before = widened(as_arrays(stored), wide)
         powers = jnp.asarray(alpha ** np.arange(steps)[::-1], wide)
         x = records.x[x_key(graph, relation)]
-        assert not isinstance(x, Concatenation)  # a rule with filters records one array
         lead = x.shape[: 1 + _lead(relation)]
         factors = jnp.broadcast_to(over_first_axis(powers, len(lead)), lead)
         is_new, before = _reset_rows(graph, key, records), alpha**steps * before
@@ -69,7 +59,7 @@ def advanced_filters(graph: ETraceGraph, alpha: float, records: Records, filters
             later = jax.lax.cummax(is_new.astype(jnp.int8), axis=0, reverse=True) > 0
             factors = jnp.where(jnp.concatenate([later[1:], jnp.zeros_like(later[:1])]), 0, factors)
             before = jnp.where(over_first_axis(later[0], before.ndim), 0, before)
-        after = add_steps_to_filter(relation.primitive, relation.params, before, x, factors)
+        after = count_steps(before, x, factors)
         result[key] = after.astype(stored.dtype)
     return result
 
@@ -142,6 +132,10 @@ def _sites(graph: ETraceGraph, filters: Arrays) -> list[tuple[TraceSite, str]]:
         for site in trace_sites(graph)
         if site.relation.x_var is not None and filter_key(graph, site.relation) in filters
     ]
+
+
+def _looks_up(relation: HiddenParamOpRelation) -> bool:
+    return get_primitive_spec(relation.primitive).looks_up
 
 
 def _lead(relation: HiddenParamOpRelation) -> int:

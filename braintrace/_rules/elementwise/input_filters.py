@@ -1,7 +1,8 @@
 """Low-pass filters of the operations' inputs.
 
 Operations with the same input and the same kind of filter share it; the first of them names it. An
-operation that is not linear in its input declares what is filtered instead (`InputFilter`).
+operation that is not linear in its input is refused, except an embedding: the filter of its one-hot
+input contains counts.
 """
 
 import functools
@@ -17,7 +18,7 @@ from ..._etrace_op import (
     Arrays,
     add_to_filter,
     get_primitive_spec,
-    pull_back_filtered,
+    pull_back,
     zero_filter,
 )
 from ..._graph import ETraceGraph, HiddenParamOpRelation, Role, TraceSpec
@@ -31,40 +32,33 @@ def check_filtered_inputs(graph: ETraceGraph, rule: str) -> None:
     Raises
     ------
     PrimitiveError
-        Naming the rule, and the first operation that is not linear in its input and has no
-        `InputFilter`.
+        Naming the rule, and the first operation that is not linear in its input.
     """
     for relation in graph.hidden_param_op_relations:
         spec = get_primitive_spec(relation.primitive)
-        is_known = spec.linear_in_input or spec.input_filter is not None
+        is_known = spec.linear_in_input or spec.looks_up
         if relation.x_var is None or is_known or _is_linear_in_input(relation):
             continue
         raise PrimitiveError(
             f"{rule} filters the input of '{relation.key}' ({relation.source}), but `xy_to_dw` of "
-            f"`{relation.primitive}` is not linear in that input. Add an `input_filter` to its "
-            "specification, or `linear_in_input=True` if JAX cannot see that it is linear; or "
-            "use `D_RTRL`."
+            f"`{relation.primitive}` is not linear in that input. Use `D_RTRL`, or compute "
+            "the nonlinear function before the operation. If JAX cannot see that it is linear, "
+            "declare `linear_in_input=True`."
         )
 
 
 def _is_linear_in_input(relation: HiddenParamOpRelation) -> bool:
-    try:
-        kinds = kinds_of_gradients(relation)
-    except Exception:  # a rule for integers, such as indices, may fail for other dtypes
-        return False
-    return Kind.OTHER not in kinds
-
-
-def kinds_of_gradients(relation: HiddenParamOpRelation) -> list[Kind]:
-    """Return how the gradients of an operation's weights depend on the filter of its input."""
     operation = relation.primitive, relation.params
     weights = {name: struct_of(var.aval) for name, var in relation.trainable_vars.items()}
 
     def pulled_back(x: jax.Array, factor: jax.Array, weights: Arrays) -> Arrays:
-        return pull_back_filtered(*operation, x[None], factor[None], weights)
+        return pull_back(*operation, x[None], factor[None], weights)
 
     y = struct_of(relation.y_var.aval)
-    return kinds_of(pulled_back, _shape_of_filter(relation), y, weights)
+    try:
+        return Kind.OTHER not in kinds_of(pulled_back, _shape_of_filter(relation), y, weights)
+    except Exception:  # a rule for integers, such as indices, may fail for other dtypes
+        return False
 
 
 def _shape_of_filter(relation: HiddenParamOpRelation) -> jax.ShapeDtypeStruct:
@@ -120,7 +114,7 @@ def take_in(
     if reset is not None:
         before = _reset_inputs(graph, before, reset)
     taken = {
-        key: add_to_filter(r.primitive, r.params, alpha * before[key], x[x_key(graph, r)])
+        key: add_to_filter(r.primitive, alpha * before[key], x[x_key(graph, r)])
         for key, r in by_key.items()
     }
     return taken, {key: eps.astype(stored[key].dtype) for key, eps in taken.items()}

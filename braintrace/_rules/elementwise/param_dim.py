@@ -65,9 +65,7 @@ from ..._core.resets import at_elements
 from ..._core.zero import as_arrays, is_zero, widened
 from ..._etrace_op import (
     Arrays,
-    Concatenation,
     accumulate,
-    as_one,
     contract,
     get_primitive_spec,
     propagate,
@@ -103,7 +101,7 @@ class ParameterTraces(TraceMethod):
     """
 
     jacobian: Jacobian = "elementwise"
-    needs: ClassVar[frozenset[Record]] = frozenset({"x", "x in parts", "D", "Df"})
+    needs: ClassVar[frozenset[Record]] = frozenset({"x", "D", "Df"})
 
     def check(self, graph: ETraceGraph) -> None:
         """Refuse products whose diagonal depends on the input."""
@@ -323,13 +321,12 @@ def _advanced(
     site: TraceSite,
     weights: Arrays,
     products: Products,
-    over_time: tuple[jax.Array | Concatenation | None, Arrays],
+    over_time: tuple[jax.Array | None, Arrays],
     of_samples: tuple[Decays, jax.Array | None],
     traces: Traces,
 ) -> Traces:
     """Return the traces of one layer of a site, for all samples or some."""
     (x, factors), (decays, is_continued), before = over_time, of_samples, unpack(traces)
-    x = as_one(x)
     if is_continued is not None:  # they are selected, not multiplied by zero: they may be NaN
         before = {key: where_outputs(site, is_continued, trace) for key, trace in before.items()}
     new: dict[str, Arrays] = {}

@@ -1,9 +1,4 @@
-"""Arguments of ``update`` for another batch size.
-
-``init_state`` declares the batch axes of the states. There is no such declaration for the arguments
-of ``update``, and sizes may be equal by accident. `axes_of_arguments` follows each axis of an
-argument to the states.
-"""
+"""Arguments of ``update`` for another batch size: the first axis of that size changes."""
 
 import itertools
 from typing import Any
@@ -11,9 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..._compiler import axes_of_arguments
 from ..._errors import ShapeError
-from ..._graph import ETraceGraph, TracedModel
+from ..._graph import TracedModel
 from .initial_values import Shapes
 
 
@@ -24,14 +18,14 @@ def example_arguments(traced: TracedModel) -> Any:
 
 
 def arguments_for_batch(
-    graph: ETraceGraph, shapes: tuple[Shapes, Shapes], batch_size: int | None
+    traced: TracedModel, shapes: tuple[Shapes, Shapes], batch_size: int | None
 ) -> Any:
     """Return zeros like the arguments of ``update`` for another batch size.
 
     Parameters
     ----------
-    graph
-        The analysed model.
+    traced
+        The traced model.
     shapes
         Shapes of the short-term States of the traced step, and with the new batch size.
     batch_size
@@ -49,17 +43,13 @@ def arguments_for_batch(
             f"{', '.join(map(str, before))}. Call `compile_graph` with an example of these "
             "shapes; reset an algorithm that was compiled inside a map inside the same map."
         )
-    traced = graph.traced
     pairs = zip(itertools.chain(*before), itertools.chain(*after), strict=True)
     old = min((old for old, new in pairs if old != new == batch_size), default=None)
-    is_mapped = traced.batch_size is not None
-    axes = (
-        [0] * len(traced.argument_vars)
-        if is_mapped
-        else axes_of_arguments(traced, graph.batch, old)
-    )
+    old = old if traced.batch_size is None else traced.batch_size
     leaves = []
-    for var, axis in zip(traced.argument_vars, axes, strict=True):
-        shape = [batch_size if i == axis else own for i, own in enumerate(var.aval.shape)]
+    for var in traced.argument_vars:
+        shape = list(var.aval.shape)
+        if old in shape:
+            shape[shape.index(old)] = batch_size
         leaves.append(jnp.zeros(shape, var.aval.dtype))
     return jax.tree.unflatten(traced.argument_tree, leaves)

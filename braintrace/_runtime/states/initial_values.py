@@ -4,7 +4,6 @@ They are a function of the States that ``init_state`` reads (parameters, random 
 for a batch size, as by ``jax.jit``.
 """
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -12,12 +11,10 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
-from ..._arguments import named
 from ..._brainstate import is_watched, trace_stateful
 from ..._errors import ShapeError
 from ..._jax import strongly_typed
 from ..._typing import Path
-from .lru_cache import LRUCache
 
 Shapes = tuple[tuple[int, ...], ...]
 Values: TypeAlias = dict[Path, Any]
@@ -27,9 +24,6 @@ InitialFunction: TypeAlias = Callable[[Sequence[Any]], tuple[Sequence[Any], Valu
 
 Size = int | None
 """A batch size; ``None``: the default of ``init_state``."""
-
-MOST_KEPT = 16
-"""Maximum number of functions that are kept, one per model and batch size."""
 
 
 def fresh_values(
@@ -65,10 +59,10 @@ def shapes_of(values: Mapping[Path, Any]) -> Shapes:
 
 
 class InitialValues:
-    """Initial values of the short-term States of a model, by cached functions."""
+    """Initial values of the short-term States of a model, traced once for each batch size."""
 
     def __init__(self) -> None:
-        self._made: LRUCache[tuple[int, bool, Size], Initialiser] = LRUCache(MOST_KEPT)
+        self._made: dict[tuple[int, bool, Size], Initialiser] = {}
 
     def __call__(
         self, model: brainstate.nn.Module, mapped: bool, size: Size, options: dict[str, Any]
@@ -76,63 +70,31 @@ class InitialValues:
         """Return the initial values for a batch size."""
         if options or is_watched():
             return fresh_values(model, mapped, size, options)
-        return self._initialiser(model, mapped, size)()
+        return self.initialiser(model, mapped, size)()
 
-    def initialiser(
+    def size_of(
         self, model: brainstate.nn.Module, mapped: bool, samples: Size, shapes: Shapes
-    ) -> "Initialiser":
-        """Return the function of initial values with given shapes."""
-        make = functools.partial(self._initialiser, model, mapped)
-        return _first(model, make, lambda made: made.shapes == shapes, mapped, samples, shapes)
+    ) -> Size:
+        """Return the batch size for which ``init_state`` makes states of given shapes."""
+        for size in [samples] if mapped else dict.fromkeys([samples, None]):
+            try:
+                made = self.initialiser(model, mapped, size)
+            except TypeError:  # `init_state` wants a batch size
+                continue
+            if made.shapes == shapes:
+                return size
+        raise ShapeError(
+            f"`{type(model).__name__}.init_state` does not create states of the current shapes, "
+            f"{', '.join(map(str, shapes))}. Call `reset_state` with the batch size of your "
+            "initialisation, inside the same maps."
+        )
 
-    def of_shapes(
-        self,
-        model: brainstate.nn.Module,
-        mapped: bool,
-        samples: Size,
-        shapes: Shapes,
-        options: dict[str, Any],
-    ) -> Values:
-        """Return the initial values with given shapes."""
-        if not (options or is_watched()):
-            return self.initialiser(model, mapped, samples, shapes)()
-        make = lambda size: fresh_values(model, mapped, size, options)  # noqa: E731
-        return _first(model, make, lambda v: shapes_of(v) == shapes, mapped, samples, shapes)
-
-    def _initialiser(self, model: brainstate.nn.Module, mapped: bool, size: Size) -> "Initialiser":
+    def initialiser(self, model: brainstate.nn.Module, mapped: bool, size: Size) -> "Initialiser":
+        """Return the function of initial values for a batch size."""
         key = (id(model), mapped, size)
         if key not in self._made:
             self._made[key] = Initialiser(model, mapped, size)
         return self._made[key]
-
-
-def _first(
-    model: Any,
-    make: Callable[[Size], Any],
-    fits: Callable[[Any], bool],
-    mapped: bool,
-    samples: Size,
-    shapes: Shapes,
-) -> Any:
-    """Return what is made for the number of samples, or for none, if it fits."""
-    for size in [samples] if mapped else dict.fromkeys([samples, None]):
-        try:
-            made = make(size)
-        except TypeError:  # `init_state` wants a batch size
-            continue
-        if fits(made):
-            return made
-    raise ShapeError(
-        f"`{type(model).__name__}.init_state` does not create states of the current shapes, "
-        f"{', '.join(map(str, shapes))}. Call `reset_state` with the batch size of your "
-        "initialisation, inside the same maps."
-    )
-
-
-def failed_init(model: brainstate.nn.Module, batch_size: Size, options: Mapping[str, Any]) -> str:
-    """Return what failed, if ``init_state`` does."""
-    given = named(["batch_size", *options], [batch_size, *options.values()])
-    return f"`init_state` of `{type(model).__name__}` fails for {given}"
 
 
 class Initialiser:

@@ -212,7 +212,6 @@ def _is_shape(value):
 
 
 REFUSED = {
-    "LeakInInnerLoops": "`while` loop of unknown length",
     "DelayedRecurrence": "carries values that depend on weights",
     "DelayedSelfInhibition": "carries values that depend on weights",
     "FilteredReadout": "carries values that depend on weights",

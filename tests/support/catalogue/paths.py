@@ -126,14 +126,8 @@ class LeakInInnerLoops(Cell):
         def small_step(h, _):
             return h + 0.1 * (jnp.tanh(drive) - leak * h), None
 
-        def smaller_step(carry):
-            count, h = carry
-            return count + 1, h - 0.05 * leak * h
-
-        h, _ = jax.lax.scan(small_step, self.h.value, None, length=20)
-        _, h = brainstate.transform.while_loop(lambda carry: carry[0] < 3, smaller_step, (0, h))
-        self.h.value = h
-        return h @ self.w_out.value
+        self.h.value, _ = jax.lax.scan(small_step, self.h.value, None, length=20)
+        return self.h.value @ self.w_out.value
 
 
 @model(

@@ -1,0 +1,30 @@
+"""Public names that have ended, each with its replacement; errors name them for one version."""
+
+_PAGE = "see docs/recipes.md"
+_LATE = "`braintrace.streams.LateLabels`; see docs/time_series.md"
+
+REPLACEMENTS = {
+    "BatchedLearner": f"`jax.vmap` over `learner.functional().step`; {_PAGE}",
+    "Change": "`learner.report()`, before anything is allocated",
+    "InputFilter": "`braintrace.Rule`, a rule of your own; see docs/write_a_rule.md",
+    "Interrupted": "`KeyboardInterrupt`: the learner is in the state after a completed block",
+    "Plan": "`learner.report()`, before anything is allocated",
+    "ProgressiveValidation": _LATE,
+    "RecompilationWarning": "`jax.config.update('jax_log_compiles', True)`",
+    "plan": "`learner.report()`, before anything is allocated",
+    "plot_traces": f"`imshow` of `learner.eligibility(path)`; {_PAGE}",
+    "Learner.export_predict": f"`jax.export` of `learner.functional().predict`; {_PAGE}",
+    "Learner.export_step": f"`jax.export` of `learner.functional().online`; {_PAGE}",
+    "Learner.forecast": _LATE,
+    "Learner.init_forecasts": _LATE,
+    "Learner.learn": _LATE,
+    "Learner.lower": f"`jax.jit(...).lower` of `learner.functional().grad`; {_PAGE}",
+}
+
+
+def missing(owner: str, name: str) -> AttributeError:
+    """Return the error for a missing name of ``braintrace`` or of ``Learner``."""
+    key = name if owner == "braintrace" else f"{owner}.{name}"
+    if key in REPLACEMENTS:
+        return AttributeError(f"`{key}` has ended: use {REPLACEMENTS[key]}.")
+    return AttributeError(f"`{owner}` has no attribute {name!r}.")
