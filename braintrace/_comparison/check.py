@@ -50,7 +50,7 @@ class GradientRow:
 class GradientCheck:
     """Result of `gradient_check`: one row per parameter, and the last row for all parameters.
 
-    ``print`` shows a table; a notebook shows it as HTML.
+    ``print`` shows a table.
 
     Attributes
     ----------

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .._pictures import draw_comparison, in_bytes
-from .._tables import Part, Table, as_html, as_text
+from .._tables import Table, as_html, as_text
 from .check import GradientCheck
 
 _HEADS = ("#", "rule", "window", "cosine", "deviation", "time per step", "temporary", "traces")
@@ -60,7 +60,7 @@ class ComparedRule:
 
 @dataclasses.dataclass(frozen=True)
 class RuleComparison:
-    """Result of `compare_rules`; ``print`` shows a table, and a notebook shows it as HTML.
+    """Result of `compare_rules`; ``print`` shows a table.
 
     Attributes
     ----------
@@ -115,7 +115,7 @@ class RuleComparison:
                 lines.setdefault(row.rule, []).append(point)
         return draw_comparison(lines, ax)
 
-    def _parts(self) -> Iterator[Part]:
+    def _parts(self) -> Iterator[Table | str]:
         rows = list(enumerate((self.bptt, *self.rows)))
         title = f"Gradients over {self.steps:,} steps, compared with backpropagation through time"
         cells = [_cells(number, row) for number, row in rows]

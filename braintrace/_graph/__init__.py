@@ -23,9 +23,9 @@ from .method import TraceMethod as TraceMethod
 from .method import Traces as Traces
 from .method import Weights as Weights
 from .relation import HiddenParamOpRelation as HiddenParamOpRelation
-from .report.make import report_of as report_of
-from .report.report import Report as Report
-from .report.rows import SequenceRow as SequenceRow
+from .report import Report as Report
+from .report import SequenceRow as SequenceRow
+from .report import report_of as report_of
 from .trace_spec import Record as Record
 from .trace_spec import Role as Role
 from .trace_spec import TraceSpec as TraceSpec

@@ -10,7 +10,7 @@ from .._typing import Path
 from .flat_state import operand_key, operands_of
 from .graph_data import GraphData
 from .hidden_group import HiddenGroup
-from .report.make import report_of
+from .report import report_of
 from .trace_spec import specs_of
 from .traced_model import StateLeaf
 

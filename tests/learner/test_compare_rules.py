@@ -384,19 +384,13 @@ def test_the_original_in_the_place_of_the_argument_is_refused():
 # --- the table
 
 
-@pytest.mark.parametrize("width", [40, 60, 80, 300])
-def test_it_is_printed_within_the_width_of_the_terminal(width, monkeypatch):
-    monkeypatch.setenv("COLUMNS", str(width))
-    found = table(*MAIN)
-    many = dataclasses.replace(found, rows=found.rows * 8)
-    lines = str(many).splitlines()
-    assert max(map(len, lines)) <= width
-    for word in ("BPTT", "D_RTRL", "RTRL", "refused", "w_rec"):
-        assert word in str(many)
-    assert str(many).count("Cosine of each parameter") == 1 or width < 300
+def test_it_is_printed():
+    text = str(table(*MAIN))
+    for word in ("BPTT", "D_RTRL", "RTRL", "refused", "w_rec", "Cosine of each parameter"):
+        assert word in text
 
 
-def test_as_data_html_and_a_plot():
+def test_as_data_and_a_plot():
     found = table(*MAIN)
     data = json.loads(json.dumps(found.to_dict()))
     assert data["steps"] == data["length"] == LENGTH
@@ -405,9 +399,6 @@ def test_as_data_html_and_a_plot():
     assert first["cosine"] == found.rows[0].cosine
     assert first["gradient"]["rows"][0]["parameter"] == "bias"
     assert data["bptt"]["seconds"] == found.bptt.seconds
-    page = found._repr_html_()
-    for row in found.rows:
-        assert f"<td>{row.rule}</td>" in page
     ax = found.plot()
     lines = {line.get_label(): line.get_xydata() for line in ax.get_lines()}
     assert set(lines) == {"BPTT", "D_RTRL", "RTRL"}

@@ -1,0 +1,330 @@
+"""Report of a compiled model: which weights learn online, what is cut, and the memory."""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from .._jax import source_line
+from .._tables import Table, as_html, as_text
+from .._typing import path_name
+from .diagnostics import Diagnostic
+from .graph_data import GraphData
+from .hidden_group import HiddenGroup
+from .relation import HiddenParamOpRelation
+from .trace_spec import TraceSpec, specs_of
+
+
+@dataclasses.dataclass(frozen=True)
+class RelationRow:
+    """One weight that learns online.
+
+    Attributes
+    ----------
+    key
+        Name of the relation and of its traces; for a full-Jacobian rule, name of the parameter.
+    operation, source
+        The primitive, and the line of the user's call; ``'any'`` and empty for a parameter.
+    parameters
+        Printed paths of the parameters that its weights depend on.
+    x_shape, y_shape
+        Shape of the operation's input (``None``: no input) and output (``None``: no single output).
+    states
+        The states of every hidden group that it reaches.
+    traces
+        ``(state, array, shape)`` of the stored traces; the state is empty for a trace that follows
+        no single state.
+    stored_bytes, possible_bytes
+        Size of those traces, and of the traces that all states would have.
+    rule
+        The algorithm that carries it, in a model with several.
+    """
+
+    key: str
+    operation: str
+    source: str
+    parameters: tuple[str, ...]
+    x_shape: tuple[int, ...] | None
+    y_shape: tuple[int, ...] | None
+    states: tuple[tuple[str, ...], ...]
+    traces: tuple[tuple[str, str, tuple[int, ...]], ...]
+    stored_bytes: int
+    possible_bytes: int
+    rule: str | None = None
+
+    @property
+    def cells(self) -> list[str]:
+        """The cells of the row."""
+        traces = (f"{state} ({array}): {shape}".lstrip() for state, array, shape in self.traces)
+        listed = ", ".join(traces) or "none needed"
+        return [
+            self.key,
+            *("-" if shape is None else str(shape) for shape in (self.x_shape, self.y_shape)),
+            "; ".join(map(", ".join, self.states)),
+            f"{self.rule}: {listed}" if self.rule else listed,
+            f"{self.stored_bytes:,}",
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupRow:
+    """One hidden group.
+
+    Attributes
+    ----------
+    index, states, shape
+        Number of the group, its states, and the shape of its units.
+    transition
+        ``(from, to)``: the old states that each state reads elementwise in the next step.
+    downstream
+        States that no later step reads, computed from the new values of the others.
+    """
+
+    index: int
+    states: tuple[str, ...]
+    shape: tuple[int, ...]
+    transition: tuple[tuple[str, str], ...]
+    downstream: tuple[str, ...]
+
+    @property
+    def cells(self) -> list[str]:
+        """The cells of the row."""
+        arrows = ", ".join(f"{old}→{new}" for old, new in self.transition) or "none"
+        after = f"; downstream: {', '.join(self.downstream)}" if self.downstream else ""
+        return [str(self.index), ", ".join(self.states), str(self.shape), arrows + after]
+
+
+@dataclasses.dataclass(frozen=True)
+class PlainRow:
+    """One parameter without a trace, and the reason."""
+
+    parameter: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class SequenceRow:
+    """Chunks that one of a learner's methods uses for sequences of one length.
+
+    Attributes
+    ----------
+    method
+        Name of the method.
+    steps
+        Length of the sequence.
+    from_zero
+        Whether the traces before it are known to be zero.
+    chunk_size, chunks
+        Number of steps of a chunk, and number of chunks.
+    record_bytes
+        Size of the residuals of one chunk.
+    budget
+        Largest size allowed for them; ``None`` with a given ``chunk_size``, or for a window.
+    """
+
+    method: str
+    steps: int
+    from_zero: bool
+    chunk_size: int
+    chunks: int
+    record_bytes: int
+    budget: int | None
+
+    @property
+    def cells(self) -> list[str]:
+        """The cells of the row."""
+        numbers = self.steps, self.chunk_size, self.chunks, self.record_bytes, self.budget
+        before = "zero" if self.from_zero else "any"
+        return [self.method, before, *("-" if n is None else f"{n:,}" for n in numbers)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """The weights of a compiled model that learn online, and their memory.
+
+    ``print`` shows it as tables.
+
+    Attributes
+    ----------
+    relations, groups, without_trace, diagnostics
+        Weights with a trace, hidden groups, parameters without a trace, and what is cut.
+    stored_bytes, possible_bytes
+        Size of the traces at the compiled batch size, and their size if structural zeros were
+        stored.
+    readouts, filter_bytes
+        Names of the linear readouts with filters, and the size of these filters.
+    carried_bytes
+        Size of the arrays that a learner's own algorithm carries, in its dtype; ``None`` for a
+        graph.
+    sequences
+        Chunks of the learner's sequences, for every method and length so far.
+    skipped_updates
+        Number of updates that were skipped because a value was not finite.
+    mesh, replicated
+        The mesh of a sharded learner, and the names of hidden states and parameters with replicated
+        outputs although the mesh has an axis for them.
+
+    Examples
+    --------
+    >>> import brainstate, braintrace, jax.numpy as jnp
+    >>> class Leaky(brainstate.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.w = brainstate.ParamState(jnp.ones((2, 3)))
+    ...
+    ...     def init_state(self, batch_size=1):
+    ...         self.h = brainstate.HiddenState(jnp.zeros((batch_size, 3)))
+    ...
+    ...     def update(self, x):
+    ...         self.h.value = 0.5 * self.h.value + braintrace.matmul(x, self.w.value)
+    ...         return self.h.value
+    >>> learner = braintrace.compile(Leaky(), "d_rtrl", jnp.ones((1, 2)), batch_size=1)
+    >>> report = learner.report()
+    >>> report.relations[0].parameters, report.stored_bytes
+    (('w',), 24)
+    """
+
+    relations: tuple[RelationRow, ...]
+    groups: tuple[GroupRow, ...]
+    without_trace: tuple[PlainRow, ...]
+    diagnostics: tuple[Diagnostic, ...]
+    stored_bytes: int
+    possible_bytes: int
+    carried_bytes: int | None = None
+    sequences: tuple[SequenceRow, ...] = ()
+    readouts: tuple[str, ...] = ()
+    filter_bytes: int = 0
+    skipped_updates: int = 0
+    mesh: str | None = None
+    replicated: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return as_text(self._parts())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as dicts, lists, strings and numbers, ready for JSON."""
+        plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self), default=int))
+        return plain
+
+    def _repr_html_(self) -> str:
+        return as_html(self._parts())
+
+    def _parts(self) -> Iterator[Table | str]:
+        heads = ["relation", "x", "y", "hidden states", "traces", "bytes"]
+        rows = [row.cells for row in self.relations]
+        yield Table("Weights with an eligibility trace", heads, rows, numbers=[5])
+        heads = ["group", "states", "shape", "transition"]
+        yield Table("Hidden groups", heads, [row.cells for row in self.groups])
+        plain = [(row.parameter, row.reason) for row in self.without_trace]
+        if plain:
+            title = "Parameters without a trace (gradient of the current step)"
+            yield Table(title, ["parameter", "why"], plain)
+        yield from (f"{d.level}, {d.kind}: {d}" for d in self.diagnostics)
+        yield f"Traces: {self.stored_bytes:,} bytes stored of {self.possible_bytes:,} possible"
+        if self.readouts:
+            yield f"Filters of readouts {', '.join(self.readouts)}: {self.filter_bytes:,} bytes"
+        if self.carried_bytes is not None:
+            yield f"Carried by this learner: {self.carried_bytes:,} bytes"
+        if self.skipped_updates:
+            yield f"Skipped updates, not finite: {self.skipped_updates:,}"
+        if self.mesh is not None:
+            yield f"Sharded over {self.mesh}"
+        if self.replicated:
+            yield f"Replicated outputs: {', '.join(self.replicated)}"
+        if self.sequences:
+            heads = ["call", "traces before", "steps", "of a chunk", "chunks", "bytes", "budget"]
+            rows = [row.cells for row in self.sequences]
+            yield Table("Sequences so far", heads, rows, numbers=range(2, 7))
+
+
+def report_of(graph: GraphData) -> Report:
+    """Return the report of a compiled model."""
+    specs = specs_of(graph.trace_specs)
+    of_relations = (
+        _relation_row(relation, [spec for spec in specs if spec.relation == relation.key])
+        for relation in graph.hidden_param_op_relations
+    )
+    return Report(
+        relations=(*of_relations, *_flat_state_rows(graph, specs)),
+        groups=tuple(map(_group_row, graph.hidden_groups)),
+        without_trace=tuple(_plain_rows(graph)),
+        diagnostics=graph.diagnostics,
+        stored_bytes=sum(spec.nbytes for spec in specs if spec.is_stored),
+        possible_bytes=sum(spec.full_nbytes for spec in specs),
+        readouts=tuple(readout.state for readout in graph.traced.readouts),
+        filter_bytes=sum(leaf.nbytes for leaf in graph.traced.filters),
+    )
+
+
+def _relation_row(relation: HiddenParamOpRelation, specs: Sequence[TraceSpec]) -> RelationRow:
+    x_var, groups = relation.x_var, relation.hidden_groups
+    return RelationRow(
+        key=relation.key,
+        operation=relation.primitive.name,
+        source=relation.source,
+        parameters=relation.printed_paths,
+        x_shape=None if x_var is None else tuple(x_var.aval.shape),
+        y_shape=tuple(relation.y_var.aval.shape),
+        states=tuple(tuple(state.name for state in group.states) for group in groups),
+        rule=next((spec.rule for spec in specs), None),
+        **_sizes(specs),
+    )
+
+
+def _sizes(specs: Sequence[TraceSpec]) -> dict[str, Any]:
+    stored = [spec for spec in specs if spec.is_stored]
+    return {
+        "traces": tuple((spec.state or "", spec.operand, spec.shape) for spec in stored),
+        "stored_bytes": sum(spec.nbytes for spec in stored),
+        "possible_bytes": sum(spec.full_nbytes for spec in specs),
+    }
+
+
+def _flat_state_rows(graph: GraphData, specs: Sequence[TraceSpec]) -> Iterator[RelationRow]:
+    """Yield a row for each product and each parameter that has traces by a full-Jacobian rule."""
+    flat, program = graph.flat_state, graph.traced.program
+    if flat is None:
+        return
+    inside = set[str]()
+    for use in flat.uses:
+        own_specs = [spec for spec in specs if spec.relation == use.key]
+        if own_specs and use.equation is not None:
+            equation = program.equations[use.equation]
+            behind = program.depends_on([equation.invars[place] for place in use.operands])
+            names = tuple(leaf.name for leaf in graph.traced.parameters if leaf.in_var in behind)
+            inside.update(names)
+            yield RelationRow(
+                key=use.key,
+                operation=equation.primitive.name,
+                source=source_line(equation),
+                parameters=names,
+                x_shape=tuple(equation.invars[use.x or 0].aval.shape),
+                y_shape=tuple(equation.outvars[0].aval.shape),
+                states=(tuple(leaf.name for leaf in flat.leaves),),
+                **_sizes(own_specs),
+            )
+    for name, reached in flat.reached.items():
+        own_specs = [spec for spec in specs if spec.relation is None and spec.operand == name]
+        if own_specs or name not in inside:
+            states = (tuple(flat.leaves[index].name for index in reached),)
+            yield RelationRow(name, "any", "", (name,), None, None, states, **_sizes(own_specs))
+
+
+def _group_row(group: HiddenGroup) -> GroupRow:
+    names = tuple(state.name for state in group.states)
+    transition = tuple((names[c], names[a]) for a, c in group.transition)
+    downstream = tuple(names[a] for a in group.downstream)
+    return GroupRow(group.index, names, group.shape, transition, downstream)
+
+
+def _plain_rows(graph: GraphData) -> Iterator[PlainRow]:
+    related = {p for r in graph.hidden_param_op_relations for p in r.parameter_paths}
+    otherwise = "used by ordinary operations only"
+    if graph.flat_state is not None:
+        leaves, otherwise = graph.traced.leaves, "reaches no hidden state"
+        related |= {leaf.path for leaf in leaves if leaf.name in graph.flat_state.reached}
+    for path in graph.traced.parameter_paths:
+        if path not in related:
+            name = path_name(path)
+            kinds = dict.fromkeys(d.kind for d in graph.diagnostics if name in d.paths)
+            yield PlainRow(name, ", ".join(kinds) or otherwise)

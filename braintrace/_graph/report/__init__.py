@@ -1,1 +1,0 @@
-"""Report of a compiled model: its rows, and their printed form."""
