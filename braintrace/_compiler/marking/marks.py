@@ -8,8 +8,7 @@ of the step. All later passes see the same program as after marking by hand.
 A weight of a product inside a loop or branch meets different data in each step or case. Such a loop
 is unrolled, and such a branch is lowered to a selection, as for an ETP operation. The same holds if
 the steps broadcast parameters that differ from step to step. Other loops and branches stay, and
-their inputs are marked before them. A call with a custom derivative that couples elements is run as
-its linearisation (see `own_derivatives`).
+their inputs are marked before them.
 """
 
 import dataclasses
@@ -24,7 +23,7 @@ from ..._errors import OptionError
 from ..._etrace_op import etp_elemwise_p
 from ..._foreign import in_words
 from ..._graph.diagnostics import Diagnostic, quoted
-from ..._jax import ClosedJaxpr, Equation, Var, bind, is_var, source_line, trace_to_jaxpr
+from ..._jax import ClosedJaxpr, Equation, Var, bind, source_line, trace_to_jaxpr
 from ..._jaxpr import Program, Rule, carries_derivative, evaluate, inlined, program_of
 from ..._jaxpr.dataflow import BindingTime
 from ..._typing import Path, path_name
@@ -32,10 +31,9 @@ from ..core.binding_times import time_of
 from ..frontend.canonicalize import selected, unrolled
 from ..frontend.rewritten import by_rules
 from ..frontend.state_arrays import StateArray
-from .mark_plan import Bias, MarkPlan, Unmarked, is_spelled_out, mark_plan
-from .own_derivatives import by_its_derivative, hides_weights
-from .parametric_uses import LOOPS, ParametricUses
-from .products import Product, is_sum_with_weights, row, sum_with_weights
+from .mark_plan import MarkPlan, Unmarked, is_spelled_out, mark_plan
+from .parametric_uses import ParametricUses
+from .products import Product, is_sum_with_weights, sum_with_weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,25 +148,16 @@ def _spelled_out(
 
 
 def _rule_for(
-    uses: ParametricUses,
-    index: int,
-    operands: Sequence[int],
-    marking: Marking,
+    uses: ParametricUses, index: int, operands: Sequence[int], marking: Marking
 ) -> Rule | None:
     """Return the rule that expands an equation; ``None``: it stays as it is."""
     equation = uses.program.equations[index]
-    if equation.primitive.name in LOOPS:
-        is_open = not marking.spells_out or not is_spelled_out(uses, index, operands)
-        return None if is_open else _rule_for_loop(equation, marking.unroll_limit)
-    is_hiding = hides_weights(uses.analysis, equation, operands)
-    return by_its_derivative(uses.analysis, equation, operands) if is_hiding else None
-
-
-def _rule_for_loop(equation: Equation, unroll_limit: int) -> Rule | None:
+    if not marking.spells_out or not is_spelled_out(uses, index, operands):
+        return None
     if equation.primitive.name == "cond":
         return selected
-    is_short = equation.primitive.name == "scan" and equation.params["length"] <= unroll_limit
-    return unrolled if is_short else None
+    is_scan = equation.primitive.name == "scan"
+    return unrolled if is_scan and equation.params["length"] <= marking.unroll_limit else None
 
 
 def _marked(uses: ParametricUses, plan: MarkPlan, wanted: Sequence[bool]) -> ClosedJaxpr:
@@ -222,13 +211,7 @@ class _Marks:
         rules: dict[int, Rule] = {
             index: self._elementwise(operands) for index, operands in plan.elementwise.items()
         }
-        for index, product in plan.products.items():
-            bias = plan.biases.get(index)
-            rules[index] = _product(product)
-            if bias is not None:
-                rules.update({index: _later, **dict.fromkeys(bias.moves, _passed)})
-                rules[bias.total] = self._biased(product, bias)
-        rules.update(dict.fromkeys(plan.inner, _later))
+        rules.update({index: _product(product) for index, product in plan.products.items()})
         return rules
 
     def of(self, var: Var) -> jax.Array:
@@ -254,41 +237,9 @@ class _Marks:
 
         return rule
 
-    def _biased(self, product: Product, bias: Bias) -> Rule:
-        program = self._uses.program
-
-        def rule(equation: Equation, operands: list[Any]) -> list[Any]:
-            shape = equation.outvars[0].aval.shape
-            vector = row(self._known[bias.var], bias.axes, bias.outputs, shape)
-            y = product(operands[bias.operand].operands, vector)
-            for move in bias.moves:
-                moved = program.equations[move]
-                (y,) = bind(moved, [y if is_var(atom) else atom.val for atom in moved.invars])
-            return [y]
-
-        return rule
-
 
 def _product(product: Product) -> Rule:
-    def rule(_: Equation, operands: list[Any]) -> list[Any]:
-        return [product(operands, None)]
-
-    return rule
-
-
-@dataclasses.dataclass(frozen=True)
-class _Operands:
-    """The operands of a product, used instead of its value until more of it is known."""
-
-    operands: list[Any]
-
-
-def _later(_: Equation, operands: list[Any]) -> list[Any]:
-    return [_Operands(operands)]
-
-
-def _passed(_: Equation, operands: list[Any]) -> list[Any]:
-    return [operand for operand in operands if isinstance(operand, _Operands)]
+    return lambda _, operands: [product(operands)]
 
 
 def _diagnostic(

@@ -26,7 +26,6 @@ from ..._jaxpr.dataflow import (
 from ..core.analysis import Analysis
 from ..core.back_through import BROADCAST, numbered
 from ..core.walk import walk_back
-from .own_derivatives import hides_weights
 from .products import is_product
 
 LOOPS = frozenset({"cond", "scan", "while"})
@@ -112,29 +111,6 @@ class ParametricUses:
         index = self.program.producer.get(var)
         return None if index is None else self.program.equations[index]
 
-    def only_reader(self, var: Var) -> tuple[int, int] | None:
-        """Return the only use of a variable (equation, operand); ``None`` of several."""
-        readers = self.program.readers.get(var, ())
-        is_result = any(atom is var for atom in self.program.out_atoms)
-        return readers[0] if len(readers) == 1 and not is_result else None
-
-    def along(self, atom: Atom, allowed: Sequence[int]) -> tuple[Var, tuple[int, ...]] | None:
-        """Return the variable before broadcasts that varies only along some axes.
-
-        It comes with the axes of the operand that its own axes correspond to.
-        """
-        axes = tuple(range(len(atom.aval.shape)))
-        while self.is_parametric(atom):
-            sizes = zip(axes, atom.aval.shape, strict=True)
-            if {axis for axis, size in sizes if size != 1} <= set(allowed):
-                return atom, axes
-            equation = self.maker(atom)
-            if equation is None or equation.primitive.name != "broadcast_in_dim":
-                return None
-            atom = equation.invars[0]
-            axes = tuple(axes[axis] for axis in equation.params["broadcast_dimensions"])
-        return None
-
     def holds_product(self, index: int) -> bool:
         """Test whether a loop or branch contains a weight product or an ETP operation."""
         equation = self.program.equations[index]
@@ -163,7 +139,6 @@ def _has_product(
     return any(
         is_marked(program.equations[index])
         or is_product(program.equations[index], positions, uses.times)
-        or hides_weights(uses.analysis, program.equations[index], positions)
         or uses.holds_product(index)
         for index, positions in uses
     )

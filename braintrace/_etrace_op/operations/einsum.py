@@ -88,18 +88,14 @@ def _summed(array: Any, letters: Letters, of_other: Letters, axes: Axes) -> Any:
     return jnp.sum(array, axis=tuple(alone)) if alone else array
 
 
-def in_matrices(axes: Axes, x: Any, weight: Any, bias: Any = None) -> Any:
-    """Multiply by a weight with free and contracted letters, as one matrix per group.
-
-    A bias has one entry for each of the weight's shared and free letters, flattened in that order.
-    """
+def in_matrices(axes: Axes, x: Any, weight: Any) -> Any:
+    """Multiply by a weight with free and contracted letters, as one matrix per group."""
     size = dict(zip((*axes.x, *axes.weight), (*x.shape, *weight.shape), strict=True))
     data, shared, free = axes.data, axes.shared, axes.free
     by_group = (shared,) if shared else ()
     x = arranged(x, axes.x, [*((a,) for a in data), *by_group, axes.contracted])
     weight = arranged(weight, axes.weight, [*by_group, axes.contracted, free])
-    biases = () if bias is None else (bias.reshape(*weight.shape[:-2], weight.shape[-1]),)
-    y = bind_grouped(x, weight, *biases) if shared else bind_dense(x, weight, *biases)
+    y = bind_grouped(x, weight) if shared else bind_dense(x, weight)
     result = (*data, *shared, *free)
     y = y.reshape([size[a] for a in result])
     return jnp.transpose(y, [result.index(a) for a in axes.output])
