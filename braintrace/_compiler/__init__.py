@@ -14,4 +14,4 @@ from .frontend.state_arrays import split_components as split_components
 from .frontend.trace import described as described
 from .frontend.trace import state_paths as state_paths
 from .frontend.trace import trace_model as trace_model
-from .reports.reporting import publish as publish
+from .reports.diagnose import publish as publish

@@ -16,7 +16,6 @@ Each pass has its own file. A pass returns new data and never modifies its argum
 """
 
 import dataclasses
-import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,8 +59,7 @@ from .reports.check_model import (
     check_loops,
     check_parameters,
 )
-from .reports.diagnose import diagnose
-from .reports.reporting import publish, reported
+from .reports.diagnose import diagnose, publish
 
 BY_POSITION: tuple[Jacobian, ...] = ("elementwise", "diagonal")
 """Rules that follow elementwise dependence only."""
@@ -163,9 +161,9 @@ def compile_model(
         flat = dataclasses.replace(flat, structure=structure_of(step.traced, step.analysis, flat))
 
     # Report the gradient paths that this rule leaves out.
-    findings = diagnose(step, every_relation, relations, method.jacobian)
-    more = (*about_layers(step, layers), *not_readouts)
-    diagnostics = reported(itertools.chain(findings, more), method.jacobian)
+    findings = diagnose(step, every_relation, relations, jacobian)
+    # Steps of an unrolled loop repeat their diagnostics.
+    diagnostics = tuple(dict.fromkeys([*findings, *about_layers(step, layers), *not_readouts]))
     check_learns(model, step, every_relation, diagnostics, method.jacobian)
     publish(diagnostics, options.strict)
 

@@ -4,31 +4,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Literal
 
-from .short_names import plain_names, shortened
-
 Level = Literal["info", "warning"]
 
 DiagnosticKind = Literal[
-    "plain-mixing",
-    "mixed-positions",
-    "recurrent-mixing",
-    "layer-to-layer",
-    "not-a-linear-readout",
-    "plain-in-readout",
-    "nested-weights",
-    "also-untagged",
-    "partly-coupled",
-    "operand-not-parameters",
-    "inside-custom-rule",
-    "not-marked",
-    "no-hidden-state",
-    "backward-not-linear",
-    "untraced-state",
-    "no-trace",
-    "between-layers",
-    "unused-parameter",
+    "truncated", "no-trace", "not-marked", "untraced-state", "nonlinear-gradient"
 ]
-"""Kinds of diagnostics. ``docs/diagnostics.md`` has the meaning and the remedy of each."""
+"""Kinds of diagnostics. ``docs/diagnostics.md`` has an example and the remedy of each."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +21,7 @@ class Diagnostic:
     level
         ``'warning'`` for a loss of accuracy, ``'info'`` for anything else.
     kind
-        The kind, such as ``'plain-mixing'``; the page *Marks and diagnostics* lists all kinds.
+        The kind, such as ``'truncated'``; the page *Marks and diagnostics* has all five.
     message
         The approximation, its place, its cause and its remedy, in full sentences.
     paths
@@ -56,8 +37,7 @@ class Diagnostic:
     source: str | None = None
 
     def __str__(self) -> str:
-        text = shortened(self.message, plain_names(self.paths))
-        return text + (f" [{self.source}]" if self.source else "")
+        return self.message + (f" [{self.source}]" if self.source else "")
 
 
 class ApproximationWarning(UserWarning):

@@ -1,19 +1,16 @@
 """Conversion of a compiled model to the nodes and arrows of its picture."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from .._graph import FILTERS, ETraceGraph, HiddenGroup, StateLeaf, report_of
 from .._graph.diagnostics import Diagnostic, Level
-from .._graph.report.rows import RelationRow
-from .._graph.short_names import short_names
-from .._typing import path_name
+from .._graph.report import RelationRow
 from .dataflow import Dataflow, Origin, Use, dataflow_of, ungrouped
 from .parts import Arrow, Node, Picture, in_bytes
 
-_CUT_WAYS = ("plain-mixing", "recurrent-mixing", "layer-to-layer")
-"""Kinds of diagnostics about a path from states to a group."""
-_CUT_WEIGHTS = ("mixed-positions", "partly-coupled", "backward-not-linear")
+_CUT_WEIGHTS = ("truncated", "nonlinear-gradient")
 """Kinds of diagnostics about a path from a weight that has a trace."""
 _MOST_NAMES = 3
 """Maximum number of parameter names in one box."""
@@ -33,8 +30,6 @@ class _Drawing:
         }
         self._others = ungrouped(graph, self._boxes)
         self._boxes |= {leaf.name: f"state {leaf.name}" for leaf in self._others}
-        names = [*self._boxes, *(path_name(path) for path in graph.traced.parameter_paths)]
-        self._short = short_names(names)
         self._findings = _Findings(graph)
 
     def result(self) -> Picture:
@@ -129,7 +124,7 @@ class _Drawing:
             yield Node(f"argument {root}", "argument", (root, *shapes[:1]))
 
     def _weight_node(self, weight: "_Weight") -> Node:
-        names = tuple(self._short.get(name, name) for name in weight.parameters)
+        names = weight.parameters
         if len(names) > _MOST_NAMES:
             names = (*names[:_MOST_NAMES], f"and {len(names) - _MOST_NAMES} more")
         if weight.rows:
@@ -153,7 +148,7 @@ class _Drawing:
         return Node(self._boxes[leaf.name], "state", lines, self._findings.about_state(leaf.name))
 
     def _line(self, leaf: StateLeaf) -> str:
-        return f"{self._short.get(leaf.name, leaf.name)}  {leaf.shape}"
+        return f"{leaf.name}  {leaf.shape}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,15 +199,8 @@ class _Findings:
             found
             for found in self._diagnostics
             for group in groups
-            if _is_about_way(found, state, group) and found.source in sources
-        ) or _worst(
-            found
-            for found in self._diagnostics
-            for group in groups
-            if found.kind == "between-layers"
-            and state in found.paths
-            and state not in group
-            and not set(group).isdisjoint(found.paths)
+            if _is_about_way(found, state, group)
+            and (found.source is None or found.source in sources)
         )
 
     def about_weight(self, parameters: Iterable[str], box: str) -> Level | None:
@@ -224,7 +212,7 @@ class _Findings:
             if found.kind in _CUT_WEIGHTS
             and group
             and not own.isdisjoint(found.paths)
-            and (found.kind == "partly-coupled" or set(group) <= set(found.paths))
+            and set(group) <= set(found.paths)
         )
 
     def about_parameters(self, parameters: Iterable[str]) -> Level | None:
@@ -241,9 +229,10 @@ class _Findings:
 
 
 def _is_about_way(found: Diagnostic, state: str, group: Sequence[str]) -> bool:
-    count = len(found.paths) - len(group)
-    is_into_group = count > 0 and list(found.paths[count:]) == list(group)
-    return found.kind in _CUT_WAYS and is_into_group and state in found.paths[:count]
+    sources = Counter(found.paths)
+    sources.subtract(group)
+    is_into_group = min(sources.values()) >= 0
+    return found.kind == "truncated" and is_into_group and sources[state] > 0
 
 
 def _worst(found: Iterable[Diagnostic]) -> Level | None:

@@ -259,7 +259,7 @@ RECURRENT = {"b": (decayed, "element_wise"), "r": (multiplied, "matmul")}
 def test_a_recurrent_weight_without_a_mark_is_a_warning(name):
     step, operation = RECURRENT[name]
     arguments = (Recurrent(step), "d_rtrl", inputs()[0])
-    words = rf"Weight '{name}' acts on .*'h'.*`braintrace.{operation}`.*mark='auto'"
+    words = rf"Weight '{name}' reaches 'h'.*`braintrace.{operation}`.*mark='auto'"
     with pytest.warns(braintrace.ApproximationWarning, match=words):
         learner = braintrace.compile(*arguments, batch_size=BATCH)
     (found,) = [d for d in learner.graph.diagnostics if d.kind == "not-marked"]

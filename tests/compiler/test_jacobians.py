@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import readouts
-from catalogue import BATCH, Model
+from catalogue import BATCH, Model, verdict
 from catalogue_runs import data
 from drivers import quietly_compiled
 from random_cells import Program, entry_of
@@ -60,8 +60,7 @@ def is_hidden(name):
 # --- rules that follow each element -------------------------------------------------------------
 
 
-NO_TRACE = {"mixed-positions", "partly-coupled", "operand-not-parameters", "inside-custom-rule"}
-NO_TRACE |= {"no-hidden-state"}
+NO_TRACE = {"truncated, warning", "no-trace", "no-trace, warning"}
 
 
 class Truncations:
@@ -85,7 +84,7 @@ class Truncations:
         for diagnostic in self.graph.diagnostics:
             paths = [path.split("#")[0] for path in diagnostic.paths]
             sources = paths[: len(paths) - len(sinks)]
-            is_about_sinks = diagnostic.kind in kinds and paths[len(sources) :] == list(sinks)
+            is_about_sinks = verdict(diagnostic) in kinds and paths[len(sources) :] == list(sinks)
             if is_about_sinks and source.split("#")[0] in sources:
                 return True
         return False
@@ -119,12 +118,11 @@ class Truncations:
             if is_own:
                 truncated = truncated & ~group.is_carried(a, c)
             if truncated.any() and not group.is_delay_line:
-                reported = self.is_reported({"plain-mixing"}, c, group.names)
+                reported = self.is_reported({"truncated, warning"}, c, group.names)
                 self.expect(reported, f"{kind} {c} -> {a} by ordinary operations")
             by_marked = self.jacobian.block(full, ("new", a), (kind, c)) & ~by_plain
             if by_marked.any():
-                kinds = {"recurrent-mixing" if kind == "old" else "layer-to-layer"}
-                reported = self.is_reported(kinds, c, group.names)
+                reported = self.is_reported({"truncated"}, c, group.names)
                 self.expect(reported, f"{kind} {c} -> {a} by ETP operations")
 
     def _check_outputs_of_operations(self, group, a, plain):
@@ -148,13 +146,13 @@ class Truncations:
             if weight in self.relations.with_traces and remembered:
                 used = self.jacobian.block(plain, *ends).any()
                 names = [*([name] for name in group.names), group.names]
-                reported = any(self.is_reported({"also-untagged"}, weight, n) for n in names)
+                reported = any(self.is_reported({"no-trace, warning"}, weight, n) for n in names)
                 self.expect(not used or reported, f"{weight} -> {a} by ordinary operations")
             if weight in marked and (weight, group.index) not in self.relations.pairs:
                 reached = self.jacobian.block(full, *ends).any()
-                more = {"nested-weights", "also-untagged"}
+                more = set()
                 if weight not in self.relations.with_traces:
-                    more.add("not-marked")
+                    more = {"not-marked", "not-marked, warning"}
                 reported = self._has_reason(weight, group, more)
                 self.expect(not reached or reported, f"{weight} -> {a} without a relation")
 
@@ -187,7 +185,8 @@ class Truncations:
         for name in carriers:
             reaches = any(self.jacobian.block(full, end, ("old", name)).any() for end in ends)
             reported = any(
-                d.kind == "untraced-state" and d.paths[0].split("#")[0] == name.split("#")[0]
+                verdict(d) in ("untraced-state, warning", "truncated")
+                and d.paths[0].split("#")[0] == name.split("#")[0]
                 for d in self.graph.diagnostics
             )
             self.expect(not reaches or reported, f"State {name} -> hidden states or output")
@@ -322,7 +321,7 @@ def test_layers_are_in_order_and_what_they_truncate_is_reported(entry):
         if any(edges[:, jacobian.rows["old", name]].any() for name in upper):
             for j in directly - {i}:
                 assert any(
-                    d.kind == "between-layers" and d.paths == (*layers[j], *upper)
+                    d.kind == "truncated" and d.paths == (*layers[j], *upper)
                     for d in graph.diagnostics
                 ), f"{layers[j]} -> {upper}"
 
@@ -423,6 +422,6 @@ def test_what_a_custom_derivative_couples_is_reported(tangent, couples):
         shape=(BATCH, 3),
     )
     graph = check_elements(entry, "d_rtrl")
-    assert any(d.kind == "plain-mixing" for d in graph.diagnostics) == couples
+    assert any(verdict(d) == "truncated, warning" for d in graph.diagnostics) == couples
     assert graph.hidden_groups[0].transition == (() if couples else ((0, 0),))
     check_states(entry, *full_state(entry, "snap", n=2))

@@ -193,5 +193,5 @@ def test_a_mask_that_changes_within_a_sequence():
 
     with pytest.raises(braintrace.OptionError, match="'mask', which `step_fn` writes"):
         learner.etrace_grad(XS, step_fn=pruning)
-    with pytest.raises(braintrace.CompilationError, match="computed from 'w' and from mask"):
+    with pytest.raises(braintrace.CompilationError, match="is computed from mask as well"):
         compiled(Masked(writes=True))

@@ -113,7 +113,7 @@ def rolled(cell, x):
 
 @pytest.mark.parametrize(
     ("step", "kinds"),
-    [(plain_recurrence, ["plain-mixing", "not-marked"]), (rolled, ["plain-mixing"])],
+    [(plain_recurrence, ["truncated", "not-marked"]), (rolled, ["truncated"])],
 )
 def test_mixing_warns_once_with_path_and_line_and_strict_refuses_it(step, kinds):
     with pytest.warns(braintrace.ApproximationWarning, match=r"'h'.*test_traps.py") as caught:

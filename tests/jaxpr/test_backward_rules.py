@@ -198,7 +198,7 @@ def backpropagated(make, reduction="sum"):
 def test_every_bent_gradient_is_reported_wherever_the_rule_stands():
     make = remembered(BENT, list(itertools.product(BENT, PLACES)))
     graph = compiled(make).graph
-    assert kinds_by_state(graph) == {f"h/{name}": {"backward-not-linear"} for name in make().names}
+    assert kinds_by_state(graph) == {f"h/{name}": {"nonlinear-gradient"} for name in make().names}
 
 
 def test_linear_rules_are_not_reported_and_exact():
@@ -214,7 +214,7 @@ def test_a_rule_between_parameter_and_weight_is_reported():
         cell.h["a"].value = 0.8 * cell.h["a"].value + y
 
     (found,) = compiled(lambda: Cell(step, "a")).graph.diagnostics
-    assert (found.kind, found.level, found.paths) == ("backward-not-linear", "warning", ("w/a",))
+    assert (found.kind, found.level, found.paths) == ("nonlinear-gradient", "warning", ("w/a",))
     assert "test_backward_rules.py" in found.source
 
 

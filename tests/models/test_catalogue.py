@@ -7,7 +7,7 @@ import numpy as np
 import oracles
 import pytest
 from assertions import assert_gradients_close, assert_gradients_differ, assert_states_close
-from catalogue import BASIC, LAYERS, MODELS
+from catalogue import BASIC, LAYERS, MODELS, verdict
 from catalogue_runs import PATHS, Runs, case_of, data, expected, named, reported, runs_of
 from rules import OTHERS, RULES
 
@@ -73,7 +73,7 @@ def test_relations_groups_and_diagnostics(entry):
     graph = runs_of(entry, "d_rtrl").learner.graph
     found = tuple(reported(relation) for relation in graph.hidden_param_op_relations)
     groups = tuple(named(group) for group in graph.hidden_groups)
-    kinds = {diagnostic.kind for diagnostic in graph.diagnostics}
+    kinds = {verdict(diagnostic) for diagnostic in graph.diagnostics}
     assert (found, groups, kinds) == (
         entry.reported_relations,
         entry.reported_groups,

@@ -34,7 +34,7 @@ def test_it_reports_and_saves_no_trace():
     learner = build_learner(case, "immediate", batch=BATCH, strict=True)
     report = learner.report()
     assert report.stored_bytes == report.possible_bytes == report.carried_bytes == 0
-    assert {d.kind for d in report.diagnostics} == {"no-trace", "no-hidden-state"}
+    assert {d.kind for d in report.diagnostics} == {"no-trace"}
     reasons = {row.parameter: row.reason for row in report.without_trace}
     assert reasons["w_z"] == "no-trace"
     assert reasons["w_out"] == "used by ordinary operations only"

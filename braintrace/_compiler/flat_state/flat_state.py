@@ -15,7 +15,7 @@ from ..._graph.traced_model import StateLeaf, TracedModel
 from ..._jax import is_var, source_line
 from ..core.backward_rules import nonlinear_uses
 from ..groups.grouped_step import GroupedStep
-from ..reports.untraced import carried_without_a_trace
+from ..reports.diagnose import untraced_states
 from .layers import HiddenStates
 from .parameter_uses import new_vars, reached_by_parameters, uses_of_parameters
 from .sample_axes import sample_axes_of
@@ -95,7 +95,7 @@ def _leaves(traced: TracedModel) -> tuple[StateLeaf, ...]:
 def _check_derivatives(step: GroupedStep, leaves: Sequence[StateLeaf], rule: str) -> None:
     """Refuse paths to a state or output with no derivative, or a nonlinear one."""
     traced, analysis = step.traced, step.analysis
-    for diagnostic in carried_without_a_trace(step, frozenset()):
+    for diagnostic in untraced_states(step, frozenset()):
         if diagnostic.level == "warning":
             raise CompilationError(
                 f"`{rule}` truncates nothing, so it refuses this model: {diagnostic}"

@@ -38,8 +38,8 @@ def about_layers(step: GroupedStep, layers: Sequence[HiddenStates]) -> Iterator[
             if any(leaf.in_var in step.analysis.program.readers for leaf, _ in upper):
                 names = [[leaf.name for leaf, _ in layer] for layer in (lower, upper)]
                 yield Diagnostic(
-                    "warning",
-                    "between-layers",
+                    "info",
+                    "truncated",
                     f"The memory of {quoted(names[1])} for earlier values of {quoted(names[0])} "
                     "is truncated in the gradient of the weights below: this rule follows each "
                     "layer separately. `RTRL` truncates nothing.",

@@ -154,7 +154,7 @@ def _refusals(
     return [
         Diagnostic(
             "info",
-            "not-a-linear-readout",
+            "truncated",
             f"Hidden state '{name}' remembers its inputs from other states, but is not a linear "
             f"readout, whose gradient would be exact: {why}.",
             (name,),

@@ -12,7 +12,6 @@ from ..._jaxpr import carries_derivative
 from ..._jaxpr.dataflow import CONSTANT
 from ..._typing import path_name
 from ..groups.grouped_step import GroupedStep
-from .lost_marks import WITHOUT_MARKS
 
 
 def check_parameters(model: brainstate.nn.Module) -> None:
@@ -82,30 +81,17 @@ def check_learns(
     if relations or step.outputs or jacobian == "none" or jacobian in FOLLOWS_ALL:
         return
     names = ", ".join(state.name for state, _ in step.new_states)
+    has_marks = step.traced.has_found_marks or bool(step.operations)
+    advice = (
+        ""
+        if has_marks
+        else (
+            " Use `braintrace.matmul` (or `element_wise`, `conv`, `sparse_matmul`) for the weights "
+            "on the way into it, or `mark='auto'`: the compiler then marks the weights."
+        )
+    )
     raise CompilationError(
         f"No ETP operation with a parameter reaches a hidden state ({names}) of "
-        f"`{type(model).__name__}`, so no weight would learn online. "
-        + _way_out(list(diagnostics), step.traced.has_found_marks)
-    )
-
-
-def _way_out(diagnostics: Sequence[Diagnostic], is_marked: bool) -> str:
-    """Return advice for a model none of whose weights learns online."""
-    reasons = "".join(f"\n- {diagnostic}" for diagnostic in diagnostics)
-    if any(diagnostic.kind == "mixed-positions" for diagnostic in diagnostics):
-        return (
-            "The outputs of ETP operations are coupled across elements before they reach it. If "
-            "a product with a weight couples them, mark this product; `RTRL` follows every other "
-            f"path as well (`compile(model, 'rtrl', ...)`).{reasons}"
-        )
-    if any(WITHOUT_MARKS in diagnostic.message for diagnostic in diagnostics):
-        return f"The ETP operations on the way to it are mapped over their weights:{reasons}"
-    if is_marked:
-        return "The compiler found no operation that it can mark on the way to the hidden state" + (
-            f"; it does not mark these:{reasons}" if reasons else "."
-        )
-    return (
-        "Use `braintrace.matmul` (or `element_wise`, `conv`, `sparse_matmul`, `lora_matmul`) for "
-        f"the weights on the way into the hidden state.{reasons}"
-        "\nOr use `mark='auto'`: the compiler then marks the weights."
+        f"`{type(model).__name__}`, so no weight would learn online.{advice}"
+        + "".join(f"\n- {diagnostic}" for diagnostic in diagnostics)
     )

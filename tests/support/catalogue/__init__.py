@@ -13,6 +13,7 @@ from .model import Cell as Cell
 from .model import H as H
 from .model import Model as Model
 from .model import described as described
+from .model import verdict as verdict
 
 BY_NAME = {model.name: model for model in MODELS}
 BASIC = [model for model in MODELS if model.module.__module__ == basic.__name__]

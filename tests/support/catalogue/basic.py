@@ -11,7 +11,7 @@ from .model import BATCH, INPUTS, OUTPUTS, Cell, H, model
 sigmoid = jax.nn.sigmoid
 W_IN, W_REC, W_BOTH, W_OUT = (INPUTS, H), (H, H), (INPUTS + H, H), (H, OUTPUTS)
 IN_OUT = {"w_in": W_IN, "w_out": W_OUT}
-MIXING = ("recurrent-mixing",)
+MIXING = ("truncated",)
 
 
 def joined(*parts):
@@ -266,7 +266,7 @@ class PlainInputRNN(Rate):
 @model(
     "w_in -> h",
     groups="h",
-    diagnostics=("plain-mixing", "not-marked"),
+    diagnostics=("truncated, warning", "not-marked, warning"),
     tested={"ottt": ("stream",)},
 )
 class PlainRecurrentRNN(Rate):
@@ -299,7 +299,7 @@ class PlainEncoder(Rate):
     "w_z -> h",
     "w_h -> h",
     groups="h",
-    diagnostics=(*MIXING, "nested-weights"),
+    diagnostics=(*MIXING, "no-trace, warning"),
     tested={"es_d_rtrl": ("chunks of 6",), "snap": ("chunks of 1",), "ottt": ("own gradient",)},
 )
 class GRU(Rate):
@@ -405,7 +405,7 @@ class RecurrentLIF(Spiking):
     "w_in -> h",
     "w_rec -> h",
     groups="h",
-    diagnostics=(*MIXING, "mixed-positions"),
+    diagnostics=(*MIXING, "truncated, warning"),
     tested={"snap": ("own gradient",)},
 )
 class LayerNormRNN(Rate):
@@ -441,7 +441,7 @@ class LeakyLayer(Rate):
     "lower/w -> lower/h",
     "upper/w -> upper/h",
     groups=("lower/h", "upper/h"),
-    diagnostics=("layer-to-layer", "not-a-linear-readout"),
+    diagnostics=("truncated",),
     tested={"immediate": ("own gradient",)},
 )
 class TwoLayers(Cell):
@@ -462,7 +462,7 @@ class TwoLayers(Cell):
     "w_in -> lower",
     "factor -> upper",
     groups=("lower", "upper"),
-    diagnostics=("plain-mixing", "not-marked", "not-a-linear-readout"),
+    diagnostics=("truncated, warning", "not-marked, warning", "truncated"),
 )
 class TwoLayersPlainLink(Cell):
     """A plain weight links the layers: what the upper one remembers of the lower has no trace."""

@@ -24,8 +24,8 @@ from .layer_models import (
 from .model import BATCH, INPUTS, H, Model
 
 LAYERS: list[Model] = []
-RECURRENT = ("recurrent-mixing",)
-BEHIND = ("recurrent-mixing", "nested-weights")
+RECURRENT = ("truncated",)
+BEHIND = ("truncated", "no-trace, warning")
 
 
 TESTED = {"SparseLinear", "LeakyRateReadout", "LIF", "ALIF", "LoRA"}
@@ -170,7 +170,7 @@ cell(
     "B",
     states="im, re",
     diagonal=True,
-    diagnostics=("no-hidden-state",),
+    diagnostics=("no-trace",),
 )
 cell(
     "RTUCell",

@@ -11,8 +11,6 @@ import numpy as np
 from recorded import RecordedCase, sequences
 
 BATCH, INPUTS, H, OUTPUTS = 2, 3, 4, 2
-WARNINGS = {"nested-weights", "plain-mixing", "mixed-positions", "untraced-state"}
-"""Kinds of the diagnostics that cost accuracy."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +21,7 @@ class Model:
     reported_relations: ``"parameters -> states"`` of every relation in program order; several
         groups are set apart by ``|``, states in alphabetical order.
     reported_groups: the states of every hidden group in alphabetical order, ``"V, a"``.
-    diagnostics: kinds of the diagnostics that the compiler gives.
+    diagnostics: what the compiler reports, as `verdict` has it.
     diagonal: every path from state to state is element by element, so D-RTRL equals BPTT.
     spiking: the module calls `marks.spike`.
     shape: of the input of one step.
@@ -52,7 +50,7 @@ class Model:
     @property
     def costs_accuracy(self):
         """Whether the compiler warns, because something has no trace."""
-        return bool(self.diagnostics & WARNINGS)
+        return any(found.endswith("warning") for found in self.diagnostics)
 
     @property
     def groups(self):
@@ -143,6 +141,11 @@ def described(*relations, groups, diagnostics=(), **options):
         )
 
     return model_of
+
+
+def verdict(diagnostic):
+    """A diagnostic as its kind and, if it is a warning, its level."""
+    return diagnostic.kind + (", warning" if diagnostic.level == "warning" else "")
 
 
 MODELS: list[Model] = []

@@ -85,7 +85,7 @@ class PooledConvolution(Cell):
 @model(
     "w -> h",
     groups="h",
-    diagnostics=("plain-mixing",),
+    diagnostics=("truncated, warning",),
     spiking=True,
     tested={"immediate": ("chunks of 6",)},
 )
@@ -134,7 +134,7 @@ class LeakInInnerLoops(Cell):
     "w -> v",
     "leak -> v",
     groups="v",
-    diagnostics=("plain-mixing", "mixed-positions"),
+    diagnostics=("truncated, warning",),
     tested={"es_d_rtrl": ("stream",), "ottt": ("chunks of 1",)},
 )
 class CoupledCompartments(Cell):
@@ -196,7 +196,7 @@ class Delayed(Cell):
     "w_in -> h",
     "w_rec -> h",
     groups="h",
-    diagnostics=("recurrent-mixing", "untraced-state"),
+    diagnostics=("truncated",),
     tested={"d_rtrl": ("chunks of 4",)},
 )
 class DelayedRecurrence(Delayed):
@@ -208,7 +208,7 @@ class DelayedRecurrence(Delayed):
         return 0.8 * self.h.value + jnp.tanh(drive + recurrent)
 
 
-@model("w_in -> h", "w_rec -> h", groups="h", diagnostics=("untraced-state",))
+@model("w_in -> h", "w_rec -> h", groups="h", diagnostics=("untraced-state, warning",))
 class DelayedSelfInhibition(Delayed):
     """A unit inhibits itself two steps later, past every trace: a warning."""
 
@@ -218,7 +218,7 @@ class DelayedSelfInhibition(Delayed):
         return 0.8 * self.h.value + jnp.tanh(drive) - 0.2 * late
 
 
-@model("w -> h", groups="h", diagnostics=("untraced-state",))
+@model("w -> h", groups="h", diagnostics=("untraced-state, warning",))
 class FilteredReadout(Cell):
     """A readout that is kept in a `ShortTermState` filters what the traces cannot follow."""
 
@@ -272,7 +272,7 @@ class DataclassAndProduct(Cell):
         return self.h.value @ self.w_out.value
 
 
-@model("w_rec -> h", "w_in -> h", groups=("h", "line"), diagnostics=("recurrent-mixing",))
+@model("w_rec -> h", "w_in -> h", groups=("h", "line"), diagnostics=("truncated",))
 class DelayLineForAMarkedOperation(Cell):
     """A shift register of hidden states that the recurrent weight alone reads: nothing is lost."""
 
@@ -289,7 +289,7 @@ class DelayLineForAMarkedOperation(Cell):
         return self.h.value @ self.w_out.value
 
 
-@model("w_rec -> h", "w_in -> h", groups=("h", "ring"), diagnostics=("recurrent-mixing",))
+@model("w_rec -> h", "w_in -> h", groups=("h", "ring"), diagnostics=("truncated",))
 class RingForAMarkedOperation(DelayLineForAMarkedOperation):
     """The same, written to one place after the other."""
 

@@ -127,7 +127,7 @@ class LoraRNN(Cell):
     "middle/w -> middle/h",
     "upper/w -> upper/h",
     groups=("lower/h", "middle/h", "upper/h"),
-    diagnostics=("layer-to-layer", "not-a-linear-readout"),
+    diagnostics=("truncated",),
     tested={"d_rtrl": ("own gradient",)},
 )
 class Stacked(Cell):
@@ -146,7 +146,7 @@ class Stacked(Cell):
 FEEDBACK = np.cos(np.arange(H * OUTPUTS)).reshape(W_OUT)
 
 
-@model("w_in -> h", "w_rec -> h", groups="h", diagnostics=(*MIXING, "no-hidden-state"))
+@model("w_in -> h", "w_rec -> h", groups="h", diagnostics=(*MIXING, "no-trace"))
 class LeakyRNNWithFeedback(Rate):
     """Its gradients are not those of a loss: the error goes back by another matrix."""
 
@@ -165,7 +165,7 @@ class LeakyRNNWithFeedback(Rate):
     "w_rec -> lower",
     "w_up,feedback -> upper",
     groups=("lower", "upper"),
-    diagnostics=("recurrent-mixing", "layer-to-layer", "not-a-linear-readout", "no-hidden-state"),
+    diagnostics=("truncated", "truncated", "no-trace"),
 )
 class RandomFeedback(Cell):
     """Two layers whose products go back by matrices of their own, one of which learns."""
@@ -197,7 +197,7 @@ class RandomFeedback(Cell):
     "w_once -> s",
     "spread -> s",
     groups=("h", "o", "s"),
-    diagnostics=("recurrent-mixing",),
+    diagnostics=("truncated",),
 )
 class Heads(Cell):
     """A matrix for every head; values are weighed, and others spread, without being mixed."""
@@ -235,7 +235,7 @@ class Heads(Cell):
     "w_in -> h",
     "w_rec -> h",
     groups="h",
-    diagnostics=("recurrent-mixing", "nested-weights"),
+    diagnostics=("truncated", "no-trace, warning"),
 )
 class Words(Cell):
     """Rows of one table drive the units themselves, those of the other go through a matrix."""

@@ -14,7 +14,7 @@ from .model import BATCH, INPUTS, OUTPUTS, Cell, H, model, start
 W_IN, W_REC, W_OUT = (INPUTS, H), (H, H), (H, OUTPUTS)
 SPIKING = {"spiking": True}
 DIAGONAL = {"spiking": True, "diagonal": True}
-MIXING = ("recurrent-mixing",)
+MIXING = ("truncated",)
 
 
 class SpikingCell(Cell):

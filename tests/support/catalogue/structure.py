@@ -16,7 +16,7 @@ W_IN, W_REC, W_OUT = (INPUTS, H), (H, H), (H, OUTPUTS)
 
 
 @model(
-    "w -> h", "w -> k", groups=("h", "k"), diagnostics=("layer-to-layer", "not-a-linear-readout")
+    "w -> h", "w -> k", groups=("h", "k"), diagnostics=("truncated",)
 )
 class TiedTranspose(Cell):
     weights = {"w": W_IN, "w_out": (INPUTS, OUTPUTS)}
@@ -111,7 +111,7 @@ class NestedParameters(Cell):
     "big -> h",
     "big -> h",
     groups="h",
-    diagnostics=("recurrent-mixing",),
+    diagnostics=("truncated",),
     tested={"d_rtrl": ("stream",)},
 )
 class SlicesOfOneParameter(Cell):
