@@ -15,9 +15,7 @@ W_IN, W_REC, W_OUT = (INPUTS, H), (H, H), (H, OUTPUTS)
 # --- weights --------------------------------------------------------------------------------
 
 
-@model(
-    "w -> h", "w -> k", groups=("h", "k"), diagnostics=("truncated",)
-)
+@model("w -> h", "w -> k", groups=("h", "k"), diagnostics=("truncated",))
 class TiedTranspose(Cell):
     weights = {"w": W_IN, "w_out": (INPUTS, OUTPUTS)}
     states_of = {"h": (H,), "k": (INPUTS,)}
