@@ -91,36 +91,36 @@ __version_info__ = tuple(map(int, __version__.split(".")))  # noqa: RUF048 (numb
 _LATER = {
     "ComparedRule": "_comparison",
     "GradientCheck": "_comparison",
-    "ProgressiveValidation": "_learner.progressive",
     "RuleComparison": "_comparison",
     "compare_rules": "_comparison",
     "gradient_check": "_comparison",
     "nn": "nn",
     "restore": "saving",
-    "river_regressor": "_learner.progressive",
+    "river_regressor": "streams",
     "save": "saving",
+    "streams": "streams",
 }
 """Names that are imported when they are first used: many programs do not need them."""
 
 
 if _types.TYPE_CHECKING:
     from . import nn as nn
+    from . import streams as streams
     from ._comparison import ComparedRule as ComparedRule
     from ._comparison import GradientCheck as GradientCheck
     from ._comparison import RuleComparison as RuleComparison
     from ._comparison import compare_rules as compare_rules
     from ._comparison import gradient_check as gradient_check
-    from ._learner.progressive import ProgressiveValidation as ProgressiveValidation
-    from ._learner.progressive import river_regressor as river_regressor
     from .saving import restore as restore
     from .saving import save as save
+    from .streams import river_regressor as river_regressor
 else:
 
     def __getattr__(name):
         if name not in _LATER:
             raise _missing("braintrace", name)
         module = _importlib.import_module(f".{_LATER[name]}", __name__)
-        globals()[name] = value = module if name == "nn" else getattr(module, name)
+        globals()[name] = value = module if name in ("nn", "streams") else getattr(module, name)
         return value
 
 

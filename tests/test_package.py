@@ -51,6 +51,7 @@ ROOMS = [
     "_pictures",
     "_learner",
     "saving",
+    "streams",
     "_comparison",
     "nn",
 ]

@@ -40,7 +40,6 @@ from .calls.request import Request, request_of
 from .calls.resets import Initial, check_reset, initial_values
 from .methods.evolve import evolving, predicting
 from .methods.gradient import differentiating
-from .methods.late_labels import forecasting, learning_late, settling
 from .methods.online import learning_online
 from .methods.recorder import LOOPS
 from .state.skips import notice_counted
@@ -50,9 +49,6 @@ BODIES: dict[str, Callable[[LearnerParts, Request, Arguments], Body]] = {
     "etrace_online": learning_online,
     "etrace_evolve": evolving,
     "predict": predicting,
-    "forecast": forecasting,
-    "learn": learning_late,
-    "settle": settling,
 }
 """Constructors of the body of each method, from checked example arguments."""
 
@@ -288,7 +284,6 @@ def prepared(
             slices=tuple([s[1:] for s in shapes] + [leaf.dtype for leaf in leaves]),
             states=tuple(map(id, states.values())),
             mesh=mesh if mesh.manual_axes else None,
-            forecasts=learner.held_forecasts.structure if request.method == "learn" else None,
         )
     else:
         features = DriverKey(request.method, options.static, request.chosen, *where)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, Unpack, overload
 
 import brainstate
@@ -29,12 +29,9 @@ from .._runtime.stepping import run_call
 from .._typing import Path, PyTree
 from .calls.arguments import Gradients
 from .calls.options import (
-    EVERY,
     METHODS,
-    SINGLE,
     EvolveOptions,
     GradientOptions,
-    LearnOptions,
     PredictOptions,
     StreamOptions,
     options_of,
@@ -43,17 +40,6 @@ from .calls.options import (
 from .calls.parts import LearnerParts
 from .calls.request import request_of
 from .driver import prepared
-from .forecast import (
-    NO_SAMPLES,
-    delay_of,
-    forget_prediction,
-    has_forecasts,
-    inputs_of,
-    label,
-    waiting_in,
-    with_loss,
-    with_room_as,
-)
 from .state.learner_state import BY_PATH, LearnerState, Places, check_like, places_of, states_in
 from .state_store import StateStore
 
@@ -158,7 +144,7 @@ class FunctionalLearner:
         """
         if isinstance(state, LearnerState):
             traces = self.algorithm.compiled.as_carried(state.traces)
-            state = with_room_as(self._learner, dataclasses.replace(state, traces=traces))
+            state = dataclasses.replace(state, traces=traces)
         self.algorithm.traces.carried.finish()
         store, optimizer = self._store(state), self._learner.held_optimizer
         has_optimizer = bool(state.optimizer)
@@ -176,7 +162,6 @@ class FunctionalLearner:
         write_values(result, values)
         self.algorithm.traces.value = traces
         self._learner.place()
-        forget_prediction(self._learner)
 
     def step(self, state: LearnerState, *arguments: PyTree) -> tuple[LearnerState, PyTree]:
         """Run one step, and return the new state and the output of the model's ``update``.
@@ -185,7 +170,7 @@ class FunctionalLearner:
         gradient; see `ETraceAlgorithm.update`. States before the step are constants: the traces
         contain how they depend on the parameters.
         """
-        algorithm, state = self.algorithm, self._settled(state)
+        algorithm = self.algorithm
         step, states = current_step(algorithm)
         store = self._store(state, algorithm.traces.pairs)
         output = run_call(step, states, store, arguments, algorithm.window is not None)
@@ -256,35 +241,9 @@ class FunctionalLearner:
         """Run the model alone; return the new state and outputs; see `Learner.predict`."""
         return self._run(state, "predict", sequences, options)
 
-    def forecast(self, state: LearnerState, *inputs: PyTree) -> tuple[LearnerState, PyTree]:
-        """Run one step; return the new state and the output; see `Learner.forecast`.
-
-        Call `Learner.init_forecasts` before you read the first state.
-        """
-        waiting_in(state)
-        return self._run(state, "forecast", inputs_of(self._learner, inputs), {})
-
-    @takes(frozenset(LearnOptions.__annotations__))
-    def learn(
-        self,
-        state: LearnerState,
-        loss_fn: Callable[..., PyTree],
-        *targets: PyTree,
-        delay: ArrayLike = 0,
-        **options: Unpack[LearnOptions],
-    ) -> tuple[LearnerState, PyTree]:
-        """Learn the label of a forecast; return the new state and the loss; see `Learner.learn`.
-
-        If no forecast waits for the label, or ``delay`` is negative, nothing changes and the loss
-        is NaN: ``delay=jnp.where(is_measured, 0, -1)`` omits missing labels.
-        """
-        waiting_in(state)
-        given = with_loss(loss_fn, options)
-        return self._run(state, "learn", label(delay_of(delay), targets), given)
-
     def reset(self, state: LearnerState, *, where: ArrayLike | None = None) -> LearnerState:
         """Start a new sequence, for all samples or for some; see `ETraceAlgorithm.reset_state`."""
-        algorithm, state = self.algorithm, self._settled(state)
+        algorithm = self.algorithm
         up_to_date(algorithm)
         store = self._store(state)
         paths = list(algorithm.short_term_states)
@@ -308,8 +267,7 @@ class FunctionalLearner:
         given: Mapping[str, Any],
     ) -> tuple[LearnerState, PyTree]:
         """Run a method of the learner."""
-        options, learner = options_of(method, given, EVERY), self._learner
-        state = state if method in SINGLE else self._settled(state)
+        options, learner = options_of(method, given), self._learner
         request = request_of(learner, method, sequences, options)
         if options.optimizer is not None:
             optimizer, parameters = options.optimizer, learner.parameters_for_optimizer
@@ -320,16 +278,9 @@ class FunctionalLearner:
         results = driver(store, of_model, arguments, options)
         return store.state, results
 
-    def _settled(self, state: LearnerState) -> LearnerState:
-        """Pass over all samples that wait for a label."""
-        if not has_forecasts(state):
-            return state
-        return self._run(state, "settle", NO_SAMPLES, {})[0]
-
     def _places(self) -> Places:
         learner = self._learner
-        forecasts = learner.held_forecasts.waiting
-        return places_of(self.algorithm, self._own, learner.held_optimizer, forecasts)
+        return places_of(self.algorithm, self._own, learner.held_optimizer)
 
     def _now(self, places: Places, traces: Traces) -> LearnerState:
         fields: dict[str, dict[Path, PyTree]] = {field: {} for field in BY_PATH}

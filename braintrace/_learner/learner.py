@@ -15,12 +15,11 @@ from .._errors import NotPicklableError
 from .._graph import ETraceGraph, Report, report_of
 from .._sharding import Division
 from .._typing import Path, PyTree
-from . import forecast, sequences
+from . import sequences
 from .calls.arguments import ALGORITHM
 from .calls.compilations import Compilations
 from .calls.interceptor import interceptor_of
-from .calls.parts import LearnerParts, PendingForecasts
-from .forecast import drop_forecasts, settle
+from .calls.parts import LearnerParts
 from .functional import FunctionalLearner
 from .state.optimizer import LearnerOptimizer
 from .state.skips import notice_all
@@ -61,7 +60,6 @@ class Learner(brainstate.nn.Module):
         check_option("algorithm", algorithm, ALGORITHM)
         self.algorithm = algorithm
         self.held_optimizer = LearnerOptimizer()
-        self.held_forecasts = PendingForecasts()
         self._drivers: Compilations[Any] = Compilations(self)
 
     def __repr__(self) -> str:
@@ -86,9 +84,6 @@ class Learner(brainstate.nn.Module):
     etrace_online = sequences.etrace_online
     etrace_evolve = sequences.etrace_evolve
     predict = sequences.predict
-    init_forecasts = forecast.init_forecasts
-    learn = forecast.learn
-    forecast = forecast.forecast
 
     def __getattr__(self, name: str) -> Any:
         raise missing("Learner", name)
@@ -98,17 +93,13 @@ class Learner(brainstate.nn.Module):
         interceptor = interceptor_of(self.algorithm)
         if interceptor is not None:
             return interceptor(*arguments)
-        settle(self.parts)
         return self.algorithm.update(*arguments)
 
     def reset_state(
         self, batch_size: int | None = None, *, where: ArrayLike | None = None, **kwargs: PyTree
     ) -> None:
         """Start a new sequence, for all samples or for some; see `ETraceAlgorithm.reset_state`."""
-        if where is not None:
-            settle(self.parts)
         self.algorithm.reset_state(batch_size, where=where, **kwargs)
-        drop_forecasts(self.parts)
 
     def eligibility(self, path: str | Path) -> dict[str, PyTree]:
         """Return the trace of one weight, by the name of the hidden state.
@@ -288,4 +279,4 @@ class Learner(brainstate.nn.Module):
         """The parts that the methods use; a clone compiles its own programs."""
         if not self._drivers.is_of(self):
             self._drivers = Compilations(self)
-        return LearnerParts(self.algorithm, self.held_optimizer, self.held_forecasts, self._drivers)
+        return LearnerParts(self.algorithm, self.held_optimizer, self._drivers)

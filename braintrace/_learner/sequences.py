@@ -21,7 +21,6 @@ from .calls.options import (
 from .calls.parts import HasParts, LearnerParts
 from .calls.request import Request, request_of
 from .driver import run_request
-from .forecast import note_prediction, settle, warn_if_predicted
 from .watching import run_watched
 
 
@@ -357,9 +356,7 @@ def predict(
     """
     parts = learner.parts
     request = _request(parts, "predict", sequences, options)
-    outputs = _run(parts, request)
-    note_prediction(parts, request.sequences)
-    return outputs
+    return _run(parts, request)
 
 
 def _request(
@@ -370,8 +367,6 @@ def _request(
 
 def _run(parts: LearnerParts, request: Request) -> PyTree:
     options = request.options
-    settle(parts)
-    warn_if_predicted(parts, request)
     run = run_watched if options.is_logged else run_request
     if options.optimizer is None:
         return run(parts, request)

@@ -1,8 +1,8 @@
 """Forecast a drifting stream three samples ahead; each label arrives three samples later.
 
 The stream is an oscillation whose frequency drifts, with noise and missing measurements. A linear
-recurrent unit starts without training. `ProgressiveValidation` forecasts each sample before it
-learns, so every error is a test error. The baseline is persistence: the last measured value.
+recurrent unit starts without training. Each sample is forecast before its label
+is learned, so every error is a test error. The baseline is persistence: the last measured value.
 
     python docs/examples/live_stream.py
 """
@@ -48,15 +48,17 @@ def run(samples=3000, seed=0):
     model = braintrace.nn.LRUCell(2, 1, HIDDEN)
     learner = braintrace.compile(model, "d_rtrl", np.ones((1, 2), np.float32), batch_size=1)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2))
-    validation = braintrace.ProgressiveValidation(
-        learner, stream(series(samples, seed)), loss_fn, delay=HORIZON, optimizer=optimizer
-    )
-    errors = [
-        (float(np.squeeze(forecast.output - forecast.label)), float(np.squeeze(forecast.label)))
-        for forecast in validation
-        if forecast.sample >= samples // 2 and forecast.label is not None
-    ]
-    return np.sqrt(np.mean(np.square(errors), axis=0))
+    late = braintrace.streams.LateLabels(learner, loss_fn, pending=HORIZON + 1, optimizer=optimizer)
+    changes, labels = [], []
+    for sample, (x, label) in enumerate(stream(series(samples, seed))):
+        changes.append(late.predict(x[None]))
+        labels.append(label)
+        arrived = sample - HORIZON
+        if arrived >= 0 and not np.isnan(labels[arrived]):
+            late.learn(labels[arrived], delay=HORIZON)
+    labels = np.array(labels)[samples // 2 :]
+    errors = np.ravel(changes)[samples // 2 :] - labels
+    return np.sqrt([np.nanmean(errors**2), np.nanmean(labels**2)])
 
 
 def main(arguments=None):

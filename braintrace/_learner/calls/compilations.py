@@ -49,8 +49,6 @@ class DriverKey(NamedTuple):
         Identities of the model's States.
     mesh
         Mesh of a ``shard_map`` around the call; ``None``: there is none.
-    forecasts
-        Structure of the forecasts that wait for a label; ``None``: not read.
     """
 
     method: str
@@ -64,7 +62,6 @@ class DriverKey(NamedTuple):
     slices: tuple[object, ...] = ()
     states: tuple[int, ...] = ()
     mesh: object = None
-    forecasts: object = None
 
 
 class Compilations(Generic[Driver]):

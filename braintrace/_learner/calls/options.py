@@ -186,16 +186,6 @@ class StreamOptions(LossOptions, total=False):
     nonfinite: str
 
 
-class LearnOptions(TypedDict, total=False):
-    """Options of `Learner.learn`."""
-
-    optimizer: Any
-    update_fn: Callable[..., PyTree] | None
-    nonfinite: str
-    has_aux: bool
-    unit_aware: bool
-
-
 class WatchOptions(TypedDict, total=False):
     """Options of the methods of a `Learner` that their functional counterparts do not have."""
 
@@ -230,15 +220,6 @@ METHODS = {
     "predict": frozenset(PredictOptions.__annotations__),
 }
 """Names of the options of each method of a learner that runs sequences."""
-
-SINGLE = {
-    "forecast": frozenset[str](),
-    "learn": frozenset({*LearnOptions.__annotations__, "step_fn"}),
-    "settle": frozenset[str](),
-}
-"""The same for the methods of single samples; see `late_labels`."""
-
-EVERY = METHODS | SINGLE
 
 WATCHED = {method: names.union(WatchOptions.__annotations__) for method, names in METHODS.items()}
 """The same with the options of a call that is logged while it runs."""

@@ -3,10 +3,8 @@
 from typing import Any, NamedTuple, Protocol
 
 import brainstate
-import jax
 
 from ..._algorithms import ETraceAlgorithm
-from ..._brainstate import Hidden, peek
 from ..._function_model import gradients_for
 from ..._graph import ETraceGraph
 from ..._runtime.program import write_values
@@ -14,32 +12,6 @@ from ..._typing import PyTree
 from ..state.optimizer import LearnerOptimizer
 from .compilations import Compilations
 from .placed import Placing
-
-
-class ForecastState(brainstate.LongTermState):
-    """State with the forecasts that wait for a label; see `late_labels`."""
-
-
-class PendingForecasts(brainstate.graph.Node):
-    """The forecasts of a learner that wait for a label.
-
-    Attributes
-    ----------
-    waiting
-        State of the forecasts; its value is ``None`` before the first one.
-    last_prediction
-        Inputs of the last call, if this was a concrete `Learner.predict`.
-    """
-
-    def __init__(self) -> None:
-        self.waiting = ForecastState(None)
-        self.last_prediction: Hidden[tuple[PyTree, ...]] = Hidden(())
-
-    @property
-    def structure(self) -> Any:
-        """Structure, shapes and dtypes of the forecasts."""
-        leaves, tree = jax.tree.flatten(peek(self.waiting))
-        return tree, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
 
 
 class LearnerParts(NamedTuple):
@@ -51,15 +23,12 @@ class LearnerParts(NamedTuple):
         The algorithm, with the model and the traces.
     held_optimizer
         The optimizer of `Learner.etrace_online`.
-    held_forecasts
-        The forecasts that wait for a label.
     drivers
         The sequence programs that the learner has compiled.
     """
 
     algorithm: ETraceAlgorithm
     held_optimizer: LearnerOptimizer
-    held_forecasts: PendingForecasts
     drivers: Compilations[Any]
 
     @property
@@ -69,7 +38,7 @@ class LearnerParts(NamedTuple):
 
     def states(self) -> list[brainstate.State]:
         """Return all States of the learner."""
-        holders = (self.algorithm, self.held_optimizer, self.held_forecasts)
+        holders = (self.algorithm, self.held_optimizer)
         return [state for holder in holders for state in brainstate.graph.states(holder).values()]
 
     def parameters_for_optimizer(self) -> PyTree:
@@ -79,8 +48,8 @@ class LearnerParts(NamedTuple):
 
     @property
     def holds_more(self) -> bool:
-        """Whether the learner has forecasts, or an optimizer with its own States."""
-        return peek(self.held_forecasts.waiting) is not None or self.held_optimizer.own is not None
+        """Whether the learner has an optimizer with its own States."""
+        return self.held_optimizer.own is not None
 
     def init_optimizer(self, optimizer: Any) -> None:
         """See `Learner.init_optimizer`."""

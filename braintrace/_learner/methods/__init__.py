@@ -1,1 +1,1 @@
-"""The pure function (body) of each method of a learner: gradient, online, evolve, forecast."""
+"""The pure function (body) of each method of a learner: gradient, online, evolve."""

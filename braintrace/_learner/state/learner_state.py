@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 BY_PATH = ("parameters", "hidden", "others", "random", "optimizer")
 FIELDS = (*BY_PATH, "traces")
-FORECASTS = ("braintrace", "forecasts")
-"""Path of the forecasts that wait for a label among the other States, if there are any."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +43,8 @@ class LearnerState:
     hidden
         Values of the short-term States, which are reset with a sequence.
     others
-        Values of all other States, including the user's own; the number of skipped updates;
-        and after `Learner.init_forecasts`, the forecasts that wait for a label.
+        Values of all other States, including the user's own; and the number of skipped
+        updates.
     random
         Keys of random numbers, as ``jax.random.key_data``: of the model's States with keys, and of
         ``brainstate.random``.
@@ -199,7 +197,6 @@ def places_of(
     algorithm: ETraceAlgorithm,
     own: Mapping[str, PyTree],
     optimizer: LearnerOptimizer,
-    forecasts: brainstate.State,
 ) -> Places:
     """Return the place of every State by its identity.
 
@@ -211,8 +208,6 @@ def places_of(
         Holders of the user's own States, by name.
     optimizer
         The optimizer of the learner.
-    forecasts
-        The State of its forecasts.
 
     Raises
     ------
@@ -245,8 +240,6 @@ def places_of(
         for path, state in states_in(name, holder).items():
             add(path, state)
     add(("braintrace", "skipped_updates"), optimizer.skipped)
-    if peek(forecasts) is not None:
-        add(FORECASTS, forecasts)
     for path, state in optimizer.states.items():
         add(path, state, "optimizer")
     return places
