@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from braintrace import MissingPackageError
-
 from . import measure, online_updates, rows, runs, tasks, work
 from .rows import Row, StreamRow
 
@@ -52,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _has_data(task: str) -> bool:
     try:
         tasks.load(task)
-    except MissingPackageError as error:
+    except ModuleNotFoundError as error:
         print(f"not available: {task}: {error}")
         return False
     return True

@@ -1,12 +1,10 @@
 """Names of methods and cells, and the format of numbers in tables."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from .markdown import DASH, in_units, table
-from .results import Gains, Run
-
-Text = Callable[[float | None], str]
+from .results import Gains
 
 METHODS = {
     "bptt": ("BPTT", "black", "s"),
@@ -43,10 +41,6 @@ CELLS = {
     "alif": "recurrent ALIF",
 }
 MISSING = DASH
-EDGES = {-1: " ▾", 0: "", 1: " ▴"}
-"""Mark of a score whose learning rate is the lowest or the highest of the grid."""
-
-USUAL_SEEDS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,38 +96,6 @@ def worst(gains: Gains) -> str:
         return MISSING
     part, task, cell_name = gains.parts[0]
     return f"{digits(part)} ({pair(task, cell_name)})"
-
-
-def score(run: Run) -> str:
-    """Return mean and standard deviation over seeds, with marks."""
-    if not run.ran:
-        return "refused"
-    if run.mean is None:
-        return "**diverged**"
-    text = f"{digits(run.mean)} ± {digits(run.spread)}"
-    if run.lost:
-        text += f" (**{run.lost} of {len(run.rows)} diverged**)"
-    elif len(run.rows) != USUAL_SEEDS:
-        text += f" ({len(run.rows)} seeds)"
-    lanes = sum(run.diverged.values())
-    return text + (f" ✗{lanes}" if lanes else "") + EDGES[run.at_edge]
-
-
-def cosine(run: Run) -> str:
-    """Return the cosine to BPTT at the start and at the end of training."""
-    return " → ".join(digits(run.cosine[place][1]) for place in (0, -1) if run.cosine) or MISSING
-
-
-def notes(run: Run) -> str:
-    """Return why the library refuses a run, or how many networks diverged."""
-    known = sum(bool(row.validation) for row in run.rows)
-    lost = (f"{count} of {known} diverged at {rate:g}" for rate, count in run.diverged.items())
-    return run.first.refused or ", ".join(lost)
-
-
-def with_ratio(text: Text, value: float | None, base: float | None) -> str:
-    ratio = f" ({times(value / base)})" if value is not None and base else ""
-    return text(value) + ratio
 
 
 def size(value: float | None) -> str:

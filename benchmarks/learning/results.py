@@ -13,7 +13,6 @@ the seeds of both sides (`is_positive`), and undecided otherwise.
 import dataclasses
 import math
 import statistics
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
@@ -21,7 +20,7 @@ from typing import Any
 from . import tasks
 from .methods import BY_NAME
 from .rows import Row
-from .runs import RATES, WIDE_CELLS
+from .runs import WIDE_CELLS
 
 METHODS = list(BY_NAME)
 LEARNED = 0.5
@@ -70,10 +69,6 @@ class Run:
         return statistics.fmean(self.scores) if self.scores else None
 
     @property
-    def spread(self) -> float:
-        return statistics.stdev(self.scores) if len(self.scores) > 1 else 0.0
-
-    @property
     def error(self) -> float:
         """Standard error of the mean score."""
         return standard_error(self.scores)
@@ -88,17 +83,6 @@ class Run:
         """Whether the gain is large enough for a reference."""
         least = LEARNED * (self.first.threshold - self.first.chance)
         return self.gain is not None and self.gain >= least
-
-    @property
-    def at_edge(self) -> int:
-        """-1 if the chosen rate is the lowest of the grid, 1 if it is the highest, else 0."""
-        return (self.first.rate == RATES[-1]) - (self.first.rate == RATES[0])
-
-    @property
-    def diverged(self) -> Counter[float]:
-        """Number of seeds that diverged, by learning rate."""
-        places = [(i, v) for row in self.rows for i, v in enumerate(row.validation)]
-        return Counter(sorted(RATES[i] for i, value in places if value is None))
 
     @property
     def curve(self) -> list[tuple[int, float]]:
@@ -249,7 +233,7 @@ class Results:
 
 def place_of(key: Sequence[Any]) -> tuple[int, ...]:
     """Return the place of a task, a cell and a method in the catalogues."""
-    orders = tasks.ALL, WIDE_CELLS, METHODS
+    orders = tasks.STORED, WIDE_CELLS, METHODS
     return tuple(order.index(name) for order, name in zip(orders, key, strict=False))
 
 

@@ -16,27 +16,24 @@ _CORE = {
     "JapaneseVowels": "recordings.japanese_vowels",
 }
 _WIDE = {
-    "digits by pixels": "digits.by_pixels",
-    "BasicMotions": "recordings.basic_motions",
-    "GunPoint": "recordings.gun_point",
     "evidence accumulation": "working_memory.evidence_accumulation",
-    "delayed match-to-sample": "working_memory.delayed_match_to_sample",
-    "real series": "series.next_values",
     "characters": "characters.next_characters",
-    "Mackey-Glass": "chaos.mackey_glass",
     "Lorenz": "chaos.lorenz",
-    "memory chain": "working_memory.memory_chain",
 }
 CORE, WIDE = tuple(_CORE), tuple(_WIDE)
 ALL = CORE + WIDE
+STORED = (
+    *CORE,
+    *("digits by pixels", "BasicMotions", "GunPoint", "evidence accumulation"),
+    *("delayed match-to-sample", "real series", "characters", "Mackey-Glass", "Lorenz"),
+    "memory chain",
+)
+"""Tasks of the stored rows, in the order of tables; some of them are no longer run."""
 
 
 @functools.cache
 def load(name: str, **sizes: int) -> Task:
-    """Return a task, with other sizes than usual where its function takes them.
-
-    A `MissingPackageError` names the extra whose package has its data.
-    """
+    """Return a task, with other sizes than usual where its function takes them."""
     module, function = (_CORE | _WIDE)[name].split(".")
     task: Task = getattr(importlib.import_module(f".{module}", __name__), function)(**sizes)
     return task

@@ -1,4 +1,4 @@
-"""Chaotic series of one number, of which a later value is to be said; its past has to be known."""
+"""A chaotic series of one number, of which a later value is to be said."""
 
 import numpy as np
 
@@ -6,11 +6,6 @@ from .draws import of_windows, windows_in_time
 from .task import Task
 
 SAMPLES, LENGTH, WASHOUT = 6000, 60, 20
-
-
-def mackey_glass(ahead: int = 5, length: int = LENGTH) -> Task:
-    """The Mackey-Glass equation with delay 17, seen every 3 units of time, 15 units ahead."""
-    return _prediction(mackey_glass_series(SAMPLES, every=30), ahead, length)
 
 
 def lorenz(ahead: int = 5, length: int = LENGTH) -> Task:
@@ -34,24 +29,6 @@ def _prediction(series: np.ndarray, ahead: int, length: int) -> Task:
         batch=16,
         updates=300,
     )
-
-
-def mackey_glass_series(
-    samples: int, every: int, delay: float = 17.0, step: float = 0.1
-) -> np.ndarray:
-    """Return ``samples`` values after a transient, one of ``every`` steps of Heun's method.
-
-    The delay is a multiple of the step, so both values of the past that a step needs are on its
-    grid, and the method keeps its second order.
-    """
-    lag, skipped = round(delay / step), round(500 / step)
-    values = [1.2] * (lag + 1)
-    for t in range(lag, lag + skipped + samples * every):
-        x, before, after = values[t], values[t - lag], values[t + 1 - lag]
-        slope = 0.2 * before / (1 + before**10) - 0.1 * x
-        then = 0.2 * after / (1 + after**10) - 0.1 * (x + step * slope)
-        values.append(x + step / 2 * (slope + then))
-    return np.array(values[-samples * every :: every])
 
 
 def lorenz_series(samples: int, every: int, step: float = 0.01) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Handwritten digits, one row or one pixel at a step; the answer is given at the last one."""
+"""Handwritten digits, one row at a step; the answer is given at the last one."""
 
 import numpy as np
 
@@ -8,15 +8,7 @@ from .task import Split, Task
 
 def by_rows() -> Task:
     """Eight pixels at a step."""
-    return _digits(steps=8, threshold=0.8, truncations=(2, 4), updates=500)
-
-
-def by_pixels() -> Task:
-    """One pixel at a step."""
-    return _digits(steps=64, threshold=0.5, truncations=(8, 32), updates=600)
-
-
-def _digits(steps: int, threshold: float, truncations: tuple[int, int], updates: int) -> Task:
+    steps = 8
     # Images stand in the order in which they were written: blocks keep most writers apart.
     from sklearn.datasets import load_digits
 
@@ -34,7 +26,7 @@ def _digits(steps: int, threshold: float, truncations: tuple[int, int], updates:
         *of_examples(splits),
         outputs=10,
         chance=most_frequent(splits),
-        threshold=threshold,
-        truncations=truncations,
-        updates=updates,
+        threshold=0.8,
+        truncations=(2, 4),
+        updates=500,
     )

@@ -1,10 +1,8 @@
-"""Classification of recordings of speech and movements, from the package aeon."""
+"""Classification of recordings of speech, from the package aeon (it takes no NumPy of 2.4)."""
 
 from collections.abc import Sequence
 
 import numpy as np
-
-from braintrace._optional import optional_import
 
 from .draws import Examples, most_frequent, of_examples
 from .task import Split, Task
@@ -12,32 +10,17 @@ from .task import Split, Task
 
 def japanese_vowels() -> Task:
     """Which of nine speakers said a vowel: 12 coefficients of speech at each of 7 to 29 steps."""
-    return _task("load_japanese_vowels", threshold=0.85, truncations=(4, 14), updates=300)
+    from aeon.datasets import load_japanese_vowels
 
-
-def basic_motions() -> Task:
-    """Standing, running, walking or badminton: acceleration and rotation of a wrist."""
-    return _task("load_basic_motions", threshold=0.8, truncations=(12, 50), updates=200)
-
-
-def gun_point() -> Task:
-    """A gun drawn or a finger pointed: the height of a hand, every second value."""
-    return _task("load_gunpoint", threshold=0.8, truncations=(9, 37), updates=300, every=2)
-
-
-def _task(
-    loader: str, threshold: float, truncations: tuple[int, int], updates: int, every: int = 1
-) -> Task:
-    load = getattr(optional_import("aeon.datasets", "evidence"), loader)
-    splits = split(load(split="train"), load(split="test"), every)
+    splits = split(load_japanese_vowels(split="train"), load_japanese_vowels(split="test"))
     return Task(
         *of_examples(splits),
-        outputs=int(splits["train"].labels.max()) + 1,
+        outputs=9,
         chance=most_frequent(splits),
-        threshold=threshold,
-        truncations=truncations,
+        threshold=0.85,
+        truncations=(4, 14),
         batch=16,
-        updates=updates,
+        updates=300,
     )
 
 
@@ -45,7 +28,7 @@ Loaded = tuple[Sequence[np.ndarray], np.ndarray]
 """Recordings ``(channels, steps)`` and what they are called."""
 
 
-def split(train: Loaded, test: Loaded, every: int = 1) -> dict[Split, Examples]:
+def split(train: Loaded, test: Loaded) -> dict[Split, Examples]:
     """Return padded recordings, every third of each class of those for training as validation.
 
     The mean and the deviation of each channel, by which all are scaled, are those of training.
@@ -64,8 +47,8 @@ def split(train: Loaded, test: Loaded, every: int = 1) -> dict[Split, Examples]:
     mean, deviation = seen.mean(axis=0), seen.std(axis=0)
     found: dict[Split, Examples] = {}
     for key, (recordings, labels) in parts.items():
-        steps = [((recording.T - mean) / deviation)[::every] for recording in recordings]
-        inputs = np.zeros((len(steps), -(-length // every), len(mean)), np.float32)
+        steps = [(recording.T - mean) / deviation for recording in recordings]
+        inputs = np.zeros((len(steps), length, len(mean)), np.float32)
         for row, own in zip(inputs, steps, strict=True):
             row[: len(own)] = own
         lengths = np.array([len(own) for own in steps], np.int32)

@@ -17,8 +17,7 @@ class Batch(NamedTuple):
     """Sequences, time first.
 
     inputs: ``(T, B, features)``.
-    targets: ``(T, B)`` integers for classes, ``(T, B, outputs)`` for values, ``(T, B, 2)`` for
-        rewards: the action that is rewarded, and a number between 0 and 1 that draws one.
+    targets: ``(T, B)`` integers for classes, ``(T, B, outputs)`` for values.
     weights: ``(T, B)``, how much the answer at a step counts: 0 or 1.
     """
 
@@ -33,7 +32,7 @@ class Task:
 
     `sample` draws a batch ``(key, size, split)``: pure, for ``jit`` and for ``vmap`` over keys.
     `held_out` returns the fixed sequences of a split on which scores are computed. Outputs are
-    logits of classes, values, or an agent's two logits and the value that it expects. ``counted``
+    logits of classes, or values. ``counted``
     is the number of steps that count in a sequence, on average; ``chance`` the score of the best
     answer that does not look at the inputs; from ``threshold`` on, the task counts as learned.
     ``truncations`` are the short and the long window of truncated backpropagation through time;
@@ -46,7 +45,7 @@ class Task:
     threshold: float
     truncations: tuple[int, int]
     updates: int
-    kind: Literal["classes", "values", "rewards"] = "classes"
+    kind: Literal["classes", "values"] = "classes"
     counted: float = 1.0
     chance: float = 0.0
     batch: int = 32
@@ -72,32 +71,17 @@ class Task:
         """
         if self.kind == "classes":
             return optax.softmax_cross_entropy_with_integer_labels(outputs, targets)
-        if self.kind == "values":
-            return jnp.sum((outputs - targets) ** 2, axis=-1)
-        chosen, reward = _acted(outputs, targets)
-        value = outputs[..., 2]
-        advantage = jax.lax.stop_gradient(reward - value)
-        return -advantage * chosen + 0.5 * (reward - value) ** 2
+        return jnp.sum((outputs - targets) ** 2, axis=-1)
 
     def score(self, outputs: jax.Array, batch: Batch) -> jax.Array:
         """Return how good answers ``(T, B, outputs)`` are; higher is better, 1 is best.
 
-        The accuracy, the part of the variance that is explained, or the mean reward (-1 to 1).
+        The accuracy, or the part of the variance that is explained.
         """
         weights = batch.weights / jnp.sum(batch.weights)
         if self.kind == "classes":
             return jnp.sum(weights * (jnp.argmax(outputs, axis=-1) == batch.targets))
-        if self.kind == "rewards":
-            return jnp.sum(weights * _acted(outputs, batch.targets)[1])
         weights = weights[..., None]
         mean = jnp.sum(weights * batch.targets, axis=(0, 1))
         spread = jnp.sum(weights * (batch.targets - mean) ** 2)
         return 1 - jnp.sum(weights * (outputs - batch.targets) ** 2) / spread
-
-
-def _acted(outputs: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the logarithm of the probability of the action that is drawn, and its reward."""
-    logs = jax.nn.log_softmax(outputs[..., :2])
-    is_second = targets[..., 1] > jnp.exp(logs[..., 0])
-    reward = jnp.where(is_second == (targets[..., 0] > 0), 1.0, -1.0)
-    return jnp.where(is_second, logs[..., 1], logs[..., 0]), reward

@@ -91,51 +91,6 @@ def delayed_xor(delay: int = 8) -> Task:
     return _choice(make, asked, truncations=(4, 16), updates=800)
 
 
-def delayed_match_to_sample(stimuli: int = 4, delay: int = 12) -> Task:
-    """Say whether the stimulus after a delay is the one before it."""
-    on, asked = 2, 2
-    length = on + delay + on + asked
-
-    def make(key: Any, size: int) -> Batch:
-        to_first, to_other, to_match, to_noise = jax.random.split(key, 4)
-        first = jax.random.randint(to_first, (size,), 0, stimuli)
-        other = first + jax.random.randint(to_other, (size,), 1, stimuli)
-        is_match = jax.random.bernoulli(to_match, 0.5, (size,))
-        second = jnp.where(is_match, first, other % stimuli)
-        inputs = jnp.zeros((length, size, stimuli + 1))
-        inputs = inputs.at[:on, :, :stimuli].set(jax.nn.one_hot(first, stimuli))
-        again = slice(on + delay, on + delay + on)
-        inputs = inputs.at[again, :, :stimuli].set(jax.nn.one_hot(second, stimuli))
-        return _asked(inputs, is_match.astype(jnp.int32), asked, to_noise)
-
-    return _choice(make, asked, truncations=(4, 10), updates=1200)
-
-
-def memory_chain(length: int = 20) -> Task:
-    r"""See a sign, and ``length`` steps later choose between two actions.
-
-    What an agent does before it is asked changes neither what it sees nor what it earns, so an
-    episode is a sequence, and the gradient of an actor-critic is that of a loss of its last answer:
-    with the action ``a`` that is drawn from the policy ``π``, the reward ``r`` and the value ``v``,
-
-    .. math:: -(r - v) ∇ \log π(a) + \tfrac12 ∇ (r - v)^2.
-    """
-
-    def make(key: Any, size: int) -> Batch:
-        to_sign, to_act = jax.random.split(key)
-        sign = jax.random.bernoulli(to_sign, 0.5, (size,)).astype(jnp.float32)
-        step = jnp.broadcast_to(jnp.arange(length + 1)[:, None], (length + 1, size))
-        is_asked = _last(length + 1, size, 1)
-        columns = [jnp.where(step == 0, 2 * sign - 1, 0.0), is_asked, 1 - step / length]
-        drawn = jax.random.uniform(to_act, step.shape)
-        targets = jnp.stack([jnp.broadcast_to(sign, step.shape), drawn], axis=-1)
-        return Batch(jnp.stack(columns, axis=-1), targets, is_asked)
-
-    return Task(
-        *made_up(make), outputs=3, kind="rewards", threshold=0.8, truncations=(4, 10), updates=500
-    )
-
-
 def _last(length: int, size: int, counted: int) -> jax.Array:
     """Return weights that count the last steps."""
     steps = jnp.arange(length)[:, None]
