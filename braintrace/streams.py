@@ -171,7 +171,7 @@ def river_regressor(
     Raises
     ------
     MissingPackageError
-        Without river (extra ``river``).
+        Without the package river.
 
     Notes
     -----
@@ -180,7 +180,7 @@ def river_regressor(
     A pipeline with a scaler updates it before ``learn_one``, so that the sample is another than in
     ``predict_one``. Evaluate such pipelines in ``with river.compose.learn_during_predict():``.
     """
-    base = optional_import("river.base", "river")
+    base = optional_import("river.base", "test")
     stream = LateLabels(learner, loss_fn, pending=pending, **options)
     names: list[Any] = []
     waiting: collections.deque[tuple[Mapping[Any, float], Any]] = collections.deque(maxlen=pending)
