@@ -221,20 +221,6 @@ def test_random_numbers_are_those_of_the_state():
     close(learner.etrace_evolve(xs, reset=reset), first[1])
 
 
-def test_a_reset_in_the_update_function():
-    own = bench()
-
-    def update(gradients):
-        own.update_fn(gradients)
-        own.learner.reset_state(where=jnp.array([False, True]))
-
-    options = {**own.streaming, "update_fn": update}
-    own.functional.restore(own.start)
-    found = own.functional.online(own.start, *own.sequences, **options)
-    close(found[1], own.learner.etrace_online(*own.sequences, **options))
-    close(found[0], own.functional.state())
-
-
 def changed(field, entry, value):
     def change(state):
         entries = {**getattr(state, field), entry: value}
