@@ -34,6 +34,7 @@ ROOMS = [
     "_shown",
     "_signatures",
     "_arguments",
+    "_checks",
     "_foreign",
     "_interrupts",
     "_brainstate",

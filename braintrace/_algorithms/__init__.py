@@ -11,7 +11,6 @@ from .es_d_rtrl import pp_prop as pp_prop
 from .immediate import Immediate as Immediate
 from .kf_rtrl import KF_RTRL as KF_RTRL
 from .names import algorithm_of as algorithm_of
-from .names import made as made
 from .names import rule_and_options as rule_and_options
 from .ostl_feedforward import OSTLFeedforward as OSTLFeedforward
 from .rflo import RFLO as RFLO

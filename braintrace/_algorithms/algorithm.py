@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import brainstate
 
-from .._arguments import FLOATING, MODEL, NAME, check_option
+from .._checks import check_model
 from .._compiler import CompilerOptions, publish
 from .._core.products.complex_packing import pack, pairs_of
 from .._core.traces import outliving, starting_traces
@@ -89,10 +89,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         trace_dtype: Any = None,
         name: str | None = None,
     ) -> None:
-        check_option("name", name, NAME)
         super().__init__(name=name)
-        check_option("model", model, MODEL)
-        check_option("trace_dtype", trace_dtype, FLOATING.or_else(None))
+        check_model(model)
         self.model, self.trace_dtype = model, trace_dtype
         self.window = window_of_options(window, vjp_method)
         self.every_state = self.window is not None  # whether traces follow every hidden state

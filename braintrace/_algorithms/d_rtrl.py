@@ -4,7 +4,6 @@ from typing import Any, ClassVar
 
 import brainstate
 
-from .._arguments import BOOLEAN, check_option
 from .._rules import ParameterTraces
 from .algorithm import ETraceAlgorithm
 
@@ -83,7 +82,6 @@ class D_RTRL(ETraceAlgorithm):
         self, model: brainstate.nn.Module, *, readout_filters: bool = True, **options: Any
     ) -> None:
         super().__init__(model, **options)
-        check_option("readout_filters", readout_filters, BOOLEAN)
         self.readout_filters = readout_filters
 
     @property

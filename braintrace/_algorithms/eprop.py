@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 import brainstate
 
-from .._arguments import check_option, one_of
+from .._checks import check_choice
 from .._errors import CompilationError
 from .._graph import ETraceGraph
 from .d_rtrl import D_RTRL
@@ -82,7 +82,7 @@ class EProp(D_RTRL):
     def __init__(
         self, model: brainstate.nn.Module, *, feedback: str | None = None, **options: Any
     ) -> None:
-        check_option("feedback", feedback, one_of("symmetric", "random").or_else(None))
+        check_choice("feedback", feedback, None, "symmetric", "random")
         self.feedback = feedback
         super().__init__(model, **options)
 

@@ -3,15 +3,20 @@
 from typing import Any
 
 import brainstate
+import numpy as np
 
-from .._arguments import BOOLEAN, DECAY, POSITIVE, Kind, check_option
+from .._errors import OptionError
 from .._rules import FilterTraces
 from .algorithm import ETraceAlgorithm
 
-DECAY_OR_RANK = Kind(
-    "a decay (a float in [0, 1)) or a rank (an integer of at least 1)",
-    lambda value: POSITIVE.accepts(value) or DECAY.accepts(value),
-)
+
+def _decay(value: float) -> float:
+    if not 0 <= value < 1:
+        raise OptionError(
+            f"The decay is {value}; expected a float in [0, 1), or a rank, an integer of at least "
+            "1, which gives the decay (rank - 1) / (rank + 1)."
+        )
+    return float(value)
 
 
 class ES_D_RTRL(ETraceAlgorithm):
@@ -76,13 +81,9 @@ class ES_D_RTRL(ETraceAlgorithm):
         **options: Any,
     ) -> None:
         super().__init__(model, **options)
-        check_option("readout_filters", readout_filters, BOOLEAN)
         self.readout_filters = readout_filters
-        check_option("decay_or_rank", decay_or_rank, DECAY_OR_RANK)
-        if POSITIVE.accepts(decay_or_rank):
-            self.decay = (int(decay_or_rank) - 1) / (int(decay_or_rank) + 1)
-        else:
-            self.decay = float(decay_or_rank)
+        is_rank = isinstance(decay_or_rank, (int, np.integer))
+        self.decay = _decay((decay_or_rank - 1) / (decay_or_rank + 1) if is_rank else decay_or_rank)
 
     @property
     def method(self) -> FilterTraces:
@@ -163,8 +164,7 @@ class OTTT(ETraceAlgorithm):
 
     def __init__(self, model: brainstate.nn.Module, decay: float, **options: Any) -> None:
         super().__init__(model, **options)
-        check_option("decay", decay, DECAY)
-        self.decay = float(decay)
+        self.decay = _decay(decay)
 
     @property
     def method(self) -> FilterTraces:

@@ -4,7 +4,6 @@ from typing import Any
 
 import brainstate
 
-from .._arguments import SEED, check_option
 from .._rules import KroneckerTraces
 from .algorithm import ETraceAlgorithm
 
@@ -76,7 +75,6 @@ class KF_RTRL(ETraceAlgorithm):
 
     def __init__(self, model: brainstate.nn.Module, *, seed: int = 0, **options: Any) -> None:
         super().__init__(model, **options)
-        check_option("seed", seed, SEED)
         self.seed = int(seed)
 
     @property

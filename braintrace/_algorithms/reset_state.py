@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 
-from .._arguments import BATCH_SIZE, check_option
 from .._brainstate import is_watched
 from .._core.products.complex_packing import pack, pairs_of
 from .._core.traces import outliving
@@ -47,7 +46,6 @@ def reset_state(
         For a name that no ``init_state`` declares; for ``where`` together with ``batch_size``;
         if samples that share an input are reset separately (`ES_D_RTRL`).
     """
-    check_option("batch_size", batch_size, BATCH_SIZE)
     if not is_watched():
         algorithm.traces.carried.finish()
     if where is not None or is_watched():  # traces of other keys cannot be made inside

@@ -6,14 +6,14 @@ from typing import Any
 
 import brainstate
 
-from .._arguments import BOOLEAN, PATHS, check_option, path_filter, shown
+from .._checks import path_filter, shown
 from .._errors import CompilationError, OptionError
 from .._graph import ETraceGraph, FilteredReadout, HiddenParamOpRelation, TraceMethod
 from .._graph.diagnostics import quoted
 from .._rules import ComposedTraces
 from .._typing import Path, path_name
 from .algorithm import ETraceAlgorithm
-from .names import algorithm_of, made, options_of, rule_and_options
+from .names import algorithm_of, options_of, rule_and_options
 
 SHARED = (*options_of(ETraceAlgorithm), "readout_filters")
 """Options of the whole model."""
@@ -41,7 +41,7 @@ class Part:
 
     def instance(self, model: brainstate.nn.Module) -> ETraceAlgorithm:
         """Return an instance of the algorithm for a model."""
-        return made(self.algorithm, model, dict(self.options))
+        return self.algorithm(model, **dict(self.options))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,8 +90,7 @@ class RulesByPath(ETraceAlgorithm):
     Raises
     ------
     OptionError
-        If ``rules`` is not such a mapping, if one of its keys fits no parameter, or if the rules
-        cannot be combined.
+        If one of the keys of ``rules`` fits no parameter, or if the rules cannot be combined.
     """
 
     def __init__(
@@ -104,11 +103,6 @@ class RulesByPath(ETraceAlgorithm):
         shared = {name: value for name, value in options.items() if name in SHARED}
         filters = shared.pop("readout_filters", None)
         super().__init__(model, **shared)
-        check_option("readout_filters", filters, BOOLEAN.or_else(None))
-        if not isinstance(rules, Mapping) or not rules:
-            raise OptionError(
-                f"`rules` is {shown(rules)}; expected a dict such as {{'conv': 'es_d_rtrl'}}."
-            )
         own = {name: value for name, value in options.items() if name not in SHARED}
         parts = [_part(given, rule) for given, rule in rules.items()]
         parts.append(Part("", elsewhere, tuple(own.items()), None, _everywhere))
@@ -200,13 +194,9 @@ def _part(given: Any, rule: Any) -> Part:
             f"`{name}` has `{option}`, which applies to all weights of a model: pass it to "
             "`compile`."
         )
-    return Part("", algorithm_of(algorithm, name), tuple(options.items()), given, _filter(given))
-
-
-def _filter(given: Any) -> Callable[[Path], bool]:
-    if not PATHS.accepts(given):
-        raise OptionError(f"`rules` has the key {shown(given)}; expected {PATHS.words}.")
-    return path_filter(given)
+    return Part(
+        "", algorithm_of(algorithm, name), tuple(options.items()), given, path_filter(given)
+    )
 
 
 def _everywhere(path: Path) -> bool:

@@ -4,8 +4,6 @@ from typing import Any
 
 import brainstate
 
-from .._arguments import BOOLEAN, POSITIVE, check_option
-from .._errors import OptionError
 from .._rules import NeighbourTraces, ParameterTraces
 from .algorithm import ETraceAlgorithm
 
@@ -95,13 +93,6 @@ class SnAp(ETraceAlgorithm):
         **options: Any,
     ) -> None:
         super().__init__(model, **options)
-        check_option("n", n, POSITIVE)
-        check_option("readout_filters", readout_filters, BOOLEAN.or_else(None))
-        if readout_filters and n > 1:
-            raise OptionError(
-                f"`readout_filters` is True, but `SnAp(n={n})` has no readout filters. Leave it "
-                "out, or use `SnAp(n=1)`."
-            )
         self.readout_filters = n == 1 if readout_filters is None else readout_filters
         self.n = n
 

@@ -4,7 +4,6 @@ from typing import Any
 
 import brainstate
 
-from .._arguments import SEED, check_option
 from .._rules import RankOneTraces
 from .algorithm import ETraceAlgorithm
 
@@ -77,7 +76,6 @@ class UORO(ETraceAlgorithm):
 
     def __init__(self, model: brainstate.nn.Module, *, seed: int = 0, **options: Any) -> None:
         super().__init__(model, **options)
-        check_option("seed", seed, SEED)
         self.seed = int(seed)
 
     @property

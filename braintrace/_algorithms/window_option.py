@@ -3,7 +3,7 @@
 import warnings
 from typing import Literal, TypeAlias
 
-from .._arguments import POSITIVE, check_option, level_of_user, one_of
+from .._checks import check_choice, level_of_user
 from .._errors import OptionError
 
 CHUNK: Literal["chunk"] = "chunk"
@@ -11,9 +11,6 @@ CHUNK: Literal["chunk"] = "chunk"
 
 Window: TypeAlias = int | Literal["chunk"] | None
 """Number of steps that are differentiated in full; ``None``: the rule itself."""
-
-WINDOW = POSITIVE.or_else(None)
-VJP_METHOD = one_of("single-step", "multi-step")
 
 
 def window_of_options(window: int | None, vjp_method: str) -> Window:
@@ -24,10 +21,11 @@ def window_of_options(window: int | None, vjp_method: str) -> Window:
     OptionError
         For a value that is not accepted, or both spellings at once.
     """
-    check_option("window", window, WINDOW)
-    check_option("vjp_method", vjp_method, VJP_METHOD)
+    check_choice("vjp_method", vjp_method, "single-step", "multi-step")
+    if window is not None and window < 1:
+        raise OptionError(f"`window` is {window}; expected a positive number of steps, or None.")
     if vjp_method == "single-step":
-        return None if window is None else int(window)
+        return window
     if window is not None:
         raise OptionError(
             f"`window` is {window} and `vjp_method` is 'multi-step', the deprecated spelling of a "

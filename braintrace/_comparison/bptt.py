@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import saiunit
 
-from .._arguments import is_quantity, named
 from .._brainstate import StatefulTrace, trace_stateful
+from .._checks import is_quantity, named
 from .._errors import OptionError
 from .._foreign import in_words
 from .._jax import strongly_typed
@@ -59,7 +59,7 @@ class Bptt:
         """Compile the gradient of the first steps; return its temporary memory and a call."""
         weights = np.ones(steps)
         if self.work.mask is not None:
-            weights = np.asarray(weights_of(self.work.cut(steps).mask, steps, "mean"))
+            weights = np.asarray(weights_of(self.work.cut(steps).mask, steps))
             # The steps after the last loss may be padding that is not finite.
             steps = int(np.max(np.flatnonzero(weights), initial=0)) + 1
         total = np.sum(weights)

@@ -11,7 +11,6 @@ import numpy as np
 import saiunit
 
 from .._algorithms import ETraceAlgorithm
-from .._arguments import check_takes
 from .._errors import OptionError
 from .._rules import Rule
 from .._tables import Table, as_html, as_text
@@ -153,7 +152,6 @@ def gradient_check(
     >>> check.rows[0].parameter, check.rows[0].deviation < 1e-6
     ('w', True)
     """
-    check_takes("loss", loss, ("output", "target"), "the output and the target of a step")
     (xs, ys), steps = checked_sequences("gradient_check", model, {"xs": xs, "ys": ys})
     work = Workload(
         model=model,

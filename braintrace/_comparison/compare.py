@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import statistics
 import time
@@ -17,20 +16,8 @@ import jax.numpy as jnp
 import saiunit
 from jax.typing import ArrayLike
 
-from .._algorithms import ETraceAlgorithm, Immediate, algorithm_of, made, rule_and_options
-from .._algorithms.window_option import WINDOW
-from .._arguments import (
-    BATCH_SIZE,
-    BOOLEAN,
-    FUNCTION,
-    POSITIVE,
-    Kind,
-    array_of,
-    check_option,
-    is_integer,
-    is_quantity,
-    shown,
-)
+from .._algorithms import ETraceAlgorithm, Immediate, algorithm_of, rule_and_options
+from .._checks import is_quantity
 from .._errors import BraintraceError, MissingPackageError, OptionError
 from .._learner.calls.arguments import weights_of
 from .._learner.calls.chunks import default_budget
@@ -46,8 +33,6 @@ from .workload import Workload, arguments_of, checked_sequences, restored
 RULES = ("d_rtrl", "es_d_rtrl", "immediate")
 SMALL = 100
 """Maximum number of states per sample for which `RTRL` is compared by default."""
-
-REPEATS = Kind("an integer from 1 to 1000", lambda value: is_integer(value) and 1 <= value <= 1000)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,21 +135,15 @@ def compare_rules(
     True
     """
     (xs,), length = checked_sequences("compare_rules", model, {"xs": xs})
-    check_option("memory_budget", memory_budget, POSITIVE.or_else(None))
-    check_option("batch_size", batch_size, BATCH_SIZE)
-    check_option("vmap", vmap, BOOLEAN)
-    check_option("repeats", repeats, REPEATS)
-    check_option("progress", progress, BOOLEAN)
-    check_option("step_fn", step_fn, FUNCTION.or_else(None))
     if "window" in options:
         raise OptionError("`compare_rules` has no `window`; pass a list of them as `windows`.")
     entries = _entries(model, rules, options)
     lengths = _windows(windows, length)
     if mask is not None:
-        weights_of(mask, length, "mean")
+        weights_of(mask, length)
     states = [*model.states().values(), brainstate.random.DEFAULT]
     with restored(states):
-        xs, loss = jax.tree.map(functools.partial(array_of, "xs"), xs), step_fn or _mean_of_squares
+        xs, loss = jax.tree.map(jnp.asarray, xs), step_fn or _mean_of_squares
         arguments = arguments_of(loss, jax.tree.map(lambda leaf: leaf[0], xs))
         work = Workload(model, loss, xs, mask, arguments, batch_size, vmap)
         # An error about the model or its data is not a reason of one rule: it is raised here.
@@ -189,12 +168,12 @@ def _mean_of_squares(model: Callable[..., PyTree], x: PyTree) -> PyTree:
 def _entries(
     model: brainstate.nn.Module, rules: Sequence[Any] | None, options: Mapping[str, Any]
 ) -> list[Entry]:
-    given = _listed("rules", RULES if rules is None else rules, "rules such as ['d_rtrl']")
+    given = RULES if rules is None else rules
     entries, texts = [], []
     for index, rule in enumerate(given):
         given_rule, own = rule_and_options(rule)
         algorithm = algorithm_of(given_rule, f"rules[{index}]")
-        texts.append(made(algorithm, model, {**options, **own}).rule)
+        texts.append(algorithm(model, **{**options, **own}).rule)
         entries.append(Entry(algorithm.__name__, algorithm, {**options, **own}))
     names = [entry.name for entry in entries]
     return [
@@ -206,16 +185,7 @@ def _entries(
 def _windows(windows: Sequence[int | None] | None, steps: int) -> list[int | None]:
     if windows is None:
         return [None, *sorted({steps // 16, steps // 4} - {0})]
-    found = _listed("windows", windows, "windows such as [None, 16]")
-    for index, window in enumerate(found):
-        check_option(f"windows[{index}]", window, WINDOW)
-    return found
-
-
-def _listed(name: str, value: Any, what: str) -> list[Any]:
-    if not isinstance(value, (list, tuple)) or not value:
-        raise OptionError(f"`{name}` is {shown(value)}; expected a list of {what}.")
-    return list(value)
+    return list(windows)
 
 
 @contextlib.contextmanager
@@ -256,7 +226,7 @@ class _Comparison:
     def row(self, entry: Entry, window: int | None) -> tuple[ComparedRule, int | None]:
         """Return the row of a rule without its time, and the number of its run."""
         # `RTRL` ignores windows, and a window cannot be longer than the sequence.
-        of_rule = made(entry.algorithm, self._work.model, entry.options).window_of(window)
+        of_rule = entry.algorithm(self._work.model, **entry.options).window_of(window)
         length = min(of_rule, self._work.steps) if isinstance(of_rule, int) else None
         key = entry.name, length
         if key not in self._rows:

@@ -10,7 +10,7 @@ import jax
 import saiunit
 
 from .._algorithms import ETraceAlgorithm
-from .._arguments import is_quantity
+from .._checks import is_quantity
 from .._function_model import gradients_by_path
 from .._learner import compile
 from .._learner.driver import lower_call

@@ -12,13 +12,12 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from .._arguments import check_arrays, check_option, check_takes, check_tree, named, shown
 from .._brainstate import is_watched, undone
+from .._checks import check_model, named
 from .._core.zero import examples
-from .._errors import OptionError, ShapeError
+from .._errors import OptionError
 from .._foreign import in_words
 from .._jax import struct_of
-from .._learner.build import NOT_COMPILED
 from .._learner.calls.arguments import length_of, of_numbers
 from .._typing import PyTree
 
@@ -75,22 +74,16 @@ def checked_sequences(
     ------
     OptionError
         If ``model`` is not a model, and inside a transformation.
-    ShapeError, DtypeError
+    ShapeError
         For sequences without arrays, or of different lengths.
     """
-    check_option("model", model, NOT_COMPILED)
+    check_model(model)
     if is_watched():
         raise OptionError(
             f"`{function}` compares numbers, which a transformation such as `jit` does not "
             "have: call it outside."
         )
-    arrays = []
-    for name, sequence in sequences.items():
-        check_tree(name, sequence)
-        arrays.append(of_numbers(sequence))
-        check_arrays(name, arrays[-1])
-        if not jax.tree.leaves(sequence):
-            raise ShapeError(f"`{name}` is {shown(sequence)}; expected arrays, time first.")
+    arrays = list(map(of_numbers, sequences.values()))
     return arrays, length_of(tuple(arrays))
 
 
@@ -104,13 +97,11 @@ def arguments_of(step_fn: Any, x: PyTree) -> tuple[PyTree, ...]:
     Raises
     ------
     OptionError
-        If it is not a function of a model and a slice, or does not call the model.
+        If it does not call the model.
     """
-    check_takes("step_fn", step_fn, (None, x), "the model and a slice of `xs`")
     calls: list[tuple[PyTree, ...]] = []
 
     def call(*arguments: PyTree) -> PyTree:
-        check_arrays("arguments", arguments, "`step_fn` calls the model: ")
         calls.append(jax.tree.map(lambda leaf: struct_of(jax.typeof(leaf)), arguments))
         raise _Called
 

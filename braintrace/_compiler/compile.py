@@ -21,7 +21,7 @@ from typing import Any
 
 import brainstate
 
-from .._arguments import BOOLEAN, MARK, MODEL, NOT_NEGATIVE, check_option
+from .._checks import check_model
 from .._etrace_op import ETP_PRIMITIVE_SPECS
 from .._graph import (
     FOLLOWS_ALL,
@@ -79,11 +79,6 @@ class CompilerOptions:
         Name of the learning rule, for messages.
     samples
         Number of samples that the model itself is written for; ``None``: unknown.
-
-    Raises
-    ------
-    OptionError
-        For a value that is not accepted.
     """
 
     strict: bool = False
@@ -93,12 +88,6 @@ class CompilerOptions:
     every_state: bool = False
     rule: str = "D_RTRL"
     samples: int | None = None
-
-    def __post_init__(self) -> None:
-        check_option("strict", self.strict, BOOLEAN)
-        check_option("unroll_limit", self.unroll_limit, NOT_NEGATIVE)
-        check_option("readout_filters", self.readout_filters, BOOLEAN)
-        check_option("mark", self.mark, MARK)
 
 
 def compile_model(
@@ -113,7 +102,7 @@ def compile_model(
     Return the graph, and the States outside the model that a step reads or writes (random keys).
     The ``method`` is the learning rule.
     """
-    check_option("model", model, MODEL)
+    check_model(model)
     check_parameters(model)
 
     # `update` as a flat program: calls are inlined, branches and loops with ETP operations lowered.

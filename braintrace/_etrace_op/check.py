@@ -110,8 +110,12 @@ def check_primitive(primitive: ETPPrimitive, *example_args: Any, **params: Any) 
     weights = {name: operands[index] for name, index in layout.items()}
 
     def run(x: Any, weights: Arrays) -> Any:
-        values = {place: x, **{index: weights[name] for name, index in layout.items()}}
-        return primitive.implementation(*(values[i] for i in range(len(operands))), **params)
+        values = list(operands)
+        if place is not None:
+            values[place] = x
+        for name, index in layout.items():
+            values[index] = weights[name]
+        return primitive.implementation(*values, **params)
 
     x = None if place is None else operands[place]
     y = jax.eval_shape(run, x, weights)
@@ -119,7 +123,8 @@ def check_primitive(primitive: ETPPrimitive, *example_args: Any, **params: Any) 
     f1, f2, decay, signal = (_random(generator, y) for _ in range(4))
 
     def vjp(x: Any, cotangent: Any) -> Arrays:
-        return jax.vjp(lambda weights: run(x, weights), weights)[1](cotangent)[0]
+        (gradients,) = jax.vjp(lambda weights: run(x, weights), weights)[1](cotangent)
+        return dict(gradients)
 
     def term(x: Any, factor: Any) -> Arrays:
         steps = None if x is None else x[None]
@@ -134,10 +139,10 @@ def check_primitive(primitive: ETPPrimitive, *example_args: Any, **params: Any) 
 
     def two_steps() -> Arrays:
         decayed = rules.propagate(primitive, params, decay, term(x1, f1))
-        return contracted(jax.tree.map(jnp.add, decayed, term(x2, f2)))
+        return contracted(sum_of(decayed, term(x2, f2)))
 
     def sum_of(first: Arrays, second: Arrays) -> Arrays:
-        return jax.tree.map(jnp.add, first, second)
+        return {name: first[name] + second[name] for name in first}
 
     rows: list[tuple[str, Callable[[], Arrays], Arrays]] = [
         ("xy_to_dw", pull_back, sum_of(vjp(x1, f1), vjp(x2, f2))),
@@ -148,7 +153,7 @@ def check_primitive(primitive: ETPPrimitive, *example_args: Any, **params: Any) 
             sum_of(vjp(x1, signal * decay * f1), vjp(x2, signal * f2)),
         ),
     ]
-    if spec.batched and x is not None:
+    if spec.batched and x1 is not None:
         alone = [run(x1[i : i + 1], weights) for i in range(len(x1))]
         rows.append(
             ("separate samples", lambda: {"y": run(x1, weights)}, {"y": jnp.concatenate(alone)})

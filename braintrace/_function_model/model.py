@@ -14,12 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import saiunit
 
-from .._arguments import Kind, check_option, is_quantity, shown
+from .._checks import is_quantity, shown
 from .._errors import OptionError, ShapeError
 from .._typing import Path, PyTree, path_name
-from .tree import Tree, as_value, check_leaves, tree_of
-
-STEP = Kind("a function `step(params, state, *inputs)`", callable)
+from .tree import Tree, as_value, tree_of
 
 
 def from_function(
@@ -49,8 +47,6 @@ def from_function(
     ------
     OptionError
         If ``step`` is not a function, or ``params`` or ``state`` has no floating-point array.
-    DtypeError
-        For a State among the leaves.
 
     Notes
     -----
@@ -85,7 +81,6 @@ def from_function(
     >>> descend = lambda value, gradient: value - 0.1 * gradient
     >>> model.set_params(jax.tree.map(descend, model.get_params(), gradients))
     """
-    check_option("step", step, STEP)
     _refuse_module(step)
     return FunctionModel(step, params, state)
 
@@ -229,12 +224,8 @@ class FunctionModel(brainstate.nn.Module):
         {'a': Array([0., 0., 0.], dtype=float32)}
         """
         known = set(self._tree_of_params.paths)
-        odd = [path for path in by_path if path not in known]
-        if odd:
-            raise OptionError(
-                f"{odd[0]!r} is not the path of a parameter of this model, which has "
-                f"{', '.join(repr(path) for path in self._tree_of_params.paths if path)}."
-            )
+        if not known.issuperset(by_path):
+            raise OptionError(f"Expected paths of parameters, some of {known}; got {[*by_path]}.")
         return self._tree_of_params.of(by_path, fixed=False)
 
     def by_path(self, params: PyTree) -> dict[Path, Any]:
@@ -338,7 +329,6 @@ class _Given:
 
 def _kept(state: PyTree) -> PyTree:
     """Return a copy of a state, whose arrays cannot be changed or donated elsewhere."""
-    check_leaves("state", state, _is_carried)
     return jax.tree.map(
         lambda leaf: as_value(leaf) if _is_carried(leaf) else leaf, state, is_leaf=is_quantity
     )

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._arguments import check_arrays, check_tree, is_quantity, is_state, not_an_array, shown
+from .._checks import is_quantity, shown
 from .._errors import ShapeError
 from .._jax import strongly_typed
 from .._typing import Path, PyTree, path_name
@@ -100,23 +100,6 @@ class Tree:
         return "the structure {}; expected {}, as it was given.".format(*structures)
 
 
-def check_leaves(root: str, tree: PyTree, is_kept: Callable[[Any], bool]) -> None:
-    """Refuse a pytree that has a State, or an invalid value of a State, as a leaf.
-
-    Raises
-    ------
-    DtypeError
-        If there is such a leaf.
-    """
-    check_tree(root, tree)
-    leaves = jax.tree.leaves(tree, is_leaf=is_quantity)
-    for path, leaf in zip(_paths(root, tree), leaves, strict=True):
-        if is_state(leaf):
-            raise not_an_array(path_name(path), leaf)
-        if is_kept(leaf):
-            check_arrays(path_name(path), leaf)
-
-
 def tree_of(
     root: str, tree: PyTree, is_kept: Callable[[Any], bool]
 ) -> tuple[Tree, dict[Path, Any]]:
@@ -130,13 +113,7 @@ def tree_of(
         The pytree.
     is_kept
         Tells whether the value of a leaf may change.
-
-    Raises
-    ------
-    DtypeError
-        If there is a State among the leaves.
     """
-    check_leaves(root, tree, is_kept)
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_quantity)
     paths = _paths(root, tree)
     changes = list(map(is_kept, leaves))

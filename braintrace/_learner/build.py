@@ -6,18 +6,13 @@ from typing import Any
 import brainstate
 import jax
 
-from .._algorithms import ETraceAlgorithm, RulesByPath, algorithm_of, made
-from .._arguments import BATCH_SIZE, BOOLEAN, MODEL, Kind, check_arrays, check_option, shown
+from .._algorithms import ETraceAlgorithm, RulesByPath, algorithm_of
+from .._checks import check_model
 from .._errors import CompilationError, OptionError, ShapeError
 from .._foreign import in_words
 from .._rules import Rule
 from .._runtime.step_data import first_step
 from .learner import Learner
-
-NOT_COMPILED = Kind(
-    MODEL.words,
-    lambda value: MODEL.accepts(value) and not isinstance(value, (Learner, ETraceAlgorithm)),
-)
 
 
 def compile(
@@ -63,8 +58,7 @@ def compile(
     Raises
     ------
     OptionError
-        For an unknown algorithm or option, or ``rules`` that fit no parameter or cannot be
-        combined.
+        For an unknown algorithm, or ``rules`` that fit no parameter or cannot be combined.
     ShapeError
         With ``vmap``, if the arguments have no common first axis of size ``batch_size``.
     CompilationError, DtypeError, UnitError
@@ -98,13 +92,11 @@ def compile(
     4.25
     """
     chosen = algorithm_of(algorithm, "algorithm")
-    check_option("model", model, NOT_COMPILED)
-    check_option("batch_size", batch_size, BATCH_SIZE)
-    check_option("vmap", vmap, BOOLEAN)
+    check_model(model)
     if rules is not None:
         algorithm_options = {"elsewhere": chosen, "rules": rules, **algorithm_options}
         chosen = RulesByPath
-    instance = made(chosen, model, algorithm_options)
+    instance = chosen(model, **algorithm_options)
     example = first_step(example_arguments)
     mapped = mapped_size(example, batch_size) if vmap else None
     size = None if vmap else batch_size
@@ -134,7 +126,7 @@ def initialise(model: brainstate.nn.Module, batch_size: int | None) -> None:
         or fails with it.
     """
     given = {} if batch_size is None else {"batch_size": batch_size}
-    what = f"`init_state` of `{type(model).__name__}` fails with `batch_size` {shown(batch_size)}"
+    what = f"`init_state` of `{type(model).__name__}` fails with `batch_size` {batch_size}"
     with in_words(OptionError, lambda: what):
         brainstate.nn.init_all_states(model, **given)
 
@@ -174,8 +166,6 @@ def mapped_size(example: tuple[Any, ...], batch_size: int | None) -> int:
     ShapeError
         If the arguments have no common first axis of that size.
     """
-    for index, argument in enumerate(example):
-        check_arrays(f"example_arguments[{index}]", argument)
     shapes = _shapes(example)
     size = _common_size(shapes)
     if size is None or batch_size not in (None, size):

@@ -19,8 +19,8 @@ import brainstate
 import jax
 
 from .._algorithms import ETraceAlgorithm
-from .._arguments import common_length
 from .._brainstate import values_of
+from .._checks import common_length
 from .._core.products.complex_packing import pack, unpack
 from .._errors import OptionError
 from .._graph import Traces
@@ -268,7 +268,7 @@ def prepared(
     steps = common_length(shapes, "sequence")
     mask, flags, start = options.mask, options.reset, []
     if mask is not None:
-        mask = weights_of(mask, steps, options.reduction)
+        mask = weights_of(mask, steps)
     if flags is not None:
         flags, start = check_reset(flags, compiled.graph, states, steps), initial()
     arguments = (sequences, mask, (flags, start))

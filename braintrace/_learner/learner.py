@@ -8,7 +8,7 @@ from jax.typing import ArrayLike
 
 from .._algorithms import ETraceAlgorithm
 from .._algorithms.other_names import get_etrace_of
-from .._arguments import Kind, check_option
+from .._arguments import Kind
 from .._core.traces import size_in_bytes
 from .._ended import missing
 from .._errors import NotPicklableError
@@ -16,7 +16,6 @@ from .._graph import ETraceGraph, Report, report_of
 from .._sharding import Division
 from .._typing import Path, PyTree
 from . import sequences
-from .calls.arguments import ALGORITHM
 from .calls.compilations import Compilations
 from .calls.interceptor import interceptor_of
 from .calls.parts import LearnerParts
@@ -57,7 +56,6 @@ class Learner(brainstate.nn.Module):
 
     def __init__(self, algorithm: ETraceAlgorithm) -> None:
         super().__init__()
-        check_option("algorithm", algorithm, ALGORITHM)
         self.algorithm = algorithm
         self.held_optimizer = LearnerOptimizer()
         self._drivers: Compilations[Any] = Compilations(self)

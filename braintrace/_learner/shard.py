@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from jax.sharding import AxisType, Mesh
 
-from .._arguments import Kind, check_option
 from .._brainstate import is_watched
 from .._errors import NotCompiledError, OptionError
 from .._sharding import Division
 from .._sharding.division import check_axes
-from .learner import LEARNER, Learner
-
-MESH = Kind("a `jax.sharding.Mesh`", lambda value: isinstance(value, Mesh))
+from .learner import Learner
 
 
 def shard(
@@ -61,8 +58,6 @@ def shard(
     ...     jnp.ones((5, 8, 2)), step_fn=lambda x: (learner(x) ** 2).mean()
     ... )
     """
-    check_option("learner", learner, LEARNER)
-    check_option("mesh", mesh, MESH)
     check_axes(mesh.axis_names, data, model)
     if AxisType.Explicit in (mesh.axis_types or ()):
         raise OptionError(

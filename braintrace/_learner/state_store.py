@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import brainstate
 
 from .._algorithms import ETraceAlgorithm
-from .._arguments import shown
+from .._checks import shown
 from .._core.products.complex_packing import Pairs, pack, unpack
 from .._errors import OptionError
 from .._runtime.program import Changes, Take

@@ -23,20 +23,9 @@ import jax.numpy as jnp
 import saiunit
 from jax.typing import ArrayLike
 
-from .._arguments import (
-    BATCH_SIZE,
-    FRACTION,
-    check_arrays,
-    check_option,
-    differences,
-    is_quantity,
-    leaf_names,
-    not_an_array,
-    numbers_of,
-    shown,
-    type_of,
-)
-from .._errors import DtypeError, ShapeError
+from .._checks import differences, is_quantity, leaf_names, shown
+from .._errors import DtypeError, OptionError, ShapeError
+from .._jax import to_array
 from .._typing import PyTree
 
 
@@ -84,7 +73,8 @@ class TDTrace:
     decay: float
 
     def __post_init__(self) -> None:
-        check_option("decay", self.decay, FRACTION, "`TDTrace`: ")
+        if not 0 <= self.decay <= 1:
+            raise OptionError(f"`decay` is {self.decay}; expected a number from 0 to 1.")
 
     def init(self, like: PyTree, batch_size: int | None = None) -> PyTree:
         """Return zeros as the trace before the first step.
@@ -102,11 +92,10 @@ class TDTrace:
         DtypeError
             If a leaf is not a floating-point array.
         """
-        check_option("batch_size", batch_size, BATCH_SIZE, "`TDTrace.init`: ")
         batch = () if batch_size is None else (batch_size,)
 
         def zeros(leaf: Any) -> jax.Array:
-            kind = type_of(saiunit.get_mantissa(leaf) if is_quantity(leaf) else leaf)
+            kind = jax.typeof(saiunit.get_mantissa(leaf) if is_quantity(leaf) else leaf)
             if not jnp.issubdtype(kind.dtype, jnp.inexact):
                 raise DtypeError(
                     f"`TDTrace.init`: expected arrays of floating-point numbers, got {shown(leaf)}."
@@ -114,7 +103,6 @@ class TDTrace:
             shape = (*batch, *kind.shape)
             return jnp.zeros(shape, kind.dtype)
 
-        check_arrays("like", like, "`TDTrace.init`: ")
         return jax.tree.map(zeros, like)
 
     def update(self, trace: PyTree, gradients: PyTree, discount: ArrayLike) -> PyTree:
@@ -164,8 +152,6 @@ class TDTrace:
             If there is not one error for each environment.
         """
         deltas = _per_sample("errors", errors, trace)
-        if deltas.dtype == bool:
-            raise not_an_array("errors", errors, "`TDTrace`: ")
 
         def descent(z: jax.Array) -> jax.Array:
             if not deltas.ndim:
@@ -178,8 +164,6 @@ class TDTrace:
 
 
 def _check_alike(trace: PyTree, gradients: PyTree) -> None:
-    check_arrays("trace", trace, "`TDTrace.update`: ")
-    check_arrays("gradients", gradients, "`TDTrace.update`: ")
     expected, result = (
         dict(zip(leaf_names(["gradients"], (tree,)), jax.tree.leaves(tree), strict=True))
         for tree in (trace, gradients)
@@ -195,8 +179,7 @@ def _check_alike(trace: PyTree, gradients: PyTree) -> None:
 
 def _per_sample(name: str, value: ArrayLike, trace: PyTree) -> jax.Array:
     """Return one number for each environment, or one for all."""
-    numbers = numbers_of(name, value, "`TDTrace`: ")
-    check_arrays("trace", trace, "`TDTrace`: ")
+    numbers = to_array(value)
     for leaf in jax.tree.leaves(trace):
         if numbers.shape not in ((), leaf.shape[:1]):
             raise ShapeError(

@@ -180,7 +180,7 @@ class _Sum:
     def __init__(self, request: Request, steps: int) -> None:
         self._given, self._gradients = request.options, None
         weights = jnp.ones(steps) if self._given.mask is None else self._given.mask
-        self._weights = weights_of(weights, steps, self._given.reduction)
+        self._weights = weights_of(weights, steps)
         options = dataclasses.replace(self._given, return_value=True)
         self.request = request._replace(options=options)
         self._rest: list[tuple[PyTree, ...]] = []

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._arguments import NOT_NEGATIVE, is_quantity, shown
+from .._checks import is_quantity
 from .._core.products.active_outputs import stored_outputs, trace_shapes
 from .._errors import OptionError, ShapeError
 from .._graph import (
@@ -20,13 +20,6 @@ from .._graph import (
 )
 from .._graph.diagnostics import quoted
 from .._typing import Path, path_name
-
-
-def _name_of(path: Any) -> str:
-    """Return the name of a parameter from its path or name; describe any other value."""
-    parts = path if isinstance(path, (tuple, list)) else (path,)
-    is_path = all(isinstance(part, str) or NOT_NEGATIVE.accepts(part) for part in parts)
-    return path_name(tuple(parts)) if is_path else shown(path)
 
 
 def eligibility(
@@ -55,7 +48,7 @@ def eligibility(
     ShapeError
         If it is used by operations whose traces have different forms.
     """
-    name = _name_of(path)
+    name = path if isinstance(path, str) else path_name(tuple(path))
     if graph.flat_state is not None:
         return _of_flat_state(graph, graph.flat_state, specs, traces, name)
     leaf_of = {

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._arguments import flags_of
+from .._checks import flags_of
 from .._core.resets import flags_along
 from .._errors import OptionError
 from .._graph import Batch, ETraceGraph

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .._arguments import check_arrays, common_length, not_an_array
+from .._checks import common_length
 
 
 @jax.tree_util.register_dataclass
@@ -71,14 +71,7 @@ def check_steps(arguments: tuple[Any, ...]) -> None:
         If there are any.
     """
     sequences = [argument.data for argument in arguments if isinstance(argument, MultiStepData)]
-    for index, sequence in enumerate(sequences):
-        name = f"MultiStepData {index}"
-        check_arrays(name, sequence)
-        for leaf in jax.tree.leaves(sequence):
-            if isinstance(leaf, jax.ShapeDtypeStruct):
-                raise not_an_array(name, leaf)
-    shapes = [tuple(np.shape(leaf)) for leaf in jax.tree.leaves(sequences)]
-    if shapes:
+    if shapes := [tuple(np.shape(leaf)) for leaf in jax.tree.leaves(sequences)]:
         common_length(shapes, "`MultiStepData`")
 
 

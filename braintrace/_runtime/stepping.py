@@ -4,7 +4,6 @@ from typing import Any
 
 import jax
 
-from .._arguments import check_arrays
 from .._errors import ShapeError
 from .._jax import own_copy, to_array
 from .compiled_step import CompiledStep
@@ -44,7 +43,6 @@ def run_call(
         sequences = jax.tree.map(own_copy, unwrap(arguments))
         return _run_steps(step, states, store, sequences, is_window)
     if is_window:
-        check_arrays("arguments", unwrap(arguments), "`update`: ")
         one_step = jax.tree.map(lambda leaf: to_array(leaf)[None], unwrap(arguments))
         outputs = _run_steps(step, states, store, one_step, is_window)
         return jax.tree.map(lambda leaf: leaf[0], outputs)

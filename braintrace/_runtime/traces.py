@@ -7,8 +7,8 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
-from .._arguments import differences, shown
 from .._brainstate import held, hold, is_watched, peek, seen_through
+from .._checks import differences, shown
 from .._core.products.complex_packing import Pairs, pack, unpack
 from .._errors import ShapeError
 from .._graph import StateLeaf

@@ -7,8 +7,8 @@ from typing import Any
 
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from .._checks import shown
 from .._errors import OptionError
-from .._shown import shown
 
 Names = tuple[str | None, ...]
 """Mesh axis over which each axis of an array is sharded; ``None``: not sharded."""

@@ -676,8 +676,6 @@ def test_a_filter_says_which_parameters_are_marked():
     assert marked("auto") == {("w0",), ("b0",), ("w1",)}
     with pytest.raises(bt.OptionError, match=r"`mark` is 'v', which matches no parameter.*'w0'"):
         marked("v")
-    with pytest.raises(bt.OptionError, match=r"`mark` is True; expected 'explicit', 'auto' or"):
-        bt.D_RTRL(Model(rows, "plain"), mark=True)
 
 
 def started(model):

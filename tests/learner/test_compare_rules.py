@@ -327,45 +327,6 @@ def test_nothing_changes(error, calls):
 
 
 XS = RECURRENT.sequences(BATCH, LENGTH)
-WRONG = {
-    "rules": [[], "d_rtrl", None.__class__, {"d_rtrl"}, 3],
-    "rules[1]": [["d_rtrl", "d_rtrll"], ["d_rtrl", ("nothing", {})], ["d_rtrl", 3]],
-    "windows": [[], 4, "all"],
-    "windows[1]": [[None, 0], [None, -1], [2, True], [2, 1.5]],
-    "mask": [np.ones(3), np.full(LENGTH, np.nan)],
-    "memory_budget": [0],
-    "repeats": [0, 1.5, 1001],
-    "progress": [1],
-    "vmap": [3],
-    "batch_size": [0],
-    "window": [4],
-    "decayy": [0.5],
-    "step_fn": [
-        3,
-        lambda model: 0.0,
-        lambda model, step: model(step[0]),
-        lambda model, step: None,
-        lambda model, step: jnp.sum(step[0]),
-        lambda model, step: (model(step[0]) + model(step[0])).sum(),
-    ],
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [(name, value) for name, values in WRONG.items() for value in values],
-    ids=[f"{name} {index}" for name, values in WRONG.items() for index in range(len(values))],
-)
-def test_wrong_arguments_are_named(name, value):
-    option = name.partition("[")[0]
-    with pytest.raises(braintrace.BraintraceError) as caught:
-        compared(RECURRENT.build(), XS, **{"step_fn": loss_of(RECURRENT), option: value})
-    assert f"`{name}`" in str(caught.value)
-
-
-def test_missing_options_of_a_rule_are_named():
-    with pytest.raises(braintrace.OptionError, match="OTTT needs `decay`"):
-        compared(RECURRENT.build(), XS, rules=["ottt"], step_fn=loss_of(RECURRENT))
 
 
 def test_the_original_in_the_place_of_the_argument_is_refused():

@@ -137,5 +137,5 @@ def test_traces_of_another_decay_are_refused():
 
 def test_there_is_no_decay_by_default():
     model, x = catalogue.BY_NAME["Leaky"].build(), jnp.ones((2, catalogue.INPUTS))
-    with pytest.raises(braintrace.OptionError, match="needs `decay`"):
+    with pytest.raises(TypeError, match="decay"):
         braintrace.compile(model, "ottt", x, batch_size=2)

@@ -216,15 +216,8 @@ def test_equal_rules_are_one(given):
 
 
 WRONG = {
-    "no dict": (["w_in"], r"`rules` is .*expected a dict"),
-    "no path": ({3: "ottt"}, r"the key 3; expected a path"),
     "a path of nothing": ({"w_inn": "d_rtrl"}, r"'w_inn', which matches no parameter.*'w_in'"),
     "no algorithm": ({"w_in": "d_rtl"}, r"`rules\['w_in'\]` is 'd_rtl'"),
-    "options missing": (
-        {"w_in": "ottt"},
-        "OTTT needs `decay`; its options are `decay`, `window`, `vjp_method`",
-    ),
-    "other options": ({"w_in": ("d_rtrl", {"decay": 0.5})}, "D_RTRL does not accept `decay`"),
     "options of all": (
         {"w_in": ("d_rtrl", {"strict": True})},
         r"has `strict`, which applies to all",

@@ -368,5 +368,3 @@ def test_linear_readouts_add_nothing_to_what_is_left_out():
     )
     found = {path[-1]: gradient for path, gradient in found.items()}
     assert_gradients_close(found, expected(parameters), 1e-5)
-    with pytest.raises(braintrace.OptionError, match=r"SnAp\(n=2\)"):
-        braintrace.SnAp(model, n=2, readout_filters=True)

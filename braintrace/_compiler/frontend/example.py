@@ -4,16 +4,7 @@ import brainstate
 import jax
 import numpy as np
 
-from ..._arguments import (
-    BATCH_SIZE,
-    MODEL,
-    check_arrays,
-    check_option,
-    check_takes,
-    named,
-    parameter_names,
-    shown,
-)
+from ..._checks import check_model, named, parameter_names, shown
 from ..._errors import ShapeError
 from ..._typing import PyTree, path_name
 
@@ -26,18 +17,11 @@ def check_example(
     Raises
     ------
     OptionError
-        If the model is missing, or its ``update`` takes another number of arguments.
-    DtypeError
-        If an argument contains a value that JAX does not compute with.
+        If the model is no module.
     ShapeError
         If an argument of a vmapped model does not start with the batch axis.
     """
-    check_option("model", model, MODEL)
-    check_option("batch_size", batch_size, BATCH_SIZE)
-    update = f"{type(model).__name__}.update"
-    check_takes(update, model.update, arguments, f"{len(arguments)} example arguments")
-    for name, argument in zip(argument_names(model, arguments), arguments, strict=True):
-        check_arrays(name, argument, f"`{update}`: ")
+    check_model(model)
     if batch_size is not None:
         _check_batch(arguments, batch_size)
 

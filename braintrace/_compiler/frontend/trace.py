@@ -13,8 +13,8 @@ import jax
 import numpy as np
 import saiunit
 
-from ..._arguments import is_quantity, leaf_names, named
 from ..._brainstate import StatefulTrace, trace_stateful
+from ..._checks import is_quantity, leaf_names, named
 from ..._errors import CompilationError
 from ..._foreign import in_words
 from ..._graph import Diagnostic, StateLeaf, TracedModel

@@ -18,10 +18,9 @@ from typing import Any
 import brainstate
 import jax
 
-from ..._arguments import path_filter, shown
+from ..._checks import path_filter, shown
 from ..._errors import OptionError
 from ..._etrace_op import etp_elemwise_p
-from ..._foreign import in_words
 from ..._graph.diagnostics import Diagnostic, quoted
 from ..._jax import ClosedJaxpr, Equation, Var, bind, source_line, trace_to_jaxpr
 from ..._jaxpr import Program, Rule, carries_derivative, evaluate, inlined, program_of
@@ -81,9 +80,7 @@ def marking_of(
         return Marking(_every, unroll_limit, needs_marks, is_default=mark is None)
     wants = path_filter(mark)
     paths = [tuple(path) for path in model.states(brainstate.ParamState)]
-    with in_words(OptionError, lambda: f"`mark` is {shown(mark)}, which fails for a path"):
-        is_wanted = any(map(wants, paths))
-    if not is_wanted:
+    if not any(map(wants, paths)):
         raise OptionError(
             f"`mark` is {shown(mark)}, which matches no parameter of `{type(model).__name__}`; "
             f"its parameters are {quoted(list(map(path_name, paths)))}."

@@ -8,8 +8,8 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
-from ..._arguments import shown
 from ..._brainstate import trace_stateful
+from ..._checks import shown
 from ..._compiler import described, state_paths
 from ..._errors import OptionError, ShapeError
 from ..._jax import calls_back, every_equation

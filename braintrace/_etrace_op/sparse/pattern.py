@@ -112,8 +112,8 @@ def sparse_pattern(matrix: Any) -> SparsePattern:
     if isinstance(matrix, SparsePattern):
         return matrix
     # By class name: brainevent is not a dependency, and its classes only need to look alike.
-    names = (base.__name__ for base in type(matrix).__mro__)
-    kind = next((name for name in names if name in _READERS), None)
+    classes = (base.__name__ for base in type(matrix).__mro__)
+    kind = next((name for name in classes if name in _READERS), None)
     if kind is None:
         raise DtypeError(
             f"`sparse_matmul`: `sparse_mat` must be a CSR, CSC, COO, BCOO or BCSR matrix, got "

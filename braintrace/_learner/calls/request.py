@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..._arguments import shown
+from ..._checks import shown
 from ..._errors import OptionError
 from ..._typing import PyTree
 from .arguments import Chosen, chosen_among, of_numbers

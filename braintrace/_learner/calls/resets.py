@@ -6,7 +6,7 @@ import jax
 from jax.typing import ArrayLike
 
 from ..._algorithms import ETraceAlgorithm
-from ..._arguments import flags_of
+from ..._checks import flags_of
 from ..._errors import OptionError
 from ..._graph import ETraceGraph
 from ..._jax import Var

@@ -10,15 +10,7 @@ import jax
 import jax.numpy as jnp
 import saiunit
 
-from ..._arguments import (
-    check_arrays,
-    check_takes,
-    is_quantity,
-    is_state,
-    named,
-    parameter_names,
-    shown,
-)
+from ..._checks import is_quantity, named, parameter_names, shown
 from ..._core.zero import examples
 from ..._errors import OptionError
 from ..._foreign import in_words
@@ -52,7 +44,6 @@ def call_step_function(
         If it is not a function of the slices, does not call the learner exactly once, writes a
         hidden state, or returns no floating-point number.
     """
-    check_takes("step_fn", step_fn, slices, f"{len(slices)} slices, one of each sequence")
     call = f"`step_fn` fails for {_called_with(step_fn, slices)}"
     with (
         intercepting(recorder.algorithm, recorder),
@@ -79,7 +70,6 @@ def call_loss_function(
     OptionError
         If it is not a function of them, fails, or returns no floating-point number.
     """
-    check_takes("loss_fn", loss_fn, arguments, "the output and the labels")
     with in_words(OptionError, lambda: f"`loss_fn` fails for {_called_with(loss_fn, arguments)}"):
         result = loss_fn(*arguments)
     _loss_and_aux(result, has_aux, "loss_fn")
@@ -90,7 +80,6 @@ def _loss_and_aux(result: PyTree, has_aux: bool, name: str = "step_fn") -> tuple
     if has_aux and not (isinstance(result, tuple) and len(result) == 2):
         raise OptionError(f"With `has_aux=True`, `{name}` must return a pair `(loss, aux)`.")
     loss, aux = result if has_aux else (result, None)
-    check_arrays("aux", aux, f"`{name}` returned what cannot be stacked over time: ")
     is_pair = isinstance(loss, tuple) and len(loss) == 2
     hint = " With `has_aux=True` it returns a pair `(loss, aux)`." if is_pair else ""
     check_loss(loss, hint, name)
@@ -106,7 +95,6 @@ def check_loss(loss: PyTree, hint: str = "", name: str = "step_fn") -> None:
         If it is not, with the hint and the name of the function.
     """
     if not _is_number(loss):
-        hint = " Return its `.value`." if is_state(loss) else hint
         raise OptionError(
             f"`{name}` must return a scalar loss, a floating-point number; it returned "
             f"{shown(loss)}.{hint}"
@@ -127,15 +115,7 @@ def _called_with(function: Callable[..., PyTree], arguments: tuple[PyTree, ...])
 
 
 def update_parameters(update_fn: Callable[..., PyTree], *results: PyTree) -> None:
-    """Call the user's function of the gradients, and with ``has_aux`` of the auxiliary results.
-
-    Raises
-    ------
-    OptionError
-        If it is not a function of them.
-    """
-    what = ("the `gradients`", "the `aux` of the step")[: len(results)]
-    check_takes("update_fn", update_fn, results, " and ".join(what))
+    """Call the user's function of the gradients, and with ``has_aux`` of the auxiliary results."""
     with in_words(OptionError, lambda: f"`update_fn` fails for {_called_with(update_fn, results)}"):
         update_fn(*results)
 

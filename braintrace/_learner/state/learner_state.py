@@ -13,8 +13,8 @@ import brainstate
 import jax
 import jax.export
 
-from ..._arguments import check_tree, differences, shown
 from ..._brainstate import peek, values_of
+from ..._checks import differences, shown
 from ..._errors import OptionError, ShapeError
 from ..._graph import Traces
 from ..._typing import Path, PyTree, path_name
@@ -264,7 +264,6 @@ def states_in(name: str, holder: PyTree) -> dict[Path, brainstate.State]:
     """
     if isinstance(holder, brainstate.State):
         return {(name,): holder}
-    check_tree(name, holder)
     result = brainstate.graph.states(holder)
     if not result:
         raise OptionError(

@@ -18,8 +18,9 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
-from ..._arguments import Kind, check_option, shown
+from ..._arguments import Kind
 from ..._brainstate import Hidden, hold, is_watched, peek
+from ..._checks import shown
 from ..._errors import OptionError, ShapeError
 from ..._foreign import in_words
 from ..._jax import strongly_typed
@@ -169,7 +170,6 @@ class LearnerOptimizer(brainstate.graph.Node):
         has_begun = self.own is not None or peek(self.transformed) is not None
         if has_begun and self._known.value is optimizer:
             return
-        check_option("optimizer", optimizer, OPTIMIZER)
         if is_transformation(optimizer):
             self._begin_transformation(optimizer, parameters())
         else:

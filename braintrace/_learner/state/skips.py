@@ -8,8 +8,8 @@ import warnings
 import jax
 import numpy as np
 
-from ..._arguments import level_of_user
 from ..._brainstate import is_watched, peek
+from ..._checks import level_of_user
 from ..._errors import NonFiniteWarning
 from ..._jax import is_tracer
 from ..._sharding import on_host

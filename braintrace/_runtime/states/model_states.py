@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import saiunit
 
-from ..._arguments import CONTAINERS, array_of, check_tree, is_quantity, named, shown
 from ..._brainstate import set_values, values_of
+from ..._checks import is_quantity, named, shown
 from ..._compiler import component_count, join_components, split_components
 from ..._errors import DtypeError, NotCompiledError, ShapeError
 from ..._graph import ETraceGraph, StateLeaf
@@ -192,16 +192,13 @@ def read_arguments(graph: ETraceGraph, arguments: tuple[Any, ...]) -> dict[Var, 
         If they cannot be converted to the compiled dtype, as floats to integers.
     """
     traced = graph.traced
-    for index, argument in enumerate(arguments):
-        if isinstance(argument, CONTAINERS):
-            check_tree(f"arguments[{index}]", argument, "`update`: ")
     leaves, tree = jax.tree.flatten(arguments)
     if tree != traced.argument_tree:
         raise _other_arguments(graph, arguments)
     values = {}
     expected = zip(traced.argument_names, traced.argument_vars, leaves, strict=True)
     for name, var, leaf in expected:
-        value = array_of(name, leaf, "`update`: ")
+        value = to_array(leaf)
         if value.shape != var.aval.shape:
             raise ShapeError(
                 f"Argument `{name}` of `update` has shape {value.shape}; the model was "

@@ -1,0 +1,184 @@
+"""Checks of public arguments, and how errors name values.
+
+A check is written where a wrong value would give a wrong number in silence, or where newcomers go
+wrong first. All other mistakes raise the error of JAX, brainstate or Python.
+"""
+
+import dataclasses
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path as FilePath
+from typing import Any
+
+import brainstate
+import jax
+import saiunit
+
+from ._errors import OptionError, ShapeError
+from ._jax import to_array
+from ._typing import Path
+
+LONGEST = 60
+"""Characters of a printed value."""
+
+
+def is_quantity(value: Any) -> bool:
+    """Test whether a value has a physical unit."""
+    return isinstance(value, saiunit.Quantity)
+
+
+def shown(value: Any) -> str:
+    """Describe a value for an error, arrays without their numbers."""
+    if is_quantity(value):
+        return f"{shown(saiunit.get_mantissa(value))} in {saiunit.get_unit(value)}"
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"an array of dtype {value.dtype} and shape {tuple(value.shape)}"
+    if callable(value) or isinstance(value, brainstate.State):
+        return f"the {type(value).__name__} `{getattr(value, '__qualname__', '')}`"
+    if isinstance(value, (list, tuple, dict)):
+        return f"a {type(value).__name__} of {', '.join(map(shown, jax.tree.leaves(value)[:4]))}"
+    text = repr(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
+def named(names: Sequence[str], values: Sequence[Any]) -> str:
+    """Format arguments by name, with their types instead of their numbers."""
+    count = len(names)
+    every = [*names, *(f"argument {index}" for index in range(count, len(values)))]
+    pairs = zip(every, values, strict=False)
+    return ", ".join(f"`{name}` = {shown(value)}" for name, value in pairs) or "no argument"
+
+
+def parameter_names(function: Any, count: int) -> list[str]:
+    """Return the names of the first positional arguments of a function.
+
+    Examples
+    --------
+    >>> parameter_names(lambda x, *rest: x, 3)
+    ['x', 'rest[0]', 'rest[1]']
+    """
+    kinds = inspect.Parameter
+    names: list[str] = []
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # functions written in C may have no signature
+        parameters = []
+    for parameter in parameters:
+        if parameter.kind is kinds.VAR_POSITIONAL:
+            names += [f"{parameter.name}[{index}]" for index in range(count - len(names))]
+        elif parameter.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD):
+            names.append(parameter.name)
+    return names[:count]
+
+
+def leaf_names(names: Sequence[str], arguments: Any) -> tuple[str, ...]:
+    """Return the name of every leaf of named arguments.
+
+    Examples
+    --------
+    >>> leaf_names(["x", "y"], ({"a": 1.0}, 2.0))
+    ("x['a']", 'y')
+    """
+    paths = (path for path, _ in jax.tree_util.tree_leaves_with_path(arguments))
+    keystr = jax.tree_util.keystr
+    return tuple(f"{names[path[0].idx]}{keystr(path[1:])}" for path in paths)
+
+
+def check_choice(name: str, value: Any, *choices: Any) -> None:
+    """Refuse a value that is none of the choices, which code would take for the last of them."""
+    if value not in choices:
+        raise OptionError(
+            f"`{name}` is {shown(value)}; expected one of {', '.join(map(repr, choices))}."
+        )
+
+
+def check_model(model: Any) -> None:
+    """Refuse a function or a module of another library as a model."""
+    if not isinstance(model, brainstate.nn.Module):
+        raise OptionError(
+            f"`model` is {shown(model)}; expected a `brainstate.nn.Module` whose `update` is one "
+            "time step. Of a function, Flax or Equinox `braintrace.from_function` makes one."
+        )
+
+
+def path_filter(given: Any) -> Callable[[Path], bool]:
+    """Return a path such as ``'cell/w'``, the beginning of one, or a function as a function."""
+    if isinstance(given, (str, tuple)):
+        return Below(tuple(given.split("/")) if isinstance(given, str) else given)
+    fits: Callable[[Path], bool] = given
+    return fits
+
+
+@dataclasses.dataclass(frozen=True)
+class Below:
+    """Predicate: whether a path starts with another path."""
+
+    start: tuple[Any, ...]
+
+    def __call__(self, path: Path) -> bool:
+        """Test a path; indices of lists may be given as strings."""
+        return tuple(map(str, path[: len(self.start)])) == tuple(map(str, self.start))
+
+
+def common_length(shapes: Sequence[tuple[int, ...]], what: str) -> int:
+    """Return the common length of the first axis of all arrays: their number of time steps.
+
+    Raises
+    ------
+    ShapeError
+        If there are no arrays, they have no steps, or their lengths differ.
+    """
+    lengths = {shape[0] if shape else 0 for shape in shapes}
+    if len(lengths) != 1 or 0 in lengths:
+        raise ShapeError(
+            f"Every {what} needs the same leading time axis, of at least one step; the shapes "
+            f"given are {', '.join(map(str, shapes)) or 'none'}."
+        )
+    return lengths.pop()
+
+
+def flags_of(
+    name: str, value: Any, shapes: str, is_shape: Callable[[jax.Array], bool]
+) -> jax.Array:
+    """Return booleans as an array; ``shapes`` is the text of the accepted ones.
+
+    Raises
+    ------
+    ShapeError
+        If it has another shape, or is not boolean.
+    """
+    flags = to_array(value)
+    if flags.dtype != bool or not is_shape(flags):
+        raise ShapeError(
+            f"`{name}` has shape {flags.shape} and dtype {flags.dtype}; expected booleans of "
+            f"shape {shapes}."
+        )
+    return flags
+
+
+def differences(
+    found: Mapping[str, Any], expected: Mapping[str, Any], is_like: Callable[[Any, Any], bool]
+) -> list[str]:
+    """Return a line for every entry, by name, that is missing, unexpected or different."""
+    lines = []
+    for name in sorted(found.keys() | expected.keys()):
+        if name not in found:
+            lines.append(f"\n- '{name}' is missing; expected {shown(expected[name])}")
+        elif name not in expected:
+            lines.append(f"\n- '{name}' is unexpected: {shown(found[name])}")
+        elif not is_like(found[name], expected[name]):
+            lines.append(f"\n- '{name}' is {shown(found[name])}; expected {shown(expected[name])}")
+    return lines
+
+
+_FILES = (__file__, *map(inspect.getfile, (jax, brainstate)))
+_NOT_THE_USERS = tuple(str(FilePath(file).parent) for file in _FILES)
+
+
+def level_of_user() -> int:
+    """Return the ``stacklevel`` of the first line of user code, for the caller."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+        frame, level = frame.f_back, level + 1
+    return level
