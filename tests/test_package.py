@@ -148,8 +148,7 @@ def test_the_package_has_a_marker_of_types():
     assert importlib.resources.files("braintrace").joinpath("py.typed").is_file()
 
 
-def test_version_is_that_of_the_distribution():
-    assert importlib.metadata.version("braintrace") == braintrace.__version__
+def test_version_has_its_numbers():
     assert ".".join(map(str, braintrace.__version_info__)) == braintrace.__version__
 
 
