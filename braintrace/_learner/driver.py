@@ -33,7 +33,7 @@ from .calls.arguments import flattened, weights_of
 from .calls.body import Arguments, Body, DeferredTraces, HasZero, not_taken, run_to_the_end
 from .calls.chunks import ChunksByLength, steps_of
 from .calls.compilations import DriverKey
-from .calls.options import Options, options_of
+from .calls.options import Options
 from .calls.parts import HasParts, LearnerParts
 from .calls.placed import Placing, placed_body
 from .calls.request import Request, request_of
@@ -289,7 +289,7 @@ def prepared(
         features = DriverKey(request.method, options.static, request.chosen, *where)
 
     make = functools.partial(_new_driver, learner, request, states, arguments)
-    driver = learner.drivers.find(functions.values(), features, make)
+    driver = learner.drivers.find(functions, features, make)
     return driver, arguments
 
 
@@ -319,7 +319,7 @@ def lower_call(
 ) -> jax.stages.Lowered:
     """Return the program that a call of a method would run, for the report of its memory."""
     parts = learner.parts
-    request = request_of(parts, method, sequences, options_of(method, options))
+    request = request_of(parts, method, sequences, Options(**options))
     states, driver, arguments = _prepared_now(parts, request)
     return driver.lower(states, arguments)
 

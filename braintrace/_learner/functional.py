@@ -7,9 +7,10 @@ over a stack of states, or over devices. Traces are packed only inside (see `com
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import operator
 from collections.abc import Mapping
-from typing import Any, Literal, Unpack, overload
+from typing import Any
 
 import brainstate
 import jax
@@ -27,19 +28,11 @@ from .._runtime.program import write_values
 from .._runtime.resets import check_where, reset_values
 from .._runtime.stepping import run_call
 from .._typing import Path, PyTree
-from .calls.arguments import Gradients
-from .calls.options import (
-    METHODS,
-    EvolveOptions,
-    GradientOptions,
-    PredictOptions,
-    StreamOptions,
-    options_of,
-    takes,
-)
+from .calls.options import Options
 from .calls.parts import LearnerParts
 from .calls.request import request_of
 from .driver import prepared
+from .sequences import etrace_evolve, etrace_grad, etrace_online, predict
 from .state.learner_state import BY_PATH, LearnerState, Places, check_like, places_of, states_in
 from .state_store import StateStore
 
@@ -176,57 +169,20 @@ class FunctionalLearner:
         output = run_call(step, states, store, arguments, algorithm.window is not None)
         return store.state, output
 
-    @overload
-    def grad(
-        self,
-        state: LearnerState,
-        *sequences: PyTree,
-        has_aux: Literal[False] = False,
-        return_value: Literal[False] = False,
-        **options: Unpack[GradientOptions],
-    ) -> tuple[LearnerState, Gradients]: ...
-    @overload
-    def grad(
-        self,
-        state: LearnerState,
-        *sequences: PyTree,
-        has_aux: bool = ...,
-        return_value: bool = ...,
-        **options: Unpack[GradientOptions],
-    ) -> tuple[LearnerState, PyTree]: ...
-    @takes(METHODS["etrace_grad"])
     def grad(
         self, state: LearnerState, *sequences: PyTree, **options: Any
     ) -> tuple[LearnerState, PyTree]:
         """Return the new state and the gradient over a sequence; see `Learner.etrace_grad`."""
         return self._run(state, "etrace_grad", sequences, options)
 
-    @overload
-    def online(
-        self,
-        state: LearnerState,
-        *sequences: PyTree,
-        has_aux: Literal[False] = False,
-        **options: Unpack[StreamOptions],
-    ) -> tuple[LearnerState, jax.Array]: ...
-    @overload
-    def online(
-        self,
-        state: LearnerState,
-        *sequences: PyTree,
-        has_aux: bool = ...,
-        **options: Unpack[StreamOptions],
-    ) -> tuple[LearnerState, PyTree]: ...
-    @takes(METHODS["etrace_online"])
     def online(
         self, state: LearnerState, *sequences: PyTree, **options: Any
     ) -> tuple[LearnerState, PyTree]:
         """Learn at every step; return the new state and losses; see `Learner.etrace_online`."""
         return self._run(state, "etrace_online", sequences, options)
 
-    @takes(METHODS["etrace_evolve"])
     def evolve(
-        self, state: LearnerState, *sequences: PyTree, **options: Unpack[EvolveOptions]
+        self, state: LearnerState, *sequences: PyTree, **options: Any
     ) -> tuple[LearnerState, PyTree]:
         """Advance states and traces; return the new state and outputs.
 
@@ -234,9 +190,8 @@ class FunctionalLearner:
         """
         return self._run(state, "etrace_evolve", sequences, options)
 
-    @takes(METHODS["predict"])
     def predict(
-        self, state: LearnerState, *sequences: PyTree, **options: Unpack[PredictOptions]
+        self, state: LearnerState, *sequences: PyTree, **options: Any
     ) -> tuple[LearnerState, PyTree]:
         """Run the model alone; return the new state and outputs; see `Learner.predict`."""
         return self._run(state, "predict", sequences, options)
@@ -267,7 +222,7 @@ class FunctionalLearner:
         given: Mapping[str, Any],
     ) -> tuple[LearnerState, PyTree]:
         """Run a method of the learner."""
-        options, learner = options_of(method, given), self._learner
+        learner, options = self._learner, _options_of(method, given)
         request = request_of(learner, method, sequences, options)
         if options.optimizer is not None:
             optimizer, parameters = options.optimizer, learner.parameters_for_optimizer
@@ -302,3 +257,18 @@ class FunctionalLearner:
         _, places, like = self._known
         check_like(state, like)
         return StateStore(algorithm, places, state, pairs)
+
+
+_SIGNATURES = {
+    method.__name__: inspect.signature(method)
+    for method in (etrace_grad, etrace_online, etrace_evolve, predict)
+}
+
+
+def _options_of(method: str, given: Mapping[str, Any]) -> Options:
+    """Return the options of a method; Python's error for other names than those of the learner."""
+    _SIGNATURES[method].bind(None, **given)
+    options = Options(**given)
+    if options.is_logged:
+        raise OptionError("`progress` and `log_every` are options of the methods of a learner.")
+    return options

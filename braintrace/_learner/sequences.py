@@ -2,70 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, Unpack, overload
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
-import jax
+import brainstate
+from jax.typing import ArrayLike
 
 from .._typing import PyTree
-from .calls.arguments import Gradients
-from .calls.options import (
-    WATCHED,
-    WatchedGradientOptions,
-    WatchedPredictOptions,
-    WatchedSequenceOptions,
-    WatchedStreamOptions,
-    options_of,
-    takes,
-)
+from .calls.options import Options
 from .calls.parts import HasParts, LearnerParts
-from .calls.request import Request, request_of
+from .calls.request import request_of
 from .driver import run_request
 from .watching import run_watched
 
+OnLog: TypeAlias = Callable[[int, dict[str, Any]], Any]
+"""``(step, metrics) -> anything``; see `etrace_online`."""
 
-@overload
+
 def etrace_grad(
     learner: HasParts,
     *sequences: PyTree,
-    has_aux: Literal[False] = False,
-    return_value: Literal[False] = False,
-    **options: Unpack[WatchedGradientOptions],
-) -> Gradients: ...
-@overload
-def etrace_grad(
-    learner: HasParts,
-    *sequences: PyTree,
-    has_aux: Literal[False] = False,
-    return_value: Literal[True],
-    **options: Unpack[WatchedGradientOptions],
-) -> tuple[Gradients, jax.Array]: ...
-@overload
-def etrace_grad(
-    learner: HasParts,
-    *sequences: PyTree,
-    has_aux: Literal[True],
-    return_value: Literal[False] = False,
-    **options: Unpack[WatchedGradientOptions],
-) -> tuple[Gradients, PyTree]: ...
-@overload
-def etrace_grad(
-    learner: HasParts,
-    *sequences: PyTree,
-    has_aux: Literal[True],
-    return_value: Literal[True],
-    **options: Unpack[WatchedGradientOptions],
-) -> tuple[Gradients, jax.Array, PyTree]: ...
-@overload
-def etrace_grad(
-    learner: HasParts,
-    *sequences: PyTree,
-    has_aux: bool = ...,
-    return_value: bool = ...,
-    **options: Unpack[WatchedGradientOptions],
-) -> PyTree: ...
-@takes(WATCHED["etrace_grad"])
-def etrace_grad(learner: HasParts, *sequences: PyTree, **options: Any) -> PyTree:
+    step_fn: Callable[..., PyTree],
+    window: int | None = None,
+    mask: ArrayLike | None = None,
+    reduction: str = "mean",
+    chunk_size: int | str | None = "auto",
+    memory_budget: int | None = None,
+    has_aux: bool = False,
+    return_value: bool = False,
+    unit_aware: bool = False,
+    reset: ArrayLike | None = None,
+    weights: Mapping[PyTree, brainstate.State] | None = None,
+    progress: bool = False,
+    log_every: int | None = None,
+    on_log: OnLog | None = None,
+) -> Any:
     """Return the gradient of a loss over a sequence, and advance states and traces.
 
     Parameters
@@ -143,33 +114,42 @@ def etrace_grad(learner: HasParts, *sequences: PyTree, **options: Any) -> PyTree
         For an option value that is not accepted, or a ``step_fn`` that does not call the learner
         exactly once, writes a parameter or a hidden state, or returns no scalar.
     """
-    parts = learner.parts
-    return _run(parts, _request(parts, "etrace_grad", sequences, options))
+    options = Options(
+        step_fn=step_fn,
+        window=window,
+        mask=mask,
+        reduction=reduction,
+        chunk_size=chunk_size,
+        memory_budget=memory_budget,
+        has_aux=has_aux,
+        return_value=return_value,
+        unit_aware=unit_aware,
+        reset=reset,
+        weights=weights,
+        progress=progress,
+        log_every=log_every,
+        on_log=on_log,
+    )
+    return _run(learner.parts, "etrace_grad", sequences, options)
 
 
-@overload
 def etrace_online(
     learner: HasParts,
     *sequences: PyTree,
-    has_aux: Literal[False] = False,
-    **options: Unpack[WatchedStreamOptions],
-) -> jax.Array: ...
-@overload
-def etrace_online(
-    learner: HasParts,
-    *sequences: PyTree,
-    has_aux: Literal[True],
-    **options: Unpack[WatchedStreamOptions],
-) -> tuple[jax.Array, PyTree]: ...
-@overload
-def etrace_online(
-    learner: HasParts,
-    *sequences: PyTree,
-    has_aux: bool = ...,
-    **options: Unpack[WatchedStreamOptions],
-) -> PyTree: ...
-@takes(WATCHED["etrace_online"])
-def etrace_online(learner: HasParts, *sequences: PyTree, **options: Any) -> PyTree:
+    step_fn: Callable[..., PyTree],
+    optimizer: Any = None,
+    update_fn: Callable[..., PyTree] | None = None,
+    every: int = 1,
+    window: int | None = None,
+    mask: ArrayLike | None = None,
+    nonfinite: str = "skip",
+    has_aux: bool = False,
+    unit_aware: bool = False,
+    reset: ArrayLike | None = None,
+    progress: bool = False,
+    log_every: int | None = None,
+    on_log: OnLog | None = None,
+) -> Any:
     """Learn online: compute the gradient of each step of a stream, and update the parameters.
 
     Parameters
@@ -282,26 +262,35 @@ def etrace_online(learner: HasParts, *sequences: PyTree, **options: Any) -> PyTr
     ...     xs, targets, step_fn=lambda x, y: ((learner(x) - y) ** 2).mean(), update_fn=descend
     ... )
     """
-    parts = learner.parts
-    return _run(parts, _request(parts, "etrace_online", sequences, options))
+    options = Options(
+        step_fn=step_fn,
+        optimizer=optimizer,
+        update_fn=update_fn,
+        every=every,
+        window=window,
+        mask=mask,
+        nonfinite=nonfinite,
+        has_aux=has_aux,
+        unit_aware=unit_aware,
+        reset=reset,
+        progress=progress,
+        log_every=log_every,
+        on_log=on_log,
+    )
+    return _run(learner.parts, "etrace_online", sequences, options)
 
 
-@overload
 def etrace_evolve(
     learner: HasParts,
     *sequences: PyTree,
-    return_outputs: Literal[False],
-    **options: Unpack[WatchedSequenceOptions],
-) -> None: ...
-@overload
-def etrace_evolve(
-    learner: HasParts,
-    *sequences: PyTree,
-    return_outputs: bool = ...,
-    **options: Unpack[WatchedSequenceOptions],
-) -> PyTree: ...
-@takes(WATCHED["etrace_evolve"])
-def etrace_evolve(learner: HasParts, *sequences: PyTree, **options: Any) -> PyTree:
+    chunk_size: int | str | None = "auto",
+    memory_budget: int | None = None,
+    reset: ArrayLike | None = None,
+    return_outputs: bool = True,
+    progress: bool = False,
+    log_every: int | None = None,
+    on_log: OnLog | None = None,
+) -> Any:
     """Advance states and traces over a sequence without a loss.
 
     Parameters
@@ -325,14 +314,26 @@ def etrace_evolve(learner: HasParts, *sequences: PyTree, **options: Any) -> PyTr
     ShapeError
         For sequences that are empty, differ in length or do not fit the states.
     """
-    parts = learner.parts
-    return _run(parts, _request(parts, "etrace_evolve", sequences, options))
+    options = Options(
+        chunk_size=chunk_size,
+        memory_budget=memory_budget,
+        reset=reset,
+        return_outputs=return_outputs,
+        progress=progress,
+        log_every=log_every,
+        on_log=on_log,
+    )
+    return _run(learner.parts, "etrace_evolve", sequences, options)
 
 
-@takes(WATCHED["predict"])
 def predict(
-    learner: HasParts, *sequences: PyTree, **options: Unpack[WatchedPredictOptions]
-) -> PyTree:
+    learner: HasParts,
+    *sequences: PyTree,
+    reset: ArrayLike | None = None,
+    progress: bool = False,
+    log_every: int | None = None,
+    on_log: OnLog | None = None,
+) -> Any:
     """Run only the model over a sequence, which advances states but not traces.
 
     Parameters
@@ -354,21 +355,19 @@ def predict(
     ShapeError
         For sequences that are empty, differ in length or do not fit the states.
     """
-    parts = learner.parts
-    request = _request(parts, "predict", sequences, options)
-    return _run(parts, request)
+    options = Options(
+        reset=reset,
+        progress=progress,
+        log_every=log_every,
+        on_log=on_log,
+    )
+    return _run(learner.parts, "predict", sequences, options)
 
 
-def _request(
-    parts: LearnerParts, method: str, sequences: tuple[PyTree, ...], given: Mapping[str, Any]
-) -> Request:
-    return request_of(parts, method, sequences, options_of(method, given, WATCHED))
-
-
-def _run(parts: LearnerParts, request: Request) -> PyTree:
-    options = request.options
-    run = run_watched if options.is_logged else run_request
-    if options.optimizer is None:
-        return run(parts, request)
-    with parts.held_optimizer.begun(options.optimizer, parts.parameters_for_optimizer):
-        return run(parts, request)
+def _run(
+    parts: LearnerParts, method: str, sequences: tuple[PyTree, ...], options: Options
+) -> PyTree:
+    request = request_of(parts, method, sequences, options)
+    if options.optimizer is not None:
+        parts.held_optimizer.begin(options.optimizer, parts.parameters_for_optimizer)
+    return run_watched(parts, request) if options.is_logged else run_request(parts, request)

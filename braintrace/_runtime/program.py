@@ -89,7 +89,8 @@ class Store(Protocol):
     def advance(
         self,
         written: Iterable[brainstate.State],
-        run: Callable[[Take], Changes],
+        run: Callable[[Take, list[Any]], None],
+        settle: Callable[[Any], Changes],
         can_fail: Callable[[Take], bool],
     ) -> Any:
         """Run programs, write what they return, and return their results.
@@ -99,7 +100,9 @@ class Store(Protocol):
         written
             The States that they write.
         run
-            Takes the traces, and runs the programs.
+            Takes the traces, runs the program, and appends its results to a list.
+        settle
+            Returns the changes of these results.
         can_fail
             Tests whether a program can fail at run time; see `Program.can_fail`. It may read the
             traces.

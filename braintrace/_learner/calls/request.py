@@ -8,7 +8,7 @@ from ..._checks import shown
 from ..._errors import OptionError
 from ..._typing import PyTree
 from .arguments import Chosen, chosen_among, of_numbers
-from .options import METHODS, Options
+from .options import Options
 from .parts import LearnerParts
 
 
@@ -44,7 +44,7 @@ def request_of(
     OptionError
         If its options select no parameters of the model, or not exactly one kind of update.
     """
-    if "update_fn" in METHODS[method]:
+    if method == "etrace_online":
         _check_updates(options)
     sequences = of_numbers(sequences)
     if options.weights is None:

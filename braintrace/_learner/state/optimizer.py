@@ -9,9 +9,8 @@ Both are represented by leaves with paths.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import brainstate
@@ -19,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from ..._arguments import Kind
-from ..._brainstate import Hidden, hold, is_watched, peek
+from ..._brainstate import Hidden, is_watched, peek
 from ..._checks import shown
 from ..._errors import OptionError, ShapeError
 from ..._foreign import in_words
@@ -191,20 +190,6 @@ class LearnerOptimizer(brainstate.graph.Node):
                     "`learner.init_optimizer(optimizer)` before `functional.state()`."
                 )
             self.begin(optimizer, parameters)
-
-    @contextlib.contextmanager
-    def begun(self, optimizer: Any, parameters: Callable[[], PyTree]) -> Iterator[None]:
-        """Initialise an optimizer; undo this if the context fails without an update."""
-        before = peek(self.transformed), self.own, self._known
-        self.begin(optimizer, parameters)
-        fresh = peek(self.transformed)
-        try:
-            yield
-        except BaseException:
-            if peek(self.transformed) is fresh and before[0] is None:
-                value, self.own, self._known = before
-                hold(self.transformed, value)
-            raise
 
     def _begin_transformation(self, optimizer: Any, parameters: PyTree) -> None:
         def fresh() -> PyTree:

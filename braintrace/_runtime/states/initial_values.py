@@ -11,7 +11,7 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
-from ..._brainstate import is_watched, trace_stateful
+from ..._brainstate import is_watched, peek, trace_stateful
 from ..._errors import ShapeError
 from ..._jax import strongly_typed
 from ..._typing import Path
@@ -101,7 +101,6 @@ class Initialiser:
     """Initial values of one model for one batch size, as a compiled function of States."""
 
     def __init__(self, model: brainstate.nn.Module, mapped: bool, size: Size) -> None:
-        brainstate.random.DEFAULT.value  # noqa: B018  created here, outside of the trace
         found = trace_stateful(lambda: fresh_values(model, mapped, size, {}))
         self.states, (values, _) = found.states, found.result_shapes
         self._paths, self.shapes = list(values), shapes_of(values)
@@ -110,7 +109,7 @@ class Initialiser:
         program = found.jaxpr.jaxpr
         used = {id(v) for eqn in program.eqns for v in eqn.invars} | set(map(id, program.outvars))
         rest = iter(program.invars)
-        leaves = [[next(rest) for _ in jax.tree.leaves(s.value)] for s in self.states]
+        leaves = [[next(rest) for _ in jax.tree.leaves(peek(s))] for s in self.states]
         pairs = zip(self.states, leaves, strict=True)
         self.read = tuple(s for s, own in pairs if any(id(v) in used for v in own))
 
