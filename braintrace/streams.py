@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._arguments import level_of_user
+from ._checks import level_of_user
 from ._errors import OptionError
 from ._learner import Learner, LearnerState
 from ._optional import optional_import

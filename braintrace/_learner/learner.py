@@ -8,7 +8,6 @@ from jax.typing import ArrayLike
 
 from .._algorithms import ETraceAlgorithm
 from .._algorithms.other_names import get_etrace_of
-from .._arguments import Kind
 from .._core.traces import size_in_bytes
 from .._ended import missing
 from .._errors import NotPicklableError
@@ -22,8 +21,6 @@ from .calls.parts import LearnerParts
 from .functional import FunctionalLearner
 from .state.optimizer import LearnerOptimizer
 from .state.skips import notice_all
-
-LEARNER = Kind("a learner made by `braintrace.compile`", lambda value: isinstance(value, Learner))
 
 
 class Learner(brainstate.nn.Module):
