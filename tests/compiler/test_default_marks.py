@@ -105,24 +105,6 @@ def test_a_readout_that_is_marked_counts_for_nothing():
     assert "cell/Wrz/weight" in str(learner.report())
 
 
-@pytest.mark.parametrize("algorithm", [braintrace.D_RTRL, braintrace.IODimVjpAlgorithm])
-def test_each_class_marks_as_compile_does(algorithm):
-    options = {} if algorithm is braintrace.D_RTRL else {"decay_or_rank": 0.8}
-
-    def gradient(**more):
-        model = Recurrent(plain)
-        model.init_state(BATCH)
-        own = algorithm(model, **options, **more)
-        own.compile_graph(inputs()[0])
-        for x in inputs()[:-1]:
-            own(x)
-        weights = model.states(brainstate.ParamState)
-        of_last = brainstate.transform.grad(lambda: step_loss(own, inputs()[-1]), weights)
-        return brainstate.transform.jit(of_last)()
-
-    assert_same_bits(gradient(), gradient(mark="auto"))
-
-
 def test_samples_that_the_compiler_maps():
     xs = inputs()
     mapped = braintrace.compile(Recurrent(plain), "d_rtrl", xs[0], vmap=True)
@@ -149,27 +131,6 @@ def test_a_pure_function_is_marked_by_default():
     assert_gradients_close(found, jax.jit(jax.grad(by_scan))(params), 1e-12)
 
 
-def test_checks_mark_as_compile_does():
-    def found(call, *arguments, **options):
-        return call(Recurrent(plain), "d_rtrl", *arguments, batch_size=BATCH, **options)
-
-    xs, ys = inputs(), draw(7, STEPS, BATCH, 2)
-
-    def check(**options):
-        return found(
-            braintrace.gradient_check, xs, ys, lambda o, y: ((o - y) ** 2).mean(), **options
-        )
-
-    assert str(check()) == str(check(mark="auto"))
-
-
-def test_a_graph_without_an_algorithm():
-    model = Recurrent(plain)
-    model.init_state(BATCH)
-    graph = braintrace.compile_etrace_graph(model, inputs()[0])
-    assert marked_paths(graph) == {("w",), ("r",), ("b",)}
-
-
 # --- rules that need no marks
 
 
@@ -191,13 +152,6 @@ def test_rules_that_follow_every_parameter_or_none_need_no_marks(rule):
 # --- a model with marks
 
 
-def test_the_option_explicit_refuses_a_model_without_marks():
-    with pytest.raises(braintrace.CompilationError, match=r"(?s)No ETP operation.*mark='auto'"):
-        braintrace.compile(
-            Recurrent(plain), "d_rtrl", inputs()[0], batch_size=BATCH, mark="explicit"
-        )
-
-
 def in_a_branch(self, h, x):
     drive = jax.lax.cond(
         x.sum() > 0, lambda: braintrace.matmul(x, self.w.value), lambda: x @ self.w.value
@@ -212,12 +166,7 @@ def in_a_loop(self, h, x):
     return 0.5 * h + jax.lax.scan(inner, jnp.zeros_like(h), None, 2)[0] + self.b.value
 
 
-def in_a_call(self, h, x):
-    drive = jax.jit(lambda x: jax.checkpoint(braintrace.matmul)(x, self.w.value))(x)
-    return 0.5 * h + drive + self.b.value
-
-
-OWN = {"a branch": in_a_branch, "a loop": in_a_loop, "a call": in_a_call}
+OWN = {"a branch": in_a_branch, "a loop": in_a_loop}
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -267,11 +216,3 @@ def test_a_recurrent_weight_without_a_mark_is_a_warning(name):
     assert "test_default_marks.py" in found.source
     with pytest.raises(braintrace.CompilationError, match=words):
         braintrace.compile(*arguments, batch_size=BATCH, strict=True)
-
-
-@pytest.mark.parametrize("options", [{"mark": "w"}, {"mark": "auto"}], ids=["a filter", "auto"])
-def test_parameters_that_were_left_out_by_the_user_are_no_finding(options):
-    learner = braintrace.compile(
-        Recurrent(plain), "d_rtrl", inputs()[0], batch_size=BATCH, **options
-    )
-    assert "not-marked" not in {d.kind for d in learner.graph.diagnostics}

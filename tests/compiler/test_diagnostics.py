@@ -105,22 +105,10 @@ def test_a_weight_that_a_rule_does_not_carry_is_told():
     assert told == {"w", "w_rec", "unused"}
 
 
-def test_a_rule_that_is_closed_to_the_past_hears_of_none():
-    graph = compiled(Model(jnp.matmul, bend=clipped, mean=0.1), "none", strict=True)
-    assert kinds(graph) == {"no-trace"}
-
-
 @pytest.mark.parametrize("jacobian", ["elementwise", "diagonal"])
 def test_a_model_without_marks_is_refused_where_the_way_ends_at_weights(jacobian):
     with pytest.raises(braintrace.CompilationError, match=r"(?s)No ETP operation.*couples units"):
         compiled(Model(jnp.matmul), jacobian, mark="explicit")
-
-
-@pytest.mark.parametrize("jacobian", ["elementwise", "diagonal"])
-def test_marks_behind_what_mixes_positions_are_not_asked_for_again(jacobian):
-    with pytest.raises(braintrace.CompilationError, match=r"(?s)`cumsum`.*use `RTRL`") as found:
-        compiled(Model(lambda x, w: jnp.cumsum(braintrace.matmul(x, w), -1)), jacobian)
-    assert "mark='auto'" not in str(found.value)
 
 
 def test_an_untraced_state_behind_a_weight_is_refused_where_weights_are_passed():

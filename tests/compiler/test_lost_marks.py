@@ -80,45 +80,11 @@ def kinds(learner):
     return [diagnostic.kind for diagnostic in learner.graph.diagnostics]
 
 
-@pytest.mark.parametrize("rule", ["rtrl", "immediate"])
-def test_rules_that_need_no_mark_say_nothing(rule):
-    operation, model = model_of("etp_mm", jax.vmap)
-    brainstate.nn.init_all_states(model)
-    assert "not-marked" not in kinds(braintrace.compile(model, rule, operation.x))
-
-
 def test_marks_made_by_the_compiler_replace_a_lost_one():
     operation, model = model_of("etp_mm", jax.vmap)
     learner = compiled(model, operation.x, mark="auto")
     assert "not-marked" not in kinds(learner)
     assert ("stack",) in learner.graph.hidden_param_op_relations[0].parameter_paths
-
-
-def test_a_loop_over_the_weights_keeps_the_marks():
-    def mapped(x, stack, rest):
-        return jnp.stack([operation.marked(x, (weight, *rest)) for weight in stack])
-
-    operation, model = model_of("etp_mm", jax.vmap)
-    model.mapped = mapped
-    learner = compiled(model, operation.x)
-    assert "not-marked" not in kinds(learner)
-    assert len(learner.graph.hidden_param_op_relations) == COUNT
-
-
-@pytest.mark.parametrize("place", ["readout", "constants"])
-def test_what_reaches_no_hidden_state_or_learns_nothing_is_no_finding(place):
-    operation = BY_NAME["etp_mm"]
-    model = Mapped(operation, over_weights(operation, jax.vmap), is_beside=True)
-
-    def readout(x):
-        model.h.value = 0.9 * model.h.value + braintrace.element_wise(model.gain.value)
-        return model.mapped(x, model.stack.value, model.rest) + model.h.value
-
-    if place == "readout":
-        model.update = readout
-    else:
-        model.stack = brainstate.ShortTermState(model.stack.value)
-    assert "not-marked" not in kinds(compiled(model, operation.x))
 
 
 @small({"h": (4,)}, w=jnp.ones((3, 4)))

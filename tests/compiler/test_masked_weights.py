@@ -145,28 +145,6 @@ def test_windows_and_filters_use_the_mask():
         assert not np.any(np.where(mask, 0.0, found[0]["w"]))
 
 
-def test_a_stream_that_prunes_uses_the_new_mask_from_the_next_step_on():
-    learner = compiled()
-    model, found = learner.algorithm.model, []
-    gradients = brainstate.State(jnp.zeros((STEPS, INPUTS, H)))
-    count = brainstate.State(jnp.zeros((), int))
-
-    def keep_and_prune(gradient):
-        gradients.value = gradients.value.at[count.value].set(gradient[("w",)])
-        model.mask.value = jnp.where(count.value == 1, MASKS[1], model.mask.value)
-        count.value = count.value + 1
-
-    learner.etrace_online(XS, step_fn=lambda x: squared(learner(x)), update_fn=keep_and_prune)
-    h, trace = np.zeros((BATCH, H)), np.zeros((BATCH, INPUTS, H))
-    for t, x in enumerate(XS):
-        mask = 0.5 * MASKS[t > 1]
-        drive = np.tanh(x @ (WEIGHT * mask))
-        h = 0.8 * h + drive
-        trace = 0.8 * trace + x[:, :, None] * (1 - drive**2)[:, None, :]
-        found.append(mask * np.sum(2 * h[:, None, :] * trace, 0))
-    np.testing.assert_allclose(gradients.value, found, rtol=1e-10)
-
-
 def test_a_mask_that_a_reset_initialises():
     """Between sequences it does; within one it would change the weights."""
     learner = compiled(Masked(brainstate.ShortTermState))

@@ -60,17 +60,6 @@ def plain_readout(cell, x):
     cell.o.value = 0.9 * jnp.tanh(cell.o.value) + cell.h.value @ cell.plain.value[:, :2]
 
 
-def summed_readout(cell, x):
-    cell.h.value = 0.8 * cell.h.value + cell.drive(x)
-    cell.total.value = 0.9 * jnp.tanh(cell.total.value) + cell.h.value.sum(-1)
-    cell.o.value = 0.5 * cell.o.value + braintrace.matmul(x, cell.w.value[:, :2])
-
-
-def sorted_twice(cell, x):
-    jnp.sort(x)
-    cell.h.value = 0.8 * jnp.sort(cell.h.value) + cell.drive(x)
-
-
 def hidden_in_a_callback(cell, x):
     y = cell.drive(x)
     result = jax.ShapeDtypeStruct(y.shape, y.dtype)
@@ -86,19 +75,6 @@ def normalised_gain(cell, x):
 def gain_through_a_reverse_rule(cell, x):
     gain = braintrace.element_wise(cell.gain.value)
     cell.h.value = spike_reverse_only(gain) * cell.h.value + gain * cell.drive(x)
-
-
-@jax.custom_jvp
-def folded(gain):
-    return gain[:2] + gain[2:]
-
-
-folded.defjvp(lambda primals, tangents: (folded(*primals), tangents[0][:2] + tangents[0][2:]))
-
-
-def gain_folded_before_a_broadcast(cell, x):
-    gain = braintrace.element_wise(cell.gain.value)
-    cell.h.value = jnp.repeat(folded(gain), 2) * cell.h.value + gain * cell.drive(x)
 
 
 def read_at_an_unknown_place(cell, x):
@@ -125,24 +101,15 @@ def marked_and_plain(cell, x):
     cell.h.value = 0.8 * cell.h.value + jnp.tanh(cell.drive(x) + again)
 
 
-def gain_marked_and_plain(cell, x):
-    keep = braintrace.element_wise(cell.gain.value, jax.nn.sigmoid)
-    cell.h.value = keep * cell.h.value + cell.drive(x) + jnp.tanh(cell.gain.value)
-
-
 @pytest.mark.parametrize(
     ("step", "kind", "names", "fragment"),
     [
         (clipped_on_the_way, "nonlinear-gradient", ("h", "h"), "clipped_backward"),
         (marked_and_plain, "no-trace", ("w", "h"), "@ cell"),
-        (gain_marked_and_plain, "no-trace", ("gain", "h"), "jnp.tanh"),
         (plain_readout, "truncated", ("h", "o"), "@ cell"),
-        (summed_readout, "truncated", ("h", "total"), ".sum(-1)"),
-        (sorted_twice, "truncated", ("h", "h"), "0.8 *"),
         (hidden_in_a_callback, "truncated", ("w", "h"), "jax.pure_callback"),
         (normalised_gain, "truncated", ("gain", "h"), "linalg"),
         (gain_through_a_reverse_rule, "truncated", ("gain", "h"), "element_wise"),
-        (gain_folded_before_a_broadcast, "truncated", ("gain", "h"), "element_wise"),
         (read_at_an_unknown_place, "truncated", ("w", "h"), "read ="),
     ],
 )
@@ -337,22 +304,6 @@ def reset_at_an_unknown_place(cell, x):
     cell.h.value = 0.8 * held + cell.drive(x)
 
 
-def printed_and_looked_at(cell, x):
-    jax.debug.print("mean {}", cell.h.value.mean())
-    jax.debug.callback(lambda v: None, cell.h.value)
-    cell.h.value = 0.8 * cell.h.value + cell.drive(x)
-
-
-def cast_to_half_precision(cell, x):
-    weight = cell.w.value.astype(jnp.bfloat16).astype(jnp.float32)
-    cell.h.value = 0.8 * cell.h.value + jnp.tanh(braintrace.matmul(x, weight))
-
-
-def outer_product_of_a_column(cell, x):
-    column = braintrace.matmul(x, cell.w.value[:, :1])
-    cell.h.value = 0.8 * cell.h.value + jnp.tanh(column @ jnp.linspace(0.2, 1.0, H)[None])
-
-
 def complex_weight(cell, x):
     rotated = braintrace.matmul(x.astype(jnp.complex64), cell.w.value * jnp.exp(0.7j))
     cell.h.value = 0.8 * cell.h.value + rotated.real * rotated.imag
@@ -374,8 +325,6 @@ def marked_and_held(cell, x):
     [
         (marked_and_held, 2e-05),
         (marked_and_plain_without_memory, 2e-05),
-        (cast_to_half_precision, 0.008),
-        (outer_product_of_a_column, 2e-05),
     ],
 )
 def test_no_report_and_the_gradient_of_backpropagation(step, tolerance):
