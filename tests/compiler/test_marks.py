@@ -76,6 +76,10 @@ def selected(a, b, first, second):
     return jnp.where(first > 0, a, second) + jnp.logaddexp(jnp.broadcast_to(b, first.shape), second)
 
 
+def rotated(a, x):
+    return jnp.real(a * jnp.exp(1j * x[:, :UNITS])) + jnp.abs(a) * x[:, 2:]
+
+
 DENSE = {"w": (INPUTS, UNITS), "b": (UNITS,)}
 TALL = {"w": (UNITS, INPUTS), "b": (UNITS,)}
 mm, ew = bt.matmul, bt.element_wise
@@ -156,6 +160,13 @@ row_of_leaky(
     lambda p, x: mm(x, jnp.abs(p["w"]) * MASK) / ew(p["w"], jnp.linalg.norm),
     name="a masked weight and its norm",
     w=(INPUTS, UNITS),
+)
+row_of_leaky(
+    lambda p, x: rotated(jax.lax.complex(p["a"], p["b"]), x),
+    lambda p, x: rotated(ew(jax.lax.complex(p["a"], p["b"])), x),
+    name="a complex number and its absolute value",
+    a=(UNITS,),
+    b=(UNITS,),
 )
 row_of_leaky(
     lambda p, x: x[:, :UNITS] @ p["w"] + x[:, 2:] @ p["w"].T,

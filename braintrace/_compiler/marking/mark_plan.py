@@ -102,13 +102,9 @@ def _source(uses: ParametricUses, var: Var) -> Var:
     source = var
     while (before := _before(uses, var)) is not None:
         var = before
-        if (_size(var), var.aval.ndim) <= (_size(source), source.aval.ndim):
+        if (var.aval.size, var.aval.ndim) <= (source.aval.size, source.aval.ndim):
             source = var
     return source
-
-
-def _size(var: Var) -> int:
-    return int(var.aval.size) * int(var.aval.dtype.itemsize)
 
 
 def _before(uses: ParametricUses, var: Var) -> Var | None:
