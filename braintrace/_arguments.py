@@ -37,7 +37,7 @@ def one_of(*choices: str) -> Kind:
 BOOLEAN = Kind("True or False", lambda value: isinstance(value, (bool, np.bool_)))
 POSITIVE = Kind(
     "a positive integer",
-    lambda v: isinstance(v, (int, np.integer)) and not isinstance(v, bool) and v >= 1,
+    lambda v: isinstance(v, (int, np.integer)) and not isinstance(v, bool) and bool(v >= 1),
 )
 FUNCTION = Kind("a function", callable)
 
