@@ -73,7 +73,8 @@ class StateStore:
         can_fail: Callable[[Take], bool],
     ) -> Any:
         """See `Store`."""
-        run(lambda: (pack(self._fields["traces"], self._pairs), False), done := [])
+        done: list[Any] = []
+        run(lambda: (pack(self._fields["traces"], self._pairs), False), done)
         results, values, after = settle(done[0])
         self.write(written, values)
         if after is not None:

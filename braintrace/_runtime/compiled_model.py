@@ -248,7 +248,7 @@ def learned_starts(compiled: CompiledModel, model: brainstate.nn.Module) -> list
     return [
         Diagnostic(
             "warning",
-            "unused-parameter",
+            "no-trace",
             f"Parameter '{name}' is read by `init_state` alone, and an online rule has no trace "
             "for initial values: its gradient is zero.",
             (name,),

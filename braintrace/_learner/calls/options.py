@@ -27,7 +27,7 @@ class Options:
         For an unknown word or a number below 1, or two options that exclude each other.
     """
 
-    step_fn: Callable[..., PyTree] | None = None
+    step_fn: Any = None
     optimizer: Any = None
     update_fn: Callable[..., PyTree] | None = None
     every: int = 1

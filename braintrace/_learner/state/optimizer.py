@@ -17,7 +17,6 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
-from ..._arguments import Kind
 from ..._brainstate import Hidden, is_watched, peek
 from ..._checks import shown
 from ..._errors import OptionError, ShapeError
@@ -25,12 +24,6 @@ from ..._foreign import in_words
 from ..._jax import strongly_typed
 from ..._typing import Path, PyTree
 from .leaves import same_type
-
-OPTIMIZER = Kind(
-    "an `optax.GradientTransformation`, or an object whose method `update(gradients)` changes "
-    "parameters, as brainstate's optimizers have it",
-    lambda value: callable(getattr(value, "update", None)) and not isinstance(value, type),
-)
 
 
 def is_transformation(optimizer: Any) -> bool:
