@@ -25,7 +25,6 @@ from ._errors import BraintraceError as BraintraceError
 from ._errors import CheckpointError as CheckpointError
 from ._errors import CompilationError as CompilationError
 from ._errors import DtypeError as DtypeError
-from ._errors import Interrupted as Interrupted
 from ._errors import LostTracesError as LostTracesError
 from ._errors import MissingPackageError as MissingPackageError
 from ._errors import NoCheckpointError as NoCheckpointError

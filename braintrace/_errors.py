@@ -87,25 +87,6 @@ class NonFiniteError(BraintraceError, FloatingPointError):
         return NonFiniteError(start + self.step, self.loss, self.parameter, self.steps, start)
 
 
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C has ended a logged call (``progress``, ``log_every``) between two steps.
-
-    Attributes
-    ----------
-    step
-        Number of completed steps: the learner is in the state after them.
-    results
-        The call's results for these steps; ``None`` if there are none.
-    """
-
-    def __init__(self, method: str, step: int, steps: int, results: object) -> None:
-        self.step, self.results = step, results
-        super().__init__(
-            f"`{method}` was interrupted after {step} of {steps} steps. The learner is in the "
-            f"state after these steps. Continue with the rest of the sequences, `xs[{step}:]`."
-        )
-
-
 class CheckpointError(BraintraceError, ValueError):
     """A checkpoint is damaged, has a later format, or belongs to a different learner."""
 

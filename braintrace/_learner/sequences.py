@@ -33,9 +33,6 @@ def etrace_grad(
     unit_aware: bool = False,
     reset: ArrayLike | None = None,
     weights: Mapping[PyTree, brainstate.State] | None = None,
-    progress: bool = False,
-    log_every: int | None = None,
-    on_log: OnLog | None = None,
 ) -> Any:
     """Return the gradient of a loss over a sequence, and advance states and traces.
 
@@ -95,8 +92,6 @@ def etrace_grad(
     weights
         Parameters whose gradients are requested, some of ``model.states(brainstate.ParamState)`` as
         a dict; ``None``: all. The traces of all parameters advance.
-    progress, log_every, on_log
-        See `etrace_online`. The sequence then runs in blocks, whose traces are all computed.
 
     Returns
     -------
@@ -126,9 +121,6 @@ def etrace_grad(
         unit_aware=unit_aware,
         reset=reset,
         weights=weights,
-        progress=progress,
-        log_every=log_every,
-        on_log=on_log,
     )
     return _run(learner.parts, "etrace_grad", sequences, options)
 
@@ -198,8 +190,7 @@ def etrace_online(
     reset
         See `etrace_grad`.
     progress
-        Show a progress bar with steps, their rate and the latest loss (tqdm, of the extra
-        ``progress``).
+        Show a progress bar with steps, their rate and the latest loss (needs tqdm).
     log_every, on_log
         Call ``on_log(step, metrics)`` after every ``log_every`` steps of the call. The learner is
         then in the state after these steps: you can save, evaluate or plot it. ``metrics`` contains
@@ -222,8 +213,6 @@ def etrace_online(
         and for a ``window`` that does not divide ``every``.
     NonFiniteError
         See ``nonfinite``. The learner is in the state before the call, or before its last block.
-    Interrupted
-        After Ctrl-C in a call with ``progress`` or ``log_every``, which ends with the next block.
 
     Notes
     -----

@@ -1,8 +1,8 @@
 """Train on a stream in one pass, over several runs.
 
 The network sees random signs and recalls the sign of ten steps ago. It updates at every step, and
-saves every thousand steps and after Ctrl-C. After an interrupt, the same command continues from the
-last checkpoint, with bit-identical weights.
+saves every thousand steps. After an interrupt, the same command continues from the last checkpoint,
+with bit-identical weights.
 
     python docs/examples/resume.py --folder /tmp/echo
 """
@@ -55,21 +55,16 @@ def train(folder, steps):
         print(f"going on after {len(losses)} steps")
     except braintrace.NoCheckpointError:
         losses = np.zeros(0, np.float32)
-    is_stopped = False
-    while len(losses) < steps and not is_stopped:
-        try:
-            found = learner.etrace_online(
-                *stream(len(losses)),
-                step_fn=step_fn,
-                optimizer=optimizer,
-                log_every=LOG_EVERY,
-                on_log=tell,
-            )
-        except braintrace.Interrupted as interrupt:
-            is_stopped, found = True, interrupt.results
-        if found is not None:
-            losses = np.concatenate([losses, found])
-            braintrace.save(folder, learner, extra=losses)
+    while len(losses) < steps:
+        found = learner.etrace_online(
+            *stream(len(losses)),
+            step_fn=step_fn,
+            optimizer=optimizer,
+            log_every=LOG_EVERY,
+            on_log=tell,
+        )
+        losses = np.concatenate([losses, found])
+        braintrace.save(folder, learner, extra=losses)
     print(f"{len(losses)} steps are saved in {folder}")
     return losses
 

@@ -112,7 +112,7 @@ def results(learner):
 
     watched = {"log_every": STEPS // 2, "on_log": on_log, "progress": True}
     adam = {"optimizer": optax.adam(1e-2)}
-    gradients = learner.etrace_grad(xs, ys, step_fn=loss, mask=even, **watched)
+    gradients = learner.etrace_grad(xs, ys, step_fn=loss, mask=even)
     losses, _ = learner.etrace_online(
         xs, ys, step_fn=with_output, has_aux=True, nonfinite="raise", **adam, **watched
     )
