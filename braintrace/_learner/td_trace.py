@@ -16,16 +16,17 @@ earlier steps, and then summed over the predictions of all earlier steps.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import saiunit
 from jax.typing import ArrayLike
 
+<<<<<<< HEAD
 from .._checks import differences, is_quantity, leaf_names, shown
 from .._errors import DtypeError, OptionError, ShapeError
 from .._jax import to_array
+=======
+>>>>>>> 6a4f2c18 (Compute TD traces without argument checks)
 from .._typing import PyTree
 
 
@@ -72,10 +73,13 @@ class TDTrace:
 
     decay: float
 
+<<<<<<< HEAD
     def __post_init__(self) -> None:
         if not 0 <= self.decay <= 1:
             raise OptionError(f"`decay` is {self.decay}; expected a number from 0 to 1.")
 
+=======
+>>>>>>> 6a4f2c18 (Compute TD traces without argument checks)
     def init(self, like: PyTree, batch_size: int | None = None) -> PyTree:
         """Return zeros as the trace before the first step.
 
@@ -86,13 +90,9 @@ class TDTrace:
         batch_size
             Number of environments, each with a separate trace along a new first axis. Default None:
             there is no such axis, or ``like`` already has it.
-
-        Raises
-        ------
-        DtypeError
-            If a leaf is not a floating-point array.
         """
         batch = () if batch_size is None else (batch_size,)
+<<<<<<< HEAD
 
         def zeros(leaf: Any) -> jax.Array:
             kind = jax.typeof(saiunit.get_mantissa(leaf) if is_quantity(leaf) else leaf)
@@ -104,6 +104,9 @@ class TDTrace:
             return jnp.zeros(shape, kind.dtype)
 
         return jax.tree.map(zeros, like)
+=======
+        return jax.tree.map(lambda leaf: jnp.zeros((*batch, *leaf.shape), leaf.dtype), like)
+>>>>>>> 6a4f2c18 (Compute TD traces without argument checks)
 
     def update(self, trace: PyTree, gradients: PyTree, discount: ArrayLike) -> PyTree:
         """Return the trace of this step, with the same dtypes.
@@ -118,20 +121,14 @@ class TDTrace:
         discount
             γ at the transition to this step, ``(batch,)``, or ``()`` for all: 0 if this step is the
             first of an episode. The trace then equals the gradient.
-
-        Raises
-        ------
-        ShapeError
-            If gradients do not fit the trace, or there is not one discount for each environment.
         """
-        _check_alike(trace, gradients)
-        discounts = _per_sample("discount", discount, trace)
 
         def advanced(z: jax.Array, gradient: jax.Array) -> jax.Array:
-            factor = _beside(self.decay * discounts, z)
+            factor = (self.decay * jnp.asarray(discount)).astype(z.dtype)
+            factor = factor.reshape(*factor.shape, *(1,) * (z.ndim - factor.ndim))
             # Select zeros: a product would let non-finite values outlive the episode.
             kept = jnp.where(factor == 0, jnp.zeros_like(z), factor * z)
-            return kept + gradient.astype(z.dtype)
+            return jax.lax.add(kept, gradient.astype(z.dtype))  # refuses one gradient for all
 
         return jax.tree.map(advanced, trace, gradients)
 
@@ -145,13 +142,12 @@ class TDTrace:
         errors
             δ of each environment, ``(batch,)``, over which the mean is taken; or ``()`` for a trace
             without that axis.
-
-        Raises
-        ------
-        ShapeError
-            If there is not one error for each environment.
         """
+<<<<<<< HEAD
         deltas = _per_sample("errors", errors, trace)
+=======
+        deltas = jnp.asarray(errors)
+>>>>>>> 6a4f2c18 (Compute TD traces without argument checks)
 
         def descent(z: jax.Array) -> jax.Array:
             if not deltas.ndim:
@@ -161,6 +157,7 @@ class TDTrace:
             return jnp.tensordot(weights, z, 1, precision=jax.lax.Precision.HIGHEST)
 
         return jax.tree.map(descent, trace)
+<<<<<<< HEAD
 
 
 def _check_alike(trace: PyTree, gradients: PyTree) -> None:
@@ -192,3 +189,5 @@ def _per_sample(name: str, value: ArrayLike, trace: PyTree) -> jax.Array:
 def _beside(numbers: jax.Array, z: jax.Array) -> jax.Array:
     """Return numbers of environments with the number of axes and the dtype of a trace."""
     return numbers.reshape(*numbers.shape, *(1,) * (z.ndim - numbers.ndim)).astype(z.dtype)
+=======
+>>>>>>> 6a4f2c18 (Compute TD traces without argument checks)

@@ -180,6 +180,7 @@ def test_sums_up_to_the_lambda_returns_of_episodes():
     assert_gradients_close(found, jax.grad(loss)(parameters), 1e-4)
 
 
+<<<<<<< HEAD
 @pytest.mark.parametrize(
     ("kind", "message", "call"),
     [
@@ -214,3 +215,9 @@ def test_sums_up_to_the_lambda_returns_of_episodes():
 def test_arguments_that_do_not_fit_are_named(kind, message, call):
     with pytest.raises(kind, match=message):
         call({"w": jnp.ones((BATCH, 4))})
+=======
+def test_one_gradient_for_all_environments_is_refused():
+    trace = {"w": jnp.ones((BATCH, 4))}
+    with pytest.raises(TypeError, match="add"):
+        CREDIT.update(trace, {"w": jnp.ones(4)}, GAMMA)
+>>>>>>> 6a4f2c18 (Compute TD traces without argument checks)
