@@ -21,12 +21,6 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-<<<<<<< HEAD
-from .._checks import differences, is_quantity, leaf_names, shown
-from .._errors import DtypeError, OptionError, ShapeError
-from .._jax import to_array
-=======
->>>>>>> 6a4f2c18 (Compute TD traces without argument checks)
 from .._typing import PyTree
 
 
@@ -73,13 +67,6 @@ class TDTrace:
 
     decay: float
 
-<<<<<<< HEAD
-    def __post_init__(self) -> None:
-        if not 0 <= self.decay <= 1:
-            raise OptionError(f"`decay` is {self.decay}; expected a number from 0 to 1.")
-
-=======
->>>>>>> 6a4f2c18 (Compute TD traces without argument checks)
     def init(self, like: PyTree, batch_size: int | None = None) -> PyTree:
         """Return zeros as the trace before the first step.
 
@@ -92,21 +79,7 @@ class TDTrace:
             there is no such axis, or ``like`` already has it.
         """
         batch = () if batch_size is None else (batch_size,)
-<<<<<<< HEAD
-
-        def zeros(leaf: Any) -> jax.Array:
-            kind = jax.typeof(saiunit.get_mantissa(leaf) if is_quantity(leaf) else leaf)
-            if not jnp.issubdtype(kind.dtype, jnp.inexact):
-                raise DtypeError(
-                    f"`TDTrace.init`: expected arrays of floating-point numbers, got {shown(leaf)}."
-                )
-            shape = (*batch, *kind.shape)
-            return jnp.zeros(shape, kind.dtype)
-
-        return jax.tree.map(zeros, like)
-=======
         return jax.tree.map(lambda leaf: jnp.zeros((*batch, *leaf.shape), leaf.dtype), like)
->>>>>>> 6a4f2c18 (Compute TD traces without argument checks)
 
     def update(self, trace: PyTree, gradients: PyTree, discount: ArrayLike) -> PyTree:
         """Return the trace of this step, with the same dtypes.
@@ -143,11 +116,7 @@ class TDTrace:
             δ of each environment, ``(batch,)``, over which the mean is taken; or ``()`` for a trace
             without that axis.
         """
-<<<<<<< HEAD
-        deltas = _per_sample("errors", errors, trace)
-=======
         deltas = jnp.asarray(errors)
->>>>>>> 6a4f2c18 (Compute TD traces without argument checks)
 
         def descent(z: jax.Array) -> jax.Array:
             if not deltas.ndim:
@@ -157,37 +126,3 @@ class TDTrace:
             return jnp.tensordot(weights, z, 1, precision=jax.lax.Precision.HIGHEST)
 
         return jax.tree.map(descent, trace)
-<<<<<<< HEAD
-
-
-def _check_alike(trace: PyTree, gradients: PyTree) -> None:
-    expected, result = (
-        dict(zip(leaf_names(["gradients"], (tree,)), jax.tree.leaves(tree), strict=True))
-        for tree in (trace, gradients)
-    )
-    lines = differences(result, expected, lambda a, b: jnp.shape(a) == jnp.shape(b))
-    if lines or jax.tree.structure(trace) != jax.tree.structure(gradients):
-        raise ShapeError(
-            f"`TDTrace.update`: the gradients do not match the trace:{''.join(lines)}\n"
-            "Start with `init(parameters, batch_size)`, and take the gradients of each of the "
-            "environments: `jax.vmap(jax.grad(f), in_axes=(None, 0))`."
-        )
-
-
-def _per_sample(name: str, value: ArrayLike, trace: PyTree) -> jax.Array:
-    """Return one number for each environment, or one for all."""
-    numbers = to_array(value)
-    for leaf in jax.tree.leaves(trace):
-        if numbers.shape not in ((), leaf.shape[:1]):
-            raise ShapeError(
-                f"`TDTrace`: `{name}` has shape {numbers.shape}; expected {leaf.shape[:1]}, "
-                f"one for each environment of a trace of shape {leaf.shape}, or () for all."
-            )
-    return numbers
-
-
-def _beside(numbers: jax.Array, z: jax.Array) -> jax.Array:
-    """Return numbers of environments with the number of axes and the dtype of a trace."""
-    return numbers.reshape(*numbers.shape, *(1,) * (z.ndim - numbers.ndim)).astype(z.dtype)
-=======
->>>>>>> 6a4f2c18 (Compute TD traces without argument checks)

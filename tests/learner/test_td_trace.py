@@ -180,44 +180,7 @@ def test_sums_up_to_the_lambda_returns_of_episodes():
     assert_gradients_close(found, jax.grad(loss)(parameters), 1e-4)
 
 
-<<<<<<< HEAD
-@pytest.mark.parametrize(
-    ("kind", "message", "call"),
-    [
-        (braintrace.OptionError, "`decay` is 1.5", lambda z: braintrace.TDTrace(1.5)),
-        (
-            braintrace.DtypeError,
-            r"dtype int32 and shape \(2,\)",
-            lambda z: CREDIT.init({"w": jnp.arange(2)}),
-        ),
-        (
-            braintrace.ShapeError,
-            r"'gradients\['w'\]' .*\(4,\).*\(3, 4\)",
-            lambda z: CREDIT.update(z, {"w": jnp.ones(4)}, GAMMA),
-        ),
-        (
-            braintrace.ShapeError,
-            r"'gradients\['b'\]' is unexpected",
-            lambda z: CREDIT.update(z, {**z, "b": jnp.ones(3)}, GAMMA),
-        ),
-        (
-            braintrace.ShapeError,
-            r"`discount` has shape \(2,\).*\(3,\)",
-            lambda z: CREDIT.update(z, z, jnp.ones(2)),
-        ),
-        (
-            braintrace.ShapeError,
-            r"`errors` has shape \(3, 1\)",
-            lambda z: CREDIT.gradients(z, jnp.ones((3, 1))),
-        ),
-    ],
-)
-def test_arguments_that_do_not_fit_are_named(kind, message, call):
-    with pytest.raises(kind, match=message):
-        call({"w": jnp.ones((BATCH, 4))})
-=======
 def test_one_gradient_for_all_environments_is_refused():
     trace = {"w": jnp.ones((BATCH, 4))}
     with pytest.raises(TypeError, match="add"):
         CREDIT.update(trace, {"w": jnp.ones(4)}, GAMMA)
->>>>>>> 6a4f2c18 (Compute TD traces without argument checks)
