@@ -72,12 +72,10 @@ class LateLabels:
         def step_fn(inputs: tuple[PyTree, ...], targets: tuple[PyTree, ...]) -> PyTree:
             return loss_fn(learner(*inputs), *targets)
 
-        @jax.jit
         def predict(state: LearnerState, ahead: Ahead, inputs: PyTree) -> tuple[Ahead, PyTree]:
             after, outputs = pure.predict(dataclasses.replace(state, **ahead), *_sequence(inputs))
             return _ahead(after), _first(outputs)
 
-        @jax.jit
         def learn(
             state: LearnerState, ahead: Ahead, inputs: PyTree, targets: PyTree
         ) -> tuple[LearnerState, Ahead, PyTree]:
@@ -86,11 +84,11 @@ class LateLabels:
             # A NaN in one sample must not stay in the forecasts after it.
             return state, jax.tree.map(_finite_or, ahead, _ahead(state)), _first(results)
 
-        @jax.jit
         def pass_over(state: LearnerState, inputs: PyTree) -> LearnerState:
             return pure.evolve(state, *_sequence(inputs), return_outputs=False)[0]
 
-        self._predict, self._learn, self._pass_over = predict, learn, pass_over
+        self._predict, self._learn = jax.jit(predict), jax.jit(learn)
+        self._pass_over = jax.jit(pass_over)
         state = pure.state()
         self._held: tuple[LearnerState, Ahead, tuple[PyTree, ...]] = state, _ahead(state), ()
 
