@@ -98,7 +98,7 @@ def test_the_step_of_what_is_not_finite_is_counted_from_the_beginning():
 
     with pytest.raises(braintrace.NonFiniteError, match="before the call") as caught:
         run()
-    assert caught.value.step == 25 and learner.optimizer_state is None
+    assert caught.value.step == 25 and learner.optimizer_state[0].count == 0
     with pytest.raises(braintrace.NonFiniteError, match="after 20 steps") as caught:
         run(log_every=10, on_log=lambda step, metrics: None)
     assert caught.value.step == 25 and learner.optimizer_state[0].count == 20
