@@ -7,7 +7,7 @@ from ._errors import BraintraceError
 
 
 @contextlib.contextmanager
-def in_words(kind: type[BraintraceError], call: Callable[[], str]) -> Iterator[None]:
+def in_words(call: Callable[[], str]) -> Iterator[None]:
     """Add the call to an error that is raised inside."""
     try:
         yield

@@ -32,7 +32,6 @@ ROOMS = [
     "_typing",
     "_tables",
     "_checks",
-    "_arguments",
     "_foreign",
     "_interrupts",
     "_brainstate",

@@ -8,7 +8,7 @@ import jax
 from .._brainstate import is_watched
 from .._core.products.complex_packing import pack, pairs_of
 from .._core.traces import outliving
-from .._errors import LostTracesError, OptionError
+from .._errors import LostTracesError
 from .._foreign import in_words
 from .._runtime.changes import up_to_date
 from .._runtime.compiled_step import CompiledStep
@@ -56,7 +56,6 @@ def reset_state(
     if algorithm.samples_of_model is not None and batch_size is not None:
         algorithm.samples_of_model = batch_size
     with in_words(
-        OptionError,
         lambda: f"`reset_state` runs `init_state` of `{type(algorithm.model).__name__}`",
     ):
         states, compiled = algorithm.found_states(algorithm.model), algorithm.compiled_model

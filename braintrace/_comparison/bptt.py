@@ -123,7 +123,7 @@ def bptt_of(work: Workload) -> Bptt:
         return saiunit.get_mantissa(loss) if is_quantity(loss) else loss
 
     x = work.first
-    with in_words(OptionError, lambda: f"`step_fn` fails for {named(['x'], [x])}"):
+    with in_words(lambda: f"`step_fn` fails for {named(['x'], [x])}"):
         step = trace_stateful(loss_of_step, x)
     if len(calls) != 1:
         raise OptionError(

@@ -106,7 +106,7 @@ def arguments_of(step_fn: Any, x: PyTree) -> tuple[PyTree, ...]:
         raise _Called
 
     words = f"`step_fn` fails for {named(['x'], [x])}"
-    with contextlib.suppress(_Called), undone(), in_words(OptionError, lambda: words):
+    with contextlib.suppress(_Called), undone(), in_words(lambda: words):
         step_fn(call, x)
     if not calls:
         raise OptionError(

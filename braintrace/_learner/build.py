@@ -8,7 +8,7 @@ import jax
 
 from .._algorithms import ETraceAlgorithm, RulesByPath, algorithm_of
 from .._checks import check_model
-from .._errors import CompilationError, OptionError, ShapeError
+from .._errors import CompilationError, ShapeError
 from .._foreign import in_words
 from .._rules import Rule
 from .._runtime.step_data import first_step
@@ -127,7 +127,7 @@ def initialise(model: brainstate.nn.Module, batch_size: int | None) -> None:
     """
     given = {} if batch_size is None else {"batch_size": batch_size}
     what = f"`init_state` of `{type(model).__name__}` fails with `batch_size` {batch_size}"
-    with in_words(OptionError, lambda: what):
+    with in_words(lambda: what):
         brainstate.nn.init_all_states(model, **given)
 
 

@@ -143,7 +143,7 @@ def _traced_update(
     def refuse(state: brainstate.State, old: PyTree, new: PyTree) -> CompilationError:
         return _changed(state, old, new, state_paths(model), call)
 
-    with in_words(CompilationError, lambda: call_of_update(model, arguments)):
+    with in_words(lambda: call_of_update(model, arguments)):
         step = trace_stateful(model.update, *arguments, refuse=refuse)
     _refuse_leaked_tracers(step.jaxpr)
     _refuse_answers(step.jaxpr)

@@ -47,7 +47,7 @@ def call_step_function(
     call = f"`step_fn` fails for {_called_with(step_fn, slices)}"
     with (
         intercepting(recorder.algorithm, recorder),
-        in_words(OptionError, lambda: call),
+        in_words(lambda: call),
         no_loops_in_step_function(),
     ):
         result = step_fn(*slices)
@@ -70,7 +70,7 @@ def call_loss_function(
     OptionError
         If it is not a function of them, fails, or returns no floating-point number.
     """
-    with in_words(OptionError, lambda: f"`loss_fn` fails for {_called_with(loss_fn, arguments)}"):
+    with in_words(lambda: f"`loss_fn` fails for {_called_with(loss_fn, arguments)}"):
         result = loss_fn(*arguments)
     _loss_and_aux(result, has_aux, "loss_fn")
     return result
@@ -116,7 +116,7 @@ def _called_with(function: Callable[..., PyTree], arguments: tuple[PyTree, ...])
 
 def update_parameters(update_fn: Callable[..., PyTree], *results: PyTree) -> None:
     """Call the user's function of the gradients, and with ``has_aux`` of the auxiliary results."""
-    with in_words(OptionError, lambda: f"`update_fn` fails for {_called_with(update_fn, results)}"):
+    with in_words(lambda: f"`update_fn` fails for {_called_with(update_fn, results)}"):
         update_fn(*results)
 
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from brainstate.nn import Module
 
 from ..._core.chunk.pure_step import run_if
-from ..._errors import OptionError, ShapeError
+from ..._errors import ShapeError
 from ..._foreign import in_words
 from ..._function_model import gradients_by_path
 from ..._typing import PyTree
@@ -123,7 +123,7 @@ def by_transformation(learner: LearnerParts, optimizer: Any) -> Update:
         now = learner.parameters_for_optimizer()
         gradients = _downhill(_computed_once(found).gradients, now)
         more = {"value": found.mean_loss} if takes_loss else {}
-        with in_words(OptionError, lambda: "`optimizer.update` fails for the gradients"):
+        with in_words(lambda: "`optimizer.update` fails for the gradients"):
             changes, state.value = optimizer.update(gradients, state.value, now, **more)
         if (wanted := jax.tree.structure(now)) != (given := jax.tree.structure(changes)):
             raise ShapeError(
@@ -164,7 +164,7 @@ def by_object(learner: LearnerParts, optimizer: Any) -> Update:
 
     def update(found: StepResult) -> None:
         gradients = _downhill(found.gradients, learner.parameters_for_optimizer())
-        with in_words(OptionError, lambda: _failure(optimizer)):
+        with in_words(lambda: _failure(optimizer)):
             optimizer.update(gradients_by_path(model, gradients))
 
     return update

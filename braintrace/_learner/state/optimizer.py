@@ -186,7 +186,7 @@ class LearnerOptimizer(brainstate.graph.Node):
 
     def _begin_transformation(self, optimizer: Any, parameters: PyTree) -> None:
         def fresh() -> PyTree:
-            with in_words(OptionError, lambda: "`optimizer.init` fails for the parameters"):
+            with in_words(lambda: "`optimizer.init` fails for the parameters"):
                 return strongly_typed(optimizer.init(parameters))
 
         held = peek(self.transformed)
