@@ -18,6 +18,10 @@ gc.set_threshold(100_000, 20, 20)  # hardly anything that is imported or traced 
 QUICK_GENERATORS = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 
 
+def pytest_addoption(parser):
+    parser.addoption("--update", action="store_true", help="write stored verdicts again")
+
+
 def pytest_configure(config):
     """Choose XLA's older code generators, which compile faster, if this version has them."""
     if hasattr(config, "workerinput"):

@@ -1,0 +1,119 @@
+"""Models of the catalogue learn: rules that are exact for them equal BPTT, and so do windows."""
+
+import functools
+import zlib
+
+import brainstate
+import catalogue_cells  # noqa: F401 (adds its models)
+import catalogue_foreign  # noqa: F401
+import catalogue_spiking  # noqa: F401
+import jax
+import numpy as np
+import pytest
+import saiunit as u
+from catalogue_models import BATCH, ENTRIES, STEPS
+
+import braintrace
+
+pytestmark = [
+    pytest.mark.usefixtures("float64"),
+    pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning"),
+]
+
+NO_LOSS = ("LeakyRNNWithFeedback",)
+"""Models whose gradient is not the derivative of a loss, by design."""
+
+UNTRACED = ("DelayedRecurrence", "FilteredReadout")
+"""Models with a State that no trace follows, which `RTRL` refuses."""
+
+
+def loss(output):
+    return (u.get_mantissa(output) ** 2).sum()
+
+
+@functools.cache
+def bptt_of(name):
+    (entry,) = (entry for entry in ENTRIES if entry.name == name)
+    return bptt(entry, entry.inputs())
+
+
+def bptt(entry, xs):
+    """Return the gradient of the summed loss by a plain scan of the model's own step."""
+    model = entry.build()
+    is_vmapped = "vmap" in dict(entry.options)
+    brainstate.nn.init_all_states(model, **({} if is_vmapped else {"batch_size": BATCH}))
+    weights = model.states(brainstate.ParamState)
+    example = xs[0, 0] if is_vmapped else xs[0]
+    step = brainstate.transform.StatefulFunction(model.update, return_only_write=False)
+    step.make_jaxpr(example)
+    states = step.get_states(example)
+    paths = {id(state): path for path, state in weights.items()}
+
+    def total(params, xs):
+        def advance(values, x):
+            new, output = step.jaxpr_call(values, x)
+            kept = [v if n is None else n for n, v in zip(new, values, strict=True)]
+            return kept, output
+
+        start = [params[paths[id(s)]] if id(s) in paths else s.value for s in states]
+        _, outputs = jax.lax.scan(advance, start, xs)
+        return loss(outputs)
+
+    def total_of_batch(params):
+        if is_vmapped:
+            return jax.vmap(total, (None, 1))(params, xs).sum()
+        return total(params, xs)
+
+    return jax.jit(jax.grad(total_of_batch))({p: s.value for p, s in weights.items()})
+
+
+def gradient_of(entry, xs, rule, **options):
+    model = entry.build()
+    learner = braintrace.compile(model, rule, xs[0], **dict(entry.options))
+
+    def step_loss(x):
+        return loss(learner(x))
+
+    gradients = learner.etrace_grad(xs, step_fn=step_loss, reduction="sum", **options)
+    is_function = isinstance(model, braintrace.FunctionModel)
+    return model.by_path(gradients) if is_function else gradients
+
+
+def assert_close(found, expected):
+    """Compare entry by entry, relative to the largest entry of a parameter."""
+    assert {*found} == {*expected}
+    for path, tree in expected.items():
+        pairs = zip(jax.tree.leaves(found[path]), jax.tree.leaves(tree), strict=True)
+        for value, wanted in pairs:
+            value, wanted = np.asarray(value), np.asarray(wanted)
+            assert np.abs(value - wanted).max() <= 1e-8 * (np.abs(wanted).max() + 1e-9), path
+
+
+@pytest.fixture(autouse=True)
+def settings():
+    with brainstate.environ.context(precision=64):
+        yield
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+def test_windows_equal_bptt(entry):
+    xs, draw = entry.inputs(), zlib.crc32(entry.name.encode())
+    rule = ("d_rtrl", "immediate", "es_d_rtrl")[draw % 3]
+    found = gradient_of(entry, xs, rule, window=STEPS, chunk_size=("auto", STEPS)[draw % 2])
+    if entry.name in NO_LOSS:
+        assert_close(found, gradient_of(entry, xs, "rtrl"))
+    else:
+        assert_close(found, bptt_of(entry.name))
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+def test_exact_rules_equal_bptt(entry):
+    if entry.name in NO_LOSS:
+        return
+    xs, size = entry.inputs(), 1 + zlib.crc32(entry.name.encode()) % STEPS
+    rule = "d_rtrl" if entry.is_exact else "rtrl"
+    if entry.name in UNTRACED:
+        with pytest.raises(braintrace.CompilationError, match="RTRL"):
+            gradient_of(entry, xs, rule)
+    else:
+        assert_close(gradient_of(entry, xs, rule, chunk_size=size), bptt_of(entry.name))
