@@ -68,7 +68,7 @@ class Case:
             return False
         if windows and self.path == "by_two_calls" and 3 % self.window:
             return False
-        if self.marks == "auto" and drives & {"low rank", "sparse", "doubled"}:
+        if self.marks == "auto" and (drives | linked) & {"low rank", "sparse", "doubled"}:
             return False
         if self.rule == "ostl_recurrent" and self.model.readout == "leaky":
             return False  # a readout with a memory is a layer of its own there
@@ -76,7 +76,7 @@ class Case:
             return False
         if self.form == "joined states" and self.marks == "units":
             return False
-        return not (self.rule == "snap2" and (len(layers) > 1 or "masked" in linked))
+        return not (self.rule == "snap2" and (len(layers) > 1 or "sparse" in linked))
 
     def request(self):
         reset = np.zeros((STEPS, BATCH), bool)
@@ -120,18 +120,20 @@ def squared_error(y, target):
     return jnp.sum((y - target) ** 2)
 
 
-def learner_of(case, dtype=np.float64):
+def learner_of(case, dtype=np.float64, **options):
     model = random_models.model_of(case.model, case.form, case.marks, dtype, case.vmap)
-    options = {"mark": "auto"} if case.marks == "auto" else {}
-    if case.rule.startswith("snap"):
-        options["n"] = int(case.rule[4:] or 1)
+    if case.marks == "auto":
+        options["mark"] = "auto"
+    rule = case.rule
+    if rule in ("snap", "snap2"):
+        rule, options["n"] = "snap", int(rule[4:] or 1)
     if case.path in ("by_pure_function", "by_mapped_learners") and case.window is not None:
         options["window"] = case.window  # which says what their traces have
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", braintrace.ApproximationWarning)
         return braintrace.compile(
             model,
-            case.rule.rstrip("2"),
+            rule,
             XS[0].astype(dtype),
             batch_size=BATCH,
             vmap=case.vmap,

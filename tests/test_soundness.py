@@ -306,6 +306,42 @@ def test_a_weight_whose_output_is_mixed_learns_from_the_current_step(name):
     assert found[0].level == "warning"
 
 
+# --- functions with a derivative of their own -----------------------------------------------------
+
+
+def sine_with(tangent):
+    """A function whose derivative is not that of its value."""
+    sine = jax.custom_jvp(jnp.sin)
+    sine.defjvp(lambda x, t: (jnp.sin(x[0]), tangent(x[0], t[0])))
+    return sine
+
+
+DERIVATIVES = {
+    "rolled": (lambda x, t: t + 0.5 * jnp.roll(t, 1, -1), True),
+    "mean": (lambda x, t: t - t.mean(-1, keepdims=True), True),
+    "running sum": (lambda x, t: jnp.cumsum(t, -1), True),
+    "branch": (lambda x, t: jax.lax.cond(x.sum() > 9, jnp.negative, lambda t: 0.5 * t, t), False),
+    "there and back": (lambda x, t: jnp.roll(jnp.roll(t, 1, -1) * 0.5, -1, -1), False),
+}
+
+
+@pytest.mark.parametrize("name", DERIVATIVES)
+def test_what_a_custom_derivative_couples_is_reported(name, monkeypatch):
+    tangent, couples = DERIVATIVES[name]
+    sine = sine_with(tangent)
+    monkeypatch.setitem(ALONE, "tanh", lambda a, b: sine(a))
+    cell = Cell(1, (("tanh", 1, 0),))
+    learner = compiled(cell)
+    cuts = [d for d in learner.graph.diagnostics if d.kind in CUTS]
+    assert bool(cuts) == couples
+    assert all(cut.level == "warning" and "h0" in cut.paths for cut in cuts)
+    if not couples:
+        oracle.assert_close(gradient(learner), expected(cell, "bptt"), 1e-9, name)
+
+
+# --- other States ---------------------------------------------------------------------------------
+
+
 class Remembering(brainstate.nn.Module):
     """A State that is no hidden state, and carries what depends on a weight."""
 

@@ -144,6 +144,37 @@ def started_anew(flags, states, start):
     )
 
 
+def snap_n(model, params, xs, loss, n, mask=None, reset=None):
+    """SnAp-n of one layer: eps' = P (J eps + F), P what a parameter reaches within n steps.
+
+    gradient = sum_t signal . eps' + late . eps + direct
+    """
+    facts_of = jax.jit(functools.partial(_facts_of_step, model, loss, "kept"))
+    theta, unravel = ravel_pytree(params)
+    samples, total = [], np.zeros(theta.size)
+    for b in range(xs.shape[1]):
+        states, steps = model.start(), []
+        for t, x in enumerate(xs[:, b]):
+            is_new = t == 0 or (reset is not None and reset[t, b])
+            facts = facts_of(params, model.start() if is_new else states, x, t, b)
+            steps.append((is_new, 1.0 if mask is None else mask[t], facts))
+            states = facts["states"]
+        samples.append(steps)
+    every = [facts for steps in samples for _, _, facts in steps]
+    J, F = (np.any([np.abs(f[kind]) > 1e-14 for f in every], 0) for kind in ("D", "F"))
+    pattern = F
+    for _ in range(n - 1):
+        pattern = F | (J @ pattern)
+    for steps in samples:
+        eps = 0 * F
+        for is_new, weight, facts in steps:
+            before = 0 * F if is_new else eps
+            eps = pattern * (facts["D"] @ before + facts["F"])
+            late, direct = (ravel_pytree(facts[kind])[0] for kind in ("late", "direct"))
+            total = total + weight * (facts["signal"] @ eps + late @ before + direct)
+    return unravel(jnp.asarray(total))
+
+
 # --- rules with a filter of their inputs ----------------------------------------------------------
 
 
@@ -173,7 +204,7 @@ def ottt(model, params, xs, loss, decay, mask=None, reset=None):
 
 def _filtered(model, params, xs, loss, decay, advance, read, mask, reset):
     total = jax.tree.map(np.zeros_like, params)
-    facts_of = jax.jit(functools.partial(_facts_of_step, model, loss))
+    facts_of = jax.jit(functools.partial(_facts_of_step, model, loss, "cut"))
     pull = jax.jit(functools.partial(_pull_back, model))
     for b in range(xs.shape[1]):
         states, old = model.start(), None
@@ -200,33 +231,35 @@ def _filtered(model, params, xs, loss, decay, advance, read, mask, reset):
     return total
 
 
-def _facts_of_step(model, loss, params, states, x, t, b):
+def _facts_of_step(model, loss, mixing, params, states, x, t, b):
     """One step of one sample, hidden states as vectors.
 
-    D = dS'/dS and Df = dS'/dy with products cut; signal = dL/dS' within the step, of a layer also
-    by way of those above it; late = dL/dS, S' held fixed; direct = dL/dparams, S and S' held fixed.
+    D = dS'/dS, F = dS'/dparams and Df = dS'/dy, products cut or kept; signal = dL/dS' within the
+    step, of a layer also by way of those above it; late = dL/dS, S' held fixed; direct =
+    dL/dparams, S and S' held fixed.
     """
     ops = Plain()
-    new, _ = model.by_layer(ops, params, states, x, "cut")
+    new, _ = model.by_layer(ops, params, states, x, mixing)
     zeros = [jnp.zeros_like(y) for y in ops.outputs]
     S, with_S = ravel_pytree(states)
+    theta, with_theta = ravel_pytree(params)
 
-    def carried(S, taps):
-        after = model.by_layer(Plain(taps=taps), params, with_S(S), x, "cut")[0]
-        return ravel_pytree(after)[0]
+    def carried(theta, S, taps):
+        ops, p = Plain(taps=taps), with_theta(theta)
+        return ravel_pytree(model.by_layer(ops, p, with_S(S), x, mixing)[0])[0]
 
     def loss_of(params, S, added):
         def seen(name, value):
             return stop(value) + added[name]
 
-        return loss(t, model.by_layer(Plain(), params, with_S(S), x, "cut", seen)[1], b)
+        return loss(t, model.by_layer(Plain(), params, with_S(S), x, mixing, seen)[1], b)
 
-    D, Df = jax.jacrev(carried, (0, 1))(S, zeros)
+    F, D, Df = jax.jacrev(carried, (0, 1, 2))(theta, S, zeros)
     none = jax.tree.map(jnp.zeros_like, states)
     direct, late, signal = jax.grad(loss_of, (0, 1, 2))(params, S, none)
     Df = [f.reshape(S.size, -1) for f in Df]
     own = {"signal": ravel_pytree(signal)[0], "late": late, "direct": direct}
-    return {**own, "D": D, "Df": Df, "inputs": ops.inputs, "states": new}
+    return {**own, "D": D, "F": F, "Df": Df, "inputs": ops.inputs, "states": new}
 
 
 def _pull_back(model, params, states, x, inputs, factors):

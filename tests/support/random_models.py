@@ -93,7 +93,7 @@ DRIVES = (
     *("joined", "bias", "low rank", "heads", "function", "grouped", "conv"),
     *("sparse", "embedding", "doubled", "shared"),
 )
-RECURRENT = ("none", "matmul", "masked", "gain", "shared gain")
+RECURRENT = ("none", "matmul", "masked", "sparse", "gain", "shared gain")
 READOUTS = ("plain", "leaky", "late", "bypass")
 FORMS = ("module", "function", "joined states")
 
@@ -114,7 +114,7 @@ class Layer:
     @property
     def mixes(self):
         """Whether units reach each other over time."""
-        return self.recurrent in ("matmul", "masked") or self.drive == "shared"
+        return self.recurrent in ("matmul", "masked", "sparse") or self.drive == "shared"
 
     def shapes(self, inputs):
         """Shapes of the parameters by name."""
@@ -131,8 +131,9 @@ class Layer:
             "doubled": {"w": (inputs, outs // 2)},
             "shared": {"w": (UNITS, outs)},
         }.get(self.drive, {"w": (inputs, outs)})
-        if self.recurrent in ("matmul", "masked") and self.drive not in ("joined", "shared"):
-            found["r"] = (UNITS, outs)
+        if self.mixes and self.drive not in ("joined", "shared"):
+            places = np.nonzero(CONNECTED[:, :outs])[0]
+            found["r"] = (len(places),) if self.recurrent == "sparse" else (UNITS, outs)
         if self.recurrent in ("gain", "shared gain"):
             found["g"] = (UNITS,) if self.recurrent == "gain" else (1,)
         if self.cell in ("leak", "adapting"):
@@ -187,9 +188,13 @@ class Layer:
             y = self.drive_by(ops, p, x)
             if self.mixes:
                 recurrent = p["w"] if self.drive == "shared" else p["r"]
-                if self.recurrent == "masked":
-                    recurrent = recurrent * CONNECTED[:, : self.outs]
-                y = y + ops.matmul(source, recurrent)
+                mask = CONNECTED[:, : self.outs]
+                if self.recurrent == "sparse" and "r" in p:
+                    y = y + ops.sparse(source, recurrent, *np.nonzero(mask), mask.shape)
+                    recurrent = jnp.zeros(mask.shape, y.dtype).at[np.nonzero(mask)].set(recurrent)
+                else:
+                    recurrent = recurrent * mask if self.recurrent == "masked" else recurrent
+                    y = y + ops.matmul(source, recurrent)
         if recurrent is not None and mixing == "diagonal":
             own = jnp.diagonal(recurrent.reshape(UNITS, -1, UNITS), axis1=0, axis2=2).reshape(-1)
             y = y + tiled(old - stop(old), self.outs) * own

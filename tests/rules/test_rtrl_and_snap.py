@@ -1,0 +1,82 @@
+"""SnAp-n is RTRL with a mask; and rules that follow all states refuse samples that mix."""
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import oracle
+import pytest
+from paths import PATHS
+from random_models import BATCH, INPUTS, UNITS, Layer, RandomModel
+from test_gradients import TARGETS, XS, Case, expected_of, learner_of, squared_error
+
+import braintrace
+
+SPARSE = RandomModel((Layer("bias", "sparse", "leak"),))
+SYNAPSE = RandomModel((Layer("function", "sparse", "synapse"),), "late")
+CASES = [
+    (SPARSE, "by_chunks", {"mask": "some", "reset": "each", "chunk_size": 4}),
+    (SYNAPSE, "by_stream", {"reset": "one sample", "vmap": True}),
+    (RandomModel((Layer("sparse", "sparse", "plain"),)), "by_own_gradient", {"reset": "all"}),
+]
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+def loss(t, y, sample):
+    return squared_error(y, jnp.asarray(TARGETS)[t, sample])
+
+
+@pytest.mark.parametrize(("model", "path", "options"), CASES)
+def test_snap_keeps_what_weights_reach_within_two_steps(model, path, options):
+    case = Case(model, "snap2", path, **options)
+    asked, params = case.request(), model.params()
+    found = PATHS[path](learner_of(case), asked, squared_error)
+    expected = oracle.snap_n(model, params, XS, loss, 2, asked.mask, asked.reset)
+    oracle.assert_close(found, expected, 1e-9, str(case))
+
+
+def test_snap_of_enough_steps_is_rtrl():
+    case = Case(SPARSE, "rtrl", reset="each")
+    asked = case.request()
+    bptt, rest = expected_of(case), (SPARSE, SPARSE.params(), XS, loss)
+    oracle.assert_close(oracle.snap_n(*rest, 3, reset=asked.reset), bptt, 1e-9)
+    with pytest.raises(AssertionError, match="off by"):
+        oracle.assert_close(oracle.snap_n(*rest, 2, reset=asked.reset), bptt, 1e-3)
+
+
+class Population(brainstate.nn.Module):
+    """A state changed by some function of all samples."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.w, self.change = brainstate.ParamState(jnp.ones((INPUTS, UNITS))), change
+
+    def init_state(self, batch_size=None, **_):
+        self.h = brainstate.HiddenState(jnp.zeros((batch_size, UNITS)))
+
+    def update(self, x):
+        self.h.value = 0.5 * self.change(self.h.value) + braintrace.matmul(x, self.w.value)
+        return self.h.value
+
+
+@jax.custom_vjp
+def clipped(value):
+    return value
+
+
+clipped.defvjp(lambda value: (value, None), lambda _, g: (jnp.clip(g, -0.1, 0.1),))
+REFUSED = {"a mean over samples": lambda h: h - h.mean(0), "a gradient that is bent": clipped}
+
+
+@pytest.mark.parametrize("rule", ["rtrl", "ostl_recurrent", "uoro"])
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_follow_from_single_samples_is_refused(rule, name):
+    with pytest.raises(braintrace.CompilationError, match="h"):
+        braintrace.compile(Population(REFUSED[name]), rule, XS[0], batch_size=BATCH)
+
+
+def test_a_mean_that_no_gradient_passes_is_accepted():
+    model = Population(lambda h: h - jax.lax.stop_gradient(h.mean(0)))
+    learner = braintrace.compile(model, "rtrl", XS[0], batch_size=BATCH)
+    (found,) = learner.etrace_grad(XS, step_fn=lambda x: learner(x).sum()).values()
+    assert jnp.abs(found).max() > 0
