@@ -194,11 +194,6 @@ WRONG = {
         braintrace.ShapeError,
         "samples",
     ),
-    "axes that do not fit": (
-        {"init": lambda self, site: braintrace.TraceSpec((7, 3), jnp.float32, ("batch", "entry"))},
-        braintrace.ShapeError,
-        "samples",
-    ),
     "another Jacobian": ({"jacobian": "diagnal"}, braintrace.OptionError, "diagonal"),
 }
 
