@@ -166,22 +166,6 @@ def immediate(case, params, states, xs, targets):
     return jax.tree.map(lambda *leaves: np.sum(leaves, axis=0), *(step(zeros)[0] for step in steps))
 
 
-def finite_differences(case, params, states, xs, targets, entries, step=1e-6):
-    """Central differences of the whole sequence's loss for some entries of flat theta."""
-    theta = _flat(params)
-    if theta.dtype != np.float64:
-        raise TypeError(f"finite differences need float64 parameters, got {theta.dtype}")
-
-    def loss(theta):
-        return compiled_loss(case, _as_tree(params, theta), states, xs, targets)
-
-    def derivative(entry):
-        there = step * (np.arange(theta.size) == entry)
-        return (loss(theta + there) - loss(theta - there)) / (2 * step)
-
-    return np.array([derivative(entry) for entry in entries])
-
-
 # --- one step, taken apart ----------------------------------------------------------------
 
 
@@ -575,94 +559,6 @@ def _as_tree(params, flat):
 
 
 # --- RTRL ---------------------------------------------------------------------------------
-
-
-def dense_rtrl(
-    case,
-    params,
-    states,
-    xs,
-    targets,
-    step_weights=None,
-    resets=None,
-    J_mask=1.0,
-    F_mask=1.0,
-    trace_mask=1.0,
-):
-    """RTRL by its recursion over the whole state S (see `flat_state`), samples and all.
-
-    eps^t = trace_mask ((J_mask J^t) eps^{t-1} + F_mask F^t)
-    gradient = sum_t signal^t . eps^t + late^t . eps^{t-1} + direct^t
-
-    Masks are arrays like J (n, n) and F (n, p); `state_slices` says where in S a state is. resets,
-    (time,) or (time, batch): before these steps the samples of the first axis of every state start
-    anew.
-    """
-    start, traces, gradient = states, 0.0, 0.0
-    for t, weight in enumerate(_ones(step_weights, xs)):
-        if resets is not None:
-            keep = ~np.asarray(resets[t])
-            states = {name: _kept_rows(keep, states[name], start[name]) for name in states}
-            rows = [np.broadcast_to(_like_rows(keep, s), s.shape).ravel() for s in _floats(states)]
-            traces = traces * np.concatenate(rows)[:, None]
-        states, facts = whole_step(case, params, states, xs[t], targets[t])
-        facts, before = jax.tree.map(np.asarray, facts), traces
-        carried = J_mask * facts["J"] @ before if t else 0.0
-        traces = trace_mask * (carried + F_mask * facts["F"])
-        late = facts["late"] @ before if t else 0.0
-        gradient = gradient + weight * (facts["signal"] @ traces + late + facts["direct"])
-    return _as_tree(params, gradient)
-
-
-@compiled
-def whole_step(case, params, states, x, target):
-    """One step: its new states, and its derivatives; in the last three all new states are given.
-
-    J[q, r] = d S'[q] / d S[r]        F[q, p] = d S'[q] / d theta[p]
-    signal[q] = d L / d S'[q]         late[r] = d L / d S[r]         direct[p] = d L / d theta[p]
-    """
-    theta, unravel = ravel_pytree(params)
-    S, with_S = flat_state(states)
-    ops = PlainOps()
-    case.step(ops, params, states, x)
-    new_S, with_new_S = flat_state(ops.hidden)
-
-    def new(theta, S):
-        ops = PlainOps()
-        case.step(ops, unravel(theta), with_S(S), x)
-        return flat_state(ops.hidden)[0]
-
-    def loss(theta, S, new_S):
-        ops = PlainOps(hidden=with_new_S(new_S))
-        return case.loss(case.step(ops, unravel(theta), with_S(S), x), target)
-
-    F, J = jax.jacrev(new, (0, 1))(theta, S)
-    direct, late, signal = jax.grad(loss, (0, 1, 2))(theta, S, new_S)
-    facts = {"J": J, "F": F, "signal": signal, "late": late, "direct": direct}
-    return ops.hidden, facts
-
-
-def dense_ostl(case, params, states, xs, targets, layers, step_weights=None):
-    """RTRL with J and F block-diagonal by layer: {layer: (state, ...)}, in the order of a step.
-
-    eps_l^t = J_ll^t eps_l^{t-1} + F_l^t
-    gradient = sum_t sum_l signal_l^t . eps_l^t + late_l^t . eps_l^{t-1} + direct^t
-
-    The signal of a layer goes down through the layers above it within the step.
-    """
-    traces, gradient = dict.fromkeys(layers, 0.0), 0.0
-    layered = Layered(case, tuple(layers.items()))
-    for t, weight in enumerate(_ones(step_weights, xs)):
-        states, facts = layered_step(layered, params, states, xs[t], targets[t])
-        facts = jax.tree.map(np.asarray, facts)
-        gradient = gradient + weight * facts["direct"]
-        for name in layers:
-            own, before = facts[name], traces[name]
-            carried = own["J"] @ before if t else 0.0
-            traces[name] = carried + own["F"]
-            late = own["late"] @ before if t else 0.0
-            gradient = gradient + weight * (own["signal"] @ traces[name] + late)
-    return _as_tree(params, gradient)
 
 
 @dataclass(frozen=True)
