@@ -55,10 +55,12 @@ class Case:
     vmap: bool = False
 
     def features(self):
-        """What should meet each other."""
+        """What should meet each other; above all, all models with rules of the diagonal."""
         first, *others = self.model.layers
         own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "model"}
         own |= dataclasses.asdict(first) | {"readout": self.model.readout, "layers": len(others)}
+        own["window"] = self.window is not None
+        own["of the diagonal"] = self.rule in ("d_rtrl", "snap") and self.window is None
         return own | {"above": others[0].cell if others else None}
 
     def is_valid(self):
@@ -97,9 +99,9 @@ def draw_case(rng):
     while True:
         case = Case(
             random_models.draw_model(rng),
-            rng.choice(RULES),
+            rng.choice(("d_rtrl", *RULES)),
             rng.choice([*PATHS]),
-            rng.choice([None, None, None, 1, 2, 3, STEPS]),
+            rng.choice([None, None, None, None, None, 1, 2, 3, STEPS]),
             rng.choice([*MASKS]),
             rng.choice([*RESETS]),
             rng.choice([False, True]),
