@@ -30,7 +30,6 @@ from ._jax_derivatives import zero_tangent
 from ._jax_devices import for_devices as for_devices
 from ._jax_devices import runs_on_several_devices as runs_on_several_devices
 from ._jax_devices import sharding_dependent as sharding_dependent
-from ._jax_devices import unsharded as unsharded
 from ._jax_primitives import csr_kernel as csr_kernel
 from ._jax_primitives import define_from_impl as define_from_impl
 from ._jax_primitives import has_csr_kernel as has_csr_kernel

@@ -11,10 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
-from jax.sharding import NamedSharding, PartitionSpec
 
 
 def current_device() -> jax.Device:
@@ -28,17 +24,6 @@ def current_device() -> jax.Device:
 def devices_of(ctx: Any) -> int:
     """Return the number of devices that a program is lowered for, from its lowering context."""
     return getattr(ctx.module_context.axis_context, "num_devices", None) or 1
-
-
-def _lower_is_sharded(ctx: Any) -> Any:
-    is_sharded = devices_of(ctx) > 1
-    return mlir.lower_fun(lambda: jnp.asarray(is_sharded), multiple_results=False)(ctx)
-
-
-_is_sharded_p = Primitive("braintrace_is_sharded")
-_is_sharded_p.def_abstract_eval(lambda: jax.core.ShapedArray((), jnp.dtype(bool)))
-_is_sharded_p.def_impl(lambda: jnp.asarray(False))  # without operands, it runs on one device
-mlir.register_lowering(_is_sharded_p, _lower_is_sharded)
 
 
 _devices: contextvars.ContextVar[int | None] = contextvars.ContextVar("devices", default=None)
@@ -66,48 +51,5 @@ def runs_on_several_devices() -> bool:
 def sharding_dependent(
     *operands: Any, sharded: Callable[..., Any], unsharded: Callable[..., Any]
 ) -> Any:
-    """Run one of two functions: for a program on several devices, or on one.
-
-    The choice is made when the program is lowered, as in ``jax.lax.platform_dependent``; one trace
-    serves both. If the number of devices is known (see `for_devices`), or there is one device, only
-    the chosen function is traced. It is known inside of the two functions.
-    """
-    devices = _devices.get() or (1 if jax.device_count() == 1 else None)
-    if devices is not None:
-        return (sharded if devices > 1 else unsharded)(*operands)
-    choices = for_devices(jax.device_count())(sharded), for_devices(1)(unsharded)
-    return jax.lax.cond(_is_sharded_p.bind(), *choices, *operands)
-
-
-def _lower_undivided(ctx: Any, value: Any, *, mesh: Any, axis: int) -> Any:
-    if getattr(ctx.module_context.axis_context, "manual_axes", None) or devices_of(ctx) == 1:
-        return [value]  # a `shard_map` has already sharded all axes
-    ndim = len(ctx.avals_in[0].shape)
-    names = [None if i == axis else PartitionSpec.UNCONSTRAINED for i in range(ndim)]
-    sharding = NamedSharding(mesh, PartitionSpec(*names))
-
-    def held(value: Any) -> Any:
-        return jax.lax.with_sharding_constraint(value, sharding)
-
-    return mlir.lower_fun(held, multiple_results=False)(ctx, value)
-
-
-def _batched_undivided(operands: Any, dims: Any, *, mesh: Any, axis: int) -> tuple[Any, int]:
-    (value,), (dim,) = operands, dims
-    return unsharded(value, mesh, axis + (dim <= axis)), dim
-
-
-_unsharded_p = Primitive("braintrace_unsharded")
-_unsharded_p.def_impl(lambda value, **_: value)
-_unsharded_p.def_abstract_eval(lambda value, **_: value)
-mlir.register_lowering(_unsharded_p, _lower_undivided)
-ad.deflinear2(_unsharded_p, lambda cotangent, _, *, mesh, axis: [unsharded(cotangent, mesh, axis)])
-batching.primitive_batchers[_unsharded_p] = _batched_undivided
-
-
-def unsharded(value: Any, mesh: Any, axis: int) -> Any:
-    """Return an array that is not sharded along one of its axes.
-
-    XLA chooses the sharding of the other axes, and of all axes inside of a ``shard_map``.
-    """
-    return _unsharded_p.bind(value, mesh=mesh, axis=axis)
+    """Run one of two functions: for a program on several devices, or on one; see `for_devices`."""
+    return (sharded if runs_on_several_devices() else unsharded)(*operands)

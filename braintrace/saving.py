@@ -17,8 +17,8 @@ import numpy as np
 from ._errors import CheckpointError, NoCheckpointError
 from ._learner import Learner, LearnerState
 from ._optional import optional_import
-from ._sharding import on_host
 from ._typing import PyTree
+from .sharding import on_host
 
 
 def save(folder: str | os.PathLike[str], learner: Learner, extra: PyTree = None) -> None:
@@ -171,11 +171,11 @@ def _is_array(leaf: Any) -> bool:
 
 def _by_name(tree: PyTree) -> dict[str, Any]:
     """Return the leaves of a state (as arrays) or of another pytree by name."""
-    as_array = jnp.asarray if isinstance(tree, LearnerState) else lambda leaf: leaf
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): as_array(leaf)
+    found = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
+    return jax.tree.map(jnp.asarray, found) if isinstance(tree, LearnerState) else found
 
 
 def _about(learner: Learner, arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -187,7 +187,7 @@ def _digest(array: Any) -> str:
     is_key = jnp.issubdtype(getattr(array, "dtype", None), jax.dtypes.prng_key)
     data = on_host(jax.random.key_data(array) if is_key else array)
     bits = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-    return hashlib.blake2b(bits, digest_size=16).hexdigest()
+    return hashlib.blake2b(bits.data, digest_size=16).hexdigest()
 
 
 def _check_digests(arrays: Mapping[str, Any], digests: Mapping[str, str]) -> None:

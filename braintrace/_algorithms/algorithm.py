@@ -10,22 +10,28 @@ from .._checks import check_model
 from .._compiler import CompilerOptions, publish
 from .._core.products.complex_packing import pack, pairs_of
 from .._core.traces import outliving, starting_traces
+from .._core.zero import as_arrays
 from .._errors import NotCompiledError, NotInitializedError
 from .._graph import FILTERS, ETraceGraph, TraceMethod, Traces
 from .._rules import eligibility
 from .._runtime.changes import current_step
 from .._runtime.compiled_model import CompiledModel, compile_first, compile_step, learned_starts
 from .._runtime.compiled_step import CompiledStep
-from .._runtime.on_mesh import arrays_on, moved_traces, place_states
 from .._runtime.program import LearnerStore
 from .._runtime.states.found_states import FoundStates
 from .._runtime.states.initial_values import InitialFunction
-from .._runtime.states.model_states import States, of_kind, short_term
+from .._runtime.states.model_states import (
+    States,
+    of_kind,
+    short_term,
+    values_by_path,
+    write_by_path,
+)
 from .._runtime.step_data import first_step
 from .._runtime.stepping import run_call
 from .._runtime.traces import EligibilityTraces, ReadoutFilter, start_of_filter
-from .._sharding import Division, Placement
 from .._typing import Path
+from ..sharding import DataAxis, Placement
 from .other_names import get_etrace_of, init_etrace_state
 from .reset_state import reset_state
 from .window_option import Window, window_of_options
@@ -218,18 +224,27 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         self.filters = {leaf.name: ReadoutFilter(start_of_filter(leaf)) for leaf in filters}
         self.leave_starting_traces()
 
-    def divide(self, division: Division) -> None:
+    def divide(self, data: DataAxis) -> None:
         """Shard the arrays over a mesh; see `braintrace.shard`."""
-        compiled = self.compiled_model.sharded(division)
-        traces = moved_traces(self.compiled, compiled.step, self.traces)
-        self._compiled, self.traces = compiled, traces
+        self._compiled = self.compiled_model.sharded(data)
         self.place()
 
     def place(self) -> None:
         """Move States and traces to their placement on the mesh, if there is one."""
         if self.placement is not None:
-            place_states(self.placement, self.states_of_model)
+            self.place_states()
             self.traces.carried.convert(self.placement.traces)
+
+    def place_states(self) -> None:
+        """Move States to their placement on the mesh, if there is one."""
+        if self.placement is not None:
+            values = values_by_path(self.states_of_model).items()
+            placed = {path: self.placement.value(path, value) for path, value in values}
+            write_by_path(self.states_of_model, placed)
+            self.traces.carried.left = ()  # the same values in other arrays
+
+    def _as_arrays(self, traces: Traces) -> Traces:
+        return as_arrays(traces) if self.placement is None else self.placement.traces(traces)
 
     def _compile(self, example: tuple[Any, ...], batch_size: int | None) -> None:
         compiled = compile_first(self.model, self.analysed, example, batch_size)
@@ -260,8 +275,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
 
     def eligibility(self, path: str | Path) -> dict[str, Any]:
         """Return the trace of one weight by hidden state; see `Learner.eligibility`."""
-        fused, traces = self.compiled.fused, self.compiled.as_fused(self.traces.value)
-        return eligibility(fused.graph, fused.trace_specs, traces, path)
+        compiled = self.compiled
+        return eligibility(compiled.graph, compiled.trace_specs, self.traces.value, path)
 
     def starting_traces(self) -> Traces:
         """Return the initial traces of a sequence; zero traces are represented by shapes."""
@@ -269,7 +284,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
 
     def zero_traces(self) -> Traces:
         """Return the initial traces of the first sequence."""
-        return arrays_on(self.placement, starting_traces(self.compiled.trace_specs))
+        return self._as_arrays(starting_traces(self.compiled.trace_specs))
 
     def traces_after_reset(self, before: Traces) -> Traces:
         """Return the initial traces of a sequence, given the traces of the sequence before.
@@ -283,9 +298,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         """Set the traces to the initial traces of the first sequence."""
         # With a random stream, traces are zero only once: a program for that would not pay.
         zero = not outliving(self.compiled.trace_specs)
-        self.traces.carried.store_deferred(
-            lambda: arrays_on(self.placement, self.starting_traces()), zero
-        )
+        self.traces.carried.store_deferred(lambda: self._as_arrays(self.starting_traces()), zero)
 
     def update(self, *arguments: Any) -> Any:
         """Run one step (or the steps of a `MultiStepData`) and advance the traces.

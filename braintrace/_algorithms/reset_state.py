@@ -12,7 +12,6 @@ from .._errors import LostTracesError
 from .._foreign import in_words
 from .._runtime.changes import up_to_date
 from .._runtime.compiled_step import CompiledStep
-from .._runtime.on_mesh import place_states
 from .._runtime.resets import check_where, reset_samples
 from .._runtime.states.model_states import short_term, values_by_path
 from .._runtime.traces import start_of_filter
@@ -68,7 +67,7 @@ def reset_state(
         _reset_traces(algorithm)
     else:
         algorithm.begin_traces()
-    place_states(algorithm.placement, algorithm.states_of_model)
+    algorithm.place_states()
 
 
 def _reset_samples(
@@ -78,7 +77,7 @@ def _reset_samples(
     flags = check_where(where, algorithm.graph, values_by_path(short_term(states)), batch_size)
     fresh = algorithm.initial_values(states, **options)
     reset_samples(algorithm.compiled, states, algorithm.store(states), fresh, flags)
-    place_states(algorithm.placement, states)
+    algorithm.place_states()
 
 
 def _has_like_traces(algorithm: Any, before: CompiledStep) -> bool:

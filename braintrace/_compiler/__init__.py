@@ -5,8 +5,6 @@ It traces the model and never evaluates it on data.
 
 from .compile import CompilerOptions as CompilerOptions
 from .compile import compile_model as compile_model
-from .compile import graph_with_split_gates as graph_with_split_gates
-from .compile import with_every_operation as with_every_operation
 from .core.derivative import Derivative as Derivative
 from .frontend.state_arrays import component_count as component_count
 from .frontend.state_arrays import join_components as join_components

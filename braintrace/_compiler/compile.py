@@ -22,12 +22,10 @@ from typing import Any
 import brainstate
 
 from .._checks import check_model
-from .._etrace_op import ETP_PRIMITIVE_SPECS
 from .._graph import (
     FOLLOWS_ALL,
     Diagnostic,
     ETraceGraph,
-    HiddenParamOpRelation,
     Jacobian,
     TracedModel,
     TraceMethod,
@@ -50,7 +48,6 @@ from .groups.hidden_groups import find_hidden_groups
 from .groups.marked_operations import marked_operations
 from .groups.relations import find_relations
 from .marking.marks import marking_of
-from .readouts.gates import Gate, with_split_gates
 from .readouts.linear_readouts import filter_readouts
 from .reports.check_model import (
     check_has_states,
@@ -162,78 +159,6 @@ def compile_model(
     method.check(graph)
     specs = method.trace_specs(graph, options.every_state)
     return dataclasses.replace(graph, trace_specs=specs), outside
-
-
-def graph_with_split_gates(
-    graph: ETraceGraph, method: TraceMethod, every_state: bool, parts: int, mesh: Any
-) -> ETraceGraph:
-    """Split fused gates into one operation each, so that units can be sharded.
-
-    Parameters
-    ----------
-    graph, method, every_state
-        The compiled model, its rule, and an option that it was compiled with.
-    parts, mesh
-        The number of parts into which units are sharded, and the mesh; ``None``: no mesh yet.
-
-    Returns
-    -------
-    ETraceGraph
-        The same graph if nothing is to be split.
-    """
-    if parts == 1 or method.jacobian not in (*BY_POSITION, "none"):
-        return graph
-    apart = with_split_gates(graph.traced, parts, mesh)
-    if apart is None:
-        return graph
-    traced, gates = apart
-    step = _grouped(traced, every_state, method.jacobian)
-    names = {relation.equation: relation.key for relation in graph.hidden_param_op_relations}
-    relations = [
-        _of_gate(relation, gate, names[gate.equation])
-        for relation in find_relations(step)
-        for gate in [gates[relation.equation]]
-        if gate.equation in names
-    ]
-    parts_of_graph = (traced, tuple(step.groups), tuple(relations), graph.diagnostics)
-    sharded = ETraceGraph(*parts_of_graph, needs=method.needs, trace_specs={}, batch=graph.batch)
-    return dataclasses.replace(sharded, trace_specs=method.trace_specs(sharded, every_state))
-
-
-def with_every_operation(graph: ETraceGraph, method: TraceMethod, every_state: bool) -> ETraceGraph:
-    """Add the ETP operations that the rule carries no traces for.
-
-    Their outputs still reach units of hidden groups, so they have relations of the same form. The
-    graph of a full-Jacobian rule is returned unchanged: its traces have no layout by units.
-
-    Parameters
-    ----------
-    graph, method, every_state
-        The compiled model, its rule, and an option that it was compiled with.
-    """
-    carried = {relation.equation: relation for relation in graph.hidden_param_op_relations}
-    equations = graph.traced.program.equations
-    marked = {i for i, e in enumerate(equations) if e.primitive in ETP_PRIMITIVE_SPECS}
-    if marked <= carried.keys() or method.jacobian not in (*BY_POSITION, "none"):
-        return graph
-    step = _grouped(graph.traced, every_state, method.jacobian)
-    relations = [
-        dataclasses.replace(relation, key=carried[relation.equation].key)
-        if relation.equation in carried
-        else dataclasses.replace(relation, key=f"{relation.key} without traces")
-        for relation in find_relations(step)
-    ]
-    return dataclasses.replace(
-        graph, hidden_groups=tuple(step.groups), hidden_param_op_relations=tuple(relations)
-    )
-
-
-def _of_gate(relation: HiddenParamOpRelation, gate: Gate, name: str) -> HiddenParamOpRelation:
-    """Name the relation of one gate after the fused operation in the model."""
-    if gate.count == 1:
-        return dataclasses.replace(relation, key=name)
-    key = f"{name}[{gate.index}]"
-    return dataclasses.replace(relation, key=key, gate=(name, gate.index, gate.count))
 
 
 def _with_loops_split(

@@ -45,9 +45,6 @@ class HiddenParamOpRelation:
         Those groups.
     source
         ``file:line (function)`` of the user's call.
-    gate
-        For one gate of a fused operation: name of the operation, index of the gate, and number of
-        gates; ``None``: it is the user's operation itself.
     """
 
     key: str
@@ -65,7 +62,6 @@ class HiddenParamOpRelation:
     influences: tuple[InfluenceMap, ...]
     hidden_groups: tuple[HiddenGroup, ...]
     source: str
-    gate: tuple[str, int, int] | None = None
 
     @property
     def printed_paths(self) -> tuple[str, ...]:

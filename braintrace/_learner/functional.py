@@ -116,15 +116,6 @@ class FunctionalLearner:
         algorithm.store(algorithm.states_of_model)  # refuses States that other code has written
         return self._now(self._places(), algorithm.traces.value)
 
-    def unsharded_state(self) -> LearnerState:
-        """Return the state of the learner in the form without a mesh.
-
-        On a mesh, the gates of one weight may have separate traces. `restore` accepts both forms.
-        """
-        state = self.state()
-        traces = self.algorithm.compiled.as_fused(state.traces)
-        return dataclasses.replace(state, traces=traces)
-
     def restore(self, state: LearnerState) -> None:
         """Set the learner, the user's own States and ``brainstate.random`` to a state.
 
@@ -135,9 +126,6 @@ class FunctionalLearner:
         ShapeError, OptionError
             If the state does not fit the learner, or belongs to another rule; then nothing changes.
         """
-        if isinstance(state, LearnerState):
-            traces = self.algorithm.compiled.as_carried(state.traces)
-            state = dataclasses.replace(state, traces=traces)
         self.algorithm.traces.carried.finish()
         store, optimizer = self._store(state), self._learner.held_optimizer
         has_optimizer = bool(state.optimizer)
@@ -210,8 +198,10 @@ class FunctionalLearner:
             flags = check_where(where, algorithm.graph, now)
             fresh = reset_values(algorithm.graph.batch, now, fresh, flags)
             traces = algorithm.compiled.reset(state.traces, flags)
-        if algorithm.placement is not None:
-            fresh, traces = algorithm.placement.values(fresh), algorithm.placement.traces(traces)
+        placement = algorithm.placement
+        if placement is not None:
+            fresh = {path: placement.value(path, value) for path, value in fresh.items()}
+            traces = placement.traces(traces)
         return dataclasses.replace(store.state, hidden=fresh, traces=traces)
 
     def _run(

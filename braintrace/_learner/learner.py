@@ -12,8 +12,8 @@ from .._core.traces import size_in_bytes
 from .._ended import missing
 from .._errors import NotPicklableError
 from .._graph import ETraceGraph, Report, report_of
-from .._sharding import Division
 from .._typing import Path, PyTree
+from ..sharding import DataAxis
 from . import sequences
 from .calls.compilations import Compilations
 from .calls.interceptor import interceptor_of
@@ -193,8 +193,7 @@ class Learner(brainstate.nn.Module):
         placement = self.algorithm.placement
         return dataclasses.replace(
             report,
-            mesh=None if placement is None else str(placement.division),
-            replicated=() if placement is None else placement.layout.replicated,
+            mesh=None if placement is None else str(placement.data),
             carried_bytes=carried,
             sequences=sequences,
             skipped_updates=self.skipped_updates,
@@ -264,9 +263,9 @@ class Learner(brainstate.nn.Module):
         notice_all(self.held_optimizer)
         return int(self.held_optimizer.skipped.value)
 
-    def divide(self, division: Division) -> None:
+    def divide(self, data: DataAxis) -> None:
         """Shard the learner's arrays over the devices of a mesh; see `braintrace.shard`."""
-        self.algorithm.divide(division)
+        self.algorithm.divide(data)
         self.parts.place()
 
     @property

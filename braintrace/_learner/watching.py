@@ -13,8 +13,8 @@ import numpy as np
 
 from .._errors import NonFiniteError, OptionError
 from .._optional import optional_import
-from .._sharding import on_host
 from .._typing import PyTree
+from ..sharding import on_host
 from .calls.arguments import length_of
 from .calls.parts import LearnerParts
 from .calls.request import Request

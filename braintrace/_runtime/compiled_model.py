@@ -16,10 +16,9 @@ from .._compiler import CompilerOptions, compile_model
 from .._errors import ShapeError
 from .._graph import Diagnostic, TraceMethod
 from .._jax import strongly_typed
-from .._sharding import Division
 from .._typing import Path, path_name
+from ..sharding import DataAxis, placement_of
 from .compiled_step import CompiledStep
-from .on_mesh import sharded
 from .states.batch_axes import arguments_for_batch, example_arguments
 from .states.initial_values import (
     InitialFunction,
@@ -60,7 +59,7 @@ class CompiledModel:
         Whether the model is written for one sample and mapped over a batch.
     known, initial
         Compiled steps for other shapes and settings, and compiled initial values.
-    division
+    data
         The mesh over which its arrays are sharded; ``None``: no mesh.
     """
 
@@ -70,9 +69,9 @@ class CompiledModel:
     is_mapped: bool
     known: dict[Any, CompiledStep]
     initial: InitialValues
-    division: Division | None = None
+    data: DataAxis | None = None
 
-    def sharded(self, division: Division) -> "CompiledModel":
+    def sharded(self, data: DataAxis) -> "CompiledModel":
         """Return this model sharded over a mesh; steps of other shapes are compiled again.
 
         Raises
@@ -80,7 +79,7 @@ class CompiledModel:
         ShapeError, OptionError
             If the batch size is not a multiple of the number of parts, or there is no batch axis.
         """
-        return dataclasses.replace(self, division=division)._with_only(self.step)
+        return dataclasses.replace(self, data=data)._with_only(self.step)
 
     def initial_values(
         self,
@@ -181,9 +180,14 @@ class CompiledModel:
 
     def _with_only(self, step: CompiledStep) -> "CompiledModel":
         """Return this model with a new step, and no known steps of other shapes."""
-        step = sharded(step, self.division)
+        step = self._placed(step)
         known = {_key(self.shapes, self.settings): step}
         return dataclasses.replace(self, step=step, known=known)
+
+    def _placed(self, step: CompiledStep) -> CompiledStep:
+        if self.data is None:
+            return step
+        return step.placed(placement_of(step.graph, step.trace_specs, self.data))
 
     def _step(
         self, shapes: Shapes, compiled: Callable[[], CompiledStep]
@@ -192,7 +196,7 @@ class CompiledModel:
         now = settings()
         key = _key(shapes, now)
         if key not in self.known:
-            self.known[key] = sharded(compiled(), self.division)
+            self.known[key] = self._placed(compiled())
         return self.known[key], now
 
 

@@ -6,18 +6,16 @@ from typing import Any
 import brainstate
 import jax
 
-from .._compiler import graph_with_split_gates, with_every_operation
-from .._core.gates import CarriedSpecs, fused_gates, is_like, split_gates
 from .._core.jacobian.jacobians import Inputs, operands
 from .._core.probed_step import probes_of_past, with_gradient
 from .._core.step import Step, as_chunk, past_gradient, single_step
 from .._core.time_loops import scan_over_time
 from .._core.traces import reset_traces, stored_specs
 from .._core.window import before_window, window_step
-from .._graph import ETraceGraph, TraceMethod, Traces, Weights
+from .._graph import ETraceGraph, TraceMethod, Weights
 from .._jax import Var, for_devices
-from .._sharding import Placement
 from .._typing import Path, path_name
+from ..sharding import Placement
 from .program import Program
 from .states.model_states import States, find_states, leaves_by_var, read_arguments
 
@@ -40,8 +38,6 @@ class CompiledStep:
         The model's parameters.
     placement
         Placement of its arrays on a mesh; ``None``: no mesh.
-    fused
-        The step with fused gates, if the gates of `graph` are split; ``None``: this step.
 
     Attributes
     ----------
@@ -61,7 +57,6 @@ class CompiledStep:
         trace_dtype: Any,
         parameters: Iterable[brainstate.State],
         placement: Placement | None = None,
-        fused: "CompiledStep | None" = None,
     ) -> None:
         self.graph = graph
         self.outside = outside
@@ -70,7 +65,6 @@ class CompiledStep:
         self.followed = tuple(sorted(followed, key=path_name)) if self.trace_specs else ()
         self.parameters = tuple(parameters)
         self.placement = placement
-        self.fused = fused or self
         self._method = method
         self._every_state = every_state
         self._trace_dtype = trace_dtype
@@ -78,20 +72,10 @@ class CompiledStep:
         self._written = graph.traced.written_vars
         self._leaves = {leaf.in_var: leaf for leaf in graph.traced.leaves}
         self._found: tuple[States, dict[Path, brainstate.State]] = {}, {}
-        self.single_step = Program(self._of_any_axes(self._single_step))
-        self.steps = Program(self._of_any_axes(self._steps))
-        self.window = Program(self._of_any_axes(self._window))
+        self.single_step = Program(self._placed_program(self._single_step))
+        self.steps = Program(self._placed_program(self._steps))
+        self.window = Program(self._placed_program(self._window))
         self.reset = jax.jit(self._reset)
-
-    def with_split_gates(self, parts: int, mesh: Any) -> "CompiledStep":
-        """Return this step with the gates of each unit split; see `graph_with_split_gates`."""
-        graph = graph_with_split_gates(self.graph, self._method, self._every_state, parts, mesh)
-        return self if graph is self.graph else self._with(graph, None)
-
-    @property
-    def full_graph(self) -> ETraceGraph:
-        """The graph, including operations without traces; see `with_every_operation`."""
-        return with_every_operation(self.graph, self._method, self._every_state)
 
     @property
     def follows_every_state(self) -> bool:
@@ -105,31 +89,8 @@ class CompiledStep:
 
     def placed(self, placement: Placement) -> "CompiledStep":
         """Return this step with a placement on a mesh."""
-        return self._with(self.graph, placement)
-
-    def _with(self, graph: ETraceGraph, placement: Placement | None) -> "CompiledStep":
-        options = self._every_state, self._trace_dtype
-        of_model = self.parameters, placement, self.fused
-        return CompiledStep(graph, self.outside, self._method, *options, *of_model)
-
-    def as_carried(self, traces: Traces) -> Traces:
-        """Return traces of fused gates in the form that is carried here.
-
-        Traces in another form are returned unchanged.
-        """
-        fused = self.fused
-        if fused is self or not is_like(traces, fused.trace_specs):
-            return traces
-        return split_gates(self._specs, fused._specs, traces)
-
-    def as_fused(self, traces: Traces) -> Traces:
-        """Return carried traces as traces of fused gates."""
-        fused = self.fused
-        return traces if fused is self else fused_gates(self._specs, fused._specs, traces)
-
-    @property
-    def _specs(self) -> CarriedSpecs:
-        return CarriedSpecs(self.graph, self.trace_specs)
+        options = self._every_state, self._trace_dtype, self.parameters, placement
+        return CompiledStep(self.graph, self.outside, self._method, *options)
 
     def find_states(self, states: States) -> dict[Path, brainstate.State]:
         """Return the States that the step uses, of the model and outside it."""
@@ -181,8 +142,8 @@ class CompiledStep:
         """Return the values of the State leaves that a step writes."""
         return [values[var] for var in self._written]
 
-    def _of_any_axes(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function of values, traces and sequences that accepts `Explicit` axes.
+    def _placed_program(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function of values, traces and sequences, placed on the mesh.
 
         ``function`` takes the values by input variable.
         """

@@ -7,10 +7,6 @@ The selection pays: without it, a stream of 16 samples through an LSTM of 256 un
 as long and 3.4 times the temporary memory (CPU, 2026-11-25). For one sample nothing is selected:
 XLA would fuse the padding of the gradient into the update of the weights and compute each element
 behind a branch, so a stream through an LSTM of 128 units would take 2.6 times as long.
-
-Operations that compute one gate each (`braintrace._compiler.readouts.gates`) would have the same
-effect and are as fast over a sequence. In a stream of one sample they are slower, so only meshes
-use them.
 """
 
 import dataclasses

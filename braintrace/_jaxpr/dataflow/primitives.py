@@ -236,7 +236,7 @@ TABLE: Mapping[str, Entry] = {
     **_elementwise("add add_any complex sub", kind=_sum_of(0, 1)),
     **_elementwise("conj imag neg real reduce_precision", kind=_sum_of(0)),
     **_elementwise(
-        "braintrace_unsharded convert_element_type copy copy_p name",
+        "convert_element_type copy copy_p name",
         kind=kinds.unchanged,
         in_order=True,
     ),

@@ -61,7 +61,7 @@ class LearnerParts(NamedTuple):
         placement = self.algorithm.placement
         if placement is None:
             return None
-        return Placing(self.algorithm, self.held_optimizer.states, placement)
+        return Placing(self.algorithm, placement)
 
     def place(self) -> None:
         """Place the learner's arrays on its mesh, if it has one."""

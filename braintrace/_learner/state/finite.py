@@ -8,8 +8,8 @@ import numpy as np
 
 from ..._errors import NonFiniteError, OptionError
 from ..._jax import is_tracer
-from ..._sharding import on_host
 from ..._typing import PyTree
+from ...sharding import on_host
 
 
 def first_not_finite(losses: jax.Array, gradients: PyTree) -> jax.Array:

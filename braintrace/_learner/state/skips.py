@@ -12,7 +12,7 @@ from ..._brainstate import is_watched, peek
 from ..._checks import level_of_user
 from ..._errors import NonFiniteWarning
 from ..._jax import is_tracer
-from ..._sharding import on_host
+from ...sharding import on_host
 from .optimizer import LearnerOptimizer, Noticed, Running
 
 MORE = 10
