@@ -76,13 +76,13 @@ from ._learner import Learner as Learner
 from ._learner import LearnerState as LearnerState
 from ._learner import TDTrace as TDTrace
 from ._learner import compile as compile
+from ._learner import shard as shard
 from ._rules import Rule as Rule
 from ._rules import Site as Site
 from ._runtime.etrace_graph import compile_etrace_graph as compile_etrace_graph
 from ._runtime.step_data import MultiStepData as MultiStepData
 from ._runtime.step_data import SingleStepData as SingleStepData
 from ._runtime.traces import EligibilityTraces as EligibilityTraces
-from .sharding import shard as shard
 
 __version__ = "2026.12.0"
 __version_info__ = tuple(map(int, __version__.split(".")))  # noqa: RUF048 (numbers alone)

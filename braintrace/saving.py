@@ -77,7 +77,7 @@ def save(folder: str | os.PathLike[str], learner: Learner, extra: PyTree = None)
             "digests of extra": {name: _digest(leaf) for name, leaf in _by_name(own).items()},
         }
         parts = {
-            "state": orbax.args.StandardSave({n: a for n, a in arrays.items() if a.size}),
+            "state": orbax.args.StandardSave(_for_orbax(arrays)),
             "extra": orbax.args.StandardSave({"extra": own}),
             "about": orbax.args.JsonSave(about),
         }
@@ -129,9 +129,8 @@ def restore(folder: str | os.PathLike[str], learner: Learner) -> Any:
             about = manager.restore(step, args=part).about
             differences = _differences(about, _about(learner, arrays))
             if not differences:
-                like = {name: _placed_like(array) for name, array in arrays.items() if array.size}
                 parts = {
-                    "state": orbax.args.StandardRestore(like),
+                    "state": orbax.args.StandardRestore(_for_orbax(arrays)),
                     "extra": orbax.args.StandardRestore(),
                 }
                 found = manager.restore(step, args=orbax.args.Composite(**parts))
@@ -170,12 +169,12 @@ def _is_array(leaf: Any) -> bool:
 
 
 def _by_name(tree: PyTree) -> dict[str, Any]:
-    """Return the leaves of a state (as arrays) or of another pytree by name."""
-    found = {
-        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    """Return the leaves of a pytree by name, in order; leaves of a state are arrays."""
+    is_state = isinstance(tree, LearnerState)
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): jnp.asarray(x) if is_state else x
+        for path, x in jax.tree_util.tree_leaves_with_path(tree)
     }
-    return jax.tree.map(jnp.asarray, found) if isinstance(tree, LearnerState) else found
 
 
 def _about(learner: Learner, arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -196,9 +195,14 @@ def _check_digests(arrays: Mapping[str, Any], digests: Mapping[str, str]) -> Non
             raise ValueError(f"'{name}' does not have its digest")
 
 
-def _placed_like(array: jax.Array) -> Any:
-    """Return an example of the placement of a restored array."""
-    return array if array.committed else np.zeros(array.shape, array.dtype)
+def _for_orbax(arrays: Mapping[str, jax.Array]) -> dict[str, Any]:
+    """Return the arrays that are not empty; arrays that every process has are of NumPy."""
+    one = jax.process_count() == 1
+    return {
+        name: a if a.committed and (one or not a.is_fully_replicated) else np.asarray(a)
+        for name, a in arrays.items()
+        if a.size
+    }
 
 
 def _differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:

@@ -4,25 +4,20 @@ The batch axes of states, traces, residuals and arguments are sharded. Parameter
 arrays stay as the user has sharded them, or are replicated. XLA partitions the rest of a program.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ._core.products.complex_packing import arrays_of, of_arrays
 from ._errors import OptionError, ShapeError
 from ._graph import ETraceGraph, Records, Traces, TraceSpec, TraceSpecs
 from ._jax import is_tracer
 from ._typing import Path, PyTree
-
-if TYPE_CHECKING:
-    from ._learner import Learner
 
 
 class DataAxis(NamedTuple):
@@ -33,58 +28,6 @@ class DataAxis(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.mesh.size} devices, the batch over {self.mesh.shape[self.name]}"
-
-
-def shard(learner: Learner, mesh: Mesh, data: str = "data") -> None:
-    """Shard a learner's arrays over the devices of a mesh.
-
-    Samples are sharded over one axis of the mesh: states, traces and arguments along their batch
-    axis. Parameters that you have placed on the mesh keep their sharding; all other arrays are
-    replicated. All calls work as before with the same results, and arrays keep their placement,
-    also after `reset_state` and `restore`. Arguments may be on any devices.
-
-    Parameters
-    ----------
-    learner
-        The learner, possibly in the middle of a sequence.
-    mesh
-        The devices, along ``Auto`` axes. They may belong to several processes; all of these must
-        then call the same methods.
-    data
-        Axis of the mesh over which samples are sharded.
-
-    Raises
-    ------
-    OptionError
-        If the mesh has no such axis, or an ``Explicit`` one, or if there is no batch.
-    ShapeError
-        If the batch size is not a multiple of the number of parts.
-    NotCompiledError
-        If the learner has not been compiled.
-
-    Examples
-    --------
-    >>> import braintrace, jax, jax.numpy as jnp
-    >>> model = braintrace.nn.IndRNN(2, 4)
-    >>> learner = braintrace.compile(model, "d_rtrl", jnp.ones((8, 2)), batch_size=8)
-    >>> auto = (jax.sharding.AxisType.Auto,)
-    >>> mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=auto)
-    >>> braintrace.shard(learner, mesh)
-    >>> gradients = learner.etrace_grad(
-    ...     jnp.ones((5, 8, 2)), step_fn=lambda x: (learner(x) ** 2).mean()
-    ... )
-    """
-    if AxisType.Explicit in (mesh.axis_types or ()):
-        raise OptionError(
-            "`mesh` has `Explicit` axes; expected `Auto` ones: "
-            "`jax.make_mesh(shape, names, axis_types=(jax.sharding.AxisType.Auto,) * len(names))`."
-        )
-    if data not in mesh.axis_names:
-        raise OptionError(
-            f"`data` is {data!r}, and the mesh has the axes {mesh.axis_names}: expected one of "
-            "these."
-        )
-    learner.divide(DataAxis(mesh, data))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -158,9 +101,9 @@ class Placement:
         if isinstance(leaf, jax.ShapeDtypeStruct):
             return jnp.zeros(leaf.shape, leaf.dtype, device=sharding)
         held = getattr(leaf, "sharding", None)
-        is_there = isinstance(held, NamedSharding) and held.device_set == sharding.device_set
-        if is_there and (axis < 0 or tuple(held.spec)[axis : axis + 1] == (name,)):
-            return leaf
+        if isinstance(held, NamedSharding) and held.device_set == sharding.device_set:
+            is_there = axis < 0 or tuple(held.spec)[axis : axis + 1] == (name,)
+            return leaf if is_there else _put(leaf, sharding)
         return _put(leaf, sharding)
 
 
@@ -185,9 +128,10 @@ def placement_of(graph: ETraceGraph, specs: TraceSpecs, data: DataAxis) -> Place
         )
 
     def axis_of(spec: TraceSpec) -> int:
-        has_batch = samples and "batch" in spec.axes
-        axis = spec.axes.index("batch") if has_batch else -1
-        return axis if has_batch and spec.shape[axis] % samples == 0 else -1
+        if samples is None or "batch" not in spec.axes:
+            return -1
+        axis = spec.axes.index("batch")
+        return axis if spec.shape[axis] % samples == 0 else -1
 
     leaves = {(leaf.path, leaf.leaf): graph.batch.axis(leaf) for leaf in graph.traced.leaves}
     return Placement(data, samples, leaves, jax.tree.map(axis_of, specs))

@@ -43,7 +43,7 @@ ROOMS = [
     "_compiler",
     "_core",
     "_rules",
-    "_sharding",
+    "sharding",
     "_runtime",
     "_algorithms",
     "_pictures",
