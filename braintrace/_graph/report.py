@@ -160,9 +160,8 @@ class Report:
         Chunks of the learner's sequences, for every method and length so far.
     skipped_updates
         Number of updates that were skipped because a value was not finite.
-    mesh, replicated
-        The mesh of a sharded learner, and the names of hidden states and parameters with replicated
-        outputs although the mesh has an axis for them.
+    mesh
+        The mesh of a sharded learner.
 
     Examples
     --------
@@ -196,7 +195,6 @@ class Report:
     filter_bytes: int = 0
     skipped_updates: int = 0
     mesh: str | None = None
-    replicated: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return as_text(self._parts())
@@ -229,8 +227,6 @@ class Report:
             yield f"Skipped updates, not finite: {self.skipped_updates:,}"
         if self.mesh is not None:
             yield f"Sharded over {self.mesh}"
-        if self.replicated:
-            yield f"Replicated outputs: {', '.join(self.replicated)}"
         if self.sequences:
             heads = ["call", "traces before", "steps", "of a chunk", "chunks", "bytes", "budget"]
             rows = [row.cells for row in self.sequences]

@@ -15,7 +15,6 @@ from ..._checks import common_length, shown
 from ..._errors import OptionError, ShapeError
 from ..._jax import own_copy
 from ..._typing import Path, PyTree
-from ...sharding import on_host
 
 ARRAYS = (jax.Array, np.ndarray, np.generic, saiunit.Quantity, brainstate.State)
 
