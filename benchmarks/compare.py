@@ -29,7 +29,7 @@ class Process:
     """A process with the library of a checkout and a copy of these benchmarks."""
 
     def __init__(self, checkout: Path, folder: Path) -> None:
-        path = os.pathsep.join([str(checkout), str(folder)])
+        path = os.pathsep.join([str(folder), str(checkout)])
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "benchmarks.compare", "--serve"],
             cwd=folder,
