@@ -72,29 +72,33 @@ def serve() -> None:
                 jax.clear_caches()
                 call = METHODS[command["method"]]((ROWS | MORE)[command["row"]])
                 first = time_once(call)
-                seconds = first if call.starts_cold else time_once(call)
+                answer: dict[str, Any] = {"wall": first if call.starts_cold else time_once(call)}
             else:
-                seconds = statistics.mean(time_once(call) for _ in range(command["calls"]))
-            answer: dict[str, Any] = {"seconds": seconds}
+                cpu = time.process_time()
+                wall = statistics.mean(time_once(call) for _ in range(command["calls"]))
+                cpu = (time.process_time() - cpu) / command["calls"]
+                answer = {"wall": wall, "cpu": cpu}
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
 
-def measure(base: Process, here: Process, row: str, method: str, seconds: float) -> list[float]:
+def measure(
+    base: Process, here: Process, row: str, method: str, seconds: float, clock: str
+) -> list[float]:
     """Return the ratios of here over base, one a round; at least three rounds."""
     built = [side.ask(row=row, method=method) for side in (base, here)]
     for name, answer in zip(("base", "here"), built, strict=True):
         if "error" in answer:
             raise RuntimeError(f"{name}: {answer['error']}")
-    calls = max(1, min(300, round(SHORTEST / min(answer["seconds"] for answer in built))))
+    calls = max(1, min(300, round(SHORTEST / min(answer["wall"] for answer in built))))
     ratios: list[float] = []
     end = time.perf_counter() + seconds
     while len(ratios) < 3 or (time.perf_counter() < end and len(ratios) < 15):
         times: dict[Process, list[float]] = {base: [], here: []}
         for side in (base, here, here, base) if len(ratios) % 2 else (here, base, base, here):
-            times[side].append(side.ask(calls=calls)["seconds"])
+            times[side].append(side.ask(calls=calls)[clock])
         ratios.append(min(times[here]) / min(times[base]))
     return ratios
 
@@ -138,6 +142,7 @@ def main() -> int:
     parser.add_argument("--rows", metavar="PATTERNS", help="names of rows, with *, between |")
     parser.add_argument("--all", action="store_true", help="further sizes and methods")
     parser.add_argument("--seconds", type=float, default=4, help="of a row; default 4")
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="default: wall")
     parser.add_argument("--median-limit", type=float, default=1.03)
     parser.add_argument("--row-limit", type=float, default=1.25)
     options = parser.parse_args()
@@ -155,7 +160,7 @@ def main() -> int:
             for method in row.methods:
                 title = f"{name}: {method}"
                 try:
-                    ratios = measure(old, new, name, method, options.seconds)
+                    ratios = measure(old, new, name, method, options.seconds, options.clock)
                 except RuntimeError as error:
                     print(f"{title:48} {error}", flush=True)
                     medians[title] = float("inf")
