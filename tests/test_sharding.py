@@ -194,7 +194,7 @@ def test_two_processes_give_the_numbers_of_one_device(tmp_path):
 
 def mesh_of_one(*names, kind=AxisType.Auto):
     axes = [1] * len(names)
-    return jax.make_mesh(axes, names, devices=jax.devices()[:1], axis_types=[kind] * len(names))
+    return jax.make_mesh(axes, names, devices=jax.devices()[:1], axis_types=(kind,) * len(names))
 
 
 @pytest.mark.parametrize(
