@@ -172,6 +172,31 @@ def test_any_gradient_is_the_one_of_plain_jax(number):
     check(CASES[number])
 
 
+# What pairs of features alone do not bring together: a product's own diagonal, layers in a window,
+# and a reset in a chunk whose traces a second call reads.
+CHOSEN = [
+    Case(RandomModel((Layer("bias", "matmul", "plain"),)), "snap"),
+    Case(
+        RandomModel((Layer("bias", "gain", "plain"), Layer("function", "gain", "leak"))),
+        "snap",
+        window=3,
+    ),
+    Case(
+        RandomModel((Layer("bias", "matmul", "plain"),)),
+        "rtrl",
+        "by_two_calls",
+        reset="each",
+        chunk_size=4,
+    ),
+]
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("number", range(len(CHOSEN)))
+def test_a_gradient_of_few_features_is_the_one_of_plain_jax(number):
+    check(CHOSEN[number])
+
+
 # --- in single and half precision -----------------------------------------------------------------
 
 PRECISIONS = {"float32": 1e-4, "bfloat16": 0.08}
@@ -202,6 +227,7 @@ def test_a_sum_of_many_steps_does_not_stop_in_half_precision():
     learner, steps = learner_of(case, jnp.bfloat16), 600
     xs = np.ones((steps, BATCH, INPUTS), jnp.bfloat16)
     found = learner.etrace_grad(xs, step_fn=lambda x: learner(x).sum(), reduction="sum")
+    learner.reset_state()
     part = learner.etrace_grad(xs[:100], step_fn=lambda x: learner(x).sum(), reduction="sum")
     for name, whole in found.items():
         ratio = np.asarray(whole, np.float64) / np.asarray(part[name], np.float64)
