@@ -1,26 +1,190 @@
-"""Kinds of diagnostics: explained on their page, and reported to the rules that they concern."""
+"""The five kinds of diagnostics: each with its level, its paths and the line of the model."""
 
-import dataclasses
 import re
-from typing import get_args
 
 import brainstate
 import jax
 import jax.numpy as jnp
+import numpy as np
 import places
 import pytest
+from jax.experimental import io_callback
+from random_models import BATCH, INPUTS, UNITS
+from toys import XS, Toy, bptt, compiled, deviation, findings, gradient, line_of, warned
 
 import braintrace
-from braintrace._compiler import CompilerOptions, compile_model
-from braintrace._graph import DiagnosticKind, Jacobian
 
-BATCH, INPUTS, H = 2, 3, 4
+pytestmark = pytest.mark.usefixtures("float64")
+ROWS = []
 
 
-def test_the_page_explains_every_kind():
-    page = (places.DOCS / "diagnostics.md").read_text()
-    headings = re.findall(r"^### `(.+)`$", page, flags=re.MULTILINE)
-    assert headings == list(get_args(DiagnosticKind))
+def report(kind, level, *paths, line=None, weights="w out", states="h", **options):
+    """Add a row: what the decorated step is told, and a piece of the line that is named."""
+
+    def decorate(step):
+        row = Toy(step, weights, states), (level, kind, paths), line, options
+        ROWS.append(pytest.param(*row, id=step.__name__))
+        return step
+
+    return decorate
+
+
+def with_output(new):
+    return new, jnp.sin(new["h"]).sum(-1, keepdims=True)
+
+
+def leak(ops, p, h, x, name="w"):
+    return 0.5 * h["h"] + ops.matmul(x, p[name])
+
+
+# --- truncated ------------------------------------------------------------------------------------
+
+
+@report("truncated", "info", "h", "h", line='p["r"]', weights="w r")
+def recurrent_operation(ops, p, h, x):
+    drive = ops.matmul(x, p["w"])
+    recurrent = ops.matmul(h["h"], p["r"])
+    return with_output({"h": 0.5 * h["h"] + jnp.tanh(drive + recurrent)})
+
+
+@report("truncated", "info", "k", weights="w r", states="h k")
+def memory_of_an_upper_layer(ops, p, h, x):
+    lower = leak(ops, p, h, x)
+    upper = 0.5 * jnp.tanh(h["k"]) + ops.matmul(lower, p["r"])
+    return {"h": lower, "k": upper}, upper
+
+
+@report("truncated", "info", "b", "o", line='p["b"]', weights="w b out", states="h o")
+def parameter_in_what_a_readout_filters(ops, p, h, x):
+    lower = leak(ops, p, h, x)
+    bent = jnp.tanh(lower - p["b"])
+    upper = 0.8 * h["o"] + bent @ p["out"]
+    return {"h": lower, "o": upper}, upper
+
+
+@report("truncated", "warning", "h", "h", line="roll")
+def ordinary_move(ops, p, h, x):
+    moved = jnp.roll(h["h"], 1, -1)
+    return with_output({"h": 0.5 * moved + ops.matmul(x, p["w"])})
+
+
+@report("truncated", "warning", "h", "h", line="@", weights="w r")
+def ordinary_recurrent_product(ops, p, h, x):
+    recurrent = h["h"] @ p["r"]
+    return with_output({"h": jnp.tanh(ops.matmul(x, p["w"]) + recurrent)})
+
+
+@report("truncated", "warning", "w", "h", line="mean")
+def coupling_behind_a_weight(ops, p, h, x):
+    y = ops.matmul(x, p["w"])
+    return with_output({"h": 0.5 * h["h"] + y - y.mean(-1, keepdims=True)})
+
+
+@report("truncated", "warning", "d", "h", line="norm", weights="w d")
+def normalised_gain(ops, p, h, x):
+    gain = ops.element_wise(p["d"], jnp.tanh)
+    share = gain / jnp.linalg.norm(gain)
+    return with_output({"h": share * h["h"] + gain * ops.matmul(x, p["w"])})
+
+
+@report("truncated", "warning", "w", "h", line="pure_callback")
+def behind_a_callback(ops, p, h, x):
+    y = ops.matmul(x, p["w"])
+    rounded = jax.pure_callback(np.round, jax.ShapeDtypeStruct(y.shape, y.dtype), y)
+    return with_output({"h": 0.5 * h["h"] + y + jax.lax.stop_gradient(y) * rounded})
+
+
+@report("truncated", "warning", "h", "o", line="@", weights="w out", states="h o")
+def nonlinear_readout(ops, p, h, x):
+    lower = leak(ops, p, h, x)
+    upper = 0.9 * jnp.tanh(h["o"]) + lower @ p["out"]
+    return {"h": lower, "o": upper}, upper
+
+
+@report("truncated", "warning", "h", "h", line="roll", unroll_limit=3)
+def coupling_in_small_steps(ops, p, h, x):
+    drive = jnp.tanh(ops.matmul(x, p["w"]))
+
+    def small_step(v, _):
+        return 0.8 * v + drive + 0.1 * jnp.roll(v, 1, -1), None
+
+    return with_output({"h": jax.lax.scan(small_step, h["h"], None, length=3)[0]})
+
+
+# --- no-trace -------------------------------------------------------------------------------------
+
+
+@report("no-trace", "info", "out", line="matmul(new")
+def readout(ops, p, h, x):
+    new = leak(ops, p, h, x)
+    return {"h": new}, ops.matmul(new, p["out"])
+
+
+@report("no-trace", "warning", "r", "h", line="inner, p", weights="w r s")
+def nested_weights(ops, p, h, x):
+    inner = jnp.tanh(ops.matmul(h["h"], p["r"]))
+    return with_output({"h": leak(ops, p, h, x) + ops.matmul(inner, p["s"])})
+
+
+@report("no-trace", "warning", "v", line="noisy", weights="w v")
+def operand_of_data(ops, p, h, x):
+    noisy = ops.matmul(x, p["v"] * x[0, 0])
+    return with_output({"h": leak(ops, p, h, x) + noisy})
+
+
+@report("no-trace", "warning", "v", "h", line="@", weights="w v")
+def untagged_as_well(ops, p, h, x):
+    again = x @ p["v"]
+    return with_output({"h": leak(ops, p, h, x) + jnp.tanh(ops.matmul(x, p["v"]) + again)})
+
+
+@jax.custom_jvp
+def softened_product(x, w):
+    return jnp.tanh(braintrace.matmul(x, w))
+
+
+@softened_product.defjvp
+def softened_product_jvp(primals, tangents):
+    (x, w), (dx, dw) = primals, tangents
+    return softened_product(x, w), x @ dw + dx @ w
+
+
+@report("no-trace", "warning", weights="w v")
+def inside_a_function_with_its_own_rule(ops, p, h, x):
+    return with_output({"h": leak(ops, p, h, x) + softened_product(x, p["v"])})
+
+
+# --- not-marked -----------------------------------------------------------------------------------
+
+
+@report("not-marked", "info", "b", "h", line='p["b"]', weights="w b")
+def bias(ops, p, h, x):
+    return with_output({"h": leak(ops, p, h, x) + p["b"]})
+
+
+@report("not-marked", "warning", "d", "h", line='p["d"]', weights="w d")
+def decay(ops, p, h, x):
+    kept = jax.nn.sigmoid(p["d"]) * h["h"]
+    return with_output({"h": kept + ops.matmul(x, p["w"])})
+
+
+@report("not-marked", "warning", "r", "h", line='p["r"]', weights="w r")
+def recurrent_weight(ops, p, h, x):
+    recurrent = h["h"] @ p["r"]
+    return with_output({"h": jnp.tanh(recurrent + ops.matmul(x, p["w"]))})
+
+
+@report(
+    *("not-marked", "warning", "r", "h"),
+    line="vmap",
+    weights={"w": (INPUTS, UNITS), "r": (2, INPUTS, UNITS)},
+)
+def operation_mapped_over_its_weight(ops, p, h, x):
+    both = jax.vmap(lambda w: braintrace.matmul(x, w))(p["r"])
+    return with_output({"h": leak(ops, p, h, x) + both.sum(0)})
+
+
+# --- nonlinear-gradient ---------------------------------------------------------------------------
 
 
 @jax.custom_vjp
@@ -28,124 +192,201 @@ def clipped(value):
     return value
 
 
-clipped.defvjp(lambda v: (v, None), lambda _, cotangent: (jnp.clip(cotangent, -0.1, 0.1),))
+clipped.defvjp(lambda v: (v, None), lambda _, g: (jnp.clip(g, -0.1, 0.1),))
 
 
-class Model(brainstate.nn.Module):
-    """A recurrent network, plain or marked, with a running mean that is no hidden state."""
+@report("nonlinear-gradient", "warning", "h", "h", line="clipped")
+def clipped_memory(ops, p, h, x):
+    return with_output({"h": 0.5 * clipped(h["h"]) + ops.matmul(x, p["w"])})
 
-    def __init__(self, product, bend=lambda v: v, mean=0.0):
+
+@report("nonlinear-gradient", "warning", "w", line="clipped")
+def clipped_weight(ops, p, h, x):
+    return with_output({"h": 0.5 * h["h"] + ops.matmul(x, clipped(p["w"]))})
+
+
+# --- what all of them have ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("toy", "expected", "line", "options"), ROWS)
+def test_a_step_is_reported(toy, expected, line, options):
+    learner = compiled(toy, mark="explicit", **options)
+    assert expected in findings(learner)
+    if line:
+        named = [d.source for d in learner.graph.diagnostics if (d.level, d.kind) == expected[:2]]
+        assert any(line_of(toy.step, line) in source for source in named)
+    if warned(learner):
+        with pytest.raises(braintrace.CompilationError):
+            compiled(toy, mark="explicit", strict=True, **options)
+    else:
+        compiled(toy, mark="explicit", strict=True, **options)
+
+
+BETWEEN_STATES = [
+    row for row in ROWS if row.values[1][1] == "truncated" and {*row.values[1][2]} <= {*"hko"}
+]
+
+
+@pytest.mark.parametrize(("toy", "expected", "line", "options"), BETWEEN_STATES)
+def test_rtrl_truncates_no_path_between_states(toy, expected, line, options):
+    learner = compiled(toy, "rtrl", **options)
+    assert not [d for d in learner.graph.diagnostics if d.kind == "truncated"]
+
+
+def test_a_warning_is_given_once_with_the_line():
+    toy = Toy(ordinary_move)
+    place = line_of(ordinary_move, "roll")
+    with pytest.warns(braintrace.ApproximationWarning, match=re.escape(place)) as caught:
+        model = compiled(toy).algorithm.model
+        braintrace.compile(model, "d_rtrl", XS[0], batch_size=BATCH)
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("step", [ordinary_move, coupling_behind_a_weight, nested_weights])
+def test_what_is_reported_is_left_out(step):
+    toy = Toy(step, "w r s" if step is nested_weights else "w")
+    name = "r" if step is nested_weights else "w"
+    assert deviation(gradient(compiled(toy)), bptt(toy), name) > 0.01
+
+
+def test_a_weight_that_is_marked_and_held_elsewhere_is_not_reported():
+    def held(ops, p, h, x):
+        copy = jax.lax.stop_gradient(p["w"])
+        return with_output({"h": leak(ops, p, h, x) + jnp.tanh(x @ copy)})
+
+    assert not findings(compiled(Toy(held, "w")))
+
+
+def test_the_page_explains_every_kind():
+    page = (places.DOCS / "diagnostics.md").read_text()
+    headings = re.findall(r"^### `(.+)`$", page, flags=re.MULTILINE)
+    kinds = {row.values[1][1] for row in ROWS} | {"untraced-state"}
+    assert {*headings} == kinds
+
+
+# --- other States ---------------------------------------------------------------------------------
+
+
+class Averaging(brainstate.nn.Module):
+    """A running mean that is no hidden state, and a parameter that nothing uses."""
+
+    def __init__(self, keep=lambda value: value):
         super().__init__()
-        self.product, self.bend, self.mean = product, bend, mean
-        keys = jax.random.split(jax.random.key(0))
-        self.w = brainstate.ParamState(jax.random.normal(keys[0], (INPUTS, H)))
-        self.w_rec = brainstate.ParamState(jax.random.normal(keys[1], (H, H)) / 2)
-        self.unused = brainstate.ParamState(jnp.ones(H))
+        self.keep = keep
+        self.w = brainstate.ParamState(jnp.ones((INPUTS, UNITS)) / 2)
+        self.unused = brainstate.ParamState(jnp.ones(UNITS))
 
     def init_state(self, batch_size=None, **_):
-        self.h = brainstate.HiddenState(jnp.zeros((batch_size, H)))
-        self.average = brainstate.ShortTermState(jnp.zeros((batch_size, H)))
+        self.h = brainstate.HiddenState(jnp.zeros((batch_size, UNITS)))
+        self.mean = brainstate.ShortTermState(jnp.zeros((batch_size, UNITS)))
 
     def update(self, x):
-        recurrent = self.product(self.bend(self.h.value), self.w_rec.value)
-        drive = self.product(x, self.w.value)
-        from_average = self.product(self.average.value, self.w_rec.value) if self.mean else 0.0
-        self.h.value = jnp.tanh(drive + recurrent + from_average)
-        if self.mean:
-            self.average.value = 0.9 * self.average.value + self.mean * self.h.value
+        drive = braintrace.matmul(x, self.w.value)
+        self.h.value = 0.5 * self.h.value + drive + 0.1 * jnp.tanh(self.mean.value)
+        self.mean.value = 0.9 * self.mean.value + self.keep(self.h.value)
         return self.h.value
 
 
-@dataclasses.dataclass(frozen=True)
-class Rule:
-    """All that the compiler asks of a rule: this one carries nothing."""
-
-    jacobian: Jacobian
-    carried: bool = True
-    needs = frozenset()
-
-    def carries(self, relation):
-        return self.carried
-
-    def check(self, graph):
-        pass
-
-    def trace_specs(self, graph, every_state):
-        return {}
+def compile_module(model, rule="d_rtrl", **options):
+    return braintrace.compile(model, rule, XS[0], batch_size=BATCH, **options)
 
 
-def compiled(model, jacobian, carried=True, **options):
-    brainstate.nn.init_all_states(model, batch_size=BATCH)
-    x, options = jnp.ones((BATCH, INPUTS)), CompilerOptions(**options)
-    return compile_model(model, (x,), None, options, Rule(jacobian, carried))[0]
+def test_a_state_without_a_trace_is_reported():
+    with pytest.warns(braintrace.ApproximationWarning, match="'mean'"):
+        learner = compile_module(Averaging())
+    unused = ("info", "no-trace", ("unused",))
+    assert unused in findings(learner)
+    (found,) = warned(learner)
+    assert (found.kind, found.paths[0]) == ("untraced-state", "mean")
+    with pytest.raises(braintrace.CompilationError, match="'mean'"):
+        compile_module(Averaging(), strict=True)
+    with pytest.raises(braintrace.CompilationError, match="'mean'"):
+        compile_module(Averaging(), "rtrl")
 
 
-def kinds(graph, level=None):
-    return {d.kind for d in graph.diagnostics if level in (None, d.level)}
+def test_a_state_that_is_written_without_a_gradient_is_not():
+    learner = compile_module(Averaging(jax.lax.stop_gradient), strict=True)
+    assert findings(learner) == {("info", "no-trace", ("unused",))}
 
 
-@pytest.mark.parametrize("jacobian", ["elementwise", "diagonal"])
-def test_a_rule_that_ends_at_weights_hears_of_mixing(jacobian):
-    graph = compiled(Model(braintrace.matmul), jacobian)
-    found = {(d.kind, d.paths) for d in graph.diagnostics}
-    assert found == {("truncated", ("h", "h")), ("no-trace", ("unused",))}
-    assert not kinds(graph, "warning")
+# --- refused --------------------------------------------------------------------------------------
 
 
-def test_a_rule_that_passes_weights_hears_of_none():
-    graph = compiled(Model(braintrace.matmul), "full", strict=True)
-    assert kinds(graph) == {"no-trace"}
-    assert graph.hidden_param_op_relations
+class Filled(Averaging):
+    """A step that a test fills in."""
 
-
-def test_a_weight_that_a_rule_does_not_carry_is_told():
-    graph = compiled(Model(braintrace.matmul), "elementwise", carried=False)
-    assert graph.hidden_param_op_relations == ()
-    told = {path for d in graph.diagnostics if d.kind == "no-trace" for path in d.paths}
-    assert told == {"w", "w_rec", "unused"}
-
-
-@pytest.mark.parametrize("jacobian", ["elementwise", "diagonal"])
-def test_a_model_without_marks_is_refused_where_the_way_ends_at_weights(jacobian):
-    with pytest.raises(braintrace.CompilationError, match=r"(?s)No ETP operation.*couples units"):
-        compiled(Model(jnp.matmul), jacobian, mark="explicit")
-
-
-def test_an_untraced_state_behind_a_weight_is_refused_where_weights_are_passed():
-    graph = compiled(Model(braintrace.matmul, mean=0.1), "elementwise")
-    assert not kinds(graph, "warning")
-    assert ("average",) in {d.paths for d in graph.diagnostics if d.kind == "truncated"}
-    with pytest.raises(
-        braintrace.CompilationError, match="'average' carries values that depend on"
-    ):
-        compiled(Model(braintrace.matmul, mean=0.1), "full")
-
-
-def test_a_gradient_bent_behind_a_weight_is_refused_where_weights_are_passed():
-    assert not kinds(compiled(Model(braintrace.matmul, bend=clipped), "elementwise"), "warning")
-    with pytest.raises(braintrace.CompilationError, match="not proportional"):
-        compiled(Model(braintrace.matmul, bend=clipped), "full")
-
-
-class ByUnit(brainstate.nn.Module):
-    """A loop over units: a step of it for each."""
-
-    def __init__(self, units):
+    def __init__(self, step):
         super().__init__()
-        self.w = brainstate.ParamState(jnp.ones((3, units)))
-
-    def init_state(self, batch_size=None, **kwargs):
-        self.h = brainstate.HiddenState(jnp.zeros((batch_size, self.w.value.shape[1])))
+        self.step = step
 
     def update(self, x):
-        drive = 0.9 * self.h.value + braintrace.matmul(x, self.w.value)
-        _, h = jax.lax.scan(lambda carry, unit: (carry, jnp.tanh(unit)), 0.0, drive.T)
-        self.h.value = h.T
+        self.step(self, x)
         return self.h.value
 
 
-def test_loops_are_followed_up_to_a_length():
-    learner = braintrace.compile(ByUnit(256), "d_rtrl", jnp.ones((2, 3)), batch_size=2)
-    assert learner.graph.diagnostics == ()
-    with pytest.raises(braintrace.CompilationError, match="through `scan`, which couples units"):
-        braintrace.compile(ByUnit(257), "d_rtrl", jnp.ones((2, 3)), batch_size=2)
+def leaky(cell, x):
+    cell.h.value = 0.9 * cell.h.value + jnp.tanh(braintrace.matmul(x, cell.w.value))
+
+
+def write_in_a_scan_of_jax(cell, x):
+    jax.lax.scan(lambda carry, _: (carry, leaky(cell, x)), 0, None, length=2)
+
+
+def write_in_a_branch_of_jax(cell, x):
+    jax.lax.cond(x.sum() > 0, lambda: leaky(cell, x), lambda: None)
+
+
+def loop_of_unknown_length(cell, x):
+    drive = braintrace.matmul(x, cell.w.value)
+    start = (0, cell.h.value)
+    advance = lambda c: (c[0] + 1, c[1] + 0.1 * drive)  # noqa: E731
+    cell.h.value = jax.lax.while_loop(lambda c: c[0] < 4, advance, start)[1]
+
+
+def answer_of_a_callback(cell, x):
+    answer = io_callback(lambda: np.float64(0.5), jax.ShapeDtypeStruct((), float))
+    cell.h.value = answer * cell.h.value + braintrace.matmul(x, cell.w.value)
+
+
+def long_loop_with_a_weight(cell, x):
+    brainstate.transform.for_loop(lambda _: leaky(cell, x), jnp.arange(40))
+
+
+def complex_state(cell, x):
+    cell.h.value = cell.h.value * jnp.exp(0.5j) + braintrace.matmul(x, cell.w.value)
+
+
+def nothing_marked(cell, x):
+    cell.h.value = 0.5 * cell.h.value + x @ cell.w.value
+
+
+@pytest.mark.parametrize(
+    ("step", "word"),
+    [
+        (write_in_a_scan_of_jax, "brainstate"),
+        (write_in_a_branch_of_jax, "brainstate"),
+        (loop_of_unknown_length, "while"),
+        (answer_of_a_callback, "io_callback"),
+        (long_loop_with_a_weight, "unroll_limit"),
+        (nothing_marked, "mark="),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_a_step_that_cannot_be_followed_is_refused(step, word):
+    with pytest.raises(braintrace.CompilationError, match=word):
+        compile_module(Filled(step), mark="explicit")
+
+
+def test_a_complex_hidden_state_is_refused():
+    class Complex(Filled):
+        def init_state(self, batch_size=None, **_):
+            super().init_state(batch_size)
+            self.h.value = self.h.value.astype(complex)
+
+    with pytest.raises(braintrace.CompilationError, match="complex"):
+        compile_module(Complex(complex_state))
+
+
+def test_a_longer_loop_is_unrolled_on_request():
+    learner = compile_module(Filled(long_loop_with_a_weight), unroll_limit=40)
+    assert len(learner.graph.hidden_param_op_relations) == 40
