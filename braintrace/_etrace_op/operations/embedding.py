@@ -32,7 +32,7 @@ from .on_demand import on_demand
 
 
 def _impl(indices: Any, weight: Any, *, rows: int) -> Any:
-    return weight.at[indices].get(mode="fill")
+    return jnp.asarray(weight).at[indices].get(mode="fill")
 
 
 def _accumulate(indices: jax.Array, hidden_dim: jax.Array, weights: Arrays, *, rows: int) -> Arrays:

@@ -1,4 +1,4 @@
-"""Cells that brainstate does not have, or not in this form, follow their equations."""
+"""Cells follow their equations."""
 
 import brainstate
 import jax
@@ -109,7 +109,7 @@ def in_double(build):
     return cell, values
 
 
-@pytest.mark.parametrize("name", ["MGUCell", "MiniGRU", "CFNCell"])
+@pytest.mark.parametrize("name", CELLS)
 def test_equations(name):
     build, equation = CELLS[name]
     cell, parameters = in_double(build)
