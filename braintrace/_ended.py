@@ -5,13 +5,13 @@ _LATE = "`braintrace.streams.LateLabels`; see docs/time_series.md"
 
 REPLACEMENTS = {
     "BatchedLearner": f"`jax.vmap` over `learner.functional().step`; {_PAGE}",
-    "Change": "`learner.report()`, before anything is allocated",
+    "Change": "`learner.report()`, before traces are allocated",
     "InputFilter": "`braintrace.Rule`, a rule of your own; see docs/write_a_rule.md",
     "Interrupted": "`KeyboardInterrupt`: the learner is in the state after a completed block",
-    "Plan": "`learner.report()`, before anything is allocated",
+    "Plan": "`learner.report()`, before traces are allocated",
     "ProgressiveValidation": _LATE,
     "RecompilationWarning": "`jax.config.update('jax_log_compiles', True)`",
-    "plan": "`learner.report()`, before anything is allocated",
+    "plan": "`learner.report()`, before traces are allocated",
     "plot_traces": f"`imshow` of `learner.eligibility(path)`; {_PAGE}",
     "Learner.export_predict": f"`jax.export` of `learner.functional().predict`; {_PAGE}",
     "Learner.export_step": f"`jax.export` of `learner.functional().online`; {_PAGE}",

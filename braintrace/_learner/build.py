@@ -68,8 +68,9 @@ def compile(
     -----
     One step is traced once, as with ``jax.jit``. Values that ``update`` reads from anything but its
     arguments and States (attributes of a module, ``brainstate.environ``) are fixed now. Pass values
-    that change from step to step, such as the time, as arguments, or store them in a State. If a
-    value of ``brainstate.environ`` that ``update`` reads has changed, a call raises an error.
+    that change from step to step, such as the time, as arguments, or store them in a State. Flags
+    and strings of ``brainstate.environ``, such as ``fit``, select a compiled step; a changed number
+    (a time step) takes effect after ``compile_graph``.
 
     Examples
     --------

@@ -143,6 +143,7 @@ class FunctionalLearner:
         write_values(result, values)
         self.algorithm.traces.value = traces
         self._learner.place()
+        self.algorithm.store(self.algorithm.states_of_model).remember()
 
     def step(self, state: LearnerState, *arguments: PyTree) -> tuple[LearnerState, PyTree]:
         """Run one step, and return the new state and the output of the model's ``update``.

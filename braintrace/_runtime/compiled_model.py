@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import brainstate
 import jax
+import numpy as np
 
 from .._compiler import CompilerOptions, compile_model
 from .._errors import ShapeError
@@ -39,7 +40,7 @@ def settings() -> dict[str, Any]:
     A step is compiled for each combination. Numbers are read when it is traced, as under
     ``jax.jit``: the time may change at every step.
     """
-    compared = (bool, str, type, enum.Enum, type(None))
+    compared = (bool, np.bool_, str, type, enum.Enum, type(None))
     return {k: v for k, v in brainstate.environ.all().items() if isinstance(v, compared)}
 
 

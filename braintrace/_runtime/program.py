@@ -223,8 +223,12 @@ class LearnerStore:
         write_values(written, values, is_outside=not self._is_watched)
         if after is not None:
             self.traces.store_deferred(after, watched=self._is_watched)
-        now, left = peek_all(self.followed.values()), self.traces.left
-        self.traces.left = () if self._is_watched else (*(() if after else left[:1]), now)
+        self.remember(*(() if after else self.traces.left[:1]))
+
+    def remember(self, *before: tuple[Any, ...]) -> None:
+        """Remember to which values of the hidden States the traces belong."""
+        now = peek_all(self.followed.values())
+        self.traces.left = () if self._is_watched else (*before, now)
 
 
 RAW = (

@@ -186,6 +186,17 @@ def test_a_hidden_state_that_other_code_writes_is_noticed(learner, write):
     np.testing.assert_array_equal(learner(XS[0]), expected)
 
 
+def test_a_write_after_a_restore_is_noticed(learner):
+    learner(XS[0])
+    pure = learner.functional()
+    pure.restore(pure.state())
+    learner(XS[1])
+    pure.restore(pure.state())
+    assign(learner)
+    with pytest.raises(braintrace.LostTracesError):
+        learner(XS[0])
+
+
 def test_parameters_and_initial_values_are_yours(learner):
     learner(XS[0])
     learner.module.w.value = 2 * learner.module.w.value
