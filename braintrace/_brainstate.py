@@ -2,8 +2,9 @@
 
 The public interface of a State is its ``value``; ``brainstate.transform`` turns functions into
 stateful ones. This file contains everything else that the library needs: the States that a trace
-reads and writes, access to a value without notifying transformations, and the values that other
-threads see meanwhile. A new release of brainstate needs changes here only.
+reads and writes, and access to a value without notifying transformations. A new release of
+brainstate needs changes here only.
+
 Tried with brainstate 0.5.0, 0.5.4 and 0.6.0.
 """
 
@@ -163,14 +164,8 @@ def unnoticed_states() -> Iterator[None]:
 
 
 def is_watched() -> bool:
-    """Test whether a transformation of JAX or brainstate must see reads and writes of States.
-
-    Before brainstate maps a function, it runs it once to find its States. This run does not count.
-    """
-    if is_transforming():
-        return True
-    stack = TRACE_CONTEXT.state_stack
-    return bool(stack)
+    """Test whether a transformation of JAX or brainstate must see reads and writes of States."""
+    return is_transforming() or bool(TRACE_CONTEXT.state_stack)
 
 
 @contextlib.contextmanager
@@ -257,15 +252,6 @@ def _is_plain(kind: Any) -> bool:
     methods.append("check_if_deleted")
     own = {name for c in kind.__mro__[: kind.__mro__.index(brainstate.State)] for name in vars(c)}
     return own.isdisjoint(methods)
-
-
-def value_outside(state: brainstate.State) -> Any:
-    """Return the value of a State at the start of the outermost transformation that has read it."""
-    for stack in TRACE_CONTEXT.state_stack:
-        for own, value in zip(stack.states, stack.original_state_values, strict=True):
-            if own is state:
-                return value
-    return peek(state)
 
 
 def held(state: brainstate.State) -> Any:

@@ -93,13 +93,6 @@ def holds_tracers(value: Any) -> bool:
     return any(map(is_tracer, leaves_of(value)))
 
 
-def is_there(array: jax.Array) -> bool:
-    """Test whether an array is usable: not deleted, and not a tracer of an ended transformation."""
-    if isinstance(array, jax.core.Tracer):
-        return is_transforming()
-    return not array.is_deleted()
-
-
 MOST_COPIED = 2**24
 """Size limit in bytes of arrays that are copied before a program reads them. Samples of a stream
 are smaller, and larger data are not written again at each step."""
@@ -120,10 +113,7 @@ def to_array(value: Any) -> jax.Array:
 
     If 64-bit types are disabled, 64-bit values are converted to 32 bits.
     """
-    is_done = isinstance(value, jax.Array)
-    if is_done and not is_there(value):
-        raise TypeError("an array without its numbers")
-    if is_done and (jax.config.jax_enable_x64 or value.dtype.itemsize <= 4):
+    if isinstance(value, jax.Array) and (jax.config.jax_enable_x64 or value.dtype.itemsize <= 4):
         return value
     return jnp.asarray(own_copy(value))
 

@@ -212,9 +212,9 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         PrimitiveError
             If this algorithm's traces do not support one of the model's operations.
         """
-        # A State belongs to the transformation that creates it: create it outside the code
-        # that renames mesh axes.
-        self._compile(first_step(arguments), batch_size)
+        compiled = compile_first(self.model, self.analysed, first_step(arguments), batch_size)
+        publish(learned_starts(compiled, self.model), self.compiler_options.strict)
+        self._compiled = compiled
         self.begin_traces()
 
     def begin_traces(self) -> None:
@@ -225,9 +225,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         self.leave_starting_traces()
 
     def divide(self, data: DataAxis) -> None:
-        """Shard the arrays over a mesh; see `braintrace.shard`."""
+        """Compile for a mesh; see `braintrace.shard`."""
         self._compiled = self.compiled_model.sharded(data)
-        self.place()
 
     def place(self) -> None:
         """Move States and traces to their placement on the mesh, if there is one."""
@@ -245,11 +244,6 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
 
     def _as_arrays(self, traces: Traces) -> Traces:
         return as_arrays(traces) if self.placement is None else self.placement.traces(traces)
-
-    def _compile(self, example: tuple[Any, ...], batch_size: int | None) -> None:
-        compiled = compile_first(self.model, self.analysed, example, batch_size)
-        publish(learned_starts(compiled, self.model), self.compiler_options.strict)
-        self._compiled = compiled
 
     def analysed(self, example: tuple[Any, ...], batch_size: int | None) -> CompiledStep:
         """Return the model's step compiled for example arguments."""

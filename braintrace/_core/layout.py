@@ -225,16 +225,6 @@ class TraceSite:
         return jax.vmap(function)(*arrays) if self.has_fan_out else function(*arrays)
 
 
-def fans_over_samples(graph: ETraceGraph, site: TraceSite) -> bool:
-    """Test whether every element of ``y`` reaches one state element per sample, in sample order."""
-    axis, shape = graph.batch_axis(site.group), site.group.shape
-    if axis is None or site.influence.fan_out != shape[axis]:
-        return False
-    samples = np.indices(shape)[axis].ravel()[site.influence.positions]
-    first = np.arange(shape[axis]).reshape(-1, *[1] * (samples.ndim - 1))
-    return bool(np.all((site.influence.positions < 0) | (samples == first)))
-
-
 def trace_sites(graph: ETraceGraph, group: HiddenGroup | None = None) -> list[TraceSite]:
     """Return every pair of a relation and a group that it reaches, or the pairs of one group."""
     return [

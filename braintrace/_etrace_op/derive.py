@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from .._errors import PrimitiveError
-from .by_shape import cached_by_shape
+from .._jax import struct_of
 from .registry import ETP_PRIMITIVE_SPECS, Arrays
 from .spec import ETPPrimitiveSpec
 from .sums import sum_over_samples
@@ -141,24 +141,24 @@ def init_drtrl(
     **params: Any,
 ) -> Arrays:
     """Return zeros in the shapes of the instantaneous terms, with a state axis last."""
-    x = None if x_var is None else x_var.aval
-    avals = {name: var.aval for name, var in weight_vars.items()}
-    terms = _shapes_of_terms((spec,), params, x, y_var.aval, avals)
+    x, y = (None if var is None else struct_of(var.aval) for var in (x_var, y_var))
+    weights = tuple((name, struct_of(var.aval)) for name, var in weight_vars.items())
+    terms = _shapes_of_terms(spec, tuple(params.items()), x, y, weights)
     return {
         name: jnp.zeros((*term.shape, num_hidden_state), y_var.aval.dtype)
         for name, term in terms.items()
     }
 
 
-@cached_by_shape
+# Without the cache, six LSTM layers take 1.5 times as long to analyse (CPU, 2026-11-26).
+@functools.lru_cache(maxsize=1024)
 def _shapes_of_terms(
-    specs: tuple[ETPPrimitiveSpec], params: Params, x: Any, y: Any, weights: Arrays
+    spec: ETPPrimitiveSpec, params: Any, x: Any, y: Any, weights: Any
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the shapes of the instantaneous terms of one step."""
-    (spec,) = specs
     steps = (None if aval is None else _of_one_step(aval) for aval in (x, y))
     terms: dict[str, jax.ShapeDtypeStruct] = jax.eval_shape(
-        functools.partial(accumulate, spec, params), *steps, weights
+        functools.partial(accumulate, spec, dict(params)), *steps, dict(weights)
     )
     return terms
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from .._errors import PrimitiveError
 from .._jax import Primitive
@@ -11,7 +11,6 @@ Rule = Callable[..., Any]
 
 TraceAxis = Literal["input", "output", "entry", "group"]
 """The meaning of an axis of an operation's trace."""
-TRACE_AXES = get_args(TraceAxis)
 
 RULES = ("yw_to_w", "xy_to_dw", "init_drtrl", "init_pp")
 """The rules of every operation, each with its own registry."""
@@ -25,7 +24,7 @@ def conventional_trainable_invars(params: Mapping[str, Any]) -> dict[str, int]:
     return {"weight": 1, "bias": 2} if params.get("has_bias", False) else {"weight": 1}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class ETPPrimitiveSpec:
     """Declare an operation with trainable operands.
 
@@ -41,8 +40,9 @@ class ETPPrimitiveSpec:
         ``impl(*operands, **static_params) -> array``, plain JAX.
     trace_axes : mapping, optional
         The meaning of the last axes of each trace, without the axis of the states:
-        ``{'weight': ('input', 'output'), 'bias': ('output',)}``. Each is one of `TRACE_AXES`. A
-        trace has the shape and the name of its operand, or of one of the ``effective_weights``.
+        ``{'weight': ('input', 'output'), 'bias': ('output',)}``. Each is
+        ``'input'``, ``'output'``, ``'entry'`` or ``'group'``. A trace has the shape and the name of
+        its operand, or of one of the ``effective_weights``.
         Such axes exist if each entry reaches one output: ``'output'`` and ``'group'`` are the axes
         of the output, in order. A factor shaped like the output is the same along other axes. The
         axes between the batch and these are spatial. Without ``trace_axes``, ``yw_to_w`` is

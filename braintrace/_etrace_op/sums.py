@@ -45,12 +45,8 @@ def sum_over_samples(products: Callable[[Any], Any], operands: Any, axes: int = 
     if 0 in jax.tree.leaves(operands)[0].shape[:axes]:
         return at_once(operands)
     by_addition = functools.partial(added_up, products, axes=axes)
-    samples_last = functools.partial(reduced_to_samples, products, axes=axes)
-    on_cpu, default = (
-        functools.partial(sharding_dependent, sharded=samples_last, unsharded=whole)
-        for whole in (by_addition, at_once)
-    )
-    return jax.lax.platform_dependent(operands, cpu=on_cpu, default=default)
+    on_cpu = functools.partial(sharding_dependent, sharded=at_once, unsharded=by_addition)
+    return jax.lax.platform_dependent(operands, cpu=on_cpu, default=at_once)
 
 
 def reduced(products: Callable[[Any], Any], operands: Any, axes: int) -> Any:
@@ -64,16 +60,6 @@ def reduced(products: Callable[[Any], Any], operands: Any, axes: int) -> Any:
         if axes == 1:
             return product.sum(0)
         return jax.lax.optimization_barrier(product.sum(range(axes - 1))).sum(0)
-
-    return jax.tree.map(reduce, products(operands))
-
-
-def reduced_to_samples(products: Callable[[Any], Any], operands: Any, axes: int) -> Any:
-    """Return the same sum, over samples last, for the least communication volume."""
-
-    def reduce(product: jax.Array) -> jax.Array:
-        inner = product.sum(range(1, axes)) if axes > 1 else product
-        return jax.lax.optimization_barrier(inner).sum(0)
 
     return jax.tree.map(reduce, products(operands))
 

@@ -89,7 +89,7 @@ class ETraceGraph(GraphData):
     @property
     def hidden_paths(self) -> tuple[Path, ...]:
         """Paths of the hidden states, group by group."""
-        return tuple(path for group in self.hidden_groups for path in group.paths)
+        return tuple(path for group in self.hidden_groups for path in group.hidden_paths)
 
     @property
     def new_hidden_vars(self) -> tuple[tuple[HiddenGroup, int, Var], ...]:
@@ -155,7 +155,7 @@ class ETraceGraph(GraphData):
             total += sum(r.positions.size * len(r.states) * size for r in relation.influences)
         for group in self.traced_groups:
             transition = len(group.transition) if "D" in self.needs else 0
-            blocks = transition + group.num_states
+            blocks = transition + group.num_state
             total += group.num_positions * blocks * group.states[0].dtype.itemsize
         return int(total)
 

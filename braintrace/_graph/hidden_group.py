@@ -107,24 +107,14 @@ class HiddenGroup:
     delay_line: bool
 
     @property
-    def paths(self) -> tuple[Path, ...]:
-        """Paths of the group's states."""
-        return tuple(state.path for state in self.states)
-
-    @property
     def model_states(self) -> tuple[StateLeaf, ...]:
         """The states of the model itself, without filters that the compiler has added."""
         return tuple(state for state in self.states if state.path[0] != FILTERS)
 
     @property
-    def num_states(self) -> int:
-        """Number ``n`` of states in the group."""
-        return len(self.states)
-
-    @property
     def hidden_paths(self) -> tuple[Path, ...]:
-        """The same as `paths`."""
-        return self.paths
+        """Paths of the group's states."""
+        return tuple(state.path for state in self.states)
 
     @property
     def hidden_states(self) -> tuple[StateLeaf, ...]:
@@ -133,8 +123,8 @@ class HiddenGroup:
 
     @property
     def num_state(self) -> int:
-        """The same as `num_states`."""
-        return self.num_states
+        """Number ``n`` of states in the group."""
+        return len(self.states)
 
     @property
     def num_positions(self) -> int:

@@ -118,14 +118,7 @@ def compile(
 
 
 def initialise(model: brainstate.nn.Module, batch_size: int | None) -> None:
-    """Initialise a model's States.
-
-    Raises
-    ------
-    OptionError
-        If its ``init_state`` needs a batch size and there is none, accepts none and there is one,
-        or fails with it.
-    """
+    """Initialise a model's States."""
     given = {} if batch_size is None else {"batch_size": batch_size}
     what = f"`init_state` of `{type(model).__name__}` fails with `batch_size` {batch_size}"
     with in_words(lambda: what):

@@ -22,7 +22,6 @@ from .._algorithms import ETraceAlgorithm
 from .._brainstate import values_of
 from .._checks import common_length
 from .._core.products.complex_packing import pack, unpack
-from .._errors import OptionError
 from .._graph import Traces
 from .._jax import for_devices
 from .._runtime.changes import follow_every_state, up_to_date
@@ -30,7 +29,7 @@ from .._runtime.program import Changes, LearnerStore, Program, Store, Take
 from .._runtime.states.model_states import States
 from .._typing import PyTree
 from .calls.arguments import flattened, weights_of
-from .calls.body import Arguments, Body, DeferredTraces, HasZero, not_taken, run_to_the_end
+from .calls.body import Arguments, Body, DeferredTraces, not_taken, run_to_the_end
 from .calls.chunks import ChunksByLength, steps_of
 from .calls.compilations import DriverKey
 from .calls.options import Options
@@ -41,7 +40,6 @@ from .calls.resets import Initial, check_reset, initial_values
 from .methods.evolve import evolving, predicting
 from .methods.gradient import differentiating
 from .methods.online import learning_online
-from .methods.recorder import LOOPS
 from .state.skips import notice_counted
 
 BODIES: dict[str, Callable[[LearnerParts, Request, Arguments], Body]] = {
@@ -115,21 +113,6 @@ class Driver:
         after = after if before is traces or after is None else unpack(after)
         return results, written, after
 
-    def trace(
-        self, values: list[PyTree], traces: Traces | None, arguments: Arguments, owned: bool
-    ) -> jax.stages.Traced:
-        """Return the program for values, which may be shapes.
-
-        Parameters
-        ----------
-        values, traces, arguments
-            Arguments of the body; ``None`` for traces that are known to be zero.
-        owned
-            Whether their buffers may be donated.
-        """
-        program, replaces = self._program(traces, arguments, defers=True)
-        return program.trace(values, traces, *arguments, in_place=owned and replaces)
-
     def _program(
         self, traces: Traces | None, arguments: Arguments, defers: bool
     ) -> tuple[Program, bool]:
@@ -189,36 +172,19 @@ class Driver:
                 return results, written, self._finished(after, *before)
             return results, written, None if after is None else lambda: after
 
-        def can_fail(lend: Take) -> bool:
-            return body.check is not None or self._can_fail(values, store, lend, arguments)
-
-        try:
-            results = store.advance(body.written(states), run, settle, can_fail)
-        except jax.errors.UnexpectedTracerError as error:
-            raise OptionError(LOOPS) from error
+        results = store.advance(body.written(states), run, settle, body.check is not None)
         if body.notice is not None and isinstance(store, LearnerStore):
             body.notice(results, start)
         return body.results(results, options)
 
-    def _can_fail(
-        self, values: list[PyTree], held: HasZero, lend: Take, arguments: Arguments
-    ) -> bool:
-        """Test whether the program can fail at run time."""
-        program = self._deferring or self._whole
-        return program.can_fail(lambda: (values, self.body.take(held, lend)[0], *arguments))
-
     def lower(self, of_model: States, arguments: Arguments) -> jax.stages.Lowered:
-        """Return the program of a call; see `__call__`."""
-        body, held, placing = self.body, self._algorithm.traces.carried, self._placing
-        states = body.states(of_model)
-        values = values_of(states)
-        traces, _ = body.take(held, held.lend)
-        if placing is not None:
-            values, arguments = placing.values(states, values), placing.arguments(arguments)
-            traces = placing.traces(traces)
-        can_fail = body.check is not None or self._can_fail(values, held, held.lend, arguments)
-        owned = not can_fail and (traces is None or held.is_owned)
-        return self.trace(values, traces, arguments, owned).lower()
+        """Return the program of a call without a mesh; see `__call__`."""
+        held = self._algorithm.traces.carried
+        traces, _ = self.body.take(held, held.lend)
+        program, replaces = self._program(traces, arguments, defers=True)
+        in_place = replaces and (traces is None or held.is_owned)
+        values = values_of(self.body.states(of_model))
+        return program.lower(values, traces, *arguments, in_place=in_place)
 
     def _finished(
         self, found: DeferredTraces, before: Traces | None, owned: bool
@@ -258,8 +224,6 @@ def prepared(
     ------
     ShapeError, DtypeError, OptionError
         For arguments that the method does not accept.
-    NotCompiledError
-        If the model reads a value of the environment that has changed.
     """
     algorithm, sequences, options = learner.algorithm, request.sequences, request.options
     compiled = algorithm.compiled
@@ -298,9 +262,7 @@ def _new_driver(
 ) -> Driver:
     """Trace the body of a method, and return its driver."""
     algorithm, placing = learner.algorithm, learner.placing()
-    with (
-        for_devices(None if placing is None else placing.devices),
-    ):
+    with for_devices(None if placing is None else placing.devices):
         without_data = Request(request.method, (), request.options.compiled, request.chosen)
         body = BODIES[request.method](learner, without_data, arguments)
         return Driver(algorithm, body, placing)

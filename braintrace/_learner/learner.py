@@ -13,7 +13,6 @@ from .._ended import missing
 from .._errors import NotPicklableError
 from .._graph import ETraceGraph, Report, report_of
 from .._typing import Path, PyTree
-from ..sharding import DataAxis
 from . import sequences
 from .calls.compilations import Compilations
 from .calls.interceptor import interceptor_of
@@ -32,10 +31,9 @@ class Learner(brainstate.nn.Module):
     `etrace_grad`, `etrace_online`, `etrace_evolve` and `predict` run whole sequences, in which time
     is axis 0.
 
-    Calls are atomic: parameters, states and traces are all updated, or none. A signal (Ctrl-C, an
-    alarm) that arrives while they are written is deferred. If a program calls Python while it runs
-    (``jax.pure_callback``, ``jax.debug.print``, checks) and fails, the old values remain. Calls
-    from several threads are serialised; other threads can read the States meanwhile.
+    A call that Ctrl-C ends has updated parameters, states and traces, or none of them. Use a
+    learner in one thread. In other threads, and inside transformations of JAX, use the pure
+    functions of `functional`.
 
     Parameters
     ----------
@@ -262,11 +260,6 @@ class Learner(brainstate.nn.Module):
         """Number of updates that were skipped; see ``nonfinite`` of `etrace_online`."""
         notice_all(self.held_optimizer)
         return int(self.held_optimizer.skipped.value)
-
-    def divide(self, data: DataAxis) -> None:
-        """Shard the learner's arrays over the devices of a mesh; see `braintrace.shard`."""
-        self.algorithm.divide(data)
-        self.parts.place()
 
     @property
     def parts(self) -> LearnerParts:

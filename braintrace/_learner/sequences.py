@@ -42,14 +42,13 @@ def etrace_grad(
         Pytrees of arrays ``(T, …)``; ``step_fn`` receives the slices of one step.
     step_fn
         Calls this learner once and returns the scalar loss of the step (with ``has_aux``: a pair of
-        the loss and a pytree). It is traced once for its code, its defaults and its closed-over
-        values, so you can create a lambda in every call. It is traced again if one of them is
-        another, an attribute that it reads from an object or module, or a value that it reads from
-        ``brainstate.environ``. Changes of globals, inside closed-over lists, dicts and arrays, and
-        of attributes that it writes itself have no effect: store such values in a State. States
-        that it reads before the call, and States of your own, have no gradient from one step to the
-        next (nor, with a ``window``, to the next window): for a penalty on the change of a state,
-        let ``update`` return the change.
+        the loss and a pytree). It is compiled once for its code, its defaults, its closed-over
+        values, and the objects that global names in its code are bound to, so you can create a
+        lambda in every call. Numbers, strings and flags are compared by value, all other objects by
+        identity. Changes of attributes, and inside lists, dicts and arrays, have no effect: store
+        such values in a State. States of your own have no gradient from one step to the next (nor,
+        with a ``window``, to the next window): for a penalty on the change of a state, let
+        ``update`` return the change.
     window
         Number of steps that are differentiated in full. The gradient is backpropagation through
         time within each window, plus the rule's traces for the time before it. Windows start at the
@@ -104,7 +103,7 @@ def etrace_grad(
     ShapeError
         For sequences that are empty, differ in length or do not fit the states.
     DtypeError
-        For sequences, a mask or flags that are not JAX types.
+        For sequences whose numbers the dtype of the example arguments cannot represent.
     OptionError
         For an option value that is not accepted, or a ``step_fn`` that does not call the learner
         exactly once, writes a parameter or a hidden state, or returns no scalar.

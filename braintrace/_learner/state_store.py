@@ -70,7 +70,7 @@ class StateStore:
         written: Iterable[brainstate.State],
         run: Callable[[Take, list[Any]], None],
         settle: Callable[[Any], Changes],
-        can_fail: Callable[[Take], bool],
+        is_checked: bool = False,
     ) -> Any:
         """See `Store`."""
         done: list[Any] = []

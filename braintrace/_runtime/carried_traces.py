@@ -38,9 +38,7 @@ def computed(state: brainstate.State) -> Traces:
         # Otherwise a program that is traced here would be lowered for one device; see `_jax`.
         at_once = jax.ensure_compile_time_eval if is_transforming() else contextlib.nullcontext
         with at_once():
-            left = held(state)
-            if isinstance(left, LazyTraces):  # no other thread has computed them meanwhile
-                hold(state, left.compute())
+            hold(state, held(state).compute())
     result: Traces = held(state)
     return result
 

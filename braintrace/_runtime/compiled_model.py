@@ -171,7 +171,7 @@ class CompiledModel:
         return dataclasses.replace(self, step=step, settings=now)
 
     def analysed_again(self, analyse: Analyse) -> "CompiledModel":
-        """Return this model compiled by another analysis, for the same shapes and attributes."""
+        """Return this model compiled by another analysis, for the same shapes."""
         return self._with_only(self._analysed(analyse))
 
     def _analysed(self, analyse: Analyse) -> CompiledStep:

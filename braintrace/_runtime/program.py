@@ -15,7 +15,6 @@ import jax
 from .._brainstate import is_watched, peek_all, set_values, values_of
 from .._errors import LostTracesError, OptionError
 from .._graph import Traces
-from .._jax import calls_back
 from .._typing import path_name
 from .carried_traces import CarriedTraces
 from .states.model_states import States
@@ -41,7 +40,6 @@ class Program:
     def __init__(self, function: Callable[..., Any], donated: int | None = None) -> None:
         self._run = jax.jit(function)
         self._run_in_place = jax.jit(function, donate_argnums=() if donated is None else donated)
-        self._calls_back: bool | None = None
 
     def __call__(self, *arguments: Any, in_place: bool = False, done: list[Any]) -> None:
         """Run the function and append its results; ``in_place`` donates the buffers of its traces.
@@ -51,22 +49,9 @@ class Program:
         run = self._run_in_place if in_place else self._run
         done.extend(map(run, *([each] for each in arguments)))
 
-    def trace(self, *arguments: Any, in_place: bool = False) -> jax.stages.Traced:
-        """Return the program for arguments, which may be shapes."""
-        return (self._run_in_place if in_place else self._run).trace(*arguments)
-
-    def can_fail(self, example: Callable[[], tuple[Any, ...]]) -> bool:
-        """Test whether a call can fail at run time, because of callbacks or checks.
-
-        Parameters
-        ----------
-        example
-            Returns arguments; called at most once.
-        """
-        if self._calls_back is None:
-            self._calls_back = calls_back(self._run.trace(*example()).jaxpr)
-        config = jax.config
-        return bool(self._calls_back or config.jax_debug_nans or config.jax_debug_infs)
+    def lower(self, *arguments: Any, in_place: bool = False) -> jax.stages.Lowered:
+        """Lower the program for arguments."""
+        return (self._run_in_place if in_place else self._run).lower(*arguments)
 
 
 class Store(Protocol):
@@ -91,7 +76,7 @@ class Store(Protocol):
         written: Iterable[brainstate.State],
         run: Callable[[Take, list[Any]], None],
         settle: Callable[[Any], Changes],
-        can_fail: Callable[[Take], bool],
+        is_checked: bool = False,
     ) -> Any:
         """Run programs, write what they return, and return their results.
 
@@ -103,9 +88,8 @@ class Store(Protocol):
             Takes the traces, runs the program, and appends its results to a list.
         settle
             Returns the changes of these results.
-        can_fail
-            Tests whether a program can fail at run time; see `Program.can_fail`. It may read the
-            traces.
+        is_checked
+            Whether ``settle`` may refuse the results; the old values then remain.
         """
         ...
 
@@ -167,21 +151,19 @@ class LearnerStore:
         written: Iterable[brainstate.State],
         run: Callable[[Take, list[Any]], None],
         settle: Callable[[Any], Changes],
-        can_fail: Callable[[Take], bool],
+        is_checked: bool = False,
     ) -> Any:
         """See `Store`.
 
-        A program that can fail leaves the old values in place until it has succeeded. Others reuse
+        A checked program leaves the old values in place until its check has passed. Others reuse
         the buffers of the traces. If an interrupt ends the call between the program and the writes,
         the next call writes its results first; see `CarriedTraces.unfinished`.
         """
         done: list[Any] = []
-        if not self._is_watched and can_fail(self.traces.lend):  # else an outer program runs it
+        if is_checked and not self._is_watched:
             run(self.traces.lend, done)
             results, values, after = settle(done[0])
-            result = None if after is None else after()
-            jax.block_until_ready((results, values, result))
-            self.write(written, values, None if result is None else lambda: result)
+            self.write(written, values, after)
             return results
         changes: list[Changes] = []
 

@@ -76,9 +76,6 @@ def _run(
         new = dict(zip(traced.written_vars, written, strict=True))
         return outputs, list(whole_values(step.graph, states, new).values()), lambda: traces
 
-    def can_fail(lend: Take) -> bool:
-        return program.can_fail(lambda: (inputs, lend()[0], *sequences))
-
     traced = step.graph.traced
     written = [states[path] for path in traced.written_paths]
-    return jax.tree.unflatten(traced.output_tree, store.advance(written, run, settle, can_fail))
+    return jax.tree.unflatten(traced.output_tree, store.advance(written, run, settle))

@@ -50,12 +50,7 @@ class EligibilityTraces(CarriedTraces):
         if not self.pairs:
             return self
         own = held(self)
-        return own if isinstance(own, CarriedTraces) else self._packed()
-
-    def _packed(self) -> CarriedTraces:
-        """Move the traces to a separate State in packed form."""
-        own = held(self)
-        if not isinstance(own, CarriedTraces):  # no other thread has packed them meanwhile
+        if not isinstance(own, CarriedTraces):
             own = CarriedTraces(pack(own, self.pairs))
             own.stack_level = self.stack_level  # it belongs to the same transformations
             hold(self, own)
@@ -131,26 +126,10 @@ def _differences(own: Any, new: Any) -> list[str]:
     """Return a line for each difference between traces and the current ones."""
     if not isinstance(new, dict):
         return [f"\n- found {shown(new)}; expected a dict of traces"]
-    expected, result = _by_key(own), _by_key(new)
-    others = [
-        f"\n- made with {_option(key)}; this algorithm has {_option(other)}"
-        for key in sorted(result.keys() - expected.keys())
-        for other in sorted(expected.keys() - result.keys())
-        if _option(key) and key.split(", ")[0] == other.split(", ")[0]
-    ]
-    lines = list(dict.fromkeys(others))
-    if lines:  # these keys have been reported
-        for key in filter(_option, expected.keys() ^ result.keys()):
-            (result if key in result else expected).pop(key)
-    lines += differences(result, expected, lambda one, other: shown(one) == shown(other))
+    lines = differences(_by_key(new), _by_key(own), lambda one, other: shown(one) == shown(other))
     return lines or [f"\n- found the structure {jax.tree.structure(new)}"]
 
 
 def _by_key(traces: Any) -> dict[str, Any]:
     paths = jax.tree_util.tree_leaves_with_path(traces, is_leaf=lambda leaf: leaf is None)
     return {"/".join(str(getattr(k, "key", k)) for k in path): leaf for path, leaf in paths}
-
-
-def _option(key: str) -> str:
-    """Return the option that a key names, as in ``'decay=0.9'``, or nothing."""
-    return key.partition(", ")[2].partition("/")[0]

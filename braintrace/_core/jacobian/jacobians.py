@@ -130,7 +130,7 @@ def jacobians(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> Records:
         if "x" in graph.needs and relation.x_var is not None:
             records.x[x_key(graph, relation)] = at.value(relation.x_var)
     for group in graph.traced_groups:
-        for state in range(group.num_states):
+        for state in range(group.num_state):
             D, Df = _rows(at, group, state)
             records.D.update(D)
             records.Df.update(Df)

@@ -39,7 +39,7 @@ from ..state.units import split_loss, with_unit, with_units
 from .gradient import differentiating
 from .nonfinite_samples import reset_nonfinite
 from .recorder import Recorder, Reset, Values, first_written, run_online, values_of
-from .step_function import call_step_function, example_slices, no_loops_in_step_function
+from .step_function import call_step_function, example_slices
 from .update_function import run_update
 from .updates import Skip, StepResult, Update, update_of
 
@@ -128,8 +128,7 @@ class OnlineLearning:
             slices = jax.tree.map(
                 lambda leaf: jnp.broadcast_to(leaf, (length, *leaf.shape)), slices
             )
-        with no_loops_in_step_function():
-            return PureStep(self._algorithm.model, self._run, (), (traces, initial, slices))
+        return PureStep(self._algorithm.model, self._run, (), (traces, initial, slices))
 
     def _differentiating(self, learner: LearnerParts, example: Arguments) -> Differentiate:
         step_fn, every = self._options.step_fn, self._options.every

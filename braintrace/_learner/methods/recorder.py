@@ -26,9 +26,8 @@ RecordedStep: TypeAlias = Callable[[ETraceGraph, Inputs], tuple[list[Any], dict[
 """``(graph, inputs) -> (outputs, new states, records)`` of one step."""
 
 LOOPS = (
-    "`step_fn` calls the learner inside a compiled function, branch or loop, or uses an array that "
-    "an earlier trace has left in a list or an attribute. Call the learner directly, since the "
-    "whole step is compiled, and return results with `has_aux=True`."
+    "`step_fn` calls the learner inside a compiled function, branch or loop. Call the learner "
+    "directly, since the whole step is compiled, and return results with `has_aux=True`."
 )
 
 Reset: TypeAlias = jax.Array | None
@@ -145,8 +144,6 @@ class Recorder:
         ------
         OptionError
             Inside a transformation in the step function, or if a State was written.
-        NotCompiledError
-            If the step function has changed the model, or the environment that it reads.
         """
         if trace_state() != self._trace:
             raise OptionError(LOOPS)

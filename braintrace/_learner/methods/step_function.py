@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,7 +15,7 @@ from ..._errors import OptionError
 from ..._foreign import in_words
 from ..._typing import PyTree
 from ..calls.interceptor import intercepting
-from .recorder import LOOPS, Recorder
+from .recorder import Recorder
 
 
 def call_step_function(
@@ -45,11 +44,7 @@ def call_step_function(
         hidden state, or returns no floating-point number.
     """
     call = f"`step_fn` fails for {_called_with(step_fn, slices)}"
-    with (
-        intercepting(recorder.algorithm, recorder),
-        in_words(lambda: call),
-        no_loops_in_step_function(),
-    ):
+    with intercepting(recorder.algorithm, recorder), in_words(lambda: call):
         result = step_fn(*slices)
     if recorder.calls != 1:
         raise OptionError(
@@ -60,43 +55,27 @@ def call_step_function(
     return _loss_and_aux(result, has_aux)
 
 
-def call_loss_function(
-    loss_fn: Callable[..., PyTree], arguments: tuple[PyTree, ...], has_aux: bool
-) -> PyTree:
-    """Call the user's loss of an output and its labels, and check its result.
-
-    Raises
-    ------
-    OptionError
-        If it is not a function of them, fails, or returns no floating-point number.
-    """
-    with in_words(lambda: f"`loss_fn` fails for {_called_with(loss_fn, arguments)}"):
-        result = loss_fn(*arguments)
-    _loss_and_aux(result, has_aux, "loss_fn")
-    return result
-
-
-def _loss_and_aux(result: PyTree, has_aux: bool, name: str = "step_fn") -> tuple[PyTree, PyTree]:
+def _loss_and_aux(result: PyTree, has_aux: bool) -> tuple[PyTree, PyTree]:
     if has_aux and not (isinstance(result, tuple) and len(result) == 2):
-        raise OptionError(f"With `has_aux=True`, `{name}` must return a pair `(loss, aux)`.")
+        raise OptionError("With `has_aux=True`, `step_fn` must return a pair `(loss, aux)`.")
     loss, aux = result if has_aux else (result, None)
     is_pair = isinstance(loss, tuple) and len(loss) == 2
     hint = " With `has_aux=True` it returns a pair `(loss, aux)`." if is_pair else ""
-    check_loss(loss, hint, name)
+    check_loss(loss, hint)
     return loss, aux
 
 
-def check_loss(loss: PyTree, hint: str = "", name: str = "step_fn") -> None:
+def check_loss(loss: PyTree, hint: str = "") -> None:
     """Refuse a loss of a step that is not a floating-point number.
 
     Raises
     ------
     OptionError
-        If it is not, with the hint and the name of the function.
+        If it is not; the message ends with the hint.
     """
     if not _is_number(loss):
         raise OptionError(
-            f"`{name}` must return a scalar loss, a floating-point number; it returned "
+            "`step_fn` must return a scalar loss, a floating-point number; it returned "
             f"{shown(loss)}.{hint}"
         )
 
@@ -118,21 +97,6 @@ def update_parameters(update_fn: Callable[..., PyTree], *results: PyTree) -> Non
     """Call the user's function of the gradients, and with ``has_aux`` of the auxiliary results."""
     with in_words(lambda: f"`update_fn` fails for {_called_with(update_fn, results)}"):
         update_fn(*results)
-
-
-@contextlib.contextmanager
-def no_loops_in_step_function() -> Iterator[None]:
-    """Replace the error for a leaked tracer.
-
-    Raises
-    ------
-    OptionError
-        If the learner is called inside a transformation in the step function.
-    """
-    try:
-        yield
-    except jax.errors.UnexpectedTracerError as error:
-        raise OptionError(LOOPS) from error
 
 
 def example_slices(sequences: PyTree) -> PyTree:

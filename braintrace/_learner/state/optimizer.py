@@ -31,10 +31,6 @@ def is_transformation(optimizer: Any) -> bool:
     return isinstance(optimizer, tuple) and callable(getattr(optimizer, "init", None))
 
 
-class OptimizerState(brainstate.LongTermState):
-    """State with the state of a gradient transformation, or None."""
-
-
 class Running(NamedTuple):
     """Results of a call that may still be computed; see `notice_of_call`.
 
@@ -91,7 +87,7 @@ class LearnerOptimizer(brainstate.graph.Node):
     """
 
     def __init__(self) -> None:
-        self.transformed = OptimizerState(None)
+        self.transformed = brainstate.LongTermState(None)
         self.own: Any = None
         self.skipped = brainstate.LongTermState(jnp.zeros((), jnp.int32))
         self.noticed = Noticed()
@@ -136,7 +132,13 @@ class LearnerOptimizer(brainstate.graph.Node):
                 "States, write those; before the first update, call "
                 "`learner.init_optimizer(optimizer)`."
             )
-        self.transformed.value = given_state(peek(self.transformed), value)
+        held, new = peek(self.transformed), strongly_typed(value)
+        if not same_type(held, new):
+            raise ShapeError(
+                f"`optimizer_state` is {shown(value)}; expected a pytree like the current one "
+                f"({shown(held)}), with the same shapes and dtypes, or None to reset it."
+            )
+        self.transformed.value = new
 
     def forget(self) -> None:
         """Remove the optimizer."""
@@ -194,7 +196,10 @@ class LearnerOptimizer(brainstate.graph.Node):
             raise _other(f"the state of a {type(self.own).__name__}")
         if held is None:
             if is_watched():
-                raise _made_inside()
+                raise OptionError(
+                    "The state of `optimizer` would be created inside a transformation, which "
+                    "cannot store it. Call `learner.init_optimizer(optimizer)` before."
+                )
             self.transformed.value = fresh()
         elif not same_type(held, jax.eval_shape(fresh)):
             raise _other("the state of an optimizer of other parts or shapes")
@@ -226,27 +231,3 @@ def _other(what: str) -> OptionError:
         f"The learner holds {what}, which does not fit this `optimizer`. To use another "
         "optimizer, write `learner.optimizer_state = None` first."
     )
-
-
-def _made_inside() -> OptionError:
-    return OptionError(
-        "The state of `optimizer` would be created inside a transformation, which cannot store "
-        "it. Call `learner.init_optimizer(optimizer)` before."
-    )
-
-
-def given_state(held: PyTree, value: PyTree) -> PyTree:
-    """Return a user's state of a transformation as arrays.
-
-    Raises
-    ------
-    ShapeError
-        If the structure differs from the current state.
-    """
-    result = strongly_typed(value)
-    if not same_type(held, result):
-        raise ShapeError(
-            f"`optimizer_state` is {shown(value)}; expected a pytree like the current one "
-            f"({shown(held)}), with the same shapes and dtypes, or None to reset it."
-        )
-    return result

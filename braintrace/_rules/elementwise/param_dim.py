@@ -357,7 +357,7 @@ def _stored_states(graph: ETraceGraph, group: HiddenGroup, traces: Traces) -> se
     members = [(site, _states_at(site, traces)) for site in trace_sites(graph, group)]
     return {
         a
-        for a in range(group.num_states)
+        for a in range(group.num_state)
         if all(a in states for site, states in members if a in site.influence.reached)
     }
 
