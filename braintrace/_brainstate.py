@@ -11,7 +11,6 @@ Tried with brainstate 0.5.0, 0.5.4 and 0.6.0.
 import contextlib
 import dataclasses
 import functools
-import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -200,7 +199,7 @@ def values_of(states: Iterable[brainstate.State]) -> list[Any]:
     for state in states:
         value = state._value
         is_there = _is_plain(state.__class__) and not isinstance(value, _InvalidatedTraceValue)
-        found.append(state.value if not is_there or _has_hooks(state) else value)
+        found.append(state.value if not is_there or state.hooks.has_hooks() else value)
     return found
 
 
@@ -218,22 +217,11 @@ def set_values(
     """
     is_observed = _is_observed() or (not is_outside and is_transforming())
     for state, value in zip(states, values, strict=True):
-        if is_observed or not _is_plain(state.__class__) or _has_hooks(state):
+        if is_observed or not _is_plain(state.__class__) or state.hooks.has_hooks():
             state.value = value
         else:
             attributes = vars(state)
             attributes["_value"], attributes["_been_writen"] = value, True
-
-
-def _asks_manager(state: brainstate.State) -> bool:
-    return bool(state.hooks.has_hooks())
-
-
-_has_hooks: Callable[[brainstate.State], bool] = operator.attrgetter("_hooks_manager._has_hooks")
-try:
-    _has_hooks(brainstate.State(0))
-except AttributeError:  # pragma: no cover (a release of brainstate without this flag)
-    _has_hooks = _asks_manager
 
 
 _has_global_hooks = brainstate.GlobalHookRegistry.instance().has_hooks  # the only instance

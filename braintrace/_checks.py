@@ -4,7 +4,6 @@ A check is written where a wrong value would give a wrong number in silence, or 
 wrong first. All other mistakes raise the error of JAX, brainstate or Python.
 """
 
-import dataclasses
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -104,21 +103,11 @@ def check_model(model: Any) -> None:
 
 def path_filter(given: Any) -> Callable[[Path], bool]:
     """Return a path such as ``'cell/w'``, the beginning of one, or a function as a function."""
-    if isinstance(given, (str, tuple)):
-        return Below(tuple(given.split("/")) if isinstance(given, str) else given)
-    fits: Callable[[Path], bool] = given
-    return fits
-
-
-@dataclasses.dataclass(frozen=True)
-class Below:
-    """Predicate: whether a path starts with another path."""
-
-    start: tuple[Any, ...]
-
-    def __call__(self, path: Path) -> bool:
-        """Test a path; indices of lists may be given as strings."""
-        return tuple(map(str, path[: len(self.start)])) == tuple(map(str, self.start))
+    if not isinstance(given, (str, tuple)):
+        fits: Callable[[Path], bool] = given
+        return fits
+    start = tuple(map(str, given.split("/") if isinstance(given, str) else given))
+    return lambda path: tuple(map(str, path[: len(start)])) == start
 
 
 def common_length(shapes: Sequence[tuple[int, ...]], what: str) -> int:

@@ -1,8 +1,13 @@
-"""Exceptions of the library.
+"""Exceptions of the library, and notes on the exceptions of others.
 
 All have one base class. Every subclass also inherits the fitting built-in exception, so ``except
 ValueError`` also catches it.
 """
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator
+from types import ModuleType
 
 
 class BraintraceError(Exception):
@@ -101,3 +106,43 @@ class NotPicklableError(BraintraceError, TypeError):
 
 class NonFiniteWarning(UserWarning):
     """Updates are skipped because a loss or gradient is NaN or infinite."""
+
+
+@contextlib.contextmanager
+def in_words(call: Callable[[], str]) -> Iterator[None]:
+    """Add the call to an error that is raised inside."""
+    try:
+        yield
+    except BraintraceError:
+        raise
+    except Exception as error:
+        error.add_note(f"braintrace: {call()}")
+        raise
+
+
+def optional_import(name: str, extra: str) -> ModuleType:
+    """Import a module of an optional package.
+
+    Parameters
+    ----------
+    name
+        Dotted name of the module, such as ``"matplotlib.figure"``.
+    extra
+        The extra of this distribution that installs the package.
+
+    Raises
+    ------
+    MissingPackageError
+        If the package is not installed. A broken installation raises its own error.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if name != missing and not name.startswith(f"{missing}."):
+            raise
+        raise MissingPackageError(
+            f"This needs `{missing}`, which is not installed. From the folder of the sources: "
+            f'pip install -e ".[{extra}]"',
+            name=missing,
+        ) from error

@@ -14,9 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._errors import CheckpointError, NoCheckpointError
+from ._errors import CheckpointError, NoCheckpointError, optional_import
 from ._learner import Learner, LearnerState
-from ._optional import optional_import
 from ._typing import PyTree
 from .sharding import on_host
 

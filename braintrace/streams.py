@@ -13,9 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._checks import level_of_user
-from ._errors import OptionError
+from ._errors import OptionError, optional_import
 from ._learner import Learner, LearnerState
-from ._optional import optional_import
 from ._typing import PyTree
 
 Ahead: TypeAlias = dict[str, PyTree]

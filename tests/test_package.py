@@ -17,7 +17,7 @@ import pytest
 from public_names import LAYERS, PUBLIC, SOURCES, public_names
 
 import braintrace
-from braintrace._optional import optional_import
+from braintrace._errors import optional_import
 
 ROOT = pathlib.Path(__file__).parent.parent
 # A room imports from the rooms before it.
@@ -28,14 +28,10 @@ ROOMS = [
     "_jax",
     "_ended",
     "_errors",
-    "_optional",
     "_typing",
     "_tables",
     "_checks",
-    "_foreign",
-    "_interrupts",
     "_brainstate",
-    "_most_memory",
     "_function_model",
     "_jaxpr",
     "_etrace_op",

@@ -29,7 +29,7 @@ from .._runtime.states.model_states import (
 )
 from .._runtime.step_data import first_step
 from .._runtime.stepping import run_call
-from .._runtime.traces import EligibilityTraces, ReadoutFilter, start_of_filter
+from .._runtime.traces import EligibilityTraces, start_of_filter
 from .._typing import Path
 from ..sharding import DataAxis, Placement
 from .other_names import get_etrace_of, init_etrace_state
@@ -102,7 +102,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         self.every_state = self.window is not None  # whether traces follow every hidden state
         self.compiler_options = CompilerOptions(strict=strict, unroll_limit=unroll_limit, mark=mark)
         self.samples_of_model: int | None = None
-        self.filters: dict[str, ReadoutFilter] = {}
+        self.filters: dict[str, brainstate.ShortTermState] = {}
         self._compiled: CompiledModel | None = None
         self.found_states = FoundStates()
 
@@ -221,7 +221,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         """Allocate the traces of the compiled model for the start of the first sequence."""
         self.traces = EligibilityTraces({}, pairs_of(self.compiled.trace_specs))
         filters = self.compiled.graph.traced.filters
-        self.filters = {leaf.name: ReadoutFilter(start_of_filter(leaf)) for leaf in filters}
+        fresh = {leaf.name: start_of_filter(leaf) for leaf in filters}
+        self.filters = {name: brainstate.ShortTermState(zero) for name, zero in fresh.items()}
         self.leave_starting_traces()
 
     def divide(self, data: DataAxis) -> None:

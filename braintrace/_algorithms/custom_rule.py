@@ -33,8 +33,8 @@ def of_rule(rule: Rule) -> type[ETraceAlgorithm]:
         If the rule is not a frozen dataclass, or has an unknown ``jacobian``.
     """
     check_rule(rule)
-    own: Any = rule  # hashable: `check_rule` has checked that
-    return _class_of(own)
+    hashable: Any = rule
+    return _class_of(hashable)
 
 
 @functools.lru_cache(maxsize=256)

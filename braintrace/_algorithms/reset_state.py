@@ -8,8 +8,7 @@ import jax
 from .._brainstate import is_watched
 from .._core.products.complex_packing import pack, pairs_of
 from .._core.traces import outliving
-from .._errors import LostTracesError
-from .._foreign import in_words
+from .._errors import LostTracesError, in_words
 from .._runtime.changes import up_to_date
 from .._runtime.compiled_step import CompiledStep
 from .._runtime.resets import check_where, reset_samples
@@ -34,7 +33,7 @@ def reset_state(
         Booleans ``(batch,)``: the samples that are reset. Other samples continue. States
         without a batch axis continue unless all flags are set. ``None``: all samples.
     **kwargs
-        Options that an ``init_state`` of the model or of one of its modules declares by name.
+        Other arguments of ``init_state``, which brainstate passes to every module.
 
     Raises
     ------
@@ -42,8 +41,8 @@ def reset_state(
         If ``batch_size`` is ``None`` and ``init_state`` returns other shapes than the states
         have, or if the shape of ``where`` does not fit them.
     OptionError
-        For a name that no ``init_state`` declares; for ``where`` together with ``batch_size``;
-        if samples that share an input are reset separately (`ES_D_RTRL`).
+        For ``where`` together with ``batch_size``; if samples that share an input are reset
+        separately (`ES_D_RTRL`).
     """
     if not is_watched():
         algorithm.traces.carried.finish()
@@ -54,9 +53,7 @@ def reset_state(
         return
     if algorithm.samples_of_model is not None and batch_size is not None:
         algorithm.samples_of_model = batch_size
-    with in_words(
-        lambda: f"`reset_state` runs `init_state` of `{type(algorithm.model).__name__}`",
-    ):
+    with in_words(lambda: f"`reset_state` runs `init_state` of `{type(algorithm.model).__name__}`"):
         states, compiled = algorithm.found_states(algorithm.model), algorithm.compiled_model
         size = algorithm.samples_of_model
         values = compiled.initial_values(algorithm.model, states, batch_size, kwargs, size)

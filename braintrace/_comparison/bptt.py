@@ -14,8 +14,7 @@ import saiunit
 
 from .._brainstate import StatefulTrace, trace_stateful
 from .._checks import is_quantity, named
-from .._errors import OptionError
-from .._foreign import in_words
+from .._errors import OptionError, in_words
 from .._jax import strongly_typed
 from .._learner.build import initialise, mapped_size
 from .._learner.calls.arguments import weights_of

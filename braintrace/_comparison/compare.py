@@ -18,10 +18,9 @@ from jax.typing import ArrayLike
 
 from .._algorithms import ETraceAlgorithm, Immediate, algorithm_of, rule_and_options
 from .._checks import is_quantity
-from .._errors import BraintraceError, MissingPackageError, OptionError
+from .._errors import BraintraceError, MissingPackageError, OptionError, optional_import
 from .._learner.calls.arguments import weights_of
 from .._learner.calls.chunks import default_budget
-from .._optional import optional_import
 from .._pictures import in_bytes
 from .._typing import PyTree
 from .bptt import Bptt, bptt_of

@@ -15,8 +15,7 @@ from jax.typing import ArrayLike
 from .._brainstate import is_watched, undone
 from .._checks import check_model, named
 from .._core.zero import examples
-from .._errors import OptionError
-from .._foreign import in_words
+from .._errors import OptionError, in_words
 from .._jax import struct_of
 from .._learner.calls.arguments import length_of, of_numbers
 from .._typing import PyTree

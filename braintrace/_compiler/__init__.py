@@ -9,7 +9,6 @@ from .core.derivative import Derivative as Derivative
 from .frontend.state_arrays import component_count as component_count
 from .frontend.state_arrays import join_components as join_components
 from .frontend.state_arrays import split_components as split_components
-from .frontend.trace import described as described
 from .frontend.trace import state_paths as state_paths
 from .frontend.trace import trace_model as trace_model
 from .reports.diagnose import publish as publish

@@ -140,7 +140,7 @@ def step_of_layers(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[
         carried.update({leaf.in_var: value for leaf, value in zip(own, kept, strict=True)})
         seen.update(zip(layer.new_vars, evaluate(program, layer.new_vars, now, seen), strict=True))
         seen.update(_joined(graph, flat.layers[: number + 1], seen))
-    outputs, new_states = finish(graph, inputs, seen)
+    outputs, new_states = finish(graph.traced, inputs, seen)
     return outputs, {**new_states, **carried}
 
 

@@ -165,7 +165,7 @@ def probed_step(
         state.in_var: inputs[state.in_var] + probes[pre_step_probe(state)]
         for state in graph.read_by_output
     }
-    return finish(graph, {**inputs, **pre_step}, seen)
+    return finish(graph.traced, {**inputs, **pre_step}, seen)
 
 
 def _probed(graph: ETraceGraph, inputs: Inputs, weights: Weights, probes: Probes) -> dict[Var, Any]:
@@ -203,16 +203,9 @@ def _flat_probed(
 
 
 def finish(
-    graph: ETraceGraph, inputs: Inputs, overrides: dict[Var, Any]
-) -> tuple[list[Any], dict[Var, Any]]:
-    """Return the step's outputs and new states, given the values of some variables."""
-    return finish_program(graph.traced, inputs, overrides)
-
-
-def finish_program(
     traced: TracedModel, inputs: Inputs, overrides: dict[Var, Any]
 ) -> tuple[list[Any], dict[Var, Any]]:
-    """Return the same for a step without an analysis."""
+    """Return a step's outputs and new states, given the values of some variables."""
     written = [leaf for leaf in traced.leaves if leaf.out_var is not None]
     targets: list[Atom] = [*traced.output_atoms, *(leaf.out_var for leaf in written)]
     values = evaluate(traced.program, targets, inputs, overrides, effects=True)

@@ -19,7 +19,6 @@ from .jacobian.jacobians import Inputs, jacobians, operands
 from .probed_step import (
     Probes,
     finish,
-    finish_program,
     of_first_order,
     pre_step_probe,
     probe_shapes,
@@ -177,10 +176,10 @@ def plain_step(graph: ETraceGraph, inputs: Inputs) -> tuple[list[jax.Array], dic
     """Run one step of the model itself; filters of its readouts do not change."""
     model = graph.traced.unfiltered
     if model is None:
-        return finish(graph, inputs, {})
+        return finish(graph.traced, inputs, {})
     filtered = graph.traced
     pairs = zip(model.program.in_vars, filtered.program.in_vars, strict=False)
-    outputs, written = finish_program(model, {own: inputs[var] for own, var in pairs}, {})
+    outputs, written = finish(model, {own: inputs[var] for own, var in pairs}, {})
     pairs = zip(model.written_vars, filtered.written_vars, strict=False)
     new_states = {var: inputs[var] for var in filtered.written_vars}
     return outputs, new_states | {var: written[own] for own, var in pairs}

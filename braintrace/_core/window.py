@@ -84,7 +84,7 @@ def passed_step(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[Var
 
 
 def _in_full(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[Var, Any]]:
-    return finish(graph, inputs, {})
+    return finish(graph.traced, inputs, {})
 
 
 def _recorded(

@@ -1,15 +1,13 @@
 """Construction of a learner from a model."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import brainstate
 import jax
 
 from .._algorithms import ETraceAlgorithm, RulesByPath, algorithm_of
-from .._checks import check_model
-from .._errors import CompilationError, ShapeError
-from .._foreign import in_words
+from .._errors import in_words
 from .._rules import Rule
 from .._runtime.step_data import first_step
 from .learner import Learner
@@ -93,7 +91,6 @@ def compile(
     4.25
     """
     chosen = algorithm_of(algorithm, "algorithm")
-    check_model(model)
     if rules is not None:
         algorithm_options = {"elsewhere": chosen, "rules": rules, **algorithm_options}
         chosen = RulesByPath
@@ -103,13 +100,7 @@ def compile(
     size = None if vmap else batch_size
     instance.samples_of_model = size
     initialise(model, size)
-    try:
-        instance.compile_graph(*example, batch_size=mapped)
-    except (CompilationError, ShapeError) as error:
-        hint = None if vmap else _about_batch(example, batch_size)
-        if hint is None or not _is_about_shapes(error):
-            raise
-        raise type(error)(f"{error} {hint}") from error
+    instance.compile_graph(*example, batch_size=mapped)
     if mapped is not None:
         states = instance.states_of_model
         for path, value in instance.initial_values(states, mapped).items():
@@ -125,46 +116,7 @@ def initialise(model: brainstate.nn.Module, batch_size: int | None) -> None:
         brainstate.nn.init_all_states(model, **given)
 
 
-def _is_about_shapes(error: Exception) -> bool:
-    """Test whether a wrong batch axis may be the reason for an error of JAX or about a State."""
-    is_told = error.__cause__ is not None or "changes State" in str(error)
-    return isinstance(error, ShapeError) or is_told
-
-
-def _about_batch(example: tuple[Any, ...], batch_size: int | None) -> str | None:
-    """Return a hint about the batch size of a model that cannot be compiled."""
-    size = _common_size([shape[:-1] for shape in _shapes(example)])
-    if size is None or size == batch_size:
-        return None
-    return (
-        f"The arguments lead with an axis of {size}, and `batch_size` is {batch_size}: if that is "
-        f"the batch, pass `batch_size={size}`."
-    )
-
-
-def _shapes(example: tuple[Any, ...]) -> list[tuple[int, ...]]:
-    return [tuple(jax.numpy.shape(leaf)) for leaf in jax.tree.leaves(example)]
-
-
-def _common_size(shapes: Iterable[tuple[int, ...]]) -> int | None:
-    """Return the common size of the first axis of all arrays, or ``None``."""
-    sizes = {shape[0] if shape else None for shape in shapes}
-    return sizes.pop() if len(sizes) == 1 else None
-
-
 def mapped_size(example: tuple[Any, ...], batch_size: int | None) -> int:
-    """Return the size of the batch over which a model for one sample is mapped.
-
-    Raises
-    ------
-    ShapeError
-        If the arguments have no common first axis of that size.
-    """
-    shapes = _shapes(example)
-    size = _common_size(shapes)
-    if size is None or batch_size not in (None, size):
-        raise ShapeError(
-            f"With `vmap=True` every argument leads with the batch axis; `example_arguments` have "
-            f"the shapes {', '.join(map(str, shapes)) or 'none'} and `batch_size` is {batch_size}."
-        )
-    return size
+    """Return the size of the batch over which a model for one sample is mapped."""
+    sizes = (size for leaf in jax.tree.leaves(example) for size in jax.numpy.shape(leaf)[:1])
+    return next(sizes, 1) if batch_size is None else batch_size

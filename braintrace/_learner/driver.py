@@ -30,7 +30,7 @@ from .._runtime.states.model_states import States
 from .._typing import PyTree
 from .calls.arguments import flattened, weights_of
 from .calls.body import Arguments, Body, DeferredTraces, not_taken, run_to_the_end
-from .calls.chunks import ChunksByLength, steps_of
+from .calls.chunks import steps_of
 from .calls.compilations import DriverKey
 from .calls.options import Options
 from .calls.parts import HasParts, LearnerParts
@@ -83,11 +83,6 @@ class Driver:
         """Return a program that is named after the body, as profilers and dumps of XLA show it."""
         run = functools.update_wrapper(functools.partial(function), self.body.run)
         return Program(run, donated=1)
-
-    @property
-    def chunks_by_length(self) -> ChunksByLength:
-        """Chunks of the sequences so far."""
-        return self.body.chunks_by_length
 
     def _traced(self, values: list[PyTree], *arguments: PyTree) -> PyTree:
         return self.body.run(self._with_constant_states(values), *arguments)

@@ -241,7 +241,7 @@ class FunctionalLearner:
         own = object() if self._own else None  # their States are not observed
         drawn = brainstate.random.DEFAULT
         version = algorithm.states_of_model, algorithm.compiled, optimizer.version, drawn, own
-        if not all(map(operator.is_, self._known[0], version)) or self._learner.holds_more:
+        if not all(map(operator.is_, self._known[0], version)) or optimizer.own is not None:
             places = self._places()
             now = self._now(places, unpack(algorithm.starting_traces()))
             self._known = version, places, jax.tree.map(struct_of, now)

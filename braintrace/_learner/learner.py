@@ -53,7 +53,7 @@ class Learner(brainstate.nn.Module):
         super().__init__()
         self.algorithm = algorithm
         self.held_optimizer = LearnerOptimizer()
-        self._drivers: Compilations[Any] = Compilations(self)
+        self._drivers = Compilations(self)
 
     def __repr__(self) -> str:
         size = "not compiled"

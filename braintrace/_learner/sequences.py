@@ -46,9 +46,9 @@ def etrace_grad(
         values, and the objects that global names in its code are bound to, so you can create a
         lambda in every call. Numbers, strings and flags are compared by value, all other objects by
         identity. Changes of attributes, and inside lists, dicts and arrays, have no effect: store
-        such values in a State. States of your own have no gradient from one step to the next (nor,
-        with a ``window``, to the next window): for a penalty on the change of a state, let
-        ``update`` return the change.
+        such values in a State. States that it reads before the call, and States of your own, have
+        no gradient from one step to the next (nor, with a ``window``, to the next window): for a
+        penalty on the change of a state, let ``update`` return the change.
     window
         Number of steps that are differentiated in full. The gradient is backpropagation through
         time within each window, plus the rule's traces for the time before it. Windows start at the

@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import NonFiniteError, OptionError
-from .._optional import optional_import
+from .._errors import NonFiniteError, OptionError, optional_import
 from .._typing import PyTree
 from ..sharding import on_host
 from .calls.arguments import length_of

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .._optional import optional_import
+from .._errors import optional_import
 
 
 def draw_comparison(lines: Mapping[str, Sequence[tuple[int, float, str]]], ax: Any = None) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 from .._algorithms import ETraceAlgorithm
 from .._core.traces import size_in_bytes
-from .._optional import optional_import
+from .._errors import optional_import
 from .layers import BETWEEN_LAYERS, Layout, Point, Size, layout_of
 from .model_picture import picture_of
 from .parts import Arrow, Kind, Node, Picture, in_bytes

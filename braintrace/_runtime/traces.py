@@ -99,12 +99,8 @@ class EligibilityTraces(CarriedTraces):
             )
 
 
-class ReadoutFilter(brainstate.ShortTermState):
-    """State of one filter of a linear readout; it is zero at the start of a sequence."""
-
-
 def start_of_filter(leaf: StateLeaf) -> jax.Array:
-    """Return the initial value of a filter."""
+    """Return the initial value of a filter of a linear readout."""
     return jnp.zeros(leaf.shape, leaf.dtype)
 
 

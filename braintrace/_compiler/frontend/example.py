@@ -4,26 +4,9 @@ import brainstate
 import jax
 import numpy as np
 
-from ..._checks import check_model, named, parameter_names, shown
+from ..._checks import named, parameter_names, shown
 from ..._errors import ShapeError
 from ..._typing import PyTree, path_name
-
-
-def check_example(
-    model: brainstate.nn.Module, arguments: tuple[PyTree, ...], batch_size: int | None
-) -> None:
-    """Refuse an invalid model, and arguments that its ``update`` could not take.
-
-    Raises
-    ------
-    OptionError
-        If the model is no module.
-    ShapeError
-        If an argument of a vmapped model does not start with the batch axis.
-    """
-    check_model(model)
-    if batch_size is not None:
-        _check_batch(arguments, batch_size)
 
 
 def argument_names(model: brainstate.nn.Module, arguments: tuple[PyTree, ...]) -> list[str]:
@@ -31,7 +14,8 @@ def argument_names(model: brainstate.nn.Module, arguments: tuple[PyTree, ...]) -
     return parameter_names(model.update, len(arguments))
 
 
-def _check_batch(arguments: tuple[PyTree, ...], batch_size: int) -> None:
+def check_batch(arguments: tuple[PyTree, ...], batch_size: int) -> None:
+    """Refuse arguments of a vmapped model that do not start with the batch axis."""
     shapes = [tuple(np.shape(leaf)) for leaf in jax.tree.leaves(arguments)]
     if any(shape[:1] != (batch_size,) for shape in shapes):
         raise ShapeError(

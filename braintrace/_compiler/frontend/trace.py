@@ -15,8 +15,7 @@ import saiunit
 
 from ..._brainstate import StatefulTrace, trace_stateful
 from ..._checks import is_quantity, leaf_names, named
-from ..._errors import CompilationError
-from ..._foreign import in_words
+from ..._errors import CompilationError, in_words
 from ..._graph import Diagnostic, StateLeaf, TracedModel
 from ..._jax import (
     ClosedJaxpr,
@@ -31,7 +30,7 @@ from ..._typing import Path, PyTree, path_name
 from ..marking.marks import Marking, with_marks
 from ..marking.own_marks import has_own_marks
 from .canonicalize import rewriting, spell_out_broadcasts
-from .example import argument_names, call_of_update, check_example
+from .example import argument_names, call_of_update, check_batch
 from .mapped import map_over_batch, mapped_avals, mapped_axes
 from .slot_writes import writes_as_selections
 from .state_arrays import StateArray, kind_of, split_avals, split_states, state_arrays_of
@@ -74,9 +73,9 @@ def trace_model(
         If ``update`` writes a State inside a raw JAX loop or branch, or changes the shape, dtype or
         unit of a State.
     """
-    check_example(model, arguments, batch_size)
     names = argument_names(model, arguments)
     if batch_size is not None:
+        check_batch(arguments, batch_size)
         model = brainstate.graph.clone(model)
         brainstate.nn.init_all_states(model)
         arguments = jax.tree.map(lambda leaf: leaf[0], arguments)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from ..._jax import Atom, sharding_dependent
+from ..._jax import Atom
 from ..._jaxpr import Program, evaluate
 from ..._typing import PyTree
 from ..time_loops import scan_over_time
@@ -132,16 +132,7 @@ def values_over_time(
         current = {**fixed, **zip_dict(list(over_time), now)}
         return evaluate(program, targets, current)
 
-    def of_steps(*arrays: Any) -> list[jax.Array]:
-        return list(mode.map(of_step, list(arrays)))
-
-    if not targets:
-        return []
-    # On several devices, the map of an operation over time keeps samples where they are.
-    result: list[jax.Array] = sharding_dependent(
-        *over_time.values(), sharded=of_steps, unsharded=of_steps
-    )
-    return result
+    return list(mode.map(of_step, list(over_time.values()))) if targets else []
 
 
 def stretched(tree: PyTree, steps: int) -> PyTree:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from ..._brainstate import trace_stateful
 from ..._checks import shown
-from ..._compiler import described, state_paths
+from ..._compiler import state_paths
 from ..._errors import OptionError, ShapeError
 from ..._jax import calls_back, every_equation
 from ..._typing import PyTree, path_name
@@ -62,7 +62,6 @@ class PureStep:
                 "`step_fn` writes a parameter. Parameters are fixed during a sequence gradient: "
                 "update them with its result."
             )
-        self._model = model
         self.others = [state for state, _, parameter in pairs if parameter is None]
         self._is_written = [w for _, w, parameter in pairs if parameter is None]
 
@@ -108,25 +107,6 @@ class PureStep:
             next(new) if w else value for value, w in zip(others, self._is_written, strict=True)
         ]
 
-    def check_types(self, before: Sequence[Any], after: Sequence[Any]) -> None:
-        """Refuse new values of the written States whose type the next step cannot read.
-
-        Raises
-        ------
-        OptionError
-            If shape, dtype or unit of a State changes.
-        """
-        paths = state_paths(self._model)
-        for state, old, new in zip(self.written_of(self.others), before, after, strict=True):
-            if described(old) != described(new):
-                name = path_name(paths.get(id(state), (type(state).__name__,)))
-                raise OptionError(
-                    f"A step changes State '{name}' from {described(old)} to {described(new)}. "
-                    "States that `step_fn` and `update_fn` write keep shape, dtype and unit from "
-                    "step to step: convert the new value (`.astype`, `.to`), or initialise the "
-                    "State like it."
-                )
-
 
 def run_if(
     flag: jax.Array,
@@ -167,7 +147,6 @@ def run_if(
         # XLA computes what does not depend on the index before the loop, whether it runs or not.
         _, values = jax.lax.optimization_barrier((index, reads))
         written, result = step((), step.merge(others, now[0]), now[1], *values)
-        step.check_types(now[0], written)
         return written, result
 
     def selected(flag: jax.Array) -> Any:

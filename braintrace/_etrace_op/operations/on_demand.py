@@ -5,6 +5,7 @@ The registries initially contain the operations that their documentation lists.
 
 import dataclasses
 import functools
+import threading
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -15,6 +16,7 @@ Primitives: TypeAlias = Callable[[], tuple[ETPPrimitive, ETPPrimitive]]
 """Return the primitives of an operation, for one sample and for a batch; register them first."""
 
 _later: list[Primitives] = []
+_lock = threading.Lock()
 
 
 def on_demand(*, vector: ETPPrimitiveSpec, batch: ETPPrimitiveSpec) -> Primitives:
@@ -28,10 +30,14 @@ def on_demand(*, vector: ETPPrimitiveSpec, batch: ETPPrimitiveSpec) -> Primitive
     """
 
     @functools.cache
-    def primitives() -> tuple[ETPPrimitive, ETPPrimitive]:
+    def registered() -> tuple[ETPPrimitive, ETPPrimitive]:
         of_batch = register_primitive_spec(batch)
         of_sample = dataclasses.replace(vector, batched_form=of_batch)
         return register_primitive_spec(of_sample), of_batch
+
+    def primitives() -> tuple[ETPPrimitive, ETPPrimitive]:
+        with _lock:
+            return registered()
 
     _later.append(primitives)
     return primitives

@@ -4,30 +4,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 from ..._graph import ETraceGraph, SequenceRow
 from ..._typing import PyTree
 from .arguments import Chosen
-from .chunks import ChunksByLength
 from .function_key import key_of
 
 MOST_KEPT = 32
 """Maximum number of drivers that a learner keeps. A driver belongs to a step function with shapes
 and options. Programs use a few of them. Each contains executables of several megabytes and the
 captured values of the function."""
-
-
-class HasChunks(Protocol):
-    """A sequence program, as far as a report reads it."""
-
-    @property
-    def chunks_by_length(self) -> ChunksByLength:
-        """Chunks of the sequences so far."""
-        ...
-
-
-Driver = TypeVar("Driver", bound=HasChunks)
 
 
 class DriverKey(NamedTuple):
@@ -64,26 +51,26 @@ class DriverKey(NamedTuple):
     mesh: object = None
 
 
-class Compilations(Generic[Driver]):
+class Compilations:
     """The drivers that one learner has compiled; a clone starts with an empty cache."""
 
     def __init__(self, owner: object = None) -> None:
         self._owner = (lambda: None) if owner is None else weakref.ref(owner)
-        self._kept: dict[tuple[Any, ...], Driver] = {}
+        self._kept: dict[tuple[Any, ...], Any] = {}
 
     def is_of(self, learner: object) -> bool:
         """Test whether this cache belongs to a learner."""
         return self._owner() is learner
 
-    def __reduce__(self) -> tuple[type[Compilations[Any]], tuple[()]]:
+    def __reduce__(self) -> tuple[type[Compilations], tuple[()]]:
         return Compilations, ()
 
     def find(
         self,
         functions: Iterable[Callable[..., PyTree]],
         features: DriverKey,
-        make: Callable[[], Driver],
-    ) -> Driver:
+        make: Callable[[], Any],
+    ) -> Any:
         """Return the cached driver for functions and features, or compile it.
 
         Drivers of functions that read tracers of an enclosing transformation are not cached.
@@ -102,7 +89,7 @@ class Compilations(Generic[Driver]):
         """Yield the chunks that the methods have used for an analysed model."""
         for (*_, features), driver in list(self._kept.items()):
             if features.graph is graph:
-                for (_, from_zero), cut in driver.chunks_by_length.items():
+                for (_, from_zero), cut in driver.body.chunks_by_length.items():
                     yield SequenceRow(
                         method=features.method,
                         steps=cut.steps,

@@ -22,13 +22,13 @@ class ByIdentity:
     """An object that is compared by identity; the reference keeps its `id` unique."""
 
     def __init__(self, value: Any) -> None:
-        self._value = value
+        self.value = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ByIdentity) and other._value is self._value
+        return isinstance(other, ByIdentity) and other.value is self.value
 
     def __hash__(self) -> int:
-        return id(self._value)
+        return id(self.value)
 
 
 def key_of(function: Callable[..., Any]) -> tuple[Hashable, ...] | None:

@@ -1,8 +1,8 @@
 """Interception of learner calls while a user's function is traced.
 
 A step function calls the learner, and the call must run the step that is being traced instead of a
-step on the States. The replacement is bound to a context, so another thread that calls
-the same learner is not affected.
+step on the States. The replacement is bound to a context: another thread may trace pure functions
+of the same learner meanwhile.
 """
 
 import contextlib

@@ -29,7 +29,7 @@ class LearnerParts(NamedTuple):
 
     algorithm: ETraceAlgorithm
     held_optimizer: LearnerOptimizer
-    drivers: Compilations[Any]
+    drivers: Compilations
 
     @property
     def graph(self) -> ETraceGraph:
@@ -45,11 +45,6 @@ class LearnerParts(NamedTuple):
         """Return the parameters in the structure of their gradients."""
         states = self.algorithm.param_states
         return gradients_for(self.algorithm.model, {p: s.value for p, s in states.items()})
-
-    @property
-    def holds_more(self) -> bool:
-        """Whether the learner has an optimizer with its own States."""
-        return self.held_optimizer.own is not None
 
     def init_optimizer(self, optimizer: Any) -> None:
         """See `Learner.init_optimizer`."""

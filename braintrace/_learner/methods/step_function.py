@@ -11,8 +11,7 @@ import saiunit
 
 from ..._checks import is_quantity, named, parameter_names, shown
 from ..._core.zero import examples
-from ..._errors import OptionError
-from ..._foreign import in_words
+from ..._errors import OptionError, in_words
 from ..._typing import PyTree
 from ..calls.interceptor import intercepting
 from .recorder import Recorder

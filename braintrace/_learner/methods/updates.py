@@ -17,8 +17,7 @@ import jax.numpy as jnp
 from brainstate.nn import Module
 
 from ..._core.chunk.pure_step import run_if
-from ..._errors import ShapeError
-from ..._foreign import in_words
+from ..._errors import ShapeError, in_words
 from ..._function_model import gradients_by_path
 from ..._typing import PyTree
 from ..calls.options import Options

@@ -19,8 +19,7 @@ import jax.numpy as jnp
 
 from ..._brainstate import Hidden, is_watched, peek
 from ..._checks import shown
-from ..._errors import OptionError, ShapeError
-from ..._foreign import in_words
+from ..._errors import OptionError, ShapeError, in_words
 from ..._jax import strongly_typed
 from ..._typing import Path, PyTree
 from .leaves import same_type
@@ -84,6 +83,8 @@ class LearnerOptimizer(brainstate.graph.Node):
         Number of updates that were omitted because of non-finite numbers.
     noticed
         The number of them that a call has read.
+    version
+        The optimizer that the state belongs to, in an object that is replaced with it.
     """
 
     def __init__(self) -> None:
@@ -91,7 +92,7 @@ class LearnerOptimizer(brainstate.graph.Node):
         self.own: Any = None
         self.skipped = brainstate.LongTermState(jnp.zeros((), jnp.int32))
         self.noticed = Noticed()
-        self._known: Hidden[Any] = Hidden(None)
+        self.version: Hidden[Any] = Hidden(None)
 
     @property
     def states(self) -> dict[Path, brainstate.State]:
@@ -99,11 +100,6 @@ class LearnerOptimizer(brainstate.graph.Node):
         if peek(self.transformed) is not None:
             return {(): self.transformed}
         return {} if self.own is None else _states_of(self.own)
-
-    @property
-    def version(self) -> object:
-        """An object that is replaced if the optimizer is."""
-        return self._known
 
     @property
     def value(self) -> PyTree:
@@ -143,7 +139,7 @@ class LearnerOptimizer(brainstate.graph.Node):
     def forget(self) -> None:
         """Remove the optimizer."""
         self.transformed.value = None
-        self.own, self._known = None, Hidden(None)
+        self.own, self.version = None, Hidden(None)
 
     def begin(self, optimizer: Any, parameters: Callable[[], PyTree]) -> None:
         """Initialise an optimizer with its current state or a new one.
@@ -162,13 +158,13 @@ class LearnerOptimizer(brainstate.graph.Node):
             inside a transformation.
         """
         has_begun = self.own is not None or peek(self.transformed) is not None
-        if has_begun and self._known.value is optimizer:
+        if has_begun and self.version.value is optimizer:
             return
         if is_transformation(optimizer):
             self._begin_transformation(optimizer, parameters())
         else:
             self._begin_object(optimizer)
-        self._known = Hidden(optimizer)
+        self.version = Hidden(optimizer)
 
     def check_begun(self, optimizer: Any, parameters: Callable[[], PyTree]) -> None:
         """Refuse a transformation that has no state yet; see `begin`.

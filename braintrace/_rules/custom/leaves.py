@@ -1,8 +1,7 @@
 """Leaves of a rule's traces: specifications, resets, and checks of the rule's results."""
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import jax
@@ -11,7 +10,7 @@ import numpy as np
 
 from ..._core.traces import reset_traces
 from ..._core.zero import as_arrays
-from ..._errors import BraintraceError, OptionError, ShapeError
+from ..._errors import OptionError, ShapeError, in_words
 from ..._graph import Role, Traces, TraceSpec
 from ..._jax import struct_of
 from .protocol import Rule
@@ -71,7 +70,7 @@ class Leaves(Generic[Where]):
         OptionError, ShapeError
             If the rule changes the structure or a shape.
         """
-        with _with_site_in_errors(self.rule, "advance", self.site):
+        with in_words(_called(self.rule, "advance", self.site)):
             result = self.rule.advance(self.site, self._unflattened(arrays), J, x, F)
             like = self._unflattened(self.specs)
             named = _checked(self.rule, "advance", self.site, result, like)
@@ -85,7 +84,7 @@ class Leaves(Generic[Where]):
         OptionError, ShapeError
             If the rule does not return an array for each operand.
         """
-        with _with_site_in_errors(self.rule, "contract", self.site):
+        with in_words(_called(self.rule, "contract", self.site)):
             result = self.rule.contract(self.site, self._unflattened(arrays), mu)
             result = dict(result) if isinstance(result, Mapping) else result
             expected = dict(self.site.operands)
@@ -105,7 +104,7 @@ def leaves_of(rule: Rule, site: Where) -> Leaves[Where]:
         For a leaf whose first axis is not the samples.
     """
     of_shapes = dataclasses.replace(site, operands=jax.tree.map(struct_of, dict(site.operands)))
-    with _with_site_in_errors(rule, "init", site), jax.ensure_compile_time_eval():
+    with in_words(_called(rule, "init", site)), jax.ensure_compile_time_eval():
         paths, tree = jax.tree_util.tree_flatten_with_path(rule.init(of_shapes))
         specs = {}
         for path, leaf in paths:
@@ -153,16 +152,8 @@ def _spec_of(rule: Rule, site: Site, name: str, leaf: Any) -> TraceSpec:
     )
 
 
-@contextlib.contextmanager
-def _with_site_in_errors(rule: Rule, method: str, site: Site) -> Iterator[None]:
-    """Add the site to errors in a rule's function."""
-    try:
-        yield
-    except BraintraceError:
-        raise
-    except Exception as error:
-        error.add_note(f"`{type(rule).__name__}.{method}` was called for {site.name}.")
-        raise
+def _called(rule: Rule, method: str, site: Site) -> Callable[[], str]:
+    return lambda: f"`{type(rule).__name__}.{method}` was called for {site.name}"
 
 
 def _checked(rule: Rule, method: str, site: Site, found: Any, expected: Any) -> list[jax.Array]:

@@ -98,7 +98,7 @@ def check_rule(rule: Any) -> None:
         Naming the rule and the reason.
     """
     name, jacobian, known = type(rule).__name__, rule.jacobian, get_args(Jacobian)
-    if not dataclasses.is_dataclass(rule) or not _is_hashable(rule):
+    if not dataclasses.is_dataclass(rule):
         raise OptionError(
             f"The learning rule `{name}` is {rule!r}; expected a frozen dataclass with fields "
             "that can be hashed (numbers, strings, tuples, no arrays), as learners compare rules."
@@ -114,11 +114,3 @@ def rule_in_words(rule: Any) -> str:
     """Return the name of a rule with its options as text; traces belong to this text."""
     options = (f"{field.name}={getattr(rule, field.name)!r}" for field in dataclasses.fields(rule))
     return f"{type(rule).__name__}({', '.join(options)})"
-
-
-def _is_hashable(value: Any) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
