@@ -62,9 +62,6 @@ class Compilations:
         """Test whether this cache belongs to a learner."""
         return self._owner() is learner
 
-    def __reduce__(self) -> tuple[type[Compilations], tuple[()]]:
-        return Compilations, ()
-
     def find(
         self,
         functions: Iterable[Callable[..., PyTree]],

@@ -26,9 +26,6 @@ class FoundStates:
             self._held = [(*_place(model, path), s) for path, s in self._states.items()]
         return self._states
 
-    def __reduce__(self) -> tuple[type["FoundStates"], tuple[()]]:
-        return FoundStates, ()
-
 
 def _place(model: Any, path: tuple[Any, ...]) -> tuple[dict[Any, Any], Any]:
     """Return the dict that holds a State, and its key there; a State in a list is not followed."""
