@@ -105,7 +105,7 @@ class RulesByPath(ETraceAlgorithm):
         super().__init__(model, **shared)
         own = {name: value for name, value in options.items() if name not in SHARED}
         parts = [_part(given, rule) for given, rule in rules.items()]
-        parts.append(Part("", elsewhere, tuple(own.items()), None, _everywhere))
+        parts.append(Part("", elsewhere, tuple(own.items()), None, lambda path: True))
         made_ones = [part.instance(model) for part in parts]
         self._parts = _with_names(parts, made_ones)
         self._check_paths()
@@ -197,10 +197,6 @@ def _part(given: Any, rule: Any) -> Part:
     return Part(
         "", algorithm_of(algorithm, name), tuple(options.items()), given, path_filter(given)
     )
-
-
-def _everywhere(path: Path) -> bool:
-    return True
 
 
 def _with_names(parts: list[Part], instances: list[ETraceAlgorithm]) -> tuple[Part, ...]:

@@ -38,13 +38,13 @@ from .calls.placed import Placing, placed_body
 from .calls.request import Request, request_of
 from .calls.resets import Initial, check_reset, initial_values
 from .methods.evolve import evolving, predicting
-from .methods.gradient import differentiating
-from .methods.online import learning_online
+from .methods.gradient import SequenceGradient
+from .methods.online import OnlineLearning
 from .state.skips import notice_counted
 
 BODIES: dict[str, Callable[[LearnerParts, Request, Arguments], Body]] = {
-    "etrace_grad": differentiating,
-    "etrace_online": learning_online,
+    "etrace_grad": lambda *call: SequenceGradient(*call).body,
+    "etrace_online": lambda *call: OnlineLearning(*call).body,
     "etrace_evolve": evolving,
     "predict": predicting,
 }

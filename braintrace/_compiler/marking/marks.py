@@ -77,7 +77,7 @@ def marking_of(
     if mark == "explicit" or (mark is None and not needs_marks):
         return None
     if mark is None or mark == "auto":
-        return Marking(_every, unroll_limit, needs_marks, is_default=mark is None)
+        return Marking(lambda path: True, unroll_limit, needs_marks, is_default=mark is None)
     wants = path_filter(mark)
     paths = [tuple(path) for path in model.states(brainstate.ParamState)]
     if not any(map(wants, paths)):
@@ -86,10 +86,6 @@ def marking_of(
             f"its parameters are {quoted(list(map(path_name, paths)))}."
         )
     return Marking(wants, unroll_limit, needs_marks)
-
-
-def _every(path: Path) -> bool:
-    return True
 
 
 def with_marks(

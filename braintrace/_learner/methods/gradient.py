@@ -36,12 +36,6 @@ from .recorder import Recorder, perturbed_step, run_recorded
 from .sequence_chunk import SequenceChunk
 from .step_function import call_step_function, example_slices
 
-
-def differentiating(learner: LearnerParts, request: Request, example: Arguments) -> Body:
-    """Return a body that differentiates the loss of a sequence."""
-    return SequenceGradient(learner, request, example).body
-
-
 WINDOWS = (
     "`memory_budget` is given with `vjp_method='multi-step'`, where a chunk is the "
     "differentiated window, so its length changes the gradient. Give `chunk_size` instead, or "

@@ -36,7 +36,7 @@ from ..state.finite import check_finite
 from ..state.leaves import by_path
 from ..state.skips import notice_of_call
 from ..state.units import split_loss, with_unit, with_units
-from .gradient import differentiating
+from .gradient import SequenceGradient
 from .nonfinite_samples import reset_nonfinite
 from .recorder import Recorder, Reset, Values, first_written, run_online, values_of
 from .step_function import call_step_function, example_slices
@@ -48,17 +48,6 @@ Slices: TypeAlias = tuple[PyTree, Reset, jax.Array | None]
 
 Differentiate: TypeAlias = Callable[[Traces, Initial, Slices], tuple[StepResult, Traces]]
 """Returns the result of a step or block, and the traces after it; hidden States advance."""
-
-
-def learning_online(learner: LearnerParts, request: Request, example: Arguments) -> Body:
-    """Return a body that learns at every step, or after every block of steps.
-
-    Raises
-    ------
-    OptionError
-        If ``every`` is not a multiple of the window.
-    """
-    return OnlineLearning(learner, request, example).body
 
 
 class OnlineLearning:
@@ -195,7 +184,7 @@ class OnlineLearning:
         sequences, mask, (flags, initial) = example
         block = jax.tree.map(lambda leaf: leaf[: self._length], (sequences, mask, flags))
         request = Request("etrace_grad", block[0], options)
-        body = differentiating(learner, request, (*block[:2], (block[2], initial)))
+        body = SequenceGradient(learner, request, (*block[:2], (block[2], initial))).body
         states = body.states(self._algorithm.states_of_model)
 
         def of_block(traces: Traces, initial: Initial, inputs: Slices) -> tuple[StepResult, Traces]:
