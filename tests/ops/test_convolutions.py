@@ -115,7 +115,7 @@ DRAWN = {
 
 @pytest.mark.usefixtures("float64")
 def test_any_convolution_learns():
-    @functools.partial(drawn, 4)(convolutions())
+    @functools.partial(drawn, 3)(convolutions())
     def check(operation):
         xs = operation.inputs(STEPS, BATCH)
         expected = by_jacobians(operation, xs)
