@@ -122,14 +122,14 @@ class Leaky(brainstate.nn.Module):
 def gradient(operation, algorithm="d_rtrl", times=1):
     learner = braintrace.compile(Leaky(operation), algorithm, XS[0], batch_size=2)
     for _ in range(times):
-        found = learner.etrace_grad(XS, step_fn=lambda x: (learner(x) ** 2).sum(), chunk_size=3)
+        found = learner.etrace_grad(XS, step_fn=lambda x: (learner(x) ** 2).sum(), chunk_size=2)
     return dict(found)
 
 
-@pytest.mark.parametrize("register", STYLES)
-def test_every_style_learns_as_the_built_in_operation(register):
+@pytest.mark.parametrize("register", [by_spec, by_class, by_axes])
+def test_a_style_learns_as_the_built_in_operation(register):
     primitive = register()
-    algorithm = "es_d_rtrl" if register in (by_class, by_axes) else "d_rtrl"
+    algorithm = "es_d_rtrl" if register is by_axes else "d_rtrl"
     found = gradient(lambda *operands: primitive.bind(*operands, **PARAMS), algorithm)
     assert_close(found, gradient(lambda x, w, b: braintrace.matmul(x, 1.5 * w, b), algorithm))
 
