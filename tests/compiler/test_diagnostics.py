@@ -6,6 +6,7 @@ import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
+import oracle
 import places
 import pytest
 from jax.experimental import io_callback
@@ -255,6 +256,16 @@ def test_a_weight_that_is_marked_and_held_elsewhere_is_not_reported():
         return with_output({"h": leak(ops, p, h, x) + jnp.tanh(x @ copy)})
 
     assert not findings(compiled(Toy(held, "w")))
+
+
+def test_a_nonlinear_rule_on_the_way_to_an_output_is_exact():
+    def step(ops, p, h, x):
+        new = leak(ops, p, h, x)
+        return {"h": new, "k": clipped(new @ p["r"])}, clipped(new)
+
+    toy = Toy(step, "w r", "h k")
+    learner = compiled(toy, strict=True)
+    oracle.assert_close(gradient(learner), bptt(toy), 1e-10)
 
 
 def test_the_page_explains_every_kind():
