@@ -36,6 +36,9 @@ class Leaky(brainstate.nn.Module):
         return self.dropout(self.h.value)
 
 
+pytestmark = pytest.mark.core
+
+
 @pytest.fixture
 def learner():
     with brainstate.environ.context(fit=False):

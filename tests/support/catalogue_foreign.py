@@ -6,6 +6,7 @@ import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import saiunit as u
 from catalogue_models import BATCH, INPUTS, OUTPUTS, Cell, H, add, spike
 
@@ -247,11 +248,10 @@ class BrainpyNetwork(brainstate.nn.Module):
 
     def __init__(self, name):
         super().__init__()
-        import brainpy.state
-
+        neurons = pytest.importorskip("brainpy").state
         weight = draw(1, INPUTS, H) * 30 * u.mA
         self.dense = nn.Linear(INPUTS, H, w_init=weight, b_init=None)
-        self.neuron = getattr(brainpy.state, name)(H, spk_fun=spike)
+        self.neuron = getattr(neurons, name)(H, spk_fun=spike)
         self.w_out = brainstate.ParamState(draw(5, H, OUTPUTS))
 
     def update(self, x):
