@@ -1,271 +1,178 @@
-"""What is not finite is gone after a reset, and does not count where the mask is zero."""
+"""What a stream does where a loss or a gradient is NaN or infinite.
 
-import functools
+`nonfinite="skip"` leaves the update out and resets the samples that were reached; `"raise"` and
+`"ignore"` are on request. The first sentences are in ``tests/contract/test_contract.py``.
+"""
+
 import warnings
 
 import brainstate
-import catalogue
 import jax
 import jax.numpy as jnp
 import numpy as np
-import operation_cases
 import optax
 import pytest
-from assertions import assert_gradients_close, assert_same_bits
-from drivers import build_learner, compiled_once, named, snapshot, weights_of
-from rules import OF_SOME_MODELS, OTHERS
+from learners import (
+    ADAPTING,
+    TARGETS,
+    XS,
+    assert_same,
+    learner_of,
+    squared_error,
+    state_of,
+    step_of,
+    weights_of,
+)
+from random_models import BATCH, STEPS
 
 import braintrace
-from braintrace._core.chunk import pure_step
 
-LENGTH, BATCH = 7, 2
-# One sample is NaN in step 2, and starts anew before step 4; the last step is padding.
-RESET = np.zeros((LENGTH, BATCH), bool)
-RESET[0], RESET[4, 0] = True, True
-MASK = np.isin(np.arange(LENGTH), (2, 3, 6), invert=True)
-ES = {"decay_or_rank": 0.8}
-WINDOW = {"window": 3}
-METHODS = [
-    ("Rotation", "d_rtrl", "batch axis", {}, (1, 3)),
-    ("LSTMFused", "d_rtrl", "mapped", {"trace_dtype": jnp.bfloat16}, (LENGTH,)),
-    ("ALIFLateThreshold", "es_d_rtrl", "batch axis", ES, (3, LENGTH)),
-    ("ALIFLateThreshold", "d_rtrl", "mapped", WINDOW, (3, LENGTH)),
-    ("LSTMFused", "es_d_rtrl", "batch axis", {**ES, **WINDOW}, (6,)),  # two windows, then a step
-    *(("ALIFLateThreshold", rule.name, "batch axis", {}, (3, LENGTH)) for rule in OTHERS),
-    *((rule.case, rule.name, "batch axis", {}, (3, LENGTH)) for rule in OF_SOME_MODELS),
-]
-
-
-def sequences(case):
-    """Inputs with and without what is not finite, and targets."""
-    xs, targets = case.sequences(BATCH, LENGTH)
-    clean, dirty = np.array(xs), np.array(xs)
-    clean[2, 0], clean[6] = 0, 0
-    dirty[2, 0], dirty[6] = np.nan, np.inf
-    return clean, dirty, targets
-
-
-@pytest.mark.parametrize(
-    ("name", "algorithm", "style", "options", "chunk_sizes"),
-    [
-        ("LSTMFused", "d_rtrl", "mapped", {"trace_dtype": jnp.bfloat16}, (7,)),
-        ("LSTMFused", "es_d_rtrl", "batch axis", {"decay_or_rank": 0.8, "window": 3}, (6,)),
-    ],
-)
-def test_gradients_of_a_sequence(name, algorithm, style, options, chunk_sizes):
-    case = catalogue.BY_NAME[name]
-    learner = build_learner(case, algorithm, style, BATCH, **options)
-    clean, dirty, targets = sequences(case)
-
-    def step_fn(x, target):
-        return case.loss(learner(x), target)
-
-    def gradient(xs, **kinds):
-        _ = learner.algorithm.traces.value  # read, so that one program serves all
-        return learner.etrace_grad(
-            xs, targets, step_fn=step_fn, reduction="sum", return_value=True, **kinds
-        )
-
-    for chunk_size in chunk_sizes:
-        kinds = {"mask": MASK, "reset": RESET, "chunk_size": chunk_size}
-        expected, losses = gradient(clean, **kinds)
-        for call in ("masked", "the next"):
-            found, values = gradient(dirty, **kinds)
-            assert_gradients_close(found, expected, 1e-6, f"{call} call in chunks of {chunk_size}")
-            assert_same_bits(values, losses)
-
-
-@pytest.mark.parametrize("options", [{}, {"algorithm": "es_d_rtrl", **ES}])
-def test_states_and_traces_of_a_sequence(options):
-    case = catalogue.BY_NAME["Rotation"]
-    learner = build_learner(case, **options)
-    clean, dirty, _ = sequences(case)
-    found = []
-    for xs in (clean, dirty, dirty):
-        _ = learner.algorithm.traces.value
-        learner.etrace_evolve(xs[:6], reset=RESET[:6], chunk_size=3)
-        found.append(snapshot(learner))
-    for after in found[1:]:
-        assert_same_bits(after, found[0])
-
-
-@pytest.mark.parametrize(
-    ("name", "algorithm", "options"), [("Rotation", "d_rtrl", {}), ("LSTMFused", "es_d_rtrl", ES)]
-)
-def test_parameters_of_a_stream(name, algorithm, options):
-    """An `update_fn` that skips steps whose gradient is not finite; later ones learn."""
-    case = catalogue.BY_NAME[name]
-    clean, dirty, targets = sequences(case)
-    reset = RESET if algorithm == "d_rtrl" else RESET.any(1)
-    begin = compiled_once(lambda: build_learner(case, algorithm, **options))
-    learner = begin()
-    weights = weights_of(learner.algorithm.model)
-
-    def update(gradients, counts):
-        for path, weight in weights.items():
-            weight.value = jax.tree.map(
-                lambda w, g: jnp.where(counts, w - 0.1 * g, w), weight.value, gradients[path]
-            )
-
-    def step_fn(x, target, counts):
-        return case.loss(learner(x), target), counts
-
-    def run(xs):
-        begin()
-        for part in (slice(0, 3), slice(3, LENGTH)):  # NaN in the last step of the first call
-            now = (xs[part], targets[part], MASK[part])
-            functions = {"step_fn": step_fn, "update_fn": update}
-            rest = {"has_aux": True, "reset": reset[part], "nonfinite": "ignore"}
-            learner.etrace_online(*now, **functions, **rest)
-        return named({path: weight.value for path, weight in weights.items()})
-
-    assert_gradients_close(run(dirty), run(clean), 1e-6, name)
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "case"),
-    [(braintrace.D_RTRL, case) for case in operation_cases.CASES]
-    + [(braintrace.ES_D_RTRL, case) for case in operation_cases.CASES[2:6]],
-    ids=lambda value: getattr(value, "name", ""),
-)
-def test_traces_of_single_samples(algorithm, case):
-    model = operation_cases.Diagonal(case)
-    brainstate.nn.init_all_states(model, batch_size=BATCH)
-    instance = algorithm(model)
-    instance.compile_graph(case.inputs[0])
-    traces = jax.tree.map(lambda leaf: np.asarray(leaf) + leaf.dtype.type(3), instance.traces.value)
-    not_finite = jax.tree.map(
-        lambda leaf: np.full_like(leaf, np.nan) if leaf.dtype == np.float32 else leaf, traces
-    )
-    flags = np.array([True, False])
-    reset = jax.jit(instance.compiled.reset)
-    found, kept = (jax.device_get(reset(t, flags)) for t in (not_finite, traces))
-    for leaf, whole, before in zip(*map(jax.tree.leaves, (found, kept, traces)), strict=True):
-        anew, other = leaf.reshape(BATCH, -1)
-        np.testing.assert_array_equal(anew, 0)
-        assert leaf.dtype == jnp.int32 or np.isnan(other).all()
-        np.testing.assert_array_equal(whole.reshape(BATCH, -1)[1], before.reshape(BATCH, -1)[1])
-
-
-# --- what a stream does about it --------------------------------------------------------------
+pytestmark = pytest.mark.usefixtures("float64")
+OPTIMIZER = optax.sgd(0.01, momentum=0.9)
 
 
 def warns(*found):
     return pytest.warns(braintrace.NonFiniteWarning, match=".*".join(found))
 
 
-def learning(learner, case, xs, targets, rate=0.1, **options):
-    return learner.etrace_online(
-        xs,
-        targets,
-        step_fn=lambda x, target: case.loss(learner(x), target),
-        optimizer=optax.sgd(rate, momentum=0.9),
-        **options,
-    )
+def learn(learner, xs=XS, targets=TARGETS, **options):
+    options = {"step_fn": step_of(learner), "optimizer": OPTIMIZER, **options}
+    return learner.etrace_online(xs, targets, **options)
 
 
-STREAMS = [
-    ("ALIFLateThreshold", "d_rtrl", "batch axis", {}),
-    ("Leaky", "d_rtrl", "mapped", {}),
-]
+def spoiled(*steps):
+    """Inputs of which the first sample is NaN in some steps."""
+    xs = XS.copy()
+    xs[list(steps), 0] = np.nan
+    return xs
+
+
+def without_count(state):
+    """A state but for the number of skipped updates."""
+    return state.parameters, state.hidden, state.traces, state.optimizer
+
+
+# --- skipped
 
 
 @pytest.mark.core
-@pytest.mark.parametrize(("name", "algorithm", "style", "options"), STREAMS)
-def test_updates_that_are_not_finite_are_left_out(name, algorithm, style, options):
-    """A sample that is spoiled starts anew; the other one, and the optimizer, go on."""
-    case = catalogue.BY_NAME[name]
-    found, expected = (build_learner(case, algorithm, style, BATCH, **options) for _ in range(2))
-    xs, targets = map(np.array, case.sequences(BATCH, LENGTH))
-    spoiled = np.array(xs)
-    spoiled[2, 0] = np.nan
-    with warns("first at step 2 ", "skipped: 1", "Samples that were reset.*: 0\\."):
-        losses = learning(found, case, spoiled, targets)
+@pytest.mark.parametrize("every", [1, 3])
+def test_an_update_is_left_out_and_the_sample_starts_anew(every):
+    """As if the block were masked, and the sample reset after it."""
+    found, expected = (learner_of(ADAPTING, which=which) for which in range(2))
+    with warns(f"step {0 if every == 3 else 2} ", "skipped: 1", ": 0\\."):
+        learn(found, spoiled(2), every=every)
     assert found.skipped_updates == 1
-    assert "1" in str(found.report()).rpartition("left out")[2]
-
-    reset = np.zeros((LENGTH, BATCH), bool)
+    assert "1" in str(found.report()).rpartition("kipped")[2]
+    mask, reset = np.arange(STEPS) // every != 2 // every, np.zeros((STEPS, BATCH), bool)
     reset[3, 0] = True
-    alone = learning(expected, case, xs, targets, reset=reset, mask=np.arange(LENGTH) != 2)
-    kept = np.arange(LENGTH) != 2
-    np.testing.assert_allclose(losses[kept], alone[kept], rtol=1e-5)
-    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
-    jax.tree.map(close, snapshot(found), snapshot(expected))
-    jax.tree.map(close, found.optimizer_state, expected.optimizer_state)
+    learn(expected, mask=mask, reset=reset, every=every)
+    assert_same(without_count(state_of(found)), without_count(state_of(expected)))
 
 
 @pytest.mark.parametrize("every", [1, 3])
 def test_a_step_without_weight_spoils_no_later_one(every):
-    """A sample that it has spoiled starts anew after its block, in the same call or in the next."""
-    case = catalogue.BY_NAME["ALIFLateThreshold"]
-    xs, targets = map(np.array, case.sequences(BATCH, LENGTH))
-    spoiled, counts = np.array(xs), np.arange(LENGTH) != 2
-    spoiled[2, 0] = np.nan
-    begin = compiled_once(lambda: build_learner(case, batch=BATCH))
-    learner, reset = begin(), np.zeros((LENGTH, BATCH), bool)
+    """A sample that it has spoiled starts anew after its block, in this call or in the next."""
+    counts, reset = np.arange(STEPS) != 2, np.zeros((STEPS, BATCH), bool)
     reset[3, 0] = True
-    learning(learner, case, xs, targets, reset=reset, mask=counts, every=every)
-    expected = snapshot(learner)
-
-    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
+    expected = learner_of(ADAPTING, which=1)
+    learn(expected, reset=reset, mask=counts, every=every)
     for parts in ([slice(None)], [slice(0, 3), slice(3, None)]):
-        begin()
+        learner = learner_of(ADAPTING)
         for part in parts:
-            learning(learner, case, spoiled[part], targets[part], mask=counts[part], every=every)
+            learn(learner, spoiled(2)[part], TARGETS[part], mask=counts[part], every=every)
         assert learner.skipped_updates == 0
-        jax.tree.map(close, snapshot(learner), expected)
+        assert_same(state_of(learner), state_of(expected))
 
 
-def test_losses_that_are_not_finite_spoil_no_sample():
-    """Where states and traces are finite, they go on; a block is left out as a whole."""
-    case = catalogue.BY_NAME["Leaky"]
-    found, expected = (build_learner(case, batch=BATCH) for _ in range(2))
-    xs, targets = map(np.array, case.sequences(BATCH, LENGTH))
-    wrong = np.array(targets)
-    wrong[4] = np.inf
-    with warns("first at step 3 ", "all samples are finite"):
-        learning(found, case, xs, wrong, every=3)
+def test_a_loss_that_is_not_finite_spoils_no_sample():
+    found, expected = (learner_of(which=which) for which in range(2))
+    targets = TARGETS.copy()
+    targets[4] = np.inf
+    with warns("step 3 ", "finite"):
+        learn(found, XS, targets, every=3)
     assert found.skipped_updates == 1
-    learning(expected, case, xs, targets, mask=np.arange(LENGTH) // 3 != 1, every=3)
-    close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
-    jax.tree.map(close, snapshot(found), snapshot(expected))
+    learn(expected, mask=np.arange(STEPS) < 3, every=3)
+    assert_same(without_count(state_of(found)), without_count(state_of(expected)))
 
 
-def test_skipping_within_functions_of_the_state():
-    """Also mapped: each learner skips for itself."""
-    case = catalogue.BY_NAME["Leaky"]
-    learner = build_learner(case, batch=BATCH)
-    learner.init_optimizer(optax.sgd(0.1, momentum=0.9))
+def test_a_single_gradient_is_looked_at_before_the_update_hides_it():
+    learner = learner_of()
+
+    def hide(gradients):
+        gradients.update(jax.tree.map(jnp.nan_to_num, gradients))
+
+    def step(nonfinite):
+        options = {"optimizer": None, "update_fn": hide, "nonfinite": nonfinite}
+        learn(learner, XS[:1], np.inf * TARGETS[:1], **options)
+
+    with pytest.raises(braintrace.NonFiniteError):
+        step("raise")
+    with warns("step 0 "):
+        step("skip")
+        assert learner.skipped_updates == 1
+    step("ignore")
+    assert learner.skipped_updates == 1
+
+
+def test_learners_that_are_mapped_skip_for_themselves():
+    learner = learner_of()
+    learner.init_optimizer(OPTIMIZER)
     pure = learner.functional()
-    xs, targets = map(np.array, case.sequences(BATCH, LENGTH))
-    spoiled = np.array(xs)
-    spoiled[2, 0] = np.nan
 
     def run(xs):
-        return pure.online(
-            pure.state(),
-            xs,
-            targets,
-            step_fn=lambda x, target: case.loss(learner(x), target),
-            optimizer=optax.sgd(0.1, momentum=0.9),
-        )
+        options = {"step_fn": step_of(learner), "optimizer": OPTIMIZER}
+        return pure.online(pure.state(), xs, TARGETS, **options)
 
-    state, losses = jax.vmap(run)(jnp.stack([xs, spoiled]))
-    skipped = state.others[("braintrace", "skipped_updates")]
-    np.testing.assert_array_equal(skipped, [0, 1])
-    assert np.all(np.isfinite(jax.tree.leaves(state.parameters)[0]))
-    np.testing.assert_allclose(losses[0], learning(learner, case, xs, targets), rtol=1e-5)
+    state, losses = jax.vmap(run)(jnp.stack([XS, spoiled(2)]))
+    np.testing.assert_array_equal(state.others["braintrace", "skipped_updates"], [0, 1])
+    assert all(np.isfinite(leaf).all() for leaf in state.parameters.values())
+    assert_same(losses[0], learn(learner))
+
+
+def test_initial_states_are_drawn_for_a_skipped_update_alone():
+    class Noisy(brainstate.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = brainstate.ParamState(jnp.ones(3))
+
+        def init_state(self, batch_size=None):
+            self.h = brainstate.HiddenState(
+                brainstate.random.normal(size=(batch_size, 3), dtype=float)
+            )
+
+        def update(self, x):
+            self.h.value = jnp.tanh(0.5 * self.h.value + braintrace.element_wise(self.w.value) * x)
+            return self.h.value
+
+    brainstate.random.seed(0)
+    model, xs = Noisy(), jnp.ones((4, BATCH, 3))
+    learner = braintrace.compile(model, "d_rtrl", xs[0], batch_size=BATCH)
+    options = {"step_fn": lambda x: jnp.sum(learner(x)), "optimizer": optax.sgd(0.1)}
+
+    def key():
+        return np.asarray(jax.random.key_data(brainstate.random.DEFAULT.value))
+
+    before = key()
+    learner.etrace_online(xs, **options)
+    np.testing.assert_array_equal(key(), before)
+    with warns(": 1\\."):
+        learner.etrace_online(xs.at[3, 1].set(jnp.nan), **options)
+    assert np.any(key() != before)
+    assert np.isfinite(model.w.value).all()
+    assert np.unique(model.h.value[1]).size == 3
+
+
+# --- raised
 
 
 @pytest.mark.core
 @pytest.mark.parametrize(("where", "every"), [("loss", 1), ("gradient", 3)])
-def test_a_stream_that_is_not_finite_is_refused(where, every):
-    """The message names step, loss and parameter; the learner is as it was."""
-    case = catalogue.BY_NAME["Leaky"]
-    learner = build_learner(case, batch=BATCH)
-    xs, targets = map(np.array, case.sequences(BATCH, LENGTH))
-    learning(learner, case, xs, targets, nonfinite="raise", every=every)
-    before = snapshot(learner), learner.optimizer_state
+def test_an_error_names_step_loss_and_parameter(where, every):
+    """The learner is as it was."""
+    learner = learner_of()
+    learner.init_optimizer(OPTIMIZER)
+    before = state_of(learner)
 
     @jax.custom_jvp
     def cut(h, scale):
@@ -274,197 +181,83 @@ def test_a_stream_that_is_not_finite_is_refused(where, every):
     cut.defjvp(lambda primals, tangents: (primals[0], tangents[0] * primals[1]))
 
     def step_fn(x, target, scale):
-        out = cut(learner(x), scale) if where == "gradient" else learner(x) * scale
-        return case.loss(out, target)
+        y = learner(x)
+        return squared_error(cut(y, scale) if where == "gradient" else scale * y, target)
 
-    scales = np.where(np.arange(LENGTH) == 4, np.float32(np.inf), np.float32(1))
+    scales = np.where(np.arange(STEPS) == 4, np.inf, 1.0)
+    options = {"step_fn": step_fn, "optimizer": OPTIMIZER, "nonfinite": "raise", "every": every}
     with pytest.raises(braintrace.NonFiniteError) as caught:
-        learner.etrace_online(
-            xs,
-            targets,
-            scales,
-            step_fn=step_fn,
-            optimizer=optax.sgd(0.1, momentum=0.9),
-            nonfinite="raise",
-            every=every,
-        )
+        learner.etrace_online(XS, TARGETS, scales, **options)
     error = caught.value
     assert isinstance(error, FloatingPointError)
-    assert error.step == (3 if where == "gradient" and every == 3 else 4)
-    assert error.steps == every and error.parameter == "w_in"
+    assert error.step == (3 if where == "gradient" else 4)
+    assert error.steps == every
+    assert error.parameter in ("w0", "b0", "d0", "out")
     assert np.isfinite(error.loss) == (where == "gradient")
-    assert "'w_in'" in str(error) and str(error.step) in str(error)
-    assert_same_bits((snapshot(learner), learner.optimizer_state), before)
+    assert error.parameter in str(error) and str(error.step) in str(error)
+    assert_same(state_of(learner), before, 0)
 
 
-@pytest.mark.parametrize("nonfinite", ["skip", "raise"])
-def test_a_single_gradient_is_looked_at_before_the_update_hides_it(nonfinite):
-    case = catalogue.BY_NAME["Leaky"]
-    learner = build_learner(case, batch=BATCH)
-    xs, targets = case.sequences(BATCH, 1)
-
-    def hide(gradients):
-        gradients.update(jax.tree.map(jnp.nan_to_num, gradients))
-
-    def step():
-        learner.etrace_online(
-            xs,
-            targets * jnp.inf,
-            step_fn=lambda x, target: case.loss(learner(x), target),
-            update_fn=hide,
-            nonfinite=nonfinite,
-        )
-
-    if nonfinite == "raise":
-        with pytest.raises(braintrace.NonFiniteError, match="'w_in'"):
-            step()
-    else:
-        with warns("first at step 0 "):
-            step()
-            assert learner.skipped_updates == 1
-
-
-def spoiled_stream(case, *steps):
-    """Inputs of which sample 0 is NaN in some steps, and targets."""
-    xs, targets = map(np.array, case.sequences(BATCH, LENGTH))
-    xs[list(steps), 0] = np.nan
-    return xs, targets
+# --- when it is told
 
 
 @pytest.mark.core
-def test_by_default_one_nan_destroys_no_parameter_and_warns_once():
-    """Also step by step, and in blocks; a reset in the same step is no other warning."""
-    case = catalogue.BY_NAME["Leaky"]
-    xs, targets = spoiled_stream(case, 2, 4)
-    flags = np.arange(LENGTH) == 4
-    for every in (1, 2):
-        learner = build_learner(case, batch=BATCH)
-        with warns("first at step 2 ") as caught:
-            learning(learner, case, xs, targets, every=every, reset=flags)
-        assert len(caught) == 1 and learner.skipped_updates == 2
-        assert np.isfinite(jax.tree.leaves(snapshot(learner))[0]).all()
-    single = build_learner(case, batch=BATCH)
-    with warns("first at step 0 ", "skipped: 1") as caught:
-        for step in range(LENGTH):
-            part = slice(step, step + 1)
-            learning(single, case, xs[part], targets[part], reset=flags[part])
-        assert single.skipped_updates == 2
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_call_warns_once(every):
+    """A reset in the same step is no other warning."""
+    learner, reset = learner_of(), np.arange(STEPS) == 4
+    with warns("step 2 ") as caught:
+        learn(learner, spoiled(2, 4), every=every, reset=reset)
     assert len(caught) == 1
-
-
-@pytest.mark.core
-def test_an_accelerator_skips_the_same_updates(monkeypatch):
-    """It selects the results of large updates, which a processor leaves out."""
-    case, found = catalogue.BY_NAME["Leaky"], []
-    xs, targets = spoiled_stream(case, 2)
-    monkeypatch.setattr(pure_step, "FEW", 0)
-    for platform in ("cpu", "default"):
-        choose = functools.partial(chosen_branch, platform)
-        monkeypatch.setattr(jax.lax, "platform_dependent", choose)
-        learner = build_learner(case, batch=BATCH)
-        with warns("first at step 2 ", "skipped: 1", "Samples that were reset.*: 0\\."):
-            learning(learner, case, xs, targets)
-        found.append((snapshot(learner), learner.optimizer_state))
-    close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
-    jax.tree.map(close, *found)
-
-
-def chosen_branch(platform, *arguments, **branches):
-    return branches[platform](*arguments)
+    assert learner.skipped_updates == 2
+    assert all(np.isfinite(leaf).all() for leaf in weights_of(learner).values())
 
 
 def test_a_call_of_one_step_warns_at_the_latest_in_the_eighth_call_after_it():
-    case = catalogue.BY_NAME["Leaky"]
-    learner = build_learner(case, batch=BATCH)
-    xs, targets = spoiled_stream(case, 0)
-    with warns("first at step 0 of a call", "Samples that were reset.*: 0\\."):
+    learner = learner_of()
+    with warns("step 0 of a call"):
         for step in [0] + 8 * [1]:
-            learning(learner, case, xs[step : step + 1], targets[step : step + 1])
+            learn(learner, spoiled(0)[step : step + 1], TARGETS[step : step + 1])
     assert learner.skipped_updates == 1
 
 
 def test_the_next_warning_follows_at_ten_times_as_many():
-    case = catalogue.BY_NAME["Leaky"]
-    learner = build_learner(case, batch=BATCH)
-    counts = []
-    for bad in ([3], range(LENGTH), [1], [5]):
+    learner, counts = learner_of(), []
+    for bad in ([3], range(STEPS), [1, 2], [5]):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", braintrace.NonFiniteWarning)
-            learning(learner, case, *spoiled_stream(case, *bad), rate=1e-4)
+            learn(learner, spoiled(*bad))
         counts.append((learner.skipped_updates, len(caught)))
-    assert counts == [(1, 1), (8, 0), (9, 0), (10, 1)]
-
-
-def test_a_logged_call_counts_steps_from_its_start():
-    case = catalogue.BY_NAME["Leaky"]
-    learner = build_learner(case, batch=BATCH)
-    xs, targets = spoiled_stream(case, 5)
-    with warns("first at step 5 "):
-        learning(learner, case, xs, targets, log_every=1, on_log=lambda step, metrics: None)
+    assert counts == [(1, 1), (7, 0), (9, 0), (10, 1)]
 
 
 @pytest.mark.parametrize("kind", ["jax", "brainstate"])
-def test_updates_that_a_transformation_skips_are_counted_and_the_next_call_warns(kind):
-    case = catalogue.BY_NAME["Leaky"]
-    learner = build_learner(case, batch=BATCH)
-    xs, targets = spoiled_stream(case, 2)
-    learner.init_optimizer(optax.sgd(0.1, momentum=0.9))
+def test_updates_that_a_transformation_skips_are_told_by_the_next_call(kind):
+    learner = learner_of(which=kind)
+    learner.init_optimizer(OPTIMIZER)
     if kind == "jax":
         pure = learner.functional()
-        options = {
-            "step_fn": lambda x, target: case.loss(learner(x), target),
-            "optimizer": optax.sgd(0.1, momentum=0.9),
-        }
-        state, _ = jax.jit(lambda state: pure.online(state, xs, targets, **options))(pure.state())
-        pure.restore(state)
+        options = {"step_fn": step_of(learner), "optimizer": OPTIMIZER}
+        run = jax.jit(lambda state: pure.online(state, spoiled(2), TARGETS, **options)[0])
+        pure.restore(run(pure.state()))
     else:
-        brainstate.transform.jit(lambda: learning(learner, case, xs, targets))()
+        brainstate.transform.jit(lambda: learn(learner, spoiled(2)))()
     assert learner.skipped_updates == 1
-    assert np.isfinite(jax.tree.leaves(snapshot(learner))[0]).all()
-    with warns("inside a transformation", "restored: 1"):
-        learner.predict(targets[:1] if xs.shape[1:] == targets.shape[1:] else xs[:1])
-    learner.predict(xs[1:2])
+    assert all(np.isfinite(leaf).all() for leaf in weights_of(learner).values())
+    with warns("transformation", ": 1"):
+        learner.predict(XS[:1])
+    learner.predict(XS[1:2])
 
 
-def test_the_count_survives_in_a_state_and_warns_in_another_learner():
-    case = catalogue.BY_NAME["Leaky"]
-    learner, other = (build_learner(case, batch=BATCH) for _ in range(2))
-    xs, targets = spoiled_stream(case, 2)
+def test_the_count_is_part_of_a_state():
+    learner, other = (learner_of(which=which) for which in range(2))
     with warns("skipped: 1"):
-        learning(learner, case, xs, targets)
+        learn(learner, spoiled(2))
+    other.init_optimizer(OPTIMIZER)
     other.functional().restore(learner.functional().state())
     assert other.skipped_updates == 1
-    with warns("state was restored: 1") as caught:
-        learning(other, case, xs[:1], targets[:1])
+    with warns("restored: 1") as caught:
+        learn(other, XS[:1], TARGETS[:1])
     assert len(caught) == 1
-    learning(other, case, xs, targets)  # 2 is less than ten times as many
+    learn(other, spoiled(2))  # 2 is less than ten times as many
     assert other.skipped_updates == 2
-
-
-def test_random_initial_states_are_drawn_for_a_skipped_update_alone():
-    class Noisy(brainstate.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.w = brainstate.ParamState(jnp.ones(3))
-
-        def init_state(self, batch_size=None):
-            start = brainstate.random.normal(size=(batch_size, 3))
-            self.h = brainstate.HiddenState(start)
-
-        def update(self, x):
-            self.h.value = jnp.tanh(0.5 * self.h.value + braintrace.element_wise(self.w.value) * x)
-            return self.h.value
-
-    brainstate.random.seed(0)
-    model = Noisy()
-    learner = braintrace.compile(model, "d_rtrl", jnp.ones((BATCH, 3)), batch_size=BATCH)
-    key = jax.random.key_data(brainstate.random.DEFAULT.value)
-    xs = jnp.ones((4, BATCH, 3))
-    options = {"step_fn": lambda x: jnp.sum(learner(x)), "optimizer": optax.sgd(0.1)}
-    learner.etrace_online(xs, **options)
-    np.testing.assert_array_equal(jax.random.key_data(brainstate.random.DEFAULT.value), key)
-    with warns("reset, with non-finite states or traces: 1"):
-        learner.etrace_online(xs.at[3, 1].set(jnp.nan), **options)
-    assert np.any(jax.random.key_data(brainstate.random.DEFAULT.value) != key)
-    assert np.isfinite(model.h.value).all() and np.isfinite(model.w.value).all()
-    assert np.unique(model.h.value[1]).size == 3  # a new draw

@@ -1,135 +1,246 @@
-"""Resets inside a sequence are the same as separate sequences."""
+"""A sample that starts anew is as in a sequence of its own, wherever and however it is reset.
 
-import catalogue
-import hypothesis.strategies as st
+Resets inside the sequences of random models are in ``tests/test_gradients.py``.
+"""
+
+import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from assertions import assert_gradients_close, assert_gradients_differ, assert_states_close
-from drawn import drawn
-from drivers import build_learner, named, sequence_gradient, shared_learner, snapshot, summed
-from rules import OF_SOME_MODELS, OTHERS
+import random_models
+from learners import (
+    ADAPTING,
+    LEAKY,
+    LSTM,
+    TARGETS,
+    XS,
+    assert_same,
+    expected_gradient,
+    gradient,
+    learner_of,
+    quietly_compiled,
+    state_of,
+)
+from oracle import assert_close
+from paths import add
+from random_models import BATCH, INPUTS, STEPS, UNITS, Marked, Module, model_of
 
-LENGTH, BATCH = 8, 2
-NAMES = ("IndRNN", "ALIFLateThreshold", "LSTMFused", "Rotation")
-METHODS = [
-    ("d_rtrl", "batch axis", {}),
-    ("d_rtrl", "mapped", {}),
-    ("es_d_rtrl", "batch axis", {"decay_or_rank": 0.8}),
-    ("es_d_rtrl", "mapped", {"decay_or_rank": 0.8}),
-    ("d_rtrl", "batch axis", {"window": 4}),
-    *((rule.name, "batch axis", {}) for rule in OTHERS),
-]
-MODELS_AND_METHODS = pytest.mark.parametrize(
-    ("case", "algorithm", "style", "options"),
-    [
-        pytest.param(catalogue.BY_NAME[name], *method, id="-".join([name, *map(str, method)]))
-        for name in NAMES
-        for method in METHODS
-    ]
-    + [
-        pytest.param(
-            catalogue.BY_NAME[rule.case], rule.name, "batch axis", {}, id=f"{rule.case}-{rule.name}"
+import braintrace
+
+pytestmark = pytest.mark.usefixtures("float64")
+RESET = np.zeros((STEPS, BATCH), bool)
+RESET[2, 0], RESET[3], RESET[5, 1] = True, True, True
+
+
+# --- what is not finite is gone
+
+RULES = {
+    "d_rtrl": {"trace_dtype": jnp.bfloat16},
+    "es_d_rtrl": {"decay_or_rank": 0.8},
+    "ottt": {"decay": 0.7},
+    "rtrl": {},
+    "snap": {"n": 1},
+    "ostl_recurrent": {},
+    "uoro": {},
+    "kf_rtrl": {},
+    "immediate": {"window": 2},
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_sample_that_was_nan_is_as_if_it_had_not_been(rule):
+    found, reset = [], np.zeros((STEPS, BATCH), bool)
+    reset[4, 0] = True
+    for bad in (0.0, np.nan):
+        xs = XS.copy()
+        xs[2, 0] = bad
+        learner = learner_of(LSTM, rule, **RULES[rule])
+        learner.etrace_evolve(xs, reset=reset, chunk_size=3)
+        found.append(state_of(learner))
+    assert_same(*found, 0)
+
+
+# --- in a loop of the user's own
+
+
+def test_a_reset_between_steps_is_one_before_the_next_step():
+    expected, eager, compiled, by_cond = (learner_of(ADAPTING, which=which) for which in range(4))
+    expected.etrace_evolve(XS, reset=RESET)
+    initial = state_of(eager)
+
+    def step(learner, x, done):
+        learner.reset_state(where=done)
+        learner(x)
+
+    def step_by_cond(x, done):
+        for sample in np.eye(BATCH, dtype=bool):
+            reset = lambda sample=sample: by_cond.reset_state(where=sample)  # noqa: E731
+            brainstate.transform.cond((done & sample).any(), reset, lambda: None)
+        by_cond(x)
+
+    for x, done in zip(XS, RESET, strict=True):
+        step(eager, x, done)
+    brainstate.transform.for_loop(lambda x, done: step(compiled, x, done), XS, RESET)
+    loop = brainstate.transform.for_loop
+    brainstate.transform.jit(lambda: loop(step_by_cond, jnp.asarray(XS), jnp.asarray(RESET)))()
+    for learner in (eager, compiled, by_cond):
+        assert_same(state_of(learner), state_of(expected))
+    eager.reset_state(where=True)
+    assert_same(state_of(eager), initial)
+
+
+@pytest.mark.parametrize("vmap", [False, True])
+def test_a_batch_of_another_size_is_as_in_a_learner_of_that_size(vmap):
+    xs = np.concatenate([XS, XS[:, :1]], axis=1)
+    form = {"form": "function", "vmap": True} if vmap else {}
+    larger, smaller = (
+        quietly_compiled(model_of(LSTM, **form), "d_rtrl", x, batch_size=x.shape[0], vmap=vmap)
+        for x in (xs[0], XS[0])
+    )
+    larger.reset_state(BATCH)
+    found = [gradient(learner, reset=RESET) for learner in (larger, smaller)]
+    assert_same(*found)
+    assert_same(state_of(larger).traces, state_of(smaller).traces)
+
+
+# --- states that samples share
+
+
+class Shared:
+    """A state for each sample, beside one that all samples share and add to."""
+
+    sideways = False
+
+    def params(self, dtype=np.float64):
+        draw = np.random.default_rng(0).normal
+        w, v = draw(size=(2, INPUTS, UNITS))
+        return {"w": jnp.asarray(w), "v": jnp.asarray(v), "out": jnp.ones((UNITS, 2))}
+
+    def start(self, batch=BATCH, dtype=np.float64):
+        h = jnp.full((batch, UNITS), 0.2, dtype)
+        return {"h": h.T if self.sideways else h, "theta": jnp.full(UNITS, 0.5, dtype)}
+
+    def step(self, ops, p, states, x):
+        drive, common = ops.matmul(x, p["w"]), ops.matmul(x, p["v"])
+        h = 0.5 * states["h"] + (drive.T if self.sideways else drive)
+        theta = 0.9 * states["theta"] + common.mean(0)
+        return {"h": h, "theta": theta}, ((h.T if self.sideways else h) * theta) @ p["out"]
+
+
+class Sideways(Shared):
+    """The batch is the last axis of the state."""
+
+    sideways = True
+
+
+def compiled(model, **options):
+    return quietly_compiled(
+        Module(model, Marked(), np.float64), "d_rtrl", XS[0], batch_size=BATCH, **options
+    )
+
+
+@pytest.mark.parametrize("kind", [Shared, Sideways])
+def test_a_shared_state_goes_on_until_all_samples_are_reset(kind):
+    learner = compiled(kind())
+    assert_close(gradient(learner), expected_gradient(kind(), "bptt"), 1e-9)
+    learner.reset_state()
+    found = gradient(learner, reset=RESET, chunk_size=3)
+    by_steps, other = None, compiled(Shared())
+    for t, flags in enumerate(RESET):
+        other.reset_state(where=flags)
+        now = gradient(other, XS[t : t + 1], TARGETS[t : t + 1])
+        by_steps = now if by_steps is None else add(by_steps, now)
+    assert_close(found, by_steps, 1e-9)
+    theta = learner.module.theta.value
+    learner.reset_state(where=np.array([True, False]))
+    assert_same(learner.module.theta.value, theta)
+    learner.reset_state(where=np.array([True, True]))
+    assert_same(learner.module.theta.value, np.full(UNITS, 0.5))
+
+
+def test_nan_in_a_shared_state_resets_all_samples():
+    learner, xs = compiled(Shared()), XS[:2].copy()
+    xs[1, 0] = np.nan
+    with pytest.warns(braintrace.NonFiniteWarning, match="All"):
+        learner.etrace_online(
+            xs, step_fn=lambda x: (learner(x) ** 2).sum(), update_fn=lambda gradients: None
         )
-        for rule in OF_SOME_MODELS
-    ],
-)
+    start = Shared().start()
+    assert_same(learner.module.h.value, start["h"])
+    assert_same(learner.module.theta.value, start["theta"])
 
 
-def data(case):
-    return tuple(map(np.asarray, case.sequences(BATCH, LENGTH)))
+# --- which axes are samples
 
 
-def flags(*steps):
-    """Booleans (LENGTH,), true at the given steps."""
-    return np.isin(np.arange(LENGTH), steps)
+class Flat(Module):
+    """A State whose only axis is that of all samples and units."""
+
+    def init_state(self, batch_size=None, **_):
+        super().init_state(batch_size)
+        self.flat = brainstate.ShortTermState(jnp.zeros(batch_size * UNITS))
+
+    def update(self, x):
+        self.flat.value = 0.5 * self.flat.value + self.h0.value.ravel()
+        return super().update(x)
 
 
-@pytest.mark.parametrize(
-    ("case", "algorithm", "style", "options"),
-    [
-        (catalogue.BY_NAME["IndRNN"], "es_d_rtrl", "mapped", {"decay_or_rank": 0.8}),
-        (catalogue.BY_NAME["ALIFLateThreshold"], "immediate", "batch axis", {}),
-        (catalogue.BY_NAME["ALIFLateThreshold"], "snap", "batch axis", {}),
-    ],
-)
-@pytest.mark.core
-def test_one_flag_per_step_is_as_separate_sequences(case, algorithm, style, options):
-    """In chunks of any length, and with steps of any weight.
-
-    Separate sequences are learned in calls of one length, so that two programs serve for all.
-    """
-    learner = shared_learner(case, algorithm, style, BATCH, **options)
-    xs, targets = data(case)
-    starts, chunks = ([4], [4, LENGTH]) if "window" in options else ([2, 4, 6], range(1, 10))
-    steps = starts[0]
-    weights = st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0]), min_size=LENGTH, max_size=LENGTH)
-
-    @drawn(3, st.sets(st.sampled_from(starts), min_size=1), st.sampled_from(chunks), weights)
-    def check(starts, chunk_size, mask):
-        mask, bounds = np.float32([*mask[1:], 1]), {0, *starts}
-        each = []
-        for start in range(0, LENGTH, steps):
-            if start in bounds:
-                learner.reset_state()
-            part = slice(start, start + steps)
-            given = {"mask": mask[part], "chunk_size": steps}
-            each.append(sequence_gradient(learner, case, xs[part], targets[part], **given))
-        states = snapshot(learner)
-        given = {"mask": mask, "reset": flags(*bounds), "chunk_size": chunk_size}
-        found = sequence_gradient(learner, case, xs, targets, **given)
-        assert_gradients_close(found, summed(each), 2e-5, case.name)
-        assert_states_close(snapshot(learner), states, case.name)
+def test_an_axis_of_samples_and_units_is_refused():
+    model = Flat(LEAKY, Marked(), np.float64)
+    learner = quietly_compiled(model, "d_rtrl", XS[0], batch_size=BATCH)
+    with pytest.raises(braintrace.ShapeError, match="flat"):
+        gradient(learner, reset=RESET)
 
 
-@pytest.mark.parametrize(
-    ("chunk_size", "case", "algorithm", "style", "options"),
-    [
-        (3, catalogue.BY_NAME["IndRNN"], "es_d_rtrl", "mapped", {"decay_or_rank": 0.8}),
-        (3, catalogue.BY_NAME["ALIFLateThreshold"], "d_rtrl", "mapped", {}),
-        (3, catalogue.BY_NAME["ALIFLateThreshold"], "immediate", "batch axis", {}),
-        (3, catalogue.BY_NAME["ALIFLateThreshold"], "ottt", "batch axis", {}),
-        (3, catalogue.BY_NAME["LSTMFused"], "d_rtrl", "batch axis", {"window": 4}),
-    ],
-)
-def test_samples_are_reset_one_by_one(case, algorithm, style, options, chunk_size):
-    learner = shared_learner(case, algorithm, style, BATCH, **options)
-    xs, targets = data(case)
-    per_sample = np.stack([flags(3), flags(0, 5)], axis=1)
-
-    def step_loss(x, target, weight):
-        return jnp.sum(weight[:, None] * (learner(x) - target) ** 2)
-
-    def gradient(weights, reset):
-        learner.reset_state()
-        weights = np.broadcast_to(np.asarray(weights, np.float32), (LENGTH, BATCH))
-        options = {"step_fn": step_loss, "reduction": "sum", "chunk_size": chunk_size}
-        return named(learner.etrace_grad(xs, targets, weights, reset=reset, **options))
-
-    def alike(column):
-        return np.repeat(column[:, None], BATCH, axis=1)
-
-    apart = [gradient(row, alike(per_sample[:, b])) for b, row in enumerate(np.eye(BATCH))]
-    found = gradient(np.ones(BATCH), per_sample)
-    assert_gradients_close(found, jax.tree.map(np.add, *apart), 2e-5, case.name)
-    going_on = gradient(np.ones(BATCH), np.zeros_like(per_sample))
-    assert_gradients_differ(found, going_on, 1e-3, case.name)
+def test_units_are_no_samples():
+    model = random_models.Module(LEAKY, Marked(), np.float64)
+    learner = quietly_compiled(model, "d_rtrl", XS[0, 0])
+    with pytest.raises(braintrace.ShapeError, match="batch"):
+        learner.reset_state(where=np.array([True] * UNITS))
 
 
-@catalogue.each([catalogue.BY_NAME["ALIF"]])
-@pytest.mark.parametrize("algorithm", ["d_rtrl", "es_d_rtrl"])
-def test_sequences_without_a_loss(case, algorithm):
-    learner = build_learner(case, algorithm, batch=BATCH)
-    xs, targets = data(case)
-    per_sample = np.stack([flags(2), flags(0, 5)], axis=1)
-    sequence_gradient(learner, case, xs, targets, reset=per_sample)
-    expected = snapshot(learner)
-    learner.reset_state()
-    learner.etrace_evolve(xs, reset=per_sample, chunk_size=3)
-    assert_states_close(snapshot(learner), expected)
-    learner.reset_state()
-    outputs = np.asarray(learner.predict(xs, reset=flags(4)))
-    assert_states_close(outputs[4:], np.asarray(learner.predict(xs[4:], reset=flags(0)[:4])))
-    learner.reset_state()
-    assert_states_close(outputs[:4], np.asarray(learner.predict(xs[:4], reset=flags()[:4])))
+def test_rtrl_needs_a_state_for_each_sample():
+    model = Module(Shared(), Marked(), np.float64)
+    with pytest.raises(braintrace.CompilationError, match="theta"):
+        braintrace.compile(model, "rtrl", XS[0], batch_size=BATCH)
+
+
+# --- a learner within a map of someone else
+
+
+@pytest.mark.parametrize("rule", ["d_rtrl", "es_d_rtrl", "snap"])
+def test_an_algorithm_of_one_sample_is_mapped_by_brainstate(rule):
+    options = RULES[rule] if rule != "d_rtrl" else {}
+    learner = learner_of(LEAKY, rule, **options)
+    expected = gradient(learner)
+    model = random_models.Module(LEAKY, Marked(), np.float64)
+    algorithm = type(learner.algorithm)(model, **options)
+
+    def initialise(x):
+        brainstate.nn.init_all_states(model)
+        algorithm.compile_graph(x)
+
+    lanes = {"axis_size": BATCH, "state_tag": "lane"}
+    brainstate.transform.vmap_new_states(initialise, **lanes)(jnp.asarray(XS[0]))
+    run = brainstate.nn.Vmap(algorithm, vmap_states="lane")
+    weights = model.states(brainstate.ParamState)
+
+    def loss(x, target):
+        return jnp.sum((run(x) - target) ** 2)
+
+    own = brainstate.transform.jit(brainstate.transform.grad(loss, weights))
+
+    def of_sequence():
+        steps = zip(jnp.asarray(XS), TARGETS, strict=True)
+        parts = [own(x, target) for x, target in steps]
+        found = jax.tree.map(lambda *leaves: sum(leaves), *parts)
+        return random_models.named(found)
+
+    assert_close(of_sequence(), expected, 1e-9)
+    states = algorithm.states("lane")
+    reset = brainstate.transform.vmap(
+        algorithm.reset_state, axis_size=BATCH, in_states=states, out_states=states
+    )
+    reset()
+    assert_close(of_sequence(), expected, 1e-9)

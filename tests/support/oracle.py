@@ -178,12 +178,14 @@ def snap_n(model, params, xs, loss, n, mask=None, reset=None):
 # --- rules with a filter of their inputs ----------------------------------------------------------
 
 
-def es_d_rtrl(model, params, xs, loss, alpha, mask=None, reset=None):
+def es_d_rtrl(model, params, xs, loss, alpha, mask=None, reset=None, window=None):
     """ES-D-RTRL, for each sample:
 
     eps_x = alpha eps_x + x        eps_f = alpha D eps_f + (1 - alpha) Df
     gradient = sum_t direct + signal . eps_f / (1 - alpha^t), the latter pulled back through
                y = op(eps_x, params)
+
+    With windows, direct is BPTT in a window, and signal the derivative by the states before it.
     """
 
     def advance(eps_f, D, Df):
@@ -192,24 +194,26 @@ def es_d_rtrl(model, params, xs, loss, alpha, mask=None, reset=None):
     def read(eps_f, steps):
         return [e / (1 - alpha**steps) for e in eps_f]
 
-    return _filtered(model, params, xs, loss, alpha, advance, read, mask, reset)
+    return _filtered(model, params, xs, loss, alpha, advance, read, mask, reset, window)
 
 
-def ottt(model, params, xs, loss, decay, mask=None, reset=None):
+def ottt(model, params, xs, loss, decay, mask=None, reset=None, window=None):
     """OTTT: eps_x = decay eps_x + x; gradient = sum_t direct + signal . Df, pulled back alike."""
     return _filtered(
-        model, params, xs, loss, decay, lambda _, D, Df: Df, lambda f, _: f, mask, reset
+        model, params, xs, loss, decay, lambda _, D, Df: Df, lambda f, _: f, mask, reset, window
     )
 
 
-def _filtered(model, params, xs, loss, decay, advance, read, mask, reset):
+def _filtered(model, params, xs, loss, decay, advance, read, mask, reset, window):
+    mask = np.ones(len(xs)) if mask is None else mask
+    reset = np.zeros(xs.shape[:2], bool) if reset is None else reset
     total = jax.tree.map(np.zeros_like, params)
     facts_of = jax.jit(functools.partial(_facts_of_step, model, loss, "cut"))
     pull = jax.jit(functools.partial(_pull_back, model))
     for b in range(xs.shape[1]):
         states, old = model.start(), None
         for t, x in enumerate(xs[:, b]):
-            if reset is not None and reset[t, b]:
+            if reset[t, b]:
                 states, old = model.start(), None
             facts = facts_of(params, states, x, t, b)
             D, Df, inputs = facts["D"], facts["Df"], facts["inputs"]
@@ -218,17 +222,62 @@ def _filtered(model, params, xs, loss, decay, advance, read, mask, reset):
                 old = zeros, [jnp.zeros_like(f) for f in Df], 0
             eps_x = [i if i is None else decay * e + i for e, i in zip(old[0], inputs, strict=True)]
             new = eps_x, advance(old[1], D, Df), old[2] + 1
+            weight, pairs = mask[t], ((facts["signal"], new), (facts["late"], old))
             found = facts["direct"]
-            for signal, (eps, f, steps) in ((facts["signal"], new), (facts["late"], old)):
+            if window:
+                found, late = _within(model, loss, params, states, xs, t, b, window, mask, reset)
+                weight, pairs = float(t % window == 0), ((late, old),)
+            for signal, (eps, f, steps) in pairs:
                 if steps:
                     factors = [signal @ e for e in read(f, steps)]
                     past = pull(params, states, x, eps, factors)
                     found = jax.tree.map(jnp.add, found, past)
-            if mask is None or mask[t]:
-                weight = 1.0 if mask is None else mask[t]
+            if weight:
                 total = jax.tree.map(lambda a, g, w=weight: a + w * g, total, found)
             states, old = facts["states"], new
     return total
+
+
+def _within(model, loss, params, states, xs, start, b, window, mask, reset):
+    """BPTT in a window of one sample, by parameters and by the states before it."""
+
+    def total(params, S):
+        states, value = with_S(S), 0.0
+        for t in range(start, min(start + window, len(xs))):
+            states = model.start() if reset[t, b] and t > start else states
+            states, y = model.step(Plain(), params, states, xs[t, b])
+            value += mask[t] * loss(t, y, b)
+        return value
+
+    S, with_S = ravel_pytree(states)
+    return jax.grad(total, (0, 1))(params, S)
+
+
+# --- parameters that change in a stream -----------------------------------------------------------
+
+
+def descend(model, params, xs, loss, rate):
+    """Parameters and losses of a stream in which D-RTRL descends after every step.
+
+    eps' = D eps + F at the parameters of each step
+    gradient = signal . eps' + late . eps + direct
+    """
+    facts_of = jax.jit(functools.partial(_facts_of_step, model, loss, "cut"))
+    batch, losses = range(xs.shape[1]), []
+    states, eps = [model.start() for _ in batch], [0.0 for _ in batch]
+    for t, x in enumerate(xs):
+        theta, unravel = ravel_pytree(params)
+        gradient, value = 0.0, 0.0
+        for b in batch:
+            value += loss(t, model.step(Plain(), params, states[b], x[b])[1], b)
+            facts = facts_of(params, states[b], x[b], t, b)
+            before = eps[b] if t else 0 * facts["F"]
+            eps[b], states[b] = facts["D"] @ before + facts["F"], facts["states"]
+            direct = ravel_pytree(facts["direct"])[0]
+            gradient = gradient + facts["signal"] @ eps[b] + facts["late"] @ before + direct
+        params = unravel(theta - rate * gradient)
+        losses.append(value)
+    return params, np.array(losses)
 
 
 def _facts_of_step(model, loss, mixing, params, states, x, t, b):
