@@ -289,7 +289,7 @@ def test_leaves_have_units():
 
     model = braintrace.from_function(membrane, params, jnp.zeros((BATCH, UNITS)) * u.mV)
     other = braintrace.from_function(
-        plain, {"w": LEAKY.params()["w0"], "tau": 10.0}, jnp.zeros((BATCH, UNITS))
+        plain, {"w": LEAKY.params()["w0"], "tau": jnp.asarray(10.0)}, jnp.zeros((BATCH, UNITS))
     )
     found, expected = (
         gradient(braintrace.compile(each, "rtrl", XS[0], batch_size=BATCH))

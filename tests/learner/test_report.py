@@ -194,7 +194,7 @@ def test_coupled_states_have_one_each():
     for x in XS:
         learner(x)
     found, expected = learner.eligibility("w0"), recursion(ADAPTING, "w0")
-    assert [*found] == ["v0", "a0"]
+    assert {*found} == {"v0", "a0"}
     sign = np.sign(ADAPTING.params()["w0"])  # the trace is of the operand, the absolute value
     for name, trace in found.items():
         wanted = np.einsum("buiu->biu", expected[name])

@@ -126,7 +126,7 @@ def test_without_a_window_data_of_several_steps_is_a_loop_of_single_ones():
 
 def test_a_call_asks_for_a_window_where_traces_follow_every_state():
     """Those of an LSTM without windows leave one out, from the first step on."""
-    learner = learner_of(LSTM)
+    learner = learner_of(LSTM, which="without windows so far")
     assert_close(gradient(learner), expected_gradient(LSTM), 1e-9)
     with pytest.raises(braintrace.OptionError, match="window"):
         gradient(learner, window=3)
