@@ -133,18 +133,6 @@ def test_gradients_of_a_stream_have_units():
         online(learner, step_fn=step_fn, update_fn=update_fn)
 
 
-@pytest.mark.parametrize("is_weight", [True, False])
-def test_states_that_change_their_kind_are_refused(is_weight):
-    learner = learner_of()
-    state = learner.module.w0 if is_weight else brainstate.State(jnp.zeros((3, 4)))
-
-    def update_fn(gradients):
-        state.value = state.value.astype(jnp.bfloat16)
-
-    with pytest.raises(braintrace.OptionError, match="bfloat16"):
-        online(learner, update_fn=update_fn)
-
-
 def zero(state):
     state.value = jax.tree.map(jnp.zeros_like, state.value)
 
