@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.usefixtures("float64"),
     pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning"),
 ]
-FOLDER = pathlib.Path(__file__).parent / "golden"
+FOLDER = pathlib.Path(__file__).parent / "support" / "golden"
 RULES = {"d_rtrl": {}, "es_d_rtrl": {"decay_or_rank": 0.7}, "rtrl": {}}
 
 
