@@ -56,7 +56,7 @@ def at(index, tree):
 
 
 @pytest.mark.core
-@pytest.mark.parametrize(("model", "rule"), [(LEAKY, "d_rtrl"), (LSTM, "snap"), (LSTM, "uoro")])
+@pytest.mark.parametrize(("model", "rule"), [(LEAKY, "d_rtrl"), (LEAKY, "uoro")])
 def test_each_function_is_the_method(model, rule):
     own = Bench(model, rule)
     learner, pure, state = own.learner, own.pure, own.start

@@ -31,10 +31,11 @@ def of_matrices(parameters):
 
 
 OPTIMIZERS = {
-    "clipped": optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(0.1, momentum=0.9)),
     "schedule": optax.adam(optax.cosine_decay_schedule(0.05, 5)),
     "masked": optax.adamw(0.01, weight_decay=0.1, mask=of_matrices),
-    "injected": optax.inject_hyperparams(optax.adam)(learning_rate=0.02),
+    "injected": optax.chain(
+        optax.clip_by_global_norm(0.1), optax.inject_hyperparams(optax.adam)(learning_rate=0.02)
+    ),
     "plateau": optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau(patience=1)),
 }
 
