@@ -20,7 +20,7 @@ from nbclient.exceptions import CellExecutionError
 
 DOCS = pathlib.Path(__file__).parent
 NOTEBOOKS = sorted([*DOCS.glob("*.ipynb"), *DOCS.glob("notebooks/*.ipynb")])
-LIMIT = 120  # seconds for one notebook, on two cores
+LIMIT = 300  # seconds for one notebook, on two cores
 SHOWN = ("tags", "mystnb")  # metadata of a cell that say how the site shows it
 # The kernel gives each cell a file of its own, with another name in every process.
 CELL_FILE = re.compile(r"(/[\w.-]+)*/ipykernel_\d+/\d+\.py")
