@@ -20,7 +20,6 @@ from random_models import BATCH, INPUTS, OUTPUTS, STEPS, Layer, RandomModel
 
 import braintrace
 
-pytestmark = pytest.mark.core
 COUNT = int(os.environ.get("EXAMPLES", "40"))
 XS = np.random.default_rng(0).normal(size=(STEPS, BATCH, INPUTS))
 TARGETS = np.random.default_rng(1).normal(size=(STEPS, BATCH, OUTPUTS))
