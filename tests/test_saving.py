@@ -20,6 +20,11 @@ import braintrace
 
 OPTIMIZER = optax.adam(0.01)
 
+# Threads of orbax may end after the event loop that they report to.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning"
+)
+
 
 class Net(brainstate.nn.Module):
     """Recurrent units, dropout and a readout, whose weights do not depend on JAX."""

@@ -6,8 +6,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from assertions import assert_gradients_close
-from backpropagation import of_squares
-from drivers import named, weights_of
 
 import braintrace
 
@@ -78,11 +76,26 @@ def loss(model):
     return lambda x: (model(x) ** 2).sum()
 
 
+def named(gradients):
+    return {"/".join(path): gradient for path, gradient in gradients.items()}
+
+
+def of_squares(model, xs):
+    """Backpropagate the sum of all squared outputs through the model's own loop."""
+    brainstate.nn.init_all_states(model, batch_size=BATCH)
+
+    def total():
+        return (brainstate.transform.for_loop(model, xs) ** 2).sum()
+
+    weights = model.states(brainstate.ParamState)
+    return brainstate.transform.grad(total, weights, check_states=False)()
+
+
 @pytest.mark.core
 @pytest.mark.parametrize("chunk_sizes", [(1, "auto")], ids=str)
 def test_equals_backpropagation(chunk_sizes):
     model, plain = Extremes(REDUCTIONS), Extremes(SELECTIONS)
-    expected = of_squares(plain, data(), batch_size=BATCH)
+    expected = of_squares(plain, data())
     learner = braintrace.compile(model, "d_rtrl", data()[0], batch_size=BATCH)
     step = loss(learner)
     for chunk_size in chunk_sizes:
@@ -91,7 +104,7 @@ def test_equals_backpropagation(chunk_sizes):
         found = learner.etrace_grad(data(), **options)
         assert_gradients_close(named(found), named(expected), 1e-5, f"chunks of {chunk_size}")
     learner.reset_state(BATCH)
-    gradient = brainstate.transform.grad(step, weights_of(model))
+    gradient = brainstate.transform.grad(step, model.states(brainstate.ParamState))
     found = brainstate.transform.for_loop(gradient, data())
     found = jax.tree.map(lambda leaf: leaf.sum(0), found)
     assert_gradients_close(named(found), named(expected), 1e-5, "step by step")
@@ -108,7 +121,7 @@ def test_equal_candidates_share_the_derivative():
             return self.h.value
 
     model, plain = Pooled(None), Pooled(None)
-    expected = of_squares(plain, data()[:5], batch_size=BATCH)
+    expected = of_squares(plain, data()[:5])
     learner = braintrace.compile(model, "d_rtrl", data()[0], batch_size=BATCH)
     found = learner.etrace_grad(data()[:5], step_fn=loss(learner), reduction="sum", chunk_size=2)
     assert_gradients_close(named(found), named(expected), 1e-5)
