@@ -16,6 +16,7 @@ from catalogue_models import BATCH, ENTRIES, STEPS
 import braintrace
 
 pytestmark = [
+    pytest.mark.core,
     pytest.mark.usefixtures("float64"),
     pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning"),
 ]

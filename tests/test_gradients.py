@@ -166,6 +166,7 @@ def check(case, tolerance=1e-9):
     oracle.assert_close(found, expected_of(case), tolerance, f"\ncheck({case})\n")
 
 
+@pytest.mark.core
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("number", range(COUNT))
 def test_any_gradient_is_the_one_of_plain_jax(number):

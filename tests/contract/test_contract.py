@@ -135,6 +135,7 @@ def test_globals_that_are_bound_again_are_seen(learner, monkeypatch):
 
 
 def test_flags_of_the_environment_select_a_compiled_step(learner):
+    brainstate.random.seed(0)
     pure = learner.functional()
 
     def at_start(run):

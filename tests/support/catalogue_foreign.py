@@ -1,6 +1,7 @@
 """Models of the catalogue from other libraries, and layers of `braintrace.nn`."""
 
 import functools
+import warnings
 
 import brainstate
 import jax
@@ -93,8 +94,15 @@ add("nn.ALIF, recurrent", lambda: Driven(nn.ALIF(H, spk_fun=spike), is_recurrent
 # --- Flax and Equinox -----------------------------------------------------------------------
 
 
+def flax_nnx():
+    with warnings.catch_warnings():  # Flax reads names that the oldest JAX has deprecated
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from flax import nnx
+    return nnx
+
+
 def flax_cell(name):
-    from flax import nnx
+    nnx = flax_nnx()
 
     cell = getattr(nnx, name)(INPUTS, H, dtype=float, param_dtype=float, rngs=nnx.Rngs(0))
     graphdef, params = nnx.split(cell)
@@ -109,7 +117,7 @@ def flax_cell(name):
 
 def flax_network():
     """A cell with dropout and a readout; random counts are carried along."""
-    from flax import nnx
+    nnx = flax_nnx()
 
     class Network(nnx.Module):
         def __init__(self, rngs):

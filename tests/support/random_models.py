@@ -39,7 +39,9 @@ class Marked:
 
     def sparse(self, x, data, rows, columns, shape):
         starts = np.searchsorted(rows, np.arange(shape[0] + 1)).astype(np.int32)
-        matrix = u.sparse.CSR((np.ones(len(rows)), columns.astype(np.int32), starts), shape=shape)
+        with jax.ensure_compile_time_eval():  # the oldest saiunit makes arrays of the indices
+            data_at = (np.ones(len(rows)), columns.astype(np.int32), starts)
+            matrix = u.sparse.CSR(data_at, shape=shape)
         return braintrace.sparse_matmul(x, data, sparse_mat=matrix)
 
 
