@@ -11,7 +11,7 @@ import places
 import pytest
 from jax.experimental import io_callback
 from random_models import BATCH, INPUTS, UNITS
-from toys import XS, Toy, bptt, compiled, deviation, findings, gradient, line_of, warned
+from toys import XS, Toy, bptt, clipped, compiled, deviation, findings, gradient, line_of, warned
 
 import braintrace
 
@@ -188,14 +188,6 @@ def operation_mapped_over_its_weight(ops, p, h, x):
 # --- nonlinear-gradient ---------------------------------------------------------------------------
 
 
-@jax.custom_vjp
-def clipped(value):
-    return value
-
-
-clipped.defvjp(lambda v: (v, None), lambda _, g: (jnp.clip(g, -0.1, 0.1),))
-
-
 @report("nonlinear-gradient", "warning", "h", "h", line="clipped")
 def clipped_memory(ops, p, h, x):
     return with_output({"h": 0.5 * clipped(h["h"]) + ops.matmul(x, p["w"])})
@@ -258,11 +250,19 @@ def test_a_weight_that_is_marked_and_held_elsewhere_is_not_reported():
     assert not findings(compiled(Toy(held, "w")))
 
 
-def test_a_nonlinear_rule_on_the_way_to_an_output_is_exact():
-    def step(ops, p, h, x):
-        new = leak(ops, p, h, x)
-        return {"h": new, "k": clipped(new @ p["r"])}, clipped(new)
+def to_an_output(ops, p, h, x):
+    new = leak(ops, p, h, x)
+    return {"h": new, "k": clipped(new @ p["r"])}, clipped(new)
 
+
+def behind_a_parameter(ops, p, h, x):
+    new = leak(ops, p, h, x)
+    return {"h": new, "k": h["k"]}, new @ clipped(p["r"])
+
+
+@pytest.mark.parametrize("step", [to_an_output, behind_a_parameter])
+def test_a_nonlinear_rule_outside_of_memories_is_exact(step):
+    """It bends the gradient of each step, and not their sum."""
     toy = Toy(step, "w r", "h k")
     learner = compiled(toy, strict=True)
     oracle.assert_close(gradient(learner), bptt(toy), 1e-10)

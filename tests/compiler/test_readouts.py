@@ -9,7 +9,7 @@ import oracle
 import pytest
 from paths import PATHS
 from random_models import BATCH, INPUTS, OUTPUTS, STEPS, UNITS, spike
-from toys import XS, Toy, bptt, compiled, deviation, findings, gradient, warned
+from toys import XS, Toy, bptt, clipped, compiled, deviation, findings, gradient, warned
 
 pytestmark = pytest.mark.usefixtures("float64")
 LINEAR, OTHERS = [], []
@@ -159,6 +159,13 @@ def read_by_another_state(ops, p, h, x):
 def with_a_decay_of_data(ops, p, h, x):
     new, z = rates(ops, p, h, x)
     o = jax.nn.sigmoid(x.sum()) * h["o"] + z @ p["out"]
+    return {**new, "o": o}, o
+
+
+@readout(OTHERS)
+def behind_a_rule_that_clips(ops, p, h, x):
+    new, z = rates(ops, p, h, x)
+    o = 0.8 * h["o"] + clipped(4 * z @ p["out"]) / 4
     return {**new, "o": o}, o
 
 

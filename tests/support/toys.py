@@ -64,6 +64,15 @@ def shapes_of(given, known):
     return {name: known[name] for name in given.split()} if isinstance(given, str) else given
 
 
+@jax.custom_vjp
+def clipped(value):
+    """The value, whose gradient is cut."""
+    return value
+
+
+clipped.defvjp(lambda value: (value, None), lambda _, g: (jnp.clip(g, -0.1, 0.1),))
+
+
 def compiled(toy, rule="d_rtrl", marked=True, xs=XS, **options):
     """A learner; what it leaves out is no warning."""
     model = Module(toy, Marked() if marked else Unmarked(), np.float64)
