@@ -118,6 +118,29 @@ def test_masks_and_resets_count_on_every_path(path):
     oracle.assert_close(found, bptt_as_asked(), 1e-10, path)
 
 
+def test_an_output_of_initial_values_teaches_no_step_before_a_reset():
+    def step(ops, p, h, x):
+        return rates(ops, p, h, x)[0], h["h"] @ p["out"]
+
+    toy = Toy(step)
+    oracle.assert_close(gradient(compiled(toy), reset=RESET), bptt(toy, reset=RESET), 1e-10)
+
+
+def test_states_that_predict_has_moved_have_no_past():
+    (toy,) = LINEAR[0].values
+    states = toy.start(BATCH)
+    for x in XS:
+        states, _ = toy.step(oracle.Plain(), toy.params(), states, x)
+
+    class Later(Toy):
+        def start(self, *batch, **_):
+            return states
+
+    learner = compiled(toy)
+    learner.predict(XS)
+    oracle.assert_close(gradient(learner), bptt(Later(toy.step, toy.weights, toy.states)), 1e-10)
+
+
 def test_windows_of_a_readout_are_exact():
     (toy,) = LINEAR[0].values
     learner = compiled(toy, window=2)

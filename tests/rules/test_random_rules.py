@@ -15,7 +15,7 @@ from test_gradients import TARGETS, XS, Case, learner_of, squared_error
 import braintrace
 
 LSTM = RandomModel((Layer("heads", "masked", "lstm"),))
-SYNAPSE = RandomModel((Layer("function", "gain", "synapse", "sine"),), "bypass")
+SYNAPSE = RandomModel((Layer("bias", "gain", "synapse", "sine"),), "bypass")
 STACK = RandomModel((Layer("function", "matmul", "leak"), Layer("joined", "matmul", "plain")))
 LATE = RandomModel((Layer("low rank", "shared gain", "loop"),), "late")
 CONVOLUTION = RandomModel((Layer("conv", "matmul", "branches"),))
