@@ -1,6 +1,12 @@
-"""Models of the catalogue learn: rules that are exact for them equal BPTT, and so do windows."""
+"""Model catalogue: each model learns as by BPTT, and has its stored verdict of the compiler.
+
+``pytest tests/test_catalogue.py --update`` writes ``tests/verdicts.txt`` again. Compare each
+changed line with the model by hand before you commit it.
+"""
 
 import functools
+import pathlib
+import re
 import zlib
 
 import brainstate
@@ -8,6 +14,7 @@ import catalogue_cells  # noqa: F401 (adds its models)
 import catalogue_foreign  # noqa: F401
 import catalogue_spiking  # noqa: F401
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import saiunit as u
@@ -16,7 +23,6 @@ from catalogue_models import BATCH, ENTRIES, STEPS
 import braintrace
 
 pytestmark = [
-    pytest.mark.core,
     pytest.mark.usefixtures("float64"),
     pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning"),
 ]
@@ -96,6 +102,7 @@ def settings():
         yield
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 def test_windows_equal_bptt(entry):
     xs, draw = entry.inputs(), zlib.crc32(entry.name.encode())
@@ -107,6 +114,7 @@ def test_windows_equal_bptt(entry):
         assert_close(found, bptt_of(entry.name))
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 def test_exact_rules_equal_bptt(entry):
     if entry.name in NO_LOSS:
@@ -118,3 +126,42 @@ def test_exact_rules_equal_bptt(entry):
             gradient_of(entry, xs, rule)
     else:
         assert_close(gradient_of(entry, xs, rule, chunk_size=size), bptt_of(entry.name))
+
+
+# --- stored verdicts ------------------------------------------------------------------------------
+
+STORED = pathlib.Path(__file__).parent / "verdicts.txt"
+
+
+def verdict_of(entry):
+    """Return the relations, hidden groups and diagnostics of a model, one in each line."""
+    x = jnp.ones((BATCH, *entry.shape))
+    graph = braintrace.compile(entry.build(), "d_rtrl", x, **dict(entry.options)).graph
+    lines = []
+    for relation in graph.hidden_param_op_relations:
+        groups = [states_of(group) for group in relation.hidden_groups]
+        lines.append(f"{relation.key} -> {' | '.join(groups)}")
+    lines += [f"group: {states_of(group)}" for group in graph.hidden_groups]
+    for diagnostic in graph.diagnostics:
+        place = re.search(r"\((.*)\)$", diagnostic.source or "")
+        where = f" in {place[1].rpartition('.')[2]}" if place else ""
+        paths = ", ".join(diagnostic.paths)
+        lines.append(f"{diagnostic.level}, {diagnostic.kind}: {paths}{where}")
+    return "\n".join(lines)
+
+
+def states_of(group):
+    return ", ".join(state.name for state in group.hidden_states)
+
+
+def read_stored():
+    parts = STORED.read_text().split("\n\n") if STORED.exists() else []
+    return dict(part.strip().split("\n", 1) for part in parts)
+
+
+def test_verdicts(request):
+    pytest.importorskip("brainpy")  # with all extras, so that every model can be made
+    verdicts = {f"# {entry.name}": verdict_of(entry) for entry in ENTRIES}
+    if request.config.getoption("--update"):
+        STORED.write_text("\n\n".join(f"{k}\n{v}" for k, v in verdicts.items()) + "\n")
+    assert verdicts == read_stored()

@@ -5,7 +5,9 @@ that fails prints the program that runs it again.
 """
 
 import dataclasses
+import json
 import os
+import pathlib
 import random
 import warnings
 
@@ -15,8 +17,20 @@ import numpy as np
 import oracle
 import pytest
 import random_models
+from catalogue_models import spike
 from paths import PATHS, Request
-from random_models import BATCH, INPUTS, OUTPUTS, STEPS, Layer, RandomModel
+from random_models import (
+    BATCH,
+    INPUTS,
+    OUTPUTS,
+    STEPS,
+    Layer,
+    Marked,
+    Module,
+    RandomModel,
+    named,
+)
+from toys import Toy
 
 import braintrace
 
@@ -233,3 +247,75 @@ def test_a_sum_of_many_steps_does_not_stop_in_half_precision():
     for name, whole in found.items():
         ratio = np.asarray(whole, np.float64) / np.asarray(part[name], np.float64)
         np.testing.assert_allclose(ratio, steps / 100, rtol=0.05, err_msg=str(name))
+
+
+# --- stored gradients -----------------------------------------------------------------------------
+
+# The ones that the library gave when it was tested in full, to the tenth digit. The files have the
+# numbers of a model, its data, and rows of gradients by rule and path, flat and in the order of the
+# names. They are never written again.
+GOLDEN = pathlib.Path(__file__).parent / "support" / "golden"
+STORED_RULES = {"d_rtrl": {}, "es_d_rtrl": {"decay_or_rank": 0.7}, "rtrl": {}}
+
+
+def independent(ops, p, h, x):
+    y = ops.matmul(x, p["w_in"], p["b"]) + ops.element_wise(p["u"], lambda u: u) * h["h"]
+    return {"h": jnp.tanh(y)}, jnp.tanh(y) @ p["w_out"]
+
+
+def gated(ops, p, s, x):
+    h = s["h"]
+    r, z = jnp.split(jax.nn.sigmoid(ops.matmul(jnp.concatenate([x, h], -1), p["w_rz"])), 2, -1)
+    n = jnp.tanh(ops.matmul(x, p["w_in"], p["b"]) + r * ops.matmul(h, p["w_rec"]))
+    h = (1 - z) * h + z * n
+    return {"h": h}, h @ p["w_out"]
+
+
+def adapting(ops, p, s, x):
+    z = spike(s["V"] - 1 - 0.5 * s["a"])
+    y = ops.matmul(x, p["w_in"]) + ops.matmul(z, p["w_rec"])
+    new = {"V": 0.9 * s["V"] - z + y, "a": 0.95 * s["a"] + z}
+    new["o"] = 0.8 * s["o"] + spike(new["V"] - 1 - 0.5 * new["a"]) @ p["w_out"]
+    return new, new["o"]
+
+
+STORED_STEPS = {"indrnn": independent, "gru": gated, "alif": adapting}
+
+
+class Stored(Toy):
+    """A step with the numbers of a file."""
+
+    def params(self, dtype=np.float64):
+        return {k[2:]: jnp.asarray(v) for k, v in self.weights.items() if k.startswith("p/")}
+
+    def start(self, *batch, dtype=np.float64):
+        states = {k[2:]: v for k, v in self.weights.items() if k.startswith("s/")}
+        return {k: jnp.asarray(np.broadcast_to(v, (*batch, *v.shape))) for k, v in states.items()}
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning")
+@pytest.mark.parametrize("rule", STORED_RULES)
+@pytest.mark.parametrize("name", STORED_STEPS)
+def test_gradients_are_the_stored_ones(name, rule):
+    with np.load(GOLDEN / f"{name}.npz", allow_pickle=False) as file:
+        stored = dict(file)
+    module = Module(Stored(STORED_STEPS[name], stored), Marked(), np.float64)
+    xs, targets = stored["xs"], stored["targets"]
+    options = {**STORED_RULES[rule], "batch_size": xs.shape[1]}
+    learner = braintrace.compile(module, rule, xs[0], **options)
+    rows = json.loads(str(stored["rows"]))[rule]
+    for path, asked in {
+        "chunks of 3": {"chunk_size": 3},
+        "mask and reset": {k: stored[k] for k in ("mask", "reset")},
+    }.items():
+        learner.reset_state()
+        gradients = learner.etrace_grad(
+            *(xs, targets),
+            step_fn=lambda x, y: 0.5 * jnp.sum((learner(x) - y) ** 2),
+            reduction="sum",
+            **asked,
+        )
+        found = np.concatenate([np.ravel(g) for _, g in sorted(named(gradients).items())])
+        expected = stored["values"][rows[path]]
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10 * np.abs(expected).max())

@@ -7,19 +7,19 @@ import importlib.resources
 import inspect
 import json
 import operator
-import pathlib
 import re
 import subprocess
 import sys
 import tomllib
 
+import jax.numpy as jnp
 import pytest
-from public_names import LAYERS, PUBLIC, SOURCES, public_names
+from repository import LAYERS, PUBLIC, ROOT, SOURCES, public_names
 
 import braintrace
+from braintrace._ended import REPLACEMENTS
 from braintrace._errors import optional_import
 
-ROOT = pathlib.Path(__file__).parent.parent
 # A room imports from the rooms before it.
 ROOMS = [
     "_jax_derivatives",
@@ -162,6 +162,15 @@ def test_public_names_are_documented(name):
 def test_all_public_names_are_exported(package):
     own = [name for name in package.__all__ if not inspect.ismodule(getattr(package, name))]
     assert sorted(own) == public_names(package)
+
+
+@pytest.mark.parametrize("name", REPLACEMENTS)
+def test_an_ended_name_has_a_replacement(name):
+    owner = braintrace
+    if name.startswith("Learner."):
+        owner = braintrace.compile(braintrace.nn.IndRNN(2, 3), "d_rtrl", jnp.ones(2))
+    with pytest.raises(AttributeError, match=f"`{name}` has ended: use `"):
+        getattr(owner, name.removeprefix("Learner."))
 
 
 def test_every_file_belongs_to_a_room():

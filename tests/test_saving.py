@@ -11,10 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import places
 import pytest
+import repository
 import saiunit as u
-from assertions import assert_same_bits
 
 import braintrace
 
@@ -24,6 +23,16 @@ OPTIMIZER = optax.adam(0.01)
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning"
 )
+
+
+def assert_same_bits(actual, expected):
+    """Two pytrees have the same structure, shapes, dtypes and values."""
+    if jax.tree.structure(actual) != jax.tree.structure(expected):
+        raise AssertionError(f"another tree: {actual} instead of {expected}")
+    for found, wanted in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        found, wanted = np.asarray(found), np.asarray(wanted)
+        if found.dtype != wanted.dtype or not np.array_equal(found, wanted, equal_nan=True):
+            raise AssertionError(f"{found} instead of {wanted}")
 
 
 class Net(brainstate.nn.Module):
@@ -230,7 +239,7 @@ def test_a_killed_run_continues_from_its_last_checkpoint(tmp_path):
     few = str(jax.config.values["jax_disable_most_optimizations"])
     environment = {
         **os.environ,
-        "PYTHONPATH": places.SEARCHED,
+        "PYTHONPATH": repository.SEARCHED,
         "JAX_DISABLE_MOST_OPTIMIZATIONS": few,
     }
     with subprocess.Popen(program, env=environment, stdout=subprocess.PIPE) as process:

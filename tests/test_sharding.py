@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import places
 import pytest
+import repository
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 import braintrace
@@ -157,7 +157,7 @@ def started(*arguments, devices):
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
     environment = {
         **os.environ,
-        **{"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": places.SEARCHED},
+        **{"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": repository.SEARCHED},
         **{"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},  # compilation takes nearly all of the time
     }
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

@@ -2,14 +2,14 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import assert_type
+from typing import Any, TypeAlias, assert_type
 
 import brainstate
 import jax
 
 import braintrace
-from braintrace._typing import PyTree
 
+PyTree: TypeAlias = Any
 Gradients = PyTree  # by path, or like the parameters of a function
 
 

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import oracle
-import places
 import pytest
+import repository
 from jax.experimental import io_callback
 from random_models import BATCH, INPUTS, UNITS
 from toys import XS, Toy, bptt, clipped, compiled, deviation, findings, gradient, line_of, warned
@@ -269,7 +269,7 @@ def test_a_nonlinear_rule_outside_of_memories_is_exact(step):
 
 
 def test_the_page_explains_every_kind():
-    page = (places.DOCS / "diagnostics.md").read_text()
+    page = (repository.DOCS / "diagnostics.md").read_text()
     headings = re.findall(r"^### `(.+)`$", page, flags=re.MULTILINE)
     kinds = {row.values[1][1] for row in ROWS} | {"untraced-state"}
     assert {*headings} == kinds

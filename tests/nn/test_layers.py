@@ -1,4 +1,7 @@
-"""Layers give the numbers of brainstate from its parameters, and units change no number."""
+"""Layers give the numbers of brainstate from its parameters, and units change no number.
+
+Weights keep their signs, dense and sparse, and the populations of a synapse add up.
+"""
 
 import brainstate
 import jax
@@ -6,10 +9,128 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import saiunit as u
-from matrices import csr
-from nn_swaps import SWAPS, pair
 
+import braintrace
 from braintrace import nn
+
+# --- layers of both packages: pairs with the same parameters --------------------------------------
+
+MASK = (np.arange(12).reshape(3, 4) % 4 > 0).astype(np.float32)
+SIGNS = np.array([[1.0], [-1.0], [1.0]], np.float32)
+KERNEL_MASK = (np.arange(12).reshape(3, 2, 2) % 4 > 0).astype(np.float32)
+CONDUCTANCES = {"w_init": np.ones((3, 4)) * u.mS, "b_init": np.ones(4) * u.uA}
+BEFORE = {"reset_after": False}
+
+
+def lora(module, in_features, lora_rank, out_features):
+    base = module.Linear(in_features, out_features)
+    return module.LoRA(in_features, lora_rank, out_features, base_module=base)
+
+
+def sparse_layer(module, bias=None):
+    matrix = csr((np.arange(12).reshape(3, 4) % 3).astype(float))
+    return module.SparseLinear(matrix, bias, in_size=3)
+
+
+class Words(brainstate.nn.Module):
+    """Rows of a table for the largest entry of each input."""
+
+    def __init__(self, module, *arguments, **options):
+        super().__init__()
+        self.table = module.Embedding(*arguments, **options)
+        self.in_size, self.out_size = (3,), self.table.out_size
+
+    def update(self, x):
+        return self.table(jnp.argmax(u.get_mantissa(x), axis=-1))
+
+
+def words(*arguments, **options):
+    return lambda module: Words(module, *arguments, **options)
+
+
+def swap(name, *args, shape=(3,), ours=None, unit=1.0, label="", **options):
+    """One layer of `brainstate.nn`, and what ours needs on top of its arguments."""
+    return pytest.param(name, args, options, ours or {}, shape, unit, id=label or name)
+
+
+SWAPS = [
+    swap("Linear", 3, 4),
+    swap("Linear", 3, 4, b_init=None, w_mask=MASK, label="Linear, masked, no bias"),
+    swap("Linear", 3, 4, b_init=0.5, label="Linear, one bias for all"),
+    swap("Linear", (2, 3), (2, 4), shape=(2, 3), label="Linear, two axes"),
+    swap("Linear", 3, 4, **CONDUCTANCES, unit=u.mV, label="Linear, with units"),
+    swap("SignedWLinear", 3, 4),
+    swap("SignedWLinear", 3, 4, w_sign=SIGNS, label="SignedWLinear, signs"),
+    swap("ScaledWSLinear", 3, 4),
+    swap("ScaledWSLinear", 3, 4, ws_gain=False, w_mask=SIGNS, b_init=None,
+         label="ScaledWSLinear, no gain"),
+    swap(sparse_layer, label="SparseLinear"),
+    swap(sparse_layer, np.ones(4), label="SparseLinear, bias"),
+    swap("AllToAll", 3, 4),
+    swap("AllToAll", 3, 3, include_self=False, b_init=np.ones(3), label="AllToAll, others only"),
+    swap("AllToAll", 3, 4, include_self=False, label="AllToAll, others only, wide"),
+    swap("AllToAll", 3, 2, include_self=False, w_init=0.3, label="AllToAll, one weight, narrow"),
+    swap("AllToAll", 3, 4, include_self=False, w_init=0.3, label="AllToAll, one weight, wide"),
+    swap("OneToOne", 3),
+    swap("OneToOne", 3, b_init=np.ones(3), label="OneToOne, bias"),
+    swap("LoRA", 3, 2, 4),
+    swap(lora, 3, 2, 4, label="LoRA on a base"),
+    swap(words(3, 4), label="Embedding"),
+    swap(words(3, (2, 2), padding_idx=1), label="Embedding, padded, of two axes"),
+    swap(words(3, 4, max_norm=0.7, norm_type=1.0), label="Embedding, of a largest norm"),
+    swap(words(3, 4, freeze=True), label="Embedding, frozen"),
+    swap("Conv1d", (7, 2), 4, 3, 2, b_init=np.ones((1, 4)), shape=(7, 2)),
+    swap("Conv1d", (7, 2), 2, 3, padding=(1, 2), w_mask=KERNEL_MASK, shape=(7, 2),
+         label="Conv1d, masked"),
+    swap("Conv1d", (2, 7), 4, 3, b_init=np.ones((1, 4, 1))[0], channel_first=True, shape=(2, 7),
+         label="Conv1d, channel first"),
+    swap("Conv2d", (5, 4, 2), 4, (3, 2), (1, 2), rhs_dilation=2, groups=2, shape=(5, 4, 2)),
+    swap("Conv2d", (5, 4, 2), 4, 3, lhs_dilation=2, padding=(1, 2), b_init=0.2, shape=(5, 4, 2),
+         label="Conv2d, stretched"),
+    swap("Conv3d", (3, 4, 2, 2), 3, 2, shape=(3, 4, 2, 2)),
+    swap("ScaledWSConv1d", (7, 2), 4, 3, b_init=np.ones((1, 4)), shape=(7, 2)),
+    swap("ScaledWSConv2d", (5, 4, 2), 4, 3, groups=2, ws_gain=False, shape=(5, 4, 2)),
+    swap("ScaledWSConv3d", (3, 4, 2, 2), 3, 2, 2, shape=(3, 4, 2, 2)),
+    swap("ValinaRNNCell", 3, 4),
+    swap("ValinaRNNCell", 3, 4, activation="tanh", b_init=None,
+         label="ValinaRNNCell, tanh, no bias"),
+    swap("GRUCell", 3, 4, ours=BEFORE),
+    swap("MGUCell", 3, 4, ours=BEFORE),
+    swap("LSTMCell", 3, 4),
+    swap("URLSTMCell", 3, 4),
+]  # fmt: skip
+
+
+def pair(name, args, options, ours, dtype):
+    """The same layer of both packages with the same parameters, drawn anew."""
+    if callable(name):
+        layers = name(brainstate.nn, *args), name(nn, *args)
+    else:
+        layers = (
+            getattr(brainstate.nn, name)(*args, **options),
+            getattr(nn, name)(*args, **options, **ours),
+        )
+    theirs, own = (layer.states(brainstate.ParamState) for layer in layers)
+    assert list(theirs) == list(own)
+    generator = np.random.default_rng(2)
+    for path, state in theirs.items():
+        assert jax.tree.structure(state.value) == jax.tree.structure(own[path].value)
+        draw = jax.tree.map(
+            lambda leaf: jax.device_put(generator.standard_normal(np.shape(leaf)).astype(dtype)),
+            state.value,
+        )
+        state.value = own[path].value = draw
+    return layers
+
+
+def csr(dense):
+    """Return what `saiunit.sparse.CSR.fromdense` does, without a program of JAX for each."""
+    dense = np.asarray(dense)
+    rows, columns = np.nonzero(dense)
+    starts = np.searchsorted(rows, np.arange(len(dense) + 1))
+    parts = (dense[rows, columns], columns.astype(np.int32), starts.astype(np.int32))
+    return u.sparse.CSR(tuple(map(jax.device_put, parts)), shape=dense.shape)
+
 
 BATCH, STEPS = 5, 2
 TOLERANCE = {np.float32: 1e-6, np.float64: 1e-12}
@@ -182,3 +303,100 @@ def test_units_change_no_number(name, time_step):
     found = output(u.mA, 1e3 * u.uA)
     assert u.get_unit(found).has_same_dim(u.mA)
     np.testing.assert_allclose(found.to_decimal(u.mA), output(1.0, 1.0), rtol=1e-5, atol=1e-6)
+
+
+# --- signs ----------------------------------------------------------------------------------------
+
+INPUTS, UNITS = 4, 5
+DRAW = np.random.default_rng(0)
+OF_INPUTS = np.array([1.0, 1.0, -1.0, 1.0])
+OF_WEIGHTS = np.where(DRAW.random((INPUTS, UNITS)) < 0.5, -1.0, 1.0)
+CONNECTED = (DRAW.random((INPUTS, UNITS)) < 0.6).astype(np.float32)
+WEIGHT = DRAW.standard_normal((INPUTS, UNITS)).astype(np.float32)
+BIAS = DRAW.standard_normal(UNITS).astype(np.float32)
+XS = DRAW.standard_normal((3, INPUTS)).astype(np.float32)
+FORMATS = ("CSR", "CSC", "COO")
+
+
+def signed(signs):
+    return nn.Linear(INPUTS, UNITS, jnp.asarray(WEIGHT), jnp.asarray(BIAS), CONNECTED, w_sign=signs)
+
+
+def signed_sparse(signs, kind="CSR"):
+    matrix = getattr(u.sparse, kind).fromdense(jnp.asarray(WEIGHT * CONNECTED))
+    return nn.SparseLinear(matrix, jnp.asarray(BIAS), w_sign=signs)
+
+
+def of_each_weight(signs):
+    return signs if signs.ndim == 2 else np.broadcast_to(signs[:, None], WEIGHT.shape)
+
+
+def weights_of(layer):
+    """The weights that act: what the layer makes of one input after the other."""
+    x = jnp.eye(INPUTS)
+    return np.asarray(layer(x) - layer(0 * x))
+
+
+SIGNED = {
+    "dense": signed,
+    **{kind: lambda s, kind=kind: signed_sparse(s, kind) for kind in FORMATS},
+}
+
+
+@pytest.mark.parametrize(
+    "signs", [OF_INPUTS, OF_INPUTS[:, None], OF_WEIGHTS], ids=lambda s: str(s.shape)
+)
+@pytest.mark.parametrize("layer", SIGNED)
+def test_signs_are_those_of_the_effective_weight(layer, signs):
+    expected = XS @ (np.abs(WEIGHT) * of_each_weight(signs) * CONNECTED) + BIAS
+    np.testing.assert_allclose(SIGNED[layer](signs)(XS), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("layer", SIGNED)
+def test_signs_hold_whatever_an_update_does(layer):
+    built = SIGNED[layer](OF_INPUTS)
+    for seed in range(3):
+        draw = np.random.default_rng(seed).standard_normal
+        built.weight.value = jax.tree.map(
+            lambda leaf: jnp.asarray(10 * draw(leaf.shape), leaf.dtype),  # noqa: B023
+            built.weight.value,
+        )
+        np.testing.assert_array_equal(np.sign(weights_of(built)), OF_INPUTS[:, None] * CONNECTED)
+
+
+@pytest.mark.parametrize("signs", [np.ones(UNITS), np.ones((1, UNITS)), 2.0], ids=str)
+@pytest.mark.parametrize("layer", ["dense", "CSR"])
+def test_other_signs_are_refused(layer, signs):
+    with pytest.raises(braintrace.OptionError, match="inputs"):
+        SIGNED[layer](signs)
+
+
+# --- several populations on one synapse -----------------------------------------------------------
+
+
+def projection():
+    weights = {
+        "input": nn.Linear(INPUTS, UNITS, WEIGHT, None),
+        "recurrent": nn.Linear(UNITS, UNITS, np.ones((UNITS, UNITS), np.float32), None),
+    }
+    return nn.Projection(weights, nn.Expon(UNITS, g_initializer=0.0))
+
+
+def test_what_populations_send_adds_up():
+    ours, synapse = projection(), nn.Expon(UNITS, g_initializer=0.0)
+    z = np.arange(3 * UNITS, dtype=np.float32).reshape(3, UNITS)
+    with brainstate.environ.context(dt=1.0 * u.ms):
+        for module in (ours, synapse):
+            brainstate.nn.init_all_states(module, batch_size=3)
+        for _ in range(2):
+            found = ours({"input": XS, "recurrent": z})
+            expected = synapse(XS @ WEIGHT + z.sum(1, keepdims=True))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("others", [{}, {"other": XS}], ids=["missing", "another"])
+def test_other_populations_are_refused(others):
+    built = projection()
+    brainstate.nn.init_all_states(built, batch_size=3)
+    with pytest.raises(braintrace.ShapeError, match="populations"):
+        built({"input": XS, **others})

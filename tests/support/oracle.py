@@ -446,13 +446,17 @@ def balance(above, below):
 
 def assert_close(found, expected, tolerance, context=""):
     """Every array agrees, relative to its largest entry (to that of all, where it is zero)."""
+    found, expected = map(by_name, (found, expected))
     assert found.keys() == expected.keys(), f"{context}: {sorted(found)} and {sorted(expected)}"
-    found, expected = (
-        {k: np.asarray(v, np.float64) for k, v in tree.items()} for tree in (found, expected)
-    )
     overall = max(np.abs(v).max() for v in expected.values())
     assert overall > 0, f"{context}: all expected numbers are zero"
     for name, e in expected.items():
         assert found[name].shape == e.shape, f"{context}: {name} has shape {found[name].shape}"
         off = np.abs(found[name] - e).max() / (np.abs(e).max() or overall)
         assert off <= tolerance, f"{context}: {name} is off by {off:.1e}, relative"
+
+
+def by_name(tree):
+    """Leaves of a dict, or of dicts in it."""
+    leaves = jax.tree_util.tree_leaves_with_path(dict(tree))
+    return {jax.tree_util.keystr(path): np.asarray(leaf, np.float64) for path, leaf in leaves}

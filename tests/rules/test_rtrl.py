@@ -1,4 +1,9 @@
-"""SnAp-n is RTRL with a mask; and rules that follow all states refuse samples that mix."""
+"""RTRL and what is between it and D-RTRL: SnAp-n is RTRL with a mask, OSTL is D-RTRL by layers.
+
+Rules that follow all states refuse samples that mix.
+"""
+
+import dataclasses
 
 import brainstate
 import jax
@@ -13,6 +18,7 @@ from toys import clipped
 import braintrace
 
 SPARSE = RandomModel((Layer("bias", "sparse", "leak"),))
+FEEDFORWARD = RandomModel((Layer("bias", "gain", "adapting", "spike"), Layer("heads", cell="leak")))
 SYNAPSE = RandomModel((Layer("function", "sparse", "synapse"),), "late")
 CASES = [
     (SPARSE, "by_chunks", {"mask": "some", "reset": "each", "chunk_size": 4}),
@@ -75,3 +81,21 @@ def test_a_mean_that_no_gradient_passes_is_accepted():
     learner = braintrace.compile(model, "rtrl", XS[0], batch_size=BATCH)
     (found,) = learner.etrace_grad(XS, step_fn=lambda x: learner(x).sum()).values()
     assert jnp.abs(found).max() > 0
+
+
+# --- OSTL of feed-forward networks ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["by_chunks", "by_stream"])
+def test_ostl_of_feedforward_networks_is_d_rtrl(path):
+    case = Case(FEEDFORWARD, "ostl_feedforward", path, mask="some", reset="each", chunk_size=4)
+    found = PATHS[path](learner_of(case), case.request(), squared_error)
+    oracle.assert_close(found, expected_of(dataclasses.replace(case, rule="d_rtrl")), 1e-9)
+
+
+@pytest.mark.parametrize("layer", [Layer("joined", "matmul"), Layer("shared", cell="lstm")])
+@pytest.mark.parametrize("marks", ["marked", "auto"])
+def test_ostl_of_feedforward_networks_refuses_recurrence_through_a_product(layer, marks):
+    case = Case(RandomModel((layer,)), "ostl_feedforward", marks=marks)
+    with pytest.raises(braintrace.CompilationError, match="OSTLFeedforward"):
+        learner_of(case)

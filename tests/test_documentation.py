@@ -4,17 +4,18 @@ import ast
 import json
 import operator
 import re
+import subprocess
+import sys
 
 import brainstate
-import places
 import pytest
-from public_names import LAYERS, PUBLIC, public_names
+from repository import DOCS, LAYERS, PUBLIC, ROOT, public_names
 
 import braintrace
 
-DOCS = places.DOCS
-README = places.ROOT / "README.md"
+README = ROOT / "README.md"
 PAGES = sorted(path.stem for path in DOCS.glob("*.md") if "```python" in path.read_text())
+SEED_NOTEBOOK = ROOT.parent / "shared" / "acceptance" / "seed_notebook.py"
 NOTEBOOKS = [*sorted((DOCS / "notebooks").glob("*.ipynb")), DOCS / "evidence.ipynb"]
 SURROGATES = [
     name
@@ -52,7 +53,7 @@ def test_python_blocks_of_the_readme_run(capsys):
 
 
 def test_links_of_files_outside_of_the_site():
-    for page in (README, places.ROOT / "CONTRIBUTING.md", places.ROOT / "CHANGELOG.md"):
+    for page in (README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"):
         targets = re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text())
         assert [target for target in targets if not (page.parent / target).exists()] == []
 
@@ -80,3 +81,13 @@ def test_scripts_use_names_that_exist(path):
     for name in names:
         if re.fullmatch(r"braintrace(\.\w+)+", name):
             assert operator.attrgetter(name.partition(".")[2])(braintrace)
+
+
+@pytest.mark.skipif(
+    not SEED_NOTEBOOK.exists(), reason="the notebook lies beside the repository, and not everywhere"
+)
+def test_every_cell_of_the_notebook_that_fixes_the_interface_prints_what_is_stored():
+    # A process of its own, because the notebook registers operations.
+    result = subprocess.run([sys.executable, SEED_NOTEBOOK], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.splitlines()[-1] == "21 of 21 cells agree"

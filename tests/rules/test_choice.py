@@ -1,10 +1,13 @@
-"""Several rules in one model: the gradient of each weight is that of its rule alone."""
+"""Rules are chosen by name, by class and by path: each weight has the gradient of its rule."""
 
 import dataclasses
 
+import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+from catalogue_cells import Leaky
+from catalogue_models import BATCH, INPUTS
 from own_rules import Decaying
 from paths import PATHS
 from random_models import Layer, RandomModel
@@ -26,13 +29,14 @@ CASES = {
     ),
 }
 
-pytestmark = pytest.mark.usefixtures("float64")
+FLOAT64 = pytest.mark.usefixtures("float64")
 
 
 def gradient(case, **options):
     return PATHS[case.path](learner_of(case, **options), case.request(), squared_error)
 
 
+@FLOAT64
 @pytest.mark.parametrize("name", CASES)
 def test_each_weight_has_the_gradient_of_its_rule(name):
     rules, case = CASES[name]
@@ -53,7 +57,48 @@ def matches(path, parameter):
     return path((parameter,)) if callable(path) else parameter in (path, path[0])
 
 
+@FLOAT64
 def test_rules_that_do_not_fit_are_refused():
     for rules in ({"w0": "rtrl"}, {"nothing": ES}):
         with pytest.raises(braintrace.BraintraceError):
             learner_of(Case(STACK), rules=rules)
+
+
+# --- algorithms -----------------------------------------------------------------------------------
+
+X = jnp.ones((BATCH, INPUTS))
+
+
+def build_learner(algorithm):
+    options = {"decay_or_rank": 0.9} if "d_rtrl" not in str(algorithm).lower()[:6] else {}
+    return braintrace.compile(Leaky(), algorithm, X, batch_size=BATCH, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm"),
+    [
+        ("D_RTRL", "D_RTRL"),
+        ("Es_D_Rtrl", "ES_D_RTRL"),
+        ("ESD_RTRL", "ES_D_RTRL"),
+        ("PP_prop", "ES_D_RTRL"),
+    ],
+)
+def test_case_does_not_matter(name, algorithm):
+    assert type(build_learner(name).algorithm) is getattr(braintrace, algorithm)
+
+
+def test_a_subclass_has_names_of_its_own():
+    class Slower(braintrace.D_RTRL):
+        """The same, by no name."""
+
+    assert type(build_learner("D_RTRL").algorithm) is braintrace.D_RTRL
+    learner = braintrace.compile(Leaky(), Slower, X, batch_size=BATCH)
+    assert type(learner.algorithm) is Slower
+
+
+def test_a_learner_of_a_compiled_algorithm_gives_the_same_outputs():
+    model = Leaky()
+    model.init_state(BATCH)
+    algorithm = braintrace.D_RTRL(model)
+    algorithm.compile_graph(X)
+    np.testing.assert_array_equal(braintrace.Learner(algorithm)(X), build_learner("D_RTRL")(X))
