@@ -34,7 +34,7 @@ def lowered(function, state):
 
 @pytest.mark.core
 @pytest.mark.parametrize(("name", "rule", "options"), CASES)
-def test_gradient_and_stream_are_lowered_for_all_platforms(name, rule, options):
+def test_gradient_traces_and_stream_are_lowered_for_all_platforms(name, rule, options):
     learner = learner_of(MODELS[name], rule, **options)
     learner.init_optimizer(optimizer := optax.adam(0.01))
     pure = learner.functional()
@@ -43,9 +43,13 @@ def test_gradient_and_stream_are_lowered_for_all_platforms(name, rule, options):
     def of_sequence(state, xs, targets):
         return pure.grad(state, xs, targets, chunk_size=2, **own)
 
+    def of_traces(state, xs, targets):
+        """In one program; outside of `jit` they are computed when something reads them."""
+        return pure.grad(state, xs, targets, **own)[0].traces
+
     def of_stream(state, xs, targets):
         window = options.get("window", 1)
         return pure.online(state, xs, targets, optimizer=optimizer, every=window, **own)
 
-    for function in (of_sequence, of_stream):
+    for function in (of_sequence, of_traces, of_stream):
         assert lowered(function, pure.state()).as_text()
