@@ -129,7 +129,7 @@ def sequence(
 
 
 def descend(learner: Any, row: Row) -> Callable[[Any], None]:
-    weights = learner.states(brainstate.ParamState)
+    weights = learner.module.states(brainstate.ParamState)
 
     def update(gradients: Any) -> None:
         for path, weight in weights.items():
@@ -153,7 +153,7 @@ def one_by_one(row: Row, kind: str) -> Call:
     pairs = [tuple(part[t : t + 1] for part in row.data) for t in range(row.steps)]
     step = step_of(row, learner)
     if kind == "own grad":
-        weights = learner.states(brainstate.ParamState)
+        weights = learner.module.states(brainstate.ParamState)
         gradient = brainstate.transform.jit(brainstate.transform.grad(step, weights))
         take: Callable[[Any, Any], Any] = lambda x, y: gradient(x[0], y[0])  # noqa: E731
     elif kind == "pure":
@@ -190,17 +190,9 @@ def first_gradient(row: Row) -> Call:
     return Call(run, starts_cold=True)
 
 
-def analysis(row: Row) -> Call:
-    """Return the compilation of the model alone."""
-    model = networks.Model(row.network)
-
-    def run() -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            model.init_state(row.batch)
-            braintrace.compile_etrace_graph(model, row.data[0][0])
-
-    return Call(run)
+def compilation(row: Row) -> Call:
+    """Return the compilation of a model that exists."""
+    return Call(lambda: compile_learner(row, "d_rtrl"))
 
 
 METHODS: dict[str, Callable[[Row], Call]] = {
@@ -224,7 +216,7 @@ METHODS: dict[str, Callable[[Row], Call]] = {
     "calls of own grad": functools.partial(one_by_one, kind="own grad"),
     "calls of pure.grad": functools.partial(one_by_one, kind="pure"),
     "first gradient": first_gradient,
-    "compilation": analysis,
+    "compilation": compilation,
 }
 WINDOWS = ("D_RTRL, window=16", "D_RTRL, window=16, on", "ES_D_RTRL, window=16")
 STREAMS = ("stream", "stream, every=8")

@@ -65,7 +65,7 @@ def etrace_grad(
     chunk_size
         Number of steps between two updates of the traces. It changes speed and memory, not the
         gradient. ``'auto'`` or ``None``: after a reset, the longest chunk within ``memory_budget``,
-        since a single chunk for the whole sequence needs no trace; otherwise at most 64 steps.
+        since a single chunk for the whole sequence needs no trace; otherwise at most 128 steps.
         `report` shows it. With a ``window``, a chunk is the largest
         number of whole windows that fits, at least one. With ``'auto'`` and a ``memory_budget``, it
         is the largest number of windows within the budget. With ``'auto'`` alone, it is one window,

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from ..._algorithms import CHUNK, Window
 from ..._core.traces import size_in_bytes
 from ..._core.zero import as_arrays
-from ..._graph import ETraceGraph
+from ..._graph import ETraceGraph, specs_of
 from ..._jax_devices import current_device
 from ..._typing import PyTree
 from .options import Options
@@ -20,13 +20,17 @@ from .options import Options
 SHARE_OF_DEVICE, MOST_MEMORY = 10, 2**30
 """Residuals may take this fraction of a device's memory, and at most this number of bytes."""
 
-LONGEST_CARRIED = 64
+LONGEST_CARRIED = 128
 """Maximum number of steps of a chunk that continues a sequence; longer chunks are no faster."""
 
-CACHED = 16
-"""Number of steps of a chunk if the traces take less memory than the residuals of one step, as
-filters do. The residuals then stay in the caches: 0.5 of the time of one chunk of 100 steps (GRU of
-128 units, `ES_D_RTRL`, 64 samples, two cores)."""
+LONGEST_OF_PLACES = 16
+"""The same for convolutions, whose products over time and places leave the caches: 0.7 of the time
+of one chunk of 64 steps."""
+
+CACHED, SHORTEST = 2**23, 16
+"""Bytes of a chunk's residuals, and its smallest number of steps, if the traces take less memory
+than the residuals of one step, as filters do. The residuals then stay in the caches: 0.5 of the
+time of one chunk of 100 steps (GRU of 128 units, `ES_D_RTRL`, 64 samples, two cores)."""
 
 SHORTEST_WINDOW, LONGEST_WINDOW = 64, 128
 
@@ -91,12 +95,18 @@ def chunks_of(
         fitting = max(1, most // max(1, with_update))
         if from_zero and steps * record_bytes <= most:
             fitting = steps
-        longest = fitting if from_zero else min(fitting, LONGEST_CARRIED)
+        longest = fitting if from_zero else min(fitting, _longest_carried(graph))
         if size_in_bytes(graph.trace_specs) < record_bytes:
-            longest = min(longest, CACHED)
+            cached = max(CACHED, 4 * graph.bytes_per_chunk) // record_bytes
+            longest = min(longest, max(SHORTEST, cached))
         length = math.ceil(steps / math.ceil(steps / longest))
     is_followed = length < steps or not from_zero
     return Chunks(steps, length, length * (with_update if is_followed else record_bytes), budget)
+
+
+def _longest_carried(graph: ETraceGraph) -> int:
+    has_places = any("spatial" in spec.axes for spec in specs_of(graph.trace_specs))
+    return LONGEST_OF_PLACES if has_places else LONGEST_CARRIED
 
 
 def default_budget() -> int:
