@@ -1,4 +1,4 @@
-"""Train networks by every rule on the same tasks: ``python -m benchmarks learning``.
+"""Train networks by every rule on the same tasks: ``python -m benchmarks.learning``.
 
 All methods use the same initial parameters, samples, order, optimizer, learning rates and number of
 updates; only the gradient differs. A run is a task, a cell and a method. Its learning rates and

@@ -3,8 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from .markdown import DASH, in_units, table
-from .results import Gains
+from .results import Gains, Results
 
 METHODS = {
     "bptt": ("BPTT", "black", "s"),
@@ -40,7 +39,7 @@ CELLS = {
     "rtu": "RTU",
     "alif": "recurrent ALIF",
 }
-MISSING = DASH
+MISSING = "–"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,8 +49,24 @@ class Table:
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
 
-    def _repr_markdown_(self) -> str:
-        return "\n".join(table(self.head, self.rows)).strip()
+    def __str__(self) -> str:
+        lines = [f"| {' | '.join(row)} |" for row in (self.head, *self.rows)]
+        return "\n".join([lines[0], f"|{'---|' * len(self.head)}", *lines[1:]])
+
+    _repr_markdown_ = __str__
+
+
+def scores(results: Results) -> Table:
+    """Return the mean score of each run, with its standard error over several seeds."""
+    lines = []
+    for run in results.runs:
+        first = run.first
+        score = digits(run.mean) if run.ran else "refused"
+        if len(run.rows) > 1:
+            score += f" ± {digits(run.error)}"
+        bounds = digits(first.chance), digits(first.threshold)
+        lines.append([first.task, cell(first.cell), method(first.method), score, *bounds])
+    return Table(["task", "cell", "method", "score", "chance", "threshold"], lines)
 
 
 def method(name: str) -> str:
@@ -75,10 +90,6 @@ def digits(value: float | None) -> str:
     return "0.00" if text == "-0.00" else text
 
 
-def answer(value: bool | None) -> str:
-    return {True: "yes", None: "undecided", False: "no"}[value]
-
-
 def answers(values: Sequence[bool | None]) -> str:
     """Return how often the answer is yes, undecided and no."""
     return "/".join(str(values.count(value)) for value in (True, None, False))
@@ -99,7 +110,11 @@ def worst(gains: Gains) -> str:
 
 
 def size(value: float | None) -> str:
-    return in_units(value, {"MB": 1e-6, "kB": 1e-3, "B": 1.0})
+    if value is None:
+        return MISSING
+    sizes = {"MB": 1e6, "kB": 1e3, "B": 1.0}
+    unit = next((unit for unit, size in sizes.items() if value >= size), "B")
+    return f"{value / sizes[unit]:.3g} {unit}"
 
 
 def times(value: float | None) -> str:

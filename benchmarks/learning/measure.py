@@ -3,8 +3,10 @@
 import dataclasses
 import datetime
 import functools
+import importlib.metadata
+import os
+import platform
 import re
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,25 +17,27 @@ import numpy as np
 
 from braintrace import BraintraceError
 
+from ..timing import Call, time_once
 from . import methods, tasks, training
 from .methods import Prepared
 from .networks import Values, build, values_of
 from .rows import COSINES, Row, finite, spread_out
-from .runs import Job, is_core
+from .runs import Job
 from .scores import scorer
 
-CALLS, SECONDS = 9, 0.5
-"""Calls of a gradient that are timed, and the seconds after which no further one begins."""
+CALLS = 9
+"""Calls of a gradient that are timed; the shortest counts, as other processes only add to it."""
+
+PACKAGES = ("braintrace", "brainstate", "jax", "jaxlib")
 
 FIXED = 10**6
 """Seed of the batch on which gradients are compared, which no training draws."""
 
 
-def run(job: Job, machine: dict[str, Any]) -> list[Row]:
+def run(job: Job) -> list[Row]:
     """Return the row of every seed; or one row with the reason if the library refuses."""
     task, method = tasks.load(job.task), methods.BY_NAME[job.method]
     updates = job.updates or task.updates
-    versions = " ".join(f"{name} {version}" for name, version in machine["versions"].items())
     row = Row(
         *job.key,
         seed=job.seeds[0],
@@ -45,8 +49,8 @@ def run(job: Job, machine: dict[str, Any]) -> list[Row]:
         chance=task.chance,
         threshold=task.threshold,
         measured=datetime.date.today().isoformat(),
-        machine=machine["name"],
-        versions=versions,
+        machine=f"{jax.devices()[0].device_kind}, {platform.machine()}, {os.cpu_count()} cores",
+        versions=" ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES),
     )
     try:
         prepared = _prepared(row)
@@ -76,11 +80,13 @@ def _rows(job: Job, row: Row, prepared: Prepared, weights: Values) -> list[Row]:
     if not is_grid:
         return rows
     gradient, peak = _compiled(row, prepared)
+    call = Call(functools.partial(gradient, _weights(row, row.seed)))
     rows[0] = dataclasses.replace(
         rows[0],
         cosine=_cosine(row, gradient, jax.tree.map(lambda leaf: leaf[best, 0], weights)),
         trace_bytes=prepared.trace_bytes,
         peak_bytes=peak,
+        step_seconds=min(time_once(call) for _ in range(CALLS)) / row.steps,
     )
     return rows
 
@@ -90,24 +96,9 @@ def reason(error: BraintraceError) -> str:
     return re.sub(r" \[[^\]]*:\d+:\d+[^\]]*\]", "", str(error).splitlines()[0])
 
 
-def timed_row(row: Row, machine: dict[str, Any]) -> list[Row]:
-    """Return a row with all costs, measured now."""
-    gradient, peak = _compiled(row, _prepared(row))
-    weights = _weights(row, row.seed)
-    row = dataclasses.replace(
-        row, step_seconds=timed(lambda: gradient(weights)) / row.steps, peak_bytes=peak
-    )
-    is_rule = methods.BY_NAME[row.method].algorithm is not None
-    if is_rule and row.window is None and is_core(row.task, row.cell):
-        single, peak = _compiled(row, _prepared(row, chunk=1))
-        seconds = timed(lambda: single(weights)) / row.steps
-        row = dataclasses.replace(row, single_step_seconds=seconds, single_peak_bytes=peak)
-    return [row]
-
-
-def _prepared(row: Row, chunk: int | str = "auto") -> Prepared:
+def _prepared(row: Row) -> Prepared:
     method, task = methods.BY_NAME[row.method], tasks.load(row.task)
-    return methods.prepare(method, task, row.cell, row.units, row.batch, chunk)
+    return methods.prepare(method, task, row.cell, row.units, row.batch)
 
 
 def _weights(row: Row, seed: int) -> Values:
@@ -163,17 +154,6 @@ def _compiled(row: Row, prepared: Prepared) -> tuple[Compiled, int | None]:
     analysis = compiled.memory_analysis()
     peak = None if analysis is None else int(analysis.temp_size_in_bytes)
     return lambda weights: compiled(weights, memory, batch)[0], peak
-
-
-def timed(call: Callable[[], Any]) -> float:
-    """Return the shortest time of some calls, because other processes only add to it."""
-    jax.block_until_ready(call())
-    times: list[float] = []
-    while len(times) < CALLS and sum(times) < SECONDS:
-        begin = time.perf_counter()
-        jax.block_until_ready(call())
-        times.append(time.perf_counter() - begin)
-    return min(times)
 
 
 def _cosine(row: Row, gradient: Compiled, path: Values) -> tuple[float | None, ...]:

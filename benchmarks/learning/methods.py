@@ -94,9 +94,7 @@ class Prepared:
     trace_bytes: int = 0
 
 
-def prepare(
-    method: Method, task: Task, cell: str, units: int, batch: int, chunk: int | str = "auto"
-) -> Prepared:
+def prepare(method: Method, task: Task, cell: str, units: int, batch: int) -> Prepared:
     """Return a method on a network; a `BraintraceError` if the rule refuses the network."""
 
     def model(seed: int) -> brainstate.nn.Module:
@@ -105,7 +103,7 @@ def prepare(
 
     if method.algorithm is None:
         return _backpropagation(method.window(task) or task.length, task, model, batch)
-    return _rule(method, task, model, batch, chunk)
+    return _rule(method, task, model, batch)
 
 
 def _loss(task: Task, outputs: Any, targets: Any, weights: Any, batch: int) -> Any:
@@ -148,23 +146,14 @@ def _backpropagation(window: int, task: Task, model: Callable[[int], Any], batch
     return Prepared(gradient, lambda seed: _long_term(model(seed)))
 
 
-def learner_of(
-    method: Method, model: brainstate.nn.Module, inputs: Any, window: int | None = None
-) -> braintrace.Learner:
-    """Return a network that learns by the rule of a method."""
+def _rule(method: Method, task: Task, model: Callable[[int], Any], batch: int) -> Prepared:
+    """Return a rule of the library."""
     assert method.algorithm is not None
-    options = {**method.options, "batch_size": len(inputs), "window": window}
+    inputs = jnp.zeros((batch, task.features))
+    options = {**method.options, "batch_size": batch, "window": method.window(task)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", braintrace.ApproximationWarning)  # which is the point
-        return braintrace.compile(model, method.algorithm, inputs, **options)
-
-
-def _rule(
-    method: Method, task: Task, model: Callable[[int], Any], batch: int, chunk: int | str
-) -> Prepared:
-    """Return a rule of the library."""
-    inputs = jnp.zeros((batch, task.features))
-    learner = learner_of(method, model(0), inputs, method.window(task))
+        learner = braintrace.compile(model(0), method.algorithm, inputs, **options)
     functional = learner.functional()
     first = functional.state()
 
@@ -173,9 +162,7 @@ def _rule(
 
     def gradient(weights: Values, memory: Any, sequences: Batch) -> tuple[Values, Any]:
         state = functional.reset(dataclasses.replace(memory, parameters=dict(weights)))
-        state, found = functional.grad(
-            state, *sequences, step_fn=step, reduction="sum", chunk_size=chunk
-        )
+        state, found = functional.grad(state, *sequences, step_fn=step, reduction="sum")
         return found, functional.reset(state)
 
     def memory(seed: int) -> Any:

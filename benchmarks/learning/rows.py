@@ -1,4 +1,4 @@
-"""The CSV files of the evidence: frozen dataclasses of plain values, one a row."""
+"""The CSV file of the evidence: frozen dataclasses of plain values, one a row."""
 
 import csv
 import dataclasses
@@ -6,10 +6,9 @@ import math
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-FOLDER = Path(__file__).parent.parent / "results"
-FILE = FOLDER / "learning.csv"
+FILE = Path(__file__).parent.parent / "results" / "learning.csv"
 DIGITS = 4
 POINTS = 20
 """Points of training at which a score is computed, besides the start."""
@@ -42,7 +41,7 @@ class Row:
     has the last score at every rate of the grid, empty for later seeds, which run at the chosen
     one; ``curve`` scores at the chosen rate, by `points`. From ``cosine`` on (to BPTT, over the
     cell's parameters, by `cosine_points`), entries are of the first seed; costs are those of a
-    sequence's gradient, and of single steps.
+    sequence's gradient.
     """
 
     task: str
@@ -67,17 +66,11 @@ class Row:
     cosine: Numbers = ()
     trace_bytes: int | None = None
     peak_bytes: int | None = None
-    single_peak_bytes: int | None = None
     step_seconds: float | None = None
-    single_step_seconds: float | None = None
 
     @property
     def key(self) -> tuple[str, str, str]:
         return self.task, self.cell, self.method
-
-    @property
-    def identity(self) -> tuple[Any, ...]:
-        return *self.key, self.seed
 
     @property
     def points(self) -> tuple[int, ...]:
@@ -88,32 +81,6 @@ class Row:
     def cosine_points(self) -> tuple[int, ...]:
         """Updates of the entries of `cosine`."""
         return tuple(self.points[i] for i in spread_out(len(self.points), COSINES))
-
-
-@dataclasses.dataclass(frozen=True)
-class StreamRow:
-    """Gradients while the parameters change: the result of one seed of `online_updates`.
-
-    ``every`` is the number of steps per update; cosines are means, the one to RTRL with equally
-    stale traces; the loss is that of the second half of the stream.
-    """
-
-    task: str
-    cell: str
-    method: str
-    every: int
-    rate: float
-    seed: int
-    to_rtrl: float | None
-    to_bptt: float | None
-    loss: float | None
-
-    @property
-    def identity(self) -> tuple[Any, ...]:
-        return self.task, self.cell, self.method, self.every, self.rate, self.seed
-
-
-AnyRow = TypeVar("AnyRow", Row, StreamRow)
 
 
 def finite(value: Any) -> float | None:
@@ -144,33 +111,30 @@ def _text(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def read(path: Path, kind: type[AnyRow]) -> list[AnyRow]:
+def read(path: Path) -> list[Row]:
     """Return the rows of a file; none if there is no file."""
     if not path.exists():
         return []
-    parsers = {field.name: _PARSERS[field.type] for field in dataclasses.fields(kind)}
+    parsers = {field.name: _PARSERS[field.type] for field in dataclasses.fields(Row)}
     with path.open(newline="") as file:
         return [
-            kind(**{name: parsers[name](text) for name, text in found.items()})
+            Row(**{name: parsers[name](text) for name, text in found.items()})
             for found in csv.DictReader(file)
         ]
 
 
-def write(path: Path, rows: Iterable[AnyRow]) -> None:
+def write(path: Path, rows: Iterable[Row]) -> None:
     """Write rows: the whole file or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(f".{os.getpid()}.draft")
     with draft.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        for count, row in enumerate(rows):
-            entries = {name: _text(value) for name, value in vars(row).items()}
-            if count == 0:
-                writer.writerow(entries)
-            writer.writerow(entries.values())
+        writer.writerow(field.name for field in dataclasses.fields(Row))
+        writer.writerows(map(_text, vars(row).values()) for row in rows)
     draft.replace(path)
 
 
-def add(path: Path, rows: Sequence[AnyRow]) -> None:
+def add(path: Path, rows: Sequence[Row]) -> None:
     """Add rows to a file, instead of the rows with the same keys."""
-    stored = {row.identity: row for row in read(path, type(rows[0]))}
-    write(path, (stored | {row.identity: row for row in rows}).values())
+    stored = {(row.key, row.seed): row for row in read(path)}
+    write(path, (stored | {(row.key, row.seed): row for row in rows}).values())

@@ -60,6 +60,12 @@ def all_jobs() -> Iterator[Job]:
             yield from (Job(task, cell, name) for name in WIDE_METHODS)
 
 
+def quick_jobs() -> Iterator[Job]:
+    """Yield a run of few updates for each task and some methods."""
+    for task, method in itertools.product(tasks.ALL, ("bptt", "d_rtrl", "immediate")):
+        yield Job(task, "leaky", method, SEEDS[:1], RATES[2:3], updates=40)
+
+
 def matching(jobs: Iterable[Job], pattern: str | None) -> list[Job]:
     """Return the jobs whose name contains or matches a pattern."""
     return [j for j in jobs if pattern is None or pattern in j.name or fnmatch(j.name, pattern)]

@@ -1,4 +1,4 @@
-"""Worker processes, each on a processor of its own."""
+"""Worker processes, each with one thread."""
 
 import concurrent.futures
 import functools
@@ -8,66 +8,49 @@ import os
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
-from .machine import describe
+from .rows import Row
+from .runs import Job
 
 ONE_THREAD = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "OMP_NUM_THREADS": "1"}
 
-Work = Callable[[Any, dict[str, Any]], list[Any]]
-"""``(job, description of the machine) -> rows``."""
-
-Outcome = tuple[Any, list[Any], str]
+Work = Callable[[Job], list[Row]]
+Outcome = tuple[Job, list[Row], str]
 """A job, its rows, and the traceback if it failed."""
 
 
-def make(work: Work, jobs: Iterable[Any], workers: int) -> Iterator[Outcome]:
+def make(work: Work, jobs: Iterable[Job], workers: int) -> Iterator[Outcome]:
     """Work on jobs in their order, and yield the outcomes as they arrive."""
     os.environ.update(ONE_THREAD)
-    machine = describe()  # here, where all processors are visible
-    pool = workers_of(workers)
+    pool = concurrent.futures.ProcessPoolExecutor(
+        workers, mp_context=multiprocessing.get_context("spawn"), initializer=_end_with_parent
+    )
     try:
-        futures = {pool.submit(_one, work, job, machine): job for job in jobs}
+        futures = {pool.submit(_one, work, job): job for job in jobs}
         for future in concurrent.futures.as_completed(futures):
             yield futures[future], *future.result()
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def workers_of(count: int) -> concurrent.futures.ProcessPoolExecutor:
-    """Return processes that end with this one, even if it is killed."""
-    context = multiprocessing.get_context("spawn")
-    numbers = context.Queue()
-    for number in range(count):
-        numbers.put(number)
-    return concurrent.futures.ProcessPoolExecutor(
-        count, mp_context=context, initializer=_begin, initargs=(numbers,)
-    )
-
-
-def _begin(numbers: Any) -> None:
-    """Stay on the processor of this worker's number, and end with the parent."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    number = numbers.get()
-    if hasattr(os, "sched_setaffinity"):
-        allowed = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {allowed[number % len(allowed)]})
-
-
 def _end_with_parent() -> None:
-    # A killed parent sends no message, so its workers would continue.
-    parent = multiprocessing.parent_process()
-    if parent is not None:
+    """End this process with its parent: one that is killed sends no message."""
+
+    def wait() -> None:
+        parent = multiprocessing.parent_process()
+        assert parent is not None
         parent.join()
         os._exit(1)
 
+    threading.Thread(target=wait, daemon=True).start()
 
-def _one(work: Work, job: Any, machine: dict[str, Any]) -> tuple[list[Any], str]:
+
+def _one(work: Work, job: Job) -> tuple[list[Row], str]:
     _free_other_networks(job.task, job.cell)
     try:
-        return work(job, machine), ""
+        return work(job), ""
     except Exception:
-        return [], traceback.format_exc()
+        return [], f"FAILED\n{traceback.format_exc()}"
 
 
 @functools.lru_cache(maxsize=1)

@@ -32,8 +32,7 @@ STORED = (
 
 
 @functools.cache
-def load(name: str, **sizes: int) -> Task:
-    """Return a task, with other sizes than usual where its function takes them."""
+def load(name: str) -> Task:
     module, function = (_CORE | _WIDE)[name].split(".")
-    task: Task = getattr(importlib.import_module(f".{module}", __name__), function)(**sizes)
+    task: Task = getattr(importlib.import_module(f".{module}", __name__), function)()
     return task

@@ -5,25 +5,22 @@ import numpy as np
 from .draws import of_windows, windows_in_time
 from .task import Task
 
-SAMPLES, LENGTH, WASHOUT = 6000, 60, 20
+SAMPLES, LENGTH, WASHOUT, AHEAD = 6000, 60, 20, 5
 
 
-def lorenz(ahead: int = 5, length: int = LENGTH) -> Task:
+def lorenz() -> Task:
     """The first coordinate of the Lorenz system alone, seen every 0.05 of time, 0.25 ahead."""
-    return _prediction(lorenz_series(SAMPLES, every=5)[:, 0], ahead, length)
-
-
-def _prediction(series: np.ndarray, ahead: int, length: int) -> Task:
-    starts = windows_in_time(len(series), length, WASHOUT, ahead)
-    seen = series[: starts["train"][-1] + length]
+    series = lorenz_series(SAMPLES, every=5)[:, 0]
+    starts = windows_in_time(len(series), LENGTH, WASHOUT, AHEAD)
+    seen = series[: starts["train"][-1] + LENGTH]
     scaled = ((series - seen.mean()) / seen.std()).astype(np.float32)[:, None]
-    targets = np.roll(scaled, -ahead, axis=0)
-    draws = of_windows(scaled, targets, starts, length, WASHOUT)
+    targets = np.roll(scaled, -AHEAD, axis=0)
+    draws = of_windows(scaled, targets, starts, LENGTH, WASHOUT)
     return Task(
         *draws,
         outputs=1,
         kind="values",
-        counted=float(length - WASHOUT),
+        counted=float(LENGTH - WASHOUT),
         threshold=0.95,
         truncations=(8, 30),
         batch=16,

@@ -15,10 +15,10 @@ SYMBOLS = "abcdefghijklmnopqrstuvwxyz \n_.,()=:'\"#0"
 TOTAL, LENGTH, WASHOUT, HELD_OUT = 400_000, 64, 8, 128
 
 
-def next_characters(length: int = LENGTH) -> Task:
+def next_characters() -> Task:
     """Say the next character; the text differs a little from one version of Python to another."""
     text = load_text(TOTAL)
-    starts = windows_in_time(len(text), length, WASHOUT, 1)
+    starts = windows_in_time(len(text), LENGTH, WASHOUT, 1)
     for split in ("validation", "test"):
         chosen = np.linspace(0, len(starts[split]) - 1, HELD_OUT).astype(int)
         starts[split] = starts[split][chosen]
@@ -28,7 +28,7 @@ def next_characters(length: int = LENGTH) -> Task:
         text,
         targets,
         starts,
-        length,
+        LENGTH,
         WASHOUT,
         encode=lambda symbols: jax.nn.one_hot(symbols, count),
     )
@@ -38,7 +38,7 @@ def next_characters(length: int = LENGTH) -> Task:
     return Task(
         *draws,
         outputs=count,
-        counted=float(length - WASHOUT),
+        counted=float(LENGTH - WASHOUT),
         chance=round(float(np.average(np.asarray(batch.targets) == usual, weights=weights)), 3),
         threshold=0.4,
         truncations=(8, 32),

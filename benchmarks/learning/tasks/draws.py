@@ -70,21 +70,19 @@ def of_windows(
     starts: Starts,
     length: int,
     washout: int,
-    measured: np.ndarray | None = None,
     encode: Callable[[Any], Any] = lambda inputs: inputs,
 ) -> tuple[Draw, HeldOut]:
     """Return draws of windows of long arrays, time first; answers count after the washout.
 
-    ``measured`` are the steps whose target is known; a window of inputs is encoded when it is seen.
+    A window of inputs is encoded when it is seen.
     """
-    known = np.ones(len(inputs)) if measured is None else measured
-    seen, said, counted = jnp.asarray(inputs), jnp.asarray(targets), jnp.asarray(known, jnp.float32)
+    seen, said = jnp.asarray(inputs), jnp.asarray(targets)
     begins = {split: jnp.asarray(found) for split, found in starts.items()}
     steps = jnp.arange(length)[:, None]
 
     def windows(first: jax.Array) -> Batch:
         places = steps + first
-        weights = jnp.where(steps >= washout, counted[places], 0.0)
+        weights = jnp.broadcast_to(steps >= washout, places.shape).astype(jnp.float32)
         return Batch(encode(seen[places]), said[places], weights)
 
     def sample(key: Any, size: int, split: Split) -> Batch:
@@ -94,19 +92,16 @@ def of_windows(
     return sample, lambda split: windows(begins[split])
 
 
-def windows_in_time(
-    total: int, length: int, washout: int, ahead: int, first: int = 0
-) -> dict[Split, np.ndarray]:
+def windows_in_time(total: int, length: int, washout: int, ahead: int) -> dict[Split, np.ndarray]:
     """Return where windows of a series begin: three fifths to learn from, then a fifth each.
 
     What counts of a window, after the washout and up to ``ahead`` steps later, lies in its split;
-    what was before is known when it is asked for. Of held-out windows every answer counts once. No
-    sample contains the ``first`` steps.
+    what was before is known when it is asked for. Of held-out windows every answer counts once.
     """
-    one, two = first + (total - first) * 3 // 5, first + (total - first) * 4 // 5
+    one, two = total * 3 // 5, total * 4 // 5
     counted, reach = length - washout, length - 1 + ahead
     return {
-        "train": np.arange(first, one - reach),
+        "train": np.arange(one - reach),
         "validation": np.arange(one - washout, two - reach, counted),
         "test": np.arange(two - washout, total - reach, counted),
     }
