@@ -33,16 +33,6 @@ def pytest_configure(config):
         os.environ["XLA_FLAGS"] = flags
 
 
-def pytest_collection_modifyitems(items):
-    """Keep the rows that a mark `rows` names, of the product of a test's parameters."""
-
-    def is_kept(item):
-        rows = item.get_closest_marker("rows")
-        return rows is None or item.callspec.id in rows.args
-
-    items[:] = filter(is_kept, items)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def forget_programs():
     """Drop compiled programs before Linux refuses to map more: it allows 65,530 mappings."""
