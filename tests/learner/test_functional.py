@@ -126,6 +126,24 @@ def test_the_derivative_of_steps_is_the_online_gradient(window):
     assert_close(named(found), expected_gradient(LSTM, window=window), 1e-9)
 
 
+def test_lanes_that_are_mapped_in_a_gradient_have_signals_of_their_own():
+    learner = learner_of(LSTM)
+    pure = learner.functional()
+
+    def gradient(sequences):
+        def loss(parameters):
+            state = dataclasses.replace(pure.state(), parameters=parameters)
+            outputs = jax.vmap(lambda xs: jax.lax.scan(pure.step, state, xs)[1])(sequences)
+            return jnp.sum((outputs - TARGETS) ** 2)
+
+        return named(jax.jit(jax.grad(loss))(pure.state().parameters))
+
+    alone = [gradient(xs[None]) for xs in (XS, XS[::-1])]
+    assert_close(alone[0], expected_gradient(LSTM), 1e-9)
+    together = gradient(np.stack([XS, XS[::-1]]))
+    assert_close(together, jax.tree.map(jnp.add, *alone), 1e-9)
+
+
 # --- states
 
 
