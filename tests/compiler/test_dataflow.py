@@ -232,6 +232,12 @@ NONLINEAR = {
     "rounded": lambda x, g: jnp.round(8 * g) / 8,
     "branch on it": lambda x, g: lax.cond(g.sum() > 0, lambda g: g, lambda g: 0.1 * g, g),
     "by its norm": lambda x, g: g / (1 + jnp.linalg.norm(g)),
+    "halved until small": lambda x, g: lax.while_loop(
+        lambda c: jnp.abs(c).sum() > 0.1, lambda c: 0.5 * c, g
+    ),
+    "bent one step later": lambda x, g: lax.scan(
+        lambda c, _: ((c[0] + c[1], jnp.abs(c[0])), None), (g, 0 * g), None, length=3
+    )[0][0],
 }
 exact(
     jit=jax.jit(jnp.sin),
