@@ -88,6 +88,16 @@ def test_an_output_that_feeds_several_elements_is_exact(name):
     assert_exact(Toy(step, "w", {"h": (UNITS, 2)}))
 
 
+def test_the_largest_of_each_pair_of_outputs_is_exact():
+    def step(ops, p, h, x):
+        y = ops.matmul(x, p["w"])
+        pooled = jax.lax.reduce_window(y, -jnp.inf, jax.lax.max, (1, 2), (1, 2), "VALID")
+        new = 0.5 * h["h"] + jnp.tanh(pooled)
+        return {"h": new}, new
+
+    assert_exact(Toy(step, "w", {"h": (UNITS // 2,)}))
+
+
 def test_one_unit_and_a_state_without_axes_are_exact():
     class OneNumber(brainstate.nn.Module):
         def __init__(self):
@@ -325,6 +335,16 @@ def test_a_state_that_is_returned_as_it_was_is_a_constant(way):
     assert [[s.name for s in g.hidden_states] for g in learner.graph.hidden_groups] == [["h"]]
     if way == "as it is":
         oracle.assert_close(gradient(learner), bptt(toy), 1e-10)
+
+
+def test_a_state_that_is_turned_in_every_step_is_no_constant():
+    def step(ops, p, h, x):
+        turned = jnp.swapaxes(h["k"], -1, -2)
+        new = 0.5 * h["h"] + ops.matmul(x, p["w"]) * turned.reshape(h["h"].shape)
+        return {"h": new, "k": turned}, new
+
+    toy = Toy(step, "w", {"h": (UNITS,), "k": (2, 2)})
+    oracle.assert_close(gradient(compiled(toy)), bptt(toy), 1e-10)
 
 
 class Masked(brainstate.nn.Module):
