@@ -164,6 +164,15 @@ def test_flags_of_the_environment_select_a_compiled_step(learner):
         np.testing.assert_array_equal(*evaluated)
 
 
+def test_a_sequence_goes_on_under_other_flags(learner):
+    h = 0.0
+    for x, fit in zip(XS, (False, True, False, True, True, False), strict=True):
+        h = 0.5 * h + jnp.tanh(x @ learner.module.w.value)
+        with brainstate.environ.context(fit=fit):
+            found = learner(x)
+    close(found, h)
+
+
 # --- States
 
 
