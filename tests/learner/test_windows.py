@@ -48,7 +48,7 @@ def test_rules_that_filter_inputs_carry_into_windows(model, rule):
 
 
 def test_a_window_longer_than_the_sequence_is_bptt():
-    found = gradient(learner_of(LSTM), window=100)
+    found = gradient(learner_of(LSTM, which="with windows"), window=100)
     assert_close(found, expected_gradient(LSTM, "bptt"), 1e-9)
 
 
@@ -78,7 +78,7 @@ def descended(learner, **options):
 
 
 def test_a_block_of_a_stream_has_several_windows():
-    found = descended(learner_of(LSTM), every=4, window=2)
+    found = descended(learner_of(LSTM, which="with windows"), every=4, window=2)
     means = np.array([1 / 4] * 4 + [1 / 2] * 2)
     assert_close(found, expected_gradient(LSTM, window=2, mask=means), 1e-9)
 
@@ -86,7 +86,7 @@ def test_a_block_of_a_stream_has_several_windows():
 @pytest.mark.parametrize(("every", "window"), [(4, 3), (2, 4), (1, 2)])
 def test_a_window_divides_the_steps_of_an_update(every, window):
     with pytest.raises(braintrace.OptionError, match="every"):
-        descended(learner_of(LSTM), every=every, window=window)
+        descended(learner_of(LSTM, which="with windows"), every=every, window=window)
     with pytest.raises(braintrace.OptionError, match="every"):
         descended(learner_of(LSTM, window=3))
 
@@ -116,7 +116,7 @@ def test_data_of_several_steps_is_one_window(length):
 
 
 def test_without_a_window_data_of_several_steps_is_a_loop_of_single_ones():
-    found = own_gradient(learner_of(LSTM), STEPS)
+    found = own_gradient(learner_of(LSTM, which="with windows"), STEPS)
     assert_close(found, expected_gradient(LSTM), 1e-9)
 
 
