@@ -258,13 +258,22 @@ def test_one_gradient_is_the_sum_of_those_of_its_steps(rule):
         close(brainstate.transform.grad(loss, weight)(), whole)
 
 
-def test_states_before_a_step_have_no_derivative(learner):
-    pure = learner.functional()
-    state = pure.state()
+def outputs_of_steps(learner, state):
+    return jax.lax.scan(learner.functional().step, state, XS)[1]
+
+
+def losses_of_a_gradient(learner, state):
+    options = {"step_fn": squares(learner), "return_value": True}
+    return learner.functional().grad(state, XS, **options)[1][1]
+
+
+@pytest.mark.parametrize("run", [outputs_of_steps, losses_of_a_gradient])
+def test_states_before_a_call_have_no_derivative(learner, run):
+    state = learner.functional().state()
 
     def loss(hidden, parameters):
         before = dataclasses.replace(state, hidden=hidden, parameters=parameters)
-        return jnp.sum(jax.lax.scan(pure.step, before, XS)[1] ** 2)
+        return jnp.sum(run(learner, before) ** 2)
 
     of_states, of_weights = jax.grad(loss, (0, 1))(state.hidden, state.parameters)
     assert not any(map(np.any, jax.tree.leaves(of_states)))
