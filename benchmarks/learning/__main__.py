@@ -14,18 +14,18 @@ from .rows import Row
 from .runs import Job
 
 
-def options_of(arguments: list[str] | None) -> argparse.Namespace:
+def options_of() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.learning", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few updates, and nothing is stored")
     parser.add_argument("--only", metavar="PATTERN", help="runs whose name contains or matches it")
     parser.add_argument("--seeds", type=int, default=len(runs.SEEDS), help="seeds of each run")
     parser.add_argument("--workers", type=int, default=2, help="processes, one thread each")
     parser.add_argument("--out", type=Path, default=rows.FILE, help="the CSV file")
-    return parser.parse_args(arguments)
+    return parser.parse_args()
 
 
-def main(arguments: list[str] | None = None) -> int:
-    options = options_of(arguments)
+def main() -> int:
+    options = options_of()
     if options.quick:
         jobs = runs.matching(runs.quick_jobs(), options.only)
         found, status = train(jobs, options.workers, None)

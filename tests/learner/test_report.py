@@ -15,6 +15,7 @@ import matplotlib.pyplot
 import numpy as np
 import pytest
 from learners import ADAPTING, LEAKY, LSTM, XS, learner_of
+from oracle import Plain, stop
 from random_models import BATCH, INPUTS, STEPS, UNITS, Layer, RandomModel
 
 import braintrace
@@ -158,8 +159,6 @@ def test_a_picture_is_drawn_in_axes_of_the_user():
 
 def recursion(model, w):
     """eps' = D eps + F of one weight, in plain JAX: the derivative by it of what is carried."""
-    from oracle import Plain, stop
-
     params, eps = model.params(), None
 
     def states_of(value):
@@ -174,13 +173,12 @@ def recursion(model, w):
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("form", ["module", "mapped"])
+@pytest.mark.parametrize("form", ["module", "function"])
 def test_the_eligibility_of_a_weight_is_the_derivative_of_the_state(form):
-    options = {"form": "function"} if form == "mapped" else {}
-    learner = learner_of(LEAKY, **options)
+    learner = learner_of(LEAKY, form=form)
     for x in XS:
         learner(x)
-    path = "params/w0" if options else ("w0",)
+    path = "params/w0" if form == "function" else ("w0",)
     (trace,) = learner.eligibility(path).values()
     expected = np.einsum("buiu->biu", recursion(LEAKY, "w0")["h0"])
     np.testing.assert_allclose(trace, expected, rtol=1e-9)

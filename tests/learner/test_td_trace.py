@@ -78,18 +78,17 @@ def test_an_episode_leaves_nothing_behind():
         assert not np.isfinite(CREDIT.update(trace, gradients, GAMMA)).any()
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16])
-def test_dtypes_are_those_of_the_trace(dtype):
-    """Whatever those of gradients, discounts and errors."""
-    trace = CREDIT.init({"w": jax.ShapeDtypeStruct((2,), dtype)}, BATCH)
+def test_dtypes_are_those_of_the_trace():
+    """Whatever those of discounts and errors."""
+    trace = CREDIT.init({"w": jax.ShapeDtypeStruct((2,), jnp.bfloat16)}, BATCH)
     gradients = {"w": jnp.ones((BATCH, 2), jnp.bfloat16)}
     with jax.numpy_dtype_promotion("strict"):
         for _ in range(2):
             trace = CREDIT.update(trace, gradients, jnp.float32([GAMMA, GAMMA, 0.0]))
         descent = CREDIT.gradients(trace, jnp.float32([1.0, 1.0, 0.0]))
-    assert trace["w"].dtype == descent["w"].dtype == dtype
-    np.testing.assert_allclose(np.complex64(trace["w"][:, 0]), [1.72, 1.72, 1.0], rtol=1e-2)
-    np.testing.assert_allclose(np.complex64(descent["w"]), -2 * 1.72 / BATCH, rtol=1e-2)
+    assert trace["w"].dtype == descent["w"].dtype == jnp.bfloat16
+    np.testing.assert_allclose(np.float32(trace["w"][:, 0]), [1.72, 1.72, 1.0], rtol=1e-2)
+    np.testing.assert_allclose(np.float32(descent["w"]), -2 * 1.72 / BATCH, rtol=1e-2)
 
 
 def test_units_are_those_of_the_parameters():

@@ -391,9 +391,9 @@ def named(gradients):
 # --- drawing --------------------------------------------------------------------------------------
 
 
-def draw_model(rng, most=2):
+def draw_model(rng):
     """A model, of a `random.Random`."""
-    count = rng.choice([1, 1, 2][: most + 1]) if most > 1 else 1
+    count = rng.choice([1, 1, 2])
     layers = tuple(
         Layer(
             rng.choice(DRIVES), rng.choice(RECURRENT), rng.choice(CELLS), rng.choice([*ACTIVATIONS])
