@@ -97,11 +97,6 @@ COMPILATION = {
     ),
     "complex states": (lambda: compiled(Leaky(start=0j)), "CompilationError", "complex"),
     "weights mapped": (lambda: compiled(Mapped()), "CompilationError", "grouped_matmul"),
-    "a truncated path": (
-        lambda: compiled(nn.GRUCell(3, 4, reset_after=False), strict=True),
-        "CompilationError",
-        "'h'",
-    ),
     "no time step": (lambda: compiled(nn.LIF(3), example=X * u.mA), "OptionError", "dt"),
     "not initialised": (
         lambda: braintrace.D_RTRL(Leaky()).traces,
@@ -147,15 +142,8 @@ def written(b, name):
     return b(X).sum()
 
 
-def foreign(b):
-    b(X)
-    b.algorithm.model.h.value = jnp.ones((2, 4))
-    b(X)
-
-
 FLAGS = np.zeros(3, bool)
 CALLS = {
-    "jit": (lambda b: jax.jit(b)(X), "OptionError", "functional"),
     "another size": (lambda b: b(jnp.ones((2, 5))), "ShapeError", "(2, 3)"),
     "another batch": (lambda b: b.predict(XS[:, :1]), "ShapeError", "reset_state"),
     "one sample": (lambda b: b(X[0]), "ShapeError", "x[None]"),
@@ -181,17 +169,11 @@ CALLS = {
         "OptionError",
         "parameter",
     ),
-    "a foreign write": (foreign, "LostTracesError", "reset_state"),
     "no optimizer": (lambda b: online(b), "OptionError", "optimizer"),
     "both": (
         lambda b: online(b, optimizer=optax.sgd(0.1), update_fn=print),
         "OptionError",
         "optimizer",
-    ),
-    "`window` and `every`": (
-        lambda b: online(b, optimizer=optax.sgd(0.1), window=4, every=2),
-        "OptionError",
-        "window",
     ),
     "a word that is no choice": (
         lambda b: online(b, optimizer=optax.sgd(0.1), nonfinite="drop"),

@@ -363,14 +363,6 @@ def long_loop_with_a_weight(cell, x):
     brainstate.transform.for_loop(lambda _: leaky(cell, x), jnp.arange(40))
 
 
-def complex_state(cell, x):
-    cell.h.value = cell.h.value * jnp.exp(0.5j) + braintrace.matmul(x, cell.w.value)
-
-
-def nothing_marked(cell, x):
-    cell.h.value = 0.5 * cell.h.value + x @ cell.w.value
-
-
 @pytest.mark.parametrize(
     ("step", "word"),
     [
@@ -379,23 +371,12 @@ def nothing_marked(cell, x):
         (loop_of_unknown_length, "while"),
         (answer_of_a_callback, "io_callback"),
         (long_loop_with_a_weight, "unroll_limit"),
-        (nothing_marked, "mark="),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_a_step_that_cannot_be_followed_is_refused(step, word):
     with pytest.raises(braintrace.CompilationError, match=word):
         compile_module(Filled(step), mark="explicit")
-
-
-def test_a_complex_hidden_state_is_refused():
-    class Complex(Filled):
-        def init_state(self, batch_size=None, **_):
-            super().init_state(batch_size)
-            self.h.value = self.h.value.astype(complex)
-
-    with pytest.raises(braintrace.CompilationError, match="complex"):
-        compile_module(Complex(complex_state))
 
 
 def test_a_longer_loop_is_unrolled_on_request():

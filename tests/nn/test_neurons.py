@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import saiunit as u
 
-import braintrace
 from braintrace import nn
 from braintrace.nn import surrogate
 
@@ -182,16 +181,6 @@ def test_states_are_created_and_reset(build):
         for state, value in zip(states, before, strict=True):
             assert state.value.shape == value.shape
             assert u.get_unit(state.value) == u.get_unit(value)
-
-
-def test_a_missing_time_step_is_named():
-    with brainstate.environ.context(dt=None), pytest.raises(braintrace.OptionError, match="dt="):
-        run(nn.Expon(1), constant(1.0, u.mS))
-
-
-def test_a_time_step_without_a_unit_is_refused():
-    with brainstate.environ.context(dt=1.0), pytest.raises(braintrace.UnitError, match="time step"):
-        run(nn.Expon(1), constant(1.0, u.mS))
 
 
 def test_the_derivative_of_a_hard_reset_takes_the_fall_as_constant():
