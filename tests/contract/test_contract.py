@@ -352,22 +352,6 @@ def test_a_call_that_is_interrupted_has_happened_or_has_not(learner):
 # --- threads and transformations
 
 
-def test_functions_of_the_state_are_pure_and_equal_the_methods(learner):
-    pure, optimizer = learner.functional(), optax.sgd(0.1)
-    learner.init_optimizer(optimizer)
-    start = pure.state()
-    before = bits(start)
-    options = {"step_fn": squares(learner), "optimizer": optimizer}
-    online = jax.jit(lambda state: pure.online(state, XS, **options))
-    state, losses = online(jax.tree.map(jnp.copy, start))
-    many = jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), start)
-    states, _ = jax.vmap(online)(many)
-    assert bits(pure.state()) == before
-    close(losses, learner.etrace_online(XS, **options))
-    for found in (state, jax.tree.map(lambda leaf: leaf[1], states)):
-        jax.tree.map(close, found.parameters, pure.state().parameters)
-
-
 def test_other_threads_use_the_functions_of_the_state(learner):
     pure = learner.functional()
     start, found = jax.tree.map(jnp.copy, pure.state()), []
@@ -409,23 +393,3 @@ def test_a_nan_costs_one_update_and_its_samples(learner, where):
 
 def loss_of(learner):
     return lambda x, y: jnp.sum((learner(x) - y) ** 2)
-
-
-def test_raise_changes_nothing(learner):
-    xs = XS.copy()
-    xs[2] = np.nan
-    learner.init_optimizer(optimizer := optax.adam(1e-2))
-    before = bits(learner.functional().state())
-    with pytest.raises(braintrace.NonFiniteError) as caught:
-        learner.etrace_online(xs, step_fn=squares(learner), optimizer=optimizer, nonfinite="raise")
-    assert caught.value.step == 2
-    assert bits(learner.functional().state()) == before
-
-
-def test_a_masked_step_of_nan_changes_no_gradient(learner):
-    xs, mask = XS.copy(), np.ones(6)
-    xs[-1], mask[-1] = np.nan, 0
-    learner.reset_state()
-    found = learner.etrace_grad(xs, step_fn=squares(learner), mask=mask)["w",]
-    learner.reset_state()
-    close(found, learner.etrace_grad(XS[:-1], step_fn=squares(learner))["w",])
