@@ -10,7 +10,6 @@ import inspect
 import random
 import warnings
 
-import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -285,83 +284,3 @@ def test_a_cut_is_reported_with_state_operation_and_line(name):
         assert any(line in cut.source for line in lines_of(MIXING[name]))
     with pytest.raises(braintrace.CompilationError, match="h0"):
         compiled(cell, strict=True)
-
-
-def test_a_recurrent_weight_is_what_the_rule_leaves_out():
-    graph = compiled(Cell(1, (("recurrent", 1, 0),))).graph
-    (cut,) = [d for d in graph.diagnostics if d.kind in CUTS]
-    assert (cut.level, {*cut.paths}) == ("info", {"h0"})
-    assert any(line in cut.source for line in lines_of(Cell.marked))
-
-
-@pytest.mark.parametrize("name", ["mean", "dot", "running sum", "max"])
-def test_a_weight_whose_output_is_mixed_learns_from_the_current_step(name):
-    """It is reported, and its gradient is that of single steps."""
-    cell = Cell(1, ((name, 0, 1), ("input", 0, 0), (name, 0, 1)))
-    learner = compiled(cell)
-    found = [d for d in learner.graph.diagnostics if d.kind in CUTS | LOSSES and "w1" in d.paths]
-    assert found
-    assert all(d.level == "warning" for d in found)
-
-
-# --- functions with a derivative of their own -----------------------------------------------------
-
-
-def sine_with(tangent):
-    """A function whose derivative is not that of its value."""
-    sine = jax.custom_jvp(jnp.sin)
-    sine.defjvp(lambda x, t: (jnp.sin(x[0]), tangent(x[0], t[0])))
-    return sine
-
-
-DERIVATIVES = {
-    "rolled": (lambda x, t: t + 0.5 * jnp.roll(t, 1, -1), True),
-    "mean": (lambda x, t: t - t.mean(-1, keepdims=True), True),
-    "running sum": (lambda x, t: jnp.cumsum(t, -1), True),
-    "branch": (lambda x, t: jax.lax.cond(x.sum() > 9, jnp.negative, lambda t: 0.5 * t, t), False),
-    "there and back": (lambda x, t: jnp.roll(jnp.roll(t, 1, -1) * 0.5, -1, -1), False),
-}
-
-
-@pytest.mark.parametrize("name", DERIVATIVES)
-def test_what_a_custom_derivative_couples_is_reported(name, monkeypatch):
-    tangent, couples = DERIVATIVES[name]
-    sine = sine_with(tangent)
-    monkeypatch.setitem(ALONE, "tanh", lambda a, b: sine(a))
-    cell = Cell(1, (("tanh", 1, 0),))
-    learner = compiled(cell)
-    cuts = [d for d in learner.graph.diagnostics if d.kind in CUTS]
-    assert bool(cuts) == couples
-    assert all(cut.level == "warning" and "h0" in cut.paths for cut in cuts)
-    if not couples:
-        oracle.assert_close(gradient(learner), expected(cell, "bptt"), 1e-9, name)
-
-
-# --- other States ---------------------------------------------------------------------------------
-
-
-class Remembering(brainstate.nn.Module):
-    """A State that is no hidden state, and carries what depends on a weight."""
-
-    def __init__(self):
-        super().__init__()
-        self.w, self.v = (brainstate.ParamState(jnp.ones((INPUTS, UNITS))) for _ in range(2))
-        self.last = brainstate.ShortTermState(jnp.zeros((BATCH, UNITS)))
-
-    def init_state(self, batch_size=None, **_):
-        self.h = brainstate.HiddenState(jnp.zeros((batch_size, UNITS)))
-        self.last.value = jnp.zeros((batch_size, UNITS))
-
-    def update(self, x):
-        drive = braintrace.matmul(x, self.v.value)
-        self.h.value = 0.5 * self.h.value + drive + jnp.tanh(self.last.value)
-        self.last.value = braintrace.matmul(x, self.w.value)
-        return self.h.value
-
-
-def test_a_state_that_remembers_without_a_trace_is_reported():
-    with pytest.warns(braintrace.ApproximationWarning, match="'last'"):
-        graph = braintrace.compile(Remembering(), "d_rtrl", XS[0], batch_size=BATCH).graph
-    (found,) = [d for d in graph.diagnostics if d.kind == "untraced-state"]
-    assert found.level == "warning"
-    assert found.paths[0] == "last"

@@ -265,6 +265,8 @@ couples(
     running_scan=lambda x: lax.scan(lambda c, row: (c + row, c + row), jnp.zeros(BATCH), x.T)[1].T,
     branch_that_rolls=lambda x: lax.cond(x.sum() > 2, lambda x: x, lambda x: jnp.roll(x, 1, -1), x),
     jvp_that_couples=with_jvp(lambda x, t: t - t.mean(-1, keepdims=True)),
+    jvp_that_rolls=with_jvp(lambda x, t: t + 0.5 * jnp.roll(t, 1, -1)),
+    jvp_that_sums=with_jvp(lambda x, t: jnp.cumsum(t, -1)),
     **{f"vjp {name}": with_vjp(backward) for name, backward in NONLINEAR.items()},
 )
 

@@ -281,7 +281,7 @@ def test_the_page_explains_every_kind():
 class Averaging(brainstate.nn.Module):
     """A running mean that is no hidden state, and a parameter that nothing uses."""
 
-    def __init__(self, keep=lambda value: value):
+    def __init__(self, keep=lambda h, drive: h):
         super().__init__()
         self.keep = keep
         self.w = brainstate.ParamState(jnp.ones((INPUTS, UNITS)) / 2)
@@ -294,7 +294,7 @@ class Averaging(brainstate.nn.Module):
     def update(self, x):
         drive = braintrace.matmul(x, self.w.value)
         self.h.value = 0.5 * self.h.value + drive + 0.1 * jnp.tanh(self.mean.value)
-        self.mean.value = 0.9 * self.mean.value + self.keep(self.h.value)
+        self.mean.value = 0.9 * self.mean.value + self.keep(self.h.value, drive)
         return self.h.value
 
 
@@ -302,21 +302,22 @@ def compile_module(model, rule="d_rtrl", **options):
     return braintrace.compile(model, rule, XS[0], batch_size=BATCH, **options)
 
 
-def test_a_state_without_a_trace_is_reported():
+@pytest.mark.parametrize("keep", [lambda h, drive: h, lambda h, drive: drive], ids=["h", "drive"])
+def test_a_state_without_a_trace_is_reported(keep):
     with pytest.warns(braintrace.ApproximationWarning, match="'mean'"):
-        learner = compile_module(Averaging())
+        learner = compile_module(Averaging(keep))
     unused = ("info", "no-trace", ("unused",))
     assert unused in findings(learner)
     (found,) = warned(learner)
     assert (found.kind, found.paths[0]) == ("untraced-state", "mean")
     with pytest.raises(braintrace.CompilationError, match="'mean'"):
-        compile_module(Averaging(), strict=True)
+        compile_module(Averaging(keep), strict=True)
     with pytest.raises(braintrace.CompilationError, match="'mean'"):
-        compile_module(Averaging(), "rtrl")
+        compile_module(Averaging(keep), "rtrl")
 
 
 def test_a_state_that_is_written_without_a_gradient_is_not():
-    learner = compile_module(Averaging(jax.lax.stop_gradient), strict=True)
+    learner = compile_module(Averaging(lambda h, drive: jax.lax.stop_gradient(h)), strict=True)
     assert findings(learner) == {("info", "no-trace", ("unused",))}
 
 
