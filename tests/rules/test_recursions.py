@@ -3,7 +3,6 @@
 UORO and KF-RTRL equal theirs with the signs that a learner draws, and RTRL in the mean.
 """
 
-import dataclasses
 import functools
 
 import jax
@@ -62,13 +61,6 @@ def test_filters_of_inputs_and_outputs(case):
     learner = learner_of(case, **OPTIONS[case.rule])
     found = PATHS[case.path](learner, case.request(), squared_error)
     oracle.assert_close(found, literal(case), 1e-9, str(case))
-
-
-def test_a_window_is_exact_and_goes_on_from_the_traces():
-    case = Case(SPIKING, "es_d_rtrl", window=test_gradients.STEPS)
-    found = PATHS[case.path](learner_of(case), case.request(), squared_error)
-    bptt = test_gradients.expected_of(dataclasses.replace(case, rule="rtrl", window=None))
-    oracle.assert_close(found, bptt, 1e-9)
 
 
 def test_a_rank_is_a_decay():
