@@ -68,14 +68,7 @@ def compilations():
 
 @pytest.fixture
 def float64():
-    """Double precision for one test."""
-    with jax.enable_x64(True):
-        yield
-
-
-@pytest.fixture
-def float64_in_every_thread():
-    """Double precision also in threads, which see the options of the process alone."""
+    """Double precision for one test, also in threads: they see the options of the process alone."""
     jax.config.update("jax_enable_x64", True)
     yield
     jax.config.update("jax_enable_x64", False)

@@ -10,7 +10,6 @@ import json
 import os
 import pathlib
 import random
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +18,10 @@ import oracle
 import pytest
 import random_models
 from catalogue_models import spike
+from learners import TARGETS, XS, quietly_compiled, squared_error
 from paths import PATHS, Request
 from random_models import (
     BATCH,
-    INPUTS,
-    OUTPUTS,
     STEPS,
     Layer,
     Marked,
@@ -36,8 +34,6 @@ from toys import Toy
 import braintrace
 
 COUNT = int(os.environ.get("EXAMPLES", "40"))
-XS = np.random.default_rng(0).normal(size=(STEPS, BATCH, INPUTS))
-TARGETS = np.random.default_rng(1).normal(size=(STEPS, BATCH, OUTPUTS))
 PATHS_WITH_WINDOWS = {*PATHS} - {"by_own_gradient"}
 MASKS = {
     "none": (1, 1, 1, 1, 1, 1),
@@ -133,10 +129,6 @@ RULES = ("d_rtrl", "rtrl", "immediate", "snap", "snap2", "ostl_recurrent")
 CASES = random_models.draw_widely(random.Random(5), draw_case, Case.features, COUNT)
 
 
-def squared_error(y, target):
-    return jnp.sum((y - target) ** 2)
-
-
 def learner_of(case, dtype=np.float64, **options):
     model = random_models.model_of(case.model, case.form, case.marks, dtype, case.vmap)
     if case.marks == "auto":
@@ -146,16 +138,9 @@ def learner_of(case, dtype=np.float64, **options):
         rule, options["n"] = "snap", int(rule[4:] or 1)
     if case.path in ("by_pure_function", "by_mapped_learners") and case.window is not None:
         options["window"] = case.window  # which says what their traces have
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", braintrace.ApproximationWarning)
-        return braintrace.compile(
-            model,
-            rule,
-            XS[0].astype(dtype),
-            batch_size=BATCH,
-            vmap=case.vmap,
-            **options,
-        )
+    return quietly_compiled(
+        model, rule, XS[0].astype(dtype), batch_size=BATCH, vmap=case.vmap, **options
+    )
 
 
 def expected_of(case):

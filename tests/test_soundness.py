@@ -8,20 +8,19 @@ is that of backpropagation through time.
 import dataclasses
 import inspect
 import random
-import warnings
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+from learners import TARGETS, XS, quietly_compiled, squared_error
 from oracle import Plain
 from paths import Request, by_chunks
 from random_models import (
     BATCH,
     INPUTS,
     OUTPUTS,
-    STEPS,
     UNITS,
     Marked,
     Module,
@@ -33,8 +32,6 @@ import braintrace
 
 HALF, ROUNDING = UNITS // 2, 1e-12
 DECAY = np.linspace(0.4, 0.7, UNITS)
-XS = np.random.default_rng(0).normal(size=(STEPS, BATCH, INPUTS))
-TARGETS = np.random.default_rng(1).normal(size=(STEPS, BATCH, OUTPUTS))
 ROTATION = np.linspace(-0.6, 0.6, UNITS * UNITS).reshape(UNITS, UNITS)
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -159,10 +156,8 @@ def cells(count):
 
 
 def compiled(cell, **options):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", braintrace.ApproximationWarning)
-        model = Module(cell, Marked(), np.float64)
-        return braintrace.compile(model, "d_rtrl", XS[0], batch_size=BATCH, **options)
+    model = Module(cell, Marked(), np.float64)
+    return quietly_compiled(model, "d_rtrl", XS[0], batch_size=BATCH, **options)
 
 
 # --- what the graph carries, and what it reports --------------------------------------------------
@@ -236,10 +231,6 @@ def gradient(learner):
     steps, batch = XS.shape[:2]
     asked = Request(XS, TARGETS, np.ones(steps), np.zeros((steps, batch), bool))
     return by_chunks(learner, asked, squared_error)
-
-
-def squared_error(y, target):
-    return jnp.sum((y - target) ** 2)
 
 
 def expected(cell, rule):

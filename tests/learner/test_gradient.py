@@ -32,7 +32,7 @@ from random_models import BATCH, STEPS, UNITS, Marked, named
 
 import braintrace
 
-pytestmark = pytest.mark.usefixtures("float64_in_every_thread")
+pytestmark = pytest.mark.usefixtures("float64")
 MASK = np.array([1.0, 0.0, 0.5, 2.0, 0.0, 1.0])
 
 

@@ -10,19 +10,16 @@ shapes.
 
 import dataclasses
 import inspect
-import warnings
 from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import oracle
+from learners import XS, quietly_compiled, squared_error
 from paths import Request, by_chunks
-from random_models import BATCH, INPUTS, OUTPUTS, STEPS, UNITS, Marked, Module, Unmarked
+from random_models import INPUTS, OUTPUTS, UNITS, Marked, Module, Unmarked
 
-import braintrace
-
-XS = np.random.default_rng(0).normal(size=(STEPS, BATCH, INPUTS))
 WEIGHTS = {
     "w": (INPUTS, UNITS),
     "v": (INPUTS, UNITS),
@@ -76,13 +73,7 @@ clipped.defvjp(lambda value: (value, None), lambda _, g: (jnp.clip(g, -0.1, 0.1)
 def compiled(toy, rule="d_rtrl", marked=True, xs=XS, **options):
     """A learner; what it leaves out is no warning."""
     model = Module(toy, Marked() if marked else Unmarked(), np.float64)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", braintrace.ApproximationWarning)
-        return braintrace.compile(model, rule, xs[0], batch_size=xs.shape[1], **options)
-
-
-def squared_error(y, target):
-    return jnp.sum((y - target) ** 2)
+    return quietly_compiled(model, rule, xs[0], batch_size=xs.shape[1], **options)
 
 
 def request_of(xs=XS, **asked):
