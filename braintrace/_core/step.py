@@ -119,7 +119,8 @@ def chunk_gradient(
     if late:
         past = past_gradient(graph, method, weights, signal, before, records.zeros_select)
         parts.append(past)
-    if not late or signal.keys() - late:
+    steps = max(len(value) for value in signal.values()) if signal else 0
+    if not late or signal.keys() - late or steps > 1:
         own, after = method.gradient(graph, weights, records, signal, before, after)
         parts.append(own)
     gradients = jax.tree.map(lambda *result: sum(result[1:], result[0]), *parts)

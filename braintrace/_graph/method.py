@@ -54,6 +54,11 @@ class Records:
         relation and state.
     inputs
         The inputs of each step's program without parameters, in order.
+    values
+        Values that the local steps read, by name (see `braintrace._core.local_step`). Values that
+        are the same in every step have a time axis of length 1.
+    steps
+        Number of steps.
     reset
         Flags of the samples that are reset before each step; ``None``: none.
     silent
@@ -70,16 +75,12 @@ class Records:
     D: dict[str, jax.Array]
     Df: dict[str, jax.Array]
     inputs: tuple[jax.Array, ...] = ()
+    values: dict[str, jax.Array] = dataclasses.field(default_factory=dict)
+    steps: int = 1
     reset: jax.Array | None = None
     silent: frozenset[str] = frozenset()
     has_mask: bool = False
     token: jax.Array | None = None
-
-    @property
-    def num_steps(self) -> int:
-        """Length of the recorded chunk; 1 if no operation has a trace."""
-        recorded = jax.tree.leaves((self.Df, self.inputs))
-        return int(recorded[0].shape[0]) if recorded else 1
 
     @property
     def zeros_select(self) -> bool:
@@ -89,8 +90,8 @@ class Records:
 
 jax.tree_util.register_dataclass(
     Records,
-    data_fields=["D", "Df", "inputs", "token", "reset", "x"],
-    meta_fields=["has_mask", "silent"],
+    data_fields=["D", "Df", "inputs", "values", "token", "reset", "x"],
+    meta_fields=["has_mask", "silent", "steps"],
 )
 
 

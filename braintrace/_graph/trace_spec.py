@@ -11,13 +11,14 @@ import numpy as np
 TraceSpecs: TypeAlias = Mapping[str, Any]
 """The structure of traces, with a `TraceSpec` in the place of each array."""
 
-Record = Literal["x", "D", "Df", "step", "traces", "operands"]
+Record = Literal["x", "D", "Df", "values", "step", "traces", "operands"]
 """Residuals that can be recorded of a step; see `Records`.
 
-``'step'``: the inputs of its program. ``'traces'``: the traces before the step; chunks then have
-one step, whatever length is requested, and the gradient is the gradient of a single step.
-``'operands'``: the operands of products with parameters. Under a full-Jacobian rule, gradients
-can then be taken with respect to these operands, as well as to the parameters themselves."""
+``'values'``: what its local steps read. ``'step'``: the inputs of its program. ``'traces'``: the
+traces before the step; chunks then have one step, whatever length is requested, and the gradient is
+the gradient of a single step. ``'operands'``: the operands of products with parameters. Under a
+full-Jacobian rule, gradients can then be taken with respect to these operands, as well as to the
+parameters themselves."""
 
 Role = Literal["batch", "fan_out", "spatial", "group", "input", "output", "entry", "state"]
 """The meaning of an axis of a trace: samples, units that one output reaches, places of a

@@ -1,5 +1,6 @@
 """Compiled step: a compiled model and its programs, each traced once per shape."""
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -208,7 +209,8 @@ class CompiledStep:
         probes = with_gradient(probes_of_past(graph), gradient, weights, before)
         start = self.written_of(before_window(graph, inputs, probes))
         last, (outputs, records) = scan_over_time(step, start, sequences)
-        records = jax.lax.stop_gradient(records)
+        steps: int = jax.tree.leaves(sequences)[0].shape[0]
+        records = dataclasses.replace(jax.lax.stop_gradient(records), steps=steps)
         return outputs, last, method.update(graph, held, records, before)
 
 

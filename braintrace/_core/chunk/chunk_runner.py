@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ..._graph import Signal
 from ..._jax import Var
 from ..._typing import PyTree
 from .known import evaluate_around
@@ -133,6 +134,13 @@ class ChunkRunner:
     def passing(self, leaves: list[Any]) -> list[Any]:
         """Return the leaves of written States through which derivatives pass."""
         return [] if self._reverse is None else [leaves[k] for k in self._reverse.states]
+
+    def signal_of(self, probes: dict[str, jax.Array], derivatives: list[jax.Array]) -> Signal:
+        """Return the derivatives by the probes that the losses depend on, by name."""
+        by_var = zip_dict(self._split.perturbed, derivatives)
+        names, _ = jax.tree.flatten({name: name for name in probes})
+        pairs = zip(names, self._step.probes, strict=True)
+        return {name: by_var[var] for name, var in pairs if var in by_var}
 
     def __call__(
         self,

@@ -13,7 +13,8 @@ import jax
 
 from ..._etrace_op import etp_mm_p
 from ..._jax import Atom, Equation, Var, bind, runs_on_several_devices
-from ..._jaxpr import Rule, evaluate, program_of
+from ..._jaxpr import Rule, evaluate
+from ..jacobian.results import FROM_RESULT, from_result
 from .step_program import ByVar, StepProgram
 
 
@@ -95,7 +96,7 @@ def _around(values: ByVar, step: StepProgram, added: Mapping[Var, jax.Array]) ->
         if not any(var in values or var in added for var in equation.outvars):
             return found
         if equation.primitive.name in FROM_RESULT and equation.outvars[0] in values:
-            results = [_from_result(equation, operands[0], values[equation.outvars[0]])]
+            results = [from_result(equation, operands[0], values[equation.outvars[0]])]
         else:
             pairs = zip(equation.outvars, found or bind(equation, operands), strict=True)
             results = [_instead(y, values[v]) if v in values else y for v, y in pairs]
@@ -103,29 +104,6 @@ def _around(values: ByVar, step: StepProgram, added: Mapping[Var, jax.Array]) ->
         return [value + added[var] if var in added else value for var, value in pairs]
 
     return rule
-
-
-FROM_RESULT = frozenset({"exp", "exp2", "logistic", "rsqrt", "sqrt", "tan", "tanh"})
-"""Operations whose derivative JAX computes from their result."""
-
-
-def _from_result(equation: Equation, x: jax.Array, known: jax.Array) -> jax.Array:
-    """Return the known result of an operation; its derivative is computed from that."""
-
-    def derivative(primals: Any, tangents: Any) -> Any:
-        def both(x: Any, dx: Any) -> Any:
-            return jax.jvp(lambda x: bind(equation, [x])[0], (x,), (dx,))
-
-        x, known = primals
-        program = program_of(jax.make_jaxpr(both)(x, tangents[0]))
-        result, change = program.out_atoms
-        inputs = dict(zip(program.in_vars, (x, tangents[0]), strict=True))
-        return known, evaluate(program, [change], inputs, {result: known})[0]
-
-    around = jax.custom_jvp(_known)
-    around.defjvp(derivative)
-    found: jax.Array = around(x, known)
-    return found
 
 
 def _known(value: jax.Array, known: jax.Array) -> jax.Array:

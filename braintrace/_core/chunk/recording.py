@@ -226,8 +226,9 @@ class Recording:
     def _traced(self) -> Callable[[SourceValues], Records]:
         def run(residuals: SourceValues) -> Records:
             records: Records = self.of_traces(residuals)
-            rest: Records = stretched(dataclasses.replace(records, D={}), residuals.steps)
-            return dataclasses.replace(rest, D=records.D)
+            rest = dataclasses.replace(records, D={}, values={}, steps=residuals.steps)
+            full: Records = stretched(rest, residuals.steps)
+            return dataclasses.replace(full, D=records.D, values=records.values)
 
         traced: Callable[[SourceValues], Records] = jax.jit(run)
         return traced

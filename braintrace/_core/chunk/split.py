@@ -23,6 +23,10 @@ STEP_BY_STEP = frozenset({"cond", "while", "rng_bit_generator", "rng_uniform", "
 and some random number generators would return other numbers."""
 
 
+PARTS = frozenset({"slice", "split"})
+"""Operations whose results are not recorded beside their operand."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Split:
     """Fission of a step into loops, and operations between and after them.
@@ -95,7 +99,9 @@ def split_step(step: StepProgram, has_mask: bool, passes: bool = False) -> Split
     differentiable = _differentiable(step, passes)
     values = merged(step.program, equal)
     loops = _loops(step, values, equal, differentiable)
-    known = {var: first for var, first in equal.items() if first in loops.available}
+    parts = {v for e in values.equations if e.primitive.name in PARTS for v in e.outvars}
+    available = loops.available - parts
+    known = {var: first for var, first in equal.items() if first in available}
     losses, constant, perturbed = _losses(step, known, differentiable, passes)
     records = varying_ancestors(step, step.results[2], known)
     of_records = {var: first for var, first in known.items() if var in records}
@@ -175,7 +181,9 @@ def _losses(
     places = _places(step) if passes else step.probes
     cuts = [v for v in places if v in differentiable and (v in known or not passes)]
     ancestors = varying_ancestors(step, step.results[:2], {*constant, *cuts})
-    perturbed = {v: known.get(v) for v in cuts if v in ancestors or not passes}
+    of_loss = step.program.depends_on(vars_of(step.results[:1]), blocked=CONSTANT)
+    reached = ancestors if passes else of_loss
+    perturbed = {v: known.get(v) for v in cuts if v in reached}
     return ancestors, {v: first for v, first in constant.items() if v in ancestors}, perturbed
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
@@ -106,6 +107,7 @@ def evolving(learner: LearnerParts, request: Request, example: Arguments) -> Bod
 
         def run_chunk(carry: PyTree, now: PyTree) -> PyTree:
             state, (outputs, records) = jax.lax.scan(step, carry[0], now)
+            records = dataclasses.replace(records, steps=steps_of(now))
             if algorithm.placement is not None:
                 records = algorithm.placement.records(records)
             return (state, method.update(graph, weights, records, carry[1])), outputs

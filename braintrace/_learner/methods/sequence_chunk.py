@@ -182,7 +182,7 @@ class SequenceChunk:
             Derivatives with respect to the perturbations, or to the States before the chunk.
         """
         if not self._passes:
-            signal: Probes = jax.tree.unflatten(jax.tree.structure(self._probes), derivatives)
+            signal: Probes = self._run.signal_of(self._probes or {}, derivatives)
             return signal
         current = self.step.merge(others, written)
         states = {state.name: pre_step_probe(state) for state in self._graph.traced_states}
@@ -226,6 +226,8 @@ class SequenceChunk:
         records = dataclasses.replace(self._records(residuals), token=token)
 
         def update(traces: Traces, records: Records) -> tuple[Traces, None]:
+            if records.inputs:  # of a part of the chunk
+                records = dataclasses.replace(records, steps=steps_of(records.inputs))
             return self._method.update(self._graph, weights, records, traces), None
 
         length = residuals.steps

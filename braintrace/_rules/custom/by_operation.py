@@ -21,7 +21,7 @@ from ..._core.jacobian.diagonal import check_diagonals
 from ..._core.jacobian.jacobians import operand_shapes, transition_key
 from ..._core.layout import x_key
 from ..._core.products.direct import add, like
-from ..._core.recursion import ByGroup, at_entry, signals
+from ..._core.signals import ByGroup, at_entry, signals
 from ..._core.time_loops import scan_records
 from ..._core.zero import widened
 from ..._etrace_op import Arrays
@@ -89,7 +89,7 @@ class RuleTraces(TraceMethod):
         def step(arrays: Arrays, now: Recorded) -> tuple[Arrays, None]:
             return _advanced(graph, sites, arrays, now), None
 
-        after, _ = scan_records(step, _of(sites, traces), _recorded(records), records.num_steps)
+        after, _ = scan_records(step, _of(sites, traces), _recorded(records), records.steps)
         return as_stored(after, traces)
 
     def gradient(
@@ -118,7 +118,7 @@ class RuleTraces(TraceMethod):
         zeros = widened(jax.tree.map(jnp.zeros_like, weights), jnp.float32)
         now = _recorded(records), mu
         start = _of(sites, before), zeros
-        (arrays, gradients), _ = scan_records(step, start, now, records.num_steps)
+        (arrays, gradients), _ = scan_records(step, start, now, records.steps)
         return like(weights, gradients), as_stored(arrays, before)
 
     def carry_in_vjp(

@@ -35,7 +35,7 @@ from ..._graph import ETraceGraph, TraceSpec, Weights
 from ..._typing import PyTree
 from ..elementwise.filters import dtype_of_outputs, spec_of_output
 from ..elementwise.input_filters import check_filtered_inputs, specs_of_inputs
-from ..elementwise.param_dim import entries_of_samples, trace_axes
+from ..elementwise.parameter_specs import entries_of_samples, trace_axes
 from ..full.influence_matrix import FullTraces
 
 Trace: TypeAlias = PyTree

@@ -38,14 +38,14 @@ from .input_filters import inputs_of, rows_of_samples
 def split_filters(graph: ETraceGraph, records: Records, filters: Arrays) -> tuple[Arrays, Arrays]:
     """Return the filters of inputs that advance at each step, and those that advance once."""
     relations = inputs_of(graph)
-    once = {key for key in filters if records.num_steps > 1 and _looks_up(relations[key])}
+    once = {key for key in filters if records.steps > 1 and _looks_up(relations[key])}
     stepwise = {key: eps for key, eps in filters.items() if key not in once}
     return stepwise, {key: eps for key, eps in filters.items() if key in once}
 
 
 def advanced_filters(graph: ETraceGraph, alpha: float, records: Records, filters: Arrays) -> Arrays:
     """Return filters that advance once, after a recorded chunk."""
-    steps, result = records.num_steps, {}
+    steps, result = records.steps, {}
     for key, stored in filters.items():
         relation = inputs_of(graph)[key]
         wide = jnp.promote_types(stored.dtype, relation.y_var.aval.dtype)

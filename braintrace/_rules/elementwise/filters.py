@@ -164,12 +164,12 @@ def run_filters(
 
     D = _at_outputs(graph, records) if alpha else {}
     recorded = records.x, records.Df, D, records.reset, signal
-    return scan_records(step, start, recorded, records.num_steps)
+    return scan_records(step, start, recorded, records.steps)
 
 
 def counts_of(records: Records, before: jax.Array) -> jax.Array:
     """Return the number of steps since a reset, for the traces of every step."""
-    index = over_first_axis(1 + jnp.arange(records.num_steps), 1 + before.ndim)
+    index = over_first_axis(1 + jnp.arange(records.steps), 1 + before.ndim)
     index = index.astype(before.dtype)
     if records.reset is None:
         return before + index

@@ -28,8 +28,8 @@ import jax.numpy as jnp
 from ..._core.layout import TraceSite
 from ..._core.products.direct import add, like
 from ..._core.products.nan_safe import PLAIN, SELECTING, products_of_gradient
-from ..._core.recursion import ByGroup, at_entry, signals
 from ..._core.resets import at_elements
+from ..._core.signals import ByGroup, at_entry, signals
 from ..._core.zero import as_arrays, widened
 from ..._etrace_op import Arrays
 from ..._graph import (

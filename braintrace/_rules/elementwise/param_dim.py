@@ -12,7 +12,7 @@ For a recorded chunk of ``K`` steps this equals, without a trace per step,
     \nabla w = \sum_s x^s \otimes (D_f^s \cdot \lambda^s) + \mu \circ \epsilon^0, \qquad
     \epsilon^K = P^0 \epsilon^0 + \sum_s x^s \otimes (P^s D_f^s)
 
-(see `recursion`). One step is a chunk of one. The trace of a state that no later step reads
+(see `pull`). One step is a chunk of one. The trace of a state that no later step reads
 elementwise is not carried: column ``a`` of every ``D`` is zero for it.
 
 `ParameterTraces.gradient` receives the learning signal together with the residuals, not contracted
@@ -30,10 +30,10 @@ import jax.numpy as jnp
 
 from ..._core.jacobian.diagonal import check_diagonals
 from ..._core.layout import TraceSite, trace_sites
-from ..._core.products.active_outputs import ActiveOutputs, active_outputs_of, trace_shapes
+from ..._core.local_step import row_name
+from ..._core.products.active_outputs import ActiveOutputs, active_outputs_of
 from ..._core.products.complex_packing import (
     arrays_of,
-    coupled_states,
     factors_and_traces,
     joined,
     map_arrays,
@@ -41,7 +41,7 @@ from ..._core.products.complex_packing import (
     pack_like,
     unpack,
 )
-from ..._core.products.direct import add, direct_gradient, input_of, like
+from ..._core.products.direct import add, input_of, like
 from ..._core.products.in_place import depend_on, ordered_after, readers_first, updated_in_place
 from ..._core.products.nan_safe import (
     PLAIN,
@@ -51,17 +51,10 @@ from ..._core.products.nan_safe import (
     products_of_traces,
     where_elements,
     where_outputs,
-    which_entries,
 )
-from ..._core.recursion import (
-    Blocks,
-    at_entry,
-    backward,
-    signals,
-    suffix_products,
-    transition_blocks,
-)
+from ..._core.pull import Outputs, Steps, pull
 from ..._core.resets import at_elements
+from ..._core.signals import at_entry, reachable_blocks, signals
 from ..._core.zero import as_arrays, is_zero, widened
 from ..._etrace_op import (
     Arrays,
@@ -69,6 +62,7 @@ from ..._etrace_op import (
     contract,
     get_primitive_spec,
     propagate,
+    pull_back,
 )
 from ..._graph import (
     ETraceGraph,
@@ -76,14 +70,16 @@ from ..._graph import (
     Jacobian,
     Record,
     Records,
-    Role,
     Signal,
     TraceMethod,
     Traces,
-    TraceSpec,
     TraceSpecs,
     Weights,
 )
+from .parameter_specs import specs_of_site
+
+Blocks: TypeAlias = dict[tuple[int, int], jax.Array]
+"""Blocks of an ``n × n`` matrix per unit, by ``(row, column)``; missing blocks are zero."""
 
 Decays: TypeAlias = dict[tuple[str, str], jax.Array]
 """Factors shaped like an operation's output, by the keys of the written and the read trace."""
@@ -101,7 +97,7 @@ class ParameterTraces(TraceMethod):
     """
 
     jacobian: Jacobian = "elementwise"
-    needs: ClassVar[frozenset[Record]] = frozenset({"x", "D", "Df"})
+    needs: ClassVar[frozenset[Record]] = frozenset({"x", "values"})
 
     def check(self, graph: ETraceGraph) -> None:
         """Refuse products whose diagonal depends on the input."""
@@ -112,7 +108,7 @@ class ParameterTraces(TraceMethod):
         specs = {}
         for site in trace_sites(graph):
             stored = site.influence.reached if every_state else site.influence.stored
-            specs.update(_specs_of_site(graph, site, stored))
+            specs.update(specs_of_site(graph, site, stored))
         return specs
 
     def update(
@@ -120,26 +116,27 @@ class ParameterTraces(TraceMethod):
     ) -> Traces:
         """Return the traces after a recorded chunk."""
         # The contribution of a single step is not multiplied by any `D`.
-        is_single = records.num_steps == 1
+        is_single = records.steps == 1
+        steps = _steps(
+            graph, weights, records, records.has_mask if is_single else records.zeros_select
+        )
         products = (products_of_gradient if is_single else products_of_traces)(records)
         new: list[Traces] = []
         for group in graph.traced_groups:
-            members = trace_sites(graph, group)
-            rows = {a for site in members for a in _states_at(site, traces)}
-            if not rows:
+            members = [(site, of_site(site, traces)) for site in trace_sites(graph, group)]
+            stored = {
+                a for site, own in members for a in site.influence.reached if site.key(a) in own
+            }
+            if not stored:
                 continue
-            suffixes = suffix_products(
-                group,
-                transition_blocks(group, records),
-                tuple(sorted(rows)),
-                records.num_steps,
-                products.times,
-            )
-            for site in members:
-                own = of_site(site, traces)
+            rows = tuple(sorted(stored))
+            before, factors = _unit_rows(steps, group, rows, traces)
+            for site, own in members:
                 if own:
                     own_weights = weights[site.relation.key]
-                    new.append(_updated(graph, site, suffixes, records, own_weights, own, products))
+                    new.append(
+                        _updated(graph, site, before, factors, records, own_weights, own, products)
+                    )
         return joined(new)
 
     def gradient(
@@ -164,6 +161,7 @@ class ParameterTraces(TraceMethod):
         gradients = jax.tree.map(jnp.zeros_like, weights)
         if records.reset is not None:
             before = _after_reset(graph, before, records.reset[0])
+        steps = _steps(graph, weights, records, records.has_mask)
         products = products_of_gradient(records)
         for group in graph.traced_groups:
             now = signals(group, signal)
@@ -172,12 +170,11 @@ class ParameterTraces(TraceMethod):
                 heard = {a for a in now if group.states[a].name not in records.silent}
                 adjoint = {a: now[a] for a in heard - stored}
                 past, traces = {a: now[a][0] for a in heard & stored}, after
+                _, factors = _signal_row(steps, group, adjoint)
             else:
-                blocks = transition_blocks(group, records)
-                adjoint, past = backward(group, blocks, now, products.times)
                 traces = before
-            own = direct_gradient(graph, group, weights, records, adjoint, products)
-            gradients = add(gradients, own)
+                past, factors = _signal_row(steps, group, now)
+            gradients = add(gradients, _direct(graph, group, weights, records, factors, products))
             gradients = add(gradients, _carried(graph, group, weights, past, traces, products))
         return like(weights, gradients), None
 
@@ -192,64 +189,6 @@ class ParameterTraces(TraceMethod):
             own = adjoints[group.index]
             gradients = add(gradients, _carried(graph, group, weights, own, traces, products))
         return like(weights, gradients)
-
-
-def _specs_of_site(
-    graph: ETraceGraph, site: TraceSite, stored: tuple[int, ...]
-) -> dict[str, dict[str, TraceSpec]]:
-    """Return the specifications of the traces of one site, for all states of its group."""
-    relation, influence = site.relation, site.influence
-    active = active_outputs_of(relation, influence, stored)
-    lead = (influence.fan_out,) if site.has_fan_out else ()
-    full, stored_shapes = trace_shapes(relation), trace_shapes(relation, active)
-    shapes = {
-        name: jax.ShapeDtypeStruct((*lead, *array.shape), array.dtype)
-        for name, array in stored_shapes.items()
-    }
-    pairs = dict(coupled_states(site, stored))
-    return {
-        site.key(a): {
-            name: TraceSpec(
-                shapes[name].shape,
-                shapes[name].dtype,
-                trace_axes(site, name, len(array.shape)),
-                relation=relation.key,
-                state=state.name,
-                operand=name,
-                is_stored=a in stored,
-                full_shape=(*lead, *array.shape),
-                samples=functools.partial(entries_of_samples, graph, site, active, shapes, name),
-                packed_with=site.key(pairs[a]) if a in pairs else None,
-            )
-            for name, array in full.items()
-        }
-        for a, state in enumerate(site.group.states)
-    }
-
-
-def trace_axes(site: TraceSite, name: str, ndim: int) -> tuple[Role, ...]:
-    """Return the roles of the axes of a trace array, from the operation's specification."""
-    spec = get_primitive_spec(site.relation.primitive)
-    lead: list[Role] = ["fan_out"] if site.has_fan_out else []
-    batch: list[Role] = ["batch"] if spec.batched else []
-    named = () if spec.trace_axes is None else spec.trace_axes.get(name, ())
-    rest: Role = "spatial" if named else "entry"
-    between: list[Role] = [rest] * (ndim - len(batch) - len(named))
-    return (*lead, *batch, *between, *named)
-
-
-def entries_of_samples(
-    graph: ETraceGraph,
-    site: TraceSite,
-    active: ActiveOutputs,
-    shapes: dict[str, jax.ShapeDtypeStruct],
-    name: str,
-    flags: jax.Array,
-) -> jax.Array:
-    """Return the entries of one array that belong to samples whose flag is set."""
-    positions = at_elements(graph, site.group, flags)
-    result: jax.Array = which_entries(site, active, positions, shapes)[name]
-    return result
 
 
 def _after_reset(graph: ETraceGraph, traces: Traces, flags: jax.Array) -> Traces:
@@ -273,18 +212,95 @@ def _states_at(site: TraceSite, traces: Traces) -> tuple[int, ...]:
     return tuple(a for a in site.influence.reached if site.key(a) in traces)
 
 
+def _steps(graph: ETraceGraph, weights: Weights, records: Records, selects: bool) -> Steps:
+    return Steps(graph, weights, records.values, records.reset, records.steps, selects)
+
+
+def _signal_row(
+    steps: Steps, group: HiddenGroup, signal: dict[int, jax.Array]
+) -> tuple[dict[int, jax.Array], Outputs]:
+    """Return the adjoints of the states before a chunk, and the factors of its gradient."""
+    if not signal:
+        return {}, {}
+    dtype = jnp.result_type(*signal.values())
+    start = {c: jnp.zeros(group.shape, dtype) for c in group.read_states}
+    return pull(steps, group, start, signal, dict)
+
+
+def _unit_rows(
+    steps: Steps, group: HiddenGroup, rows: tuple[int, ...], traces: Traces
+) -> tuple[Blocks, Arrays]:
+    """Return ``P⁰`` by row and old state, and the factors of the traces of the rows.
+
+    Parameters
+    ----------
+    steps, group
+        A chunk, and a group.
+    rows
+        The states of the group that have traces.
+    traces
+        The traces, by their keys.
+    """
+    dtype = jnp.result_type(*(group.states[a].dtype for a in rows))
+    states = sorted({*rows, *group.read_states})
+    end = {
+        c: jnp.stack([jnp.full(group.shape, float(a == c), dtype) for a in rows]) for c in states
+    }
+    sites = trace_sites(steps.graph, group)
+
+    def emit(outputs: Outputs) -> Arrays:
+        emitted: Arrays = {}
+        for site in sites:
+            name, active = row_name(steps.graph, site), _active_outputs(site, traces)
+            for k, a in enumerate(rows):
+                if name in outputs and site.key(a) in traces:
+                    emitted[_factor_key(name, a, active)] = active.pick(outputs[name][k])
+        return emitted
+
+    before, factors = pull(steps, group, end, {}, emit)
+    pairs = group.transition if steps.count == 1 else reachable_blocks(group, rows)
+    blocks = {(a, c): before[c][rows.index(a)] for a, c in pairs if a in rows and c in before}
+    return blocks, factors
+
+
+def _factor_key(row: str, state: int, active: ActiveOutputs) -> str:
+    return f"{row} to {state}, {active.runs}"
+
+
+def _direct(
+    graph: ETraceGraph,
+    group: HiddenGroup,
+    weights: Weights,
+    records: Records,
+    factors: Outputs,
+    products: Products,
+) -> Weights:
+    """Return ``Σ x ⊗ f`` of the relations of one group: one product over time and batch each."""
+    gradients = {}
+    for site in trace_sites(graph, group):
+        name, key = row_name(graph, site), site.relation.key
+        if name in factors:
+            factor, x = factors[name], input_of(graph, site, records)
+            if site.has_fan_out:  # without an input, one sum over all steps and samples
+                over_time = site.relation.x_var is None
+                factor = factor.sum((0, 1))[None] if over_time else jnp.sum(factor, axis=1)
+            x = products.inputs(site, x, factor)
+            gradients[key] = pull_back(*site.operation, x, factor, weights[key])
+    return gradients
+
+
 def _updated(
     graph: ETraceGraph,
     site: TraceSite,
-    suffixes: tuple[Blocks, Blocks],
+    first: Blocks,
+    factors: Arrays,
     records: Records,
     weights: Arrays,
     traces: Traces,
     products: Products,
 ) -> Traces:
-    """Return ``P⁰ ε⁰ + Σ x ⊗ (P Df)`` for every stored state of one site."""
-    (each, first), Df, reset = suffixes, records.Df, records.reset
-    active, key_of = _active_outputs(site, traces), site.key
+    """Return ``P⁰ ε⁰ + Σ x ⊗ f`` for every stored state of one site."""
+    active, key_of, reset = _active_outputs(site, traces), site.key, records.reset
     weights = active.operands(site.relation, weights)
     known = {key for key, trace in unpack(traces).items() if not is_zero(trace)}
     decays = {
@@ -292,12 +308,12 @@ def _updated(
         for (i, j), block in first.items()
         if key_of(i) in traces and key_of(j) in known
     }
-    factors: Arrays = {}
-    for (i, m), block in each.items():
-        if key_of(i) in traces and key_of(m) in Df:
-            factor = active.pick(products.times(site.to_outputs(block), Df[key_of(m)]))
-            key = key_of(i)
-            factors[key] = factors[key] + factor if key in factors else factor
+    names = {
+        key_of(a): _factor_key(row_name(graph, site), a, active) for a in site.influence.reached
+    }
+    factors = {
+        key: factors[name] for key, name in names.items() if key in traces and name in factors
+    }
     if site.has_fan_out:
         factors = {key: jnp.moveaxis(factor, 1, 0) for key, factor in factors.items()}
     x, is_continued = input_of(graph, site, records), None
@@ -309,7 +325,7 @@ def _updated(
         update = functools.partial(_advanced, site, weights, products)
         has_samples = get_primitive_spec(site.relation.primitive).batched
         # The update by a single step already is one pass over the traces.
-        if has_samples and records.num_steps > 1:
+        if has_samples and records.steps > 1:
             return updated_in_place(update, (x, factors), of_samples, old, records.token)
         return update((x, factors), of_samples, depend_on(records.token, old))
 

@@ -150,7 +150,7 @@ def _through_steps(
     alive = None if records.reset is None else jnp.ones(records.reset.shape[1:], bool)
     start = (cotangents, _zero_sums(graph, len(cotangents[0])), alive)
     over_time = (records.inputs, records.reset)
-    steps = records.num_steps
+    steps = records.steps
     (before, sums, _), stacked = scan_records(one_step, start, over_time, steps, reverse=True)
     return before, sums, dict(zip(places, stacked[0], strict=True)), stacked[1]
 

@@ -154,7 +154,7 @@ class NeighbourTraces(TraceMethod):
         zeros = jax.tree.map(jnp.zeros_like, weights)
         wide = widened(as_arrays(dict(before)), row_dtype(flat))
         over_time = (records.inputs, records.reset, arriving)
-        (gradients, after), _ = scan_records(step, (zeros, wide), over_time, records.num_steps)
+        (gradients, after), _ = scan_records(step, (zeros, wide), over_time, records.steps)
         return gradients, jax.tree.map(lambda leaf, dtype: leaf.astype(dtype), after, dtypes)
 
     def _contracted(
@@ -187,8 +187,11 @@ def _signals(graph: ETraceGraph, signal: Signal) -> jax.Array:
 
     The next step's signal for a state before it is included; see `signals`.
     """
-    result = {leaf.name: signal[leaf.name] for leaf in flat_state_of(graph).leaves}
-    for leaf in flat_state_of(graph).leaves:
+    leaves = flat_state_of(graph).leaves
+    steps = next((len(value) for value in signal.values()), 1)
+    silent = {leaf.name: jnp.zeros((steps, *leaf.shape), leaf.dtype) for leaf in leaves}
+    result = {name: signal.get(name, zero) for name, zero in silent.items()}
+    for leaf in leaves:
         if (name := pre_step_probe(leaf)) in signal:
             late = signal[name]
             result[leaf.name] += jnp.concatenate([late[1:], jnp.zeros_like(late[:1])])

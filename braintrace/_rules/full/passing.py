@@ -94,5 +94,5 @@ def over_steps(
         return advance(result, traces), None
 
     over_time = records.inputs, records.reset
-    after: Traces = scan_records(one_step, as_arrays(traces), over_time, records.num_steps)[0]
+    after: Traces = scan_records(one_step, as_arrays(traces), over_time, records.steps)[0]
     return after

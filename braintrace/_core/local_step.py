@@ -1,0 +1,369 @@
+r"""Local step: the new states of a group as functions of its old states and of operations' outputs.
+
+Everything that couples units is held constant: outputs of ETP operations, other groups, operands of
+`Cut` uses. Each unit of the old states and each element of an output then reach one unit of the new
+states, so one vector-Jacobian product with a row of cotangents per unit gives the Jacobian blocks
+
+.. math::
+
+    D^t[v, a, c] = (\partial h^t[v, a]) / (\partial h^{t-1}[v, c])
+    \qquad
+    D_f^t[u, a] = (\partial h^t[p(u), a]) / \partial y^t[u]
+
+times that row. A rule may keep the diagonal through products; see `diagonal`.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._graph import Cut, Diagonal, ETraceGraph, HiddenGroup, Tap, Weights
+from .._jax import Atom, Equation, Var, is_var, struct_of
+from .._jaxpr import Program, Rule, evaluate, inlined, program_of
+from .jacobian.diagonal import Factors, factors_of, with_diagonals
+from .jacobian.maxima import bind_differentiable, maxima_of
+from .jacobian.results import FROM_RESULT, from_result
+from .layout import (
+    TraceSite,
+    new_state_to_elements,
+    old_state_to_elements,
+    output_keys,
+    tap_to_outputs,
+    trace_sites,
+)
+
+Values = Mapping[Var, Any]
+"""Values of some variables of a step."""
+
+States = dict[int, jax.Array]
+"""One array per state of a group, by its index, in the layout of the group's units."""
+
+
+def points_of(
+    graph: ETraceGraph, group: HiddenGroup, state: int
+) -> Iterator[tuple[TraceSite, Tap]]:
+    """Yield the taps at which a state is differentiated by outputs of operations."""
+    for site in trace_sites(graph, group):
+        for point in taps_of(graph, site):
+            if point.state == state:
+                yield site, point
+
+
+def taps_of(graph: ETraceGraph, site: TraceSite) -> Iterator[Tap]:
+    """Yield the taps of an operation; outputs that are only added share one, at their sum."""
+    y = site.relation.y_var
+    for tap in site.influence.taps:
+        yield dataclasses.replace(tap, var=_sum_of(graph, y)) if tap.var is y else tap
+
+
+def _sum_of(graph: ETraceGraph, y: Var) -> Var:
+    """Return the sum of outputs that is the only reader of an output, or the output itself."""
+    if any(map(any, (group.diagonals for group in graph.hidden_groups))):
+        return y  # a diagonal is added at the output itself
+    program, opaque = graph.traced.program, set(opaque_outputs(graph))
+    states = {var for group in graph.hidden_groups for var in group.new_vars}
+
+    def is_sum(atom: Atom) -> bool:
+        if not is_var(atom) or atom in opaque:
+            return is_var(atom)
+        index = program.producer.get(atom)
+        if index is None or program.equations[index].primitive.name not in ("add", "add_any"):
+            return False
+        return all(map(is_sum, program.equations[index].invars))
+
+    while y in opaque or is_sum(y):
+        readers = program.readers.get(y, ())
+        total = program.equations[readers[0][0]].outvars[0] if len(readers) == 1 else y
+        same = (total.aval.shape, total.aval.dtype) == (y.aval.shape, y.aval.dtype)
+        if total is y or y in states or not same or not is_sum(total):
+            break
+        y = total
+    return y
+
+
+def row_name(graph: ETraceGraph, site: TraceSite) -> str:
+    """Return the name of an operation's row; operations whose outputs are only added share it."""
+    return output_keys(graph)[site.key(site.influence.reached[0])]
+
+
+def held_vars(graph: ETraceGraph, group: HiddenGroup, state: int) -> set[Var]:
+    """Return the variables held constant: other groups, ETP outputs, states that a state reads."""
+    held = set(opaque_outputs(graph))
+    for other in graph.hidden_groups:
+        if other.index != group.index:
+            held.update(other.new_vars)
+            held.update(s.joined_var for s in other.states if s.joined_var is not None)
+    if state in group.downstream:
+        held.update(var for a, var in enumerate(group.new_vars) if a != state)
+    return held
+
+
+def opaque_outputs(graph: ETraceGraph) -> list[Var]:
+    """Return the outputs of the operations that a backward slice does not pass."""
+    program = graph.traced.program
+    return [var for index in graph.opaque_equations for var in program.equations[index].outvars]
+
+
+@functools.lru_cache(maxsize=64)
+def read_vars(graph: ETraceGraph) -> list[Var]:
+    """Return the variables of a step that the derivatives of its local steps depend on."""
+    candidates = _candidates(graph)
+    weights = {
+        key: {name: struct_of(atom.aval) for name, atom in own.items()}
+        for key, own in graph.operand_atoms.items()
+    }
+
+    def derivatives(values: list[Any], weights: Weights) -> Any:
+        found = []
+        for group in graph.traced_groups:
+            local = LocalStep(graph, group, dict(zip(candidates, values, strict=True)), weights)
+            new, back = jax.vjp(local, local.old, local.taps)
+            of_old, of_taps = back(jax.tree.map(jnp.ones_like, new))
+            found.append((local.rows_of_old(of_old), local.rows_of_outputs(of_taps)))
+        return found
+
+    shapes = [struct_of(var.aval) for var in candidates]
+    program = program_of(inlined(jax.make_jaxpr(derivatives)(shapes, weights)))
+    behind = program.depends_on(program.out_atoms)
+    pairs = zip(candidates, program.in_vars, strict=False)
+    # With several rules, each reads the parameters behind outputs that another one taps.
+    parameters = {leaf.in_var for leaf in graph.traced.parameters}
+    return [var for var, own in pairs if own in behind or var in parameters]
+
+
+def _candidates(graph: ETraceGraph) -> list[Var]:
+    """Return the variables that an evaluation of the local steps reads, in order."""
+    program, read = graph.traced.program, set[Var]()
+
+    def add_behind(target: Atom, stops: set[Var]) -> None:
+        behind = program.depends_on([target], frozenset(stops))
+        read.update(var for var in behind if var in stops or var not in program.producer)
+        made = (program.equations[index] for index in program.making(behind))
+        read.update(e.outvars[0] for e in made if e.primitive.name in FROM_RESULT)
+
+    for group in graph.traced_groups:
+        for state, new in enumerate(group.new_vars):
+            stops = held_vars(graph, group, state)
+            add_behind(new, stops)
+            for site, point in points_of(graph, group, state):
+                read.add(point.var)
+                if point.var is not _sum_of(graph, site.relation.y_var):
+                    read.add(site.relation.y_var)
+                    add_behind(point.var, stops)
+            for diagonal in group.diagonals[state]:
+                equation = program.equations[diagonal.equation]
+                x = equation.invars[diagonal.operand]
+                others = [v for v in equation.invars if is_var(v) and v is not x]
+                read.update([*others, *equation.outvars])
+                add_behind(x, stops)
+                (y,) = equation.outvars
+                if diagonal.var is not y:
+                    add_behind(diagonal.var, stops | {y})
+    given = [var for var in program.in_vars if var in read]
+    made = (var for equation in program.equations for var in equation.outvars)
+    return given + [var for var in made if var in read]
+
+
+def filled(graph: ETraceGraph, values: Values) -> Values:
+    """Return values of `read_vars`, and zeros where a derivative does not depend on a value."""
+    read = set(read_vars(graph))
+    silent = (var for var in _candidates(graph) if var not in read)
+    return {var: jnp.zeros(var.aval.shape, var.aval.dtype) for var in silent} | dict(values)
+
+
+def names_of(program: Program, variables: Sequence[Var]) -> list[str]:
+    """Return a name for each variable, equal in every process."""
+    inputs = {var: f"in {index}" for index, var in enumerate(program.in_vars)}
+
+    def name(var: Var) -> str:
+        if var in inputs:
+            return inputs[var]
+        index = program.producer[var]
+        return f"{index}.{program.equations[index].outvars.index(var)}"
+
+    return list(map(name, variables))
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalStep:
+    """The local step of a group at one point of time.
+
+    Attributes
+    ----------
+    graph, group
+        The compiled model, and one of its groups.
+    values
+        Values of the variables that it reads; see `read_vars`.
+    weights
+        Operands of the relations, for diagonals.
+    states
+        The states that are differentiated; ``None``: all.
+    """
+
+    graph: ETraceGraph
+    group: HiddenGroup
+    values: Values
+    weights: Weights
+    states: tuple[int, ...] | None = None
+
+    @property
+    def _inputs(self) -> Values:
+        in_vars = self.graph.traced.program.in_vars
+        return {var: self.values[var] for var in in_vars if var in self.values}
+
+    def _differentiates(self, state: int) -> bool:
+        return self.states is None or state in self.states
+
+    @property
+    def old(self) -> dict[int, jax.Array]:
+        """Values of the old states that a new state reads, in their own layout."""
+        return {c: self.values[self.group.states[c].in_var] for c in self.group.read_states}
+
+    @property
+    def taps(self) -> list[jax.Array]:
+        """Values at the taps; one variable may be the tap of several states."""
+        return [self.values[var] for var in self._tapped]
+
+    @property
+    def _tapped(self) -> list[Var]:
+        states = range(self.group.num_state)
+        points = (p.var for a in states for _, p in points_of(self.graph, self.group, a))
+        return list(dict.fromkeys(points))
+
+    def __call__(self, old: Mapping[int, jax.Array], taps: Sequence[jax.Array]) -> States:
+        """Return the new states that have a derivative, per unit."""
+        at_taps = dict(zip(self._tapped, taps, strict=True))
+        new = {}
+        for a, var in enumerate(self.group.new_vars):
+            points = [p.var for _, p in points_of(self.graph, self.group, a)]
+            read = [c for b, c in self.group.transition if b == a]
+            if (points or read) and self._differentiates(a):
+                live = {self.group.states[c].in_var: old[c] for c in read}
+                live |= {v: at_taps[v] for v in points}
+                new[a] = new_state_to_elements(self.group, a, self._new_state(a, var, live))
+        return new
+
+    def _new_state(self, state: int, target: Var, live: dict[Var, jax.Array]) -> jax.Array:
+        program, group = self.graph.traced.program, self.group
+        held = {v: self.values[v] for v in held_vars(self.graph, group, state) if v in self.values}
+        maxima = maxima_of(program)
+        rules = maxima | self._rules_of(group.cuts[state])
+        old_vars = {s.in_var for s in group.states}
+        passing = []
+        for diagonal in group.diagonals[state]:
+            x = program.equations[diagonal.equation].invars[diagonal.operand]
+            old = {v: value for v, value in live.items() if v in old_vars}
+            cuts = maxima | self._rules_of(diagonal.cuts)
+            (operand,) = evaluate(program, [x], self._inputs, held | old, cuts)
+            passing.append((diagonal, operand, self._factors(diagonal)))
+        overrides, passed = with_diagonals(program, held | live, rules, passing)
+        value: jax.Array = evaluate(program, [target], self._inputs, overrides, passed)[0]
+        return value
+
+    def _rules_of(self, cuts: Sequence[Cut]) -> dict[int, Rule]:
+        """Return rules that hold operands constant, and take derivatives from known results."""
+        held: dict[int, set[int]] = {}
+        for cut in cuts:
+            held.setdefault(cut.equation, set()).add(cut.operand)
+        equations = self.graph.traced.program.equations
+        known = {
+            index: self.values[equation.outvars[0]]
+            for index, equation in enumerate(equations)
+            if equation.primitive.name in FROM_RESULT and equation.outvars[0] in self.values
+        }
+
+        def rule_for(index: int) -> Rule:
+            def rule(equation: Equation, values: list[Any]) -> list[Any]:
+                stopped = [
+                    jax.lax.stop_gradient(v) if i in held.get(index, ()) else v
+                    for i, v in enumerate(values)
+                ]
+                if index in known:
+                    return [from_result(equation, stopped[0], known[index])]
+                return bind_differentiable(equation, stopped)
+
+            return rule
+
+        return {index: rule_for(index) for index in (*held, *known)}
+
+    def _factors(self, diagonal: Diagonal) -> Factors:
+        """Return the derivatives of a diagonal's variable with respect to its operand.
+
+        Both parts of a complex output count: the broadcast value may be its absolute value.
+        """
+        equation = self.graph.traced.program.equations[diagonal.equation]
+        operands = [
+            None if i == diagonal.operand else self.values[atom] if is_var(atom) else atom.val
+            for i, atom in enumerate(equation.invars)
+        ]
+        for relation in self.graph.hidden_param_op_relations:
+            if relation.equation == diagonal.equation:
+                for name, position in relation.trainable_positions.items():
+                    operands[position] = self.weights[relation.key][name]
+        factors = factors_of(diagonal, equation, operands)
+        (y,) = equation.outvars
+        if diagonal.var is y:
+            return factors, None
+        along = self._from_output(y, diagonal.var)
+        if not jnp.iscomplexobj(self.values[y]):
+            return factors * along, None
+        return factors, (along, self._from_output(y, diagonal.var, 1j))
+
+    def rows_of_old(self, cotangents: Mapping[int, jax.Array]) -> States:
+        """Convert cotangents of old states to units."""
+        group = self.group
+        return {c: old_state_to_elements(group, c, value) for c, value in cotangents.items()}
+
+    def rows_of_outputs(self, cotangents: Sequence[jax.Array]) -> dict[str, jax.Array]:
+        """Convert cotangents at taps to the layout of each operation's output; see `row_name`."""
+        at_taps, found = dict(zip(self._tapped, cotangents, strict=True)), dict[str, jax.Array]()
+        for site in trace_sites(self.graph, self.group):
+            name, y = row_name(self.graph, site), site.relation.y_var
+            taps = [t for t in taps_of(self.graph, site) if self._differentiates(t.state)]
+            for point in _distinct(taps) if name not in found else ():
+                row = at_taps[point.var]
+                if point.var is not _sum_of(self.graph, y):
+                    row = self._back_to_output(y, point.var, row)
+                outputs = tap_to_outputs(site.influence, point, row)
+                found[name] = found[name] + outputs if name in found else outputs
+        return found
+
+    def _back_to_output(self, y: Var, reached: Var, row: jax.Array) -> jax.Array:
+        """Return the cotangent of ``y``, from the one of the variable that it is broadcast to.
+
+        Both parts of a complex number count: the broadcast value may be its absolute value.
+        """
+        along = jnp.real(row * self._from_output(y, reached, 1))
+        if not jnp.iscomplexobj(self.values[y]):
+            return along
+        return jax.lax.complex(along, -jnp.real(row * self._from_output(y, reached, 1j)))
+
+    def _from_output(self, y: Var, reached: Var, direction: complex = 1) -> jax.Array:
+        """Return the elementwise derivative of the variable that ``y`` is broadcast to."""
+
+        def broadcast(value: jax.Array) -> jax.Array:
+            held = {v: self.values[v] for v in opaque_outputs(self.graph) if v in self.values}
+            overrides = {**held, y: value}
+            return evaluate(self.graph.traced.program, [reached], self._inputs, overrides)[0]
+
+        value = self.values[y]
+        return jax.jvp(broadcast, (value,), (jnp.full_like(value, direction),))[1]
+
+
+def _distinct(taps: Sequence[Tap]) -> list[Tap]:
+    """Return one tap for each variable, with the outputs of all states."""
+    by_var: dict[Var, list[Tap]] = {}
+    for tap in taps:
+        by_var.setdefault(tap.var, []).append(tap)
+
+    def joined(same: list[Tap]) -> Tap:
+        outputs = [tap.outputs for tap in same if tap.outputs is not None]
+        of_any = np.maximum.reduce(outputs) if len(outputs) == len(same) else None
+        return dataclasses.replace(same[0], outputs=of_any)
+
+    return list(map(joined, by_var.values()))

@@ -1,0 +1,137 @@
+r"""Rows of cotangents, pulled back through the local steps of a chunk.
+
+Let ``l`` be signals for the states after each step, and ``r`` a row for the states after the last
+one. In a scan backward in time,
+
+.. math::
+
+    \lambda^s = l^s + (D^{s+1})^\top \lambda^{s+1}, \qquad \lambda^{K+1} := r, \qquad
+    \mu = (D^1)^\top \lambda^1, \qquad f^s = (D_f^s)^\top \lambda^s.
+
+Signals give the gradient, :math:`\sum_s x^s \otimes f^s + \mu \circ \epsilon^0`. The unit row of
+state ``a`` gives its trace after the chunk, :math:`\sum_s x^s \otimes f^s + \sum_c \mu[c] \circ
+\epsilon^0[c]`. No Jacobian exists as an array: each step's local step is differentiated at its
+recorded values.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from .._graph import ETraceGraph, HiddenGroup, Weights
+from .._typing import PyTree
+from .layout import trace_sites
+from .local_step import LocalStep, States, filled, names_of, read_vars, row_name
+from .resets import at_elements
+from .time_loops import scan_records
+
+Outputs = dict[str, jax.Array]
+"""Arrays in the layout of an operation's output, by `row_name`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """Recorded steps of a chunk.
+
+    Attributes
+    ----------
+    graph, weights
+        The compiled model, and the operands of its relations.
+    values
+        Values of `read_vars` by name, time first; values that are equal in all steps have a time
+        axis of length 1.
+    reset
+        Flags of the samples that are reset before each step; ``None``: none.
+    count
+        Number of steps.
+    selects
+        Whether a zero cotangent has a zero result, also if the derivative is not finite.
+    """
+
+    graph: ETraceGraph
+    weights: Weights
+    values: dict[str, jax.Array]
+    reset: jax.Array | None
+    count: int
+    selects: bool
+
+
+def pull(
+    steps: Steps,
+    group: HiddenGroup,
+    end: States,
+    signal: States,
+    emit: Callable[[Outputs], PyTree],
+) -> tuple[States, PyTree]:
+    """Pull rows of cotangents of the states of a group back through a chunk.
+
+    Parameters
+    ----------
+    steps, group
+        The chunk, and a group of the model.
+    end
+        Rows for the last states, per unit, with leading axes of their own.
+    signal
+        Signals for the states after each step, time first; empty: none.
+    emit
+        Selects what is returned of each step's cotangents of outputs.
+
+    Returns
+    -------
+    before
+        Rows for the states before the chunk that its first step reads.
+    emitted
+        The results of ``emit``, time first.
+    """
+    variables = read_vars(steps.graph)
+    names = names_of(steps.graph.traced.program, variables)
+    row = next(iter(end.values()), jnp.zeros(group.shape))
+    lead = row.shape[: row.ndim - len(group.shape)]
+
+    def step(rows: States, now: PyTree) -> tuple[States, PyTree]:
+        values, own_signal, reset = now
+        # A result that is not recorded, behind another rule's operation, is computed again.
+        pairs = zip(variables, names, strict=True)
+        at = {var: values[name] for var, name in pairs if name in values}
+        local = LocalStep(steps.graph, group, filled(steps.graph, at), steps.weights)
+        new, back = jax.vjp(local, local.old, local.taps)
+        cotangents = {
+            a: _sum(
+                [part[a] for part in (rows, own_signal) if a in part], (*lead, *value.shape)
+            ).astype(value.dtype)
+            for a, value in new.items()
+        }
+
+        def pulled(cotangents: States) -> tuple[States, Outputs]:
+            of_old, of_taps = back(cotangents)
+            before, outputs = local.rows_of_old(of_old), local.rows_of_outputs(of_taps)
+            if steps.selects:
+                is_zero = jnp.all(jnp.stack([value == 0 for value in cotangents.values()]), 0)
+                before = {c: jnp.where(is_zero, 0, value) for c, value in before.items()}
+                sites = {row_name(steps.graph, s): s for s in trace_sites(steps.graph, group)}
+                outputs = {
+                    name: jnp.where(sites[name].to_outputs(is_zero), 0, row)
+                    for name, row in outputs.items()
+                }
+            return before, outputs
+
+        for _ in lead:
+            pulled = jax.vmap(pulled)
+        before, outputs = pulled(cotangents)
+        if reset is not None:
+            is_new = at_elements(steps.graph, group, reset)
+            before = {c: jnp.where(is_new, 0, value) for c, value in before.items()}
+        carried = {
+            c: before[c].astype(row.dtype) if c in before else jnp.zeros_like(row)
+            for c, row in rows.items()
+        }
+        return carried, emit(outputs)
+
+    now = (steps.values, signal, steps.reset)
+    return scan_records(step, end, now, steps.count, reverse=True)
+
+
+def _sum(terms: list[jax.Array], shape: tuple[int, ...]) -> jax.Array:
+    return sum(terms[1:], terms[0]) if terms else jnp.zeros(shape)

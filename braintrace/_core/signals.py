@@ -1,0 +1,54 @@
+"""Signals and adjoints of the states of a group, per unit."""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+
+from .._graph import ETraceGraph, HiddenGroup, Signal
+from .._jaxpr import reached
+from .layout import new_state_to_elements, old_state_to_elements
+from .probed_step import Probes, pre_step_probe
+
+ByGroup = Mapping[int, Mapping[int, jax.Array]]
+"""Arrays per element of each group, by its index and by state."""
+
+
+def signals(group: HiddenGroup, signal: Probes) -> dict[int, jax.Array]:
+    """Return the learning signals of a group's states, per element; missing ones are zero.
+
+    The next step's signal for a state before it is included: the signal of an output that reads the
+    old state, or of a window that starts there.
+    """
+    result = {
+        a: new_state_to_elements(group, a, signal[state.name])
+        for a, state in enumerate(group.states)
+        if state.name in signal
+    }
+    for a, state in enumerate(group.states):
+        if (name := pre_step_probe(state)) in signal:
+            pre_step = old_state_to_elements(group, a, signal[name])
+            later = jnp.concatenate([pre_step[1:], jnp.zeros_like(pre_step[:1])])
+            result[a] = result[a] + later if a in result else later
+    return result
+
+
+def at_entry(graph: ETraceGraph, mu: Signal) -> ByGroup:
+    """Return the adjoints of the states before a window, per element of their groups."""
+    return {
+        group.index: {
+            a: old_state_to_elements(group, a, mu[state.name])
+            for a, state in enumerate(group.states)
+            if state.name in mu
+        }
+        for group in graph.traced_groups
+    }
+
+
+def reachable_blocks(group: HiddenGroup, rows: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Return the blocks ``(i, j)`` of products of ``D`` that can be nonzero."""
+
+    def read(new: int) -> list[int]:
+        return [old for state, old in group.transition if state == new]
+
+    return sorted((row, old) for row in rows for old in reached([row], read))
