@@ -1,7 +1,10 @@
 """What the library promises about tracing, States, interrupts, threads and NaN."""
 
 import dataclasses
+import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -313,40 +316,44 @@ def calls_of(learner, optimizer):
     ]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_call_that_is_interrupted_has_happened_or_has_not(learner):
+def test_a_call_that_is_interrupted_has_happened_or_has_not():
+    """In a process of its own, since an interrupt inside JAX may break JAX's state."""
+    path = os.pathsep.join(sys.path)
+    subprocess.run([sys.executable, __file__], check=True, env=os.environ | {"PYTHONPATH": path})
+
+
+def interrupt_calls():
     """Signals at random times of random calls; a twin makes the same calls without them."""
-    twin, optimizer, draw = compiled(), optax.adam(1e-3), np.random.default_rng(0)
+    learner, twin, draw = compiled(), compiled(), np.random.default_rng(0)
+    optimizer = optax.adam(1e-3)
     for each in (learner, twin):
         each.init_optimizer(optimizer)
-        for call in 3 * calls_of(each, optimizer):  # an interrupt of a trace breaks JAX's own state
+        for call in 3 * calls_of(each, optimizer):  # so that no call is traced below
             call()
             bits(each.functional().state())
-    pure, other, count = learner.functional(), twin.functional(), 0
+    pure, other, told = learner.functional(), twin.functional(), []
 
     def interrupt(*_):
+        told.append(True)
         raise KeyboardInterrupt
 
-    handler = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        for _ in range(100):
-            kind = draw.integers(6)
-            before, start = bits(pure.state()), time.perf_counter()
-            calls_of(twin, optimizer)[kind]()
-            wait = draw.uniform(0, 1) * (time.perf_counter() - start)
-            call = calls_of(learner, optimizer)[kind]
-            try:
-                signal.setitimer(signal.ITIMER_REAL, wait + 1e-6)
-                call()
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            except KeyboardInterrupt:
-                count += 1
-            assert bits(pure.state()) in (before, bits(other.state()))
-            other.restore(jax.tree.map(jnp.copy, pure.state()))
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, handler)
-    assert count > 25
+    signal.signal(signal.SIGALRM, interrupt)
+    for _ in range(100):
+        kind = draw.integers(6)
+        before, start = bits(pure.state()), time.perf_counter()
+        calls_of(twin, optimizer)[kind]()
+        wait = draw.uniform(0, 1) * (time.perf_counter() - start)
+        call, count = calls_of(learner, optimizer)[kind], len(told)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, wait + 1e-6)
+            call()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except BaseException:  # JAX 0.8 raises another exception from an interrupt
+            if len(told) == count:
+                raise
+        assert bits(pure.state()) in (before, bits(other.state()))
+        other.restore(jax.tree.map(jnp.copy, pure.state()))
+    assert len(told) > 25
 
 
 # --- threads and transformations
@@ -393,3 +400,8 @@ def test_a_nan_costs_one_update_and_its_samples(learner, where):
 
 def loss_of(learner):
     return lambda x, y: jnp.sum((learner(x) - y) ** 2)
+
+
+if __name__ == "__main__":
+    with brainstate.environ.context(fit=False):
+        interrupt_calls()
