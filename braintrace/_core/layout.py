@@ -4,6 +4,7 @@ Every function accepts arrays with additional leading axes.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -44,6 +45,7 @@ def _looked_up_rows(relation: HiddenParamOpRelation) -> int | None:
     return relation.params["rows"] if get_primitive_spec(relation.primitive).looks_up else None
 
 
+@functools.lru_cache(maxsize=64)
 def output_keys(graph: ETraceGraph) -> dict[str, str]:
     """Return the name of the shared output-shaped trace of each site and state.
 

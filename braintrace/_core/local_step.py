@@ -36,6 +36,7 @@ from .layout import (
     tap_to_outputs,
     trace_sites,
 )
+from .zero import examples
 
 Values = Mapping[Var, Any]
 """Values of some variables of a step."""
@@ -112,7 +113,7 @@ def opaque_outputs(graph: ETraceGraph) -> list[Var]:
 @functools.lru_cache(maxsize=64)
 def read_vars(graph: ETraceGraph) -> list[Var]:
     """Return the variables of a step that the derivatives of its local steps depend on."""
-    candidates = _candidates(graph)
+    candidates = evaluated_vars(graph)
     weights = {
         key: {name: struct_of(atom.aval) for name, atom in own.items()}
         for key, own in graph.operand_atoms.items()
@@ -136,7 +137,8 @@ def read_vars(graph: ETraceGraph) -> list[Var]:
     return [var for var, own in pairs if own in behind or var in parameters]
 
 
-def _candidates(graph: ETraceGraph) -> list[Var]:
+@functools.lru_cache(maxsize=64)
+def evaluated_vars(graph: ETraceGraph) -> list[Var]:
     """Return the variables that an evaluation of the local steps reads, in order."""
     program, read = graph.traced.program, set[Var]()
 
@@ -172,8 +174,8 @@ def _candidates(graph: ETraceGraph) -> list[Var]:
 def filled(graph: ETraceGraph, values: Values) -> Values:
     """Return values of `read_vars`, and zeros where a derivative does not depend on a value."""
     read = set(read_vars(graph))
-    silent = (var for var in _candidates(graph) if var not in read)
-    return {var: jnp.zeros(var.aval.shape, var.aval.dtype) for var in silent} | dict(values)
+    silent = {var: struct_of(var.aval) for var in evaluated_vars(graph) if var not in read}
+    return dict(zip(silent, examples(list(silent.values())), strict=True)) | dict(values)
 
 
 def names_of(program: Program, variables: Sequence[Var]) -> list[str]:

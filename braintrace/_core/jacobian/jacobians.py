@@ -23,7 +23,7 @@ from ..._graph import ETraceGraph, HiddenGroup, HiddenParamOpRelation, Records, 
 from ..._jax import Equation, Var, bind, is_var, struct_of
 from ..._jaxpr import Rule, evaluate
 from ..layout import trace_sites, x_key
-from ..local_step import LocalStep, filled, names_of, read_vars, row_name
+from ..local_step import LocalStep, evaluated_vars, names_of, read_vars, row_name
 
 Inputs: TypeAlias = Mapping[Var, Any]
 """Values of the inputs of a program."""
@@ -113,7 +113,7 @@ def jacobians(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> Records:
     if "step" in graph.needs:
         return Records(x={}, D={}, Df={}, inputs=tuple(inputs[v] for v in graph.recorded_inputs))
     weights = jax.lax.stop_gradient(weights)
-    variables = read_vars(graph)
+    variables = evaluated_vars(graph)
     given = (relation.x_var for relation in graph.hidden_param_op_relations)
     inputs_of_operations = [x for x in given if x is not None and is_var(x)]
     wanted = list(dict.fromkeys([*variables, *inputs_of_operations]))
@@ -125,11 +125,12 @@ def jacobians(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> Records:
             x = relation.x_var
             records.x[x_key(graph, relation)] = known[x] if is_var(x) else x.val
     if "values" in graph.needs:
-        names = names_of(graph.traced.program, variables)
-        records.values.update(zip(names, map(known.__getitem__, variables), strict=True))
+        read = read_vars(graph)
+        names = names_of(graph.traced.program, read)
+        records.values.update({n: known[var] for n, var in zip(names, read, strict=True)})
     for group in graph.traced_groups if graph.needs & {"D", "Df"} else ():
         for state in range(group.num_state):
-            local = LocalStep(graph, group, filled(graph, known), weights, (state,))
+            local = LocalStep(graph, group, known, weights, (state,))
             D, Df = _rows(local, state)
             records.D.update(D)
             records.Df.update(Df)
