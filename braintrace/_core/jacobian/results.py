@@ -1,11 +1,12 @@
 """Derivatives from known results, where JAX computes the derivative from the result."""
 
+import functools
 from typing import Any
 
 import jax
 
-from ..._jax import Equation, bind
-from ..._jaxpr import evaluate, program_of
+from ..._jax import Equation
+from ..._jaxpr import Program, evaluate, program_of
 
 FROM_RESULT = frozenset({"exp", "exp2", "logistic", "rsqrt", "sqrt", "tan", "tanh"})
 """Operations whose derivative JAX computes from their result."""
@@ -15,16 +16,29 @@ def from_result(equation: Equation, x: jax.Array, known: jax.Array) -> jax.Array
     """Return the known result of an operation; its derivative is computed from that."""
 
     def derivative(primals: Any, tangents: Any) -> Any:
-        def both(x: Any, dx: Any) -> Any:
-            return jax.jvp(lambda x: bind(equation, [x])[0], (x,), (dx,))
-
-        x, known = primals
-        program = program_of(jax.make_jaxpr(both)(x, tangents[0]))
+        (x, known), (dx, _) = primals, tangents
+        settings = tuple(equation.params.items())
+        program = _with_derivative(equation.primitive, settings, x.shape, x.dtype)
         result, change = program.out_atoms
-        inputs = dict(zip(program.in_vars, (x, tangents[0]), strict=True))
+        inputs = dict(zip(program.in_vars, (x, dx), strict=True))
         return known, evaluate(program, [change], inputs, {result: known})[0]
 
     around = jax.custom_jvp(lambda x, known: known)
     around.defjvp(derivative)
     found: jax.Array = around(x, known)
     return found
+
+
+@functools.lru_cache(
+    maxsize=256
+)  # tracing it for each operation takes a third of a trace of `pull`
+def _with_derivative(
+    primitive: Any, settings: tuple[Any, ...], shape: tuple[int, ...], dtype: Any
+) -> Program:
+    """Return the program ``(x, dx) -> (result, its derivative)`` of an elementwise operation."""
+
+    def both(x: jax.Array, dx: jax.Array) -> Any:
+        return jax.jvp(lambda x: primitive.bind(x, **dict(settings)), (x,), (dx,))
+
+    like = jax.ShapeDtypeStruct(shape, dtype)
+    return program_of(jax.make_jaxpr(both)(like, like))
