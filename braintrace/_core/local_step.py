@@ -191,7 +191,7 @@ def names_of(program: Program, variables: Sequence[Var]) -> list[str]:
     return list(map(name, variables))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)  # JAX prints functions that it traces
 class LocalStep:
     """The local step of a group at one point of time.
 
