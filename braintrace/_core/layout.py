@@ -24,6 +24,9 @@ from .._graph import (
 from .._jax import Var
 from .._typing import PyTree
 
+SUMS = ("add", "add_any")
+"""Names of the primitives that add two arrays."""
+
 
 def x_key(graph: ETraceGraph, relation: HiddenParamOpRelation) -> str:
     """Return the name of an operation's input; operations that share their input share it."""
@@ -55,15 +58,22 @@ def output_keys(graph: ETraceGraph) -> dict[str, str]:
     first: dict[Any, TraceSite] = {}
     names = {}
     for site in trace_sites(graph):
-        shared = first.setdefault((site.group.index, _sum_of(graph, site.relation.y_var)), site)
+        shared = first.setdefault((site.group.index, sum_of(graph, site.relation.y_var)), site)
         names.update({site.key(a): shared.key(a) for a in site.influence.reached})
     return names
 
 
-def _sum_of(graph: ETraceGraph, y: Var) -> Var:
+def sum_of(graph: ETraceGraph, y: Var, counts: Callable[[Var], bool] = lambda total: True) -> Var:
     """Return the sum that is the only reader of a variable, or the variable itself.
 
     A sum that is a hidden state counts as read: its trace is carried as well.
+
+    Parameters
+    ----------
+    graph, y
+        The compiled model, and a variable of its step.
+    counts
+        Tests whether a sum may stand for its terms.
     """
     program = graph.traced.program
     states = {var for group in graph.hidden_groups for var in group.new_vars}
@@ -71,7 +81,7 @@ def _sum_of(graph: ETraceGraph, y: Var) -> Var:
         equation = program.equations[program.readers[y][0][0]]
         (total, *_) = equation.outvars
         same = (total.aval.shape, total.aval.dtype) == (y.aval.shape, y.aval.dtype)
-        if equation.primitive.name not in ("add", "add_any") or not same:
+        if equation.primitive.name not in SUMS or not same or not counts(total):
             break
         y = total
     return y

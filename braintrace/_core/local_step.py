@@ -29,10 +29,12 @@ from .jacobian.diagonal import Factors, factors_of, with_diagonals
 from .jacobian.maxima import bind_differentiable, maxima_of
 from .jacobian.results import FROM_RESULT, from_result
 from .layout import (
+    SUMS,
     TraceSite,
     new_state_to_elements,
     old_state_to_elements,
     output_keys,
+    sum_of,
     tap_to_outputs,
     trace_sites,
 )
@@ -63,28 +65,20 @@ def taps_of(graph: ETraceGraph, site: TraceSite) -> Iterator[Tap]:
 
 
 def _sum_of(graph: ETraceGraph, y: Var) -> Var:
-    """Return the sum of outputs that is the only reader of an output, or the output itself."""
+    """Return the sum of outputs alone that is the only reader of an output, or the output."""
     if any(map(any, (group.diagonals for group in graph.hidden_groups))):
         return y  # a diagonal is added at the output itself
     program, opaque = graph.traced.program, set(opaque_outputs(graph))
-    states = {var for group in graph.hidden_groups for var in group.new_vars}
 
-    def is_sum(atom: Atom) -> bool:
+    def has_outputs_alone(atom: Atom) -> bool:
         if not is_var(atom) or atom in opaque:
             return is_var(atom)
         index = program.producer.get(atom)
-        if index is None or program.equations[index].primitive.name not in ("add", "add_any"):
+        if index is None or program.equations[index].primitive.name not in SUMS:
             return False
-        return all(map(is_sum, program.equations[index].invars))
+        return all(map(has_outputs_alone, program.equations[index].invars))
 
-    while y in opaque or is_sum(y):
-        readers = program.readers.get(y, ())
-        total = program.equations[readers[0][0]].outvars[0] if len(readers) == 1 else y
-        same = (total.aval.shape, total.aval.dtype) == (y.aval.shape, y.aval.dtype)
-        if total is y or y in states or not same or not is_sum(total):
-            break
-        y = total
-    return y
+    return sum_of(graph, y, has_outputs_alone) if y in opaque else y
 
 
 def row_name(graph: ETraceGraph, site: TraceSite) -> str:
@@ -110,14 +104,19 @@ def opaque_outputs(graph: ETraceGraph) -> list[Var]:
     return [var for index in graph.opaque_equations for var in program.equations[index].outvars]
 
 
+def operand_shapes(graph: ETraceGraph) -> Weights:
+    """Return the shapes of the operands that have gradients."""
+    found: Weights = {
+        key: {name: struct_of(atom.aval) for name, atom in own.items()}
+        for key, own in graph.operand_atoms.items()
+    }
+    return found
+
+
 @functools.lru_cache(maxsize=64)
 def read_vars(graph: ETraceGraph) -> list[Var]:
     """Return the variables of a step that the derivatives of its local steps depend on."""
     candidates = evaluated_vars(graph)
-    weights = {
-        key: {name: struct_of(atom.aval) for name, atom in own.items()}
-        for key, own in graph.operand_atoms.items()
-    }
 
     def derivatives(values: list[Any], weights: Weights) -> Any:
         found = []
@@ -129,7 +128,7 @@ def read_vars(graph: ETraceGraph) -> list[Var]:
         return found
 
     shapes = [struct_of(var.aval) for var in candidates]
-    program = program_of(inlined(jax.make_jaxpr(derivatives)(shapes, weights)))
+    program = program_of(inlined(jax.make_jaxpr(derivatives)(shapes, operand_shapes(graph))))
     behind = program.depends_on(program.out_atoms)
     pairs = zip(candidates, program.in_vars, strict=False)
     # With several rules, each reads the parameters behind outputs that another one taps.

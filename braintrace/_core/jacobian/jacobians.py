@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._graph import ETraceGraph, HiddenGroup, HiddenParamOpRelation, Records, Weights
-from ..._jax import Equation, Var, bind, is_var, struct_of
+from ..._jax import Equation, Var, bind, is_var
 from ..._jaxpr import Rule, evaluate
 from ..layout import trace_sites, x_key
 from ..local_step import LocalStep, evaluated_vars, names_of, read_vars, row_name
@@ -40,15 +40,6 @@ def operands(graph: ETraceGraph, inputs: Inputs) -> Weights:
     atoms = [atom for own in wanted.values() for atom in own.values()]
     values = iter(evaluate(graph.traced.program, atoms, inputs))  # shared equations run once
     return {key: {name: next(values) for name in own} for key, own in wanted.items()}
-
-
-def operand_shapes(graph: ETraceGraph) -> Weights:
-    """Return the shapes of the operands that have gradients."""
-    found: Weights = {
-        key: {name: struct_of(atom.aval) for name, atom in own.items()}
-        for key, own in graph.operand_atoms.items()
-    }
-    return found
 
 
 def with_weights(graph: ETraceGraph, weights: Weights, group: int | None = None) -> dict[int, Rule]:

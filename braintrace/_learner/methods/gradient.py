@@ -14,7 +14,8 @@ import jax.numpy as jnp
 
 from ..._algorithms import CHUNK
 from ..._core.chunk.recording import SourceValues
-from ..._core.jacobian.jacobians import operand_shapes, operands
+from ..._core.jacobian.jacobians import operands
+from ..._core.local_step import operand_shapes
 from ..._core.products.in_place import ordering_token
 from ..._core.window import passed_step, window_step
 from ..._core.zero import as_arrays, examples, is_zero

@@ -18,8 +18,9 @@ import jax
 import jax.numpy as jnp
 
 from ..._core.jacobian.diagonal import check_diagonals
-from ..._core.jacobian.jacobians import operand_shapes, transition_key
+from ..._core.jacobian.jacobians import transition_key
 from ..._core.layout import x_key
+from ..._core.local_step import operand_shapes
 from ..._core.products.direct import add, like
 from ..._core.signals import ByGroup, at_entry, signals
 from ..._core.time_loops import scan_records

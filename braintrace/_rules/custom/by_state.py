@@ -24,7 +24,8 @@ from ..._core.flat_state import (
     to_rows,
     unit_rows,
 )
-from ..._core.jacobian.jacobians import Inputs, operand_shapes
+from ..._core.jacobian.jacobians import Inputs
+from ..._core.local_step import operand_shapes
 from ..._core.products.direct import like
 from ..._etrace_op import Arrays
 from ..._graph import (
