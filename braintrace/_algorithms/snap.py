@@ -4,7 +4,7 @@ from typing import Any
 
 import brainstate
 
-from .._rules import NeighbourTraces, ParameterTraces
+from .._rules import ParameterTraces, SparseTraces
 from .algorithm import ETraceAlgorithm
 
 
@@ -33,7 +33,8 @@ class SnAp(ETraceAlgorithm):
     reach in the same step. These traces follow all paths of the model, so a dense recurrent layer
     has the gradient of `RTRL` from ``n = 2`` on. Use it for sparse connectivity: ``report``
     contains the bytes of the traces, and of the full influence matrix. Each step computes the
-    Jacobian of the state, by one vector-Jacobian product for each scalar of the state.
+    derivatives of all new states by old states and by weights, as `RTRL` does, so a network is
+    limited to sizes for which one step of `RTRL` fits into memory.
 
     Parameters
     ----------
@@ -97,6 +98,6 @@ class SnAp(ETraceAlgorithm):
         self.n = n
 
     @property
-    def method(self) -> ParameterTraces | NeighbourTraces:
+    def method(self) -> ParameterTraces | SparseTraces:
         """Traces of the element that a weight reaches, or of all elements reached in n steps."""
-        return ParameterTraces("diagonal") if self.n == 1 else NeighbourTraces(self.n)
+        return ParameterTraces("diagonal") if self.n == 1 else SparseTraces(self.n)

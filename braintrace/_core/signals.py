@@ -1,11 +1,11 @@
-"""Signals and adjoints of the states of a group, per unit."""
+"""Signals and adjoints of states, per unit of a group or as a flattened state has them."""
 
 from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 
-from .._graph import ETraceGraph, HiddenGroup, Signal
+from .._graph import ETraceGraph, FlatState, HiddenGroup, Signal
 from .._jaxpr import reached
 from .layout import new_state_to_elements, old_state_to_elements
 from .probed_step import Probes, pre_step_probe
@@ -30,6 +30,16 @@ def signals(group: HiddenGroup, signal: Probes) -> dict[int, jax.Array]:
             pre_step = old_state_to_elements(group, a, signal[name])
             later = jnp.concatenate([pre_step[1:], jnp.zeros_like(pre_step[:1])])
             result[a] = result[a] + later if a in result else later
+    return result
+
+
+def flat_signals(flat: FlatState, signal: Probes) -> dict[str, jax.Array]:
+    """Return the same for the states of a flattened state, by name and in their layouts."""
+    result = {leaf.name: signal[leaf.name] for leaf in flat.leaves if leaf.name in signal}
+    for leaf in flat.leaves:
+        if (name := pre_step_probe(leaf)) in signal:
+            later = jnp.concatenate([signal[name][1:], jnp.zeros_like(signal[name][:1])])
+            result[leaf.name] = result.get(leaf.name, 0) + later
     return result
 
 

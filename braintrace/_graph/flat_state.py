@@ -95,21 +95,17 @@ class Layer:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Structure:
-    """Sparsity pattern of the new state of a sample: three boolean matrices.
+    """Sparsity pattern of the new state of a sample: boolean matrices, new elements by others.
 
     Attributes
     ----------
     transition
-        Dependence on the old elements: ``(n, n)``, new by old.
-    of_outputs
-        Dependence on a product's outputs for one sample, by key of the use: ``(outputs, n)``.
+        Dependence on the old elements.
     of_parameters
-        Dependence on the entries of a parameter that enters in another way, by its name:
-        ``(entries, n)``.
+        Dependence on the entries of each parameter, by name.
     """
 
     transition: np.ndarray
-    of_outputs: Mapping[str, np.ndarray]
     of_parameters: Mapping[str, np.ndarray]
 
 

@@ -12,6 +12,6 @@ from .eligibility import eligibility as eligibility
 from .full.influence_matrix import FullTraces as FullTraces
 from .full.influence_matrix import LayeredTraces as LayeredTraces
 from .full.kronecker import KroneckerTraces as KroneckerTraces
-from .full.neighbours import NeighbourTraces as NeighbourTraces
 from .full.passing import NoTraces as NoTraces
 from .full.rank_one import RankOneTraces as RankOneTraces
+from .full.snap import SparseTraces as SparseTraces

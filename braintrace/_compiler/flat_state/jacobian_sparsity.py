@@ -1,71 +1,53 @@
-"""Jacobian sparsity: the dependence of a sample's new state, element by element.
+"""Jacobian sparsity: what the new state of a sample depends on, element by element.
 
-Sets of numbers flow forward through the program of a step (`_jaxpr.dataflow`). They number elements
-of the first sample's old state, outputs of products, or entries of parameters. The sets of the new
-state are the rows of a Jacobian: every entry outside of them is zero.
+Sets of numbers flow forward through the program of a step, with ETP operations replaced by their
+implementations (`_jaxpr.dataflow`). They number elements of the first sample's old state, or
+entries of a parameter. Where the new state lacks a number, its derivative is zero.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from ..._etrace_op import ETP_PRIMITIVE_SPECS, is_joined
 from ..._graph import FlatState, Structure
-from ..._graph.traced_model import StateLeaf, TracedModel
-from ..._jax import OWN_DERIVATIVE, Atom, Equation, Var
-from ..._jaxpr.dataflow import Flow, Question, Sets, filled, flows_to, spread
+from ..._graph.traced_model import TracedModel
+from ..._jax import OWN_DERIVATIVE, Equation, trace_to_jaxpr
+from ..._jaxpr import evaluate, inlined, program_of
+from ..._jaxpr.dataflow import Constants, Flow, Question, Sets, filled, flows_of_outputs
 from ..core.analysis import Analysis
 from ..core.back_through import through_derivative
 from .parameter_uses import new_vars
 
-Rows: TypeAlias = np.ndarray
-"""Dependence of every element, flattened, on each of some numbers: ``(size, numbers)``."""
-
-MOST_NUMBERS = 2**26
-"""Largest product of a parameter's entries and the largest value's elements for exact sets."""
+MOST_FLAGS = 2**26
+"""Largest number of flags of one variable; numbers that would have more flow part by part."""
 
 
 def structure_of(traced: TracedModel, analysis: Analysis, flat: FlatState) -> Structure:
-    """Return the sparsity pattern of a sample's new state.
+    """Return the sparsity pattern of a sample's new state."""
+    constants = _plain_step(analysis, flat)
+    axes = zip(flat.leaves, flat.axes, strict=True)
+    firsts = [_of_first_sample(leaf.shape, axis) for leaf, axis in axes]
+    largest = max((v.aval.size for e in constants.program.equations for v in e.outvars), default=1)
 
-    A parameter that enters other than by a product may be too large to follow entry by entry. Each
-    of its entries then counts as if it reached all states that any of them reaches.
-    """
-    program, new = analysis.program, new_vars(flat.leaves)
-    pairs = list(zip(flat.leaves, flat.axes, strict=True))
-    firsts = [_of_first_sample(leaf.shape, axis) for leaf, axis in pairs]
+    def reached_from(place: int, elements: np.ndarray) -> np.ndarray:
+        parts = np.array_split(elements, -(-elements.size * largest // MOST_FLAGS))
+        every = [_dependence(constants, place, part) for part in parts if part.size]
+        of_first = [
+            np.concatenate([rows[first] for rows, first in zip(part, firsts, strict=True)])
+            for part in every
+        ]
+        return np.concatenate(of_first, axis=1)
 
-    def reached_from(starts: Mapping[Var, Rows]) -> np.ndarray:
-        every = dependences(analysis, new, starts)
-        return np.concatenate([rows[first] for rows, first in zip(every, firsts, strict=True)]).T
-
-    products = {
-        program.equations[use.equation].outvars[0]: use
-        for use in flat.uses
-        if use.kind == "product" and use.equation is not None
+    places = {var: place for place, var in enumerate(analysis.program.in_vars)}
+    old = zip(flat.leaves, firsts, strict=True)
+    transition = [reached_from(places[leaf.in_var], first) for leaf, first in old]
+    of_parameters = {
+        leaf.name: reached_from(places[leaf.in_var], np.arange(leaf.in_var.aval.size))
+        for leaf in traced.parameters
+        if leaf.name in flat.reached
     }
-    of_outputs = {}
-    for y, use in products.items():
-        first = _of_first_sample(y.aval.shape, use.y_axis)
-        of_outputs[use.key] = reached_from({y: _rows(y.aval.size, first)})
-    of_parameters = {}
-    largest = max((v.aval.size for e in program.equations for v in e.outvars), default=1)
-    for leaf in _entering_otherwise(traced, analysis, flat):
-        size = leaf.in_var.aval.size
-        if size * largest <= MOST_NUMBERS:
-            no_outputs = {y: np.zeros((y.aval.size, size), bool) for y in products}
-            pattern = reached_from({leaf.in_var: np.eye(size, dtype=bool), **no_outputs})
-        else:
-            pattern = np.zeros((size, flat.size), bool)
-            pattern[:, flat.rows(flat.reached[leaf.name])] = True
-        of_parameters[leaf.name] = pattern
-    ends = np.cumsum([0, *flat.sizes])
-    old = {
-        leaf.in_var: _rows(leaf.in_var.aval.size, first, ends[i], flat.size)
-        for i, (leaf, first) in enumerate(zip(flat.leaves, firsts, strict=True))
-    }
-    return Structure(reached_from(old).T, of_outputs, of_parameters)
+    return Structure(np.concatenate(transition, axis=1), of_parameters)
 
 
 def _of_first_sample(shape: Sequence[int], axis: int | None) -> np.ndarray:
@@ -74,78 +56,36 @@ def _of_first_sample(shape: Sequence[int], axis: int | None) -> np.ndarray:
     return (elements if axis is None else elements.take(0, axis)).ravel()
 
 
-def _rows(size: int, elements: np.ndarray, start: int = 0, numbers: int | None = None) -> Rows:
-    """Return rows in which some elements have one number each, in order."""
-    rows = np.zeros((size, len(elements) if numbers is None else numbers), bool)
-    rows[elements, start + np.arange(len(elements))] = True
-    return rows
+def _plain_step(analysis: Analysis, flat: FlatState) -> Constants:
+    """Return the program from the inputs of a step to its new states, without ETP operations."""
+    program, new = analysis.program, new_vars(flat.leaves)
+    rules = dict.fromkeys(analysis.roles, _run_plainly)
+
+    def run(*values: Any) -> list[Any]:
+        inputs = dict(zip(program.in_vars, values, strict=True))
+        return evaluate(program, new, inputs, rules=rules)
+
+    jaxpr = trace_to_jaxpr(run, [var.aval for var in program.in_vars])
+    return Constants(program_of(inlined(jaxpr)))
 
 
-def _entering_otherwise(
-    traced: TracedModel, analysis: Analysis, flat: FlatState
-) -> list[StateLeaf]:
-    """Return the parameters that reach a state other than by products alone."""
-    program = analysis.program
-    operands: list[Atom] = []
-    for use in flat.uses:
-        if use.equation is None:
-            operands += new_vars([flat.leaves[use.operands[0]]])
-        elif use.kind != "product":
-            operands += [program.equations[use.equation].invars[place] for place in use.operands]
-    ancestors = program.depends_on(operands)
-    return [
-        leaf for leaf in traced.parameters if leaf.in_var in ancestors and leaf.name in flat.reached
-    ]
+def _run_plainly(equation: Equation, operands: list[Any]) -> list[Any]:
+    return [equation.primitive.implementation(*operands, **equation.params)]
 
 
-def dependences(
-    analysis: Analysis, targets: Sequence[Var], starts: Mapping[Var, Rows]
-) -> list[Rows]:
-    """Return the dependence of the elements of some variables.
-
-    Parameters
-    ----------
-    analysis
-        Analysis of the step.
-    targets
-        The variables.
-    starts
-        Variables whose rows are known.
-    """
-    count = next(iter(starts.values())).shape[1]
-    flows = {var: rows.reshape(*var.aval.shape, count) for var, rows in starts.items()}
-    lattice = Sets(count)
+def _dependence(constants: Constants, place: int, elements: np.ndarray) -> list[np.ndarray]:
+    """Return the dependence of each output's elements on some elements of one input."""
+    in_vars, out_atoms = constants.program.in_vars, constants.program.out_atoms
+    lattice, aval = Sets(len(elements)), in_vars[place].aval
+    numbered = np.zeros((aval.size, len(elements)), bool)
+    numbered[elements, np.arange(len(elements))] = True
+    starts: list[Flow] = [None] * len(in_vars)
+    starts[place] = numbered.reshape(*aval.shape, -1)
 
     def special(equation: Equation, operands: Sequence[Flow]) -> list[Flow] | None:
-        if equation.primitive in ETP_PRIMITIVE_SPECS:
-            return _through_operation(lattice, equation, operands)
-        if equation.primitive.name in OWN_DERIVATIVE:
-            return through_derivative(lattice, equation, operands)
-        return None
+        is_own = equation.primitive.name in OWN_DERIVATIVE
+        return through_derivative(lattice, equation, operands) if is_own else None
 
-    question = Question(lattice, derivatives=True, special=special)
-    every = zip(targets, flows_to(question, analysis.constants, flows, targets), strict=True)
-    return [filled(lattice, flow, var.aval.shape).reshape(-1, count) for var, flow in every]
-
-
-def _through_operation(
-    lattice: Sets, equation: Equation, operands: Sequence[Flow]
-) -> list[Flow] | None:
-    """Follow the input of an ETP operation.
-
-    ``None`` if another of its operands is followed as well.
-    """
-    spec, y = ETP_PRIMITIVE_SPECS[equation.primitive], equation.outvars[0].aval
-    if spec.gradient_enabled and len(operands) == 1:
-        (flow,) = operands
-        return [None if flow is None else spread(lattice, flow, y.shape)]
-    followed = [index for index, flow in enumerate(operands) if flow is not None]
-    if followed != [spec.x_invar_index]:
-        return None
-    x = operands[followed[0]]
-    assert x is not None
-    samples = y.shape[0] if spec.batched else 1
-    by_sample = x.reshape(samples, -1, lattice.count)
-    outputs, inputs = np.indices((y.size // samples, by_sample.shape[1]))
-    is_used = is_joined(equation, inputs, outputs).astype(np.float32)
-    return [(is_used @ by_sample.astype(np.float32) > 0).reshape(*y.shape, lattice.count)]
+    flows = flows_of_outputs(Question(lattice, True, special), constants, starts)
+    outputs = zip(flows, out_atoms, strict=True)
+    return [filled(lattice, f, a.aval.shape).reshape(-1, len(elements)) for f, a in outputs]

@@ -25,17 +25,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..._core.flat_state import flags_of_rows, flat_state_of, row_dtype, to_rows, unit_rows
+from ..._core.flat_state import flags_of_samples, flat_state_of, row_dtype, to_rows, unit_rows
 from ..._core.resets import where_flagged
 from ..._core.zero import is_zero, unfused, widened
 from ..._graph import (
     ETraceGraph,
-    FlatState,
     Jacobian,
     Record,
     Records,
     Role,
     Signal,
+    StateLeaf,
     Traces,
     TraceSpec,
     TraceSpecs,
@@ -51,29 +51,32 @@ class FullTraces(PassingTraces):
 
     needs: ClassVar[frozenset[Record]] = frozenset({"step"})
 
-    def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
-        """Return an array ``(samples, states, *shape)`` for each parameter that reaches a state."""
+    def rows_of(self, graph: ETraceGraph, leaf: StateLeaf) -> np.ndarray:
+        """Return the state scalars that a parameter's trace follows."""
         flat = flat_state_of(graph)
-        specs = {}
-        for leaf in graph.traced.parameters:
-            if leaf.name in flat.reached:
-                rows = flat.rows(flat.reached[leaf.name])
-                specs[leaf.name] = TraceSpec(
-                    (flat.samples, len(rows), *leaf.shape),
-                    jnp.promote_types(row_dtype(flat), leaf.dtype),
-                    ("batch", "state", *entries(len(leaf.shape))),
-                    operand=leaf.name,
-                    full_shape=(flat.samples, flat.size, *leaf.shape),
-                    samples=functools.partial(_of_rows, flat, rows, len(leaf.shape)),
-                )
-        return specs
+        return flat.rows(flat.reached[leaf.name])
+
+    def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
+        """Return an array ``(samples, rows, *shape)`` for each parameter that reaches a state."""
+        flat = flat_state_of(graph)
+        return {
+            leaf.name: TraceSpec(
+                (flat.samples, len(self.rows_of(graph, leaf)), *leaf.shape),
+                jnp.promote_types(row_dtype(flat), leaf.dtype),
+                ("batch", "state", *entries(len(leaf.shape))),
+                operand=leaf.name,
+                full_shape=(flat.samples, flat.size, *leaf.shape),
+                samples=functools.partial(flags_of_samples, flat, 2 + len(leaf.shape)),
+            )
+            for leaf in followed(graph)
+        }
 
     def update(
         self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
     ) -> Traces:
         """Return the traces after a recorded chunk."""
         flat = flat_state_of(graph)
-        rows_of = {name: flat.rows(reached) for name, reached in flat.reached.items()}
+        rows_of = {leaf.name: self.rows_of(graph, leaf) for leaf in followed(graph)}
         vjp = chunk_vjp(graph, weights, records, unit_rows(flat), rows_of)
         transition = jnp.moveaxis(vjp.before, 1, 0)
         new = {}
@@ -88,15 +91,17 @@ class FullTraces(PassingTraces):
     def carry_in_vjp(
         self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
     ) -> Weights:
-        """Return the sum over samples and states of ``mu[q] eps[q]``."""
+        """Return the sum over samples and rows of ``mu[q] eps[q]``."""
         flat = flat_state_of(graph)
-        arriving = to_rows(flat, [mu[leaf.name] for leaf in flat.leaves])
+        silent = {leaf.name: jnp.zeros(leaf.shape, leaf.dtype) for leaf in flat.leaves}
+        arriving = to_rows(flat, [{**silent, **mu}[leaf.name] for leaf in flat.leaves])
         gradients: Weights = jax.tree.map(jnp.zeros_like, weights)
-        for name, trace in traces.items():
-            if not is_zero(trace):
-                own = arriving[:, flat.rows(flat.reached[name])]
-                result = contracted("bq,bq...->...", own, trace, zeros_select)
-                gradients[name] = {"value": result.astype(weights[name]["value"].dtype)}
+        for leaf in followed(graph):
+            if not is_zero(trace := traces[leaf.name]):
+                own = arriving.at[:, self.rows_of(graph, leaf)].get(mode="fill", fill_value=0)
+                axes = "bq,bq...->..." if own.ndim == 2 else "bq...,bq...->..."
+                result = contracted(axes, own, trace, zeros_select)
+                gradients[leaf.name] = {"value": result.astype(weights[leaf.name]["value"].dtype)}
         return gradients
 
 
@@ -113,9 +118,10 @@ def entries(ndim: int) -> tuple[Role, ...]:
     return (entry,) * ndim
 
 
-def _of_rows(flat: FlatState, rows: np.ndarray, ndim: int, flags: jax.Array) -> jax.Array:
-    """Return the rows of a trace that belong to samples whose flag is set."""
-    return flags_of_rows(flat, 2 + ndim, flags)[:, rows]
+def followed(graph: ETraceGraph) -> list[StateLeaf]:
+    """Return the parameters that reach a state."""
+    reached = flat_state_of(graph).reached
+    return [leaf for leaf in graph.traced.parameters if leaf.name in reached]
 
 
 def contracted(axes: str, mu: jax.Array, trace: jax.Array, zeros_select: bool) -> jax.Array:
