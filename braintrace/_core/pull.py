@@ -64,6 +64,7 @@ def pull(
     end: States,
     signal: States,
     emit: Callable[[Outputs], PyTree],
+    states: tuple[int, ...] | None = None,
 ) -> tuple[States, PyTree]:
     """Pull rows of cotangents of the states of a group back through a chunk.
 
@@ -77,6 +78,8 @@ def pull(
         Signals for the states after each step, time first; empty: none.
     emit
         Selects what is returned of each step's cotangents of outputs.
+    states
+        The new states whose cotangents are not zero; ``None``: all may have some.
 
     Returns
     -------
@@ -95,7 +98,7 @@ def pull(
         # A result that is not recorded, behind another rule's operation, is computed again.
         pairs = zip(variables, names, strict=True)
         at = {var: values[name] for var, name in pairs if name in values}
-        local = LocalStep(steps.graph, group, filled(steps.graph, at), steps.weights)
+        local = LocalStep(steps.graph, group, filled(steps.graph, at), steps.weights, states)
         new, back = jax.vjp(local, local.old, local.taps)
         cotangents = {
             a: _sum(

@@ -243,24 +243,35 @@ def _unit_rows(
     """
     dtype = jnp.result_type(*(group.states[a].dtype for a in rows))
     states = sorted({*rows, *group.read_states})
-    end = {
-        c: jnp.stack([jnp.full(group.shape, float(a == c), dtype) for a in rows]) for c in states
-    }
+    units = {a: {c: jnp.full(group.shape, float(a == c), dtype) for c in states} for a in rows}
     sites = trace_sites(steps.graph, group)
 
-    def emit(outputs: Outputs) -> Arrays:
+    def emit(of_row: Mapping[int, Outputs]) -> Arrays:
         emitted: Arrays = {}
         for site in sites:
             name, active = row_name(steps.graph, site), _active_outputs(site, traces)
-            for k, a in enumerate(rows):
+            for a, outputs in of_row.items():
                 if name in outputs and site.key(a) in traces:
-                    emitted[_factor_key(name, a, active)] = active.pick(outputs[name][k])
+                    emitted[_factor_key(name, a, active)] = active.pick(outputs[name])
         return emitted
 
-    before, factors = pull(steps, group, end, {}, emit)
-    pairs = group.transition if steps.count == 1 else reachable_blocks(group, rows)
-    blocks = {(a, c): before[c][rows.index(a)] for a, c in pairs if a in rows and c in before}
-    return blocks, factors
+    if steps.count == 1:
+        # XLA evaluates these rows at every entry of a trace, so each is differentiated alone.
+        blocks: Blocks = {}
+        factors: Arrays = {}
+        for a in rows:
+            before, outputs = pull(steps, group, units[a], {}, dict, (a,))
+            blocks |= {(a, c): before[c] for b, c in group.transition if b == a and c in before}
+            factors |= emit({a: outputs})
+        return blocks, factors
+
+    def emit_all(outputs: Outputs) -> Arrays:
+        return emit({a: {n: row[k] for n, row in outputs.items()} for k, a in enumerate(rows)})
+
+    end = {c: jnp.stack([units[a][c] for a in rows]) for c in states}
+    before, factors = pull(steps, group, end, {}, emit_all)
+    pairs = reachable_blocks(group, rows)
+    return {(a, c): before[c][rows.index(a)] for a, c in pairs if c in before}, factors
 
 
 def _factor_key(row: str, state: int, active: ActiveOutputs) -> str:
