@@ -21,7 +21,6 @@ from jax.extend.core import Jaxpr, JaxprEqn
 from jax.extend.core import Literal as Literal
 from jax.extend.core import Primitive as Primitive
 from jax.extend.core import Var as Var
-from jax.extend.random import threefry_2x32 as threefry_2x32
 from jax.interpreters import ad, batching, mlir
 
 from ._jax_derivatives import with_derivative_of as with_derivative_of

@@ -55,7 +55,7 @@ class KF_RTRL(ETraceAlgorithm):
     -----
     The paper draws two independent signs per step. One sign gives the same distribution, because
     only the product of the two signs matters. If one norm of a ratio is zero, both terms of that
-    product are zero here. See `UORO` for the traces ``"key"`` and ``"draws"``, and for ``vmap``.
+    product are zero here. See `UORO` for the trace ``"key"`` and for ``vmap``.
 
     References
     ----------

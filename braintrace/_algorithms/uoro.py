@@ -53,10 +53,9 @@ class UORO(ETraceAlgorithm):
     The paper adds a small constant to :math:`\rho_0` and :math:`\rho_1` for numerical stability.
     Here, both terms of a product are zero if one norm of its ratio is zero.
 
-    The traces ``"key"`` and ``"draws"`` (the number of steps drawn so far) determine the next
-    signs; they are saved and restored with the other traces. Learners under ``vmap``
-    (`Learner.functional`) use the keys in their states. If all of them have the same key, the index
-    of the learner is folded in.
+    The trace ``"key"`` determines the next signs; it is saved and restored with the other traces.
+    Learners under ``vmap`` (`Learner.functional`) draw the same signs, unless they are given
+    different keys.
 
     References
     ----------

@@ -25,7 +25,6 @@ from .._jax import Atom, Equation, Var
 from .._jaxpr import Place, evaluate, evaluate_probed
 from .jacobian.jacobians import Inputs
 from .probed_step import finish, joined_states
-from .resets import over_first_axis
 
 ByState = list[jax.Array]
 """An array for every state, in its layout after leading axes."""
@@ -71,21 +70,6 @@ def unit_rows(flat: FlatState) -> ByState:
     return from_rows(flat, ones)
 
 
-def which_rows(flat: FlatState, flags: jax.Array) -> jax.Array:
-    """Return booleans ``(samples, n)`` from one for all samples, or one for each."""
-    return jnp.broadcast_to(flags[..., None], (flat.samples, flat.size))
-
-
-def flags_of_rows(flat: FlatState, ndim: int, flags: jax.Array) -> jax.Array:
-    """Return the result of `which_rows` for arrays with axes after samples and state scalars."""
-    return over_first_axis(which_rows(flat, flags), ndim)
-
-
-def flags_of_samples(flat: FlatState, ndim: int, flags: jax.Array) -> jax.Array:
-    """Return a mask, for arrays with samples first, of the samples whose flag is set."""
-    return over_first_axis(which_rows(flat, flags).any(1), ndim)
-
-
 # --- one step
 
 
@@ -96,7 +80,7 @@ def flat_state_of(graph: ETraceGraph) -> FlatState:
 
 
 def inputs_of_step(
-    graph: ETraceGraph, weights: Weights, recorded: tuple[jax.Array, ...]
+    graph: ETraceGraph, weights: Weights, recorded: Sequence[jax.Array]
 ) -> dict[Var, Any]:
     """Return the inputs of a step, from its residuals and the parameters."""
     parameters = {leaf.in_var: weights[leaf.name]["value"] for leaf in graph.traced.parameters}

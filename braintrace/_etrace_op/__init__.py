@@ -45,7 +45,6 @@ from .rules import propagate as propagate
 from .rules import pull_back as pull_back
 from .rules import pull_back_filtered as pull_back_filtered
 from .rules import select_outputs as select_outputs
-from .rules import squared_norms as squared_norms
 from .rules import zero_filter as zero_filter
 from .sparse.matmul import etp_sp_mm_p as etp_sp_mm_p
 from .sparse.matmul import etp_sp_mv_p as etp_sp_mv_p

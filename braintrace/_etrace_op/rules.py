@@ -134,20 +134,6 @@ def accumulate(
     return derive.accumulate(get_primitive_spec(primitive), params, x, hidden_dim, weights)
 
 
-def squared_norms(
-    primitive: ETPPrimitive, params: Params, x: Any, hidden_dim: Any, weights: Arrays
-) -> Arrays | None:
-    """Return the squared norms of one step's terms (see `accumulate`), by sample.
-
-    None if the operation has no faster rule for them.
-    """
-    spec = get_primitive_spec(primitive)
-    if spec.squared_norms is None:
-        return None
-    norms: Arrays = spec.squared_norms(x, hidden_dim, weights, **params)
-    return norms
-
-
 def contract(
     primitive: ETPPrimitive, params: Params, signal: Any, trace: Arrays, weights: Arrays
 ) -> Arrays:

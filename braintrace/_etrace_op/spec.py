@@ -81,10 +81,6 @@ class ETPPrimitiveSpec:
         ``accumulate(x, hidden_dim, weights, **static_params) -> trace``: the instantaneous
         terms in trace space, summed over a leading time axis, not over the batch. By default the
         VJP of each sample separately.
-    squared_norms : callable, optional
-        ``squared_norms(x, hidden_dim, weights, **static_params) -> dict``: the sum of squares of
-        each array of ``accumulate`` for one step, one per sample of a batch. Declare it if it is
-        cheaper than ``accumulate``: for an outer product it is the product of two norms.
     contract : callable, optional
         ``contract(signal, trace, weights, **static_params) -> gradients``: the output-shaped
         signal times a trace, summed over the batch. By default the VJP of ``effective_weights``, or
@@ -149,7 +145,6 @@ class ETPPrimitiveSpec:
     looks_up: bool = False
     effective_weights: Rule | None = None
     accumulate: Rule | None = None
-    squared_norms: Rule | None = None
     contract: Rule | None = None
     select_outputs: Rule | None = None
     trace_axes: Mapping[str, tuple[TraceAxis, ...]] | None = None

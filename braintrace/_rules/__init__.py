@@ -11,7 +11,7 @@ from .elementwise.param_dim import ParameterTraces as ParameterTraces
 from .eligibility import eligibility as eligibility
 from .full.influence_matrix import FullTraces as FullTraces
 from .full.influence_matrix import LayeredTraces as LayeredTraces
-from .full.kronecker import KroneckerTraces as KroneckerTraces
 from .full.passing import NoTraces as NoTraces
-from .full.rank_one import RankOneTraces as RankOneTraces
+from .full.random import KroneckerTraces as KroneckerTraces
+from .full.random import RankOneTraces as RankOneTraces
 from .full.snap import SparseTraces as SparseTraces

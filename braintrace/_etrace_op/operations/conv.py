@@ -10,7 +10,7 @@ has its own hidden state, hence its own factor. The trace is :math:`\epsilon_{bp
 
 ``xy_to_dw`` is written by hand: in a loop on a CPU, the VJP takes 18 times as long (16 x 16 pixels,
 8 to 16 features). ``accumulate`` and ``select_outputs`` cannot be derived, because no trace is
-shaped like the kernel. ``joins_input`` makes the sparsity pattern of `SnAp` exact, and
+shaped like the kernel. ``joins_input`` makes the diagonals of `SnAp` exact, and
 ``input_derivative`` takes 1/12 of the time of the derived rule (8 x 8 pixels, 4 to 8 features).
 
 The user function transposes every layout to batch, space, features (``NHWC``, ``HWIO``, ``NHWC`` in

@@ -7,10 +7,10 @@ Shapes: x ``(batch, in)`` or ``(in,)``, weight ``(in, out)``, bias ``(out,)``, y
 exact trace has the weight's shape, one per sample: :math:`\epsilon_{bio}` and, for the bias,
 :math:`\epsilon_{bo}`.
 
-Three rules are written by hand, measured with 256 inputs and outputs on a CPU. ``squared_norms``
-takes 1/2 of the time of the derived rule for one sample and 1/14 for 32, ``input_derivative`` 1/8
-for all elements and 1/50 for a diagonal. Without ``accumulate``, a stream of one layer needs a
-third more floating-point operations, since XLA materialises the outer product of a step.
+Two rules are written by hand, measured with 256 inputs and outputs on a CPU. ``input_derivative``
+takes 1/8 of the time of the derived rule for all elements and 1/50 for a diagonal. Without
+``accumulate``, a stream of one layer needs a third more floating-point operations, since XLA
+materialises the outer product of a step.
 """
 
 import functools
@@ -48,18 +48,6 @@ def _accumulate(
     return result
 
 
-def squared_norms_of_rows(
-    x: jax.Array, hidden_dim: jax.Array, weights: Arrays, *, has_bias: bool = False
-) -> Arrays:
-    """Return the squared norms of the outer products of one step, row by row."""
-    # sum_io |x_i f_o|^2 = |x|^2 |f|^2
-    of_input, of_output = (jnp.sum((a * a.conj()).real, axis=-1) for a in (x[0], hidden_dim[0]))
-    result = {"weight": of_input.astype(of_output.dtype) * of_output}
-    if has_bias:
-        result["bias"] = of_output
-    return result
-
-
 def _input_derivative(
     weights: Arrays, shapes: Shapes, inputs: np.ndarray, outputs: np.ndarray, **_: Any
 ) -> jax.Array:
@@ -93,7 +81,6 @@ _spec = functools.partial(
     trace_axes={"weight": ("input", "output"), "bias": ("output",)},
     linear_in_input=True,
     accumulate=_accumulate,
-    squared_norms=squared_norms_of_rows,
     input_derivative=_input_derivative,
 )
 etp_mm_p = register_primitive_spec(_spec(name="etp_mm", batched=True))

@@ -9,9 +9,9 @@ exact trace therefore has the weight's shape, one per sample. The operation is d
 matrix product (see `dense`), with ``g`` as an additional shared axis.
 
 ``xy_to_dw`` is written by hand: the VJP returns each matrix transposed, and takes 2.5 times as long
-on a CPU (64 steps, 32 samples, 8 groups of 64 x 64). ``squared_norms`` takes 1/3 of the time of the
-derived rule, and ``input_derivative`` 1/5 for all elements and 1/50 for a diagonal. ``joins_input``
-declares that groups are independent, so that the sparsity pattern of `SnAp` is exact.
+on a CPU (64 steps, 32 samples, 8 groups of 64 x 64). ``input_derivative`` takes 1/5 of the time of
+the derived rule for all elements and 1/50 for a diagonal. ``joins_input`` declares that groups are
+independent, so that the diagonals of `SnAp` are exact.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from ..derive import like_operand
 from ..primitive import get_primitive_spec
 from ..registry import Arrays, Shapes
 from . import quantities
-from .dense import etp_mm_p, etp_mv_p, squared_norms_of_rows
+from .dense import etp_mm_p, etp_mv_p
 from .on_demand import on_demand
 
 _DENSE, _DENSE_VECTOR = map(get_primitive_spec, (etp_mm_p, etp_mv_p))
@@ -47,13 +47,6 @@ def _xy_to_dw(
         bias = hidden_dim.sum(tuple(range(hidden_dim.ndim - 2)))
         result["bias"] = like_operand(bias, weights["bias"])
     return result
-
-
-def _squared_norms(
-    x: jax.Array, hidden_dim: jax.Array, weights: Arrays, *, has_bias: bool = False
-) -> Arrays:
-    by_group = squared_norms_of_rows(x, hidden_dim, weights, has_bias=has_bias)
-    return {name: norms.sum(-1) for name, norms in by_group.items()}
 
 
 def _joins_input(
@@ -76,7 +69,6 @@ _spec = functools.partial(
     dataclasses.replace,
     impl=_impl,
     xy_to_dw=_xy_to_dw,
-    squared_norms=_squared_norms,
     trace_axes={"weight": ("group", "input", "output"), "bias": ("group", "output")},
     joins_input=_joins_input,
     input_derivative=_input_derivative,

@@ -10,7 +10,7 @@ term :math:`x_{b\,r(e)} f_{b\,c(e)}`. No array of size in x out is ever built (s
 No axis tells which output an entry reaches, so ``at_entries`` does. Two rules are written by hand
 for speed, measured on a CPU with 10^4 inputs and outputs, 2 10^5 entries, 16 steps and 16 samples:
 ``xy_to_dw`` takes 1/27 of the time of the derived rule and a tenth of its memory, ``accumulate``
-1/2.8 and half of the memory. ``joins_input`` makes the sparsity pattern of `SnAp` exact, and
+1/2.8 and half of the memory. ``joins_input`` makes the diagonals of `SnAp` exact, and
 ``input_derivative`` takes 1/470 of the time of the derived rule.
 """
 

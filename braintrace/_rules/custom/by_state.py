@@ -16,18 +16,9 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from ..._core.flat_state import (
-    flat_state_of,
-    inputs_of_step,
-    row_dtype,
-    step_vjp,
-    to_rows,
-    unit_rows,
-)
-from ..._core.jacobian.jacobians import Inputs
+from ..._core.flat_state import flat_state_of, row_dtype, to_rows
 from ..._core.local_step import operand_shapes
 from ..._core.products.direct import like
-from ..._etrace_op import Arrays
 from ..._graph import (
     ETraceGraph,
     Jacobian,
@@ -39,11 +30,11 @@ from ..._graph import (
     Weights,
 )
 from ..._jax import struct_of
-from ..full.chunk_vjp import of_one_step
+from ..full.chunk_vjp import step_jacobians
 from ..full.passing import PassingTraces, over_steps
 from .leaves import as_stored, gradient_of_a_step, leaves_of
 from .protocol import Rule
-from .site import FullSite, full_site
+from .site import full_site
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +70,9 @@ class FullRuleTraces(PassingTraces):
         leaves = leaves_of(self.rule, full_site(graph, weights))
 
         def advance(records: Records, traces: Traces) -> Traces:
-            inputs = inputs_of_step(graph, weights, tuple(leaf[0] for leaf in records.inputs))
-            J, F = _jacobians(graph, leaves.site, inputs)
+            J, of_parameters = step_jacobians(graph, weights, records)
+            site = leaves.site
+            F = {name: of_parameters[name][:, site.rows(name)] for name in site.operands}
             return as_stored(leaves.advanced(leaves.of(traces), J, None, F), traces)
 
         return over_steps(advance, graph, records, traces)
@@ -105,12 +97,3 @@ class LayeredRuleTraces(FullRuleTraces):
     """The same with a Jacobian that is block-diagonal by layer."""
 
     jacobian: ClassVar[Jacobian] = "layered"
-
-
-def _jacobians(graph: ETraceGraph, site: FullSite, inputs: Inputs) -> tuple[jax.Array, Arrays]:
-    """Return the Jacobians of one step with respect to the old states and the parameters."""
-    flat, rows = flat_state_of(graph), unit_rows(flat_state_of(graph))
-    pulled = step_vjp(graph, inputs, rows)
-    of_parameters = of_one_step(graph, flat.uses, inputs, pulled, rows)
-    F = {name: of_parameters[name][:, site.rows(name)] for name in site.operands}
-    return jnp.moveaxis(to_rows(flat, pulled.old), 1, 0), F

@@ -7,7 +7,7 @@ pulled back through once.
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -23,6 +23,7 @@ from ..._core.flat_state import (
     places_of,
     step_vjp,
     to_rows,
+    unit_rows,
 )
 from ..._core.jacobian.jacobians import Inputs
 from ..._core.resets import flags_along
@@ -89,38 +90,18 @@ def chunk_vjp(
     return ChunkVJP(to_rows(flat, before), of_parameters)
 
 
-def of_one_step(
-    graph: ETraceGraph,
-    uses: Iterable[ParameterUse],
-    inputs: Inputs,
-    pulled: StepVJP,
-    cotangents: ByState,
-) -> dict[str, jax.Array]:
-    """Return the contributions of some uses in one step, ``(samples, rows, *shape)`` by parameter.
+def step_jacobians(
+    graph: ETraceGraph, weights: Weights, records: Records
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Return the derivatives of a recorded step's new states, samples first.
 
-    Parameters
-    ----------
-    graph, uses
-        The compiled model, and the uses.
-    inputs, pulled
-        The inputs of the step, and the cotangents pulled back through it.
-    cotangents
-        Cotangents of its new states, with one leading axis: the rows.
+    The first array ``(samples, n, n)`` is by old states, the others ``(samples, n, *shape)`` are by
+    parameters.
     """
-    of_parameters: dict[str, jax.Array] = {}
-    rows, samples = np.arange(len(cotangents[0])), flat_state_of(graph).samples
-    for use in uses:
-        if use.kind == "product":
-            (place,) = places_of(graph, use)
-            factors = pulled.x[use.key][None], pulled.at[place][None]
-            operands = of_product(graph, use, inputs, *factors)
-        else:
-            sums = _of_step(graph, use, inputs, pulled, cotangents, None)
-            operands = _of_sums(use, sums, rows, samples)
-        for name, own in back_to_parameters(graph, use, inputs, operands).items():
-            known = of_parameters.get(name)
-            of_parameters[name] = own if known is None else known + own
-    return of_parameters
+    flat = flat_state_of(graph)
+    every_row = dict.fromkeys(flat.reached, np.arange(flat.size))
+    vjp = chunk_vjp(graph, weights, records, unit_rows(flat), every_row)
+    return jnp.moveaxis(vjp.before, 1, 0), vjp.of_parameters
 
 
 def _through_steps(

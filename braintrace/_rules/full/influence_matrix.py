@@ -18,14 +18,13 @@ where the rows of :math:`P` are pulled back through the chunk (see `flat_state`)
 """
 
 import dataclasses
-import functools
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..._core.flat_state import flags_of_samples, flat_state_of, row_dtype, to_rows, unit_rows
+from ..._core.flat_state import flat_state_of, row_dtype, to_rows, unit_rows
 from ..._core.resets import where_flagged
 from ..._core.zero import is_zero, unfused, widened
 from ..._graph import (
@@ -66,7 +65,6 @@ class FullTraces(PassingTraces):
                 ("batch", "state", *entries(len(leaf.shape))),
                 operand=leaf.name,
                 full_shape=(flat.samples, flat.size, *leaf.shape),
-                samples=functools.partial(flags_of_samples, flat, 2 + len(leaf.shape)),
             )
             for leaf in followed(graph)
         }
@@ -92,9 +90,7 @@ class FullTraces(PassingTraces):
         self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
     ) -> Weights:
         """Return the sum over samples and rows of ``mu[q] eps[q]``."""
-        flat = flat_state_of(graph)
-        silent = {leaf.name: jnp.zeros(leaf.shape, leaf.dtype) for leaf in flat.leaves}
-        arriving = to_rows(flat, [{**silent, **mu}[leaf.name] for leaf in flat.leaves])
+        arriving = arriving_rows(graph, mu)
         gradients: Weights = jax.tree.map(jnp.zeros_like, weights)
         for leaf in followed(graph):
             if not is_zero(trace := traces[leaf.name]):
@@ -122,6 +118,13 @@ def followed(graph: ETraceGraph) -> list[StateLeaf]:
     """Return the parameters that reach a state."""
     reached = flat_state_of(graph).reached
     return [leaf for leaf in graph.traced.parameters if leaf.name in reached]
+
+
+def arriving_rows(graph: ETraceGraph, mu: Signal) -> jax.Array:
+    """Return the adjoints of the states, ``(samples, n)``; missing ones are zero."""
+    flat = flat_state_of(graph)
+    silent = {leaf.name: jnp.zeros(leaf.shape, leaf.dtype) for leaf in flat.leaves}
+    return to_rows(flat, [{**silent, **mu}[leaf.name] for leaf in flat.leaves])
 
 
 def contracted(axes: str, mu: jax.Array, trace: jax.Array, zeros_select: bool) -> jax.Array:

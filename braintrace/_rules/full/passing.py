@@ -89,9 +89,10 @@ def over_steps(
         if reset is not None:
             traces = reset_traces(specs, traces, reset)
         result = dataclasses.replace(
-            records, inputs=tuple(leaf[None] for leaf in inputs), reset=None
+            records, inputs=tuple(leaf[None] for leaf in inputs), reset=None, steps=1
         )
-        return advance(result, traces), None
+        after = advance(result, traces)
+        return jax.tree.map(lambda new, old: new.astype(old.dtype), after, dict(traces)), None
 
     over_time = records.inputs, records.reset
     after: Traces = scan_records(one_step, as_arrays(traces), over_time, records.steps)[0]

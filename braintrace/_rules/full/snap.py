@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..._core.flat_state import flat_state_of, row_dtype, unit_rows
+from ..._core.flat_state import flat_state_of, row_dtype
 from ..._core.signals import flat_signals
 from ..._core.step import as_chunk
 from ..._core.time_loops import scan_records
@@ -36,7 +36,7 @@ from ..._graph import (
     Traces,
     Weights,
 )
-from .chunk_vjp import chunk_vjp
+from .chunk_vjp import step_jacobians
 from .influence_matrix import FullTraces, followed
 
 TERMS_OF_A_PRODUCT = 6
@@ -85,7 +85,6 @@ class SparseTraces(FullTraces):
         if after is not None:
             return contract(jax.tree.map(lambda value: value[0], signals), after), after
         rows = {leaf.name: self.rows_of(graph, leaf) for leaf in followed(graph)}
-        every_row = dict.fromkeys(rows, np.arange(flat.size))
 
         def step(carry: Any, now: Any) -> Any:
             gradients, traces = carry
@@ -93,8 +92,7 @@ class SparseTraces(FullTraces):
             if reset is not None:
                 traces = reset_traces(graph.trace_specs, traces, reset)
             one = dataclasses.replace(records, inputs=as_chunk(inputs), reset=None, steps=1)
-            vjp = chunk_vjp(graph, weights, one, unit_rows(flat), every_row)
-            J, F = jnp.moveaxis(vjp.before, 1, 0), vjp.of_parameters
+            J, F = step_jacobians(graph, weights, one)
             traces = {name: _advanced(rows[name], J, F[name], E) for name, E in traces.items()}
             own = contract(signal, traces)
             return (jax.tree.map(jnp.add, gradients, own), traces), None
