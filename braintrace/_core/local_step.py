@@ -177,6 +177,16 @@ def filled(graph: ETraceGraph, values: Values) -> Values:
     return dict(zip(silent, examples(list(silent.values())), strict=True)) | dict(values)
 
 
+def values_of(graph: ETraceGraph, recorded: Mapping[str, Any]) -> Values:
+    """Return the values that local steps read, from the recorded ones by name.
+
+    A result that is not recorded, behind another rule's operation, is computed again.
+    """
+    variables = read_vars(graph)
+    pairs = zip(variables, names_of(graph.traced.program, variables), strict=True)
+    return filled(graph, {var: recorded[name] for var, name in pairs if name in recorded})
+
+
 def names_of(program: Program, variables: Sequence[Var]) -> list[str]:
     """Return a name for each variable, equal in every process."""
     inputs = {var: f"in {index}" for index, var in enumerate(program.in_vars)}

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from .._graph import ETraceGraph, HiddenGroup, Weights
 from .._typing import PyTree
 from .layout import trace_sites
-from .local_step import LocalStep, States, filled, names_of, read_vars, row_name
+from .local_step import LocalStep, States, row_name, values_of
 from .resets import at_elements
 from .time_loops import scan_records
 
@@ -88,17 +88,13 @@ def pull(
     emitted
         The results of ``emit``, time first.
     """
-    variables = read_vars(steps.graph)
-    names = names_of(steps.graph.traced.program, variables)
     row = next(iter(end.values()), jnp.zeros(group.shape))
     lead = row.shape[: row.ndim - len(group.shape)]
 
     def step(rows: States, now: PyTree) -> tuple[States, PyTree]:
         values, own_signal, reset = now
-        # A result that is not recorded, behind another rule's operation, is computed again.
-        pairs = zip(variables, names, strict=True)
-        at = {var: values[name] for var, name in pairs if name in values}
-        local = LocalStep(steps.graph, group, filled(steps.graph, at), steps.weights, states)
+        values = values_of(steps.graph, values)
+        local = LocalStep(steps.graph, group, values, steps.weights, states)
         new, back = jax.vjp(local, local.old, local.taps)
         cotangents = {
             a: _sum(

@@ -15,7 +15,6 @@ import numpy as np
 
 from .._errors import OptionError
 from .._graph import ETraceGraph, HiddenGroup, Records
-from .jacobian.jacobians import transition_key
 from .probed_step import Probes, pre_step_probe
 
 
@@ -73,17 +72,7 @@ def at_elements(graph: ETraceGraph, group: HiddenGroup, flags: jax.Array) -> jax
 
 def after_reset(graph: ETraceGraph, records: Records, reset: jax.Array) -> Records:
     """Return the residuals of one step before which some samples are reset."""
-    if graph.flat_state is not None:
-        return dataclasses.replace(records, reset=reset)
-    transitions = dict(records.D)
-    for group in graph.traced_groups:
-        for a, c in group.transition:
-            key = transition_key(group, a, c)
-            if key not in transitions:
-                continue
-            is_new = at_elements(graph, group, reset)
-            transitions[key] = jnp.where(is_new, 0, transitions[key])
-    return dataclasses.replace(records, D=transitions, reset=reset)
+    return dataclasses.replace(records, reset=reset)
 
 
 def probes_after_reset(graph: ETraceGraph, probes: Probes, reset: jax.Array) -> Probes:

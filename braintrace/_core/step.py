@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from .._graph import ETraceGraph, Records, TraceMethod, Traces, Weights
 from .._jax import Var
 from .._typing import PyTree
-from .jacobian.jacobians import Inputs, jacobians, operands
+from .jacobian.jacobians import Inputs, operands, residuals
 from .probed_step import (
     Probes,
     finish,
@@ -73,7 +73,7 @@ def single_step(
         Places residuals on a mesh.
     """
     weights = operands(graph, inputs)
-    result = jacobians(graph, inputs, weights)
+    result = residuals(graph, inputs, weights)
     if reset is not None:
         result = after_reset(graph, result, reset)
     records = place(as_chunk(result))
@@ -170,7 +170,7 @@ def recorded_step(
     if graph.passes_weights:
         return passed_step(graph, inputs)
     outputs, new_states = probed_step(graph, inputs, weights, probes)
-    return outputs, new_states, jacobians(graph, inputs, weights)
+    return outputs, new_states, residuals(graph, inputs, weights)
 
 
 def plain_step(graph: ETraceGraph, inputs: Inputs) -> tuple[list[jax.Array], dict[Var, jax.Array]]:

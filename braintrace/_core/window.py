@@ -19,7 +19,7 @@ from .._errors import OptionError
 from .._graph import ETraceGraph, Records, Signal
 from .._jax import Var
 from .flat_state import step_of_layers
-from .jacobian.jacobians import Inputs, jacobians, operands
+from .jacobian.jacobians import Inputs, operands, residuals
 from .probed_step import Probes, finish, pre_step_probe, probe_shapes
 
 
@@ -95,4 +95,4 @@ def _recorded(
         inputs = {v: _given(x) if v in arguments else x for v, x in inputs.items()}
     weights = operands(graph, inputs)
     outputs, new_states = run(graph, inputs)
-    return outputs, new_states, jacobians(graph, inputs, weights)
+    return outputs, new_states, residuals(graph, inputs, weights)

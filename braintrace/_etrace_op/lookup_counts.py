@@ -17,16 +17,7 @@ def zero_counts(x_var: Any, y_var: Any, *, rows: int) -> jax.Array:
     return jnp.zeros((*x_var.aval.shape, rows), y_var.aval.dtype)
 
 
-def count(counts: jax.Array, indices: jax.Array) -> jax.Array:
-    """Count the lookups of one step."""
-
-    def counted(row_counts: jax.Array, index: jax.Array) -> jax.Array:
-        return row_counts.at[index].add(1, mode="drop")
-
-    return (jax.vmap(counted) if indices.ndim else counted)(counts, indices)
-
-
-def count_steps(counts: jax.Array, indices: jax.Array, factors: jax.Array) -> jax.Array:
+def count(counts: jax.Array, indices: jax.Array, factors: jax.Array) -> jax.Array:
     """Count the lookups of several steps, times a factor for each step and sample."""
 
     def counted(row_counts: jax.Array, index: jax.Array, factor: jax.Array) -> jax.Array:

@@ -71,7 +71,9 @@ def zero_filter(primitive: ETPPrimitive, params: Params, x_var: Any, y_var: Any)
 
 def add_to_filter(primitive: ETPPrimitive, filtered: Any, x: Any) -> Any:
     """Add one input to a filter of inputs."""
-    return count(filtered, x) if get_primitive_spec(primitive).looks_up else filtered + x
+    if get_primitive_spec(primitive).looks_up:
+        return count(filtered, x[None], jnp.ones((1, *x.shape), filtered.dtype))
+    return filtered + x
 
 
 def pull_back_filtered(

@@ -150,13 +150,12 @@ class ETraceGraph(GraphData):
         relations = self.hidden_param_op_relations if "x" in self.needs else ()
         inputs = {r.x_var: r.x_var.aval for r in relations if r.x_var is not None}
         total = sum(aval.size * aval.dtype.itemsize for aval in inputs.values())
-        for relation in self.hidden_param_op_relations if self.needs & {"Df", "values"} else ():
+        for relation in self.hidden_param_op_relations if "values" in self.needs else ():
             size = relation.y_var.aval.dtype.itemsize
             total += sum(r.positions.size * len(r.states) * size for r in relation.influences)
         for group in self.traced_groups:
-            transition = len(group.transition) if "D" in self.needs else 0
             read = len(group.read_states) if "values" in self.needs else 0
-            blocks = transition + read + group.num_state
+            blocks = read + group.num_state
             total += group.num_positions * blocks * group.states[0].dtype.itemsize
         return int(total)
 

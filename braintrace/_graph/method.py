@@ -41,17 +41,10 @@ FOLLOWS_ALL: frozenset[Jacobian] = frozenset({"sparse", "layered", "full"})
 class Records:
     """Residuals of the steps of a chunk, with a leading time axis except for `token`.
 
-    A transition that is the same in every step may have a time axis of length 1.
-
     Attributes
     ----------
     x
         Inputs of the operations, by the first relation that has this input.
-    D
-        Blocks of the transition of each group, elementwise; see `transition_key`.
-    Df
-        Derivatives of a state's new value with respect to an operation's output, in its layout, by
-        relation and state.
     inputs
         The inputs of each step's program without parameters, in order.
     values
@@ -72,8 +65,6 @@ class Records:
     """
 
     x: dict[str, jax.Array]
-    D: dict[str, jax.Array]
-    Df: dict[str, jax.Array]
     inputs: tuple[jax.Array, ...] = ()
     values: dict[str, jax.Array] = dataclasses.field(default_factory=dict)
     steps: int = 1
@@ -90,7 +81,7 @@ class Records:
 
 jax.tree_util.register_dataclass(
     Records,
-    data_fields=["D", "Df", "inputs", "values", "token", "reset", "x"],
+    data_fields=["inputs", "values", "token", "reset", "x"],
     meta_fields=["has_mask", "silent", "steps"],
 )
 

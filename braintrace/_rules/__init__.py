@@ -6,7 +6,7 @@ from .custom import Site as Site
 from .custom import check_rule as check_rule
 from .custom import method_of as method_of
 from .custom import rule_in_words as rule_in_words
-from .elementwise.io_dim import FilterTraces as FilterTraces
+from .elementwise.filters import FilterTraces as FilterTraces
 from .elementwise.param_dim import ParameterTraces as ParameterTraces
 from .eligibility import eligibility as eligibility
 from .full.influence_matrix import FullTraces as FullTraces

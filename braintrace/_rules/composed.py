@@ -12,8 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._core.jacobian.jacobians import transition_key
-from .._core.layout import trace_sites, x_key
+from .._core.layout import x_key
 from .._core.products.complex_packing import joined, renamed
 from .._graph import (
     ETraceGraph,
@@ -140,13 +139,7 @@ def _recorded(graph: ETraceGraph, own: ETraceGraph, records: Records) -> Records
         for relation in own.hidden_param_op_relations
         if relation.x_var is not None and "x" in own.needs
     }
-    transitions = [
-        transition_key(group, a, c) for group in own.traced_groups for a, c in group.transition
-    ]
-    outputs = [site.key(a) for site in trace_sites(own) for a in site.influence.reached]
-    D = {key: records.D[key] for key in transitions if key in records.D}
-    Df = {key: records.Df[key] for key in outputs if key in records.Df}
-    return dataclasses.replace(records, x=x, D=D, Df=Df)
+    return dataclasses.replace(records, x=x)
 
 
 def _of(graph: ETraceGraph, weights: Weights) -> Weights:

@@ -217,7 +217,7 @@ class Recording:
     def records(self, residuals: SourceValues) -> Records:
         """Return the residuals of a chunk, from the result of `Results.source_values`.
 
-        All have a full time axis, except for constant ``D``. Chunks of one length are traced once.
+        All have a full time axis, except for constant values. Chunks of one length are traced once.
         """
         records: Records = self._traced(residuals)
         return records
@@ -226,9 +226,9 @@ class Recording:
     def _traced(self) -> Callable[[SourceValues], Records]:
         def run(residuals: SourceValues) -> Records:
             records: Records = self.of_traces(residuals)
-            rest = dataclasses.replace(records, D={}, values={}, steps=residuals.steps)
+            rest = dataclasses.replace(records, values={}, steps=residuals.steps)
             full: Records = stretched(rest, residuals.steps)
-            return dataclasses.replace(full, D=records.D, values=records.values)
+            return dataclasses.replace(full, values=records.values)
 
         traced: Callable[[SourceValues], Records] = jax.jit(run)
         return traced

@@ -1,4 +1,4 @@
-r"""Jacobians of a step: ``D``, ``Df`` and the operations' inputs.
+r"""Residuals of a step, and its Jacobian blocks ``D`` and ``Df``.
 
 .. math::
 
@@ -23,15 +23,10 @@ from ..._graph import ETraceGraph, HiddenGroup, HiddenParamOpRelation, Records, 
 from ..._jax import Equation, Var, bind, is_var
 from ..._jaxpr import Rule, evaluate
 from ..layout import trace_sites, x_key
-from ..local_step import LocalStep, evaluated_vars, names_of, read_vars, row_name
+from ..local_step import LocalStep, Values, evaluated_vars, names_of, read_vars, row_name
 
 Inputs: TypeAlias = Mapping[Var, Any]
 """Values of the inputs of a program."""
-
-
-def transition_key(group: HiddenGroup, a: int, c: int) -> str:
-    """Return the name of the block ``D[a, c]`` of a group."""
-    return f"{group.states[a].name}<{group.states[c].name}"
 
 
 def operands(graph: ETraceGraph, inputs: Inputs) -> Weights:
@@ -88,7 +83,7 @@ def _traced_elements(relation: HiddenParamOpRelation, group: int | None) -> np.n
     return None if traced.all() else traced
 
 
-def jacobians(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> Records:
+def residuals(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> Records:
     """Return the residuals of one step that the learning rule needs.
 
     Parameters
@@ -102,7 +97,7 @@ def jacobians(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> Records:
     """
     inputs = {var: jax.lax.stop_gradient(value) for var, value in inputs.items()}
     if "step" in graph.needs:
-        return Records(x={}, D={}, Df={}, inputs=tuple(inputs[v] for v in graph.recorded_inputs))
+        return Records(x={}, inputs=tuple(inputs[v] for v in graph.recorded_inputs))
     weights = jax.lax.stop_gradient(weights)
     variables = evaluated_vars(graph)
     given = (relation.x_var for relation in graph.hidden_param_op_relations)
@@ -110,7 +105,7 @@ def jacobians(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> Records:
     wanted = list(dict.fromkeys([*variables, *inputs_of_operations]))
     found = evaluate(graph.traced.program, wanted, inputs, rules=with_weights(graph, weights))
     known = dict(zip(wanted, found, strict=True))
-    records = Records(x={}, D={}, Df={})
+    records = Records(x={})
     for relation in graph.hidden_param_op_relations:
         if "x" in graph.needs and relation.x_var is not None:
             x = relation.x_var
@@ -119,25 +114,34 @@ def jacobians(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> Records:
         read = read_vars(graph)
         names = names_of(graph.traced.program, read)
         records.values.update({n: known[var] for n, var in zip(names, read, strict=True)})
-    for group in graph.traced_groups if graph.needs & {"D", "Df"} else ():
-        for state in range(group.num_state):
-            local = LocalStep(graph, group, known, weights, (state,))
-            D, Df = _rows(local, state)
-            records.D.update(D)
-            records.Df.update(Df)
     result: Records = jax.lax.stop_gradient(records)
     return result
 
 
-def _rows(local: LocalStep, state: int) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-    """Return the row ``a = state`` of ``D`` and of ``Df``: a unit row, pulled back."""
-    graph, group = local.graph, local.group
-    new, back = jax.vjp(local, local.old, local.taps)
-    if not new:
-        return {}, {}
-    of_old, of_taps = back(jax.tree.map(jnp.ones_like, new))
-    rows, outputs = local.rows_of_old(of_old), local.rows_of_outputs(of_taps)
-    D = {transition_key(group, a, c): rows[c] for a, c in group.transition if a == state}
-    reached = (s for s in trace_sites(graph, group) if state in s.influence.states)
-    Df = {site.key(state): outputs[row_name(graph, site)] for site in reached}
-    return D if "D" in graph.needs else {}, Df if "Df" in graph.needs else {}
+def blocks(
+    graph: ETraceGraph, group: HiddenGroup, values: Values, weights: Weights
+) -> tuple[dict[tuple[int, int], jax.Array], dict[str, jax.Array]]:
+    """Return ``D`` of one step, by ``(new, old)`` state, and ``Df``, by the keys of traces.
+
+    The unit row of each state is pulled back on its own: it has no entries for other states.
+
+    Parameters
+    ----------
+    graph, group
+        The compiled model, and one of its groups.
+    values, weights
+        See `LocalStep`.
+    """
+    D, Df = dict[tuple[int, int], jax.Array](), dict[str, jax.Array]()
+    for state in range(group.num_state):
+        local = LocalStep(graph, group, values, weights, (state,))
+        new, back = jax.vjp(local, local.old, local.taps)
+        if not new:
+            continue
+        of_old, of_taps = back(jax.tree.map(jnp.ones_like, new))
+        rows, outputs = local.rows_of_old(of_old), local.rows_of_outputs(of_taps)
+        D.update({(a, c): rows[c] for a, c in group.transition if a == state})
+        for site in trace_sites(graph, group):
+            if state in site.influence.states:
+                Df[site.key(state)] = outputs[row_name(graph, site)]
+    return D, Df

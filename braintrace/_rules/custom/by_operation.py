@@ -12,16 +12,17 @@ recursion.
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
 from ..._core.jacobian.diagonal import check_diagonals
-from ..._core.jacobian.jacobians import transition_key
+from ..._core.jacobian.jacobians import blocks
 from ..._core.layout import x_key
-from ..._core.local_step import operand_shapes
+from ..._core.local_step import operand_shapes, values_of
 from ..._core.products.direct import add, like
+from ..._core.resets import at_elements
 from ..._core.signals import ByGroup, at_entry, signals
 from ..._core.time_loops import scan_records
 from ..._core.zero import widened
@@ -42,8 +43,8 @@ from .leaves import Leaves, as_stored, gradient_of_a_step, leaves_of
 from .protocol import Rule
 from .site import OperationSite, sites_of
 
-Recorded: TypeAlias = tuple[Mapping[str, Any], Arrays, Arrays, jax.Array | None]
-"""Inputs, ``D`` and ``Df`` of a step, and flags of the samples that were reset before it."""
+Recorded: TypeAlias = tuple[Mapping[str, Any], Arrays, jax.Array | None]
+"""Inputs and values of a step, and flags of the samples that were reset before it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,12 +58,7 @@ class RuleTraces(TraceMethod):
     """
 
     rule: Rule
-
-    @property
-    def needs(self) -> frozenset[Record]:
-        """Residuals of every step: ``D`` only for a rule that reads it."""
-        transition: frozenset[Record] = frozenset({"D"} if self.rule.jacobian != "none" else ())
-        return transition | {"x", "Df"}
+    needs: ClassVar[frozenset[Record]] = frozenset({"x", "values"})
 
     @property
     def jacobian(self) -> Jacobian:
@@ -88,7 +84,7 @@ class RuleTraces(TraceMethod):
         sites = self._leaves(graph, weights)
 
         def step(arrays: Arrays, now: Recorded) -> tuple[Arrays, None]:
-            return _advanced(graph, sites, arrays, now), None
+            return _advanced(graph, weights, sites, arrays, now), None
 
         after, _ = scan_records(step, _of(sites, traces), _recorded(records), records.steps)
         return as_stored(after, traces)
@@ -111,7 +107,7 @@ class RuleTraces(TraceMethod):
 
         def step(carry: tuple[Arrays, Weights], now: Any) -> tuple[tuple[Arrays, Weights], None]:
             (arrays, gradients), (recorded, mu_now) = carry, now
-            arrays = _advanced(graph, sites, arrays, recorded)
+            arrays = _advanced(graph, weights, sites, arrays, recorded)
             result = _contracted(graph, sites, arrays, mu_now, selects)
             return (arrays, jax.tree.map(jnp.add, gradients, result)), None
 
@@ -135,7 +131,7 @@ class RuleTraces(TraceMethod):
 
 
 def _recorded(records: Records) -> Recorded:
-    return records.x, records.D, records.Df, records.reset
+    return records.x, records.values, records.reset
 
 
 def _of(sites: list[Leaves[OperationSite]], traces: Traces) -> Arrays:
@@ -143,15 +139,23 @@ def _of(sites: list[Leaves[OperationSite]], traces: Traces) -> Arrays:
 
 
 def _advanced(
-    graph: ETraceGraph, sites: list[Leaves[OperationSite]], arrays: Arrays, recorded: Recorded
+    graph: ETraceGraph,
+    weights: Weights,
+    sites: list[Leaves[OperationSite]],
+    arrays: Arrays,
+    recorded: Recorded,
 ) -> Arrays:
     """Return the arrays of all sites after one step."""
-    x, D, Df, reset = recorded
-    new: Arrays = {}
+    (x, values, reset), new = recorded, Arrays()
+    local = values_of(graph, values)
+    jacobians = {g.index: blocks(graph, g, local, weights) for g in graph.traced_groups}
     for leaves in sites:
         site, own = leaves.site, {key: arrays[key] for key in leaves.specs}
+        D, Df = jacobians[site.place.group.index]
         if reset is not None:
             own = leaves.after_reset(own, reset)
+            is_new = at_elements(graph, site.place.group, reset)
+            D = {pair: jnp.where(is_new, 0, block) for pair, block in D.items()}
         new.update(
             leaves.advanced(
                 own, _transition(leaves, D), _input(graph, site, x), _sensitivities(site, Df)
@@ -188,21 +192,21 @@ def _input(graph: ETraceGraph, site: OperationSite, x: Mapping[str, Any]) -> Any
 
 
 def _transition(
-    leaves: Leaves[OperationSite], D: Arrays
+    leaves: Leaves[OperationSite], D: dict[tuple[int, int], jax.Array]
 ) -> dict[tuple[str, str], jax.Array] | None:
     """Return the Jacobian blocks among a site's states, in the layout of its output."""
     if leaves.rule.jacobian == "none":
         return None
     place = leaves.site.place
-    return {pair: place.to_outputs(D[key]) for pair, key in _blocks(leaves.site)}
+    return {pair: place.to_outputs(D[indices]) for pair, indices in _blocks(leaves.site)}
 
 
-def _blocks(site: OperationSite) -> Iterator[tuple[tuple[str, str], str]]:
-    """Yield the pairs of states, new and old, of a site and the name of their block."""
+def _blocks(site: OperationSite) -> Iterator[tuple[tuple[str, str], tuple[int, int]]]:
+    """Yield the pairs of states, new and old, of a site by name and by index."""
     group, names = site.place.group, {a: state for state, a in site.indices.items()}
     for a, c in group.transition:
         if a in names and c in names:
-            yield (names[a], names[c]), transition_key(group, a, c)
+            yield (names[a], names[c]), (a, c)
 
 
 def _sensitivities(site: OperationSite, Df: Arrays) -> Arrays:

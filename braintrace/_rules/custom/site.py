@@ -33,8 +33,7 @@ from ..._etrace_op import (
 )
 from ..._graph import ETraceGraph, TraceSpec, Weights
 from ..._typing import PyTree
-from ..elementwise.filters import dtype_of_outputs, spec_of_output
-from ..elementwise.input_filters import check_filtered_inputs, specs_of_inputs
+from ..elementwise.filter_specs import check_filtered_inputs, spec_of_input, spec_of_output
 from ..elementwise.parameter_specs import entries_of_samples, trace_axes
 from ..full.influence_matrix import FullTraces
 
@@ -197,17 +196,14 @@ class OperationSite(Site):
         if relation.x_var is None:
             return None
         check_filtered_inputs(self.graph, "This rule")
-        spec = specs_of_inputs(self.graph)[filter_key(self.graph, relation)]
+        spec = spec_of_input(self.graph, filter_key(self.graph, relation))
         samples = spec.samples if "batch" in spec.axes else None
         return dataclasses.replace(spec, relation=self.relation, samples=samples)
 
     def output_zeros(self) -> dict[str, TraceSpec]:
         """Return an array in the layout of the output for every state."""
-        dtype = dtype_of_outputs(self.place.relation)
-        return {
-            state: spec_of_output(self.graph, self.place, a, EVERY_OUTPUT, dtype)
-            for state, a in self.indices.items()
-        }
+        every = self.indices.items()
+        return {state: spec_of_output(self.graph, self.place, a) for state, a in every}
 
     def filtered(self, x_trace: Any, x: Any) -> Any:
         """Return a filter of inputs after one more input."""
