@@ -22,6 +22,7 @@ FEEDFORWARD = RandomModel((Layer("bias", "gain", "adapting", "spike"), Layer("he
 SYNAPSE = RandomModel((Layer("function", "sparse", "synapse"),), "late")
 CASES = [
     (SPARSE, "by_chunks", {"mask": "some", "reset": "each", "chunk_size": 4}),
+    (RandomModel((Layer("bias", "masked", "leak"),)), "by_chunks", {"mask": "end"}),
     (SYNAPSE, "by_stream", {"reset": "one sample", "vmap": True}),
     (RandomModel((Layer("sparse", "sparse", "plain"),)), "by_own_gradient", {"reset": "all"}),
 ]

@@ -144,10 +144,12 @@ def started_anew(flags, states, start):
     )
 
 
-def snap_n(model, params, xs, loss, n, mask=None, reset=None):
+def snap_n(model, params, xs, loss, n, mask=None, reset=None, window=None):
     """SnAp-n of one layer: eps' = P (J eps + F), P what a parameter reaches within n steps.
 
     gradient = sum_t signal . eps' + late . eps + direct
+
+    With windows, it is BPTT in each window, and late . eps of the states before it.
     """
     facts_of = jax.jit(functools.partial(_facts_of_step, model, loss, "kept"))
     theta, unravel = ravel_pytree(params)
@@ -156,8 +158,15 @@ def snap_n(model, params, xs, loss, n, mask=None, reset=None):
         states, steps = model.start(), []
         for t, x in enumerate(xs[:, b]):
             is_new = t == 0 or (reset is not None and reset[t, b])
-            facts = facts_of(params, model.start() if is_new else states, x, t, b)
-            steps.append((is_new, 1.0 if mask is None else mask[t], facts))
+            states = model.start() if is_new else states
+            facts = facts_of(params, states, x, t, b)
+            if window:
+                given = (xs, t, b, window, mask, reset)
+                facts["direct"], facts["late"] = _within(model, loss, params, states, *given)
+                facts["signal"], weight = 0 * facts["signal"], float(t % window == 0)
+            else:
+                weight = 1.0 if mask is None else mask[t]
+            steps.append((is_new, weight, facts))
             states = facts["states"]
         samples.append(steps)
     every = [facts for steps in samples for _, _, facts in steps]
