@@ -30,11 +30,11 @@ class SnAp(ETraceAlgorithm):
     With ``n`` of 2 or more, every parameter, marked or not, has a trace for each scalar of the
     state of all layers that it reaches within ``n`` steps, by the structure of the model: the
     entries of a sparse matrix or of a weight times a constant mask, all units of a dense matrix,
-    and units of upper layers that they reach in the same step. These traces follow all paths of the model, so a dense recurrent layer
-    has the gradient of `RTRL` from ``n = 2`` on. Use it for sparse connectivity: ``report``
-    contains the bytes of the traces, and of the full influence matrix. Each step computes the
-    derivatives of all new states by old states and by weights, as `RTRL` does, so a network is
-    limited to sizes for which one step of `RTRL` fits into memory.
+    and units of upper layers that they reach in the same step. These traces follow all paths of the
+    model, so a dense recurrent layer has the gradient of `RTRL` from ``n = 2`` on. Use it for
+    sparse connectivity: ``report`` contains the bytes of the traces, and of the full influence
+    matrix. Each step computes the derivatives of all new states by old states and by weights, as
+    `RTRL` does, so a network is limited to sizes for which one step of `RTRL` fits into memory.
 
     Parameters
     ----------
