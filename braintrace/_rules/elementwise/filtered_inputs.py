@@ -15,6 +15,7 @@ looked up: with a filter of each step, 64 steps of 8 samples with 10,000 rows ta
 (CPU, 2026-11-25).
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -25,10 +26,13 @@ from ..._core.layout import TraceSite, filter_key, trace_sites, x_key
 from ..._core.local_step import row_name
 from ..._core.resets import at_elements, over_first_axis
 from ..._core.time_loops import scan_records
-from ..._core.zero import as_arrays, widened
+from ..._core.zero import as_arrays, is_zero, widened
 from ..._errors import OptionError
 from ..._etrace_op import Arrays, count, get_primitive_spec
 from ..._graph import ETraceGraph, HiddenParamOpRelation, Records
+
+Inputs = dict[str, jax.Array | None]
+"""An array in place of the input of each relation, ``None`` for a relation without an input."""
 
 
 def inputs_of(graph: ETraceGraph) -> dict[str, HiddenParamOpRelation]:
@@ -37,7 +41,18 @@ def inputs_of(graph: ETraceGraph) -> dict[str, HiddenParamOpRelation]:
     return {r.key: r for r in relations if r.x_var is not None and filter_key(graph, r) == r.key}
 
 
-def looks_up(relation: HiddenParamOpRelation) -> bool:
+def by_relation(graph: ETraceGraph, filters: Arrays) -> Inputs:
+    """Return the filter of each relation; ``None`` for a relation without an input."""
+    relations, found = graph.hidden_param_op_relations, Inputs()
+    for relation in relations:
+        if relation.x_var is None:
+            found[relation.key] = None
+        elif (key := filter_key(graph, relation)) in filters:
+            found[relation.key] = filters[key]
+    return found
+
+
+def _looks_up(relation: HiddenParamOpRelation) -> bool:
     return get_primitive_spec(relation.primitive).looks_up
 
 
@@ -46,7 +61,7 @@ def filter_inputs(
 ) -> tuple[Arrays, Arrays]:
     """Return the filters of every step of a chunk, without counts, and the filters after it."""
     relations = inputs_of(graph)
-    dense = {key: relation for key, relation in relations.items() if not looks_up(relation)}
+    dense = {key: relation for key, relation in relations.items() if not _looks_up(relation)}
     start = {
         key: widened(as_arrays(before[key]), relation.y_var.aval.dtype)
         for key, relation in dense.items()
@@ -86,11 +101,30 @@ def _counts_after(
     return count(before, x, jnp.broadcast_to(factors, x.shape))
 
 
+@dataclasses.dataclass(frozen=True)
+class Lookups:
+    """Lookups of a chunk, with factors of the indices and of the counts before it.
+
+    Attributes
+    ----------
+    indices, counts_before
+        In place of the input of each relation, time first.
+    factors, factors_before
+        ``g`` of every step and ``α g^1``, by the names of rows, time first.
+    """
+
+    indices: Inputs
+    factors: Arrays
+    counts_before: Inputs
+    factors_before: Arrays
+
+
 def filter_backward(
-    graph: ETraceGraph, alpha: float, records: Records, factors: Arrays
-) -> tuple[Arrays, Arrays]:
-    """Return ``α g^1``, with a time axis of length 1, and ``g`` of every step, of embeddings."""
-    sites = {row_name(graph, site): site for site in trace_sites(graph) if looks_up(site.relation)}
+    graph: ETraceGraph, alpha: float, records: Records, before: Arrays, factors: Arrays
+) -> Lookups:
+    """Return the lookups of a chunk, with factors that are filtered backward in time."""
+    sites = {row_name(graph, site): site for site in trace_sites(graph) if _looks_up(site.relation)}
+    relations = [r for r in graph.hidden_param_op_relations if _looks_up(r)]
 
     def step(later: Arrays, now: tuple[Arrays, jax.Array | None]) -> tuple[Arrays, Arrays]:
         factors, reset = now
@@ -106,7 +140,13 @@ def filter_backward(
     own = {name: widened(f, jnp.float32) for name, f in factors.items() if name in sites}
     zeros = {name: jnp.zeros_like(factor[0]) for name, factor in own.items()}
     first, g = scan_records(step, zeros, (own, records.reset), records.steps, reverse=True)
-    return {name: value[None] for name, value in first.items()}, g
+    counts = {r.key: before[filter_key(graph, r)] for r in relations}
+    return Lookups(
+        {r.key: records.x[x_key(graph, r)] for r in relations},
+        g,
+        {key: eps[None] for key, eps in counts.items() if not is_zero(eps)},
+        {name: value[None] for name, value in first.items()},
+    )
 
 
 def rows_of_samples(graph: ETraceGraph, key: str, flags: jax.Array) -> jax.Array:

@@ -28,20 +28,19 @@ import jax
 import jax.numpy as jnp
 
 from ..._core.jacobian.jacobians import blocks
-from ..._core.layout import TraceSite, filter_key, trace_sites, x_key
+from ..._core.layout import TraceSite, trace_sites
 from ..._core.local_step import row_name, values_of
 from ..._core.products.direct import add, like
 from ..._core.products.nan_safe import PLAIN, SELECTING, Products, products_of_gradient
 from ..._core.resets import at_elements, over_first_axis
 from ..._core.signals import ByGroup, at_entry, signals
 from ..._core.time_loops import scan_records
-from ..._core.zero import as_arrays, is_zero, widened
+from ..._core.zero import as_arrays, widened
 from ..._errors import OptionError
 from ..._etrace_op import Arrays, pull_back, pull_back_filtered
 from ..._graph import (
     ETraceGraph,
     HiddenGroup,
-    HiddenParamOpRelation,
     Jacobian,
     Record,
     Records,
@@ -54,10 +53,7 @@ from ..._graph import (
     Weights,
 )
 from .filter_specs import check_filtered_inputs, spec_of_input, spec_of_output
-from .filtered_inputs import filter_backward, filter_inputs, inputs_of, looks_up
-
-Inputs = dict[str, jax.Array | None]
-"""An array in place of the input of each relation, ``None`` for a relation without an input."""
+from .filtered_inputs import Inputs, by_relation, filter_backward, filter_inputs, inputs_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,9 +106,7 @@ class FilterTraces(TraceMethod):
         self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
     ) -> Traces:
         """Return the traces after a recorded chunk."""
-        _, _, eps = self._scan(graph, weights, records, traces["f"], {})
-        _, of_inputs = filter_inputs(graph, self.decay, records, traces[self._inputs])
-        return self._after(of_inputs, eps, self._counts(records, traces))
+        return self._run(graph, weights, records, {}, traces)[2]
 
     def gradient(
         self,
@@ -128,28 +122,13 @@ class FilterTraces(TraceMethod):
         It depends only on the traces before the chunk: those after it omit states that no later
         step reads.
         """
-        by_group: ByGroup = {g.index: signals(g, signal) for g in graph.traced_groups}
-        counts = self._counts(records, before)
-        if counts is not None:
-            by_group = jax.vmap(functools.partial(self._corrected, graph))(by_group, counts)
-        factors, sums, eps = self._scan(graph, weights, records, before["f"], by_group)
-        filters, of_inputs = filter_inputs(graph, self.decay, records, before[self._inputs])
-        first, backward = filter_backward(graph, self.decay, records, factors)
-        products, result = products_of_gradient(records), Weights()
-        counts_before, indices = Inputs(), Inputs()
-        for relation in filter(looks_up, _with_input(graph)):
-            eps_x = before[self._inputs][filter_key(graph, relation)]
-            indices[relation.key] = records.x[x_key(graph, relation)]
-            counts_before |= {} if is_zero(eps_x) else {relation.key: eps_x[None]}
-        for inputs, own, pull in (
-            (_without_input(graph), sums, pull_back),
-            (_by_relation(graph, filters), factors, pull_back),
-            (indices, backward, pull_back),
-            (counts_before, first, pull_back_filtered),
-        ):
-            result = add(result, _pulled_back(graph, weights, inputs, own, products, pull))
-        zeros = jax.tree.map(jnp.zeros_like, weights)
-        return like(weights, {**zeros, **result}), self._after(of_inputs, eps, counts)
+        factors, filters, after = self._run(graph, weights, records, signal, before)
+        products, pulled = products_of_gradient(records), functools.partial(_pulled, graph, weights)
+        result = pulled(by_relation(graph, filters), factors, products)
+        own = filter_backward(graph, self.decay, records, before[self._inputs], factors)
+        result = add(result, pulled(own.indices, own.factors, products, pull_back))
+        result = add(result, pulled(own.counts_before, own.factors_before, products))
+        return like(weights, {**jax.tree.map(jnp.zeros_like, weights), **result}), after
 
     def carry_in_vjp(
         self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
@@ -158,17 +137,13 @@ class FilterTraces(TraceMethod):
         traces, products = as_arrays(traces), SELECTING if zeros_select else PLAIN
         dtype = jnp.result_type(*mu.values())
         filters, eps = (widened(traces[key], dtype) for key in (self._inputs, "f"))
-        signal = at_entry(graph, mu)
+        signal, factors = at_entry(graph, mu), Arrays()
         if self.filters_outputs:
             signal = self._corrected(graph, signal, traces[self._steps])
-        factors = {
-            name: factor[None]
-            for group in graph.traced_groups
-            for name, factor in _factors(graph, group, signal[group.index], eps, products).items()
-        }
-        every = {key: eps_x[None] for key, eps_x in filters.items()}
-        inputs = _without_input(graph) | _by_relation(graph, every)
-        result = _pulled_back(graph, weights, inputs, factors, products, pull_back_filtered)
+        for group in graph.traced_groups:
+            factors |= _factors(graph, group, signal[group.index], eps, products)
+        filters, factors = jax.tree.map(lambda leaf: leaf[None], (filters, factors))
+        result = _pulled(graph, weights, by_relation(graph, filters), factors, products)
         return like(weights, {**jax.tree.map(jnp.zeros_like, weights), **result})
 
     # Names include the decay, so that filters of another decay are not restored.
@@ -183,63 +158,38 @@ class FilterTraces(TraceMethod):
         """Name of the step count."""
         return f"steps, decay={self.decay}"
 
-    def _scan(
+    def _run(
         self,
         graph: ETraceGraph,
         weights: Weights,
         records: Records,
-        before: Arrays,
-        signal: ByGroup,
-    ) -> tuple[Arrays, Arrays, Arrays]:
-        """Return the factors ``f`` of all steps, sums of them, and the filters after a chunk.
-
-        Operations without an input need only the sums, which differ by element of their fan-out.
-        """
-        factors, sums, after = Arrays(), Arrays(), Arrays()
+        signal: Signal,
+        before: Traces,
+    ) -> tuple[Arrays, Arrays, Traces]:
+        """Return the factors ``f`` and filters of inputs of every step, and the traces after."""
+        mu: ByGroup = {group.index: signals(group, signal) for group in graph.traced_groups}
+        filters, of_inputs = filter_inputs(graph, self.decay, records, before[self._inputs])
+        factors, after = Arrays(), {self._inputs: of_inputs, "f": Arrays()}
+        if self.filters_outputs:
+            counts = _counted(records, as_arrays(before[self._steps]))
+            mu = jax.vmap(functools.partial(self._corrected, graph))(mu, counts)
+            after[self._steps] = counts[-1]
         for group in graph.traced_groups:
-            of_group = self._scan_group(graph, group, weights, records, before, signal)
-            for every, own in zip((factors, sums, after), of_group, strict=True):
-                every.update(own)
-        return factors, sums, after
 
-    def _scan_group(
-        self,
-        graph: ETraceGraph,
-        group: HiddenGroup,
-        weights: Weights,
-        records: Records,
-        before: Arrays,
-        signal: ByGroup,
-    ) -> tuple[Arrays, Arrays, Arrays]:
-        products, sites = products_of_gradient(records), trace_sites(graph, group)
-        keys = {site.key(a) for site in sites for a in site.influence.reached}
-        emitted, summed = (
-            {row_name(graph, s) for s in sites if _has_input(s) == has} for has in (True, False)
-        )
+            def step(before: Arrays, now: Any, group: HiddenGroup = group) -> tuple[Arrays, Arrays]:
+                values, signal, reset = now
+                eps = self._advanced(graph, group, weights, values, before, reset)
+                own = _factors(graph, group, signal, eps, products_of_gradient(records))
+                return {key: eps[key].astype(old.dtype) for key, old in before.items()}, own
 
-        def step(carry: tuple[Arrays, Arrays], now: Any) -> tuple[tuple[Arrays, Arrays], Arrays]:
-            (before, sums), (values, own_signal, reset) = carry, now
-            eps = self._advanced(graph, group, weights, values, before, reset)
-            after = {key: eps[key].astype(old.dtype) for key, old in before.items()}
-            factors = _factors(graph, group, own_signal, eps, products)
-            sums = {
-                name: total + factors[name] if name in factors else total
-                for name, total in sums.items()
-            }
-            return (after, sums), {name: f for name, f in factors.items() if name in emitted}
-
-        start = as_arrays({key: eps for key, eps in before.items() if key in keys})
-        zeros = {
-            name: jnp.zeros(
-                site.influence.output_shape,
-                jnp.promote_types(site.relation.y_var.aval.dtype, jnp.float32),
-            )
-            for name, site in _row_sites(graph, group).items()
-            if name in summed
-        }
-        now = records.values, signal.get(group.index, {}), records.reset
-        (after, sums), factors = scan_records(step, (start, zeros), now, records.steps)
-        return factors, jax.tree.map(lambda leaf: leaf[None], sums), after
+            sites = _row_sites(graph, group).values()
+            keys = {site.key(a) for site in sites for a in site.influence.reached}
+            start = as_arrays({key: eps for key, eps in before["f"].items() if key in keys})
+            now = records.values, mu[group.index], records.reset
+            last, own = scan_records(step, start, now, records.steps)
+            after["f"] |= last
+            factors |= own
+        return factors, filters, after
 
     def _advanced(
         self,
@@ -269,32 +219,23 @@ class FilterTraces(TraceMethod):
                 after[site.key(a)] = sum([*past, *own], zero)
         return after
 
-    def _counts(self, records: Records, traces: Traces) -> jax.Array | None:
-        """Return the number of steps since a reset, for the traces of every step, if counted."""
-        return _counted(records, as_arrays(traces[self._steps])) if self.filters_outputs else None
-
-    def _after(self, inputs: Arrays, eps: Arrays, counts: jax.Array | None) -> Traces:
-        after = {self._inputs: inputs, "f": eps}
-        return after if counts is None else {**after, self._steps: counts[-1]}
-
-    def _corrected(self, graph: ETraceGraph, signal: ByGroup, count: jax.Array) -> ByGroup:
+    def _corrected(
+        self, graph: ETraceGraph, signal: ByGroup, count: jax.Array
+    ) -> dict[int, dict[int, jax.Array]]:
         """Return ``l / (1 - α^t)`` of one step.
 
         After ``t`` steps, the filter of a constant has reached the fraction ``1 - α^t`` of it. The
         result has at least single precision, since it may overflow in half precision.
         """
-        log_alpha = math.log(self.decay) if self.decay else -math.inf
+        log_alpha, result = math.log(self.decay) if self.decay else -math.inf, {}
         seen = -jnp.expm1(log_alpha * jnp.maximum(count, 1))
-
-        def corrected(group: int, value: jax.Array) -> jax.Array:
-            wide = widened(value, jnp.float32)
-            return wide / at_elements(graph, groups[group], seen.astype(wide.dtype))
-
-        groups = {group.index: group for group in graph.traced_groups}
-        return {
-            group: {a: corrected(group, value) for a, value in own.items()}
-            for group, own in signal.items()
-        }
+        for group in graph.traced_groups:
+            wide = widened(dict(signal[group.index]), jnp.float32)
+            result[group.index] = {
+                a: value / at_elements(graph, group, seen.astype(value.dtype))
+                for a, value in wide.items()
+            }
+        return result
 
 
 def _row_sites(graph: ETraceGraph, group: HiddenGroup | None = None) -> dict[str, TraceSite]:
@@ -303,23 +244,6 @@ def _row_sites(graph: ETraceGraph, group: HiddenGroup | None = None) -> dict[str
     for site in trace_sites(graph, group):
         sites.setdefault(row_name(graph, site), site)
     return sites
-
-
-def _has_input(site: TraceSite) -> bool:
-    return site.relation.x_var is not None
-
-
-def _with_input(graph: ETraceGraph) -> list[HiddenParamOpRelation]:
-    return [r for r in graph.hidden_param_op_relations if r.x_var is not None]
-
-
-def _by_relation(graph: ETraceGraph, filters: Arrays) -> Inputs:
-    keys = {r.key: filter_key(graph, r) for r in _with_input(graph)}
-    return {relation: filters[key] for relation, key in keys.items() if key in filters}
-
-
-def _without_input(graph: ETraceGraph) -> Inputs:
-    return {r.key: None for r in graph.hidden_param_op_relations if r.x_var is None}
 
 
 def _samples(graph: ETraceGraph) -> tuple[int, ...]:
@@ -368,23 +292,22 @@ def _factors(
     return result
 
 
-def _pulled_back(
+def _pulled(
     graph: ETraceGraph,
     weights: Weights,
     inputs: Inputs,
     factors: Arrays,
     products: Products,
-    pull: Callable[..., Arrays] = pull_back,
+    pull: Callable[..., Arrays] = pull_back_filtered,
 ) -> Weights:
-    """Return ``Σ f ⊗ x`` over time and batch, for the relations in ``inputs``."""
+    """Return ``Σ f ⊗ ε_x`` over time and batch, for the relations in ``inputs``."""
     gradients: Weights = {}
     for site in trace_sites(graph):
         name, key = row_name(graph, site), site.relation.key
-        if name not in factors or key not in inputs:
-            continue
-        factor = factors[name]
-        if site.has_fan_out:  # without an input, one sum over all steps and samples
-            factor = factor.sum(1) if _has_input(site) else factor.sum((0, 1))[None]
-        x = products.inputs(site, inputs[key], factor)
-        gradients = add(gradients, {key: pull(*site.operation, x, factor, weights[key])})
+        if name in factors and key in inputs:
+            x, factor = inputs[key], factors[name]
+            if site.has_fan_out:  # without an input, one sum over all steps and samples
+                factor = factor.sum((0, 1))[None] if x is None else factor.sum(1)
+            x = products.inputs(site, x, factor)
+            gradients = add(gradients, {key: pull(*site.operation, x, factor, weights[key])})
     return gradients
