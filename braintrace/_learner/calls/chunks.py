@@ -27,10 +27,11 @@ LONGEST_OF_PLACES = 16
 """The same for convolutions, whose products over time and places leave the caches: 0.7 of the time
 of one chunk of 64 steps."""
 
-CACHED, SHORTEST = 2**23, 16
+CACHED, SHORTEST = 2**22, 16
 """Bytes of a chunk's residuals, and its smallest number of steps, if the traces take less memory
-than the residuals of one step, as filters do. The residuals then stay in the caches: 0.5 of the
-time of one chunk of 100 steps (GRU of 128 units, `ES_D_RTRL`, 64 samples, two cores)."""
+than the residuals of two steps, as filters do. The residuals then stay in the caches, with the
+filters of every step: 0.5 of the time of one chunk of 100 steps (GRU of 128 units, `ES_D_RTRL`, 64
+samples, two cores)."""
 
 SHORTEST_WINDOW, LONGEST_WINDOW = 64, 128
 
@@ -96,7 +97,7 @@ def chunks_of(
         if from_zero and steps * record_bytes <= most:
             fitting = steps
         longest = fitting if from_zero else min(fitting, _longest_carried(graph))
-        if size_in_bytes(graph.trace_specs) < record_bytes:
+        if size_in_bytes(graph.trace_specs) < 2 * record_bytes:
             cached = max(CACHED, 4 * graph.bytes_per_chunk) // record_bytes
             longest = min(longest, max(SHORTEST, cached))
         length = math.ceil(steps / math.ceil(steps / longest))
