@@ -19,7 +19,7 @@ import jax
 from brainstate._state import TRACE_CONTEXT, _InvalidatedTraceValue
 
 from ._errors import ShapeError
-from ._jax import is_transforming
+from ._jax import is_in_body, is_transforming
 
 Kind = TypeVar("Kind", bound=type[brainstate.State])
 Value = TypeVar("Value")
@@ -164,7 +164,17 @@ def unnoticed_states() -> Iterator[None]:
 
 def is_watched() -> bool:
     """Test whether a transformation of JAX or brainstate must see reads and writes of States."""
-    return is_transforming() or bool(TRACE_CONTEXT.state_stack)
+    return is_transforming() or is_recorded()
+
+
+def is_recorded() -> bool:
+    """Test whether a transformation of brainstate records reads and writes of States."""
+    return bool(TRACE_CONTEXT.state_stack)
+
+
+def is_in_loop() -> bool:
+    """Test whether a transformation other than ``jit`` needs values of a constant structure."""
+    return is_in_body() or any(stack.name != "jit" for stack in TRACE_CONTEXT.state_stack)
 
 
 @contextlib.contextmanager

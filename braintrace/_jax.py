@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src.core import trace_ctx as _trace_context  # which transformations are active
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr as ClosedJaxpr
 from jax.extend.core import Jaxpr, JaxprEqn
@@ -137,6 +138,17 @@ _TOP_LEVEL = trace_state()
 def is_transforming() -> bool:
     """Test whether the caller runs inside a transformation of JAX."""
     return bool(get_opaque_trace_state(convention="braintrace") != _TOP_LEVEL)
+
+
+def is_in_body() -> bool:
+    """Test whether the caller is traced inside a ``scan``, ``while_loop``, ``cond`` or similar."""
+    trace: Any = _trace_context.trace
+    while trace is not None:
+        frame = getattr(trace, "frame", None)
+        if frame is not None and frame.debug_info.traced_for != "jit":
+            return True
+        trace = getattr(trace, "parent_trace", None)
+    return False
 
 
 _BODY_PARAMS = {

@@ -17,6 +17,7 @@ from .._rules import eligibility
 from .._runtime.changes import current_step
 from .._runtime.compiled_model import CompiledModel, compile_first, compile_step, learned_starts
 from .._runtime.compiled_step import CompiledStep
+from .._runtime.forms import Zero
 from .._runtime.program import LearnerStore
 from .._runtime.states.found_states import FoundStates
 from .._runtime.states.initial_values import InitialFunction
@@ -219,7 +220,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
 
     def begin_traces(self) -> None:
         """Allocate the traces of the compiled model for the start of the first sequence."""
-        self.traces = EligibilityTraces({}, pairs_of(self.compiled.trace_specs))
+        self.traces = EligibilityTraces(Zero(), pairs_of(self.compiled.trace_specs))
         filters = self.compiled.graph.traced.filters
         fresh = {leaf.name: start_of_filter(leaf) for leaf in filters}
         self.filters = {name: brainstate.ShortTermState(zero) for name, zero in fresh.items()}
@@ -291,9 +292,10 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
 
     def leave_starting_traces(self) -> None:
         """Set the traces to the initial traces of the first sequence."""
+        carried = self.traces.carried
+        carried.zeros = lambda: self._as_arrays(self.starting_traces())
         # With a random stream, traces are zero only once: a program for that would not pay.
-        zero = not outliving(self.compiled.trace_specs)
-        self.traces.carried.store_deferred(lambda: self._as_arrays(self.starting_traces()), zero)
+        carried.store(carried.zeros() if outliving(self.compiled.trace_specs) else Zero())
 
     def update(self, *arguments: Any) -> Any:
         """Run one step (or the steps of a `MultiStepData`) and advance the traces.

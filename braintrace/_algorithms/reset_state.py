@@ -96,6 +96,6 @@ def _reset_traces(algorithm: Any) -> None:
             fresh = pack(
                 algorithm.traces_after_reset(algorithm.traces.value), algorithm.traces.pairs
             )
-            algorithm.traces.carried.store_deferred(lambda: fresh)
+            algorithm.traces.carried.store(fresh)
             return
     algorithm.leave_starting_traces()

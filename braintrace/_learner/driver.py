@@ -25,6 +25,7 @@ from .._core.products.complex_packing import pack, unpack
 from .._graph import Traces
 from .._jax import for_devices
 from .._runtime.changes import follow_every_state, up_to_date
+from .._runtime.forms import Deferred, Zero
 from .._runtime.program import Changes, LearnerStore, Program, Store, Take
 from .._runtime.states.model_states import States
 from .._typing import PyTree
@@ -77,15 +78,21 @@ class Driver:
         self._algorithm = algorithm
         self._whole = self._named(self._to_the_end)
         self._deferring = None if body.finish is None else self._named(self._traced)
-        self._finish = None if body.finish is None else Program(body.finish, donated=1)
+        self._finish = None if body.finish is None else Program(self._finished, donated=1)
 
     def _named(self, function: Callable[..., PyTree]) -> Program:
         """Return a program that is named after the body, as profilers and dumps of XLA show it."""
         run = functools.update_wrapper(functools.partial(function), self.body.run)
         return Program(run, donated=1)
 
-    def _traced(self, values: list[PyTree], *arguments: PyTree) -> PyTree:
-        return self.body.run(self._with_constant_states(values), *arguments)
+    def _traced(
+        self, values: list[PyTree], traces: Traces | None, *arguments: PyTree
+    ) -> tuple[PyTree, list[PyTree], Traces | DeferredTraces | None]:
+        return self.body.run(self._with_constant_states(values), self._packed(traces), *arguments)
+
+    def _packed(self, traces: Traces | None) -> Traces | None:
+        pairs = self._algorithm.traces.pairs
+        return pack(traces, pairs) if isinstance(traces, dict) else traces
 
     def _with_constant_states(self, values: list[PyTree]) -> list[PyTree]:
         """Hold the states before a call constant in a user's gradient, except for a prediction."""
@@ -101,8 +108,7 @@ class Driver:
         self, values: list[PyTree], traces: Traces | None, *arguments: PyTree
     ) -> tuple[PyTree, list[PyTree], Traces | None]:
         """Run the body and compute deferred traces, in the form in which the traces are given."""
-        algorithm = self._algorithm
-        before = pack(traces, algorithm.traces.pairs) if isinstance(traces, dict) else traces
+        before = self._packed(traces)
         values = self._with_constant_states(values)
         results, written, after = run_to_the_end(self.body, values, before, *arguments)
         after = after if before is traces or after is None else unpack(after)
@@ -156,7 +162,7 @@ class Driver:
             if placing is not None:
                 traces = placing.traces(traces)
             program, replaces = self._program(traces, arguments, defers)
-            before[:] = traces, owned
+            before[:] = [traces]
             program(values, traces, *arguments, in_place=owned and replaces, done=done)
 
         def settle(raw: Any) -> Changes:
@@ -164,8 +170,9 @@ class Driver:
             if body.check is not None:
                 body.check(results)
             if isinstance(after, DeferredTraces):
-                return results, written, self._finished(after, *before)
-            return results, written, None if after is None else lambda: after
+                first = before[0] if after.before is None else after.before
+                after = self._deferred(after.sources, Zero() if first is None else first)
+            return results, written, after
 
         results = store.advance(body.written(states), run, settle, body.check is not None)
         if body.notice is not None and isinstance(store, LearnerStore):
@@ -181,24 +188,13 @@ class Driver:
         values = values_of(self.body.states(of_model))
         return program.lower(values, traces, *arguments, in_place=in_place)
 
-    def _finished(
-        self, found: DeferredTraces, before: Traces | None, owned: bool
-    ) -> Callable[[], Traces]:
-        """Return a function that computes the traces."""
+    def _deferred(self, sources: PyTree, before: Traces | Zero) -> Deferred:
         assert self._finish is not None
-        finish = self._finish
-        if found.before is not None:
-            before, owned = found.before, True
-        is_double = jax.config.jax_enable_x64
-        done: list[Traces] = []
+        return Deferred(sources, before, self._finish, bool(jax.config.jax_enable_x64))
 
-        def later() -> Traces:
-            if not done:  # an interrupted call may write these traces twice
-                with jax.enable_x64(is_double):  # the setting may differ at the read
-                    finish(found.sources, before, in_place=owned, done=done)
-            return done[0]
-
-        return later
+    def _finished(self, sources: PyTree, before: Traces | Zero) -> Traces:
+        assert self.body.finish is not None
+        return self.body.finish(sources, None if isinstance(before, Zero) else self._packed(before))
 
 
 def prepared(

@@ -18,12 +18,14 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from .._algorithms import ETraceAlgorithm
-from .._brainstate import values_of
+from .._brainstate import is_in_loop, values_of
 from .._core.products.complex_packing import Pairs, unpack
+from .._core.traces import outliving
 from .._errors import OptionError
 from .._graph import Traces
 from .._jax import struct_of
 from .._runtime.changes import current_step, follow_every_state, up_to_date
+from .._runtime.forms import Form, Zero, is_settled, settled
 from .._runtime.program import write_values
 from .._runtime.resets import check_where, reset_values
 from .._runtime.stepping import run_call
@@ -137,7 +139,7 @@ class FunctionalLearner:
         places = store.places.values()
         result = [p.state for p in places if p.field != "optimizer" or has_optimizer]
         values = store.values(result)
-        values, traces = jax.tree.map(jnp.asarray, (values, state.traces))
+        values, traces = jax.tree.map(jnp.asarray, (values, self._arrays(state)))
         if not has_optimizer:
             optimizer.forget()
         write_values(result, values)
@@ -161,7 +163,13 @@ class FunctionalLearner:
     def grad(
         self, state: LearnerState, *sequences: PyTree, **options: Any
     ) -> tuple[LearnerState, PyTree]:
-        """Return the new state and the gradient over a sequence; see `Learner.etrace_grad`."""
+        """Return the new state and the gradient over a sequence; see `Learner.etrace_grad`.
+
+        The new traces are deferred: they are computed where the next function, or `settle`, reads
+        them, and otherwise never. In the body of a loop they are arrays. To continue a sequence,
+        ``state = jax.jit(pure.settle)(state)`` between two compiled calls is faster than one
+        program that computes traces and gradient.
+        """
         return self._run(state, "etrace_grad", sequences, options)
 
     def online(
@@ -185,25 +193,56 @@ class FunctionalLearner:
         """Run the model alone; return the new state and outputs; see `Learner.predict`."""
         return self._run(state, "predict", sequences, options)
 
-    def reset(self, state: LearnerState, *, where: ArrayLike | None = None) -> LearnerState:
-        """Start a new sequence, for all samples or for some; see `ETraceAlgorithm.reset_state`."""
+    def reset(
+        self,
+        state: LearnerState,
+        *,
+        where: ArrayLike | None = None,
+        like: LearnerState | None = None,
+    ) -> LearnerState:
+        """Start a new sequence, for all samples or for some; see `ETraceAlgorithm.reset_state`.
+
+        After a reset of all samples, the traces have no arrays, so that the next gradient runs the
+        shorter program. In the body of a loop they have, since its carry keeps its structure; a
+        carry that starts with a reset needs them, too: give ``like=state``, or call `settle`.
+
+        Parameters
+        ----------
+        state
+            The state.
+        where
+            The samples that are reset, ``(batch,)``; ``None``: all.
+        like
+            A state with the structure that the result has.
+        """
         algorithm = self.algorithm
         up_to_date(algorithm)
         store = self._store(state)
         paths = list(algorithm.short_term_states)
         fresh = dict(zip(paths, store.initial(), strict=True))
-        if where is None:
-            traces = algorithm.traces_after_reset(state.traces)
-        else:
+        has_arrays = is_in_loop() or (like is not None and is_settled(like.traces))
+        traces: Form
+        if where is not None:
             now = {path: state.hidden[path] for path in paths}
             flags = check_where(where, algorithm.graph, now)
             fresh = reset_values(algorithm.graph.batch, now, fresh, flags)
-            traces = algorithm.compiled.reset(state.traces, flags)
+            traces = algorithm.compiled.reset(self._arrays(state), flags)
+        elif outliving(algorithm.compiled.trace_specs):
+            traces = algorithm.traces_after_reset(self._arrays(state))
+        else:
+            traces = algorithm.zero_traces() if has_arrays else Zero()
         placement = algorithm.placement
         if placement is not None:
             fresh = {path: placement.value(path, value) for path, value in fresh.items()}
-            traces = placement.traces(traces)
+            traces = placement.traces(traces) if is_settled(traces) else traces
         return dataclasses.replace(store.state, hidden=fresh, traces=traces)
+
+    def settle(self, state: LearnerState) -> LearnerState:
+        """Return the state with arrays as traces; see `reset` and `grad`."""
+        return dataclasses.replace(state, traces=self._arrays(state))
+
+    def _arrays(self, state: LearnerState) -> Traces:
+        return unpack(settled(state.traces, self.algorithm.zero_traces))
 
     def _run(
         self,

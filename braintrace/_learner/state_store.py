@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import brainstate
 
 from .._algorithms import ETraceAlgorithm
+from .._brainstate import is_in_loop
 from .._checks import shown
 from .._core.products.complex_packing import Pairs, pack, unpack
 from .._errors import OptionError
+from .._graph import Traces
+from .._runtime.forms import Zero, is_settled, settled
 from .._runtime.program import Changes, Take
 from .._typing import PyTree
-from .state.learner_state import FIELDS, LearnerState, Place, Places
+from .state.learner_state import BY_PATH, FIELDS, LearnerState, Place, Places
 
 
 class StateStore:
@@ -29,22 +32,33 @@ class StateStore:
         Traces that are packed before the call.
     """
 
-    is_zero: ClassVar[bool] = False
-    defers: ClassVar[bool] = False
-
     def __init__(
         self, algorithm: ETraceAlgorithm, places: Places, state: LearnerState, pairs: Pairs
     ) -> None:
         self.places = places
         self._algorithm, self._pairs = algorithm, pairs
         self._rule = state.rule
-        self._fields: dict[str, Mapping[Any, PyTree]] = {f: getattr(state, f) for f in FIELDS}
+        self._fields: dict[str, Any] = {f: getattr(state, f) for f in FIELDS}
+
+    @property
+    def is_zero(self) -> bool:
+        """See `Store`."""
+        return isinstance(self._fields["traces"], Zero)
+
+    @property
+    def defers(self) -> bool:
+        """See `Store`."""
+        return not is_in_loop()
+
+    def _take(self) -> tuple[Traces, bool]:
+        return pack(
+            settled(self._fields["traces"], self._algorithm.zero_traces), self._pairs
+        ), False
 
     @property
     def state(self) -> LearnerState:
         """The state: the given one, and after a call the new one."""
-        fields: dict[str, Any] = self._fields
-        return LearnerState(**fields, rule=self._rule)
+        return LearnerState(**self._fields, rule=self._rule)
 
     def values(self, states: Iterable[brainstate.State]) -> list[PyTree]:
         """See `Store`.
@@ -74,21 +88,21 @@ class StateStore:
     ) -> Any:
         """See `Store`."""
         done: list[Any] = []
-        run(lambda: (pack(self._fields["traces"], self._pairs), False), done)
+        run(self._take, done)
         results, values, after = settle(done[0])
         self.write(written, values)
         if after is not None:
-            self._fields["traces"] = unpack(after())
+            self._fields["traces"] = unpack(after) if is_settled(after) else after
         return results
 
     def write(self, states: Iterable[brainstate.State], values: Iterable[PyTree]) -> None:
         """Write values of States, and leave the given state as it is."""
-        fields = {field: dict(entries) for field, entries in self._fields.items()}
+        fields = {f: dict(self._fields[f]) for f in BY_PATH}
         for state, value in zip(states, values, strict=True):
             if id(state) in self.places:
                 place = self.places[id(state)]
                 fields[place.field].update(place.entries(value))
-        self._fields = dict(fields)
+        self._fields = {**fields, "traces": self._fields["traces"]}
 
     def initial(self) -> list[PyTree]:
         """Return the initial values of the short-term States; random keys advance."""

@@ -1,69 +1,93 @@
-"""Traces as programs and loops carry them: packed, and computed only when they are read."""
+"""Traces as programs and transformations carry them."""
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import brainstate
 import jax
 
-from .._brainstate import held, hold, is_watched, seen_through
+from .._brainstate import held, hold, is_in_loop, is_recorded, is_watched, seen_through
+from .._core.zero import examples
 from .._errors import LostTracesError
 from .._graph import Traces
 from .._jax import is_transforming
+from .forms import Deferred, Form, Zero, is_settled, settled
 
 _VALUE: Any = brainstate.ShortTermState.value
 
 
-@dataclasses.dataclass(eq=False, slots=True)  # frozen, it would take twice as long in every call
-class LazyTraces:
-    """Deferred traces, which have not been read yet.
+def present(traces: "CarriedTraces") -> Any:
+    """Return the form of traces that a transformation of brainstate passes to its program.
+
+    ``jit`` passes the form that the traces have, and compiles for each. Other transformations pass
+    arrays. Between calls, the form is the one that the last trace has asked for.
+    """
+    form: Form = held(traces)
+    if is_settled(form):
+        return form
+    if not is_watched():
+        return traces.arrays() if traces.needs_arrays else form
+    if not is_in_loop():
+        if traces.placeholder is not None:  # a loop has been traced with it and now starts
+            traces.placeholder = None
+            hold(traces, settled(form, traces.zeros))
+        elif not traces.is_inside:
+            traces.needs_arrays = False
+        return held(traces)
+    if not traces.is_inside:
+        traces.needs_arrays = True
+        return traces.compute()
+    # The traces belong to an outer `jit`: they become arrays there, after this trace.
+    if traces.placeholder is None:
+        traces.placeholder = form, examples(jax.eval_shape(lambda: settled(form, traces.zeros)))
+    return traces.placeholder[1]
+
+
+def store_external(traces: "CarriedTraces", form: Form) -> None:
+    """Store traces that are reset or restored, or that other code writes with hidden states."""
+    traces.left, traces.is_owned, traces.done = (), False, []
+    traces.is_inside = is_recorded()
+    if traces.placeholder is not None and form is traces.placeholder[1]:
+        form = traces.placeholder[0]
+    hold(traces, form)
+
+
+@seen_through(present, store_external)
+class CarriedTraces(brainstate.ShortTermState):
+    """The State of the traces, in one of the forms of `forms`.
+
+    Traces are large, and are often discarded: by a reset, or at the end of the program. A sequence
+    therefore leaves deferred traces, which the next reader computes.
 
     Attributes
     ----------
-    compute
-        Returns the traces.
-    zero
-        Whether all of them are zero.
+    zeros
+        Returns zero traces as arrays.
+    left
+        Values of the hidden States after the last calls, to which the traces belong.
+    unfinished
+        Writes the results of a program that has run; an interrupt may end a call before.
+    is_owned
+        Whether there is no other reference to the arrays, so their buffers can be donated.
+    done
+        Deferred traces that have been computed, and were not stored because of an interrupt.
+    needs_arrays
+        Whether the last trace that read them needed arrays.
+    is_inside
+        Whether the value belongs to a trace of brainstate.
+    placeholder
+        The form of an outer ``jit``, and the example that inner loops are traced with.
     """
 
-    compute: Callable[[], Traces]
-    zero: bool = False
-
-
-def computed(state: brainstate.State) -> Traces:
-    """Return the traces of a State, and compute them if they are deferred."""
-    if isinstance(held(state), LazyTraces):
-        # Otherwise a program that is traced here would be lowered for one device; see `_jax`.
-        at_once = jax.ensure_compile_time_eval if is_transforming() else contextlib.nullcontext
-        with at_once():
-            hold(state, held(state).compute())
-    result: Traces = held(state)
-    return result
-
-
-def store_external(state: brainstate.State, traces: Any) -> None:
-    """Store traces that are reset or restored, or that other code writes with hidden states."""
-    state.left = ()
-    hold(state, traces)
-
-
-@seen_through(computed, store_external)
-class CarriedTraces(brainstate.ShortTermState):
-    """The State of the traces, which transformations carry and drivers read.
-
-    The traces after a sequence are often discarded, by a reset or at the end of the program. Since
-    they are large, a driver stores deferred traces, which are computed when ``value`` is read.
-    Deferred traces also have only one owner: their buffers can be donated to the program that
-    replaces them.
-    """
-
+    zeros: Callable[[], Traces]
     left: tuple[tuple[Any, ...], ...] = ()
-    """Values of the hidden States after the last calls, to which the traces belong."""
-
     unfinished: Callable[[], None] | None = None
-    """Writes the results of a program that has run; an interrupt may end a call before."""
+    is_owned = needs_arrays = is_inside = False
+    placeholder: tuple[Form, Traces] | None = None
+
+    def _check_value_tree(self, v: Any) -> None:
+        """Accept every form, though brainstate compares structures."""
 
     def finish(self) -> None:
         """Write the results of an interrupted call; doing so twice is harmless."""
@@ -71,105 +95,78 @@ class CarriedTraces(brainstate.ShortTermState):
             self.unfinished()
             self.unfinished = None
 
-    def read(self) -> Traces:
-        """Return the traces in carried form."""
-        traces: Traces = _VALUE.fget(self)
+    def read(self) -> Form:
+        """Return the traces in their form; transformations see the read."""
+        form: Form = _VALUE.fget(self) if is_watched() else held(self)
+        return form
+
+    def write(self, form: Form) -> None:
+        """Write traces; transformations see the write."""
+        _VALUE.fset(self, form)
+
+    def arrays(self) -> Traces:
+        """Return the traces as arrays, in carried form."""
+        return settled(self.read(), self.zeros) if is_watched() else self.compute()
+
+    def compute(self) -> Traces:
+        """Return the traces as arrays outside of transformations, and keep them."""
+        form = held(self)
+        if not is_settled(form):
+            # Otherwise a program that is traced here would be lowered for one device; see `_jax`.
+            at_once = jax.ensure_compile_time_eval if is_transforming() else contextlib.nullcontext
+            with at_once():
+                is_zero = isinstance(form, Zero)
+                hold(self, self.zeros() if is_zero else form.compute(self.done, self.is_owned))
+        traces: Traces = held(self)
+        if self.is_owned and any(leaf.is_deleted() for leaf in jax.tree.leaves(traces)):
+            raise LostTracesError(
+                "A computation that updates the traces in place has failed, so they are lost. "
+                "Call `reset_state` to start a new sequence."
+            )
         return traces
 
-    def write(self, traces: Traces) -> None:
-        """Write traces in carried form, without checks."""
-        _VALUE.fset(self, traces)
+    def shared_arrays(self) -> Traces:
+        """Return the traces as arrays to other code, which keeps references to them."""
+        traces = self.arrays()
+        self.is_owned = self.is_owned and is_watched()
+        return traces
 
-    def store_deferred(
-        self, compute: Callable[[], Traces], zero: bool = False, watched: bool | None = None
-    ) -> None:
-        """Store deferred traces, computed at the next read.
-
-        Parameters
-        ----------
-        compute
-            Returns them; called at most once. Inside a transformation it is called immediately:
-            only brainstate can return the traces from there, and it reads them.
-        zero
-            Whether all of them are zero.
-        watched
-            The result of `is_watched`, which a call that advances the traces has asked already;
-            ``None``: not known.
-        """
-        if is_watched() if watched is None else watched:
-            self.write(compute())
-        else:
-            store_external(self, LazyTraces(compute, zero))
+    def store(self, form: Form) -> None:
+        """Store the traces after a call, or after a reset."""
+        if is_watched():
+            self.write(settled(form, self.zeros) if is_in_loop() else form)
+            return
+        is_kept = isinstance(form, Deferred) and form.before is held(self)
+        is_owned = self.is_owned or not is_kept
+        store_external(self, form)
+        self.is_owned = is_owned
 
     def convert(self, function: Callable[[Traces], Traces]) -> None:
-        """Replace the traces by a function of them, unless they are known to be zero.
-
-        They are computed now. If they could be donated before, so can the new ones.
-        """
-        own = held(self)
-        if not isinstance(own, LazyTraces):
-            hold(self, function(own))
-        elif not own.zero:
-            result = function(own.compute())
-            hold(self, LazyTraces(lambda: result))
+        """Replace the traces by a function of them, unless they are known to be zero."""
+        if not self.is_zero:
+            hold(self, function(self.arrays()))
 
     @property
     def is_zero(self) -> bool:
         """Whether the traces are known to be zero when a program is compiled."""
-        own = held(self)
-        return isinstance(own, LazyTraces) and own.zero and not is_watched()
-
-    @property
-    def is_owned(self) -> bool:
-        """Whether there is no other reference to the traces, so their buffers can be donated."""
-        return isinstance(held(self), LazyTraces) and not is_watched()
+        return not is_in_loop() and isinstance(self.read(), Zero)
 
     @contextlib.contextmanager
     def peeking(self) -> Iterator[bool]:
-        """Allow reads inside without a second owner; yield whether the traces are zero."""
-        left, zero = held(self), self.is_zero
+        """Allow reads inside that keep no references; yield whether the traces are zero."""
+        left, zero, is_owned = held(self), self.is_zero, self.is_owned
         try:
             yield zero
         finally:
             if zero:
                 hold(self, left)
-            elif isinstance(left, LazyTraces):
-                self.claim()
-
-    def claim(self) -> None:
-        """Become the only owner of the traces that have been written."""
-        result = held(self)
-        if not isinstance(result, LazyTraces):
-            hold(self, LazyTraces(lambda: result))
+            self.is_owned = is_owned
 
     def take(self) -> tuple[Traces, bool]:
-        """Return the traces outside of transformations, and whether they may be donated."""
-        own = held(self)
-        if not isinstance(own, LazyTraces):
-            return self.read(), False
-        traces = own.compute()
-        hold(self, LazyTraces(lambda: _unless_lost(traces)))
-        return traces, True
+        """Return the traces, and whether their buffers may be donated."""
+        traces = self.arrays()
+        return traces, self.is_owned and not is_watched()
 
     def lend(self) -> tuple[Traces, bool]:
         """Return the traces for a program that does not change them."""
-        if is_watched():
-            traces = self.read()
-            return traces, False
-        return self.take()[0], False
-
-
-def _unless_lost(traces: Traces) -> Traces:
-    """Return traces that were taken, unless their buffers have been donated.
-
-    Raises
-    ------
-    LostTracesError
-        If a program has taken their buffers, and failed before it stored new ones.
-    """
-    if any(leaf.is_deleted() for leaf in jax.tree.leaves(traces)):
-        raise LostTracesError(
-            "A computation that updates the traces in place has failed, so they are lost. Call "
-            "`reset_state` to start a new sequence."
-        )
-    return traces
+        return self.arrays(), False

@@ -12,18 +12,18 @@ from typing import Any, Protocol, TypeAlias
 import brainstate
 import jax
 
-from .._brainstate import is_watched, peek_all, set_values, values_of
+from .._brainstate import is_in_loop, is_watched, peek_all, set_values, values_of
 from .._errors import LostTracesError, OptionError
-from .._graph import Traces
 from .._typing import path_name
 from .carried_traces import CarriedTraces
+from .forms import Form
 from .states.model_states import States
 
 Take: TypeAlias = Callable[[], tuple[Any, bool]]
 """Returns the traces, and whether their buffers may be given to a program."""
 
-Changes: TypeAlias = tuple[Any, Sequence[Any], Callable[[], Traces] | None]
-"""Results, new values of States, and a function that computes the new traces, if there are any."""
+Changes: TypeAlias = tuple[Any, Sequence[Any], Form | None]
+"""Results, new values of States, and the new traces; ``None``: they stay."""
 
 
 class Program:
@@ -135,7 +135,7 @@ class LearnerStore:
     @property
     def defers(self) -> bool:
         """See `Store`."""
-        return not self._is_watched
+        return not is_in_loop()
 
     @property
     def is_zero(self) -> bool:
@@ -186,9 +186,9 @@ class LearnerStore:
         self,
         written: Iterable[brainstate.State],
         values: Iterable[Any],
-        after: Callable[[], Traces] | None,
+        after: Form | None,
     ) -> None:
-        """Write values of States, and traces, which may be deferred; ``None``: they stay."""
+        """Write values of States, and traces; ``None``: they stay."""
         changes = list(written), list(values), after
         if self._is_watched:
             self._write(*changes)
@@ -200,12 +200,12 @@ class LearnerStore:
         self,
         written: Iterable[brainstate.State],
         values: Iterable[Any],
-        after: Callable[[], Traces] | None,
+        after: Form | None,
     ) -> None:
         write_values(written, values, is_outside=not self._is_watched)
         if after is not None:
-            self.traces.store_deferred(after, watched=self._is_watched)
-        self.remember(*(() if after else self.traces.left[:1]))
+            self.traces.store(after)
+        self.remember(*(self.traces.left[:1] if after is None else ()))
 
     def remember(self, *before: tuple[Any, ...]) -> None:
         """Remember to which values of the hidden States the traces belong."""

@@ -59,8 +59,8 @@ def reset_samples(
     states = [of_model[path] for path in fresh]
     now = dict(zip(fresh, store.values(states), strict=True))
     values = reset_values(step.graph.batch, now, fresh, flags)
-    after = None if store.is_zero else step.reset(store.traces.read(), flags)
-    store.write(states, values.values(), None if after is None else lambda: after)
+    after = None if store.is_zero else step.reset(store.traces.arrays(), flags)
+    store.write(states, values.values(), after)
 
 
 def check_where(

@@ -14,15 +14,20 @@ from .._core.products.complex_packing import Pairs, pack, unpack
 from .._errors import ShapeError
 from .._graph import StateLeaf
 from .._jax import is_tracer
-from .carried_traces import CarriedTraces, computed, store_external
+from .carried_traces import CarriedTraces, present, store_external
+from .forms import Form
 
 
-def _unpacked(state: brainstate.State) -> Any:
-    own = held(state)
-    return unpack(peek(own) if isinstance(own, CarriedTraces) else computed(state))
+def _read(state: "EligibilityTraces") -> Any:
+    carried = state.carried
+    return present(state) if carried is state else unpack(carried.shared_arrays())
 
 
-@seen_through(_unpacked, store_external)
+def _store(state: "EligibilityTraces", traces: Any) -> None:
+    store_external(state.carried, pack(traces, state.pairs))
+
+
+@seen_through(_read, _store)
 class EligibilityTraces(CarriedTraces):
     """State of an algorithm's traces: a dict with stable string keys.
 
@@ -38,27 +43,23 @@ class EligibilityTraces(CarriedTraces):
     current traces do not change.
     """
 
-    def __init__(self, value: Any, pairs: Pairs = (), **options: Any) -> None:
-        super().__init__(value, **options)
+    def __init__(self, traces: Form, pairs: Pairs = ()) -> None:
+        super().__init__(traces)
         # If this State is created inside a map, the map adds an axis to every trace afterwards.
-        # It finds the State by identity, so no other State can be carried instead.
-        self.is_made_inside = is_watched()
+        # It finds the State in the module, so no other State can be carried instead.
+        self.is_made_inside = self.needs_arrays = is_watched()
         self.pairs = () if self.is_made_inside else pairs
+        if not self.is_made_inside:
+            hold(self, CarriedTraces(traces))
 
     @property
     def carried(self) -> CarriedTraces:
-        """The State that programs and transformations carry: this one, if no traces are packed."""
-        if not self.pairs:
-            return self
+        """The State that programs and transformations carry: another one than users see."""
         own = held(self)
-        if not isinstance(own, CarriedTraces):
-            own = CarriedTraces(pack(own, self.pairs))
-            own.stack_level = self.stack_level  # it belongs to the same transformations
-            hold(self, own)
-        return own
+        return own if isinstance(own, CarriedTraces) else self
 
     def _get(self) -> Any:
-        return unpack(self.carried.read())
+        return unpack(self.carried.shared_arrays())
 
     def _set(self, traces: Any) -> None:
         self._check(traces)
@@ -81,7 +82,9 @@ class EligibilityTraces(CarriedTraces):
         """Copy the State; buffers that two States share are not donated."""
         traces = peek(self)
         twin: EligibilityTraces = super().copy()
-        hold(twin, traces)
+        if twin.carried is not twin:
+            hold(twin, CarriedTraces(pack(traces, self.pairs)))
+            twin.carried.zeros = self.carried.zeros
         return twin
 
     def _check(self, new: Any) -> None:

@@ -30,7 +30,7 @@ class DeferredTraces:
     sources
         The values that they are computed from.
     before
-        The traces that they replace; ``None``: the traces before the sequence.
+        The traces before these steps; ``None``: the traces before the sequence.
     """
 
     sources: PyTree

@@ -60,7 +60,7 @@ def _showing(algorithm: ETraceAlgorithm, traces: Traces) -> Iterator[None]:
         yield
     finally:
         algorithm.traces = own
-    leaves, now = jax.tree.leaves(traces), jax.tree.leaves(held(shown))
+    leaves, now = jax.tree.leaves(traces), jax.tree.leaves(held(shown.carried))
     is_kept = len(leaves) == len(now) and all(a is b for a, b in zip(leaves, now, strict=True))
     if not is_kept:
         raise _refusal("writes the traces")

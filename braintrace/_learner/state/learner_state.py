@@ -16,7 +16,7 @@ import jax.export
 from ..._brainstate import peek, values_of
 from ..._checks import differences, shown
 from ..._errors import OptionError, ShapeError
-from ..._graph import Traces
+from ..._runtime.forms import Form, is_settled
 from ..._typing import Path, PyTree, path_name
 from .leaves import by_path, holds_keys, like_current, like_leaves, raw, same_type
 from .optimizer import LearnerOptimizer
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 BY_PATH = ("parameters", "hidden", "others", "random", "optimizer")
 FIELDS = (*BY_PATH, "traces")
+UNSETTLED = "unsettled"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +50,8 @@ class LearnerState:
         Keys of random numbers, as ``jax.random.key_data``: of the model's States with keys, and of
         ``brainstate.random``.
     traces
-        Eligibility traces by ``{parameter path}@{operation}>{state}``.
+        Eligibility traces by ``{parameter path}@{operation}>{state}``; `Zero` after a reset, or
+        `Deferred` after a gradient. `FunctionalLearner.settle` makes arrays of them.
     rule
         The rule of the traces, ``"SnAp(n=1)"``: a part of the structure, like the paths.
     optimizer
@@ -80,7 +82,7 @@ class LearnerState:
     hidden: dict[Path, PyTree]
     others: dict[Path, PyTree]
     random: dict[Path, PyTree]
-    traces: Traces
+    traces: Form
     rule: str = ""
     optimizer: dict[Path, PyTree] = dataclasses.field(default_factory=dict)
 
@@ -92,7 +94,8 @@ def _in_order(keys: tuple[Path | str, ...]) -> tuple[Path | str, ...]:
 
 
 def _flatten(state: LearnerState) -> tuple[list[PyTree], PyTree]:
-    held = [getattr(state, field) for field in FIELDS]
+    held = [getattr(state, field) for field in BY_PATH]
+    held.append(state.traces if is_settled(state.traces) else {UNSETTLED: state.traces})
     keys = [_in_order(tuple(entries)) for entries in held]
     children = [entries[key] for entries, own in zip(held, keys, strict=True) for key in own]
     return children, (state.rule, *keys)
@@ -110,6 +113,8 @@ def _unflatten(structure: PyTree, children: Iterable[PyTree]) -> LearnerState:
     fields = {
         field: {key: next(rest) for key in own} for field, own in zip(FIELDS, keys, strict=True)
     }
+    if UNSETTLED in fields["traces"]:
+        fields["traces"] = fields["traces"][UNSETTLED]
     return LearnerState(**fields, rule=rule)
 
 
@@ -296,7 +301,11 @@ def check_like(state: LearnerState, own: LearnerState) -> None:
             "model with the same rule and options, or take only the parameters."
         )
     # The optimizer is compared only if both have one: the learner may not know it yet.
-    fields = [f for f in FIELDS if f != "optimizer" or (state.optimizer and own.optimizer)]
+    is_compared = {
+        "optimizer": state.optimizer and own.optimizer,
+        "traces": is_settled(state.traces),
+    }
+    fields = [f for f in FIELDS if is_compared.get(f, True)]
     lines = [
         line
         for field in fields
