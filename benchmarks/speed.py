@@ -33,6 +33,7 @@ BPTT, UNROLLED, PARTS = "BPTT", "unroll=4", "checkpoints"
 RESET, ON, ES, ES_ON = "D_RTRL", "D_RTRL, on", "ES_D_RTRL", "ES_D_RTRL, on"
 STANDARD = (RESET, ON, ES, ES_ON)
 """After a reset, and carrying on from the sequence before."""
+IN_JIT = "D_RTRL, reset in jit"
 RATE = 1e-4
 
 
@@ -128,6 +129,23 @@ def sequence(
     return Call(run, lower)
 
 
+def in_jit(row: Row) -> Call:
+    """Return a reset and the gradient of a sequence in one ``jit``, as in a loop of the user."""
+    learner = compile_learner(row, "d_rtrl")
+    step, pure = step_of(row, learner), learner.functional()
+
+    def gradient(state: Any, *data: Any) -> Any:
+        return pure.grad(pure.reset(state), *data, step_fn=step)
+
+    compiled, held = jax.jit(gradient), [pure.reset(pure.state())]
+
+    def run() -> Any:
+        held[0], gradients = compiled(held[0], *row.data)
+        return gradients
+
+    return Call(run, lambda: compiled.lower(held[0], *row.data))
+
+
 def descend(learner: Any, row: Row) -> Callable[[Any], None]:
     weights = learner.module.states(brainstate.ParamState)
 
@@ -203,6 +221,7 @@ METHODS: dict[str, Callable[[Row], Call]] = {
     ON: functools.partial(sequence, resets=False),
     ES: functools.partial(sequence, rule="es_d_rtrl"),
     ES_ON: functools.partial(sequence, rule="es_d_rtrl", resets=False),
+    IN_JIT: in_jit,
     "D_RTRL, mask": functools.partial(sequence, masks=True),
     "D_RTRL, window=16": functools.partial(sequence, window=16),
     "D_RTRL, window=16, on": functools.partial(sequence, window=16, resets=False),
@@ -238,8 +257,8 @@ ROWS: dict[str, Row] = {
     "LRU x4": _row(networks.lru, 100, 64, layers=4),
     "sparse LIF, 10,000 neurons": _row(networks.sparse, 64, 1),
     "convolution": _row(networks.convolution, 64, 16),
-    "LIF": _row(networks.spiking, 100, 64, adapts=False),
-    "ALIF": _row(networks.spiking, 100, 64),
+    "LIF": _row(networks.spiking, 100, 64, *STANDARD, IN_JIT, adapts=False),
+    "ALIF": _row(networks.spiking, 100, 64, *STANDARD, IN_JIT),
     "LIF, batch 4": _row(networks.spiking, 100, 4, adapts=False),
     "ALIF, batch 4": _row(networks.spiking, 100, 4),
     "LIF, 1,000 steps": _row(networks.spiking, 1000, 64, adapts=False),
