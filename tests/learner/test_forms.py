@@ -183,9 +183,9 @@ def test_a_loop_of_the_user_does_no_work_of_traces():
     wanted = cost(from_zero.lower(pure.reset(state)))
     assert (cost(from_zero.lower(state)) > wanted).all()
     together = jax.jit(lambda s: pure.grad(pure.reset(s), XS, TARGETS, step_fn=step_fn))
-    np.testing.assert_allclose(cost(together.lower(state)), wanted, rtol=0.05)
+    assert (cost(together.lower(state)) <= 1.05 * wanted).all()
     for parts in ([reset, gradient], [gradient, reset]):
         reset(learner)
         compiled = in_jit(learner, parts)
         compiled()
-        np.testing.assert_allclose(cost(compiled.lower()), wanted, rtol=0.05)
+        assert (cost(compiled.lower()) <= 1.05 * wanted).all()
