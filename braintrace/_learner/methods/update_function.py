@@ -56,6 +56,7 @@ def _showing(algorithm: ETraceAlgorithm, traces: Traces) -> Iterator[None]:
     """Replace the algorithm's traces by the traces after the step, read-only."""
     own = algorithm.traces
     algorithm.traces = shown = EligibilityTraces(traces)
+    shown.carried.zeros = own.carried.zeros
     try:
         yield
     finally:
