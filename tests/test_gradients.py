@@ -66,12 +66,12 @@ class Case:
     vmap: bool = False
 
     def features(self):
-        """What should meet each other; above all, all models with rules of the diagonal."""
+        """What should meet each other; above all, all models with D_RTRL."""
         first, *others = self.model.layers
         own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "model"}
         own |= dataclasses.asdict(first) | {"readout": self.model.readout, "layers": len(others)}
         own["window"] = self.window is not None
-        own["of the diagonal"] = self.rule in ("d_rtrl", "snap") and self.window is None
+        own["of D_RTRL"] = self.rule == "d_rtrl" and self.window is None
         return own | {"above": others[0].cell if others else None}
 
     def is_valid(self):
@@ -81,7 +81,12 @@ class Case:
             return False
         if windows and self.path == "by_two_calls" and 3 % self.window:
             return False
-        if self.marks == "auto" and (drives | linked) & {"low rank", "sparse", "doubled"}:
+        if self.marks == "auto" and (drives | linked) & {
+            "low rank",
+            "sparse",
+            "doubled",
+            "embedding",
+        }:
             return False
         if self.rule == "ostl_recurrent" and self.model.readout == "leaky":
             return False  # a readout with a memory is a layer of its own there
@@ -89,7 +94,8 @@ class Case:
             return False
         if self.form == "joined states" and self.marks == "units":
             return False
-        return not (self.rule == "snap2" and (len(layers) > 1 or "sparse" in linked))
+        has_more = len(layers) > 1 or "sparse" in linked or self.model.readout == "leaky"
+        return not (self.rule in ("snap", "snap2") and has_more)  # see `oracle.snap_n`
 
     def request(self):
         reset = np.zeros((STEPS, BATCH), bool)
@@ -150,8 +156,10 @@ def expected_of(case):
     def loss(t, y, *sample):
         return squared_error(y, jnp.asarray(TARGETS)[(t, *sample)])
 
-    if case.rule == "snap2" and case.model.layers[0].recurrent == "masked":
-        return oracle.snap_n(*given, loss, 2, asked.mask, asked.reset, case.window)
+    is_masked = case.model.layers[0].recurrent == "masked"
+    if case.rule == "snap" or (case.rule == "snap2" and is_masked):
+        n = int(case.rule[4:] or 1)
+        return oracle.snap_n(*given, loss, n, asked.mask, asked.reset, case.window)
     model, *rest = given
     rule = "rtrl" if case.rule == "snap2" else case.rule
     return oracle.gradient_by_rule(model, rule, *rest, loss, case.window, asked.mask, asked.reset)
@@ -169,13 +177,12 @@ def test_any_gradient_is_the_one_of_plain_jax(number):
     check(CASES[number])
 
 
-# What pairs of features alone do not bring together: a product's own diagonal, layers in a window,
+# What pairs of features alone do not bring together: SnAp of a recurrent weight, layers in windows,
 # a reset in a chunk whose traces a second call reads, and windows of one step in a stream.
 CHOSEN = [
     Case(RandomModel((Layer("bias", "matmul", "plain"),)), "snap"),
     Case(
         RandomModel((Layer("bias", "gain", "plain"), Layer("function", "gain", "leak"))),
-        "snap",
         window=3,
     ),
     Case(

@@ -175,14 +175,14 @@ class RulesByPath(ETraceAlgorithm):
         ways = set(found.values()) - {"none"}
         if len(found) == 1:
             return
-        if len(ways) > 1 or not ways <= {"elementwise", "diagonal"}:
+        if ways - {"elementwise"}:
             listed = ", ".join(
                 f"{part.algorithm.__name__} ({found[part.name]})" for part in self._parts
             )
             raise OptionError(
                 f"`rules` combines incompatible algorithms: {listed}. All weights of a model "
-                "share the paths between states: use algorithms of one kind, 'elementwise' or "
-                "'diagonal', with or without `Immediate` ('none')."
+                "share the paths between states: use algorithms of the kind 'elementwise', with or "
+                "without `Immediate` ('none')."
             )
 
 

@@ -26,7 +26,6 @@ from .._graph import (
     FOLLOWS_ALL,
     Diagnostic,
     ETraceGraph,
-    Jacobian,
     TracedModel,
     TraceMethod,
 )
@@ -57,9 +56,6 @@ from .reports.check_model import (
     check_parameters,
 )
 from .reports.diagnose import diagnose, publish
-
-BY_POSITION: tuple[Jacobian, ...] = ("elementwise", "diagonal")
-"""Rules that follow elementwise dependence only."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,9 +102,9 @@ def compile_model(
     # Before that, uses of parameters are marked, if `mark` asks for it or if no ETP operation of
     # the model reaches a hidden state.
     jacobian = method.jacobian
-    marking = None
+    is_elementwise, marking = jacobian == "elementwise", None
     if jacobian != "none":  # a rule without traces needs no marks
-        marking = marking_of(model, options.mark, options.unroll_limit, jacobian in BY_POSITION)
+        marking = marking_of(model, options.mark, options.unroll_limit, is_elementwise)
     traced, outside = trace_model(model, arguments, batch_size, options.unroll_limit, marking)
 
     check_hidden_states(traced)
@@ -116,9 +112,8 @@ def compile_model(
 
     # Groups of hidden states, in the form of the step with the most elementwise dependence.
     every_state = options.every_state
-    is_by_position = jacobian in BY_POSITION
-    grouped = _with_loops_split(traced, options, jacobian) if is_by_position else None
-    step = grouped or _grouped(traced, every_state, jacobian)
+    grouped = _with_loops_split(traced, options) if is_elementwise else None
+    step = grouped or _grouped(traced, every_state)
     check_has_states(model, step)
 
     # The batch axis of each state.
@@ -129,7 +124,7 @@ def compile_model(
     if options.readout_filters:
 
         def regrouped(filtered: TracedModel) -> GroupedStep:
-            return _with_loops_split(filtered, options, jacobian)
+            return _with_loops_split(filtered, options)
 
         step, batch, not_readouts = filter_readouts(step, batch, regrouped)
 
@@ -161,30 +156,26 @@ def compile_model(
     return dataclasses.replace(graph, trace_specs=specs), outside
 
 
-def _with_loops_split(
-    traced: TracedModel, options: CompilerOptions, jacobian: Jacobian
-) -> GroupedStep:
+def _with_loops_split(traced: TracedModel, options: CompilerOptions) -> GroupedStep:
     """Unroll loops wherever that keeps more elementwise dependence."""
-    step = _with_shared_uses_split(traced, options.every_state, jacobian)
+    step = _with_shared_uses_split(traced, options.every_state)
     while (unrolled := split_loops(step, options.unroll_limit)) is not None:
-        again = _with_shared_uses_split(unrolled, options.every_state, jacobian)
+        again = _with_shared_uses_split(unrolled, options.every_state)
         if again.num_traced <= step.num_traced:
             break  # everything in the loop is coupled: unrolling gains nothing
         step = again
     return step
 
 
-def _with_shared_uses_split(
-    traced: TracedModel, every_state: bool, jacobian: Jacobian
-) -> GroupedStep:
+def _with_shared_uses_split(traced: TracedModel, every_state: bool) -> GroupedStep:
     """Copy each ETP output whose uses reach different units, one copy per use."""
-    step = _grouped(traced, every_state, jacobian)
+    step = _grouped(traced, every_state)
     while (copied := split_shared_uses(step)) is not None:
-        step = _grouped(copied, every_state, jacobian)
+        step = _grouped(copied, every_state)
     return step
 
 
-def _grouped(traced: TracedModel, every_state: bool, jacobian: Jacobian) -> GroupedStep:
+def _grouped(traced: TracedModel, every_state: bool) -> GroupedStep:
     """Analyse the step as it is and group its hidden states."""
     # Facts about the program that several passes need are computed once.
     analysis = Analysis(traced.program)
@@ -207,6 +198,6 @@ def _grouped(traced: TracedModel, every_state: bool, jacobian: Jacobian) -> Grou
     alignment = Alignment(analysis, candidates)
 
     # States that read each other in the same unit are a group. The walks back from them find the
-    # operations that reach them and the truncated paths (a whole product, or all but its diagonal).
-    groups, walks = find_hidden_groups(traced, alignment, graph, outputs, every_state, jacobian)
+    # operations that reach them and the truncated paths.
+    groups, walks = find_hidden_groups(traced, alignment, graph, outputs, every_state)
     return GroupedStep(traced, analysis, graph, operations, outputs, groups, walks)

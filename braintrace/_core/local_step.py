@@ -10,7 +10,7 @@ states, so one vector-Jacobian product with a row of cotangents per unit gives t
     \qquad
     D_f^t[u, a] = (\partial h^t[p(u), a]) / \partial y^t[u]
 
-times that row. A rule may keep the diagonal through products; see `diagonal`.
+times that row.
 """
 
 import dataclasses
@@ -22,10 +22,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._graph import Cut, Diagonal, ETraceGraph, HiddenGroup, Tap, Weights
+from .._graph import Cut, ETraceGraph, HiddenGroup, Tap, Weights
 from .._jax import Atom, Equation, Var, is_var, struct_of
 from .._jaxpr import Program, Rule, evaluate, inlined, program_of
-from .jacobian.diagonal import Factors, factors_of, with_diagonals
 from .jacobian.maxima import bind_differentiable, maxima_of
 from .jacobian.results import FROM_RESULT, from_result
 from .layout import (
@@ -66,8 +65,6 @@ def taps_of(graph: ETraceGraph, site: TraceSite) -> Iterator[Tap]:
 
 def _sum_of(graph: ETraceGraph, y: Var) -> Var:
     """Return the sum of outputs alone that is the only reader of an output, or the output."""
-    if any(map(any, (group.diagonals for group in graph.hidden_groups))):
-        return y  # a diagonal is added at the output itself
     program, opaque = graph.traced.program, set(opaque_outputs(graph))
 
     def has_outputs_alone(atom: Atom) -> bool:
@@ -118,17 +115,17 @@ def read_vars(graph: ETraceGraph) -> list[Var]:
     """Return the variables of a step that the derivatives of its local steps depend on."""
     candidates = evaluated_vars(graph)
 
-    def derivatives(values: list[Any], weights: Weights) -> Any:
+    def derivatives(values: list[Any]) -> Any:
         found = []
         for group in graph.traced_groups:
-            local = LocalStep(graph, group, dict(zip(candidates, values, strict=True)), weights)
+            local = LocalStep(graph, group, dict(zip(candidates, values, strict=True)))
             new, back = jax.vjp(local, local.old, local.taps)
             of_old, of_taps = back(jax.tree.map(jnp.ones_like, new))
             found.append((local.rows_of_old(of_old), local.rows_of_outputs(of_taps)))
         return found
 
     shapes = [struct_of(var.aval) for var in candidates]
-    program = program_of(inlined(jax.make_jaxpr(derivatives)(shapes, operand_shapes(graph))))
+    program = program_of(inlined(jax.make_jaxpr(derivatives)(shapes)))
     behind = program.depends_on(program.out_atoms)
     pairs = zip(candidates, program.in_vars, strict=False)
     # With several rules, each reads the parameters behind outputs that another one taps.
@@ -156,15 +153,6 @@ def evaluated_vars(graph: ETraceGraph) -> list[Var]:
                 if point.var is not _sum_of(graph, site.relation.y_var):
                     read.add(site.relation.y_var)
                     add_behind(point.var, stops)
-            for diagonal in group.diagonals[state]:
-                equation = program.equations[diagonal.equation]
-                x = equation.invars[diagonal.operand]
-                others = [v for v in equation.invars if is_var(v) and v is not x]
-                read.update([*others, *equation.outvars])
-                add_behind(x, stops)
-                (y,) = equation.outvars
-                if diagonal.var is not y:
-                    add_behind(diagonal.var, stops | {y})
     given = [var for var in program.in_vars if var in read]
     made = (var for equation in program.equations for var in equation.outvars)
     return given + [var for var in made if var in read]
@@ -210,8 +198,6 @@ class LocalStep:
         The compiled model, and one of its groups.
     values
         Values of the variables that it reads; see `read_vars`.
-    weights
-        Operands of the relations, for diagonals.
     states
         The states that are differentiated; ``None``: all.
     """
@@ -219,7 +205,6 @@ class LocalStep:
     graph: ETraceGraph
     group: HiddenGroup
     values: Values
-    weights: Weights
     states: tuple[int, ...] | None = None
 
     @property
@@ -262,18 +247,8 @@ class LocalStep:
     def _new_state(self, state: int, target: Var, live: dict[Var, jax.Array]) -> jax.Array:
         program, group = self.graph.traced.program, self.group
         held = {v: self.values[v] for v in held_vars(self.graph, group, state) if v in self.values}
-        maxima = maxima_of(program)
-        rules = maxima | self._rules_of(group.cuts[state])
-        old_vars = {s.in_var for s in group.states}
-        passing = []
-        for diagonal in group.diagonals[state]:
-            x = program.equations[diagonal.equation].invars[diagonal.operand]
-            old = {v: value for v, value in live.items() if v in old_vars}
-            cuts = maxima | self._rules_of(diagonal.cuts)
-            (operand,) = evaluate(program, [x], self._inputs, held | old, cuts)
-            passing.append((diagonal, operand, self._factors(diagonal)))
-        overrides, passed = with_diagonals(program, held | live, rules, passing)
-        value: jax.Array = evaluate(program, [target], self._inputs, overrides, passed)[0]
+        rules = maxima_of(program) | self._rules_of(group.cuts[state])
+        value: jax.Array = evaluate(program, [target], self._inputs, held | live, rules)[0]
         return value
 
     def _rules_of(self, cuts: Sequence[Cut]) -> dict[int, Rule]:
@@ -301,29 +276,6 @@ class LocalStep:
             return rule
 
         return {index: rule_for(index) for index in (*held, *known)}
-
-    def _factors(self, diagonal: Diagonal) -> Factors:
-        """Return the derivatives of a diagonal's variable with respect to its operand.
-
-        Both parts of a complex output count: the broadcast value may be its absolute value.
-        """
-        equation = self.graph.traced.program.equations[diagonal.equation]
-        operands = [
-            None if i == diagonal.operand else self.values[atom] if is_var(atom) else atom.val
-            for i, atom in enumerate(equation.invars)
-        ]
-        for relation in self.graph.hidden_param_op_relations:
-            if relation.equation == diagonal.equation:
-                for name, position in relation.trainable_positions.items():
-                    operands[position] = self.weights[relation.key][name]
-        factors = factors_of(diagonal, equation, operands)
-        (y,) = equation.outvars
-        if diagonal.var is y:
-            return factors, None
-        along = self._from_output(y, diagonal.var)
-        if not jnp.iscomplexobj(self.values[y]):
-            return factors * along, None
-        return factors, (along, self._from_output(y, diagonal.var, 1j))
 
     def rows_of_old(self, cotangents: Mapping[int, jax.Array]) -> States:
         """Convert cotangents of old states to units."""

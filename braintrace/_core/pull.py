@@ -20,7 +20,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from .._graph import ETraceGraph, HiddenGroup, Weights
+from .._graph import ETraceGraph, HiddenGroup
 from .._typing import PyTree
 from .layout import trace_sites
 from .local_step import LocalStep, States, row_name, values_of
@@ -37,8 +37,8 @@ class Steps:
 
     Attributes
     ----------
-    graph, weights
-        The compiled model, and the operands of its relations.
+    graph
+        The compiled model.
     values
         Values of `read_vars` by name, time first; values that are equal in all steps have a time
         axis of length 1.
@@ -51,7 +51,6 @@ class Steps:
     """
 
     graph: ETraceGraph
-    weights: Weights
     values: dict[str, jax.Array]
     reset: jax.Array | None
     count: int
@@ -94,7 +93,7 @@ def pull(
     def step(rows: States, now: PyTree) -> tuple[States, PyTree]:
         values, own_signal, reset = now
         values = values_of(steps.graph, values)
-        local = LocalStep(steps.graph, group, values, steps.weights, states)
+        local = LocalStep(steps.graph, group, values, states)
         new, back = jax.vjp(local, local.old, local.taps)
         cotangents = {
             a: _sum(

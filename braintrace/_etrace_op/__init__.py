@@ -3,9 +3,6 @@
 from .check import PrimitiveReport as PrimitiveReport
 from .check import check_primitive as check_primitive
 from .inline import inline as inline
-from .input_derivative import input_derivative as input_derivative
-from .input_derivative import is_joined as is_joined
-from .input_derivative import is_linear_in_input as is_linear_in_input
 from .lookup_counts import count as count
 from .operations.conv import conv as conv
 from .operations.conv import etp_conv_p as etp_conv_p

@@ -94,15 +94,6 @@ class ETPPrimitiveSpec:
         ``at_entries(hidden_dim, **static_params) -> array``: for each entry of an operand with the
         axis ``'entry'``, the element of an output-shaped array that the entry reaches. ``yw_to_w``
         follows from it.
-    joins_input : callable, optional
-        ``joins_input(weights, shapes, inputs, outputs, **static_params) -> flags``: whether
-        elements of a sample's output depend on elements of its input at all. Both are flat numbers
-        in NumPy arrays of one shape, ``shapes`` are the shapes of a sample's input and output, and
-        the weights are abstract. By default all elements may depend on each other.
-    input_derivative : callable, optional
-        ``input_derivative(weights, shapes, inputs, outputs, **static_params) -> array``: the
-        derivatives of these elements, for an operation that is linear in ``x``. By default `SnAp`
-        multiplies by unit vectors.
     batched_form : ETPPrimitive, optional
         The primitive that computes the same for a batch, with the same static parameters.
     batching : callable, optional
@@ -149,8 +140,6 @@ class ETPPrimitiveSpec:
     select_outputs: Rule | None = None
     trace_axes: Mapping[str, tuple[TraceAxis, ...]] | None = None
     at_entries: Rule | None = None
-    joins_input: Rule | None = None
-    input_derivative: Rule | None = None
     batched_form: Primitive | None = None
     batching: Rule | None = None
 

@@ -11,7 +11,6 @@ from .flat_state import Structure as Structure
 from .flat_state import operand_key as operand_key
 from .graph import ETraceGraph as ETraceGraph
 from .hidden_group import Cut as Cut
-from .hidden_group import Diagonal as Diagonal
 from .hidden_group import HiddenGroup as HiddenGroup
 from .influence import InfluenceMap as InfluenceMap
 from .influence import Tap as Tap

@@ -26,39 +26,6 @@ class Cut:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Diagonal:
-    """The part of one product that connects units of old states with themselves.
-
-    Attributes
-    ----------
-    equation, operand
-        The product, and the operand of it that the old states reach elementwise.
-    var
-        Its output, or a variable that the output is broadcast to.
-    outputs
-        For every element of ``var``, the element of the output that it is.
-    inputs
-        For every element of ``var``, an element of the operand, or `NO_ELEMENT`. A leading axis
-        runs over the elements of the operand in one unit.
-    cuts
-        The uses of variables on the way to the operand that are held constant.
-    reads
-        States ``c`` of the group whose old values reach it.
-    """
-
-    equation: int
-    operand: int
-    var: Var
-    outputs: np.ndarray
-    inputs: np.ndarray
-    cuts: tuple[Cut, ...]
-    reads: tuple[int, ...]
-
-
-NO_ELEMENT = -1
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
 class HiddenGroup:
     """Hidden states that share units and influence each other elementwise.
 
@@ -79,9 +46,6 @@ class HiddenGroup:
         Pairs ``(a, c)`` for which ``D[a, c]`` is not structurally zero.
     cuts
         For each state the stop-gradient edges: uses of variables that couple elements.
-    diagonals
-        For each state the diagonals of products that the learning rule keeps, as a part of ``D``;
-        empty for most rules.
     read_by_output
         States whose old value the outputs of the step read.
     downstream
@@ -101,7 +65,6 @@ class HiddenGroup:
     shape: tuple[int, ...]
     transition: tuple[tuple[int, int], ...]
     cuts: tuple[tuple[Cut, ...], ...]
-    diagonals: tuple[tuple[Diagonal, ...], ...]
     read_by_output: tuple[int, ...]
     downstream: tuple[int, ...]
     delay_line: bool

@@ -30,7 +30,7 @@ Signal: TypeAlias = dict[str, jax.Array]
 Traces: TypeAlias = Mapping[str, Any]
 """Arrays in dicts with stable string keys, nested or not."""
 
-Jacobian = Literal["none", "elementwise", "diagonal", "sparse", "layered", "full"]
+Jacobian = Literal["none", "elementwise", "sparse", "layered", "full"]
 """The treatment of ETP operations on the path from old states to a state; see `TraceMethod`."""
 
 FOLLOWS_ALL: frozenset[Jacobian] = frozenset({"sparse", "layered", "full"})
@@ -97,9 +97,8 @@ class TraceMethod(Protocol):
     def jacobian(self) -> Jacobian:
         """The treatment of ETP operations on the path from old states to a state.
 
-        ``'elementwise'``: the path is truncated at each of them. ``'diagonal'``: ``D`` includes the
-        diagonal of each product, marked or ordinary, from each unit to itself. ``'sparse'``:
-        paths pass through, within the sparsity pattern of the traces. The graph has a `FlatState`
+        ``'elementwise'``: the path is truncated at each of them. ``'sparse'``: paths pass through,
+        within the sparsity pattern of the traces. The graph has a `FlatState`
         with its `Structure`, operands are the parameters themselves, and learning signals are
         partial derivatives, as if no state depended on another. ``'full'``: paths pass through,
         with such a graph. The gradient of a chunk is reverse mode through the chunk, plus

@@ -36,7 +36,6 @@ def found_by(rule, case):
     ("jacobian", "name", "case"),
     [
         ("elementwise", "d_rtrl", Case(RECURRENT, mask="some", reset="each", chunk_size=4)),
-        ("diagonal", "snap", Case(STACK, path="by_stream", reset="one sample")),
         ("layered", "ostl_recurrent", Case(STACK, path="by_own_gradient", reset="each")),
         ("full", "rtrl", Case(STACK, path="by_pure_function", mask="some", vmap=True)),
     ],
@@ -180,7 +179,7 @@ WRONG = {
         braintrace.ShapeError,
         "samples",
     ),
-    "another Jacobian": ({"jacobian": "diagnal"}, braintrace.OptionError, "diagonal"),
+    "another Jacobian": ({"jacobian": "diagonal"}, braintrace.OptionError, "elementwise"),
 }
 
 

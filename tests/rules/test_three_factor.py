@@ -74,7 +74,7 @@ RULES = {"d_rtrl": {}, "immediate": {}, "ottt": {"decay": ALPHA}, "rtrl": {}}
     ],
 )
 def test_the_gradient_is_the_modulator_times_the_eligibility(rule, name):
-    """Nothing mixes units: what rules beyond the diagonal carry is the trace of D_RTRL."""
+    """Nothing mixes units: what the other rules carry is the trace of D_RTRL."""
     learner = braintrace.compile(Leaky(), rule, XS[0], batch_size=BATCH, **RULES[rule])
     modulator = MODULATORS[name]
     each = modulator.reshape(*modulator.shape, *(1,) * (3 - modulator.ndim))

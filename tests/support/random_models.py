@@ -197,9 +197,6 @@ class Layer:
                 else:
                     recurrent = recurrent * mask if self.recurrent == "masked" else recurrent
                     y = y + ops.matmul(source, recurrent)
-        if recurrent is not None and mixing == "diagonal":
-            own = jnp.diagonal(recurrent.reshape(UNITS, -1, UNITS), axis1=0, axis2=2).reshape(-1)
-            y = y + tiled(old - stop(old), self.outs) * own
         if "g" in p:
             y = y + tiled(ops.element_wise(p["g"], jnp.tanh) * old, self.outs)
         return y

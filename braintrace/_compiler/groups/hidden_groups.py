@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ..._graph import Cut, Diagonal, HiddenGroup, Jacobian
+from ..._graph import Cut, HiddenGroup
 from ..._graph.traced_model import StateLeaf, TracedModel
 from ..._jax import Atom, Var
 from ..._jaxpr import components
@@ -16,7 +16,6 @@ from ..core.step_graph import StepGraph
 from ..core.walk import Walk
 from .alignment import AlignedStates, Alignment
 from .delay_lines import find_delay_lines
-from .diagonals import diagonals_of
 
 
 def find_hidden_groups(
@@ -25,7 +24,6 @@ def find_hidden_groups(
     graph: StepGraph,
     outputs: Sequence[StateLeaf],
     every_state: bool,
-    jacobian: Jacobian,
 ) -> tuple[list[HiddenGroup], list[list[Walk]]]:
     """Group the hidden states of a step.
 
@@ -39,8 +37,6 @@ def find_hidden_groups(
         States that count as outputs of the step; they are in no group.
     every_state
         Whether all states have traces, including those that no later step reads.
-    jacobian
-        The learning rule's treatment of products; see `TraceMethod`.
 
     Returns
     -------
@@ -61,11 +57,10 @@ def find_hidden_groups(
     for members in _connected(alignment, lines):
         aligned = alignment.align(members)
         is_read = [state.leaf.in_var in loss_reads for state in aligned.states]
-        is_diagonal = jacobian == "diagonal"
-        group_walks = _walks(aligned, graph, new_vars, is_read, every_state, is_diagonal)
+        own, downstream = _walks(aligned, graph, new_vars, is_read, every_state)
         is_line = lines.issuperset(members)
-        groups.append(_group(len(groups), aligned, group_walks, is_read, is_line))
-        walks.append(list(group_walks.walks))
+        groups.append(_group(len(groups), aligned, own, downstream, is_read, is_line))
+        walks.append(own)
     return groups, walks
 
 
@@ -105,42 +100,26 @@ def _coupled(alignment: Alignment) -> Iterator[tuple[int, int]]:
             yield from ((a, c) for var, c in owner.items() if c != a and _reaches(walk, var))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _GroupWalks:
-    """The walks back from a group's states, their diagonals, and downstream states."""
-
-    walks: list[Walk]
-    diagonals: list[tuple[Diagonal, ...]]
-    downstream: tuple[int, ...]
-
-
 def _walks(
     aligned: AlignedStates,
     graph: StepGraph,
     new_vars: Counter[Var],
     is_read: Sequence[bool],
     every_state: bool,
-    is_diagonal: bool,
-) -> _GroupWalks:
-    """Walk back from every state of a group."""
+) -> tuple[list[Walk], tuple[int, ...]]:
+    """Return the walks back from every state of a group, and its downstream states."""
     every_new = frozenset(new_vars)
     group_vars = Counter(var for state in aligned.states for var in state.new_vars)
     stops = every_new.difference(var for var, count in group_vars.items() if count == new_vars[var])
     walks = [aligned.walk(state, stops) for state in aligned.states]
-    diagonals = [diagonals_of(aligned, walk, stops) if is_diagonal else () for walk in walks]
     if len(walks) == 1 or every_state:
-        return _GroupWalks(walks, diagonals, ())
-    carried = {c for of_state in diagonals for diagonal in of_state for c in diagonal.reads}
-    is_read = [is_seen or a in carried for a, is_seen in enumerate(is_read)]
-    downstream = []
-    for a in _downstream(aligned, graph, walks, is_read, every_new):
+        return walks, ()
+    downstream = _downstream(aligned, graph, walks, is_read, every_new)
+    for a in downstream:
         ends = stops | group_vars.keys() - set(aligned.states[a].new_vars)
         walk = aligned.walk(aligned.states[a], ends)
-        if not is_diagonal or not diagonals_of(aligned, walk, ends):
-            downstream.append(a)
-            walks[a] = _without_held_cuts(aligned.analysis, graph, walk, ends)
-            diagonals[a] = ()
-    return _GroupWalks(walks, diagonals, tuple(downstream))
+        walks[a] = _without_held_cuts(aligned.analysis, graph, walk, ends)
+    return walks, downstream
 
 
 def _downstream(
@@ -193,7 +172,8 @@ def _reaches(walk: Walk, var: Var) -> bool:
 def _group(
     index: int,
     aligned: AlignedStates,
-    group_walks: _GroupWalks,
+    walks: Sequence[Walk],
+    downstream: tuple[int, ...],
     is_read: Sequence[bool],
     delay_line: bool,
 ) -> HiddenGroup:
@@ -213,14 +193,12 @@ def _group(
         shape=shape,
         transition=tuple(
             (a, c)
-            for a, walk in enumerate(group_walks.walks)
+            for a, walk in enumerate(walks)
             for c, state in enumerate(states)
             if _reaches(walk, state.leaf.in_var)
-            or any(c in diagonal.reads for diagonal in group_walks.diagonals[a])
         ),
-        cuts=tuple(walk.cuts for walk in group_walks.walks),
-        diagonals=tuple(group_walks.diagonals),
+        cuts=tuple(walk.cuts for walk in walks),
         read_by_output=tuple(a for a, is_seen in enumerate(is_read) if is_seen),
-        downstream=group_walks.downstream,
+        downstream=downstream,
         delay_line=delay_line,
     )

@@ -52,7 +52,7 @@ def diagnose(
     into_groups = [
         diagnostic
         for group, walks in zip(step.groups, step.walks, strict=True)
-        for diagnostic in truncated_paths(step, group, walks, jacobian)
+        for diagnostic in truncated_paths(step, group, walks)
     ]
     yield from into_groups
     for group in step.groups:

@@ -1,8 +1,8 @@
 """Paths that a walk back from a hidden group has left out, and nonlinear ones that it has kept."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from ..._graph import Cut, HiddenGroup, HiddenParamOpRelation, Jacobian
+from ..._graph import Cut, HiddenGroup, HiddenParamOpRelation
 from ..._graph.diagnostics import Diagnostic, DiagnosticKind, Level, quoted
 from ..._jax import Atom, Var, source_line
 from ..._jaxpr import carries_derivative
@@ -10,7 +10,6 @@ from ..core.backward_rules import nonlinear_uses
 from ..core.walk import Walk
 from ..groups.grouped_step import GroupedStep
 
-_RULES: Mapping[Jacobian, str] = {"elementwise": "D-RTRL", "diagonal": "SnAp-1"}
 NONLINEAR = (
     "`custom_vjp` whose backward rule is not proportional to the incoming gradient (it clips or "
     "adds something). A trace is computed before that gradient is known, so it contains the result "
@@ -19,7 +18,7 @@ NONLINEAR = (
 
 
 def truncated_paths(
-    step: GroupedStep, group: HiddenGroup, walks: Sequence[Walk], jacobian: Jacobian
+    step: GroupedStep, group: HiddenGroup, walks: Sequence[Walk]
 ) -> Iterator[Diagnostic]:
     """Yield the paths into a hidden group that a rule by units does not follow."""
     others = frozenset(var for _, var in step.new_states if var not in group.new_vars)
@@ -30,7 +29,7 @@ def truncated_paths(
     # Through ETP operations, the search continues to the first weight and state.
     search = _Search(step, group, others)
     for index in sorted({index for walk in walks for index in walk.weights_met}):
-        yield from _about_operation(search, index, _RULES[jacobian])
+        yield from _about_operation(search, index)
     states_met = [met for walk in walks for met in walk.states_met]
     for index in sorted({index for index, _ in states_met}):
         states = search.fed_by({var for i, var in states_met if i == index})
@@ -49,9 +48,7 @@ def nonlinear_paths(step: GroupedStep, group: HiddenGroup) -> Iterator[Diagnosti
     others = frozenset(var for _, var in step.new_states if var not in group.new_vars)
     ends = others | step.graph.operations
     search, analysis = _Search(step, group, ends), step.analysis
-    kept_uses = {(d.equation, d.operand) for diagonals in group.diagonals for d in diagonals}
-    passed = [analysis.program.equations[index].invars[operand] for index, operand in kept_uses]
-    for equation, operands in nonlinear_uses(analysis, [*group.new_vars, *passed], ends):
+    for equation, operands in nonlinear_uses(analysis, group.new_vars, ends):
         sources = [*search.states(operands), *search.weights(operands)]
         if sources:
             yield Diagnostic(
@@ -109,10 +106,6 @@ class _Search:
         marked = (o.printed_paths for o in self.step.operations if o.y_var in ancestors)
         return list(dict.fromkeys(path for paths in marked for path in paths))
 
-    def is_kept(self, index: int) -> bool:
-        """Test whether traces keep the path of each unit to itself through an equation."""
-        return any(d.equation == index for diagonals in self.group.diagonals for d in diagonals)
-
     def diagnostic(
         self,
         kind: DiagnosticKind,
@@ -135,7 +128,6 @@ def _about_cuts(search: _Search, cuts: Sequence[Cut]) -> Iterator[Diagnostic]:
     operands = [equation.invars[cut.operand] for cut in cuts]
     states, weights = search.states(operands), search.weights(operands)
     if states or weights:
-        kept = " but for the path of each unit to itself" if search.is_kept(index) else ""
         advice = (
             "If it is a recurrent weight, use `braintrace.matmul`"
             if states
@@ -146,22 +138,21 @@ def _about_cuts(search: _Search, cuts: Sequence[Cut]) -> Iterator[Diagnostic]:
             [*states, *weights],
             index,
             f"through `{equation.primitive.name}`, which couples units. This path is truncated"
-            f"{kept}. {advice}; if the path must count in full, use `RTRL`, BPTT or a `window`",
+            f". {advice}; if the path must count in full, use `RTRL`, BPTT or a `window`",
         )
 
 
-def _about_operation(search: _Search, index: int, rule: str) -> Iterator[Diagnostic]:
+def _about_operation(search: _Search, index: int) -> Iterator[Diagnostic]:
     equation = search.step.analysis.program.equations[index]
     through = f"through the ETP operation `{equation.primitive.name}`"
     states, weights = search.states(equation.invars), search.weights(equation.invars)
     if states:
-        kept = " but for the path of each unit to itself" if search.is_kept(index) else ""
         yield search.diagnostic(
             "truncated",
             states,
             index,
-            f"{through}. Its weight learns online; {rule} truncates the path from state to state "
-            f"through it{kept}",
+            f"{through}. Its weight learns online; D-RTRL truncates the path from state to state "
+            "through it",
             "info",
         )
     if weights:

@@ -1,1 +1,1 @@
-"""Jacobians of a step: per element, as diagonals, through maxima."""
+"""Jacobians of a step: per element, through maxima."""

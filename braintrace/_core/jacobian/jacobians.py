@@ -8,8 +8,7 @@ r"""Residuals of a step, and its Jacobian blocks ``D`` and ``Df``.
 
 Both are derivatives of one state's new value with respect to the old states and the outputs of ETP
 operations, with everything that couples elements held constant. Each element then reaches only one
-element of a state, so one vector-Jacobian product with ones computes all of them. A rule may keep
-the diagonal through products; see `diagonal`.
+element of a state, so one vector-Jacobian product with ones computes all of them.
 """
 
 from collections.abc import Mapping
@@ -119,7 +118,7 @@ def residuals(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> Records:
 
 
 def blocks(
-    graph: ETraceGraph, group: HiddenGroup, values: Values, weights: Weights
+    graph: ETraceGraph, group: HiddenGroup, values: Values
 ) -> tuple[dict[tuple[int, int], jax.Array], dict[str, jax.Array]]:
     """Return ``D`` of one step, by ``(new, old)`` state, and ``Df``, by the keys of traces.
 
@@ -129,12 +128,12 @@ def blocks(
     ----------
     graph, group
         The compiled model, and one of its groups.
-    values, weights
+    values
         See `LocalStep`.
     """
     D, Df = dict[tuple[int, int], jax.Array](), dict[str, jax.Array]()
     for state in range(group.num_state):
-        local = LocalStep(graph, group, values, weights, (state,))
+        local = LocalStep(graph, group, values, (state,))
         new, back = jax.vjp(local, local.old, local.taps)
         if not new:
             continue

@@ -10,8 +10,7 @@ has its own hidden state, hence its own factor. The trace is :math:`\epsilon_{bp
 
 ``xy_to_dw`` is written by hand: in a loop on a CPU, the VJP takes 18 times as long (16 x 16 pixels,
 8 to 16 features). ``accumulate`` and ``select_outputs`` cannot be derived, because no trace is
-shaped like the kernel. ``joins_input`` makes the diagonals of `SnAp` exact, and
-``input_derivative`` takes 1/12 of the time of the derived rule (8 x 8 pixels, 4 to 8 features).
+shaped like the kernel.
 
 The user function transposes every layout to batch, space, features (``NHWC``, ``HWIO``, ``NHWC`` in
 two dimensions) around the primitive. XLA's CPU backend is fast in every case only with this layout.
@@ -26,10 +25,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..._jaxpr.dataflow.bilinear import NOTHING, joining_of_conv
 from ..derive import like_operand
 from ..primitive import register_primitive_spec
-from ..registry import Arrays, Pick, Shapes
+from ..registry import Arrays, Pick
 from ..spec import ETPPrimitiveSpec
 from . import quantities
 from .conv_layout import dilated, to_canonical_call
@@ -164,26 +162,6 @@ def _select_outputs(
     return {name: pick(operand) for name, operand in weights.items()}
 
 
-def _taps(
-    weights: Arrays, shapes: Shapes, inputs: np.ndarray, outputs: np.ndarray, **convolution: Any
-) -> np.ndarray:
-    """Return the kernel element that connects an input and an output of a sample."""
-    x_shape, y_shape = shapes
-    whole = (1, *x_shape), tuple(weights["weight"].shape), (1, *y_shape)
-    params = {**convolution, "window_strides": convolution["strides"], "batch_group_count": 1}
-    return joining_of_conv(whole, params, inputs, outputs)
-
-
-def _joins_input(*of_elements: Any, **params: Any) -> np.ndarray:
-    return np.asarray(_taps(*of_elements, **params) != NOTHING)
-
-
-def _input_derivative(weights: Arrays, *of_elements: Any, **params: Any) -> jax.Array:
-    taps = _taps(weights, *of_elements, **params)
-    kernel = weights["weight"].ravel()
-    return jnp.where(taps != NOTHING, kernel[np.maximum(taps, 0)], 0)
-
-
 etp_conv_p = register_primitive_spec(
     ETPPrimitiveSpec(
         name="etp_conv",
@@ -195,8 +173,6 @@ etp_conv_p = register_primitive_spec(
         xy_to_dw=_xy_to_dw,
         accumulate=_accumulate,
         select_outputs=_select_outputs,
-        joins_input=_joins_input,
-        input_derivative=_input_derivative,
     )
 )
 

@@ -9,7 +9,6 @@ It declares the product of `dense` with a weight :math:`w` that includes the tan
 back to ``x`` by another matrix ``B`` of the weight's shape. Tangents of ``x`` pass forward by the
 same matrix, so that both modes of differentiation agree. If ``B`` is a parameter, it learns by the
 gradient of ``w``: with the same decay, the two matrices converge to each other from any start.
-``input_derivative`` is written by hand for the same reason as in `dense`.
 """
 
 import dataclasses
@@ -17,11 +16,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from ..primitive import ETPPrimitive, get_primitive_spec
-from ..registry import Arrays, Pick, Shapes
+from ..registry import Arrays, Pick
 from ..spec import ETPPrimitiveSpec
 from . import quantities
 from .dense import etp_mm_p, etp_mv_p, terms_of_product
@@ -64,12 +62,6 @@ def _select_outputs(weights: Arrays, pick: Pick, *, has_bias: bool = False) -> A
     return {name: pick(operand) for name, operand in weights.items()}
 
 
-def _input_derivative(
-    weights: Arrays, shapes: Shapes, inputs: np.ndarray, outputs: np.ndarray, **_: Any
-) -> jax.Array:
-    return weights["feedback"][inputs, outputs]
-
-
 def _spec(name: str, product: ETPPrimitive) -> ETPPrimitiveSpec:
     return dataclasses.replace(
         get_primitive_spec(product),
@@ -78,7 +70,6 @@ def _spec(name: str, product: ETPPrimitive) -> ETPPrimitiveSpec:
         effective_weights=_effective_weights,
         accumulate=terms_of_product(product, _effective_weights),
         select_outputs=_select_outputs,
-        input_derivative=_input_derivative,
     )
 
 

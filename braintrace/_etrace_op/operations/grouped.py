@@ -9,9 +9,7 @@ exact trace therefore has the weight's shape, one per sample. The operation is d
 matrix product (see `dense`), with ``g`` as an additional shared axis.
 
 ``xy_to_dw`` is written by hand: the VJP returns each matrix transposed, and takes 2.5 times as long
-on a CPU (64 steps, 32 samples, 8 groups of 64 x 64). ``input_derivative`` takes 1/5 of the time of
-the derived rule for all elements and 1/50 for a diagonal. ``joins_input`` declares that groups are
-independent, so that the diagonals of `SnAp` are exact.
+on a CPU (64 steps, 32 samples, 8 groups of 64 x 64).
 """
 
 import dataclasses
@@ -21,11 +19,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from ..derive import like_operand
 from ..primitive import get_primitive_spec
-from ..registry import Arrays, Shapes
+from ..registry import Arrays
 from . import quantities
 from .dense import etp_mm_p, etp_mv_p
 from .on_demand import on_demand
@@ -49,29 +46,11 @@ def _xy_to_dw(
     return result
 
 
-def _joins_input(
-    weights: Arrays, shapes: Shapes, inputs: np.ndarray, outputs: np.ndarray, **params: Any
-) -> np.ndarray:
-    (_, in_features), (_, out_features) = shapes
-    return np.asarray(inputs // in_features == outputs // out_features)
-
-
-def _input_derivative(
-    weights: Arrays, shapes: Shapes, inputs: np.ndarray, outputs: np.ndarray, **params: Any
-) -> jax.Array:
-    (_, in_features), (_, out_features) = shapes
-    group, feature = np.divmod(inputs, in_features)
-    of_output, output = np.divmod(outputs, out_features)
-    return jnp.where(group == of_output, weights["weight"][group, feature, output], 0)
-
-
 _spec = functools.partial(
     dataclasses.replace,
     impl=_impl,
     xy_to_dw=_xy_to_dw,
     trace_axes={"weight": ("group", "input", "output"), "bias": ("group", "output")},
-    joins_input=_joins_input,
-    input_derivative=_input_derivative,
 )
 grouped_primitives = on_demand(
     vector=_spec(_DENSE_VECTOR, name="etp_gmv"), batch=_spec(_DENSE, name="etp_gmm")

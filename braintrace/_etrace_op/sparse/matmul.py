@@ -10,8 +10,7 @@ term :math:`x_{b\,r(e)} f_{b\,c(e)}`. No array of size in x out is ever built (s
 No axis tells which output an entry reaches, so ``at_entries`` does. Two rules are written by hand
 for speed, measured on a CPU with 10^4 inputs and outputs, 2 10^5 entries, 16 steps and 16 samples:
 ``xy_to_dw`` takes 1/27 of the time of the derived rule and a tenth of its memory, ``accumulate``
-1/2.8 and half of the memory. ``joins_input`` makes the diagonals of `SnAp` exact, and
-``input_derivative`` takes 1/470 of the time of the derived rule.
+1/2.8 and half of the memory.
 """
 
 import functools
@@ -20,14 +19,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from ..._errors import ShapeError
 from ..._jax import run_on_one_cpu
 from ..derive import like_operand
 from ..operations import quantities
 from ..primitive import register_primitive_spec
-from ..registry import Arrays, Shapes
+from ..registry import Arrays
 from ..spec import ETPPrimitiveSpec
 from . import product_forms
 from .pattern import SparsePattern, sparse_pattern
@@ -81,36 +79,6 @@ def _accumulate(
     return result
 
 
-def _joins_input(
-    weights: Arrays,
-    shapes: Shapes,
-    inputs: np.ndarray,
-    outputs: np.ndarray,
-    *,
-    sparse_mat: SparsePattern,
-    **_: Any,
-) -> np.ndarray:
-    first, last = sparse_mat.entries_at(inputs, outputs)
-    return first < last
-
-
-def _input_derivative(
-    weights: Arrays,
-    shapes: Shapes,
-    inputs: np.ndarray,
-    outputs: np.ndarray,
-    *,
-    sparse_mat: SparsePattern,
-    **_: Any,
-) -> jax.Array:
-    first, last = sparse_mat.entries_at(inputs, outputs)
-    order, total = sparse_mat.by_place[1], jnp.zeros(inputs.shape, weights["weight"].dtype)
-    for rank in range(int(np.max(last - first, initial=0))):  # several entries at one place add up
-        entry = order[np.minimum(first + rank, len(order) - 1)]
-        total = total + jnp.where(first + rank < last, weights["weight"][entry], 0)
-    return total
-
-
 _spec = functools.partial(
     ETPPrimitiveSpec,
     impl=_impl,
@@ -119,8 +87,6 @@ _spec = functools.partial(
     accumulate=_accumulate,
     trace_axes={"weight": ("entry",), "bias": ("output",)},
     at_entries=_at_entries,
-    joins_input=_joins_input,
-    input_derivative=_input_derivative,
 )
 etp_sp_mm_p = register_primitive_spec(_spec(name="etp_sp_mm", batched=True))
 run_on_one_cpu(etp_sp_mm_p, _impl, _impl_on_one_cpu)

@@ -70,20 +70,6 @@ class SparsePattern:
         places[order] = np.arange(self.nnz, dtype=np.int32)
         return self.rows[order], self.columns[order], places
 
-    @functools.cached_property
-    def by_place(self) -> tuple[np.ndarray, np.ndarray]:
-        """Places ``row * outputs + column`` in order, and the entry at each; no padding."""
-        places = self.rows.astype(np.int64) * self.shape[1] + self.columns
-        order = np.argsort(places, kind="stable").astype(np.int32)
-        order = order[: len(order) - int(np.count_nonzero(self.rows == self.shape[0]))]
-        return places[order], order
-
-    def entries_at(self, rows: np.ndarray, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the range in `by_place` of the entries at some places."""
-        wanted = rows.astype(np.int64) * self.shape[1] + columns
-        places, _ = self.by_place
-        return np.searchsorted(places, wanted, "left"), np.searchsorted(places, wanted, "right")
-
     @property
     def nnz(self) -> int:
         """Number of entries, padding included."""

@@ -17,7 +17,6 @@ from typing import Any, ClassVar, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from ..._core.jacobian.diagonal import check_diagonals
 from ..._core.jacobian.jacobians import blocks
 from ..._core.layout import x_key
 from ..._core.local_step import operand_shapes, values_of
@@ -49,7 +48,7 @@ Recorded: TypeAlias = tuple[Mapping[str, Any], Arrays, jax.Array | None]
 
 @dataclasses.dataclass(frozen=True)
 class RuleTraces(TraceMethod):
-    """`TraceMethod` of a rule whose Jacobian is none, elementwise or diagonal.
+    """`TraceMethod` of a rule whose Jacobian is none or elementwise.
 
     Attributes
     ----------
@@ -59,15 +58,10 @@ class RuleTraces(TraceMethod):
 
     rule: Rule
     needs: ClassVar[frozenset[Record]] = frozenset({"x", "values"})
-
-    @property
-    def jacobian(self) -> Jacobian:
-        """See `TraceMethod`."""
-        return "diagonal" if self.rule.jacobian == "diagonal" else "elementwise"
+    jacobian: ClassVar[Jacobian] = "elementwise"
 
     def check(self, graph: ETraceGraph) -> None:
         """Call the rule with the shapes of each site, and refuse wrong results."""
-        check_diagonals(graph)
         for site in sites_of(graph, operand_shapes(graph)):
             shapes = site.operands, *_example(self.rule, site)
             jax.eval_shape(functools.partial(gradient_of_a_step, self.rule, site), *shapes)
@@ -148,7 +142,7 @@ def _advanced(
     """Return the arrays of all sites after one step."""
     (x, values, reset), new = recorded, Arrays()
     local = values_of(graph, values)
-    jacobians = {g.index: blocks(graph, g, local, weights) for g in graph.traced_groups}
+    jacobians = {g.index: blocks(graph, g, local) for g in graph.traced_groups}
     for leaves in sites:
         site, own = leaves.site, {key: arrays[key] for key in leaves.specs}
         D, Df = jacobians[site.place.group.index]

@@ -9,7 +9,7 @@ import jax
 from ..._errors import OptionError
 from .site import Site, Trace
 
-Jacobian = Literal["none", "elementwise", "diagonal", "layered", "full"]
+Jacobian = Literal["none", "elementwise", "layered", "full"]
 
 
 @runtime_checkable
@@ -30,12 +30,11 @@ class Rule(Protocol):
     ========================  ========================================================
     ``'none'``                None
     ``'elementwise'``         each element of a state to the same element (`D_RTRL`)
-    ``'diagonal'``            the same, with the diagonal of products (`SnAp`, ``n=1``)
     ``'layered'``             all to all in each layer (`OSTLRecurrent`)
     ``'full'``                all to all (`RTRL`)
     ========================  ========================================================
 
-    With the first three, :math:`\mu^t` is the derivative of the loss of step ``t`` with respect to
+    With the first two, :math:`\mu^t` is the derivative of the loss of step ``t`` with respect to
     the states after it. With the last two, each step is differentiated in full, :math:`\mu^t` is
     the derivative with respect to the states before it, and :math:`E^{t-1}` is contracted. With a
     ``window``, each window is differentiated in full, and the Jacobian is used only for traces.

@@ -202,7 +202,7 @@ class FilterTraces(TraceMethod):
     ) -> Arrays:
         """Return the filters of sensitivities after one more step, of all states of a group."""
         alpha, after = self.decay if self.filters_outputs else 0.0, Arrays()
-        D, Df = blocks(graph, group, values_of(graph, values), weights)
+        D, Df = blocks(graph, group, values_of(graph, values))
         for site in _row_sites(graph, group).values():
             dtype = site.relation.y_var.aval.dtype
             for a in site.influence.reached:

@@ -1,4 +1,4 @@
-r"""Parameter-dimension traces (D-RTRL, and SnAp-1 with another ``D``).
+r"""Parameter-dimension traces (D-RTRL).
 
 .. math::
 
@@ -28,7 +28,6 @@ from typing import Any, ClassVar, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from ..._core.jacobian.diagonal import check_diagonals
 from ..._core.layout import TraceSite, trace_sites
 from ..._core.local_step import row_name
 from ..._core.products.active_outputs import ActiveOutputs, active_outputs_of
@@ -87,21 +86,10 @@ Decays: TypeAlias = dict[tuple[str, str], jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class ParameterTraces(TraceMethod):
-    """Trace method with a trace of the size of the weight for every hidden state that it reaches.
+    """Trace method with a trace of the size of the weight for every state that it reaches."""
 
-    Attributes
-    ----------
-    jacobian
-        ``'elementwise'`` for D-RTRL. ``'diagonal'``: ``D`` includes the diagonal through
-        products (SnAp-1).
-    """
-
-    jacobian: Jacobian = "elementwise"
+    jacobian: ClassVar[Jacobian] = "elementwise"
     needs: ClassVar[frozenset[Record]] = frozenset({"x", "values"})
-
-    def check(self, graph: ETraceGraph) -> None:
-        """Refuse products whose diagonal depends on the input."""
-        check_diagonals(graph)
 
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
         """Return the trace arrays of each pair of an operation and a state."""
@@ -117,9 +105,7 @@ class ParameterTraces(TraceMethod):
         """Return the traces after a recorded chunk."""
         # The contribution of a single step is not multiplied by any `D`.
         is_single = records.steps == 1
-        steps = _steps(
-            graph, weights, records, records.has_mask if is_single else records.zeros_select
-        )
+        steps = _steps(graph, records, records.has_mask if is_single else records.zeros_select)
         products = (products_of_gradient if is_single else products_of_traces)(records)
         new: list[Traces] = []
         for group in graph.traced_groups:
@@ -161,7 +147,7 @@ class ParameterTraces(TraceMethod):
         gradients = jax.tree.map(jnp.zeros_like, weights)
         if records.reset is not None:
             before = _after_reset(graph, before, records.reset[0])
-        steps = _steps(graph, weights, records, records.has_mask)
+        steps = _steps(graph, records, records.has_mask)
         products = products_of_gradient(records)
         for group in graph.traced_groups:
             now = signals(group, signal)
@@ -212,8 +198,8 @@ def _states_at(site: TraceSite, traces: Traces) -> tuple[int, ...]:
     return tuple(a for a in site.influence.reached if site.key(a) in traces)
 
 
-def _steps(graph: ETraceGraph, weights: Weights, records: Records, selects: bool) -> Steps:
-    return Steps(graph, weights, records.values, records.reset, records.steps, selects)
+def _steps(graph: ETraceGraph, records: Records, selects: bool) -> Steps:
+    return Steps(graph, records.values, records.reset, records.steps, selects)
 
 
 def _signal_row(
