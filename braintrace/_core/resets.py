@@ -6,7 +6,6 @@ sequences. ``reset`` is a boolean for all samples, or one for each. A state with
 shared by all samples, and is reset if all of them are.
 """
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -14,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import OptionError
-from .._graph import ETraceGraph, HiddenGroup, Records
+from .._graph import ETraceGraph, HiddenGroup
 from .probed_step import Probes, pre_step_probe
 
 
@@ -68,11 +67,6 @@ def at_elements(graph: ETraceGraph, group: HiddenGroup, flags: jax.Array) -> jax
         axis = axes[state.name]
         sample[layout] = flags_along(axis, np.arange(flags.size), layout.ndim)
     return flags[sample].reshape(group.shape)
-
-
-def after_reset(graph: ETraceGraph, records: Records, reset: jax.Array) -> Records:
-    """Return the residuals of one step before which some samples are reset."""
-    return dataclasses.replace(records, reset=reset)
 
 
 def probes_after_reset(graph: ETraceGraph, probes: Probes, reset: jax.Array) -> Probes:

@@ -26,7 +26,7 @@ from .probed_step import (
     probes_of_past,
     with_gradient,
 )
-from .resets import after_reset, probes_after_reset
+from .resets import probes_after_reset
 from .window import before_window, passed_step
 
 
@@ -75,7 +75,7 @@ def single_step(
     weights = operands(graph, inputs)
     result = residuals(graph, inputs, weights)
     if reset is not None:
-        result = after_reset(graph, result, reset)
+        result = dataclasses.replace(result, reset=reset)
     records = place(as_chunk(result))
     held, before = jax.lax.stop_gradient((weights, traces))
     after = method.update(graph, held, records, before)

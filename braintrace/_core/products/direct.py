@@ -1,16 +1,58 @@
-"""Gradients by relation: sums, dtypes, and the inputs of operations."""
+"""Gradients by relation: products of inputs and factors, sums, and dtypes."""
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 
+from ..._etrace_op import Arrays, pull_back
 from ..._graph import ETraceGraph, Records, Weights
-from ..layout import TraceSite, x_key
+from ..layout import trace_sites, x_key
+from ..local_step import row_name
+from .nan_safe import Products
+
+Inputs: TypeAlias = Mapping[str, jax.Array | None]
+"""Inputs of operations over time, by relation; ``None``: it has no input."""
 
 
-def input_of(graph: ETraceGraph, site: TraceSite, records: Records) -> jax.Array | None:
-    """Return the recorded input of an operation, or None if it has no input."""
-    has_input = site.relation.x_var is not None
-    return records.x[x_key(graph, site.relation)] if has_input else None
+def recorded_inputs(graph: ETraceGraph, records: Records) -> Inputs:
+    """Return the recorded inputs of the operations."""
+    relations = graph.hidden_param_op_relations
+    return {r.key: None if r.x_var is None else records.x[x_key(graph, r)] for r in relations}
+
+
+def sum_products(
+    graph: ETraceGraph,
+    weights: Weights,
+    inputs: Inputs,
+    factors: Arrays,
+    products: Products,
+    pull: Callable[..., Arrays] = pull_back,
+) -> Weights:
+    """Return ``Σ x ⊗ f`` over time, batch and groups: one product for each site in ``inputs``.
+
+    Parameters
+    ----------
+    graph, weights
+        The compiled model, and the operands of its relations.
+    inputs, factors
+        Inputs by relation, and factors by `row_name`, time first.
+    products
+        See `nan_safe`.
+    pull
+        Pulls factors back to the operands, given the inputs.
+    """
+    gradients: Weights = {}
+    for site in trace_sites(graph):
+        name, key = row_name(graph, site), site.relation.key
+        if name in factors and key in inputs:
+            x, factor = inputs[key], factors[name]
+            if site.has_fan_out:  # without an input, one sum over all steps and samples
+                factor = factor.sum((0, 1))[None] if x is None else factor.sum(1)
+            x = products.inputs(site, x, factor)
+            gradients = add(gradients, {key: pull(*site.operation, x, factor, weights[key])})
+    return gradients
 
 
 def like(weights: Weights, gradients: Weights) -> Weights:

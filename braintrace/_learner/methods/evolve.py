@@ -11,7 +11,6 @@ import jax
 from ..._algorithms import ETraceAlgorithm
 from ..._core.jacobian.jacobians import operands
 from ..._core.probed_step import zero_probes
-from ..._core.resets import after_reset
 from ..._core.step import plain_step, recorded_step
 from ..._errors import OptionError
 from ..._graph import Traces
@@ -102,7 +101,7 @@ def evolving(learner: LearnerParts, request: Request, example: Arguments) -> Bod
             inputs = steps.inputs(state, slices, reset)
             outputs, new, records = recorded_step(graph, inputs, weights, probes)
             if reset is not None:
-                records = after_reset(graph, records, reset)
+                records = dataclasses.replace(records, reset=reset)
             return steps.written(new), (outputs if returns else [], records)
 
         def run_chunk(carry: PyTree, now: PyTree) -> PyTree:

@@ -10,7 +10,7 @@ import jax
 from ..._algorithms import ETraceAlgorithm
 from ..._core.jacobian.jacobians import Inputs
 from ..._core.probed_step import Probes
-from ..._core.resets import after_reset, probes_after_reset
+from ..._core.resets import probes_after_reset
 from ..._core.step import recorded_step
 from ..._errors import OptionError
 from ..._graph import ETraceGraph, Records, Weights
@@ -72,7 +72,7 @@ def run_recorded(step: RecordedStep, graph: ETraceGraph, reset: Reset, has_mask:
     def run(inputs: Inputs) -> Any:
         outputs, new_states, records = step(graph, inputs)
         if reset is not None:
-            records = after_reset(graph, records, reset)
+            records = dataclasses.replace(records, reset=reset)
         return outputs, new_states, dataclasses.replace(records, has_mask=has_mask)
 
     return run

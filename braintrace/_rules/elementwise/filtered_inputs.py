@@ -24,15 +24,13 @@ import numpy as np
 
 from ..._core.layout import TraceSite, filter_key, trace_sites, x_key
 from ..._core.local_step import row_name
+from ..._core.products.direct import Inputs
 from ..._core.resets import at_elements, over_first_axis
 from ..._core.time_loops import scan_records
 from ..._core.zero import as_arrays, is_zero, widened
 from ..._errors import OptionError
 from ..._etrace_op import Arrays, count, get_primitive_spec
 from ..._graph import ETraceGraph, HiddenParamOpRelation, Records
-
-Inputs = dict[str, jax.Array | None]
-"""An array in place of the input of each relation, ``None`` for a relation without an input."""
 
 
 def inputs_of(graph: ETraceGraph) -> dict[str, HiddenParamOpRelation]:
@@ -43,7 +41,7 @@ def inputs_of(graph: ETraceGraph) -> dict[str, HiddenParamOpRelation]:
 
 def by_relation(graph: ETraceGraph, filters: Arrays) -> Inputs:
     """Return the filter of each relation; ``None`` for a relation without an input."""
-    relations, found = graph.hidden_param_op_relations, Inputs()
+    relations, found = graph.hidden_param_op_relations, dict[str, jax.Array | None]()
     for relation in relations:
         if relation.x_var is None:
             found[relation.key] = None

@@ -21,7 +21,7 @@ A chunk scans both filters, and its gradient is one product over time and batch;
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -30,14 +30,14 @@ import jax.numpy as jnp
 from ..._core.jacobian.jacobians import blocks
 from ..._core.layout import TraceSite, trace_sites
 from ..._core.local_step import row_name, values_of
-from ..._core.products.direct import add, like
+from ..._core.products.direct import add, like, sum_products
 from ..._core.products.nan_safe import PLAIN, SELECTING, Products, products_of_gradient
 from ..._core.resets import at_elements, over_first_axis
 from ..._core.signals import ByGroup, at_entry, signals
 from ..._core.time_loops import scan_records
 from ..._core.zero import as_arrays, widened
 from ..._errors import OptionError
-from ..._etrace_op import Arrays, pull_back, pull_back_filtered
+from ..._etrace_op import Arrays, pull_back_filtered
 from ..._graph import (
     ETraceGraph,
     HiddenGroup,
@@ -53,7 +53,7 @@ from ..._graph import (
     Weights,
 )
 from .filter_specs import check_filtered_inputs, spec_of_input, spec_of_output
-from .filtered_inputs import Inputs, by_relation, filter_backward, filter_inputs, inputs_of
+from .filtered_inputs import by_relation, filter_backward, filter_inputs, inputs_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,11 +123,14 @@ class FilterTraces(TraceMethod):
         step reads.
         """
         factors, filters, after = self._run(graph, weights, records, signal, before)
-        products, pulled = products_of_gradient(records), functools.partial(_pulled, graph, weights)
-        result = pulled(by_relation(graph, filters), factors, products)
+        total = functools.partial(
+            sum_products, graph, weights, products=products_of_gradient(records)
+        )
+        result = total(by_relation(graph, filters), factors, pull=pull_back_filtered)
         own = filter_backward(graph, self.decay, records, before[self._inputs], factors)
-        result = add(result, pulled(own.indices, own.factors, products, pull_back))
-        result = add(result, pulled(own.counts_before, own.factors_before, products))
+        result = add(result, total(own.indices, own.factors))
+        past = total(own.counts_before, own.factors_before, pull=pull_back_filtered)
+        result = add(result, past)
         return like(weights, {**jax.tree.map(jnp.zeros_like, weights), **result}), after
 
     def carry_in_vjp(
@@ -143,7 +146,8 @@ class FilterTraces(TraceMethod):
         for group in graph.traced_groups:
             factors |= _factors(graph, group, signal[group.index], eps, products)
         filters, factors = jax.tree.map(lambda leaf: leaf[None], (filters, factors))
-        result = _pulled(graph, weights, by_relation(graph, filters), factors, products)
+        inputs = by_relation(graph, filters)
+        result = sum_products(graph, weights, inputs, factors, products, pull_back_filtered)
         return like(weights, {**jax.tree.map(jnp.zeros_like, weights), **result})
 
     # Names include the decay, so that filters of another decay are not restored.
@@ -290,24 +294,3 @@ def _factors(
         if terms:
             result[name] = sum(terms[1:], terms[0]).astype(site.relation.y_var.aval.dtype)
     return result
-
-
-def _pulled(
-    graph: ETraceGraph,
-    weights: Weights,
-    inputs: Inputs,
-    factors: Arrays,
-    products: Products,
-    pull: Callable[..., Arrays] = pull_back_filtered,
-) -> Weights:
-    """Return ``Σ f ⊗ ε_x`` over time and batch, for the relations in ``inputs``."""
-    gradients: Weights = {}
-    for site in trace_sites(graph):
-        name, key = row_name(graph, site), site.relation.key
-        if name in factors and key in inputs:
-            x, factor = inputs[key], factors[name]
-            if site.has_fan_out:  # without an input, one sum over all steps and samples
-                factor = factor.sum((0, 1))[None] if x is None else factor.sum(1)
-            x = products.inputs(site, x, factor)
-            gradients = add(gradients, {key: pull(*site.operation, x, factor, weights[key])})
-    return gradients

@@ -40,7 +40,7 @@ from ..._core.products.complex_packing import (
     pack_like,
     unpack,
 )
-from ..._core.products.direct import add, input_of, like
+from ..._core.products.direct import add, like, recorded_inputs, sum_products
 from ..._core.products.in_place import depend_on, ordered_after, readers_first, updated_in_place
 from ..._core.products.nan_safe import (
     PLAIN,
@@ -61,7 +61,6 @@ from ..._etrace_op import (
     contract,
     get_primitive_spec,
     propagate,
-    pull_back,
 )
 from ..._graph import (
     ETraceGraph,
@@ -148,7 +147,7 @@ class ParameterTraces(TraceMethod):
         if records.reset is not None:
             before = _after_reset(graph, before, records.reset[0])
         steps = _steps(graph, records, records.has_mask)
-        products = products_of_gradient(records)
+        inputs, products = recorded_inputs(graph, records), products_of_gradient(records)
         for group in graph.traced_groups:
             now = signals(group, signal)
             stored = set() if after is None else _stored_states(graph, group, after)
@@ -160,7 +159,7 @@ class ParameterTraces(TraceMethod):
             else:
                 traces = before
                 past, factors = _signal_row(steps, group, now)
-            gradients = add(gradients, _direct(graph, group, weights, records, factors, products))
+            gradients = add(gradients, sum_products(graph, weights, inputs, factors, products))
             gradients = add(gradients, _carried(graph, group, weights, past, traces, products))
         return like(weights, gradients), None
 
@@ -264,28 +263,6 @@ def _factor_key(row: str, state: int, active: ActiveOutputs) -> str:
     return f"{row} to {state}, {active.runs}"
 
 
-def _direct(
-    graph: ETraceGraph,
-    group: HiddenGroup,
-    weights: Weights,
-    records: Records,
-    factors: Outputs,
-    products: Products,
-) -> Weights:
-    """Return ``Σ x ⊗ f`` of the relations of one group: one product over time and batch each."""
-    gradients = {}
-    for site in trace_sites(graph, group):
-        name, key = row_name(graph, site), site.relation.key
-        if name in factors:
-            factor, x = factors[name], input_of(graph, site, records)
-            if site.has_fan_out:  # without an input, one sum over all steps and samples
-                over_time = site.relation.x_var is None
-                factor = factor.sum((0, 1))[None] if over_time else jnp.sum(factor, axis=1)
-            x = products.inputs(site, x, factor)
-            gradients[key] = pull_back(*site.operation, x, factor, weights[key])
-    return gradients
-
-
 def _updated(
     graph: ETraceGraph,
     site: TraceSite,
@@ -313,7 +290,7 @@ def _updated(
     }
     if site.has_fan_out:
         factors = {key: jnp.moveaxis(factor, 1, 0) for key, factor in factors.items()}
-    x, is_continued = input_of(graph, site, records), None
+    x, is_continued = recorded_inputs(graph, records)[site.relation.key], None
     if reset is not None:
         is_new = jax.vmap(functools.partial(at_elements, graph, site.group))(reset).any(0)
         is_continued = active.pick(site.to_outputs(~is_new))
