@@ -181,10 +181,7 @@ class SequenceGradient:
         after: Traces | DeferredTraces = residuals  # if `run` has computed them anyway
         if isinstance(residuals, SourceValues):
             read = self._read_by_update(weights, residuals, None if is_zero(before) else before)
-            # XLA would compute single numbers of the gradient again inside the update.
-            whole = jax.tree.map(jnp.sum, gradients)
-            token = None if is_zero(before) else ordering_token(whole)
-            after = DeferredTraces((read, residuals, token), None if is_one_chunk else before)
+            after = DeferredTraces((read, residuals, None), None if is_one_chunk else before)
         return (wanted, losses, aux), written, after
 
     def _over_chunks(
