@@ -167,8 +167,8 @@ class FunctionalLearner:
 
         The new traces are deferred: they are computed where the next function, or `settle`, reads
         them, and otherwise never. In the body of a loop they are arrays. To continue a sequence,
-        ``state = jax.jit(pure.settle)(state)`` between two compiled calls is faster than one
-        program that computes traces and gradient.
+        ``state = jax.jit(pure.settle)(state)`` between two compiled calls gives the second call an
+        argument of the same structure as the first.
         """
         return self._run(state, "etrace_grad", sequences, options)
 
