@@ -181,7 +181,7 @@ class SequenceGradient:
         after: Traces | DeferredTraces = residuals  # if `run` has computed them anyway
         if isinstance(residuals, SourceValues):
             read = self._read_by_update(weights, residuals, None if is_zero(before) else before)
-            after = DeferredTraces((read, residuals, None), None if is_one_chunk else before)
+            after = DeferredTraces((read, residuals), None if is_one_chunk else before)
         return (wanted, losses, aux), written, after
 
     def _over_chunks(
@@ -200,27 +200,30 @@ class SequenceGradient:
 
         def run_chunk(carry: PyTree, chunk: PyTree) -> PyTree:
             (written, gradients, (residuals, before)), results = run_last(carry, chunk)
-            after = self._updated((weights, residuals, ordering_token(gradients)), before)
+            after = self._updated((weights, residuals), before, ordering_token(gradients))
             return (written, gradients, after), results
 
         return over_chunks(run_chunk, run_last, start, data, cut.steps, cut.length)
 
     def _updated(
-        self, sources: tuple[PyTree, PyTree, jax.Array | None], before: Traces | None
+        self,
+        sources: tuple[PyTree, PyTree],
+        before: Traces | None,
+        token: jax.Array | None = None,
     ) -> Traces:
-        """Return the traces after a chunk, from its operands, residuals, and the flag of `Records`.
+        """Return the traces after a chunk, from its operands and residuals; see `Records`.
 
         ``None`` for the traces before it means zero; ``None`` for an operand means that its value
         does not matter.
         """
-        weights, residuals, flag = sources
+        weights, residuals = sources
         before = self._zero_traces if before is None else before
         weights = jax.tree.map(
             lambda shape, operand: shape if operand is None else operand,
             self._operand_shapes,
             weights,
         )
-        after: Traces = self._chunks.traces_after(as_arrays(weights), residuals, before, flag)
+        after: Traces = self._chunks.traces_after(as_arrays(weights), residuals, before, token)
         return after
 
     def _read_by_update(self, weights: Weights, residuals: PyTree, before: Traces | None) -> PyTree:
@@ -228,7 +231,7 @@ class SequenceGradient:
 
         Returning the others as well would copy them.
         """
-        update = program_of(jax.make_jaxpr(self._updated)((weights, residuals, None), before))
+        update = program_of(jax.make_jaxpr(self._updated)((weights, residuals), before))
         read = update.depends_on(update.out_atoms)
         leaves, tree = jax.tree.flatten(weights)
         own = update.in_vars[: len(leaves)]

@@ -78,7 +78,7 @@ class RuleTraces(TraceMethod):
         sites = self._leaves(graph, weights)
 
         def step(arrays: Arrays, now: Recorded) -> tuple[Arrays, None]:
-            return _advanced(graph, weights, sites, arrays, now), None
+            return _advanced(graph, sites, arrays, now), None
 
         after, _ = scan_records(step, _of(sites, traces), _recorded(records), records.steps)
         return as_stored(after, traces)
@@ -101,7 +101,7 @@ class RuleTraces(TraceMethod):
 
         def step(carry: tuple[Arrays, Weights], now: Any) -> tuple[tuple[Arrays, Weights], None]:
             (arrays, gradients), (recorded, mu_now) = carry, now
-            arrays = _advanced(graph, weights, sites, arrays, recorded)
+            arrays = _advanced(graph, sites, arrays, recorded)
             result = _contracted(graph, sites, arrays, mu_now, selects)
             return (arrays, jax.tree.map(jnp.add, gradients, result)), None
 
@@ -134,7 +134,6 @@ def _of(sites: list[Leaves[OperationSite]], traces: Traces) -> Arrays:
 
 def _advanced(
     graph: ETraceGraph,
-    weights: Weights,
     sites: list[Leaves[OperationSite]],
     arrays: Arrays,
     recorded: Recorded,

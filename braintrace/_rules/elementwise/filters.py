@@ -106,7 +106,7 @@ class FilterTraces(TraceMethod):
         self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
     ) -> Traces:
         """Return the traces after a recorded chunk."""
-        return self._run(graph, weights, records, {}, traces)[2]
+        return self._run(graph, records, {}, traces)[2]
 
     def gradient(
         self,
@@ -122,7 +122,7 @@ class FilterTraces(TraceMethod):
         It depends only on the traces before the chunk: those after it omit states that no later
         step reads.
         """
-        factors, filters, after = self._run(graph, weights, records, signal, before)
+        factors, filters, after = self._run(graph, records, signal, before)
         total = functools.partial(
             sum_products, graph, weights, products=products_of_gradient(records)
         )
@@ -165,7 +165,6 @@ class FilterTraces(TraceMethod):
     def _run(
         self,
         graph: ETraceGraph,
-        weights: Weights,
         records: Records,
         signal: Signal,
         before: Traces,
@@ -182,7 +181,7 @@ class FilterTraces(TraceMethod):
 
             def step(before: Arrays, now: Any, group: HiddenGroup = group) -> tuple[Arrays, Arrays]:
                 values, signal, reset = now
-                eps = self._advanced(graph, group, weights, values, before, reset)
+                eps = self._advanced(graph, group, values, before, reset)
                 own = _factors(graph, group, signal, eps, products_of_gradient(records))
                 return {key: eps[key].astype(old.dtype) for key, old in before.items()}, own
 
@@ -199,7 +198,6 @@ class FilterTraces(TraceMethod):
         self,
         graph: ETraceGraph,
         group: HiddenGroup,
-        weights: Weights,
         values: Arrays,
         before: Arrays,
         reset: jax.Array | None,
