@@ -181,7 +181,10 @@ class SequenceGradient:
         after: Traces | DeferredTraces = residuals  # if `run` has computed them anyway
         if isinstance(residuals, SourceValues):
             read = self._read_by_update(weights, residuals, None if is_zero(before) else before)
-            after = DeferredTraces((read, residuals), None if is_one_chunk else before)
+            # XLA would compute single numbers of the gradient again inside the update.
+            whole = jax.tree.map(jnp.sum, gradients)
+            token = None if is_zero(before) else ordering_token(whole)
+            after = DeferredTraces((read, residuals, token), None if is_one_chunk else before)
         return (wanted, losses, aux), written, after
 
     def _over_chunks(
@@ -200,30 +203,27 @@ class SequenceGradient:
 
         def run_chunk(carry: PyTree, chunk: PyTree) -> PyTree:
             (written, gradients, (residuals, before)), results = run_last(carry, chunk)
-            after = self._updated((weights, residuals), before, ordering_token(gradients))
+            after = self._updated((weights, residuals, ordering_token(gradients)), before)
             return (written, gradients, after), results
 
         return over_chunks(run_chunk, run_last, start, data, cut.steps, cut.length)
 
     def _updated(
-        self,
-        sources: tuple[PyTree, PyTree],
-        before: Traces | None,
-        token: jax.Array | None = None,
+        self, sources: tuple[PyTree, PyTree, jax.Array | None], before: Traces | None
     ) -> Traces:
-        """Return the traces after a chunk, from its operands and residuals; see `Records`.
+        """Return the traces after a chunk, from its operands, residuals, and the flag of `Records`.
 
         ``None`` for the traces before it means zero; ``None`` for an operand means that its value
         does not matter.
         """
-        weights, residuals = sources
+        weights, residuals, flag = sources
         before = self._zero_traces if before is None else before
         weights = jax.tree.map(
             lambda shape, operand: shape if operand is None else operand,
             self._operand_shapes,
             weights,
         )
-        after: Traces = self._chunks.traces_after(as_arrays(weights), residuals, before, token)
+        after: Traces = self._chunks.traces_after(as_arrays(weights), residuals, before, flag)
         return after
 
     def _read_by_update(self, weights: Weights, residuals: PyTree, before: Traces | None) -> PyTree:
@@ -231,7 +231,7 @@ class SequenceGradient:
 
         Returning the others as well would copy them.
         """
-        update = program_of(jax.make_jaxpr(self._updated)((weights, residuals), before))
+        update = program_of(jax.make_jaxpr(self._updated)((weights, residuals, None), before))
         read = update.depends_on(update.out_atoms)
         leaves, tree = jax.tree.flatten(weights)
         own = update.in_vars[: len(leaves)]
