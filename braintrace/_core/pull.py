@@ -63,7 +63,6 @@ def pull(
     end: States,
     signal: States,
     emit: Callable[[Outputs], PyTree],
-    states: tuple[int, ...] | None = None,
 ) -> tuple[States, PyTree]:
     """Pull rows of cotangents of the states of a group back through a chunk.
 
@@ -77,8 +76,6 @@ def pull(
         Signals for the states after each step, time first; empty: none.
     emit
         Selects what is returned of each step's cotangents of outputs.
-    states
-        The new states whose cotangents are not zero; ``None``: all may have some.
 
     Returns
     -------
@@ -93,7 +90,7 @@ def pull(
     def step(rows: States, now: PyTree) -> tuple[States, PyTree]:
         values, own_signal, reset = now
         values = values_of(steps.graph, values)
-        local = LocalStep(steps.graph, group, values, states)
+        local = LocalStep(steps.graph, group, values)
         new, back = jax.vjp(local, local.old, local.taps)
         cotangents = {
             a: _sum(

@@ -28,8 +28,9 @@ from typing import Any, ClassVar, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from ..._core.jacobian.jacobians import blocks
 from ..._core.layout import TraceSite, trace_sites
-from ..._core.local_step import row_name
+from ..._core.local_step import row_name, values_of
 from ..._core.products.active_outputs import ActiveOutputs, active_outputs_of
 from ..._core.products.complex_packing import (
     arrays_of,
@@ -115,7 +116,8 @@ class ParameterTraces(TraceMethod):
             if not stored:
                 continue
             rows = tuple(sorted(stored))
-            before, factors = _unit_rows(steps, group, rows, traces)
+            of_rows = _rows_of_step if is_single else _unit_rows
+            before, factors = of_rows(steps, group, rows, traces)
             for site, own in members:
                 if own:
                     own_weights = weights[site.relation.key]
@@ -228,35 +230,45 @@ def _unit_rows(
     """
     dtype = jnp.result_type(*(group.states[a].dtype for a in rows))
     states = sorted({*rows, *group.read_states})
-    units = {a: {c: jnp.full(group.shape, float(a == c), dtype) for c in states} for a in rows}
+    end = {
+        c: jnp.stack([jnp.full(group.shape, float(a == c), dtype) for a in rows]) for c in states
+    }
     sites = trace_sites(steps.graph, group)
 
-    def emit(of_row: Mapping[int, Outputs]) -> Arrays:
+    def emit(outputs: Outputs) -> Arrays:
         emitted: Arrays = {}
         for site in sites:
             name, active = row_name(steps.graph, site), _active_outputs(site, traces)
-            for a, outputs in of_row.items():
+            for k, a in enumerate(rows):
                 if name in outputs and site.key(a) in traces:
-                    emitted[_factor_key(name, a, active)] = active.pick(outputs[name])
+                    emitted[_factor_key(name, a, active)] = active.pick(outputs[name][k])
         return emitted
 
-    if steps.count == 1:
-        # XLA evaluates these rows at every entry of a trace, so each is differentiated alone.
-        blocks: Blocks = {}
-        factors: Arrays = {}
-        for a in rows:
-            before, outputs = pull(steps, group, units[a], {}, dict, (a,))
-            blocks |= {(a, c): before[c] for b, c in group.transition if b == a and c in before}
-            factors |= emit({a: outputs})
-        return blocks, factors
-
-    def emit_all(outputs: Outputs) -> Arrays:
-        return emit({a: {n: row[k] for n, row in outputs.items()} for k, a in enumerate(rows)})
-
-    end = {c: jnp.stack([units[a][c] for a in rows]) for c in states}
-    before, factors = pull(steps, group, end, {}, emit_all)
+    before, factors = pull(steps, group, end, {}, emit)
     pairs = reachable_blocks(group, rows)
     return {(a, c): before[c][rows.index(a)] for a, c in pairs if c in before}, factors
+
+
+def _rows_of_step(
+    steps: Steps, group: HiddenGroup, rows: tuple[int, ...], traces: Traces
+) -> tuple[Blocks, Arrays]:
+    """Return the same for a single step.
+
+    XLA evaluates these rows at every entry of a trace, so each is differentiated alone.
+    """
+    graph = steps.graph
+    now = {name: value[0] for name, value in steps.values.items()}
+    D, Df = blocks(graph, group, values_of(graph, now))
+    if steps.reset is not None:
+        is_new = at_elements(graph, group, steps.reset[0])
+        D = {pair: jnp.where(is_new, 0, block) for pair, block in D.items()}
+    factors: Arrays = {}
+    for site in trace_sites(graph, group):
+        name, active = row_name(graph, site), _active_outputs(site, traces)
+        for a in rows:
+            if (key := site.key(a)) in traces and key in Df:
+                factors[_factor_key(name, a, active)] = active.pick(Df[key])[None]
+    return {(a, c): block for (a, c), block in D.items() if a in rows}, factors
 
 
 def _factor_key(row: str, state: int, active: ActiveOutputs) -> str:
