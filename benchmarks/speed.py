@@ -209,8 +209,16 @@ def first_gradient(row: Row) -> Call:
 
 
 def compilation(row: Row) -> Call:
-    """Return the compilation of a model that exists."""
-    return Call(lambda: compile_learner(row, "d_rtrl"))
+    """Return the compilation of a model that has its states, without caches of JAX."""
+    model = networks.Model(row.network)
+    brainstate.nn.init_all_states(model, batch_size=row.batch)
+
+    def run() -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            braintrace.D_RTRL(model).compile_graph(row.data[0][0])
+
+    return Call(run, starts_cold=True)
 
 
 METHODS: dict[str, Callable[[Row], Call]] = {

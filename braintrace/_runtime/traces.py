@@ -5,7 +5,6 @@ from typing import Any
 
 import brainstate
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from .._brainstate import held, hold, is_watched, peek, seen_through
@@ -105,7 +104,7 @@ class EligibilityTraces(CarriedTraces):
 
 def start_of_filter(leaf: StateLeaf) -> jax.Array:
     """Return the initial value of a filter of a linear readout."""
-    return jnp.asarray(np.zeros(leaf.shape, leaf.dtype))  # `jnp.zeros` takes ten times as long
+    return jax.device_put(np.zeros(leaf.shape, leaf.dtype))  # `jnp` compiles for every shape
 
 
 def _is_alike(own: Any, new: Any, has_other_axes: Callable[[], bool]) -> bool:

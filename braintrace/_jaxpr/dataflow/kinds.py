@@ -79,6 +79,11 @@ def _of_parts(parts: Sequence[int], kinds: list[Kind], *more: Kind) -> Kind:
     return mixed([*(kinds[i] for i in parts), *more]) if is_placed else OTHER
 
 
+def nonlinear(_: Equation, kinds: list[Kind]) -> Kind:
+    """Return the kind of a function that is linear in none of its operands."""
+    return unknown(kinds)
+
+
 def unchanged(equation: Equation, kinds: list[Kind]) -> Kind:
     """Return the kind of an operand; a number that is rounded to an integer is nonlinear."""
     rounds = not _is_inexact(equation.outvars[0]) and kinds[0] not in INDEPENDENT

@@ -225,13 +225,16 @@ TABLE: Mapping[str, Entry] = {
     **_elementwise(
         """
         acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz cos cosh
-        device_put digamma erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac
-        integer_pow le lgamma log log1p log2 logistic lt max min mulhi nextafter one_minus_square
-        optimization_barrier pcast polygamma population_count pow pvary random_gamma_grad
-        regularized_incomplete_beta rem round rsqrt sharding_constraint shift_left
-        shift_right_arithmetic shift_right_logical sign sin sinh sqrt square tan tanh
-        with_derivative_of xor zeta
-        """
+        digamma erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac integer_pow
+        le lgamma log log1p log2 logistic lt max min mulhi nextafter one_minus_square polygamma
+        population_count pow random_gamma_grad regularized_incomplete_beta rem round rsqrt
+        shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square tan tanh xor
+        zeta
+        """,
+        kind=kinds.nonlinear,
+    ),
+    **_elementwise(
+        "device_put optimization_barrier pcast pvary sharding_constraint with_derivative_of"
     ),
     **_elementwise("add add_any complex sub", kind=_sum_of(0, 1)),
     **_elementwise("conj imag neg real reduce_precision", kind=_sum_of(0)),
