@@ -64,16 +64,18 @@ def taps_of(graph: ETraceGraph, site: TraceSite) -> Iterator[Tap]:
 
 
 def _sum_of(graph: ETraceGraph, y: Var) -> Var:
-    """Return the sum of outputs alone that is the only reader of an output, or the output."""
+    """Return the sum of outputs that nothing else reads, or the output."""
     program, opaque = graph.traced.program, set(opaque_outputs(graph))
 
-    def has_outputs_alone(atom: Atom) -> bool:
-        if not is_var(atom) or atom in opaque:
-            return is_var(atom)
-        index = program.producer.get(atom)
+    def has_outputs_alone(total: Var) -> bool:
+        index = program.producer.get(total)
         if index is None or program.equations[index].primitive.name not in SUMS:
             return False
-        return all(map(has_outputs_alone, program.equations[index].invars))
+        return all(map(is_term, program.equations[index].invars))
+
+    def is_term(atom: Atom) -> bool:
+        is_read_once = is_var(atom) and len(program.readers[atom]) == 1
+        return is_read_once and (atom in opaque or has_outputs_alone(atom))
 
     return sum_of(graph, y, has_outputs_alone) if y in opaque else y
 

@@ -13,7 +13,7 @@ read a state from before the step, a second perturbation of that value gives :ma
 parameter is its ordinary gradient of this step along all paths that no trace follows.
 """
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -21,9 +21,19 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from .._errors import OptionError
-from .._graph import ETraceGraph, FlatState, HiddenGroup, StateLeaf, TracedModel, Weights
-from .._jax import Atom, Var, is_var, struct_of, without_derivative, zeros_mapped_like
-from .._jaxpr import evaluate
+from .._graph import Cut, ETraceGraph, FlatState, HiddenGroup, StateLeaf, TracedModel, Weights
+from .._jax import (
+    Atom,
+    Equation,
+    Var,
+    bind,
+    is_var,
+    struct_of,
+    without_derivative,
+    zeros_mapped_like,
+)
+from .._jaxpr import Rule, carries_derivative, evaluate
+from .._jaxpr.dataflow import CONSTANT
 from .._typing import PyTree
 from .jacobian.jacobians import Inputs, with_weights
 from .zero import examples
@@ -43,7 +53,7 @@ def probe_shapes(graph: ETraceGraph) -> Probes:
     shapes = {group.states[a].name: struct_of(var.aval) for group, a, var in graph.new_hidden_vars}
     if graph.flat_state is not None:
         shapes = {state.name: struct_of(state) for state in graph.flat_state.leaves}
-    return shapes | {pre_step_probe(s): struct_of(s) for s in graph.read_by_output}
+    return shapes | {pre_step_probe(s): struct_of(s) for s in graph.read_late}
 
 
 def zero_probes(graph: ETraceGraph) -> Probes:
@@ -161,25 +171,84 @@ def probed_step(
         seen = _probed(graph, inputs, weights, probes)
     else:
         seen = _flat_probed(graph, graph.flat_state, inputs, probes)
-    pre_step = {
-        state.in_var: inputs[state.in_var] + probes[pre_step_probe(state)]
-        for state in graph.read_by_output
-    }
-    return finish(graph.traced, {**inputs, **pre_step}, seen)
+    return finish(graph.traced, {**inputs, **_late(graph, inputs, probes)}, seen)
+
+
+def _late(graph: ETraceGraph, inputs: Inputs, probes: Probes) -> dict[Var, Any]:
+    """Return the old states that a loss of this step sees, each with its perturbation."""
+    states = graph.read_late
+    return {s.in_var: inputs[s.in_var] + probes[pre_step_probe(s)] for s in states}
 
 
 def _probed(graph: ETraceGraph, inputs: Inputs, weights: Weights, probes: Probes) -> dict[Var, Any]:
     """Return the new traced states, group by group, each with its perturbation."""
     probed: dict[Var, tuple[HiddenGroup, Any]] = {}
+    late = _late(graph, inputs, probes)
     for group, a, var in graph.new_hidden_vars:
         sees_own = a in group.downstream
         outside = {v: value for v, (g, value) in probed.items() if sees_own or g is not group}
-        rules = with_weights(graph, weights, group.index)
         overrides = {**outside, **_joined(graph, outside)}
-        (value,) = evaluate(graph.traced.program, [var], inputs, overrides, rules)
+        whole = {**inputs, **{v: late[v] for v in group.late_inputs[a] if v in late}}
+        # The traces follow the elementwise paths from the old states of the group.
+        elementwise = {**whole, **{s.in_var: inputs[s.in_var] for s in group.states}}
+        rules = _with_cut_uses(graph, group, a, weights, whole, overrides)
+        (value,) = evaluate(graph.traced.program, [var], elementwise, overrides, rules)
         probed[var] = (group, value + probes[group.states[a].name])
     seen = {v: value for v, (_, value) in probed.items()}
     return {**seen, **_joined(graph, seen)}
+
+
+def _with_cut_uses(
+    graph: ETraceGraph,
+    group: HiddenGroup,
+    state: int,
+    weights: Weights,
+    whole: Inputs,
+    overrides: dict[Var, Any],
+) -> dict[int, Rule]:
+    """Return rules for a state's value in which the traces' weights are held constant.
+
+    At operands through which no trace follows them (a mean over units, the input of another
+    weight), they are not.
+    """
+    program, rules = graph.traced.program, with_weights(graph, weights, group.index)
+    uses = _cut_uses(graph, group, state, frozenset(overrides))
+    atoms = [program.equations[use.equation].invars[use.operand] for use in uses]
+    values = evaluate(program, atoms, whole, overrides)
+    of_equation: dict[int, dict[int, Any]] = {}
+    for use, value in zip(uses, values, strict=True):
+        of_equation.setdefault(use.equation, {})[use.operand] = value
+
+    def rule_for(index: int) -> Rule:
+        def rule(equation: Equation, values: list[Any]) -> Sequence[Any] | None:
+            seen = [of_equation[index].get(i, value) for i, value in enumerate(values)]
+            return rules[index](equation, seen) if index in rules else bind(equation, seen)
+
+        return rule
+
+    return {**rules, **{index: rule_for(index) for index in of_equation}}
+
+
+def _cut_uses(
+    graph: ETraceGraph, group: HiddenGroup, state: int, overridden: frozenset[Var]
+) -> list[Cut]:
+    """Return the uses at which a path from a weight to a state leaves what traces follow."""
+    program = graph.traced.program
+    learning = {r.equation: r for r in graph.hidden_param_op_relations}
+    behind = program.depends_on([group.new_vars[state]], overridden)
+    made = set(program.making(behind))
+    uses = [cut for cut in group.cuts[state] if cut.equation in made]
+    for index in made.intersection(graph.opaque_equations):
+        own = learning[index].trainable_positions.values() if index in learning else ()
+        uses += [Cut(index, i) for i in range(len(program.equations[index].invars)) if i not in own]
+    moving = {leaf.in_var for leaf in graph.traced.parameters} | group.late_inputs[state]
+
+    def is_live(use: Cut) -> bool:
+        operand = program.equations[use.equation].invars[use.operand]
+        before = program.depends_on([operand], overridden, CONSTANT, carries_derivative)
+        return not before.isdisjoint(moving)
+
+    return [use for use in dict.fromkeys(uses) if is_live(use)]
 
 
 def _flat_probed(

@@ -71,14 +71,15 @@ class ETraceGraph(GraphData):
         return self.flat_state is not None and self.flat_state.structure is None
 
     @functools.cached_property
-    def read_by_output(self) -> tuple[StateLeaf, ...]:
-        """Traced states whose old value enters an output, or another State, directly.
+    def read_late(self) -> tuple[StateLeaf, ...]:
+        """Traced states whose old value a loss of the step sees.
 
-        A path through the new value of a traced state does not count.
+        It enters an output, another State or a state that it is upstream of, without a path through
+        the new value of a traced state.
         """
         if self.flat_state is None:
             groups = self.traced_groups
-            return tuple(group.states[a] for group in groups for a in group.read_by_output)
+            return tuple(group.states[a] for group in groups for a in group.read_late)
         new = [leaf.out_var for leaf in self.flat_state.leaves]
         written = [leaf.out_var for leaf in self.traced.leaves if leaf.out_var is not None]
         others = [var for var in written if var not in new]

@@ -46,8 +46,12 @@ class HiddenGroup:
         Pairs ``(a, c)`` for which ``D[a, c]`` is not structurally zero.
     cuts
         For each state the stop-gradient edges: uses of variables that couple elements.
-    read_by_output
-        States whose old value the outputs of the step read.
+    read_late
+        States whose old value a loss of the step sees: the outputs read it, or a state upstream of
+        which it is.
+    late_inputs
+        For each state the old values of States upstream that it reads. A State is upstream if it
+        is not in a cycle with the reader.
     downstream
         States that no later step reads elementwise, computed from the new values of the others (the
         ``h`` of an LSTM). Like an output, they see the perturbed new values, so that the learning
@@ -65,7 +69,8 @@ class HiddenGroup:
     shape: tuple[int, ...]
     transition: tuple[tuple[int, int], ...]
     cuts: tuple[tuple[Cut, ...], ...]
-    read_by_output: tuple[int, ...]
+    read_late: tuple[int, ...]
+    late_inputs: tuple[frozenset[Var], ...]
     downstream: tuple[int, ...]
     delay_line: bool
 

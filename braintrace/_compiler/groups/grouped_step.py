@@ -1,13 +1,13 @@
 """A step with its hidden states grouped, the starting point of all later passes."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from ..._graph import HiddenGroup
 from ..._graph.traced_model import StateLeaf, TracedModel
-from ..._jax import Var
+from ..._jax import Atom, Var
 from ..core.analysis import Analysis
 from ..core.back_through import BROADCAST
 from ..core.step_graph import StepGraph
@@ -69,3 +69,9 @@ class GroupedStep:
 def new_states(group: HiddenGroup) -> Iterator[tuple[StateLeaf, Var]]:
     """Yield the states of a group with the variables of their new values."""
     return zip(group.states, group.new_vars, strict=True)
+
+
+def seen_by_losses(traced: TracedModel, outputs: Sequence[StateLeaf]) -> list[Atom]:
+    """Return the values that a loss can read: outputs, and other States written."""
+    written = [leaf.out_var for leaf in traced.leaves if leaf.kind == "other" or leaf in outputs]
+    return [*traced.output_atoms, *(atom for atom in written if atom is not None)]

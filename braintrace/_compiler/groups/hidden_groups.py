@@ -8,14 +8,16 @@ import numpy as np
 
 from ..._graph import Cut, HiddenGroup
 from ..._graph.traced_model import StateLeaf, TracedModel
-from ..._jax import Atom, Var
+from ..._jax import Var
 from ..._jaxpr import components
 from ..core.analysis import Analysis
 from ..core.back_through import Ids
+from ..core.candidates import Candidate
 from ..core.step_graph import StepGraph
 from ..core.walk import Walk
 from .alignment import AlignedStates, Alignment
 from .delay_lines import find_delay_lines
+from .grouped_step import seen_by_losses
 
 
 def find_hidden_groups(
@@ -47,8 +49,9 @@ def find_hidden_groups(
     """
     analysis, candidates = alignment.analysis, alignment.candidates
     new_vars = Counter(var for candidate in candidates for var in candidate.new_vars)
-    seen = _seen_by_losses(traced, outputs)
-    loss_reads = graph.values.ancestors(seen, new_vars)
+    seen = seen_by_losses(traced, outputs)
+    late_inputs = list(_late_inputs(graph, candidates, frozenset(new_vars)))
+    loss_reads = graph.values.ancestors(seen, new_vars).union(*late_inputs)
     lines: frozenset[int] = frozenset()
     if not every_state:
         lines = find_delay_lines(analysis, graph, candidates, loss_reads)
@@ -59,15 +62,20 @@ def find_hidden_groups(
         is_read = [state.leaf.in_var in loss_reads for state in aligned.states]
         own, downstream = _walks(aligned, graph, new_vars, is_read, every_state)
         is_line = lines.issuperset(members)
-        groups.append(_group(len(groups), aligned, own, downstream, is_read, is_line))
+        own_late = tuple(late_inputs[c] for c in members)
+        groups.append(_group(len(groups), aligned, own, downstream, is_read, own_late, is_line))
         walks.append(own)
     return groups, walks
 
 
-def _seen_by_losses(traced: TracedModel, outputs: Sequence[StateLeaf]) -> list[Atom]:
-    """Return the values that a loss can read: outputs, and other States written."""
-    written = [leaf.out_var for leaf in traced.leaves if leaf.kind == "other" or leaf in outputs]
-    return [*traced.output_atoms, *(atom for atom in written if atom is not None)]
+def _late_inputs(
+    graph: StepGraph, candidates: Sequence[Candidate], every_new: frozenset[Var]
+) -> Iterator[frozenset[Var]]:
+    """Yield the old values that each state reads of States that it does not act upon."""
+    old = {candidate.leaf.in_var for candidate in candidates}
+    for candidate in candidates:
+        read = graph.gradients.ancestors([candidate.var], every_new.difference(candidate.new_vars))
+        yield frozenset(read & old) - graph.gradients.descendants_over_time([candidate.var])
 
 
 def _connected(alignment: Alignment, apart: frozenset[int]) -> list[tuple[int, ...]]:
@@ -175,6 +183,7 @@ def _group(
     walks: Sequence[Walk],
     downstream: tuple[int, ...],
     is_read: Sequence[bool],
+    late_inputs: tuple[frozenset[Var], ...],
     delay_line: bool,
 ) -> HiddenGroup:
     states = aligned.states
@@ -198,7 +207,8 @@ def _group(
             if _reaches(walk, state.leaf.in_var)
         ),
         cuts=tuple(walk.cuts for walk in walks),
-        read_by_output=tuple(a for a, is_seen in enumerate(is_read) if is_seen),
+        read_late=tuple(a for a, is_seen in enumerate(is_read) if is_seen),
+        late_inputs=late_inputs,
         downstream=downstream,
         delay_line=delay_line,
     )

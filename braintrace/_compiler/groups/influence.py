@@ -60,7 +60,7 @@ def find_influence(
     positions = positions.reshape(-1, *y.aval.shape)
     kind, tile = _recognise(positions, group.shape)
     reached = _reached({entry.state for entry in entries}, group)
-    read = {*group.read_states, *group.read_by_output}
+    read = {*group.read_states, *group.read_late}
     return InfluenceMap(
         group=group.index,
         taps=tuple(

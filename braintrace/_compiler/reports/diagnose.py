@@ -20,6 +20,7 @@ from .weights import (
     inside_rules,
     nonlinear_weights,
     not_marked,
+    unseen,
     unused,
     without_trace,
 )
@@ -65,6 +66,7 @@ def diagnose(
     yield from not_marked(step)
     yield from partly_truncated(step, carried)
     yield from also_untagged(step, carried)
+    yield from unseen(step, carried)
     yield from untraced_states(step, step.graph.opaque)
 
 

@@ -137,8 +137,8 @@ def _about_cuts(search: _Search, cuts: Sequence[Cut]) -> Iterator[Diagnostic]:
             "truncated",
             [*states, *weights],
             index,
-            f"through `{equation.primitive.name}`, which couples units. This path is truncated"
-            f". {advice}; if the path must count in full, use `RTRL`, BPTT or a `window`",
+            f"through `{equation.primitive.name}`, which couples units. This path counts within "
+            f"the step only. {advice}; if it must count in full, use `RTRL`, BPTT or a `window`",
         )
 
 

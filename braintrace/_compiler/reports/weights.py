@@ -12,7 +12,7 @@ from ..._jaxpr.dataflow import PRODUCTS, BindingTime, flows_of_variables, questi
 from ..._typing import path_name
 from ..core.backward_rules import nonlinear_uses
 from ..core.binding_times import time_of_leaf
-from ..groups.grouped_step import GroupedStep
+from ..groups.grouped_step import GroupedStep, seen_by_losses
 from ..marking.parametric_uses import LOOPS
 from .truncated import NONLINEAR
 
@@ -102,6 +102,31 @@ def also_untagged(
                     (leaf.name, *states),
                     source_line(equations[use.equation]),
                 )
+
+
+def unseen(step: GroupedStep, carried: Sequence[HiddenParamOpRelation]) -> Iterator[Diagnostic]:
+    """Yield the weights whose every path to a loss crosses two late connections."""
+    gradients, targets = step.graph.gradients, seen_by_losses(step.traced, step.outputs)
+    seen = gradients.ancestors(targets)
+    late = gradients.ancestors(targets, {var for _, var in step.new_states})
+    for group in step.groups:
+        pairs = zip(group.new_vars, group.late_inputs, strict=True)
+        late.update(*(inputs for var, inputs in pairs if var in seen))
+    for relation in carried:
+        groups = [(step.groups[i.group], i.reached) for i in relation.influences]
+        states = [(g.states[a], g.new_vars[a]) for g, reached in groups for a in reached]
+        if relation.y_var in seen or any(new in seen or s.in_var in late for s, new in states):
+            continue
+        names = [state.name for state, _ in states]
+        yield Diagnostic(
+            "warning",
+            "truncated",
+            f"Weight {quoted(relation.printed_paths)} gets no gradient: no loss of a step depends "
+            f"on {quoted(names)} in that step or through one late connection. Use a `window` "
+            "longer than the delay, or `RTRL`.",
+            (*relation.printed_paths, *names),
+            relation.source,
+        )
 
 
 def nonlinear_weights(

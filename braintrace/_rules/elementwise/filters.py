@@ -85,7 +85,7 @@ class FilterTraces(TraceMethod):
             if self.filters_outputs:
                 return site.influence.reached if every_state else site.influence.stored
             reached = site.influence.states  # within the step: other derivatives are zero
-            return [a for a in reached if every_state or a in site.group.read_by_output]
+            return [a for a in reached if every_state or a in site.group.read_late]
 
         filters = {
             self._inputs: {key: spec_of_input(graph, key) for key in inputs_of(graph)},
