@@ -33,7 +33,7 @@ BPTT, UNROLLED, PARTS = "BPTT", "unroll=4", "checkpoints"
 RESET, ON, ES, ES_ON = "D_RTRL", "D_RTRL, on", "ES_D_RTRL", "ES_D_RTRL, on"
 STANDARD = (RESET, ON, ES, ES_ON)
 """After a reset, and carrying on from the sequence before."""
-IN_JIT = "D_RTRL, reset in jit"
+IN_JIT, CHECKPOINT = "D_RTRL, reset in jit", "D_RTRL, checkpoint"
 RATE = 1e-4
 
 
@@ -100,7 +100,12 @@ def step_of(row: Row, learner: Any) -> Callable[[Any, Any], Any]:
 
 
 def sequence(
-    row: Row, rule: str = "d_rtrl", resets: bool = True, masks: bool = False, **options: Any
+    row: Row,
+    rule: str = "d_rtrl",
+    resets: bool = True,
+    masks: bool = False,
+    checkpoint: bool = False,
+    **options: Any,
 ) -> Call:
     """Return the gradient of a sequence, after a reset or carrying on.
 
@@ -110,6 +115,8 @@ def sequence(
     call: dict[str, Any] = {"step_fn": step_of(row, learner)}
     if masks:
         call["mask"] = jnp.arange(row.steps) % 2
+    if checkpoint:
+        call["checkpoint"] = True
 
     def run() -> Any:
         if resets:
@@ -230,6 +237,7 @@ METHODS: dict[str, Callable[[Row], Call]] = {
     ES: functools.partial(sequence, rule="es_d_rtrl"),
     ES_ON: functools.partial(sequence, rule="es_d_rtrl", resets=False),
     IN_JIT: in_jit,
+    CHECKPOINT: functools.partial(sequence, checkpoint=True),
     "D_RTRL, mask": functools.partial(sequence, masks=True),
     "D_RTRL, window=16": functools.partial(sequence, window=16),
     "D_RTRL, window=16, on": functools.partial(sequence, window=16, resets=False),
@@ -257,7 +265,7 @@ def _row(make: Callable[..., Network], steps: int, batch: int, *methods: str, **
 
 ROWS: dict[str, Row] = {
     "leaky": _row(networks.leaky, 100, 64),
-    "GRU": _row(networks.gru, 100, 64),
+    "GRU": _row(networks.gru, 100, 64, *STANDARD, CHECKPOINT),
     "LSTM": _row(networks.lstm, 100, 64),
     "LRU": _row(networks.lru, 100, 64),
     "GRU x3": _row(networks.gru, 100, 64, layers=3),
@@ -265,12 +273,12 @@ ROWS: dict[str, Row] = {
     "LRU x4": _row(networks.lru, 100, 64, layers=4),
     "sparse LIF, 10,000 neurons": _row(networks.sparse, 64, 1),
     "convolution": _row(networks.convolution, 64, 16),
-    "LIF": _row(networks.spiking, 100, 64, *STANDARD, IN_JIT, adapts=False),
-    "ALIF": _row(networks.spiking, 100, 64, *STANDARD, IN_JIT),
+    "LIF": _row(networks.spiking, 100, 64, *STANDARD, IN_JIT, CHECKPOINT, adapts=False),
+    "ALIF": _row(networks.spiking, 100, 64, *STANDARD, IN_JIT, CHECKPOINT),
     "LIF, batch 4": _row(networks.spiking, 100, 4, adapts=False),
     "ALIF, batch 4": _row(networks.spiking, 100, 4),
-    "LIF, 1,000 steps": _row(networks.spiking, 1000, 64, adapts=False),
-    "ALIF, 1,000 steps": _row(networks.spiking, 1000, 64),
+    "LIF, 1,000 steps": _row(networks.spiking, 1000, 64, *STANDARD, CHECKPOINT, adapts=False),
+    "ALIF, 1,000 steps": _row(networks.spiking, 1000, 64, *STANDARD, CHECKPOINT),
     "GRU, windows": _row(networks.gru, 64, 64, *WINDOWS),
     "leaky, stream": _row(networks.leaky, 400, 4, *STREAMS),
     "LSTM, stream": _row(networks.lstm, 400, 1, *STREAMS),

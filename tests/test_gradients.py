@@ -79,7 +79,7 @@ class Case:
         drives, linked = {layer.drive for layer in layers}, {layer.recurrent for layer in layers}
         if windows and self.path not in PATHS_WITH_WINDOWS:
             return False
-        if windows and self.path == "by_two_calls" and 3 % self.window:
+        if windows and self.path in ("by_two_calls", "by_checkpoints") and 3 % self.window:
             return False
         if self.marks == "auto" and (drives | linked) & {
             "low rank",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
+from typing import Any
 
 import brainstate
 import jax
@@ -54,8 +56,13 @@ class Bptt:
         """States of the step outside of the model."""
         return [s for s, path in zip(self.step.states, self.paths, strict=True) if path is None]
 
-    def program(self, steps: int) -> tuple[int, Callable[[], dict[Path, PyTree]]]:
-        """Compile the gradient of the first steps; return its temporary memory and a call."""
+    def program(
+        self, steps: int, is_checkpointed: bool = False
+    ) -> tuple[int, Callable[[], dict[Path, PyTree]]]:
+        """Compile the gradient of the first steps; return its temporary memory and a call.
+
+        A checkpointed one stores the states before ``sqrt(steps)`` parts, and runs each part twice.
+        """
         weights = np.ones(steps)
         if self.work.mask is not None:
             weights = np.asarray(weights_of(self.work.cut(steps).mask, steps))
@@ -68,12 +75,19 @@ class Bptt:
         ]
         shares = jnp.asarray(weights[:steps] / (total or 1))
         arguments = (self.parameters, others, self.work.cut(steps).xs, shares)
-        compiled = jax.jit(jax.grad(self._loss)).lower(*arguments).compile()
+        scan = _scan_in_parts if is_checkpointed else jax.lax.scan
+        loss = functools.partial(self._loss, scan)
+        compiled = jax.jit(jax.grad(loss)).lower(*arguments).compile()
         temp = int(compiled.memory_analysis().temp_size_in_bytes)
         return temp, functools.partial(compiled, *arguments)
 
     def _loss(
-        self, parameters: dict[Path, PyTree], others: list[PyTree], xs: PyTree, weights: jax.Array
+        self,
+        scan: Callable[..., PyTree],
+        parameters: dict[Path, PyTree],
+        others: list[PyTree],
+        xs: PyTree,
+        weights: jax.Array,
     ) -> jax.Array:
         def run(states: list[PyTree], x: PyTree) -> tuple[list[PyTree], jax.Array]:
             values = [
@@ -96,7 +110,25 @@ class Bptt:
                 after, loss = jax.lax.cond(weight == 0, masked, run, states, x)
             return after, weight * loss
 
-        return jnp.sum(jax.lax.scan(step, others, (xs, weights))[1])
+        return jnp.sum(scan(step, others, (xs, weights))[1])
+
+
+def _scan_in_parts(
+    step: Callable[..., PyTree], start: PyTree, sequences: PyTree
+) -> tuple[PyTree, jax.Array]:
+    steps = jax.tree.leaves(sequences)[0].shape[0]
+    length = math.isqrt(steps)
+    count, rest = divmod(steps, length)
+
+    part: Any = jax.checkpoint(functools.partial(jax.lax.scan, step))
+    parts = jax.tree.map(
+        lambda x: x[: count * length].reshape(count, length, *x.shape[1:]), sequences
+    )
+    states, losses = jax.lax.scan(part, start, parts)
+    if not rest:
+        return states, losses.ravel()
+    states, more = part(states, jax.tree.map(lambda x: x[count * length :], sequences))
+    return states, jnp.concatenate([losses.ravel(), more])
 
 
 def bptt_of(work: Workload) -> Bptt:

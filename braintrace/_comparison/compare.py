@@ -219,7 +219,13 @@ class _Comparison:
         tick()
         gradient = compared("BPTT", steps, self._exact, self._exact)
         self._bptt = ComparedRule("BPTT", gradient=gradient, temp=temp)
-        self._runs: list[tuple[Callable[[], Any], Callable[[], None]]] = [(run, lambda: None)]
+        temp, in_parts = bptt.program(steps, is_checkpointed=True)
+        same = compared("BPTT in checkpoints", steps, in_parts(), self._exact)
+        self._checkpointed = ComparedRule("BPTT in checkpoints", gradient=same, temp=temp)
+        self._runs: list[tuple[Callable[[], Any], Callable[[], None]]] = [
+            (run, lambda: None),
+            (in_parts, lambda: None),
+        ]
         self._rows: dict[tuple[str, Any], tuple[ComparedRule, int | None]] = {}
 
     def row(self, entry: Entry, window: int | None) -> tuple[ComparedRule, int | None]:
@@ -284,6 +290,7 @@ class _Comparison:
             length=length,
             memory_budget=self._budget,
             bptt=dataclasses.replace(self._bptt, seconds=seconds[0]),
+            checkpointed=dataclasses.replace(self._checkpointed, seconds=seconds[1]),
             rows=tuple(
                 row if number is None else dataclasses.replace(row, seconds=seconds[number])
                 for row, number in rows

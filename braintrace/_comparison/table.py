@@ -70,6 +70,8 @@ class RuleComparison:
         Limit in bytes for backpropagation and for each rule.
     bptt
         Backpropagation through time, without a learner.
+    checkpointed
+        The same with the memory of about ``sqrt(steps)`` steps, each of which runs twice.
     rows
         One row per rule and window, in the order of the call.
     """
@@ -78,6 +80,7 @@ class RuleComparison:
     length: int
     memory_budget: int
     bptt: ComparedRule
+    checkpointed: ComparedRule
     rows: tuple[ComparedRule, ...]
 
     def __str__(self) -> str:
@@ -90,7 +93,8 @@ class RuleComparison:
         """Return the result as dicts, lists, strings and numbers, ready for JSON."""
         own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         rows = [row.to_dict() for row in self.rows]
-        return {**own, "bptt": self.bptt.to_dict(), "rows": rows}
+        exact = {"bptt": self.bptt.to_dict(), "checkpointed": self.checkpointed.to_dict()}
+        return {**own, **exact, "rows": rows}
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the cosine over the memory with Matplotlib, one line per rule; return the axes.
@@ -108,7 +112,7 @@ class RuleComparison:
             Without Matplotlib.
         """
         lines: dict[str, list[tuple[int, float, str]]] = {}
-        for row in (self.bptt, *self.rows):
+        for row in (self.bptt, self.checkpointed, *self.rows):
             if row.refused is None:
                 window = "" if row.window is None else str(row.window)
                 point = (row.temp + row.traces, row.cosine, window)
@@ -116,7 +120,7 @@ class RuleComparison:
         return draw_comparison(lines, ax)
 
     def _parts(self) -> Iterator[Table | str]:
-        rows = list(enumerate((self.bptt, *self.rows)))
+        rows = list(enumerate((self.bptt, self.checkpointed, *self.rows)))
         title = f"Gradients over {self.steps:,} steps, compared with backpropagation through time"
         cells = [_cells(number, row) for number, row in rows]
         yield Table(title, _HEADS, cells, numbers=range(3, len(_HEADS)))
@@ -126,7 +130,7 @@ class RuleComparison:
                 "backpropagation over more of them needs more than `memory_budget`, "
                 f"{in_bytes(self.memory_budget)}."
             )
-        compared = [(number, row.gradient) for number, row in rows[1:] if row.gradient is not None]
+        compared = [(number, row.gradient) for number, row in rows[2:] if row.gradient is not None]
         if compared and self.bptt.gradient is not None:
             cosines = [
                 [parameter.parameter]

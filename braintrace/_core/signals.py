@@ -1,17 +1,12 @@
 """Signals and adjoints of states, per unit of a group or as a flattened state has them."""
 
-from collections.abc import Mapping
-
 import jax
 import jax.numpy as jnp
 
-from .._graph import ETraceGraph, FlatState, HiddenGroup, Signal
+from .._graph import Adjoints, ETraceGraph, FlatState, HiddenGroup, Signal
 from .._jaxpr import reached
 from .layout import new_state_to_elements, old_state_to_elements
 from .probed_step import Probes, pre_step_probe
-
-ByGroup = Mapping[int, Mapping[int, jax.Array]]
-"""Arrays per element of each group, by its index and by state."""
 
 
 def signals(group: HiddenGroup, signal: Probes) -> dict[int, jax.Array]:
@@ -43,7 +38,23 @@ def flat_signals(flat: FlatState, signal: Probes) -> dict[str, jax.Array]:
     return result
 
 
-def at_entry(graph: ETraceGraph, mu: Signal) -> ByGroup:
+def of_past(graph: ETraceGraph, signal: Probes) -> Signal:
+    """Return the signals of a chunk's first step for the states before it, by name."""
+    probes = {state.name: pre_step_probe(state) for state in graph.traced_states}
+    return {name: signal[probe][0] for name, probe in probes.items() if probe in signal}
+
+
+def no_adjoints(graph: ETraceGraph) -> Adjoints:
+    """Return adjoints of zero."""
+    return {
+        group.index: {
+            a: jnp.zeros(group.shape, state.dtype) for a, state in enumerate(group.states)
+        }
+        for group in graph.traced_groups
+    }
+
+
+def at_entry(graph: ETraceGraph, mu: Signal) -> Adjoints:
     """Return the adjoints of the states before a window, per element of their groups."""
     return {
         group.index: {

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._graph import ETraceGraph, Records, TraceMethod, Traces, Weights
+from .._graph import Adjoints, ETraceGraph, LinearMethod, Records, TraceMethod, Traces, Weights
 from .._jax import Var
 from .._typing import PyTree
 from .jacobian.jacobians import Inputs, operands, residuals
@@ -20,13 +20,13 @@ from .probed_step import (
     Probes,
     finish,
     of_first_order,
-    pre_step_probe,
     probe_shapes,
     probed_step,
     probes_of_past,
     with_gradient,
 )
 from .resets import probes_after_reset
+from .signals import of_past
 from .window import before_window, passed_step
 
 
@@ -136,9 +136,23 @@ def past_gradient(
     zeros_select: bool,
 ) -> Weights:
     """Return the gradient through the states before a chunk, from its first step's signal."""
-    probes = {state.name: pre_step_probe(state) for state in graph.traced_states}
-    mu = {name: signal[probe][0] for name, probe in probes.items() if probe in signal}
-    return method.carry_in_vjp(graph, weights, mu, before, zeros_select)
+    return method.carry_in_vjp(graph, weights, of_past(graph, signal), before, zeros_select)
+
+
+def part_gradient(
+    graph: ETraceGraph,
+    method: LinearMethod,
+    weights: Weights,
+    records: Records,
+    signal: Probes,
+    after: Adjoints,
+) -> tuple[Weights, Adjoints]:
+    """Return the gradient of a part of a sequence, and the adjoints before it.
+
+    The arguments are those of `LinearMethod.pull_back`.
+    """
+    gradients, before = method.pull_back(graph, weights, records, signal, after)
+    return _of_parameters(graph, gradients), before
 
 
 def _of_parameters(graph: ETraceGraph, gradients: Weights) -> Weights:

@@ -15,7 +15,9 @@ from .hidden_group import HiddenGroup as HiddenGroup
 from .influence import InfluenceMap as InfluenceMap
 from .influence import Tap as Tap
 from .method import FOLLOWS_ALL as FOLLOWS_ALL
+from .method import Adjoints as Adjoints
 from .method import Jacobian as Jacobian
+from .method import LinearMethod as LinearMethod
 from .method import Records as Records
 from .method import Signal as Signal
 from .method import TraceMethod as TraceMethod

@@ -13,7 +13,7 @@ All code that makes, reports, resets, saves or checks traces reads their `TraceS
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import jax
 
@@ -84,6 +84,10 @@ jax.tree_util.register_dataclass(
     data_fields=["inputs", "values", "token", "reset", "x"],
     meta_fields=["has_mask", "silent", "steps"],
 )
+
+
+Adjoints: TypeAlias = Mapping[int, Mapping[int, jax.Array]]
+"""Derivatives by states per unit of each group, by its index and by state."""
 
 
 class TraceMethod(Protocol):
@@ -189,3 +193,32 @@ class TraceMethod(Protocol):
             Whether a zero in ``mu`` must remove NaN or infinity from a trace as well: if samples
             may be reset in the window, or steps masked.
         """
+
+
+@runtime_checkable
+class LinearMethod(TraceMethod, Protocol):
+    """A rule whose gradient of a chunk is linear in the adjoints of the states after it."""
+
+    def pull_back(
+        self,
+        graph: ETraceGraph,
+        weights: Weights,
+        records: Records,
+        signal: Signal,
+        after: Adjoints,
+    ) -> tuple[Weights, Adjoints]:
+        """Return the gradient of a recorded chunk without its past, and the adjoints before it.
+
+        ``after`` are the adjoints of all states of the traced groups after the chunk; the other
+        arguments are those of `gradient`.
+        """
+
+    def contract(
+        self,
+        graph: ETraceGraph,
+        weights: Weights,
+        adjoints: Adjoints,
+        traces: Traces,
+        zeros_select: bool,
+    ) -> Weights:
+        """Return the gradient of the operands by the adjoints of states; see `carry_in_vjp`."""

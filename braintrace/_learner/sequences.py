@@ -28,6 +28,7 @@ def etrace_grad(
     reduction: str = "mean",
     chunk_size: int | str | None = "auto",
     memory_budget: int | None = None,
+    checkpoint: bool = False,
     has_aux: bool = False,
     return_value: bool = False,
     unit_aware: bool = False,
@@ -74,6 +75,12 @@ def etrace_grad(
         For ``chunk_size='auto'``: limit of the bytes that the steps of a chunk may record. The
         limit is never below one step, or below the size of the traces. Memory is constant in
         sequence length. ``None``: a tenth of the device's memory, and at most 1 GiB.
+    checkpoint
+        Compute the same gradient with memory that grows with ``sqrt(T)``, in parts of
+        ``chunk_size`` steps, or of as many as need the least. `D_RTRL` runs each part a second
+        time, as checkpointed backpropagation through time does, and forms no trace between them; at
+        the next read of the traces the sequence runs once more. Other rules, and windows, update
+        their traces after every part.
     has_aux
         Whether ``step_fn`` also returns auxiliary results; they are stacked over time.
     return_value
@@ -115,6 +122,7 @@ def etrace_grad(
         reduction=reduction,
         chunk_size=chunk_size,
         memory_budget=memory_budget,
+        checkpoint=checkpoint,
         has_aux=has_aux,
         return_value=return_value,
         unit_aware=unit_aware,

@@ -85,10 +85,11 @@ def test_exact_rules_and_windows_over_everything_are_exact():
 
 def test_every_row_has_its_costs():
     found, rows = table(), by_key(table())
-    for row in (found.bptt, rows["D_RTRL", None], rows["RTRL", None]):
+    for row in (found.bptt, found.checkpointed, rows["D_RTRL", None], rows["RTRL", None]):
         assert row.seconds > 0
         assert row.temp > 0
-    assert found.bptt.traces == 0
+    assert found.bptt.traces == found.checkpointed.traces == 0
+    assert found.checkpointed.deviation < 1e-12
     assert rows["D_RTRL", None].traces == learner_of(LSTM).report().carried_bytes
 
 

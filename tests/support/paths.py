@@ -1,4 +1,4 @@
-"""Seven ways to one gradient.
+"""Eight ways to one gradient.
 
 Each is a function of a learner, of what a `Request` asks, and of a loss; it returns the sum of the
 weighted gradients of all steps, by parameter.
@@ -56,13 +56,18 @@ def by_chunks(learner, asked, loss):
     return named(learner.etrace_grad(asked.xs, asked.targets, step_fn=step, **asked.options()))
 
 
-def by_two_calls(learner, asked, loss):
+def by_two_calls(learner, asked, loss, **options):
     """A sequence cut in two."""
     step, found = loss_with(learner, loss), []
     for part in (slice(None, asked.cut), slice(asked.cut, None)):
-        sequences = asked.xs[part], asked.targets[part]
-        found.append(named(learner.etrace_grad(*sequences, step_fn=step, **asked.options(part))))
+        sequences, own = (asked.xs[part], asked.targets[part]), asked.options(part) | options
+        found.append(named(learner.etrace_grad(*sequences, step_fn=step, **own)))
     return add(*found)
+
+
+def by_checkpoints(learner, asked, loss):
+    """The same, each call in parts that run twice."""
+    return by_two_calls(learner, asked, loss, checkpoint=True)
 
 
 def by_stream(learner, asked, loss):
@@ -154,6 +159,7 @@ PATHS = {
     for path in (
         by_chunks,
         by_two_calls,
+        by_checkpoints,
         by_stream,
         by_own_gradient,
         by_pure_function,

@@ -227,6 +227,52 @@ def over_chunks(
     return carry, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), results, rest)
 
 
+def backward_over_chunks(
+    forward: Callable[[PyTree, PyTree], PyTree],
+    backward: Callable[[PyTree, PyTree, PyTree], tuple[PyTree, PyTree]],
+    start: PyTree,
+    carry: PyTree,
+    sequences: PyTree,
+    chunks: Chunks,
+) -> tuple[PyTree, PyTree, PyTree]:
+    """Run chunks forward, of which only the first States are kept, then from the last to the first.
+
+    Parameters
+    ----------
+    forward
+        ``(States before, chunk of the sequences) -> States after``.
+    backward
+        ``(carry, States before, chunk) -> (carry, results stacked over time)``.
+    start, carry
+        States before the sequence, and the carry of the last chunk.
+    sequences, chunks
+        The sequences, and how they are cut.
+
+    Returns
+    -------
+    after, carry, results
+        States after the sequence, the carry before it, and the results in the order of time.
+    """
+    length, (full, rest) = chunks.length, divmod(chunks.steps, chunks.length)
+    starts, results = jnp.arange(full) * length, []
+
+    def forward_from(states: PyTree, time: jax.Array) -> tuple[PyTree, PyTree]:
+        return forward(states, _part(sequences, time, length)), states
+
+    after, kept = jax.lax.scan(forward_from, start, starts)
+    if rest:
+        last = _part(sequences, full * length, rest)
+        carry, of_rest = backward(carry, after, last)
+        after, results = forward(after, last), [of_rest]
+
+    def backward_from(carry: PyTree, now: PyTree) -> tuple[PyTree, PyTree]:
+        return backward(carry, now[0], _part(sequences, now[1], length))
+
+    carry, of_full = jax.lax.scan(backward_from, carry, (kept, starts), reverse=True)
+    of_full = jax.tree.map(lambda x: x.reshape(full * length, *x.shape[2:]), of_full)
+    return after, carry, jax.tree.map(lambda *parts: jnp.concatenate(parts), of_full, *results)
+
+
 def _over_parts(
     run: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
     carry: PyTree,

@@ -36,6 +36,7 @@ class Options:
     reduction: str = "mean"
     chunk_size: int | str | None = "auto"
     memory_budget: int | None = None
+    checkpoint: bool = False
     nonfinite: str = "skip"
     has_aux: bool = False
     return_value: bool = False

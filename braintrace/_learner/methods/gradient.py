@@ -7,7 +7,9 @@ the operations between them (a mask, a transpose, a product of parameters) are l
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +19,7 @@ from ..._core.chunk.recording import SourceValues
 from ..._core.jacobian.jacobians import operands
 from ..._core.local_step import operand_shapes
 from ..._core.products.in_place import ordering_token
+from ..._core.signals import no_adjoints
 from ..._core.window import passed_step, window_step
 from ..._core.zero import as_arrays, examples, is_zero
 from ..._errors import OptionError
@@ -27,7 +30,7 @@ from ..._jaxpr import program_of
 from ..._runtime.states.model_states import read_states
 from ..._typing import PyTree
 from ..calls.body import Arguments, Body, BodyResult, DeferredTraces, taken_unless_zero
-from ..calls.chunks import Chunks, ChunksByLength, over_chunks, steps_of
+from ..calls.chunks import Chunks, ChunksByLength, backward_over_chunks, over_chunks, steps_of
 from ..calls.options import Options
 from ..calls.parts import LearnerParts
 from ..calls.request import Request
@@ -47,6 +50,13 @@ NO_DERIVATIVE = (
     "from traces and residuals that are held constant. Pass them through `jax.lax.stop_gradient`, "
     "or differentiate backpropagation through time (`predict`) twice."
 )
+
+
+Fixed: TypeAlias = tuple[list[PyTree], list[PyTree], tuple[Weights, Initial]]
+"""Values of the parameters and of other States, and operands and initial values."""
+
+OfChunks: TypeAlias = tuple[PyTree, PyTree, list[PyTree], Traces | DeferredTraces]
+"""Gradients, results over time, written States, traces."""
 
 
 class SequenceGradient:
@@ -103,7 +113,7 @@ class SequenceGradient:
             results=self._results,
             take=taken_unless_zero,
             replaces=self._has_chunks,
-            finish=self._updated,
+            finish=self._updated if self._chunks.linear is None else self._replayed,
             chunks_by_length=self._cuts,
         )
 
@@ -160,15 +170,9 @@ class SequenceGradient:
         scales = self._scales(jnp.ones(cut.steps) if mask is None else mask)
         flags, initial = resets
         weights, to_parameters = jax.vjp(lambda now: self._operands(now, others), parameters)
-        zero = self._chunks.start(parameters, weights)
-        is_one_chunk = cut.count == 1
-        traces = self._zero_traces if traces is None else traces
-
-        start = (self._chunks.step.written_of(others), zero, traces)
-        constants, data = (weights, initial), ((sequences, flags), scales)
-        (written, gradients, (residuals, before)), (losses, aux) = self._over_chunks(
-            (parameters, others, constants), start, data, cut
-        )
+        data, fixed = ((sequences, flags), scales), (parameters, others, (weights, initial))
+        over_chunks = self._forward if self._chunks.linear is None else self._backward
+        gradients, (losses, aux), written, after = over_chunks(fixed, traces, data, cut)
 
         def pulled_back(found: Weights) -> PyTree:
             return to_parameters(jax.tree.map(lambda w, g: g.astype(w.dtype), weights, found))[0]
@@ -178,24 +182,13 @@ class SequenceGradient:
         wanted = without_derivative((values, sequences), wanted, OptionError, NO_DERIVATIVE)
         if mask is not None:  # the loss of a masked step may be NaN
             losses = jnp.where(mask == 0, 0, losses)
-        after: Traces | DeferredTraces = residuals  # if `run` has computed them anyway
-        if isinstance(residuals, SourceValues):
-            read = self._read_by_update(weights, residuals, None if is_zero(before) else before)
-            # XLA would compute single numbers of the gradient again inside the update.
-            whole = jax.tree.map(jnp.sum, gradients)
-            token = None if is_zero(before) else ordering_token(whole)
-            after = DeferredTraces((read, residuals, token), None if is_one_chunk else before)
         return (wanted, losses, aux), written, after
 
-    def _over_chunks(
-        self,
-        fixed: tuple[list[PyTree], list[PyTree], tuple[Weights, Initial]],
-        start: PyTree,
-        data: PyTree,
-        cut: Chunks,
-    ) -> PyTree:
+    def _forward(self, fixed: Fixed, traces: Traces | None, data: PyTree, cut: Chunks) -> OfChunks:
         """Run all chunks; the traces after the last one are deferred."""
-        weights, _ = fixed[2]
+        parameters, others, (weights, _) = fixed
+        zero = self._chunks.start(parameters, weights)
+        start = self._chunks.step.written_of(others), zero, self._from(traces)
 
         def run_last(carry: PyTree, chunk: PyTree) -> PyTree:
             (written, gradients, residuals), results = self._chunks.run(*fixed, carry, chunk)
@@ -206,7 +199,54 @@ class SequenceGradient:
             after = self._updated((weights, residuals, ordering_token(gradients)), before)
             return (written, gradients, after), results
 
-        return over_chunks(run_chunk, run_last, start, data, cut.steps, cut.length)
+        (written, gradients, (residuals, before)), results = over_chunks(
+            run_chunk, run_last, start, data, cut.steps, cut.length
+        )
+        after: Traces | DeferredTraces = residuals  # if `run` has computed them anyway
+        if isinstance(residuals, SourceValues):
+            read = self._read_by_update(weights, residuals, None if is_zero(before) else before)
+            # XLA would compute single numbers of the gradient again inside the update.
+            whole = jax.tree.map(jnp.sum, gradients)
+            token = None if is_zero(before) else ordering_token(whole)
+            after = DeferredTraces((read, residuals, token), None if cut.count == 1 else before)
+        return gradients, results, written, after
+
+    def _backward(self, fixed: Fixed, traces: Traces | None, data: PyTree, cut: Chunks) -> OfChunks:
+        """Run all chunks twice; for the traces, they run once more at the next read."""
+        parameters, others, (weights, _) = fixed
+        chunks = self._chunks
+        (written, ((outside, of_operands), adjoints), results) = backward_over_chunks(
+            lambda states, part: chunks.forward(*fixed, states, part)[0],
+            functools.partial(chunks.backward, *fixed),
+            chunks.step.written_of(others),
+            (chunks.start(parameters, weights), no_adjoints(self._algorithm.graph)),
+            data,
+            cut,
+        )
+        if traces is not None:
+            past = chunks.of_past(weights, adjoints, traces, has_resets=data[0][1] is not None)
+            of_operands = jax.tree.map(jnp.add, of_operands, past)
+        return (outside, of_operands), results, written, DeferredTraces((fixed, data), None)
+
+    def _replayed(self, sources: tuple[Fixed, PyTree], before: Traces | None) -> Traces:
+        """Return the traces after a sequence that runs again."""
+        fixed, data = sources
+        steps = steps_of(data)
+
+        def run(carry: PyTree, part: PyTree) -> tuple[PyTree, None]:
+            states, traces = carry
+            states, residuals = self._chunks.forward(*fixed, states, part)
+            after = self._chunks.traces_after(fixed[2][0], residuals, traces)
+            return (states, after), None
+
+        start = self._chunks.step.written_of(fixed[1]), self._from(before)
+        length = self._chunks.cut(self._options, steps, from_zero=before is None).length
+        (_, after), _ = over_chunks(run, run, start, data, steps, length)
+        result: Traces = after
+        return result
+
+    def _from(self, traces: Traces | None) -> Traces:
+        return self._zero_traces if traces is None else traces
 
     def _updated(
         self, sources: tuple[PyTree, PyTree, jax.Array | None], before: Traces | None
@@ -217,13 +257,14 @@ class SequenceGradient:
         does not matter.
         """
         weights, residuals, flag = sources
-        before = self._zero_traces if before is None else before
         weights = jax.tree.map(
             lambda shape, operand: shape if operand is None else operand,
             self._operand_shapes,
             weights,
         )
-        after: Traces = self._chunks.traces_after(as_arrays(weights), residuals, before, flag)
+        after: Traces = self._chunks.traces_after(
+            as_arrays(weights), residuals, self._from(before), flag
+        )
         return after
 
     def _read_by_update(self, weights: Weights, residuals: PyTree, before: Traces | None) -> PyTree:
@@ -247,7 +288,7 @@ class SequenceGradient:
 
     def _has_chunks(self, sequences: PyTree, traces: Traces | None) -> bool:
         """Test whether a sequence has several chunks: only their loop overwrites the traces."""
-        return self._cut(sequences, traces).count > 1
+        return self._cut(sequences, traces).count > 1 and self._chunks.linear is None
 
     def _scales(self, mask: jax.Array) -> jax.Array:
         if self._options.reduction == "sum":

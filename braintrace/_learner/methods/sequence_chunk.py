@@ -5,6 +5,7 @@ the time before. Both are computed from the same recorded values (see `chunk_run
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -17,10 +18,10 @@ from ..._core.chunk.over_time import zero_sum
 from ..._core.chunk.pure_step import PureStep
 from ..._core.chunk.recording import SourceValues
 from ..._core.probed_step import Probes, pre_step_probe, probes_of_past, zero_probes
-from ..._core.step import as_chunk, chunk_gradient
+from ..._core.step import as_chunk, chunk_gradient, part_gradient
 from ..._core.window import window_signals
 from ..._core.zero import examples
-from ..._graph import Records, Traces, Weights
+from ..._graph import Adjoints, LinearMethod, Records, Traces, Weights
 from ..._runtime.states.model_states import add_to_states
 from ..._typing import PyTree
 from ..calls.chunks import Chunks, chunks_of, over_blocks, over_chunks, steps_of, windows_of
@@ -68,6 +69,8 @@ class SequenceChunk:
         The step as a pure function.
     paths
         Path in the model of each State that is not a parameter; ``None`` for other States.
+    linear
+        The learning rule, if parts run twice instead of updating its traces.
     """
 
     def __init__(
@@ -81,9 +84,12 @@ class SequenceChunk:
         steps: int,
     ) -> None:
         self._graph, self._method = graph, _ = algorithm.graph, algorithm.method
-        self._placement, self._options = algorithm.placement, options
+        self._placement, self._options, self._has_mask = algorithm.placement, options, has_mask
         self._window = window = algorithm.window_of(options.window)
         self._passes = window is not None or graph.passes_weights
+        runs_twice = options.checkpoint and window is None
+        method = self._method if runs_twice else None
+        self.linear = method if isinstance(method, LinearMethod) else None
         # This object outlives an enclosing jit.
         with jax.ensure_compile_time_eval():
             self._probes = None if self._passes else zero_probes(graph)
@@ -92,6 +98,8 @@ class SequenceChunk:
         current, others = ([s.value for s in states] for states in (parameters, step.others))
         values = (current, others, self._probes, constants)
         self._record_bytes = graph.record_bytes
+        written = jax.tree.leaves(step.written_of(others))
+        self._state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in written)
 
         def length_of(record_bytes: int) -> int:
             if not self._passes:
@@ -105,6 +113,11 @@ class SequenceChunk:
 
     def cut(self, options: Options, steps: int, from_zero: bool) -> Chunks:
         """Return the chunks of a sequence; see `chunks_of` and `windows_of`."""
+        if options.checkpoint and options.length_of_chunk is None:
+            # The least sum of the States before each part and of the residuals of one part.
+            ratio = self._state_bytes / max(1, self._record_bytes)
+            length = max(1, math.ceil(math.sqrt(steps * ratio)))
+            options = dataclasses.replace(options, chunk_size=length)
         if self._window is not None:
             return windows_of(self._graph, self._window, options, steps, from_zero)
         if "traces" in self._graph.needs:
@@ -159,6 +172,54 @@ class SequenceChunk:
         of_operands = jax.tree.map(jnp.add, of_operands, found)
         of_traces: TracesOrSources = residuals if after is None else after
         return (written, (outside, of_operands), of_traces), results
+
+    def forward(
+        self,
+        parameters: list[PyTree],
+        others: list[PyTree],
+        constants: Constants,
+        written: PyTree,
+        part: Chunk,
+    ) -> tuple[PyTree, SourceValues]:
+        """Return the written States after a part, and the residuals that its traces need."""
+        values, (outside, _) = (
+            (parameters, others, self._probes, constants),
+            self.start(parameters, {}),
+        )
+        result = self._run(values, (written, outside), part)
+        return result.written, self._run.residuals(values, result.residuals, steps_of(part))
+
+    def backward(
+        self,
+        parameters: list[PyTree],
+        others: list[PyTree],
+        constants: Constants,
+        carry: tuple[Gradients, Adjoints],
+        written: PyTree,
+        part: Chunk,
+    ) -> tuple[tuple[Gradients, Adjoints], tuple[jax.Array, PyTree]]:
+        """Add the gradient of a part, whose adjoints of the states after it are known.
+
+        ``written`` are the States before it. Return the carry, and the loss and the auxiliary
+        results of every step.
+        """
+        ((outside, of_operands), after), (weights, _) = carry, constants
+        values = (parameters, others, self._probes, constants)
+        result = self._run(values, (written, outside), part)
+        signal = self._signal(others, written, result.signal)
+        records = self._records(self._run.residuals(values, result.residuals, steps_of(part)))
+        assert self.linear is not None
+        found, before = part_gradient(self._graph, self.linear, weights, records, signal, after)
+        of_operands = jax.tree.map(jnp.add, of_operands, found)
+        return ((result.gradients, of_operands), before), (result.loss, result.aux)
+
+    def of_past(
+        self, weights: Weights, adjoints: Adjoints, traces: Traces, has_resets: bool
+    ) -> Weights:
+        """Return the gradient of the operands through the states before a sequence."""
+        assert self.linear is not None
+        selects = self._has_mask or has_resets
+        return self.linear.contract(self._graph, weights, adjoints, traces, selects)
 
     def _steps_of_window(self, steps: int) -> int:
         """Return the number of steps that run together; the last window may be shorter."""

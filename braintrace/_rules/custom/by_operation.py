@@ -22,11 +22,12 @@ from ..._core.layout import x_key
 from ..._core.local_step import operand_shapes, values_of
 from ..._core.products.direct import add, like
 from ..._core.resets import at_elements
-from ..._core.signals import ByGroup, at_entry, signals
+from ..._core.signals import at_entry, signals
 from ..._core.time_loops import scan_records
 from ..._core.zero import widened
 from ..._etrace_op import Arrays
 from ..._graph import (
+    Adjoints,
     ETraceGraph,
     Jacobian,
     Record,
@@ -161,7 +162,7 @@ def _contracted(
     graph: ETraceGraph,
     sites: list[Leaves[OperationSite]],
     arrays: Arrays,
-    mu: ByGroup,
+    mu: Adjoints,
     selects: bool,
 ) -> Weights:
     """Return the gradients of all operands from the learning signals of one step.

@@ -33,12 +33,13 @@ from ..._core.local_step import row_name, values_of
 from ..._core.products.direct import add, like, sum_products
 from ..._core.products.nan_safe import PLAIN, SELECTING, Products, products_of_gradient
 from ..._core.resets import at_elements, over_first_axis
-from ..._core.signals import ByGroup, at_entry, signals
+from ..._core.signals import at_entry, signals
 from ..._core.time_loops import scan_records
 from ..._core.zero import as_arrays, widened
 from ..._errors import OptionError
 from ..._etrace_op import Arrays, pull_back_filtered
 from ..._graph import (
+    Adjoints,
     ETraceGraph,
     HiddenGroup,
     Jacobian,
@@ -170,7 +171,7 @@ class FilterTraces(TraceMethod):
         before: Traces,
     ) -> tuple[Arrays, Arrays, Traces]:
         """Return the factors ``f`` and filters of inputs of every step, and the traces after."""
-        mu: ByGroup = {group.index: signals(group, signal) for group in graph.traced_groups}
+        mu: Adjoints = {group.index: signals(group, signal) for group in graph.traced_groups}
         filters, of_inputs = filter_inputs(graph, self.decay, records, before[self._inputs])
         factors, after = Arrays(), {self._inputs: of_inputs, "f": Arrays()}
         if self.filters_outputs:
@@ -222,7 +223,7 @@ class FilterTraces(TraceMethod):
         return after
 
     def _corrected(
-        self, graph: ETraceGraph, signal: ByGroup, count: jax.Array
+        self, graph: ETraceGraph, signal: Adjoints, count: jax.Array
     ) -> dict[int, dict[int, jax.Array]]:
         """Return ``l / (1 - α^t)`` of one step.
 

@@ -54,7 +54,7 @@ from ..._core.products.nan_safe import (
 )
 from ..._core.pull import Outputs, Steps, pull
 from ..._core.resets import at_elements
-from ..._core.signals import at_entry, reachable_blocks, signals
+from ..._core.signals import at_entry, of_past, reachable_blocks, signals
 from ..._core.zero import as_arrays, is_zero, widened
 from ..._etrace_op import (
     Arrays,
@@ -64,13 +64,14 @@ from ..._etrace_op import (
     propagate,
 )
 from ..._graph import (
+    Adjoints,
     ETraceGraph,
     HiddenGroup,
     Jacobian,
+    LinearMethod,
     Record,
     Records,
     Signal,
-    TraceMethod,
     Traces,
     TraceSpecs,
     Weights,
@@ -85,7 +86,7 @@ Decays: TypeAlias = dict[tuple[str, str], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
-class ParameterTraces(TraceMethod):
+class ParameterTraces(LinearMethod):
     """Trace method with a trace of the size of the weight for every state that it reaches."""
 
     jacobian: ClassVar[Jacobian] = "elementwise"
@@ -169,9 +170,44 @@ class ParameterTraces(TraceMethod):
         self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
     ) -> Weights:
         """Return ``Σ_c μ[c] ∘ ε⁰[c]`` for the states before a window."""
+        return self.contract(graph, weights, at_entry(graph, mu), traces, zeros_select)
+
+    def pull_back(
+        self,
+        graph: ETraceGraph,
+        weights: Weights,
+        records: Records,
+        signal: Signal,
+        after: Adjoints,
+    ) -> tuple[Weights, Adjoints]:
+        """Return ``Σ x ⊗ f`` of a chunk, and the adjoints of the states before it."""
+        gradients, before = jax.tree.map(jnp.zeros_like, weights), {}
+        steps, late = (
+            _steps(graph, records, records.has_mask),
+            at_entry(graph, of_past(graph, signal)),
+        )
+        inputs, products = recorded_inputs(graph, records), products_of_gradient(records)
+        for group in graph.traced_groups:
+            end = dict(after[group.index])
+            row, factors = pull(steps, group, end, signals(group, signal), dict)
+            gradients = add(gradients, sum_products(graph, weights, inputs, factors, products))
+            past = late[group.index]
+            before[group.index] = {
+                a: (value + past.get(a, 0)).astype(value.dtype) for a, value in row.items()
+            }
+        return like(weights, gradients), before
+
+    def contract(
+        self,
+        graph: ETraceGraph,
+        weights: Weights,
+        adjoints: Adjoints,
+        traces: Traces,
+        zeros_select: bool,
+    ) -> Weights:
+        """Return ``Σ_c μ[c] ∘ ε⁰[c]``."""
         gradients = jax.tree.map(jnp.zeros_like, weights)
         products = SELECTING if zeros_select else PLAIN
-        adjoints = at_entry(graph, mu)
         for group in graph.traced_groups:
             own = adjoints[group.index]
             gradients = add(gradients, _carried(graph, group, weights, own, traces, products))
