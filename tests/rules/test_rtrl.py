@@ -84,6 +84,38 @@ def test_a_mean_that_no_gradient_passes_is_accepted():
     assert jnp.abs(found).max() > 0
 
 
+def forgets(p, states, x):
+    """No later step reads a state."""
+    h = jnp.tanh(x @ p["w"])
+    return (h, h @ p["out"]), h
+
+
+def keeps_a_log(p, states, x):
+    """No later step reads the second state."""
+    h = 0.7 * states[0] + jnp.tanh(x @ p["w"])
+    return (h, h @ p["out"]), h
+
+
+@pytest.mark.parametrize("step", [forgets, keeps_a_log])
+@pytest.mark.parametrize("rule", ["rtrl", "ostl_recurrent", "snap", "kf_rtrl"])
+def test_states_that_no_later_step_reads(rule, step):
+    params = {"w": jnp.full((INPUTS, UNITS), 0.3), "out": jnp.ones((UNITS, 2))}
+    start = jnp.zeros((BATCH, UNITS)), jnp.zeros((BATCH, 2))
+
+    def total(p):
+        states, value = start, 0.0
+        for x in XS:
+            states, y = step(p, states, x)
+            value += jnp.sum(y**2)
+        return value
+
+    model = braintrace.from_function(step, params, start)
+    learner = braintrace.compile(model, rule, XS[0], batch_size=BATCH)
+    found = learner.etrace_grad(XS, step_fn=lambda x: jnp.sum(learner(x) ** 2), reduction="sum")
+    if rule != "kf_rtrl":  # a random draw
+        oracle.assert_close(found, jax.grad(total)(params), 1e-9)
+
+
 # --- OSTL of feed-forward networks ----------------------------------------------------------------
 
 

@@ -79,17 +79,17 @@ def _layer(states: HiddenStates, leaves: Sequence[StateLeaf]) -> Layer:
 
 
 def _leaves(traced: TracedModel) -> tuple[StateLeaf, ...]:
-    """Return the hidden states that a step reads and changes."""
+    """Return the hidden states that a step reads and changes; without any, those it changes."""
     read = traced.program.depends_on(traced.program.out_atoms)
-    return tuple(
+    changed = tuple(
         leaf
         for leaf in traced.leaves
         if leaf.kind == "hidden"
         and jnp.issubdtype(leaf.dtype, jnp.floating)
         and leaf.out_var is not None
         and is_var(leaf.out_var)
-        and leaf.in_var in read
     )
+    return tuple(leaf for leaf in changed if leaf.in_var in read) or changed
 
 
 def _check_derivatives(step: GroupedStep, leaves: Sequence[StateLeaf], rule: str) -> None:

@@ -87,8 +87,8 @@ def reached_by_parameters(
             descendants = gradients.descendants_over_time([parameter.in_var], outside)
             written = {leaf for leaf in inside if leaf.out_var in descendants}
             reached.setdefault(parameter.name, set()).update(written)
-    return {
-        name: tuple(number for number, leaf in enumerate(leaves) if leaf in inside_leaves)
-        for name, inside_leaves in reached.items()
-        if inside_leaves
+    numbers = {
+        name: tuple(number for number, leaf in enumerate(leaves) if leaf in written)
+        for name, written in reached.items()
     }
+    return {name: own for name, own in numbers.items() if own}
