@@ -5,7 +5,7 @@ compiler, reports and errors use as its name. Users of the model see the pytrees
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import brainstate
@@ -21,7 +21,10 @@ from .tree import Tree, as_value, tree_of
 
 
 def from_function(
-    step: Callable[..., tuple[PyTree, PyTree]], params: PyTree, state: PyTree
+    step: Callable[..., tuple[PyTree, PyTree]],
+    params: PyTree,
+    state: PyTree,
+    persistent: Collection[str] = (),
 ) -> "FunctionModel":
     """Make a model from a pure step function, usable as a brainstate module.
 
@@ -35,8 +38,12 @@ def from_function(
         arrays (a Python number or function in an Equinox module) do not change.
     state
         Pytree at the start of a sequence, or a function ``state(batch_size)`` that returns it, for
-        batches of any size. Its floating-point arrays and numbers are hidden states. Other leaves
-        (counters, flags, typed random keys) are carried and reset with them.
+        batches of any size. Its floating-point arrays and numbers are hidden states. Counters and
+        flags are carried and reset with them. A reset keeps typed random keys, so that the next
+        sequence draws other numbers.
+    persistent
+        Paths of leaves or parts of ``state`` that a reset keeps as well (running statistics,
+        counters of random numbers), such as ``"norm/mean"`` or ``"1"``. They have no traces.
 
     Returns
     -------
@@ -46,7 +53,8 @@ def from_function(
     Raises
     ------
     OptionError
-        If ``step`` is not a function, or ``params`` or ``state`` has no floating-point array.
+        If ``step`` is not a function, ``params`` or ``state`` has no floating-point array, or
+        ``state`` has nothing at a path of ``persistent``.
 
     Notes
     -----
@@ -82,7 +90,7 @@ def from_function(
     >>> model.set_params(jax.tree.map(descend, model.get_params(), gradients))
     """
     _refuse_module(step)
-    return FunctionModel(step, params, state)
+    return FunctionModel(step, params, state, persistent)
 
 
 def _refuse_module(step: Any) -> None:
@@ -110,15 +118,19 @@ class FunctionModel(brainstate.nn.Module):
 
     Parameters
     ----------
-    step, params, state
+    step, params, state, persistent
         See `from_function`.
     """
 
     def __init__(
-        self, step: Callable[..., tuple[PyTree, PyTree]], params: PyTree, state: PyTree
+        self,
+        step: Callable[..., tuple[PyTree, PyTree]],
+        params: PyTree,
+        state: PyTree,
+        persistent: Collection[str] = (),
     ) -> None:
         super().__init__()
-        self._given = _Given(step, _kept(state))
+        self._given = _Given(step, _kept(state), tuple(persistent))
         self._tree_of_params, values = tree_of("params", params, _is_array)
         self.params = _nested(
             {
@@ -152,7 +164,9 @@ class FunctionModel(brainstate.nn.Module):
     def reset_state(self, batch_size: int | None = None) -> None:
         """Reset the existing States to the initial state; see `init_state`."""
         for path, value in self._start(batch_size)[1].items():
-            self._at(path).value = value
+            state = self._at(path)
+            if isinstance(state, brainstate.ShortTermState):
+                state.value = value
 
     def update(self, *inputs: PyTree) -> PyTree:
         """Run one step, and return its output.
@@ -241,18 +255,21 @@ class FunctionModel(brainstate.nn.Module):
     def __reduce__(self) -> tuple[Callable[..., "FunctionModel"], tuple[Any, ...]]:
         """Return a pickle of the model's parts, since States cannot be pickled."""
         state = (self.get_state(),) if hasattr(self, "state") else ()
-        return _as_it_was, (self._given.step, self.get_params(), self._given.state, *state)
+        given = self._given
+        return _as_it_was, (given.step, self.get_params(), given.state, given.persistent, *state)
 
     def _hold(self, tree: Tree, values: Mapping[Path, Any]) -> None:
         """Create the States of a pytree."""
         self._tree_of_state = tree
+        names = {path_name(path[1:]): path for path in values}
+        kept = set[Path]()
+        for part in self._given.persistent:
+            own = {path for name, path in names.items() if f"{name}/".startswith(f"{part}/")}
+            if not own:
+                raise OptionError(f"`persistent` has {part!r}; expected paths of {[*names]}.")
+            kept |= own
         self.state = _nested(
-            {
-                path: (brainstate.HiddenState if _learns(value) else brainstate.ShortTermState)(
-                    value
-                )
-                for path, value in values.items()
-            }
+            {path: _state_of(value, path in kept) for path, value in values.items()}
         )
 
     def _start(self, batch_size: int | None) -> tuple[Tree, dict[Path, Any]]:
@@ -285,11 +302,23 @@ class FunctionModel(brainstate.nn.Module):
         return node
 
 
+def _state_of(value: Any, is_persistent: bool) -> brainstate.State:
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key) and not value.shape:
+        return brainstate.random.RandomState(value)  # each sample of a mapped model gets its own
+    if is_persistent:
+        return brainstate.LongTermState(value)
+    return brainstate.HiddenState(value) if _learns(value) else brainstate.ShortTermState(value)
+
+
 def _as_it_was(
-    step: Callable[..., tuple[PyTree, PyTree]], params: PyTree, start: PyTree, *state: PyTree
+    step: Callable[..., tuple[PyTree, PyTree]],
+    params: PyTree,
+    start: PyTree,
+    persistent: Collection[str],
+    *state: PyTree,
 ) -> FunctionModel:
     """Restore a pickled model, with its current state if it had one."""
-    model = FunctionModel(step, params, start)
+    model = FunctionModel(step, params, start, persistent)
     for now in state:
         model._hold(*tree_of("state", now, _is_carried))
     return model
@@ -314,6 +343,7 @@ class _Given:
 
     step: Callable[..., tuple[PyTree, PyTree]]
     state: PyTree
+    persistent: tuple[str, ...]
 
     @property
     def is_function(self) -> bool:

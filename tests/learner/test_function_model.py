@@ -120,12 +120,12 @@ KINDS = {
     ("state", "rest", "0", "fast"): brainstate.HiddenState,
     ("state", "rest", "1", "t"): brainstate.ShortTermState,
     ("state", "rest", "1", "last", "0"): brainstate.HiddenState,
-    ("state", "key"): brainstate.ShortTermState,
+    ("state", "key"): brainstate.random.RandomState,
 }
 
 
 def test_a_step_with_everything_in_it():
-    """With a new sequence in the middle: what is no number starts anew as well."""
+    """With a new sequence in the middle, which draws other random numbers."""
     params = parameters()
     model = braintrace.from_function(step, params, start(BATCH))
     assert {path: type(state) for path, state in model.states().items()} == KINDS
@@ -135,27 +135,63 @@ def test_a_step_with_everything_in_it():
     assert jax.tree.structure(found) == jax.tree.structure(
         {name: params[name] if name in ("in", "layers") else None for name in params}
     )
-    expected = exact(start().key, XS, BATCH)
-    learned = {name: found[name] for name in expected}
-    assert_same(learned, jax.tree.map(lambda g: 2 * g, expected))
+    keys = [start().key]
+    for _ in range(2 * STEPS):
+        keys.append(jax.random.split(keys[-1])[0])
+    expected = jax.tree.map(jnp.add, *(exact(keys[t], XS, BATCH) for t in (0, STEPS)))
+    assert_same({name: found[name] for name in expected}, expected)
     assert model.get_state().rest[1]["t"] == STEPS
     learner.reset_state()
     assert_same(model.get_state().rest, jax.tree.map(jnp.asarray, start(BATCH).rest))
-    assert jnp.array_equal(model.get_state().key, start().key)
+    assert jnp.array_equal(model.get_state().key, keys[-1])
 
 
 def test_samples_that_are_mapped_have_keys_of_their_own():
     model = braintrace.from_function(step, parameters(), start())
     learner = braintrace.compile(model, "rtrl", XS[0], vmap=True)
-    keys = jax.random.split(start().key, BATCH)
-    expected = jax.vmap(exact, in_axes=(0, 1))(keys, jnp.asarray(XS))
+    axes = Carry(0, (Pair(0, None), {"t": 0, "last": [0]}), 0)
+
+    def total(learned):
+        params = parameters() | learned
+        whole, value = jax.tree.map(lambda x: jnp.stack([x] * BATCH), start()), 0.0
+        key = start().key
+        for x in XS:
+            whole = dataclasses.replace(whole, key=jax.random.split(key, BATCH))
+            whole, output = jax.vmap(step, (None, axes, 0))(params, whole, x)
+            key, value = whole.key[0], value + loss(output)
+        return value
+
+    expected = jax.grad(total)({name: parameters()[name] for name in ("in", "layers")})
     found = gradient(learner)
-    assert_same(
-        {name: found[name] for name in expected}, jax.tree.map(lambda g: g.sum(0), expected)
-    )
+    assert_same({name: found[name] for name in expected}, expected)
     learner.reset_state(where=np.array([False, True]))
     assert np.array_equal(model.get_state().rest[1]["t"], np.array([STEPS, 0]))
-    assert jnp.array_equal(model.get_state().key[1], keys[1])
+
+
+def test_a_reset_keeps_what_is_persistent():
+    """A running mean and a counter; a reset of one sample as well as of all."""
+
+    def averages(params, state, x):
+        h = 0.5 * state["h"] + x @ params["w"]
+        mean = 0.9 * state["norm"]["mean"] + 0.1 * jax.lax.stop_gradient(h).mean(0)
+        return {"h": h, "norm": {"mean": mean, "count": state["norm"]["count"] + 1}}, h - mean
+
+    begin = {
+        "h": jnp.zeros((BATCH, 1)),
+        "norm": {"mean": jnp.zeros(1), "count": jnp.zeros((), int)},
+    }
+    params = {"w": jnp.ones((INPUTS, 1))}
+    model = braintrace.from_function(averages, params, begin, persistent=["norm"])
+    learner = braintrace.compile(model, "d_rtrl", XS[0], batch_size=BATCH)
+    flags = np.arange(STEPS)[:, None] == [2, 4]
+    learner.etrace_grad(XS, step_fn=lambda x: jnp.sum(learner(x)), reset=flags)
+    before = model.get_state()["norm"]
+    learner.reset_state()
+    now = model.get_state()
+    assert before["count"] == STEPS and before["mean"] != 0
+    assert_same(now, {"h": begin["h"], "norm": before})
+    with pytest.raises(braintrace.OptionError, match="norm/mean"):
+        braintrace.from_function(averages, params, begin, persistent=["nor"])
 
 
 def test_what_does_not_learn_stays():
