@@ -63,6 +63,14 @@ def parameter_in_what_a_readout_filters(ops, p, h, x):
     return {"h": lower, "o": upper}, upper
 
 
+@report("truncated", "warning", "w", "h", line='p["w"]', weights="w r out", states="h k o")
+def below_two_late_connections(ops, p, h, x):
+    lower = 0.5 * h["h"] + ops.matmul(x, p["w"])
+    middle = 0.5 * h["k"] + ops.matmul(h["h"], p["r"])
+    upper = 0.5 * h["o"] + ops.matmul(h["k"], p["out"])
+    return {"h": lower, "k": middle, "o": upper}, upper
+
+
 @report("truncated", "warning", "h", "h", line="roll")
 def ordinary_move(ops, p, h, x):
     moved = jnp.roll(h["h"], 1, -1)
