@@ -7,10 +7,11 @@ that is zero. The derivative of a loss with respect to the perturbation is then 
 
 .. math:: l^t[v, a] = \partial L^t / \partial h^t[v, a]
 
-where the other states of the group are constant, unless they are downstream of it. If the outputs
-read a state from before the step, a second perturbation of that value gives :math:`\partial L^t /
-\partial h^{t-1}[v, a]`, a part of the signal of the step before. The derivative with respect to a
-parameter is its ordinary gradient of this step along all paths that no trace follows.
+where the other states of the group are constant, unless they are downstream of it. If the loss sees
+a state from before the step (an output reads it, or a state that does not act upon it), a second
+perturbation of that value gives :math:`\partial L^t / \partial h^{t-1}[v, a]`, a part of the signal
+of the step before. The derivative with respect to a parameter is its ordinary gradient of this step
+along all paths that no trace follows.
 """
 
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -40,7 +41,7 @@ from .zero import examples
 
 Probes = dict[str, jax.Array]
 """One array per traced hidden state, by name, in the layout of its new variable. States whose old
-value the outputs read have a second array (see `pre_step_probe`) in the layout of the old value."""
+value a loss sees have a second array (see `pre_step_probe`) in the layout of the old value."""
 
 
 def pre_step_probe(state: StateLeaf) -> str:
@@ -158,7 +159,7 @@ def probed_step(
     weights
         Operands of the relations; they have no gradient here.
     probes
-        Perturbations of each traced hidden state, and of old values that the outputs read.
+        Perturbations of each traced hidden state, and of old values that a loss sees.
 
     Returns
     -------
