@@ -87,6 +87,8 @@ def weights_of(mask: ArrayLike, steps: int) -> jax.Array:
     weights = jnp.asarray(mask, float)
     if weights.shape != (steps,):
         raise ShapeError(
-            f"`mask` has shape {weights.shape}; expected one weight per step, ({steps},)."
+            f"`mask` has shape {weights.shape}; expected one weight per step, ({steps},). For a "
+            "weight of each sample, pass the weights as another sequence, and multiply the losses "
+            "of the samples in `step_fn`."
         )
     return weights

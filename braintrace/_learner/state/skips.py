@@ -86,7 +86,10 @@ def _reset(samples: np.ndarray) -> str:
         return "All samples were reset: their states or traces were not finite."
     (bad,) = np.nonzero(samples)
     names = ", ".join(map(str, bad[:MORE])) + (", …" if len(bad) > MORE else "")
-    return f"Samples that were reset, with non-finite states or traces: {names}."
+    return (
+        f"Samples that were reset, with non-finite states or traces: {names}. If an input has gaps "
+        "that are NaN, fill them (`jnp.nan_to_num`): each of them resets its sample."
+    )
 
 
 def _new_skips(noticed: Noticed, value: jax.Array) -> int:

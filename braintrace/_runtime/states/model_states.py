@@ -221,8 +221,8 @@ def _advice(found: tuple[int, ...], expected: tuple[int, ...]) -> str:
             "`xs[:, None]`."
         )
     return (
-        "If the batch size has changed, call `reset_state` with the new one: states and traces "
-        "have a batch axis of their own."
+        "If the batch size has changed, call `reset_state` with the new one. In a sequence, time "
+        "is the first axis and the batch the second: `(time, batch, …)`."
     )
 
 
