@@ -112,7 +112,7 @@ def gradient_check(
     algorithm
         As for `braintrace.compile`.
     xs, ys
-        Inputs of ``update`` and targets, time first.
+        Inputs of ``update`` and targets, time first; a tuple of inputs has one for each argument.
     loss
         ``(output, y) -> scalar`` of one step.
     **options
@@ -153,12 +153,13 @@ def gradient_check(
     ('w', True)
     """
     (xs, ys), steps = checked_sequences("gradient_check", model, {"xs": xs, "ys": ys})
+    inputs = xs if isinstance(xs, tuple) else (xs,)
     work = Workload(
         model=model,
-        step_fn=lambda run, step: loss(run(step[0]), step[1]),
-        xs=(xs, ys),
+        step_fn=lambda run, step: loss(run(*step[0]), step[1]),
+        xs=(inputs, ys),
         mask=None,
-        arguments=(jax.tree.map(lambda leaf: leaf[0], xs),),
+        arguments=jax.tree.map(lambda leaf: leaf[0], inputs),
         batch_size=options.pop("batch_size", None),
         vmap=options.pop("vmap", False),
     )

@@ -23,7 +23,7 @@ from learners import (
     state_of,
     step_of,
 )
-from random_models import BATCH, STEPS, Marked, model_of
+from random_models import BATCH, INPUTS, STEPS, Marked, model_of
 
 import braintrace
 
@@ -115,6 +115,19 @@ def test_a_check_of_one_rule_is_its_row(options):
         np.testing.assert_allclose((own.deviation, own.cosine), (wanted.deviation, wanted.cosine))
     data = json.loads(json.dumps(check.to_dict()))
     assert data["rows"][0]["deviation"] == check.rows[0].deviation
+
+
+def test_a_check_takes_several_inputs():
+    def step(p, h, x, gate):
+        h = jax.nn.sigmoid(gate) * h + x @ p["w"]
+        return h, h
+
+    model = braintrace.from_function(step, {"w": jnp.ones((INPUTS, 2))}, jnp.zeros((BATCH, 2)))
+    inputs = XS, XS[..., :1]
+    check = braintrace.gradient_check(
+        model, "d_rtrl", inputs, TARGETS, squared_error, batch_size=BATCH
+    )
+    assert check.rows[-1].deviation < 1e-9
 
 
 # --- rules, windows and sequences
