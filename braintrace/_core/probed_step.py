@@ -14,7 +14,7 @@ of the step before. The derivative with respect to a parameter is its ordinary g
 along all paths that no trace follows.
 """
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -77,7 +77,7 @@ SECOND_DERIVATIVE = (
 
 def with_gradient(
     shapes: Probes,
-    gradient: Callable[[Weights, PyTree, Probes, Set[str]], Weights],
+    gradient: Callable[[Weights, PyTree, Probes], Weights],
     weights: Weights,
     residuals: PyTree,
 ) -> Probes:
@@ -88,7 +88,7 @@ def with_gradient(
     shapes
         Shapes of the perturbations.
     gradient
-        ``(weights, residuals, cotangents, names of those known to be zero) -> gradient``.
+        ``(weights, residuals, cotangents that are not known to be zero) -> gradient``.
     weights, residuals
         The operands, and other values that the gradient is computed from.
     """
@@ -102,12 +102,8 @@ def with_gradient(
         return zeros(weights, residuals), (weights, residuals)
 
     def backward(known: tuple[Weights, PyTree], signal: dict[str, Any]) -> tuple[Weights, None]:
-        silent = {name for name, value in signal.items() if isinstance(value, SymbolicZero)}
-        arrays = {
-            name: jnp.zeros(value.shape, value.dtype) if name in silent else value
-            for name, value in signal.items()
-        }
-        found = gradient(*known, arrays, silent)
+        heard = {name: v for name, v in signal.items() if not isinstance(v, SymbolicZero)}
+        found = gradient(*known, heard)
         return without_derivative(known[0], found, OptionError, SECOND_DERIVATIVE), None
 
     probes = jax.custom_vjp(zeros)

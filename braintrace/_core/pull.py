@@ -14,13 +14,12 @@ state ``a`` gives its trace after the chunk, :math:`\sum_s x^s \otimes f^s + \su
 recorded values.
 """
 
-import dataclasses
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
-from .._graph import ETraceGraph, HiddenGroup
+from .._graph import ETraceGraph, HiddenGroup, Records
 from .._typing import PyTree
 from .layout import trace_sites
 from .local_step import LocalStep, States, row_name, values_of
@@ -31,51 +30,29 @@ Outputs = dict[str, jax.Array]
 """Arrays in the layout of an operation's output, by `row_name`."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Steps:
-    """Recorded steps of a chunk.
-
-    Attributes
-    ----------
-    graph
-        The compiled model.
-    values
-        Values of `read_vars` by name, time first; values that are equal in all steps have a time
-        axis of length 1.
-    reset
-        Flags of the samples that are reset before each step; ``None``: none.
-    count
-        Number of steps.
-    selects
-        Whether a zero cotangent has a zero result, also if the derivative is not finite.
-    """
-
-    graph: ETraceGraph
-    values: dict[str, jax.Array]
-    reset: jax.Array | None
-    count: int
-    selects: bool
-
-
 def pull(
-    steps: Steps,
+    graph: ETraceGraph,
     group: HiddenGroup,
+    records: Records,
     end: States,
     signal: States,
     emit: Callable[[Outputs], PyTree],
+    selects: bool,
 ) -> tuple[States, PyTree]:
     """Pull rows of cotangents of the states of a group back through a chunk.
 
     Parameters
     ----------
-    steps, group
-        The chunk, and a group of the model.
+    graph, group, records
+        The compiled model, one of its groups, and the recorded steps of a chunk.
     end
         Rows for the last states, per unit, with leading axes of their own.
     signal
         Signals for the states after each step, time first; empty: none.
     emit
         Selects what is returned of each step's cotangents of outputs.
+    selects
+        Whether a zero cotangent has a zero result, also if the derivative is not finite.
 
     Returns
     -------
@@ -89,8 +66,7 @@ def pull(
 
     def step(rows: States, now: PyTree) -> tuple[States, PyTree]:
         values, own_signal, reset = now
-        values = values_of(steps.graph, values)
-        local = LocalStep(steps.graph, group, values)
+        local = LocalStep(graph, group, values_of(graph, values))
         new, back = jax.vjp(local, local.old, local.taps)
         cotangents = {
             a: _sum(
@@ -102,10 +78,10 @@ def pull(
         def pulled(cotangents: States) -> tuple[States, Outputs]:
             of_old, of_taps = back(cotangents)
             before, outputs = local.rows_of_old(of_old), local.rows_of_outputs(of_taps)
-            if steps.selects:
+            if selects:
                 is_zero = jnp.all(jnp.stack([value == 0 for value in cotangents.values()]), 0)
                 before = {c: jnp.where(is_zero, 0, value) for c, value in before.items()}
-                sites = {row_name(steps.graph, s): s for s in trace_sites(steps.graph, group)}
+                sites = {row_name(graph, s): s for s in trace_sites(graph, group)}
                 outputs = {
                     name: jnp.where(sites[name].to_outputs(is_zero), 0, row)
                     for name, row in outputs.items()
@@ -116,7 +92,7 @@ def pull(
             pulled = jax.vmap(pulled)
         before, outputs = pulled(cotangents)
         if reset is not None:
-            is_new = at_elements(steps.graph, group, reset)
+            is_new = at_elements(graph, group, reset)
             before = {c: jnp.where(is_new, 0, value) for c, value in before.items()}
         carried = {
             c: before[c].astype(row.dtype) if c in before else jnp.zeros_like(row)
@@ -124,8 +100,8 @@ def pull(
         }
         return carried, emit(outputs)
 
-    now = (steps.values, signal, steps.reset)
-    return scan_records(step, end, now, steps.count, reverse=True)
+    now = (records.values, signal, records.reset)
+    return scan_records(step, end, now, records.steps, reverse=True)
 
 
 def _sum(terms: list[jax.Array], shape: tuple[int, ...]) -> jax.Array:

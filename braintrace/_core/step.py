@@ -6,7 +6,7 @@ their derivative, given the learning signal, is the gradient of the rule.
 """
 
 import dataclasses
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -80,9 +80,8 @@ def single_step(
     held, before = jax.lax.stop_gradient((weights, traces))
     after = method.update(graph, held, records, before)
 
-    def gradient(weights: Weights, residuals: Any, signal: Probes, silent: Set[str]) -> Weights:
+    def gradient(weights: Weights, residuals: Any, signal: Probes) -> Weights:
         records, before, after = residuals
-        records = dataclasses.replace(records, silent=frozenset(silent))
         signal = as_chunk(signal)
         return chunk_gradient(graph, method, weights, records, signal, before, after)[0]
 
@@ -117,26 +116,15 @@ def chunk_gradient(
     """
     late, parts = signal.keys() & probes_of_past(graph).keys(), []
     if late:
-        past = past_gradient(graph, method, weights, signal, before, records.zeros_select)
-        parts.append(past)
-    steps = max(len(value) for value in signal.values()) if signal else 0
-    if not late or signal.keys() - late or steps > 1:
+        mu = of_past(graph, signal)
+        parts.append(method.carry_in_vjp(graph, weights, mu, before, records.zeros_select))
+        if max(map(len, signal.values())) == 1:
+            signal = {name: value for name, value in signal.items() if name not in late}
+    if signal or not late:
         own, after = method.gradient(graph, weights, records, signal, before, after)
         parts.append(own)
     gradients = jax.tree.map(lambda *result: sum(result[1:], result[0]), *parts)
     return _of_parameters(graph, gradients), after
-
-
-def past_gradient(
-    graph: ETraceGraph,
-    method: TraceMethod,
-    weights: Weights,
-    signal: Probes,
-    before: Traces,
-    zeros_select: bool,
-) -> Weights:
-    """Return the gradient through the states before a chunk, from its first step's signal."""
-    return method.carry_in_vjp(graph, weights, of_past(graph, signal), before, zeros_select)
 
 
 def part_gradient(

@@ -54,8 +54,6 @@ class Records:
         Number of steps.
     reset
         Flags of the samples that are reset before each step; ``None``: none.
-    silent
-        Names of the states whose learning signal is known to be zero.
     has_mask
         Whether some steps are masked, so that their learning signal is zero.
     token
@@ -69,7 +67,6 @@ class Records:
     values: dict[str, jax.Array] = dataclasses.field(default_factory=dict)
     steps: int = 1
     reset: jax.Array | None = None
-    silent: frozenset[str] = frozenset()
     has_mask: bool = False
     token: jax.Array | None = None
 
@@ -82,7 +79,7 @@ class Records:
 jax.tree_util.register_dataclass(
     Records,
     data_fields=["inputs", "values", "token", "reset", "x"],
-    meta_fields=["has_mask", "silent", "steps"],
+    meta_fields=["has_mask", "steps"],
 )
 
 

@@ -9,7 +9,8 @@ import jax
 
 from .._core.jacobian.jacobians import Inputs, operands
 from .._core.probed_step import probes_of_past, with_gradient
-from .._core.step import Step, as_chunk, past_gradient, single_step
+from .._core.signals import of_past
+from .._core.step import Step, as_chunk, single_step
 from .._core.time_loops import scan_over_time
 from .._core.traces import reset_traces, stored_specs
 from .._core.window import before_window, window_step
@@ -201,9 +202,9 @@ class CompiledStep:
             outputs, new_states, records = window_step(graph, current)
             return self.written_of(new_states), (outputs, records)
 
-        def gradient(weights: Weights, traces: Any, signal: Any, _: Any) -> Weights:
-            mu = as_chunk(signal)
-            return past_gradient(graph, method, weights, mu, traces, zeros_select=False)
+        def gradient(weights: Weights, traces: Any, signal: Any) -> Weights:
+            mu = of_past(graph, as_chunk(signal))
+            return method.carry_in_vjp(graph, weights, mu, traces, zeros_select=False)
 
         held, before = jax.lax.stop_gradient((weights, traces))
         probes = with_gradient(probes_of_past(graph), gradient, weights, before)

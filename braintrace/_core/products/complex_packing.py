@@ -26,6 +26,7 @@ to it; the others are not packed. Packing is invisible elsewhere: packed traces 
 same keys to the same arrays. Only its leaves, which a program carries and overwrites, are complex.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -145,12 +146,9 @@ def pack(traces: Traces, pairs: Pairs) -> Traces:
     }
     for pair in pairs:
         real, imaginary = (traces[key] for key in pair)
-        arrays[pair] = jax.tree.map(_joined, real, imaginary)
+        join = functools.partial(_applied, jax.lax.complex)
+        arrays[pair] = jax.tree.map(join, real, imaginary)
     return of_arrays(arrays)
-
-
-def _joined(real: Any, imaginary: Any) -> Any:
-    return _applied(jax.lax.complex, real, imaginary)
 
 
 def unpack(traces: Traces) -> Traces:
@@ -162,16 +160,6 @@ def pack_like(traces: Traces, like: Traces) -> Traces:
     """Return traces packed like others."""
     pairs = tuple((keys[0], keys[1]) for keys in arrays_of(like) if len(keys) == 2)
     return pack({key: traces[key] for key in like}, pairs)
-
-
-def map_arrays(function: Callable[[Any], Any], site: TraceSite, traces: Traces) -> Traces:
-    """Apply a function to every stored array of one site."""
-    own = {site.key(a) for a in site.influence.reached}
-    arrays = {
-        keys: function(trace) if keys[0] in own else trace
-        for keys, trace in arrays_of(traces).items()
-    }
-    return of_arrays(arrays)
 
 
 def of_site(site: TraceSite, traces: Traces) -> Traces:

@@ -10,7 +10,7 @@ from ..._etrace_op import Arrays, pull_back
 from ..._graph import ETraceGraph, Records, Weights
 from ..layout import trace_sites, x_key
 from ..local_step import row_name
-from .nan_safe import Products
+from .nan_safe import finite_inputs
 
 Inputs: TypeAlias = Mapping[str, jax.Array | None]
 """Inputs of operations over time, by relation; ``None``: it has no input."""
@@ -27,7 +27,7 @@ def sum_products(
     weights: Weights,
     inputs: Inputs,
     factors: Arrays,
-    products: Products,
+    selects: bool,
     pull: Callable[..., Arrays] = pull_back,
 ) -> Weights:
     """Return ``Σ x ⊗ f`` over time, batch and groups: one product for each site in ``inputs``.
@@ -38,7 +38,7 @@ def sum_products(
         The compiled model, and the operands of its relations.
     inputs, factors
         Inputs by relation, and factors by `row_name`, time first.
-    products
+    selects
         See `nan_safe`.
     pull
         Pulls factors back to the operands, given the inputs.
@@ -50,7 +50,7 @@ def sum_products(
             x, factor = inputs[key], factors[name]
             if site.has_fan_out:  # without an input, one sum over all steps and samples
                 factor = factor.sum((0, 1))[None] if x is None else factor.sum(1)
-            x = products.inputs(site, x, factor)
+            x = finite_inputs(site, x, factor) if selects else x
             gradients = add(gradients, {key: pull(*site.operation, x, factor, weights[key])})
     return gradients
 

@@ -3,43 +3,20 @@ r"""NaN-safe products: the result of a zero factor is zero.
 A sample that is reset, or a step whose loss is masked, has a zero factor: a :math:`P^s` before the
 reset, a learning signal :math:`\lambda^s`. The other factor may be NaN or infinite there (a padded
 input, a state that has read it, its trace), and ``0 * NaN`` is NaN. These products select zeros
-instead.
+instead, if ``selects`` is true: for the signals of a chunk with a mask, and for traces also if
+samples are reset. Without a mask, a non-finite step has a non-finite loss, and its gradient must
+show that.
 """
 
-import dataclasses
 import functools
-import operator
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
 from ..._etrace_op import Arrays, get_primitive_spec, propagate
-from ..._graph import Records
 from ..layout import TraceSite
 from ..zero import as_arrays, is_zero
 from .active_outputs import ActiveOutputs
-
-
-@dataclasses.dataclass(frozen=True)
-class Products:
-    """Multiplication of factors.
-
-    Attributes
-    ----------
-    times
-        ``(factor, value) -> product``, elementwise.
-    inputs
-        ``(site, x, factor) -> x``, for a product of an operation's inputs with factors of the shape
-        of its outputs, time first in both.
-    trace
-        ``(site, active, factor, trace) -> trace``, for a product of a trace with a factor per
-        element of the group.
-    """
-
-    times: Callable[[jax.Array, jax.Array], jax.Array]
-    inputs: Callable[[TraceSite, jax.Array | None, jax.Array], jax.Array | None]
-    trace: Callable[[TraceSite, ActiveOutputs, jax.Array, Arrays], Arrays]
 
 
 def where_elements(
@@ -79,36 +56,20 @@ def _entries(site: TraceSite, outputs: jax.Array, trace: Arrays) -> Arrays:
     return {name: entry != 0 for name, entry in result.items()}
 
 
-def _times(factor: jax.Array, value: jax.Array) -> jax.Array:
-    return jnp.where(factor == 0, 0, factor * value)
+def times(factor: jax.Array, value: jax.Array, selects: bool) -> jax.Array:
+    """Return the elementwise product; with ``selects``, it is zero where the factor is."""
+    product = factor * value
+    return jnp.where(factor == 0, 0, product) if selects else product
 
 
-def _inputs(site: TraceSite, x: jax.Array | None, factor: jax.Array) -> jax.Array | None:
-    """Return inputs that are finite where all factors of a step, or sample, are zero."""
+def finite_inputs(site: TraceSite, x: jax.Array | None, factor: jax.Array) -> jax.Array | None:
+    """Return inputs that are finite where all factors of a step, or sample, are zero.
+
+    Factors have the shape of the operation's outputs, time first like the inputs.
+    """
     if x is None or not jnp.issubdtype(x.dtype, jnp.inexact):
         return x
     lead = 2 if get_primitive_spec(site.relation.primitive).batched else 1
     counts = (factor != 0).any(tuple(range(lead, factor.ndim)))
     of_step = counts.reshape(*counts.shape, *(1,) * (x.ndim - lead))
     return jnp.where(of_step | jnp.isfinite(x), x, 0)
-
-
-def _trace(site: TraceSite, active: ActiveOutputs, factor: jax.Array, trace: Arrays) -> Arrays:
-    return where_elements(site, active, factor != 0, trace)
-
-
-PLAIN = Products(operator.mul, lambda site, x, factor: x, lambda site, active, factor, trace: trace)
-SELECTING = Products(_times, _inputs, _trace)
-
-
-def products_of_gradient(records: Records) -> Products:
-    """Return the multiplication of the signals of a recorded chunk.
-
-    Without a mask, a non-finite step has a non-finite loss, and its gradient must show that.
-    """
-    return SELECTING if records.has_mask else PLAIN
-
-
-def products_of_traces(records: Records) -> Products:
-    """Return the multiplication of the traces before and after a recorded chunk."""
-    return SELECTING if records.zeros_select else PLAIN

@@ -16,7 +16,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from ..._core.flat_state import flat_state_of, row_dtype, to_rows
+from ..._core.flat_state import flat_state_of, row_dtype
 from ..._core.local_step import operand_shapes
 from ..._core.products.direct import like
 from ..._graph import (
@@ -31,6 +31,7 @@ from ..._graph import (
 )
 from ..._jax import struct_of
 from ..full.chunk_vjp import step_jacobians
+from ..full.influence_matrix import arriving_rows
 from ..full.passing import PassingTraces, over_steps
 from .leaves import as_stored, gradient_of_a_step, leaves_of
 from .protocol import Rule
@@ -81,9 +82,9 @@ class FullRuleTraces(PassingTraces):
         self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
     ) -> Weights:
         """Return the rule's gradient for the adjoints of the states before a step or window."""
-        flat, gradients = flat_state_of(graph), jax.tree.map(jnp.zeros_like, weights)
+        gradients = jax.tree.map(jnp.zeros_like, weights)
         leaves = leaves_of(self.rule, full_site(graph, weights))
-        arriving = to_rows(flat, [mu[leaf.name] for leaf in flat.leaves])
+        arriving = arriving_rows(graph, mu)
         arrays = leaves.of(traces)
         if zeros_select:
             arrays = leaves.without(arrays, (arriving == 0).all(1))

@@ -31,7 +31,7 @@ from ..._core.jacobian.jacobians import blocks
 from ..._core.layout import TraceSite, trace_sites
 from ..._core.local_step import row_name, values_of
 from ..._core.products.direct import add, like, sum_products
-from ..._core.products.nan_safe import PLAIN, SELECTING, Products, products_of_gradient
+from ..._core.products.nan_safe import times
 from ..._core.resets import at_elements, over_first_axis
 from ..._core.signals import at_entry, signals
 from ..._core.time_loops import scan_records
@@ -124,9 +124,7 @@ class FilterTraces(TraceMethod):
         step reads.
         """
         factors, filters, after = self._run(graph, records, signal, before)
-        total = functools.partial(
-            sum_products, graph, weights, products=products_of_gradient(records)
-        )
+        total = functools.partial(sum_products, graph, weights, selects=records.has_mask)
         result = total(by_relation(graph, filters), factors, pull=pull_back_filtered)
         own = filter_backward(graph, self.decay, records, before[self._inputs], factors)
         result = add(result, total(own.indices, own.factors))
@@ -138,17 +136,17 @@ class FilterTraces(TraceMethod):
         self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
     ) -> Weights:
         """Return the gradient of the operands through the states before a window."""
-        traces, products = as_arrays(traces), SELECTING if zeros_select else PLAIN
+        traces = as_arrays(traces)
         dtype = jnp.result_type(*mu.values())
         filters, eps = (widened(traces[key], dtype) for key in (self._inputs, "f"))
         signal, factors = at_entry(graph, mu), Arrays()
         if self.filters_outputs:
             signal = self._corrected(graph, signal, traces[self._steps])
         for group in graph.traced_groups:
-            factors |= _factors(graph, group, signal[group.index], eps, products)
+            factors |= _factors(graph, group, signal[group.index], eps, zeros_select)
         filters, factors = jax.tree.map(lambda leaf: leaf[None], (filters, factors))
         inputs = by_relation(graph, filters)
-        result = sum_products(graph, weights, inputs, factors, products, pull_back_filtered)
+        result = sum_products(graph, weights, inputs, factors, zeros_select, pull_back_filtered)
         return like(weights, {**jax.tree.map(jnp.zeros_like, weights), **result})
 
     # Names include the decay, so that filters of another decay are not restored.
@@ -183,7 +181,7 @@ class FilterTraces(TraceMethod):
             def step(before: Arrays, now: Any, group: HiddenGroup = group) -> tuple[Arrays, Arrays]:
                 values, signal, reset = now
                 eps = self._advanced(graph, group, values, before, reset)
-                own = _factors(graph, group, signal, eps, products_of_gradient(records))
+                own = _factors(graph, group, signal, eps, records.has_mask)
                 return {key: eps[key].astype(old.dtype) for key, old in before.items()}, own
 
             sites = _row_sites(graph, group).values()
@@ -280,13 +278,13 @@ def _factors(
     group: HiddenGroup,
     signal: Mapping[int, jax.Array],
     eps: Arrays,
-    products: Products,
+    selects: bool,
 ) -> Arrays:
     """Return ``Σ_a l[a] ε_f[a]`` of one step, by the names of rows."""
     result: Arrays = {}
     for name, site in _row_sites(graph, group).items():
         terms = [
-            products.times(site.to_outputs(value), eps[site.key(a)])
+            times(site.to_outputs(value), eps[site.key(a)], selects)
             for a, value in signal.items()
             if a in site.influence.reached and site.key(a) in eps
         ]

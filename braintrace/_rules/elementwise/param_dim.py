@@ -36,23 +36,15 @@ from ..._core.products.complex_packing import (
     arrays_of,
     factors_and_traces,
     joined,
-    map_arrays,
+    of_arrays,
     of_site,
     pack_like,
     unpack,
 )
 from ..._core.products.direct import add, like, recorded_inputs, sum_products
 from ..._core.products.in_place import depend_on, ordered_after, readers_first, updated_in_place
-from ..._core.products.nan_safe import (
-    PLAIN,
-    SELECTING,
-    Products,
-    products_of_gradient,
-    products_of_traces,
-    where_elements,
-    where_outputs,
-)
-from ..._core.pull import Outputs, Steps, pull
+from ..._core.products.nan_safe import finite_inputs, where_elements, where_outputs
+from ..._core.pull import Outputs, pull
 from ..._core.resets import at_elements
 from ..._core.signals import at_entry, of_past, reachable_blocks, signals
 from ..._core.zero import as_arrays, is_zero, widened
@@ -106,8 +98,7 @@ class ParameterTraces(LinearMethod):
         """Return the traces after a recorded chunk."""
         # The contribution of a single step is not multiplied by any `D`.
         is_single = records.steps == 1
-        steps = _steps(graph, records, records.has_mask if is_single else records.zeros_select)
-        products = (products_of_gradient if is_single else products_of_traces)(records)
+        selects = records.has_mask if is_single else records.zeros_select
         new: list[Traces] = []
         for group in graph.traced_groups:
             members = [(site, of_site(site, traces)) for site in trace_sites(graph, group)]
@@ -118,12 +109,12 @@ class ParameterTraces(LinearMethod):
                 continue
             rows = tuple(sorted(stored))
             of_rows = _rows_of_step if is_single else _unit_rows
-            before, factors = of_rows(steps, group, rows, traces)
+            before, factors = of_rows(graph, group, records, rows, traces)
             for site, own in members:
                 if own:
                     own_weights = weights[site.relation.key]
                     new.append(
-                        _updated(graph, site, before, factors, records, own_weights, own, products)
+                        _updated(graph, site, before, factors, records, own_weights, own, selects)
                     )
         return joined(new)
 
@@ -149,21 +140,19 @@ class ParameterTraces(LinearMethod):
         gradients = jax.tree.map(jnp.zeros_like, weights)
         if records.reset is not None:
             before = _after_reset(graph, before, records.reset[0])
-        steps = _steps(graph, records, records.has_mask)
-        inputs, products = recorded_inputs(graph, records), products_of_gradient(records)
+        inputs, selects = recorded_inputs(graph, records), records.has_mask
         for group in graph.traced_groups:
             now = signals(group, signal)
             stored = set() if after is None else _stored_states(graph, group, after)
             if after is not None and {a for a, _ in group.transition} <= stored:
-                heard = {a for a in now if group.states[a].name not in records.silent}
-                adjoint = {a: now[a] for a in heard - stored}
-                past, traces = {a: now[a][0] for a in heard & stored}, after
-                _, factors = _signal_row(steps, group, adjoint)
+                adjoint = {a: now[a] for a in now.keys() - stored}
+                past, traces = {a: now[a][0] for a in now.keys() & stored}, after
+                _, factors = _signal_row(graph, group, records, adjoint)
             else:
                 traces = before
-                past, factors = _signal_row(steps, group, now)
-            gradients = add(gradients, sum_products(graph, weights, inputs, factors, products))
-            gradients = add(gradients, _carried(graph, group, weights, past, traces, products))
+                past, factors = _signal_row(graph, group, records, now)
+            gradients = add(gradients, sum_products(graph, weights, inputs, factors, selects))
+            gradients = add(gradients, _carried(graph, group, weights, past, traces, selects))
         return like(weights, gradients), None
 
     def carry_in_vjp(
@@ -182,15 +171,13 @@ class ParameterTraces(LinearMethod):
     ) -> tuple[Weights, Adjoints]:
         """Return ``Σ x ⊗ f`` of a chunk, and the adjoints of the states before it."""
         gradients, before = jax.tree.map(jnp.zeros_like, weights), {}
-        steps, late = (
-            _steps(graph, records, records.has_mask),
-            at_entry(graph, of_past(graph, signal)),
-        )
-        inputs, products = recorded_inputs(graph, records), products_of_gradient(records)
+        late = at_entry(graph, of_past(graph, signal))
+        inputs, selects = recorded_inputs(graph, records), records.has_mask
         for group in graph.traced_groups:
             end = dict(after[group.index])
-            row, factors = pull(steps, group, end, signals(group, signal), dict)
-            gradients = add(gradients, sum_products(graph, weights, inputs, factors, products))
+            now = signals(group, signal)
+            row, factors = pull(graph, group, records, end, now, dict, selects)
+            gradients = add(gradients, sum_products(graph, weights, inputs, factors, selects))
             past = late[group.index]
             before[group.index] = {
                 a: (value + past.get(a, 0)).astype(value.dtype) for a, value in row.items()
@@ -207,10 +194,9 @@ class ParameterTraces(LinearMethod):
     ) -> Weights:
         """Return ``Σ_c μ[c] ∘ ε⁰[c]``."""
         gradients = jax.tree.map(jnp.zeros_like, weights)
-        products = SELECTING if zeros_select else PLAIN
         for group in graph.traced_groups:
             own = adjoints[group.index]
-            gradients = add(gradients, _carried(graph, group, weights, own, traces, products))
+            gradients = add(gradients, _carried(graph, group, weights, own, traces, zeros_select))
         return like(weights, gradients)
 
 
@@ -219,11 +205,12 @@ def _after_reset(graph: ETraceGraph, traces: Traces, flags: jax.Array) -> Traces
 
     They are selected, not multiplied by zero: they may be NaN.
     """
+    new = {}
     for site in trace_sites(graph):
         active, keep = _active_outputs(site, traces), ~at_elements(graph, site.group, flags)
-        select = functools.partial(where_elements, site, active, keep)
-        traces = map_arrays(select, site, traces)
-    return traces
+        for keys, trace in arrays_of(of_site(site, traces)).items():
+            new[keys] = where_elements(site, active, keep, trace)
+    return of_arrays(new)
 
 
 def _active_outputs(site: TraceSite, traces: Traces) -> ActiveOutputs:
@@ -235,30 +222,26 @@ def _states_at(site: TraceSite, traces: Traces) -> tuple[int, ...]:
     return tuple(a for a in site.influence.reached if site.key(a) in traces)
 
 
-def _steps(graph: ETraceGraph, records: Records, selects: bool) -> Steps:
-    return Steps(graph, records.values, records.reset, records.steps, selects)
-
-
 def _signal_row(
-    steps: Steps, group: HiddenGroup, signal: dict[int, jax.Array]
+    graph: ETraceGraph, group: HiddenGroup, records: Records, signal: dict[int, jax.Array]
 ) -> tuple[dict[int, jax.Array], Outputs]:
     """Return the adjoints of the states before a chunk, and the factors of its gradient."""
     if not signal:
         return {}, {}
     dtype = jnp.result_type(*signal.values())
     start = {c: jnp.zeros(group.shape, dtype) for c in group.read_states}
-    return pull(steps, group, start, signal, dict)
+    return pull(graph, group, records, start, signal, dict, records.has_mask)
 
 
 def _unit_rows(
-    steps: Steps, group: HiddenGroup, rows: tuple[int, ...], traces: Traces
+    graph: ETraceGraph, group: HiddenGroup, records: Records, rows: tuple[int, ...], traces: Traces
 ) -> tuple[Blocks, Arrays]:
     """Return ``P⁰`` by row and old state, and the factors of the traces of the rows.
 
     Parameters
     ----------
-    steps, group
-        A chunk, and a group.
+    graph, group, records
+        The compiled model, one of its groups, and a chunk.
     rows
         The states of the group that have traces.
     traces
@@ -269,34 +252,33 @@ def _unit_rows(
     end = {
         c: jnp.stack([jnp.full(group.shape, float(a == c), dtype) for a in rows]) for c in states
     }
-    sites = trace_sites(steps.graph, group)
+    sites = trace_sites(graph, group)
 
     def emit(outputs: Outputs) -> Arrays:
         emitted: Arrays = {}
         for site in sites:
-            name, active = row_name(steps.graph, site), _active_outputs(site, traces)
+            name, active = row_name(graph, site), _active_outputs(site, traces)
             for k, a in enumerate(rows):
                 if name in outputs and site.key(a) in traces:
                     emitted[_factor_key(name, a, active)] = active.pick(outputs[name][k])
         return emitted
 
-    before, factors = pull(steps, group, end, {}, emit)
+    before, factors = pull(graph, group, records, end, {}, emit, records.zeros_select)
     pairs = reachable_blocks(group, rows)
     return {(a, c): before[c][rows.index(a)] for a, c in pairs if c in before}, factors
 
 
 def _rows_of_step(
-    steps: Steps, group: HiddenGroup, rows: tuple[int, ...], traces: Traces
+    graph: ETraceGraph, group: HiddenGroup, records: Records, rows: tuple[int, ...], traces: Traces
 ) -> tuple[Blocks, Arrays]:
     """Return the same for a single step.
 
     XLA evaluates these rows at every entry of a trace, so each is differentiated alone.
     """
-    graph = steps.graph
-    now = {name: value[0] for name, value in steps.values.items()}
+    now = {name: value[0] for name, value in records.values.items()}
     D, Df = blocks(graph, group, values_of(graph, now))
-    if steps.reset is not None:
-        is_new = at_elements(graph, group, steps.reset[0])
+    if records.reset is not None:
+        is_new = at_elements(graph, group, records.reset[0])
         D = {pair: jnp.where(is_new, 0, block) for pair, block in D.items()}
     factors: Arrays = {}
     for site in trace_sites(graph, group):
@@ -319,7 +301,7 @@ def _updated(
     records: Records,
     weights: Arrays,
     traces: Traces,
-    products: Products,
+    selects: bool,
 ) -> Traces:
     """Return ``P⁰ ε⁰ + Σ x ⊗ f`` for every stored state of one site."""
     active, key_of, reset = _active_outputs(site, traces), site.key, records.reset
@@ -344,7 +326,7 @@ def _updated(
         is_continued = active.pick(site.to_outputs(~is_new))
 
     def of_layer(factors: Arrays, of_samples: tuple[Decays, Any], old: Traces) -> Traces:
-        update = functools.partial(_advanced, site, weights, products)
+        update = functools.partial(_advanced, site, weights, selects)
         has_samples = get_primitive_spec(site.relation.primitive).batched
         # The update by a single step already is one pass over the traces.
         if has_samples and records.steps > 1:
@@ -358,7 +340,7 @@ def _updated(
 def _advanced(
     site: TraceSite,
     weights: Arrays,
-    products: Products,
+    selects: bool,
     over_time: tuple[jax.Array | None, Arrays],
     of_samples: tuple[Decays, jax.Array | None],
     traces: Traces,
@@ -378,7 +360,7 @@ def _advanced(
                 if written == key
             ]
             if key in factors:
-                inputs = products.inputs(site, x, factors[key])
+                inputs = finite_inputs(site, x, factors[key]) if selects else x
                 terms.append(accumulate(*site.operation, inputs, factors[key], weights))
             new[key] = jax.tree.map(_sum_like, own[key], *terms)
     return pack_like(new, traces)
@@ -406,7 +388,7 @@ def _carried(
     weights: Weights,
     mu: Mapping[int, jax.Array],
     traces: Traces,
-    products: Products,
+    selects: bool,
 ) -> Weights:
     """Return ``Σ_c μ[c] ∘ ε[c]`` for the relations of one group."""
     gradients: Weights = {}
@@ -414,7 +396,8 @@ def _carried(
         active = _active_outputs(site, traces)
         for factor, trace in factors_and_traces(site, mu, traces):
             if not is_zero(trace):
-                trace = products.trace(site, active, factor, trace)
+                if selects:
+                    trace = where_elements(site, active, factor != 0, trace)
                 result = _contracted(site, active, factor, trace, weights[site.relation.key])
                 gradients = add(gradients, {site.relation.key: result})
     return gradients
