@@ -12,15 +12,14 @@ Neither Jacobian is built: each step is one vector-Jacobian product for every ro
 all samples at once, and the sum is one product over time. The gradients of samples are separate.
 """
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._graph import ETraceGraph, FlatState, Layer, ParameterUse, Weights
+from .._graph import ETraceGraph, FlatState, ParameterUse, Weights
 from .._jax import Atom, Equation, Var
 from .._jaxpr import Place, evaluate, evaluate_probed
 from .jacobian.jacobians import Inputs
@@ -96,7 +95,7 @@ def seen_by_layers(
         others = [other for other in flat.layers if other is not layer]
         new = [var for other in others for var in other.new_vars]
         values = dict(zip(new, evaluate(program, new, inputs), strict=True))
-        overrides = {**values, **_joined(graph, others, values)}
+        overrides = {**values, **_joined(graph, values)}
         result.append((layer.states, _constant(overrides)))
     return result
 
@@ -113,7 +112,7 @@ def step_of_layers(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[
     flat, program = flat_state_of(graph), graph.traced.program
     seen: dict[Var, Any] = {}
     carried: dict[Var, Any] = {}
-    for number, layer in enumerate(flat.layers):
+    for layer in flat.layers:
         others = [
             leaf.in_var for other in flat.layers if other is not layer for leaf in other.leaves
         ]
@@ -123,7 +122,7 @@ def step_of_layers(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[
         kept = evaluate(program, new, now, _constant(seen))
         carried.update({leaf.in_var: value for leaf, value in zip(own, kept, strict=True)})
         seen.update(zip(layer.new_vars, evaluate(program, layer.new_vars, now, seen), strict=True))
-        seen.update(_joined(graph, flat.layers[: number + 1], seen))
+        seen.update(_joined(graph, seen))
     outputs, new_states = finish(graph.traced, inputs, seen)
     return outputs, {**new_states, **carried}
 
@@ -133,15 +132,13 @@ def _constant(values: Mapping[Var, Any]) -> dict[Var, Any]:
     return {var: jax.lax.stop_gradient(value) for var, value in values.items()}
 
 
-def _joined(
-    graph: ETraceGraph, layers: Sequence[Layer], values: Mapping[Var, Any]
-) -> dict[Var, Any]:
+def _joined(graph: ETraceGraph, values: Mapping[Var, Any]) -> dict[Var, Any]:
+    layers = flat_state_of(graph).layers
     own = (pair for layer in layers for pair in zip(layer.leaves, layer.new_vars, strict=True))
-    return joined_states(graph.traced, {leaf.name: values[var] for leaf, var in own})
+    return joined_states(graph.traced, {leaf.name: var for leaf, var in own}, values)
 
 
-@dataclasses.dataclass(frozen=True)
-class StepVJP:
+class StepVJP(NamedTuple):
     """Cotangents of a step's new states, pulled back through the step.
 
     Attributes
@@ -157,9 +154,6 @@ class StepVJP:
     old: ByState
     at: dict[Place, jax.Array]
     x: dict[str, jax.Array]
-
-
-jax.tree_util.register_dataclass(StepVJP)
 
 
 def step_vjp(graph: ETraceGraph, inputs: Inputs, cotangents: ByState) -> StepVJP:

@@ -48,19 +48,24 @@ def _looked_up_rows(relation: HiddenParamOpRelation) -> int | None:
     return relation.params["rows"] if get_primitive_spec(relation.primitive).looks_up else None
 
 
-@functools.lru_cache(maxsize=64)
-def output_keys(graph: ETraceGraph) -> dict[str, str]:
-    """Return the name of the shared output-shaped trace of each site and state.
+def row_name(graph: ETraceGraph, site: "TraceSite") -> str:
+    """Return the name of an operation's row of ``Df``.
 
     Operations whose outputs are only added, such as the input and the recurrent weight of a cell,
-    have the same ``Df``: the first of them names the trace.
+    share it: the first of them names it.
     """
-    first: dict[Any, TraceSite] = {}
-    names = {}
-    for site in trace_sites(graph):
-        shared = first.setdefault((site.group.index, sum_of(graph, site.relation.y_var)), site)
-        names.update({site.key(a): shared.key(a) for a in site.influence.reached})
-    return names
+    return _row_names(graph)[site.first_key]
+
+
+@functools.lru_cache(maxsize=64)
+def _row_names(graph: ETraceGraph) -> dict[str, str]:
+    first: dict[tuple[int, Var], str] = {}
+    return {
+        site.first_key: first.setdefault(
+            (site.group.index, sum_of(graph, site.relation.y_var)), site.first_key
+        )
+        for site in trace_sites(graph)
+    }
 
 
 def sum_of(graph: ETraceGraph, y: Var, counts: Callable[[Var], bool] = lambda total: True) -> Var:
@@ -213,6 +218,11 @@ class TraceSite:
     def key(self, state: int) -> str:
         """Return the name of the trace for one state of the group, equal in every process."""
         return f"{self.relation.key}>{self.group.states[state].name}"
+
+    @property
+    def first_key(self) -> str:
+        """The name of its first trace."""
+        return self.key(self.influence.reached[0])
 
     @property
     def operation(self) -> tuple[ETPPrimitive, dict[str, Any]]:

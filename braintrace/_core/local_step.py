@@ -32,7 +32,7 @@ from .layout import (
     TraceSite,
     new_state_to_elements,
     old_state_to_elements,
-    output_keys,
+    row_name,
     sum_of,
     tap_to_outputs,
     trace_sites,
@@ -78,11 +78,6 @@ def _sum_of(graph: ETraceGraph, y: Var) -> Var:
         return is_read_once and (atom in opaque or has_outputs_alone(atom))
 
     return sum_of(graph, y, has_outputs_alone) if y in opaque else y
-
-
-def row_name(graph: ETraceGraph, site: TraceSite) -> str:
-    """Return the name of an operation's row; operations whose outputs are only added share it."""
-    return output_keys(graph)[site.key(site.influence.reached[0])]
 
 
 def held_vars(graph: ETraceGraph, group: HiddenGroup, state: int) -> set[Var]:

@@ -181,10 +181,11 @@ def _probed(graph: ETraceGraph, inputs: Inputs, weights: Weights, probes: Probes
     """Return the new traced states, group by group, each with its perturbation."""
     probed: dict[Var, tuple[HiddenGroup, Any]] = {}
     late = _late(graph, inputs, probes)
+    new = {group.states[a].name: var for group, a, var in graph.new_hidden_vars}
     for group, a, var in graph.new_hidden_vars:
         sees_own = a in group.downstream
         outside = {v: value for v, (g, value) in probed.items() if sees_own or g is not group}
-        overrides = {**outside, **_joined(graph, outside)}
+        overrides = {**outside, **joined_states(graph.traced, new, outside)}
         whole = {**inputs, **{v: late[v] for v in group.late_inputs[a] if v in late}}
         # The traces follow the elementwise paths from the old states of the group.
         elementwise = {**whole, **{s.in_var: inputs[s.in_var] for s in group.states}}
@@ -192,7 +193,7 @@ def _probed(graph: ETraceGraph, inputs: Inputs, weights: Weights, probes: Probes
         (value,) = evaluate(graph.traced.program, [var], elementwise, overrides, rules)
         probed[var] = (group, value + probes[group.states[a].name])
     seen = {v: value for v, (_, value) in probed.items()}
-    return {**seen, **_joined(graph, seen)}
+    return {**seen, **joined_states(graph.traced, new, seen)}
 
 
 def _with_cut_uses(
@@ -264,8 +265,7 @@ def _flat_probed(
     for name, var in new.items():
         if is_var(var) and var not in seen:  # a value that two states share counts once
             seen[var] = values[name] + probes[name]
-    by_name = {name: seen[var] for name, var in new.items() if is_var(var)}
-    return {**seen, **joined_states(graph.traced, by_name)}
+    return {**seen, **joined_states(graph.traced, new, seen)}
 
 
 def finish(
@@ -280,19 +280,19 @@ def finish(
     return values[:count], new_states
 
 
-def _joined(graph: ETraceGraph, seen: dict[Var, Any]) -> dict[Var, Any]:
-    hidden = ((group.states[a].name, var) for group, a, var in graph.new_hidden_vars)
-    return joined_states(graph.traced, {name: seen[var] for name, var in hidden if var in seen})
+def joined_states(
+    traced: TracedModel, new: Mapping[str, Atom | None], values: Mapping[Var, Any]
+) -> dict[Var, Any]:
+    """Return the values of States that contain several states, if all of these are given.
 
-
-def joined_states(traced: TracedModel, values: Mapping[str, Any]) -> dict[Var, Any]:
-    """Return the values of States that contain several states, if all of these are given."""
-    parts: dict[Var, list[StateLeaf]] = {}
+    ``new`` are the new variables of states, by name.
+    """
+    parts: dict[Var, list[Any]] = {}
     for leaf in traced.leaves:
         if leaf.joined_var is not None and leaf.kind == "hidden":
-            parts.setdefault(leaf.joined_var, []).append(leaf)
+            parts.setdefault(leaf.joined_var, []).append(new.get(leaf.name))
     return {
-        joined: jnp.stack([values[leaf.name] for leaf in leaves], axis=-1)
-        for joined, leaves in parts.items()
-        if all(leaf.name in values for leaf in leaves)
+        joined: jnp.stack([values[var] for var in own], axis=-1)
+        for joined, own in parts.items()
+        if all(is_var(var) and var in values for var in own)
     }

@@ -21,8 +21,8 @@ import jax.numpy as jnp
 
 from .._graph import ETraceGraph, HiddenGroup, Records
 from .._typing import PyTree
-from .layout import trace_sites
-from .local_step import LocalStep, States, row_name, values_of
+from .layout import row_name, trace_sites
+from .local_step import LocalStep, States, values_of
 from .resets import at_elements
 from .time_loops import scan_records
 

@@ -76,8 +76,7 @@ def reset_traces(specs: TraceSpecs, traces: Traces, flags: jax.Array) -> Traces:
     def chosen(spec: TraceSpec, trace: jax.Array) -> jax.Array:
         if spec.outlives_reset:
             return trace
-        is_new = (spec.samples or _along_batch(spec))(flags)
-        return jnp.where(is_new, spec.initial, trace)
+        return jnp.where(_at_entries(spec, flags), spec.initial, trace)
 
     return pack_like(jax.tree.map(chosen, specs, unpack(traces)), traces)
 
@@ -99,7 +98,7 @@ def samples_with(
         def passes(spec: TraceSpec, trace: jax.Array) -> jax.Array:
             if spec.outlives_reset or not jnp.issubdtype(trace.dtype, jnp.inexact):
                 return jnp.zeros((), bool)
-            is_other = (spec.samples or _along_batch(spec))(~flags)
+            is_other = _at_entries(spec, ~flags)
             # The test stays in the loop: before it, XLA would store a flag for every entry.
             return jnp.any(test(jnp.where(is_other, 0, trace)))
 
@@ -110,21 +109,19 @@ def samples_with(
     return flags
 
 
-def _along_batch(spec: TraceSpec) -> Callable[[jax.Array], jax.Array]:
-    def of_samples(flags: jax.Array) -> jax.Array:
-        if flags.ndim == 0:
-            return flags
-        if "batch" not in spec.axes:
-            raise OptionError(
-                f"All samples share the trace '{spec.operand}' of shape {spec.shape}, so this "
-                "algorithm cannot reset single samples. Give `reset` one value per step."
-            )
-        axis = spec.axes.index("batch")
-        shape = [1] * len(spec.shape)
-        shape[axis] = spec.shape[axis]
-        return flags.reshape(shape)
-
-    return of_samples
+def _at_entries(spec: TraceSpec, flags: jax.Array) -> jax.Array:
+    """Return flags of samples, one for all or one for each, at the entries of a trace."""
+    if spec.samples is not None:
+        return spec.samples(flags)
+    if flags.ndim == 0:
+        return flags
+    if "batch" not in spec.axes:
+        raise OptionError(
+            f"All samples share the trace '{spec.operand}' of shape {spec.shape}, so this "
+            "algorithm cannot reset single samples. Give `reset` one value per step."
+        )
+    axis = spec.axes.index("batch")
+    return flags.reshape([size if a == axis else 1 for a, size in enumerate(spec.shape)])
 
 
 def size_in_bytes(specs: TraceSpecs) -> int:

@@ -9,8 +9,7 @@ The partial derivatives pass all steps of the window, including everything that 
 The traces contain the dependence of the states before the window on the weights.
 """
 
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,10 +22,6 @@ from .jacobian.jacobians import Inputs, operands, residuals
 from .probed_step import Probes, finish, pre_step_probe, probe_shapes
 
 
-def _itself(value: Any) -> Any:
-    return value
-
-
 def _refuse(primals: Any, tangents: Any) -> Any:
     raise OptionError(
         "The arguments of the model depend on the differentiated parameters or states, and this "
@@ -35,7 +30,7 @@ def _refuse(primals: Any, tangents: Any) -> Any:
     )
 
 
-_given: Any = jax.custom_jvp(_itself)
+_given: Any = jax.custom_jvp(lambda value: value)
 """An argument of a step, which has no gradient under full-Jacobian rules."""
 _given.defjvp(_refuse)
 
@@ -59,40 +54,30 @@ def before_window(graph: ETraceGraph, inputs: Inputs, probes: Probes) -> Inputs:
     return {**inputs, **old}
 
 
-Run: TypeAlias = Callable[[ETraceGraph, Inputs], tuple[list[Any], dict[Var, Any]]]
-"""``(graph, inputs) -> (outputs, new states)`` of one step."""
-
-
-def window_step(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[Var, Any], Records]:
+def window_step(
+    graph: ETraceGraph, inputs: Inputs, separates_layers: bool = False
+) -> tuple[list[Any], dict[Var, Any], Records]:
     """Run one step of a window, differentiable in full, and return its residuals.
+
+    With ``separates_layers``, the layers of a layered rule have no memory of each other, as outside
+    of windows.
 
     Raises
     ------
     OptionError
         For a full-Jacobian rule, if arguments of the step have a derivative.
     """
-    return _recorded(graph, inputs, _in_full)
-
-
-def passed_step(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[Var, Any], Records]:
-    """Run one step as a full-Jacobian rule differentiates it outside of windows.
-
-    For a layered rule, layers have no memory of each other; see `window_step`.
-    """
-    is_layered = graph.flat_state is not None and graph.flat_state.layers
-    return _recorded(graph, inputs, step_of_layers if is_layered else _in_full)
-
-
-def _in_full(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[Var, Any]]:
-    return finish(graph.traced, inputs, {})
-
-
-def _recorded(
-    graph: ETraceGraph, inputs: Inputs, run: Run
-) -> tuple[list[Any], dict[Var, Any], Records]:
     if graph.passes_weights:
         arguments = set(graph.traced.argument_vars)
         inputs = {v: _given(x) if v in arguments else x for v, x in inputs.items()}
     weights = operands(graph, inputs)
-    outputs, new_states = run(graph, inputs)
+    if separates_layers and graph.flat_state is not None and graph.flat_state.layers:
+        outputs, new_states = step_of_layers(graph, inputs)
+    else:
+        outputs, new_states = finish(graph.traced, inputs, {})
     return outputs, new_states, residuals(graph, inputs, weights)
+
+
+def passed_step(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[Var, Any], Records]:
+    """Run one step as a full-Jacobian rule differentiates it outside of windows."""
+    return window_step(graph, inputs, separates_layers=True)

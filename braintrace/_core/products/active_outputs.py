@@ -55,15 +55,11 @@ class ActiveOutputs:
 
     def operands(self, relation: HiddenParamOpRelation, weights: Arrays) -> Arrays:
         """Return the operands of the operation that computes only these outputs."""
-        result = self.operands_if_any(relation, weights)
-        assert result is not None  # `active_outputs_of` has checked that
-        return result
-
-    def operands_if_any(self, relation: HiddenParamOpRelation, weights: Arrays) -> Arrays | None:
-        """Return the same, or ``None`` if the operation has no form with fewer outputs."""
         if self.runs is None:
             return weights
-        return select_outputs(relation.primitive, dict(relation.params), weights, self.pick)
+        result = select_outputs(relation.primitive, dict(relation.params), weights, self.pick)
+        assert result is not None  # `active_outputs_of` has checked that
+        return result
 
 
 EVERY_OUTPUT = ActiveOutputs()
@@ -77,14 +73,17 @@ def active_outputs_of(
     Other outputs never enter the traces of these states, since the entries of a carried trace have
     entered through the same outputs.
     """
+    is_batched = get_primitive_spec(relation.primitive).batched
+    if is_batched and relation.y_var.aval.shape[0] == 1:
+        return EVERY_OUTPUT
     result = _used(influence, states)
-    if result is None or result.all() or not result.any() or _has_one_sample(relation):
+    if result is None or result.all() or not result.any():
         return EVERY_OUTPUT
     edges = np.flatnonzero(np.diff(np.concatenate([[0], result.astype(np.int8), [0]])))
     runs = tuple((int(a), int(b)) for a, b in edges.reshape(-1, 2))
     active = ActiveOutputs(runs)
-    operands = functools.partial(active.operands_if_any, relation)
-    shapes = jax.eval_shape(operands, _operand_shapes(relation))
+    select = functools.partial(select_outputs, relation.primitive, dict(relation.params))
+    shapes = jax.eval_shape(lambda operands: select(operands, active.pick), _operands(relation))
     return EVERY_OUTPUT if shapes is None or len(runs) > MOST_RUNS else active
 
 
@@ -97,11 +96,6 @@ def stored_outputs(graph: ETraceGraph, specs: TraceSpecs, spec: TraceSpec) -> Ac
             own = [a for name, a in states.items() if name in kept]
             return active_outputs_of(site.relation, site.influence, own)
     return EVERY_OUTPUT
-
-
-def _has_one_sample(relation: HiddenParamOpRelation) -> bool:
-    is_batched = get_primitive_spec(relation.primitive).batched
-    return is_batched and relation.y_var.aval.shape[0] == 1
 
 
 def _used(influence: InfluenceMap, states: Sequence[int]) -> np.ndarray | None:
@@ -117,7 +111,7 @@ def _used(influence: InfluenceMap, states: Sequence[int]) -> np.ndarray | None:
     return used
 
 
-def _operand_shapes(relation: HiddenParamOpRelation) -> dict[str, jax.ShapeDtypeStruct]:
+def _operands(relation: HiddenParamOpRelation) -> dict[str, jax.ShapeDtypeStruct]:
     return {name: struct_of(var.aval) for name, var in relation.trainable_vars.items()}
 
 
@@ -130,7 +124,7 @@ def trace_shapes(
     if active.runs is not None:
         y = types.SimpleNamespace(aval=jax.eval_shape(active.pick, struct_of(y.aval)))
         operands = functools.partial(active.operands, relation)
-        shapes = jax.eval_shape(operands, _operand_shapes(relation))
+        shapes = jax.eval_shape(operands, _operands(relation))
         weights = {name: types.SimpleNamespace(aval=shape) for name, shape in shapes.items()}
     result: dict[str, jax.ShapeDtypeStruct] = jax.eval_shape(
         lambda: init_trace(primitive, params, relation.x_var, y, weights)

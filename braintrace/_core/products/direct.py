@@ -8,8 +8,7 @@ import jax.numpy as jnp
 
 from ..._etrace_op import Arrays, pull_back
 from ..._graph import ETraceGraph, Records, Weights
-from ..layout import trace_sites, x_key
-from ..local_step import row_name
+from ..layout import row_name, trace_sites, x_key
 from .nan_safe import finite_inputs
 
 Inputs: TypeAlias = Mapping[str, jax.Array | None]

@@ -315,7 +315,7 @@ def sites_of(graph: ETraceGraph, weights: Weights) -> list[OperationSite]:
         OperationSite(
             name=f"`{site.relation.primitive.name}` of "
             f"'{', '.join(site.relation.printed_paths)}' ({site.relation.source})",
-            key=site.key(site.influence.reached[0]),
+            key=site.first_key,
             relation=site.relation.key,
             states=tuple(site.group.states[a].name for a in site.influence.reached),
             samples=() if graph.batch.samples is None else (graph.batch.samples,),

@@ -22,8 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..._core.layout import TraceSite, filter_key, trace_sites, x_key
-from ..._core.local_step import row_name
+from ..._core.layout import TraceSite, filter_key, row_name, trace_sites, x_key
 from ..._core.products.direct import Inputs
 from ..._core.resets import at_elements, over_first_axis
 from ..._core.time_loops import scan_records

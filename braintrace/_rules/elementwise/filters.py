@@ -28,8 +28,8 @@ import jax
 import jax.numpy as jnp
 
 from ..._core.jacobian.jacobians import blocks
-from ..._core.layout import TraceSite, trace_sites
-from ..._core.local_step import row_name, values_of
+from ..._core.layout import TraceSite, row_name, trace_sites
+from ..._core.local_step import values_of
 from ..._core.products.direct import add, like, sum_products
 from ..._core.products.nan_safe import times
 from ..._core.resets import at_elements, over_first_axis

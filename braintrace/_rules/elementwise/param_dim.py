@@ -29,8 +29,8 @@ import jax
 import jax.numpy as jnp
 
 from ..._core.jacobian.jacobians import blocks
-from ..._core.layout import TraceSite, trace_sites
-from ..._core.local_step import row_name, values_of
+from ..._core.layout import TraceSite, row_name, trace_sites
+from ..._core.local_step import values_of
 from ..._core.products.active_outputs import ActiveOutputs, active_outputs_of
 from ..._core.products.complex_packing import (
     arrays_of,

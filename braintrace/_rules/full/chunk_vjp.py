@@ -6,7 +6,6 @@ parameters and the operands of the use (a mask, a transpose) are the same in all
 pulled back through once.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,30 +35,13 @@ Sums = dict[str, list[jax.Array]]
 """For every use that is not a product, an array for each of its operands."""
 
 
-@dataclasses.dataclass(frozen=True)
-class ChunkVJP:
-    """Result of pulling cotangents back through a chunk.
-
-    Attributes
-    ----------
-    before
-        Cotangents of the states before the chunk, ``(rows, samples, n)``.
-    of_parameters
-        Contributions of the chunk's steps to the derivatives ``(samples, rows, *shape)`` with
-        respect to parameters, by name, for the rows in `rows_of`.
-    """
-
-    before: jax.Array
-    of_parameters: dict[str, jax.Array]
-
-
 def chunk_vjp(
     graph: ETraceGraph,
     weights: Weights,
     records: Records,
     cotangents: ByState,
     rows_of: Mapping[str, np.ndarray],
-) -> ChunkVJP:
+) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Pull cotangents of the states after a recorded chunk back through its steps.
 
     Parameters
@@ -70,6 +52,14 @@ def chunk_vjp(
         Cotangents of the states after the chunk, with one leading axis: the rows.
     rows_of
         Required rows, by parameter.
+
+    Returns
+    -------
+    before
+        Cotangents of the states before the chunk, ``(rows, samples, n)``.
+    of_parameters
+        Contributions of the chunk's steps to the derivatives ``(samples, rows, *shape)`` with
+        respect to parameters, by name, for the rows in ``rows_of``.
     """
     before, sums, at, x = _through_steps(graph, weights, records, cotangents)
     flat = flat_state_of(graph)
@@ -87,7 +77,7 @@ def chunk_vjp(
             own = _taken(result, np.searchsorted(rows, rows_of[name]), 1)
             known = of_parameters.get(name)
             of_parameters[name] = own if known is None else known + own
-    return ChunkVJP(to_rows(flat, before), of_parameters)
+    return to_rows(flat, before), of_parameters
 
 
 def step_jacobians(
@@ -100,8 +90,8 @@ def step_jacobians(
     """
     flat = flat_state_of(graph)
     every_row = dict.fromkeys(flat.reached, np.arange(flat.size))
-    vjp = chunk_vjp(graph, weights, records, unit_rows(flat), every_row)
-    return jnp.moveaxis(vjp.before, 1, 0), vjp.of_parameters
+    rows, of_parameters = chunk_vjp(graph, weights, records, unit_rows(flat), every_row)
+    return jnp.moveaxis(rows, 1, 0), of_parameters
 
 
 def _through_steps(

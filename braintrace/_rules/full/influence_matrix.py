@@ -75,11 +75,11 @@ class FullTraces(PassingTraces):
         """Return the traces after a recorded chunk."""
         flat = flat_state_of(graph)
         rows_of = {leaf.name: self.rows_of(graph, leaf) for leaf in followed(graph)}
-        vjp = chunk_vjp(graph, weights, records, unit_rows(flat), rows_of)
-        transition = jnp.moveaxis(vjp.before, 1, 0)
+        before, terms = chunk_vjp(graph, weights, records, unit_rows(flat), rows_of)
+        transition = jnp.moveaxis(before, 1, 0)
         new = {}
         for name, old in traces.items():
-            rows, term = rows_of[name], vjp.of_parameters[name]
+            rows, term = rows_of[name], terms[name]
             if not is_zero(old):
                 own = transition[:, rows[:, None], rows] if len(rows) < flat.size else transition
                 term = term + _propagated(own, widened(old, own.dtype), records.zeros_select)
