@@ -1,7 +1,7 @@
 """Gradients by relation: products of inputs and factors, sums, and dtypes."""
 
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -54,9 +54,9 @@ def sum_products(
     return gradients
 
 
-def like(weights: Weights, gradients: Weights) -> Weights:
-    """Return gradients with the dtypes of the weights."""
-    result: Weights = jax.tree.map(lambda w, g: g.astype(w.dtype), weights, gradients)
+def like(arrays: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Return new arrays, gradients or traces, with the dtypes of others."""
+    result: dict[str, Any] = jax.tree.map(lambda a, n: n.astype(a.dtype), dict(arrays), dict(new))
     return result
 
 

@@ -24,6 +24,7 @@ from ..._core.products.direct import add, like
 from ..._core.resets import at_elements
 from ..._core.signals import at_entry, signals
 from ..._core.time_loops import scan_records
+from ..._core.traces import reset_traces
 from ..._core.zero import widened
 from ..._etrace_op import Arrays
 from ..._graph import (
@@ -38,8 +39,7 @@ from ..._graph import (
     TraceSpecs,
     Weights,
 )
-from ..._jax import struct_of
-from .leaves import Leaves, as_stored, gradient_of_a_step, leaves_of
+from .leaves import Leaves, check_method, leaves_of
 from .protocol import Rule
 from .site import OperationSite, sites_of
 
@@ -62,10 +62,8 @@ class RuleTraces(TraceMethod):
     jacobian: ClassVar[Jacobian] = "elementwise"
 
     def check(self, graph: ETraceGraph) -> None:
-        """Call the rule with the shapes of each site, and refuse wrong results."""
-        for site in sites_of(graph, operand_shapes(graph)):
-            shapes = site.operands, *_example(self.rule, site)
-            jax.eval_shape(functools.partial(gradient_of_a_step, self.rule, site), *shapes)
+        """Refuse wrong results of the rule."""
+        check_method(self, graph)
 
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
         """Return the leaves of all sites."""
@@ -82,7 +80,7 @@ class RuleTraces(TraceMethod):
             return _advanced(graph, sites, arrays, now), None
 
         after, _ = scan_records(step, _of(sites, traces), _recorded(records), records.steps)
-        return as_stored(after, traces)
+        return like(traces, after)
 
     def gradient(
         self,
@@ -111,7 +109,7 @@ class RuleTraces(TraceMethod):
         now = _recorded(records), mu
         start = _of(sites, before), zeros
         (arrays, gradients), _ = scan_records(step, start, now, records.steps)
-        return like(weights, gradients), as_stored(arrays, before)
+        return like(weights, gradients), like(before, arrays)
 
     def carry_in_vjp(
         self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
@@ -147,7 +145,7 @@ def _advanced(
         site, own = leaves.site, {key: arrays[key] for key in leaves.specs}
         D, Df = jacobians[site.place.group.index]
         if reset is not None:
-            own = leaves.after_reset(own, reset)
+            own = dict(reset_traces(leaves.specs, own, reset))
             is_new = at_elements(graph, site.place.group, reset)
             D = {pair: jnp.where(is_new, 0, block) for pair, block in D.items()}
         new.update(
@@ -225,22 +223,3 @@ def _silent(graph: ETraceGraph, site: OperationSite, signal: Mapping[int, jax.Ar
     over = tuple(i for i in range(ndim) if i != axis)
     has_signal = [(value != 0).any(over) for value in signal.values()]
     return ~functools.reduce(jnp.logical_or, has_signal, jnp.zeros((), bool))
-
-
-def _example(rule: Rule, site: OperationSite) -> tuple[Any, Any, Any, Any]:
-    """Return the shapes of a rule's arguments at a site: ``x``, ``J``, ``F`` and ``mu``."""
-    relation, influence = site.place.relation, site.place.influence
-    states = {name: site.place.group.states[a] for name, a in site.indices.items()}
-
-    def at_output(dtype: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(influence.output_shape, dtype)
-
-    J = {pair: at_output(states[pair[0]].dtype) for pair, _ in _blocks(site)}
-    x = None if relation.x_var is None else struct_of(relation.x_var.aval)
-    F = {
-        state: at_output(relation.y_var.aval.dtype)
-        for state, a in site.indices.items()
-        if a in influence.states
-    }
-    mu = {name: at_output(state.dtype) for name, state in states.items()}
-    return x, None if rule.jacobian == "none" else J, F, mu

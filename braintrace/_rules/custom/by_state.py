@@ -10,13 +10,11 @@ with all hidden states of a sample as a vector :math:`S`. Each step is different
 """
 
 import dataclasses
-import functools
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from ..._core.flat_state import flat_state_of, row_dtype
 from ..._core.local_step import operand_shapes
 from ..._core.products.direct import like
 from ..._graph import (
@@ -29,18 +27,17 @@ from ..._graph import (
     TraceSpecs,
     Weights,
 )
-from ..._jax import struct_of
 from ..full.chunk_vjp import step_jacobians
 from ..full.influence_matrix import arriving_rows
 from ..full.passing import PassingTraces, over_steps
-from .leaves import as_stored, gradient_of_a_step, leaves_of
+from .leaves import check_method, leaves_of
 from .protocol import Rule
 from .site import full_site
 
 
 @dataclasses.dataclass(frozen=True)
 class FullRuleTraces(PassingTraces):
-    """`TraceMethod` of a rule whose Jacobian is full.
+    """`TraceMethod` of a rule whose Jacobian is full, or block-diagonal by layer.
 
     Attributes
     ----------
@@ -51,14 +48,14 @@ class FullRuleTraces(PassingTraces):
     rule: Rule
     needs: ClassVar[frozenset[Record]] = frozenset({"step", "traces"})
 
+    @property
+    def jacobian(self) -> Jacobian:
+        """The rule's."""
+        return "layered" if self.rule.jacobian == "layered" else "full"
+
     def check(self, graph: ETraceGraph) -> None:
-        """Call the rule with the shapes of the states and parameters, and refuse wrong results."""
-        site = full_site(graph, operand_shapes(graph))
-        n, dtype = flat_state_of(graph).size, row_dtype(flat_state_of(graph))
-        J, mu = (jax.ShapeDtypeStruct((*site.samples, *s), dtype) for s in ((n, n), (n,)))
-        F = {name: struct_of(spec) for name, spec in site.zeros().items()}
-        shapes = site.operands, None, J, F, mu
-        jax.eval_shape(functools.partial(gradient_of_a_step, self.rule, site), *shapes)
+        """Refuse wrong results of the rule."""
+        check_method(self, graph)
 
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
         """Return the leaves of the site."""
@@ -74,7 +71,7 @@ class FullRuleTraces(PassingTraces):
             J, of_parameters = step_jacobians(graph, weights, records)
             site = leaves.site
             F = {name: of_parameters[name][:, site.rows(name)] for name in site.operands}
-            return as_stored(leaves.advanced(leaves.of(traces), J, None, F), traces)
+            return leaves.advanced(leaves.of(traces), J, None, F)
 
         return over_steps(advance, graph, records, traces)
 
@@ -91,10 +88,3 @@ class FullRuleTraces(PassingTraces):
         for name, result in leaves.contracted(arrays, arriving).items():
             gradients[name] = {"value": result}
         return like(weights, gradients)
-
-
-@dataclasses.dataclass(frozen=True)
-class LayeredRuleTraces(FullRuleTraces):
-    """The same with a Jacobian that is block-diagonal by layer."""
-
-    jacobian: ClassVar[Jacobian] = "layered"

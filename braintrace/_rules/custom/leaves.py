@@ -2,24 +2,24 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..._core.traces import reset_traces
+from ..._core.jacobian.jacobians import operands, residuals
+from ..._core.step import as_chunk
+from ..._core.traces import reset_traces, starting_traces
 from ..._core.zero import as_arrays
 from ..._errors import OptionError, ShapeError, in_words
-from ..._graph import Role, Traces, TraceSpec
+from ..._etrace_op import Arrays
+from ..._graph import ETraceGraph, Role, TraceMethod, Traces, TraceSpec, Weights
 from ..._jax import struct_of
 from .protocol import Rule
 from .site import Site, Trace
 
 Where = TypeVar("Where", bound=Site)
-
-Named: TypeAlias = dict[str, jax.Array]
-"""The arrays of traces by their names."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,28 +41,24 @@ class Leaves(Generic[Where]):
     tree: Any
     specs: Mapping[str, TraceSpec]
 
-    def of(self, traces: Traces) -> Named:
+    def of(self, traces: Traces) -> Arrays:
         """Return the arrays of this site among traces, in the dtypes of the rule."""
         own = as_arrays({key: traces[key] for key in self.specs})
         return {key: leaf.astype(self.specs[key].dtype) for key, leaf in own.items()}
 
-    def after_reset(self, arrays: Named, flags: jax.Array) -> Named:
-        """Return arrays that are reset for some samples, or for all."""
-        return dict(reset_traces(self.specs, arrays, flags))
-
-    def without(self, arrays: Named, flags: jax.Array) -> Named:
+    def without(self, arrays: Arrays, flags: jax.Array) -> Arrays:
         """Return arrays with the initial values of some samples, also if they are NaN.
 
         An array that all samples share has its initial value if all flags are set.
         """
-        result: Named = {}
+        result: Arrays = {}
         for key, spec in self.specs.items():
             is_shared = spec.samples is None and "batch" not in spec.axes
             own = flags.all() if is_shared else flags
             result.update(reset_traces({key: spec}, {key: arrays[key]}, own))
         return result
 
-    def advanced(self, arrays: Named, J: Any, x: Any, F: Any) -> Named:
+    def advanced(self, arrays: Arrays, J: Any, x: Any, F: Any) -> Arrays:
         """Return the arrays after one step.
 
         Raises
@@ -76,7 +72,7 @@ class Leaves(Generic[Where]):
             named = _checked(self.rule, "advance", self.site, result, like)
         return dict(zip(self.specs, named, strict=True))
 
-    def contracted(self, arrays: Named, mu: Any) -> dict[str, jax.Array]:
+    def contracted(self, arrays: Arrays, mu: Any) -> dict[str, jax.Array]:
         """Return the gradient of the site's operands.
 
         Raises
@@ -113,18 +109,19 @@ def leaves_of(rule: Rule, site: Where) -> Leaves[Where]:
     return Leaves(rule, site, tree, specs)
 
 
-def gradient_of_a_step(
-    rule: Rule, site: Site, operands: Mapping[str, Any], x: Any, J: Any, F: Any, mu: Any
-) -> dict[str, jax.Array]:
-    """Return the gradient of the first step of a sequence; its evaluation checks the rule."""
-    leaves = leaves_of(rule, dataclasses.replace(site, operands=operands))
-    zeros = {key: jnp.zeros(spec.shape, spec.dtype) for key, spec in leaves.specs.items()}
-    return leaves.contracted(leaves.advanced(zeros, J, x, F), mu)
+def check_method(method: TraceMethod, graph: ETraceGraph) -> None:
+    """Run the first step of a sequence with shapes, which refuses wrong results of a rule."""
+    inputs = {var: struct_of(var.aval) for var in graph.traced.program.in_vars}
+    traces = starting_traces(method.trace_specs(graph, every_state=True))
 
+    def gradient(values: list[Any]) -> Weights:
+        now = dict(zip(inputs, values, strict=True))
+        weights = operands(graph, now)
+        records = as_chunk(residuals(graph, now, weights))
+        after = method.update(graph, weights, records, traces)
+        return method.carry_in_vjp(graph, weights, {}, after, zeros_select=False)
 
-def as_stored(arrays: Named, traces: Traces) -> Traces:
-    """Return arrays in the dtypes of the stored traces."""
-    return {key: leaf.astype(traces[key].dtype) for key, leaf in arrays.items()}
+    jax.eval_shape(gradient, list(inputs.values()))
 
 
 def _spec_of(rule: Rule, site: Site, name: str, leaf: Any) -> TraceSpec:

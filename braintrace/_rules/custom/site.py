@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from ..._core.flat_state import flat_state_of
 from ..._core.layout import TraceSite, filter_key, trace_sites
-from ..._core.products.active_outputs import EVERY_OUTPUT, trace_shapes
+from ..._core.products.active_outputs import EVERY_OUTPUT
 from ..._core.zero import unfused
 from ..._errors import OptionError
 from ..._etrace_op import (
@@ -34,7 +34,7 @@ from ..._etrace_op import (
 from ..._graph import ETraceGraph, TraceSpec, Weights
 from ..._typing import PyTree
 from ..elementwise.filter_specs import check_filtered_inputs, spec_of_input, spec_of_output
-from ..elementwise.parameter_specs import entries_of_samples, trace_axes
+from ..elementwise.parameter_specs import specs_of_site
 from ..full.influence_matrix import FullTraces
 
 Trace: TypeAlias = PyTree
@@ -171,24 +171,9 @@ class OperationSite(Site):
 
     def zeros(self) -> dict[str, dict[str, TraceSpec]]:
         """Return the trace arrays of the operation, for every state."""
-        shapes = self._shapes()
-        return {
-            state: {
-                name: TraceSpec(
-                    shape.shape,
-                    shape.dtype,
-                    trace_axes(self.place, name, len(shape.shape) - self.place.has_fan_out),
-                    relation=self.relation,
-                    state=state,
-                    operand=name,
-                    samples=functools.partial(
-                        entries_of_samples, self.graph, self.place, EVERY_OUTPUT, shapes, name
-                    ),
-                )
-                for name, shape in shapes.items()
-            }
-            for state in self.states
-        }
+        every_state = self.place.influence.reached
+        specs = specs_of_site(self.graph, self.place, every_state, EVERY_OUTPUT)
+        return {state: specs[self.place.key(a)] for state, a in self.indices.items()}
 
     def input_zeros(self) -> TraceSpec | None:
         """Return the initial filter of the operation's input; ``None`` without an input."""
@@ -241,12 +226,12 @@ class OperationSite(Site):
         def added(factor: jax.Array) -> Arrays:
             return accumulate(*self.place.operation, inputs, factor[None], dict(self.operands))
 
-        shapes, result = self._shapes(), {}
-        for state in self.states:
-            terms = [self.place.each_layer(added, F[state])] if state in F else []
-            zeros = {name: jnp.zeros(shape.shape, shape.dtype) for name, shape in shapes.items()}
-            result[state] = _sum(terms, zeros)
-        return result
+        return {
+            state: self.place.each_layer(added, F[state])
+            if state in F
+            else {name: jnp.zeros(spec.shape, spec.dtype) for name, spec in zeros.items()}
+            for state, zeros in self.zeros().items()
+        }
 
     def contract(self, mu: Mapping[str, jax.Array], trace: Trace) -> dict[str, jax.Array]:
         """Return ``sum_a mu[a] E[a]``, summed over samples and the fan-out."""
@@ -258,13 +243,6 @@ class OperationSite(Site):
         if self.place.has_fan_out:
             terms = jax.tree.map(lambda layers: jnp.sum(layers, axis=0), terms)
         return _sum(terms, {})
-
-    def _shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        lead = (self.place.influence.fan_out,) if self.place.has_fan_out else ()
-        return {
-            name: jax.ShapeDtypeStruct((*lead, *shape.shape), shape.dtype)
-            for name, shape in trace_shapes(self.place.relation).items()
-        }
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -89,7 +89,8 @@ class ParameterTraces(LinearMethod):
         specs = {}
         for site in trace_sites(graph):
             stored = site.influence.reached if every_state else site.influence.stored
-            specs.update(specs_of_site(graph, site, stored))
+            active = active_outputs_of(site.relation, site.influence, stored)
+            specs.update(specs_of_site(graph, site, stored, active))
         return specs
 
     def update(

@@ -5,7 +5,7 @@ import functools
 import jax
 
 from ..._core.layout import TraceSite
-from ..._core.products.active_outputs import ActiveOutputs, active_outputs_of, trace_shapes
+from ..._core.products.active_outputs import ActiveOutputs, trace_shapes
 from ..._core.products.complex_packing import coupled_states
 from ..._core.products.nan_safe import which_entries
 from ..._core.resets import at_elements
@@ -14,12 +14,13 @@ from ..._graph import ETraceGraph, Role, TraceSpec
 
 
 def specs_of_site(
-    graph: ETraceGraph, site: TraceSite, stored: tuple[int, ...]
+    graph: ETraceGraph, site: TraceSite, stored: tuple[int, ...], active: ActiveOutputs
 ) -> dict[str, dict[str, TraceSpec]]:
-    """Return the specifications of the traces of one site, for all states of its group."""
-    relation, influence = site.relation, site.influence
-    active = active_outputs_of(relation, influence, stored)
-    lead = (influence.fan_out,) if site.has_fan_out else ()
+    """Return the specifications of the traces of one site, for all states of its group.
+
+    ``active`` are the outputs that the traces of the ``stored`` states contain.
+    """
+    relation, lead = site.relation, (site.influence.fan_out,) if site.has_fan_out else ()
     full, stored_shapes = trace_shapes(relation), trace_shapes(relation, active)
     shapes = {
         name: jax.ShapeDtypeStruct((*lead, *array.shape), array.dtype)
@@ -31,13 +32,13 @@ def specs_of_site(
             name: TraceSpec(
                 shapes[name].shape,
                 shapes[name].dtype,
-                trace_axes(site, name, len(array.shape)),
+                _axes(site, name, len(array.shape)),
                 relation=relation.key,
                 state=state.name,
                 operand=name,
                 is_stored=a in stored,
                 full_shape=(*lead, *array.shape),
-                samples=functools.partial(entries_of_samples, graph, site, active, shapes, name),
+                samples=functools.partial(_entries_of_samples, graph, site, active, shapes, name),
                 packed_with=site.key(pairs[a]) if a in pairs else None,
             )
             for name, array in full.items()
@@ -46,7 +47,7 @@ def specs_of_site(
     }
 
 
-def trace_axes(site: TraceSite, name: str, ndim: int) -> tuple[Role, ...]:
+def _axes(site: TraceSite, name: str, ndim: int) -> tuple[Role, ...]:
     """Return the roles of the axes of a trace array, from the operation's specification."""
     spec = get_primitive_spec(site.relation.primitive)
     lead: list[Role] = ["fan_out"] if site.has_fan_out else []
@@ -57,7 +58,7 @@ def trace_axes(site: TraceSite, name: str, ndim: int) -> tuple[Role, ...]:
     return (*lead, *batch, *between, *named)
 
 
-def entries_of_samples(
+def _entries_of_samples(
     graph: ETraceGraph,
     site: TraceSite,
     active: ActiveOutputs,

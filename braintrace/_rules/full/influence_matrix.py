@@ -49,6 +49,7 @@ class FullTraces(PassingTraces):
     """Trace method with a trace of the size of each parameter for every state scalar."""
 
     needs: ClassVar[frozenset[Record]] = frozenset({"step"})
+    jacobian: ClassVar[Jacobian] = "full"
 
     def rows_of(self, graph: ETraceGraph, leaf: StateLeaf) -> np.ndarray:
         """Return the state scalars that a parameter's trace follows."""

@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from ..._core.products.direct import like
+from ..._core.step import as_chunk
 from ..._core.time_loops import scan_records
 from ..._core.traces import reset_traces
 from ..._core.zero import as_arrays
@@ -27,8 +29,6 @@ from ..._graph import (
 @dataclasses.dataclass(frozen=True)
 class PassingTraces(TraceMethod):
     """The parts of a `TraceMethod` that are the same for all these rules."""
-
-    jacobian: ClassVar[Jacobian] = "full"
 
     def carries(self, relation: HiddenParamOpRelation) -> bool:
         """Return False: traces belong to parameters, marked or not, instead of operations."""
@@ -82,17 +82,14 @@ def over_steps(
 
     Traces are reset before ``advance`` receives them.
     """
-    specs = {key: graph.trace_specs[key] for key in traces}
 
     def one_step(traces: Traces, now: tuple[Any, jax.Array | None]) -> tuple[Traces, None]:
         inputs, reset = now
         if reset is not None:
+            specs = {key: graph.trace_specs[key] for key in traces}
             traces = reset_traces(specs, traces, reset)
-        result = dataclasses.replace(
-            records, inputs=tuple(leaf[None] for leaf in inputs), reset=None, steps=1
-        )
-        after = advance(result, traces)
-        return jax.tree.map(lambda new, old: new.astype(old.dtype), after, dict(traces)), None
+        one = dataclasses.replace(records, inputs=as_chunk(inputs), reset=None, steps=1)
+        return like(traces, advance(one, traces)), None
 
     over_time = records.inputs, records.reset
     after: Traces = scan_records(one_step, as_arrays(traces), over_time, records.steps)[0]

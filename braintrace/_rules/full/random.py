@@ -52,6 +52,7 @@ from ..._core.zero import as_arrays, unfused, widened
 from ..._errors import PrimitiveError
 from ..._graph import (
     ETraceGraph,
+    Jacobian,
     ParameterUse,
     Record,
     Records,
@@ -88,6 +89,7 @@ class RandomTraces(PassingTraces):
 
     seed: int
     needs: ClassVar[frozenset[Record]] = frozenset({"step", "traces"})
+    jacobian: ClassVar[Jacobian] = "full"
 
     @property
     def spec_of_key(self) -> TraceSpec:

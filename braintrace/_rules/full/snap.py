@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._core.flat_state import flat_state_of, row_dtype
+from ..._core.products.direct import like
 from ..._core.signals import flat_signals
 from ..._core.step import as_chunk
 from ..._core.time_loops import scan_records
@@ -101,7 +102,7 @@ class SparseTraces(FullTraces):
         start = zeros, widened(as_arrays(dict(before)), row_dtype(flat))
         over_time = records.inputs, records.reset, signals
         (gradients, new), _ = scan_records(step, start, over_time, records.steps)
-        return gradients, {name: E.astype(before[name].dtype) for name, E in new.items()}
+        return gradients, like(before, new)
 
 
 @functools.lru_cache(maxsize=256)
