@@ -155,21 +155,18 @@ def evaluated_vars(graph: ETraceGraph) -> list[Var]:
     return given + [var for var in made if var in read]
 
 
-def filled(graph: ETraceGraph, values: Values) -> Values:
-    """Return values of `read_vars`, and zeros where a derivative does not depend on a value."""
-    read = set(read_vars(graph))
-    silent = {var: struct_of(var.aval) for var in evaluated_vars(graph) if var not in read}
-    return dict(zip(silent, examples(list(silent.values())), strict=True)) | dict(values)
-
-
 def values_of(graph: ETraceGraph, recorded: Mapping[str, Any]) -> Values:
-    """Return the values that local steps read, from the recorded ones by name.
+    """Return the values that local steps read, from those of `read_vars` by name.
 
-    A result that is not recorded, behind another rule's operation, is computed again.
+    They are zero where no derivative depends on them. A result that is not recorded, behind another
+    rule's operation, is computed again.
     """
-    variables = read_vars(graph)
-    pairs = zip(variables, names_of(graph.traced.program, variables), strict=True)
-    return filled(graph, {var: recorded[name] for var, name in pairs if name in recorded})
+    read = read_vars(graph)
+    known = set(read)
+    silent = {v: struct_of(v.aval) for v in evaluated_vars(graph) if v not in known}
+    zeros = dict(zip(silent, examples(list(silent.values())), strict=True))
+    pairs = zip(read, names_of(graph.traced.program, read), strict=True)
+    return zeros | {var: recorded[name] for var, name in pairs if name in recorded}
 
 
 def names_of(program: Program, variables: Sequence[Var]) -> list[str]:

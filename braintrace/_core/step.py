@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._graph import Adjoints, ETraceGraph, LinearMethod, Records, TraceMethod, Traces, Weights
+from .._graph import ETraceGraph, Records, TraceMethod, Traces, Weights
 from .._jax import Var
 from .._typing import PyTree
 from .jacobian.jacobians import Inputs, operands, residuals
@@ -30,25 +30,6 @@ from .signals import of_past
 from .window import before_window, passed_step
 
 
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """Result of one step.
-
-    Attributes
-    ----------
-    outputs
-        Leaves of the result of ``update``.
-    new_states
-        New value of every written State leaf, by its input variable.
-    traces
-        Traces after the step.
-    """
-
-    outputs: list[jax.Array]
-    new_states: dict[Var, jax.Array]
-    traces: Traces
-
-
 def single_step(
     graph: ETraceGraph,
     method: TraceMethod,
@@ -56,7 +37,7 @@ def single_step(
     traces: Traces,
     reset: jax.Array | None = None,
     place: Callable[[Records], Records] = lambda records: records,
-) -> Step:
+) -> tuple[list[jax.Array], dict[Var, jax.Array], Traces]:
     """Run one step whose derivative with respect to parameters is computed from the traces.
 
     The derivative with respect to old states is the ordinary one; callers hold them constant.
@@ -71,6 +52,15 @@ def single_step(
         Flags of the samples that were reset before the step; ``None``: none.
     place
         Places residuals on a mesh.
+
+    Returns
+    -------
+    outputs
+        Leaves of the result of ``update``.
+    new_states
+        New value of every written State leaf, by its input variable.
+    traces
+        Traces after the step.
     """
     weights = operands(graph, inputs)
     result = residuals(graph, inputs, weights)
@@ -96,7 +86,7 @@ def single_step(
         outputs, new_states = probed_step(graph, inputs, weights, probes)
         outputs, new = of_first_order(weights, (outputs, list(new_states.values())))
         new_states = dict(zip(new_states, new, strict=True))
-    return Step(outputs, new_states, after)
+    return outputs, new_states, after
 
 
 def chunk_gradient(
@@ -124,26 +114,10 @@ def chunk_gradient(
         own, after = method.gradient(graph, weights, records, signal, before, after)
         parts.append(own)
     gradients = jax.tree.map(lambda *result: sum(result[1:], result[0]), *parts)
-    return _of_parameters(graph, gradients), after
+    return of_parameters(graph, gradients), after
 
 
-def part_gradient(
-    graph: ETraceGraph,
-    method: LinearMethod,
-    weights: Weights,
-    records: Records,
-    signal: Probes,
-    after: Adjoints,
-) -> tuple[Weights, Adjoints]:
-    """Return the gradient of a part of a sequence, and the adjoints before it.
-
-    The arguments are those of `LinearMethod.pull_back`.
-    """
-    gradients, before = method.pull_back(graph, weights, records, signal, after)
-    return _of_parameters(graph, gradients), before
-
-
-def _of_parameters(graph: ETraceGraph, gradients: Weights) -> Weights:
+def of_parameters(graph: ETraceGraph, gradients: Weights) -> Weights:
     """Return gradients of operands, with zeros for operands without a parameter.
 
     These gradients are not used, but a loop that accumulates them would compute them.

@@ -23,12 +23,9 @@ def is_zero(trace: PyTree) -> bool:
 
 def as_arrays(traces: PyTree) -> PyTree:
     """Return traces with arrays of zeros instead of shapes."""
-
-    def as_array(leaf: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
-        is_shape = isinstance(leaf, jax.ShapeDtypeStruct)
-        return jnp.zeros(leaf.shape, leaf.dtype) if is_shape else leaf
-
-    return jax.tree.map(as_array, traces)
+    return jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype) if is_zero(leaf) else leaf, traces
+    )
 
 
 def examples(shapes: PyTree) -> PyTree:

@@ -49,14 +49,29 @@ def eligibility(
         If it is used by operations whose traces have different forms.
     """
     name = path if isinstance(path, str) else path_name(tuple(path))
-    if graph.flat_state is not None:
-        return _of_flat_state(graph, graph.flat_state, specs, traces, name)
+    names = _leaf_names(graph, name)
+    if graph.flat_state is None:
+        result = _of_operations(graph, specs, traces, name, names)
+    else:
+        result = _of_flat_state(graph, graph.flat_state, specs, traces, name, names)
+    if not result:
+        raise OptionError(
+            f"This algorithm has no trace with the shape of '{name}'. D_RTRL, SnAp(n=1) and RTRL "
+            "have one for every weight; other rules store filters of inputs and outputs, or "
+            "entries of a sparsity pattern. Read these from `traces.value`."
+        )
+    return result if len(names) > 1 else {state: own[names[0]] for state, own in result.items()}
+
+
+def _of_operations(
+    graph: ETraceGraph, specs: TraceSpecs, traces: Traces, name: str, names: list[str]
+) -> dict[str, dict[str, jax.Array]]:
+    """Return the traces of operations' operands, by state and name of the parameter's array."""
     leaf_of = {
         (relation.key, array): relation.trainable_leaves[operand]
         for relation, operand in _operands(graph, name)
         for array in _arrays_of(graph, relation, operand)
     }
-    names = _leaf_names(graph, name)
     result: dict[str, dict[str, jax.Array]] = {}
     for spec, trace in zip(jax.tree.leaves(specs), jax.tree.leaves(traces), strict=True):
         leaf = leaf_of.get((spec.relation, spec.operand))
@@ -64,53 +79,49 @@ def eligibility(
             own = result.setdefault(spec.state, {})
             flat = _with_zeros(graph, specs, spec, trace)
             own[names[leaf]] = _added(name, own.get(names[leaf]), flat)
-    if not result:
-        raise _has_none(name)
-    return result if len(names) > 1 else {state: own[names[0]] for state, own in result.items()}
-
-
-def _has_none(name: str) -> OptionError:
-    return OptionError(
-        f"This algorithm has no trace with the shape of '{name}'. D_RTRL, SnAp(n=1) and RTRL have "
-        "one for every weight; other rules store filters of inputs and outputs, or entries of a "
-        "sparsity pattern. Read these from `traces.value`."
-    )
+    return result
 
 
 def _of_flat_state(
-    graph: ETraceGraph, flat: FlatState, specs: TraceSpecs, traces: Traces, name: str
-) -> dict[str, Any]:
+    graph: ETraceGraph,
+    flat: FlatState,
+    specs: TraceSpecs,
+    traces: Traces,
+    name: str,
+    names: list[str],
+) -> dict[str, dict[str, jax.Array]]:
     """Return the derivative of every state, ``(samples, *its shape, *shape of the array)``."""
+    result: dict[str, dict[str, jax.Array]] = {}
+    if not graph.passes_weights:
+        return result
     pairs = zip(jax.tree.leaves(specs), jax.tree.leaves(traces), strict=True)
     by_state = {
         spec.operand: trace
         for spec, trace in pairs
         if "state" in spec.axes and spec.relation is None
     }
-    if not graph.passes_weights:
-        raise _has_none(name)
     every = [leaf for leaf in graph.traced.leaves if leaf.name in by_state]
     own = [leaf for leaf in every if path_name(leaf.path) == name]
     if not own:
-        known = quoted(list(dict.fromkeys(path_name(leaf.path) for leaf in every)))
-        raise OptionError(
-            f"`path` is '{name}', which has no trace of its shape. Weights that reach a hidden "
-            f"state and have one: {known or 'none by this rule'}."
-        )
-    names = _leaf_names(graph, name)
-    result: dict[str, dict[str, jax.Array]] = {}
+        raise _is_unknown(name, [path_name(leaf.path) for leaf in every])
     for leaf in own:
-        trace = by_state[leaf.name]
         reached = flat.reached[leaf.name]
         ends = np.cumsum([flat.sizes[index] for index in reached])[:-1]
-        parts = jnp.split(trace, ends, axis=1)
+        parts = jnp.split(by_state[leaf.name], ends, axis=1)
         for index, part in zip(reached, parts, strict=True):
             state, axis = flat.leaves[index], flat.axes[index]
             of_sample = tuple(size for a, size in enumerate(state.shape) if a != axis)
             lead = () if axis is None else (flat.samples,)
             array = part.reshape(*lead, *of_sample, *leaf.shape)
             result.setdefault(state.name, {})[names[leaf.leaf]] = array
-    return result if len(names) > 1 else {state: own[names[0]] for state, own in result.items()}
+    return result
+
+
+def _is_unknown(name: str, known: list[str]) -> OptionError:
+    return OptionError(
+        f"`path` is '{name}', which has no trace. Weights that reach a hidden state and have one: "
+        f"{quoted(list(dict.fromkeys(known))) or 'none by this rule'}."
+    )
 
 
 def _operands(graph: ETraceGraph, name: str) -> list[tuple[HiddenParamOpRelation, str]]:
@@ -122,11 +133,7 @@ def _operands(graph: ETraceGraph, name: str) -> list[tuple[HiddenParamOpRelation
     ]
     result = [(relation, operand) for own, relation, operand in every if own == name]
     if not result:
-        known = quoted(list(dict.fromkeys(own for own, _, _ in every)))
-        raise OptionError(
-            f"`path` is '{name}', which has no trace. Weights that reach a hidden state through "
-            f"an ETP operation and have one: {known or 'none by this rule'}."
-        )
+        raise _is_unknown(name, [own for own, _, _ in every])
     return result
 
 
@@ -143,7 +150,9 @@ def _arrays_of(graph: ETraceGraph, relation: HiddenParamOpRelation, operand: str
 
 def _leaf_names(graph: ETraceGraph, name: str) -> list[str]:
     """Return the names of the arrays in a parameter's value."""
-    (tree,) = (tree for path, tree in graph.traced.state_trees.items() if path_name(path) == name)
+    trees = {path_name(path): tree for path, tree in graph.traced.state_trees.items()}
+    if (tree := trees.get(name)) is None:
+        return []
     value = jax.tree.unflatten(tree, [0] * tree.num_leaves)
     paths = jax.tree_util.tree_leaves_with_path(value, is_leaf=is_quantity)
     return [path_name(tuple(getattr(key, "key", key) for key in path)) for path, _ in paths]

@@ -10,7 +10,7 @@ import jax
 from .._core.jacobian.jacobians import Inputs, operands
 from .._core.probed_step import probes_of_past, with_gradient
 from .._core.signals import of_past
-from .._core.step import Step, as_chunk, single_step
+from .._core.step import as_chunk, single_step
 from .._core.time_loops import scan_over_time
 from .._core.traces import reset_traces, stored_specs
 from .._core.window import before_window, window_step
@@ -166,7 +166,7 @@ class CompiledStep:
 
         return of_values
 
-    def step_on_its_own(self, inputs: Inputs, traces: Any, reset: jax.Array | None = None) -> Step:
+    def step_on_its_own(self, inputs: Inputs, traces: Any, reset: jax.Array | None = None) -> Any:
         """Return one step, with its residuals placed on the mesh; see `single_step`."""
         step = self.graph, self._method, inputs, traces, reset
         if self.placement is None:
@@ -174,8 +174,8 @@ class CompiledStep:
         return single_step(*step, self.placement.records)
 
     def _single_step(self, inputs: Inputs, traces: Any) -> Any:
-        step = self.step_on_its_own(inputs, traces)
-        return step.outputs, self.written_of(step.new_states), step.traces
+        outputs, new_states, after = self.step_on_its_own(inputs, traces)
+        return outputs, self.written_of(new_states), after
 
     def _steps(self, inputs: Inputs, traces: Any, sequences: Any) -> Any:
         def step(carry: tuple[list[Any], Any], slices: Any) -> Any:

@@ -82,8 +82,7 @@ def run_online(algorithm: ETraceAlgorithm, traces: Any, reset: Reset) -> Run:
     """Return a runner for a single step, with the traces after it as residuals."""
 
     def run(inputs: Inputs) -> Any:
-        step = algorithm.compiled.step_on_its_own(inputs, traces, reset)
-        return step.outputs, step.new_states, step.traces
+        return algorithm.compiled.step_on_its_own(inputs, traces, reset)
 
     return run
 

@@ -18,7 +18,7 @@ from ..._core.chunk.over_time import zero_sum
 from ..._core.chunk.pure_step import PureStep
 from ..._core.chunk.recording import SourceValues
 from ..._core.probed_step import Probes, pre_step_probe, probes_of_past, zero_probes
-from ..._core.step import as_chunk, chunk_gradient, part_gradient
+from ..._core.step import as_chunk, chunk_gradient, of_parameters
 from ..._core.window import window_signals
 from ..._core.zero import examples
 from ..._graph import Adjoints, LinearMethod, Records, Traces, Weights
@@ -209,8 +209,8 @@ class SequenceChunk:
         signal = self._signal(others, written, result.signal)
         records = self._records(self._run.residuals(values, result.residuals, steps_of(part)))
         assert self.linear is not None
-        found, before = part_gradient(self._graph, self.linear, weights, records, signal, after)
-        of_operands = jax.tree.map(jnp.add, of_operands, found)
+        found, before = self.linear.pull_back(self._graph, weights, records, signal, after)
+        of_operands = jax.tree.map(jnp.add, of_operands, of_parameters(self._graph, found))
         return ((result.gradients, of_operands), before), (result.loss, result.aux)
 
     def of_past(
