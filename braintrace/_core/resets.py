@@ -71,11 +71,9 @@ def at_elements(graph: ETraceGraph, group: HiddenGroup, flags: jax.Array) -> jax
 
 def probes_after_reset(graph: ETraceGraph, probes: Probes, reset: jax.Array) -> Probes:
     """Return probes without those of old values that have been reset."""
-    pre_step = {}
+    after = dict(probes)
     for state in graph.traced_states:
-        probe = probes.get(pre_step_probe(state))
-        if probe is None:
-            continue
-        is_new = flags_along(graph.batch.axis(state), reset, probe.ndim)
-        pre_step[pre_step_probe(state)] = jnp.where(is_new, 0, probe)
-    return {**probes, **pre_step}
+        if (name := pre_step_probe(state)) in probes:
+            is_new = flags_along(graph.batch.axis(state), reset, probes[name].ndim)
+            after[name] = jnp.where(is_new, 0, probes[name])
+    return after

@@ -15,12 +15,10 @@ def signals(group: HiddenGroup, signal: Probes) -> dict[int, jax.Array]:
     The next step's signal for a state before it is included: the signal of an output that reads the
     old state, or of a window that starts there.
     """
-    result = {
-        a: new_state_to_elements(group, a, signal[state.name])
-        for a, state in enumerate(group.states)
-        if state.name in signal
-    }
+    result: dict[int, jax.Array] = {}
     for a, state in enumerate(group.states):
+        if state.name in signal:
+            result[a] = new_state_to_elements(group, a, signal[state.name])
         if (name := pre_step_probe(state)) in signal:
             pre_step = old_state_to_elements(group, a, signal[name])
             later = jnp.concatenate([pre_step[1:], jnp.zeros_like(pre_step[:1])])

@@ -11,7 +11,7 @@ recursion.
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, TypeAlias
 
 import jax
@@ -148,11 +148,11 @@ def _advanced(
             own = dict(reset_traces(leaves.specs, own, reset))
             is_new = at_elements(graph, site.place.group, reset)
             D = {pair: jnp.where(is_new, 0, block) for pair, block in D.items()}
-        new.update(
-            leaves.advanced(
-                own, _transition(leaves, D), _input(graph, site, x), _sensitivities(site, Df)
-            )
-        )
+        relation = site.place.relation
+        inputs = None if relation.x_var is None else x[x_key(graph, relation)]
+        keys = {state: site.place.key(a) for state, a in site.indices.items()}
+        F = {state: Df[key] for state, key in keys.items() if key in Df}
+        new |= leaves.advanced(own, _transition(leaves, D), inputs, F)
     return new
 
 
@@ -178,11 +178,6 @@ def _contracted(
     return gradients
 
 
-def _input(graph: ETraceGraph, site: OperationSite, x: Mapping[str, Any]) -> Any:
-    relation = site.place.relation
-    return None if relation.x_var is None else x[x_key(graph, relation)]
-
-
 def _transition(
     leaves: Leaves[OperationSite], D: dict[tuple[int, int], jax.Array]
 ) -> dict[tuple[str, str], jax.Array] | None:
@@ -190,21 +185,9 @@ def _transition(
     if leaves.rule.jacobian == "none":
         return None
     place = leaves.site.place
-    return {pair: place.to_outputs(D[indices]) for pair, indices in _blocks(leaves.site)}
-
-
-def _blocks(site: OperationSite) -> Iterator[tuple[tuple[str, str], tuple[int, int]]]:
-    """Yield the pairs of states, new and old, of a site by name and by index."""
-    group, names = site.place.group, {a: state for state, a in site.indices.items()}
-    for a, c in group.transition:
-        if a in names and c in names:
-            yield (names[a], names[c]), (a, c)
-
-
-def _sensitivities(site: OperationSite, Df: Arrays) -> Arrays:
-    """Return the sensitivities of the states that the output reaches within the step."""
-    keys = {state: site.place.key(a) for state, a in site.indices.items()}
-    return {state: Df[key] for state, key in keys.items() if key in Df}
+    names = {a: state for state, a in leaves.site.indices.items()}
+    pairs = [(a, c) for a, c in place.group.transition if a in names and c in names]
+    return {(names[a], names[c]): place.to_outputs(D[a, c]) for a, c in pairs}
 
 
 def _mu(site: OperationSite, signal: Mapping[int, jax.Array]) -> Arrays:

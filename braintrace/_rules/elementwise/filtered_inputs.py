@@ -15,8 +15,8 @@ looked up: with a filter of each step, 64 steps of 8 samples with 10,000 rows ta
 (CPU, 2026-11-25).
 """
 
-import dataclasses
 import functools
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -98,28 +98,14 @@ def _counts_after(
     return count(before, x, jnp.broadcast_to(factors, x.shape))
 
 
-@dataclasses.dataclass(frozen=True)
-class Lookups:
-    """Lookups of a chunk, with factors of the indices and of the counts before it.
-
-    Attributes
-    ----------
-    indices, counts_before
-        In place of the input of each relation, time first.
-    factors, factors_before
-        ``g`` of every step and ``α g^1``, by the names of rows, time first.
-    """
-
-    indices: Inputs
-    factors: Arrays
-    counts_before: Inputs
-    factors_before: Arrays
+InputsAndFactors: TypeAlias = tuple[Inputs, Arrays]
+"""In place of the input of each relation, and factors by the names of rows, time first."""
 
 
 def filter_backward(
     graph: ETraceGraph, alpha: float, records: Records, before: Arrays, factors: Arrays
-) -> Lookups:
-    """Return the lookups of a chunk, with factors that are filtered backward in time."""
+) -> tuple[InputsAndFactors, InputsAndFactors]:
+    """Return the indices of a chunk with ``g``, and the counts before it with ``α g^1``."""
     sites = {row_name(graph, site): site for site in trace_sites(graph) if _looks_up(site.relation)}
     relations = [r for r in graph.hidden_param_op_relations if _looks_up(r)]
 
@@ -138,12 +124,9 @@ def filter_backward(
     zeros = {name: jnp.zeros_like(factor[0]) for name, factor in own.items()}
     first, g = scan_records(step, zeros, (own, records.reset), records.steps, reverse=True)
     counts = {r.key: before[filter_key(graph, r)] for r in relations}
-    return Lookups(
-        {r.key: records.x[x_key(graph, r)] for r in relations},
-        g,
-        {key: eps[None] for key, eps in counts.items() if not is_zero(eps)},
-        {name: value[None] for name, value in first.items()},
-    )
+    indices = {r.key: records.x[x_key(graph, r)] for r in relations}
+    known = {key: eps[None] for key, eps in counts.items() if not is_zero(eps)}
+    return (indices, g), (known, {name: value[None] for name, value in first.items()})
 
 
 def rows_of_samples(graph: ETraceGraph, key: str, flags: jax.Array) -> jax.Array:

@@ -126,10 +126,9 @@ class FilterTraces(TraceMethod):
         factors, filters, after = self._run(graph, records, signal, before)
         total = functools.partial(sum_products, graph, weights, selects=records.has_mask)
         result = total(by_relation(graph, filters), factors, pull=pull_back_filtered)
-        own = filter_backward(graph, self.decay, records, before[self._inputs], factors)
-        result = add(result, total(own.indices, own.factors))
-        past = total(own.counts_before, own.factors_before, pull=pull_back_filtered)
-        result = add(result, past)
+        now, past = filter_backward(graph, self.decay, records, before[self._inputs], factors)
+        result = add(result, total(*now))
+        result = add(result, total(*past, pull=pull_back_filtered))
         return like(weights, {**jax.tree.map(jnp.zeros_like, weights), **result}), after
 
     def carry_in_vjp(

@@ -102,20 +102,17 @@ class ParameterTraces(LinearMethod):
         selects = records.has_mask if is_single else records.zeros_select
         new: list[Traces] = []
         for group in graph.traced_groups:
-            members = [(site, of_site(site, traces)) for site in trace_sites(graph, group)]
-            stored = {
-                a for site, own in members for a in site.influence.reached if site.key(a) in own
-            }
-            if not stored:
+            sites = trace_sites(graph, group)
+            rows = tuple(sorted({a for site in sites for a in _states_at(site, traces)}))
+            if not rows:
                 continue
-            rows = tuple(sorted(stored))
             of_rows = _rows_of_step if is_single else _unit_rows
             before, factors = of_rows(graph, group, records, rows, traces)
-            for site, own in members:
-                if own:
-                    own_weights = weights[site.relation.key]
+            for site in sites:
+                if own := of_site(site, traces):
+                    operands = weights[site.relation.key]
                     new.append(
-                        _updated(graph, site, before, factors, records, own_weights, own, selects)
+                        _updated(graph, site, before, factors, records, operands, own, selects)
                     )
         return joined(new)
 
