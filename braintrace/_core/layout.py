@@ -6,7 +6,7 @@ Every function accepts arrays with additional leading axes.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,7 +21,8 @@ from .._graph import (
     InfluenceMap,
     Tap,
 )
-from .._jax import Var
+from .._jax import Var, is_var
+from .._jaxpr import Program
 from .._typing import PyTree
 
 SUMS = ("add", "add_any")
@@ -30,8 +31,21 @@ SUMS = ("add", "add_any")
 
 def x_key(graph: ETraceGraph, relation: HiddenParamOpRelation) -> str:
     """Return the name of an operation's input; operations that share their input share it."""
-    relations = graph.hidden_param_op_relations
-    return next(r.key for r in relations if r.x_var is relation.x_var)
+    x = relation.x_var
+    return names_of(graph.traced.program, [x])[0] if is_var(x) else relation.key
+
+
+def names_of(program: Program, variables: Sequence[Var]) -> list[str]:
+    """Return a name for each variable, equal in every process."""
+    inputs = {var: f"in {index}" for index, var in enumerate(program.in_vars)}
+
+    def name(var: Var) -> str:
+        if var in inputs:
+            return inputs[var]
+        index = program.producer[var]
+        return f"{index}.{program.equations[index].outvars.index(var)}"
+
+    return list(map(name, variables))
 
 
 def filter_key(graph: ETraceGraph, relation: HiddenParamOpRelation) -> str:

@@ -24,12 +24,13 @@ import numpy as np
 
 from .._graph import Cut, ETraceGraph, HiddenGroup, Tap, Weights
 from .._jax import Atom, Equation, Var, is_var, struct_of
-from .._jaxpr import Program, Rule, evaluate, inlined, program_of
+from .._jaxpr import Rule, evaluate, inlined, program_of
 from .jacobian.maxima import bind_differentiable, maxima_of
 from .jacobian.results import FROM_RESULT, from_result
 from .layout import (
     SUMS,
     TraceSite,
+    names_of,
     new_state_to_elements,
     old_state_to_elements,
     row_name,
@@ -167,19 +168,6 @@ def values_of(graph: ETraceGraph, recorded: Mapping[str, Any]) -> Values:
     zeros = dict(zip(silent, examples(list(silent.values())), strict=True))
     pairs = zip(read, names_of(graph.traced.program, read), strict=True)
     return zeros | {var: recorded[name] for var, name in pairs if name in recorded}
-
-
-def names_of(program: Program, variables: Sequence[Var]) -> list[str]:
-    """Return a name for each variable, equal in every process."""
-    inputs = {var: f"in {index}" for index, var in enumerate(program.in_vars)}
-
-    def name(var: Var) -> str:
-        if var in inputs:
-            return inputs[var]
-        index = program.producer[var]
-        return f"{index}.{program.equations[index].outvars.index(var)}"
-
-    return list(map(name, variables))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)  # JAX prints functions that it traces

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._core.layout import x_key
 from .._core.products.complex_packing import joined, renamed
 from .._graph import (
     ETraceGraph,
@@ -78,8 +77,8 @@ class ComposedTraces(TraceMethod):
         """Return the traces after a recorded chunk."""
         new = []
         for name, own in self.graphs_by_rule(graph).items():
-            recorded, before = _recorded(graph, own, records), _of_name(name, traces)
-            after = self.rules[name].update(own, _of(own, weights), recorded, before)
+            before = _of_name(name, traces)
+            after = self.rules[name].update(own, _of(own, weights), records, before)
             new.append(_named(name, after))
         return joined(new)
 
@@ -99,7 +98,7 @@ class ComposedTraces(TraceMethod):
             result, own_after = self.rules[name].gradient(
                 own,
                 _of(own, weights),
-                _recorded(graph, own, records),
+                records,
                 signal,
                 _of_name(name, before),
                 None if after is None else _of_name(name, after),
@@ -130,16 +129,6 @@ class ComposedTraces(TraceMethod):
             )
             for name, own in relations.items()
         }
-
-
-def _recorded(graph: ETraceGraph, own: ETraceGraph, records: Records) -> Records:
-    """Return the residuals of one rule's relations, from the residuals of the whole model."""
-    x = {
-        x_key(own, relation): records.x[x_key(graph, relation)]
-        for relation in own.hidden_param_op_relations
-        if relation.x_var is not None and "x" in own.needs
-    }
-    return dataclasses.replace(records, x=x)
 
 
 def _of(graph: ETraceGraph, weights: Weights) -> Weights:

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._checks import is_quantity
-from .._core.products.active_outputs import stored_outputs, trace_shapes
+from .._core.layout import trace_sites
+from .._core.products.active_outputs import active_outputs_of, trace_shapes
 from .._errors import OptionError, ShapeError
 from .._graph import (
     ETraceGraph,
@@ -164,9 +165,17 @@ def _with_zeros(
     """Return a trace with zeros for the outputs that it does not store."""
     if spec.full_shape in (None, spec.shape):
         return trace
-    outputs, every = stored_outputs(graph, specs, spec), spec.full_shape
-    pull = jax.linear_transpose(outputs.pick, jax.ShapeDtypeStruct(every, trace.dtype))
-    found: jax.Array = pull(trace)[0]
+    stored = {s.state for s in specs_of(specs) if s.relation == spec.relation}
+    site, states = next(
+        (site, [state.name for state in site.group.states])
+        for site in trace_sites(graph)
+        if site.relation.key == spec.relation
+        and any(state.name == spec.state for state in site.group.states)
+    )
+    own = [a for a, state in enumerate(states) if state in stored]
+    outputs = active_outputs_of(site.relation, site.influence, own)
+    full = jax.ShapeDtypeStruct(spec.full_shape, trace.dtype)
+    found: jax.Array = jax.linear_transpose(outputs.pick, full)(trace)[0]
     return found
 
 

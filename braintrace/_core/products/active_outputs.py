@@ -21,15 +21,10 @@ import numpy as np
 
 from ..._etrace_op import Arrays, get_primitive_spec, init_trace, select_outputs
 from ..._graph import (
-    ETraceGraph,
     HiddenParamOpRelation,
     InfluenceMap,
-    TraceSpec,
-    TraceSpecs,
-    specs_of,
 )
 from ..._jax import struct_of
-from ..layout import trace_sites
 
 MOST_RUNS = 16
 
@@ -85,17 +80,6 @@ def active_outputs_of(
     select = functools.partial(select_outputs, relation.primitive, dict(relation.params))
     shapes = jax.eval_shape(lambda operands: select(operands, active.pick), _operands(relation))
     return EVERY_OUTPUT if shapes is None or len(runs) > MOST_RUNS else active
-
-
-def stored_outputs(graph: ETraceGraph, specs: TraceSpecs, spec: TraceSpec) -> ActiveOutputs:
-    """Return the outputs that a trace contains, given the specifications of all stored traces."""
-    kept = {s.state for s in specs_of(specs) if s.relation == spec.relation}
-    for site in trace_sites(graph):
-        states = {state.name: a for a, state in enumerate(site.group.states)}
-        if site.relation.key == spec.relation and spec.state in states:
-            own = [a for name, a in states.items() if name in kept]
-            return active_outputs_of(site.relation, site.influence, own)
-    return EVERY_OUTPUT
 
 
 def _used(influence: InfluenceMap, states: Sequence[int]) -> np.ndarray | None:
