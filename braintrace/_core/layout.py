@@ -32,7 +32,9 @@ SUMS = ("add", "add_any")
 def x_key(graph: ETraceGraph, relation: HiddenParamOpRelation) -> str:
     """Return the name of an operation's input; operations that share their input share it."""
     x = relation.x_var
-    return names_of(graph.traced.program, [x])[0] if is_var(x) else relation.key
+    program = graph.traced.program
+    is_named = is_var(x) and x not in program.constants
+    return names_of(program, [x])[0] if is_named else relation.key
 
 
 def names_of(program: Program, variables: Sequence[Var]) -> list[str]:

@@ -37,7 +37,6 @@ from .._jaxpr import Rule, carries_derivative, evaluate
 from .._jaxpr.dataflow import CONSTANT
 from .._typing import PyTree
 from .jacobian.jacobians import Inputs, with_weights
-from .zero import examples
 
 Probes = dict[str, jax.Array]
 """One array per traced hidden state, by name, in the layout of its new variable. States whose old
@@ -55,12 +54,6 @@ def probe_shapes(graph: ETraceGraph) -> Probes:
     if graph.flat_state is not None:
         shapes = {state.name: struct_of(state) for state in graph.flat_state.leaves}
     return shapes | {pre_step_probe(s): struct_of(s) for s in graph.read_late}
-
-
-def zero_probes(graph: ETraceGraph) -> Probes:
-    """Return zeros for all perturbations."""
-    probes: Probes = examples(probe_shapes(graph))
-    return probes
 
 
 def probes_of_past(graph: ETraceGraph) -> Probes:

@@ -30,10 +30,10 @@ def scan_over_time(
 ) -> tuple[Carry, Results]:
     """Scan over the first axis of sequences, on accelerators several steps per iteration."""
     unroll = 1 if current_device().platform == "cpu" else STEPS_AN_ITERATION
-    last, results = jax.lax.scan(
+    result: tuple[Carry, Results] = jax.lax.scan(
         step, start, sequences, length=steps, reverse=reverse, unroll=unroll
     )
-    return last, results
+    return result
 
 
 def scan_records(

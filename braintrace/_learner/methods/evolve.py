@@ -10,8 +10,9 @@ import jax
 
 from ..._algorithms import ETraceAlgorithm
 from ..._core.jacobian.jacobians import operands
-from ..._core.probed_step import zero_probes
+from ..._core.probed_step import probe_shapes
 from ..._core.step import plain_step, recorded_step
+from ..._core.zero import examples
 from ..._errors import OptionError
 from ..._graph import Traces
 from ..._jax import Var, without_derivative
@@ -94,7 +95,7 @@ def evolving(learner: LearnerParts, request: Request, example: Arguments) -> Bod
     ) -> BodyResult:
         flags, initial = resets
         steps = _Steps(algorithm, values, initial)
-        weights, probes = operands(graph, steps.known), zero_probes(graph)
+        weights, probes = operands(graph, steps.known), examples(probe_shapes(graph))
 
         def step(state: Leaves, now: PyTree) -> PyTree:
             slices, reset = now

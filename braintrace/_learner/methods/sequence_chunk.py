@@ -17,7 +17,7 @@ from ..._core.chunk.chunk_runner import chunk_runner
 from ..._core.chunk.over_time import zero_sum
 from ..._core.chunk.pure_step import PureStep
 from ..._core.chunk.recording import SourceValues
-from ..._core.probed_step import Probes, pre_step_probe, probes_of_past, zero_probes
+from ..._core.probed_step import Probes, pre_step_probe, probe_shapes, probes_of_past
 from ..._core.step import as_chunk, chunk_gradient, of_parameters
 from ..._core.window import window_signals
 from ..._core.zero import examples
@@ -92,7 +92,7 @@ class SequenceChunk:
         self.linear = method if isinstance(method, LinearMethod) else None
         # This object outlives an enclosing jit.
         with jax.ensure_compile_time_eval():
-            self._probes = None if self._passes else zero_probes(graph)
+            self._probes = None if self._passes else examples(probe_shapes(graph))
         parameters, example = algorithm.param_states.values(), (self._probes, constants, slices)
         self.step = step = PureStep(algorithm.model, function, list(parameters), example)
         current, others = ([s.value for s in states] for states in (parameters, step.others))

@@ -154,7 +154,6 @@ def rows_of_samples(graph: ETraceGraph, key: str, flags: jax.Array) -> jax.Array
 
 
 def _is_shared(graph: ETraceGraph, site: TraceSite) -> bool:
-    """Test whether the states of a group are shared by all samples."""
     return all(graph.batch.axis(state) is None for state in site.group.states)
 
 

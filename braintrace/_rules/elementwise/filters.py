@@ -152,12 +152,10 @@ class FilterTraces(TraceMethod):
 
     @property
     def _inputs(self) -> str:
-        """Name of the filters of inputs."""
         return "x" if self.filters_outputs else f"x, decay={self.decay}"
 
     @property
     def _steps(self) -> str:
-        """Name of the step count."""
         return f"steps, decay={self.decay}"
 
     def _run(

@@ -235,7 +235,6 @@ class KroneckerTraces(RandomTraces):
 
 
 def _advanced(graph: ETraceGraph, weights: Weights, records: Records, traces: Traces) -> Traces:
-    """Return the traces after one step."""
     flat, products = flat_state_of(graph), _products(graph)
     dtype = jnp.promote_types(row_dtype(flat), jnp.float32)
     inputs = inputs_of_step(graph, weights, [leaf[0] for leaf in records.inputs])
@@ -290,7 +289,6 @@ def _balance(first: PyTree, second: PyTree) -> tuple[jax.Array, jax.Array]:
 
 
 def _norm(tree: PyTree) -> jax.Array:
-    """Return the norm of all entries of every sample."""
     total: Any = 0.0
     for array in jax.tree.leaves(tree):
         row = array.reshape(len(array), -1)
