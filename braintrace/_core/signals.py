@@ -42,16 +42,6 @@ def of_past(graph: ETraceGraph, signal: Probes) -> Signal:
     return {name: signal[probe][0] for name, probe in probes.items() if probe in signal}
 
 
-def no_adjoints(graph: ETraceGraph) -> Adjoints:
-    """Return adjoints of zero."""
-    return {
-        group.index: {
-            a: jnp.zeros(group.shape, state.dtype) for a, state in enumerate(group.states)
-        }
-        for group in graph.traced_groups
-    }
-
-
 def at_entry(graph: ETraceGraph, mu: Signal) -> Adjoints:
     """Return the adjoints of the states before a window, per element of their groups."""
     return {

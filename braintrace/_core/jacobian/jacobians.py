@@ -98,22 +98,20 @@ def residuals(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> Records:
     if "step" in graph.needs:
         return Records(x={}, inputs=tuple(inputs[v] for v in graph.recorded_inputs))
     weights = jax.lax.stop_gradient(weights)
-    variables = evaluated_vars(graph)
-    given = (relation.x_var for relation in graph.hidden_param_op_relations)
-    inputs_of_operations = [x for x in given if x is not None and is_var(x)]
-    wanted = list(dict.fromkeys([*variables, *inputs_of_operations]))
-    found = evaluate(graph.traced.program, wanted, inputs, rules=with_weights(graph, weights))
+    program, relations = graph.traced.program, graph.hidden_param_op_relations
+    given = [r.x_var for r in relations if r.x_var is not None]
+    wanted = list(dict.fromkeys([*evaluated_vars(graph), *filter(is_var, given)]))
+    found = evaluate(program, wanted, inputs, rules=with_weights(graph, weights))
     known = dict(zip(wanted, found, strict=True))
-    records = Records(x={})
-    for relation in graph.hidden_param_op_relations:
-        if "x" in graph.needs and relation.x_var is not None:
-            x = relation.x_var
-            records.x[x_key(graph, relation)] = known[x] if is_var(x) else x.val
+    x, values = {}, {}
+    if "x" in graph.needs:
+        keys = [x_key(graph, r) for r in relations if r.x_var is not None]
+        pairs = zip(keys, given, strict=True)
+        x = {key: known[atom] if is_var(atom) else atom.val for key, atom in pairs}
     if "values" in graph.needs:
         read = read_vars(graph)
-        names = names_of(graph.traced.program, read)
-        records.values.update({n: known[var] for n, var in zip(names, read, strict=True)})
-    result: Records = jax.lax.stop_gradient(records)
+        values = {n: known[v] for n, v in zip(names_of(program, read), read, strict=True)}
+    result: Records = jax.lax.stop_gradient(Records(x=x, values=values))
     return result
 
 

@@ -19,7 +19,7 @@ from ..._core.chunk.recording import SourceValues
 from ..._core.jacobian.jacobians import operands
 from ..._core.local_step import operand_shapes
 from ..._core.products.in_place import ordering_token
-from ..._core.signals import no_adjoints
+from ..._core.signals import at_entry
 from ..._core.window import passed_step, window_step
 from ..._core.zero import as_arrays, examples, is_zero
 from ..._errors import OptionError
@@ -214,12 +214,13 @@ class SequenceGradient:
     def _backward(self, fixed: Fixed, traces: Traces | None, data: PyTree, cut: Chunks) -> OfChunks:
         """Run all chunks twice; for the traces, they run once more at the next read."""
         parameters, others, (weights, _) = fixed
-        chunks = self._chunks
+        chunks, graph = self._chunks, self._algorithm.graph
+        silent = {s.name: jnp.zeros(s.shape, s.dtype) for s in graph.traced_states}
         (written, ((outside, of_operands), adjoints), results) = backward_over_chunks(
             lambda states, part: chunks.forward(*fixed, states, part)[0],
             functools.partial(chunks.backward, *fixed),
             chunks.step.written_of(others),
-            (chunks.start(parameters, weights), no_adjoints(self._algorithm.graph)),
+            (chunks.start(parameters, weights), at_entry(graph, silent)),
             data,
             cut,
         )

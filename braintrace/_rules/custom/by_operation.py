@@ -67,8 +67,8 @@ class RuleTraces(TraceMethod):
 
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
         """Return the leaves of all sites."""
-        sites = sites_of(graph, operand_shapes(graph))
-        return {key: spec for s in sites for key, spec in leaves_of(self.rule, s).specs.items()}
+        sites = self._leaves(graph, operand_shapes(graph))
+        return {key: spec for leaves in sites for key, spec in leaves.specs.items()}
 
     def update(
         self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces

@@ -216,7 +216,7 @@ class OperationSite(Site):
                 if to == new
             ]
             zeros = jax.tree.map(jnp.zeros_like, trace[new])
-            result[new] = _sum(terms, zeros)
+            result[new] = _sum(terms or [zeros])
         return result
 
     def outer(self, F: Mapping[str, jax.Array], x: Any) -> dict[str, Arrays]:
@@ -242,7 +242,7 @@ class OperationSite(Site):
         terms = [self.place.each_layer(product, mu[state], trace[state]) for state in self.states]
         if self.place.has_fan_out:
             terms = jax.tree.map(lambda layers: jnp.sum(layers, axis=0), terms)
-        return _sum(terms, {})
+        return _sum(terms)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -319,8 +319,5 @@ def full_site(graph: ETraceGraph, weights: Weights) -> FullSite:
     )
 
 
-def _sum(terms: list[Arrays], zeros: Arrays) -> Arrays:
-    result: Arrays = functools.reduce(
-        functools.partial(jax.tree.map, operator.add), terms[1:], terms[0] if terms else zeros
-    )
-    return result
+def _sum(terms: list[Arrays]) -> Arrays:
+    return functools.reduce(functools.partial(jax.tree.map, operator.add), terms)
