@@ -3,23 +3,26 @@
 A loop contains only the operations that depend on the step before (see `split`). Losses, their
 derivatives and the Jacobians are then computed from its recorded values: mapped over time, so
 products with weights are taken over time and batch together, or one step after the other
-(`OverTime`). Where derivatives pass from step to step, a reverse pass follows (see `reverse`).
+(`over_time`). Where derivatives pass from step to step, a reverse pass follows (see `reverse`).
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+import functools
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from ..._graph import Signal
+from ..._graph import Records, Signal
 from ..._jax import Var
+from ..._jaxpr.dataflow import CONSTANT
 from ..._typing import PyTree
 from .known import evaluate_around
-from .over_time import ONE_BY_ONE, zero_sum
+from .over_time import stretched, zero_sum
 from .pure_step import PureStep
-from .recording import ChunkResult, SourceValues, parameters_with_gradient, recording_of
+from .recording import ChunkResult, SourceValues, find_sources
 from .reverse import ReversePass, reverse_pass
 from .run_loops import run_loops
 from .split import Split, split_step
@@ -27,12 +30,15 @@ from .step_program import (
     ByVar,
     StepProgram,
     Values,
+    size_of,
     traced_step,
     value_of,
     vars_of,
     zeros_of,
     zip_dict,
 )
+
+Leaf = TypeVar("Leaf")
 
 
 def chunk_runner(
@@ -62,12 +68,13 @@ def chunk_runner(
     program = traced_step(step, values, slices)
     split, reverse = split_step(program, has_mask, passes), None
     targets = [program.results[0], *(program.written if passes else ())]
-    differentiated = parameters_with_gradient(program, targets)
+    reaching = program.program.depends_on(vars_of(targets), blocked=CONSTANT)
+    differentiated = tuple(var for var in program.parameters if var in reaching)
     if passes:
         reverse = reverse_pass(program, split, differentiated, has_mask)
-        split = split.recording(reverse.read)
+        split = split.record_also(reverse.read)
     runner = ChunkRunner(program, split, differentiated, reverse)
-    steps = length_of(runner.recording.bytes_per_step)
+    steps = length_of(runner.bytes_per_step)
     return runner if _has_rules(runner, step, values, slices, steps) else runner.one_by_one()
 
 
@@ -83,13 +90,13 @@ def _has_rules(
         return jax.ShapeDtypeStruct((steps, *jnp.shape(leaf)), jnp.result_type(leaf))
 
     parameters, others, *_ = values
-    outside = runner.recording.chosen(jax.tree.leaves(parameters))
+    outside = runner.choose(jax.tree.leaves(parameters))
     start = step.written_of(others), jax.eval_shape(lambda: jax.tree.map(zero_sum, outside))
     chunk = jax.tree.map(over_time, (slices, 1.0))
     try:
         result = jax.eval_shape(runner, values, start, chunk)
         residuals = jax.eval_shape(lambda: runner.residuals(values, result.residuals, steps))
-        jax.eval_shape(runner.recording.records, residuals)
+        jax.eval_shape(runner.records, residuals)
     except NotImplementedError:
         return False
     return True
@@ -109,8 +116,10 @@ class ChunkRunner:
 
     Attributes
     ----------
-    recording
-        The recorded values of the steps.
+    differentiated
+        For every leaf of the parameters: whether it has a gradient outside the traces.
+    bytes_per_step
+        Bytes that every step of a chunk writes.
     """
 
     def __init__(
@@ -122,14 +131,22 @@ class ChunkRunner:
     ) -> None:
         self._step, self._split = step, split
         self._differentiated, self._reverse = differentiated, reverse
-        self.recording = recording_of(step, split, differentiated)
+        self.differentiated = tuple(var in differentiated for var in step.parameters)
+        self._of_traces = find_sources(step, step.results[2], split.of_records, split.map_over_time)
+        made = [var for loop in split.loops for var in (*loop.hoisted, *loop.made)]
+        written = {var for var in made if var in split.recorded}.union(self._of_traces.computed)
+        self.bytes_per_step = split.product_bytes + sum(map(size_of, written))
         self._traced = jax.jit(self._run)
 
     def one_by_one(self) -> "ChunkRunner":
         """Return a runner that maps nothing over time."""
-        split = dataclasses.replace(self._split, loss_mode=ONE_BY_ONE, result_mode=ONE_BY_ONE)
         reverse = None if self._reverse is None else self._reverse.one_by_one()
+        split = self._split.run_one_by_one()
         return ChunkRunner(self._step, split, self._differentiated, reverse)
+
+    def choose(self, leaves: Iterable[Leaf]) -> list[Leaf]:
+        """Return the items of differentiated leaves, from one item per leaf of the parameters."""
+        return list(itertools.compress(leaves, self.differentiated))
 
     def passing(self, leaves: list[Any]) -> list[Any]:
         """Return the leaves of written States through which derivatives pass."""
@@ -165,8 +182,26 @@ class ChunkRunner:
 
     def residuals(self, values: Values, over_time: list[jax.Array], steps: int) -> SourceValues:
         """Return the residuals, with loop-invariant values, from those of a `ChunkResult`."""
-        results = self.recording.of_traces
-        return SourceValues(over_time, results.same_in_all(self._step.fixed(values)), steps)
+        return self._of_traces.collect(self._step.fixed(values), over_time, steps)
+
+    def records(self, residuals: SourceValues) -> Records:
+        """Return the residuals of a chunk, from the result of `residuals`.
+
+        All have a full time axis, except for constant values. Chunks of one length are traced once.
+        """
+        records: Records = self._traced_records(residuals)
+        return records
+
+    @functools.cached_property
+    def _traced_records(self) -> Callable[[SourceValues], Records]:
+        def run(residuals: SourceValues) -> Records:
+            records: Records = self._of_traces.compute(residuals)
+            rest = dataclasses.replace(records, values={}, steps=residuals.steps)
+            full: Records = stretched(rest, residuals.steps)
+            return dataclasses.replace(full, values=records.values)
+
+        traced: Callable[[SourceValues], Records] = jax.jit(run)
+        return traced
 
     def _run(
         self,
@@ -184,7 +219,7 @@ class ChunkRunner:
             more, signal = self._reverse(fixed, over_time, signal, scales)
             gradients = jax.tree.map(jnp.add, gradients, more)
         gradients = jax.tree.map(jnp.add, start[1], gradients)
-        residuals = [over_time[var] for var in self.recording.of_traces.sources]
+        residuals = [over_time[var] for var in self._of_traces.sources]
         return ChunkResult(
             gradients, signal, jax.tree.unflatten(tree, states), losses, aux, residuals
         )
@@ -195,7 +230,7 @@ class ChunkRunner:
         """Return the gradients of parameters and perturbations, losses and auxiliary results."""
         step, split, places = self._step, self._split, self._split.perturbed
         known = split.of_losses
-        given = list(dict.fromkeys([*known.read, *filter(None, places.values())]))
+        given = list(dict.fromkeys([*known.find_sources(), *filter(None, places.values())]))
         results, tree = jax.tree.flatten(step.results[:2])
         wanted = vars_of(results)
 
@@ -212,4 +247,4 @@ class ChunkRunner:
 
         terms = zeros_of(places)
         own, now = [fixed[var] for var in self._differentiated], [over_time[var] for var in given]
-        return split.loss_mode.gradient(of_step, own, terms, now, scales)
+        return split.differentiate(of_step, own, terms, now, scales)

@@ -13,33 +13,28 @@ import jax
 
 from ..._etrace_op import etp_mm_p
 from ..._jax import Atom, Equation, Var, bind, runs_on_several_devices
-from ..._jaxpr import Rule, evaluate
+from ..._jaxpr import evaluate
 from ..jacobian.results import FROM_RESULT, from_result
 from .step_program import ByVar, StepProgram
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Known:
-    """Variables of a step whose values are known for all steps.
+    """Variables of a step with known values, each with the variable that has its value.
 
     Attributes
     ----------
     constant
-        For each variable without a derivative: the variable that has its value.
+        Variables without a derivative.
     differentiated
-        The same for variables that keep their derivative.
+        Variables that keep their derivative.
     """
 
     constant: Mapping[Var, Var]
     differentiated: Mapping[Var, Var]
 
-    def first(self, var: Var) -> Var:
-        """Return the variable that has the value of a known variable."""
-        return self.constant[var] if var in self.constant else self.differentiated[var]
-
-    @property
-    def read(self) -> list[Var]:
-        """The variables that have the values."""
+    def find_sources(self) -> list[Var]:
+        """Return the variables that have the values."""
         return list(dict.fromkeys([*self.constant.values(), *self.differentiated.values()]))
 
 
@@ -66,18 +61,30 @@ def evaluate_around(
     added
         Terms to add to results of equations.
     """
-    given = {var: now[first] for var, first in known.constant.items()}
+    constant = {var: now[first] for var, first in known.constant.items()}
     values = {var: now[first] for var, first in known.differentiated.items()}
-    rule = _around(values, step, added or {})
-    return evaluate(step.program, targets, {}, {**given, **current}, rule)
+    terms, is_sharded = added or {}, runs_on_several_devices()
+
+    def rule(equation: Equation, operands: list[Any]) -> list[Any] | None:
+        is_mapped = any(var in step.varying for var in equation.outvars)
+        found = None if is_sharded or not is_mapped else _run_as_operation(equation, operands)
+        if not any(var in values or var in terms for var in equation.outvars):
+            return found
+        if equation.primitive.name in FROM_RESULT and equation.outvars[0] in values:
+            results = [from_result(equation, operands[0], values[equation.outvars[0]])]
+        else:
+            pairs = zip(equation.outvars, found or bind(equation, operands), strict=True)
+            results = [_replace(y, values[v]) if v in values else y for v, y in pairs]
+        pairs = zip(equation.outvars, results, strict=True)
+        return [value + terms[var] if var in terms else value for var, value in pairs]
+
+    return evaluate(step.program, targets, {}, {**constant, **current}, rule)
 
 
-def _as_operation(equation: Equation, operands: list[Any]) -> list[Any] | None:
-    """Run a product with a matrix as an ETP operation, which has one axis of rows over time.
-
-    With two axes, XLA copies an operand for the gradient of the matrix, which then takes
-    twice the time (16 to 64 steps of 32 samples, 256 x 1024 weights, CPU).
-    """
+def _run_as_operation(equation: Equation, operands: list[Any]) -> list[Any] | None:
+    """Run a product with a matrix as an ETP operation, which has one axis of rows over time."""
+    # With two axes, XLA copies an operand for the gradient of the matrix, which then takes
+    # twice the time (16 to 64 steps of 32 samples, 256 x 1024 weights, CPU).
     params = {"dimension_numbers": (((1,), (0,)), ((), ())), "precision": None}
     is_product = equation.primitive.name == "dot_general" and [x.ndim for x in operands] == [2, 2]
     if not is_product or any(equation.params[name] != value for name, value in params.items()):
@@ -86,34 +93,6 @@ def _as_operation(equation: Equation, operands: list[Any]) -> list[Any] | None:
     return [y] if y.dtype == equation.outvars[0].aval.dtype else None
 
 
-def _around(values: ByVar, step: StepProgram, added: Mapping[Var, jax.Array]) -> Rule:
-    """Return a rule that gives variables known values."""
-    is_sharded = runs_on_several_devices()
-
-    def rule(equation: Equation, operands: list[Any]) -> list[Any] | None:
-        is_mapped = any(var in step.varying for var in equation.outvars)
-        found = None if is_sharded or not is_mapped else _as_operation(equation, operands)
-        if not any(var in values or var in added for var in equation.outvars):
-            return found
-        if equation.primitive.name in FROM_RESULT and equation.outvars[0] in values:
-            results = [from_result(equation, operands[0], values[equation.outvars[0]])]
-        else:
-            pairs = zip(equation.outvars, found or bind(equation, operands), strict=True)
-            results = [_instead(y, values[v]) if v in values else y for v, y in pairs]
-        pairs = zip(equation.outvars, results, strict=True)
-        return [value + added[var] if var in added else value for var, value in pairs]
-
-    return rule
-
-
-def _known(value: jax.Array, known: jax.Array) -> jax.Array:
-    return known
-
-
-def _derivative_of_value(primals: Any, tangents: Any) -> Any:
-    return primals[1], tangents[0]
-
-
-_instead: Callable[..., Any] = jax.custom_jvp(_known)
+_replace: Callable[..., Any] = jax.custom_jvp(lambda value, known: known)
 """``(value, known)``: the known value, with the derivative of the computed one."""
-_instead.defjvp(_derivative_of_value)  # type: ignore[attr-defined]
+_replace.defjvp(lambda primals, tangents: (primals[1], tangents[0]))  # type: ignore[attr-defined]

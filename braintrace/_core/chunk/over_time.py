@@ -1,12 +1,9 @@
 """Functions of a step for all steps of a chunk, time first: at once, or one by one.
 
-`AT_ONCE` maps a function over time, so that products are taken over time and batch together.
-`AT_ONCE_BUT_MASKED` does the same, with a derivative of zero at masked steps, also if it is not
-finite. `ONE_BY_ONE` is a loop, whose sums have at least single precision; masked steps have no
-backward pass there.
+At once, a function is mapped over time, so that products are taken over time and batch together.
+One by one, it runs in a loop.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -21,20 +18,33 @@ from ..._typing import PyTree
 from ..time_loops import scan_over_time
 from .step_program import ByVar, zip_dict
 
+MapOverTime: TypeAlias = Callable[[Callable[[Any], Any], PyTree], PyTree]
+"""``(function, slices over time) -> results over time``."""
+
 Loss: TypeAlias = Callable[[list[Any], list[Any], Any], tuple[jax.Array, PyTree]]
 """``(parameters, probes, slices) -> (loss, aux)`` of one step."""
 
 GradientsAndLosses: TypeAlias = tuple[tuple[list[Any], list[Any]], tuple[jax.Array, PyTree]]
 """Gradients of parameters (sums) and of probes (over time); losses and auxiliary results."""
 
+Differentiate: TypeAlias = Callable[
+    [Loss, list[Any], list[Any], PyTree, jax.Array], GradientsAndLosses
+]
+"""``(loss, parameters, probes, slices over time, factors of the losses) -> results``."""
 
-def _mapped(function: Callable[[Any], Any], over_time: PyTree) -> PyTree:
+map_one_by_one: MapOverTime = jax.lax.map
+
+
+def map_at_once(function: Callable[[Any], Any], over_time: PyTree) -> PyTree:
+    """Map a function over time."""
     return jax.vmap(function)(over_time)
 
 
-def _gradient_at_once(
+def differentiate_at_once(
     loss: Loss, parameters: list[Any], probes: list[Any], over_time: PyTree, scales: jax.Array
 ) -> GradientsAndLosses:
+    """Differentiate the sum of all losses."""
+
     def total(parameters: list[Any], probes: list[Any]) -> Any:
         of_step = functools.partial(loss, parameters)
         losses, aux = jax.vmap(of_step, axis_size=len(scales))(probes, over_time)
@@ -45,13 +55,11 @@ def _gradient_at_once(
     return result
 
 
-def _gradient_of_counted(
+def differentiate_unmasked(
     loss: Loss, parameters: list[Any], probes: list[Any], over_time: PyTree, scales: jax.Array
 ) -> GradientsAndLosses:
-    """Differentiate masked steps at the values of an unmasked step.
-
-    The derivative of a masked loss may be infinite, and zero times infinity is NaN.
-    """
+    """Differentiate the sum of all losses, with masked steps at the values of an unmasked one."""
+    # The derivative of a masked loss may be infinite, and zero times infinity is NaN.
     counts = scales != 0
 
     def only_counted(value: jax.Array, otherwise: Any) -> jax.Array:
@@ -59,7 +67,9 @@ def _gradient_of_counted(
 
     first = jnp.argmax(counts)
     values = jax.tree.map(lambda value: only_counted(value, value[first]), over_time)
-    (gradients, signal), (losses, _) = _gradient_at_once(loss, parameters, probes, values, scales)
+    (gradients, signal), (losses, _) = differentiate_at_once(
+        loss, parameters, probes, values, scales
+    )
     gradients = [jnp.where(counts.any(), gradient, 0) for gradient in gradients]
     signal = [only_counted(value, 0) for value in signal]
     of_step = functools.partial(loss, parameters, probes)
@@ -67,9 +77,11 @@ def _gradient_of_counted(
     return (gradients, signal), (losses, aux)
 
 
-def _gradient_one_by_one(
+def differentiate_one_by_one(
     loss: Loss, parameters: list[Any], probes: list[Any], over_time: PyTree, scales: jax.Array
 ) -> GradientsAndLosses:
+    """Differentiate loss after loss, none of masked steps; sums have at least single precision."""
+
     def one_step(sums: list[Any], now: Any) -> Any:
         slices, scale = now
 
@@ -91,48 +103,19 @@ def _gradient_one_by_one(
     return (sums, signal), results
 
 
-@dataclasses.dataclass(frozen=True)
-class OverTime:
-    """How a function of one step runs for all steps.
-
-    Attributes
-    ----------
-    map
-        ``(function, slices over time) -> results over time``.
-    gradient
-        ``(loss, parameters, probes, slices over time, scales) -> (gradients, results)``, where
-        ``scales`` are the factors of the losses.
-    """
-
-    map: Callable[[Callable[[Any], Any], PyTree], PyTree]
-    gradient: Callable[[Loss, list[Any], list[Any], PyTree, jax.Array], GradientsAndLosses]
-
-
-AT_ONCE = OverTime(_mapped, _gradient_at_once)
-AT_ONCE_BUT_MASKED = OverTime(_mapped, _gradient_of_counted)
-ONE_BY_ONE = OverTime(jax.lax.map, _gradient_one_by_one)
-
-
 def values_over_time(
-    mode: OverTime, program: Program, targets: Sequence[Atom], fixed: ByVar, over_time: ByVar
+    map_over_time: MapOverTime,
+    program: Program,
+    targets: Sequence[Atom],
+    fixed: ByVar,
+    over_time: ByVar,
 ) -> list[jax.Array]:
-    """Return variables for every step.
-
-    Parameters
-    ----------
-    mode
-        At once, or one by one.
-    program, targets
-        The program of one step, and the variables.
-    fixed, over_time
-        Values that are equal in all steps, and values per step.
-    """
+    """Return variables for every step, from values that are equal in all steps and per step."""
 
     def of_step(now: list[Any]) -> list[Any]:
-        current = {**fixed, **zip_dict(list(over_time), now)}
-        return evaluate(program, targets, current)
+        return evaluate(program, targets, {**fixed, **zip_dict(list(over_time), now)})
 
-    return list(mode.map(of_step, list(over_time.values()))) if targets else []
+    return list(map_over_time(of_step, list(over_time.values()))) if targets else []
 
 
 def stretched(tree: PyTree, steps: int) -> PyTree:

@@ -1,41 +1,23 @@
-"""Residuals of a chunk: which values are recorded, and how results are computed from them.
+"""Results of a chunk, and how the residuals are computed from values over time.
 
-A step returns losses, auxiliary results, and the residuals of the traces. Each of these values is
-one of the following:
+Each residual is one of the following:
 
 * loop-invariant: it is computed once, and its time axis has length 1;
-* a slice of the sequences, which exists already;
-* hoisted: computed before a loop, from slices and values of earlier loops;
+* a slice of the sequences, or the result of a hoisted product;
 * recorded by a loop; equal variables are recorded once;
 * computed after the loops, for all steps, from the other values.
 """
 
 import dataclasses
-import functools
-import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TypeVar
+from collections.abc import Mapping
 
 import jax
 
-from ..._graph import Records
 from ..._jax import Atom, Var, is_var
-from ..._jaxpr import Program, evaluate
-from ..._jaxpr.dataflow import CONSTANT
+from ..._jaxpr import evaluate
 from ..._typing import PyTree
-from .over_time import OverTime, stretched, values_over_time
-from .split import Split
-from .step_program import (
-    ByVar,
-    StepProgram,
-    equations_of,
-    size_of,
-    value_of,
-    vars_of,
-    zip_dict,
-)
-
-Leaf = TypeVar("Leaf")
+from .over_time import MapOverTime, values_over_time
+from .step_program import ByVar, StepProgram, equations_of, value_of, vars_of, zip_dict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,61 +74,50 @@ class Results:
 
     Attributes
     ----------
-    program
-        The program of the step.
-    results
-        A pytree of its variables and of constants.
+    step, results
+        The step, and a pytree of its variables and of constants.
     source
         For variables with values over time: the variable that has the value.
+    sources
+        These variables.
     computed
         Variables computed from these.
     once
-        Loop-invariant results and operands.
-    literal
-        The ones that depend only on literals; they are recomputed instead of stored.
-    mode
+        Loop-invariant results and operands; those of literals alone are not stored.
+    map_over_time
         How the variables are computed for all steps.
     """
 
-    program: Program
+    step: StepProgram
     results: PyTree
     source: Mapping[Var, Var]
+    sources: tuple[Var, ...]
     computed: tuple[Var, ...]
     once: tuple[Var, ...]
-    literal: tuple[Var, ...]
-    mode: OverTime
+    map_over_time: MapOverTime
 
-    @property
-    def sources(self) -> list[Var]:
-        """The variables whose values over time are stored."""
-        return list(dict.fromkeys(self.source.values()))
-
-    def source_values(self, fixed: ByVar, over_time: ByVar, steps: int) -> SourceValues:
-        """Return the values of the sources.
+    def collect(self, fixed: ByVar, over_time: list[jax.Array], steps: int) -> SourceValues:
+        """Return the values of the sources and of `once`.
 
         Parameters
         ----------
-        fixed, over_time
-            Values that are equal in all steps, and values per step.
+        fixed
+            Values that are equal in all steps.
+        over_time
+            The values of the sources.
         steps
             Number of steps.
         """
-        return SourceValues(
-            [over_time[var] for var in self.sources], self.same_in_all(fixed), steps
-        )
+        return SourceValues(over_time, evaluate(self.step.program, self.once, fixed), steps)
 
-    def same_in_all(self, fixed: ByVar) -> list[jax.Array]:
-        """Return the values of `once`."""
-        result: list[jax.Array] = evaluate(self.program, self.once, fixed)
-        return result
-
-    def __call__(self, residuals: SourceValues) -> PyTree:
+    def compute(self, values: SourceValues) -> PyTree:
         """Return the results, time first, with a time axis of length 1 if loop-invariant."""
-        literal = evaluate(self.program, self.literal, {})
-        once = {**zip_dict(self.once, residuals.once), **zip_dict(self.literal, literal)}
-        over_time = zip_dict(self.sources, residuals.over_time)
+        program, once = self.step.program, zip_dict(self.once, values.once)
+        over_time = zip_dict(self.sources, values.over_time)
         varying = {var: over_time[first] for var, first in self.source.items()}
-        computed = values_over_time(self.mode, self.program, self.computed, once, varying)
+        same = [var for var in vars_of(self.results) if var not in self.step.varying]
+        once.update(zip_dict(same, evaluate(program, same, {}, once)))
+        computed = values_over_time(self.map_over_time, program, self.computed, once, varying)
         varying.update(zip_dict(self.computed, computed))
 
         def of_atom(atom: Atom) -> jax.Array:
@@ -156,8 +127,8 @@ class Results:
         return jax.tree.map(of_atom, self.results)
 
 
-def results_of(
-    step: StepProgram, results: PyTree, source: Mapping[Var, Var], mode: OverTime
+def find_sources(
+    step: StepProgram, results: PyTree, known: Mapping[Var, Var], map_over_time: MapOverTime
 ) -> Results:
     """Find the sources of some results of a step.
 
@@ -165,92 +136,18 @@ def results_of(
     ----------
     step, results
         The step, and a pytree of its variables and of constants.
-    source
+    known
         For all variables with values over time: the variable that has the value.
-    mode
+    map_over_time
         How the other variables are computed for all steps.
     """
     targets, program = vars_of(results), step.program
-    behind = program.depends_on(targets, frozenset(source)) & step.varying
-    read = {var: first for var, first in source.items() if var in behind}
-    computed = behind - read.keys()
+    behind = program.depends_on(targets, frozenset(known)) & step.varying
+    source = {var: first for var, first in known.items() if var in behind}
+    computed = behind - source.keys()
     operands = [equation.invars for equation in equations_of(program, computed)]
-    same = [var for var in vars_of((targets, operands)) if var not in step.varying]
-    of_arrays = program.dependents_of([*program.in_vars, *program.constants])
-    once = tuple(var for var in same if var in of_arrays)
-    literal = tuple(var for var in same if var not in of_arrays)
+    of_arrays = program.dependents_of([*program.in_vars, *program.constants]) - step.varying
+    once = tuple(var for var in vars_of((targets, operands)) if var in of_arrays)
     in_order = tuple(var for var in targets if var in computed)
-    return Results(program, results, read, in_order, once, literal, mode)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Recording:
-    """The recorded values of a chunk.
-
-    Attributes
-    ----------
-    differentiated
-        For every leaf of the parameters: whether it has a gradient outside the traces.
-    written
-        Variables that have a value for every step.
-    of_traces
-        The residuals of the traces.
-    product_bytes
-        See `Split`.
-    """
-
-    differentiated: tuple[bool, ...]
-    written: tuple[Var, ...]
-    of_traces: Results
-    product_bytes: int = 0
-
-    @property
-    def bytes_per_step(self) -> int:
-        """Bytes that every step of a chunk writes."""
-        written = vars_of((self.written, self.of_traces.computed))
-        return self.product_bytes + sum(map(size_of, written))
-
-    def chosen(self, leaves: Iterable[Leaf]) -> list[Leaf]:
-        """Return the items of differentiated leaves, from one item per leaf of the parameters."""
-        return list(itertools.compress(leaves, self.differentiated))
-
-    def records(self, residuals: SourceValues) -> Records:
-        """Return the residuals of a chunk, from the result of `Results.source_values`.
-
-        All have a full time axis, except for constant values. Chunks of one length are traced once.
-        """
-        records: Records = self._traced(residuals)
-        return records
-
-    @functools.cached_property
-    def _traced(self) -> Callable[[SourceValues], Records]:
-        def run(residuals: SourceValues) -> Records:
-            records: Records = self.of_traces(residuals)
-            rest = dataclasses.replace(records, values={}, steps=residuals.steps)
-            full: Records = stretched(rest, residuals.steps)
-            return dataclasses.replace(full, values=records.values)
-
-        traced: Callable[[SourceValues], Records] = jax.jit(run)
-        return traced
-
-
-def parameters_with_gradient(step: StepProgram, targets: PyTree) -> tuple[Var, ...]:
-    """Return the parameters to which some targets have a derivative."""
-    reaching = step.program.depends_on(vars_of(targets), blocked=CONSTANT)
-    return tuple(var for var in step.parameters if var in reaching)
-
-
-def recording_of(step: StepProgram, split: Split, differentiated: Collection[Var]) -> Recording:
-    """Return the recorded values of a step, and the sources of its residuals.
-
-    Parameters
-    ----------
-    step, split
-        The step, and its fission into loops.
-    differentiated
-        The parameters with a gradient outside the traces.
-    """
-    written = (*split.recorded, *split.hoisted)
-    of_traces = results_of(step, step.results[2], split.of_records, split.result_mode)
-    has_gradient = tuple(var in differentiated for var in step.parameters)
-    return Recording(has_gradient, written, of_traces, split.product_bytes)
+    sources = tuple(dict.fromkeys(source.values()))
+    return Results(step, results, source, sources, in_order, once, map_over_time)

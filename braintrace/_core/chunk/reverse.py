@@ -30,11 +30,11 @@ from ..._jax import Atom, Equation, Var, is_var, struct_of
 from ..._jaxpr import carries_derivative, inlined, program_of
 from ..._jaxpr.dataflow import CONSTANT
 from .known import Known, evaluate_around
-from .over_time import ONE_BY_ONE, OverTime, stretched
-from .recording import Results, results_of
+from .over_time import Differentiate, stretched
+from .recording import Results, find_sources
 from .run_loops import run_loops
-from .split import Split, mode_of_gradients, split_step, varying_ancestors
-from .step_program import ByVar, StepProgram, value_of, vars_of, zeros_of, zip_dict
+from .split import Split, choose_differentiate, split_step
+from .step_program import ByVar, StepProgram, find_varying, value_of, vars_of, zeros_of, zip_dict
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -66,6 +66,10 @@ class Transition:
     invariant: tuple[int, ...]
     has_mask: bool
 
+    def _first(self, var: Var) -> Var:
+        known = self.known
+        return known.constant[var] if var in known.constant else known.differentiated[var]
+
     def pull_back(
         self, fixed: ByVar, now: ByVar, targets: Sequence[Atom], derivatives: list[Any]
     ) -> tuple[list[Any], list[Any]]:
@@ -86,7 +90,7 @@ class Transition:
             return [value_of(atom, zip_dict(wanted, result)) for atom in targets]
 
         terms = zeros_of(self.combined)
-        _, pull = jax.vjp(values, [now[self.known.first(var)] for var in self.old], terms)
+        _, pull = jax.vjp(values, [now[self._first(var)] for var in self.old], terms)
         before, of_combined = pull(derivatives)
         return before, of_combined
 
@@ -100,7 +104,7 @@ class Transition:
         """
         varying = self.step.varying
         operands = [v for v in vars_of([e.invars for e in self.combining]) if v in varying]
-        old = {var: now[self.known.first(var)] for var in self.old}
+        old = {var: now[self._first(var)] for var in self.old}
         values = evaluate_around(self.step, self.known, now, operands, {**fixed, **old})
         constants = zip_dict(operands, jax.lax.stop_gradient(values))
         nothing, total = Known({}, {}), jnp.zeros(())
@@ -123,7 +127,7 @@ class Transition:
         """
         if self.has_mask:
             values = [_finite_if_masked(counts, value) for value in values]
-        zeros = zip_dict(self.known.read, zeros_of(self.known.read))
+        zeros = zip_dict(self.known.find_sources(), zeros_of(self.known.find_sources()))
         return {**zeros, **zip_dict(read, values)}
 
 
@@ -144,7 +148,7 @@ class ReversePass:
         Parameters with a gradient.
     transition
         The step that is differentiated.
-    mode
+    differentiate
         How gradients of the parameters are computed for all steps.
     fixed, read
         Variables of that step that the pass reads: its loop-invariant inputs, and known variables.
@@ -158,7 +162,7 @@ class ReversePass:
     states: tuple[int, ...]
     parameters: tuple[Var, ...]
     transition: Transition
-    mode: OverTime
+    differentiate: Differentiate
     fixed: tuple[Var, ...]
     read: tuple[Var, ...]
     step: StepProgram
@@ -184,8 +188,9 @@ class ReversePass:
         start = list[Any](zeros_of(self.step.carried))
         slices = zip_dict(self.step.slices, [*known, *of_losses, counts])
         before, result = run_loops(self.step, self.split, own, start, slices, reverse=True)
-        sources = self.results.source_values(own, result, len(scales))
-        is_needed, of_combined = stretched(self.results(sources), len(scales))
+        sources = [result[var] for var in self.results.sources]
+        results = self.results.compute(self.results.collect(own, sources, len(scales)))
+        is_needed, of_combined = stretched(results, len(scales))
 
         def value(parameters: list[Any], _: list[Any], now: Any) -> Any:
             known, counts, of_combined = now
@@ -195,14 +200,16 @@ class ReversePass:
 
         parameters, now = [fixed[var] for var in self.parameters], (known, counts, of_combined)
         scales = is_needed.astype(jnp.float32)
-        (gradients, _), _ = self.mode.gradient(value, parameters, [], now, scales)
+        (gradients, _), _ = self.differentiate(value, parameters, [], now, scales)
         return gradients, before
 
     def one_by_one(self) -> "ReversePass":
         """Return a pass that maps nothing over time."""
-        split = dataclasses.replace(self.split, result_mode=ONE_BY_ONE)
-        results = dataclasses.replace(self.results, mode=ONE_BY_ONE)
-        return dataclasses.replace(self, mode=ONE_BY_ONE, split=split, results=results)
+        split = self.split.run_one_by_one()
+        results = dataclasses.replace(self.results, map_over_time=split.map_over_time)
+        return dataclasses.replace(
+            self, differentiate=split.differentiate, split=split, results=results
+        )
 
 
 def reverse_pass(
@@ -227,12 +234,12 @@ def reverse_pass(
         states=tuple(map(step.carried.index, transition.old)),
         parameters=tuple(parameters),
         transition=transition,
-        mode=_mode_of_gradients(transition, split),
+        differentiate=_choose_differentiate(transition, split),
         fixed=fixed,
         read=read,
         step=own,
         split=own_split,
-        results=results_of(own, own.results[2], own_split.of_records, own_split.result_mode),
+        results=find_sources(own, own.results[2], own_split.of_records, own_split.map_over_time),
     )
 
 
@@ -248,7 +255,7 @@ def _step_program(
     step counts. The gradients are computed by the traced function only to find what they read.
     """
     run = _one_step(transition, fixed, perturbed, parameters)
-    known, flag = transition.known.read, jax.ShapeDtypeStruct((), bool)
+    known, flag = transition.known.find_sources(), jax.ShapeDtypeStruct((), bool)
     of_step = (fixed, transition.old, known, perturbed)
     arguments = [*([struct_of(var.aval) for var in of] for of in of_step), flag]
     closed, shapes = jax.make_jaxpr(run, return_shape=True)(*arguments)
@@ -298,14 +305,14 @@ def _transition(
     )
 
 
-def _mode_of_gradients(transition: Transition, split: Split) -> OverTime:
+def _choose_differentiate(transition: Transition, split: Split) -> Differentiate:
     """Return how the gradients of parameters are computed for all steps."""
     operands = [equation.invars for equation in transition.combining]
     constant = transition.known.constant.keys()
-    computed = varying_ancestors(transition.step, operands, constant) - constant | {
-        *transition.combined
-    }
-    return mode_of_gradients(
+    computed = find_varying(
+        transition.step, transition.step.program, vars_of(operands), constant
+    ) - constant | {*transition.combined}
+    return choose_differentiate(
         transition.step,
         transition.combined,
         split.differentiable,
@@ -340,7 +347,7 @@ def _one_step(
         counts: jax.Array,
     ) -> Any:
         values, of_losses = zip_dict(fixed, of_fixed), zip_dict(perturbed, losses)
-        now = transition.known_values(transition.known.read, known, counts)
+        now = transition.known_values(transition.known.find_sources(), known, counts)
         derivatives = [*arriving, *(of_losses[var] for var in within)]
         before, of_combined = transition.pull_back(values, now, targets, derivatives)
         of_combined = [*of_combined, *(arriving[k] for k in transition.invariant)]

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias, TypeVar
 
 import jax
@@ -132,6 +132,13 @@ def value_of(atom: Atom, known: Mapping[Var, Any]) -> jax.Array:
 def equations_of(program: Program, variables: Iterable[Var]) -> Iterator[Equation]:
     """Yield the equations that make some variables, in execution order."""
     return (program.equations[index] for index in program.making(variables))
+
+
+def find_varying(
+    step: StepProgram, program: Program, targets: Iterable[Atom], stops: Collection[Var] = ()
+) -> set[Var]:
+    """Return the varying variables that some targets depend on, up to stops, both included."""
+    return program.depends_on(targets, frozenset(stops)) & step.varying
 
 
 def zeros_of(variables: Iterable[Var]) -> list[jax.Array]:

@@ -107,7 +107,6 @@ class SequenceChunk:
             return self.cut(options, steps, from_zero=True).length
 
         self._run = chunk_runner(step, values, slices, has_mask, length_of, self._passes)
-        self._recording = self._run.recording
         paths = {id(state): path for path, state in algorithm.states_of_step.items()}
         self.paths = [paths.get(id(state)) for state in step.others]
 
@@ -126,7 +125,7 @@ class SequenceChunk:
 
     def start(self, parameters: list[PyTree], weights: Weights) -> Gradients:
         """Return zero gradients: outside the traces, and of the operands."""
-        outside = self._recording.chosen(jax.tree.leaves(parameters))
+        outside = self._run.choose(jax.tree.leaves(parameters))
         zeros: Gradients = jax.tree.map(zero_sum, (outside, weights))
         return zeros
 
@@ -266,7 +265,7 @@ class SequenceChunk:
         rest = iter(outside)
         total = [
             (leaf + next(rest)).astype(leaf.dtype) if has_more else leaf
-            for leaf, has_more in zip(leaves, self._recording.differentiated, strict=True)
+            for leaf, has_more in zip(leaves, self._run.differentiated, strict=True)
         ]
         return list(jax.tree.unflatten(tree, total))
 
@@ -300,7 +299,7 @@ class SequenceChunk:
         return after
 
     def _records(self, residuals: SourceValues) -> Records:
-        records = self._recording.records(residuals)
+        records = self._run.records(residuals)
         if self._placement is not None:
             records = self._placement.records(records)
         return records
