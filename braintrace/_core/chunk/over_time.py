@@ -5,18 +5,24 @@ One by one, it runs in a loop.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from ..._jax import Atom
+from ..._compiler import Derivative
+from ..._jax import Atom, Equation, Var, equations_inside, is_var
 from ..._jaxpr import Program, evaluate
+from ..._jaxpr.dataflow import CONSTANT
 from ..._typing import PyTree
 from ..time_loops import scan_over_time
-from .step_program import ByVar, zip_dict
+from .step_program import ByVar, StepProgram, equations_of, is_product, vars_of, zip_dict
+
+STEP_BY_STEP = frozenset({"cond", "while", "rng_bit_generator", "rng_uniform", "ffi_call"})
+"""Operations that differ, or cost more, when mapped over time: both branches of a `cond` would run,
+and some random number generators would return other numbers."""
 
 MapOverTime: TypeAlias = Callable[[Callable[[Any], Any], PyTree], PyTree]
 """``(function, slices over time) -> results over time``."""
@@ -101,6 +107,70 @@ def differentiate_one_by_one(
     sums = jax.tree.map(zero_sum, parameters)
     sums, (signal, results) = scan_over_time(one_step, sums, (over_time, scales))
     return (sums, signal), results
+
+
+def choose_differentiate(
+    step: StepProgram,
+    targets: PyTree,
+    differentiable: Collection[Var],
+    computed: set[Var],
+    has_mask: bool,
+) -> Differentiate:
+    """Return how the gradients of some targets are computed for all steps.
+
+    Parameters
+    ----------
+    step, differentiable
+        The step, and its variables with a derivative.
+    targets, computed
+        Variables to differentiate, and those that are computed for it.
+    has_mask
+        Whether some steps may be masked.
+    """
+    # If the gradient of a sum over time differs from the sum of the gradients:
+    if (
+        any(map(is_step_by_step, equations_of(step.program, computed)))
+        or _is_nonlinear_in_sum(step, differentiable)
+        or _adds_up_in_half_precision(step, targets)
+    ):
+        return differentiate_one_by_one
+    return differentiate_unmasked if has_mask else differentiate_at_once
+
+
+def _is_nonlinear_in_sum(step: StepProgram, differentiable: Collection[Var]) -> bool:
+    """Test whether a nonlinear backward rule would receive the sum of all gradients.
+
+    A loop-invariant value exists once, so its gradient is the sum over the steps.
+    """
+    fixed = {var for var in differentiable if var not in step.varying}
+    readers = (e for e in step.program.equations if _any_in(e.invars, fixed))
+    return any(
+        _any_in([equation.invars[operand] for operand in Derivative(equation).nonlinear], fixed)
+        for equation in readers
+    )
+
+
+def _adds_up_in_half_precision(step: StepProgram, targets: PyTree) -> bool:
+    """Test whether the gradient of a parameter is a plain sum over time in half precision.
+
+    Products accumulate in single precision; elsewhere a sum of ones in bfloat16 stops at 256.
+    """
+    program = step.program
+    half = [var for var in step.parameters if is_half(var.aval.dtype)]
+    ancestors = program.depends_on(vars_of(targets), blocked=CONSTANT)
+    of_half = program.dependents_of(half) - step.varying
+    met = (e for e in equations_of(program, ancestors & step.varying) if not is_product(e))
+    return any(_any_in(e.invars, of_half & ancestors) for e in met)
+
+
+def _any_in(atoms: Iterable[Atom], variables: set[Var]) -> bool:
+    return any(is_var(atom) and atom in variables for atom in atoms)
+
+
+def is_step_by_step(equation: Equation) -> bool:
+    """Test whether an equation is not mapped over time."""
+    names = (inner.primitive.name for inner in (equation, *equations_inside(equation)))
+    return any(n in STEP_BY_STEP or "random" in n or "callback" in n for n in names)
 
 
 def values_over_time(

@@ -30,10 +30,10 @@ from ..._jax import Atom, Equation, Var, is_var, struct_of
 from ..._jaxpr import carries_derivative, inlined, program_of
 from ..._jaxpr.dataflow import CONSTANT
 from .known import Known, evaluate_around
-from .over_time import Differentiate, stretched
+from .over_time import Differentiate, choose_differentiate, stretched
 from .recording import Results, find_sources
 from .run_loops import run_loops
-from .split import Split, choose_differentiate, split_step
+from .split import Split, split_step
 from .step_program import ByVar, StepProgram, find_varying, value_of, vars_of, zeros_of, zip_dict
 
 

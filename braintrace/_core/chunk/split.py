@@ -5,31 +5,24 @@ Outputs, losses and Jacobians are computed after the loops, from their recorded 
 """
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..._compiler import Derivative
-from ..._jax import Atom, Equation, Var, equations_inside, is_var, runs_on_several_devices
+from ..._jax import Var, runs_on_several_devices
 from ..._jaxpr import Program, carries_derivative, equal_values, merged
 from ..._jaxpr.dataflow import CONSTANT
-from ..._typing import PyTree
 from .find_loops import Loop, find_loops
 from .known import Known
 from .over_time import (
     Differentiate,
     MapOverTime,
-    differentiate_at_once,
+    choose_differentiate,
     differentiate_one_by_one,
-    differentiate_unmasked,
-    is_half,
+    is_step_by_step,
     map_at_once,
     map_one_by_one,
 )
 from .step_program import StepProgram, equations_of, find_varying, is_product, size_of, vars_of
-
-STEP_BY_STEP = frozenset({"cond", "while", "rng_bit_generator", "rng_uniform", "ffi_call"})
-"""Operations that differ, or cost more, when mapped over time: both branches of a `cond` would run,
-and some random number generators would return other numbers."""
 
 PARTS = frozenset({"slice", "split"})
 """Operations whose results are not recorded beside their operand."""
@@ -132,7 +125,7 @@ def split_step(step: StepProgram, has_mask: bool, passes: bool = False) -> Split
     # In a loop over steps, devices would sum the gradients of all weights at each step.
     if extra > 0 and not runs_on_several_devices():
         differentiate = differentiate_one_by_one
-    has_branches = any(map(_is_step_by_step, equations_of(step.program, of_results)))
+    has_branches = any(map(is_step_by_step, equations_of(step.program, of_results)))
     return Split(
         program,
         loops,
@@ -153,7 +146,7 @@ def _find_step_by_step(program: Program, constant: set[Var]) -> set[int]:
     return {
         index
         for index, e in enumerate(program.equations)
-        if e.effects or (not constant.isdisjoint(e.outvars) and _is_step_by_step(e))
+        if e.effects or (not constant.isdisjoint(e.outvars) and is_step_by_step(e))
     }
 
 
@@ -181,34 +174,6 @@ def _losses(
     return ancestors, {v: first for v, first in constant.items() if v in ancestors}, perturbed
 
 
-def choose_differentiate(
-    step: StepProgram,
-    targets: PyTree,
-    differentiable: Collection[Var],
-    computed: set[Var],
-    has_mask: bool,
-) -> Differentiate:
-    """Return how the gradients of some targets are computed for all steps.
-
-    Parameters
-    ----------
-    step, differentiable
-        The step, and its variables with a derivative.
-    targets, computed
-        Variables to differentiate, and those that are computed for it.
-    has_mask
-        Whether some steps may be masked.
-    """
-    # If the gradient of a sum over time differs from the sum of the gradients:
-    if (
-        any(map(_is_step_by_step, equations_of(step.program, computed)))
-        or _is_nonlinear_in_sum(step, differentiable)
-        or _adds_up_in_half_precision(step, targets)
-    ):
-        return differentiate_one_by_one
-    return differentiate_unmasked if has_mask else differentiate_at_once
-
-
 def _places(step: StepProgram) -> list[Var]:
     """Return the States of a step before and after it, and its products."""
     products = (e.outvars[0] for e in step.program.equations if is_product(e))
@@ -221,38 +186,3 @@ def _bytes_of_products(step: StepProgram, computed: set[Var], ancestors: set[Var
     met = [v for e in products for v in vars_of((e.invars, e.outvars)) if v in ancestors]
     size = sum(map(size_of, met))
     return size if size > MOST_EXTRA * step.bytes_in_and_out else 0
-
-
-def _is_nonlinear_in_sum(step: StepProgram, differentiable: Collection[Var]) -> bool:
-    """Test whether a nonlinear backward rule would receive the sum of all gradients.
-
-    A loop-invariant value exists once, so its gradient is the sum over the steps.
-    """
-    fixed = {var for var in differentiable if var not in step.varying}
-    readers = (e for e in step.program.equations if _any_in(e.invars, fixed))
-    return any(
-        _any_in([equation.invars[operand] for operand in Derivative(equation).nonlinear], fixed)
-        for equation in readers
-    )
-
-
-def _adds_up_in_half_precision(step: StepProgram, targets: PyTree) -> bool:
-    """Test whether the gradient of a parameter is a plain sum over time in half precision.
-
-    Products accumulate in single precision; elsewhere a sum of ones in bfloat16 stops at 256.
-    """
-    program = step.program
-    half = [var for var in step.parameters if is_half(var.aval.dtype)]
-    ancestors = program.depends_on(vars_of(targets), blocked=CONSTANT)
-    of_half = program.dependents_of(half) - step.varying
-    met = (e for e in equations_of(program, ancestors & step.varying) if not is_product(e))
-    return any(_any_in(e.invars, of_half & ancestors) for e in met)
-
-
-def _any_in(atoms: Iterable[Atom], variables: set[Var]) -> bool:
-    return any(is_var(atom) and atom in variables for atom in atoms)
-
-
-def _is_step_by_step(equation: Equation) -> bool:
-    names = (inner.primitive.name for inner in (equation, *equations_inside(equation)))
-    return any(n in STEP_BY_STEP or "random" in n or "callback" in n for n in names)
