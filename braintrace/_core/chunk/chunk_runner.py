@@ -22,7 +22,7 @@ from ..._typing import PyTree
 from .known import evaluate_around
 from .over_time import stretched, zero_sum
 from .pure_step import PureStep
-from .recording import ChunkResult, SourceValues, find_sources
+from .recording import ChunkResult, SourceValues
 from .reverse import ReversePass, reverse_pass
 from .run_loops import run_loops
 from .split import Split, split_step
@@ -30,7 +30,6 @@ from .step_program import (
     ByVar,
     StepProgram,
     Values,
-    size_of,
     traced_step,
     value_of,
     vars_of,
@@ -74,7 +73,7 @@ def chunk_runner(
         reverse = reverse_pass(program, split, differentiated, has_mask)
         split = split.record_also(reverse.read)
     runner = ChunkRunner(program, split, differentiated, reverse)
-    steps = length_of(runner.bytes_per_step)
+    steps = length_of(split.count_bytes())
     return runner if _has_rules(runner, step, values, slices, steps) else runner.one_by_one()
 
 
@@ -118,8 +117,6 @@ class ChunkRunner:
     ----------
     differentiated
         For every leaf of the parameters: whether it has a gradient outside the traces.
-    bytes_per_step
-        Bytes that every step of a chunk writes.
     """
 
     def __init__(
@@ -132,10 +129,6 @@ class ChunkRunner:
         self._step, self._split = step, split
         self._differentiated, self._reverse = differentiated, reverse
         self.differentiated = tuple(var in differentiated for var in step.parameters)
-        self._of_traces = find_sources(step, step.results[2], split.of_records, split.map_over_time)
-        made = [var for loop in split.loops for var in (*loop.hoisted, *loop.made)]
-        written = {var for var in made if var in split.recorded}.union(self._of_traces.computed)
-        self.bytes_per_step = split.product_bytes + sum(map(size_of, written))
         self._traced = jax.jit(self._run)
 
     def one_by_one(self) -> "ChunkRunner":
@@ -182,7 +175,7 @@ class ChunkRunner:
 
     def residuals(self, values: Values, over_time: list[jax.Array], steps: int) -> SourceValues:
         """Return the residuals, with loop-invariant values, from those of a `ChunkResult`."""
-        return self._of_traces.collect(self._step.fixed(values), over_time, steps)
+        return self._split.of_results.collect(self._step.fixed(values), over_time, steps)
 
     def records(self, residuals: SourceValues) -> Records:
         """Return the residuals of a chunk, from the result of `residuals`.
@@ -195,7 +188,7 @@ class ChunkRunner:
     @functools.cached_property
     def _traced_records(self) -> Callable[[SourceValues], Records]:
         def run(residuals: SourceValues) -> Records:
-            records: Records = self._of_traces.compute(residuals)
+            records: Records = self._split.of_results.compute(residuals)
             rest = dataclasses.replace(records, values={}, steps=residuals.steps)
             full: Records = stretched(rest, residuals.steps)
             return dataclasses.replace(full, values=records.values)
@@ -219,7 +212,7 @@ class ChunkRunner:
             more, signal = self._reverse(fixed, over_time, signal, scales)
             gradients = jax.tree.map(jnp.add, gradients, more)
         gradients = jax.tree.map(jnp.add, start[1], gradients)
-        residuals = [over_time[var] for var in self._of_traces.sources]
+        residuals = [over_time[var] for var in self._split.of_results.sources]
         return ChunkResult(
             gradients, signal, jax.tree.unflatten(tree, states), losses, aux, residuals
         )

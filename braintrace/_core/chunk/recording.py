@@ -16,8 +16,16 @@ import jax
 from ..._jax import Atom, Var, is_var
 from ..._jaxpr import evaluate
 from ..._typing import PyTree
-from .over_time import MapOverTime, values_over_time
-from .step_program import ByVar, StepProgram, equations_of, value_of, vars_of, zip_dict
+from .over_time import MapOverTime, is_step_by_step, map_at_once, map_one_by_one, values_over_time
+from .step_program import (
+    ByVar,
+    StepProgram,
+    equations_of,
+    find_varying,
+    value_of,
+    vars_of,
+    zip_dict,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,9 +135,7 @@ class Results:
         return jax.tree.map(of_atom, self.results)
 
 
-def find_sources(
-    step: StepProgram, results: PyTree, known: Mapping[Var, Var], map_over_time: MapOverTime
-) -> Results:
+def find_sources(step: StepProgram, results: PyTree, known: Mapping[Var, Var]) -> Results:
     """Find the sources of some results of a step.
 
     Parameters
@@ -138,14 +144,14 @@ def find_sources(
         The step, and a pytree of its variables and of constants.
     known
         For all variables with values over time: the variable that has the value.
-    map_over_time
-        How the other variables are computed for all steps.
     """
     targets, program = vars_of(results), step.program
-    behind = program.depends_on(targets, frozenset(known)) & step.varying
+    behind = find_varying(step, program, targets, known)
     source = {var: first for var, first in known.items() if var in behind}
     computed = behind - source.keys()
-    operands = [equation.invars for equation in equations_of(program, computed)]
+    run = list(equations_of(program, computed))
+    operands = [equation.invars for equation in run]
+    map_over_time = map_one_by_one if any(map(is_step_by_step, run)) else map_at_once
     of_arrays = program.dependents_of([*program.in_vars, *program.constants]) - step.varying
     once = tuple(var for var in vars_of((targets, operands)) if var in of_arrays)
     in_order = tuple(var for var in targets if var in computed)

@@ -31,7 +31,6 @@ from ..._jaxpr import carries_derivative, inlined, program_of
 from ..._jaxpr.dataflow import CONSTANT
 from .known import Known, evaluate_around
 from .over_time import Differentiate, choose_differentiate, stretched
-from .recording import Results, find_sources
 from .run_loops import run_loops
 from .split import Split, split_step
 from .step_program import ByVar, StepProgram, find_varying, value_of, vars_of, zeros_of, zip_dict
@@ -148,26 +147,20 @@ class ReversePass:
         Parameters with a gradient.
     transition
         The step that is differentiated.
-    differentiate
-        How gradients of the parameters are computed for all steps.
     fixed, read
         Variables of that step that the pass reads: its loop-invariant inputs, and known variables.
     step, split
-        One step of the pass, and its fission.
-    results
-        Whether the gradient of a step is needed, and the derivatives that `Transition.product`
-        takes, over time.
+        One step of the pass, and its split. Its results are whether the gradient of a step is
+        needed, and the derivatives that `Transition.product` takes.
     """
 
     states: tuple[int, ...]
     parameters: tuple[Var, ...]
     transition: Transition
-    differentiate: Differentiate
     fixed: tuple[Var, ...]
     read: tuple[Var, ...]
     step: StepProgram
     split: Split
-    results: Results
 
     def __call__(
         self, fixed: ByVar, over_time: ByVar, of_losses: list[jax.Array], scales: jax.Array
@@ -188,9 +181,9 @@ class ReversePass:
         start = list[Any](zeros_of(self.step.carried))
         slices = zip_dict(self.step.slices, [*known, *of_losses, counts])
         before, result = run_loops(self.step, self.split, own, start, slices, reverse=True)
-        sources = [result[var] for var in self.results.sources]
-        results = self.results.compute(self.results.collect(own, sources, len(scales)))
-        is_needed, of_combined = stretched(results, len(scales))
+        found = self.split.of_results
+        sources = found.collect(own, [result[var] for var in found.sources], len(scales))
+        is_needed, of_combined = stretched(found.compute(sources), len(scales))
 
         def value(parameters: list[Any], _: list[Any], now: Any) -> Any:
             known, counts, of_combined = now
@@ -200,16 +193,12 @@ class ReversePass:
 
         parameters, now = [fixed[var] for var in self.parameters], (known, counts, of_combined)
         scales = is_needed.astype(jnp.float32)
-        (gradients, _), _ = self.differentiate(value, parameters, [], now, scales)
+        (gradients, _), _ = self.split.differentiate(value, parameters, [], now, scales)
         return gradients, before
 
     def one_by_one(self) -> "ReversePass":
         """Return a pass that maps nothing over time."""
-        split = self.split.run_one_by_one()
-        results = dataclasses.replace(self.results, map_over_time=split.map_over_time)
-        return dataclasses.replace(
-            self, differentiate=split.differentiate, split=split, results=results
-        )
+        return dataclasses.replace(self, split=self.split.run_one_by_one())
 
 
 def reverse_pass(
@@ -230,16 +219,15 @@ def reverse_pass(
     fixed = tuple(v for v in step.program.in_vars if v not in {*step.carried, *step.slices})
     read, own = _step_program(transition, fixed, tuple(split.perturbed), parameters)
     own_split = split_step(own, has_mask=False)
+    differentiate = _choose_differentiate(transition, split)
     return ReversePass(
         states=tuple(map(step.carried.index, transition.old)),
         parameters=tuple(parameters),
         transition=transition,
-        differentiate=_choose_differentiate(transition, split),
         fixed=fixed,
         read=read,
         step=own,
-        split=own_split,
-        results=find_sources(own, own.results[2], own_split.of_records, own_split.map_over_time),
+        split=dataclasses.replace(own_split, differentiate=differentiate),
     )
 
 

@@ -35,10 +35,11 @@ def run_loops(
         Whether the last step comes first.
     """
     program, over_time, states = split.program, dict(slices), [*start]
+    map_over_time = split.of_results.map_over_time
     once = _find_invariants(step, split)
     fixed = {**fixed, **zip_dict(once, evaluate(program, once, fixed))}
     for loop in split.loops:
-        hoisted = values_over_time(split.map_over_time, program, loop.hoisted, fixed, over_time)
+        hoisted = values_over_time(map_over_time, program, loop.hoisted, fixed, over_time)
         over_time.update(zip_dict(loop.hoisted, hoisted))
         carry = [start[k] for k in loop.carried]
         last, recorded = _run_loop(step, split, loop, fixed, carry, over_time, reverse)

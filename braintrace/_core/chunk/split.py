@@ -15,13 +15,12 @@ from .find_loops import Loop, find_loops
 from .known import Known
 from .over_time import (
     Differentiate,
-    MapOverTime,
     choose_differentiate,
     differentiate_one_by_one,
     is_step_by_step,
-    map_at_once,
     map_one_by_one,
 )
+from .recording import Results, find_sources
 from .step_program import StepProgram, equations_of, find_varying, is_product, size_of, vars_of
 
 PARTS = frozenset({"slice", "split"})
@@ -53,14 +52,13 @@ class Split:
         value; ``None``: the value is zero.
     of_losses
         Known variables that the losses read.
-    of_records
-        For each known variable that the residuals read: the variable that has its value.
+    of_results
+        How the residuals are computed, and hoisted products too.
     product_bytes
         Bytes of operands and results of the products for all losses and residuals of a step; 0 if
         they are too small to limit the chunk length.
-    differentiate, map_over_time
-        How losses with their derivatives are computed for all steps, and how hoisted products and
-        residuals are.
+    differentiate
+        How losses with their derivatives are computed for all steps.
     """
 
     program: Program
@@ -70,10 +68,9 @@ class Split:
     differentiable: frozenset[Var]
     perturbed: Mapping[Var, Var | None]
     of_losses: Known
-    of_records: Mapping[Var, Var]
+    of_results: Results
     product_bytes: int
     differentiate: Differentiate
-    map_over_time: MapOverTime
 
     def record_also(self, variables: Iterable[Var]) -> "Split":
         """Return the same split that records more variables."""
@@ -81,9 +78,14 @@ class Split:
 
     def run_one_by_one(self) -> "Split":
         """Return the same split that maps nothing over time."""
-        return dataclasses.replace(
-            self, differentiate=differentiate_one_by_one, map_over_time=map_one_by_one
-        )
+        results = dataclasses.replace(self.of_results, map_over_time=map_one_by_one)
+        return dataclasses.replace(self, differentiate=differentiate_one_by_one, of_results=results)
+
+    def count_bytes(self) -> int:
+        """Return the bytes that every step of a chunk writes."""
+        made = {var for loop in self.loops for var in (*loop.hoisted, *loop.made)}
+        written = (made & self.recorded).union(self.of_results.computed)
+        return self.product_bytes + sum(map(size_of, written))
 
 
 def split_step(step: StepProgram, has_mask: bool, passes: bool = False) -> Split:
@@ -110,22 +112,20 @@ def split_step(step: StepProgram, has_mask: bool, passes: bool = False) -> Split
     parts = {v for e in program.equations if e.primitive.name in PARTS for v in e.outvars}
     known = {var: first for var, first in equal.items() if first in available - parts}
     losses, constants, perturbed = _losses(step, known, differentiable, passes)
-    records = find_varying(step, step.program, vars_of(step.results[2]), known)
-    of_records = {var: first for var, first in known.items() if var in records}
+    of_results = find_sources(step, step.results[2], known)
     read = set[Any]().union(
-        *(loop.read for loop in loops), constants.values(), of_records.values(), perturbed.values()
+        *(loop.read for loop in loops), constants.values(), of_results.sources, perturbed.values()
     )
     there, twice = read | {*step.slices}, losses & differentiable - perturbed.keys()
     same = {var: first for var, first in equal.items() if var in twice and first in there}
 
-    of_results = records - of_records.keys()
-    extra = _bytes_of_products(step, losses - constants.keys() | of_results, losses | of_results)
+    records = find_varying(step, step.program, vars_of(step.results[2]), known) - known.keys()
+    extra = _bytes_of_products(step, losses - constants.keys() | records, losses | records)
     computed = losses - constants.keys() - perturbed.keys()
     differentiate = choose_differentiate(step, step.results[:1], differentiable, computed, has_mask)
     # In a loop over steps, devices would sum the gradients of all weights at each step.
     if extra > 0 and not runs_on_several_devices():
         differentiate = differentiate_one_by_one
-    has_branches = any(map(is_step_by_step, equations_of(step.program, of_results)))
     return Split(
         program,
         loops,
@@ -134,10 +134,9 @@ def split_step(step: StepProgram, has_mask: bool, passes: bool = False) -> Split
         frozenset(differentiable),
         perturbed,
         Known(constants, same),
-        of_records,
+        of_results,
         0 if differentiate is differentiate_one_by_one else extra,
         differentiate,
-        map_one_by_one if has_branches else map_at_once,
     )
 
 
