@@ -107,7 +107,7 @@ class ChunkRunner:
     Parameters
     ----------
     step, split
-        The program of one step, and its fission into loops.
+        The program of one step, and its split into loops.
     differentiated
         The parameters with a gradient outside the traces.
     reverse

@@ -10,9 +10,9 @@ loop; an elementwise operation runs in each loop that reads it, unless an earlie
 """
 
 import dataclasses
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
-from ..._jax import Atom, Var, is_var
+from ..._jax import Var, is_var
 from ..._jaxpr import Program, components
 from .step_program import StepProgram, equations_of, find_varying, is_product
 
@@ -79,43 +79,39 @@ def find_loops(step: StepProgram, program: Program, in_loops: Collection[int]) -
 def _find_levels(
     step: StepProgram, program: Program, in_loops: Collection[int]
 ) -> tuple[dict[int, int], set[Var]]:
-    """Return the levels of what runs in loops, and the results of products that do not.
+    """Return the level of each node that runs in a loop, and the results of hoisted products."""
+    sources, count = _build_graph(step, program, in_loops), len(program.equations)
+    levels, in_a_loop, products = dict[int, int](), list[int](), set[int]()
+    for group in components(sources):
+        before = {source for node in group for source in sources[node]}
+        level = max((levels[s] + (s in products) for s in before.difference(group)), default=0)
+        levels.update(dict.fromkeys(group, level))
+        # A node that depends on itself depends on the step before.
+        if before.intersection(group) or group[0] >= count or group[0] in in_loops:
+            in_a_loop += group
+        elif is_product(program.equations[group[0]]):
+            products.add(group[0])
+    return {node: levels[node] for node in in_a_loop}, set(program.made_by(products))
 
-    Equations are nodes by index, followed by the carried States; a State depends on its new value.
-    """
+
+def _build_graph(step: StepProgram, program: Program, in_loops: Collection[int]) -> list[list[int]]:
+    """Return the nodes that each node depends on: equations by index, then the carried States."""
     equations, count = program.equations, len(program.equations)
     written = program.out_atoms[: len(step.carried)]
     operands = [a for i in in_loops for a in (*equations[i].invars, *equations[i].outvars)]
-    needed = find_varying(step, program, [*written, *operands], ())
-    node_of = {var: program.producer[var] for var in needed if var in program.producer}
+    needed = find_varying(step, program, [*written, *operands])
+    run = {*program.making(needed), *in_loops}
+    node_of = {var: index for index in run for var in equations[index].outvars}
     node_of.update({var: count + k for k, var in enumerate(step.carried)})
-    read: dict[int, Iterable[Atom]] = {
-        index: equations[index].invars for index in {*node_of.values(), *in_loops} if index < count
-    }
-    read |= {count + k: [atom] for k, atom in enumerate(written)}
-    sources = [
-        [node_of[atom] for atom in read.get(node, ()) if is_var(atom) and atom in node_of]
-        for node in range(count + len(written))
-    ]
-    # Equations with effects run in order, so that they share a loop: a cycle.
+    read = [equation.invars if i in run else () for i, equation in enumerate(equations)]
+    # The value of a State depends on the value written in the step before.
+    read += [[atom] for atom in written]
+    sources = [[node_of[a] for a in atoms if is_var(a) and a in node_of] for atoms in read]
+    # Equations with effects run in order: each depends on the one before, the first on the last.
     in_turn = sorted(index for index in in_loops if equations[index].effects)
     for before, index in zip(in_turn[-1:] + in_turn[:-1], in_turn, strict=True):
         sources[index].append(before)
-
-    levels, products = dict[int, int](), set[int]()
-    in_a_loop = set[int]()
-    for group in components(sources):
-        others = {source for node in group for source in sources[node]} - {*group}
-        level = max((levels[source] + (source in products) for source in others), default=0)
-        levels.update(dict.fromkeys(group, level))
-        node = group[0]
-        is_cycle = len(group) > 1 or node in sources[node]
-        if is_cycle or node >= count or node in in_loops:
-            in_a_loop.update(group)
-        elif node in read and is_product(equations[node]):
-            products.add(node)
-    results = {var for node in products for var in equations[node].outvars}
-    return {node: level for node, level in levels.items() if node in in_a_loop}, results
+    return sources
 
 
 def _results_in_order(program: Program, variables: set[Var]) -> list[Var]:

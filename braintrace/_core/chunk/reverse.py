@@ -209,7 +209,7 @@ def reverse_pass(
     Parameters
     ----------
     step, split
-        The step, and its fission.
+        The step, and its split.
     parameters
         Parameters with a gradient.
     has_mask
