@@ -99,6 +99,32 @@ def test_gradients_of_some_weights_are_those_of_all():
         assert_same(state_of(learner), after)
 
 
+def test_a_gradient_that_a_state_of_the_user_would_carry_is_reported():
+    """A squared error of differences in time, as in TD(0), with the last value in a State."""
+    last = brainstate.State(jnp.zeros((BATCH, 2)))
+
+    def loss_of(learner, is_held):
+        def step(x):
+            y, before = learner(x), last.value
+            last.value = jax.lax.stop_gradient(y) if is_held else y
+            return jnp.sum((y - before) ** 2)
+
+        return step
+
+    def found(rule="d_rtrl", is_held=False, window=None, **options):
+        last.value = jnp.zeros((BATCH, 2))
+        learner = learner_of(LEAKY, rule, **options)
+        step = loss_of(learner, is_held)
+        return named(learner.etrace_grad(XS, step_fn=step, reduction="sum", window=window))
+
+    with pytest.warns(braintrace.ApproximationWarning, match="step_fn"):
+        told = found()
+    assert_same(told, found(is_held=True))
+    assert_same(found(window=STEPS), found("rtrl"))
+    with pytest.raises(braintrace.CompilationError, match="step_fn"):
+        found(strict=True)
+
+
 def test_states_of_the_user_are_written_in_a_step_function():
     learner, count = learner_of(), brainstate.ShortTermState(jnp.zeros(()))
 

@@ -115,6 +115,8 @@ class ChunkRunner:
 
     Attributes
     ----------
+    step
+        The program of one step.
     differentiated
         For every leaf of the parameters: whether it has a gradient outside the traces.
     """
@@ -126,7 +128,7 @@ class ChunkRunner:
         differentiated: tuple[Var, ...],
         reverse: ReversePass | None,
     ) -> None:
-        self._step, self._split = step, split
+        self.step, self._split = step, split
         self._differentiated, self._reverse = differentiated, reverse
         self.differentiated = tuple(var in differentiated for var in step.parameters)
         self._traced = jax.jit(self._run)
@@ -135,7 +137,7 @@ class ChunkRunner:
         """Return a runner that maps nothing over time."""
         reverse = None if self._reverse is None else self._reverse.one_by_one()
         split = self._split.run_one_by_one()
-        return ChunkRunner(self._step, split, self._differentiated, reverse)
+        return ChunkRunner(self.step, split, self._differentiated, reverse)
 
     def choose(self, leaves: Iterable[Leaf]) -> list[Leaf]:
         """Return the items of differentiated leaves, from one item per leaf of the parameters."""
@@ -149,7 +151,7 @@ class ChunkRunner:
         """Return the derivatives by the probes that the losses depend on, by name."""
         by_var = zip_dict(self._split.perturbed, derivatives)
         names, _ = jax.tree.flatten({name: name for name in probes})
-        pairs = zip(names, self._step.probes, strict=True)
+        pairs = zip(names, self.step.probes, strict=True)
         return {name: by_var[var] for name, var in pairs if var in by_var}
 
     def __call__(
@@ -175,7 +177,7 @@ class ChunkRunner:
 
     def residuals(self, values: Values, over_time: list[jax.Array], steps: int) -> SourceValues:
         """Return the residuals, with loop-invariant values, from those of a `ChunkResult`."""
-        return self._split.of_results.collect(self._step.fixed(values), over_time, steps)
+        return self._split.of_results.collect(self.step.fixed(values), over_time, steps)
 
     def records(self, residuals: SourceValues) -> Records:
         """Return the residuals of a chunk, from the result of `residuals`.
@@ -203,10 +205,10 @@ class ChunkRunner:
         chunk: tuple[PyTree, jax.Array],
     ) -> ChunkResult:
         sequences, scales = chunk
-        fixed = self._step.fixed(values)
+        fixed = self.step.fixed(values)
         states, tree = jax.tree.flatten(start[0])
-        slices = zip_dict(self._step.slices, jax.tree.leaves(sequences))
-        states, over_time = run_loops(self._step, self._split, fixed, states, slices)
+        slices = zip_dict(self.step.slices, jax.tree.leaves(sequences))
+        states, over_time = run_loops(self.step, self._split, fixed, states, slices)
         (gradients, signal), (losses, aux) = self._losses(fixed, over_time, scales)
         if self._reverse is not None:
             more, signal = self._reverse(fixed, over_time, signal, scales)
@@ -221,7 +223,7 @@ class ChunkRunner:
         self, fixed: ByVar, over_time: ByVar, scales: jax.Array
     ) -> tuple[tuple[list[jax.Array], list[jax.Array]], tuple[jax.Array, PyTree]]:
         """Return the gradients of parameters and perturbations, losses and auxiliary results."""
-        step, split, places = self._step, self._split, self._split.perturbed
+        step, split, places = self.step, self._split, self._split.perturbed
         known = split.of_losses
         given = list(dict.fromkeys([*known.find_sources(), *filter(None, places.values())]))
         results, tree = jax.tree.flatten(step.results[:2])

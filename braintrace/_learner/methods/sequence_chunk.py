@@ -13,7 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from ..._algorithms import ETraceAlgorithm
+from ..._compiler import publish
 from ..._core.chunk.chunk_runner import chunk_runner
+from ..._core.chunk.lost_gradients import find_lost_gradients
 from ..._core.chunk.over_time import zero_sum
 from ..._core.chunk.pure_step import PureStep
 from ..._core.chunk.recording import SourceValues
@@ -109,6 +111,20 @@ class SequenceChunk:
         self._run = chunk_runner(step, values, slices, has_mask, length_of, self._passes)
         paths = {id(state): path for path, state in algorithm.states_of_step.items()}
         self.paths = [paths.get(id(state)) for state in step.others]
+        if not self._passes:
+            lost = find_lost_gradients(self._run.step, self._outside())
+            publish(lost, algorithm.compiler_options.strict)
+
+    def _outside(self) -> dict[int, str]:
+        """Describe the States outside the model, by the places of their leaves."""
+        found, place = dict[int, str](), 0
+        pairs = zip(self.step.others, self.paths, strict=True)
+        for state, path in self.step.written_of(list(pairs)):
+            for leaf in jax.tree.leaves(state.value):
+                if path is None:
+                    found[place] = f"A State of shape {leaf.shape} that `step_fn` writes"
+                place += 1
+        return found
 
     def cut(self, options: Options, steps: int, from_zero: bool) -> Chunks:
         """Return the chunks of a sequence; see `chunks_of` and `windows_of`."""
