@@ -157,23 +157,22 @@ def probed_step(
     new_states
         New value of every State leaf that the step writes, by its input variable.
     """
+    late = {s.in_var: inputs[s.in_var] + probes[pre_step_probe(s)] for s in graph.read_late}
     if graph.flat_state is None:
-        seen = _probed(graph, inputs, weights, probes)
+        seen = _probed(graph, inputs, weights, probes, late)
     else:
         seen = _flat_probed(graph, graph.flat_state, inputs, probes)
-    return finish(graph.traced, {**inputs, **_late(graph, inputs, probes)}, seen)
+    return finish(graph.traced, {**inputs, **late}, seen)
 
 
-def _late(graph: ETraceGraph, inputs: Inputs, probes: Probes) -> dict[Var, Any]:
-    """Return the old states that a loss of this step sees, each with its perturbation."""
-    states = graph.read_late
-    return {s.in_var: inputs[s.in_var] + probes[pre_step_probe(s)] for s in states}
+def _probed(
+    graph: ETraceGraph, inputs: Inputs, weights: Weights, probes: Probes, late: dict[Var, Any]
+) -> dict[Var, Any]:
+    """Return the new traced states, group by group, each with its perturbation.
 
-
-def _probed(graph: ETraceGraph, inputs: Inputs, weights: Weights, probes: Probes) -> dict[Var, Any]:
-    """Return the new traced states, group by group, each with its perturbation."""
+    ``late`` are the old states that a loss sees, each with its own.
+    """
     probed: dict[Var, tuple[HiddenGroup, Any]] = {}
-    late = _late(graph, inputs, probes)
     new = {group.states[a].name: var for group, a, var in graph.new_hidden_vars}
     for group, a, var in graph.new_hidden_vars:
         sees_own = a in group.downstream

@@ -125,6 +125,18 @@ def test_a_gradient_that_a_state_of_the_user_would_carry_is_reported():
         found(strict=True)
 
 
+def test_a_loss_of_the_step_before_is_reported():
+    """The loss is a State of the user, and nothing else."""
+    learner, last = learner_of(), brainstate.State(jnp.zeros(()))
+
+    def step(x):
+        loss, last.value = last.value, jnp.sum(learner(x))
+        return loss
+
+    with pytest.warns(braintrace.ApproximationWarning, match="step_fn"):
+        learner.etrace_grad(XS, step_fn=step)
+
+
 def test_states_of_the_user_are_written_in_a_step_function():
     learner, count = learner_of(), brainstate.ShortTermState(jnp.zeros(()))
 

@@ -31,9 +31,9 @@ def find_lost_gradients(step: StepProgram, places: dict[int, str]) -> list[Diagn
         return not behind.isdisjoint(moving)
 
     def line_of(var: Var) -> str:
-        readers = [index for index, _ in program.readers[var] if program.equations[index].outvars]
-        equations = [program.equations[index] for index in readers]
-        return next(source_line(e) for e in equations if not read.isdisjoint(e.outvars))
+        readers = (program.equations[index] for index, _ in program.readers.get(var, ()))
+        lines = (source_line(e) for e in readers if not read.isdisjoint(e.outvars))
+        return next(lines, "")  # the loss may be the State itself
 
     return [
         Diagnostic(

@@ -41,9 +41,9 @@ from .sequence_chunk import SequenceChunk
 from .step_function import call_step_function, example_slices
 
 WINDOWS = (
-    "`memory_budget` is given with `vjp_method='multi-step'`, where a chunk is the "
-    "differentiated window, so its length changes the gradient. Give `chunk_size` instead, or "
-    "better `window` in place of both."
+    "`memory_budget` or `checkpoint` is given with `vjp_method='multi-step'`, where a chunk is "
+    "the differentiated window, so its length changes the gradient. Give `chunk_size` instead, or "
+    "better `window` in place of all."
 )
 NO_DERIVATIVE = (
     "The gradients of `etrace_grad` or `etrace_online` are differentiated, but they are computed "
@@ -89,7 +89,8 @@ class SequenceGradient:
         sequences, mask, (flags, initial) = example
         slices = example_slices((sequences, flags))
         self._operand_shapes = operand_shapes(self._algorithm.graph)
-        if self._window == CHUNK and self._options.memory_budget is not None:
+        is_cut = self._options.checkpoint or self._options.memory_budget is not None
+        if self._window == CHUNK and is_cut:
             raise OptionError(WINDOWS)
         self._chunks = SequenceChunk(
             self._algorithm,

@@ -197,10 +197,8 @@ class SequenceChunk:
         part: Chunk,
     ) -> tuple[PyTree, SourceValues]:
         """Return the written States after a part, and the residuals that its traces need."""
-        values, (outside, _) = (
-            (parameters, others, self._probes, constants),
-            self.start(parameters, {}),
-        )
+        values = (parameters, others, self._probes, constants)
+        outside, _ = self.start(parameters, {})
         result = self._run(values, (written, outside), part)
         return result.written, self._run.residuals(values, result.residuals, steps_of(part))
 
