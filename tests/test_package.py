@@ -49,7 +49,7 @@ ROOMS = [
     "_comparison",
     "nn",
 ]
-FOLDERS = {"_learner": ["state", "calls", "methods"], "_rules": ["elementwise", "full", "custom"]}
+FOLDERS = {"_learner": ["state", "calls", "methods"]}
 """A folder of these rooms imports from the folders before it, and from no file beside them."""
 PRIVATE = {
     (

@@ -1,4 +1,6 @@
-r"""Trace methods of user-defined rules with a trace for each ETP operation and group.
+r"""Trace methods of user-defined rules.
+
+With a trace for each ETP operation and group,
 
 .. math::
 
@@ -6,7 +8,14 @@ r"""Trace methods of user-defined rules with a trace for each ETP operation and 
     \nabla w = \sum_t contract(E^t, l^t).
 
 The steps of a recorded chunk run one by one, since products over time need knowledge of the rule's
-recursion.
+recursion. With one trace for all hidden states of a sample as a vector :math:`S`, and parameters,
+each step is differentiated separately,
+
+.. math::
+
+    E^t = advance(E^{t-1}, J^t, F^t), \qquad
+    \nabla w = \sum_t \partial L^t / \partial w + contract(E^{t-1}, \mu^t), \qquad
+    \mu^t = \partial L^t / \partial S^{t-1}.
 """
 
 import dataclasses
@@ -17,17 +26,17 @@ from typing import Any, ClassVar, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from ..._core.jacobian.jacobians import blocks
-from ..._core.layout import x_key
-from ..._core.local_step import operand_shapes, values_of
-from ..._core.products.direct import add, like
-from ..._core.resets import at_elements
-from ..._core.signals import at_entry, signals
-from ..._core.time_loops import scan_records
-from ..._core.traces import reset_traces
-from ..._core.zero import widened
-from ..._etrace_op import Arrays
-from ..._graph import (
+from .._core.jacobian.jacobians import blocks
+from .._core.layout import x_key
+from .._core.local_step import operand_shapes, values_of
+from .._core.products.direct import add, like
+from .._core.resets import at_elements
+from .._core.signals import at_entry, signals
+from .._core.time_loops import scan_records
+from .._core.traces import reset_traces
+from .._core.zero import widened
+from .._etrace_op import Arrays
+from .._graph import (
     Adjoints,
     ETraceGraph,
     Jacobian,
@@ -39,9 +48,11 @@ from ..._graph import (
     TraceSpecs,
     Weights,
 )
+from .chunk_vjp import step_jacobians
+from .full_traces import PassingTraces, arriving_rows, over_steps
 from .leaves import Leaves, check_method, leaves_of
 from .protocol import Rule
-from .site import OperationSite, sites_of
+from .sites import OperationSite, full_site, sites_of
 
 Recorded: TypeAlias = tuple[Mapping[str, Any], Arrays, jax.Array | None]
 """Inputs and values of a step, and flags of the samples that were reset before it."""
@@ -206,3 +217,64 @@ def _silent(graph: ETraceGraph, site: OperationSite, signal: Mapping[int, jax.Ar
     over = tuple(i for i in range(ndim) if i != axis)
     has_signal = [(value != 0).any(over) for value in signal.values()]
     return ~functools.reduce(jnp.logical_or, has_signal, jnp.zeros((), bool))
+
+
+@dataclasses.dataclass(frozen=True)
+class FullRuleTraces(PassingTraces):
+    """`TraceMethod` of a rule whose Jacobian is full, or block-diagonal by layer.
+
+    Attributes
+    ----------
+    rule
+        The rule.
+    """
+
+    rule: Rule
+    needs: ClassVar[frozenset[Record]] = frozenset({"step", "traces"})
+
+    @property
+    def jacobian(self) -> Jacobian:
+        """The rule's."""
+        return "layered" if self.rule.jacobian == "layered" else "full"
+
+    def check(self, graph: ETraceGraph) -> None:
+        """Refuse wrong results of the rule."""
+        check_method(self, graph)
+
+    def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
+        """Return the leaves of the site."""
+        return leaves_of(self.rule, full_site(graph, operand_shapes(graph))).specs
+
+    def update(
+        self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
+    ) -> Traces:
+        """Return the traces after recorded steps, one step at a time."""
+        leaves = leaves_of(self.rule, full_site(graph, weights))
+
+        def advance(records: Records, traces: Traces) -> Traces:
+            J, of_parameters = step_jacobians(graph, weights, records)
+            site = leaves.site
+            F = {name: of_parameters[name][:, site.rows(name)] for name in site.operands}
+            return leaves.advanced(leaves.of(traces), J, None, F)
+
+        return over_steps(advance, graph, records, traces)
+
+    def carry_in_vjp(
+        self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
+    ) -> Weights:
+        """Return the rule's gradient for the adjoints of the states before a step or window."""
+        gradients = jax.tree.map(jnp.zeros_like, weights)
+        leaves = leaves_of(self.rule, full_site(graph, weights))
+        arriving = arriving_rows(graph, mu)
+        arrays = leaves.of(traces)
+        if zeros_select:
+            arrays = leaves.without(arrays, (arriving == 0).all(1))
+        for name, result in leaves.contracted(arrays, arriving).items():
+            gradients[name] = {"value": result}
+        return like(weights, gradients)
+
+
+def method_of(rule: Rule) -> TraceMethod:
+    """Return the trace method of a rule."""
+    passes_weights = rule.jacobian in ("layered", "full")
+    return FullRuleTraces(rule) if passes_weights else RuleTraces(rule)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..._core.flat_state import (
+from .._core.flat_state import (
     ByState,
     StepVJP,
     equation_of,
@@ -24,12 +24,12 @@ from ..._core.flat_state import (
     to_rows,
     unit_rows,
 )
-from ..._core.jacobian.jacobians import Inputs
-from ..._core.resets import flags_along
-from ..._core.time_loops import scan_records
-from ..._graph import ETraceGraph, FlatState, ParameterUse, Records, Weights
-from ..._jax import Var, bind
-from ..._jaxpr import Place, evaluate
+from .._core.jacobian.jacobians import Inputs
+from .._core.resets import flags_along
+from .._core.time_loops import scan_records
+from .._graph import ETraceGraph, FlatState, ParameterUse, Records, Weights
+from .._jax import Var, bind
+from .._jaxpr import Place, evaluate
 
 Sums = dict[str, list[jax.Array]]
 """For every use that is not a product, an array for each of its operands."""

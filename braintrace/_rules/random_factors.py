@@ -35,7 +35,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..._core.flat_state import (
+from .._core.flat_state import (
     equation_of,
     flat_state_of,
     from_rows,
@@ -47,10 +47,10 @@ from ..._core.flat_state import (
     to_rows,
     unit_rows,
 )
-from ..._core.resets import over_first_axis, where_flagged
-from ..._core.zero import as_arrays, unfused, widened
-from ..._errors import PrimitiveError
-from ..._graph import (
+from .._core.resets import over_first_axis, where_flagged
+from .._core.zero import as_arrays, unfused, widened
+from .._errors import PrimitiveError
+from .._graph import (
     ETraceGraph,
     Jacobian,
     ParameterUse,
@@ -63,12 +63,19 @@ from ..._graph import (
     Weights,
     operand_key,
 )
-from ..._jax import source_line, struct_of
-from ..._jaxpr.dataflow import Kind, kinds_of
-from ..._typing import PyTree
+from .._jax import source_line, struct_of
+from .._jaxpr.dataflow import Kind, kinds_of
+from .._typing import PyTree
 from .chunk_vjp import chunk_vjp, of_product, parameters_behind
-from .influence_matrix import FullTraces, arriving_rows, contracted, entries, followed
-from .passing import PassingTraces, over_steps
+from .full_traces import (
+    FullTraces,
+    PassingTraces,
+    arriving_rows,
+    contracted,
+    entries,
+    followed,
+    over_steps,
+)
 
 KEY = "key"
 """Name of the trace that has the key of the signs."""

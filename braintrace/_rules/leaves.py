@@ -8,16 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..._core.jacobian.jacobians import operands, residuals
-from ..._core.step import as_chunk
-from ..._core.traces import reset_traces, starting_traces
-from ..._core.zero import as_arrays
-from ..._errors import OptionError, ShapeError, in_words
-from ..._etrace_op import Arrays
-from ..._graph import ETraceGraph, Role, TraceMethod, Traces, TraceSpec, Weights
-from ..._jax import struct_of
-from .protocol import Rule
-from .site import Site, Trace
+from .._core.jacobian.jacobians import operands, residuals
+from .._core.step import as_chunk
+from .._core.traces import reset_traces, starting_traces
+from .._core.zero import as_arrays
+from .._errors import OptionError, ShapeError, in_words
+from .._etrace_op import Arrays
+from .._graph import ETraceGraph, Role, TraceMethod, Traces, TraceSpec, Weights
+from .._jax import struct_of
+from .protocol import Rule, Site, Trace
 
 Where = TypeVar("Where", bound=Site)
 

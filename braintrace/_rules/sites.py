@@ -1,29 +1,19 @@
-r"""Sites: the places where a learning rule has a trace, with the products for its update.
+"""Sites of the operations of a model, and of its flattened state, with their products."""
 
-An ETP operation has a site for each hidden group that it reaches, with arrays in the layout of its
-output. A full-Jacobian rule has one site: all hidden states of a sample as one vector, with all
-parameters that reach them. Both have the same products with a trace :math:`E` of the shape of the
-parameters, so one rule runs with every Jacobian:
-
-.. math:: J E, \qquad F x, \qquad < \mu, E >.
-"""
-
-import abc
 import dataclasses
 import functools
 import operator
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from ..._core.flat_state import flat_state_of
-from ..._core.layout import TraceSite, filter_key, trace_sites
-from ..._core.products.active_outputs import EVERY_OUTPUT
-from ..._core.zero import unfused
-from ..._errors import OptionError
-from ..._etrace_op import (
+from .._core.flat_state import flat_state_of
+from .._core.layout import TraceSite, filter_key, trace_sites
+from .._core.products.active_outputs import EVERY_OUTPUT
+from .._core.zero import unfused
+from .._etrace_op import (
     Arrays,
     accumulate,
     add_to_filter,
@@ -31,127 +21,11 @@ from ..._etrace_op import (
     propagate,
     pull_back_filtered,
 )
-from ..._graph import ETraceGraph, TraceSpec, Weights
-from ..._typing import PyTree
-from ..elementwise.filter_specs import check_filtered_inputs, spec_of_input, spec_of_output
-from ..elementwise.parameter_specs import specs_of_site
-from ..full.influence_matrix import FullTraces
-
-Trace: TypeAlias = PyTree
-"""The trace of one site: arrays in any pytree."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Site(abc.ABC):
-    """The place of one trace of a `Rule`: an operation and hidden states that it reaches.
-
-    An ETP operation has a site for each group of hidden states that it reaches. With a ``jacobian``
-    of ``'layered'`` or ``'full'``, a model has a single site: all hidden states, and all parameters
-    that reach them.
-
-    Attributes
-    ----------
-    name
-        The operation, its parameters and the line of the call, for messages.
-    key
-        Prefix of the names of its traces.
-    relation
-        Key of the operation in the report; ``None`` for all hidden states at once.
-    states
-        Names of the hidden states.
-    samples
-        Shape of an array with one number for each sample: ``(5,)``, or ``()`` without a batch.
-    operands
-        Arrays that have gradients, by the operation's names (``'weight'``, ``'bias'``), or
-        parameters by path. In `Rule.init`, their shapes and dtypes.
-
-    Notes
-    -----
-    The products take and return traces of the form of `zeros`. They are linear in each argument.
-
-    Examples
-    --------
-    >>> import braintrace, dataclasses, jax.numpy as jnp
-    >>> @dataclasses.dataclass(frozen=True)
-    ... class LastStep:
-    ...     jacobian = "none"
-    ...
-    ...     def init(self, site):
-    ...         return site.zeros()
-    ...
-    ...     def advance(self, site, trace, J, x, F):
-    ...         return site.outer(F, x)
-    ...
-    ...     def contract(self, site, trace, mu):
-    ...         return site.contract(mu, trace)
-    >>> x = jnp.ones((5, 2))
-    >>> learner = braintrace.compile(braintrace.nn.IndRNN(2, 3), LastStep(), x, batch_size=5)
-    >>> for name, trace in learner.functional().state().traces.items():
-    ...     print(name, trace.shape)
-    W/weight@mm1>h['h']['bias'] (5, 3)
-    W/weight@mm1>h['h']['weight'] (5, 2, 3)
-    u@elemwise0>h['h']['weight'] (5, 3)
-    """
-
-    name: str
-    key: str
-    relation: str | None
-    states: tuple[str, ...]
-    samples: tuple[int, ...]
-    operands: Mapping[str, Any]
-
-    @abc.abstractmethod
-    def zeros(self) -> Trace:
-        """Return a trace of zeros for `Rule.init`: the derivative of the states by the operands.
-
-        It is ``{state: {operand: leaf}}``, or for all hidden states ``{parameter: leaf}`` with
-        leaves ``(samples, entries of the states, *shape)``. A leaf is a `TraceSpec`.
-        """
-
-    def input_zeros(self) -> Any:
-        """Return zeros for `Rule.init` like the operation's input, to filter it; see `filtered`.
-
-        The result is ``None``, an empty pytree, for an operation without an input.
-
-        Raises
-        ------
-        PrimitiveError
-            If the derivative of the operation is not linear in its input.
-        """
-        raise self._has_no_operation("input_zeros")
-
-    def output_zeros(self) -> dict[str, TraceSpec]:
-        """Return zeros for `Rule.init` like ``F``, for every state."""
-        raise self._has_no_operation("output_zeros")
-
-    def filtered(self, x_trace: Any, x: Any) -> Any:
-        """Return ``x_trace + x``, a sum of inputs; for indices, a table of counts."""
-        raise self._has_no_operation("filtered")
-
-    def pull_back(self, x_trace: Any, signal: jax.Array) -> dict[str, jax.Array]:
-        """Return the gradient of each operand from a derivative of the output, summed over samples.
-
-        ``x_trace`` replaces the input, and ``signal`` has the layout of the output.
-        """
-        raise self._has_no_operation("pull_back")
-
-    def _has_no_operation(self, method: str) -> OptionError:
-        return OptionError(
-            f"`Site.{method}` needs one operation, but with a `jacobian` of 'layered' or 'full' a "
-            "site is all hidden states. Use another `jacobian`, or `Site.zeros`."
-        )
-
-    @abc.abstractmethod
-    def multiply(self, J: Any, trace: Trace) -> Trace:
-        """Return ``J E``, the trace propagated by one step."""
-
-    @abc.abstractmethod
-    def outer(self, F: Any, x: Any) -> Trace:
-        """Return ``F x``, the derivative of the new states with the old ones held constant."""
-
-    @abc.abstractmethod
-    def contract(self, mu: Any, trace: Trace) -> dict[str, jax.Array]:
-        """Return ``<mu, E>``, the gradient of each operand, summed over samples."""
+from .._graph import ETraceGraph, TraceSpec, Weights
+from .filtered_inputs import check_filtered_inputs, spec_of_input, spec_of_output
+from .full_traces import FullTraces
+from .parameter_specs import specs_of_site
+from .protocol import Site, Trace
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

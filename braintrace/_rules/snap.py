@@ -20,14 +20,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..._core.flat_state import flat_state_of, row_dtype
-from ..._core.products.direct import like
-from ..._core.signals import flat_signals
-from ..._core.step import as_chunk
-from ..._core.time_loops import scan_records
-from ..._core.traces import reset_traces
-from ..._core.zero import as_arrays, unfused, widened
-from ..._graph import (
+from .._core.flat_state import flat_state_of, row_dtype
+from .._core.products.direct import like
+from .._core.signals import flat_signals
+from .._core.step import as_chunk
+from .._core.time_loops import scan_records
+from .._core.traces import reset_traces
+from .._core.zero import as_arrays, unfused, widened
+from .._graph import (
     ETraceGraph,
     Jacobian,
     Records,
@@ -38,7 +38,7 @@ from ..._graph import (
     Weights,
 )
 from .chunk_vjp import step_jacobians
-from .influence_matrix import FullTraces, followed
+from .full_traces import FullTraces, followed
 
 TERMS_OF_A_PRODUCT = 6
 """All rows of J are multiplied if that is at most this factor more than the rows of a weight:

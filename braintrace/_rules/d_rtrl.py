@@ -28,11 +28,11 @@ from typing import Any, ClassVar, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from ..._core.jacobian.jacobians import blocks
-from ..._core.layout import TraceSite, row_name, trace_sites
-from ..._core.local_step import values_of
-from ..._core.products.active_outputs import ActiveOutputs, active_outputs_of
-from ..._core.products.complex_packing import (
+from .._core.jacobian.jacobians import blocks
+from .._core.layout import TraceSite, row_name, trace_sites
+from .._core.local_step import values_of
+from .._core.products.active_outputs import ActiveOutputs, active_outputs_of
+from .._core.products.complex_packing import (
     arrays_of,
     factors_and_traces,
     joined,
@@ -41,21 +41,21 @@ from ..._core.products.complex_packing import (
     pack_like,
     unpack,
 )
-from ..._core.products.direct import add, like, recorded_inputs, sum_products
-from ..._core.products.in_place import depend_on, ordered_after, readers_first, updated_in_place
-from ..._core.products.nan_safe import finite_inputs, where_elements, where_outputs
-from ..._core.pull import Outputs, pull
-from ..._core.resets import at_elements
-from ..._core.signals import at_entry, of_past, reachable_blocks, signals
-from ..._core.zero import as_arrays, is_zero, widened
-from ..._etrace_op import (
+from .._core.products.direct import add, like, recorded_inputs, sum_products
+from .._core.products.in_place import depend_on, ordered_after, readers_first, updated_in_place
+from .._core.products.nan_safe import finite_inputs, where_elements, where_outputs
+from .._core.pull import Outputs, pull
+from .._core.resets import at_elements
+from .._core.signals import at_entry, of_past, reachable_blocks, signals
+from .._core.zero import as_arrays, is_zero, widened
+from .._etrace_op import (
     Arrays,
     accumulate,
     contract,
     get_primitive_spec,
     propagate,
 )
-from ..._graph import (
+from .._graph import (
     Adjoints,
     ETraceGraph,
     HiddenGroup,

@@ -27,18 +27,18 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from ..._core.jacobian.jacobians import blocks
-from ..._core.layout import TraceSite, row_name, trace_sites
-from ..._core.local_step import values_of
-from ..._core.products.direct import add, like, sum_products
-from ..._core.products.nan_safe import times
-from ..._core.resets import at_elements, over_first_axis
-from ..._core.signals import at_entry, signals
-from ..._core.time_loops import scan_records
-from ..._core.zero import as_arrays, widened
-from ..._errors import OptionError
-from ..._etrace_op import Arrays, pull_back_filtered
-from ..._graph import (
+from .._core.jacobian.jacobians import blocks
+from .._core.layout import TraceSite, row_name, trace_sites
+from .._core.local_step import values_of
+from .._core.products.direct import add, like, sum_products
+from .._core.products.nan_safe import times
+from .._core.resets import at_elements, over_first_axis
+from .._core.signals import at_entry, signals
+from .._core.time_loops import scan_records
+from .._core.zero import as_arrays, widened
+from .._errors import OptionError
+from .._etrace_op import Arrays, pull_back_filtered
+from .._graph import (
     Adjoints,
     ETraceGraph,
     HiddenGroup,
@@ -53,8 +53,15 @@ from ..._graph import (
     TraceSpecs,
     Weights,
 )
-from .filter_specs import check_filtered_inputs, spec_of_input, spec_of_output
-from .filtered_inputs import by_relation, filter_backward, filter_inputs, inputs_of
+from .filtered_inputs import (
+    by_relation,
+    check_filtered_inputs,
+    filter_backward,
+    filter_inputs,
+    inputs_of,
+    spec_of_input,
+    spec_of_output,
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,1 +1,0 @@
-"""Rules whose Jacobian couples no elements: parameter traces, and filters of inputs."""
