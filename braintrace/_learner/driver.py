@@ -12,7 +12,7 @@ their bodies.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import brainstate
@@ -63,13 +63,12 @@ class Driver:
         The pure function.
     placing
         Placement of its values on a mesh; ``None``: no mesh.
+    key
+        What drivers with the same program for deferred traces have in common.
     """
 
     def __init__(
-        self,
-        algorithm: ETraceAlgorithm,
-        body: Body,
-        placing: Placing | None = None,
+        self, algorithm: ETraceAlgorithm, body: Body, placing: Placing | None, key: Hashable
     ) -> None:
         if placing is not None:
             body = placed_body(body, placing, body.states(algorithm.states_of_model))
@@ -78,7 +77,7 @@ class Driver:
         self._algorithm = algorithm
         self._whole = self._named(self._to_the_end)
         self._deferring = None if body.finish is None else self._named(self._traced)
-        self._finish = None if body.finish is None else Program(self._finished, donated=1)
+        self._finish = None if body.finish is None else Program(self._finished, 1, key)
 
     def _named(self, function: Callable[..., PyTree]) -> Program:
         """Return a program that is named after the body, as profilers and dumps of XLA show it."""
@@ -249,14 +248,14 @@ def prepared(
 
 
 def _new_driver(
-    learner: LearnerParts, request: Request, states: States, arguments: Arguments
+    learner: LearnerParts, request: Request, states: States, arguments: Arguments, key: Hashable
 ) -> Driver:
     """Trace the body of a method, and return its driver."""
     algorithm, placing = learner.algorithm, learner.placing()
     with for_devices(None if placing is None else placing.devices):
         without_data = Request(request.method, (), request.options.compiled, request.chosen)
         body = BODIES[request.method](learner, without_data, arguments)
-        return Driver(algorithm, body, placing)
+        return Driver(algorithm, body, placing, key)
 
 
 def run_request(learner: LearnerParts, request: Request) -> PyTree:

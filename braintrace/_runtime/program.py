@@ -5,7 +5,7 @@ writes them once: to the learner's own States, or to a `LearnerState` that the u
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from operator import is_
 from typing import Any, Protocol, TypeAlias
 
@@ -35,11 +35,27 @@ class Program:
         The function.
     donated
         Index of the argument with traces, whose buffers may be donated; ``None``: no donation.
+    key
+        Programs with the same key are equal. In the transformations of brainstate, the program of
+        deferred traces is part of the type of a State, and a change of it means a new compilation.
     """
 
-    def __init__(self, function: Callable[..., Any], donated: int | None = None) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        donated: int | None = None,
+        key: Hashable | None = None,
+    ) -> None:
+        self._key = id(self) if key is None else key
+        self._hash = hash(self._key)
         self._run = jax.jit(function)
         self._run_in_place = jax.jit(function, donate_argnums=() if donated is None else donated)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Program) and other._key == self._key
+
+    def __hash__(self) -> int:
+        return self._hash
 
     def __call__(self, *arguments: Any, in_place: bool = False, done: list[Any]) -> None:
         """Run the function and append its results; ``in_place`` donates the buffers of its traces.

@@ -112,6 +112,30 @@ def test_functions_that_need_other_forms_alternate():
         assert_same(evaluate(), expected[1])
 
 
+def test_a_loop_with_a_new_step_function_in_every_trace_is_compiled_twice(compilations):
+    """From zero traces, and from those of the sequence before."""
+    learner = learner_of(LEAKY)
+
+    @brainstate.transform.jit
+    def train(scale, targets):
+        reset(learner)
+        step_fn = step_of(learner)
+        return learner.etrace_grad(XS, step_fn=lambda x: step_fn(scale * x, targets[0]))
+
+    scale, targets = jnp.asarray(2.0), jnp.asarray(TARGETS)
+    reset(learner)
+    first = train(scale, targets)
+    train(scale, targets)
+    count = len(compilations)
+    for _ in range(3):
+        assert_same(train(scale, targets), first)
+    assert len(compilations) == count
+    traces = state_of(learner)
+    reset(learner)
+    learner.etrace_grad(2.0 * XS, step_fn=lambda x: step_of(learner)(x, TARGETS[0]))
+    assert_same(state_of(learner), traces)
+
+
 # --- pure functions
 
 

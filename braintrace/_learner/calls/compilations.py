@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from ..._graph import ETraceGraph, SequenceRow
@@ -66,17 +66,17 @@ class Compilations:
         self,
         functions: Iterable[Callable[..., PyTree]],
         features: DriverKey,
-        make: Callable[[], Any],
+        make: Callable[[Hashable], Any],
     ) -> Any:
-        """Return the cached driver for functions and features, or compile it.
+        """Return the cached driver for functions and features, or compile it with its key.
 
         Drivers of functions that read tracers of an enclosing transformation are not cached.
         """
-        keys = [key_of(function) for function in functions]
-        if None in keys:
-            return make()  # the enclosing transformation compiles it
+        keys, reads_tracers = list(zip(*map(key_of, functions), strict=True)) or ((), ())
         key = (*keys, features)
-        driver = self._kept.pop(key) if key in self._kept else make()
+        if any(reads_tracers):
+            return make((id(self), key))  # the enclosing transformation compiles it
+        driver = self._kept.pop(key) if key in self._kept else make((id(self), key))
         self._kept[key] = driver  # the last key is the one used last
         if len(self._kept) > MOST_KEPT:
             del self._kept[next(iter(self._kept))]

@@ -4,7 +4,8 @@ A function is traced once, as by ``jax.jit``. A lambda that is written in a call
 every time, with the same code: its key consists of its code, of the values that it holds (defaults,
 closed-over values, the object of a method), and of the objects that the global names in its code
 are bound to, which a notebook cell may bind again. Numbers, strings and flags are compared by
-value, all other objects by identity. A key keeps its objects alive.
+value, tracers of an enclosing transformation by shape and dtype, and all other objects by identity.
+A key keeps its objects alive.
 """
 
 import dis
@@ -13,7 +14,9 @@ import types
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
-from ..._jax import holds_tracers, is_tracer
+import jax
+
+from ..._jax import holds_tracers, is_tracer, leaves_of
 
 BY_VALUE = (bool, int, float, complex, str, bytes, type(None))
 
@@ -31,19 +34,25 @@ class ByIdentity:
         return id(self.value)
 
 
-def key_of(function: Callable[..., Any]) -> tuple[Hashable, ...] | None:
-    """Return the cache key of a function; ``None`` if it reads tracers, which nothing may keep."""
+def key_of(function: Callable[..., Any]) -> tuple[tuple[Hashable, ...], bool]:
+    """Return the cache key of a function, and whether it reads tracers, which nothing may keep."""
     key: list[Hashable] = []
+    reads_tracers = False
     for value, is_global in _parts(function, []):
         if isinstance(value, BY_VALUE):
             key.append((type(value), repr(value)))  # 0.0 is not -0.0, and NaN is NaN
         elif isinstance(value, types.CodeType):
             key.append(value)
         elif is_tracer(value) if is_global else holds_tracers(value):
-            return None
+            reads_tracers = True
+            key.append((type(value), *map(_key_of_leaf, leaves_of(value))))
         else:
             key.append(ByIdentity(value))
-    return tuple(key)
+    return tuple(key), reads_tracers
+
+
+def _key_of_leaf(leaf: Any) -> Hashable:
+    return str(jax.typeof(leaf)) if is_tracer(leaf) else ByIdentity(leaf)
 
 
 def _parts(value: Any, inside: list[Any]) -> Iterator[tuple[Any, bool]]:
