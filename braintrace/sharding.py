@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ._core.products.complex_packing import arrays_of, of_arrays
+from ._core.traces import arrays_of, of_arrays
 from ._errors import OptionError, ShapeError
 from ._graph import ETraceGraph, Records, Traces, TraceSpec, TraceSpecs
 from ._jax import is_tracer

@@ -8,9 +8,7 @@ import brainstate
 
 from .._checks import check_model
 from .._compiler import CompilerOptions, publish
-from .._core.products.complex_packing import pack, pairs_of
-from .._core.traces import outliving, starting_traces
-from .._core.zero import as_arrays
+from .._core.traces import as_arrays, outliving, pack, pairs_of, starting_traces
 from .._errors import NotCompiledError, NotInitializedError
 from .._graph import FILTERS, ETraceGraph, TraceMethod, Traces
 from .._rules import eligibility

@@ -6,8 +6,7 @@ from typing import Any
 import jax
 
 from .._brainstate import is_watched
-from .._core.products.complex_packing import pack, pairs_of
-from .._core.traces import outliving
+from .._core.traces import outliving, pack, pairs_of
 from .._errors import LostTracesError, in_words
 from .._runtime.changes import up_to_date
 from .._runtime.compiled_step import CompiledStep

@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 
 from .._brainstate import is_watched, undone
 from .._checks import check_model, named
-from .._core.zero import examples
+from .._core.traces import examples
 from .._errors import OptionError, in_words
 from .._jax import struct_of
 from .._learner.calls.arguments import length_of, of_numbers

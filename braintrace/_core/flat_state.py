@@ -22,8 +22,8 @@ import numpy as np
 from .._graph import ETraceGraph, FlatState, ParameterUse, Weights
 from .._jax import Atom, Equation, Var
 from .._jaxpr import Place, evaluate, evaluate_probed
-from .jacobian.jacobians import Inputs
 from .probed_step import finish, joined_states
+from .records import Inputs
 
 ByState = list[jax.Array]
 """An array for every state, in its layout after leading axes."""

@@ -25,8 +25,7 @@ import numpy as np
 from .._graph import Cut, ETraceGraph, HiddenGroup, Tap, Weights
 from .._jax import Atom, Equation, Var, is_var, struct_of
 from .._jaxpr import Rule, evaluate, inlined, program_of
-from .jacobian.maxima import bind_differentiable, maxima_of
-from .jacobian.results import FROM_RESULT, from_result
+from .derivatives import FROM_RESULT, bind_differentiable, from_result, maxima_of
 from .layout import (
     SUMS,
     TraceSite,
@@ -38,7 +37,7 @@ from .layout import (
     tap_to_outputs,
     trace_sites,
 )
-from .zero import examples
+from .traces import examples
 
 Values = Mapping[Var, Any]
 """Values of some variables of a step."""

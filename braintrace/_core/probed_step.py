@@ -36,7 +36,7 @@ from .._jax import (
 from .._jaxpr import Rule, carries_derivative, evaluate
 from .._jaxpr.dataflow import CONSTANT
 from .._typing import PyTree
-from .jacobian.jacobians import Inputs, with_weights
+from .records import Inputs, with_weights
 
 Probes = dict[str, jax.Array]
 """One array per traced hidden state, by name, in the layout of its new variable. States whose old

@@ -23,7 +23,7 @@ from .._graph import ETraceGraph, HiddenGroup, Records
 from .._typing import PyTree
 from .layout import row_name, trace_sites
 from .local_step import LocalStep, States, values_of
-from .resets import at_elements
+from .signals import at_elements
 from .time_loops import scan_records
 
 Outputs = dict[str, jax.Array]

@@ -21,7 +21,7 @@ import jax
 from .._algorithms import ETraceAlgorithm
 from .._brainstate import values_of
 from .._checks import common_length
-from .._core.products.complex_packing import pack, unpack
+from .._core.traces import pack, unpack
 from .._graph import Traces
 from .._jax import for_devices
 from .._runtime.changes import follow_every_state, up_to_date

@@ -19,8 +19,7 @@ from jax.typing import ArrayLike
 
 from .._algorithms import ETraceAlgorithm
 from .._brainstate import is_in_loop, values_of
-from .._core.products.complex_packing import Pairs, unpack
-from .._core.traces import outliving
+from .._core.traces import Pairs, outliving, unpack
 from .._errors import OptionError
 from .._graph import Traces
 from .._jax import struct_of

@@ -10,7 +10,7 @@ import brainstate
 from .._algorithms import ETraceAlgorithm
 from .._brainstate import is_in_loop
 from .._checks import shown
-from .._core.products.complex_packing import Pairs, pack, unpack
+from .._core.traces import Pairs, pack, unpack
 from .._errors import OptionError
 from .._graph import Traces
 from .._runtime.forms import Zero, is_settled, settled

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._core.products.complex_packing import joined, renamed
+from .._core.traces import joined, renamed
 from .._graph import (
     ETraceGraph,
     HiddenParamOpRelation,

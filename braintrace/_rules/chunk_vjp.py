@@ -24,8 +24,8 @@ from .._core.flat_state import (
     to_rows,
     unit_rows,
 )
-from .._core.jacobian.jacobians import Inputs
-from .._core.resets import flags_along
+from .._core.records import Inputs
+from .._core.signals import flags_along
 from .._core.time_loops import scan_records
 from .._graph import ETraceGraph, FlatState, ParameterUse, Records, Weights
 from .._jax import Var, bind

@@ -26,15 +26,13 @@ from typing import Any, ClassVar, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from .._core.jacobian.jacobians import blocks
 from .._core.layout import x_key
 from .._core.local_step import operand_shapes, values_of
-from .._core.products.direct import add, like
-from .._core.resets import at_elements
-from .._core.signals import at_entry, signals
+from .._core.products import add, like
+from .._core.records import blocks
+from .._core.signals import at_elements, at_entry, signals
 from .._core.time_loops import scan_records
-from .._core.traces import reset_traces
-from .._core.zero import widened
+from .._core.traces import reset_traces, widened
 from .._etrace_op import Arrays
 from .._graph import (
     Adjoints,

@@ -28,26 +28,35 @@ from typing import Any, ClassVar, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from .._core.jacobian.jacobians import blocks
+from .._core.in_place import depend_on, ordered_after, readers_first, updated_in_place
 from .._core.layout import TraceSite, row_name, trace_sites
 from .._core.local_step import values_of
-from .._core.products.active_outputs import ActiveOutputs, active_outputs_of
-from .._core.products.complex_packing import (
+from .._core.products import (
+    ActiveOutputs,
+    active_outputs_of,
+    add,
+    finite_inputs,
+    like,
+    recorded_inputs,
+    sum_products,
+    where_elements,
+    where_outputs,
+)
+from .._core.pull import Outputs, pull
+from .._core.records import blocks
+from .._core.signals import at_elements, at_entry, of_past, reachable_blocks, signals
+from .._core.traces import (
     arrays_of,
+    as_arrays,
     factors_and_traces,
+    is_zero,
     joined,
     of_arrays,
     of_site,
     pack_like,
     unpack,
+    widened,
 )
-from .._core.products.direct import add, like, recorded_inputs, sum_products
-from .._core.products.in_place import depend_on, ordered_after, readers_first, updated_in_place
-from .._core.products.nan_safe import finite_inputs, where_elements, where_outputs
-from .._core.pull import Outputs, pull
-from .._core.resets import at_elements
-from .._core.signals import at_entry, of_past, reachable_blocks, signals
-from .._core.zero import as_arrays, is_zero, widened
 from .._etrace_op import (
     Arrays,
     accumulate,

@@ -8,7 +8,7 @@ import numpy as np
 
 from .._checks import is_quantity
 from .._core.layout import trace_sites
-from .._core.products.active_outputs import active_outputs_of, trace_shapes
+from .._core.products import active_outputs_of, trace_shapes
 from .._errors import OptionError, ShapeError
 from .._graph import (
     ETraceGraph,

@@ -23,10 +23,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._core.layout import TraceSite, filter_key, row_name, trace_sites, x_key
-from .._core.products.direct import Inputs
-from .._core.resets import at_elements, over_first_axis
+from .._core.products import Inputs
+from .._core.signals import at_elements, over_first_axis
 from .._core.time_loops import scan_records
-from .._core.zero import as_arrays, is_zero, widened
+from .._core.traces import as_arrays, is_zero, widened
 from .._errors import OptionError, PrimitiveError
 from .._etrace_op import (
     ETP_RULES_INIT_PP,

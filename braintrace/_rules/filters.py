@@ -27,15 +27,13 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from .._core.jacobian.jacobians import blocks
 from .._core.layout import TraceSite, row_name, trace_sites
 from .._core.local_step import values_of
-from .._core.products.direct import add, like, sum_products
-from .._core.products.nan_safe import times
-from .._core.resets import at_elements, over_first_axis
-from .._core.signals import at_entry, signals
+from .._core.products import add, like, sum_products, times
+from .._core.records import blocks
+from .._core.signals import at_elements, at_entry, over_first_axis, signals
 from .._core.time_loops import scan_records
-from .._core.zero import as_arrays, widened
+from .._core.traces import as_arrays, widened
 from .._errors import OptionError
 from .._etrace_op import Arrays, pull_back_filtered
 from .._graph import (

@@ -26,12 +26,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._core.flat_state import flat_state_of, row_dtype, to_rows, unit_rows
-from .._core.products.direct import like
-from .._core.resets import where_flagged
+from .._core.in_place import unfused
+from .._core.products import like
+from .._core.signals import where_flagged
 from .._core.step import as_chunk
 from .._core.time_loops import scan_records
-from .._core.traces import reset_traces
-from .._core.zero import as_arrays, is_zero, unfused, widened
+from .._core.traces import as_arrays, is_zero, reset_traces, widened
 from .._graph import (
     ETraceGraph,
     HiddenParamOpRelation,

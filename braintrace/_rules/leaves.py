@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._core.jacobian.jacobians import operands, residuals
+from .._core.records import operands, residuals
 from .._core.step import as_chunk
-from .._core.traces import reset_traces, starting_traces
-from .._core.zero import as_arrays
+from .._core.traces import as_arrays, reset_traces, starting_traces
 from .._errors import OptionError, ShapeError, in_words
 from .._etrace_op import Arrays
 from .._graph import ETraceGraph, Role, TraceMethod, Traces, TraceSpec, Weights

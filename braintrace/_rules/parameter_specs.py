@@ -5,10 +5,9 @@ import functools
 import jax
 
 from .._core.layout import TraceSite
-from .._core.products.active_outputs import ActiveOutputs, trace_shapes
-from .._core.products.complex_packing import coupled_states
-from .._core.products.nan_safe import which_entries
-from .._core.resets import at_elements
+from .._core.products import ActiveOutputs, trace_shapes, which_entries
+from .._core.signals import at_elements
+from .._core.traces import coupled_states
 from .._etrace_op import get_primitive_spec
 from .._graph import ETraceGraph, Role, TraceSpec
 

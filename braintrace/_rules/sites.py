@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from .._core.flat_state import flat_state_of
+from .._core.in_place import unfused
 from .._core.layout import TraceSite, filter_key, trace_sites
-from .._core.products.active_outputs import EVERY_OUTPUT
-from .._core.zero import unfused
+from .._core.products import EVERY_OUTPUT
 from .._etrace_op import (
     Arrays,
     accumulate,

@@ -8,7 +8,7 @@ import brainstate
 import jax
 
 from .._brainstate import held, hold, is_in_loop, is_recorded, is_watched, seen_through
-from .._core.zero import examples
+from .._core.traces import examples
 from .._errors import LostTracesError
 from .._graph import Traces
 from .._jax import is_transforming

@@ -9,7 +9,7 @@ import numpy as np
 
 from .._brainstate import held, hold, is_watched, peek, seen_through
 from .._checks import differences, shown
-from .._core.products.complex_packing import Pairs, pack, unpack
+from .._core.traces import Pairs, pack, unpack
 from .._errors import ShapeError
 from .._graph import StateLeaf
 from .._jax import is_tracer

@@ -14,7 +14,7 @@ import jax
 from ..._etrace_op import etp_mm_p
 from ..._jax import Atom, Equation, Var, bind, runs_on_several_devices
 from ..._jaxpr import evaluate
-from ..jacobian.results import FROM_RESULT, from_result
+from ..derivatives import FROM_RESULT, from_result
 from .step_program import ByVar, StepProgram
 
 

@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from ..._algorithms import CHUNK, Window
-from ..._core.traces import size_in_bytes
-from ..._core.zero import as_arrays
+from ..._core.traces import as_arrays, size_in_bytes
 from ..._graph import ETraceGraph, specs_of
 from ..._jax_devices import current_device
 from ..._typing import PyTree

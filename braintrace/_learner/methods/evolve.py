@@ -9,10 +9,10 @@ from typing import TypeAlias
 import jax
 
 from ..._algorithms import ETraceAlgorithm
-from ..._core.jacobian.jacobians import operands
 from ..._core.probed_step import probe_shapes
+from ..._core.records import operands
 from ..._core.step import plain_step, recorded_step
-from ..._core.zero import examples
+from ..._core.traces import examples
 from ..._errors import OptionError
 from ..._graph import Traces
 from ..._jax import Var, without_derivative

@@ -16,12 +16,12 @@ import jax.numpy as jnp
 
 from ..._algorithms import CHUNK
 from ..._core.chunk.recording import SourceValues
-from ..._core.jacobian.jacobians import operands
+from ..._core.in_place import ordering_token
 from ..._core.local_step import operand_shapes
-from ..._core.products.in_place import ordering_token
+from ..._core.records import operands
 from ..._core.signals import at_entry
-from ..._core.window import passed_step, window_step
-from ..._core.zero import as_arrays, examples, is_zero
+from ..._core.step import passed_step, window_step
+from ..._core.traces import as_arrays, examples, is_zero
 from ..._errors import OptionError
 from ..._function_model import gradients_for
 from ..._graph import Traces, Weights

@@ -21,7 +21,7 @@ import saiunit
 from ..._algorithms import CHUNK
 from ..._core.chunk.pure_step import PureStep
 from ..._core.step import as_chunk
-from ..._core.zero import as_arrays
+from ..._core.traces import as_arrays
 from ..._errors import OptionError
 from ..._function_model import gradients_by_path, gradients_for
 from ..._graph import Traces

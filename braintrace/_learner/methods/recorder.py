@@ -8,9 +8,9 @@ import brainstate
 import jax
 
 from ..._algorithms import ETraceAlgorithm
-from ..._core.jacobian.jacobians import Inputs
 from ..._core.probed_step import Probes
-from ..._core.resets import probes_after_reset
+from ..._core.records import Inputs
+from ..._core.signals import probes_after_reset
 from ..._core.step import recorded_step
 from ..._errors import OptionError
 from ..._graph import ETraceGraph, Records, Weights

@@ -20,9 +20,8 @@ from ..._core.chunk.over_time import zero_sum
 from ..._core.chunk.pure_step import PureStep
 from ..._core.chunk.recording import SourceValues
 from ..._core.probed_step import Probes, pre_step_probe, probe_shapes, probes_of_past
-from ..._core.step import as_chunk, chunk_gradient, of_parameters
-from ..._core.window import window_signals
-from ..._core.zero import examples
+from ..._core.step import as_chunk, chunk_gradient, of_parameters, window_signals
+from ..._core.traces import examples
 from ..._graph import Adjoints, LinearMethod, Records, Traces, Weights
 from ..._runtime.states.model_states import add_to_states
 from ..._typing import PyTree

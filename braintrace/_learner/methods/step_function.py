@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import saiunit
 
 from ..._checks import is_quantity, named, parameter_names, shown
-from ..._core.zero import examples
+from ..._core.traces import examples
 from ..._errors import OptionError, in_words
 from ..._typing import PyTree
 from ..calls.interceptor import intercepting

@@ -1,19 +1,22 @@
-"""Derivatives of maxima and minima that do not depend on recomputed values.
+"""Derivatives of operations that do not depend on recomputed values.
 
-JAX's derivative tests which operand equals the result. XLA may compute an operand twice, once for
-the result and once for the test, with different rounding (fused multiply-add). Then no operand is
-equal, and the derivative is zero. Here, operands are compared with each other. In a reduction
-without an equal element, the element of `argmax` counts.
+Maxima and minima: JAX's derivative tests which operand equals the result. XLA may compute an
+operand twice, once for the result and once for the test, with different rounding (fused
+multiply-add). Then no operand is equal, and the derivative is zero. Here, operands are compared
+with each other. In a reduction without an equal element, the element of `argmax` counts.
+
+`tanh` and others: JAX computes the derivative from the result, which may be known already.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
-from ..._jax import Equation, bind
-from ..._jaxpr import Program, Rule
+from .._jax import Equation, bind
+from .._jaxpr import Program, Rule, evaluate, program_of
 
 Binary: TypeAlias = Callable[[Any, Any], jax.Array]
 Pair: TypeAlias = tuple[jax.Array, jax.Array]
@@ -76,3 +79,39 @@ def maxima_of(program: Program) -> dict[int, Rule]:
         for index, equation in enumerate(program.equations)
         if equation.primitive.name in DIFFERENTIABLE
     }
+
+
+FROM_RESULT = frozenset({"exp", "exp2", "logistic", "rsqrt", "sqrt", "tan", "tanh"})
+"""Operations whose derivative JAX computes from their result."""
+
+
+def from_result(equation: Equation, x: jax.Array, known: jax.Array) -> jax.Array:
+    """Return the known result of an operation; its derivative is computed from that."""
+
+    def derivative(primals: Any, tangents: Any) -> Any:
+        (x, known), (dx, _) = primals, tangents
+        settings = tuple(equation.params.items())
+        program = _with_derivative(equation.primitive, settings, x.shape, x.dtype)
+        result, change = program.out_atoms
+        inputs = dict(zip(program.in_vars, (x, dx), strict=True))
+        return known, evaluate(program, [change], inputs, {result: known})[0]
+
+    around = jax.custom_jvp(lambda x, known: known)
+    around.defjvp(derivative)
+    found: jax.Array = around(x, known)
+    return found
+
+
+@functools.lru_cache(
+    maxsize=256
+)  # tracing it for each operation takes a third of a trace of `pull`
+def _with_derivative(
+    primitive: Any, settings: tuple[Any, ...], shape: tuple[int, ...], dtype: Any
+) -> Program:
+    """Return the program ``(x, dx) -> (result, its derivative)`` of an elementwise operation."""
+
+    def both(x: jax.Array, dx: jax.Array) -> Any:
+        return jax.jvp(lambda x: primitive.bind(x, **dict(settings)), (x,), (dx,))
+
+    like = jax.ShapeDtypeStruct(shape, dtype)
+    return program_of(jax.make_jaxpr(both)(like, like))

@@ -18,11 +18,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..._graph import ETraceGraph, HiddenGroup, HiddenParamOpRelation, Records, Weights
-from ..._jax import Equation, Var, bind, is_var
-from ..._jaxpr import Rule, evaluate
-from ..layout import names_of, row_name, trace_sites, x_key
-from ..local_step import LocalStep, Values, evaluated_vars, read_vars
+from .._graph import ETraceGraph, HiddenGroup, HiddenParamOpRelation, Records, Weights
+from .._jax import Equation, Var, bind, is_var
+from .._jaxpr import Rule, evaluate
+from .layout import names_of, row_name, trace_sites, x_key
+from .local_step import LocalStep, Values, evaluated_vars, read_vars
 
 Inputs: TypeAlias = Mapping[Var, Any]
 """Values of the inputs of a program."""

@@ -33,9 +33,9 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
-from ..._graph import Traces
-from ..._jax import sharding_dependent
-from ..._typing import PyTree
+from .._graph import Traces
+from .._jax import sharding_dependent
+from .._typing import PyTree
 
 BLOCK_BYTES = 2**20
 """Size of a block of traces: about the size of a core's cache."""
@@ -185,3 +185,14 @@ def _in_blocks(
         starts = starts + flag
     after: Traces = jax.lax.scan(add_block, traces, starts)[0]
     return after
+
+
+def unfused(product: jax.Array, factor: jax.Array) -> jax.Array:
+    """Return a product of a factor with traces that XLA computes separately.
+
+    XLA of jaxlib 0.10 on a CPU fuses a product into the sum over an axis that it is added to. If it
+    knows that all entries of the other factor are equal, as in traces that the program has just
+    reset, it then reads uninitialised memory. It does not fuse a selection.
+    """
+    result: jax.Array = ordered_after([factor], product)
+    return result

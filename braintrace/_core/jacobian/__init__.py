@@ -1,1 +1,0 @@
-"""Jacobians of a step: per element, through maxima."""

@@ -1,0 +1,245 @@
+r"""Gradients by relation: products of inputs and factors, NaN-safe, of some outputs or of all.
+
+A sample that is reset, or a step whose loss is masked, has a zero factor: a :math:`P^s` before the
+reset, a learning signal :math:`\lambda^s`. The other factor may be NaN or infinite there (a padded
+input, a state that has read it, its trace), and ``0 * NaN`` is NaN. These products select zeros
+instead, if ``selects`` is true: for the signals of a chunk with a mask, and for traces also if
+samples are reset. Without a mask, a non-finite step has a non-finite loss, and its gradient must
+show that.
+
+A gate that does not reach a traced state needs no trace. If one operation computes several gates as
+one array, its trace contains the other outputs only (`ActiveOutputs`): those of an operation with
+fewer outputs. Without this selection, a stream of 16 samples through an LSTM of 256 units takes 1.4
+times as long and 3.4 times the temporary memory (CPU, 2026-11-25). For one sample nothing is
+selected: XLA would fuse the padding of the gradient into the update of the weights and compute each
+element behind a branch, so a stream through an LSTM of 128 units would take 2.6 times as long.
+"""
+
+import dataclasses
+import functools
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._etrace_op import (
+    Arrays,
+    get_primitive_spec,
+    init_trace,
+    propagate,
+    pull_back,
+    select_outputs,
+)
+from .._graph import ETraceGraph, HiddenParamOpRelation, InfluenceMap, Records, Weights
+from .._jax import struct_of
+from .layout import TraceSite, row_name, trace_sites, x_key
+from .traces import as_arrays, is_zero
+
+MOST_RUNS = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class ActiveOutputs:
+    """Some entries of the last axis of an operation's output.
+
+    Attributes
+    ----------
+    runs
+        ``(start, stop)`` of the selected ranges, in order; ``None``: all entries.
+    """
+
+    runs: tuple[tuple[int, int], ...] | None = None
+
+    def pick(self, value: jax.Array) -> jax.Array:
+        """Return the selected entries of the last axis of an array."""
+        if self.runs is None:
+            return value
+        parts = [value[..., start:stop] for start, stop in self.runs]
+        return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
+
+    def operands(self, relation: HiddenParamOpRelation, weights: Arrays) -> Arrays:
+        """Return the operands of the operation that computes only these outputs."""
+        if self.runs is None:
+            return weights
+        result = select_outputs(relation.primitive, dict(relation.params), weights, self.pick)
+        assert result is not None  # `active_outputs_of` has checked that
+        return result
+
+
+EVERY_OUTPUT = ActiveOutputs()
+
+
+def active_outputs_of(
+    relation: HiddenParamOpRelation, influence: InfluenceMap, states: Sequence[int]
+) -> ActiveOutputs:
+    """Return the outputs that reach one of some states within a step.
+
+    Other outputs never enter the traces of these states, since the entries of a carried trace have
+    entered through the same outputs.
+    """
+    is_batched = get_primitive_spec(relation.primitive).batched
+    if is_batched and relation.y_var.aval.shape[0] == 1:
+        return EVERY_OUTPUT
+    result = _used(influence, states)
+    if result is None or result.all() or not result.any():
+        return EVERY_OUTPUT
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], result.astype(np.int8), [0]])))
+    runs = tuple((int(a), int(b)) for a, b in edges.reshape(-1, 2))
+    active = ActiveOutputs(runs)
+    select = functools.partial(select_outputs, relation.primitive, dict(relation.params))
+    shapes = jax.eval_shape(lambda operands: select(operands, active.pick), _operands(relation))
+    return EVERY_OUTPUT if shapes is None or len(runs) > MOST_RUNS else active
+
+
+def _used(influence: InfluenceMap, states: Sequence[int]) -> np.ndarray | None:
+    if influence.positions.ndim < 2:
+        return None
+    width = influence.positions.shape[-1]
+    used = np.zeros(width, bool)
+    for point in influence.taps:
+        if point.state in states:
+            if point.outputs is None:
+                return None
+            used[point.outputs[point.outputs >= 0] % width] = True
+    return used
+
+
+def _operands(relation: HiddenParamOpRelation) -> dict[str, jax.ShapeDtypeStruct]:
+    return {name: struct_of(var.aval) for name, var in relation.trainable_vars.items()}
+
+
+def trace_shapes(
+    relation: HiddenParamOpRelation, active: ActiveOutputs = EVERY_OUTPUT
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the shapes of a trace of one hidden state, for all outputs or for some."""
+    primitive, params, y = relation.primitive, dict(relation.params), relation.y_var
+    weights: dict[str, Any] = dict(relation.trainable_vars)
+    if active.runs is not None:
+        y = types.SimpleNamespace(aval=jax.eval_shape(active.pick, struct_of(y.aval)))
+        operands = functools.partial(active.operands, relation)
+        shapes = jax.eval_shape(operands, _operands(relation))
+        weights = {name: types.SimpleNamespace(aval=shape) for name, shape in shapes.items()}
+    result: dict[str, jax.ShapeDtypeStruct] = jax.eval_shape(
+        lambda: init_trace(primitive, params, relation.x_var, y, weights)
+    )
+    return result
+
+
+# --- gradients
+
+
+Inputs: TypeAlias = Mapping[str, jax.Array | None]
+"""Inputs of operations over time, by relation; ``None``: it has no input."""
+
+
+def recorded_inputs(graph: ETraceGraph, records: Records) -> Inputs:
+    """Return the recorded inputs of the operations."""
+    relations = graph.hidden_param_op_relations
+    return {r.key: None if r.x_var is None else records.x[x_key(graph, r)] for r in relations}
+
+
+def sum_products(
+    graph: ETraceGraph,
+    weights: Weights,
+    inputs: Inputs,
+    factors: Arrays,
+    selects: bool,
+    pull: Callable[..., Arrays] = pull_back,
+) -> Weights:
+    """Return ``Σ x ⊗ f`` over time, batch and groups: one product for each site in ``inputs``.
+
+    Parameters
+    ----------
+    graph, weights
+        The compiled model, and the operands of its relations.
+    inputs, factors
+        Inputs by relation, and factors by `row_name`, time first.
+    selects
+        See `nan_safe`.
+    pull
+        Pulls factors back to the operands, given the inputs.
+    """
+    gradients: Weights = {}
+    for site in trace_sites(graph):
+        name, key = row_name(graph, site), site.relation.key
+        if name in factors and key in inputs:
+            x, factor = inputs[key], factors[name]
+            if site.has_fan_out:  # without an input, one sum over all steps and samples
+                factor = factor.sum((0, 1))[None] if x is None else factor.sum(1)
+            x = finite_inputs(site, x, factor) if selects else x
+            gradients = add(gradients, {key: pull(*site.operation, x, factor, weights[key])})
+    return gradients
+
+
+def like(arrays: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Return new arrays, gradients or traces, with the dtypes of others."""
+    result: dict[str, Any] = jax.tree.map(lambda a, n: n.astype(a.dtype), dict(arrays), dict(new))
+    return result
+
+
+def add(first: Weights, second: Weights) -> Weights:
+    """Add gradients; gradients of relations that only one argument has are unchanged."""
+    both = {key: jax.tree.map(jnp.add, first[key], second[key]) for key in first if key in second}
+    return {**first, **second, **both}
+
+
+# --- the result of a zero factor is zero
+
+
+def where_elements(
+    site: TraceSite, active: ActiveOutputs, flags: jax.Array, trace: Arrays
+) -> Arrays:
+    """Return a trace with zeros for the elements of the group without a flag."""
+    if is_zero(trace):
+        return trace
+    select = functools.partial(where_outputs, site)
+    selected: Arrays = site.each_layer(select, active.pick(site.to_outputs(flags)), trace)
+    return selected
+
+
+def where_outputs(site: TraceSite, flags: jax.Array, trace: Arrays) -> Arrays:
+    """Return a trace of one layer with zeros for the outputs without a flag."""
+    entries = _entries(site, flags, trace)
+    return {name: jnp.where(entries[name], leaf, 0) for name, leaf in trace.items()}
+
+
+def which_entries(
+    site: TraceSite, active: ActiveOutputs, positions: jax.Array, trace: Arrays
+) -> Arrays:
+    """Return the entries of a trace, possibly given by shapes, that belong to group elements."""
+    of_layer, outputs = functools.partial(_entries, site), active.pick(site.to_outputs(positions))
+    entries: Arrays = site.each_layer(of_layer, outputs, as_arrays(trace))
+    return entries
+
+
+def _entries(site: TraceSite, outputs: jax.Array, trace: Arrays) -> Arrays:
+    """Return the entries of a trace of one layer that belong to some outputs.
+
+    Only the rules of the operation define the output of each trace entry.
+    """
+    outputs = outputs.astype(site.relation.y_var.aval.dtype)
+    ones = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, outputs.dtype), trace)
+    result = propagate(*site.operation, outputs, ones)
+    return {name: entry != 0 for name, entry in result.items()}
+
+
+def times(factor: jax.Array, value: jax.Array, selects: bool) -> jax.Array:
+    """Return the elementwise product; with ``selects``, it is zero where the factor is."""
+    product = factor * value
+    return jnp.where(factor == 0, 0, product) if selects else product
+
+
+def finite_inputs(site: TraceSite, x: jax.Array | None, factor: jax.Array) -> jax.Array | None:
+    """Return inputs that are finite where all factors of a step, or sample, are zero.
+
+    Factors have the shape of the operation's outputs, time first like the inputs.
+    """
+    if x is None or not jnp.issubdtype(x.dtype, jnp.inexact):
+        return x
+    lead = 2 if get_primitive_spec(site.relation.primitive).batched else 1
+    counts = (factor != 0).any(tuple(range(lead, factor.ndim)))
+    of_step = counts.reshape(*counts.shape, *(1,) * (x.ndim - lead))
+    return jnp.where(of_step | jnp.isfinite(x), x, 0)

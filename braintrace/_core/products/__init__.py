@@ -1,1 +1,0 @@
-"""Products of inputs and factors: safe for NaN, and added to traces in place."""
