@@ -28,7 +28,7 @@ from typing import Any, ClassVar, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from .._core.in_place import depend_on, ordered_after, readers_first, updated_in_place
+from .._core.in_place import depend_on, ordered_after, readers_first
 from .._core.layout import TraceSite, row_name, trace_sites
 from .._core.local_step import values_of
 from .._core.products import (
@@ -61,7 +61,6 @@ from .._etrace_op import (
     Arrays,
     accumulate,
     contract,
-    get_primitive_spec,
     propagate,
 )
 from .._graph import (
@@ -333,12 +332,8 @@ def _updated(
         is_continued = active.pick(site.to_outputs(~is_new))
 
     def of_layer(factors: Arrays, of_samples: tuple[Decays, Any], old: Traces) -> Traces:
-        update = functools.partial(_advanced, site, weights, selects)
-        has_samples = get_primitive_spec(site.relation.primitive).batched
-        # The update by a single step already is one pass over the traces.
-        if has_samples and records.steps > 1:
-            return updated_in_place(update, (x, factors), of_samples, old, records.token)
-        return update((x, factors), of_samples, depend_on(records.token, old))
+        old = depend_on(records.token, old)
+        return _advanced(site, weights, selects, (x, factors), of_samples, old)
 
     new: Traces = site.each_layer(of_layer, factors, (decays, is_continued), as_arrays(traces))
     return new
