@@ -105,32 +105,6 @@ def with_gradient(
     return result
 
 
-MIXED_DERIVATIVE = (
-    "A derivative through a learner's step, with respect to its arguments or hidden states, is "
-    "differentiated with respect to parameters. The step holds the weights of ETP operations "
-    "constant, so this derivative would lack a part. Compute it by backpropagation through time "
-    "(`predict`), or with a `window`, or pass it through `jax.lax.stop_gradient`."
-)
-
-
-def of_first_order(weights: Weights, values: PyTree) -> PyTree:
-    """Return values of a step that holds weights constant.
-
-    The derivative of their own derivative with respect to the weights raises an error.
-    """
-    leaves, tree = jax.tree.flatten(values)
-
-    def derivative(primals: Any, tangents: Any) -> Any:
-        (leaves, weights), (changes, _) = primals, tangents
-        one = without_derivative(weights, 1.0, OptionError, MIXED_DERIVATIVE)
-        found = [c if isinstance(c, SymbolicZero) else (one * c).astype(c.dtype) for c in changes]
-        return leaves, found
-
-    same: Any = jax.custom_jvp(lambda leaves, weights: leaves)
-    same.defjvp(derivative, symbolic_zeros=True)
-    return jax.tree.unflatten(tree, same(leaves, weights))
-
-
 def probed_step(
     graph: ETraceGraph,
     inputs: Inputs,

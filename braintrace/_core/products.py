@@ -158,7 +158,7 @@ def sum_products(
     inputs, factors
         Inputs by relation, and factors by `row_name`, time first.
     selects
-        See `nan_safe`.
+        Whether a zero factor has a zero result, also if the other is not finite.
     pull
         Pulls factors back to the operands, given the inputs.
     """

@@ -29,7 +29,6 @@ from .flat_state import step_of_layers
 from .probed_step import (
     Probes,
     finish,
-    of_first_order,
     pre_step_probe,
     probe_shapes,
     probed_step,
@@ -94,8 +93,6 @@ def single_step(
         outputs, new_states, _ = passed_step(graph, before_window(graph, inputs, probes))
     else:
         outputs, new_states = probed_step(graph, inputs, weights, probes)
-        outputs, new = of_first_order(weights, (outputs, list(new_states.values())))
-        new_states = dict(zip(new_states, new, strict=True))
     return outputs, new_states, after
 
 

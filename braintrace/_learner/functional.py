@@ -1,7 +1,7 @@
 """Functional learner: a learner as pure functions of its state.
 
 They run the same programs as the methods of the learner, under JAX's transformations: for example
-over a stack of states, or over devices. Traces are packed only inside (see `complex_packing`).
+over a stack of states, or over devices. Traces are packed only inside (see `_core/traces.py`).
 """
 
 from __future__ import annotations
