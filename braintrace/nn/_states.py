@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import saiunit
 
 from .._errors import OptionError, UnitError
+from .._etrace_op import element_wise
 from .._jax import strongly_typed
 
 Initializers: TypeAlias = dict[str, tuple[Any, tuple[int, ...]]]
@@ -77,8 +78,14 @@ def activation_function(activation: str | Callable[[Any], Any]) -> Callable[[Any
     return function
 
 
+def constant(value: Any) -> Any:
+    """Return a constant of a neuron; one in a `ParamState` is marked, so that it learns online."""
+    return element_wise(value.value) if isinstance(value, brainstate.ParamState) else value
+
+
 def decay(tau: Any) -> Any:
     """Return ``exp(-dt / tau)``, the factor of an exponential decay over one step."""
+    tau = constant(tau)
     ratio = time_step() / tau
     if not saiunit.get_unit(ratio).is_unitless:
         raise UnitError(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import saiunit as u
 
+import braintrace
 from braintrace import nn
 from braintrace.nn import surrogate
 
@@ -201,6 +202,96 @@ def test_the_derivative_of_a_hard_reset_takes_the_fall_as_constant():
         value, derivative = after(V, reset)
         assert value == pytest.approx(rest)
         assert derivative == pytest.approx(left * (1 - fall * surrogate)), reset
+
+
+def test_a_neuron_waits_after_a_spike():
+    """Its potential stays where the reset has put it, for 3 steps; one spike every 4 steps."""
+    neuron = nn.LIF(1, tau=1e9 * u.ms, R=1e9 * u.ohm, tau_ref=1.5 * u.ms, spk_reset="hard")
+    z, V = run(neuron, constant(10.0, steps=9), "V")
+    np.testing.assert_array_equal(z[:, 0], [1, 0, 0, 0, 1, 0, 0, 0, 1])
+    np.testing.assert_allclose(V[[1, 2, 3], 0].to_decimal(u.mV), 0)
+
+
+def membranes(x, m, beta, threshold, reset):
+    z = surrogate.arctan(m - threshold)
+    fall = jax.lax.stop_gradient(z)
+    grown = beta * m + x
+    lowered = {"subtract": grown - fall * threshold, "zero": grown * (1 - fall), "none": grown}
+    return lowered[reset]
+
+
+@pytest.mark.parametrize("reset", ["subtract", "zero", "none"])
+def test_a_leaky_neuron_and_its_constants(reset):
+    """The equations of snnTorch; the constants learn by the gradient of plain JAX."""
+    xs, weights = np.random.default_rng(0).normal(0.5, 1.0, (2, 9, 3, 4))
+    start = {("beta",): jnp.linspace(0.5, 0.9, 4), ("threshold",): jnp.linspace(0.5, 1.5, 4)}
+    beta, threshold = map(brainstate.ParamState, start.values())
+    neuron = nn.Leaky(4, beta, threshold, reset=reset)
+
+    def loss(constants):
+        beta, threshold = constants.values()
+        m, total, spikes = jnp.zeros((3, 4)), 0.0, []
+        for x, weight in zip(xs, weights, strict=True):
+            m = membranes(x, m, beta, threshold, reset)
+            spikes.append(surrogate.arctan(m - threshold))
+            total += jnp.sum(weight * (spikes[-1] + m))
+        return total, jnp.stack(spikes)
+
+    expected, spikes = jax.grad(loss, has_aux=True)(start)
+    learner = braintrace.compile(neuron, "d_rtrl", xs[0], batch_size=3)
+    np.testing.assert_array_equal(learner.predict(xs), spikes)
+    learner.reset_state()
+    found = learner.etrace_grad(
+        *(xs, weights),
+        step_fn=lambda x, weight: jnp.sum(weight * (learner(x) + neuron.mem.value)),
+        reduction="sum",
+    )
+    assert found.keys() == expected.keys()
+    for path, gradient in expected.items():
+        np.testing.assert_allclose(found[path], gradient, rtol=1e-10, atol=1e-10)
+
+
+def adaptive(constants, V, a, wait, x):
+    """One step of refractory adaptive neurons, without units."""
+
+    def spikes(V, a):
+        above = V - constants["V_th",] - constants["beta",] * a
+        return surrogate.triangle(above / constants["V_th",])
+
+    z, left = spikes(V, a), jnp.exp(-0.5 / constants["tau",])
+    lowered, end = V - constants["V_th",] * z, constants["R",] * x
+    a = jnp.exp(-0.5 / constants["tau_a",]) * a + z
+    wait = jnp.where(z > 0, 2, jnp.maximum(wait - 1, 0))
+    V = jnp.where(wait > 0, lowered, end + (lowered - end) * left)
+    return V, a, wait, spikes(V, a)
+
+
+def test_constants_of_neurons_learn():
+    """By the gradient of plain JAX, in their units."""
+    values = {"R": 1.5, "tau": 6.0, "tau_a": 30.0, "V_th": 0.3, "beta": 0.2}
+    units = {"R": u.ohm, "tau": u.ms, "tau_a": u.ms, "V_th": u.mV, "beta": u.mV}
+    numbers = {(k,): jnp.linspace(0.8, 1.2, 4) * value for k, value in values.items()}
+    states = {k: brainstate.ParamState(numbers[k,] * units[k]) for k in values}
+    neuron = nn.ALIF(4, **states, tau_ref=1 * u.ms)
+    xs, weights = np.random.default_rng(0).normal(0.5, 1.0, (2, 9, 3, 4))
+
+    def loss(numbers):
+        V, a, wait, total = jnp.zeros((3, 4)), jnp.zeros((3, 4)), jnp.zeros((3, 4), int), 0.0
+        for x, weight in zip(xs, weights, strict=True):
+            V, a, wait, z = adaptive(numbers, V, a, wait, x)
+            total += jnp.sum(weight * z)
+        return total
+
+    expected = jax.grad(loss)(numbers)
+    learner = braintrace.compile(neuron, "d_rtrl", xs[0] * u.mA, batch_size=3)
+    found = learner.etrace_grad(
+        *(xs * u.mA, weights),
+        step_fn=lambda x, weight: jnp.sum(weight * learner(x)),
+        reduction="sum",
+    )
+    for path, gradient in expected.items():
+        magnitude = u.get_magnitude(found[path])
+        np.testing.assert_allclose(magnitude, gradient, rtol=1e-9, atol=1e-10, err_msg=str(path))
 
 
 # --- surrogate gradients: spikes forward, the formulas of the literature backward -----------------

@@ -10,7 +10,8 @@ from typing import Any
 import brainstate
 import saiunit as u
 
-from .._states import Initializers, Stateful, decay, time_step
+from .._errors import ShapeError
+from ._states import Initializers, Stateful, constant, decay, time_step
 
 
 class Synapse(Stateful):
@@ -32,8 +33,8 @@ class Expon(Synapse):
     ----------
     in_size : int or tuple of int
         Shape of the population.
-    tau : float, array or Quantity, optional
-        Time constant. Default 8 ms.
+    tau : float, array, Quantity or ParamState, optional
+        Time constant. Default 8 ms. A ``ParamState`` learns online, like a weight.
     g_initializer : callable, array or Quantity, optional
         Initial value, with the unit of the input. Default 0 mS.
     name : str, optional
@@ -126,7 +127,7 @@ class Alpha(Synapse):
     def update(self, x: Any) -> Any:
         """Advance by one step, add ``x`` and return g."""
         left, g, h = decay(self.tau), self.g.value, self.h.value
-        self.g.value = left * (g + (time_step() / self.tau) * h)
+        self.g.value = left * (g + time_step() / constant(self.tau) * h)
         self.h.value = left * h + x
         return self.g.value
 
@@ -216,7 +217,7 @@ class COBA(brainstate.nn.Module):
 
     def update(self, g: Any, V: Any) -> Any:
         """Return the current into a membrane of potential ``V``."""
-        return g * (self.E - V)
+        return g * (constant(self.E) - V)
 
 
 class CUBA(brainstate.nn.Module):
@@ -246,4 +247,68 @@ class CUBA(brainstate.nn.Module):
 
     def update(self, g: Any) -> Any:
         """Return the current into the membrane."""
-        return g * (self.E - self.V_rest)
+        return g * (constant(self.E) - constant(self.V_rest))
+
+
+class Projection(brainstate.nn.Module):
+    r"""Projection of several populations to one synapse, which adds their inputs.
+
+    .. math:: g \leftarrow f(g, \sum_p W_p(x_p))
+
+    with a weight layer :math:`W_p` for each population and the step f of the synapse. Each weight
+    has its own traces; the populations share the state of the synapse.
+
+    Parameters
+    ----------
+    weights : dict of str to module
+        The weight layer of each population by its name: `Linear`, `SparseLinear`, `SignedWLinear`,
+        … Their outputs must have one shape.
+    synapse : module
+        The synapse that receives the sum: `Expon`, `Alpha`, `DualExpon`, …
+    name : str, optional
+        Name of the module.
+
+    Examples
+    --------
+    >>> import brainstate
+    >>> import jax.numpy as jnp
+    >>> import saiunit as u
+    >>> import braintrace
+    >>> from braintrace import nn
+    >>> weights = {
+    ...     "input": nn.Linear(3, 2, w_init=jnp.ones((3, 2)), b_init=None),
+    ...     "recurrent": nn.Linear(2, 2, w_init=jnp.ones((2, 2)), b_init=None, w_sign=[1, -1]),
+    ... }
+    >>> projection = nn.Projection(weights, nn.Expon(2, g_initializer=0.0))
+    >>> _ = brainstate.nn.init_all_states(projection)
+    >>> with brainstate.environ.context(dt=1.0 * u.ms):
+    ...     projection({"input": jnp.ones(3), "recurrent": jnp.ones(2)})
+    Array([3., 3.], dtype=float32)
+    """
+
+    def __init__(self, weights: Any, synapse: Any, name: str | None = None) -> None:
+        super().__init__(name=name)
+        self.weights = dict(weights)
+        self.synapse = synapse
+
+    def update(self, inputs: Any) -> Any:
+        """Advance the synapse by one step and return its output.
+
+        Parameters
+        ----------
+        inputs
+            A dict with the input from each population, ``(..., its size)``.
+
+        Raises
+        ------
+        ShapeError
+            If a population is missing or unknown.
+        """
+        if set(inputs) != set(self.weights):
+            raise ShapeError(
+                f"`Projection`: expected the populations {list(self.weights)}, got {list(inputs)}."
+            )
+        total, *rest = (layer(inputs[name]) for name, layer in self.weights.items())
+        for y in rest:
+            total = total + y
+        return self.synapse(total)

@@ -9,9 +9,8 @@ from typing import Any
 import brainstate
 import saiunit
 
-from ... import _etrace_op
-from .._affine import row
-from .linear import standardized
+from .. import _etrace_op
+from ._linear import row, standardized
 
 
 def _convolved(layer: Any, x: Any, kernel: Any) -> Any:

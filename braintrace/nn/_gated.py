@@ -23,8 +23,8 @@ import brainstate
 import jax.numpy as jnp
 from brainstate.nn import init, sigmoid
 
-from ... import _etrace_op
-from .._affine import affine, joined
+from .. import _etrace_op
+from ._linear import affine, joined
 
 
 def _gate_before_product(x: Any, h: Any, gate: Any, params: dict[str, Any]) -> Any:

@@ -12,10 +12,10 @@ from typing import Any
 import saiunit as u
 from brainstate.nn import init
 
-from .. import surrogate
-from .._layers.linear import Linear
-from .._states import Initializers, Stateful, decay
-from .neurons import Spiking
+from ..nn import surrogate
+from ._linear import Linear
+from ._neurons import Spiking
+from ._states import Initializers, Stateful, constant, decay
 
 
 class LeakyRateReadout(Stateful):
@@ -155,10 +155,12 @@ class LeakySpikeReadout(Spiking):
 
     def get_spike(self) -> Any:
         """Return the spikes of the current state (before an update: of the last step)."""
-        return self.spk_fun((self.V.value - self.V_th) / (self.V_th - self.V_reset))
+        V_th = constant(self.V_th)
+        return self.spk_fun((self.V.value - V_th) / (V_th - constant(self.V_reset)))
 
     def update(self, x: Any) -> Any:
         """Advance by one step and return the spikes ``(..., out)``."""
-        V = self._reset(self.V.value, self.get_spike(), self.V_th, self.V_reset)
+        V_th, V_reset = constant(self.V_th), constant(self.V_reset)
+        V = self._reset(self.V.value, self.get_spike(), V_th, V_reset)
         self.V.value = decay(self.tau) * V + self.W(x)
         return self.get_spike()

@@ -1,14 +1,36 @@
-"""Dense layers: plain, grouped, signed, standardised, with feedback matrix."""
+"""Dense layers: plain, grouped, signed, standardised, with feedback matrix.
+
+Some weights have fixed signs (Dale's law: a neuron either excites or inhibits). The parameter has
+any sign, and the weight is its magnitude times the given sign. Updates never change this sign. The
+derivative of the magnitude is the sign of the parameter, so that a parameter that is exactly zero
+does not change.
+"""
 
 from typing import Any
 
 import brainstate
+import jax.numpy as jnp
+import numpy as np
 import saiunit
 from brainstate.nn import init
 
-from ... import _etrace_op
-from .._affine import affine, row
-from .signs import signed, signs_of
+from .. import _etrace_op
+from .._errors import OptionError
+
+
+def affine(x: Any, weight: Any, params: dict[str, Any]) -> Any:
+    """Return ``x @ weight``, marked, plus the bias in ``params`` if there is one."""
+    return _etrace_op.matmul(x, weight, row(params.get("bias"), weight.shape[-1]))
+
+
+def row(bias: Any, size: int) -> Any:
+    """Return a bias as a vector; a single number is used for every output."""
+    return None if bias is None else saiunit.math.broadcast_to(bias, (size,))
+
+
+def joined(*parts: Any) -> Any:
+    """Concatenate arrays along the last axis."""
+    return jnp.concatenate(parts, axis=-1)
 
 
 class Linear(brainstate.nn.Linear):
@@ -293,3 +315,30 @@ def standardized(params: dict[str, Any], eps: float) -> Any:
     weight, unit = saiunit.split_mantissa_unit(params["weight"])
     result = brainstate.nn.weight_standardization(weight, eps, params.get("gain"))
     return result if unit.is_unitless else saiunit.Quantity(result, unit=unit)
+
+
+def signs_of(w_sign: Any, shape: tuple[int, int]) -> np.ndarray:
+    """Return signs, for each input or for each weight, that broadcast against ``(in, out)``.
+
+    Raises
+    ------
+    OptionError
+        For another shape, which might be broadcast along the inputs.
+    """
+    signs = np.asarray(w_sign)
+    if signs.shape == shape[:1]:
+        signs = signs[:, None]
+    if signs.shape not in ((shape[0], 1), shape):
+        raise OptionError(
+            f"`w_sign` has shape {signs.shape}; expected a sign for each of {shape[0]} inputs, or "
+            f"for each weight {shape}."
+        )
+    return signs
+
+
+def signed(weight: Any, signs: np.ndarray | None) -> Any:
+    """Return the weight itself, or its magnitude times the signs if there are some."""
+    if signs is None:
+        return weight
+    magnitude = saiunit.math.abs(weight)
+    return magnitude * jnp.asarray(signs, magnitude.dtype)

@@ -19,9 +19,9 @@ import brainstate
 import jax.numpy as jnp
 from brainstate.nn import init
 
-from ... import _etrace_op
-from .._affine import joined
-from .._states import Initializers, Stateful, activation_function
+from .. import _etrace_op
+from ._linear import joined
+from ._states import Initializers, Stateful, activation_function
 
 
 def _rotation(nu: Any, theta: Any) -> tuple[Any, Any]:

@@ -14,10 +14,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import saiunit as u
 
-from .. import surrogate
-from .._states import Initializers, Stateful, decay
+from ..nn import surrogate
+from ._states import Initializers, Stateful, constant, decay, time_step
 
 
 def _soft_reset(V: Any, spike: Any, V_th: Any, V_reset: Any) -> Any:
@@ -32,16 +33,34 @@ _RESETS = {"soft": _soft_reset, "hard": _hard_reset}
 
 
 class Spiking(Stateful):
-    """A population of neurons with a spike function and a kind of reset."""
+    """A population of neurons with a spike function, a kind of reset and a refractory period."""
 
     def __init__(
-        self, in_size: Any, spk_fun: Callable[[Any], Any], spk_reset: str, name: str | None
+        self,
+        in_size: Any,
+        spk_fun: Callable[[Any], Any],
+        spk_reset: str,
+        name: str | None,
+        tau_ref: Any = None,
     ) -> None:
         super().__init__(name=name)
         self.in_size = in_size
         self.out_size = in_size
         self.spk_fun = spk_fun
         self._reset = _RESETS[spk_reset]
+        self.tau_ref = tau_ref
+
+    def _initializers(self) -> Initializers:
+        return {} if self.tau_ref is None else {"wait": (0.0, self.in_size)}
+
+    def _refractory(self, spike: Any, V: Any, held: Any) -> Any:
+        """Return V, or ``held`` for the neurons that fired less than ``tau_ref`` ago."""
+        if self.tau_ref is None:
+            return V
+        steps = u.math.round(self.tau_ref / time_step())
+        wait = jnp.where(spike > 0, steps, jnp.maximum(self.wait.value - 1, 0))
+        self.wait.value = jax.lax.stop_gradient(wait).astype(self.wait.value.dtype)
+        return u.math.where(self.wait.value > 0, held, V)
 
 
 class LIF(Spiking):
@@ -58,11 +77,12 @@ class LIF(Spiking):
     ----------
     in_size : int or tuple of int
         Shape of the population.
-    R : float, array or Quantity, optional
-        Membrane resistance. Default 1 ohm.
-    tau : float, array or Quantity, optional
+    R : float, array, Quantity or ParamState, optional
+        Membrane resistance. Default 1 ohm. A ``ParamState`` learns online, like a weight; this
+        holds for all constants.
+    tau : float, array, Quantity or ParamState, optional
         Membrane time constant. Default 5 ms.
-    V_th, V_reset, V_rest : float, array or Quantity, optional
+    V_th, V_reset, V_rest : float, array, Quantity or ParamState, optional
         Threshold, reset and resting potential. Default 1, 0 and 0 mV.
     V_initializer : callable, array or Quantity, optional
         Initial potential. Default 0 mV.
@@ -70,6 +90,9 @@ class LIF(Spiking):
         Heaviside function with a surrogate gradient. Default `surrogate.triangle`.
     spk_reset : {'soft', 'hard'}, optional
         Kind of reset. Default ``'soft'``.
+    tau_ref : Quantity, optional
+        Refractory period: for that time after a spike, V stays where the reset has put it. It is
+        rounded to time steps. Default: none.
     name : str, optional
         Name of the module.
 
@@ -93,6 +116,12 @@ class LIF(Spiking):
     >>> with brainstate.environ.context(dt=1.0 * u.ms):
     ...     neuron(jnp.array([5.0, 20.0]) * u.mA)
     Array([0., 1.], dtype=float32)
+
+    Time constants that learn:
+
+    >>> tau = brainstate.ParamState(jnp.array([5.0, 20.0]) * u.ms)
+    >>> list(braintrace.nn.LIF(2, tau=tau).states(brainstate.ParamState))
+    [('tau',)]
     """
 
     def __init__(
@@ -106,24 +135,28 @@ class LIF(Spiking):
         V_initializer: Any = 0.0 * u.mV,
         spk_fun: Callable[[Any], Any] = surrogate.triangle,
         spk_reset: str = "soft",
+        tau_ref: Any = None,
         name: str | None = None,
     ) -> None:
-        super().__init__(in_size, spk_fun, spk_reset, name)
+        super().__init__(in_size, spk_fun, spk_reset, name, tau_ref)
         self.R, self.tau = R, tau
         self.V_th, self.V_reset, self.V_rest = V_th, V_reset, V_rest
         self.V_initializer = V_initializer
 
     def _initializers(self) -> Initializers:
-        return {"V": (self.V_initializer, self.in_size)}
+        return {**super()._initializers(), "V": (self.V_initializer, self.in_size)}
 
     def get_spike(self) -> Any:
         """Return the spikes of the current state (before an update: of the last step)."""
-        return self.spk_fun((self.V.value - self.V_th) / (self.V_th - self.V_reset))
+        V_th, V_reset = constant(self.V_th), constant(self.V_reset)
+        return self.spk_fun((self.V.value - V_th) / (V_th - V_reset))
 
     def update(self, x: Any) -> Any:
         """Advance by one step under the current ``x`` and return the spikes."""
-        V = self._reset(self.V.value, self.get_spike(), self.V_th, self.V_reset)
-        self.V.value = _relaxed(V, self.V_rest + self.R * x, self.tau)
+        spike = self.get_spike()
+        V = self._reset(self.V.value, spike, constant(self.V_th), constant(self.V_reset))
+        relaxed = _relaxed(V, constant(self.V_rest) + constant(self.R) * x, self.tau)
+        self.V.value = self._refractory(spike, relaxed, V)
         return self.get_spike()
 
 
@@ -139,11 +172,11 @@ class ALIF(Spiking):
     ----------
     in_size : int or tuple of int
         Shape of the population.
-    R, tau, V_th, V_reset, V_rest, V_initializer, spk_fun, spk_reset, name
+    R, tau, V_th, V_reset, V_rest, V_initializer, spk_fun, spk_reset, tau_ref, name
         As for `LIF`.
-    tau_a : float, array or Quantity, optional
+    tau_a : float, array, Quantity or ParamState, optional
         Time constant of the adaptation. Default 100 ms.
-    beta : float, array or Quantity, optional
+    beta : float, array, Quantity or ParamState, optional
         Rise of the threshold after each spike. Default 0.1 mV.
     a_initializer : callable or array, optional
         Initial adaptation. Default 0.
@@ -180,30 +213,31 @@ class ALIF(Spiking):
         a_initializer: Any = 0.0,
         spk_fun: Callable[[Any], Any] = surrogate.triangle,
         spk_reset: str = "soft",
+        tau_ref: Any = None,
         name: str | None = None,
     ) -> None:
-        super().__init__(in_size, spk_fun, spk_reset, name)
+        super().__init__(in_size, spk_fun, spk_reset, name, tau_ref)
         self.R, self.tau, self.tau_a, self.beta = R, tau, tau_a, beta
         self.V_th, self.V_reset, self.V_rest = V_th, V_reset, V_rest
         self.V_initializer, self.a_initializer = V_initializer, a_initializer
 
     def _initializers(self) -> Initializers:
-        return {
-            "V": (self.V_initializer, self.in_size),
-            "a": (self.a_initializer, self.in_size),
-        }
+        V, a = (self.V_initializer, self.in_size), (self.a_initializer, self.in_size)
+        return {**super()._initializers(), "V": V, "a": a}
 
     def get_spike(self) -> Any:
         """Return the spikes of the current state (before an update: of the last step)."""
-        above = self.V.value - self.V_th - self.beta * self.a.value
-        return self.spk_fun(above / (self.V_th - self.V_reset))
+        V_th, V_reset = constant(self.V_th), constant(self.V_reset)
+        above = self.V.value - V_th - constant(self.beta) * self.a.value
+        return self.spk_fun(above / (V_th - V_reset))
 
     def update(self, x: Any) -> Any:
         """Advance by one step under the current ``x`` and return the spikes."""
         spike = self.get_spike()
-        V = self._reset(self.V.value, spike, self.V_th, self.V_reset)
+        V = self._reset(self.V.value, spike, constant(self.V_th), constant(self.V_reset))
         self.a.value = decay(self.tau_a) * self.a.value + spike
-        self.V.value = _relaxed(V, self.V_rest + self.R * x, self.tau)
+        relaxed = _relaxed(V, constant(self.V_rest) + constant(self.R) * x, self.tau)
+        self.V.value = self._refractory(spike, relaxed, V)
         return self.get_spike()
 
 
@@ -302,25 +336,108 @@ class GIF(Spiking):
     def get_spike(self) -> Any:
         """Return the spikes of the current state (before an update: of the last step)."""
         V, V_th = self.V.value, self.V_th.value
-        return self.spk_fun((V - V_th) / (V_th - self.V_reset))
+        return self.spk_fun((V - V_th) / (V_th - constant(self.V_reset)))
 
     def update(self, x: Any) -> Any:
         """Advance by one step under the current ``x`` and return the spikes."""
         spike, V_th = self.get_spike(), self.V_th.value
-        V = self._reset(self.V.value, spike, V_th, self.V_reset)
-        I1 = self._current(self.I1.value, spike, self.R1, self.A1, self.k1)
-        I2 = self._current(self.I2.value, spike, self.R2, self.A2, self.k2)
-        V_th = V_th + (u.math.maximum(V_th, self.V_th_reset) - V_th) * spike
-        V_th_end = self.V_th_inf + self.a / self.b * (V - self.V_rest)
-        self.V_th.value = _relaxed(V_th, V_th_end, 1 / self.b)
-        self.V.value = _relaxed(V, self.V_rest + self.R * (I1 + I2 + x), self.tau)
+        V_rest, b = constant(self.V_rest), constant(self.b)
+        V = self._reset(self.V.value, spike, V_th, constant(self.V_reset))
+        I1 = _current(self.I1.value, spike, self.R1, self.A1, self.k1)
+        I2 = _current(self.I2.value, spike, self.R2, self.A2, self.k2)
+        V_th = V_th + (u.math.maximum(V_th, constant(self.V_th_reset)) - V_th) * spike
+        V_th_end = constant(self.V_th_inf) + constant(self.a) / b * (V - V_rest)
+        self.V_th.value = _relaxed(V_th, V_th_end, 1 / b)
+        self.V.value = _relaxed(V, V_rest + constant(self.R) * (I1 + I2 + x), self.tau)
         self.I1.value, self.I2.value = I1, I2
         return self.get_spike()
 
-    @staticmethod
-    def _current(current: Any, spike: Any, left: Any, added: Any, rate: Any) -> Any:
-        current = current + ((left - 1) * current + added) * spike
-        return current * decay(1 / rate)
+
+class Leaky(Stateful):
+    r"""Leaky integrate-and-fire neuron without units, as `snn.Leaky` of snnTorch.
+
+    .. math::
+        z_t &= \Theta(m_t - \vartheta) \\
+        m_t &= \beta m_{t-1} + x_t - z_{t-1} \vartheta
+
+    The reset has no gradient. It takes effect one step after the spike.
+
+    Parameters
+    ----------
+    in_size : int or tuple of int
+        Shape of the population.
+    beta : float, array or ParamState, optional
+        Decay, clipped to [0, 1]. Default 0.9. A ``ParamState`` learns online, like a weight.
+    threshold : float, array or ParamState, optional
+        Threshold. Default 1.
+    spk_fun : callable, optional
+        Heaviside function with a surrogate gradient. Default `surrogate.arctan`.
+    reset : {'subtract', 'zero', 'none'}, optional
+        What a spike does in the next step: lower the membrane by the threshold, set it to zero, or
+        nothing. Default ``'subtract'``.
+    name : str, optional
+        Name of the module.
+
+    References
+    ----------
+    .. [1] J. K. Eshraghian et al., "Training spiking neural networks using lessons from deep
+       learning", Proceedings of the IEEE 111, 2023, section II.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> import braintrace
+    >>> neuron = braintrace.nn.Leaky(2, beta=0.9)
+    >>> neuron.init_state(batch_size=1)
+    >>> neuron(jnp.array([[0.5, 1.5]]))
+    Array([[0., 1.]], dtype=float32)
+    >>> neuron.mem.value
+    Array([[0.5, 1.5]], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        in_size: Any,
+        beta: Any = 0.9,
+        threshold: Any = 1.0,
+        spk_fun: Callable[[Any], Any] = surrogate.arctan,
+        reset: str = "subtract",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name=name)
+        self.in_size = in_size
+        self.out_size = in_size
+        self.beta, self.threshold = beta, threshold
+        self.spk_fun = spk_fun
+        self._lowered = {"subtract": _by_threshold, "zero": _to_zero, "none": _unchanged}[reset]
+
+    def _initializers(self) -> Initializers:
+        return {"mem": (0.0, self.in_size)}
+
+    def update(self, x: Any) -> Any:
+        """Advance by one step and return the spikes; ``mem`` is the membrane."""
+        beta, threshold = constant(self.beta), constant(self.threshold)
+        fired = self.mem.value >= threshold  # without a derivative
+        mem = jnp.clip(beta, 0, 1) * self.mem.value + x
+        self.mem.value = self._lowered(mem, fired, threshold)
+        return self.spk_fun(self.mem.value - threshold)
+
+
+def _by_threshold(mem: Any, fired: Any, threshold: Any) -> Any:
+    return mem - fired * threshold
+
+
+def _to_zero(mem: Any, fired: Any, threshold: Any) -> Any:
+    return mem - fired * mem
+
+
+def _unchanged(mem: Any, fired: Any, threshold: Any) -> Any:
+    return mem
+
+
+def _current(current: Any, spike: Any, left: Any, added: Any, rate: Any) -> Any:
+    current = current + ((constant(left) - 1) * current + constant(added)) * spike
+    return current * decay(1 / constant(rate))
 
 
 def _relaxed(value: Any, end: Any, tau: Any) -> Any:

@@ -1,1 +1,0 @@
-"""Recurrent cells with real-valued states."""

@@ -1,1 +1,0 @@
-"""Layers without hidden states: products, convolutions, embeddings."""

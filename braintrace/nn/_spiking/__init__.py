@@ -1,1 +1,0 @@
-"""Spiking neurons, synapses and their readouts."""
