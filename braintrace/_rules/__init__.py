@@ -5,13 +5,13 @@ from .custom_rules import method_of as method_of
 from .d_rtrl import ParameterTraces as ParameterTraces
 from .eligibility import eligibility as eligibility
 from .filters import FilterTraces as FilterTraces
-from .full_traces import FullTraces as FullTraces
-from .full_traces import LayeredTraces as LayeredTraces
-from .full_traces import NoTraces as NoTraces
 from .protocol import Rule as Rule
 from .protocol import Site as Site
 from .protocol import check_rule as check_rule
 from .protocol import rule_in_words as rule_in_words
 from .random_factors import KroneckerTraces as KroneckerTraces
 from .random_factors import RankOneTraces as RankOneTraces
-from .snap import SparseTraces as SparseTraces
+from .rtrl import FullTraces as FullTraces
+from .rtrl import LayeredTraces as LayeredTraces
+from .rtrl import NoTraces as NoTraces
+from .rtrl import SparseTraces as SparseTraces

@@ -20,11 +20,13 @@ each step is differentiated separately,
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Mapping
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._core.layout import x_key
 from .._core.local_step import operand_shapes, values_of
@@ -32,64 +34,179 @@ from .._core.products import add, like
 from .._core.records import blocks
 from .._core.signals import at_elements, at_entry, signals
 from .._core.time_loops import scan_records
-from .._core.traces import reset_traces, widened
+from .._core.traces import as_arrays, reset_traces, widened
+from .._errors import OptionError, ShapeError, in_words
 from .._etrace_op import Arrays
 from .._graph import (
     Adjoints,
     ETraceGraph,
     Jacobian,
-    Record,
     Records,
+    Role,
     Signal,
     TraceMethod,
     Traces,
+    TraceSpec,
     TraceSpecs,
     Weights,
 )
+from .._jax import struct_of
 from .chunk_vjp import step_jacobians
-from .full_traces import PassingTraces, arriving_rows, over_steps
-from .leaves import Leaves, check_method, leaves_of
-from .protocol import Rule
+from .protocol import Rule, Site
+from .rtrl import PassingTraces, arriving_rows, gradients_like, over_steps
 from .sites import OperationSite, full_site, sites_of
+
+Where = TypeVar("Where", bound=Site)
 
 Recorded: TypeAlias = tuple[Mapping[str, Any], Arrays, jax.Array | None]
 """Inputs and values of a step, and flags of the samples that were reset before it."""
 
 
+def method_of(rule: Rule) -> TraceMethod:
+    """Return the trace method of a rule."""
+    passes_weights = rule.jacobian in ("layered", "full")
+    return FullRuleTraces(rule) if passes_weights else RuleTraces(rule)
+
+
+# --- the trace at one site
+
+
 @dataclasses.dataclass(frozen=True)
-class RuleTraces(TraceMethod):
-    """`TraceMethod` of a rule whose Jacobian is none or elementwise.
+class SiteTrace(Generic[Where]):
+    """The trace of one rule at one site, as arrays by name.
 
     Attributes
     ----------
-    rule
-        The rule.
+    rule, site
+        The rule, and its site.
+    tree
+        Structure of the trace that the rule reads and returns.
+    specs
+        Specifications of its leaves by name, in their order.
     """
 
     rule: Rule
-    needs: ClassVar[frozenset[Record]] = frozenset({"x", "values"})
-    jacobian: ClassVar[Jacobian] = "elementwise"
+    site: Where
+    tree: Any
+    specs: Mapping[str, TraceSpec]
 
-    def check(self, graph: ETraceGraph) -> None:
-        """Refuse wrong results of the rule."""
-        check_method(self, graph)
+    def read(self, traces: Traces) -> Arrays:
+        """Return the arrays of this site among traces, in the dtypes of the rule."""
+        own = as_arrays({key: traces[key] for key in self.specs})
+        return {key: leaf.astype(self.specs[key].dtype) for key, leaf in own.items()}
+
+    def reset(self, arrays: Arrays, flags: jax.Array) -> Arrays:
+        """Return arrays with the initial values of some samples, also if they are NaN.
+
+        An array that all samples share has its initial value if all flags are set.
+        """
+        result: Arrays = {}
+        for key, spec in self.specs.items():
+            is_shared = spec.samples is None and "batch" not in spec.axes
+            own = flags.all() if is_shared else flags
+            result.update(reset_traces({key: spec}, {key: arrays[key]}, own))
+        return result
+
+    def advance(self, arrays: Arrays, J: Any, x: Any, F: Any) -> Arrays:
+        like = jax.tree.unflatten(self.tree, self.specs.values())
+        return dict(zip(self.specs, self._call("advance", arrays, (J, x, F), like), strict=True))
+
+    def contract(self, arrays: Arrays, mu: Any) -> dict[str, jax.Array]:
+        operands = dict(self.site.operands)
+        found = self._call("contract", arrays, (mu,), operands)
+        return dict(zip(sorted(operands), found, strict=True))
+
+    def _call(
+        self, method: str, arrays: Arrays, arguments: tuple[Any, ...], like: Any
+    ) -> list[jax.Array]:
+        """Return the leaves of a rule's result, in the dtypes of ``like``.
+
+        Raises
+        ------
+        OptionError, ShapeError
+            If the result has another structure or a leaf of another shape.
+        """
+        called, name = f"`{type(self.rule).__name__}.{method}`", self.site.name
+        trace = jax.tree.unflatten(self.tree, [arrays[key] for key in self.specs])
+        with in_words(lambda: f"{called} was called for {name}"):
+            found = getattr(self.rule, method)(self.site, trace, *arguments)
+        paths, tree = jax.tree_util.tree_flatten_with_path(found)
+        expected, expected_tree = jax.tree.flatten(like)
+        if tree != expected_tree:
+            raise OptionError(
+                f"{called} returned {tree} for {name}; expected the structure {expected_tree}."
+            )
+        leaves = []
+        for (path, leaf), own in zip(paths, expected, strict=True):
+            if jnp.shape(leaf) != tuple(own.shape):
+                raise ShapeError(
+                    f"{called} returned shape {jnp.shape(leaf)} at "
+                    f"'{jax.tree_util.keystr(path)}' for {name}; expected {tuple(own.shape)}."
+                )
+            leaves.append(jnp.asarray(leaf, own.dtype))
+        return leaves
+
+
+def trace_at(rule: Rule, site: Where) -> SiteTrace[Where]:
+    """Return the initial trace of a rule at a site.
+
+    Raises
+    ------
+    ShapeError
+        For a leaf whose first axis is not the samples.
+    """
+    of_shapes = dataclasses.replace(site, operands=jax.tree.map(struct_of, dict(site.operands)))
+    name = type(rule).__name__
+    with (
+        in_words(lambda: f"`{name}.init` was called for {site.name}"),
+        jax.ensure_compile_time_eval(),
+    ):
+        paths, tree = jax.tree_util.tree_flatten_with_path(rule.init(of_shapes))
+        leaves = [(jax.tree_util.keystr(path), leaf) for path, leaf in paths]
+        specs = {site.key + leaf: _spec_of(rule, site, leaf, value) for leaf, value in leaves}
+    return SiteTrace(rule, site, tree, specs)
+
+
+def _spec_of(rule: Rule, site: Site, name: str, leaf: Any) -> TraceSpec:
+    if isinstance(leaf, TraceSpec):
+        relation = leaf.relation or site.relation
+        return dataclasses.replace(leaf, relation=relation, operand=leaf.operand or name)
+    array = np.asarray(jnp.asarray(leaf))
+    first = array.shape[:1]
+    if site.samples and first and first != site.samples:
+        raise ShapeError(
+            f"`{type(rule).__name__}.init` returned shape {array.shape} at '{name}' for "
+            f"{site.name}; expected {site.samples[0]} samples along the first axis. Return a "
+            "`TraceSpec` if the axes run over something else."
+        )
+    lead: list[Role] = ["batch"] if site.samples and first else []
+    entries: list[Role] = ["entry"] * (array.ndim - len(lead))
+    initial = jnp.asarray(array) if array.any() else 0
+    axes = (*lead, *entries)
+    return TraceSpec(array.shape, array.dtype, axes, site.relation, operand=name, initial=initial)
+
+
+# --- a trace for each operation and group
+
+
+@dataclasses.dataclass(frozen=True)
+class RuleTraces(TraceMethod):
+    """`TraceMethod` of a rule whose Jacobian is none or elementwise."""
+
+    rule: Rule
+    needs = frozenset({"x", "values"})
+    jacobian = "elementwise"
 
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
         """Return the leaves of all sites."""
-        sites = self._leaves(graph, operand_shapes(graph))
-        return {key: spec for leaves in sites for key, spec in leaves.specs.items()}
+        parts = self._traces_at(graph, operand_shapes(graph))
+        return {key: spec for part in parts for key, spec in part.specs.items()}
 
     def update(
         self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
     ) -> Traces:
         """Return the traces after a recorded chunk."""
-        sites = self._leaves(graph, weights)
-
-        def step(arrays: Arrays, now: Recorded) -> tuple[Arrays, None]:
-            return _advanced(graph, sites, arrays, now), None
-
-        after, _ = scan_records(step, _of(sites, traces), _recorded(records), records.steps)
-        return like(traces, after)
+        return self.gradient(graph, weights, records, {}, traces)[1]
 
     def gradient(
         self,
@@ -101,22 +218,25 @@ class RuleTraces(TraceMethod):
         after: Traces | None = None,
     ) -> tuple[Weights, Traces]:
         """Return the gradient of a recorded chunk, and the traces after it."""
-        sites, selects = self._leaves(graph, weights), records.has_mask
-        mu = {group.index: signals(group, signal) for group in graph.traced_groups}
+        parts, selects = self._traces_at(graph, weights), records.has_mask
+        mu: Adjoints = {group.index: signals(group, signal) for group in graph.traced_groups}
         if after is not None:
             now = jax.tree.map(lambda leaf: leaf[0], mu)
-            return like(weights, _contracted(graph, sites, _of(sites, after), now, selects)), after
+            arrays = _read(parts, after)
+            return like(weights, _contracted(graph, parts, arrays, now, selects)), after
 
         def step(carry: tuple[Arrays, Weights], now: Any) -> tuple[tuple[Arrays, Weights], None]:
             (arrays, gradients), (recorded, mu_now) = carry, now
-            arrays = _advanced(graph, sites, arrays, recorded)
-            result = _contracted(graph, sites, arrays, mu_now, selects)
-            return (arrays, jax.tree.map(jnp.add, gradients, result)), None
+            arrays = _advanced(graph, parts, arrays, recorded)
+            if signal:
+                result = _contracted(graph, parts, arrays, mu_now, selects)
+                gradients = jax.tree.map(jnp.add, gradients, result)
+            return (arrays, gradients), None
 
         # Sums in half precision would stop growing.
         zeros = widened(jax.tree.map(jnp.zeros_like, weights), jnp.float32)
-        now = _recorded(records), mu
-        start = _of(sites, before), zeros
+        now = (records.x, records.values, records.reset), mu
+        start = _read(parts, before), zeros
         (arrays, gradients), _ = scan_records(step, start, now, records.steps)
         return like(weights, gradients), like(before, arrays)
 
@@ -124,25 +244,21 @@ class RuleTraces(TraceMethod):
         self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
     ) -> Weights:
         """Return the rule's gradient for the adjoints of the states before a window."""
-        sites = self._leaves(graph, weights)
-        result = _contracted(graph, sites, _of(sites, traces), at_entry(graph, mu), zeros_select)
-        return like(weights, result)
+        parts = self._traces_at(graph, weights)
+        arrays, entering = _read(parts, traces), at_entry(graph, mu)
+        return like(weights, _contracted(graph, parts, arrays, entering, zeros_select))
 
-    def _leaves(self, graph: ETraceGraph, weights: Weights) -> list[Leaves[OperationSite]]:
-        return [leaves_of(self.rule, site) for site in sites_of(graph, weights)]
-
-
-def _recorded(records: Records) -> Recorded:
-    return records.x, records.values, records.reset
+    def _traces_at(self, graph: ETraceGraph, weights: Weights) -> list[SiteTrace[OperationSite]]:
+        return [trace_at(self.rule, site) for site in sites_of(graph, weights)]
 
 
-def _of(sites: list[Leaves[OperationSite]], traces: Traces) -> Arrays:
-    return {key: leaf for leaves in sites for key, leaf in leaves.of(traces).items()}
+def _read(parts: list[SiteTrace[OperationSite]], traces: Traces) -> Arrays:
+    return {key: leaf for part in parts for key, leaf in part.read(traces).items()}
 
 
 def _advanced(
     graph: ETraceGraph,
-    sites: list[Leaves[OperationSite]],
+    parts: list[SiteTrace[OperationSite]],
     arrays: Arrays,
     recorded: Recorded,
 ) -> Arrays:
@@ -150,24 +266,28 @@ def _advanced(
     (x, values, reset), new = recorded, Arrays()
     local = values_of(graph, values)
     jacobians = {g.index: blocks(graph, g, local) for g in graph.traced_groups}
-    for leaves in sites:
-        site, own = leaves.site, {key: arrays[key] for key in leaves.specs}
-        D, Df = jacobians[site.place.group.index]
+    for part in parts:
+        place, index = part.site.place, part.site.indices
+        own, (D, Df) = {key: arrays[key] for key in part.specs}, jacobians[place.group.index]
         if reset is not None:
-            own = dict(reset_traces(leaves.specs, own, reset))
-            is_new = at_elements(graph, site.place.group, reset)
+            own = dict(reset_traces(part.specs, own, reset))
+            is_new = at_elements(graph, place.group, reset)
             D = {pair: jnp.where(is_new, 0, block) for pair, block in D.items()}
-        relation = site.place.relation
-        inputs = None if relation.x_var is None else x[x_key(graph, relation)]
-        keys = {state: site.place.key(a) for state, a in site.indices.items()}
-        F = {state: Df[key] for state, key in keys.items() if key in Df}
-        new |= leaves.advanced(own, _transition(leaves, D), inputs, F)
+        J = {
+            (to, old): place.to_outputs(D[a, c])
+            for to, a in index.items()
+            for old, c in index.items()
+            if (a, c) in D
+        }
+        F = {state: Df[place.key(a)] for state, a in index.items() if place.key(a) in Df}
+        inputs = None if place.relation.x_var is None else x[x_key(graph, place.relation)]
+        new |= part.advance(own, None if part.rule.jacobian == "none" else J, inputs, F)
     return new
 
 
 def _contracted(
     graph: ETraceGraph,
-    sites: list[Leaves[OperationSite]],
+    parts: list[SiteTrace[OperationSite]],
     arrays: Arrays,
     mu: Adjoints,
     selects: bool,
@@ -177,83 +297,53 @@ def _contracted(
     With ``selects``, the traces of samples without a signal are set to zero: they may be NaN.
     """
     gradients: Weights = {}
-    for leaves in sites:
-        site, own = leaves.site, {key: arrays[key] for key in leaves.specs}
-        signal = mu[site.place.group.index]
+    for part in parts:
+        place, own = part.site.place, {key: arrays[key] for key in part.specs}
+        group, signal = place.group, mu[place.group.index]
         if selects:
-            own = leaves.without(own, _silent(graph, site, signal))
-        result = {site.place.relation.key: leaves.contracted(own, _mu(site, signal))}
-        gradients = add(gradients, result)
+            axis = graph.batch_axis(group)
+            over = tuple(i for i in range(len(group.shape)) if i != axis)
+            has_signal = [(value != 0).any(over) for value in signal.values()]
+            own = part.reset(own, ~functools.reduce(operator.or_, has_signal, jnp.zeros((), bool)))
+        at_outputs = {
+            state: place.to_outputs(
+                signal[a] if a in signal else jnp.zeros(group.shape, group.states[a].dtype)
+            )
+            for state, a in part.site.indices.items()
+        }
+        gradients = add(gradients, {place.relation.key: part.contract(own, at_outputs)})
     return gradients
 
 
-def _transition(
-    leaves: Leaves[OperationSite], D: dict[tuple[int, int], jax.Array]
-) -> dict[tuple[str, str], jax.Array] | None:
-    """Return the Jacobian blocks among a site's states, in the layout of its output."""
-    if leaves.rule.jacobian == "none":
-        return None
-    place = leaves.site.place
-    names = {a: state for state, a in leaves.site.indices.items()}
-    pairs = [(a, c) for a, c in place.group.transition if a in names and c in names]
-    return {(names[a], names[c]): place.to_outputs(D[a, c]) for a, c in pairs}
-
-
-def _mu(site: OperationSite, signal: Mapping[int, jax.Array]) -> Arrays:
-    """Return the learning signals of a site's states, in the layout of its output."""
-    group = site.place.group
-    result = {}
-    for state, a in site.indices.items():
-        own = signal[a] if a in signal else jnp.zeros(group.shape, group.states[a].dtype)
-        result[state] = site.place.to_outputs(own)
-    return result
-
-
-def _silent(graph: ETraceGraph, site: OperationSite, signal: Mapping[int, jax.Array]) -> jax.Array:
-    """Return the samples without a learning signal at the states of a site, or one flag for all."""
-    axis, ndim = graph.batch_axis(site.place.group), len(site.place.group.shape)
-    over = tuple(i for i in range(ndim) if i != axis)
-    has_signal = [(value != 0).any(over) for value in signal.values()]
-    return ~functools.reduce(jnp.logical_or, has_signal, jnp.zeros((), bool))
+# --- a trace for all hidden states
 
 
 @dataclasses.dataclass(frozen=True)
 class FullRuleTraces(PassingTraces):
-    """`TraceMethod` of a rule whose Jacobian is full, or block-diagonal by layer.
-
-    Attributes
-    ----------
-    rule
-        The rule.
-    """
+    """`TraceMethod` of a rule whose Jacobian is full, or block-diagonal by layer."""
 
     rule: Rule
-    needs: ClassVar[frozenset[Record]] = frozenset({"step", "traces"})
+    needs = frozenset({"step", "traces"})
 
     @property
     def jacobian(self) -> Jacobian:
         """The rule's."""
         return "layered" if self.rule.jacobian == "layered" else "full"
 
-    def check(self, graph: ETraceGraph) -> None:
-        """Refuse wrong results of the rule."""
-        check_method(self, graph)
-
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
         """Return the leaves of the site."""
-        return leaves_of(self.rule, full_site(graph, operand_shapes(graph))).specs
+        return trace_at(self.rule, full_site(graph, operand_shapes(graph))).specs
 
     def update(
         self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
     ) -> Traces:
         """Return the traces after recorded steps, one step at a time."""
-        leaves = leaves_of(self.rule, full_site(graph, weights))
+        part = trace_at(self.rule, full_site(graph, weights))
 
         def advance(records: Records, traces: Traces) -> Traces:
             J, of_parameters = step_jacobians(graph, weights, records)
-            site = leaves.site
-            F = {name: of_parameters[name][:, site.rows(name)] for name in site.operands}
-            return leaves.advanced(leaves.of(traces), J, None, F)
+            F = {name: of_parameters[name][:, part.site.rows(name)] for name in part.site.operands}
+            return part.advance(part.read(traces), J, None, F)
 
         return over_steps(advance, graph, records, traces)
 
@@ -261,18 +351,8 @@ class FullRuleTraces(PassingTraces):
         self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
     ) -> Weights:
         """Return the rule's gradient for the adjoints of the states before a step or window."""
-        gradients = jax.tree.map(jnp.zeros_like, weights)
-        leaves = leaves_of(self.rule, full_site(graph, weights))
-        arriving = arriving_rows(graph, mu)
-        arrays = leaves.of(traces)
+        part = trace_at(self.rule, full_site(graph, weights))
+        arrays, arriving = part.read(traces), arriving_rows(graph, mu)
         if zeros_select:
-            arrays = leaves.without(arrays, (arriving == 0).all(1))
-        for name, result in leaves.contracted(arrays, arriving).items():
-            gradients[name] = {"value": result}
-        return like(weights, gradients)
-
-
-def method_of(rule: Rule) -> TraceMethod:
-    """Return the trace method of a rule."""
-    passes_weights = rule.jacobian in ("layered", "full")
-    return FullRuleTraces(rule) if passes_weights else RuleTraces(rule)
+            arrays = part.reset(arrays, (arriving == 0).all(1))
+        return gradients_like(weights, part.contract(arrays, arriving))

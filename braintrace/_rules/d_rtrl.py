@@ -14,16 +14,12 @@ For a recorded chunk of ``K`` steps this equals, without a trace per step,
 
 (see `pull`). One step is a chunk of one. The trace of a state that no later step reads
 elementwise is not carried: column ``a`` of every ``D`` is zero for it.
-
-`ParameterTraces.gradient` receives the learning signal together with the residuals, not contracted
-with a trace as in a step-by-step formulation. The products over time and batch are then one matrix
-product.
 """
 
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, ClassVar, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -39,8 +35,10 @@ from .._core.products import (
     like,
     recorded_inputs,
     sum_products,
+    trace_shapes,
     where_elements,
     where_outputs,
+    which_entries,
 )
 from .._core.pull import Outputs, pull
 from .._core.records import blocks
@@ -48,6 +46,7 @@ from .._core.signals import at_elements, at_entry, of_past, reachable_blocks, si
 from .._core.traces import (
     arrays_of,
     as_arrays,
+    coupled_states,
     factors_and_traces,
     is_zero,
     joined,
@@ -61,22 +60,22 @@ from .._etrace_op import (
     Arrays,
     accumulate,
     contract,
+    get_primitive_spec,
     propagate,
 )
 from .._graph import (
     Adjoints,
     ETraceGraph,
     HiddenGroup,
-    Jacobian,
     LinearMethod,
-    Record,
     Records,
+    Role,
     Signal,
     Traces,
+    TraceSpec,
     TraceSpecs,
     Weights,
 )
-from .parameter_specs import specs_of_site
 
 Blocks: TypeAlias = dict[tuple[int, int], jax.Array]
 """Blocks of an ``n × n`` matrix per unit, by ``(row, column)``; missing blocks are zero."""
@@ -89,8 +88,8 @@ Decays: TypeAlias = dict[tuple[str, str], jax.Array]
 class ParameterTraces(LinearMethod):
     """Trace method with a trace of the size of the weight for every state that it reaches."""
 
-    jacobian: ClassVar[Jacobian] = "elementwise"
-    needs: ClassVar[frozenset[Record]] = frozenset({"x", "values"})
+    jacobian = "elementwise"
+    needs = frozenset({"x", "values"})
 
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
         """Return the trace arrays of each pair of an operation and a state."""
@@ -133,32 +132,27 @@ class ParameterTraces(LinearMethod):
         before: Traces,
         after: Traces | None = None,
     ) -> tuple[Weights, None]:
-        """Return the gradient of a recorded chunk.
-
-        The traces after the chunk are not returned, since they cost more than the gradient.
+        """Return the gradient of a recorded chunk, without the traces after it: they cost more.
 
         If the traces after a single step are known, and the states without a trace do not depend on
         the step before, these traces contain the whole gradient: ``Σ_a l[a] ∘ ε[a]``. The traces
         before the step are then updated in place; if they were read, XLA would copy them.
-        Traces of states without a signal are not read, such as the traces of neurons whose readout
-        has filters.
         """
         gradients = jax.tree.map(jnp.zeros_like, weights)
         if records.reset is not None:
             before = _after_reset(graph, before, records.reset[0])
         inputs, selects = recorded_inputs(graph, records), records.has_mask
         for group in graph.traced_groups:
-            now = signals(group, signal)
+            now, traces = signals(group, signal), before
             stored = set() if after is None else _stored_states(graph, group, after)
             if after is not None and {a for a, _ in group.transition} <= stored:
-                adjoint = {a: now[a] for a in now.keys() - stored}
-                past, traces = {a: now[a][0] for a in now.keys() & stored}, after
-                _, factors = _signal_row(graph, group, records, adjoint)
+                traces = after
+                mu = {a: now.pop(a)[0] for a in now.keys() & stored}
+                _, factors = _pulled(graph, group, records, now)
             else:
-                traces = before
-                past, factors = _signal_row(graph, group, records, now)
+                mu, factors = _pulled(graph, group, records, now)
             gradients = add(gradients, sum_products(graph, weights, inputs, factors, selects))
-            gradients = add(gradients, _carried(graph, group, weights, past, traces, selects))
+            gradients = add(gradients, _carried(graph, group, weights, mu, traces, selects))
         return like(weights, gradients), None
 
     def carry_in_vjp(
@@ -180,11 +174,9 @@ class ParameterTraces(LinearMethod):
         late = at_entry(graph, of_past(graph, signal))
         inputs, selects = recorded_inputs(graph, records), records.has_mask
         for group in graph.traced_groups:
-            end = dict(after[group.index])
-            now = signals(group, signal)
-            row, factors = pull(graph, group, records, end, now, dict, selects)
+            end, past = dict(after[group.index]), late[group.index]
+            row, factors = _pulled(graph, group, records, signals(group, signal), end)
             gradients = add(gradients, sum_products(graph, weights, inputs, factors, selects))
-            past = late[group.index]
             before[group.index] = {
                 a: (value + past.get(a, 0)).astype(value.dtype) for a, value in row.items()
             }
@@ -220,7 +212,6 @@ def _after_reset(graph: ETraceGraph, traces: Traces, flags: jax.Array) -> Traces
 
 
 def _active_outputs(site: TraceSite, traces: Traces) -> ActiveOutputs:
-    """Return the outputs that the traces of a site store."""
     return active_outputs_of(site.relation, site.influence, _states_at(site, traces))
 
 
@@ -228,15 +219,20 @@ def _states_at(site: TraceSite, traces: Traces) -> tuple[int, ...]:
     return tuple(a for a in site.influence.reached if site.key(a) in traces)
 
 
-def _signal_row(
-    graph: ETraceGraph, group: HiddenGroup, records: Records, signal: dict[int, jax.Array]
+def _pulled(
+    graph: ETraceGraph,
+    group: HiddenGroup,
+    records: Records,
+    signal: dict[int, jax.Array],
+    end: dict[int, jax.Array] | None = None,
 ) -> tuple[dict[int, jax.Array], Outputs]:
     """Return the adjoints of the states before a chunk, and the factors of its gradient."""
-    if not signal:
-        return {}, {}
-    dtype = jnp.result_type(*signal.values())
-    start = {c: jnp.zeros(group.shape, dtype) for c in group.read_states}
-    return pull(graph, group, records, start, signal, dict, records.has_mask)
+    if end is None:
+        if not signal:
+            return {}, {}
+        dtype = jnp.result_type(*signal.values())
+        end = {c: jnp.zeros(group.shape, dtype) for c in group.read_states}
+    return pull(graph, group, records, end, signal, dict, records.has_mask)
 
 
 def _unit_rows(
@@ -244,14 +240,7 @@ def _unit_rows(
 ) -> tuple[Blocks, Arrays]:
     """Return ``P⁰`` by row and old state, and the factors of the traces of the rows.
 
-    Parameters
-    ----------
-    graph, group, records
-        The compiled model, one of its groups, and a chunk.
-    rows
-        The states of the group that have traces.
-    traces
-        The traces, by their keys.
+    ``rows`` are the states of the group that have traces.
     """
     dtype = jnp.result_type(*(group.states[a].dtype for a in rows))
     states = sorted({*rows, *group.read_states})
@@ -331,41 +320,30 @@ def _updated(
         is_new = jax.vmap(functools.partial(at_elements, graph, site.group))(reset).any(0)
         is_continued = active.pick(site.to_outputs(~is_new))
 
-    def of_layer(factors: Arrays, of_samples: tuple[Decays, Any], old: Traces) -> Traces:
+    def of_layer(
+        factors: Arrays, decays: Decays, is_continued: jax.Array | None, old: Traces
+    ) -> Traces:
         old = depend_on(records.token, old)
-        return _advanced(site, weights, selects, (x, factors), of_samples, old)
+        before, new = unpack(old), dict[str, Arrays]()
+        if is_continued is not None:  # selected, not multiplied by zero: they may be NaN
+            before = {key: where_outputs(site, is_continued, e) for key, e in before.items()}
+        for keys, readers in readers_first(arrays_of(old), decays.keys()):
+            own = ordered_after([new[key] for key in readers], {key: before[key] for key in keys})
+            read_from = {**before, **own}
+            for key in keys:
+                terms = [
+                    propagate(*site.operation, decay, widened(read_from[read], decay.dtype))
+                    for (written, read), decay in decays.items()
+                    if written == key
+                ]
+                if key in factors:
+                    inputs = finite_inputs(site, x, factors[key]) if selects else x
+                    terms.append(accumulate(*site.operation, inputs, factors[key], weights))
+                new[key] = jax.tree.map(_sum_like, own[key], *terms)
+        return pack_like(new, old)
 
-    new: Traces = site.each_layer(of_layer, factors, (decays, is_continued), as_arrays(traces))
+    new: Traces = site.each_layer(of_layer, factors, decays, is_continued, as_arrays(traces))
     return new
-
-
-def _advanced(
-    site: TraceSite,
-    weights: Arrays,
-    selects: bool,
-    over_time: tuple[jax.Array | None, Arrays],
-    of_samples: tuple[Decays, jax.Array | None],
-    traces: Traces,
-) -> Traces:
-    """Return the traces of one layer of a site, for all samples or some."""
-    (x, factors), (decays, is_continued), before = over_time, of_samples, unpack(traces)
-    if is_continued is not None:  # they are selected, not multiplied by zero: they may be NaN
-        before = {key: where_outputs(site, is_continued, trace) for key, trace in before.items()}
-    new: dict[str, Arrays] = {}
-    for keys, readers in readers_first(arrays_of(traces), decays.keys()):
-        own = ordered_after([new[key] for key in readers], {key: before[key] for key in keys})
-        read_from = {**before, **own}
-        for key in keys:
-            terms = [
-                propagate(*site.operation, decay, widened(read_from[read], decay.dtype))
-                for (written, read), decay in decays.items()
-                if written == key
-            ]
-            if key in factors:
-                inputs = finite_inputs(site, x, factors[key]) if selects else x
-                terms.append(accumulate(*site.operation, inputs, factors[key], weights))
-            new[key] = jax.tree.map(_sum_like, own[key], *terms)
-    return pack_like(new, traces)
 
 
 def _sum_like(old: jax.Array, *parts: jax.Array) -> jax.Array:
@@ -376,12 +354,9 @@ def _sum_like(old: jax.Array, *parts: jax.Array) -> jax.Array:
 
 def _stored_states(graph: ETraceGraph, group: HiddenGroup, traces: Traces) -> set[int]:
     """Return the states of a group for which all traces are stored."""
-    members = [(site, _states_at(site, traces)) for site in trace_sites(graph, group)]
-    return {
-        a
-        for a in range(group.num_state)
-        if all(a in states for site, states in members if a in site.influence.reached)
-    }
+    sites = trace_sites(graph, group)
+    missing = {a for s in sites for a in s.influence.reached if s.key(a) not in traces}
+    return set(range(group.num_state)) - missing
 
 
 def _carried(
@@ -395,30 +370,76 @@ def _carried(
     """Return ``Σ_c μ[c] ∘ ε[c]`` for the relations of one group."""
     gradients: Weights = {}
     for site in trace_sites(graph, group):
-        active = _active_outputs(site, traces)
+        active, operands = _active_outputs(site, traces), weights[site.relation.key]
+        select = functools.partial(active.operands, site.relation)
+        product = functools.partial(_contracted, site, active, select(operands))
         for factor, trace in factors_and_traces(site, mu, traces):
-            if not is_zero(trace):
-                if selects:
-                    trace = where_elements(site, active, factor != 0, trace)
-                result = _contracted(site, active, factor, trace, weights[site.relation.key])
-                gradients = add(gradients, {site.relation.key: result})
+            if is_zero(trace):
+                continue
+            if selects:
+                trace = where_elements(site, active, factor != 0, trace)
+            result = site.each_layer(product, site.to_outputs(factor), widened(trace, factor.dtype))
+            if site.has_fan_out:
+                result = jax.tree.map(lambda layers: jnp.sum(layers, axis=0), result)
+            (own,) = jax.linear_transpose(select, operands)(result)
+            gradients = add(gradients, {site.relation.key: dict(own)})
     return gradients
 
 
 def _contracted(
-    site: TraceSite,
-    active: ActiveOutputs,
-    signal: jax.Array,
-    trace: Arrays,
-    weights: Arrays,
+    site: TraceSite, active: ActiveOutputs, weights: Arrays, factor: jax.Array, trace: Arrays
 ) -> Arrays:
-    select = functools.partial(active.operands, site.relation)
+    return contract(*site.operation, active.pick(factor), trace, weights)
 
-    def of_layer(factor: jax.Array, layer: Arrays) -> Arrays:
-        return contract(*site.operation, active.pick(factor), layer, select(weights))
 
-    result = site.each_layer(of_layer, site.to_outputs(signal), widened(trace, signal.dtype))
-    if site.has_fan_out:
-        result = jax.tree.map(lambda product: jnp.sum(product, axis=0), result)
-    (gradients,) = jax.linear_transpose(select, weights)(result)
-    return dict(gradients)
+# --- specifications
+
+
+def specs_of_site(
+    graph: ETraceGraph, site: TraceSite, stored: tuple[int, ...], active: ActiveOutputs
+) -> dict[str, dict[str, TraceSpec]]:
+    """Return the specifications of the traces of one site, for all states of its group.
+
+    ``active`` are the outputs that the traces of the ``stored`` states contain.
+    """
+    relation, lead = site.relation, (site.influence.fan_out,) if site.has_fan_out else ()
+    full, stored_shapes = trace_shapes(relation), trace_shapes(relation, active)
+    shapes = {
+        name: jax.ShapeDtypeStruct((*lead, *array.shape), array.dtype)
+        for name, array in stored_shapes.items()
+    }
+    pairs = dict(coupled_states(site, stored))
+
+    def entries_of_samples(name: str, flags: jax.Array) -> jax.Array:
+        entries = which_entries(site, active, at_elements(graph, site.group, flags), shapes)
+        return jnp.asarray(entries[name])
+
+    return {
+        site.key(a): {
+            name: TraceSpec(
+                shapes[name].shape,
+                shapes[name].dtype,
+                _axes(site, name, len(array.shape)),
+                relation=relation.key,
+                state=state.name,
+                operand=name,
+                is_stored=a in stored,
+                full_shape=(*lead, *array.shape),
+                samples=functools.partial(entries_of_samples, name),
+                packed_with=site.key(pairs[a]) if a in pairs else None,
+            )
+            for name, array in full.items()
+        }
+        for a, state in enumerate(site.group.states)
+    }
+
+
+def _axes(site: TraceSite, name: str, ndim: int) -> tuple[Role, ...]:
+    """Return the roles of the axes of a trace array, from the operation's specification."""
+    spec = get_primitive_spec(site.relation.primitive)
+    lead: list[Role] = ["fan_out"] if site.has_fan_out else []
+    batch: list[Role] = ["batch"] if spec.batched else []
+    named = () if spec.trace_axes is None else spec.trace_axes.get(name, ())
+    rest: Role = "spatial" if named else "entry"
+    between: list[Role] = [rest] * (ndim - len(batch) - len(named))
+    return (*lead, *batch, *between, *named)

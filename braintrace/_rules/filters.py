@@ -14,34 +14,43 @@ r"""Filters of inputs and of sensitivities as traces (ES-D-RTRL, pp-prop; OTTT).
 with ``t`` counted in steps since a reset. OTTT filters inputs only: :math:`\epsilon_f^t = D_f^t`,
 and the signal is not divided.
 
-A chunk scans both filters, and its gradient is one product over time and batch; for embeddings see
-`filtered_inputs`.
+A chunk scans both filters, and its gradient is one product over time and batch. Operations with the
+same input share its filter; the first of them names it. An operation that is not linear in its
+input is refused, except an embedding: the filter of its one-hot input contains discounted counts of
+the lookups of each row.
 """
 
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from .._core.layout import TraceSite, row_name, trace_sites
+from .._core.layout import TraceSite, filter_key, row_name, trace_sites, x_key
 from .._core.local_step import values_of
-from .._core.products import add, like, sum_products, times
+from .._core.products import Inputs, like, sum_products, times
 from .._core.records import blocks
-from .._core.signals import at_elements, at_entry, over_first_axis, signals
+from .._core.signals import at_elements, at_entry, over_first_axis, signals, where_flagged
 from .._core.time_loops import scan_records
 from .._core.traces import as_arrays, widened
-from .._errors import OptionError
-from .._etrace_op import Arrays, pull_back_filtered
+from .._errors import OptionError, PrimitiveError
+from .._etrace_op import (
+    ETP_RULES_INIT_PP,
+    Arrays,
+    add_to_filter,
+    get_primitive_spec,
+    pull_back,
+    pull_back_filtered,
+    zero_filter,
+)
 from .._graph import (
     Adjoints,
     ETraceGraph,
     HiddenGroup,
-    Jacobian,
-    Record,
+    HiddenParamOpRelation,
     Records,
     Role,
     Signal,
@@ -51,15 +60,8 @@ from .._graph import (
     TraceSpecs,
     Weights,
 )
-from .filtered_inputs import (
-    by_relation,
-    check_filtered_inputs,
-    filter_backward,
-    filter_inputs,
-    inputs_of,
-    spec_of_input,
-    spec_of_output,
-)
+from .._jax import struct_of
+from .._jaxpr.dataflow import Kind, kinds_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,8 +79,8 @@ class FilterTraces(TraceMethod):
 
     decay: float
     filters_outputs: bool = True
-    jacobian: ClassVar[Jacobian] = "elementwise"
-    needs: ClassVar[frozenset[Record]] = frozenset({"x", "values"})
+    jacobian = "elementwise"
+    needs = frozenset({"x", "values"})
 
     def check(self, graph: ETraceGraph) -> None:
         """Raise a `PrimitiveError` for an operation whose input cannot be filtered."""
@@ -129,28 +131,29 @@ class FilterTraces(TraceMethod):
         step reads.
         """
         factors, filters, after = self._run(graph, records, signal, before)
-        total = functools.partial(sum_products, graph, weights, selects=records.has_mask)
-        result = total(by_relation(graph, filters), factors, pull=pull_back_filtered)
-        now, past = filter_backward(graph, self.decay, records, before[self._inputs], factors)
-        result = add(result, total(*now))
-        result = add(result, total(*past, pull=pull_back_filtered))
-        return like(weights, {**jax.tree.map(jnp.zeros_like, weights), **result}), after
+        return self._gradient(graph, weights, filters, factors, records.has_mask), after
 
     def carry_in_vjp(
         self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
     ) -> Weights:
         """Return the gradient of the operands through the states before a window."""
-        traces = as_arrays(traces)
         dtype = jnp.result_type(*mu.values())
-        filters, eps = (widened(traces[key], dtype) for key in (self._inputs, "f"))
-        signal, factors = at_entry(graph, mu), Arrays()
-        if self.filters_outputs:
-            signal = self._corrected(graph, signal, traces[self._steps])
-        for group in graph.traced_groups:
-            factors |= _factors(graph, group, signal[group.index], eps, zeros_select)
-        filters, factors = jax.tree.map(lambda leaf: leaf[None], (filters, factors))
+        wide = {
+            key: widened(value, dtype)
+            for key, value in as_arrays(traces).items()
+            if key != self._steps
+        }
+        traces = {**as_arrays(traces), **wide}
+        factors = self._factors(graph, at_entry(graph, mu), traces, zeros_select)
+        filters, factors = jax.tree.map(lambda leaf: leaf[None], (traces[self._inputs], factors))
+        return self._gradient(graph, weights, filters, factors, zeros_select)
+
+    def _gradient(
+        self, graph: ETraceGraph, weights: Weights, filters: Arrays, factors: Arrays, selects: bool
+    ) -> Weights:
+        """Return ``Σ f ⊗ ε_x`` over time and batch."""
         inputs = by_relation(graph, filters)
-        result = sum_products(graph, weights, inputs, factors, zeros_select, pull_back_filtered)
+        result = sum_products(graph, weights, inputs, factors, selects, pull_back_filtered)
         return like(weights, {**jax.tree.map(jnp.zeros_like, weights), **result})
 
     # Names include the decay, so that filters of another decay are not restored.
@@ -164,80 +167,88 @@ class FilterTraces(TraceMethod):
         return f"steps, decay={self.decay}"
 
     def _run(
-        self,
-        graph: ETraceGraph,
-        records: Records,
-        signal: Signal,
-        before: Traces,
+        self, graph: ETraceGraph, records: Records, signal: Signal, before: Traces
     ) -> tuple[Arrays, Arrays, Traces]:
         """Return the factors ``f`` and filters of inputs of every step, and the traces after."""
         mu: Adjoints = {group.index: signals(group, signal) for group in graph.traced_groups}
-        filters, of_inputs = filter_inputs(graph, self.decay, records, before[self._inputs])
-        factors, after = Arrays(), {self._inputs: of_inputs, "f": Arrays()}
+        x = {key: records.x[x_key(graph, relation)] for key, relation in inputs_of(graph).items()}
+        start = as_arrays(dict(before))
+        start[self._inputs] = wide_filters(graph, start[self._inputs])
         if self.filters_outputs:
-            counts = _counted(records, as_arrays(before[self._steps]))
-            mu = jax.vmap(functools.partial(self._corrected, graph))(mu, counts)
-            after[self._steps] = counts[-1]
-        for group in graph.traced_groups:
+            _check_counts(records, start[self._steps])
 
-            def step(before: Arrays, now: Any, group: HiddenGroup = group) -> tuple[Arrays, Arrays]:
-                values, signal, reset = now
-                eps = self._advanced(graph, group, values, before, reset)
-                own = _factors(graph, group, signal, eps, records.has_mask)
-                return {key: eps[key].astype(old.dtype) for key, old in before.items()}, own
+        def step(traces: Traces, now: Any) -> tuple[Traces, tuple[Arrays, Arrays]]:
+            x, values, signal, reset = now
+            traces = self._advanced(graph, traces, x, values, reset)
+            factors = self._factors(graph, signal, traces, records.has_mask)
+            stored = {key: traces["f"][key].astype(old.dtype) for key, old in before["f"].items()}
+            return {**traces, "f": stored}, (factors, traces[self._inputs])
 
-            sites = _row_sites(graph, group).values()
-            keys = {site.key(a) for site in sites for a in site.influence.reached}
-            start = as_arrays({key: eps for key, eps in before["f"].items() if key in keys})
-            now = records.values, mu[group.index], records.reset
-            last, own = scan_records(step, start, now, records.steps)
-            after["f"] |= last
-            factors |= own
-        return factors, filters, after
+        now = x, records.values, mu, records.reset
+        after, (factors, filters) = scan_records(step, start, now, records.steps)
+        return factors, filters, like(before, after)
 
     def _advanced(
         self,
         graph: ETraceGraph,
-        group: HiddenGroup,
+        traces: Traces,
+        x: Arrays,
         values: Arrays,
-        before: Arrays,
         reset: jax.Array | None,
-    ) -> Arrays:
-        """Return the filters of sensitivities after one more step, of all states of a group."""
-        alpha, after = self.decay if self.filters_outputs else 0.0, Arrays()
-        D, Df = blocks(graph, group, values_of(graph, values))
-        for site in _row_sites(graph, group).values():
-            dtype = site.relation.y_var.aval.dtype
-            for a in site.influence.reached:
-                past = [
-                    alpha * site.to_outputs(D[a, c]) * widened(before[site.key(c)], dtype)
-                    for c in range(group.num_state)
-                    if alpha and (a, c) in D and site.key(c) in before
-                ]
-                if past and reset is not None:  # selected: the filter may be NaN
-                    is_new = site.to_outputs(at_elements(graph, group, reset))
-                    past = [jnp.where(is_new, 0, term) for term in past]
-                own = [(1 - alpha) * Df[site.key(a)]] if site.key(a) in Df else []
-                zero = jnp.zeros(site.influence.output_shape, dtype)
-                after[site.key(a)] = sum([*past, *own], zero)
-        return after
+    ) -> dict[str, Any]:
+        """Return the traces after one more step, with the sensitivities of all states."""
+        alpha, before, after = self.decay if self.filters_outputs else 0.0, traces["f"], Arrays()
+        local = values_of(graph, values)
+        for group in graph.traced_groups:
+            D, Df = blocks(graph, group, local)
+            for site in _row_sites(graph, group).values():
+                dtype = site.relation.y_var.aval.dtype
+                for a in site.influence.reached:
+                    past = [
+                        alpha * site.to_outputs(D[a, c]) * widened(before[site.key(c)], dtype)
+                        for c in range(group.num_state)
+                        if alpha and (a, c) in D and site.key(c) in before
+                    ]
+                    if past and reset is not None:  # selected: the filter may be NaN
+                        is_new = site.to_outputs(at_elements(graph, group, reset))
+                        past = [jnp.where(is_new, 0, term) for term in past]
+                    own = [(1 - alpha) * Df[site.key(a)]] if site.key(a) in Df else []
+                    zero = jnp.zeros(site.influence.output_shape, dtype)
+                    after[site.key(a)] = sum([*past, *own], zero)
+        inputs = filter_inputs(graph, self.decay, traces[self._inputs], x, reset)
+        if not self.filters_outputs:
+            return {self._inputs: inputs, "f": after}
+        count = traces[self._steps]
+        count = 1 + (count if reset is None else jnp.where(reset, 0, count))
+        return {self._inputs: inputs, "f": after, self._steps: count}
 
-    def _corrected(
-        self, graph: ETraceGraph, signal: Adjoints, count: jax.Array
-    ) -> dict[int, dict[int, jax.Array]]:
-        """Return ``l / (1 - α^t)`` of one step.
+    def _factors(
+        self, graph: ETraceGraph, signal: Adjoints, traces: Traces, selects: bool
+    ) -> Arrays:
+        """Return ``Σ_a l[a] ε_f[a] / (1 - α^t)`` of one step, by the names of rows.
 
         After ``t`` steps, the filter of a constant has reached the fraction ``1 - α^t`` of it. The
-        result has at least single precision, since it may overflow in half precision.
+        quotient has at least single precision, since it may overflow in half precision.
         """
-        log_alpha, result = math.log(self.decay) if self.decay else -math.inf, {}
-        seen = -jnp.expm1(log_alpha * jnp.maximum(count, 1))
+        result, eps, seen = Arrays(), traces["f"], None
+        if self.filters_outputs:
+            log_alpha = math.log(self.decay) if self.decay else -math.inf
+            seen = -jnp.expm1(log_alpha * jnp.maximum(traces[self._steps], 1))
         for group in graph.traced_groups:
-            wide = widened(dict(signal[group.index]), jnp.float32)
-            result[group.index] = {
-                a: value / at_elements(graph, group, seen.astype(value.dtype))
-                for a, value in wide.items()
-            }
+            mu = dict(signal[group.index])
+            if seen is not None:
+                mu = {
+                    a: value / at_elements(graph, group, seen.astype(value.dtype))
+                    for a, value in widened(mu, jnp.float32).items()
+                }
+            for name, site in _row_sites(graph, group).items():
+                terms = [
+                    times(site.to_outputs(value), eps[site.key(a)], selects)
+                    for a, value in mu.items()
+                    if a in site.influence.reached and site.key(a) in eps
+                ]
+                if terms:
+                    result[name] = sum(terms[1:], terms[0]).astype(site.relation.y_var.aval.dtype)
         return result
 
 
@@ -260,36 +271,152 @@ def _samples(graph: ETraceGraph) -> tuple[int, ...]:
     return () if samples is None or not is_apart else (samples,)
 
 
-def _counted(records: Records, before: jax.Array) -> jax.Array:
-    """Return the number of steps since a reset, for the traces of every step."""
-    steps = over_first_axis(1 + jnp.arange(records.steps, dtype=before.dtype), 1 + before.ndim)
-    if records.reset is None:
-        return before + steps
-    if records.reset.ndim > steps.ndim:
+def _check_counts(records: Records, counts: jax.Array) -> None:
+    """Refuse resets of single samples if all samples share the step count."""
+    if records.reset is not None and records.reset.ndim > 1 + counts.ndim:
         raise OptionError(
             "All samples share a hidden state, and this algorithm counts steps since a reset, so "
             "it cannot reset single samples. Give one flag per step, or use `D_RTRL`."
         )
-    reset = over_first_axis(records.reset, steps.ndim)
-    began = jax.lax.cummax(jnp.where(reset, steps, 0), axis=0)
-    return jnp.where(began == 0, before + steps, steps - began + 1)
 
 
-def _factors(
-    graph: ETraceGraph,
-    group: HiddenGroup,
-    signal: Mapping[int, jax.Array],
-    eps: Arrays,
-    selects: bool,
+# --- filters of inputs, and their specifications
+
+
+def inputs_of(graph: ETraceGraph) -> dict[str, HiddenParamOpRelation]:
+    """Return the first of the operations that share the filter of an input, by its name."""
+    relations = graph.hidden_param_op_relations
+    return {r.key: r for r in relations if r.x_var is not None and filter_key(graph, r) == r.key}
+
+
+def by_relation(graph: ETraceGraph, filters: Arrays) -> Inputs:
+    """Return the filter of each relation; ``None`` for a relation without an input."""
+    relations = graph.hidden_param_op_relations
+    return {r.key: None if r.x_var is None else filters[filter_key(graph, r)] for r in relations}
+
+
+def filter_inputs(
+    graph: ETraceGraph, alpha: float, before: Arrays, x: Arrays, reset: jax.Array | None
 ) -> Arrays:
-    """Return ``Σ_a l[a] ε_f[a]`` of one step, by the names of rows."""
-    result: Arrays = {}
-    for name, site in _row_sites(graph, group).items():
-        terms = [
-            times(site.to_outputs(value), eps[site.key(a)], selects)
-            for a, value in signal.items()
-            if a in site.influence.reached and site.key(a) in eps
-        ]
-        if terms:
-            result[name] = sum(terms[1:], terms[0]).astype(site.relation.y_var.aval.dtype)
+    """Return ``α ε + x``, the filters of inputs after one more step."""
+    relations, after = inputs_of(graph), Arrays()
+    for key, eps in before.items():
+        if reset is not None:  # selected: the filter may be NaN
+            eps = where_flagged(~rows_of_samples(graph, key, reset), eps)
+        past = (alpha * eps).astype(eps.dtype)
+        after[key] = add_to_filter(relations[key].primitive, past, x[key]).astype(eps.dtype)
+    return after
+
+
+def wide_filters(graph: ETraceGraph, filters: Arrays) -> Arrays:
+    """Return filters in at least the dtype of the operation's output."""
+    relations = inputs_of(graph)
+    return {key: widened(eps, relations[key].y_var.aval.dtype) for key, eps in filters.items()}
+
+
+def rows_of_samples(graph: ETraceGraph, key: str, flags: jax.Array) -> jax.Array:
+    """Return the rows of a filter of inputs whose sample has a flag; one flag stays one.
+
+    Raises
+    ------
+    OptionError
+        If samples that share the input, or one of the states that it reaches, have flags.
+    """
+    if flags.ndim == 0:
+        return flags
+    rows, are_shared = [], set()
+    for site in trace_sites(graph):
+        if site.relation.x_var is None or filter_key(graph, site.relation) != key:
+            continue
+        if not get_primitive_spec(site.relation.primitive).batched:
+            raise OptionError(
+                f"All samples share the input of '{site.relation.key}', so this algorithm cannot "
+                "reset single samples. Give `reset` one value per step, or use `D_RTRL`."
+            )
+        outputs = site.to_outputs(at_elements(graph, site.group, flags))
+        outputs = outputs.any(0) if site.has_fan_out else outputs
+        rows.append(outputs.any(tuple(range(1, outputs.ndim))))
+        are_shared.add(all(graph.batch.axis(state) is None for state in site.group.states))
+    if len(are_shared) > 1:
+        raise OptionError(
+            f"The input of '{key}' reaches hidden states that all samples share, and others that "
+            "they do not, so this algorithm cannot reset single samples. Give `reset` one value "
+            "per step, or use `D_RTRL`."
+        )
+    return functools.reduce(jnp.logical_or, rows)
+
+
+def check_filtered_inputs(graph: ETraceGraph, rule: str) -> None:
+    """Check that every operation has a gradient in terms of a filter of its input.
+
+    Raises
+    ------
+    PrimitiveError
+        Naming the rule, and the first operation that is not linear in its input.
+    """
+    for relation in graph.hidden_param_op_relations:
+        spec = get_primitive_spec(relation.primitive)
+        is_known = spec.linear_in_input or spec.looks_up
+        if relation.x_var is None or is_known or _is_linear_in_input(relation):
+            continue
+        raise PrimitiveError(
+            f"{rule} filters the input of '{relation.key}' ({relation.source}), but `xy_to_dw` of "
+            f"`{relation.primitive}` is not linear in that input. Use `D_RTRL`, or compute "
+            "the nonlinear function before the operation. If JAX cannot see that it is linear, "
+            "declare `linear_in_input=True`."
+        )
+
+
+def _is_linear_in_input(relation: HiddenParamOpRelation) -> bool:
+    operation = relation.primitive, relation.params
+    weights = {name: struct_of(var.aval) for name, var in relation.trainable_vars.items()}
+
+    def pulled_back(x: jax.Array, factor: jax.Array, weights: Arrays) -> Arrays:
+        return pull_back(*operation, x[None], factor[None], weights)
+
+    y = struct_of(relation.y_var.aval)
+    try:
+        return Kind.OTHER not in kinds_of(pulled_back, _filter_shape(relation), y, weights)
+    except Exception:  # a rule for integers, such as indices, may fail for other dtypes
+        return False
+
+
+def _filter_shape(relation: HiddenParamOpRelation) -> jax.ShapeDtypeStruct:
+    operation = relation.primitive, relation.params
+    zero = functools.partial(zero_filter, *operation, relation.x_var, relation.y_var)
+    result: jax.ShapeDtypeStruct = jax.eval_shape(zero)
     return result
+
+
+def spec_of_input(graph: ETraceGraph, key: str) -> TraceSpec:
+    """Return the specification of the filter of an input."""
+    relation = inputs_of(graph)[key]
+    shape = _filter_shape(relation)
+
+    def samples(flags: jax.Array) -> jax.Array:
+        return over_first_axis(rows_of_samples(graph, key, flags), len(shape.shape))
+
+    axes = _operand_axes(relation, len(shape.shape), "input")
+    return TraceSpec(shape.shape, shape.dtype, axes, relation=key, operand="input", samples=samples)
+
+
+def spec_of_output(graph: ETraceGraph, site: TraceSite, state: int) -> TraceSpec:
+    """Return the specification of an array in the layout of an output, for one state."""
+    relation, shape = site.relation, site.influence.output_shape
+    rule, variables = ETP_RULES_INIT_PP[relation.primitive], dict(relation.trainable_vars)
+    zero = jax.eval_shape(lambda: rule(relation.x_var, relation.y_var, variables, 1))
+    lead: tuple[Role, ...] = ("fan_out",) if site.has_fan_out else ()
+
+    def samples(flags: jax.Array) -> jax.Array:
+        return site.to_outputs(at_elements(graph, site.group, flags))
+
+    axes = (*lead, *_operand_axes(relation, len(shape) - len(lead), "output"))
+    name = site.group.states[state].name
+    return TraceSpec(shape, zero.dtype, axes, relation.key, name, "output", samples=samples)
+
+
+def _operand_axes(relation: HiddenParamOpRelation, ndim: int, last: Role) -> tuple[Role, ...]:
+    is_batched = get_primitive_spec(relation.primitive).batched
+    batch: list[Role] = ["batch"] if is_batched else []
+    spatial: list[Role] = ["spatial"] * (ndim - len(batch) - 1)
+    return tuple([*batch, *spatial, last][:ndim])

@@ -29,7 +29,7 @@ The key of the signs is a trace that a reset does not change.
 
 import dataclasses
 import functools
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -53,9 +53,7 @@ from .._core.traces import as_arrays, widened
 from .._errors import PrimitiveError
 from .._graph import (
     ETraceGraph,
-    Jacobian,
     ParameterUse,
-    Record,
     Records,
     Signal,
     Traces,
@@ -68,13 +66,14 @@ from .._jax import source_line, struct_of
 from .._jaxpr.dataflow import Kind, kinds_of
 from .._typing import PyTree
 from .chunk_vjp import chunk_vjp, of_product, parameters_behind
-from .full_traces import (
+from .rtrl import (
     FullTraces,
     PassingTraces,
     arriving_rows,
-    contracted,
     entries,
     followed,
+    gradients_like,
+    multiply,
     over_steps,
 )
 
@@ -96,8 +95,8 @@ class RandomTraces(PassingTraces):
     """The common part of these rules, which draw their signs from a ``seed``."""
 
     seed: int
-    needs: ClassVar[frozenset[Record]] = frozenset({"step", "traces"})
-    jacobian: ClassVar[Jacobian] = "full"
+    needs = frozenset({"step", "traces"})
+    jacobian = "full"
 
     @property
     def spec_of_key(self) -> TraceSpec:
@@ -158,18 +157,17 @@ class RankOneTraces(RandomTraces):
     ) -> Weights:
         """Return the sum over samples of ``(mu . s) t``."""
         traces = as_arrays(traces)
-        gradients: Weights = jax.tree.map(jnp.zeros_like, weights)
-        onto = contracted("bq,bq->b", arriving_rows(graph, mu), traces["s"], zeros_select)
-        for name, t in traces["t"].items():
-            found = contracted("b,b...->...", onto, t, zeros_select)
-            gradients[name] = {"value": found.astype(weights[name]["value"].dtype)}
-        return gradients
+        onto = multiply("bq,bq->b", arriving_rows(graph, mu), traces["s"], zeros_select)
+        found = {
+            name: multiply("b,b...->...", onto, t, zeros_select) for name, t in traces["t"].items()
+        }
+        return gradients_like(weights, found)
 
 
 class KroneckerTraces(RandomTraces):
     """Trace method with a vector and a matrix for every product and sample."""
 
-    needs: ClassVar[frozenset[Record]] = frozenset({"step", "traces", "operands"})
+    needs = frozenset({"step", "traces", "operands"})
 
     def check(self, graph: ETraceGraph) -> None:
         """Check that every product has one input vector per sample.
@@ -183,17 +181,11 @@ class KroneckerTraces(RandomTraces):
         for use in _products(graph):
             equation, (x, _) = equation_of(graph, use), _factors(graph, use)
             where = f"`{equation.primitive}` ({source_line(equation)})"
-            if len(x.shape) != 2:
+            if len(x.shape) != 2 or Kind.OTHER in _kinds(graph, use):
                 raise PrimitiveError(
-                    "KF_RTRL stores one vector for the input of a weight. The input of a sample "
-                    f"of {where} has shape {x.shape[1:]}: the weight is applied in several places "
-                    "or groups, or has rows that are counted. Use UORO, which supports every "
-                    "operation, or RTRL."
-                )
-            if Kind.OTHER in _kinds(graph, use):
-                raise PrimitiveError(
-                    f"KF_RTRL sums inputs, but the gradient of {where} is not linear in its "
-                    "input. Use UORO, which supports every operation, or RTRL."
+                    "KF_RTRL sums one input vector for each sample and weight, but the gradient of "
+                    f"{where} is not linear in a vector: the input of a sample has shape "
+                    f"{x.shape[1:]}. Use UORO, which supports every operation, or RTRL."
                 )
 
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
@@ -229,7 +221,7 @@ class KroneckerTraces(RandomTraces):
         arriving = arriving_rows(graph, mu)
         for use in _products(graph):
             u, A = (widened(traces[name][use.key], arriving.dtype) for name in ("u", "A"))
-            onto = contracted("bq,bq...->b...", arriving, A, zeros_select)
+            onto = multiply("bq,bq...->b...", arriving, A, zeros_select)
             if zeros_select:
                 u = where_flagged((arriving != 0).any(1), u)
             operands, length = weights[operand_key(use)], _factors(graph, use)[0].shape[1]

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 
 from .._core.flat_state import flat_state_of
-from .._core.in_place import unfused
 from .._core.layout import TraceSite, filter_key, trace_sites
 from .._core.products import EVERY_OUTPUT
 from .._etrace_op import (
@@ -22,10 +21,10 @@ from .._etrace_op import (
     pull_back_filtered,
 )
 from .._graph import ETraceGraph, TraceSpec, Weights
-from .filtered_inputs import check_filtered_inputs, spec_of_input, spec_of_output
-from .full_traces import FullTraces
-from .parameter_specs import specs_of_site
+from .d_rtrl import specs_of_site
+from .filters import check_filtered_inputs, spec_of_input, spec_of_output
 from .protocol import Site, Trace
+from .rtrl import FullTraces, multiply
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -139,8 +138,7 @@ class FullSite(Site):
         result = {}
         for name, old in trace.items():
             rows = self.rows(name)
-            block = J[:, rows[:, None], rows]
-            result[name] = unfused(jnp.einsum("bqr,br...->bq...", block, old), block)
+            result[name] = multiply("bqr,br...->bq...", J[:, rows[:, None], rows], old, False)
         return result
 
     def outer(self, F: Arrays, x: None) -> Arrays:
@@ -151,8 +149,7 @@ class FullSite(Site):
         """Return ``mu E``, summed over samples and entries of the states."""
         result = {}
         for name, own in trace.items():
-            factor = mu[:, self.rows(name)]
-            result[name] = unfused(jnp.einsum("bq,bq...->...", factor, own), factor)
+            result[name] = multiply("bq,bq...->...", mu[:, self.rows(name)], own, False)
         return result
 
     def rows(self, name: str) -> Any:

@@ -187,7 +187,7 @@ WRONG = {
 def test_a_wrong_rule_is_told(name):
     methods, error, word = WRONG[name]
     with pytest.raises(error, match=word):
-        learner_of(Case(RandomModel((Layer("bias"),)), wrong(**methods)))
+        found_by(wrong(**methods), Case(RandomModel((Layer("bias"),))))
 
 
 def test_what_is_no_rule_is_refused():
