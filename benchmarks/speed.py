@@ -22,6 +22,7 @@ from typing import Any
 import brainstate
 import jax
 import jax.numpy as jnp
+import optax
 
 import braintrace
 
@@ -190,6 +191,13 @@ def one_by_one(row: Row, kind: str) -> Call:
             held[0], gradients = jitted(held[0], x, y)
             return gradients
 
+    elif kind == "live":
+        stream = learner.live(step, optax.sgd(RATE))
+
+        def take(x: Any, y: Any) -> Any:
+            stream.predict(x[0])
+            return stream.learn(y[0])
+
     else:
         update = descend(learner, row)
         take = functools.partial(
@@ -250,12 +258,13 @@ METHODS: dict[str, Callable[[Row], Call]] = {
     "calls of etrace_online": functools.partial(one_by_one, kind="etrace_online"),
     "calls of own grad": functools.partial(one_by_one, kind="own grad"),
     "calls of pure.grad": functools.partial(one_by_one, kind="pure"),
+    "calls of live": functools.partial(one_by_one, kind="live"),
     "first gradient": first_gradient,
     "compilation": compilation,
 }
 WINDOWS = ("D_RTRL, window=16", "D_RTRL, window=16, on", "ES_D_RTRL, window=16")
 STREAMS = ("stream", "stream, every=8")
-CALLS = ("calls of etrace_online", "calls of own grad", "calls of pure.grad")
+CALLS = ("calls of etrace_online", "calls of own grad", "calls of pure.grad", "calls of live")
 COLD = ("compilation", "first gradient")
 
 

@@ -1,7 +1,7 @@
 """Public names that have ended, each with its replacement; errors name them for one version."""
 
 _PAGE = "see docs/recipes.md"
-_LATE = "`braintrace.streams.LateLabels`; see docs/time_series.md"
+_LATE = "`learner.live(...)`; see docs/time_series.md"
 
 REPLACEMENTS = {
     "BatchedLearner": f"`jax.vmap` over `learner.functional().step`; {_PAGE}",

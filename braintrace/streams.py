@@ -1,139 +1,196 @@
-"""Streams whose labels arrive after the forecasts: late labels, and regressors of river."""
+"""Streams of single samples: forecasts now, labels later, in any order; regressors of river."""
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-import warnings
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._checks import level_of_user
 from ._errors import OptionError, optional_import
+from ._jax import own_copy
 from ._learner import Learner, LearnerState
 from ._typing import PyTree
 
-Ahead: TypeAlias = dict[str, PyTree]
-"""Fields of a state that a forecast advances: it reads current parameters, and no traces."""
+Inputs: TypeAlias = tuple[PyTree, ...]
+Leaves: TypeAlias = list[jax.Array]
 
 
-class LateLabels:
-    """Forecast each sample of a stream now, and learn its label when it arrives.
-
-    A late label is learned with the current parameters, from the hidden states and traces before
-    its sample: gradient, update and traces equal those of `Learner.etrace_online` for this sample.
-    Its delay affects only the forecasts made meanwhile, which ran ahead with older parameters.
-
-    Parameters
-    ----------
-    learner
-        The learner. It does not change: ``learner.functional().restore(stream.state)`` stores what
-        the stream has learned.
-    loss_fn
-        ``loss_fn(output, *targets)`` returns a scalar loss (with ``has_aux``, a pair).
-    pending
-        Maximum number of samples that wait for a label. A further forecast passes over the oldest
-        one: states and traces advance, and no parameter changes. Use 1 if labels arrive before the
-        next forecast, and ``d + 1`` if they arrive ``d`` samples late.
-    **options
-        Options of `Learner.etrace_online`, such as ``optimizer``.
+class _Held(NamedTuple):
+    """All that a stream knows, written at once: an interrupt leaves a complete record.
 
     Attributes
     ----------
     state
-        State before the oldest sample that waits: parameters, traces, optimizer.
-
-    Examples
-    --------
-    >>> import braintrace, jax.numpy as jnp, optax
-    >>> model = braintrace.nn.IndRNN(2, 1)
-    >>> learner = braintrace.compile(model, "d_rtrl", jnp.ones((1, 2)), batch_size=1)
-    >>> stream = braintrace.streams.LateLabels(
-    ...     learner, lambda output, y: ((output - y) ** 2).mean(), optimizer=optax.sgd(0.1)
-    ... )
-    >>> output = stream.predict(jnp.ones((1, 2)))
-    >>> loss = stream.learn(jnp.ones((1, 1)))
-    >>> output.shape, loss.shape
-    ((1, 1), ())
+        Leaves of the state; it is before the step of the last sample, if there is one whose step
+        has not been taken.
+    last
+        Identifier and inputs of this sample.
+    waiting
+        For each sample that waits for a label: its inputs, and the state before its step; ``None``
+        for the last sample.
+    forecasts, dropped
+        Number of samples so far, and of those that waited in vain.
     """
 
+    state: Leaves
+    last: tuple[Hashable, Inputs] | None = None
+    waiting: Mapping[Hashable, tuple[Inputs, Leaves | None]] = {}
+    forecasts: int = 0
+    dropped: int = 0
+
+
+class LiveStream:
+    """A learner of single samples; created by `Learner.live`."""
+
     def __init__(
-        self, learner: Learner, loss_fn: Callable[..., PyTree], *, pending: int = 1, **options: Any
+        self,
+        learner: Learner,
+        step_fn: Callable[..., PyTree],
+        optimizer: Any,
+        pending: int,
+        options: Mapping[str, Any],
     ) -> None:
-        if options.get("optimizer") is not None:
-            learner.init_optimizer(options["optimizer"])
+        if optimizer is not None:
+            learner.init_optimizer(optimizer)
         pure, self._pending = learner.functional(), pending
 
-        def step_fn(inputs: tuple[PyTree, ...], targets: tuple[PyTree, ...]) -> PyTree:
-            return loss_fn(learner(*inputs), *targets)
+        leaves, self._tree = jax.tree.flatten(pure.settle(pure.state()))
 
-        def predict(state: LearnerState, ahead: Ahead, inputs: PyTree) -> tuple[Ahead, PyTree]:
-            after, outputs = pure.predict(dataclasses.replace(state, **ahead), *_sequence(inputs))
-            return _ahead(after), _first(outputs)
+        def predict(state: LearnerState, inputs: Inputs) -> PyTree:
+            return _first(pure.predict(state, *_sequence(inputs))[1])
 
         def learn(
-            state: LearnerState, ahead: Ahead, inputs: PyTree, targets: PyTree
-        ) -> tuple[LearnerState, Ahead, PyTree]:
-            pair = _sequence((inputs, targets))
-            state, results = pure.online(state, *pair, step_fn=step_fn, **options)
+            state: LearnerState, inputs: Inputs, targets: Inputs
+        ) -> tuple[LearnerState, PyTree]:
+            call = {"step_fn": step_fn, "optimizer": optimizer, **options}
+            state, results = pure.online(state, *_sequence((*inputs, *targets)), **call)
+            return state, _first(results)
+
+        def learn_late(
+            state: LearnerState, before: Leaves, inputs: Inputs, targets: Inputs
+        ) -> tuple[LearnerState, PyTree]:
+            own = jax.tree.unflatten(self._tree, before)
+            after, result = learn(_with_learned(own, state), inputs, targets)
+            return _with_learned(state, after), result
+
+        def pass_over(state: LearnerState, inputs: Inputs) -> tuple[LearnerState, None]:
+            after, _ = pure.evolve(state, *_sequence(inputs), return_outputs=False)
             # A NaN in one sample must not stay in the forecasts after it.
-            return state, jax.tree.map(_finite_or, ahead, _ahead(state)), _first(results)
+            return jax.tree.map(_finite_or, after, state), None
 
-        def pass_over(state: LearnerState, inputs: PyTree) -> LearnerState:
-            return pure.evolve(state, *_sequence(inputs), return_outputs=False)[0]
+        self._predict = jax.jit(lambda leaves, *call: predict(self._state_of(leaves), *call))
+        self._learn, self._learn_late = self._compiled(learn), self._compiled(learn_late)
+        self._pass_over = self._compiled(pass_over)
+        self._held = _Held(leaves)
 
-        self._predict, self._learn = jax.jit(predict), jax.jit(learn)
-        self._pass_over = jax.jit(pass_over)
-        state = pure.state()
-        self._held: tuple[LearnerState, Ahead, tuple[PyTree, ...]] = state, _ahead(state), ()
+    def _state_of(self, leaves: Leaves) -> LearnerState:
+        state: LearnerState = jax.tree.unflatten(self._tree, leaves)
+        return state
+
+    def _compiled(
+        self, function: Callable[..., tuple[LearnerState, PyTree]]
+    ) -> Callable[..., tuple[Leaves, PyTree]]:
+        """Return a function of the leaves of a state: JAX reads a list faster than a state."""
+
+        def of_leaves(leaves: Leaves, *call: Any) -> tuple[Leaves, PyTree]:
+            state, result = function(self._state_of(leaves), *call)
+            return jax.tree.leaves(state), result
+
+        compiled: Callable[..., tuple[Leaves, PyTree]] = jax.jit(of_leaves)
+        return compiled
 
     @property
     def state(self) -> LearnerState:
-        """State before the oldest sample that waits for a label."""
-        return self._held[0]
+        """Parameters, optimizer, and the states and traces after the last sample."""
+        leaves, last, *_ = self._held
+        if last is not None:
+            leaves, _ = self._pass_over(leaves, last[1])
+        return self._state_of(leaves)
 
-    def predict(self, *inputs: PyTree) -> PyTree:
-        """Run one step with the current parameters; the sample waits for its label."""
-        state, ahead, waiting = self._held
-        inputs = jax.tree.map(jnp.array, inputs)  # a copy: a stream may overwrite its arrays
-        ahead, output = self._predict(state, ahead, inputs)
-        waiting = (*waiting, inputs)
+    @property
+    def waiting(self) -> tuple[Hashable, ...]:
+        """Identifiers of the samples that wait for a label, the oldest first."""
+        return tuple(self._held.waiting)
+
+    @property
+    def dropped(self) -> int:
+        """Number of samples that waited in vain: their labels can no longer be learned."""
+        return self._held.dropped
+
+    def predict(self, *inputs: PyTree, id: Hashable = None) -> PyTree:
+        """Run one step with the current parameters, and return the output of the model.
+
+        The sample waits for its label. If more than ``pending`` samples wait, the oldest one is
+        dropped.
+
+        Parameters
+        ----------
+        *inputs
+            The arguments of the model's ``update``.
+        id
+            Identifier of the sample for `learn`; ``None``: its number, from 0.
+        """
+        state, last, waiting, forecasts, dropped = self._held
+        if last is not None:
+            name, before = last
+            after, _ = self._pass_over(state, before)
+            if name in waiting:
+                waiting = {**waiting, name: (before, state)}
+            state = after
+        # A copy: a stream may overwrite its arrays before the label arrives.
+        inputs = jax.tree.map(own_copy, inputs)
+        output = self._predict(state, inputs)
+        name = forecasts if id is None else id
+        waiting = {**waiting, name: (inputs, None)}
         if len(waiting) > self._pending:
-            state, waiting = self._pass_over(state, waiting[0]), waiting[1:]
-        self._held = state, ahead, waiting  # at once: an interrupt leaves a complete state
+            waiting, dropped = _without(waiting, next(iter(waiting))), dropped + 1
+        self._held = _Held(state, (name, inputs), waiting, forecasts + 1, dropped)
         return output
 
-    def learn(self, *targets: PyTree, delay: int = 0) -> PyTree:
-        """Learn the label of the sample ``delay`` forecasts ago, and return its loss.
+    def learn(self, *targets: PyTree, id: Hashable = None) -> PyTree:
+        """Learn the label of a sample, and return its loss (with ``has_aux``, a pair).
 
-        Labels arrive in the order of their samples: older samples that wait are passed over.
+        Parameters
+        ----------
+        *targets
+            The arguments of ``step_fn`` after those of ``update``.
+        id
+            Identifier of the sample; ``None``: the oldest that waits.
 
         Raises
         ------
         OptionError
             If this sample does not wait for a label.
         """
-        state, ahead, waiting = self._held
-        index = len(waiting) - 1 - delay
-        if not 0 <= index < len(waiting):
+        held = self._held
+        name = next(iter(held.waiting), None) if id is None else id
+        if name not in held.waiting:
             raise OptionError(
-                f"`delay` is {delay}, and the last {len(waiting)} samples wait for a label. Call "
-                "`predict` before `learn`, learn labels in order, and use a larger `pending`."
+                f"Sample {name!r} does not wait for a label: it has no forecast, has learned its "
+                f"label, or was dropped because more than pending={self._pending} samples waited. "
+                f"These samples wait: {list(held.waiting)}."
             )
-        for inputs in waiting[:index]:
-            state = self._pass_over(state, inputs)
-        state, ahead, result = self._learn(state, ahead, waiting[index], targets)
-        waiting = waiting[index + 1 :]
-        self._held = state, ahead if waiting else _ahead(state), waiting
+        inputs, before = held.waiting[name]
+        if before is None:
+            state, result = self._learn(held.state, inputs, targets)
+        else:
+            state, result = self._learn_late(held.state, before, inputs, targets)
+        last = None if before is None else held.last
+        waiting = _without(held.waiting, name)
+        self._held = held._replace(state=state, last=last, waiting=waiting)
         return result
 
 
-def _ahead(state: LearnerState) -> Ahead:
-    return {name: getattr(state, name) for name in ("hidden", "others", "random")}
+def _with_learned(state: LearnerState, other: LearnerState) -> LearnerState:
+    return dataclasses.replace(state, parameters=other.parameters, optimizer=other.optimizer)
+
+
+def _without(waiting: Mapping[Hashable, Any], name: Hashable) -> dict[Hashable, Any]:
+    return {other: sample for other, sample in waiting.items() if other != name}
 
 
 def _sequence(tree: PyTree) -> PyTree:
@@ -162,8 +219,10 @@ def river_regressor(
     ----------
     learner
         A learner with one input ``(1, features)`` and one output of one number.
-    loss_fn, pending, **options
-        See `streams.LateLabels`; the label has the shape of the output.
+    loss_fn
+        ``loss_fn(output, label)`` returns a scalar loss; the label has the shape of the output.
+    pending, **options
+        See `Learner.live`.
 
     Raises
     ------
@@ -178,40 +237,36 @@ def river_regressor(
     ``predict_one``. Evaluate such pipelines in ``with river.compose.learn_during_predict():``.
     """
     base = optional_import("river.base", "test")
-    stream = LateLabels(learner, loss_fn, pending=pending, **options)
     names: list[Any] = []
-    waiting: collections.deque[tuple[Mapping[Any, float], Any]] = collections.deque(maxlen=pending)
+    forecasts: dict[Hashable, tuple[Mapping[Any, float], Any]] = {}
+    stream = learner.live(lambda x, y: loss_fn(learner(x), y), pending=pending, **options)
 
     class BraintraceRegressor(base.Regressor):  # type: ignore[name-defined]  # of river
         """A learner as a regressor of river."""
 
+        def _find(self, x: Mapping[Any, float]) -> Hashable:
+            return next((name for name in stream.waiting if forecasts[name][0] == x), None)
+
         def predict_one(self, x: Mapping[Any, float]) -> float:
             """Return the forecast; with ``pending=1``, a repeated call takes no step."""
-            if not (pending == 1 and waiting and waiting[-1][0] == x):
+            name = self._find(x) if pending == 1 else None
+            if name is None:
                 names[:] = names or list(x)
-                row = np.array([[x[name] for name in names]], np.float32)
-                waiting.append((dict(x), stream.predict(row)))
-            return float(np.asarray(waiting[-1][1]).item())
+                output = stream.predict(np.array([[x[name] for name in names]], np.float32))
+                name = stream.waiting[-1]
+                forecasts[name] = dict(x), output
+                for other in forecasts.keys() - set(stream.waiting):
+                    del forecasts[other]
+            return float(np.asarray(forecasts[name][1]).item())
 
         def learn_one(self, x: Mapping[Any, float], y: float) -> None:
             """Learn the label of a sample; NaN and ``None`` are missing labels."""
-            indices = [index for index, (own, _) in enumerate(waiting) if own == x]
-            if not indices:
-                if len(waiting) == pending:
-                    warnings.warn(
-                        "`learn_one` runs the step of a sample without a forecast, while other "
-                        "samples wait for a label. If labels are late, increase `pending`. "
-                        "Evaluate a pipeline that scales samples in "
-                        "`river.compose.learn_during_predict()`.",
-                        stacklevel=level_of_user(),
-                    )
+            if self._find(x) is None:
                 self.predict_one(x)
-            index = indices[0] if indices else len(waiting) - 1
-            delay, output = len(waiting) - 1 - index, waiting[index][1]
+            name = self._find(x)
+            output = forecasts[name][1]
             if y is not None and not np.isnan(y):
-                stream.learn(np.full(output.shape, y, output.dtype), delay=delay)
-            for _ in range(index + 1):
-                waiting.popleft()
+                stream.learn(np.full(output.shape, y, output.dtype), id=name)
 
         def clone(self, *arguments: Any, **options: Any) -> Any:
             """Refuse copies, which would share one learner."""

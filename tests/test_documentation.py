@@ -31,11 +31,12 @@ def blocks(path, language):
 
 @pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning")
 @pytest.mark.parametrize("page", PAGES)
-def test_python_blocks_of_a_page_run(page, monkeypatch, tmp_path):
+def test_python_blocks_of_a_page_run(page, monkeypatch, tmp_path, request):
     """From top to bottom, with the names of the blocks before."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "agg")
     names = {"__name__": "__main__"}
+    request.addfinalizer(lambda: brainstate.environ.pop("dt", None))
     for number, block in enumerate(blocks(DOCS / f"{page}.md", "python")):
         exec(compile(block, f"block {number} of {page}.md", "exec"), names)
 

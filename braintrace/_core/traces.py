@@ -175,6 +175,8 @@ def samples_with(
         result = jax.tree.leaves(jax.tree.map(passes, specs, traces))
         return jnp.any(jnp.stack([jnp.zeros((), bool), *result]))
 
+    if samples == 1:
+        return of_sample(jnp.ones(1, bool))[None]
     flags: jax.Array = jax.lax.map(of_sample, jnp.eye(samples, dtype=bool))
     return flags
 

@@ -1,7 +1,10 @@
 """Learner: a model with its algorithm, and methods for steps and sequences."""
 
+from __future__ import annotations
+
 import dataclasses
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import brainstate
 from jax.typing import ArrayLike
@@ -20,6 +23,9 @@ from .calls.parts import LearnerParts
 from .functional import FunctionalLearner
 from .state.optimizer import LearnerOptimizer
 from .state.skips import notice_all
+
+if TYPE_CHECKING:
+    from ..streams import LiveStream
 
 
 class Learner(brainstate.nn.Module):
@@ -61,7 +67,7 @@ class Learner(brainstate.nn.Module):
             size = f"{size_in_bytes(self.algorithm.compiled.trace_specs):,} bytes of traces"
         return f"Learner({self.algorithm!r}, {size})"
 
-    def __copy__(self) -> "Learner":
+    def __copy__(self) -> Learner:
         twin: Learner = object.__new__(type(self))
         twin.__dict__.update(vars(self))
         return twin
@@ -152,6 +158,52 @@ class Learner(brainstate.nn.Module):
             a State, a module, or a list or dict of them. The name is the prefix of their paths.
         """
         return FunctionalLearner(self.parts, own)
+
+    def live(
+        self,
+        step_fn: Callable[..., PyTree],
+        optimizer: Any = None,
+        *,
+        pending: int = 1,
+        **options: Any,
+    ) -> LiveStream:
+        """Return a live stream: forecasts of single samples now, their labels later or never.
+
+        ``predict`` runs one step and returns the output; ``learn`` learns the label of a sample
+        and returns its loss. A label that arrives before the next forecast has the update of
+        `etrace_online`. The gradient of a later one is taken at the current parameters, with the
+        states and traces that its sample had; labels may arrive in any order.
+
+        This learner does not change: ``learner.functional().restore(stream.state)`` stores what the
+        stream has learned.
+
+        Parameters
+        ----------
+        step_fn, optimizer
+            As for `etrace_online`. ``step_fn`` receives the inputs, then the label.
+        pending
+            Maximum number of samples that wait for a label; each keeps a copy of states and traces.
+            A further forecast drops the oldest one. Use 1 if labels arrive before the next
+            forecast, and ``d + 1`` if they arrive ``d`` samples late.
+        **options
+            Further options of `etrace_online`.
+
+        Examples
+        --------
+        >>> import braintrace, jax.numpy as jnp, optax
+        >>> model = braintrace.nn.IndRNN(2, 1)
+        >>> learner = braintrace.compile(model, "d_rtrl", jnp.ones((1, 2)), batch_size=1)
+        >>> stream = learner.live(
+        ...     lambda x, y: ((learner(x) - y) ** 2).mean(), optax.sgd(0.1), pending=2
+        ... )
+        >>> outputs = [stream.predict(jnp.ones((1, 2)), id=name) for name in ("a", "b")]
+        >>> loss = stream.learn(jnp.ones((1, 1)), id="b")
+        >>> stream.waiting
+        ('a',)
+        """
+        from ..streams import LiveStream  # imported at the first use
+
+        return LiveStream(self, step_fn, optimizer, pending, options)
 
     @property
     def graph(self) -> ETraceGraph:

@@ -37,25 +37,25 @@ def stream(values):
         yield x, np.float32(values[now + HORIZON] - known)
 
 
-def loss_fn(change, label):
-    """Return the squared error; a forecast of no change is persistence."""
-    return ((change - label) ** 2).mean()
-
-
 def run(samples=3000, seed=0):
     """Return root mean square errors of the second half: of the network and of persistence."""
     brainstate.random.seed(seed)
     model = braintrace.nn.LRUCell(2, 1, HIDDEN)
     learner = braintrace.compile(model, "d_rtrl", np.ones((1, 2), np.float32), batch_size=1)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2))
-    late = braintrace.streams.LateLabels(learner, loss_fn, pending=HORIZON + 1, optimizer=optimizer)
+
+    def step_fn(x, label):
+        """Return the squared error; a forecast of no change is persistence."""
+        return ((learner(x) - label) ** 2).mean()
+
+    late = learner.live(step_fn, optimizer, pending=HORIZON + 1)
     changes, labels = [], []
     for sample, (x, label) in enumerate(stream(series(samples, seed))):
-        changes.append(late.predict(x[None]))
+        changes.append(late.predict(x[None], id=sample))
         labels.append(label)
         arrived = sample - HORIZON
         if arrived >= 0 and not np.isnan(labels[arrived]):
-            late.learn(labels[arrived], delay=HORIZON)
+            late.learn(labels[arrived], id=arrived)
     labels = np.array(labels)[samples // 2 :]
     errors = np.ravel(changes)[samples // 2 :] - labels
     return np.sqrt([np.nanmean(errors**2), np.nanmean(labels**2)])
