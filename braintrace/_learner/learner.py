@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import brainstate
 from jax.typing import ArrayLike
@@ -21,11 +21,9 @@ from .calls.compilations import Compilations
 from .calls.interceptor import interceptor_of
 from .calls.parts import LearnerParts
 from .functional import FunctionalLearner
+from .live import LiveStream
 from .state.optimizer import LearnerOptimizer
 from .state.skips import notice_all
-
-if TYPE_CHECKING:
-    from ..streams import LiveStream
 
 
 class Learner(brainstate.nn.Module):
@@ -201,9 +199,9 @@ class Learner(brainstate.nn.Module):
         >>> stream.waiting
         ('a',)
         """
-        from ..streams import LiveStream  # imported at the first use
-
-        return LiveStream(self, step_fn, optimizer, pending, options)
+        if optimizer is not None:
+            self.init_optimizer(optimizer)
+        return LiveStream(self.functional(), step_fn, optimizer, pending, options)
 
     @property
     def graph(self) -> ETraceGraph:
