@@ -3,7 +3,6 @@
 from .check import PrimitiveReport as PrimitiveReport
 from .check import check_primitive as check_primitive
 from .inline import inline as inline
-from .lookup_counts import count as count
 from .operations.conv import conv as conv
 from .operations.conv import etp_conv_p as etp_conv_p
 from .operations.dense import etp_mm_p as etp_mm_p

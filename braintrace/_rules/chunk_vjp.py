@@ -6,7 +6,6 @@ parameters and the operands of the use (a mask, a transpose) are the same in all
 pulled back through once.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -36,11 +35,7 @@ Sums = dict[str, list[jax.Array]]
 
 
 def chunk_vjp(
-    graph: ETraceGraph,
-    weights: Weights,
-    records: Records,
-    cotangents: ByState,
-    rows_of: Mapping[str, np.ndarray],
+    graph: ETraceGraph, weights: Weights, records: Records, cotangents: ByState
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Pull cotangents of the states after a recorded chunk back through its steps.
 
@@ -50,8 +45,6 @@ def chunk_vjp(
         The compiled model, its parameters, and the chunk.
     cotangents
         Cotangents of the states after the chunk, with one leading axis: the rows.
-    rows_of
-        Required rows, by parameter.
 
     Returns
     -------
@@ -59,38 +52,33 @@ def chunk_vjp(
         Cotangents of the states before the chunk, ``(rows, samples, n)``.
     of_parameters
         Contributions of the chunk's steps to the derivatives ``(samples, rows, *shape)`` with
-        respect to parameters, by name, for the rows in ``rows_of``.
+        respect to parameters, by name.
     """
     before, sums, at, x = _through_steps(graph, weights, records, cotangents)
     flat = flat_state_of(graph)
-    first = jax.tree.map(lambda leaf: leaf[0], records.inputs)
-    fixed = inputs_of_step(graph, weights, first)
+    fixed = inputs_of_step(graph, weights, [leaf[0] for leaf in records.inputs])
     of_parameters: dict[str, jax.Array] = {}
     for use in flat.uses:
-        rows = _rows_of_use(graph, use, rows_of)
         if use.kind == "product":
             (place,) = places_of(graph, use)
-            operands = of_product(graph, use, fixed, x[use.key], _taken(at[place], rows, 1))
+            operands = of_product(graph, use, fixed, x[use.key], at[place])
         else:
-            operands = _of_sums(use, sums[use.key], rows, flat.samples)
+            operands = _of_sums(use, sums[use.key], flat.samples)
         for name, result in back_to_parameters(graph, use, fixed, operands).items():
-            own = _taken(result, np.searchsorted(rows, rows_of[name]), 1)
             known = of_parameters.get(name)
-            of_parameters[name] = own if known is None else known + own
+            of_parameters[name] = result if known is None else known + result
     return to_rows(flat, before), of_parameters
 
 
-def step_jacobians(
+def jacobians(
     graph: ETraceGraph, weights: Weights, records: Records
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Return the derivatives of a recorded step's new states, samples first.
+    """Return the derivatives of the states after a recorded chunk, samples first.
 
-    The first array ``(samples, n, n)`` is by old states, the others ``(samples, n, *shape)`` are by
-    parameters.
+    The first array ``(samples, n, n)`` is by the states before it, the others ``(samples, n,
+    *shape)`` are by parameters in its steps.
     """
-    flat = flat_state_of(graph)
-    every_row = dict.fromkeys(flat.reached, np.arange(flat.size))
-    rows, of_parameters = chunk_vjp(graph, weights, records, unit_rows(flat), every_row)
+    rows, of_parameters = chunk_vjp(graph, weights, records, unit_rows(flat_state_of(graph)))
     return jnp.moveaxis(rows, 1, 0), of_parameters
 
 
@@ -126,15 +114,6 @@ def _through_steps(
     return before, sums, dict(zip(places, stacked[0], strict=True)), stacked[1]
 
 
-def _taken(value: jax.Array, rows: np.ndarray, axis: int) -> jax.Array:
-    """Return some rows of an array, usually all of them."""
-    if len(rows) == value.shape[axis]:
-        return value
-    if len(rows) and np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows))):
-        return jax.lax.slice_in_dim(value, int(rows[0]), int(rows[-1]) + 1, axis=axis)
-    return jnp.take(value, rows, axis=axis)
-
-
 def _zero_sums(graph: ETraceGraph, rows: int) -> Sums:
     """Return zeros like the results of `_of_step`."""
     flat, result = flat_state_of(graph), {}
@@ -144,15 +123,6 @@ def _zero_sums(graph: ETraceGraph, rows: int) -> Sums:
             avals = (var.aval for var in operand_vars(graph, use))
             result[use.key] = [jnp.zeros((*lead, *a.shape), a.dtype) for a in avals]
     return result
-
-
-def _rows_of_use(
-    graph: ETraceGraph, use: ParameterUse, rows_of: Mapping[str, np.ndarray]
-) -> np.ndarray:
-    """Return the required rows of all parameters that a use depends on."""
-    names = parameters_behind(graph, use)
-    wanted = [rows_of[name] for name in names]
-    return np.unique(np.concatenate(wanted)) if wanted else np.zeros(0, int)
 
 
 def parameters_behind(graph: ETraceGraph, use: ParameterUse) -> dict[str, Var]:
@@ -280,15 +250,13 @@ def of_product(
     return list(jax.vmap(of_sample, in_axes=axes)(x, at))
 
 
-def _of_sums(
-    use: ParameterUse, sums: list[jax.Array], rows: np.ndarray, samples: int
-) -> list[jax.Array]:
+def _of_sums(use: ParameterUse, sums: list[jax.Array], samples: int) -> list[jax.Array]:
     """Return the accumulated contributions to each operand, ``(samples, rows, *shape)``."""
     if use.kind == "any":
-        return [_taken(total, rows, 1) for total in sums]
+        return sums
     number = np.arange(samples)
     return [
-        jnp.where(of_operand == number.reshape(-1, *(1,) * total.ndim), _taken(total, rows, 0), 0)
+        jnp.where(of_operand == number.reshape(-1, *(1,) * total.ndim), total, 0)
         for of_operand, total in zip(use.samples, sums, strict=True)
     ]
 

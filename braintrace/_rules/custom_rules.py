@@ -51,7 +51,7 @@ from .._graph import (
     Weights,
 )
 from .._jax import struct_of
-from .chunk_vjp import step_jacobians
+from .chunk_vjp import jacobians
 from .protocol import Rule, Site
 from .rtrl import PassingTraces, arriving_rows, gradients_like, over_steps
 from .sites import OperationSite, full_site, sites_of
@@ -265,10 +265,10 @@ def _advanced(
     """Return the arrays of all sites after one step."""
     (x, values, reset), new = recorded, Arrays()
     local = values_of(graph, values)
-    jacobians = {g.index: blocks(graph, g, local) for g in graph.traced_groups}
+    of_groups = {g.index: blocks(graph, g, local) for g in graph.traced_groups}
     for part in parts:
         place, index = part.site.place, part.site.indices
-        own, (D, Df) = {key: arrays[key] for key in part.specs}, jacobians[place.group.index]
+        own, (D, Df) = {key: arrays[key] for key in part.specs}, of_groups[place.group.index]
         if reset is not None:
             own = dict(reset_traces(part.specs, own, reset))
             is_new = at_elements(graph, place.group, reset)
@@ -341,7 +341,7 @@ class FullRuleTraces(PassingTraces):
         part = trace_at(self.rule, full_site(graph, weights))
 
         def advance(records: Records, traces: Traces) -> Traces:
-            J, of_parameters = step_jacobians(graph, weights, records)
+            J, of_parameters = jacobians(graph, weights, records)
             F = {name: of_parameters[name][:, part.site.rows(name)] for name in part.site.operands}
             return part.advance(part.read(traces), J, None, F)
 

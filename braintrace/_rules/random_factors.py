@@ -144,8 +144,7 @@ class RankOneTraces(RandomTraces):
             inputs = inputs_of_step(graph, weights, [leaf[0] for leaf in records.inputs])
             pushed = to_rows(flat, step_jvp(graph, inputs, from_rows(flat, s))).astype(dtype)
             nu, key = draw_signs(traces[KEY], s.shape, dtype)
-            row, first = from_rows(flat, nu[None]), dict.fromkeys(t, np.zeros(1, int))
-            _, F = chunk_vjp(graph, weights, records, row, first)
+            _, F = chunk_vjp(graph, weights, records, from_rows(flat, nu[None]))
             entering = {name: F[name][:, 0].astype(old.dtype) for name, old in t.items()}
             s, t = combine((pushed, t), (nu, entering))
             return {"s": s, "t": t, KEY: key}

@@ -40,7 +40,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._core.flat_state import flat_state_of, row_dtype, to_rows, unit_rows
+from .._core.flat_state import flat_state_of, row_dtype, to_rows
 from .._core.in_place import unfused
 from .._core.products import like
 from .._core.signals import flat_signals, where_flagged
@@ -63,7 +63,7 @@ from .._graph import (
     TraceSpecs,
     Weights,
 )
-from .chunk_vjp import chunk_vjp, step_jacobians
+from .chunk_vjp import jacobians
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,15 +141,15 @@ class FullTraces(PassingTraces):
         self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
     ) -> Traces:
         """Return the traces after a recorded chunk."""
-        flat, new = flat_state_of(graph), {}
-        rows_of = {name: self.rows_of(graph, name) for name in traces}
-        before, terms = chunk_vjp(graph, weights, records, unit_rows(flat), rows_of)
-        transition = jnp.moveaxis(before, 1, 0)
+        # Of a chunk, the derivative by old states is `P`.
+        (P, terms), new = jacobians(graph, weights, records), {}
         for name, old in traces.items():
-            rows, term = rows_of[name], terms[name]
+            rows = self.rows_of(graph, name)
+            is_part = len(rows) < P.shape[1]
+            term = terms[name][:, rows] if is_part else terms[name]
             if not is_zero(old):
-                P = transition[:, rows[:, None], rows] if len(rows) < flat.size else transition
-                term = term + multiply("bqr,br...->bq...", P, old, records.zeros_select)
+                own = P[:, rows[:, None], rows] if is_part else P
+                term = term + multiply("bqr,br...->bq...", own, old, records.zeros_select)
             new[name] = term.astype(old.dtype)
         return new
 
@@ -218,7 +218,7 @@ class SparseTraces(FullTraces):
         def step(carry: tuple[Weights, Traces], now: Any) -> tuple[tuple[Weights, Traces], None]:
             (gradients, traces), (inputs, reset, signal) = carry, now
             one, traces = step_and_traces(graph, records, traces, inputs, reset)
-            J, F = step_jacobians(graph, weights, one)
+            J, F = jacobians(graph, weights, one)
             rows = {name: self.rows_of(graph, name) for name in traces}
             traces = {name: _advanced(rows[name], J, F[name], E) for name, E in traces.items()}
             gradients = jax.tree.map(jnp.add, gradients, contract(signal, traces))

@@ -6,8 +6,7 @@ Shapes: indices ``(batch,)`` or ``()``, weight ``(rows, out)``, y ``(batch, out)
 is a product with a one-hot input that is never built: :math:`\partial y_{bo} / \partial w_{io}` is
 one if ``i`` is the index. The exact trace has the weight's shape, one per sample. The gradient of a
 chunk that starts from zero traces is a sum over the rows that were looked up. A low-pass filter of
-the input contains discounted counts of each row's lookups; within a chunk the factors of outputs
-are filtered instead, and added to the rows.
+the input contains discounted counts of each row's lookups.
 
 ``accumulate`` is written by hand for one step: compiled for a GPU (H200), an update of a trace
 moves 2.5 times as many bytes with the derived rule.
@@ -83,8 +82,10 @@ def embedding(indices: Any, weight: Any, *, weight_fn: Callable[[Any], Any] | No
     -----
     `D_RTRL` carries a trace of the size of the table for every index of a step, unless no later
     step reads it; the gradient of a chunk that starts from zero traces needs none. `ES_D_RTRL`
-    carries one number for each row and index. If the rows reach hidden states only through another
-    ETP operation, the table is a nested weight, which learns by the gradient of each step.
+    carries one number for each row and index, and a chunk of steps has these for every step: give a
+    small ``chunk_size`` if there are thousands of rows. If the rows reach hidden states only
+    through another ETP operation, the table is a nested weight, which learns by the gradient of
+    each step.
 
     Examples
     --------
