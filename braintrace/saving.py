@@ -144,7 +144,9 @@ def restore(folder: str | os.PathLike[str], learner: Learner) -> Any:
         raise CheckpointError(
             f"The checkpoint in '{folder}' belongs to another learner, and nothing has been "
             f"restored:{''.join(differences)}\nBuild the learner as it was when it was saved; call "
-            "`reset_state` with its batch size and `init_optimizer` with its optimizer first."
+            "`reset_state` with its batch size and `init_optimizer` with its optimizer first. To "
+            "continue with other layers, restore into a learner of the saved model, and copy the "
+            "parameters that stay: `new.param_states[path].value = old.param_states[path].value`."
         )
     leaves = [new[name] for name in arrays]
     learner.functional().restore(jax.tree.unflatten(jax.tree.structure(state), leaves))

@@ -51,6 +51,13 @@ class Mapped(Leaky):
         return self.h.value
 
 
+class Reservoir(Leaky):
+    def update(self, x):
+        drive = 0.1 * jnp.sum(self.h.value, axis=-1, keepdims=True) + jnp.sum(x)
+        self.h.value = jnp.tanh(drive + 0.5 * self.h.value)
+        return self.h.value @ self.w.value.T
+
+
 def compiled(model=None, algorithm="d_rtrl", example=X, batch_size=2, **options):
     model = Leaky() if model is None else model
     return braintrace.compile(model, algorithm, example, batch_size=batch_size, **options)
@@ -97,6 +104,7 @@ COMPILATION = {
     ),
     "complex states": (lambda: compiled(Leaky(start=0j)), "CompilationError", "complex"),
     "weights mapped": (lambda: compiled(Mapped()), "CompilationError", "grouped_matmul"),
+    "a fixed reservoir": (lambda: compiled(Reservoir()), "CompilationError", "`Immediate`"),
     "no time step": (lambda: compiled(nn.LIF(3), example=X * u.mA), "OptionError", "dt"),
     "not initialised": (
         lambda: braintrace.D_RTRL(Leaky()).traces,

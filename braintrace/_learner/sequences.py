@@ -325,6 +325,7 @@ def etrace_evolve(
 def predict(
     learner: HasParts,
     *sequences: PyTree,
+    step_fn: Callable[..., PyTree] | None = None,
     reset: ArrayLike | None = None,
     progress: bool = False,
     log_every: int | None = None,
@@ -335,7 +336,10 @@ def predict(
     Parameters
     ----------
     *sequences
-        One sequence ``(T, …)`` per argument of ``update``.
+        One sequence ``(T, …)`` per argument of ``update``, or of ``step_fn``.
+    step_fn
+        Calls this learner once and returns any pytree of arrays, such as the output and a hidden
+        state. It is compiled as in `etrace_grad`. ``None``: the output of ``update``.
     reset
         See `etrace_grad`.
     progress, log_every, on_log
@@ -344,7 +348,7 @@ def predict(
     Returns
     -------
     pytree
-        The outputs of the steps, stacked over time.
+        The outputs of the steps, or the results of ``step_fn``, stacked over time.
 
     Raises
     ------
@@ -352,6 +356,7 @@ def predict(
         For sequences that are empty, differ in length or do not fit the states.
     """
     options = Options(
+        step_fn=step_fn,
         reset=reset,
         progress=progress,
         log_every=log_every,

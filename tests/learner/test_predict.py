@@ -57,6 +57,25 @@ def test_predict_is_the_model_run_alone():
     assert_same(learner.predict(XS), outputs)
 
 
+def test_a_step_function_reads_the_states_of_a_prediction():
+    learner, other = (learner_of(ADAPTING, which=which) for which in range(2))
+    states = learner.hidden_states
+
+    def probe(x):
+        return {"output": learner(x), "states": {path: s.value for path, s in states.items()}}
+
+    found = learner.predict(XS, step_fn=probe, reset=RESET)
+    assert_same(found["output"], outputs_in_plain_jax())
+    traces = state_of(learner).traces
+    for t in range(STEPS):
+        other.predict(XS[t : t + 1], reset=RESET[t : t + 1])
+        for path, values in found["states"].items():
+            assert_same(values[t], other.hidden_states[path].value)
+    assert_same(state_of(other).traces, traces)
+    with pytest.raises(braintrace.OptionError, match="0 times"):
+        learner.predict(XS, step_fn=lambda x: x)
+
+
 # --- progress and logs
 
 

@@ -81,6 +81,14 @@ def check_learns(
     if relations or step.outputs or jacobian == "none" or jacobian in FOLLOWS_ALL:
         return
     names = ", ".join(state.name for state, _ in step.new_states)
+    parameters = {leaf.in_var for leaf in step.traced.parameters}
+    behind = step.traced.program.depends_on([var for _, var in step.new_states], blocked=CONSTANT)
+    if behind.isdisjoint(parameters):
+        raise CompilationError(
+            f"No parameter reaches a hidden state ({names}) of `{type(model).__name__}`: it is a "
+            'fixed reservoir, and its readout needs no trace. Use `Immediate` ("immediate"), '
+            "which is exact here."
+        )
     has_marks = step.traced.has_found_marks or bool(step.operations)
     advice = (
         ""

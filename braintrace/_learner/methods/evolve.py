@@ -9,6 +9,7 @@ from typing import TypeAlias
 import jax
 
 from ..._algorithms import ETraceAlgorithm
+from ..._core.chunk.pure_step import PureStep
 from ..._core.probed_step import probe_shapes
 from ..._core.records import operands
 from ..._core.step import plain_step, recorded_step
@@ -25,7 +26,9 @@ from ..calls.chunks import ChunksByLength, chunks_of, over_chunks, steps_of
 from ..calls.options import Options
 from ..calls.parts import LearnerParts
 from ..calls.request import Request
-from ..calls.resets import Initial, Resets, check_fixed_weights, initial_inputs
+from ..calls.resets import Initial, Resets, check_fixed_weights, initial_inputs, reset_states
+from .recorder import Recorder
+from .step_function import example_slices, run_step_function
 
 Inputs: TypeAlias = Mapping[Var, jax.Array]
 """Values of a step's inputs, by variable."""
@@ -128,6 +131,8 @@ def evolving(learner: LearnerParts, request: Request, example: Arguments) -> Bod
 
 def predicting(learner: LearnerParts, request: Request, example: Arguments) -> Body:
     """Return a body that advances the states only."""
+    if request.options.step_fn is not None:
+        return _probing(learner, request.options.step_fn, example)
     algorithm, graph = learner.algorithm, learner.graph
 
     def run(
@@ -144,6 +149,47 @@ def predicting(learner: LearnerParts, request: Request, example: Arguments) -> B
         return outputs, steps.values(state), None
 
     return _body(algorithm, run, not_taken, chunks_by_length={})
+
+
+def _probing(learner: LearnerParts, step_fn: Callable[..., PyTree], example: Arguments) -> Body:
+    """Return a body that advances the states only, and returns what the user's function does."""
+    algorithm, graph = learner.algorithm, learner.graph
+    sequences, _, (flags, initial) = example
+
+    def run_plain(inputs: Inputs) -> PyTree:
+        return *plain_step(graph, inputs), None
+
+    def step(initial: Initial, now: PyTree) -> PyTree:
+        slices, reset = now
+        if reset is not None:
+            reset_states(algorithm, initial, reset)
+        return run_step_function(step_fn, Recorder(algorithm, run_plain), slices)
+
+    parameters = list(algorithm.param_states.values())
+    pure = PureStep(
+        algorithm.model, step, parameters, (initial, example_slices((sequences, flags)))
+    )
+    count = len(parameters)
+
+    def run(
+        values: list[PyTree], traces: Traces, sequences: PyTree, mask: None, resets: Resets
+    ) -> BodyResult:
+        flags, initial = resets
+        parameters, others = values[:count], values[count:]
+
+        def one_step(written: Leaves, now: PyTree) -> PyTree:
+            return pure(parameters, pure.merge(others, written), initial, now)
+
+        written, results = jax.lax.scan(one_step, pure.written_of(others), (sequences, flags))
+        return results, written, None
+
+    states = [*parameters, *pure.others]
+    return Body(
+        run=run,
+        states=lambda of_model: states,
+        written=lambda items: pure.written_of(items[count:]),
+        take=not_taken,
+    )
 
 
 def _body(

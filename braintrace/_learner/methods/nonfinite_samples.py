@@ -56,18 +56,27 @@ def reset_nonfinite(algorithm: ETraceAlgorithm, skip: Skip, traces: Traces) -> R
     def is_nonfinite(leaf: jax.Array) -> jax.Array:
         return jnp.isnan(leaf) | (skip.is_bad & ~jnp.isfinite(leaf))
 
-    def samples_in(traces: Traces) -> jax.Array:
+    def samples_in(traces: Traces, initial: list[PyTree]) -> jax.Array:
         states = values_by_path(algorithm.short_term_states)
-        return samples_with(algorithm, is_nonfinite, states, traces)
+        now = jax.tree.map(_grown, states, dict(zip(states, initial, strict=True)))
+        return samples_with(algorithm, is_nonfinite, now, traces)
 
     def reset(now: Reset) -> Reset:
-        samples = samples_in(now[1])
-        reset_states(algorithm, initial_values(algorithm, algorithm.states_of_model), samples)
+        initial = initial_values(algorithm, algorithm.states_of_model)
+        samples = samples_in(now[1], initial)
+        reset_states(algorithm, initial, samples)
         return samples, reset_traces(algorithm.compiled.trace_specs, now[1], samples)
 
-    none = jnp.zeros(jax.eval_shape(samples_in, traces).shape, bool)
+    none = jnp.zeros(jax.eval_shape(samples_in, traces, list(states.values())).shape, bool)
     result: Reset = run_if(is_suspect, algorithm.model, reset, (none, traces))
     return result
+
+
+def _grown(now: jax.Array, initial: jax.Array) -> jax.Array:
+    """Return a state without the infinities that it starts with, as a running maximum does."""
+    if not jnp.issubdtype(now.dtype, jnp.inexact):
+        return now
+    return jnp.where(jnp.isinf(now) & jnp.isinf(initial), 0, now)
 
 
 def samples_with(

@@ -42,6 +42,13 @@ def call_step_function(
         If it is not a function of the slices, does not call the learner exactly once, writes a
         hidden state, or returns no floating-point number.
     """
+    return _loss_and_aux(run_step_function(step_fn, recorder, slices), has_aux)
+
+
+def run_step_function(
+    step_fn: Callable[..., PyTree], recorder: Recorder, slices: tuple[PyTree, ...]
+) -> PyTree:
+    """Return the result of a step function, which calls the learner exactly once."""
     call = f"`step_fn` fails for {_called_with(step_fn, slices)}"
     with intercepting(recorder.algorithm, recorder), in_words(lambda: call):
         result = step_fn(*slices)
@@ -51,7 +58,7 @@ def call_step_function(
             "per step, and not inside another compiled function."
         )
     recorder.check_states()
-    return _loss_and_aux(result, has_aux)
+    return result
 
 
 def _loss_and_aux(result: PyTree, has_aux: bool) -> tuple[PyTree, PyTree]:
