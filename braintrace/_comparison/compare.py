@@ -36,11 +36,15 @@ SMALL = 100
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A rule of the comparison: its name in the table, its class and its options."""
+    """A rule of the comparison: its name in the table, its class, its options.
+
+    ``refused`` is the reason why these options make no rule.
+    """
 
     name: str
     algorithm: type[ETraceAlgorithm]
     options: Mapping[str, Any]
+    refused: str | None = None
 
 
 def compare_rules(
@@ -172,8 +176,14 @@ def _entries(
     for index, rule in enumerate(given):
         given_rule, own = rule_and_options(rule)
         algorithm = algorithm_of(given_rule, f"rules[{index}]")
-        texts.append(algorithm(model, **{**options, **own}).rule)
-        entries.append(Entry(algorithm.__name__, algorithm, {**options, **own}))
+        entry = Entry(algorithm.__name__, algorithm, {**options, **own})
+        try:
+            texts.append(algorithm(model, **entry.options).rule)
+        except TypeError as error:
+            texts.append(entry.name)
+            reason = f'{error}; give options as ("{given_rule}", {{"name": value}}).'
+            entry = dataclasses.replace(entry, refused=reason)
+        entries.append(entry)
     names = [entry.name for entry in entries]
     return [
         dataclasses.replace(e, name=text) if names.count(e.name) > 1 else e
@@ -230,6 +240,9 @@ class _Comparison:
 
     def row(self, entry: Entry, window: int | None) -> tuple[ComparedRule, int | None]:
         """Return the row of a rule without its time, and the number of its run."""
+        if entry.refused is not None:
+            self._tick()
+            return ComparedRule(entry.name, window, refused=entry.refused), None
         # `RTRL` ignores windows, and a window cannot be longer than the sequence.
         of_rule = entry.algorithm(self._work.model, **entry.options).window_of(window)
         length = min(of_rule, self._work.steps) if isinstance(of_rule, int) else None

@@ -101,6 +101,15 @@ def test_a_refused_rule_is_a_row_with_the_reason():
     assert str(table()).count("RFLO is refused") == 1
 
 
+def test_a_rule_without_its_options_is_a_row_with_the_reason():
+    xs = XS, TARGETS
+    found = compared(model_of(LSTM), xs, rules=["ottt", "immediate"], windows=[None], repeats=1)
+    ottt, immediate = found.rows
+    assert "'decay'; give options" in ottt.refused
+    assert ottt.gradient is None
+    assert immediate.refused is None
+
+
 @pytest.mark.parametrize("options", [{}, {"decay_or_rank": 0.7}])
 def test_a_check_of_one_rule_is_its_row(options):
     rule = "es_d_rtrl" if options else "d_rtrl"
