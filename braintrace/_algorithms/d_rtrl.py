@@ -76,7 +76,7 @@ class D_RTRL(ETraceAlgorithm):
     [1.0, 1.5, 1.75]
     """
 
-    names: ClassVar[tuple[str, ...]] = ("d_rtrl",)
+    names: ClassVar[tuple[str, ...]] = ("d_rtrl", "three_factor")
 
     def __init__(
         self, model: brainstate.nn.Module, *, readout_filters: bool = True, **options: Any

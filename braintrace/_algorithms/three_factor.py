@@ -42,7 +42,8 @@ def three_factor_loss(h: Any, modulator: Any) -> Any:
     Notes
     -----
     The review describes the rule as eligibility trace times third factor. It leaves the form of the
-    eligibility open; here, the learning rule of the learner defines it.
+    eligibility open; here, the learning rule of the learner defines it. For `compile`,
+    ``"three_factor"`` is another name of `D_RTRL`.
 
     References
     ----------

@@ -20,6 +20,7 @@ def compile(
     batch_size: int | None = None,
     vmap: bool = False,
     rules: Mapping[Any, Any] | None = None,
+    seed: int | None = None,
     **algorithm_options: Any,
 ) -> Learner:
     """Initialise a model's states, analyse one step, and return a learner.
@@ -46,6 +47,8 @@ def compile(
         options: ``("ottt", {"decay": 0.9})``. The gradient of each weight is the gradient of its
         algorithm alone; equal algorithms count as one. All algorithms must truncate the same paths,
         as `D_RTRL`, `ES_D_RTRL` and `OTTT` do, with or without `Immediate`.
+    seed
+        Seed of ``brainstate.random`` before the states are initialised; ``None``: its keys go on.
     **algorithm_options
         Options of the algorithm; ``window``, ``strict``, ``unroll_limit``, ``mark`` and
         ``trace_dtype`` apply to all algorithms. With a ``window``, gradients are backpropagation
@@ -99,6 +102,8 @@ def compile(
     mapped = mapped_size(example, batch_size) if vmap else None
     size = None if vmap else batch_size
     instance.samples_of_model = size
+    if seed is not None:
+        brainstate.random.seed(seed)
     initialise(model, size)
     instance.compile_graph(*example, batch_size=mapped)
     if mapped is not None:

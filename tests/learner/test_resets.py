@@ -33,6 +33,31 @@ RESET = np.zeros((STEPS, BATCH), bool)
 RESET[2, 0], RESET[3], RESET[5, 1] = True, True, True
 
 
+class Drawn(brainstate.nn.Module):
+    """A state that starts at random values."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = brainstate.ParamState(jnp.ones((INPUTS, UNITS)))
+
+    def init_state(self, batch_size):
+        self.h = brainstate.HiddenState(brainstate.random.randn(batch_size, UNITS))
+
+    def update(self, x):
+        self.h.value = 0.5 * self.h.value + braintrace.matmul(x, self.w.value)
+        return self.h.value
+
+
+def test_a_seed_draws_the_initial_states():
+    learners = [
+        braintrace.compile(Drawn(), "d_rtrl", XS[0], batch_size=BATCH, seed=seed)
+        for seed in (3, 3, 4)
+    ]
+    first, same, other = (learner.module.h.value for learner in learners)
+    np.testing.assert_array_equal(first, same)
+    assert not np.array_equal(first, other)
+
+
 # --- what is not finite is gone
 
 RULES = {

@@ -60,14 +60,14 @@ MODULATORS = {
     "for all": draw(4, STEPS),
     "same for all samples": draw(5, STEPS, 1, UNITS),
 }
-RULES = {"d_rtrl": {}, "immediate": {}, "ottt": {"decay": ALPHA}, "rtrl": {}}
+RULES = {"d_rtrl": {}, "three_factor": {}, "immediate": {}, "ottt": {"decay": ALPHA}, "rtrl": {}}
 
 
 @pytest.mark.parametrize(
     ("rule", "name"),
     [
         ("d_rtrl", "per unit"),
-        ("d_rtrl", "same for all samples"),
+        ("three_factor", "same for all samples"),
         ("immediate", "per sample"),
         ("ottt", "for all"),
         ("rtrl", "per unit"),
