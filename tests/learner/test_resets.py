@@ -41,7 +41,7 @@ class Drawn(brainstate.nn.Module):
         self.w = brainstate.ParamState(jnp.ones((INPUTS, UNITS)))
 
     def init_state(self, batch_size):
-        self.h = brainstate.HiddenState(brainstate.random.randn(batch_size, UNITS))
+        self.h = brainstate.HiddenState(brainstate.random.randn(batch_size, UNITS, dtype=float))
 
     def update(self, x):
         self.h.value = 0.5 * self.h.value + braintrace.matmul(x, self.w.value)
