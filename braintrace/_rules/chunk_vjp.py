@@ -152,12 +152,6 @@ def _where_row(flags: jax.Array, axis: int | None, value: jax.Array) -> jax.Arra
     return jnp.where(flags_along(axis, flags, value.ndim - 1), value, 0)
 
 
-def _where_samples(flags: jax.Array, axis: int | None, value: jax.Array) -> jax.Array:
-    if flags.ndim and (axis is None or value.shape[axis] != flags.size):
-        return value
-    return jnp.where(flags_along(axis, flags, value.ndim), value, 0)
-
-
 def _selected(graph: ETraceGraph, found: StepVJP, alive: jax.Array | None) -> StepVJP:
     """Set the values of samples that are reset later in the chunk to zero: they may be NaN."""
     if alive is None:
@@ -166,10 +160,9 @@ def _selected(graph: ETraceGraph, found: StepVJP, alive: jax.Array | None) -> St
     for use in flat_state_of(graph).uses:
         if use.kind == "product":
             (place,) = places_of(graph, use)
-            y_axis = None if use.y_axis is None else use.y_axis + 1
-            at[place] = _where_samples(alive, y_axis, at[place])
-            x[use.key] = _where_samples(alive, use.x_axis, found.x[use.key])
-        elif use.equation is not None and alive.ndim < 2:
+            at[place] = _where_row(alive, use.y_axis, at[place])
+            x[use.key] = _where_row(alive, use.x_axis, found.x[use.key][None])[0]
+        elif use.equation is not None:
             for place, samples in zip(places_of(graph, use), use.samples, strict=True):
                 flags = alive if alive.ndim == 0 else alive[np.maximum(samples, 0) % alive.size]
                 at[place] = jnp.where(flags, at[place], 0)

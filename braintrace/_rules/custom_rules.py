@@ -202,12 +202,6 @@ class RuleTraces(TraceMethod):
         parts = self._traces_at(graph, operand_shapes(graph))
         return {key: spec for part in parts for key, spec in part.specs.items()}
 
-    def update(
-        self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
-    ) -> Traces:
-        """Return the traces after a recorded chunk."""
-        return self.gradient(graph, weights, records, {}, traces)[1]
-
     def gradient(
         self,
         graph: ETraceGraph,

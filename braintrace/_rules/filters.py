@@ -110,12 +110,6 @@ class FilterTraces(TraceMethod):
         steps = TraceSpec(counts, jnp.dtype("int32"), of_samples, takes_trace_dtype=False)
         return {**filters, self._steps: steps}
 
-    def update(
-        self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
-    ) -> Traces:
-        """Return the traces after a recorded chunk."""
-        return self._run(graph, records, {}, traces)[2]
-
     def gradient(
         self,
         graph: ETraceGraph,
