@@ -9,7 +9,7 @@ import brainstate
 from .._checks import check_model
 from .._compiler import CompilerOptions, publish
 from .._core.traces import as_arrays, outliving, pack, pairs_of, starting_traces
-from .._errors import NotCompiledError, NotInitializedError
+from .._errors import NotCompiledError, NotInitializedError, OptionError
 from .._graph import FILTERS, ETraceGraph, TraceMethod, Traces
 from .._rules import eligibility
 from .._runtime.changes import current_step
@@ -29,11 +29,50 @@ from .._runtime.states.model_states import (
 from .._runtime.step_data import first_step
 from .._runtime.stepping import run_call
 from .._runtime.traces import EligibilityTraces, start_of_filter
-from .._typing import Path
+from .._typing import Path, path_name
 from ..sharding import DataAxis, Placement
-from .other_names import get_etrace_of, init_etrace_state
 from .reset_state import reset_state
-from .window_option import Window, window_of_options
+
+
+def init_etrace_state(self: Any) -> None:
+    """Do nothing: `compile_graph` has allocated the traces.
+
+    Raises
+    ------
+    NotCompiledError
+        Before `compile_graph`.
+    """
+    self.compiled_model  # noqa: B018 - raises
+
+
+def get_etrace_of(self: Any, weight: brainstate.State | str | Path) -> dict[str, Any]:
+    """Return the trace of one weight by hidden state; see `Learner.eligibility`.
+
+    Parameters
+    ----------
+    weight
+        The parameter, its path or its name.
+
+    Raises
+    ------
+    OptionError, ShapeError
+        If a State is not a parameter of the model, and as in `Learner.eligibility`.
+    """
+    if isinstance(weight, brainstate.State):
+        weight = _path_of(self.param_states, weight)
+    found: dict[str, Any] = self.eligibility(weight)
+    return found
+
+
+def _path_of(parameters: dict[Path, brainstate.State], weight: brainstate.State) -> Path:
+    for path, state in parameters.items():
+        if state is weight:
+            return path
+    known = ", ".join(f"'{path_name(path)}'" for path in parameters)
+    raise OptionError(
+        f"`weight` is a {type(weight).__name__} that is not a parameter of the model. Its "
+        f"parameters are {known}."
+    )
 
 
 class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
@@ -48,8 +87,6 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         window, and the traces contain the time before it; see `Learner.etrace_grad`. A call of the
         learner in your own ``grad`` is a window of one step, or of all steps of a `MultiStepData`.
         Traces then follow every hidden state. ``None``: the rule itself.
-    vjp_method
-        Deprecated. ``'multi-step'`` makes each chunk of a call a window: use ``window``.
     strict
         Raise a `CompilationError` if a part of the gradient is truncated, instead of warning.
     unroll_limit
@@ -87,7 +124,6 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         model: brainstate.nn.Module,
         *,
         window: int | None = None,
-        vjp_method: str = "single-step",
         strict: bool = False,
         unroll_limit: int = 32,
         mark: Any = None,
@@ -97,7 +133,9 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         super().__init__(name=name)
         check_model(model)
         self.model, self.trace_dtype = model, trace_dtype
-        self.window = window_of_options(window, vjp_method)
+        if window is not None and window < 1:
+            raise OptionError(f"`window` is {window}; expected a positive number of steps.")
+        self.window = window
         self.every_state = self.window is not None  # whether traces follow every hidden state
         self.compiler_options = CompilerOptions(strict=strict, unroll_limit=unroll_limit, mark=mark)
         self.samples_of_model: int | None = None
@@ -110,7 +148,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     def method(self) -> TraceMethod:
         """The learning rule: how traces advance, and the gradient computed from them."""
 
-    def window_of(self, requested: int | None = None) -> Window:
+    def window_of(self, requested: int | None = None) -> int | None:
         """Return the window of a call; a call's length overrides the learner's."""
         return self.window if requested is None else int(requested)
 

@@ -1,14 +1,50 @@
-"""Registry of algorithms by name; each class declares its names."""
+"""Algorithms by name, by class, or for a `Rule` of the user; each class declares its names."""
 
+import functools
 import inspect
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeGuard
+from typing import Any, ClassVar, TypeGuard
 
 from .._checks import shown
 from .._errors import OptionError
-from .._rules import Rule
+from .._graph import TraceMethod
+from .._rules import Rule, check_rule, method_of, rule_in_words
 from .algorithm import ETraceAlgorithm
-from .custom_rule import of_rule
+
+
+class OwnRule(ETraceAlgorithm):
+    """Online learning by a `Rule`; `of_rule` creates a subclass for each rule."""
+
+    learning_rule: ClassVar[Rule]
+
+    @property
+    def rule(self) -> str:
+        """The rule with its options, ``"Decaying(decay=0.9)"``."""
+        return rule_in_words(self.learning_rule)
+
+    @property
+    def method(self) -> TraceMethod:
+        """The rule as a trace method."""
+        return method_of(self.learning_rule)
+
+
+def of_rule(rule: Rule) -> type[ETraceAlgorithm]:
+    """Return the algorithm of a rule; equal rules have the same algorithm.
+
+    Raises
+    ------
+    OptionError
+        If the rule is not a frozen dataclass, or has an unknown ``jacobian``.
+    """
+    check_rule(rule)
+    hashable: Any = rule
+    return _class_of(hashable)
+
+
+@functools.lru_cache(maxsize=256)
+def _class_of(rule: Any) -> type[ETraceAlgorithm]:
+    own = type(rule)
+    return type(own.__name__, (OwnRule,), {"learning_rule": rule, "__module__": own.__module__})
 
 
 def algorithms_by_name() -> dict[str, type[ETraceAlgorithm]]:

@@ -10,7 +10,7 @@ import brainstate
 from jax.typing import ArrayLike
 
 from .._algorithms import ETraceAlgorithm
-from .._algorithms.other_names import get_etrace_of
+from .._algorithms.algorithm import get_etrace_of
 from .._core.traces import size_in_bytes
 from .._ended import missing
 from .._errors import NotPicklableError

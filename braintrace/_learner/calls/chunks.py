@@ -9,7 +9,6 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
-from ..._algorithms import CHUNK, Window
 from ..._core.traces import as_arrays, size_in_bytes
 from ..._graph import ETraceGraph, specs_of
 from ..._jax_devices import current_device
@@ -31,8 +30,6 @@ CACHED, SHORTEST = 2**22, 16
 than the residuals of two steps, as filters do. The residuals then stay in the caches, with the
 filters of every step: 0.5 of the time of one chunk of 100 steps (GRU of 128 units, `ES_D_RTRL`, 64
 samples, two cores)."""
-
-SHORTEST_WINDOW, LONGEST_WINDOW = 64, 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +121,7 @@ def default_budget() -> int:
 
 
 def windows_of(
-    graph: ETraceGraph, window: Window, options: Options, steps: int, from_zero: bool = False
+    graph: ETraceGraph, window: int | None, options: Options, steps: int, from_zero: bool = False
 ) -> Chunks:
     """Return the chunks of a sequence whose windows are differentiated in full.
 
@@ -136,8 +133,6 @@ def windows_of(
     with windows of 16 steps, a gradient by `D_RTRL` takes 0.5 to 0.95 of the time. Filters cost
     nothing in the middle. Several chunks of several windows are no faster than single windows.
     """
-    if window == CHUNK:
-        return _windows_as_chunks(graph, options, steps)
     length = most = int(window or steps)
     if options.length_of_chunk is not None:
         most = options.length_of_chunk
@@ -148,22 +143,6 @@ def windows_of(
     if not graph.passes_weights:
         length = steps if most >= steps else length * max(1, most // length)
     length = min(steps, length)
-    return Chunks(steps, length, length * graph.record_bytes)
-
-
-def _windows_as_chunks(graph: ETraceGraph, options: Options, steps: int) -> Chunks:
-    """Return chunks that are windows.
-
-    Their length is a part of the estimate, so the device does not determine it. ``'auto'`` is the
-    number of steps whose residuals are no larger than the traces, or the gradient, within
-    `SHORTEST_WINDOW` and `LONGEST_WINDOW`; then the sequence is split into equal parts.
-    """
-    if options.length_of_chunk is None:
-        fitting = graph.bytes_per_chunk // max(1, graph.record_bytes)
-        longest = min(LONGEST_WINDOW, max(SHORTEST_WINDOW, fitting))
-        length = math.ceil(steps / math.ceil(steps / longest))
-    else:
-        length = min(steps, options.length_of_chunk)
     return Chunks(steps, length, length * graph.record_bytes)
 
 

@@ -14,7 +14,6 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
-from ..._algorithms import CHUNK
 from ..._core.chunk.recording import SourceValues
 from ..._core.in_place import ordering_token
 from ..._core.local_step import operand_shapes
@@ -40,11 +39,6 @@ from .recorder import Recorder, perturbed_step, run_recorded
 from .sequence_chunk import SequenceChunk
 from .step_function import call_step_function, example_slices
 
-WINDOWS = (
-    "`memory_budget` or `checkpoint` is given with `vjp_method='multi-step'`, where a chunk is "
-    "the differentiated window, so its length changes the gradient. Give `chunk_size` instead, or "
-    "better `window` in place of all."
-)
 NO_DERIVATIVE = (
     "The gradients of `etrace_grad` or `etrace_online` are differentiated, but they are computed "
     "from traces and residuals that are held constant. Pass them through `jax.lax.stop_gradient`, "
@@ -89,9 +83,6 @@ class SequenceGradient:
         sequences, mask, (flags, initial) = example
         slices = example_slices((sequences, flags))
         self._operand_shapes = operand_shapes(self._algorithm.graph)
-        is_cut = self._options.checkpoint or self._options.memory_budget is not None
-        if self._window == CHUNK and is_cut:
-            raise OptionError(WINDOWS)
         self._chunks = SequenceChunk(
             self._algorithm,
             self._recorded_step(mask is not None, self._options.step_fn),

@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import saiunit
 
-from ..._algorithms import CHUNK
 from ..._core.chunk.pure_step import PureStep
 from ..._core.step import as_chunk
 from ..._core.traces import as_arrays
@@ -122,13 +121,7 @@ class OnlineLearning:
     def _differentiating(self, learner: LearnerParts, example: Arguments) -> Differentiate:
         step_fn, every = self._options.step_fn, self._options.every
         window = self._algorithm.window_of(self._options.window)
-        if window == CHUNK and every == 1:
-            raise OptionError(
-                "`etrace_online` differentiates single steps, but this algorithm has "
-                "`vjp_method='multi-step'`. Use 'single-step', give a number of steps with "
-                "`every`, or use `etrace_grad`."
-            )
-        if isinstance(window, int) and every % window:
+        if window is not None and every % window:
             raise OptionError(
                 f"`window` is {window} and `every` is {every}: parameters change after every "
                 f"`every` steps, and no window spans an update. Give a `window` that divides "

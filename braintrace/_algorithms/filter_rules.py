@@ -1,4 +1,4 @@
-"""ES-D-RTRL (pp-prop) and OTTT: filters of inputs, and of outputs for the first, as traces."""
+"""Rules whose traces are filters or nothing: ES-D-RTRL (pp-prop), OTTT, Immediate."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import brainstate
 import numpy as np
 
 from .._errors import OptionError
-from .._rules import FilterTraces
+from .._rules import FilterTraces, NoTraces
 from .algorithm import ETraceAlgorithm
 
 
@@ -170,3 +170,66 @@ class OTTT(ETraceAlgorithm):
     def method(self) -> FilterTraces:
         """The trace method: filters of inputs."""
         return FilterTraces(self.decay, filters_outputs=False)
+
+
+class Immediate(ETraceAlgorithm):
+    """Gradient of single steps without traces; with a ``window``, truncated BPTT.
+
+    The gradient is the sum of the gradients of the single steps, with the states before each step
+    held constant. It needs no memory, and is the baseline for every rule with traces. It covers
+    every weight, marked or not, and every model with a hidden state.
+
+    With a ``window`` of ``K`` steps, it is truncated backpropagation through time: each window is
+    differentiated in full, with the states before it held constant.
+
+    Parameters
+    ----------
+    model, window, strict, unroll_limit, mark, trace_dtype
+        See `ETraceAlgorithm`. ``trace_dtype`` and ``strict`` have no effect: the rule has no traces
+        and no truncated paths to report.
+
+    Notes
+    -----
+    The paper's BPTT(h; h') backpropagates over ``h`` steps every ``h'`` steps, so its ranges may
+    overlap. Windows do not overlap: this is BPTT(K; K).
+
+    References
+    ----------
+    .. [1] R. J. Williams and J. Peng, "An efficient gradient-based algorithm for on-line training
+       of recurrent network trajectories", Neural Computation 2, 1990 (the algorithm BPTT(h; h')).
+
+    Examples
+    --------
+    >>> import brainstate, braintrace, jax.numpy as jnp
+    >>> class Leaky(brainstate.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.w = brainstate.ParamState(jnp.ones((2, 3)))
+    ...
+    ...     def init_state(self, batch_size=1):
+    ...         self.h = brainstate.HiddenState(jnp.zeros((batch_size, 3)))
+    ...
+    ...     def update(self, x):
+    ...         self.h.value = 0.5 * self.h.value + x @ self.w.value
+    ...         return self.h.value
+    >>> xs = jnp.ones((4, 1, 2))
+    >>> learner = braintrace.compile(Leaky(), "immediate", xs[0], batch_size=1)
+    >>> def gradient(**options):
+    ...     step_fn = lambda x: learner(x).sum()
+    ...     gradients = learner.etrace_grad(xs, step_fn=step_fn, reduction="sum", **options)
+    ...     return float(gradients[("w",)][0, 0])
+    >>> gradient()
+    4.0
+
+    Windows of two steps: the second step of each window adds half of the first.
+
+    >>> gradient(window=2)
+    5.0
+    """
+
+    names = ("immediate",)
+
+    @property
+    def method(self) -> NoTraces:
+        """The trace method without traces."""
+        return NoTraces()
