@@ -1,16 +1,19 @@
 """Chunks: the length of a sequence's parts, and loops over them."""
 
+import collections
 import dataclasses
 import math
 import os
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
-from ..._core.traces import as_arrays, size_in_bytes
+from ..._core.probed_step import finish
+from ..._core.traces import as_arrays, examples, size_in_bytes
 from ..._graph import ETraceGraph, specs_of
+from ..._jax import struct_of
 from ..._jax_devices import current_device
 from ..._typing import PyTree
 from .options import Options
@@ -118,6 +121,39 @@ def default_budget() -> int:
     if memory is None and hasattr(os, "sysconf"):
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return MOST_MEMORY if memory is None else min(MOST_MEMORY, memory // SHARE_OF_DEVICE)
+
+
+def checkpointed_bytes(graph: ETraceGraph, steps: int) -> int:
+    """Return about how much backpropagation through time in ``sqrt(steps)`` checkpoints holds.
+
+    Each checkpoint has the states of the model; one part at a time has what the transposes of its
+    steps read, without the parameters.
+    """
+    model = graph.traced.unfiltered or graph.traced
+    shapes = {var: struct_of(var.aval) for var in model.program.in_vars}
+    moving = [var for var, shape in shapes.items() if jnp.issubdtype(shape.dtype, jnp.inexact)]
+
+    def size_of(shape: jax.ShapeDtypeStruct) -> int:
+        return int(shape.size * shape.dtype.itemsize)
+
+    def transpose(values: list[Any]) -> Any:
+        def run(values: list[Any]) -> list[Any]:
+            given = dict(zip(shapes, examples(list(shapes.values())), strict=True))
+            outputs, new = finish(model, {**given, **dict(zip(moving, values, strict=True))}, {})
+            leaves = [*outputs, *new.values()]
+            return [leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+
+        return jax.vjp(run, values)[1]
+
+    kept = collections.Counter(
+        struct_of(leaf)
+        for leaf in jax.tree.leaves(jax.eval_shape(transpose, [shapes[var] for var in moving]))
+    )
+    kept -= collections.Counter(shapes[leaf.in_var] for leaf in model.parameters)
+    of_step = sum(size_of(shape) * count for shape, count in kept.items())
+    of_states = sum(size_of(shapes[var]) for var in model.written_vars)
+    parts = math.ceil(math.sqrt(steps))
+    return parts * of_states + math.ceil(steps / parts) * of_step
 
 
 def windows_of(

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from ..._graph import ETraceGraph, SequenceRow
 from ..._typing import PyTree
 from .arguments import Chosen
+from .chunks import checkpointed_bytes
 from .function_key import key_of
 
 MOST_KEPT = 32
@@ -95,4 +96,5 @@ class Compilations:
                         chunks=cut.count,
                         record_bytes=cut.record_bytes,
                         budget=cut.budget,
+                        checkpointed_bytes=checkpointed_bytes(graph, cut.steps),
                     )
