@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from .._errors import ShapeError
-from .._etrace_op.operations import quantities
+from .._etrace_op import quantities
 
 
 def three_factor_loss(h: Any, modulator: Any) -> Any:

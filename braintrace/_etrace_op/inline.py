@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 from .._errors import PrimitiveError
 from .._jax import AnyJaxpr, Equation
 from .._jaxpr import evaluate_all, rebuilt
-from .marked import holds_marked, is_marked
+from .registry import holds_marked, is_marked
 
 
 def inline(fn: Callable[..., Any]) -> Callable[..., Any]:

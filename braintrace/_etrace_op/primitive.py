@@ -6,23 +6,20 @@ and vmapped. The rules of online learning are derived from its declaration (`der
 are written by hand.
 """
 
+import dataclasses
+import functools
 import math
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
 from .._errors import PrimitiveError
-from .._jax import (
-    Equation,
-    Primitive,
-    define_from_impl,
-    runs_on_several_devices,
-    scopes_of,
-)
-from . import registry
+from .._etrace_op import registry
+from .._jax import Equation, Primitive, define_from_impl, runs_on_several_devices, scopes_of
 from .derive import completed
 from .spec import (
     ETPPrimitiveSpec,
@@ -318,3 +315,40 @@ def _fold_into_batch(
     values[index] = x.reshape(math.prod(leading), *x.shape[len(leading) :])
     y = target.bind(*values, **params)
     return y.reshape(*leading, *y.shape[1:]), axis
+
+
+Primitives: TypeAlias = Callable[[], tuple[ETPPrimitive, ETPPrimitive]]
+"""Return the primitives of an operation, for one sample and for a batch; register them first."""
+
+_later: list[Primitives] = []
+_lock = threading.Lock()
+
+
+def on_demand(*, vector: ETPPrimitiveSpec, batch: ETPPrimitiveSpec) -> Primitives:
+    """Return a function that registers two primitives when it is first called.
+
+    Parameters
+    ----------
+    vector, batch
+        Declarations for one sample and for a batch; the ``batched_form`` of the first becomes the
+        other.
+    """
+
+    @functools.cache
+    def registered() -> tuple[ETPPrimitive, ETPPrimitive]:
+        of_batch = register_primitive_spec(batch)
+        of_sample = dataclasses.replace(vector, batched_form=of_batch)
+        return register_primitive_spec(of_sample), of_batch
+
+    def primitives() -> tuple[ETPPrimitive, ETPPrimitive]:
+        with _lock:
+            return registered()
+
+    _later.append(primitives)
+    return primitives
+
+
+def register_every_operation() -> None:
+    """Register all operations that are otherwise registered at their first use."""
+    for primitives in _later:
+        primitives()

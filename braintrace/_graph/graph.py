@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 
-from .._etrace_op.marked import role
+from .._etrace_op.registry import role
 from .._jax import Atom, Var, is_var
 from .._typing import Path
 from .flat_state import operand_key, operands_of

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from .._etrace_op.marked import is_marked
+from .._etrace_op.registry import is_marked
 from .._graph import FILTERS, ETraceGraph, StateLeaf
 from .._jax import Atom, Equation, Var, is_var, source_line
 from .._jaxpr.dataflow import PRODUCTS

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from ..._etrace_op.marked import MarkedRole, is_marked, role
+from ..._etrace_op.registry import MarkedRole, is_marked, role
 from ..._jax import OWN_DERIVATIVE, Atom, Equation, Var
 from ..._jaxpr import Program, carries_derivative
 from ..._jaxpr.dataflow import (

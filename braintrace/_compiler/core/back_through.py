@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from ..._etrace_op.marked import is_marked
+from ..._etrace_op.registry import is_marked
 from ..._graph.hidden_group import Ids as Ids
 from ..._jax import OWN_BACKWARD, Equation, Var
 from ..._jaxpr import carries_derivative

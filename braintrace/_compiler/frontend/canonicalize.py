@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from ..._errors import CompilationError
-from ..._etrace_op.marked import holds_marked
+from ..._etrace_op.registry import holds_marked
 from ..._jax import Equation, bind, is_tracer, source_line
 from ..._jaxpr import Rule, RunBody, evaluate_inlined, loop_of
 from ..._jaxpr.dataflow import ELEMENTWISE

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..._etrace_op.marked import is_marked
+from ..._etrace_op.registry import is_marked
 from ..._jax import OWN_DERIVATIVE, Equation, Var
 from ..._jaxpr import loop_of
 from ..._jaxpr.dataflow import BOTTOM, CONSTANT, ELEMENTWISE, IN_ORDER

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ..._etrace_op import ETP_PRIMITIVE_SPECS, lost_mark
-from ..._etrace_op.marked import is_marked
+from ..._etrace_op.registry import is_marked
 from ..._jax import Atom, Equation, equations_inside
 from ..._jaxpr import Program, carries_derivative
 from ..core.analysis import Analysis

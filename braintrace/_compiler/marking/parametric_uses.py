@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ..._etrace_op.marked import is_marked
+from ..._etrace_op.registry import is_marked
 from ..._jax import Atom, Equation, Var, is_var
 from ..._jaxpr import Program, carries_derivative, inlined, loop_of, program_of
 from ..._jaxpr.dataflow import (

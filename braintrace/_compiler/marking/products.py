@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import jax
 
 from ... import _etrace_op
-from ..._etrace_op.operations.einsum import Axes, in_matrices, product_and_sum
+from ..._etrace_op.einsum import Axes, in_matrices, product_and_sum
 from ..._jax import Equation, Var
 from ..._jaxpr.dataflow import BindingTime, times_of_operands
 from ..._jaxpr.dataflow.bilinear import dot_letters

@@ -13,7 +13,7 @@ from collections.abc import Container, Sequence
 from typing import TypeAlias
 
 from ..._etrace_op import ETP_PRIMITIVE_SPECS
-from ..._etrace_op.marked import is_marked
+from ..._etrace_op.registry import is_marked
 from ..._graph import StateLeaf
 from ..._jax import OWN_DERIVATIVE, Equation, Var, is_var
 from ..._jaxpr import carries_derivative

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from ..._etrace_op.marked import is_marked
+from ..._etrace_op.registry import is_marked
 from ..._graph import Batch, StateLeaf, TracedModel
 from ..._graph.diagnostics import Diagnostic
 from ..._graph.traced_model import FILTERS

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from ..._etrace_op import element_wise
-from ..._etrace_op.marked import is_marked
+from ..._etrace_op.registry import is_marked
 from ..._graph import FilteredReadout, StateLeaf, TracedModel
 from ..._graph.traced_model import FILTERS
 from ..._jax import (

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Sequence
 
 from ..._etrace_op import lost_mark
-from ..._etrace_op.marked import holds_marked, is_marked
+from ..._etrace_op.registry import holds_marked, is_marked
 from ..._graph import HiddenParamOpRelation
 from ..._graph.diagnostics import Diagnostic, DiagnosticKind, Level, quoted
 from ..._jax import Equation, Var, equations_inside, source_line

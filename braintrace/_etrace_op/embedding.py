@@ -20,13 +20,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..._jax import to_array
-from ..derive import derived_terms
-from ..primitive import get_primitive_spec
-from ..registry import Arrays
-from ..spec import ETPPrimitiveSpec
+from .._jax import to_array
 from . import quantities
-from .on_demand import on_demand
+from .derive import derived_terms
+from .primitive import get_primitive_spec, on_demand
+from .registry import Arrays
+from .spec import ETPPrimitiveSpec
 
 
 def _impl(indices: Any, weight: Any, *, rows: int) -> Any:

@@ -18,11 +18,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .. import rules
-from ..primitive import ETPPrimitive, register_primitive_spec
-from ..registry import Arrays
-from ..spec import ETPPrimitiveSpec, Rule
+from .._etrace_op import rules
 from . import quantities
+from .primitive import ETPPrimitive, register_primitive_spec
+from .registry import Arrays
+from .spec import ETPPrimitiveSpec, Rule
 
 
 def _impl(x: Any, weight: Any, *bias: Any, has_bias: bool = False) -> Any:

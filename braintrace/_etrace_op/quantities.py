@@ -7,9 +7,9 @@ from typing import Any
 import jax.numpy as jnp
 import saiunit
 
-from ..._errors import ShapeError
-from ..._jax import to_array
-from ..primitive import ETPPrimitive
+from .._errors import ShapeError
+from .._jax import to_array
+from .primitive import ETPPrimitive
 
 
 def split(value: Any, function: Callable[[Any], Any] | None = None) -> tuple[Any, Any]:

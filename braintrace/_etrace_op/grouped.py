@@ -20,12 +20,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..derive import like_operand
-from ..primitive import get_primitive_spec
-from ..registry import Arrays
 from . import quantities
 from .dense import etp_mm_p, etp_mv_p
-from .on_demand import on_demand
+from .derive import like_operand
+from .primitive import get_primitive_spec, on_demand
+from .registry import Arrays
 
 _DENSE, _DENSE_VECTOR = map(get_primitive_spec, (etp_mm_p, etp_mv_p))
 

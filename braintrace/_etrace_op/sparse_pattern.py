@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..._errors import DtypeError
-from ..._jax import is_tracer
+from .._errors import DtypeError
+from .._jax import is_tracer
 
 FEWEST_NEAR, NEAR_PER_LINE = 2**16, 2.5
 """Size of a block of entries: at least this number, and a multiple of the number of columns (or

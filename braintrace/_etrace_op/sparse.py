@@ -5,7 +5,8 @@ r"""Sparse matrix product: ``etp_sp_mm`` (a batch) and ``etp_sp_mv`` (one sample
 Entry ``e`` of the matrix is at row ``r(e)`` (an input) and column ``c(e)`` (an output). Shapes: x
 ``(batch, in)`` or ``(in,)``, weight ``(nnz,)``, bias ``(out,)``. An entry reaches one output, so
 the exact trace has one number per entry and sample: :math:`\epsilon_{be}`, with the instantaneous
-term :math:`x_{b\,r(e)} f_{b\,c(e)}`. No array of size in x out is ever built (see `product_forms`).
+term :math:`x_{b\,r(e)} f_{b\,c(e)}`. No array of size in x out is ever built
+(see `sparse_products`).
 
 No axis tells which output an entry reaches, so ``at_entries`` does. Two rules are written by hand
 for speed, measured on a CPU with 10^4 inputs and outputs, 2 10^5 entries, 16 steps and 16 samples:
@@ -20,33 +21,32 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..._errors import ShapeError
-from ..._jax import run_on_one_cpu
-from ..derive import like_operand
-from ..operations import quantities
-from ..primitive import register_primitive_spec
-from ..registry import Arrays
-from ..spec import ETPPrimitiveSpec
-from . import product_forms
-from .pattern import SparsePattern, sparse_pattern
+from .._errors import ShapeError
+from .._jax import run_on_one_cpu
+from . import quantities, sparse_products
+from .derive import like_operand
+from .primitive import register_primitive_spec
+from .registry import Arrays
+from .sparse_pattern import SparsePattern, sparse_pattern
+from .spec import ETPPrimitiveSpec
 
 
 def _impl(
     x: Any, weight: Any, *bias: Any, sparse_mat: SparsePattern, has_bias: bool = False
 ) -> Any:
-    y = product_forms.product(x, weight, sparse_mat)
+    y = sparse_products.product(x, weight, sparse_mat)
     return y + jnp.broadcast_to(bias[0], y.shape) if has_bias else y
 
 
 def _impl_on_one_cpu(
     x: Any, weight: Any, *bias: Any, sparse_mat: SparsePattern, has_bias: bool = False
 ) -> Any:
-    y = product_forms.product_on_one_cpu(x, weight, sparse_mat)
+    y = sparse_products.product_on_one_cpu(x, weight, sparse_mat)
     return y + jnp.broadcast_to(bias[0], y.shape) if has_bias else y
 
 
 def _at_entries(hidden_dim: jax.Array, *, sparse_mat: SparsePattern, **_: Any) -> jax.Array:
-    return product_forms.of_entries(hidden_dim, sparse_mat)
+    return sparse_products.of_entries(hidden_dim, sparse_mat)
 
 
 def _xy_to_dw(
@@ -57,7 +57,7 @@ def _xy_to_dw(
     sparse_mat: SparsePattern,
     has_bias: bool = False,
 ) -> Arrays:
-    gradient = product_forms.entry_gradients(x, hidden_dim, sparse_mat)
+    gradient = sparse_products.entry_gradients(x, hidden_dim, sparse_mat)
     result = {"weight": like_operand(gradient, weights["weight"])}
     if has_bias:
         leading = tuple(range(hidden_dim.ndim - 1))
@@ -73,7 +73,7 @@ def _accumulate(
     sparse_mat: SparsePattern,
     has_bias: bool = False,
 ) -> Arrays:
-    result = {"weight": product_forms.terms_of_steps(x, hidden_dim, sparse_mat)}
+    result = {"weight": sparse_products.terms_of_steps(x, hidden_dim, sparse_mat)}
     if has_bias:
         result["bias"] = hidden_dim.sum(0)
     return result

@@ -27,10 +27,10 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from ..._errors import OptionError
+from .._errors import OptionError
 from . import quantities
 from .dense import bind_dense
-from .elementwise import etp_elemwise_p
+from .elemwise import etp_elemwise_p
 from .grouped import bind_grouped
 
 Letters: TypeAlias = tuple[str, ...]

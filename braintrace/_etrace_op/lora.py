@@ -17,11 +17,11 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from ..primitive import register_primitive_spec
-from ..registry import Arrays, Pick
-from ..spec import ETPPrimitiveSpec
 from . import quantities
 from .dense import etp_mm_p, etp_mv_p, terms_of_product
+from .primitive import register_primitive_spec
+from .registry import Arrays, Pick
+from .spec import ETPPrimitiveSpec
 
 
 def _impl(

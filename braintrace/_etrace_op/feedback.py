@@ -18,12 +18,11 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-from ..primitive import ETPPrimitive, get_primitive_spec
-from ..registry import Arrays, Pick
-from ..spec import ETPPrimitiveSpec
 from . import quantities
 from .dense import etp_mm_p, etp_mv_p, terms_of_product
-from .on_demand import on_demand
+from .primitive import ETPPrimitive, get_primitive_spec, on_demand
+from .registry import Arrays, Pick
+from .spec import ETPPrimitiveSpec
 
 
 def _forward(x: Any, weight: Any, feedback: Any) -> Any:

@@ -10,9 +10,9 @@ the trace is the factor itself, shaped like ``w``.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..primitive import ETPPrimitive, register_primitive_spec
-from ..spec import ETPPrimitiveSpec
 from . import quantities
+from .primitive import ETPPrimitive, register_primitive_spec
+from .spec import ETPPrimitiveSpec
 
 
 def _impl(weight: Any) -> Any:

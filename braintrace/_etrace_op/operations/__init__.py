@@ -1,1 +1,0 @@
-"""The ETP operations, one file each: function, declaration, user function."""

@@ -1,1 +1,0 @@
-"""Products with sparse matrices: pattern, forms, and the ETP operation."""
