@@ -80,8 +80,8 @@ from ._learner import shard as shard
 from ._rules import Rule as Rule
 from ._rules import Site as Site
 from ._runtime.etrace_graph import compile_etrace_graph as compile_etrace_graph
-from ._runtime.step_data import MultiStepData as MultiStepData
-from ._runtime.step_data import SingleStepData as SingleStepData
+from ._runtime.stepping import MultiStepData as MultiStepData
+from ._runtime.stepping import SingleStepData as SingleStepData
 from ._runtime.traces import EligibilityTraces as EligibilityTraces
 
 __version__ = "2026.12.0"

@@ -12,22 +12,26 @@ from .._core.traces import as_arrays, outliving, pack, pairs_of, starting_traces
 from .._errors import NotCompiledError, NotInitializedError, OptionError
 from .._graph import FILTERS, ETraceGraph, TraceMethod, Traces
 from .._rules import eligibility
-from .._runtime.changes import current_step
-from .._runtime.compiled_model import CompiledModel, compile_first, compile_step, learned_starts
+from .._runtime.carried_traces import Zero
+from .._runtime.compiled_model import (
+    CompiledModel,
+    compile_first,
+    compile_step,
+    current_step,
+    learned_starts,
+)
 from .._runtime.compiled_step import CompiledStep
-from .._runtime.forms import Zero
-from .._runtime.program import LearnerStore
-from .._runtime.states.found_states import FoundStates
-from .._runtime.states.initial_values import InitialFunction
-from .._runtime.states.model_states import (
+from .._runtime.initial_values import InitialFunction
+from .._runtime.model_states import (
+    FoundStates,
     States,
     of_kind,
     short_term,
     values_by_path,
     write_by_path,
 )
-from .._runtime.step_data import first_step
-from .._runtime.stepping import run_call
+from .._runtime.program import LearnerStore
+from .._runtime.stepping import first_step, run_call
 from .._runtime.traces import EligibilityTraces, start_of_filter
 from .._typing import Path, path_name
 from ..sharding import DataAxis, Placement

@@ -8,10 +8,10 @@ import jax
 from .._brainstate import is_watched
 from .._core.traces import outliving, pack, pairs_of
 from .._errors import LostTracesError, in_words
-from .._runtime.changes import up_to_date
+from .._runtime.compiled_model import up_to_date
 from .._runtime.compiled_step import CompiledStep
+from .._runtime.model_states import short_term, values_by_path
 from .._runtime.resets import check_where, reset_samples
-from .._runtime.states.model_states import short_term, values_by_path
 from .._runtime.traces import start_of_filter
 
 

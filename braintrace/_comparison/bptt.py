@@ -21,7 +21,7 @@ from .._jax import strongly_typed
 from .._learner.build import initialise, mapped_size
 from .._learner.calls.arguments import weights_of
 from .._learner.methods.step_function import check_loss
-from .._runtime.states.initial_values import fresh_values
+from .._runtime.initial_values import fresh_values
 from .._typing import Path, PyTree, path_name
 from .workload import Workload
 

@@ -9,7 +9,7 @@ import jax
 from .._algorithms import ETraceAlgorithm, RulesByPath, algorithm_of
 from .._errors import in_words
 from .._rules import Rule
-from .._runtime.step_data import first_step
+from .._runtime.stepping import first_step
 from .learner import Learner
 
 

@@ -24,10 +24,10 @@ from .._checks import common_length
 from .._core.traces import pack, unpack
 from .._graph import Traces
 from .._jax import for_devices
-from .._runtime.changes import follow_every_state, up_to_date
-from .._runtime.forms import Deferred, Zero
+from .._runtime.carried_traces import Deferred, Zero
+from .._runtime.compiled_model import follow_every_state, up_to_date
+from .._runtime.model_states import States
 from .._runtime.program import Changes, LearnerStore, Program, Store, Take
-from .._runtime.states.model_states import States
 from .._typing import PyTree
 from .calls.arguments import flattened, weights_of
 from .calls.body import Arguments, Body, DeferredTraces, not_taken, run_to_the_end

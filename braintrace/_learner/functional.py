@@ -23,8 +23,8 @@ from .._core.traces import Pairs, outliving, unpack
 from .._errors import OptionError
 from .._graph import Traces
 from .._jax import struct_of
-from .._runtime.changes import current_step, follow_every_state, up_to_date
-from .._runtime.forms import Form, Zero, is_settled, settled
+from .._runtime.carried_traces import Form, Zero, is_settled, settled
+from .._runtime.compiled_model import current_step, follow_every_state, up_to_date
 from .._runtime.program import write_values
 from .._runtime.resets import check_where, reset_values
 from .._runtime.stepping import run_call

@@ -13,7 +13,7 @@ from .._checks import shown
 from .._core.traces import Pairs, pack, unpack
 from .._errors import OptionError
 from .._graph import Traces
-from .._runtime.forms import Zero, is_settled, settled
+from .._runtime.carried_traces import Zero, is_settled, settled
 from .._runtime.program import Changes, Take
 from .._typing import PyTree
 from .state.learner_state import BY_PATH, FIELDS, LearnerState, Place, Places

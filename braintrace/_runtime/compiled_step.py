@@ -17,8 +17,8 @@ from .._graph import ETraceGraph, TraceMethod, Weights
 from .._jax import Var, for_devices
 from .._typing import Path, path_name
 from ..sharding import Placement
+from .model_states import States, find_states, leaves_by_var, read_arguments
 from .program import Program
-from .states.model_states import States, find_states, leaves_by_var, read_arguments
 
 
 class CompiledStep:

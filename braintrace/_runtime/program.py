@@ -15,9 +15,8 @@ import jax
 from .._brainstate import is_in_loop, is_watched, peek_all, set_values, values_of
 from .._errors import LostTracesError, OptionError
 from .._typing import path_name
-from .carried_traces import CarriedTraces
-from .forms import Form
-from .states.model_states import States
+from .carried_traces import CarriedTraces, Form
+from .model_states import States
 
 Take: TypeAlias = Callable[[], tuple[Any, bool]]
 """Returns the traces, and whether their buffers may be given to a program."""

@@ -12,8 +12,8 @@ from .._errors import OptionError
 from .._graph import Batch, ETraceGraph
 from .._typing import Path
 from .compiled_step import CompiledStep
+from .model_states import States
 from .program import LearnerStore
-from .states.model_states import States
 
 
 def reset_array(old: jax.Array, new: jax.Array, axis: int | None, flags: jax.Array) -> jax.Array:

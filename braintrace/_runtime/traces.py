@@ -13,8 +13,7 @@ from .._core.traces import Pairs, pack, unpack
 from .._errors import ShapeError
 from .._graph import StateLeaf
 from .._jax import is_tracer
-from .carried_traces import CarriedTraces, present, store_external
-from .forms import Form
+from .carried_traces import CarriedTraces, Form, present, store_external
 
 
 def _read(state: "EligibilityTraces") -> Any:

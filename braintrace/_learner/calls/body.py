@@ -10,8 +10,8 @@ import brainstate
 import jax
 
 from ..._graph import Traces
+from ..._runtime.model_states import States
 from ..._runtime.program import Take
-from ..._runtime.states.model_states import States
 from ..._typing import PyTree
 from .chunks import ChunksByLength
 from .options import Options

@@ -10,8 +10,8 @@ from ..._checks import flags_of
 from ..._errors import OptionError
 from ..._graph import ETraceGraph
 from ..._jax import Var
+from ..._runtime.model_states import States, read_states, short_term
 from ..._runtime.resets import flags_of_samples, reset_values
-from ..._runtime.states.model_states import States, read_states, short_term
 from ..._typing import Path, PyTree, path_name
 
 Initial = list[PyTree]

@@ -17,9 +17,9 @@ from ..._core.traces import examples
 from ..._errors import OptionError
 from ..._graph import Traces
 from ..._jax import Var, without_derivative
+from ..._runtime.model_states import read_states, whole_values
 from ..._runtime.program import Take
 from ..._runtime.resets import reset_array
-from ..._runtime.states.model_states import read_states, whole_values
 from ..._typing import PyTree
 from ..calls.body import Arguments, Body, BodyResult, HasZero, LentTraces, not_taken, taken
 from ..calls.chunks import ChunksByLength, chunks_of, over_chunks, steps_of

@@ -26,7 +26,7 @@ from ..._function_model import gradients_for
 from ..._graph import Traces, Weights
 from ..._jax import without_derivative
 from ..._jaxpr import program_of
-from ..._runtime.states.model_states import read_states
+from ..._runtime.model_states import read_states
 from ..._typing import PyTree
 from ..calls.body import Arguments, Body, BodyResult, DeferredTraces, taken_unless_zero
 from ..calls.chunks import Chunks, ChunksByLength, backward_over_chunks, over_chunks, steps_of

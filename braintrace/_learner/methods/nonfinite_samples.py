@@ -16,7 +16,7 @@ from ..._core.traces import reset_traces, unpack
 from ..._core.traces import samples_with as samples_of_traces_with
 from ..._errors import OptionError
 from ..._graph import Batch, Traces
-from ..._runtime.states.model_states import values_by_path
+from ..._runtime.model_states import values_by_path
 from ..._typing import Path, PyTree
 from ..calls.resets import initial_values, reset_states
 from ..state.finite import inexact, is_any_nan

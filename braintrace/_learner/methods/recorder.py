@@ -15,8 +15,8 @@ from ..._core.step import recorded_step
 from ..._errors import OptionError
 from ..._graph import ETraceGraph, Records, Weights
 from ..._jax import Var, trace_state
-from ..._runtime.states.model_states import read_arguments, read_states, write_states
-from ..._runtime.step_data import unwrap
+from ..._runtime.model_states import read_arguments, read_states, write_states
+from ..._runtime.stepping import unwrap
 from ..._typing import Path, path_name
 
 Run: TypeAlias = Callable[[Inputs], tuple[list[Any], dict[Var, Any], Any]]

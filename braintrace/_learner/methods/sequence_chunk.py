@@ -23,7 +23,7 @@ from ..._core.probed_step import Probes, pre_step_probe, probe_shapes, probes_of
 from ..._core.step import as_chunk, chunk_gradient, of_parameters, window_signals
 from ..._core.traces import examples
 from ..._graph import Adjoints, LinearMethod, Records, Traces, Weights
-from ..._runtime.states.model_states import add_to_states
+from ..._runtime.model_states import add_to_states
 from ..._typing import PyTree
 from ..calls.chunks import Chunks, chunks_of, over_blocks, over_chunks, steps_of, windows_of
 from ..calls.options import Options

@@ -1,8 +1,4 @@
-"""States of a model as inputs and outputs of its compiled step.
-
-States are looked up by path at every use, and never stored: ``init_all_states`` creates new State
-objects, which the model reads from then on.
-"""
+"""States of a model as inputs and outputs of its compiled step, found once."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -12,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import saiunit
 
-from ..._brainstate import set_values, values_of
-from ..._checks import is_quantity, named, shown
-from ..._compiler import component_count, join_components, split_components
-from ..._errors import DtypeError, NotCompiledError, ShapeError
-from ..._graph import ETraceGraph, StateLeaf
-from ..._jax import Var, to_array
-from ..._typing import Path, path_name
+from .._brainstate import set_values, values_of
+from .._checks import is_quantity, named, shown
+from .._compiler import component_count, join_components, split_components
+from .._errors import DtypeError, NotCompiledError, ShapeError
+from .._graph import ETraceGraph, StateLeaf
+from .._jax import Var, to_array
+from .._typing import Path, path_name
 
 States: TypeAlias = Mapping[Path, brainstate.State]
 
@@ -305,3 +301,30 @@ def add_to_states(
         return jax.tree.unflatten(tree, [join_components(parts, count)])
 
     return [added(path, value) for path, value in zip(paths, values, strict=True)]
+
+
+class FoundStates:
+    """All States of a model by path; copies of an object that has this cache may share it."""
+
+    def __init__(self) -> None:
+        self._model: Any = None
+        self._states: dict[Any, brainstate.State] = {}
+        self._held: list[tuple[Any, Any, brainstate.State]] = []
+
+    def __call__(self, model: brainstate.nn.Module) -> States:
+        """Return the current States."""
+        if model is not self._model or any(c.get(k) is not s for c, k, s in self._held):
+            self._model, self._states = model, all_states(model)
+            self._held = [(*_place(model, path), s) for path, s in self._states.items()]
+        return self._states
+
+
+def _place(model: Any, path: tuple[Any, ...]) -> tuple[dict[Any, Any], Any]:
+    """Return the dict that holds a State, and its key there; a State in a list is not followed."""
+    holder = vars(model)
+    for part in path[:-1]:
+        held = holder.get(part) if isinstance(holder, dict) else holder[part]
+        holder = held if isinstance(held, (dict, list, tuple)) else vars(held)
+    if isinstance(holder, dict):
+        return holder, path[-1]
+    return {0: holder[path[-1]]}, 0

@@ -1,9 +1,6 @@
-"""Initial values of a model's states: what ``init_state`` assigns in a copy of the model.
+"""Initial values of a model's states, and arguments of ``update`` for another batch size."""
 
-They are a function of the States that ``init_state`` reads (parameters, random keys), traced once
-for a batch size, as by ``jax.jit``.
-"""
-
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -11,10 +8,11 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
-from ..._brainstate import is_watched, peek, trace_stateful
-from ..._errors import ShapeError
-from ..._jax import strongly_typed
-from ..._typing import Path
+from .._brainstate import is_watched, peek, trace_stateful
+from .._errors import ShapeError
+from .._graph import TracedModel
+from .._jax import strongly_typed
+from .._typing import Path
 
 Shapes = tuple[tuple[int, ...], ...]
 Values: TypeAlias = dict[Path, Any]
@@ -130,3 +128,47 @@ class Initialiser:
 def _as_list(result: tuple[Any, Values]) -> tuple[Any, list[Any]]:
     """Return values in a list, since paths with both names and numbers cannot be sorted."""
     return result[0], list(result[1].values())
+
+
+def example_arguments(traced: TracedModel) -> Any:
+    """Return zeros like the arguments of ``update``."""
+    leaves = (jnp.zeros(var.aval.shape, var.aval.dtype) for var in traced.argument_vars)
+    return jax.tree.unflatten(traced.argument_tree, leaves)
+
+
+def arguments_for_batch(
+    traced: TracedModel, shapes: tuple[Shapes, Shapes], batch_size: int | None
+) -> Any:
+    """Return zeros like the arguments of ``update`` for another batch size.
+
+    Parameters
+    ----------
+    traced
+        The traced model.
+    shapes
+        Shapes of the short-term States of the traced step, and with the new batch size.
+    batch_size
+        The new batch size.
+
+    Raises
+    ------
+    ShapeError
+        If anything except the batch size differs.
+    """
+    before, after = shapes
+    if batch_size is None or list(map(len, before)) != list(map(len, after)):
+        raise ShapeError(
+            f"The states have shapes {', '.join(map(str, after))}; the model was compiled for "
+            f"{', '.join(map(str, before))}. Call `compile_graph` with an example of these "
+            "shapes; reset an algorithm that was compiled inside a map inside the same map."
+        )
+    pairs = zip(itertools.chain(*before), itertools.chain(*after), strict=True)
+    old = min((old for old, new in pairs if old != new == batch_size), default=None)
+    old = old if traced.batch_size is None else traced.batch_size
+    leaves = []
+    for var in traced.argument_vars:
+        shape = list(var.aval.shape)
+        if old in shape:
+            shape[shape.index(old)] = batch_size
+        leaves.append(jnp.zeros(shape, var.aval.dtype))
+    return jax.tree.unflatten(traced.argument_tree, leaves)

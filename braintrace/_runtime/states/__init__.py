@@ -1,1 +1,0 @@
-"""The States of a model: search, initial values, changes by other code, derivatives."""
