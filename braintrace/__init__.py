@@ -88,11 +88,11 @@ __version__ = "2026.12.0"
 __version_info__ = tuple(map(int, __version__.split(".")))  # noqa: RUF048 (numbers alone)
 
 _LATER = {
-    "ComparedRule": "_comparison",
-    "GradientCheck": "_comparison",
-    "RuleComparison": "_comparison",
-    "compare_rules": "_comparison",
-    "gradient_check": "_comparison",
+    "ComparedRule": "_compare",
+    "GradientCheck": "_gradient_check",
+    "RuleComparison": "_compare",
+    "compare_rules": "_compare",
+    "gradient_check": "_gradient_check",
     "nn": "nn",
     "restore": "saving",
     "river_regressor": "streams",
@@ -105,11 +105,11 @@ _LATER = {
 if _types.TYPE_CHECKING:
     from . import nn as nn
     from . import streams as streams
-    from ._comparison import ComparedRule as ComparedRule
-    from ._comparison import GradientCheck as GradientCheck
-    from ._comparison import RuleComparison as RuleComparison
-    from ._comparison import compare_rules as compare_rules
-    from ._comparison import gradient_check as gradient_check
+    from ._compare import ComparedRule as ComparedRule
+    from ._compare import RuleComparison as RuleComparison
+    from ._compare import compare_rules as compare_rules
+    from ._gradient_check import GradientCheck as GradientCheck
+    from ._gradient_check import gradient_check as gradient_check
     from .saving import restore as restore
     from .saving import save as save
     from .streams import river_regressor as river_regressor

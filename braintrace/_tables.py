@@ -46,3 +46,19 @@ def as_text(parts: Iterable[Table | str]) -> str:
 def as_html(parts: Iterable[Table | str]) -> str:
     """Format tables and paragraphs for a notebook."""
     return f"<pre>{html.escape(as_text(parts))}</pre>"
+
+
+def in_bytes(count: int) -> str:
+    """Format a size in bytes.
+
+    Examples
+    --------
+    >>> in_bytes(999), in_bytes(4_096), in_bytes(12_500_000)
+    ('999 B', '4.1 kB', '12.5 MB')
+    """
+    size = float(count)
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:,.3g} GB"

@@ -46,7 +46,8 @@ ROOMS = [
     "_learner",
     "saving",
     "streams",
-    "_comparison",
+    "_gradient_check",
+    "_compare",
     "nn",
 ]
 FOLDERS = {"_learner": ["state", "calls", "methods"]}
