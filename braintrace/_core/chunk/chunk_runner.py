@@ -1,9 +1,9 @@
 """Chunk runner: the steps of a chunk, their losses with derivatives, and their residuals.
 
-A loop contains only the operations that depend on the step before (see `split`). Losses, their
-derivatives and the Jacobians are then computed from its recorded values: mapped over time, so
-products with weights are taken over time and batch together, or one step after the other
-(`over_time`). Where derivatives pass from step to step, a reverse pass follows (see `reverse`).
+Loops contain only the operations that depend on the step before (see `loops`). Losses, their
+derivatives and the residuals are then computed from recorded values: mapped over time, so products
+with weights are taken over time and batch together, or one step after the other (see `over_time`).
+Where derivatives pass from step to step, those of the losses are pulled back through the loops.
 """
 
 import dataclasses
@@ -16,26 +16,18 @@ import jax
 import jax.numpy as jnp
 
 from ..._graph import Records, Signal
-from ..._jax import Var
+from ..._jaxpr import carries_derivative, equal_values, merged
 from ..._jaxpr.dataflow import CONSTANT
 from ..._typing import PyTree
-from .known import evaluate_around
-from .over_time import stretched, zero_sum
-from .pure_step import PureStep
-from .recording import ChunkResult, SourceValues
-from .reverse import ReversePass, reverse_pass
-from .run_loops import run_loops
-from .split import Split, split_step
-from .step_program import (
-    ByVar,
-    StepProgram,
-    Values,
-    traced_step,
-    value_of,
-    vars_of,
-    zeros_of,
-    zip_dict,
-)
+from ..pure_step import PureStep
+from .loops import Loops, find_loops
+from .losses import Losses, find_losses
+from .over_time import is_step_by_step, map_one_by_one, stretched, zero_sum
+from .recording import ChunkResult, Results, SourceValues, find_sources
+from .step_program import StepProgram, Values, size_of, traced_step, vars_of, zip_dict
+
+PARTS = frozenset({"slice", "split"})
+"""Operations whose results are not recorded beside their operand."""
 
 Leaf = TypeVar("Leaf")
 
@@ -64,16 +56,32 @@ def chunk_runner(
     passes
         Whether derivatives pass from step to step: in windows and under full-Jacobian rules.
     """
-    program = traced_step(step, values, slices)
-    split, reverse = split_step(program, has_mask, passes), None
-    targets = [program.results[0], *(program.written if passes else ())]
-    reaching = program.program.depends_on(vars_of(targets), blocked=CONSTANT)
-    differentiated = tuple(var for var in program.parameters if var in reaching)
-    if passes:
-        reverse = reverse_pass(program, split, differentiated, has_mask)
-        split = split.record_also(reverse.read)
-    runner = ChunkRunner(program, split, differentiated, reverse)
-    steps = length_of(split.count_bytes())
+    traced = traced_step(step, values, slices)
+    program = traced.program
+    equal = equal_values(program, traced.probes)
+    inputs = (*traced.parameters, *traced.probes, *(traced.carried if passes else ()))
+    live = program.dependents_of(inputs, None, CONSTANT, carries_derivative)
+    # Equal values may have different derivatives.
+    in_loops = program if passes else merged(program, equal)
+    constant = {first for var, first in equal.items() if var not in live} & traced.varying
+    step_by_step = {
+        index
+        for index, e in enumerate(in_loops.equations)
+        if e.effects or (not constant.isdisjoint(e.outvars) and is_step_by_step(e))
+    }
+    loops = find_loops(traced, in_loops, step_by_step, live, passes, has_mask)
+
+    parts = {v for e in program.equations if e.primitive.name in PARTS for v in e.outvars}
+    known = {var: first for var, first in equal.items() if first in loops.made.keys() - parts}
+    targets = [traced.results[0], *(traced.written if passes else ())]
+    reaching = program.depends_on(vars_of(targets), blocked=CONSTANT)
+    parameters = tuple(var for var in traced.parameters if var in reaching)
+    places = tuple(var for var in loops.made if var in known) if passes else traced.probes
+    losses = find_losses(traced, known, live, parameters, places, has_mask)
+    residuals = find_sources(traced, traced.results[2], known)
+    loops = loops.record({*losses.recorded, *residuals.sources})
+    runner = ChunkRunner(traced, loops, losses, residuals, passes)
+    steps = length_of(runner.count_bytes())
     return runner if _has_rules(runner, step, values, slices, steps) else runner.one_by_one()
 
 
@@ -102,16 +110,16 @@ def _has_rules(
 
 
 class ChunkRunner:
-    """Runs a chunk: loops, then losses with derivatives, then the reverse pass if there is one.
+    """Runs a chunk: loops, then losses with derivatives, which may be pulled back through loops.
 
     Parameters
     ----------
-    step, split
-        The program of one step, and its split into loops.
-    differentiated
-        The parameters with a gradient outside the traces.
-    reverse
-        The reverse pass through the steps; ``None``: derivatives do not pass from step to step.
+    step
+        The program of one step.
+    loops, losses, residuals
+        Its parts.
+    passes
+        Whether derivatives pass from step to step.
 
     Attributes
     ----------
@@ -122,22 +130,25 @@ class ChunkRunner:
     """
 
     def __init__(
-        self,
-        step: StepProgram,
-        split: Split,
-        differentiated: tuple[Var, ...],
-        reverse: ReversePass | None,
+        self, step: StepProgram, loops: Loops, losses: Losses, residuals: Results, passes: bool
     ) -> None:
-        self.step, self._split = step, split
-        self._differentiated, self._reverse = differentiated, reverse
-        self.differentiated = tuple(var in differentiated for var in step.parameters)
+        self.step, self._loops, self._losses = step, loops, losses
+        self._residuals, self._passes = residuals, passes
+        self.differentiated = tuple(var in losses.parameters for var in step.parameters)
         self._traced = jax.jit(self._run)
 
     def one_by_one(self) -> "ChunkRunner":
         """Return a runner that maps nothing over time."""
-        reverse = None if self._reverse is None else self._reverse.one_by_one()
-        split = self._split.run_one_by_one()
-        return ChunkRunner(self.step, split, self._differentiated, reverse)
+        loops = dataclasses.replace(self._loops, map_products=map_one_by_one)
+        residuals = dataclasses.replace(self._residuals, map_over_time=map_one_by_one)
+        losses = self._losses.run_one_by_one()
+        return ChunkRunner(self.step, loops, losses, residuals, self._passes)
+
+    def count_bytes(self) -> int:
+        """Return the bytes that every step of a chunk writes."""
+        written = self._loops.recorded & self._loops.made.keys() - {*self.step.slices}
+        computed = written.union(self._residuals.computed)
+        return self._losses.product_bytes + sum(map(size_of, computed))
 
     def choose(self, leaves: Iterable[Leaf]) -> list[Leaf]:
         """Return the items of differentiated leaves, from one item per leaf of the parameters."""
@@ -145,11 +156,11 @@ class ChunkRunner:
 
     def passing(self, leaves: list[Any]) -> list[Any]:
         """Return the leaves of written States through which derivatives pass."""
-        return [] if self._reverse is None else [leaves[k] for k in self._reverse.states]
+        return self._loops.passing(leaves) if self._passes else []
 
     def signal_of(self, probes: dict[str, jax.Array], derivatives: list[jax.Array]) -> Signal:
         """Return the derivatives by the probes that the losses depend on, by name."""
-        by_var = zip_dict(self._split.perturbed, derivatives)
+        by_var = zip_dict(self._losses.places, derivatives)
         names, _ = jax.tree.flatten({name: name for name in probes})
         pairs = zip(names, self.step.probes, strict=True)
         return {name: by_var[var] for name, var in pairs if var in by_var}
@@ -177,7 +188,7 @@ class ChunkRunner:
 
     def residuals(self, values: Values, over_time: list[jax.Array], steps: int) -> SourceValues:
         """Return the residuals, with loop-invariant values, from those of a `ChunkResult`."""
-        return self._split.of_results.collect(self.step.fixed(values), over_time, steps)
+        return self._residuals.collect(self.step.fixed(values), over_time, steps)
 
     def records(self, residuals: SourceValues) -> Records:
         """Return the residuals of a chunk, from the result of `residuals`.
@@ -190,7 +201,7 @@ class ChunkRunner:
     @functools.cached_property
     def _traced_records(self) -> Callable[[SourceValues], Records]:
         def run(residuals: SourceValues) -> Records:
-            records: Records = self._split.of_results.compute(residuals)
+            records: Records = self._residuals.compute(residuals)
             rest = dataclasses.replace(records, values={}, steps=residuals.steps)
             full: Records = stretched(rest, residuals.steps)
             return dataclasses.replace(full, values=records.values)
@@ -208,38 +219,21 @@ class ChunkRunner:
         fixed = self.step.fixed(values)
         states, tree = jax.tree.flatten(start[0])
         slices = zip_dict(self.step.slices, jax.tree.leaves(sequences))
-        states, over_time = run_loops(self.step, self._split, fixed, states, slices)
-        (gradients, signal), (losses, aux) = self._losses(fixed, over_time, scales)
-        if self._reverse is not None:
-            more, signal = self._reverse(fixed, over_time, signal, scales)
-            gradients = jax.tree.map(jnp.add, gradients, more)
-        gradients = jax.tree.map(jnp.add, start[1], gradients)
-        residuals = [over_time[var] for var in self._split.of_results.sources]
+        loops, losses, sums = self._loops, self._losses, start[1]
+        if self._passes:
+            (states, over_time), pull_back = loops.run_with_derivative(
+                fixed, states, slices, losses.parameters, losses.places, len(scales)
+            )
+            (gradients, of_places), results = losses.differentiate(fixed, over_time, scales)
+            of_loops, signal = pull_back(of_places)
+            sums = jax.tree.map(jnp.add, sums, of_loops)
+        else:
+            states, over_time = loops.run(fixed, states, slices)
+            (gradients, signal), results = losses.differentiate(fixed, over_time, scales)
         return ChunkResult(
-            gradients, signal, jax.tree.unflatten(tree, states), losses, aux, residuals
+            jax.tree.map(jnp.add, sums, gradients),
+            signal,
+            jax.tree.unflatten(tree, states),
+            *results,
+            [over_time[var] for var in self._residuals.sources],
         )
-
-    def _losses(
-        self, fixed: ByVar, over_time: ByVar, scales: jax.Array
-    ) -> tuple[tuple[list[jax.Array], list[jax.Array]], tuple[jax.Array, PyTree]]:
-        """Return the gradients of parameters and perturbations, losses and auxiliary results."""
-        step, split, places = self.step, self._split, self._split.perturbed
-        known = split.of_losses
-        given = list(dict.fromkeys([*known.find_sources(), *filter(None, places.values())]))
-        results, tree = jax.tree.flatten(step.results[:2])
-        wanted = vars_of(results)
-
-        def of_step(parameters: list[Any], terms: list[Any], now: list[Any]) -> Any:
-            values, own = zip_dict(given, now), zip_dict(self._differentiated, parameters)
-            at = {
-                var: term if first is None else values[first] + term
-                for (var, first), term in zip(places.items(), terms, strict=True)
-            }
-            current = {**fixed, **own, **at}
-            found = zip_dict(wanted, evaluate_around(step, known, values, wanted, current))
-            loss, aux = jax.tree.unflatten(tree, [value_of(atom, found) for atom in results])
-            return loss, aux
-
-        terms = zeros_of(places)
-        own, now = [fixed[var] for var in self._differentiated], [over_time[var] for var in given]
-        return split.differentiate(of_step, own, terms, now, scales)

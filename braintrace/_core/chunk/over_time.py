@@ -10,6 +10,9 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
+from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
 from ..._compiler import Derivative
@@ -17,7 +20,6 @@ from ..._jax import Atom, Equation, Var, equations_inside, is_var
 from ..._jaxpr import Program, evaluate
 from ..._jaxpr.dataflow import CONSTANT
 from ..._typing import PyTree
-from ..time_loops import scan_over_time
 from .step_program import ByVar, StepProgram, equations_of, is_product, vars_of, zip_dict
 
 STEP_BY_STEP = frozenset({"cond", "while", "rng_bit_generator", "rng_uniform", "ffi_call"})
@@ -27,122 +29,154 @@ and some random number generators would return other numbers."""
 MapOverTime: TypeAlias = Callable[[Callable[[Any], Any], PyTree], PyTree]
 """``(function, slices over time) -> results over time``."""
 
-Loss: TypeAlias = Callable[[list[Any], list[Any], Any], tuple[jax.Array, PyTree]]
-"""``(parameters, probes, slices) -> (loss, aux)`` of one step."""
-
-GradientsAndLosses: TypeAlias = tuple[tuple[list[Any], list[Any]], tuple[jax.Array, PyTree]]
-"""Gradients of parameters (sums) and of probes (over time); losses and auxiliary results."""
-
-Differentiate: TypeAlias = Callable[
-    [Loss, list[Any], list[Any], PyTree, jax.Array], GradientsAndLosses
-]
-"""``(loss, parameters, probes, slices over time, factors of the losses) -> results``."""
-
-map_one_by_one: MapOverTime = jax.lax.map
-
 
 def map_at_once(function: Callable[[Any], Any], over_time: PyTree) -> PyTree:
     """Map a function over time."""
     return jax.vmap(function)(over_time)
 
 
-def differentiate_at_once(
-    loss: Loss, parameters: list[Any], probes: list[Any], over_time: PyTree, scales: jax.Array
-) -> GradientsAndLosses:
-    """Differentiate the sum of all losses."""
+def map_masked(function: Callable[[Any], Any], over_time: PyTree) -> PyTree:
+    """Map a function over time; steps with a zero cotangent add exactly zero to derivatives."""
 
-    def total(parameters: list[Any], probes: list[Any]) -> Any:
-        of_step = functools.partial(loss, parameters)
-        losses, aux = jax.vmap(of_step, axis_size=len(scales))(probes, over_time)
-        return jnp.sum(losses * scales), (losses, aux)
+    def backward(run: Callable[..., Any], is_live: list[bool], values: list[Any], cts: Any) -> Any:
+        # Zero times an infinite derivative is NaN, so these steps get the values of another one.
+        counts = _is_nonzero(cts, lambda cotangent: tuple(range(1, cotangent.ndim)))
+        first, length = jnp.argmax(counts), len(jax.tree.leaves(over_time))
+        usual = [_select(counts, value, value[first]) for value in values[:length]]
+        _, pull = _vjp(run, is_live, [*usual, *values[length:]])
+        found = pull(cts)
+        of_time = [_select(counts, value) for value in found[:length]]
+        return *of_time, *(_select(counts.any(), value) for value in found[length:])
 
-    zeros = [jnp.zeros((len(scales), *zero.shape), zero.dtype) for zero in probes]
-    result: GradientsAndLosses = jax.grad(total, argnums=(0, 1), has_aux=True)(parameters, zeros)
-    return result
+    def keep(run: Callable[..., Any], is_live: list[bool], values: list[Any]) -> Any:
+        return run(*values), Partial(functools.partial(backward, run, is_live), values)
 
-
-def differentiate_unmasked(
-    loss: Loss, parameters: list[Any], probes: list[Any], over_time: PyTree, scales: jax.Array
-) -> GradientsAndLosses:
-    """Differentiate the sum of all losses, with masked steps at the values of an unmasked one."""
-    # The derivative of a masked loss may be infinite, and zero times infinity is NaN.
-    counts = scales != 0
-
-    def only_counted(value: jax.Array, otherwise: Any) -> jax.Array:
-        return jnp.where(counts.reshape(-1, *(1,) * (value.ndim - 1)), value, otherwise)
-
-    first = jnp.argmax(counts)
-    values = jax.tree.map(lambda value: only_counted(value, value[first]), over_time)
-    (gradients, signal), (losses, _) = differentiate_at_once(
-        loss, parameters, probes, values, scales
-    )
-    gradients = [jnp.where(counts.any(), gradient, 0) for gradient in gradients]
-    signal = [only_counted(value, 0) for value in signal]
-    of_step = functools.partial(loss, parameters, probes)
-    _, aux = jax.vmap(of_step, axis_size=len(scales))(over_time)
-    return (gradients, signal), (losses, aux)
+    return _with_derivative(keep, jax.vmap(function), over_time)
 
 
-def differentiate_one_by_one(
-    loss: Loss, parameters: list[Any], probes: list[Any], over_time: PyTree, scales: jax.Array
-) -> GradientsAndLosses:
-    """Differentiate loss after loss, none of masked steps; sums have at least single precision."""
-
-    def one_step(sums: list[Any], now: Any) -> Any:
-        slices, scale = now
-
-        def scaled(parameters: list[Any], probes: list[Any]) -> Any:
-            value, aux = loss(parameters, probes, slices)
-            return value * scale, (value, aux)
-
-        def counted(*arguments: list[Any]) -> Any:
-            return jax.grad(scaled, argnums=(0, 1), has_aux=True)(*arguments)
-
-        def masked(*arguments: list[Any]) -> Any:
-            return jax.tree.map(jnp.zeros_like, arguments), scaled(*arguments)[1]
-
-        (gradients, signal), results = jax.lax.cond(scale != 0, counted, masked, parameters, probes)
-        return jax.tree.map(jnp.add, sums, gradients), (signal, results)
-
-    sums = jax.tree.map(zero_sum, parameters)
-    sums, (signal, results) = scan_over_time(one_step, sums, (over_time, scales))
-    return (sums, signal), results
+def map_one_by_one(function: Callable[[Any], Any], over_time: PyTree) -> PyTree:
+    """Run a function step after step, with the derivatives of `map_masked`."""
+    return jax.lax.map(pass_no_zero(function), over_time)
 
 
-def choose_differentiate(
+def pass_no_zero(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function whose derivatives are exactly zero if all cotangents are."""
+
+    def backward(pull: Callable[[PyTree], Any], cts: PyTree) -> Any:
+        counts = _is_nonzero(cts, lambda cotangent: None)
+        return tuple(_select(counts, value) for value in pull(cts))
+
+    def keep(run: Callable[..., Any], is_live: list[bool], values: list[Any]) -> Any:
+        results, pull = _vjp(run, is_live, values)
+        return results, Partial(backward, pull)
+
+    return lambda *arguments: _with_derivative(keep, function, *arguments)
+
+
+def _with_derivative(
+    keep: Callable[..., Any], function: Callable[..., Any], *arguments: PyTree
+) -> Any:
+    """Call a function, which may close over differentiated arrays, with another derivative.
+
+    ``keep`` takes the function of flat arguments, whether each of them is differentiated, and their
+    values. It returns the results, and a pytree that is called with cotangents.
+    """
+    pure, captured = jax.closure_convert(function, *arguments)
+    leaves, tree = jax.tree.flatten(arguments)
+
+    def run(*values: Any) -> Any:
+        return pure(*jax.tree.unflatten(tree, values[: len(leaves)]), *values[len(leaves) :])
+
+    def forward(*given: Any) -> Any:
+        return keep(run, [value.perturbed for value in given], [value.value for value in given])
+
+    def backward(pull: Callable[[PyTree], Any], cotangents: PyTree) -> Any:
+        return pull(jax.tree.map(_instantiate, cotangents))
+
+    own = jax.custom_vjp(run)
+    own.defvjp(forward, backward, symbolic_zeros=True)
+    return own(*leaves, *captured)
+
+
+def _instantiate(cotangent: Any) -> Any:
+    if not isinstance(cotangent, SymbolicZero):
+        return cotangent
+    is_integer = cotangent.dtype == jax.dtypes.float0  # which jax.numpy does not have
+    return (np if is_integer else jnp).zeros(cotangent.shape, cotangent.dtype)
+
+
+def _vjp(run: Callable[..., Any], is_live: list[bool], values: list[Any]) -> Any:
+    """Return results, and a function that returns the cotangents of live arguments, else None."""
+    live = [value for value, is_own in zip(values, is_live, strict=True) if is_own]
+
+    def of_live(*live: Any) -> Any:
+        given = iter(live)
+        return run(*(next(given) if own else v for v, own in zip(values, is_live, strict=True)))
+
+    results, pull = jax.vjp(of_live, *live)
+    return results, Partial(functools.partial(_spread, is_live), pull)
+
+
+def _spread(is_live: list[bool], pull: Callable[[PyTree], Any], cotangents: PyTree) -> list[Any]:
+    found = iter(pull(cotangents))
+    return [next(found) if is_own else None for is_own in is_live]
+
+
+def _is_nonzero(cotangents: PyTree, axes_of: Callable[[Any], tuple[int, ...] | None]) -> jax.Array:
+    leaves = [c for c in jax.tree.leaves(cotangents) if c.dtype != jax.dtypes.float0]
+    return functools.reduce(jnp.logical_or, [jnp.any(c != 0, axis=axes_of(c)) for c in leaves])
+
+
+def _select(counts: jax.Array, value: Any, otherwise: Any = 0) -> Any:
+    """Select values of steps that count; without a time axis, all or none do."""
+    if value is None or value.dtype == jax.dtypes.float0:
+        return value
+    shape = counts.shape + (1,) * (value.ndim - counts.ndim)
+    return jnp.where(counts.reshape(shape), value, otherwise)
+
+
+def choose_map(
     step: StepProgram,
     targets: PyTree,
-    differentiable: Collection[Var],
-    computed: set[Var],
+    computed: Collection[Var],
+    live: Collection[Var],
     has_mask: bool,
-) -> Differentiate:
-    """Return how the gradients of some targets are computed for all steps.
+) -> MapOverTime:
+    """Return how some variables of a step are computed and differentiated for all steps.
 
     Parameters
     ----------
-    step, differentiable
-        The step, and its variables with a derivative.
+    step
+        The step.
     targets, computed
-        Variables to differentiate, and those that are computed for it.
+        The variables, and those that are computed for them.
+    live
+        Variables with a derivative.
     has_mask
         Whether some steps may be masked.
     """
     # If the gradient of a sum over time differs from the sum of the gradients:
     if (
         any(map(is_step_by_step, equations_of(step.program, computed)))
-        or _is_nonlinear_in_sum(step, differentiable)
-        or _adds_up_in_half_precision(step, targets)
+        or _is_nonlinear_in_sum(step, live)
+        or _adds_up_in_half_precision(step, targets, live)
     ):
-        return differentiate_one_by_one
-    return differentiate_unmasked if has_mask else differentiate_at_once
+        return map_one_by_one
+    return map_masked if has_mask else map_at_once
 
 
-def _is_nonlinear_in_sum(step: StepProgram, differentiable: Collection[Var]) -> bool:
+def is_step_by_step(equation: Equation) -> bool:
+    """Test whether an equation is not mapped over time."""
+    names = (inner.primitive.name for inner in (equation, *equations_inside(equation)))
+    return any(n in STEP_BY_STEP or "random" in n or "callback" in n for n in names)
+
+
+def _is_nonlinear_in_sum(step: StepProgram, live: Collection[Var]) -> bool:
     """Test whether a nonlinear backward rule would receive the sum of all gradients.
 
     A loop-invariant value exists once, so its gradient is the sum over the steps.
     """
-    fixed = {var for var in differentiable if var not in step.varying}
+    fixed = {var for var in live if var not in step.varying}
     readers = (e for e in step.program.equations if _any_in(e.invars, fixed))
     return any(
         _any_in([equation.invars[operand] for operand in Derivative(equation).nonlinear], fixed)
@@ -150,13 +184,13 @@ def _is_nonlinear_in_sum(step: StepProgram, differentiable: Collection[Var]) -> 
     )
 
 
-def _adds_up_in_half_precision(step: StepProgram, targets: PyTree) -> bool:
+def _adds_up_in_half_precision(step: StepProgram, targets: PyTree, live: Collection[Var]) -> bool:
     """Test whether the gradient of a parameter is a plain sum over time in half precision.
 
     Products accumulate in single precision; elsewhere a sum of ones in bfloat16 stops at 256.
     """
     program = step.program
-    half = [var for var in step.parameters if is_half(var.aval.dtype)]
+    half = [var for var in step.parameters if is_half(var.aval.dtype) and var in live]
     ancestors = program.depends_on(vars_of(targets), blocked=CONSTANT)
     of_half = program.dependents_of(half) - step.varying
     met = (e for e in equations_of(program, ancestors & step.varying) if not is_product(e))
@@ -165,12 +199,6 @@ def _adds_up_in_half_precision(step: StepProgram, targets: PyTree) -> bool:
 
 def _any_in(atoms: Iterable[Atom], variables: set[Var]) -> bool:
     return any(is_var(atom) and atom in variables for atom in atoms)
-
-
-def is_step_by_step(equation: Equation) -> bool:
-    """Test whether an equation is not mapped over time."""
-    names = (inner.primitive.name for inner in (equation, *equations_inside(equation)))
-    return any(n in STEP_BY_STEP or "random" in n or "callback" in n for n in names)
 
 
 def values_over_time(
@@ -183,7 +211,8 @@ def values_over_time(
     """Return variables for every step, from values that are equal in all steps and per step."""
 
     def of_step(now: list[Any]) -> list[Any]:
-        return evaluate(program, targets, {**fixed, **zip_dict(list(over_time), now)})
+        current = {**narrowed(fixed), **zip_dict(list(over_time), now)}
+        return evaluate(program, targets, current)
 
     return list(map_over_time(of_step, list(over_time.values()))) if targets else []
 
@@ -204,6 +233,20 @@ def zero_sum(value: ArrayLike) -> jax.Array:
     """
     dtype = jnp.result_type(value)  # that of a NumPy array may be one that JAX does not use
     return jnp.zeros(jnp.shape(value), jnp.float32 if is_half(dtype) else dtype)
+
+
+def widened(values: ByVar) -> ByVar:
+    """Return values in at least single precision, in which their gradients are then summed."""
+    return {
+        var: x.astype(jnp.float32) if is_half(var.aval.dtype) else x for var, x in values.items()
+    }
+
+
+def narrowed(values: ByVar) -> ByVar:
+    """Return the values before `widened`."""
+    return {
+        var: x.astype(var.aval.dtype) if is_half(var.aval.dtype) else x for var, x in values.items()
+    }
 
 
 def is_half(dtype: Any) -> bool:

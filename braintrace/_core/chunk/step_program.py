@@ -13,7 +13,7 @@ from ..._jax import Atom, Equation, Var, is_var
 from ..._jaxpr import Program, equal_with_derivatives, inlined, merged, program_of
 from ..._jaxpr.dataflow import DRAWS, PRODUCTS
 from ..._typing import PyTree
-from .pure_step import PureStep
+from ..pure_step import PureStep
 
 Values: TypeAlias = tuple[PyTree, PyTree, PyTree, PyTree]
 """Values of the parameters, of the other States, of the perturbations, and of fixed values."""

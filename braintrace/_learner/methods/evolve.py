@@ -9,8 +9,8 @@ from typing import TypeAlias
 import jax
 
 from ..._algorithms import ETraceAlgorithm
-from ..._core.chunk.pure_step import PureStep
 from ..._core.probed_step import probe_shapes
+from ..._core.pure_step import PureStep
 from ..._core.records import operands
 from ..._core.step import plain_step, recorded_step
 from ..._core.traces import examples

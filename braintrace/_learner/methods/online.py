@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import saiunit
 
-from ..._core.chunk.pure_step import PureStep
+from ..._core.pure_step import PureStep
 from ..._core.step import as_chunk
 from ..._core.traces import as_arrays
 from ..._errors import OptionError

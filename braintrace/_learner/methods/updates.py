@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from brainstate.nn import Module
 
-from ..._core.chunk.pure_step import run_if
+from ..._core.pure_step import run_if
 from ..._errors import ShapeError, in_words
 from ..._function_model import gradients_by_path
 from ..._typing import PyTree

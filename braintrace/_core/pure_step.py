@@ -8,12 +8,12 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
-from ..._brainstate import trace_stateful
-from ..._checks import shown
-from ..._compiler import state_paths
-from ..._errors import OptionError, ShapeError
-from ..._jax import calls_back, every_equation
-from ..._typing import PyTree, path_name
+from .._brainstate import trace_stateful
+from .._checks import shown
+from .._compiler import state_paths
+from .._errors import OptionError, ShapeError
+from .._jax import calls_back, every_equation
+from .._typing import PyTree, path_name
 
 FEW = 1_000
 """Maximum number of scalars that are always written, instead of entering a loop."""
