@@ -1,1 +1,1 @@
-"""The steps of a chunk: loops, then losses, then the reverse pass."""
+"""The steps of a chunk: loops, then losses, whose derivatives may pass back through the loops."""
