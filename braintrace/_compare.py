@@ -34,8 +34,8 @@ from ._gradient_check import (
     online,
     trace_bptt,
 )
-from ._learner.calls.arguments import weights_of
-from ._learner.calls.chunks import default_budget
+from ._learner.chunks import default_budget
+from ._learner.options import weights_of
 from ._rules import Rule
 from ._tables import Table, in_bytes
 from ._typing import Path, PyTree

@@ -24,8 +24,8 @@ from ._function_model import gradients_by_path
 from ._jax import strongly_typed, struct_of
 from ._learner import Learner, compile
 from ._learner.build import initialise, mapped_size
-from ._learner.calls.arguments import length_of, of_numbers
-from ._learner.methods.step_function import check_loss
+from ._learner.options import length_of, of_numbers
+from ._learner.user_step import check_loss
 from ._rules import Rule
 from ._runtime.initial_values import fresh_values
 from ._tables import Table, as_html, as_text

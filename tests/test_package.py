@@ -50,8 +50,6 @@ ROOMS = [
     "_compare",
     "nn",
 ]
-FOLDERS = {"_learner": ["state", "calls", "methods"]}
-"""A folder of these rooms imports from the folders before it, and from no file beside them."""
 PRIVATE = {
     (
         "_jax.py",
@@ -100,13 +98,7 @@ def upward_imports(source, module):
     ours = [
         (line, name) for line, name in imports(source, module) if name.startswith("braintrace.")
     ]
-    found = [(line, name) for line, name in ours if name.split(".")[1] in behind]
-    folders = FOLDERS.get(module[1], [])
-    if module[2:] and module[2] in folders:
-        before = folders[: folders.index(module[2]) + 1]
-        inside = [(line, name) for line, name in ours if name.split(".")[1] == module[1]]
-        found += [(line, name) for line, name in inside if name.split(".")[2] not in before]
-    return found
+    return [(line, name) for line, name in ours if name.split(".")[1] in behind]
 
 
 def imported_modules(paths):
@@ -176,11 +168,6 @@ def test_an_ended_name_has_a_replacement(name):
 
 def test_every_file_belongs_to_a_room():
     assert {module_of(path)[1] for path in SOURCES} - {"__init__"} <= set(ROOMS)
-
-
-def test_folders_exist():
-    for room, folders in FOLDERS.items():
-        assert all((ROOT / "braintrace" / room / folder).is_dir() for folder in folders), room
 
 
 def test_rooms_import_downwards():

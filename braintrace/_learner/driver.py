@@ -29,19 +29,17 @@ from .._runtime.compiled_model import follow_every_state, up_to_date
 from .._runtime.model_states import States
 from .._runtime.program import Changes, LearnerStore, Program, Store, Take
 from .._typing import PyTree
-from .calls.arguments import flattened, weights_of
-from .calls.body import Arguments, Body, DeferredTraces, not_taken, run_to_the_end
-from .calls.chunks import steps_of
-from .calls.compilations import DriverKey
-from .calls.options import Options
-from .calls.parts import HasParts, LearnerParts
-from .calls.placed import Placing, placed_body
-from .calls.request import Request, request_of
-from .calls.resets import Initial, check_reset, initial_values
-from .methods.evolve import evolving, predicting
-from .methods.gradient import SequenceGradient
-from .methods.online import OnlineLearning
-from .state.skips import notice_counted
+from .body import Arguments, Body, DeferredTraces, not_taken, run_to_the_end
+from .chunks import steps_of
+from .compilations import DriverKey
+from .evolve import evolving, predicting
+from .gradient import SequenceGradient
+from .nonfinite import notice_counted
+from .online import OnlineLearning
+from .options import Options, flattened, weights_of
+from .parts import HasParts, LearnerParts, Request, request_of
+from .placed import Placing, placed_body
+from .resets import Initial, check_reset, initial_values
 
 BODIES: dict[str, Callable[[LearnerParts, Request, Arguments], Body]] = {
     "etrace_grad": lambda *call: SequenceGradient(*call).body,

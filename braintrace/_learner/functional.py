@@ -29,12 +29,11 @@ from .._runtime.program import write_values
 from .._runtime.resets import check_where, reset_values
 from .._runtime.stepping import run_call
 from .._typing import Path, PyTree
-from .calls.options import Options
-from .calls.parts import LearnerParts
-from .calls.request import request_of
 from .driver import prepared
+from .learner_state import BY_PATH, LearnerState, Places, check_like, places_of, states_in
+from .options import Options
+from .parts import LearnerParts, request_of
 from .sequences import etrace_evolve, etrace_grad, etrace_online, predict
-from .state.learner_state import BY_PATH, LearnerState, Places, check_like, places_of, states_in
 from .state_store import StateStore
 
 

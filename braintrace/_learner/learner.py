@@ -17,13 +17,13 @@ from .._errors import NotPicklableError
 from .._graph import ETraceGraph, Report, report_of
 from .._typing import Path, PyTree
 from . import sequences
-from .calls.compilations import Compilations
-from .calls.interceptor import interceptor_of
-from .calls.parts import LearnerParts
+from .compilations import Compilations
 from .functional import FunctionalLearner
 from .live import LiveStream
-from .state.optimizer import LearnerOptimizer
-from .state.skips import notice_all
+from .nonfinite import notice_all
+from .optimizer import LearnerOptimizer
+from .parts import LearnerParts
+from .user_step import interceptor_of
 
 
 class Learner(brainstate.nn.Module):

@@ -9,10 +9,9 @@ import brainstate
 from jax.typing import ArrayLike
 
 from .._typing import PyTree
-from .calls.options import Options
-from .calls.parts import HasParts, LearnerParts
-from .calls.request import request_of
 from .driver import run_request
+from .options import Options
+from .parts import HasParts, LearnerParts, request_of
 from .watching import run_watched
 
 OnLog: TypeAlias = Callable[[int, dict[str, Any]], Any]

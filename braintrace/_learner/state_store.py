@@ -16,7 +16,7 @@ from .._graph import Traces
 from .._runtime.carried_traces import Zero, is_settled, settled
 from .._runtime.program import Changes, Take
 from .._typing import PyTree
-from .state.learner_state import BY_PATH, FIELDS, LearnerState, Place, Places
+from .learner_state import BY_PATH, FIELDS, LearnerState, Place, Places
 
 
 class StateStore:

@@ -14,11 +14,10 @@ import numpy as np
 from .._errors import NonFiniteError, OptionError, optional_import
 from .._typing import PyTree
 from ..sharding import on_host
-from .calls.arguments import length_of
-from .calls.parts import LearnerParts
-from .calls.request import Request
 from .driver import run_request
-from .state.skips import notice_all
+from .nonfinite import notice_all
+from .options import length_of
+from .parts import LearnerParts, Request
 
 PARTS = 10
 """Number of slices of a call that shows progress without logs."""

@@ -9,10 +9,10 @@ from typing import Protocol, TypeAlias
 import brainstate
 import jax
 
-from ..._graph import Traces
-from ..._runtime.model_states import States
-from ..._runtime.program import Take
-from ..._typing import PyTree
+from .._graph import Traces
+from .._runtime.model_states import States
+from .._runtime.program import Take
+from .._typing import PyTree
 from .chunks import ChunksByLength
 from .options import Options
 from .resets import Resets

@@ -14,30 +14,28 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
-from ..._core.chunk.recording import SourceValues
-from ..._core.in_place import ordering_token
-from ..._core.local_step import operand_shapes
-from ..._core.records import operands
-from ..._core.signals import at_entry
-from ..._core.step import passed_step, window_step
-from ..._core.traces import as_arrays, examples, is_zero
-from ..._errors import OptionError
-from ..._function_model import gradients_for
-from ..._graph import Traces, Weights
-from ..._jax import without_derivative
-from ..._jaxpr import program_of
-from ..._runtime.model_states import read_states
-from ..._typing import PyTree
-from ..calls.body import Arguments, Body, BodyResult, DeferredTraces, taken_unless_zero
-from ..calls.chunks import Chunks, ChunksByLength, backward_over_chunks, over_chunks, steps_of
-from ..calls.options import Options
-from ..calls.parts import LearnerParts
-from ..calls.request import Request
-from ..calls.resets import Initial, Resets, check_fixed_weights, reset_states
-from ..state.units import split_loss, with_unit, with_units
-from .recorder import Recorder, perturbed_step, run_recorded
+from .._core.chunk.recording import SourceValues
+from .._core.in_place import ordering_token
+from .._core.local_step import operand_shapes
+from .._core.records import operands
+from .._core.signals import at_entry
+from .._core.step import passed_step, window_step
+from .._core.traces import as_arrays, examples, is_zero
+from .._errors import OptionError
+from .._function_model import gradients_for
+from .._graph import Traces, Weights
+from .._jax import without_derivative
+from .._jaxpr import program_of
+from .._runtime.model_states import read_states
+from .._typing import PyTree
+from .body import Arguments, Body, BodyResult, DeferredTraces, taken_unless_zero
+from .chunks import Chunks, ChunksByLength, backward_over_chunks, over_chunks, steps_of
+from .leaves import split_loss, with_unit, with_units
+from .options import Options
+from .parts import LearnerParts, Request
+from .resets import Initial, Resets, check_fixed_weights, reset_states
 from .sequence_chunk import SequenceChunk
-from .step_function import call_step_function, example_slices
+from .user_step import Recorder, call_step_function, example_slices, perturbed_step, run_recorded
 
 NO_DERIVATIVE = (
     "The gradients of `etrace_grad` or `etrace_online` are differentiated, but they are computed "

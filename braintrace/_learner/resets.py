@@ -5,14 +5,14 @@ from collections.abc import Collection, Mapping
 import jax
 from jax.typing import ArrayLike
 
-from ..._algorithms import ETraceAlgorithm
-from ..._checks import flags_of
-from ..._errors import OptionError
-from ..._graph import ETraceGraph
-from ..._jax import Var
-from ..._runtime.model_states import States, read_states, short_term
-from ..._runtime.resets import flags_of_samples, reset_values
-from ..._typing import Path, PyTree, path_name
+from .._algorithms import ETraceAlgorithm
+from .._checks import flags_of
+from .._errors import OptionError
+from .._graph import ETraceGraph
+from .._jax import Var
+from .._runtime.model_states import States, read_states, short_term
+from .._runtime.resets import flags_of_samples, reset_values
+from .._typing import Path, PyTree, path_name
 
 Initial = list[PyTree]
 """Values of the short-term States at the start of a sequence, in the order of the States."""

@@ -13,11 +13,11 @@ import brainstate
 import jax
 import jax.export
 
-from ..._brainstate import peek, values_of
-from ..._checks import differences, shown
-from ..._errors import OptionError, ShapeError
-from ..._runtime.carried_traces import Form, is_settled
-from ..._typing import Path, PyTree, path_name
+from .._brainstate import peek, values_of
+from .._checks import differences, shown
+from .._errors import OptionError, ShapeError
+from .._runtime.carried_traces import Form, is_settled
+from .._typing import Path, PyTree, path_name
 from .leaves import by_path, holds_keys, like_current, like_leaves, raw, same_type
 from .optimizer import LearnerOptimizer
 

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import brainstate
 
-from ..._algorithms import ETraceAlgorithm
-from ..._graph import Traces
-from ..._jax import for_devices
-from ..._typing import Path, PyTree
-from ...sharding import Placement
+from .._algorithms import ETraceAlgorithm
+from .._graph import Traces
+from .._jax import for_devices
+from .._typing import Path, PyTree
+from ..sharding import Placement
 from .body import Arguments, Body, BodyResult, DeferredTraces
 
 

@@ -12,21 +12,21 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from ..._algorithms import ETraceAlgorithm
-from ..._compiler import publish
-from ..._core.chunk.chunk_runner import chunk_runner
-from ..._core.chunk.losses import find_lost_gradients
-from ..._core.chunk.over_time import zero_sum
-from ..._core.chunk.recording import SourceValues
-from ..._core.probed_step import Probes, pre_step_probe, probe_shapes, probes_of_past
-from ..._core.pure_step import PureStep
-from ..._core.step import as_chunk, chunk_gradient, of_parameters, window_signals
-from ..._core.traces import examples
-from ..._graph import Adjoints, LinearMethod, Records, Traces, Weights
-from ..._runtime.model_states import add_to_states
-from ..._typing import PyTree
-from ..calls.chunks import Chunks, chunks_of, over_blocks, over_chunks, steps_of, windows_of
-from ..calls.options import Options
+from .._algorithms import ETraceAlgorithm
+from .._compiler import publish
+from .._core.chunk.chunk_runner import chunk_runner
+from .._core.chunk.losses import find_lost_gradients
+from .._core.chunk.over_time import zero_sum
+from .._core.chunk.recording import SourceValues
+from .._core.probed_step import Probes, pre_step_probe, probe_shapes, probes_of_past
+from .._core.pure_step import PureStep
+from .._core.step import as_chunk, chunk_gradient, of_parameters, window_signals
+from .._core.traces import examples
+from .._graph import Adjoints, LinearMethod, Records, Traces, Weights
+from .._runtime.model_states import add_to_states
+from .._typing import PyTree
+from .chunks import Chunks, chunks_of, over_blocks, over_chunks, steps_of, windows_of
+from .options import Options
 
 Constants: TypeAlias = tuple[Weights, PyTree]
 """Operands of the relations, and the initial values of States."""

@@ -10,12 +10,12 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from ..._core.probed_step import finish
-from ..._core.traces import as_arrays, examples, size_in_bytes
-from ..._graph import ETraceGraph, specs_of
-from ..._jax import struct_of
-from ..._jax_devices import current_device
-from ..._typing import PyTree
+from .._core.probed_step import finish
+from .._core.traces import as_arrays, examples, size_in_bytes
+from .._graph import ETraceGraph, specs_of
+from .._jax import struct_of
+from .._jax_devices import current_device
+from .._typing import PyTree
 from .options import Options
 
 SHARE_OF_DEVICE, MOST_MEMORY = 10, 2**30

@@ -17,11 +17,11 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
-from ..._brainstate import Hidden, is_watched, peek
-from ..._checks import shown
-from ..._errors import OptionError, ShapeError, in_words
-from ..._jax import strongly_typed
-from ..._typing import Path, PyTree
+from .._brainstate import Hidden, is_watched, peek
+from .._checks import shown
+from .._errors import OptionError, ShapeError, in_words
+from .._jax import strongly_typed
+from .._typing import Path, PyTree
 from .leaves import same_type
 
 

@@ -18,29 +18,33 @@ import jax
 import jax.numpy as jnp
 import saiunit
 
-from ..._core.pure_step import PureStep
-from ..._core.step import as_chunk
-from ..._core.traces import as_arrays
-from ..._errors import OptionError
-from ..._function_model import gradients_by_path, gradients_for
-from ..._graph import Traces
-from ..._typing import PyTree, path_name
-from ..calls.body import Arguments, Body, BodyResult, run_to_the_end
-from ..calls.chunks import over_blocks, steps_of
-from ..calls.options import Options
-from ..calls.parts import LearnerParts
-from ..calls.request import Request
-from ..calls.resets import Initial, Resets, initial_values, reset_states
-from ..state.finite import check_finite
-from ..state.leaves import by_path
-from ..state.skips import notice_of_call
-from ..state.units import split_loss, with_unit, with_units
+from .._core.pure_step import PureStep
+from .._core.step import as_chunk
+from .._core.traces import as_arrays
+from .._errors import OptionError
+from .._function_model import gradients_by_path, gradients_for
+from .._graph import Traces
+from .._typing import PyTree, path_name
+from .body import Arguments, Body, BodyResult, run_to_the_end
+from .chunks import over_blocks, steps_of
 from .gradient import SequenceGradient
+from .leaves import by_path, split_loss, with_unit, with_units
+from .nonfinite import check_finite, notice_of_call
 from .nonfinite_samples import reset_nonfinite
-from .recorder import Recorder, Reset, Values, first_written, run_online, values_of
-from .step_function import call_step_function, example_slices
-from .update_function import run_update
-from .updates import Skip, StepResult, Update, update_of
+from .options import Options
+from .parts import LearnerParts, Request
+from .resets import Initial, Resets, initial_values, reset_states
+from .updates import Skip, StepResult, Update, run_update, update_of
+from .user_step import (
+    Recorder,
+    Reset,
+    Values,
+    call_step_function,
+    example_slices,
+    first_written,
+    run_online,
+    values_of,
+)
 
 Slices: TypeAlias = tuple[PyTree, Reset, jax.Array | None]
 """Slices of the sequences, the flags and the mask, for one step or the steps of a block."""

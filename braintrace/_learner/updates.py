@@ -7,24 +7,29 @@ other code treats them alike. Wrappers determine whether it runs.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from brainstate.nn import Module
 
-from ..._core.pure_step import run_if
-from ..._errors import ShapeError, in_words
-from ..._function_model import gradients_by_path
-from ..._typing import PyTree
-from ..calls.options import Options
-from ..calls.parts import LearnerParts
-from ..state.finite import any_not_finite, first_not_finite
-from ..state.optimizer import is_transformation
-from .step_function import update_parameters
+from .._algorithms import ETraceAlgorithm
+from .._brainstate import held
+from .._core.pure_step import run_if
+from .._errors import OptionError, ShapeError, in_words
+from .._function_model import gradients_by_path
+from .._graph import Traces
+from .._runtime.traces import EligibilityTraces
+from .._typing import PyTree, path_name
+from .nonfinite import any_not_finite, first_not_finite
+from .optimizer import is_transformation
+from .options import Options
+from .parts import LearnerParts
+from .user_step import first_written, intercepting, traced_values, update_parameters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,3 +252,59 @@ def _update_if(flag: jax.Array, model: Module, update: Update, found: StepResult
         update(StepResult(*values, found.weights, is_computed=True))
 
     run_if(flag, model, run, None, values)
+
+
+def run_update(
+    algorithm: ETraceAlgorithm, update: Update, found: StepResult, traces: Traces
+) -> Verdict:
+    """Run an update, and return its verdict.
+
+    Parameters
+    ----------
+    algorithm
+        The algorithm of the learner.
+    update, found
+        The update, and its argument.
+    traces
+        Traces after the step, which the update can read.
+
+    Raises
+    ------
+    OptionError
+        If it runs a step, or writes hidden states or traces.
+    """
+    left = traced_values(algorithm)
+    with intercepting(algorithm, _refuse_step), _showing(algorithm, traces):
+        verdict = update(found)
+    path = first_written(left, traced_values(algorithm))
+    if path is not None:
+        raise _refusal(f"writes the hidden State '{path_name(path)}'")
+    return verdict
+
+
+@contextlib.contextmanager
+def _showing(algorithm: ETraceAlgorithm, traces: Traces) -> Iterator[None]:
+    """Replace the algorithm's traces by the traces after the step, read-only."""
+    own = algorithm.traces
+    algorithm.traces = shown = EligibilityTraces(traces)
+    shown.carried.zeros = own.carried.zeros
+    try:
+        yield
+    finally:
+        algorithm.traces = own
+    leaves, now = jax.tree.leaves(traces), jax.tree.leaves(held(shown.carried))
+    is_kept = len(leaves) == len(now) and all(a is b for a, b in zip(leaves, now, strict=True))
+    if not is_kept:
+        raise _refusal("writes the traces")
+
+
+def _refuse_step(*arguments: PyTree) -> NoReturn:
+    raise _refusal("calls the learner, which runs a step")
+
+
+def _refusal(what: str) -> OptionError:
+    return OptionError(
+        f"`update_fn` {what}. It may change parameters and its own States; hidden states and "
+        "traces keep their values from after the step. Change hidden states in `update` of the "
+        "model; to start a new sequence, use `reset`."
+    )

@@ -6,11 +6,11 @@ import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from ..._graph import ETraceGraph, SequenceRow
-from ..._typing import PyTree
-from .arguments import Chosen
+from .._graph import ETraceGraph, SequenceRow
+from .._typing import PyTree
 from .chunks import checkpointed_bytes
 from .function_key import key_of
+from .options import Chosen
 
 MOST_KEPT = 32
 """Maximum number of drivers that a learner keeps. A driver belongs to a step function with shapes

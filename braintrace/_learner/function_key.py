@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from ..._jax import holds_tracers, is_tracer, leaves_of
+from .._jax import holds_tracers, is_tracer, leaves_of
 
 BY_VALUE = (bool, int, float, complex, str, bytes, type(None))
 

@@ -10,16 +10,16 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
-from ..._algorithms import ETraceAlgorithm
-from ..._core.pure_step import run_if
-from ..._core.traces import reset_traces, unpack
-from ..._core.traces import samples_with as samples_of_traces_with
-from ..._errors import OptionError
-from ..._graph import Batch, Traces
-from ..._runtime.model_states import values_by_path
-from ..._typing import Path, PyTree
-from ..calls.resets import initial_values, reset_states
-from ..state.finite import inexact, is_any_nan
+from .._algorithms import ETraceAlgorithm
+from .._core.pure_step import run_if
+from .._core.traces import reset_traces, unpack
+from .._core.traces import samples_with as samples_of_traces_with
+from .._errors import OptionError
+from .._graph import Batch, Traces
+from .._runtime.model_states import values_by_path
+from .._typing import Path, PyTree
+from .nonfinite import inexact, is_any_nan
+from .resets import initial_values, reset_states
 from .updates import Skip
 
 Reset: TypeAlias = tuple[jax.Array, Traces]

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import saiunit
 
-from ..._errors import OptionError
-from ..._typing import PyTree
+from .._errors import OptionError
+from .._typing import PyTree
 
 
 def split_loss(loss: PyTree, unit_aware: bool) -> tuple[PyTree, PyTree]:

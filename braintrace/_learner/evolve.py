@@ -8,27 +8,25 @@ from typing import TypeAlias
 
 import jax
 
-from ..._algorithms import ETraceAlgorithm
-from ..._core.probed_step import probe_shapes
-from ..._core.pure_step import PureStep
-from ..._core.records import operands
-from ..._core.step import plain_step, recorded_step
-from ..._core.traces import examples
-from ..._errors import OptionError
-from ..._graph import Traces
-from ..._jax import Var, without_derivative
-from ..._runtime.model_states import read_states, whole_values
-from ..._runtime.program import Take
-from ..._runtime.resets import reset_array
-from ..._typing import PyTree
-from ..calls.body import Arguments, Body, BodyResult, HasZero, LentTraces, not_taken, taken
-from ..calls.chunks import ChunksByLength, chunks_of, over_chunks, steps_of
-from ..calls.options import Options
-from ..calls.parts import LearnerParts
-from ..calls.request import Request
-from ..calls.resets import Initial, Resets, check_fixed_weights, initial_inputs, reset_states
-from .recorder import Recorder
-from .step_function import example_slices, run_step_function
+from .._algorithms import ETraceAlgorithm
+from .._core.probed_step import probe_shapes
+from .._core.pure_step import PureStep
+from .._core.records import operands
+from .._core.step import plain_step, recorded_step
+from .._core.traces import examples
+from .._errors import OptionError
+from .._graph import Traces
+from .._jax import Var, without_derivative
+from .._runtime.model_states import read_states, whole_values
+from .._runtime.program import Take
+from .._runtime.resets import reset_array
+from .._typing import PyTree
+from .body import Arguments, Body, BodyResult, HasZero, LentTraces, not_taken, taken
+from .chunks import ChunksByLength, chunks_of, over_chunks, steps_of
+from .options import Options
+from .parts import LearnerParts, Request
+from .resets import Initial, Resets, check_fixed_weights, initial_inputs, reset_states
+from .user_step import Recorder, example_slices, run_step_function
 
 Inputs: TypeAlias = Mapping[Var, jax.Array]
 """Values of a step's inputs, by variable."""

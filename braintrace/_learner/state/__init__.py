@@ -1,1 +1,0 @@
-"""`LearnerState` and its parts: optimizer, checks of finite values, units."""
