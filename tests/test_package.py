@@ -42,7 +42,7 @@ ROOMS = [
     "sharding",
     "_runtime",
     "_algorithms",
-    "_pictures",
+    "_picture",
     "_learner",
     "saving",
     "streams",

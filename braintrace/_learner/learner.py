@@ -274,7 +274,7 @@ class Learner(brainstate.nn.Module):
         >>> learner.plot().get_title()
         'D_RTRL, 288 B of traces'
         """
-        from .._pictures import draw_model  # imported at the first use
+        from .._picture import draw_model  # imported at the first use
 
         return draw_model(self.algorithm, ax)
 
