@@ -18,5 +18,6 @@ from .linear_rules import EProp as EProp
 from .linear_rules import OSTLFeedforward as OSTLFeedforward
 from .linear_rules import ParamDimVjpAlgorithm as ParamDimVjpAlgorithm
 from .names import algorithm_of as algorithm_of
+from .names import options_of as options_of
 from .names import rule_and_options as rule_and_options
 from .three_factor import three_factor_loss as three_factor_loss

@@ -6,7 +6,7 @@ from typing import Any
 import brainstate
 import jax
 
-from .._algorithms import ETraceAlgorithm, RulesByPath, algorithm_of
+from .._algorithms import ETraceAlgorithm, RulesByPath, algorithm_of, options_of
 from .._errors import in_words
 from .._rules import Rule
 from .._runtime.stepping import first_step
@@ -48,7 +48,8 @@ def compile(
         algorithm alone; equal algorithms count as one. All algorithms must truncate the same paths,
         as `D_RTRL`, `ES_D_RTRL` and `OTTT` do, with or without `Immediate`.
     seed
-        Seed of ``brainstate.random`` before the states are initialised; ``None``: its keys go on.
+        Seed of ``brainstate.random`` before the states are initialised, and of an algorithm that
+        draws numbers (`UORO`, `KF_RTRL`); ``None``: the keys of ``brainstate.random`` continue.
     **algorithm_options
         Options of the algorithm; ``window``, ``strict``, ``unroll_limit``, ``mark`` and
         ``trace_dtype`` apply to all algorithms. With a ``window``, gradients are backpropagation
@@ -97,6 +98,8 @@ def compile(
     if rules is not None:
         algorithm_options = {"elsewhere": chosen, "rules": rules, **algorithm_options}
         chosen = RulesByPath
+    if seed is not None and "seed" in options_of(chosen):
+        algorithm_options["seed"] = seed
     instance = chosen(model, **algorithm_options)
     example = first_step(example_arguments)
     mapped = mapped_size(example, batch_size) if vmap else None
