@@ -11,7 +11,7 @@ from .._compiler import CompilerOptions, publish
 from .._core.traces import as_arrays, outliving, pack, pairs_of, starting_traces
 from .._errors import NotCompiledError, NotInitializedError, OptionError
 from .._graph import FILTERS, ETraceGraph, TraceMethod, Traces
-from .._rules import eligibility
+from .._rules import eligibility_of
 from .._runtime.carried_traces import Zero
 from .._runtime.compiled_model import (
     CompiledModel,
@@ -312,7 +312,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     def eligibility(self, path: str | Path) -> dict[str, Any]:
         """Return the trace of one weight by hidden state; see `Learner.eligibility`."""
         compiled = self.compiled
-        return eligibility(compiled.graph, compiled.trace_specs, self.traces.value, path)
+        return eligibility_of(compiled.graph, compiled.trace_specs, self.traces.value, path)
 
     def starting_traces(self) -> Traces:
         """Return the initial traces of a sequence; zero traces are represented by shapes."""

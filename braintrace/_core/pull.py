@@ -23,8 +23,8 @@ from .._graph import ETraceGraph, HiddenGroup, Records
 from .._typing import PyTree
 from .layout import row_name, trace_sites
 from .local_step import LocalStep, States, values_of
+from .over_time import scan_records
 from .signals import at_elements
-from .time_loops import scan_records
 
 Outputs = dict[str, jax.Array]
 """Arrays in the layout of an operation's output, by `row_name`."""

@@ -14,9 +14,9 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
-from .._core.chunk.recording import SourceValues
 from .._core.in_place import ordering_token
 from .._core.local_step import operand_shapes
+from .._core.recording import SourceValues
 from .._core.records import operands
 from .._core.signals import at_entry
 from .._core.step import passed_step, window_step

@@ -14,12 +14,12 @@ import jax.numpy as jnp
 
 from .._algorithms import ETraceAlgorithm
 from .._compiler import publish
-from .._core.chunk.chunk_runner import chunk_runner
-from .._core.chunk.losses import find_lost_gradients
-from .._core.chunk.over_time import zero_sum
-from .._core.chunk.recording import SourceValues
+from .._core.chunk_runner import chunk_runner
+from .._core.losses import find_lost_gradients
+from .._core.over_time import zero_sum
 from .._core.probed_step import Probes, pre_step_probe, probe_shapes, probes_of_past
 from .._core.pure_step import PureStep
+from .._core.recording import SourceValues
 from .._core.step import as_chunk, chunk_gradient, of_parameters, window_signals
 from .._core.traces import examples
 from .._graph import Adjoints, LinearMethod, Records, Traces, Weights

@@ -3,7 +3,7 @@
 from .by_path import ComposedTraces as ComposedTraces
 from .custom_rules import method_of as method_of
 from .d_rtrl import ParameterTraces as ParameterTraces
-from .eligibility import eligibility as eligibility
+from .eligibility import eligibility_of as eligibility_of
 from .filters import FilterTraces as FilterTraces
 from .protocol import Rule as Rule
 from .protocol import Site as Site

@@ -30,10 +30,10 @@ import numpy as np
 
 from .._core.layout import x_key
 from .._core.local_step import operand_shapes, values_of
+from .._core.over_time import scan_records
 from .._core.products import add, like
 from .._core.records import blocks
 from .._core.signals import at_elements, at_entry, signals
-from .._core.time_loops import scan_records
 from .._core.traces import as_arrays, reset_traces, widened
 from .._errors import OptionError, ShapeError, in_words
 from .._etrace_op import Arrays

@@ -29,7 +29,7 @@ Found: TypeAlias = Iterator[tuple[str, int, jax.Array]]
 """Name of a state, index of the parameter's array, and the derivative."""
 
 
-def eligibility(
+def eligibility_of(
     graph: ETraceGraph, specs: TraceSpecs, traces: Traces, path: str | Path
 ) -> dict[str, Any]:
     """Return the derivative of states, by name, with respect to one parameter.

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 
 import jax
 
-from ..._jax import Atom, Var, is_var
-from ..._jaxpr import evaluate
-from ..._typing import PyTree
+from .._jax import Atom, Var, is_var
+from .._jaxpr import evaluate
+from .._typing import PyTree
 from .over_time import MapOverTime, is_step_by_step, map_at_once, map_one_by_one, values_over_time
 from .step_program import (
     ByVar,

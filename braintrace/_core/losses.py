@@ -12,13 +12,12 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from ..._graph import Diagnostic
-from ..._jax import Var, is_var, runs_on_several_devices, source_line
-from ..._jaxpr import carries_derivative, evaluate
-from ..._jaxpr.dataflow import CONSTANT
-from ..._typing import PyTree
-from ..time_loops import scan_over_time
-from .over_time import MapOverTime, choose_map, map_one_by_one, zero_sum
+from .._graph import Diagnostic
+from .._jax import Var, is_var, runs_on_several_devices, source_line
+from .._jaxpr import carries_derivative, evaluate
+from .._jaxpr.dataflow import CONSTANT
+from .._typing import PyTree
+from .over_time import MapOverTime, choose_map, map_one_by_one, scan_over_time, zero_sum
 from .step_program import (
     ByVar,
     StepProgram,

@@ -15,14 +15,14 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from ..._graph import Records, Signal
-from ..._jaxpr import carries_derivative, equal_values, merged
-from ..._jaxpr.dataflow import CONSTANT
-from ..._typing import PyTree
-from ..pure_step import PureStep
+from .._graph import Records, Signal
+from .._jaxpr import carries_derivative, equal_values, merged
+from .._jaxpr.dataflow import CONSTANT
+from .._typing import PyTree
 from .loops import Loops, find_loops
 from .losses import Losses, find_losses
 from .over_time import is_step_by_step, map_one_by_one, stretched, zero_sum
+from .pure_step import PureStep
 from .recording import ChunkResult, Results, SourceValues, find_sources
 from .step_program import StepProgram, Values, size_of, traced_step, vars_of, zip_dict
 

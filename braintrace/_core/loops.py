@@ -16,17 +16,17 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from ..._etrace_op import ETP_PRIMITIVES
-from ..._jax import Equation, Var, bind, is_var
-from ..._jaxpr import Program, Rule, components, evaluate
-from ..._jaxpr.dataflow import DRAWS, PRODUCTS
-from ..time_loops import scan_over_time
+from .._etrace_op import ETP_PRIMITIVES
+from .._jax import Equation, Var, bind, is_var
+from .._jaxpr import Program, Rule, components, evaluate
+from .._jaxpr.dataflow import DRAWS, PRODUCTS
 from .over_time import (
     MapOverTime,
     choose_map,
     map_one_by_one,
     narrowed,
     pass_no_zero,
+    scan_over_time,
     values_over_time,
     widened,
 )

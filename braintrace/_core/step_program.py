@@ -8,12 +8,12 @@ from typing import Any, TypeAlias, TypeVar
 import jax
 import jax.numpy as jnp
 
-from ..._etrace_op import ETP_PRIMITIVES
-from ..._jax import Atom, Equation, Var, is_var
-from ..._jaxpr import Program, equal_with_derivatives, inlined, merged, program_of
-from ..._jaxpr.dataflow import DRAWS, PRODUCTS
-from ..._typing import PyTree
-from ..pure_step import PureStep
+from .._etrace_op import ETP_PRIMITIVES
+from .._jax import Atom, Equation, Var, is_var
+from .._jaxpr import Program, equal_with_derivatives, inlined, merged, program_of
+from .._jaxpr.dataflow import DRAWS, PRODUCTS
+from .._typing import PyTree
+from .pure_step import PureStep
 
 Values: TypeAlias = tuple[PyTree, PyTree, PyTree, PyTree]
 """Values of the parameters, of the other States, of the perturbations, and of fixed values."""
@@ -31,10 +31,9 @@ class StepProgram:
     program
         The program.
     parameters, probes
-        Inputs with respect to which the loss is differentiated; none in a step of a reverse pass.
+        Inputs with respect to which the loss is differentiated.
     inputs
-        All inputs but the slices, in the order of `Values`; in a step of a reverse pass, the
-        loop-invariant inputs.
+        All inputs but the slices, in the order of `Values`.
     carried, slices
         Inputs that vary over the steps: States that it writes, slices of sequences.
     written
@@ -86,14 +85,8 @@ def traced_step(step: PureStep, values: Values, slices: PyTree) -> StepProgram:
     # The trace repeats subexpressions that several States share.
     program = merged(program, equal_with_derivatives(program))
     written, results = jax.tree.unflatten(jax.tree.structure(shapes), program.out_atoms)
-    return _step_program(step, program, arguments, written, results)
-
-
-def _step_program(
-    step: PureStep, program: Program, arguments: PyTree, written: PyTree, results: PyTree
-) -> StepProgram:
-    *values, slices = jax.tree.unflatten(jax.tree.structure(arguments), program.in_vars)
-    parameters, others, probes, _ = values
+    *given, own_slices = jax.tree.unflatten(jax.tree.structure(arguments), program.in_vars)
+    parameters, others, probes, _ = given
 
     def flat(tree: PyTree) -> tuple[Atom, ...]:
         return tuple(jax.tree.leaves(tree))
@@ -102,9 +95,9 @@ def _step_program(
         program,
         flat(parameters),
         flat(probes),
-        inputs=flat(values),
+        inputs=flat(given),
         carried=flat(step.written_of(others)),
-        slices=flat(slices),
+        slices=flat(own_slices),
         written=flat(written),
         results=results,
     )
