@@ -62,8 +62,8 @@ from ._etrace_op import matmul as matmul
 from ._etrace_op import register_primitive as register_primitive
 from ._etrace_op import register_primitive_spec as register_primitive_spec
 from ._etrace_op import sparse_matmul as sparse_matmul
-from ._function_model import FunctionModel as FunctionModel
-from ._function_model import from_function as from_function
+from ._from_function import FunctionModel as FunctionModel
+from ._from_function import from_function as from_function
 from ._graph import ApproximationWarning as ApproximationWarning
 from ._graph import Diagnostic as Diagnostic
 from ._graph import ETraceGraph as ETraceGraph

@@ -20,7 +20,7 @@ from ._brainstate import StatefulTrace, trace_stateful, undone
 from ._checks import check_model, is_quantity, named
 from ._core.traces import examples
 from ._errors import OptionError, in_words
-from ._function_model import gradients_by_path
+from ._from_function import gradients_by_path
 from ._jax import strongly_typed, struct_of
 from ._learner import Learner, compile
 from ._learner.build import initialise, mapped_size

@@ -32,7 +32,7 @@ ROOMS = [
     "_tables",
     "_checks",
     "_brainstate",
-    "_function_model",
+    "_from_function",
     "_jaxpr",
     "_etrace_op",
     "_graph",

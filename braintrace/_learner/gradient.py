@@ -22,7 +22,7 @@ from .._core.signals import at_entry
 from .._core.step import passed_step, window_step
 from .._core.traces import as_arrays, examples, is_zero
 from .._errors import OptionError
-from .._function_model import gradients_for
+from .._from_function import gradients_for
 from .._graph import Traces, Weights
 from .._jax import without_derivative
 from .._jaxpr import program_of

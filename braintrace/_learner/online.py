@@ -22,7 +22,7 @@ from .._core.pure_step import PureStep
 from .._core.step import as_chunk
 from .._core.traces import as_arrays
 from .._errors import OptionError
-from .._function_model import gradients_by_path, gradients_for
+from .._from_function import gradients_by_path, gradients_for
 from .._graph import Traces
 from .._typing import PyTree, path_name
 from .body import Arguments, Body, BodyResult, run_to_the_end

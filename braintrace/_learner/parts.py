@@ -9,7 +9,7 @@ import brainstate
 from .._algorithms import ETraceAlgorithm
 from .._checks import shown
 from .._errors import OptionError
-from .._function_model import gradients_for
+from .._from_function import gradients_for
 from .._graph import ETraceGraph
 from .._runtime.program import write_values
 from .._typing import PyTree

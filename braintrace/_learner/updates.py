@@ -21,7 +21,7 @@ from .._algorithms import ETraceAlgorithm
 from .._brainstate import held
 from .._core.pure_step import run_if
 from .._errors import OptionError, ShapeError, in_words
-from .._function_model import gradients_by_path
+from .._from_function import gradients_by_path
 from .._graph import Traces
 from .._runtime.traces import EligibilityTraces
 from .._typing import PyTree, path_name

@@ -4,9 +4,11 @@ Every array among the leaves of the two pytrees becomes a State under its key pa
 compiler, reports and errors use as its name. Users of the model see the pytrees.
 """
 
-import dataclasses
+from __future__ import annotations
+
+import collections
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import brainstate
 import jax
@@ -14,10 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 import saiunit
 
-from .._checks import is_quantity, shown
-from .._errors import OptionError, ShapeError
-from .._typing import Path, PyTree, path_name
-from .tree import Tree, as_value, tree_of
+from ._brainstate import Hidden
+from ._checks import is_quantity, shown
+from ._errors import OptionError, ShapeError
+from ._jax import strongly_typed
+from ._typing import Path, PyTree, path_name
 
 
 def from_function(
@@ -25,7 +28,7 @@ def from_function(
     params: PyTree,
     state: PyTree,
     persistent: Collection[str] = (),
-) -> "FunctionModel":
+) -> FunctionModel:
     """Make a model from a pure step function, usable as a brainstate module.
 
     Parameters
@@ -89,16 +92,7 @@ def from_function(
     >>> descend = lambda value, gradient: value - 0.1 * gradient
     >>> model.set_params(jax.tree.map(descend, model.get_params(), gradients))
     """
-    _refuse_module(step)
-    return FunctionModel(step, params, state, persistent)
-
-
-def _refuse_module(step: Any) -> None:
-    """Refuse a layer as a step function.
-
-    A module of the user's own may be callable as a step; layers of brainstate and Flax, and those
-    of Equinox, are not.
-    """
+    # A module of the user's own may be callable as a step; these are not.
     is_layer = isinstance(step, brainstate.nn.Module) or any(
         kind.__module__.startswith(("flax.", "equinox.nn")) for kind in type(step).__mro__
     )
@@ -111,6 +105,7 @@ def _refuse_module(step: Any) -> None:
             "    step = lambda params, state, x: nnx.merge(graphdef, params)(state, x)\n"
             "A brainstate module needs no `from_function`: give it to `compile`."
         )
+    return FunctionModel(step, params, state, persistent)
 
 
 class FunctionModel(brainstate.nn.Module):
@@ -130,20 +125,18 @@ class FunctionModel(brainstate.nn.Module):
         persistent: Collection[str] = (),
     ) -> None:
         super().__init__()
-        self._given = _Given(step, _kept(state), tuple(persistent))
-        self._tree_of_params, values = tree_of("params", params, _is_array)
+        # A state may be given to a function that donates it, or be changed by its owner.
+        kept = jax.tree.map(_copied, state, is_leaf=is_quantity)
+        self._given = Hidden(_Given(step, kept, tuple(persistent)))
+        slots, values = _slots("params", params, _is_array)
+        self._slots_of_params = Hidden(slots)
         self.params = _nested(
             {
                 path: (brainstate.ParamState if _learns(value) else brainstate.LongTermState)(value)
                 for path, value in values.items()
             }
         )
-        if not any(map(_learns, values.values())):
-            raise OptionError(
-                f"`params` is {shown(params)}, without a floating-point array that can learn. "
-                "Pass the values to train as `params`, numbers as arrays (`jnp.asarray`)."
-            )
-        if not self._given.is_function:
+        if not self._given.value.is_function:
             self.init_state()
 
     def init_state(self, batch_size: int | None = None) -> None:
@@ -159,11 +152,12 @@ class FunctionModel(brainstate.nn.Module):
         ShapeError
             If ``state`` is not a function and its batch size differs.
         """
-        self._hold(*self._start(batch_size))
+        self._hold(self._given.value.start(batch_size))
 
     def reset_state(self, batch_size: int | None = None) -> None:
         """Reset the existing States to the initial state; see `init_state`."""
-        for path, value in self._start(batch_size)[1].items():
+        _, values = _slots("state", self._given.value.start(batch_size), _is_carried)
+        for path, value in values.items():
             state = self._at(path)
             if isinstance(state, brainstate.ShortTermState):
                 state.value = value
@@ -178,18 +172,17 @@ class FunctionModel(brainstate.nn.Module):
         ShapeError
             If ``step`` returns a state with a different structure.
         """
-        result = self._given.step(self.get_params(), self.get_state(), *inputs)
+        result = self._given.value.step(self.get_params(), self.get_state(), *inputs)
         if not (isinstance(result, (tuple, list)) and len(result) == 2):
             raise OptionError(f"`step` returns {shown(result)}; expected a pair `(state, output)`.")
-        state, output = result
-        what = "`step`, which returns `(state, output)`, returns a state with"
-        for path, value in self._tree_of_state.leaves(state, what).items():
+        what = "The state that `step` returns, in `(state, output)`,"
+        for path, value in _by_path(self._slots_of_state.value, result[0], what).items():
             self._at(path).value = value
-        return output
+        return result[1]
 
     def get_params(self) -> PyTree:
         """Return the current parameters, as a pytree like the initial one."""
-        return self._tree_of_params.of(self._values(self._tree_of_params))
+        return self._filled(self._slots_of_params.value)
 
     def set_params(self, params: PyTree) -> None:
         """Write parameters.
@@ -206,11 +199,11 @@ class FunctionModel(brainstate.nn.Module):
             If the structure differs.
         """
         for path, value in self.by_path(params).items():
-            self._at(path).value = as_value(value)
+            self._at(path).value = _copied(value)
 
     def get_state(self) -> PyTree:
         """Return the current state, as a pytree like the initial one."""
-        return self._tree_of_state.of(self._values(self._tree_of_state))
+        return self._filled(self._slots_of_state.value)
 
     def as_params(self, by_path: Mapping[Path, Any]) -> PyTree:
         """Convert values by path to a pytree like the parameters.
@@ -237,10 +230,11 @@ class FunctionModel(brainstate.nn.Module):
         >>> brainstate.transform.grad(loss, weights)()
         {'a': Array([0., 0., 0.], dtype=float32)}
         """
-        known = set(self._tree_of_params.paths)
+        slots = self._slots_of_params.value
+        known = {slot.path for slot in jax.tree.leaves(slots)}
         if not known.issuperset(by_path):
             raise OptionError(f"Expected paths of parameters, some of {known}; got {[*by_path]}.")
-        return self._tree_of_params.of(by_path, fixed=False)
+        return jax.tree.map(lambda slot: by_path.get(slot.path), slots)
 
     def by_path(self, params: PyTree) -> dict[Path, Any]:
         """Undo `as_params`: return the leaves by path, without ``None``.
@@ -250,64 +244,36 @@ class FunctionModel(brainstate.nn.Module):
         ShapeError
             If the pytree is not like the parameters.
         """
-        return self._tree_of_params.leaves(params, "`params` has", gaps=True)
+        found = _by_path(self._slots_of_params.value, params, "`params`")
+        return {path: value for path, value in found.items() if value is not None}
 
-    def __reduce__(self) -> tuple[Callable[..., "FunctionModel"], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., FunctionModel], tuple[Any, ...]]:
         """Return a pickle of the model's parts, since States cannot be pickled."""
         state = (self.get_state(),) if hasattr(self, "state") else ()
-        given = self._given
-        return _as_it_was, (given.step, self.get_params(), given.state, given.persistent, *state)
+        step, start, persistent = self._given.value
+        return _as_it_was, (step, self.get_params(), start, persistent, *state)
 
-    def _hold(self, tree: Tree, values: Mapping[Path, Any]) -> None:
+    def _hold(self, state: PyTree) -> None:
         """Create the States of a pytree."""
-        self._tree_of_state = tree
+        slots, values = _slots("state", state, _is_carried)
+        self._slots_of_state = Hidden(slots)
         names = {path_name(path[1:]): path for path in values}
         kept = set[Path]()
-        for part in self._given.persistent:
+        for part in self._given.value.persistent:
             own = {path for name, path in names.items() if f"{name}/".startswith(f"{part}/")}
             if not own:
                 raise OptionError(f"`persistent` has {part!r}; expected paths of {[*names]}.")
             kept |= own
-        self.state = _nested(
-            {path: _state_of(value, path in kept) for path, value in values.items()}
-        )
+        self.state = _nested({path: _state_of(v, path in kept) for path, v in values.items()})
 
-    def _start(self, batch_size: int | None) -> tuple[Tree, dict[Path, Any]]:
-        given = self._given
-        state = given.state_for(batch_size)
-        tree, values = tree_of("state", state, _is_carried)
-        hidden = {path: value for path, value in values.items() if _learns(value)}
-        if not hidden:
-            raise OptionError(
-                f"`state` is {shown(state)}, without a floating-point array, so the model has no "
-                "memory. Pass the values that the next step needs as `state`."
-            )
-        has_batch = any(jnp.shape(value)[:1] == (batch_size,) for value in hidden.values())
-        if not (given.is_function or batch_size is None or has_batch):
-            path, value = next(iter(hidden.items()))
-            raise ShapeError(
-                f"'{path_name(path)}' starts as {shown(value)}, but `batch_size` is {batch_size}. "
-                f"Use a state whose first axis is {batch_size}, or `state` as a function of the "
-                "batch size; for a step of one sample, compile with `vmap=True`."
-            )
-        return tree, values
-
-    def _values(self, tree: Tree) -> dict[Path, Any]:
-        return {path: self._at(path).value for path in tree.paths if path is not None}
+    def _filled(self, slots: PyTree) -> PyTree:
+        return jax.tree.map(lambda s: self._at(s.path).value if s.path else s.fixed, slots)
 
     def _at(self, path: Path) -> Any:
         node = vars(self)[path[0]]
         for part in path[1:]:
             node = node[part]
         return node
-
-
-def _state_of(value: Any, is_persistent: bool) -> brainstate.State:
-    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key) and not value.shape:
-        return brainstate.random.RandomState(value)  # each sample of a mapped model gets its own
-    if is_persistent:
-        return brainstate.LongTermState(value)
-    return brainstate.HiddenState(value) if _learns(value) else brainstate.ShortTermState(value)
 
 
 def _as_it_was(
@@ -320,7 +286,7 @@ def _as_it_was(
     """Restore a pickled model, with its current state if it had one."""
     model = FunctionModel(step, params, start, persistent)
     for now in state:
-        model._hold(*tree_of("state", now, _is_carried))
+        model._hold(now)
     return model
 
 
@@ -337,10 +303,7 @@ def gradients_by_path(model: brainstate.nn.Module, gradients: PyTree) -> dict[Pa
     return by_path
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Given:
-    """The arguments of a model; brainstate does not traverse this object."""
-
+class _Given(NamedTuple):
     step: Callable[..., tuple[PyTree, PyTree]]
     state: PyTree
     persistent: tuple[str, ...]
@@ -350,18 +313,75 @@ class _Given:
         """Whether the state is a function, not a callable pytree (an Equinox module)."""
         return callable(self.state) and jax.tree_util.all_leaves([self.state])
 
-    def state_for(self, batch_size: int | None) -> PyTree:
+    def start(self, batch_size: int | None) -> PyTree:
         """Return the initial state."""
-        if not self.is_function:
+        if self.is_function:
+            return self.state() if batch_size is None else self.state(batch_size)
+        leaves = jax.tree.leaves(self.state, is_leaf=is_quantity)
+        hidden = [leaf for leaf in leaves if _is_carried(leaf) and _learns(leaf)]
+        if batch_size is None or any(jnp.shape(leaf)[:1] == (batch_size,) for leaf in hidden):
             return self.state
-        return self.state() if batch_size is None else self.state(batch_size)
+        raise ShapeError(
+            f"`state` is {shown(self.state)}, but `batch_size` is {batch_size}. Use a state whose "
+            f"first axis is {batch_size}, or `state` as a function of the batch size; for a step "
+            "of one sample, compile with `vmap=True`."
+        )
 
 
-def _kept(state: PyTree) -> PyTree:
-    """Return a copy of a state, whose arrays cannot be changed or donated elsewhere."""
-    return jax.tree.map(
-        lambda leaf: as_value(leaf) if _is_carried(leaf) else leaf, state, is_leaf=is_quantity
-    )
+# --- pytrees and paths
+
+
+WITHOUT = {
+    "params": "pass the values to train, numbers as arrays (`jnp.asarray`)",
+    "state": "the model has no memory; pass the values that the next step needs",
+}
+"""What an error says of a pytree without a floating-point array."""
+
+
+class _Slot:
+    """The place of a leaf in a pytree: the path of its State, or a value that does not change."""
+
+    def __init__(self, path: Path | None, fixed: Any = None) -> None:
+        self.path, self.fixed = path, fixed
+
+
+def _slots(
+    root: str, tree: PyTree, is_kept: Callable[[Any], bool]
+) -> tuple[PyTree, dict[Path, Any]]:
+    """Return a pytree of slots, and the values of the leaves with States by path."""
+    leaves, structure = jax.tree.flatten(tree, is_leaf=is_quantity)
+    pairs = list(zip(_paths(root, tree), leaves, strict=True))
+    slots = [_Slot(path) if is_kept(leaf) else _Slot(None, leaf) for path, leaf in pairs]
+    values = {path: _copied(leaf) for path, leaf in pairs if is_kept(leaf)}
+    if not any(map(_learns, values.values())):
+        raise OptionError(
+            f"`{root}` is {shown(tree)}, without a floating-point array: {WITHOUT[root]}."
+        )
+    return jax.tree.unflatten(structure, slots), values
+
+
+def _by_path(slots: PyTree, tree: PyTree, what: str) -> dict[Path, Any]:
+    """Return the leaves of a pytree at the slots with a path."""
+    places, structure = jax.tree.flatten(slots)
+    try:
+        leaves = structure.flatten_up_to(tree)
+    except ValueError as error:
+        raise ShapeError(f"{what} has another structure than at first: {error}") from error
+    return {slot.path: leaf for slot, leaf in zip(places, leaves, strict=True) if slot.path}
+
+
+def _paths(root: str, tree: PyTree) -> list[Path]:
+    """Return the path of every leaf of a pytree.
+
+    The name ``value``, which Flax uses in a box around a single array, is left out. Leaves with the
+    same path are numbered.
+    """
+    keys = [keys for keys, _ in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_quantity)]
+    paths = [(root, *(jax.tree_util.keystr((key,), simple=True) for key in path)) for path in keys]
+    sizes = collections.Counter(path[:-1] for path in paths)
+    short = [p[:-1] if p[-1] == "value" and p[1:] and sizes[p[:-1]] == 1 else p for p in paths]
+    times = collections.Counter(short)
+    return [path if times[path] == 1 else (*path, str(n)) for n, path in enumerate(short)]
 
 
 def _nested(by_path: Mapping[Path, Any]) -> Any:
@@ -373,6 +393,21 @@ def _nested(by_path: Mapping[Path, Any]) -> Any:
             inner = inner.setdefault(part, {})
         inner[path[-1]] = state
     return next(iter(tree.values()), {})
+
+
+def _state_of(value: Any, is_persistent: bool) -> brainstate.State:
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key) and not value.shape:
+        return brainstate.random.RandomState(value)  # each sample of a mapped model gets its own
+    if is_persistent:
+        return brainstate.LongTermState(value)
+    return brainstate.HiddenState(value) if _learns(value) else brainstate.ShortTermState(value)
+
+
+def _copied(leaf: Any) -> Any:
+    """Return a leaf as the value of a State: a copy, without a weak type."""
+    if not _is_carried(leaf):
+        return leaf
+    return strongly_typed(jax.tree.map(lambda array: jnp.array(array, copy=True), leaf))
 
 
 def _is_array(leaf: Any) -> bool:
@@ -387,4 +422,4 @@ def _is_carried(leaf: Any) -> bool:
 
 def _learns(value: Any) -> bool:
     """Test whether a leaf is differentiated."""
-    return bool(jnp.issubdtype(saiunit.get_mantissa(value).dtype, jnp.inexact))
+    return bool(jnp.issubdtype(jnp.result_type(saiunit.get_mantissa(value)), jnp.inexact))
