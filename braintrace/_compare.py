@@ -19,15 +19,16 @@ import saiunit
 from jax.typing import ArrayLike
 
 from ._algorithms import ETraceAlgorithm, Immediate, algorithm_of, rule_and_options
+from ._brainstate import undone
 from ._checks import is_quantity
 from ._errors import BraintraceError, MissingPackageError, OptionError, optional_import
 from ._gradient_check import (
+    CALLS,
     Bptt,
     GradientCheck,
     Program,
     Result,
     Task,
-    arguments_of,
     checked,
     compared,
     learner_of,
@@ -254,7 +255,7 @@ def compare_rules(
         windows = [None, *sorted({length // 16, length // 4} - {0})]
     weights = None if mask is None else np.asarray(weights_of(mask, length))
     step_fn, budget = step_fn or _mean_of_squares, memory_budget or default_budget()
-    example = arguments_of(step_fn, jax.tree.map(lambda leaf: leaf[0], xs))
+    example = _arguments(step_fn, jax.tree.map(lambda leaf: leaf[0], xs))
     task = Task(model, step_fn, xs, weights, example, batch_size, vmap)
     # An error about the model or its data is not a reason of one rule: it is raised here.
     learner_of(task, Immediate, {"mark": options["mark"]} if "mark" in options else {})
@@ -378,6 +379,24 @@ def _entries(
 def _mean_of_squares(model: Callable[..., PyTree], x: PyTree) -> PyTree:
     leaves = jax.tree.leaves(model(x), is_leaf=is_quantity)
     return sum(jnp.mean(jnp.abs(saiunit.get_mantissa(leaf)) ** 2) for leaf in leaves)
+
+
+class _Called(BaseException):
+    """Ends a ``step_fn`` at its call of the model, with the arguments."""
+
+
+def _arguments(step_fn: Callable[..., PyTree], x: PyTree) -> tuple[PyTree, ...]:
+    """Return the arguments with which ``step_fn`` calls the model."""
+
+    def call(*arguments: PyTree) -> PyTree:
+        raise _Called(*arguments)
+
+    try:
+        with undone():
+            step_fn(call, x)
+    except _Called as found:
+        return found.args
+    raise OptionError(CALLS.format(0))
 
 
 @contextlib.contextmanager

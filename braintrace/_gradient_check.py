@@ -16,12 +16,11 @@ import numpy as np
 import saiunit
 
 from ._algorithms import ETraceAlgorithm
-from ._brainstate import StatefulTrace, trace_stateful, undone
+from ._brainstate import StatefulTrace, trace_stateful
 from ._checks import check_model, is_quantity, named
-from ._core.traces import examples
 from ._errors import OptionError, in_words
 from ._from_function import gradients_by_path
-from ._jax import strongly_typed, struct_of
+from ._jax import strongly_typed
 from ._learner import Learner, compile
 from ._learner.build import initialise, mapped_size
 from ._learner.options import length_of, of_numbers
@@ -30,6 +29,10 @@ from ._rules import Rule
 from ._runtime.initial_values import fresh_values
 from ._tables import Table, as_html, as_text
 from ._typing import Path, PyTree, path_name
+
+CALLS = (
+    "`step_fn` called the model {} times; it has to call its first argument exactly once per step."
+)
 
 
 class Result:
@@ -164,22 +167,16 @@ def compared(
 
 
 def _flat(gradient: PyTree) -> np.ndarray:
-    """Return all numbers in double precision; complex numbers are two."""
     leaves = jax.tree.leaves(gradient, is_leaf=is_quantity)
-    arrays = [np.ravel(saiunit.get_mantissa(leaf)) for leaf in leaves]
-    parts = [p for a in arrays for p in ((a.real, a.imag) if np.iscomplexobj(a) else (a,))]
-    return np.concatenate(parts).astype(np.float64)
+    return np.concatenate([np.ravel(saiunit.get_mantissa(leaf)) for leaf in leaves]).astype(complex)
 
 
 def _row(name: str, online: np.ndarray, exact: np.ndarray) -> GradientRow:
-    norm, bptt_norm = float(np.linalg.norm(online)), float(np.linalg.norm(exact))
-    difference = float(np.linalg.norm(online - exact))
-    agree = 0.0 if difference == 0 else math.inf
-    # A zero gradient has no direction and no scale.
-    cosine = float(online @ exact) / (norm * bptt_norm) if norm and bptt_norm else math.nan
-    return GradientRow(
-        name, difference / bptt_norm if bptt_norm else agree, cosine, norm, bptt_norm
-    )
+    norm, bptt_norm, difference = map(np.linalg.norm, (online, exact, online - exact))
+    with np.errstate(divide="ignore", invalid="ignore"):  # a zero gradient has no direction
+        cosine = np.vdot(online, exact).real / (norm * bptt_norm)
+        deviation = difference / bptt_norm if difference else 0.0
+    return GradientRow(name, *map(float, (deviation, cosine, norm, bptt_norm)))
 
 
 def checked(model: Any, sequences: PyTree) -> tuple[PyTree, int]:
@@ -341,7 +338,7 @@ def trace_bptt(task: Task) -> Bptt:
     with in_words(lambda: f"`step_fn` fails for {named(['x'], [x])}"):
         step = trace_stateful(lambda x: task.loss(call, x), x)
     if len(calls) != 1:
-        raise OptionError(_calls(len(calls)))
+        raise OptionError(CALLS.format(len(calls)))
     for path, state in task.model.states().items():
         if any(state is used for used in step.states):
             raise OptionError(
@@ -390,34 +387,6 @@ def _mapped(
         return output
 
     return call
-
-
-class _Called(BaseException):
-    """Ends a ``step_fn`` at its call of the model."""
-
-
-def arguments_of(step_fn: Callable[..., PyTree], x: PyTree) -> tuple[PyTree, ...]:
-    """Return zeros like the arguments with which ``step_fn`` calls the model."""
-    calls: list[tuple[PyTree, ...]] = []
-
-    def call(*arguments: PyTree) -> PyTree:
-        calls.append(jax.tree.map(lambda leaf: struct_of(jax.typeof(leaf)), arguments))
-        raise _Called
-
-    words = f"`step_fn` fails for {named(['x'], [x])}"
-    with contextlib.suppress(_Called), undone(), in_words(lambda: words):
-        step_fn(call, x)
-    if not calls:
-        raise OptionError(_calls(0))
-    found: tuple[PyTree, ...] = examples(calls[0])
-    return found
-
-
-def _calls(count: int) -> str:
-    return (
-        f"`step_fn` called the model {count} times; it has to call its first argument exactly once "
-        "per step."
-    )
 
 
 @same_keys()
