@@ -63,180 +63,178 @@ class _Origin(NamedTuple):
     """A direct origin of a value: an argument, a state, a parameter, or a use of a weight."""
 
     node: str
-    names: tuple[str, ...] = ()  # of the state or the parameters
+    name: str = ""  # of the state
     is_past: bool = False
     use: int | None = None  # index of the equation
 
 
-class _Use(NamedTuple):
-    """An equation that combines weights with data."""
+class _Site(NamedTuple):
+    """A value with its direct origins: of a state, of the output, or the data of a weight."""
 
-    origin: _Origin
-    data: frozenset[_Origin]
-    source: str  # line of the user's code
-    key: str | None  # of its row in the report
-
-
-class _Flow:
-    """Direct origins of the uses of weights, the states and the outputs of a step."""
-
-    def __init__(self, graph: ETraceGraph) -> None:
-        traced, program = graph.traced, graph.traced.program
-        self.groups = {f"group {group.index}": group for group in graph.hidden_groups}
-        self.boxes = {s.name: box for box, group in self.groups.items() for s in group.states}
-        self.others = [
-            leaf
-            for leaf in traced.leaves
-            if leaf.kind in ("hidden", "other") and leaf.out_var is not None
-            if leaf.path[0] != FILTERS and leaf.name not in self.boxes
-        ]
-        self.boxes |= {leaf.name: f"state {leaf.name}" for leaf in self.others}
-        origins: dict[Var, list[_Origin]] = {}
-        for leaf in traced.leaves:
-            if leaf.kind == "parameter":
-                name = path_name(leaf.path)
-                origins[leaf.in_var] = [_Origin(f"weight {name}", (name,))]
-            elif leaf.name in self.boxes:
-                origins[leaf.in_var] = [_Origin(self.boxes[leaf.name], (leaf.name,), is_past=True)]
-        for var, name in zip(traced.argument_vars, traced.argument_names, strict=True):
-            origins[var] = [_Origin(f"argument {_root(name)}")]
-        news = [
-            pair for g in self.groups.values() for pair in zip(g.states, g.new_vars, strict=True)
-        ]
-        news += [(leaf, leaf.out_var) for leaf in self.others if is_var(leaf.out_var)]
-        for leaf, var in news:
-            if var in program.producer:
-                origins.setdefault(var, []).append(_Origin(self.boxes[leaf.name], (leaf.name,)))
-
-        def behind(atoms: Iterable[Atom]) -> frozenset[_Origin]:
-            found = program.depends_on(atoms, origins)
-            return frozenset(o for var in found for o in origins.get(var, ()))
-
-        keys = {r.equation: r.key for r in graph.hidden_param_op_relations}
-        if graph.flat_state is not None:
-            keys |= {use.equation: use.key for use in graph.flat_state.uses if use.equation}
-        self.uses: list[_Use] = []
-        of_use: dict[Var, frozenset[_Origin]] = {}
-        for index, equation in enumerate(program.equations):
-            if not (is_marked(equation) or equation.primitive.name in PRODUCTS):
-                continue
-            weights, data = set[_Origin](), set[_Origin]()
-            for atom in equation.invars:
-                found = behind([atom])
-                is_weight = all(o.node.startswith("weight") and o.use is None for o in found)
-                (weights if is_weight else data).update(found)
-            if weights and (data or index in keys):
-                names = tuple(sorted({name for origin in weights for name in origin.names}))
-                origin = _Origin(f"weight {', '.join(names)}", names, use=index)
-                line = source_line(equation)
-                self.uses.append(_Use(origin, frozenset(data), line, keys.get(index)))
-                for var in equation.outvars:
-                    of_use[var] = frozenset({origin})
-                    origins.setdefault(var, [origin])
-        self.targets = []
-        for leaf, var in news:
-            producer = program.producer.get(var)
-            atoms = [var] if producer is None else program.equations[producer].invars
-            self.targets.append((self.boxes[leaf.name], of_use.get(var) or behind(atoms)))
-        self.targets.append(("output", behind(traced.output_atoms)))
-
-    def driven(self, use: _Use) -> set[str]:
-        """Return the boxes that a use drives, directly or through other uses."""
-        found = {target for target, origins in self.targets if use.origin in origins}
-        later = [self.driven(other) for other in self.uses if use.origin in other.data]
-        return found.union(*later)
+    node: str
+    origins: frozenset[_Origin]
+    use: int | None = None  # index of the equation that combines weights with data
+    source: str | None = None  # line of the user's code
 
 
 def _read(graph: ETraceGraph) -> tuple[dict[str, _Node], dict[_Arrow, int]]:
     """Return the nodes by name, and the arrows with the level of their diagnostics."""
-    flow, found = _Flow(graph), graph.diagnostics
-    arrows: dict[_Arrow, int] = {}
-    used: dict[str, set[str]] = {}  # parameters of each weight
-    lines = {use.source for use in flow.uses}
+    traced, nodes, arrows = graph.traced, dict[str, _Node](), dict[_Arrow, int]()
+    groups = {f"group {group.index}": group for group in graph.hidden_groups}
+    boxes = {state.name: box for box, group in groups.items() for state in group.states}
+    others = [
+        leaf
+        for leaf in traced.leaves
+        if leaf.kind in ("hidden", "other") and leaf.out_var is not None
+        if leaf.path[0] != FILTERS and leaf.name not in boxes
+    ]
+    boxes |= {leaf.name: f"state {leaf.name}" for leaf in others}
+    sites, weights = _sites(graph, boxes, others)
+    for site in sites:
+        for origin in sorted(site.origins, key=str):
+            arrow, level = _Arrow(origin.node, site.node, origin.is_past), 0
+            if origin.name:
+                level = _level_of_state(graph, sites, groups, origin.name, site)
+                own = groups.get(site.node)
+                is_memory = origin.is_past and (level or own is None or own.transition)
+                if origin.node == site.node and not is_memory:
+                    continue
+            elif origin.node in weights and site.node in groups:
+                level = _level_of_weight(graph, weights[origin.node], groups[site.node])
+            arrows[arrow] = max(level, arrows.get(arrow, 0))
 
-    def level(diagnostics: Iterable[Diagnostic]) -> int:
-        return max([LEVELS.index(d.level) for d in diagnostics], default=0)
-
-    def states_of(box: str) -> set[str]:
-        return {s.name for s in flow.groups[box].states} if box in flow.groups else set()
-
-    def of_state(name: str, box: str, use: _Use | None) -> int:
-        """Return the level of truncation on the path from a state, past a line of the model."""
-        group = states_of(box)
-        wanted = Counter([name, *group])  # a state of the group is there twice
-        cuts = [d for d in found if d.kind == "truncated" and group and Counter(d.paths) >= wanted]
-        if use is None:
-            return level(d for d in cuts if d.source not in lines)
-        return level(d for d in cuts if d.source in (None, use.source))
-
-    def of_weight(names: set[str], box: str) -> int:
-        group, kinds = states_of(box), ("truncated", "nonlinear-gradient")
-        cuts = [d for d in found if d.kind in kinds and group and group <= set(d.paths)]
-        return level(d for d in cuts if not names.isdisjoint(d.paths))
-
-    def draw(origin: _Origin, target: str, use: _Use | None) -> None:
-        arrow, size = _Arrow(origin.node, target, origin.is_past), 0
-        if origin.node.startswith("weight"):
-            used.setdefault(origin.node, set()).update(origin.names)
-            size = 0 if use else of_weight(used[origin.node], target)
-        elif origin.names:
-            boxes = [target] if use is None else flow.driven(use)
-            size = max([of_state(origin.names[0], box, use) for box in boxes], default=0)
-            group = flow.groups.get(target)
-            moves = origin.is_past and (size or group is None or group.transition)
-            if arrow.source == target and not moves:
-                return
-        arrows[arrow] = max(size, arrows.get(arrow, 0))
-
-    for target, origins in flow.targets:
-        for origin in sorted(origins, key=str):
-            draw(origin, target, None)
-    for use in flow.uses:
-        used.setdefault(use.origin.node, set()).update(use.origin.names)
-        for origin in sorted(use.data, key=str):
-            draw(origin, use.origin.node, use)
-
-    traced, nodes = graph.traced, dict[str, _Node]()
     for var, name in zip(traced.argument_vars, traced.argument_names, strict=True):
-        lines_of = _root(name), str(tuple(var.aval.shape))
-        nodes.setdefault(f"argument {_root(name)}", _Node("end", lines_of))
-    rows = report_of(graph).relations
-    for key, names in used.items():
-        keys = {use.key for use in flow.uses if use.origin.node == key}
-        own = [
+        shape = str(tuple(var.aval.shape))
+        nodes.setdefault(f"argument {_root(name)}", _Node("end", (_root(name), shape)))
+    rows, keys = report_of(graph).relations, _keys(graph)
+    for node, names in weights.items():
+        uses = {keys.get(site.use) for site in sites if site.node == node}
+        own_rows = [
             row
             for row in rows
-            if row.key in keys
+            if row.key in uses
             or (row.operation == "any" and row.parameters[0].partition("#")[0] in names)
         ]
         told = sorted(names)
         told = [*told[:3], f"and {len(told) - 3} more"] if len(told) > 3 else told
-        size = sum(row.stored_bytes for row in own)
-        trace = "no trace" if not own else in_bytes(size) if size else "no trace needed"
-        is_cut = not own and level(d for d in found if not names.isdisjoint(d.paths)) == 2
-        kind: Kind = "weight" if own else "plain weight"
-        nodes[key] = _Node(kind, (*told, trace), 2 if is_cut else 0)
-    for key, group in flow.groups.items():
-        nodes[key] = _Node("group", _lines_of(group))
-    for leaf in flow.others:
+        if own_rows:
+            size = sum(row.stored_bytes for row in own_rows)
+            told.append(in_bytes(size) if size else "no trace needed")
+            nodes[node] = _Node("weight", tuple(told))
+        else:
+            level = _worst(d for d in graph.diagnostics if not names.isdisjoint(d.paths))
+            nodes[node] = _Node("plain weight", (*told, "no trace"), 2 if level == 2 else 0)
+    for node, group in groups.items():
+        lines = [f"{leaf.name}  {leaf.shape}" for leaf in group.model_states]
+        filters = [leaf.nbytes for leaf in group.states if leaf.path[0] == FILTERS]
+        if filters:
+            lines.append(f"{len(filters)} × filter ({in_bytes(sum(filters))})")
+        nodes[node] = _Node("group", tuple(lines))
+    for leaf in others:
         is_readout = any(leaf.name == readout.state for readout in traced.readouts)
-        told = [_line_of(leaf), *(["linear readout"] if is_readout else [])]
-        cut = level(d for d in found if d.kind == "untraced-state" and leaf.name in d.paths)
-        nodes[flow.boxes[leaf.name]] = _Node("state", tuple(told), cut)
+        lines = [f"{leaf.name}  {leaf.shape}", *(["linear readout"] if is_readout else [])]
+        cuts = [d for d in graph.diagnostics if d.kind == "untraced-state"]
+        level = _worst(d for d in cuts if leaf.name in d.paths)
+        nodes[boxes[leaf.name]] = _Node("state", tuple(lines), level)
     nodes["output"] = _Node("end", ("output",))
-    ends = {end for a in arrows if a.source != a.target for end in a[:2]} | flow.groups.keys()
+    ends = {end for a in arrows if a.source != a.target for end in a[:2]} | groups.keys()
     shown = {key: node for key, node in nodes.items() if key in ends}
-    return shown, {a: size for a, size in arrows.items() if a.source in shown}
+    return shown, {arrow: level for arrow, level in arrows.items() if arrow.source in shown}
 
 
-def _lines_of(group: HiddenGroup) -> tuple[str, ...]:
-    lines = tuple(map(_line_of, group.model_states))
-    filters = [state.nbytes for state in group.states if state.path[0] == FILTERS]
-    return (*lines, f"{len(filters)} × filter ({in_bytes(sum(filters))})") if filters else lines
+def _sites(
+    graph: ETraceGraph, boxes: Mapping[str, str], others: Iterable[StateLeaf]
+) -> tuple[list[_Site], dict[str, set[str]]]:
+    """Return the sites of a step, and the parameters of the node of each weight."""
+    traced, program = graph.traced, graph.traced.program
+    origins: dict[Var, list[_Origin]] = {}
+    weights: dict[str, set[str]] = {}
+    for leaf in traced.leaves:
+        if leaf.kind == "parameter":
+            name = path_name(leaf.path)
+            weights[f"weight {name}"] = {name}
+            origins[leaf.in_var] = [_Origin(f"weight {name}")]
+        elif leaf.name in boxes:
+            origins[leaf.in_var] = [_Origin(boxes[leaf.name], leaf.name, is_past=True)]
+    for var, name in zip(traced.argument_vars, traced.argument_names, strict=True):
+        origins[var] = [_Origin(f"argument {_root(name)}")]
+    news = [pair for g in graph.hidden_groups for pair in zip(g.states, g.new_vars, strict=True)]
+    news += [(leaf, leaf.out_var) for leaf in others if is_var(leaf.out_var)]
+    for leaf, var in news:
+        if var in program.producer:
+            origins.setdefault(var, []).append(_Origin(boxes[leaf.name], leaf.name))
+
+    def behind(atoms: Iterable[Atom]) -> frozenset[_Origin]:
+        found = program.depends_on(atoms, origins)
+        return frozenset(o for var in found for o in origins.get(var, ()))
+
+    sites, keys, made = [], _keys(graph), dict[Var, frozenset[_Origin]]()
+    for index, equation in enumerate(program.equations):
+        if not (is_marked(equation) or equation.primitive.name in PRODUCTS):
+            continue
+        names, data = set[str](), set[_Origin]()
+        for atom in equation.invars:
+            found = behind([atom])
+            if all(o.node in weights and o.use is None for o in found):
+                names.update(*(weights[o.node] for o in found))
+            else:
+                data.update(found)
+        if names and (data or index in keys):
+            node = f"weight {', '.join(sorted(names))}"
+            weights[node] = names
+            sites.append(_Site(node, frozenset(data), index, source_line(equation)))
+            for var in equation.outvars:
+                made[var] = frozenset({_Origin(node, use=index)})
+                origins.setdefault(var, [*made[var]])
+    for leaf, var in news:
+        producer = program.producer.get(var)
+        atoms = [var] if producer is None else program.equations[producer].invars
+        sites.append(_Site(boxes[leaf.name], made.get(var) or behind(atoms)))
+    return [*sites, _Site("output", behind(traced.output_atoms))], weights
 
 
-def _line_of(leaf: StateLeaf) -> str:
-    return f"{leaf.name}  {leaf.shape}"
+def _keys(graph: ETraceGraph) -> dict[int | None, str]:
+    """Return the key of each use of weights in the report, by equation."""
+    keys: dict[int | None, str] = {r.equation: r.key for r in graph.hidden_param_op_relations}
+    flat = graph.flat_state
+    return keys if flat is None else keys | {use.equation: use.key for use in flat.uses}
+
+
+def _level_of_state(
+    graph: ETraceGraph,
+    sites: Sequence[_Site],
+    groups: Mapping[str, HiddenGroup],
+    state: str,
+    site: _Site,
+) -> int:
+    """Return the level of truncation on the path from a state to a site, and on to its groups."""
+    lines = {other.source for other in sites}
+
+    def driven(site: _Site) -> set[str]:
+        if site.use is None:
+            return {site.node}
+        later = [o for o in sites if any(origin.use == site.use for origin in o.origins)]
+        return set[str]().union(*map(driven, later))
+
+    # The paths of a diagnostic are sources and the states of the group, which may be among them.
+    of_groups = [groups[box].states for box in driven(site) & groups.keys()]
+    wanted = [Counter([state, *(own.name for own in states)]) for states in of_groups]
+    cuts = [d for d in graph.diagnostics if d.kind == "truncated"]
+    cuts = [d for d in cuts if any(Counter(d.paths) >= names for names in wanted)]
+    if site.use is None:
+        return _worst(d for d in cuts if d.source is None or d.source not in lines)
+    return _worst(d for d in cuts if d.source in (None, site.source))
+
+
+def _level_of_weight(graph: ETraceGraph, names: set[str], group: HiddenGroup) -> int:
+    states = {state.name for state in group.states}
+    cuts = [d for d in graph.diagnostics if d.kind in ("truncated", "nonlinear-gradient")]
+    cuts = [d for d in cuts if states <= set(d.paths)]
+    return _worst(d for d in cuts if not names.isdisjoint(d.paths))
+
+
+def _worst(diagnostics: Iterable[Diagnostic]) -> int:
+    return max([LEVELS.index(d.level) for d in diagnostics], default=0)
 
 
 def _root(argument: str) -> str:
