@@ -21,7 +21,7 @@ from .._jaxpr.dataflow import CONSTANT
 from .._typing import PyTree
 from .loops import Loops, find_loops
 from .losses import Losses, find_losses
-from .over_time import is_step_by_step, map_one_by_one, stretched, zero_sum
+from .over_time import is_step_by_step, stretched
 from .pure_step import PureStep
 from .recording import ChunkResult, Results, SourceValues, find_sources
 from .step_program import StepProgram, Values, size_of, traced_step, vars_of, zip_dict
@@ -37,7 +37,6 @@ def chunk_runner(
     values: Values,
     slices: PyTree,
     has_mask: bool,
-    length_of: Callable[[int], int],
     passes: bool,
 ) -> "ChunkRunner":
     """Return the chunk runner of a step.
@@ -50,9 +49,6 @@ def chunk_runner(
         Example values.
     has_mask
         Whether some steps may be masked: the scale of their loss is zero.
-    length_of
-        ``bytes that a step records -> number of steps`` of a chunk. The batching rules are tested
-        with this length.
     passes
         Whether derivatives pass from step to step: in windows and under full-Jacobian rules.
     """
@@ -80,33 +76,7 @@ def chunk_runner(
     losses = find_losses(traced, known, live, parameters, places, has_mask)
     residuals = find_sources(traced, traced.results[2], known)
     loops = loops.record({*losses.recorded, *residuals.sources})
-    runner = ChunkRunner(traced, loops, losses, residuals, passes)
-    steps = length_of(runner.count_bytes())
-    return runner if _has_rules(runner, step, values, slices, steps) else runner.one_by_one()
-
-
-def _has_rules(
-    runner: "ChunkRunner", step: PureStep, values: Values, slices: PyTree, steps: int
-) -> bool:
-    """Test whether all operations that a runner maps over time have a batching rule.
-
-    The trace of this test is reused for chunks of the same length.
-    """
-
-    def over_time(leaf: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((steps, *jnp.shape(leaf)), jnp.result_type(leaf))
-
-    parameters, others, *_ = values
-    outside = runner.choose(jax.tree.leaves(parameters))
-    start = step.written_of(others), jax.eval_shape(lambda: jax.tree.map(zero_sum, outside))
-    chunk = jax.tree.map(over_time, (slices, 1.0))
-    try:
-        result = jax.eval_shape(runner, values, start, chunk)
-        residuals = jax.eval_shape(lambda: runner.residuals(values, result.residuals, steps))
-        jax.eval_shape(runner.records, residuals)
-    except NotImplementedError:
-        return False
-    return True
+    return ChunkRunner(traced, loops, losses, residuals, passes)
 
 
 class ChunkRunner:
@@ -136,13 +106,6 @@ class ChunkRunner:
         self._residuals, self._passes = residuals, passes
         self.differentiated = tuple(var in losses.parameters for var in step.parameters)
         self._traced = jax.jit(self._run)
-
-    def one_by_one(self) -> "ChunkRunner":
-        """Return a runner that maps nothing over time."""
-        loops = dataclasses.replace(self._loops, map_products=map_one_by_one)
-        residuals = dataclasses.replace(self._residuals, map_over_time=map_one_by_one)
-        losses = self._losses.run_one_by_one()
-        return ChunkRunner(self.step, loops, losses, residuals, self._passes)
 
     def count_bytes(self) -> int:
         """Return the bytes that every step of a chunk writes."""

@@ -68,10 +68,6 @@ class Losses:
     map_over_time: MapOverTime
     product_bytes: int
 
-    def run_one_by_one(self) -> "Losses":
-        """Return losses that are computed step after step."""
-        return dataclasses.replace(self, map_over_time=map_one_by_one, product_bytes=0)
-
     def differentiate(
         self, fixed: ByVar, over_time: ByVar, scales: jax.Array
     ) -> GradientsAndLosses:

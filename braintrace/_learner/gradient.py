@@ -88,7 +88,6 @@ class SequenceGradient:
             slices,
             mask is not None,
             self._options,
-            steps_of(sequences),
         )
         self._cuts: ChunksByLength = {}
         pure, paths = self._chunks.step, self._chunks.paths

@@ -61,8 +61,8 @@ class SequenceChunk:
         Example values.
     has_mask
         Whether some steps may be masked: the scale of their loss is zero.
-    options, steps
-        Chunk options, and the length of the first sequence.
+    options
+        Chunk options.
 
     Attributes
     ----------
@@ -82,7 +82,6 @@ class SequenceChunk:
         slices: Slices,
         has_mask: bool,
         options: Options,
-        steps: int,
     ) -> None:
         self._graph, self._method = graph, _ = algorithm.graph, algorithm.method
         self._placement, self._options, self._has_mask = algorithm.placement, options, has_mask
@@ -102,12 +101,9 @@ class SequenceChunk:
         written = jax.tree.leaves(step.written_of(others))
         self._state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in written)
 
-        def length_of(record_bytes: int) -> int:
-            if not self._passes:
-                self._record_bytes = record_bytes
-            return self.cut(options, steps, from_zero=True).length
-
-        self._run = chunk_runner(step, values, slices, has_mask, length_of, self._passes)
+        self._run = chunk_runner(step, values, slices, has_mask, self._passes)
+        if not self._passes:
+            self._record_bytes = self._run.count_bytes()
         paths = {id(state): path for path, state in algorithm.states_of_step.items()}
         self.paths = [paths.get(id(state)) for state in step.others]
         if not self._passes:
