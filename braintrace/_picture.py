@@ -107,7 +107,9 @@ def _read(graph: ETraceGraph) -> tuple[dict[str, _Node], dict[_Arrow, int]]:
         shape = str(tuple(var.aval.shape))
         nodes.setdefault(f"argument {_root(name)}", _Node("end", (_root(name), shape)))
     rows, keys = report_of(graph).relations, _keys(graph)
-    for node, names in weights.items():
+    in_order = dict.fromkeys([*(site.node for site in sites if site.use is not None), *weights])
+    for node in in_order:
+        names = weights[node]
         uses = {keys.get(site.use) for site in sites if site.node == node}
         own_rows = [
             row
