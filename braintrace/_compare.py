@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import math
 import statistics
@@ -268,7 +269,7 @@ def compare_rules(
             steps = max(1, min(steps - 1, 9 * steps * budget // (10 * program.temp)))
             program = bptt.program(steps)
         task, exact = task.cut(steps), program.run()
-        in_parts = bptt.program(steps, is_checkpointed=True)
+        in_parts = bptt.program(steps, _scan_in_parts)
         found: dict[Any, _Measured] = {
             "exact": _measured("BPTT", steps, program, exact),
             "in parts": _measured("BPTT in checkpoints", steps, in_parts, exact),
@@ -379,6 +380,19 @@ def _entries(
 def _mean_of_squares(model: Callable[..., PyTree], x: PyTree) -> PyTree:
     leaves = jax.tree.leaves(model(x), is_leaf=is_quantity)
     return sum(jnp.mean(jnp.abs(saiunit.get_mantissa(leaf)) ** 2) for leaf in leaves)
+
+
+def _scan_in_parts(
+    step: Callable[..., PyTree], start: PyTree, sequences: PyTree
+) -> tuple[PyTree, jax.Array]:
+    steps = len(jax.tree.leaves(sequences)[0])
+    length = math.isqrt(steps)
+    whole = steps - steps % length
+    part: Any = jax.checkpoint(functools.partial(jax.lax.scan, step))
+    parts = jax.tree.map(lambda x: x[:whole].reshape(-1, length, *x.shape[1:]), sequences)
+    states, losses = jax.lax.scan(part, start, parts)
+    states, rest = part(states, jax.tree.map(lambda x: x[whole:], sequences))
+    return states, jnp.concatenate([losses.ravel(), rest])
 
 
 class _Called(BaseException):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -17,8 +16,8 @@ import saiunit
 
 from ._algorithms import ETraceAlgorithm
 from ._brainstate import StatefulTrace, trace_stateful
-from ._checks import check_model, is_quantity, named
-from ._errors import OptionError, in_words
+from ._checks import check_model, is_quantity
+from ._errors import OptionError
 from ._from_function import gradients_by_path
 from ._jax import strongly_typed
 from ._learner import Learner, compile
@@ -264,11 +263,8 @@ class Bptt:
         """States of the step outside of the model."""
         return [s for s, path in zip(self.step.states, self.paths, strict=True) if path is None]
 
-    def program(self, steps: int, is_checkpointed: bool = False) -> Program:
-        """Compile the gradient of the first steps.
-
-        A checkpointed one stores the states before ``sqrt(steps)`` parts, and runs each part twice.
-        """
+    def program(self, steps: int, scan: Callable[..., PyTree] = jax.lax.scan) -> Program:
+        """Compile the gradient of the first steps."""
         task, weights = self.task.cut(steps), np.ones(steps)
         if task.mask is not None:
             weights = task.mask
@@ -279,7 +275,6 @@ class Bptt:
             None if path in self.parameters else strongly_typed(state.value)
             for state, path in zip(self.step.states, self.paths, strict=True)
         ]
-        scan = _scan_in_parts if is_checkpointed else jax.lax.scan
 
         def loss(parameters: PyTree, start: PyTree, xs: PyTree, weights: jax.Array) -> jax.Array:
             step = functools.partial(self._weighted_step, parameters)
@@ -309,19 +304,6 @@ class Bptt:
         return after, weight * loss
 
 
-def _scan_in_parts(
-    step: Callable[..., PyTree], start: PyTree, sequences: PyTree
-) -> tuple[PyTree, jax.Array]:
-    steps = len(jax.tree.leaves(sequences)[0])
-    length = math.isqrt(steps)
-    whole = steps - steps % length
-    part: Any = jax.checkpoint(functools.partial(jax.lax.scan, step))
-    parts = jax.tree.map(lambda x: x[:whole].reshape(-1, length, *x.shape[1:]), sequences)
-    states, losses = jax.lax.scan(part, start, parts)
-    states, rest = part(states, jax.tree.map(lambda x: x[whole:], sequences))
-    return states, jnp.concatenate([losses.ravel(), rest])
-
-
 @same_keys()
 def trace_bptt(task: Task) -> Bptt:
     """Trace the loss of one step on a copy of the model."""
@@ -335,17 +317,15 @@ def trace_bptt(task: Task) -> Bptt:
         return run(*arguments)
 
     x = jax.tree.map(lambda leaf: leaf[0], task.xs)
-    with in_words(lambda: f"`step_fn` fails for {named(['x'], [x])}"):
-        step = trace_stateful(lambda x: task.loss(call, x), x)
+    step = trace_stateful(lambda x: task.loss(call, x), x)
     if len(calls) != 1:
         raise OptionError(CALLS.format(len(calls)))
     for path, state in task.model.states().items():
         if any(state is used for used in step.states):
             raise OptionError(
-                f"A copy of `{type(model).__name__}` uses State '{path_name(path)}' of the "
-                "original: `step_fn` calls the original and not its first argument, or an "
-                "attribute of the model is a function that refers to the model. Call the "
-                "argument, and write such a function as a method of the class."
+                f"A copy of the model uses State '{path_name(path)}' of the original. `step_fn` "
+                "has to call its first argument; an attribute that is a function must not refer to "
+                "the model: write it as a method."
             )
     paths = {id(state): path for path, state in model.states().items()}
     values = {path: state.value for path, state in model.states().items()}
