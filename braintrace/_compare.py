@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 import itertools
 import math
 import statistics
@@ -371,7 +372,10 @@ def _entries(
             text = made.rule if isinstance(given, Rule) else name
             entry = entry._replace(name=text, instance=made)
         except TypeError as error:
-            reason = f'{error}; give options as ("{given}", {{"name": value}}).'
+            _, _, *declared = inspect.signature(algorithm.__init__).parameters.values()
+            needed = [p for p in declared if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+            missing = ", ".join(f'"{parameter.name}": ...' for parameter in needed)
+            reason = f'{error}; give ("{given}", {{{missing}}}).'
             entry = entry._replace(refused=reason)
         entries.append(entry)
     return entries

@@ -163,7 +163,10 @@ class Learner(brainstate.nn.Module):
         optimizer: Any = None,
         *,
         pending: int = 1,
-        **options: Any,
+        update_fn: Callable[..., PyTree] | None = None,
+        nonfinite: str = "skip",
+        has_aux: bool = False,
+        unit_aware: bool = False,
     ) -> LiveStream:
         """Return a live stream: forecasts of single samples now, their labels later or never.
 
@@ -183,8 +186,8 @@ class Learner(brainstate.nn.Module):
             Maximum number of samples that wait for a label; each keeps a copy of states and traces.
             A further forecast drops the oldest one. Use 1 if labels arrive before the next
             forecast, and ``d + 1`` if they arrive ``d`` samples late.
-        **options
-            Further options of `etrace_online`.
+        update_fn, nonfinite, has_aux, unit_aware
+            As for `etrace_online`.
 
         Examples
         --------
@@ -201,7 +204,9 @@ class Learner(brainstate.nn.Module):
         """
         if optimizer is not None:
             self.init_optimizer(optimizer)
-        return LiveStream(self.functional(), step_fn, optimizer, pending, options)
+        options = {"update_fn": update_fn, "nonfinite": nonfinite, "has_aux": has_aux}
+        options |= {"optimizer": optimizer, "unit_aware": unit_aware}
+        return LiveStream(self.functional(), step_fn, pending, options)
 
     @property
     def graph(self) -> ETraceGraph:

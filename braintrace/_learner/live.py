@@ -50,7 +50,6 @@ class LiveStream:
         self,
         pure: FunctionalLearner,
         step_fn: Callable[..., PyTree],
-        optimizer: Any,
         pending: int,
         options: Mapping[str, Any],
     ) -> None:
@@ -63,8 +62,8 @@ class LiveStream:
         def learn(
             state: LearnerState, inputs: Inputs, targets: Inputs
         ) -> tuple[LearnerState, PyTree]:
-            call = {"step_fn": step_fn, "optimizer": optimizer, **options}
-            state, results = pure.online(state, *_sequence((*inputs, *targets)), **call)
+            slices = _sequence((*inputs, *targets))
+            state, results = pure.online(state, *slices, step_fn=step_fn, **options)
             return state, _first(results)
 
         def learn_late(

@@ -367,7 +367,8 @@ class Leaky(Stateful):
     in_size : int or tuple of int
         Shape of the population.
     beta : float, array or ParamState, optional
-        Decay, clipped to [0, 1]. Default 0.9. A ``ParamState`` learns online, like a weight.
+        Decay, clipped to [0, 1]. Default 0.9. A ``ParamState`` learns online, like a weight;
+        beyond the bounds its gradient is zero.
     threshold : float, array or ParamState, optional
         Threshold. Default 1.
     spk_fun : callable, optional

@@ -98,7 +98,7 @@ def _check_derivatives(step: GroupedStep, leaves: Sequence[StateLeaf], rule: str
     for diagnostic in untraced_states(step, frozenset()):
         if diagnostic.level == "warning":
             raise CompilationError(
-                f"`{rule}` truncates nothing, so it refuses this model: {diagnostic}"
+                f"`{rule}` follows every hidden state, so it refuses this model: {diagnostic}"
             )
     starts = [leaf.in_var for leaf in (*leaves, *traced.parameters)]
     descendants = analysis.gradient_descendants(starts)
