@@ -73,7 +73,8 @@ def chunk_runner(
     reaching = program.depends_on(vars_of(targets), blocked=CONSTANT)
     parameters = tuple(var for var in traced.parameters if var in reaching)
     places = tuple(var for var in loops.made if var in known) if passes else traced.probes
-    losses = find_losses(traced, known, live, parameters, places, has_mask)
+    read = {*traced.slices}.union(*(loop.read for loop in loops.loops))
+    losses = find_losses(traced, known, read, live, parameters, places, has_mask)
     residuals = find_sources(traced, traced.results[2], known)
     loops = loops.record({*losses.recorded, *residuals.sources})
     return ChunkRunner(traced, loops, losses, residuals, passes)

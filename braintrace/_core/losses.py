@@ -6,17 +6,26 @@ which they are then pulled back.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
 from .._graph import Diagnostic
-from .._jax import Var, is_var, runs_on_several_devices, source_line
-from .._jaxpr import carries_derivative, evaluate
+from .._jax import (
+    Equation,
+    Var,
+    bind,
+    is_var,
+    runs_on_several_devices,
+    source_line,
+    with_derivative_of,
+)
+from .._jaxpr import Rule, carries_derivative, evaluate
 from .._jaxpr.dataflow import CONSTANT
 from .._typing import PyTree
+from .derivatives import FROM_RESULT, from_result
 from .over_time import MapOverTime, choose_map, map_one_by_one, scan_over_time, zero_sum
 from .step_program import (
     ByVar,
@@ -51,8 +60,11 @@ class Losses:
         Variables to which they are differentiated.
     constants
         Known variables without a derivative, each with the variable that has its value.
+    computed
+        Variables with a derivative that the loops have computed anyway, each with the variable that
+        has its value: a product is not computed twice.
     recorded
-        The variables whose values over time are read: of places and constants.
+        The variables whose values over time are read.
     map_over_time
         How they are computed for all steps.
     product_bytes
@@ -64,6 +76,7 @@ class Losses:
     parameters: tuple[Var, ...]
     places: tuple[Var, ...]
     constants: Mapping[Var, Var]
+    computed: Mapping[Var, Var]
     recorded: tuple[Var, ...]
     map_over_time: MapOverTime
     product_bytes: int
@@ -96,7 +109,8 @@ class Losses:
         results, tree = jax.tree.flatten(self.step.results[:2])
         wanted = vars_of(results)
         current = {**fixed, **known, **own, **places}
-        found = zip_dict(wanted, evaluate(self.step.program, wanted, current))
+        rule = _with_results({var: values[first] for var, first in self.computed.items()})
+        found = zip_dict(wanted, evaluate(self.step.program, wanted, current, rules=rule))
         loss, aux = jax.tree.unflatten(tree, [value_of(atom, found) for atom in results])
         return loss, aux
 
@@ -143,9 +157,24 @@ class Losses:
         return (sums, signal), results
 
 
+def _with_results(known: ByVar) -> Rule:
+    """Return a rule that gives equations their known results; derivatives are the usual ones."""
+
+    def rule(equation: Equation, operands: list[Any]) -> list[Any] | None:
+        if known.keys().isdisjoint(equation.outvars):
+            return None
+        if equation.primitive.name in FROM_RESULT:
+            return [from_result(equation, operands[0], known[equation.outvars[0]])]
+        pairs = zip(equation.outvars, bind(equation, operands), strict=True)
+        return [with_derivative_of(known[v], y) if v in known else y for v, y in pairs]
+
+    return rule
+
+
 def find_losses(
     step: StepProgram,
     known: Mapping[Var, Var],
+    read: Collection[Var],
     live: set[Var],
     parameters: tuple[Var, ...],
     places: Sequence[Var],
@@ -159,6 +188,8 @@ def find_losses(
         The step.
     known
         For each variable whose value over time is known: the variable that has it.
+    read
+        The variables whose values the loops read.
     live
         Variables with a derivative.
     parameters, places
@@ -175,10 +206,12 @@ def find_losses(
     constants = {var: first for var, first in constant.items() if var in behind}
     # An auxiliary result may read a known value that the loss does not read.
     own_places = tuple(var for var in cuts if var in (behind if var in known else reached))
-    recorded = [*constants.values(), *(var for var in own_places if var in known)]
+    again = behind & live - {*own_places}
+    computed = {var: first for var, first in known.items() if var in again and first in read}
+    recorded = [*constants.values(), *computed.values(), *(v for v in own_places if v in known)]
 
-    computed = behind - constants.keys() - {*own_places}
-    map_over_time = choose_map(step, loss, computed, live, has_mask)
+    ahead = behind - constants.keys() - {*own_places}
+    map_over_time = choose_map(step, loss, ahead, live, has_mask)
     records = find_varying(step, program, vars_of(step.results[2]), known) - known.keys()
     extra = _bytes_of_products(step, behind - constants.keys() | records, behind | records)
     # In a loop over steps, devices would sum the gradients of all weights at each step.
@@ -189,6 +222,7 @@ def find_losses(
         parameters,
         own_places,
         constants,
+        computed,
         tuple(dict.fromkeys(recorded)),
         map_over_time,
         product_bytes=0 if map_over_time is map_one_by_one else extra,
