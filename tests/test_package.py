@@ -1,6 +1,7 @@
 """What the package promises as a whole: its names, its rooms, and what importing it costs."""
 
 import ast
+import collections
 import graphlib
 import importlib.metadata
 import importlib.resources
@@ -176,6 +177,24 @@ def test_rooms_import_downwards():
 
 def test_no_modules_import_one_another():
     graphlib.TopologicalSorter(imported_modules(SOURCES)).prepare()
+
+
+def names_bound_twice(path):
+    """Return the names that a module binds more than once at its top level."""
+    bound = collections.Counter()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            bound[node.name] += 1
+        for target in getattr(node, "targets", ()):
+            names = (name for name in ast.walk(target) if isinstance(name, ast.Name))
+            bound.update(name.id for name in names if isinstance(name.ctx, ast.Store))
+    return {name for name, count in bound.items() if count > 1}
+
+
+def test_a_module_binds_a_name_once():
+    """A later constant would change the functions before it."""
+    found = {path: names for path in SOURCES if (names := names_bound_twice(path))}
+    assert found == {}
 
 
 def test_only_listed_files_name_the_internals_of_a_dependency():

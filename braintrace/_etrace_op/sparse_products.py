@@ -20,23 +20,23 @@ from .._jax import csr_kernel, has_csr_kernel, sharding_dependent
 from .sparse_pattern import SparsePattern
 from .sums import sum_over_samples
 
-FEWEST_ROWS, FEWEST_ENTRIES = 8, 2**12
+SDDMM_FEWEST_ROWS, SDDMM_FEWEST_ENTRIES = 8, 2**12
 """Below these sizes, gathering the factors at once is faster: a row costs as much as 10 numbers."""
 
-ROWS_AT_ONCE, PIECE, TERMS_AT_ONCE = 64, 16, 2**18
+SDDMM_ROWS_AT_ONCE, PIECE, TERMS_AT_ONCE = 64, 16, 2**18
 """On a CPU: size of a part of the ``k``, of a piece of it, and products of a block of entries."""
 
 WIDE, MANY_ROWS = 2**15, 2**8
 """Entries are sorted for a matrix with this many rows or columns, or for this many ``k``. With 10^4
 columns and 1024 rows this takes 1.6 ms instead of 2.0 for 16 rows."""
 
-MOST_TERMS = 2**26
+SDDMM_MOST_TERMS = 2**26
 """On other devices, and with several devices: the products of a block of entries."""
 
 
 def is_large(sparse_mat: SparsePattern, rows: int) -> bool:
     """Test whether sums over this number of rows are to be taken block by block."""
-    return rows >= FEWEST_ROWS and sparse_mat.nnz >= FEWEST_ENTRIES
+    return rows >= SDDMM_FEWEST_ROWS and sparse_mat.nnz >= SDDMM_FEWEST_ENTRIES
 
 
 def sddmm(x: Any, factor: Any, sparse_mat: SparsePattern) -> Any:
@@ -70,7 +70,7 @@ def _sddmm_at_once(x: Any, factor: Any, rows: Any, columns: Any, *_: Any) -> Any
         products = picked(x, at_rows) * picked(factor, at_columns)
         return jnp.moveaxis(products.sum(-1, dtype=sum_dtype(products)), 0, -1)
 
-    size = MOST_TERMS // math.prod(x.shape[1:])
+    size = SDDMM_MOST_TERMS // math.prod(x.shape[1:])
     return joined(over_blocks(of_block, rows, columns, size), len(rows))
 
 
@@ -90,7 +90,7 @@ def _sddmm_on_cpu(x: Any, factor: Any, rows: Any, columns: Any, *ordered: Any) -
 
 def _of_parts(x: Any, factor: Any, rows: Any, columns: Any) -> Any:
     piece = min(PIECE, 8 * math.ceil(x.shape[0] / 8))
-    parts = math.ceil(x.shape[0] / ROWS_AT_ONCE)
+    parts = math.ceil(x.shape[0] / SDDMM_ROWS_AT_ONCE)
     pieces = math.ceil(x.shape[0] / parts / piece)
     missing = [(0, parts * pieces * piece - x.shape[0]), (0, 0)]
     cut = tuple(jnp.pad(array, missing).reshape(parts, pieces, piece, -1) for array in (x, factor))
@@ -148,7 +148,7 @@ def _multiplied_by_ones(products: Any) -> Any:
     return jnp.dot(products, jnp.ones(products.shape[-1], products.dtype))
 
 
-FEWEST_SAMPLES, FEWEST_ENTRIES = 6, 2**14
+FEWEST_SAMPLES, KERNEL_FEWEST_ENTRIES = 6, 2**14
 """Below these sizes, the kernel takes longer for 8 samples than segment sums."""
 
 SAMPLES_AT_ONCE, SIDE_BY_SIDE = 64, 8
@@ -158,7 +158,7 @@ DTYPES = frozenset(map(jnp.dtype, ("float32", "float64", "complex64", "complex12
 
 def suits_kernel(x: Any, weight: Any, sparse_mat: SparsePattern) -> bool:
     """Test whether the kernel supports these operands, and is faster."""
-    is_large = len(x) >= FEWEST_SAMPLES and sparse_mat.nnz >= FEWEST_ENTRIES
+    is_large = len(x) >= FEWEST_SAMPLES and sparse_mat.nnz >= KERNEL_FEWEST_ENTRIES
     return is_large and x.dtype == weight.dtype and x.dtype in DTYPES and has_csr_kernel()
 
 

@@ -24,7 +24,7 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
-from .._core.in_place import depend_on, ordered_after, readers_first
+from .._core.in_place import depend_on, ordered_after, readers_first, updated_in_place
 from .._core.layout import TraceSite, row_name, trace_sites
 from .._core.local_step import values_of
 from .._core.products import (
@@ -320,10 +320,8 @@ def _updated(
         is_new = jax.vmap(functools.partial(at_elements, graph, site.group))(reset).any(0)
         is_continued = active.pick(site.to_outputs(~is_new))
 
-    def of_layer(
-        factors: Arrays, decays: Decays, is_continued: jax.Array | None, old: Traces
-    ) -> Traces:
-        old = depend_on(records.token, old)
+    def update(over_time: Any, of_samples: tuple[Decays, Any], old: Traces) -> Traces:
+        (x, factors), (decays, is_continued) = over_time, of_samples
         before, new = unpack(old), dict[str, Arrays]()
         if is_continued is not None:  # selected, not multiplied by zero: they may be NaN
             before = {key: where_outputs(site, is_continued, e) for key, e in before.items()}
@@ -342,7 +340,13 @@ def _updated(
                 new[key] = jax.tree.map(_sum_like, own[key], *terms)
         return pack_like(new, old)
 
-    new: Traces = site.each_layer(of_layer, factors, decays, is_continued, as_arrays(traces))
+    def of_layer(factors: Arrays, of_samples: tuple[Decays, Any], old: Traces) -> Traces:
+        # The update by a single step already is one pass over the traces.
+        if get_primitive_spec(site.relation.primitive).batched and records.steps > 1:
+            return updated_in_place(update, (x, factors), of_samples, old, records.token)
+        return update((x, factors), of_samples, depend_on(records.token, old))
+
+    new: Traces = site.each_layer(of_layer, factors, (decays, is_continued), as_arrays(traces))
     return new
 
 
