@@ -19,7 +19,7 @@ elementwise is not carried: column ``a`` of every ``D`` is zero for it.
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
