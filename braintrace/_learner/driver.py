@@ -19,7 +19,6 @@ import brainstate
 import jax
 
 from .._algorithms import ETraceAlgorithm
-from .._brainstate import values_of
 from .._checks import common_length
 from .._core.traces import pack, unpack
 from .._graph import Traces
@@ -37,7 +36,7 @@ from .gradient import SequenceGradient
 from .nonfinite import notice_counted
 from .online import OnlineLearning
 from .options import Options, flattened, weights_of
-from .parts import HasParts, LearnerParts, Request, request_of
+from .parts import LearnerParts, Request
 from .placed import Placing, placed_body
 from .resets import Initial, check_reset, initial_values
 
@@ -176,15 +175,6 @@ class Driver:
             body.notice(results, start)
         return body.results(results, options)
 
-    def lower(self, of_model: States, arguments: Arguments) -> jax.stages.Lowered:
-        """Return the program of a call without a mesh; see `__call__`."""
-        held = self._algorithm.traces.carried
-        traces, _ = self.body.take(held, held.lend)
-        program, replaces = self._program(traces, arguments, defers=True)
-        in_place = replaces and (traces is None or held.is_owned)
-        values = values_of(self.body.states(of_model))
-        return program.lower(values, traces, *arguments, in_place=in_place)
-
     def _deferred(self, sources: PyTree, before: Traces | Zero) -> Deferred:
         assert self._finish is not None
         return Deferred(sources, before, self._finish, bool(jax.config.jax_enable_x64))
@@ -259,25 +249,9 @@ def _new_driver(
 def run_request(learner: LearnerParts, request: Request) -> PyTree:
     """Run a call of a method on the current learner."""
     notice_counted(learner.held_optimizer)
-    states, driver, arguments = _prepared_now(learner, request)
-    store = learner.algorithm.store(states)
-    return driver(store, states, arguments, request.options, request.start)
-
-
-def lower_call(
-    learner: HasParts, method: str, *sequences: PyTree, **options: Any
-) -> jax.stages.Lowered:
-    """Return the program that a call of a method would run, for the report of its memory."""
-    parts = learner.parts
-    request = request_of(parts, method, sequences, Options(**options))
-    states, driver, arguments = _prepared_now(parts, request)
-    return driver.lower(states, arguments)
-
-
-def _prepared_now(learner: LearnerParts, request: Request) -> tuple[States, Driver, Arguments]:
-    """Return the current States of the model, and what a call on them needs; see `prepared`."""
     algorithm = learner.algorithm
     follow_every_state(algorithm, request.options.window)
     states = up_to_date(algorithm)
     initial = functools.partial(initial_values, algorithm, states)
-    return states, *prepared(learner, request, states, initial)
+    driver, arguments = prepared(learner, request, states, initial)
+    return driver(algorithm.store(states), states, arguments, request.options, request.start)

@@ -64,10 +64,6 @@ class Program:
         run = self._run_in_place if in_place else self._run
         done.extend(map(run, *([each] for each in arguments)))
 
-    def lower(self, *arguments: Any, in_place: bool = False) -> jax.stages.Lowered:
-        """Lower the program for arguments."""
-        return (self._run_in_place if in_place else self._run).lower(*arguments)
-
 
 class Store(Protocol):
     """Where a call reads the values of States and the traces once, and writes them once."""
