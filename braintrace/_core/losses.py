@@ -206,12 +206,12 @@ def find_losses(
     constants = {var: first for var, first in constant.items() if var in behind}
     # An auxiliary result may read a known value that the loss does not read.
     own_places = tuple(var for var in cuts if var in (behind if var in known else reached))
-    again = behind & live - {*own_places}
+    evaluated = behind - constants.keys() - {*own_places}
+    again = evaluated & live
     computed = {var: first for var, first in known.items() if var in again and first in read}
     recorded = [*constants.values(), *computed.values(), *(v for v in own_places if v in known)]
 
-    ahead = behind - constants.keys() - {*own_places}
-    map_over_time = choose_map(step, loss, ahead, live, has_mask)
+    map_over_time = choose_map(step, loss, evaluated, live, has_mask)
     records = find_varying(step, program, vars_of(step.results[2]), known) - known.keys()
     extra = _bytes_of_products(step, behind - constants.keys() | records, behind | records)
     # In a loop over steps, devices would sum the gradients of all weights at each step.

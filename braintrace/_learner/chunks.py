@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import math
 import os
 from collections.abc import Callable
@@ -124,10 +125,16 @@ def default_budget() -> int:
 
 
 def checkpointed_bytes(graph: ETraceGraph, steps: int) -> int:
-    """Return about how much backpropagation through time in ``sqrt(steps)`` checkpoints holds.
+    """Return about how much backpropagation through time in ``sqrt(steps)`` checkpoints holds."""
+    parts, (of_states, of_step) = math.ceil(math.sqrt(steps)), _bytes_for_bptt(graph)
+    return parts * of_states + math.ceil(steps / parts) * of_step
 
-    Each checkpoint has the states of the model; one part at a time has what the transposes of its
-    steps read, without the parameters.
+
+@functools.lru_cache(maxsize=64)
+def _bytes_for_bptt(graph: ETraceGraph) -> tuple[int, int]:
+    """Return the bytes of the states, and of what the transpose of a step reads.
+
+    The parameters, which are equal in all steps, do not count.
     """
     model = graph.traced.unfiltered or graph.traced
     shapes = {var: struct_of(var.aval) for var in model.program.in_vars}
@@ -145,15 +152,11 @@ def checkpointed_bytes(graph: ETraceGraph, steps: int) -> int:
 
         return jax.vjp(run, values)[1]
 
-    kept = collections.Counter(
-        struct_of(leaf)
-        for leaf in jax.tree.leaves(jax.eval_shape(transpose, [shapes[var] for var in moving]))
-    )
+    read = jax.tree.leaves(jax.eval_shape(transpose, [shapes[var] for var in moving]))
+    kept = collections.Counter(map(struct_of, read))
     kept -= collections.Counter(shapes[leaf.in_var] for leaf in model.parameters)
     of_step = sum(size_of(shape) * count for shape, count in kept.items())
-    of_states = sum(size_of(shapes[var]) for var in model.written_vars)
-    parts = math.ceil(math.sqrt(steps))
-    return parts * of_states + math.ceil(steps / parts) * of_step
+    return sum(size_of(shapes[var]) for var in model.written_vars), of_step
 
 
 def windows_of(

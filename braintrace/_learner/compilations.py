@@ -76,8 +76,8 @@ class Compilations:
         keys, reads_tracers = list(zip(*map(key_of, functions), strict=True)) or ((), ())
         key = (*keys, features)
         if any(reads_tracers):
-            return make((id(self), key))  # the enclosing transformation compiles it
-        driver = self._kept.pop(key) if key in self._kept else make((id(self), key))
+            return make((self, key))  # the enclosing transformation compiles it
+        driver = self._kept.pop(key) if key in self._kept else make((self, key))
         self._kept[key] = driver  # the last key is the one used last
         if len(self._kept) > MOST_KEPT:
             del self._kept[next(iter(self._kept))]

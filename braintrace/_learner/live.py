@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from .._core.step import as_chunk
 from .._errors import OptionError
 from .._jax import own_copy
 from .._typing import PyTree
@@ -57,12 +58,12 @@ class LiveStream:
         leaves, self._tree = jax.tree.flatten(pure.settle(pure.state()))
 
         def predict(state: LearnerState, inputs: Inputs) -> PyTree:
-            return _first(pure.predict(state, *_sequence(inputs))[1])
+            return _first(pure.predict(state, *as_chunk(inputs))[1])
 
         def learn(
             state: LearnerState, inputs: Inputs, targets: Inputs
         ) -> tuple[LearnerState, PyTree]:
-            slices = _sequence((*inputs, *targets))
+            slices = as_chunk((*inputs, *targets))
             state, results = pure.online(state, *slices, step_fn=step_fn, **options)
             return state, _first(results)
 
@@ -74,7 +75,7 @@ class LiveStream:
             return _with_learned(state, after), result
 
         def pass_over(state: LearnerState, inputs: Inputs) -> tuple[LearnerState, None]:
-            after, _ = pure.evolve(state, *_sequence(inputs), return_outputs=False)
+            after, _ = pure.evolve(state, *as_chunk(inputs), return_outputs=False)
             # A NaN in one sample must not stay in the forecasts after it.
             return jax.tree.map(_finite_or, after, state), None
 
@@ -187,10 +188,6 @@ def _with_learned(state: LearnerState, other: LearnerState) -> LearnerState:
 
 def _without(waiting: Mapping[Hashable, Any], name: Hashable) -> dict[Hashable, Any]:
     return {other: sample for other, sample in waiting.items() if other != name}
-
-
-def _sequence(tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], tree)
 
 
 def _first(tree: PyTree) -> PyTree:
