@@ -22,8 +22,7 @@ import numpy as np
 from .._graph import ETraceGraph, FlatState, ParameterUse, Weights
 from .._jax import Atom, Equation, Var
 from .._jaxpr import Place, evaluate, evaluate_probed
-from .probed_step import finish, joined_states
-from .records import Inputs
+from .steps import Inputs, finish, joined_states
 
 ByState = list[jax.Array]
 """An array for every state, in its layout after leading axes."""

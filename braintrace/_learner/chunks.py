@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from .._core.probed_step import finish
+from .._core.steps import finish
 from .._core.traces import as_arrays, examples, size_in_bytes
 from .._graph import ETraceGraph, specs_of
 from .._jax import struct_of

@@ -9,11 +9,11 @@ from typing import TypeAlias
 import jax
 
 from .._algorithms import ETraceAlgorithm
-from .._core.probed_step import probe_shapes
-from .._core.pure_step import PureStep
-from .._core.records import operands
-from .._core.step import plain_step, recorded_step
+from .._core.sites import probe_shapes
+from .._core.step_program import PureStep
+from .._core.steps import operands, recorded_step
 from .._core.traces import examples
+from .._core.windows import passed_step, plain_step
 from .._errors import OptionError
 from .._graph import Traces
 from .._jax import Var, without_derivative
@@ -101,7 +101,10 @@ def evolving(learner: LearnerParts, request: Request, example: Arguments) -> Bod
         def step(state: Leaves, now: PyTree) -> PyTree:
             slices, reset = now
             inputs = steps.inputs(state, slices, reset)
-            outputs, new, records = recorded_step(graph, inputs, weights, probes)
+            if graph.passes_weights:
+                outputs, new, records = passed_step(graph, inputs)
+            else:
+                outputs, new, records = recorded_step(graph, inputs, weights, probes)
             if reset is not None:
                 records = dataclasses.replace(records, reset=reset)
             return steps.written(new), (outputs if returns else [], records)

@@ -14,13 +14,11 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
-from .._core.in_place import ordering_token
-from .._core.local_step import operand_shapes
-from .._core.recording import SourceValues
-from .._core.records import operands
-from .._core.signals import at_entry
-from .._core.step import passed_step, window_step
-from .._core.traces import as_arrays, examples, is_zero
+from .._core.chunk import SourceValues
+from .._core.sites import at_entry
+from .._core.steps import operand_shapes, operands
+from .._core.traces import as_arrays, examples, is_zero, ordering_token
+from .._core.windows import passed_step, window_step
 from .._errors import OptionError
 from .._from_function import gradients_for
 from .._graph import Traces, Weights

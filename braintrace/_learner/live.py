@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from .._core.step import as_chunk
+from .._core.gradient import as_chunk
 from .._errors import OptionError
 from .._jax import own_copy
 from .._typing import PyTree

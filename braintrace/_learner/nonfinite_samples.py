@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from .._algorithms import ETraceAlgorithm
-from .._core.pure_step import run_if
+from .._core.step_program import run_if
 from .._core.traces import reset_traces, unpack
 from .._core.traces import samples_with as samples_of_traces_with
 from .._errors import OptionError

@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 import saiunit
 
-from .._core.pure_step import PureStep
-from .._core.step import as_chunk
+from .._core.gradient import as_chunk
+from .._core.step_program import PureStep
 from .._core.traces import as_arrays
 from .._errors import OptionError
 from .._from_function import gradients_by_path, gradients_for

@@ -1,7 +1,7 @@
 """Gradient of one chunk of a sequence: by residuals and traces, or through its steps.
 
 The part outside the traces passes single steps, or all steps of a window; the traces contribute
-the time before. Both are computed from the same recorded values (see `chunk_runner`).
+the time before. Both are computed from the same recorded values (see `ChunkRunner`).
 """
 
 import dataclasses
@@ -14,14 +14,13 @@ import jax.numpy as jnp
 
 from .._algorithms import ETraceAlgorithm
 from .._compiler import publish
-from .._core.chunk_runner import chunk_runner
-from .._core.losses import find_lost_gradients
-from .._core.over_time import zero_sum
-from .._core.probed_step import Probes, pre_step_probe, probe_shapes, probes_of_past
-from .._core.pure_step import PureStep
-from .._core.recording import SourceValues
-from .._core.step import as_chunk, chunk_gradient, of_parameters, window_signals
+from .._core.chunk import SourceValues, chunk_runner, find_lost_gradients
+from .._core.gradient import as_chunk, chunk_gradient, of_parameters
+from .._core.loops import zero_sum
+from .._core.sites import Probes, pre_step_probe, probe_shapes, probes_of_past
+from .._core.step_program import PureStep
 from .._core.traces import examples
+from .._core.windows import window_signals
 from .._graph import Adjoints, LinearMethod, Records, Traces, Weights
 from .._runtime.model_states import add_to_states
 from .._typing import PyTree

@@ -19,7 +19,7 @@ from brainstate.nn import Module
 
 from .._algorithms import ETraceAlgorithm
 from .._brainstate import held
-from .._core.pure_step import run_if
+from .._core.step_program import run_if
 from .._errors import OptionError, ShapeError, in_words
 from .._from_function import gradients_by_path
 from .._graph import Traces

@@ -20,10 +20,8 @@ import saiunit
 
 from .._algorithms import ETraceAlgorithm
 from .._checks import is_quantity, named, parameter_names, shown
-from .._core.probed_step import Probes
-from .._core.records import Inputs
-from .._core.signals import probes_after_reset
-from .._core.step import recorded_step
+from .._core.sites import Probes, probes_after_reset
+from .._core.steps import Inputs, recorded_step
 from .._core.traces import examples
 from .._errors import OptionError, in_words
 from .._graph import ETraceGraph, Records, Weights

@@ -23,9 +23,9 @@ from .._core.flat_state import (
     to_rows,
     unit_rows,
 )
-from .._core.over_time import scan_records
-from .._core.records import Inputs
-from .._core.signals import flags_along
+from .._core.loops import scan_records
+from .._core.sites import flags_along
+from .._core.steps import Inputs
 from .._graph import ETraceGraph, FlatState, ParameterUse, Records, Weights
 from .._jax import Var, bind
 from .._jaxpr import Place, evaluate

@@ -28,12 +28,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._core.layout import x_key
-from .._core.local_step import operand_shapes, values_of
-from .._core.over_time import scan_records
-from .._core.products import add, like
-from .._core.records import blocks
-from .._core.signals import at_elements, at_entry, signals
+from .._core.gradient import add, like
+from .._core.loops import scan_records
+from .._core.sites import at_elements, at_entry, signals, x_key
+from .._core.steps import blocks, operand_shapes, values_of
 from .._core.traces import as_arrays, reset_traces, widened
 from .._errors import OptionError, ShapeError, in_words
 from .._etrace_op import Arrays

@@ -24,15 +24,14 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from .._core.in_place import depend_on, ordered_after, readers_first, updated_in_place
-from .._core.layout import TraceSite, row_name, trace_sites
-from .._core.local_step import values_of
-from .._core.products import (
+from .._core.gradient import (
     ActiveOutputs,
+    Outputs,
     active_outputs_of,
     add,
     finite_inputs,
     like,
+    pull,
     recorded_inputs,
     sum_products,
     trace_shapes,
@@ -40,20 +39,32 @@ from .._core.products import (
     where_outputs,
     which_entries,
 )
-from .._core.pull import Outputs, pull
-from .._core.records import blocks
-from .._core.signals import at_elements, at_entry, of_past, reachable_blocks, signals
+from .._core.sites import (
+    TraceSite,
+    at_elements,
+    at_entry,
+    of_past,
+    reachable_blocks,
+    row_name,
+    signals,
+    trace_sites,
+)
+from .._core.steps import blocks, values_of
 from .._core.traces import (
     arrays_of,
     as_arrays,
     coupled_states,
+    depend_on,
     factors_and_traces,
     is_zero,
     joined,
     of_arrays,
     of_site,
+    ordered_after,
     pack_like,
+    readers_first,
     unpack,
+    updated_in_place,
     widened,
 )
 from .._etrace_op import (

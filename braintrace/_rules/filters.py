@@ -29,12 +29,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._core.layout import TraceSite, filter_key, row_name, trace_sites, x_key
-from .._core.local_step import values_of
-from .._core.over_time import scan_records
-from .._core.products import Inputs, like, sum_products, times
-from .._core.records import blocks
-from .._core.signals import at_elements, at_entry, over_first_axis, signals, where_flagged
+from .._core.gradient import Inputs, like, sum_products, times
+from .._core.loops import scan_records
+from .._core.sites import (
+    TraceSite,
+    at_elements,
+    at_entry,
+    filter_key,
+    over_first_axis,
+    row_name,
+    signals,
+    trace_sites,
+    where_flagged,
+    x_key,
+)
+from .._core.steps import blocks, values_of
 from .._core.traces import as_arrays, widened
 from .._errors import OptionError, PrimitiveError
 from .._etrace_op import (

@@ -47,9 +47,8 @@ from .._core.flat_state import (
     to_rows,
     unit_rows,
 )
-from .._core.in_place import unfused
-from .._core.signals import over_first_axis, where_flagged
-from .._core.traces import as_arrays, widened
+from .._core.sites import over_first_axis, where_flagged
+from .._core.traces import as_arrays, unfused, widened
 from .._errors import PrimitiveError
 from .._graph import (
     ETraceGraph,

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from .._core.flat_state import flat_state_of
-from .._core.layout import TraceSite, filter_key, trace_sites
-from .._core.products import EVERY_OUTPUT
+from .._core.gradient import EVERY_OUTPUT
+from .._core.sites import TraceSite, filter_key, trace_sites
 from .._etrace_op import (
     Arrays,
     accumulate,

@@ -7,12 +7,12 @@ from typing import Any
 import brainstate
 import jax
 
-from .._core.over_time import scan_over_time
-from .._core.probed_step import probes_of_past, with_gradient
-from .._core.records import Inputs, operands
-from .._core.signals import of_past
-from .._core.step import as_chunk, before_window, single_step, window_step
+from .._core.gradient import as_chunk
+from .._core.loops import scan_over_time
+from .._core.sites import of_past, probes_of_past
+from .._core.steps import Inputs, operands, with_gradient
 from .._core.traces import reset_traces, stored_specs
+from .._core.windows import before_window, single_step, window_step
 from .._graph import ETraceGraph, TraceMethod, Weights
 from .._jax import Var, for_devices
 from .._typing import Path, path_name

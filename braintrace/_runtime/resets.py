@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from .._checks import flags_of
-from .._core.signals import flags_along
+from .._core.sites import flags_along
 from .._errors import OptionError
 from .._graph import Batch, ETraceGraph
 from .._typing import Path

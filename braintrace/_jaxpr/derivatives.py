@@ -16,9 +16,12 @@ import jax
 import jax.numpy as jnp
 
 from .._jax import Equation, bind
-from .._jaxpr import Program, Rule, evaluate, program_of
+from .evaluate import Rule, evaluate
+from .program import Program, program_of
 
 Binary: TypeAlias = Callable[[Any, Any], jax.Array]
+
+
 Pair: TypeAlias = tuple[jax.Array, jax.Array]
 
 

@@ -1,18 +1,4 @@
-r"""Gradient through the traces: of a single step, of a window, and of a recorded chunk.
-
-A learning rule is a set of pure functions over a plain pytree of traces. The functions here connect
-it to the differentiable step (see `probed_step`): the step's perturbations have the value zero, and
-their derivative, given the learning signal, is the gradient of the rule.
-
-In a window, several steps are differentiated in full, and the traces are those before them:
-
-.. math::
-
-    dL / dw = \partial L / \partial w + \sum_a \mu[a] \circ \epsilon^0[a], \qquad
-    \mu[a] = \partial L / \partial h^0[a]
-
-The partial derivatives pass all steps of the window, including everything that couples elements.
-"""
+"""Steps as a whole: of windows, full-Jacobian rules, the plain model, and a user's own gradient."""
 
 import dataclasses
 from collections.abc import Callable
@@ -22,21 +8,25 @@ import jax
 import jax.numpy as jnp
 
 from .._errors import OptionError
-from .._graph import ETraceGraph, Records, Signal, TraceMethod, Traces, Weights
+from .._graph import (
+    ETraceGraph,
+    Records,
+    Signal,
+    TraceMethod,
+    Traces,
+    Weights,
+)
 from .._jax import Var
-from .._typing import PyTree
 from .flat_state import step_of_layers
-from .probed_step import (
+from .gradient import as_chunk, chunk_gradient
+from .sites import (
     Probes,
-    finish,
     pre_step_probe,
     probe_shapes,
-    probed_step,
+    probes_after_reset,
     probes_of_past,
-    with_gradient,
 )
-from .records import Inputs, operands, residuals
-from .signals import of_past, probes_after_reset
+from .steps import Inputs, finish, operands, probed_step, residuals, with_gradient
 
 
 def single_step(
@@ -96,66 +86,6 @@ def single_step(
     return outputs, new_states, after
 
 
-def chunk_gradient(
-    graph: ETraceGraph,
-    method: TraceMethod,
-    weights: Weights,
-    records: Records,
-    signal: Probes,
-    before: Traces,
-    after: Traces | None = None,
-) -> tuple[Weights, Traces | None]:
-    """Return the gradient of a recorded chunk, and the traces after it if the rule returns them.
-
-    The signal of the first step for the states before the chunk is included: the signal of outputs
-    that read them, of a window, or of a full-Jacobian rule. The arguments are the same as in
-    `TraceMethod.gradient`.
-    """
-    late, parts = signal.keys() & probes_of_past(graph).keys(), []
-    if late:
-        mu = of_past(graph, signal)
-        parts.append(method.carry_in_vjp(graph, weights, mu, before, records.zeros_select))
-        if max(map(len, signal.values())) == 1:
-            signal = {name: value for name, value in signal.items() if name not in late}
-    if signal or not late:
-        own, after = method.gradient(graph, weights, records, signal, before, after)
-        parts.append(own)
-    gradients = jax.tree.map(lambda *result: sum(result[1:], result[0]), *parts)
-    return of_parameters(graph, gradients), after
-
-
-def of_parameters(graph: ETraceGraph, gradients: Weights) -> Weights:
-    """Return gradients of operands, with zeros for operands without a parameter.
-
-    These gradients are not used, but a loop that accumulates them would compute them.
-    """
-    if graph.flat_state is not None:
-        return gradients
-    learning = {r.key: set(r.trainable_paths) for r in graph.hidden_param_op_relations}
-    return {
-        key: {
-            name: gradient if name in learning[key] else jnp.zeros_like(gradient)
-            for name, gradient in result.items()
-        }
-        for key, result in gradients.items()
-    }
-
-
-def as_chunk(tree: PyTree) -> PyTree:
-    """Add a time axis of length 1."""
-    return jax.tree.map(lambda leaf: leaf[None], tree)
-
-
-def recorded_step(
-    graph: ETraceGraph, inputs: Inputs, weights: Weights, probes: Probes
-) -> tuple[list[jax.Array], dict[Var, jax.Array], Records]:
-    """Run one step with given perturbations, and return the residuals of the learning rule."""
-    if graph.passes_weights:
-        return passed_step(graph, inputs)
-    outputs, new_states = probed_step(graph, inputs, weights, probes)
-    return outputs, new_states, residuals(graph, inputs, weights)
-
-
 def plain_step(graph: ETraceGraph, inputs: Inputs) -> tuple[list[jax.Array], dict[Var, jax.Array]]:
     """Run one step of the model itself; filters of its readouts do not change."""
     model = graph.traced.unfiltered
@@ -167,9 +97,6 @@ def plain_step(graph: ETraceGraph, inputs: Inputs) -> tuple[list[jax.Array], dic
     pairs = zip(model.written_vars, filtered.written_vars, strict=False)
     new_states = {var: inputs[var] for var in filtered.written_vars}
     return outputs, new_states | {var: written[own] for own, var in pairs}
-
-
-# --- windows
 
 
 def _refuse(primals: Any, tangents: Any) -> Any:

@@ -1,11 +1,22 @@
-r"""Gradients by relation: products of inputs and factors, NaN-safe, of some outputs or of all.
+r"""Gradient of a recorded chunk: rows of cotangents, and products of inputs and factors.
 
-A sample that is reset, or a step whose loss is masked, has a zero factor: a :math:`P^s` before the
-reset, a learning signal :math:`\lambda^s`. The other factor may be NaN or infinite there (a padded
-input, a state that has read it, its trace), and ``0 * NaN`` is NaN. These products select zeros
-instead, if ``selects`` is true: for the signals of a chunk with a mask, and for traces also if
-samples are reset. Without a mask, a non-finite step has a non-finite loss, and its gradient must
-show that.
+Let ``l`` be signals for the states after each step, and ``r`` a row for the states after the last
+one. In a scan backward in time,
+
+.. math::
+
+    \lambda^s = l^s + (D^{s+1})^\top \lambda^{s+1}, \qquad \lambda^{K+1} := r, \qquad
+    \mu = (D^1)^\top \lambda^1, \qquad f^s = (D_f^s)^\top \lambda^s.
+
+Signals give the gradient, :math:`\sum_s x^s \otimes f^s + \mu \circ \epsilon^0`. The unit row of
+state ``a`` gives its trace after the chunk, :math:`\sum_s x^s \otimes f^s + \sum_c \mu[c] \circ
+\epsilon^0[c]`. No Jacobian exists as an array: each step's local step is differentiated at its
+recorded values.
+
+A sample that is reset, or a step whose loss is masked, has a zero factor. The input, the state or
+its trace may be NaN or infinite there (padding), and ``0 * NaN`` is NaN. With ``selects`` these
+products select zeros: for the signals of a chunk with a mask, and for traces also if samples are
+reset. Without a mask, a non-finite step has a non-finite loss, and its gradient must show that.
 
 A gate that does not reach a traced state needs no trace. If one operation computes several gates as
 one array, its trace contains the other outputs only (`ActiveOutputs`): those of an operation with
@@ -33,10 +44,89 @@ from .._etrace_op import (
     pull_back,
     select_outputs,
 )
-from .._graph import ETraceGraph, HiddenParamOpRelation, InfluenceMap, Records, Weights
+from .._graph import (
+    ETraceGraph,
+    HiddenGroup,
+    HiddenParamOpRelation,
+    InfluenceMap,
+    Records,
+    TraceMethod,
+    Traces,
+    Weights,
+)
 from .._jax import struct_of
-from .layout import TraceSite, row_name, trace_sites, x_key
+from .._typing import PyTree
+from .loops import scan_records
+from .sites import (
+    Probes,
+    TraceSite,
+    at_elements,
+    of_past,
+    probes_of_past,
+    row_name,
+    trace_sites,
+    x_key,
+)
+from .steps import (
+    LocalStep,
+    States,
+    values_of,
+)
 from .traces import as_arrays, is_zero
+
+
+def chunk_gradient(
+    graph: ETraceGraph,
+    method: TraceMethod,
+    weights: Weights,
+    records: Records,
+    signal: Probes,
+    before: Traces,
+    after: Traces | None = None,
+) -> tuple[Weights, Traces | None]:
+    """Return the gradient of a recorded chunk, and the traces after it if the rule returns them.
+
+    The signal of the first step for the states before the chunk is included: the signal of outputs
+    that read them, of a window, or of a full-Jacobian rule. The arguments are the same as in
+    `TraceMethod.gradient`.
+    """
+    late, parts = signal.keys() & probes_of_past(graph).keys(), []
+    if late:
+        mu = of_past(graph, signal)
+        parts.append(method.carry_in_vjp(graph, weights, mu, before, records.zeros_select))
+        if max(map(len, signal.values())) == 1:
+            signal = {name: value for name, value in signal.items() if name not in late}
+    if signal or not late:
+        own, after = method.gradient(graph, weights, records, signal, before, after)
+        parts.append(own)
+    gradients = jax.tree.map(lambda *result: sum(result[1:], result[0]), *parts)
+    return of_parameters(graph, gradients), after
+
+
+def of_parameters(graph: ETraceGraph, gradients: Weights) -> Weights:
+    """Return gradients of operands, with zeros for operands without a parameter.
+
+    These gradients are not used, but a loop that accumulates them would compute them.
+    """
+    if graph.flat_state is not None:
+        return gradients
+    learning = {r.key: set(r.trainable_paths) for r in graph.hidden_param_op_relations}
+    return {
+        key: {
+            name: gradient if name in learning[key] else jnp.zeros_like(gradient)
+            for name, gradient in result.items()
+        }
+        for key, result in gradients.items()
+    }
+
+
+def as_chunk(tree: PyTree) -> PyTree:
+    """Add a time axis of length 1."""
+    return jax.tree.map(lambda leaf: leaf[None], tree)
+
+
+# --- windows
+
 
 MOST_RUNS = 16
 
@@ -243,3 +333,87 @@ def finite_inputs(site: TraceSite, x: jax.Array | None, factor: jax.Array) -> ja
     counts = (factor != 0).any(tuple(range(lead, factor.ndim)))
     of_step = counts.reshape(*counts.shape, *(1,) * (x.ndim - lead))
     return jnp.where(of_step | jnp.isfinite(x), x, 0)
+
+
+# --- rows of cotangents
+
+Outputs = dict[str, jax.Array]
+"""Arrays in the layout of an operation's output, by `row_name`."""
+
+
+def pull(
+    graph: ETraceGraph,
+    group: HiddenGroup,
+    records: Records,
+    end: States,
+    signal: States,
+    emit: Callable[[Outputs], PyTree],
+    selects: bool,
+) -> tuple[States, PyTree]:
+    """Pull rows of cotangents of the states of a group back through a chunk.
+
+    Parameters
+    ----------
+    graph, group, records
+        The compiled model, one of its groups, and the recorded steps of a chunk.
+    end
+        Rows for the last states, per unit, with leading axes of their own.
+    signal
+        Signals for the states after each step, time first; empty: none.
+    emit
+        Selects what is returned of each step's cotangents of outputs.
+    selects
+        Whether a zero cotangent has a zero result, also if the derivative is not finite.
+
+    Returns
+    -------
+    before
+        Rows for the states before the chunk that its first step reads.
+    emitted
+        The results of ``emit``, time first.
+    """
+    row = next(iter(end.values()), jnp.zeros(group.shape))
+    lead = row.shape[: row.ndim - len(group.shape)]
+
+    def step(rows: States, now: PyTree) -> tuple[States, PyTree]:
+        values, own_signal, reset = now
+        local = LocalStep(graph, group, values_of(graph, values))
+        new, back = jax.vjp(local, local.old, local.taps)
+        cotangents = {
+            a: _sum(
+                [part[a] for part in (rows, own_signal) if a in part], (*lead, *value.shape)
+            ).astype(value.dtype)
+            for a, value in new.items()
+        }
+
+        def pulled(cotangents: States) -> tuple[States, Outputs]:
+            of_old, of_taps = back(cotangents)
+            before, outputs = local.rows_of_old(of_old), local.rows_of_outputs(of_taps)
+            if selects:
+                is_zero = jnp.all(jnp.stack([value == 0 for value in cotangents.values()]), 0)
+                before = {c: jnp.where(is_zero, 0, value) for c, value in before.items()}
+                sites = {row_name(graph, s): s for s in trace_sites(graph, group)}
+                outputs = {
+                    name: jnp.where(sites[name].to_outputs(is_zero), 0, row)
+                    for name, row in outputs.items()
+                }
+            return before, outputs
+
+        for _ in lead:
+            pulled = jax.vmap(pulled)
+        before, outputs = pulled(cotangents)
+        if reset is not None:
+            is_new = at_elements(graph, group, reset)
+            before = {c: jnp.where(is_new, 0, value) for c, value in before.items()}
+        carried = {
+            c: before[c].astype(row.dtype) if c in before else jnp.zeros_like(row)
+            for c, row in rows.items()
+        }
+        return carried, emit(outputs)
+
+    now = (records.values, signal, records.reset)
+    return scan_records(step, end, now, records.steps, reverse=True)
+
+
+def _sum(terms: list[jax.Array], shape: tuple[int, ...]) -> jax.Array:
+    return sum(terms[1:], terms[0]) if terms else jnp.zeros(shape)

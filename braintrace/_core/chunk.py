@@ -1,0 +1,615 @@
+r"""The steps of a chunk, their losses with derivatives, and their residuals.
+
+Loops contain only the operations that depend on the step before (see `loops`). Losses and residuals
+are then computed from recorded values, for all steps at once or one step after the other. Losses
+are differentiated with respect to parameters, and to some *places* of the step: its perturbations;
+or, if derivatives pass from step to step, values of the loops, through which they are then pulled
+back. A residual is one of the following:
+
+* loop-invariant: it is computed once, and its time axis has length 1;
+* a slice of the sequences, or the result of a hoisted product;
+* recorded by a loop; equal variables are recorded once;
+* computed after the loops, for all steps, from the other values.
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from .._graph import Diagnostic, Records, Signal
+from .._jax import (
+    Atom,
+    Equation,
+    Var,
+    bind,
+    is_var,
+    runs_on_several_devices,
+    source_line,
+    with_derivative_of,
+)
+from .._jaxpr import Rule, carries_derivative, equal_values, evaluate, merged
+from .._jaxpr.dataflow import CONSTANT
+from .._jaxpr.derivatives import FROM_RESULT, from_result
+from .._typing import PyTree
+from .loops import (
+    Loops,
+    MapOverTime,
+    choose_map,
+    find_loops,
+    is_step_by_step,
+    map_at_once,
+    map_one_by_one,
+    scan_over_time,
+    stretched,
+    values_over_time,
+    zero_sum,
+)
+from .step_program import (
+    ByVar,
+    PureStep,
+    StepProgram,
+    Values,
+    equations_of,
+    find_varying,
+    is_product,
+    size_of,
+    traced_step,
+    value_of,
+    vars_of,
+    zeros_of,
+    zip_dict,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceValues:
+    """Values of the variables from which results of a chunk are computed; see `Results`.
+
+    Attributes
+    ----------
+    over_time, once
+        Values per step, and loop-invariant values.
+    steps
+        Number of steps.
+    """
+
+    over_time: list[jax.Array]
+    once: list[jax.Array]
+    steps: int
+
+
+jax.tree_util.register_dataclass(SourceValues, ["over_time", "once"], ["steps"])
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ChunkResult:
+    """Results of the differentiated steps of a chunk.
+
+    Attributes
+    ----------
+    gradients
+        Gradients of the parameters' leaves that have one outside the traces, summed over time.
+    signal
+        Derivatives of the scaled losses: with respect to the perturbations, time first; or with
+        respect to the States before the chunk, if derivatives pass from step to step.
+    written
+        New values of the States that the steps write.
+    loss, aux
+        Results of the function, time first; the losses are not scaled.
+    residuals
+        Values over time of the sources of the residuals.
+    """
+
+    gradients: list[jax.Array]
+    signal: list[jax.Array]
+    written: PyTree
+    loss: jax.Array
+    aux: PyTree
+    residuals: list[jax.Array]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Results:
+    """Some results of a step, and the sources of their values over time.
+
+    Attributes
+    ----------
+    step, results
+        The step, and a pytree of its variables and of constants.
+    source
+        For variables with values over time: the variable that has the value.
+    sources
+        These variables.
+    computed
+        Variables computed from these.
+    once
+        Loop-invariant results and operands; those of literals alone are not stored.
+    map_over_time
+        How the variables are computed for all steps.
+    """
+
+    step: StepProgram
+    results: PyTree
+    source: Mapping[Var, Var]
+    sources: tuple[Var, ...]
+    computed: tuple[Var, ...]
+    once: tuple[Var, ...]
+    map_over_time: MapOverTime
+
+    def collect(self, fixed: ByVar, over_time: list[jax.Array], steps: int) -> SourceValues:
+        """Return the values of the sources and of `once`.
+
+        Parameters
+        ----------
+        fixed
+            Values that are equal in all steps.
+        over_time
+            The values of the sources.
+        steps
+            Number of steps.
+        """
+        return SourceValues(over_time, evaluate(self.step.program, self.once, fixed), steps)
+
+    def compute(self, values: SourceValues) -> PyTree:
+        """Return the results, time first, with a time axis of length 1 if loop-invariant."""
+        program, once = self.step.program, zip_dict(self.once, values.once)
+        over_time = zip_dict(self.sources, values.over_time)
+        varying = {var: over_time[first] for var, first in self.source.items()}
+        same = [var for var in vars_of(self.results) if var not in self.step.varying]
+        once.update(zip_dict(same, evaluate(program, same, {}, once)))
+        computed = values_over_time(self.map_over_time, program, self.computed, once, varying)
+        varying.update(zip_dict(self.computed, computed))
+
+        def of_atom(atom: Atom) -> jax.Array:
+            is_varying = is_var(atom) and atom in varying
+            return varying[atom] if is_varying else value_of(atom, once)[None]
+
+        return jax.tree.map(of_atom, self.results)
+
+
+def find_sources(step: StepProgram, results: PyTree, known: Mapping[Var, Var]) -> Results:
+    """Find the sources of some results of a step.
+
+    Parameters
+    ----------
+    step, results
+        The step, and a pytree of its variables and of constants.
+    known
+        For all variables with values over time: the variable that has the value.
+    """
+    targets, program = vars_of(results), step.program
+    behind = find_varying(step, program, targets, known)
+    source = {var: first for var, first in known.items() if var in behind}
+    computed = behind - source.keys()
+    run = list(equations_of(program, computed))
+    operands = [equation.invars for equation in run]
+    map_over_time = map_one_by_one if any(map(is_step_by_step, run)) else map_at_once
+    of_arrays = program.dependents_of([*program.in_vars, *program.constants]) - step.varying
+    once = tuple(var for var in vars_of((targets, operands)) if var in of_arrays)
+    in_order = tuple(var for var in targets if var in computed)
+    sources = tuple(dict.fromkeys(source.values()))
+    return Results(step, results, source, sources, in_order, once, map_over_time)
+
+
+MOST_EXTRA = 4
+"""Maximum size of a step's products, relative to its inputs and outputs, that are stored for all
+steps of a chunk at once: for the logits of a large vocabulary, a loop is better."""
+
+GradientsAndLosses: TypeAlias = tuple[tuple[list[Any], list[Any]], tuple[jax.Array, PyTree]]
+"""Gradients of parameters (sums) and of places (over time); losses and auxiliary results."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Losses:
+    """The losses of a step.
+
+    Attributes
+    ----------
+    step
+        The step.
+    parameters, places
+        Variables to which they are differentiated.
+    constants
+        Known variables without a derivative, each with the variable that has its value.
+    computed
+        Variables with a derivative that the loops have computed anyway, each with the variable that
+        has its value: a product is not computed twice.
+    recorded
+        The variables whose values over time are read.
+    map_over_time
+        How they are computed for all steps.
+    product_bytes
+        Bytes of operands and results of products for the losses and residuals of a step; 0 if they
+        are too small to limit the chunk length.
+    """
+
+    step: StepProgram
+    parameters: tuple[Var, ...]
+    places: tuple[Var, ...]
+    constants: Mapping[Var, Var]
+    computed: Mapping[Var, Var]
+    recorded: tuple[Var, ...]
+    map_over_time: MapOverTime
+    product_bytes: int
+
+    def differentiate(
+        self, fixed: ByVar, over_time: ByVar, scales: jax.Array
+    ) -> GradientsAndLosses:
+        """Return losses with their derivatives; the derivatives are scaled.
+
+        Parameters
+        ----------
+        fixed, over_time
+            Values that are equal in all steps, and values per step.
+        scales
+            Factors of the losses.
+        """
+        is_one_by_one = self.map_over_time is map_one_by_one
+        run = self._one_by_one if is_one_by_one else self._at_once
+        return run(fixed, [over_time[var] for var in self.recorded], scales)
+
+    def _of_step(
+        self, fixed: ByVar, parameters: list[Any], terms: list[Any], recorded: list[Any]
+    ) -> tuple[jax.Array, PyTree]:
+        """Return the loss and auxiliary results of a step; terms are added to the places."""
+        values = zip_dict(self.recorded, recorded)
+        pairs = zip(self.places, terms, strict=True)
+        places = {var: values[var] + term if var in values else term for var, term in pairs}
+        known = {var: values[first] for var, first in self.constants.items()}
+        own = zip_dict(self.parameters, parameters)
+        results, tree = jax.tree.flatten(self.step.results[:2])
+        wanted = vars_of(results)
+        current = {**fixed, **known, **own, **places}
+        rule = _with_results({var: values[first] for var, first in self.computed.items()})
+        found = zip_dict(wanted, evaluate(self.step.program, wanted, current, rules=rule))
+        loss, aux = jax.tree.unflatten(tree, [value_of(atom, found) for atom in results])
+        return loss, aux
+
+    def _at_once(self, fixed: ByVar, recorded: list[Any], scales: jax.Array) -> GradientsAndLosses:
+        """Differentiate the sum of all losses."""
+
+        def total(parameters: list[Any], terms: list[Any]) -> Any:
+            def of_step(now: Any) -> Any:
+                return self._of_step(fixed, parameters, *now[:2])
+
+            losses, aux = self.map_over_time(of_step, (terms, recorded, scales))
+            return jnp.sum(losses * scales), (losses, aux)
+
+        parameters, zeros = [fixed[var] for var in self.parameters], zeros_of(self.places)
+        terms = [jnp.zeros((len(scales), *zero.shape), zero.dtype) for zero in zeros]
+        result: GradientsAndLosses = jax.grad(total, (0, 1), has_aux=True)(parameters, terms)
+        return result
+
+    def _one_by_one(
+        self, fixed: ByVar, recorded: list[Any], scales: jax.Array
+    ) -> GradientsAndLosses:
+        """Differentiate loss after loss, none of masked steps, without storing values of losses."""
+        parameters, terms = [fixed[var] for var in self.parameters], zeros_of(self.places)
+
+        def one_step(sums: list[Any], now: Any) -> Any:
+            recorded, scale = now
+
+            def scaled(parameters: list[Any], terms: list[Any]) -> Any:
+                value, aux = self._of_step(fixed, parameters, terms, recorded)
+                return value * scale, (value, aux)
+
+            def counted(*arguments: list[Any]) -> Any:
+                return jax.grad(scaled, argnums=(0, 1), has_aux=True)(*arguments)
+
+            def masked(*arguments: list[Any]) -> Any:
+                return jax.tree.map(jnp.zeros_like, arguments), scaled(*arguments)[1]
+
+            found = jax.lax.cond(scale != 0, counted, masked, parameters, terms)
+            (gradients, signal), results = found
+            return jax.tree.map(jnp.add, sums, gradients), (signal, results)
+
+        sums = jax.tree.map(zero_sum, parameters)
+        sums, (signal, results) = scan_over_time(one_step, sums, (recorded, scales))
+        return (sums, signal), results
+
+
+def _with_results(known: ByVar) -> Rule:
+    """Return a rule that gives equations their known results; derivatives are the usual ones."""
+
+    def rule(equation: Equation, operands: list[Any]) -> list[Any] | None:
+        if known.keys().isdisjoint(equation.outvars):
+            return None
+        if equation.primitive.name in FROM_RESULT:
+            return [from_result(equation, operands[0], known[equation.outvars[0]])]
+        pairs = zip(equation.outvars, bind(equation, operands), strict=True)
+        return [with_derivative_of(known[v], y) if v in known else y for v, y in pairs]
+
+    return rule
+
+
+def find_losses(
+    step: StepProgram,
+    known: Mapping[Var, Var],
+    read: Collection[Var],
+    live: set[Var],
+    parameters: tuple[Var, ...],
+    places: Sequence[Var],
+    has_mask: bool,
+) -> Losses:
+    """Find out how the losses of a step depend on known values.
+
+    Parameters
+    ----------
+    step
+        The step.
+    known
+        For each variable whose value over time is known: the variable that has it.
+    read
+        The variables whose values the loops read.
+    live
+        Variables with a derivative.
+    parameters, places
+        Variables to which the losses are differentiated; those that they do not read are left out
+        of the places.
+    has_mask
+        Whether some steps may be masked: the scale of their loss is zero.
+    """
+    program, loss = step.program, vars_of(step.results[:1])
+    constant = {var: first for var, first in known.items() if var not in live}
+    cuts = [var for var in places if var in live]
+    behind = find_varying(step, program, vars_of(step.results[:2]), {*constant, *cuts})
+    reached = program.depends_on(loss, blocked=CONSTANT)
+    constants = {var: first for var, first in constant.items() if var in behind}
+    # An auxiliary result may read a known value that the loss does not read.
+    own_places = tuple(var for var in cuts if var in (behind if var in known else reached))
+    evaluated = behind - constants.keys() - {*own_places}
+    again = evaluated & live
+    computed = {var: first for var, first in known.items() if var in again and first in read}
+    recorded = [*constants.values(), *computed.values(), *(v for v in own_places if v in known)]
+
+    map_over_time = choose_map(step, loss, evaluated, live, has_mask)
+    records = find_varying(step, program, vars_of(step.results[2]), known) - known.keys()
+    extra = _bytes_of_products(step, behind - constants.keys() | records, behind | records)
+    # In a loop over steps, devices would sum the gradients of all weights at each step.
+    if extra > 0 and not runs_on_several_devices():
+        map_over_time = map_one_by_one
+    return Losses(
+        step,
+        parameters,
+        own_places,
+        constants,
+        computed,
+        tuple(dict.fromkeys(recorded)),
+        map_over_time,
+        product_bytes=0 if map_over_time is map_one_by_one else extra,
+    )
+
+
+def _bytes_of_products(step: StepProgram, computed: set[Var], ancestors: set[Var]) -> int:
+    """Return the bytes of computed products and of their operands among ancestors; 0 if few."""
+    products = [e for e in equations_of(step.program, computed) if is_product(e)]
+    met = [v for e in products for v in vars_of((e.invars, e.outvars)) if v in ancestors]
+    size = sum(map(size_of, met))
+    return size if size > MOST_EXTRA * step.bytes_in_and_out else 0
+
+
+def find_lost_gradients(step: StepProgram, places: dict[int, str]) -> list[Diagnostic]:
+    """Report the States that a step fills with values of the model, and whose loss reads them.
+
+    No trace follows such a value, so its gradient is the one of a constant.
+
+    Parameters
+    ----------
+    step
+        A step that is differentiated alone.
+    places
+        Descriptions of the States to look at, by their place among the carried ones.
+    """
+    program, loss = step.program, step.results[0]
+    read = program.depends_on([loss], frozenset(), CONSTANT, carries_derivative)
+    moving = {*step.parameters, *step.probes}
+
+    def is_filled(place: int) -> bool:
+        new = step.written[place]
+        if not is_var(new):
+            return False
+        behind = program.depends_on([new], frozenset(), CONSTANT, carries_derivative)
+        return not behind.isdisjoint(moving)
+
+    def line_of(var: Var) -> str:
+        readers = (program.equations[index] for index, _ in program.readers.get(var, ()))
+        lines = (source_line(e) for e in readers if not read.isdisjoint(e.outvars))
+        return next(lines, "")  # the loss may be the State itself
+
+    return [
+        Diagnostic(
+            "warning",
+            "untraced-state",
+            f"{what} carries values that depend on weights to the loss of a later step, where "
+            "they are constants. Compute the loss in a `window`, with `RTRL`, or write the State "
+            "through `jax.lax.stop_gradient`; a `brainstate.HiddenState` that `update` writes has "
+            "a trace.",
+            (),
+            line_of(step.carried[place]),
+        )
+        for place, what in places.items()
+        if step.carried[place] in read and is_filled(place)
+    ]
+
+
+PARTS = frozenset({"slice", "split"})
+"""Operations whose results are not recorded beside their operand."""
+
+Leaf = TypeVar("Leaf")
+
+
+def chunk_runner(
+    step: PureStep,
+    values: Values,
+    slices: PyTree,
+    has_mask: bool,
+    passes: bool,
+) -> "ChunkRunner":
+    """Return the chunk runner of a step.
+
+    Parameters
+    ----------
+    step
+        A function of ``(probes, constants, slices)`` that returns ``(loss, aux, records)``.
+    values, slices
+        Example values.
+    has_mask
+        Whether some steps may be masked: the scale of their loss is zero.
+    passes
+        Whether derivatives pass from step to step: in windows and under full-Jacobian rules.
+    """
+    traced = traced_step(step, values, slices)
+    program = traced.program
+    equal = equal_values(program, traced.probes)
+    inputs = (*traced.parameters, *traced.probes, *(traced.carried if passes else ()))
+    live = program.dependents_of(inputs, None, CONSTANT, carries_derivative)
+    # Equal values may have different derivatives.
+    in_loops = program if passes else merged(program, equal)
+    constant = {first for var, first in equal.items() if var not in live} & traced.varying
+    step_by_step = {
+        index
+        for index, e in enumerate(in_loops.equations)
+        if e.effects or (not constant.isdisjoint(e.outvars) and is_step_by_step(e))
+    }
+    loops = find_loops(traced, in_loops, step_by_step, live, passes, has_mask)
+
+    parts = {v for e in program.equations if e.primitive.name in PARTS for v in e.outvars}
+    known = {var: first for var, first in equal.items() if first in loops.made.keys() - parts}
+    targets = [traced.results[0], *(traced.written if passes else ())]
+    reaching = program.depends_on(vars_of(targets), blocked=CONSTANT)
+    parameters = tuple(var for var in traced.parameters if var in reaching)
+    places = tuple(var for var in loops.made if var in known) if passes else traced.probes
+    read = {*traced.slices}.union(*(loop.read for loop in loops.loops))
+    losses = find_losses(traced, known, read, live, parameters, places, has_mask)
+    residuals = find_sources(traced, traced.results[2], known)
+    loops = loops.record({*losses.recorded, *residuals.sources})
+    return ChunkRunner(traced, loops, losses, residuals, passes)
+
+
+class ChunkRunner:
+    """Runs a chunk: loops, then losses with derivatives, which may be pulled back through loops.
+
+    Parameters
+    ----------
+    step
+        The program of one step.
+    loops, losses, residuals
+        Its parts.
+    passes
+        Whether derivatives pass from step to step.
+
+    Attributes
+    ----------
+    step
+        The program of one step.
+    differentiated
+        For every leaf of the parameters: whether it has a gradient outside the traces.
+    """
+
+    def __init__(
+        self, step: StepProgram, loops: Loops, losses: Losses, residuals: Results, passes: bool
+    ) -> None:
+        self.step, self._loops, self._losses = step, loops, losses
+        self._residuals, self._passes = residuals, passes
+        self.differentiated = tuple(var in losses.parameters for var in step.parameters)
+        self._traced = jax.jit(self._run)
+
+    def count_bytes(self) -> int:
+        """Return the bytes that every step of a chunk writes."""
+        written = self._loops.recorded & self._loops.made.keys() - {*self.step.slices}
+        computed = written.union(self._residuals.computed)
+        return self._losses.product_bytes + sum(map(size_of, computed))
+
+    def choose(self, leaves: Iterable[Leaf]) -> list[Leaf]:
+        """Return the items of differentiated leaves, from one item per leaf of the parameters."""
+        return list(itertools.compress(leaves, self.differentiated))
+
+    def passing(self, leaves: list[Any]) -> list[Any]:
+        """Return the leaves of written States through which derivatives pass."""
+        return self._loops.passing(leaves) if self._passes else []
+
+    def signal_of(self, probes: dict[str, jax.Array], derivatives: list[jax.Array]) -> Signal:
+        """Return the derivatives by the probes that the losses depend on, by name."""
+        by_var = zip_dict(self._losses.places, derivatives)
+        names, _ = jax.tree.flatten({name: name for name in probes})
+        pairs = zip(names, self.step.probes, strict=True)
+        return {name: by_var[var] for name, var in pairs if var in by_var}
+
+    def __call__(
+        self,
+        values: Values,
+        start: tuple[PyTree, list[jax.Array]],
+        chunk: tuple[PyTree, jax.Array],
+    ) -> ChunkResult:
+        """Run a chunk. Chunks of one length are traced once.
+
+        Parameters
+        ----------
+        values
+            Values of the parameters, of the other States, of the perturbations, and of fixed
+            values.
+        start
+            Values of the States that the steps write, and the sums of gradients so far.
+        chunk
+            Slices of the sequences, and the scale of every step's loss.
+        """
+        result: ChunkResult = self._traced(values, start, chunk)
+        return result
+
+    def residuals(self, values: Values, over_time: list[jax.Array], steps: int) -> SourceValues:
+        """Return the residuals, with loop-invariant values, from those of a `ChunkResult`."""
+        return self._residuals.collect(self.step.fixed(values), over_time, steps)
+
+    def records(self, residuals: SourceValues) -> Records:
+        """Return the residuals of a chunk, from the result of `residuals`.
+
+        All have a full time axis, except for constant values. Chunks of one length are traced once.
+        """
+        records: Records = self._traced_records(residuals)
+        return records
+
+    @functools.cached_property
+    def _traced_records(self) -> Callable[[SourceValues], Records]:
+        def run(residuals: SourceValues) -> Records:
+            records: Records = self._residuals.compute(residuals)
+            rest = dataclasses.replace(records, values={}, steps=residuals.steps)
+            full: Records = stretched(rest, residuals.steps)
+            return dataclasses.replace(full, values=records.values)
+
+        traced: Callable[[SourceValues], Records] = jax.jit(run)
+        return traced
+
+    def _run(
+        self,
+        values: Values,
+        start: tuple[PyTree, list[jax.Array]],
+        chunk: tuple[PyTree, jax.Array],
+    ) -> ChunkResult:
+        sequences, scales = chunk
+        fixed = self.step.fixed(values)
+        states, tree = jax.tree.flatten(start[0])
+        slices = zip_dict(self.step.slices, jax.tree.leaves(sequences))
+        loops, losses, sums = self._loops, self._losses, start[1]
+        if self._passes:
+            (states, over_time), pull_back = loops.run_with_derivative(
+                fixed, states, slices, losses.parameters, losses.places, len(scales)
+            )
+            (gradients, of_places), results = losses.differentiate(fixed, over_time, scales)
+            of_loops, signal = pull_back(of_places)
+            sums = jax.tree.map(jnp.add, sums, of_loops)
+        else:
+            states, over_time = loops.run(fixed, states, slices)
+            (gradients, signal), results = losses.differentiate(fixed, over_time, scales)
+        return ChunkResult(
+            jax.tree.map(jnp.add, sums, gradients),
+            signal,
+            jax.tree.unflatten(tree, states),
+            *results,
+            [over_time[var] for var in self._residuals.sources],
+        )
