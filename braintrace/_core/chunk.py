@@ -15,7 +15,7 @@ back. A residual is one of the following:
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import jax
@@ -141,20 +141,6 @@ class Results:
     computed: tuple[Var, ...]
     once: tuple[Var, ...]
     map_over_time: MapOverTime
-
-    def collect(self, fixed: ByVar, over_time: list[jax.Array], steps: int) -> SourceValues:
-        """Return the values of the sources and of `once`.
-
-        Parameters
-        ----------
-        fixed
-            Values that are equal in all steps.
-        over_time
-            The values of the sources.
-        steps
-            Number of steps.
-        """
-        return SourceValues(over_time, evaluate(self.step.program, self.once, fixed), steps)
 
     def compute(self, values: SourceValues) -> PyTree:
         """Return the results, time first, with a time axis of length 1 if loop-invariant."""
@@ -492,39 +478,36 @@ def chunk_runner(
     return ChunkRunner(traced, loops, losses, residuals, passes)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class ChunkRunner:
     """Runs a chunk: loops, then losses with derivatives, which may be pulled back through loops.
-
-    Parameters
-    ----------
-    step
-        The program of one step.
-    loops, losses, residuals
-        Its parts.
-    passes
-        Whether derivatives pass from step to step.
 
     Attributes
     ----------
     step
         The program of one step.
-    differentiated
-        For every leaf of the parameters: whether it has a gradient outside the traces.
+    loops, losses, sources
+        Its parts: loops, losses, and the sources of the residuals.
+    passes
+        Whether derivatives pass from step to step.
     """
 
-    def __init__(
-        self, step: StepProgram, loops: Loops, losses: Losses, residuals: Results, passes: bool
-    ) -> None:
-        self.step, self._loops, self._losses = step, loops, losses
-        self._residuals, self._passes = residuals, passes
-        self.differentiated = tuple(var in losses.parameters for var in step.parameters)
-        self._traced = jax.jit(self._run)
+    step: StepProgram
+    loops: Loops
+    losses: Losses
+    sources: Results
+    passes: bool
+
+    @functools.cached_property
+    def differentiated(self) -> tuple[bool, ...]:
+        """For every leaf of the parameters: whether it has a gradient outside the traces."""
+        return tuple(var in self.losses.parameters for var in self.step.parameters)
 
     def count_bytes(self) -> int:
         """Return the bytes that every step of a chunk writes."""
-        written = self._loops.recorded & self._loops.made.keys() - {*self.step.slices}
-        computed = written.union(self._residuals.computed)
-        return self._losses.product_bytes + sum(map(size_of, computed))
+        written = self.loops.recorded & self.loops.made.keys() - {*self.step.slices}
+        computed = written.union(self.sources.computed)
+        return self.losses.product_bytes + sum(map(size_of, computed))
 
     def choose(self, leaves: Iterable[Leaf]) -> list[Leaf]:
         """Return the items of differentiated leaves, from one item per leaf of the parameters."""
@@ -532,22 +515,38 @@ class ChunkRunner:
 
     def passing(self, leaves: list[Any]) -> list[Any]:
         """Return the leaves of written States through which derivatives pass."""
-        return self._loops.passing(leaves) if self._passes else []
+        return self.loops.passing(leaves) if self.passes else []
 
     def signal_of(self, probes: dict[str, jax.Array], derivatives: list[jax.Array]) -> Signal:
         """Return the derivatives by the probes that the losses depend on, by name."""
-        by_var = zip_dict(self._losses.places, derivatives)
+        by_var = zip_dict(self.losses.places, derivatives)
         names, _ = jax.tree.flatten({name: name for name in probes})
         pairs = zip(names, self.step.probes, strict=True)
         return {name: by_var[var] for name, var in pairs if var in by_var}
 
-    def __call__(
+    def residuals(self, values: Values, over_time: list[jax.Array], steps: int) -> SourceValues:
+        """Return the residuals, with loop-invariant values, from those of a `ChunkResult`."""
+        program, once = self.step.program, self.sources.once
+        return SourceValues(over_time, evaluate(program, once, self.step.fixed(values)), steps)
+
+    # Chunks of one length are traced once.
+    run = functools.cached_property[Any](lambda self: jax.jit(self._run))
+    records = functools.cached_property[Any](lambda self: jax.jit(self._records))
+
+    def _records(self, residuals: SourceValues) -> Records:
+        """Return the residuals of a chunk with a full time axis, except for constant values."""
+        records: Records = self.sources.compute(residuals)
+        rest = dataclasses.replace(records, values={}, steps=residuals.steps)
+        full: Records = stretched(rest, residuals.steps)
+        return dataclasses.replace(full, values=records.values)
+
+    def _run(
         self,
         values: Values,
         start: tuple[PyTree, list[jax.Array]],
         chunk: tuple[PyTree, jax.Array],
     ) -> ChunkResult:
-        """Run a chunk. Chunks of one length are traced once.
+        """Run a chunk.
 
         Parameters
         ----------
@@ -559,44 +558,12 @@ class ChunkRunner:
         chunk
             Slices of the sequences, and the scale of every step's loss.
         """
-        result: ChunkResult = self._traced(values, start, chunk)
-        return result
-
-    def residuals(self, values: Values, over_time: list[jax.Array], steps: int) -> SourceValues:
-        """Return the residuals, with loop-invariant values, from those of a `ChunkResult`."""
-        return self._residuals.collect(self.step.fixed(values), over_time, steps)
-
-    def records(self, residuals: SourceValues) -> Records:
-        """Return the residuals of a chunk, from the result of `residuals`.
-
-        All have a full time axis, except for constant values. Chunks of one length are traced once.
-        """
-        records: Records = self._traced_records(residuals)
-        return records
-
-    @functools.cached_property
-    def _traced_records(self) -> Callable[[SourceValues], Records]:
-        def run(residuals: SourceValues) -> Records:
-            records: Records = self._residuals.compute(residuals)
-            rest = dataclasses.replace(records, values={}, steps=residuals.steps)
-            full: Records = stretched(rest, residuals.steps)
-            return dataclasses.replace(full, values=records.values)
-
-        traced: Callable[[SourceValues], Records] = jax.jit(run)
-        return traced
-
-    def _run(
-        self,
-        values: Values,
-        start: tuple[PyTree, list[jax.Array]],
-        chunk: tuple[PyTree, jax.Array],
-    ) -> ChunkResult:
         sequences, scales = chunk
         fixed = self.step.fixed(values)
         states, tree = jax.tree.flatten(start[0])
         slices = zip_dict(self.step.slices, jax.tree.leaves(sequences))
-        loops, losses, sums = self._loops, self._losses, start[1]
-        if self._passes:
+        loops, losses, sums = self.loops, self.losses, start[1]
+        if self.passes:
             (states, over_time), pull_back = loops.run_with_derivative(
                 fixed, states, slices, losses.parameters, losses.places, len(scales)
             )
@@ -611,5 +578,5 @@ class ChunkRunner:
             signal,
             jax.tree.unflatten(tree, states),
             *results,
-            [over_time[var] for var in self._residuals.sources],
+            [over_time[var] for var in self.sources.sources],
         )

@@ -45,6 +45,7 @@ from .._etrace_op import (
     select_outputs,
 )
 from .._graph import (
+    Chunk,
     ETraceGraph,
     HiddenGroup,
     HiddenParamOpRelation,
@@ -76,10 +77,8 @@ from .traces import as_arrays, is_zero
 
 
 def chunk_gradient(
-    graph: ETraceGraph,
     method: TraceMethod,
-    weights: Weights,
-    records: Records,
+    chunk: Chunk,
     signal: Probes,
     before: Traces,
     after: Traces | None = None,
@@ -90,14 +89,14 @@ def chunk_gradient(
     that read them, of a window, or of a full-Jacobian rule. The arguments are the same as in
     `TraceMethod.gradient`.
     """
-    late, parts = signal.keys() & probes_of_past(graph).keys(), []
+    graph, parts = chunk.graph, []
+    late = signal.keys() & probes_of_past(graph).keys()
     if late:
-        mu = of_past(graph, signal)
-        parts.append(method.carry_in_vjp(graph, weights, mu, before, records.zeros_select))
+        parts.append(method.carry_in_vjp(chunk, of_past(graph, signal), before))
         if max(map(len, signal.values())) == 1:
             signal = {name: value for name, value in signal.items() if name not in late}
     if signal or not late:
-        own, after = method.gradient(graph, weights, records, signal, before, after)
+        own, after = method.gradient(chunk, signal, before, after)
         parts.append(own)
     gradients = jax.tree.map(lambda *result: sum(result[1:], result[0]), *parts)
     return of_parameters(graph, gradients), after
@@ -232,35 +231,35 @@ def recorded_inputs(graph: ETraceGraph, records: Records) -> Inputs:
 
 
 def sum_products(
-    graph: ETraceGraph,
-    weights: Weights,
-    inputs: Inputs,
+    chunk: Chunk,
     factors: Arrays,
     selects: bool,
+    inputs: Inputs | None = None,
     pull: Callable[..., Arrays] = pull_back,
 ) -> Weights:
-    """Return ``Σ x ⊗ f`` over time, batch and groups: one product for each site in ``inputs``.
+    """Return ``Σ x ⊗ f`` over time, batch and groups: one product for each site with factors.
 
     Parameters
     ----------
-    graph, weights
-        The compiled model, and the operands of its relations.
-    inputs, factors
-        Inputs by relation, and factors by `row_name`, time first.
+    chunk, factors
+        The chunk, and factors by `row_name`, time first.
     selects
         Whether a zero factor has a zero result, also if the other is not finite.
+    inputs
+        Inputs by relation; ``None``: those that the chunk recorded.
     pull
         Pulls factors back to the operands, given the inputs.
     """
     gradients: Weights = {}
-    for site in trace_sites(graph):
-        name, key = row_name(graph, site), site.relation.key
-        if name in factors and key in inputs:
+    inputs = recorded_inputs(chunk.graph, chunk.records) if inputs is None else inputs
+    for site in trace_sites(chunk.graph):
+        name, key = row_name(chunk.graph, site), site.relation.key
+        if name in factors:
             x, factor = inputs[key], factors[name]
             if site.has_fan_out:  # without an input, one sum over all steps and samples
                 factor = factor.sum((0, 1))[None] if x is None else factor.sum(1)
             x = finite_inputs(site, x, factor) if selects else x
-            gradients = add(gradients, {key: pull(*site.operation, x, factor, weights[key])})
+            gradients = add(gradients, {key: pull(*site.operation, x, factor, chunk.weights[key])})
     return gradients
 
 

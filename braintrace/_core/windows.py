@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from .._errors import OptionError
 from .._graph import (
+    Chunk,
     ETraceGraph,
     Records,
     Signal,
@@ -67,12 +68,12 @@ def single_step(
         result = dataclasses.replace(result, reset=reset)
     records = place(as_chunk(result))
     held, before = jax.lax.stop_gradient((weights, traces))
-    after = method.update(graph, held, records, before)
+    after = method.update(Chunk(graph, held, records), before)
 
     def gradient(weights: Weights, residuals: Any, signal: Probes) -> Weights:
         records, before, after = residuals
-        signal = as_chunk(signal)
-        return chunk_gradient(graph, method, weights, records, signal, before, after)[0]
+        chunk = Chunk(graph, weights, records)
+        return chunk_gradient(method, chunk, as_chunk(signal), before, after)[0]
 
     passes = graph.passes_weights
     shapes = probes_of_past(graph) if passes else probe_shapes(graph)

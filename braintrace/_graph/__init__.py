@@ -16,6 +16,7 @@ from .influence import InfluenceMap as InfluenceMap
 from .influence import Tap as Tap
 from .method import FOLLOWS_ALL as FOLLOWS_ALL
 from .method import Adjoints as Adjoints
+from .method import Chunk as Chunk
 from .method import Jacobian as Jacobian
 from .method import LinearMethod as LinearMethod
 from .method import Records as Records

@@ -13,7 +13,7 @@ All code that makes, reports, resets, saves or checks traces reads their `TraceS
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import jax
 
@@ -83,6 +83,22 @@ jax.tree_util.register_dataclass(
 )
 
 
+class Chunk(NamedTuple):
+    """A recorded chunk.
+
+    Attributes
+    ----------
+    graph, weights
+        The compiled model, and the operands of its relations.
+    records
+        The residuals of its steps.
+    """
+
+    graph: ETraceGraph
+    weights: Weights
+    records: Records
+
+
 Adjoints: TypeAlias = Mapping[int, Mapping[int, jax.Array]]
 """Derivatives by states per unit of each group, by its index and by state."""
 
@@ -132,35 +148,25 @@ class TraceMethod(Protocol):
             through coupling reads those too.
         """
 
-    def update(
-        self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
-    ) -> Traces:
+    def update(self, chunk: Chunk, traces: Traces) -> Traces:
         """Return the traces after a recorded chunk of one step or more.
 
         Traces before it that are known to be zero may be passed as shapes (see
         `braintrace._core.zero`), here and in `gradient`.
         """
-        after = self.gradient(graph, weights, records, {}, traces)[1]
+        after = self.gradient(chunk, {}, traces)[1]
         assert after is not None  # a rule without this by-product has an `update` of its own
         return after
 
     def gradient(
-        self,
-        graph: ETraceGraph,
-        weights: Weights,
-        records: Records,
-        signal: Signal,
-        before: Traces,
-        after: Traces | None = None,
+        self, chunk: Chunk, signal: Signal, before: Traces, after: Traces | None = None
     ) -> tuple[Weights, Traces | None]:
         """Return the gradient of a recorded chunk, linear in the signal.
 
         Parameters
         ----------
-        graph, weights
-            The compiled model, and the operands of its relations.
-        records, signal
-            Residuals of the chunk, and its learning signals.
+        chunk, signal
+            The chunk, and its learning signals.
         before
             Traces before the chunk.
         after
@@ -175,23 +181,18 @@ class TraceMethod(Protocol):
             else None.
         """
 
-    def carry_in_vjp(
-        self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
-    ) -> Weights:
+    def carry_in_vjp(self, chunk: Chunk, mu: Signal, traces: Traces) -> Weights:
         """Return the gradient of the operands through the states before a window.
 
         Parameters
         ----------
-        graph, weights
-            The compiled model, and the operands of its relations.
+        chunk
+            The window, with or without its residuals.
         mu
             Derivative of the loss with respect to those states, by name and without a time axis;
             missing ones are zero.
         traces
             Traces before the window, of every state in ``mu``.
-        zeros_select
-            Whether a zero in ``mu`` must remove NaN or infinity from a trace as well: if samples
-            may be reset in the window, or steps masked.
         """
 
 
@@ -199,26 +200,12 @@ class TraceMethod(Protocol):
 class LinearMethod(TraceMethod, Protocol):
     """A rule whose gradient of a chunk is linear in the adjoints of the states after it."""
 
-    def pull_back(
-        self,
-        graph: ETraceGraph,
-        weights: Weights,
-        records: Records,
-        signal: Signal,
-        after: Adjoints,
-    ) -> tuple[Weights, Adjoints]:
+    def pull_back(self, chunk: Chunk, signal: Signal, after: Adjoints) -> tuple[Weights, Adjoints]:
         """Return the gradient of a recorded chunk without its past, and the adjoints before it.
 
         ``after`` are the adjoints of all states of the traced groups after the chunk; the other
         arguments are those of `gradient`.
         """
 
-    def contract(
-        self,
-        graph: ETraceGraph,
-        weights: Weights,
-        adjoints: Adjoints,
-        traces: Traces,
-        zeros_select: bool,
-    ) -> Weights:
+    def contract(self, chunk: Chunk, adjoints: Adjoints, traces: Traces) -> Weights:
         """Return the gradient of the operands by the adjoints of states; see `carry_in_vjp`."""

@@ -15,7 +15,7 @@ from .._core.steps import operands, recorded_step
 from .._core.traces import examples
 from .._core.windows import passed_step, plain_step
 from .._errors import OptionError
-from .._graph import Traces
+from .._graph import Chunk, Traces
 from .._jax import Var, without_derivative
 from .._runtime.model_states import read_states, whole_values
 from .._runtime.program import Take
@@ -114,7 +114,7 @@ def evolving(learner: LearnerParts, request: Request, example: Arguments) -> Bod
             records = dataclasses.replace(records, steps=steps_of(now))
             if algorithm.placement is not None:
                 records = algorithm.placement.records(records)
-            return (state, method.update(graph, weights, records, carry[1])), outputs
+            return (state, method.update(Chunk(graph, weights, records), carry[1])), outputs
 
         length = steps_of(sequences)
         chunks_by_length[length, False] = cut = chunks_of(

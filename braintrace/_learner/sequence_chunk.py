@@ -22,6 +22,7 @@ from .._core.step_program import PureStep
 from .._core.traces import examples
 from .._core.windows import window_signals
 from .._graph import Adjoints, LinearMethod, Records, Traces, Weights
+from .._graph import Chunk as RecordedChunk
 from .._runtime.model_states import add_to_states
 from .._typing import PyTree
 from .chunks import Chunks, chunks_of, over_blocks, over_chunks, steps_of, windows_of
@@ -162,7 +163,7 @@ class SequenceChunk:
 
         def of_length(length: int) -> Any:
             def run(start: Any, part: Chunk) -> Any:
-                result = self._run(values, start, part)
+                result = self._run.run(values, start, part)
                 signal = self._signal(others, start[0], result.signal)
                 if length < steps:
                     signal = window_signals(self._graph, signal, length)
@@ -175,9 +176,8 @@ class SequenceChunk:
             of_length, (written, outside), chunk, steps, self._steps_of_window(steps)
         )
         residuals = self._run.residuals(values, over_time, steps)
-        found, after = chunk_gradient(
-            self._graph, self._method, weights, self._records(residuals), signal, traces
-        )
+        recorded = RecordedChunk(self._graph, weights, self._records(residuals))
+        found, after = chunk_gradient(self._method, recorded, signal, traces)
         of_operands = jax.tree.map(jnp.add, of_operands, found)
         of_traces: TracesOrSources = residuals if after is None else after
         return (written, (outside, of_operands), of_traces), results
@@ -193,7 +193,7 @@ class SequenceChunk:
         """Return the written States after a part, and the residuals that its traces need."""
         values = (parameters, others, self._probes, constants)
         outside, _ = self.start(parameters, {})
-        result = self._run(values, (written, outside), part)
+        result = self._run.run(values, (written, outside), part)
         return result.written, self._run.residuals(values, result.residuals, steps_of(part))
 
     def backward(
@@ -212,11 +212,12 @@ class SequenceChunk:
         """
         ((outside, of_operands), after), (weights, _) = carry, constants
         values = (parameters, others, self._probes, constants)
-        result = self._run(values, (written, outside), part)
+        result = self._run.run(values, (written, outside), part)
         signal = self._signal(others, written, result.signal)
         records = self._records(self._run.residuals(values, result.residuals, steps_of(part)))
         assert self.linear is not None
-        found, before = self.linear.pull_back(self._graph, weights, records, signal, after)
+        recorded = RecordedChunk(self._graph, weights, records)
+        found, before = self.linear.pull_back(recorded, signal, after)
         of_operands = jax.tree.map(jnp.add, of_operands, of_parameters(self._graph, found))
         return ((result.gradients, of_operands), before), (result.loss, result.aux)
 
@@ -225,8 +226,8 @@ class SequenceChunk:
     ) -> Weights:
         """Return the gradient of the operands through the states before a sequence."""
         assert self.linear is not None
-        selects = self._has_mask or has_resets
-        return self.linear.contract(self._graph, weights, adjoints, traces, selects)
+        records = Records(x={}, has_mask=self._has_mask or has_resets)
+        return self.linear.contract(RecordedChunk(self._graph, weights, records), adjoints, traces)
 
     def _steps_of_window(self, steps: int) -> int:
         """Return the number of steps that run together; the last window may be shorter."""
@@ -296,7 +297,8 @@ class SequenceChunk:
         def update(traces: Traces, records: Records) -> tuple[Traces, None]:
             if records.inputs:  # of a part of the chunk
                 records = dataclasses.replace(records, steps=steps_of(records.inputs))
-            return self._method.update(self._graph, weights, records, traces), None
+            chunk = RecordedChunk(self._graph, weights, records)
+            return self._method.update(chunk, traces), None
 
         length = residuals.steps
         if self._passes and self._window is None:
@@ -307,7 +309,7 @@ class SequenceChunk:
         return after
 
     def _records(self, residuals: SourceValues) -> Records:
-        records = self._run.records(residuals)
+        records: Records = self._run.records(residuals)
         if self._placement is not None:
             records = self._placement.records(records)
         return records

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 
 from .._core.traces import joined, renamed
 from .._graph import (
+    Chunk,
     ETraceGraph,
     HiddenParamOpRelation,
     Jacobian,
     Record,
-    Records,
     Signal,
     TraceMethod,
     Traces,
@@ -71,51 +71,41 @@ class ComposedTraces(TraceMethod):
             result.update(_named(name, jax.tree.map(functools.partial(_of_rule, name), specs)))
         return result
 
-    def update(
-        self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
-    ) -> Traces:
+    def update(self, chunk: Chunk, traces: Traces) -> Traces:
         """Return the traces after a recorded chunk."""
         new = []
-        for name, own in self.graphs_by_rule(graph).items():
-            before = _of_name(name, traces)
-            after = self.rules[name].update(own, _of(own, weights), records, before)
+        for name, own in self._chunks_by_rule(chunk).items():
+            after = self.rules[name].update(own, _of_name(name, traces))
             new.append(_named(name, after))
         return joined(new)
 
     def gradient(
-        self,
-        graph: ETraceGraph,
-        weights: Weights,
-        records: Records,
-        signal: Signal,
-        before: Traces,
-        after: Traces | None = None,
+        self, chunk: Chunk, signal: Signal, before: Traces, after: Traces | None = None
     ) -> tuple[Weights, Traces | None]:
         """Return the gradient of a recorded chunk, and the traces after it if all rules do."""
-        gradients = jax.tree.map(jnp.zeros_like, weights)
-        graphs, known = self.graphs_by_rule(graph), []
-        for name, own in graphs.items():
-            result, own_after = self.rules[name].gradient(
-                own,
-                _of(own, weights),
-                records,
-                signal,
-                _of_name(name, before),
-                None if after is None else _of_name(name, after),
-            )
+        gradients = jax.tree.map(jnp.zeros_like, chunk.weights)
+        chunks, known = self._chunks_by_rule(chunk), []
+        for name, own in chunks.items():
+            of_rule = None if after is None else _of_name(name, after)
+            method, start = self.rules[name], _of_name(name, before)
+            result, own_after = method.gradient(own, signal, start, of_rule)
             gradients.update(result)
             known += [] if own_after is None else [_named(name, own_after)]
-        return gradients, joined(known) if len(known) == len(graphs) else None
+        return gradients, joined(known) if len(known) == len(chunks) else None
 
-    def carry_in_vjp(
-        self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
-    ) -> Weights:
+    def carry_in_vjp(self, chunk: Chunk, mu: Signal, traces: Traces) -> Weights:
         """Return the gradient of the operands through the states before a window."""
-        gradients: Weights = jax.tree.map(jnp.zeros_like, weights)
-        for name, own in self.graphs_by_rule(graph).items():
-            arrays = _of(own, weights), mu, _of_name(name, traces)
-            gradients.update(self.rules[name].carry_in_vjp(own, *arrays, zeros_select))
+        gradients: Weights = jax.tree.map(jnp.zeros_like, chunk.weights)
+        for name, own in self._chunks_by_rule(chunk).items():
+            gradients.update(self.rules[name].carry_in_vjp(own, mu, _of_name(name, traces)))
         return gradients
+
+    def _chunks_by_rule(self, chunk: Chunk) -> dict[str, Chunk]:
+        def of_rule(own: ETraceGraph) -> Chunk:
+            keys = [relation.key for relation in own.hidden_param_op_relations]
+            return Chunk(own, {key: chunk.weights[key] for key in keys}, chunk.records)
+
+        return {name: of_rule(own) for name, own in self.graphs_by_rule(chunk.graph).items()}
 
     def graphs_by_rule(self, graph: ETraceGraph) -> dict[str, ETraceGraph]:
         """Return the compiled model with only the relations of each rule, by rule."""
@@ -129,10 +119,6 @@ class ComposedTraces(TraceMethod):
             )
             for name, own in relations.items()
         }
-
-
-def _of(graph: ETraceGraph, weights: Weights) -> Weights:
-    return {relation.key: weights[relation.key] for relation in graph.hidden_param_op_relations}
 
 
 def _named(name: str, traces: Traces) -> Traces:

@@ -26,7 +26,7 @@ from .._core.flat_state import (
 from .._core.loops import scan_records
 from .._core.sites import flags_along
 from .._core.steps import Inputs
-from .._graph import ETraceGraph, FlatState, ParameterUse, Records, Weights
+from .._graph import Chunk, ETraceGraph, FlatState, ParameterUse
 from .._jax import Var, bind
 from .._jaxpr import Place, evaluate
 
@@ -34,16 +34,12 @@ Sums = dict[str, list[jax.Array]]
 """For every use that is not a product, an array for each of its operands."""
 
 
-def chunk_vjp(
-    graph: ETraceGraph, weights: Weights, records: Records, cotangents: ByState
-) -> tuple[jax.Array, dict[str, jax.Array]]:
+def chunk_vjp(chunk: Chunk, cotangents: ByState) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Pull cotangents of the states after a recorded chunk back through its steps.
 
     Parameters
     ----------
-    graph, weights, records
-        The compiled model, its parameters, and the chunk.
-    cotangents
+    chunk, cotangents
         Cotangents of the states after the chunk, with one leading axis: the rows.
 
     Returns
@@ -54,7 +50,8 @@ def chunk_vjp(
         Contributions of the chunk's steps to the derivatives ``(samples, rows, *shape)`` with
         respect to parameters, by name.
     """
-    before, sums, at, x = _through_steps(graph, weights, records, cotangents)
+    graph, weights, records = chunk
+    before, sums, at, x = _through_steps(chunk, cotangents)
     flat = flat_state_of(graph)
     fixed = inputs_of_step(graph, weights, [leaf[0] for leaf in records.inputs])
     of_parameters: dict[str, jax.Array] = {}
@@ -70,22 +67,21 @@ def chunk_vjp(
     return to_rows(flat, before), of_parameters
 
 
-def jacobians(
-    graph: ETraceGraph, weights: Weights, records: Records
-) -> tuple[jax.Array, dict[str, jax.Array]]:
+def jacobians(chunk: Chunk) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Return the derivatives of the states after a recorded chunk, samples first.
 
     The first array ``(samples, n, n)`` is by the states before it, the others ``(samples, n,
     *shape)`` are by parameters in its steps.
     """
-    rows, of_parameters = chunk_vjp(graph, weights, records, unit_rows(flat_state_of(graph)))
+    rows, of_parameters = chunk_vjp(chunk, unit_rows(flat_state_of(chunk.graph)))
     return jnp.moveaxis(rows, 1, 0), of_parameters
 
 
 def _through_steps(
-    graph: ETraceGraph, weights: Weights, records: Records, cotangents: ByState
+    chunk: Chunk, cotangents: ByState
 ) -> tuple[ByState, Sums, dict[Place, jax.Array], dict[str, jax.Array]]:
     """Return cotangents before the chunk, the sums, and cotangents and inputs of products."""
+    graph, weights, records = chunk
     flat = flat_state_of(graph)
     places = [p for use in flat.uses if use.kind == "product" for p in places_of(graph, use)]
 

@@ -37,9 +37,9 @@ from .._errors import OptionError, ShapeError, in_words
 from .._etrace_op import Arrays
 from .._graph import (
     Adjoints,
+    Chunk,
     ETraceGraph,
     Jacobian,
-    Records,
     Role,
     Signal,
     TraceMethod,
@@ -201,15 +201,10 @@ class RuleTraces(TraceMethod):
         return {key: spec for part in parts for key, spec in part.specs.items()}
 
     def gradient(
-        self,
-        graph: ETraceGraph,
-        weights: Weights,
-        records: Records,
-        signal: Signal,
-        before: Traces,
-        after: Traces | None = None,
+        self, chunk: Chunk, signal: Signal, before: Traces, after: Traces | None = None
     ) -> tuple[Weights, Traces]:
         """Return the gradient of a recorded chunk, and the traces after it."""
+        graph, weights, records = chunk
         parts, selects = self._traces_at(graph, weights), records.has_mask
         mu: Adjoints = {group.index: signals(group, signal) for group in graph.traced_groups}
         if after is not None:
@@ -232,13 +227,12 @@ class RuleTraces(TraceMethod):
         (arrays, gradients), _ = scan_records(step, start, now, records.steps)
         return like(weights, gradients), like(before, arrays)
 
-    def carry_in_vjp(
-        self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
-    ) -> Weights:
+    def carry_in_vjp(self, chunk: Chunk, mu: Signal, traces: Traces) -> Weights:
         """Return the rule's gradient for the adjoints of the states before a window."""
+        graph, weights, records = chunk
         parts = self._traces_at(graph, weights)
         arrays, entering = _read(parts, traces), at_entry(graph, mu)
-        return like(weights, _contracted(graph, parts, arrays, entering, zeros_select))
+        return like(weights, _contracted(graph, parts, arrays, entering, records.zeros_select))
 
     def _traces_at(self, graph: ETraceGraph, weights: Weights) -> list[SiteTrace[OperationSite]]:
         return [trace_at(self.rule, site) for site in sites_of(graph, weights)]
@@ -326,25 +320,22 @@ class FullRuleTraces(PassingTraces):
         """Return the leaves of the site."""
         return trace_at(self.rule, full_site(graph, operand_shapes(graph))).specs
 
-    def update(
-        self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
-    ) -> Traces:
+    def update(self, chunk: Chunk, traces: Traces) -> Traces:
         """Return the traces after recorded steps, one step at a time."""
-        part = trace_at(self.rule, full_site(graph, weights))
+        part = trace_at(self.rule, full_site(chunk.graph, chunk.weights))
 
-        def advance(records: Records, traces: Traces) -> Traces:
-            J, of_parameters = jacobians(graph, weights, records)
+        def advance(one: Chunk, traces: Traces) -> Traces:
+            J, of_parameters = jacobians(one)
             F = {name: of_parameters[name][:, part.site.rows(name)] for name in part.site.operands}
             return part.advance(part.read(traces), J, None, F)
 
-        return over_steps(advance, graph, records, traces)
+        return over_steps(advance, chunk, traces)
 
-    def carry_in_vjp(
-        self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
-    ) -> Weights:
+    def carry_in_vjp(self, chunk: Chunk, mu: Signal, traces: Traces) -> Weights:
         """Return the rule's gradient for the adjoints of the states before a step or window."""
+        graph, weights, records = chunk
         part = trace_at(self.rule, full_site(graph, weights))
         arrays, arriving = part.read(traces), arriving_rows(graph, mu)
-        if zeros_select:
+        if records.zeros_select:
             arrays = part.reset(arrays, (arriving == 0).all(1))
         return gradients_like(weights, part.contract(arrays, arriving))

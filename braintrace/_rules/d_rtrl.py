@@ -76,6 +76,7 @@ from .._etrace_op import (
 )
 from .._graph import (
     Adjoints,
+    Chunk,
     ETraceGraph,
     HiddenGroup,
     LinearMethod,
@@ -111,10 +112,9 @@ class ParameterTraces(LinearMethod):
             specs.update(specs_of_site(graph, site, stored, active))
         return specs
 
-    def update(
-        self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
-    ) -> Traces:
+    def update(self, chunk: Chunk, traces: Traces) -> Traces:
         """Return the traces after a recorded chunk."""
+        graph, _, records = chunk
         # The contribution of a single step is not multiplied by any `D`.
         is_single = records.steps == 1
         selects = records.has_mask if is_single else records.zeros_select
@@ -128,20 +128,11 @@ class ParameterTraces(LinearMethod):
             before, factors = of_rows(graph, group, records, rows, traces)
             for site in sites:
                 if own := of_site(site, traces):
-                    operands = weights[site.relation.key]
-                    new.append(
-                        _updated(graph, site, before, factors, records, operands, own, selects)
-                    )
+                    new.append(_updated(chunk, site, before, factors, own, selects))
         return joined(new)
 
     def gradient(
-        self,
-        graph: ETraceGraph,
-        weights: Weights,
-        records: Records,
-        signal: Signal,
-        before: Traces,
-        after: Traces | None = None,
+        self, chunk: Chunk, signal: Signal, before: Traces, after: Traces | None = None
     ) -> tuple[Weights, None]:
         """Return the gradient of a recorded chunk, without the traces after it: they cost more.
 
@@ -149,10 +140,11 @@ class ParameterTraces(LinearMethod):
         the step before, these traces contain the whole gradient: ``Σ_a l[a] ∘ ε[a]``. The traces
         before the step are then updated in place; if they were read, XLA would copy them.
         """
+        graph, weights, records = chunk
         gradients = jax.tree.map(jnp.zeros_like, weights)
         if records.reset is not None:
             before = _after_reset(graph, before, records.reset[0])
-        inputs, selects = recorded_inputs(graph, records), records.has_mask
+        selects = records.has_mask
         for group in graph.traced_groups:
             now, traces = signals(group, signal), before
             stored = set() if after is None else _stored_states(graph, group, after)
@@ -162,50 +154,36 @@ class ParameterTraces(LinearMethod):
                 _, factors = _pulled(graph, group, records, now)
             else:
                 mu, factors = _pulled(graph, group, records, now)
-            gradients = add(gradients, sum_products(graph, weights, inputs, factors, selects))
-            gradients = add(gradients, _carried(graph, group, weights, mu, traces, selects))
+            gradients = add(gradients, sum_products(chunk, factors, selects))
+            gradients = add(gradients, _carried(chunk, group, mu, traces, selects))
         return like(weights, gradients), None
 
-    def carry_in_vjp(
-        self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
-    ) -> Weights:
+    def carry_in_vjp(self, chunk: Chunk, mu: Signal, traces: Traces) -> Weights:
         """Return ``Σ_c μ[c] ∘ ε⁰[c]`` for the states before a window."""
-        return self.contract(graph, weights, at_entry(graph, mu), traces, zeros_select)
+        return self.contract(chunk, at_entry(chunk.graph, mu), traces)
 
-    def pull_back(
-        self,
-        graph: ETraceGraph,
-        weights: Weights,
-        records: Records,
-        signal: Signal,
-        after: Adjoints,
-    ) -> tuple[Weights, Adjoints]:
+    def pull_back(self, chunk: Chunk, signal: Signal, after: Adjoints) -> tuple[Weights, Adjoints]:
         """Return ``Σ x ⊗ f`` of a chunk, and the adjoints of the states before it."""
+        graph, weights, records = chunk
         gradients, before = jax.tree.map(jnp.zeros_like, weights), {}
         late = at_entry(graph, of_past(graph, signal))
-        inputs, selects = recorded_inputs(graph, records), records.has_mask
         for group in graph.traced_groups:
             end, past = dict(after[group.index]), late[group.index]
             row, factors = _pulled(graph, group, records, signals(group, signal), end)
-            gradients = add(gradients, sum_products(graph, weights, inputs, factors, selects))
+            gradients = add(gradients, sum_products(chunk, factors, records.has_mask))
             before[group.index] = {
                 a: (value + past.get(a, 0)).astype(value.dtype) for a, value in row.items()
             }
         return like(weights, gradients), before
 
-    def contract(
-        self,
-        graph: ETraceGraph,
-        weights: Weights,
-        adjoints: Adjoints,
-        traces: Traces,
-        zeros_select: bool,
-    ) -> Weights:
+    def contract(self, chunk: Chunk, adjoints: Adjoints, traces: Traces) -> Weights:
         """Return ``Σ_c μ[c] ∘ ε⁰[c]``."""
+        graph, weights, records = chunk
         gradients = jax.tree.map(jnp.zeros_like, weights)
         for group in graph.traced_groups:
             own = adjoints[group.index]
-            gradients = add(gradients, _carried(graph, group, weights, own, traces, zeros_select))
+            of_group = _carried(chunk, group, own, traces, records.zeros_select)
+            gradients = add(gradients, of_group)
         return like(weights, gradients)
 
 
@@ -300,18 +278,12 @@ def _factor_key(row: str, state: int, active: ActiveOutputs) -> str:
 
 
 def _updated(
-    graph: ETraceGraph,
-    site: TraceSite,
-    first: Blocks,
-    factors: Arrays,
-    records: Records,
-    weights: Arrays,
-    traces: Traces,
-    selects: bool,
+    chunk: Chunk, site: TraceSite, first: Blocks, factors: Arrays, traces: Traces, selects: bool
 ) -> Traces:
     """Return ``P⁰ ε⁰ + Σ x ⊗ f`` for every stored state of one site."""
-    active, key_of, reset = _active_outputs(site, traces), site.key, records.reset
-    weights = active.operands(site.relation, weights)
+    (graph, _, records), key_of = chunk, site.key
+    active, reset = _active_outputs(site, traces), records.reset
+    weights = active.operands(site.relation, chunk.weights[site.relation.key])
     known = {key for key, trace in unpack(traces).items() if not is_zero(trace)}
     decays = {
         (key_of(i), key_of(j)): active.pick(site.to_outputs(block))
@@ -375,17 +347,12 @@ def _stored_states(graph: ETraceGraph, group: HiddenGroup, traces: Traces) -> se
 
 
 def _carried(
-    graph: ETraceGraph,
-    group: HiddenGroup,
-    weights: Weights,
-    mu: Mapping[int, jax.Array],
-    traces: Traces,
-    selects: bool,
+    chunk: Chunk, group: HiddenGroup, mu: Mapping[int, jax.Array], traces: Traces, selects: bool
 ) -> Weights:
     """Return ``Σ_c μ[c] ∘ ε[c]`` for the relations of one group."""
     gradients: Weights = {}
-    for site in trace_sites(graph, group):
-        active, operands = _active_outputs(site, traces), weights[site.relation.key]
+    for site in trace_sites(chunk.graph, group):
+        active, operands = _active_outputs(site, traces), chunk.weights[site.relation.key]
         select = functools.partial(active.operands, site.relation)
         product = functools.partial(_contracted, site, active, select(operands))
         for factor, trace in factors_and_traces(site, mu, traces):

@@ -29,7 +29,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._core.gradient import Inputs, like, sum_products, times
+from .._core.gradient import Inputs, as_chunk, like, sum_products, times
 from .._core.loops import scan_records
 from .._core.sites import (
     TraceSite,
@@ -57,6 +57,7 @@ from .._etrace_op import (
 )
 from .._graph import (
     Adjoints,
+    Chunk,
     ETraceGraph,
     HiddenGroup,
     HiddenParamOpRelation,
@@ -120,25 +121,17 @@ class FilterTraces(TraceMethod):
         return {**filters, self._steps: steps}
 
     def gradient(
-        self,
-        graph: ETraceGraph,
-        weights: Weights,
-        records: Records,
-        signal: Signal,
-        before: Traces,
-        after: Traces | None = None,
+        self, chunk: Chunk, signal: Signal, before: Traces, after: Traces | None = None
     ) -> tuple[Weights, Traces]:
         """Return the gradient of a recorded chunk, and the traces after it.
 
         It depends only on the traces before the chunk: those after it omit states that no later
         step reads.
         """
-        factors, filters, after = self._run(graph, records, signal, before)
-        return self._gradient(graph, weights, filters, factors, records.has_mask), after
+        factors, filters, after = self._run(chunk.graph, chunk.records, signal, before)
+        return self._gradient(chunk, filters, factors, chunk.records.has_mask), after
 
-    def carry_in_vjp(
-        self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
-    ) -> Weights:
+    def carry_in_vjp(self, chunk: Chunk, mu: Signal, traces: Traces) -> Weights:
         """Return the gradient of the operands through the states before a window."""
         dtype = jnp.result_type(*mu.values())
         wide = {
@@ -147,17 +140,16 @@ class FilterTraces(TraceMethod):
             if key != self._steps
         }
         traces = {**as_arrays(traces), **wide}
-        factors = self._factors(graph, at_entry(graph, mu), traces, zeros_select)
-        filters, factors = jax.tree.map(lambda leaf: leaf[None], (traces[self._inputs], factors))
-        return self._gradient(graph, weights, filters, factors, zeros_select)
+        graph, selects = chunk.graph, chunk.records.zeros_select
+        factors = self._factors(graph, at_entry(graph, mu), traces, selects)
+        filters, factors = as_chunk((traces[self._inputs], factors))
+        return self._gradient(chunk, filters, factors, selects)
 
-    def _gradient(
-        self, graph: ETraceGraph, weights: Weights, filters: Arrays, factors: Arrays, selects: bool
-    ) -> Weights:
+    def _gradient(self, chunk: Chunk, filters: Arrays, factors: Arrays, selects: bool) -> Weights:
         """Return ``Σ f ⊗ ε_x`` over time and batch."""
-        inputs = by_relation(graph, filters)
-        result = sum_products(graph, weights, inputs, factors, selects, pull_back_filtered)
-        return like(weights, {**jax.tree.map(jnp.zeros_like, weights), **result})
+        inputs = by_relation(chunk.graph, filters)
+        result = sum_products(chunk, factors, selects, inputs, pull_back_filtered)
+        return like(chunk.weights, {**jax.tree.map(jnp.zeros_like, chunk.weights), **result})
 
     # Names include the decay, so that filters of another decay are not restored.
 

@@ -51,9 +51,9 @@ from .._core.sites import over_first_axis, where_flagged
 from .._core.traces import as_arrays, unfused, widened
 from .._errors import PrimitiveError
 from .._graph import (
+    Chunk,
     ETraceGraph,
     ParameterUse,
-    Records,
     Signal,
     Traces,
     TraceSpec,
@@ -61,7 +61,7 @@ from .._graph import (
     Weights,
     operand_key,
 )
-from .._jax import source_line, struct_of
+from .._jax import Var, source_line, struct_of
 from .._jaxpr.dataflow import Kind, kinds_of
 from .._typing import PyTree
 from .chunk_vjp import chunk_vjp, of_product, parameters_behind
@@ -131,35 +131,29 @@ class RankOneTraces(RandomTraces):
         s = TraceSpec((flat.samples, flat.size), dtype, ("batch", "state"))
         return {"s": s, "t": t, KEY: self.spec_of_key}
 
-    def update(
-        self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
-    ) -> Traces:
+    def update(self, chunk: Chunk, traces: Traces) -> Traces:
         """Return the traces after recorded steps, one step at a time."""
-        flat = flat_state_of(graph)
+        flat = flat_state_of(chunk.graph)
         dtype = jnp.promote_types(row_dtype(flat), jnp.float32)
 
-        def advance(records: Records, traces: Traces) -> Traces:
+        def advance(one: Chunk, traces: Traces) -> Traces:
             s, t = widened((traces["s"], traces["t"]), dtype)
-            inputs = inputs_of_step(graph, weights, [leaf[0] for leaf in records.inputs])
-            pushed = to_rows(flat, step_jvp(graph, inputs, from_rows(flat, s))).astype(dtype)
+            inputs = _inputs_of(one)
+            pushed = to_rows(flat, step_jvp(one.graph, inputs, from_rows(flat, s))).astype(dtype)
             nu, key = draw_signs(traces[KEY], s.shape, dtype)
-            _, F = chunk_vjp(graph, weights, records, from_rows(flat, nu[None]))
+            _, F = chunk_vjp(one, from_rows(flat, nu[None]))
             entering = {name: F[name][:, 0].astype(old.dtype) for name, old in t.items()}
             s, t = combine((pushed, t), (nu, entering))
             return {"s": s, "t": t, KEY: key}
 
-        return over_steps(advance, graph, records, traces)
+        return over_steps(advance, chunk, traces)
 
-    def carry_in_vjp(
-        self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
-    ) -> Weights:
+    def carry_in_vjp(self, chunk: Chunk, mu: Signal, traces: Traces) -> Weights:
         """Return the sum over samples of ``(mu . s) t``."""
-        traces = as_arrays(traces)
-        onto = multiply("bq,bq->b", arriving_rows(graph, mu), traces["s"], zeros_select)
-        found = {
-            name: multiply("b,b...->...", onto, t, zeros_select) for name, t in traces["t"].items()
-        }
-        return gradients_like(weights, found)
+        traces, selects = as_arrays(traces), chunk.records.zeros_select
+        onto = multiply("bq,bq->b", arriving_rows(chunk.graph, mu), traces["s"], selects)
+        found = {name: multiply("b,b...->...", onto, t, selects) for name, t in traces["t"].items()}
+        return gradients_like(chunk.weights, found)
 
 
 class KroneckerTraces(RandomTraces):
@@ -198,24 +192,20 @@ class KroneckerTraces(RandomTraces):
             u[use.key] = TraceSpec(shape, dtype, ("batch", "input"), use.key, operand="u")
             shape = flat.samples, flat.size, *y.shape[1:]
             A[use.key] = TraceSpec(shape, dtype, axes, use.key, operand="A")
-        exact = EXACT.trace_specs(_without_products(graph), every_state)
+        exact = EXACT.trace_specs(_graph_without_products(graph), every_state)
         return {"u": u, "A": A, "exact": exact, KEY: self.spec_of_key}
 
-    def update(
-        self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
-    ) -> Traces:
+    def update(self, chunk: Chunk, traces: Traces) -> Traces:
         """Return the traces after recorded steps, one step at a time."""
-        exact = EXACT.update(_without_products(graph), weights, records, traces["exact"])
+        exact = EXACT.update(_without_products(chunk), traces["exact"])
         random = {name: trace for name, trace in traces.items() if name != "exact"}
-        after = over_steps(functools.partial(_advanced, graph, weights), graph, records, random)
-        return {**after, "exact": exact}
+        return {**over_steps(_advanced, chunk, random), "exact": exact}
 
-    def carry_in_vjp(
-        self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
-    ) -> Weights:
+    def carry_in_vjp(self, chunk: Chunk, mu: Signal, traces: Traces) -> Weights:
         """Return the sum over samples of ``u (x) (mu . A)``, and the gradients of exact traces."""
-        others, traces = _without_products(graph), as_arrays(traces)
-        gradients = EXACT.carry_in_vjp(others, weights, mu, traces["exact"], zeros_select)
+        graph, weights, traces = chunk.graph, chunk.weights, as_arrays(traces)
+        zeros_select = chunk.records.zeros_select
+        gradients = EXACT.carry_in_vjp(_without_products(chunk), mu, traces["exact"])
         arriving = arriving_rows(graph, mu)
         for use in _products(graph):
             u, A = (widened(traces[name][use.key], arriving.dtype) for name in ("u", "A"))
@@ -232,11 +222,14 @@ class KroneckerTraces(RandomTraces):
         return gradients
 
 
-def _advanced(graph: ETraceGraph, weights: Weights, records: Records, traces: Traces) -> Traces:
-    flat, products = flat_state_of(graph), _products(graph)
-    dtype = jnp.promote_types(row_dtype(flat), jnp.float32)
-    inputs = inputs_of_step(graph, weights, [leaf[0] for leaf in records.inputs])
-    vjp = step_vjp(graph, inputs, unit_rows(flat))
+def _inputs_of(one: Chunk) -> dict[Var, Any]:
+    return inputs_of_step(one.graph, one.weights, [leaf[0] for leaf in one.records.inputs])
+
+
+def _advanced(one: Chunk, traces: Traces) -> Traces:
+    graph, flat = one.graph, flat_state_of(one.graph)
+    products, dtype = _products(graph), jnp.promote_types(row_dtype(flat), jnp.float32)
+    vjp = step_vjp(graph, _inputs_of(one), unit_rows(flat))
     J = jnp.moveaxis(to_rows(flat, vjp.old), 1, 0).astype(dtype)
     nu, key = draw_signs(traces[KEY], (len(products), flat.samples), dtype)
     new: dict[str, dict[str, jax.Array]] = {"u": {}, "A": {}}
@@ -303,7 +296,11 @@ def _products(graph: ETraceGraph) -> list[ParameterUse]:
     return [use for use in flat_state_of(graph).uses if use.kind == "product"]
 
 
-def _without_products(graph: ETraceGraph) -> ETraceGraph:
+def _without_products(chunk: Chunk) -> Chunk:
+    return chunk._replace(graph=_graph_without_products(chunk.graph))
+
+
+def _graph_without_products(graph: ETraceGraph) -> ETraceGraph:
     """Return the same model with the other uses of parameters, and the parameters in them, only."""
     flat = flat_state_of(graph)
     others = tuple(use for use in flat.uses if use.kind != "product")

@@ -46,11 +46,11 @@ from .._core.loops import scan_records
 from .._core.sites import flat_signals, where_flagged
 from .._core.traces import as_arrays, is_zero, reset_traces, unfused, widened
 from .._graph import (
+    Chunk,
     ETraceGraph,
     HiddenParamOpRelation,
     Jacobian,
     Record,
-    Records,
     Role,
     Signal,
     StateLeaf,
@@ -73,16 +73,10 @@ class PassingTraces(TraceMethod):
         return False
 
     def gradient(
-        self,
-        graph: ETraceGraph,
-        weights: Weights,
-        records: Records,
-        signal: Signal,
-        before: Traces,
-        after: Traces | None = None,
+        self, chunk: Chunk, signal: Signal, before: Traces, after: Traces | None = None
     ) -> tuple[Weights, Traces | None]:
         """Return zero: the gradient is backpropagated through the steps."""
-        return jax.tree.map(jnp.zeros_like, weights), after
+        return jax.tree.map(jnp.zeros_like, chunk.weights), after
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,17 +90,13 @@ class NoTraces(PassingTraces):
         """Return no specifications."""
         return {}
 
-    def update(
-        self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
-    ) -> Traces:
+    def update(self, chunk: Chunk, traces: Traces) -> Traces:
         """Return the traces unchanged."""
         return traces
 
-    def carry_in_vjp(
-        self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
-    ) -> Weights:
+    def carry_in_vjp(self, chunk: Chunk, mu: Signal, traces: Traces) -> Weights:
         """Return zero."""
-        return gradients_like(weights, {})
+        return gradients_like(chunk.weights, {})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,33 +125,30 @@ class FullTraces(PassingTraces):
             for leaf in followed(graph)
         }
 
-    def update(
-        self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
-    ) -> Traces:
+    def update(self, chunk: Chunk, traces: Traces) -> Traces:
         """Return the traces after a recorded chunk."""
         # Of a chunk, the derivative by old states is `P`.
-        (P, terms), new = jacobians(graph, weights, records), {}
+        (P, terms), new = jacobians(chunk), {}
         for name, old in traces.items():
-            rows = self.rows_of(graph, name)
+            rows = self.rows_of(chunk.graph, name)
             is_part = len(rows) < P.shape[1]
             term = terms[name][:, rows] if is_part else terms[name]
             if not is_zero(old):
                 own = P[:, rows[:, None], rows] if is_part else P
-                term = term + multiply("bqr,br...->bq...", own, old, records.zeros_select)
+                term = term + multiply("bqr,br...->bq...", own, old, chunk.records.zeros_select)
             new[name] = term.astype(old.dtype)
         return new
 
-    def carry_in_vjp(
-        self, graph: ETraceGraph, weights: Weights, mu: Signal, traces: Traces, zeros_select: bool
-    ) -> Weights:
+    def carry_in_vjp(self, chunk: Chunk, mu: Signal, traces: Traces) -> Weights:
         """Return the sum over samples and rows of ``mu[q] eps[q]``."""
-        arriving, found = arriving_rows(graph, mu), {}
+        arriving, found = arriving_rows(chunk.graph, mu), {}
         for name, trace in traces.items():
             if not is_zero(trace):
-                own = arriving.at[:, self.rows_of(graph, name)].get(mode="fill", fill_value=0)
+                rows = self.rows_of(chunk.graph, name)
+                own = arriving.at[:, rows].get(mode="fill", fill_value=0)
                 axes = "bq,bq...->..." if own.ndim == 2 else "bq...,bq...->..."
-                found[name] = multiply(axes, own, trace, zeros_select)
-        return gradients_like(weights, found)
+                found[name] = multiply(axes, own, trace, chunk.records.zeros_select)
+        return gradients_like(chunk.weights, found)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,34 +176,25 @@ class SparseTraces(FullTraces):
         shape = next(leaf.shape for leaf in graph.traced.parameters if leaf.name == name)
         return rows.reshape(-1, *shape) if rows.shape[1] > 1 else rows[:, 0]
 
-    def update(
-        self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
-    ) -> Traces:
+    def update(self, chunk: Chunk, traces: Traces) -> Traces:
         """Return the traces after a recorded chunk."""
-        return self.gradient(graph, weights, records, {}, traces)[1]
+        return self.gradient(chunk, {}, traces)[1]
 
     def gradient(
-        self,
-        graph: ETraceGraph,
-        weights: Weights,
-        records: Records,
-        signal: Signal,
-        before: Traces,
-        after: Traces | None = None,
+        self, chunk: Chunk, signal: Signal, before: Traces, after: Traces | None = None
     ) -> tuple[Weights, Traces]:
         """Return the gradient of a recorded chunk, and the traces after it."""
+        graph, weights, records = chunk
         flat = flat_state_of(graph)
         signals = flat_signals(flat, signal)
-        contract = functools.partial(
-            self.carry_in_vjp, graph, weights, zeros_select=records.zeros_select
-        )
+        contract = functools.partial(self.carry_in_vjp, chunk)
         if after is not None:
             return contract(jax.tree.map(lambda value: value[0], signals), after), after
 
         def step(carry: tuple[Weights, Traces], now: Any) -> tuple[tuple[Weights, Traces], None]:
             (gradients, traces), (inputs, reset, signal) = carry, now
-            one, traces = step_and_traces(graph, records, traces, inputs, reset)
-            J, F = jacobians(graph, weights, one)
+            one, traces = step_and_traces(chunk, traces, inputs, reset)
+            J, F = jacobians(one)
             rows = {name: self.rows_of(graph, name) for name in traces}
             traces = {name: _advanced(rows[name], J, F[name], E) for name, E in traces.items()}
             gradients = jax.tree.map(jnp.add, gradients, contract(signal, traces))
@@ -264,30 +242,24 @@ def _advanced(rows: np.ndarray, J: jax.Array, F: jax.Array, E: jax.Array) -> jax
 
 
 def step_and_traces(
-    graph: ETraceGraph,
-    records: Records,
-    traces: Traces,
-    inputs: tuple[jax.Array, ...],
-    reset: jax.Array | None,
-) -> tuple[Records, Traces]:
+    chunk: Chunk, traces: Traces, inputs: tuple[jax.Array, ...], reset: jax.Array | None
+) -> tuple[Chunk, Traces]:
     """Return one recorded step as a chunk, and the traces before it after a reset."""
     if reset is not None:
-        traces = reset_traces({key: graph.trace_specs[key] for key in traces}, traces, reset)
-    return dataclasses.replace(records, inputs=as_chunk(inputs), reset=None, steps=1), traces
+        specs = chunk.graph.trace_specs
+        traces = reset_traces({key: specs[key] for key in traces}, traces, reset)
+    one = dataclasses.replace(chunk.records, inputs=as_chunk(inputs), reset=None, steps=1)
+    return chunk._replace(records=one), traces
 
 
-def over_steps(
-    advance: Callable[[Records, Traces], Traces],
-    graph: ETraceGraph,
-    records: Records,
-    traces: Traces,
-) -> Traces:
+def over_steps(advance: Callable[[Chunk, Traces], Traces], chunk: Chunk, traces: Traces) -> Traces:
     """Return traces after recorded steps, each of which is a chunk of one step."""
 
     def one_step(traces: Traces, now: tuple[Any, jax.Array | None]) -> tuple[Traces, None]:
-        one, before = step_and_traces(graph, records, traces, *now)
+        one, before = step_and_traces(chunk, traces, *now)
         return like(traces, advance(one, before)), None
 
+    records = chunk.records
     over_time = records.inputs, records.reset
     after: Traces = scan_records(one_step, as_arrays(traces), over_time, records.steps)[0]
     return after

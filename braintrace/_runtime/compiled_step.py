@@ -13,7 +13,7 @@ from .._core.sites import of_past, probes_of_past
 from .._core.steps import Inputs, operands, with_gradient
 from .._core.traces import reset_traces, stored_specs
 from .._core.windows import before_window, single_step, window_step
-from .._graph import ETraceGraph, TraceMethod, Weights
+from .._graph import Chunk, ETraceGraph, Records, TraceMethod, Weights
 from .._jax import Var, for_devices
 from .._typing import Path, path_name
 from ..sharding import Placement
@@ -202,8 +202,8 @@ class CompiledStep:
             return self.written_of(new_states), (outputs, records)
 
         def gradient(weights: Weights, traces: Any, signal: Any) -> Weights:
-            mu = of_past(graph, as_chunk(signal))
-            return method.carry_in_vjp(graph, weights, mu, traces, zeros_select=False)
+            chunk = Chunk(graph, weights, Records(x={}))
+            return method.carry_in_vjp(chunk, of_past(graph, as_chunk(signal)), traces)
 
         held, before = jax.lax.stop_gradient((weights, traces))
         probes = with_gradient(probes_of_past(graph), gradient, weights, before)
@@ -211,7 +211,7 @@ class CompiledStep:
         last, (outputs, records) = scan_over_time(step, start, sequences)
         steps: int = jax.tree.leaves(sequences)[0].shape[0]
         records = dataclasses.replace(jax.lax.stop_gradient(records), steps=steps)
-        return outputs, last, method.update(graph, held, records, before)
+        return outputs, last, method.update(Chunk(graph, held, records), before)
 
 
 def carries_alike(one: CompiledStep, other: CompiledStep) -> bool:
