@@ -33,6 +33,11 @@ def pytest_configure(config):
         os.environ["XLA_FLAGS"] = flags
 
 
+def pytest_collection_modifyitems(items):
+    """Start with what takes longest, so that all processes end together."""
+    items.sort(key=lambda item: item.path.name not in ("test_sharding.py", "test_documentation.py"))
+
+
 @pytest.fixture(scope="module", autouse=True)
 def forget_programs():
     """Drop compiled programs before Linux refuses to map more: it allows 65,530 mappings."""

@@ -94,29 +94,20 @@ def settings():
 
 @pytest.mark.core
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
-def test_windows_equal_bptt(entry):
+def test_windows_and_exact_rules_equal_bptt(entry):
     xs, draw = entry.inputs(), zlib.crc32(entry.name.encode())
     rule = ("d_rtrl", "immediate", "es_d_rtrl")[draw % 3]
     found = gradient_of(entry, xs, rule, window=STEPS, chunk_size=("auto", STEPS)[draw % 2])
     if entry.name in NO_LOSS:
         assert_close(found, gradient_of(entry, xs, "rtrl"), 1e-8)
-    else:
-        assert_close(found, bptt_of(entry.name), 1e-8)
-
-
-@pytest.mark.core
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
-def test_exact_rules_equal_bptt(entry):
-    if entry.name in NO_LOSS:
         return
-    xs, size = entry.inputs(), 1 + zlib.crc32(entry.name.encode()) % STEPS
-    rule = "d_rtrl" if entry.is_exact else "rtrl"
+    assert_close(found, bptt_of(entry.name), 1e-8)
+    rule, size = "d_rtrl" if entry.is_exact else "rtrl", 1 + draw % STEPS
     if entry.name in UNTRACED:
         with pytest.raises(braintrace.CompilationError, match="RTRL"):
             gradient_of(entry, xs, rule)
     else:
-        found = gradient_of(entry, xs, rule, chunk_size=size)
-        assert_close(found, bptt_of(entry.name), 1e-8)
+        assert_close(gradient_of(entry, xs, rule, chunk_size=size), bptt_of(entry.name), 1e-8)
 
 
 # --- stored verdicts ------------------------------------------------------------------------------
