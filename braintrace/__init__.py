@@ -3,23 +3,6 @@
 import importlib as _importlib
 import typing as _types
 
-from ._algorithms import D_RTRL as D_RTRL
-from ._algorithms import ES_D_RTRL as ES_D_RTRL
-from ._algorithms import KF_RTRL as KF_RTRL
-from ._algorithms import OTTT as OTTT
-from ._algorithms import RFLO as RFLO
-from ._algorithms import RTRL as RTRL
-from ._algorithms import UORO as UORO
-from ._algorithms import EProp as EProp
-from ._algorithms import ETraceAlgorithm as ETraceAlgorithm
-from ._algorithms import Immediate as Immediate
-from ._algorithms import IODimVjpAlgorithm as IODimVjpAlgorithm
-from ._algorithms import OSTLFeedforward as OSTLFeedforward
-from ._algorithms import OSTLRecurrent as OSTLRecurrent
-from ._algorithms import ParamDimVjpAlgorithm as ParamDimVjpAlgorithm
-from ._algorithms import SnAp as SnAp
-from ._algorithms import pp_prop as pp_prop
-from ._algorithms import three_factor_loss as three_factor_loss
 from ._ended import missing as _missing
 from ._errors import BraintraceError as BraintraceError
 from ._errors import CheckpointError as CheckpointError
@@ -71,12 +54,29 @@ from ._graph import HiddenGroup as HiddenGroup
 from ._graph import HiddenParamOpRelation as HiddenParamOpRelation
 from ._graph import Report as Report
 from ._graph import TraceSpec as TraceSpec
+from ._learner import D_RTRL as D_RTRL
+from ._learner import ES_D_RTRL as ES_D_RTRL
+from ._learner import KF_RTRL as KF_RTRL
+from ._learner import OTTT as OTTT
+from ._learner import RFLO as RFLO
+from ._learner import RTRL as RTRL
+from ._learner import UORO as UORO
+from ._learner import EProp as EProp
+from ._learner import ETraceAlgorithm as ETraceAlgorithm
 from ._learner import FunctionalLearner as FunctionalLearner
+from ._learner import Immediate as Immediate
+from ._learner import IODimVjpAlgorithm as IODimVjpAlgorithm
 from ._learner import Learner as Learner
 from ._learner import LearnerState as LearnerState
+from ._learner import OSTLFeedforward as OSTLFeedforward
+from ._learner import OSTLRecurrent as OSTLRecurrent
+from ._learner import ParamDimVjpAlgorithm as ParamDimVjpAlgorithm
+from ._learner import SnAp as SnAp
 from ._learner import TDTrace as TDTrace
 from ._learner import compile as compile
+from ._learner import pp_prop as pp_prop
 from ._learner import shard as shard
+from ._learner import three_factor_loss as three_factor_loss
 from ._rules import Rule as Rule
 from ._rules import Site as Site
 from ._runtime.etrace_graph import compile_etrace_graph as compile_etrace_graph

@@ -20,7 +20,6 @@ import numpy as np
 import saiunit
 from jax.typing import ArrayLike
 
-from ._algorithms import ETraceAlgorithm, Immediate, algorithm_of, rule_and_options
 from ._brainstate import undone
 from ._checks import is_quantity
 from ._errors import BraintraceError, MissingPackageError, OptionError, optional_import
@@ -37,7 +36,9 @@ from ._gradient_check import (
     online,
     trace_bptt,
 )
+from ._learner import Immediate, Learner
 from ._learner.chunks import default_budget
+from ._learner.names import algorithm_of, rule_and_options
 from ._learner.options import weights_of
 from ._rules import Rule
 from ._tables import Table, in_bytes
@@ -353,7 +354,7 @@ def _measure(
 class _Entry(NamedTuple):
     name: str
     options: Mapping[str, Any]
-    instance: ETraceAlgorithm | None = None
+    instance: Learner | None = None
     refused: str | None = None  # why these options make no rule
 
 

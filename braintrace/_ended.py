@@ -13,6 +13,7 @@ REPLACEMENTS = {
     "RecompilationWarning": "`jax.config.update('jax_log_compiles', True)`",
     "plan": "`learner.report()`, before traces are allocated",
     "plot_traces": f"`imshow` of `learner.eligibility(path)`; {_PAGE}",
+    "Learner.algorithm": "`learner` itself, such as `learner.rule`",
     "Learner.export_predict": f"`jax.export` of `learner.functional().predict`; {_PAGE}",
     "Learner.export_step": f"`jax.export` of `learner.functional().online`; {_PAGE}",
     "Learner.forecast": _LATE,

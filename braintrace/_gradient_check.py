@@ -14,14 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 import saiunit
 
-from ._algorithms import ETraceAlgorithm
 from ._brainstate import StatefulTrace, trace_stateful
 from ._checks import check_model, is_quantity
 from ._errors import OptionError
 from ._from_function import gradients_by_path
 from ._jax import strongly_typed
 from ._learner import Learner, compile
-from ._learner.build import initialise, mapped_size
+from ._learner.compile import initialise, mapped_size
 from ._learner.options import length_of, of_numbers
 from ._learner.user_step import check_loss
 from ._rules import Rule
@@ -93,7 +92,7 @@ class GradientCheck(Result):
 
 def gradient_check(
     model: brainstate.nn.Module,
-    algorithm: str | type[ETraceAlgorithm] | Rule,
+    algorithm: str | type[Learner] | Rule,
     xs: Any,
     ys: Any,
     loss: Callable[[Any, Any], Any],
@@ -147,7 +146,7 @@ def gradient_check(
     task = Task(model, step_fn, (inputs, ys), None, first, size, vmap)
     learner, bptt = learner_of(task, algorithm, options), trace_bptt(task)
     found, exact = online(task, learner, bptt).run(), bptt.program(steps).run()
-    return compared(type(learner.algorithm).__name__, steps, found, exact)
+    return compared(type(learner).__name__, steps, found, exact)
 
 
 def compared(
@@ -371,7 +370,7 @@ def _mapped(
 
 @same_keys()
 def learner_of(
-    task: Task, algorithm: str | type[ETraceAlgorithm] | Rule, options: Mapping[str, Any]
+    task: Task, algorithm: str | type[Learner] | Rule, options: Mapping[str, Any]
 ) -> Learner:
     own = {"batch_size": task.batch_size, "vmap": task.vmap, **options}
     return compile(brainstate.graph.clone(task.model), algorithm, *task.arguments, **own)

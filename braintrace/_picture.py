@@ -13,8 +13,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from ._algorithms import ETraceAlgorithm
-from ._core.traces import size_in_bytes
 from ._errors import optional_import
 from ._etrace_op.registry import is_marked
 from ._graph import FILTERS, Diagnostic, ETraceGraph, HiddenGroup, StateLeaf, report_of
@@ -318,12 +316,12 @@ def _route(
     return route
 
 
-def draw_model(algorithm: ETraceAlgorithm, ax: Any = None) -> Any:
+def draw_model(graph: ETraceGraph, title: str, ax: Any = None) -> Any:
     """Draw a compiled model, and return the axes; ``ax=None`` makes a figure of the right size."""
     pyplot = optional_import("matplotlib.pyplot", "examples")
     patches = optional_import("matplotlib.patches", "examples")
     path = optional_import("matplotlib.path", "examples").Path
-    nodes, arrows = _read(algorithm.graph)
+    nodes, arrows = _read(graph)
     sizes = {key: node.size for key, node in nodes.items()}
     centres, ways = _layout(sizes, [arrow for arrow in arrows if arrow.source != arrow.target])
     routes, turns = {}, Counter[str]()
@@ -345,8 +343,6 @@ def draw_model(algorithm: ETraceAlgorithm, ax: Any = None) -> Any:
     scale = float(min(72 * across * box.width / width, 72 * up * box.height / height))
     ax.set(xlim=(left, right), ylim=(bottom, top), aspect="equal")
     ax.axis("off")
-    carried = in_bytes(size_in_bytes(algorithm.compiled.trace_specs))
-    title = f"{type(algorithm).__name__}, {carried} of traces"
     ax.set_title(title, fontsize=1.1 * FONT * scale, y=1 - 20 / height)
 
     head = {"arrowstyle": "-|>", "mutation_scale": 9 * scale, "shrinkA": 0, "shrinkB": 0}

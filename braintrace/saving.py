@@ -66,7 +66,7 @@ def save(folder: str | os.PathLike[str], learner: Learner, extra: PyTree = None)
     >>> second = learner(jnp.ones((2,)))
     """
     orbax = _orbax()
-    with learner.algorithm.traces.carried.peeking() as at_start:
+    with learner.traces.carried.peeking() as at_start:
         arrays = _by_name(learner.functional().state())
         own = jax.tree.map(lambda leaf: on_host(leaf) if _is_array(leaf) else leaf, extra)
         about = {
@@ -116,8 +116,7 @@ def restore(folder: str | os.PathLike[str], learner: Learner) -> Any:
     orbax = _orbax()
     if not pathlib.Path(folder).expanduser().is_dir():
         raise NoCheckpointError(f"There is no checkpoint in '{folder}': it is not a folder.")
-    algorithm = learner.algorithm
-    with _manager(folder) as manager, algorithm.traces.carried.peeking():
+    with _manager(folder) as manager, learner.traces.carried.peeking():
         step = manager.latest_step()
         if step is None:
             raise NoCheckpointError(f"There is no checkpoint in '{folder}'.")
@@ -151,7 +150,7 @@ def restore(folder: str | os.PathLike[str], learner: Learner) -> Any:
     leaves = [new[name] for name in arrays]
     learner.functional().restore(jax.tree.unflatten(jax.tree.structure(state), leaves))
     if about["at start"]:
-        algorithm.leave_starting_traces()
+        learner.leave_starting_traces()
     return found.extra["extra"]
 
 
@@ -180,7 +179,7 @@ def _by_name(tree: PyTree) -> dict[str, Any]:
 
 def _about(learner: Learner, arrays: Mapping[str, Any]) -> dict[str, Any]:
     types = {name: f"{a.dtype}{list(a.shape)}" for name, a in arrays.items()}
-    return {"rule": learner.algorithm.rule, "arrays": types}
+    return {"rule": learner.rule, "arrays": types}
 
 
 def _digest(array: Any) -> str:

@@ -45,7 +45,7 @@ def test_python_blocks_of_the_readme_run(capsys):
     names = {}
     for block in blocks(README, "python"):
         exec(block, names)
-        weights = names["learner"].algorithm.model.states(brainstate.ParamState)
+        weights = names["learner"].module.states(brainstate.ParamState)
         assert set(names["gradients"]) == set(names.get("params", weights))
     losses, report = capsys.readouterr().out.split("\n", 1)
     stored = [float(loss) for loss in blocks(README, "text")[0].split()]

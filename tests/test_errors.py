@@ -145,7 +145,7 @@ def online(b, **options):
 
 
 def written(b, name):
-    state = getattr(b.algorithm.model, name)
+    state = getattr(b.module, name)
     state.value = 2 * state.value
     return b(X).sum()
 

@@ -42,7 +42,6 @@ ROOMS = [
     "_rules",
     "sharding",
     "_runtime",
-    "_algorithms",
     "_picture",
     "_learner",
     "saving",

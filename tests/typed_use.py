@@ -89,7 +89,7 @@ def of_a_function(
 
 def of_a_model(model: brainstate.nn.Module, x: jax.Array) -> None:
     assert_type(braintrace.compile_etrace_graph(model, x), braintrace.ETraceGraph)
-    algorithm = braintrace.D_RTRL(model)
-    algorithm.compile_graph(x)
-    assert_type(algorithm.graph, braintrace.ETraceGraph)
-    assert_type(braintrace.Learner(algorithm).report(), braintrace.Report)
+    learner = braintrace.D_RTRL(model)
+    learner.compile_graph(x)
+    assert_type(learner.graph, braintrace.ETraceGraph)
+    assert_type(learner.report(), braintrace.Report)

@@ -87,7 +87,7 @@ class PureStep:
             raise OptionError(
                 "`step_fn` or `update_fn` reads or writes the State of the traces, which "
                 "is not available during a call. `update_fn` can read the traces after the step "
-                "as `learner.algorithm.traces.value`; to start a new sequence, use `reset`."
+                "as `learner.traces.value`; to start a new sequence, use `reset`."
             )
 
     def __call__(

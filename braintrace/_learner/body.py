@@ -15,7 +15,12 @@ from .._runtime.program import Take
 from .._typing import PyTree
 from .chunks import ChunksByLength
 from .options import Options
-from .resets import Resets
+
+Initial: TypeAlias = list[PyTree]
+"""Values of the short-term States at the start of a sequence, in the order of the States."""
+
+Resets: TypeAlias = tuple[jax.Array | None, Initial]
+"""Flags of every step, ``(T,)`` or ``(T, batch)``, and the initial values of States."""
 
 Arguments: TypeAlias = tuple[PyTree, jax.Array | None, Resets]
 """``(sequences, mask, resets)``: the arguments of every body."""

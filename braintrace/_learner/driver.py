@@ -4,7 +4,7 @@ A driver runs a `Body`, a pure function
 
     (values of States, traces, sequences, mask, resets) -> (results, written values, traces).
 
-It reads the values of States and the traces of the algorithm, whose buffers it lends or donates,
+It reads the values of States and the traces of the learner, whose buffers it lends or donates,
 and writes back the body's results. Gradients, streams, and sequences without a loss differ only in
 their bodies.
 """
@@ -18,7 +18,6 @@ from typing import Any
 import brainstate
 import jax
 
-from .._algorithms import ETraceAlgorithm
 from .._checks import common_length
 from .._core.traces import pack, unpack
 from .._graph import Traces
@@ -28,19 +27,19 @@ from .._runtime.compiled_model import follow_every_state, up_to_date
 from .._runtime.model_states import States
 from .._runtime.program import Changes, LearnerStore, Program, Store, Take
 from .._typing import PyTree
-from .body import Arguments, Body, DeferredTraces, not_taken, run_to_the_end
+from .base import BaseLearner
+from .body import Arguments, Body, DeferredTraces, Initial, not_taken, run_to_the_end
 from .chunks import steps_of
 from .compilations import DriverKey
 from .evolve import evolving, predicting
 from .gradient import SequenceGradient
 from .nonfinite import notice_counted
 from .online import OnlineLearning
-from .options import Options, flattened, weights_of
-from .parts import LearnerParts, Request
+from .options import Options, Request, flattened, weights_of
 from .placed import Placing, placed_body
-from .resets import Initial, check_reset, initial_values
+from .resets import check_reset, initial_values
 
-BODIES: dict[str, Callable[[LearnerParts, Request, Arguments], Body]] = {
+BODIES: dict[str, Callable[[BaseLearner, Request, Arguments], Body]] = {
     "etrace_grad": lambda *call: SequenceGradient(*call).body,
     "etrace_online": lambda *call: OnlineLearning(*call).body,
     "etrace_evolve": evolving,
@@ -54,8 +53,8 @@ class Driver:
 
     Parameters
     ----------
-    algorithm
-        The algorithm, which has the traces.
+    learner
+        The learner, which has the traces.
     body
         The pure function.
     placing
@@ -65,13 +64,13 @@ class Driver:
     """
 
     def __init__(
-        self, algorithm: ETraceAlgorithm, body: Body, placing: Placing | None, key: Hashable
+        self, learner: BaseLearner, body: Body, placing: Placing | None, key: Hashable
     ) -> None:
         if placing is not None:
-            body = placed_body(body, placing, body.states(algorithm.states_of_model))
+            body = placed_body(body, placing, body.states(learner.states_of_model))
         self.body = body
         self._placing = placing
-        self._algorithm = algorithm
+        self._learner = learner
         self._whole = self._named(self._to_the_end)
         self._deferring = None if body.finish is None else self._named(self._traced)
         self._finish = None if body.finish is None else Program(self._finished, 1, key)
@@ -87,14 +86,14 @@ class Driver:
         return self.body.run(self._with_constant_states(values), self._packed(traces), *arguments)
 
     def _packed(self, traces: Traces | None) -> Traces | None:
-        pairs = self._algorithm.traces.pairs
+        pairs = self._learner.traces.pairs
         return pack(traces, pairs) if isinstance(traces, dict) else traces
 
     def _with_constant_states(self, values: list[PyTree]) -> list[PyTree]:
         """Hold the states before a call constant in a user's gradient, except for a prediction."""
         if self.body.take is not_taken:
             return values
-        states = self.body.states(self._algorithm.states_of_model)
+        states = self.body.states(self._learner.states_of_model)
         return [
             jax.lax.stop_gradient(value) if isinstance(state, brainstate.ShortTermState) else value
             for state, value in zip(states, values, strict=True)
@@ -185,7 +184,7 @@ class Driver:
 
 
 def prepared(
-    learner: LearnerParts, request: Request, states: States, initial: Callable[[], Initial]
+    learner: BaseLearner, request: Request, states: States, initial: Callable[[], Initial]
 ) -> tuple[Driver, Arguments]:
     """Check the arguments of a method, and return its driver and the driver's arguments.
 
@@ -203,8 +202,8 @@ def prepared(
     ShapeError, DtypeError, OptionError
         For arguments that the method does not accept.
     """
-    algorithm, sequences, options = learner.algorithm, request.sequences, request.options
-    compiled = algorithm.compiled
+    sequences, options = request.sequences, request.options
+    compiled = learner.compiled
     leaves, tree = flattened(sequences)
     shapes = [leaf.shape for leaf in leaves]
     steps = common_length(shapes, "sequence")
@@ -236,22 +235,21 @@ def prepared(
 
 
 def _new_driver(
-    learner: LearnerParts, request: Request, states: States, arguments: Arguments, key: Hashable
+    learner: BaseLearner, request: Request, states: States, arguments: Arguments, key: Hashable
 ) -> Driver:
     """Trace the body of a method, and return its driver."""
-    algorithm, placing = learner.algorithm, learner.placing()
+    placing = learner.placing
     with for_devices(None if placing is None else placing.devices):
         without_data = Request(request.method, (), request.options.compiled, request.chosen)
         body = BODIES[request.method](learner, without_data, arguments)
-        return Driver(algorithm, body, placing, key)
+        return Driver(learner, body, placing, key)
 
 
-def run_request(learner: LearnerParts, request: Request) -> PyTree:
+def run_request(learner: BaseLearner, request: Request) -> PyTree:
     """Run a call of a method on the current learner."""
     notice_counted(learner.held_optimizer)
-    algorithm = learner.algorithm
-    follow_every_state(algorithm, request.options.window)
-    states = up_to_date(algorithm)
-    initial = functools.partial(initial_values, algorithm, states)
+    follow_every_state(learner, request.options.window)
+    states = up_to_date(learner)
+    initial = functools.partial(initial_values, learner, states)
     driver, arguments = prepared(learner, request, states, initial)
-    return driver(algorithm.store(states), states, arguments, request.options, request.start)
+    return driver(learner.store(states), states, arguments, request.options, request.start)

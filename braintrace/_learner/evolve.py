@@ -8,7 +8,6 @@ from typing import TypeAlias
 
 import jax
 
-from .._algorithms import ETraceAlgorithm
 from .._core.sites import probe_shapes
 from .._core.step_program import PureStep
 from .._core.steps import operands, recorded_step
@@ -21,11 +20,21 @@ from .._runtime.model_states import read_states, whole_values
 from .._runtime.program import Take
 from .._runtime.resets import reset_array
 from .._typing import PyTree
-from .body import Arguments, Body, BodyResult, HasZero, LentTraces, not_taken, taken
+from .base import BaseLearner
+from .body import (
+    Arguments,
+    Body,
+    BodyResult,
+    HasZero,
+    Initial,
+    LentTraces,
+    Resets,
+    not_taken,
+    taken,
+)
 from .chunks import ChunksByLength, chunks_of, over_chunks, steps_of
-from .options import Options
-from .parts import LearnerParts, Request
-from .resets import Initial, Resets, check_fixed_weights, initial_inputs, reset_states
+from .options import Options, Request
+from .resets import check_fixed_weights, initial_inputs, reset_states
 from .user_step import Recorder, example_slices, run_step_function
 
 Inputs: TypeAlias = Mapping[Var, jax.Array]
@@ -46,11 +55,11 @@ class _Steps:
         The leaves that steps write.
     """
 
-    def __init__(self, algorithm: ETraceAlgorithm, values: list[PyTree], initial: Initial) -> None:
-        self._graph, self._states = algorithm.graph, algorithm.states_of_step
-        self._compiled = algorithm.compiled
+    def __init__(self, learner: BaseLearner, values: list[PyTree], initial: Initial) -> None:
+        self._graph, self._states = learner.graph, learner.states_of_step
+        self._compiled = learner.compiled
         self._values = dict(zip(self._states, values, strict=True))
-        fresh, batch = initial_inputs(algorithm, self._values, initial), self._graph.batch
+        fresh, batch = initial_inputs(learner, self._values, initial), self._graph.batch
         leaves = {leaf.in_var: leaf for leaf in self._graph.traced.leaves}
         self._initial = {var: (value, batch.axis(leaves[var])) for var, value in fresh.items()}
         self.known = read_states(self._graph, self._states, self._values)
@@ -83,11 +92,11 @@ NO_GRADIENT = (
 )
 
 
-def evolving(learner: LearnerParts, request: Request, example: Arguments) -> Body:
+def evolving(learner: BaseLearner, request: Request, example: Arguments) -> Body:
     """Return a body that advances states and traces."""
-    algorithm, graph, method = learner.algorithm, learner.graph, learner.algorithm.method
+    learner, graph, method = learner, learner.graph, learner.method
     if example[2][0] is not None:
-        check_fixed_weights(algorithm, algorithm.short_term_states, resets=True)
+        check_fixed_weights(learner, learner.short_term_states, resets=True)
     returns = request.options.return_outputs
     chunks_by_length: ChunksByLength = {}
 
@@ -95,7 +104,7 @@ def evolving(learner: LearnerParts, request: Request, example: Arguments) -> Bod
         values: list[PyTree], traces: Traces, sequences: PyTree, mask: None, resets: Resets
     ) -> BodyResult:
         flags, initial = resets
-        steps = _Steps(algorithm, values, initial)
+        steps = _Steps(learner, values, initial)
         weights, probes = operands(graph, steps.known), examples(probe_shapes(graph))
 
         def step(state: Leaves, now: PyTree) -> PyTree:
@@ -112,8 +121,8 @@ def evolving(learner: LearnerParts, request: Request, example: Arguments) -> Bod
         def run_chunk(carry: PyTree, now: PyTree) -> PyTree:
             state, (outputs, records) = jax.lax.scan(step, carry[0], now)
             records = dataclasses.replace(records, steps=steps_of(now))
-            if algorithm.placement is not None:
-                records = algorithm.placement.records(records)
+            if learner.placement is not None:
+                records = learner.placement.records(records)
             return (state, method.update(Chunk(graph, weights, records), carry[1])), outputs
 
         length = steps_of(sequences)
@@ -127,20 +136,20 @@ def evolving(learner: LearnerParts, request: Request, example: Arguments) -> Bod
         outputs, written = without_derivative(*known, OptionError, NO_GRADIENT)
         return outputs, written, traces
 
-    return _body(algorithm, run, taken, chunks_by_length)
+    return _body(learner, run, taken, chunks_by_length)
 
 
-def predicting(learner: LearnerParts, request: Request, example: Arguments) -> Body:
+def predicting(learner: BaseLearner, request: Request, example: Arguments) -> Body:
     """Return a body that advances the states only."""
     if request.options.step_fn is not None:
         return _probing(learner, request.options.step_fn, example)
-    algorithm, graph = learner.algorithm, learner.graph
+    graph = learner.graph
 
     def run(
         values: list[PyTree], traces: Traces, sequences: PyTree, mask: None, resets: Resets
     ) -> BodyResult:
         flags, initial = resets
-        steps = _Steps(algorithm, values, initial)
+        steps = _Steps(learner, values, initial)
 
         def step(state: Leaves, now: PyTree) -> PyTree:
             outputs, new = plain_step(graph, steps.inputs(state, *now))
@@ -149,12 +158,12 @@ def predicting(learner: LearnerParts, request: Request, example: Arguments) -> B
         state, outputs = jax.lax.scan(step, steps.start, (sequences, flags))
         return outputs, steps.values(state), None
 
-    return _body(algorithm, run, not_taken, chunks_by_length={})
+    return _body(learner, run, not_taken, chunks_by_length={})
 
 
-def _probing(learner: LearnerParts, step_fn: Callable[..., PyTree], example: Arguments) -> Body:
+def _probing(learner: BaseLearner, step_fn: Callable[..., PyTree], example: Arguments) -> Body:
     """Return a body that advances the states only, and returns what the user's function does."""
-    algorithm, graph = learner.algorithm, learner.graph
+    graph = learner.graph
     sequences, _, (flags, initial) = example
 
     def run_plain(inputs: Inputs) -> PyTree:
@@ -163,13 +172,11 @@ def _probing(learner: LearnerParts, step_fn: Callable[..., PyTree], example: Arg
     def step(initial: Initial, now: PyTree) -> PyTree:
         slices, reset = now
         if reset is not None:
-            reset_states(algorithm, initial, reset)
-        return run_step_function(step_fn, Recorder(algorithm, run_plain), slices)
+            reset_states(learner, initial, reset)
+        return run_step_function(step_fn, Recorder(learner, run_plain), slices)
 
-    parameters = list(algorithm.param_states.values())
-    pure = PureStep(
-        algorithm.model, step, parameters, (initial, example_slices((sequences, flags)))
-    )
+    parameters = list(learner.param_states.values())
+    pure = PureStep(learner.module, step, parameters, (initial, example_slices((sequences, flags))))
     count = len(parameters)
 
     def run(
@@ -194,13 +201,13 @@ def _probing(learner: LearnerParts, step_fn: Callable[..., PyTree], example: Arg
 
 
 def _body(
-    algorithm: ETraceAlgorithm,
+    learner: BaseLearner,
     run: Callable[..., BodyResult],
     take: Callable[[HasZero, Take], LentTraces],
     chunks_by_length: ChunksByLength,
 ) -> Body:
     """Return the body of a function of the model's own States."""
-    graph, compiled = algorithm.graph, algorithm.compiled
+    graph, compiled = learner.graph, learner.compiled
     paths = dict.fromkeys(leaf.path for leaf in graph.traced.leaves)
     changing = {leaf.path for leaf in graph.traced.leaves if leaf.out_var is not None}
     is_written = [path in changing for path in paths]

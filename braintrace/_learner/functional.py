@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from .._algorithms import ETraceAlgorithm
 from .._brainstate import is_in_loop, values_of
 from .._core.traces import Pairs, outliving, unpack
 from .._errors import OptionError
@@ -29,10 +28,10 @@ from .._runtime.program import write_values
 from .._runtime.resets import check_where, reset_values
 from .._runtime.stepping import run_call
 from .._typing import Path, PyTree
+from .base import BaseLearner
 from .driver import prepared
 from .learner_state import BY_PATH, LearnerState, Places, check_like, places_of, states_in
-from .options import Options
-from .parts import LearnerParts, request_of
+from .options import Options, request_of
 from .sequences import etrace_evolve, etrace_grad, etrace_online, predict
 from .state_store import StateStore
 
@@ -94,17 +93,12 @@ class FunctionalLearner:
     ((4, 50), True)
     """
 
-    def __init__(self, learner: LearnerParts, own: Mapping[str, PyTree]) -> None:
+    def __init__(self, learner: BaseLearner, own: Mapping[str, PyTree]) -> None:
         for name, holder in own.items():
             states_in(name, holder)
         self._learner = learner
         self._own = own
         self._known: tuple[tuple[object, ...], Places, Any] = (None,), {}, None
-
-    @property
-    def algorithm(self) -> ETraceAlgorithm:
-        """The algorithm of the learner."""
-        return self._learner.algorithm
 
     def state(self) -> LearnerState:
         """Return the current state of the learner.
@@ -112,9 +106,9 @@ class FunctionalLearner:
         Its arrays are the learner's arrays. Copy them before you pass them to a compiled function
         that donates its arguments (``donate_argnums``), if you continue to use the learner.
         """
-        algorithm = self.algorithm
-        algorithm.store(algorithm.states_of_model)  # refuses States that other code has written
-        return self._now(self._places(), algorithm.traces.value)
+        learner = self._learner
+        learner.store(learner.states_of_model)  # refuses States that other code has written
+        return self._now(self._places(), learner.traces.value)
 
     def restore(self, state: LearnerState) -> None:
         """Set the learner, the user's own States and ``brainstate.random`` to a state.
@@ -126,7 +120,7 @@ class FunctionalLearner:
         ShapeError, OptionError
             If the state does not fit the learner, or belongs to another rule; then nothing changes.
         """
-        self.algorithm.traces.carried.finish()
+        self._learner.traces.carried.finish()
         store, optimizer = self._store(state), self._learner.held_optimizer
         has_optimizer = bool(state.optimizer)
         if has_optimizer and not optimizer.states:
@@ -141,21 +135,21 @@ class FunctionalLearner:
         if not has_optimizer:
             optimizer.forget()
         write_values(result, values)
-        self.algorithm.traces.value = traces
+        self._learner.traces.value = traces
         self._learner.place()
-        self.algorithm.store(self.algorithm.states_of_model).remember()
+        self._learner.store(self._learner.states_of_model).remember()
 
     def step(self, state: LearnerState, *arguments: PyTree) -> tuple[LearnerState, PyTree]:
         """Run one step, and return the new state and the output of the model's ``update``.
 
         The derivative of a loss of this output with respect to ``state.parameters`` is the online
-        gradient; see `ETraceAlgorithm.update`. States before the step are constants: the traces
+        gradient; see `Learner.update`. States before the step are constants: the traces
         contain how they depend on the parameters.
         """
-        algorithm = self.algorithm
-        step, states = current_step(algorithm)
-        store = self._store(state, algorithm.traces.pairs)
-        output = run_call(step, states, store, arguments, algorithm.window is not None)
+        learner = self._learner
+        step, states = current_step(learner)
+        store = self._store(state, learner.traces.pairs)
+        output = run_call(step, states, store, arguments, learner.window is not None)
         return store.state, output
 
     def grad(
@@ -198,7 +192,7 @@ class FunctionalLearner:
         where: ArrayLike | None = None,
         like: LearnerState | None = None,
     ) -> LearnerState:
-        """Start a new sequence, for all samples or for some; see `ETraceAlgorithm.reset_state`.
+        """Start a new sequence, for all samples or for some; see `Learner.reset_state`.
 
         After a reset of all samples, the traces have no arrays, so that the next gradient runs the
         shorter program. In the body of a loop they have, since its carry keeps its structure; a
@@ -213,23 +207,23 @@ class FunctionalLearner:
         like
             A state with the structure that the result has.
         """
-        algorithm = self.algorithm
-        up_to_date(algorithm)
+        learner = self._learner
+        up_to_date(learner)
         store = self._store(state)
-        paths = list(algorithm.short_term_states)
+        paths = list(learner.short_term_states)
         fresh = dict(zip(paths, store.initial(), strict=True))
         has_arrays = is_in_loop() or (like is not None and is_settled(like.traces))
         traces: Form
         if where is not None:
             now = {path: state.hidden[path] for path in paths}
-            flags = check_where(where, algorithm.graph, now)
-            fresh = reset_values(algorithm.graph.batch, now, fresh, flags)
-            traces = algorithm.compiled.reset(self._arrays(state), flags)
-        elif outliving(algorithm.compiled.trace_specs):
-            traces = algorithm.traces_after_reset(self._arrays(state))
+            flags = check_where(where, learner.graph, now)
+            fresh = reset_values(learner.graph.batch, now, fresh, flags)
+            traces = learner.compiled.reset(self._arrays(state), flags)
+        elif outliving(learner.compiled.trace_specs):
+            traces = learner.traces_after_reset(self._arrays(state))
         else:
-            traces = algorithm.zero_traces() if has_arrays else Zero()
-        placement = algorithm.placement
+            traces = learner.zero_traces() if has_arrays else Zero()
+        placement = learner.placement
         if placement is not None:
             fresh = {path: placement.value(path, value) for path, value in fresh.items()}
             traces = placement.traces(traces) if is_settled(traces) else traces
@@ -240,7 +234,7 @@ class FunctionalLearner:
         return dataclasses.replace(state, traces=self._arrays(state))
 
     def _arrays(self, state: LearnerState) -> Traces:
-        return unpack(settled(state.traces, self.algorithm.zero_traces))
+        return unpack(settled(state.traces, self._learner.zero_traces))
 
     def _run(
         self,
@@ -251,40 +245,40 @@ class FunctionalLearner:
     ) -> tuple[LearnerState, PyTree]:
         """Run a method of the learner."""
         learner, options = self._learner, _options_of(method, given)
-        request = request_of(learner, method, sequences, options)
+        request = request_of(learner.param_states, method, sequences, options)
         if options.optimizer is not None:
             optimizer, parameters = options.optimizer, learner.parameters_for_optimizer
             learner.held_optimizer.check_begun(optimizer, parameters)
-        follow_every_state(self.algorithm, options.window, is_given=True)
-        of_model, store = up_to_date(self.algorithm), self._store(state)
+        follow_every_state(self._learner, options.window, is_given=True)
+        of_model, store = up_to_date(self._learner), self._store(state)
         driver, arguments = prepared(learner, request, of_model, store.initial)
         results = driver(store, of_model, arguments, options)
         return store.state, results
 
     def _places(self) -> Places:
         learner = self._learner
-        return places_of(self.algorithm, self._own, learner.held_optimizer)
+        return places_of(self._learner, self._own, learner.held_optimizer)
 
     def _now(self, places: Places, traces: Traces) -> LearnerState:
         fields: dict[str, dict[Path, PyTree]] = {field: {} for field in BY_PATH}
         values = values_of(place.state for place in places.values())
         for place, value in zip(places.values(), values, strict=True):
             fields[place.field].update(place.entries(value))
-        return LearnerState(**fields, traces=traces, rule=self.algorithm.rule)
+        return LearnerState(**fields, traces=traces, rule=self._learner.rule)
 
     def _store(self, state: LearnerState, pairs: Pairs = ()) -> StateStore:
         """Return the store of a state, which is refused if it does not fit the learner."""
-        algorithm, optimizer = self.algorithm, self._learner.held_optimizer
+        learner, optimizer = self._learner, self._learner.held_optimizer
         own = object() if self._own else None  # their States are not observed
         drawn = brainstate.random.DEFAULT
-        version = algorithm.states_of_model, algorithm.compiled, optimizer.version, drawn, own
+        version = learner.states_of_model, learner.compiled, optimizer.version, drawn, own
         if not all(map(operator.is_, self._known[0], version)) or optimizer.own is not None:
             places = self._places()
-            now = self._now(places, unpack(algorithm.starting_traces()))
+            now = self._now(places, unpack(learner.starting_traces()))
             self._known = version, places, jax.tree.map(struct_of, now)
         _, places, like = self._known
         check_like(state, like)
-        return StateStore(algorithm, places, state, pairs)
+        return StateStore(learner, places, state, pairs)
 
 
 _SIGNATURES = {

@@ -26,12 +26,12 @@ from .._jax import without_derivative
 from .._jaxpr import program_of
 from .._runtime.model_states import read_states
 from .._typing import PyTree
-from .body import Arguments, Body, BodyResult, DeferredTraces, taken_unless_zero
+from .base import BaseLearner
+from .body import Arguments, Body, BodyResult, DeferredTraces, Initial, Resets, taken_unless_zero
 from .chunks import Chunks, ChunksByLength, backward_over_chunks, over_chunks, steps_of
 from .leaves import split_loss, with_unit, with_units
-from .options import Options
-from .parts import LearnerParts, Request
-from .resets import Initial, Resets, check_fixed_weights, reset_states
+from .options import Options, Request
+from .resets import check_fixed_weights, reset_states
 from .sequence_chunk import SequenceChunk
 from .user_step import Recorder, call_step_function, example_slices, perturbed_step, run_recorded
 
@@ -65,11 +65,11 @@ class SequenceGradient:
         The body for a driver.
     """
 
-    def __init__(self, learner: LearnerParts, request: Request, example: Arguments) -> None:
-        self._algorithm = learner.algorithm
+    def __init__(self, learner: BaseLearner, request: Request, example: Arguments) -> None:
+        self._learner = learner
         self._options = request.options
-        self._parameters = self._algorithm.param_states
-        self._window = self._algorithm.window_of(self._options.window)
+        self._parameters = self._learner.param_states
+        self._window = self._learner.window_of(self._options.window)
         self._chosen = request.chosen
         self._wanted = (
             {path: path for path in self._parameters}
@@ -78,9 +78,9 @@ class SequenceGradient:
         )
         sequences, mask, (flags, initial) = example
         slices = example_slices((sequences, flags))
-        self._operand_shapes = operand_shapes(self._algorithm.graph)
+        self._operand_shapes = operand_shapes(self._learner.graph)
         self._chunks = SequenceChunk(
-            self._algorithm,
+            self._learner,
             self._recorded_step(mask is not None, self._options.step_fn),
             (examples(self._operand_shapes), initial),
             slices,
@@ -89,11 +89,11 @@ class SequenceGradient:
         )
         self._cuts: ChunksByLength = {}
         pure, paths = self._chunks.step, self._chunks.paths
-        check_fixed_weights(self._algorithm, pure.written_of(paths), flags is not None)
-        pure.check_unused(self._algorithm.traces.carried)
-        self._zero_traces = self._algorithm.starting_traces()
+        check_fixed_weights(self._learner, pure.written_of(paths), flags is not None)
+        pure.check_unused(self._learner.traces.carried)
+        self._zero_traces = self._learner.starting_traces()
         states, count = [*self._parameters.values(), *pure.others], len(self._parameters)
-        self.body = Body(
+        self.body: Body = Body(
             run=self._sequence,
             states=lambda of_model: states,
             written=lambda items: pure.written_of(items[count:]),
@@ -111,7 +111,7 @@ class SequenceGradient:
             losses = with_unit(losses, self._loss_unit)
         given: PyTree = dict(zip(self._wanted, gradients, strict=True))
         if self._chosen is None:
-            given = gradients_for(self._algorithm.model, given)
+            given = gradients_for(self._learner.module, given)
         extra = ((losses,) if options.return_value else ()) + ((aux,) if options.has_aux else ())
         return (given, *extra) if extra else given
 
@@ -126,10 +126,10 @@ class SequenceGradient:
         ) -> PyTree:
             (weights, initial), (slices, reset) = constants, inputs
             if reset is not None:
-                reset_states(self._algorithm, initial, reset)
+                reset_states(self._learner, initial, reset)
             recorded = in_full if probes is None else perturbed_step(weights, probes, reset)
-            run = run_recorded(recorded, self._algorithm.graph, reset, has_mask)
-            recorder = Recorder(self._algorithm, run)
+            run = run_recorded(recorded, self._learner.graph, reset, has_mask)
+            recorder = Recorder(self._learner, run)
             loss, aux = call_step_function(step_fn, recorder, slices, self._options.has_aux)
             mantissa, self._loss_unit = split_loss(loss, self._options.unit_aware)
             return mantissa, aux, recorder.records
@@ -138,7 +138,7 @@ class SequenceGradient:
 
     def _operands(self, parameters: list[PyTree], others: list[PyTree]) -> Weights:
         """Return the operands: parameters, and the current values of read-only States."""
-        graph, states = self._algorithm.graph, self._algorithm.states_of_step
+        graph, states = self._learner.graph, self._learner.states_of_step
         values = dict(zip(self._parameters, parameters, strict=True))
         read_only = zip(self._chunks.paths, others, strict=True)
         values.update({path: value for path, value in read_only if path is not None})
@@ -201,7 +201,7 @@ class SequenceGradient:
     def _backward(self, fixed: Fixed, traces: Traces | None, data: PyTree, cut: Chunks) -> OfChunks:
         """Run all chunks twice; for the traces, they run once more at the next read."""
         parameters, others, (weights, _) = fixed
-        chunks, graph = self._chunks, self._algorithm.graph
+        chunks, graph = self._chunks, self._learner.graph
         silent = {s.name: jnp.zeros(s.shape, s.dtype) for s in graph.traced_states}
         (written, ((outside, of_operands), adjoints), results) = backward_over_chunks(
             lambda states, part: chunks.forward(*fixed, states, part)[0],

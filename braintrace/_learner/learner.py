@@ -1,39 +1,44 @@
-"""Learner: a model with its algorithm, and methods for steps and sequences."""
+"""Learner: a model, its compiled graph, its traces, and methods for steps and sequences."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import brainstate
-from jax.typing import ArrayLike
 
-from .._algorithms import ETraceAlgorithm
-from .._algorithms.algorithm import get_etrace_of
+from .._compiler import publish
 from .._core.traces import size_in_bytes
-from .._ended import missing
-from .._errors import NotPicklableError
-from .._graph import ETraceGraph, Report, report_of
-from .._typing import Path, PyTree
+from .._errors import NotPicklableError, OptionError
+from .._graph import Report, report_of
+from .._rules import eligibility_of
+from .._runtime.compiled_model import (
+    compile_first,
+    current_step,
+    learned_starts,
+)
+from .._runtime.stepping import first_step, run_call
+from .._tables import in_bytes
+from .._typing import Path, PyTree, path_name
 from . import sequences
-from .compilations import Compilations
+from .base import BaseLearner
 from .functional import FunctionalLearner
 from .live import LiveStream
 from .nonfinite import notice_all
-from .optimizer import LearnerOptimizer
-from .parts import LearnerParts
+from .reset_state import reset_state
 from .user_step import interceptor_of
 
 
-class Learner(brainstate.nn.Module):
-    """A model with its algorithm, created by `braintrace.compile`.
+class Learner(BaseLearner):
+    """Base class of the online learners: a model, its compiled graph, and its traces.
 
-    ``Learner(algorithm)`` wraps an algorithm that you have created and compiled yourself.
+    Create a learner by `braintrace.compile`, or by a subclass such as `D_RTRL` and `compile_graph`.
 
-    A call runs one step and advances states and traces, like a call of the algorithm. The methods
-    `etrace_grad`, `etrace_online`, `etrace_evolve` and `predict` run whole sequences, in which time
-    is axis 0.
+    A call runs one step and advances states and traces. You can call a learner inside your own
+    ``brainstate.transform.grad``, ``jit``, ``for_loop`` or ``scan``; one ``grad`` around several
+    calls computes the sum of the gradients of the calls. The methods `etrace_grad`,
+    `etrace_online`, `etrace_evolve` and `predict` run whole sequences, in which time is axis 0.
 
     A call that Ctrl-C ends has updated parameters, states and traces, or none of them. Use a
     learner in one thread. In other threads, and inside transformations of JAX, use the pure
@@ -41,8 +46,32 @@ class Learner(brainstate.nn.Module):
 
     Parameters
     ----------
-    algorithm
-        A compiled algorithm.
+    model
+        A brainstate module with initialised states. Its ``update`` is one time step.
+    window
+        Number of steps of a window. The gradient is backpropagation through time within each
+        window, and the traces contain the time before it; see `etrace_grad`. A call of the learner
+        in your own ``grad`` is a window of one step, or of all steps of a `MultiStepData`. Traces
+        then follow every hidden state. ``None``: the rule itself.
+    strict
+        Raise a `CompilationError` if a part of the gradient is truncated, instead of warning.
+    unroll_limit
+        Maximum length of a loop inside ``update`` that is unrolled. A loop is unrolled if it
+        contains an ETP operation, or if it couples elements of a hidden state in addition to its
+        elementwise operations.
+    mark
+        ``None``, ``'explicit'``, ``'auto'`` or a filter of parameters; see `compile_etrace_graph`.
+    trace_dtype
+        Floating-point dtype in which traces are stored between chunks or single steps;
+        ``jnp.bfloat16`` halves their memory. ``None``: the model's dtype, which is also used to
+        compute with them. In half precision, a step copies the traces of coupled states.
+    name
+        Name of the module, as for every brainstate module.
+
+    Raises
+    ------
+    OptionError
+        For an option value that is not accepted.
 
     Examples
     --------
@@ -53,17 +82,11 @@ class Learner(brainstate.nn.Module):
     ((1, 3), (5, 1, 3))
     """
 
-    def __init__(self, algorithm: ETraceAlgorithm) -> None:
-        super().__init__()
-        self.algorithm = algorithm
-        self.held_optimizer = LearnerOptimizer()
-        self._drivers = Compilations(self)
-
     def __repr__(self) -> str:
         size = "not compiled"
         if self.is_compiled:
-            size = f"{size_in_bytes(self.algorithm.compiled.trace_specs):,} bytes of traces"
-        return f"Learner({self.algorithm!r}, {size})"
+            size = f"{size_in_bytes(self.compiled.trace_specs):,} bytes of traces"
+        return f"{type(self).__name__}({type(self.module).__name__}, {size})"
 
     def __copy__(self) -> Learner:
         twin: Learner = object.__new__(type(self))
@@ -81,22 +104,75 @@ class Learner(brainstate.nn.Module):
     etrace_online = sequences.etrace_online
     etrace_evolve = sequences.etrace_evolve
     predict = sequences.predict
+    reset_state = reset_state
 
-    def __getattr__(self, name: str) -> Any:
-        raise missing("Learner", name)
+    def compile_graph(self, *arguments: Any, batch_size: int | None = None) -> None:
+        """Analyse the model and allocate zero traces.
 
-    def update(self, *arguments: PyTree) -> PyTree:
-        """Run one step; see `ETraceAlgorithm.update`."""
-        interceptor = interceptor_of(self.algorithm)
+        Values that ``update`` reads from anything but its arguments and States (attributes of a
+        module, ``brainstate.environ``) are fixed now, as with ``jax.jit``.
+
+        Parameters
+        ----------
+        *arguments
+            Example arguments of ``update`` (also as `SingleStepData` or `MultiStepData`).
+        batch_size
+            For a model written for one sample: size of the batch axis over which the model is
+            mapped. This axis is the first axis of the arguments and states.
+
+        Raises
+        ------
+        CompilationError, DtypeError
+            See `compile_etrace_graph`.
+        PrimitiveError
+            If the rule does not support one of the model's operations.
+        """
+        compiled = compile_first(self.module, self.analysed, first_step(arguments), batch_size)
+        publish(learned_starts(compiled, self.module), self.compiler_options.strict)
+        self._compiled = compiled
+        self.begin_traces()
+
+    def update(self, *arguments: Any) -> Any:
+        """Run one step (or the steps of a `MultiStepData`) and advance the traces.
+
+        Returns
+        -------
+        pytree
+            Output of the model's ``update``, stacked over time for `MultiStepData`.
+
+        Raises
+        ------
+        NotCompiledError, ShapeError
+            Before `compile_graph`, or for inputs or states of a different shape.
+        """
+        interceptor = interceptor_of(self)
         if interceptor is not None:
             return interceptor(*arguments)
-        return self.algorithm.update(*arguments)
+        step, states = current_step(self)
+        return run_call(step, states, self.store(states), arguments, self.window is not None)
 
-    def reset_state(
-        self, batch_size: int | None = None, *, where: ArrayLike | None = None, **kwargs: PyTree
-    ) -> None:
-        """Start a new sequence, for all samples or for some; see `ETraceAlgorithm.reset_state`."""
-        self.algorithm.reset_state(batch_size, where=where, **kwargs)
+    def init_etrace_state(self) -> None:
+        """Do nothing: `compile_graph` has allocated the traces.
+
+        Raises
+        ------
+        NotCompiledError
+            Before `compile_graph`.
+        """
+        self.compiled_model  # noqa: B018 - raises
+
+    def get_etrace_of(self, weight: brainstate.State | str | Path) -> dict[str, PyTree]:
+        """Return `eligibility` of a parameter, given as a State, its path or its name."""
+        if isinstance(weight, brainstate.State):
+            found = [path for path, state in self.param_states.items() if state is weight]
+            if not found:
+                known = ", ".join(f"'{path_name(path)}'" for path in self.param_states)
+                raise OptionError(
+                    f"`weight` is a {type(weight).__name__} that is not a parameter of the model. "
+                    f"Its parameters are {known}."
+                )
+            (weight,) = found
+        return self.eligibility(weight)
 
     def eligibility(self, path: str | Path) -> dict[str, PyTree]:
         """Return the trace of one weight, by the name of the hidden state.
@@ -144,7 +220,8 @@ class Learner(brainstate.nn.Module):
         >>> {name: trace.shape for name, trace in learner.eligibility(("W", "weight"))["h"].items()}
         {'bias': (5, 3), 'weight': (5, 2, 3)}
         """
-        return self.algorithm.eligibility(path)
+        compiled = self.compiled
+        return eligibility_of(compiled.graph, compiled.trace_specs, self.traces.value, path)
 
     def functional(self, **own: PyTree) -> FunctionalLearner:
         """Return this learner as pure functions of its state.
@@ -155,7 +232,7 @@ class Learner(brainstate.nn.Module):
             Holders of your own States that ``step_fn`` and ``update_fn`` use, such as an optimizer:
             a State, a module, or a list or dict of them. The name is the prefix of their paths.
         """
-        return FunctionalLearner(self.parts, own)
+        return FunctionalLearner(self, own)
 
     def live(
         self,
@@ -208,42 +285,15 @@ class Learner(brainstate.nn.Module):
         options |= {"optimizer": optimizer, "unit_aware": unit_aware}
         return LiveStream(self.functional(), step_fn, pending, options)
 
-    @property
-    def graph(self) -> ETraceGraph:
-        """The compiled model; ``print`` it for a table."""
-        return self.algorithm.graph
-
-    @property
-    def module(self) -> brainstate.nn.Module:
-        """The model."""
-        return self.algorithm.model
-
-    @property
-    def param_states(self) -> dict[Path, brainstate.State]:
-        """The parameters of the model by path; gradients have the same keys."""
-        return self.algorithm.param_states
-
-    @property
-    def hidden_states(self) -> dict[Path, brainstate.State]:
-        """The hidden States of the model by path."""
-        return self.algorithm.hidden_states
-
-    get_etrace_of = get_etrace_of
-
-    @property
-    def is_compiled(self) -> bool:
-        """Whether the model has been compiled."""
-        return self.algorithm.is_compiled
-
     def report(self) -> Report:
         """Report how each parameter learns, and the memory; ``print`` shows a table.
 
         It also contains the chunks of all calls so far, and the bytes of their residuals.
         """
-        sequences = tuple(dict.fromkeys(self.parts.drivers.sequences(self.graph)))
+        sequences = tuple(dict.fromkeys(self.drivers.sequences(self.graph)))
         report = report_of(self.graph)
-        carried = size_in_bytes(self.algorithm.compiled.trace_specs) + report.filter_bytes
-        placement = self.algorithm.placement
+        carried = size_in_bytes(self.compiled.trace_specs) + report.filter_bytes
+        placement = self.placement
         return dataclasses.replace(
             report,
             mesh=None if placement is None else str(placement.data),
@@ -281,7 +331,8 @@ class Learner(brainstate.nn.Module):
         """
         from .._picture import draw_model  # imported at the first use
 
-        return draw_model(self.algorithm, ax)
+        carried = in_bytes(size_in_bytes(self.compiled.trace_specs))
+        return draw_model(self.graph, f"{type(self).__name__}, {carried} of traces", ax)
 
     @property
     def optimizer_state(self) -> PyTree:
@@ -308,7 +359,8 @@ class Learner(brainstate.nn.Module):
         OptionError, ShapeError
             If it is not an optimizer, or the learner has the state of another optimizer.
         """
-        self.parts.init_optimizer(optimizer)
+        self.held_optimizer.begin(optimizer, self.parameters_for_optimizer)
+        self.place()
 
     @property
     def skipped_updates(self) -> int:
@@ -316,9 +368,5 @@ class Learner(brainstate.nn.Module):
         notice_all(self.held_optimizer)
         return int(self.held_optimizer.skipped.value)
 
-    @property
-    def parts(self) -> LearnerParts:
-        """The parts that the methods use; a clone compiles its own programs."""
-        if not self._drivers.is_of(self):
-            self._drivers = Compilations(self)
-        return LearnerParts(self.algorithm, self.held_optimizer, self._drivers)
+
+ETraceAlgorithm: TypeAlias = Learner

@@ -22,7 +22,7 @@ from .leaves import by_path, holds_keys, like_current, like_leaves, raw, same_ty
 from .optimizer import LearnerOptimizer
 
 if TYPE_CHECKING:
-    from ..._algorithms import ETraceAlgorithm
+    from ..._algorithms import Learner
 
 BY_PATH = ("parameters", "hidden", "others", "random", "optimizer")
 FIELDS = (*BY_PATH, "traces")
@@ -198,7 +198,7 @@ Places: TypeAlias = dict[int, Place]
 
 
 def places_of(
-    algorithm: ETraceAlgorithm,
+    learner: Learner,
     own: Mapping[str, PyTree],
     optimizer: LearnerOptimizer,
 ) -> Places:
@@ -206,8 +206,8 @@ def places_of(
 
     Parameters
     ----------
-    algorithm
-        The algorithm, whose model's States come first.
+    learner
+        The learner, whose model's States come first.
     own
         Holders of the user's own States, by name.
     optimizer
@@ -220,7 +220,7 @@ def places_of(
     """
     places = {
         id(state): _place(state, _field(state), path)
-        for path, state in algorithm.states_of_model.items()
+        for path, state in learner.states_of_model.items()
     }
     printed = {(place.field, _printed(place.path)) for place in places.values()}
 
@@ -238,7 +238,7 @@ def places_of(
         places[id(state)] = place
 
     add(("brainstate", "random"), brainstate.random.DEFAULT)
-    for path, state in algorithm.compiled.outside.items():
+    for path, state in learner.compiled.outside.items():
         add(path, state)
     for name, holder in own.items():
         for path, state in states_in(name, holder).items():
@@ -314,7 +314,7 @@ def check_like(state: LearnerState, own: LearnerState) -> None:
     if lines:
         raise ShapeError(
             f"This state does not belong to this learner:{''.join(lines)}\nUse the state of the "
-            "same model, algorithm, batch and options; for another batch call `reset_state` of "
+            "same model, learner, batch and options; for another batch call `reset_state` of "
             "the learner with its size first."
         )
 

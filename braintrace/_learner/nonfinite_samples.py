@@ -10,7 +10,6 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
-from .._algorithms import ETraceAlgorithm
 from .._core.step_program import run_if
 from .._core.traces import reset_traces, unpack
 from .._core.traces import samples_with as samples_of_traces_with
@@ -18,6 +17,7 @@ from .._errors import OptionError
 from .._graph import Batch, Traces
 from .._runtime.model_states import values_by_path
 from .._typing import Path, PyTree
+from .base import BaseLearner
 from .nonfinite import inexact, is_any_nan
 from .resets import initial_values, reset_states
 from .updates import Skip
@@ -26,7 +26,7 @@ Reset: TypeAlias = tuple[jax.Array, Traces]
 """The samples that were reset, and the traces."""
 
 
-def reset_nonfinite(algorithm: ETraceAlgorithm, skip: Skip, traces: Traces) -> Reset:
+def reset_nonfinite(learner: BaseLearner, skip: Skip, traces: Traces) -> Reset:
     """Reset the samples that are not finite after a skipped update, or NaN in a masked step.
 
     Traces are read only if an update is skipped, or a state is NaN in a masked step. Initial values
@@ -34,8 +34,8 @@ def reset_nonfinite(algorithm: ETraceAlgorithm, skip: Skip, traces: Traces) -> R
 
     Parameters
     ----------
-    algorithm
-        The algorithm.
+    learner
+        The learner.
     skip
         The decision about the update.
     traces
@@ -48,7 +48,7 @@ def reset_nonfinite(algorithm: ETraceAlgorithm, skip: Skip, traces: Traces) -> R
     traces
         The new traces.
     """
-    states = values_by_path(algorithm.short_term_states)
+    states = values_by_path(learner.short_term_states)
     is_suspect = skip.is_bad
     if skip.is_masked is not None:
         is_suspect = is_suspect | (skip.is_masked & is_any_nan(inexact(states)))
@@ -57,18 +57,18 @@ def reset_nonfinite(algorithm: ETraceAlgorithm, skip: Skip, traces: Traces) -> R
         return jnp.isnan(leaf) | (skip.is_bad & ~jnp.isfinite(leaf))
 
     def samples_in(traces: Traces, initial: list[PyTree]) -> jax.Array:
-        states = values_by_path(algorithm.short_term_states)
+        states = values_by_path(learner.short_term_states)
         now = jax.tree.map(_grown, states, dict(zip(states, initial, strict=True)))
-        return samples_with(algorithm, is_nonfinite, now, traces)
+        return samples_with(learner, is_nonfinite, now, traces)
 
     def reset(now: Reset) -> Reset:
-        initial = initial_values(algorithm, algorithm.states_of_model)
+        initial = initial_values(learner, learner.states_of_model)
         samples = samples_in(now[1], initial)
-        reset_states(algorithm, initial, samples)
-        return samples, reset_traces(algorithm.compiled.trace_specs, now[1], samples)
+        reset_states(learner, initial, samples)
+        return samples, reset_traces(learner.compiled.trace_specs, now[1], samples)
 
     none = jnp.zeros(jax.eval_shape(samples_in, traces, list(states.values())).shape, bool)
-    result: Reset = run_if(is_suspect, algorithm.model, reset, (none, traces))
+    result: Reset = run_if(is_suspect, learner.module, reset, (none, traces))
     return result
 
 
@@ -80,7 +80,7 @@ def _grown(now: jax.Array, initial: jax.Array) -> jax.Array:
 
 
 def samples_with(
-    algorithm: ETraceAlgorithm,
+    learner: BaseLearner,
     is_bad: Callable[[jax.Array], jax.Array],
     values: dict[Path, PyTree],
     carried: Traces,
@@ -91,8 +91,8 @@ def samples_with(
 
     Parameters
     ----------
-    algorithm
-        The algorithm.
+    learner
+        The learner.
     is_bad
         Elementwise predicate of bad numbers.
     values
@@ -100,9 +100,9 @@ def samples_with(
     carried
         Its traces, in carried form.
     """
-    traces, specs = unpack(carried), algorithm.compiled.trace_specs
-    batch, samples = algorithm.graph.batch, algorithm.graph.batch.samples
-    is_apart = algorithm.graph.flat_state is None or algorithm.graph.flat_state.samples == samples
+    traces, specs = unpack(carried), learner.compiled.trace_specs
+    batch, samples = learner.graph.batch, learner.graph.batch.samples
+    is_apart = learner.graph.flat_state is None or learner.graph.flat_state.samples == samples
     if samples is not None and is_apart and not batch.unclear:
         with contextlib.suppress(OptionError):  # they share a trace
             of_traces = samples_of_traces_with(is_bad, specs, traces, samples)

@@ -25,15 +25,15 @@ from .._errors import OptionError
 from .._from_function import gradients_by_path, gradients_for
 from .._graph import Traces
 from .._typing import PyTree, path_name
-from .body import Arguments, Body, BodyResult, run_to_the_end
+from .base import BaseLearner
+from .body import Arguments, Body, BodyResult, Initial, Resets, run_to_the_end
 from .chunks import over_blocks, steps_of
 from .gradient import SequenceGradient
 from .leaves import by_path, split_loss, with_unit, with_units
 from .nonfinite import check_finite, notice_of_call
 from .nonfinite_samples import reset_nonfinite
-from .options import Options
-from .parts import LearnerParts, Request
-from .resets import Initial, Resets, initial_values, reset_states
+from .options import Options, Request
+from .resets import initial_values, reset_states
 from .updates import Skip, StepResult, Update, run_update, update_of
 from .user_step import (
     Recorder,
@@ -74,18 +74,18 @@ class OnlineLearning:
         If ``every`` is not a multiple of the window.
     """
 
-    def __init__(self, learner: LearnerParts, request: Request, example: Arguments) -> None:
-        self._algorithm, self._options = learner.algorithm, request.options
+    def __init__(self, learner: BaseLearner, request: Request, example: Arguments) -> None:
+        self._learner, self._options = learner, request.options
         self._optimizer = learner.held_optimizer
-        self._parameters = self._algorithm.param_states
+        self._parameters = self._learner.param_states
         sequences, mask, (flags, _) = example
         self._length = min(self._options.every, steps_of(sequences))
         differentiate = self._differentiating(learner, example)
         self._has_initial = flags is not None
         self._run = self._with_update(update_of(learner, self._options), differentiate)
         self._step = self._traced((sequences, flags, mask), self._length)
-        self._step.check_unused(self._algorithm.traces.carried)
-        self.body = Body(
+        self._step.check_unused(self._learner.traces.carried)
+        self.body: Body = Body(
             run=self._sequence,
             states=lambda of_model: self._step.others,
             written=self._step.written_of,
@@ -111,20 +111,20 @@ class OnlineLearning:
 
     def _traced(self, over_time: Slices, length: int) -> PureStep:
         """Return a step, or a block of a given length, as a pure function."""
-        traces = jax.eval_shape(as_arrays, self._algorithm.starting_traces())
+        traces = jax.eval_shape(as_arrays, self._learner.starting_traces())
         initial: Initial = []
         if self._has_initial:
-            initial = initial_values(self._algorithm, self._algorithm.states_of_model)
+            initial = initial_values(self._learner, self._learner.states_of_model)
         slices = example_slices(over_time)
         if self._options.every > 1:
             slices = jax.tree.map(
                 lambda leaf: jnp.broadcast_to(leaf, (length, *leaf.shape)), slices
             )
-        return PureStep(self._algorithm.model, self._run, (), (traces, initial, slices))
+        return PureStep(self._learner.module, self._run, (), (traces, initial, slices))
 
-    def _differentiating(self, learner: LearnerParts, example: Arguments) -> Differentiate:
+    def _differentiating(self, learner: BaseLearner, example: Arguments) -> Differentiate:
         step_fn, every = self._options.step_fn, self._options.every
-        window = self._algorithm.window_of(self._options.window)
+        window = self._learner.window_of(self._options.window)
         if window is not None and every % window:
             raise OptionError(
                 f"`window` is {window} and `every` is {every}: parameters change after every "
@@ -144,15 +144,15 @@ class OnlineLearning:
         initial: Initial,
         inputs: Slices,
     ) -> tuple[StepResult, Traces]:
-        algorithm, options = self._algorithm, self._options
+        learner, options = self._learner, self._options
         slices, reset, weight = inputs
         if reset is not None:
-            reset_states(algorithm, initial, reset)
+            reset_states(learner, initial, reset)
 
         def loss_of_step() -> PyTree:
             before = values_of(self._parameters)
-            run = run_online(algorithm, traces, reset)
-            recorder = Recorder(algorithm, run)
+            run = run_online(learner, traces, reset)
+            recorder = Recorder(learner, run)
             loss, aux = call_step_function(step_fn, recorder, slices, options.has_aux)
             self._check_not_written(before)
             mantissa, self._loss_unit = split_loss(loss, options.unit_aware)
@@ -166,9 +166,9 @@ class OnlineLearning:
             gradients = with_units(gradients, self._loss_unit)
         if weight is not None:
             loss = jnp.where(weight != 0, loss, 0)
-        return StepResult(gradients_for(algorithm.model, gradients), loss, aux, weight), after
+        return StepResult(gradients_for(learner.module, gradients), loss, aux, weight), after
 
-    def _of_blocks(self, learner: LearnerParts, example: Arguments) -> Differentiate:
+    def _of_blocks(self, learner: BaseLearner, example: Arguments) -> Differentiate:
         """Return the derivative of a block: of its mean loss, as a separate sequence."""
         own = self._options
         options = Options(
@@ -182,7 +182,7 @@ class OnlineLearning:
         block = jax.tree.map(lambda leaf: leaf[: self._length], (sequences, mask, flags))
         request = Request("etrace_grad", block[0], options)
         body = SequenceGradient(learner, request, (*block[:2], (block[2], initial))).body
-        states = body.states(self._algorithm.states_of_model)
+        states = body.states(self._learner.states_of_model)
 
         def of_block(traces: Traces, initial: Initial, inputs: Slices) -> tuple[StepResult, Traces]:
             slices, reset, weights = inputs
@@ -200,15 +200,15 @@ class OnlineLearning:
 
     def _with_update(self, update: Update, differentiate: Differentiate) -> Callable[..., PyTree]:
         """Return a step or block with its update: (traces, initial values, slices) -> results."""
-        algorithm = self._algorithm
+        learner = self._learner
 
         def run(traces: Traces, initial: Initial, inputs: Slices) -> PyTree:
             result, after = differentiate(traces, initial, inputs)
-            leaves = by_path(gradients_by_path(algorithm.model, result.gradients))
+            leaves = by_path(gradients_by_path(learner.module, result.gradients))
             self._names = list(map(path_name, leaves))
-            verdict = run_update(algorithm, update, result, after)
+            verdict = run_update(learner, update, result, after)
             if isinstance(verdict, Skip):
-                samples, after = reset_nonfinite(algorithm, verdict, after)
+                samples, after = reset_nonfinite(learner, verdict, after)
                 verdict = verdict.is_bad, samples
             if verdict is not None:
                 verdict = jax.tree.map(

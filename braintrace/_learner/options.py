@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import operator
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import brainstate
 import jax
@@ -18,6 +18,7 @@ from jax.typing import ArrayLike
 from .._checks import common_length, shown
 from .._errors import OptionError, ShapeError
 from .._jax import own_copy
+from .._runtime.model_states import States
 from .._typing import Path, PyTree
 
 CHOICES = {"reduction": ("mean", "sum"), "nonfinite": ("skip", "raise", "ignore")}
@@ -124,7 +125,7 @@ Chosen: TypeAlias = tuple[tuple[Hashable, Path], ...]
 """The parameters whose gradients are requested: pairs of the user's key and the path."""
 
 
-def chosen_among(parameters: Mapping[Path, brainstate.State], weights: PyTree) -> Chosen:
+def chosen_among(parameters: States, weights: PyTree) -> Chosen:
     """Return the parameters in a user's dict of States.
 
     Raises
@@ -189,3 +190,64 @@ def weights_of(mask: ArrayLike, steps: int) -> jax.Array:
             "of the samples in `step_fn`."
         )
     return weights
+
+
+class Request(NamedTuple):
+    """A call of one of a learner's methods.
+
+    Attributes
+    ----------
+    method
+        Its name.
+    sequences, options
+        The user's arguments; see `Learner.etrace_grad`.
+    chosen
+        The parameters whose gradients are requested; ``None``: all.
+    start
+        Index of its first step in the user's call.
+    """
+
+    method: str
+    sequences: tuple[PyTree, ...]
+    options: Options
+    chosen: Chosen | None = None
+    start: int = 0
+
+
+def request_of(
+    parameters: States, method: str, sequences: tuple[PyTree, ...], options: Options
+) -> Request:
+    """Return a call of a method.
+
+    Raises
+    ------
+    OptionError
+        If its options select no parameters of the model, or not exactly one kind of update.
+    """
+    if method == "etrace_online":
+        _check_updates(options)
+    sequences = of_numbers(sequences)
+    if options.weights is None:
+        return Request(method, sequences, options)
+    chosen = chosen_among(parameters, options.weights)
+    return Request(method, sequences, options, chosen)
+
+
+def _check_updates(options: Options) -> None:
+    """Refuse options with no update, or with two.
+
+    Raises
+    ------
+    OptionError
+        If both ``update_fn`` and ``optimizer`` are given, or none.
+    """
+    if options.update_fn is None and options.optimizer is None:
+        raise OptionError(
+            "`update_fn` and `optimizer` are both None; expected one of them, which changes the "
+            "parameters after a step."
+        )
+    if options.update_fn is not None and options.optimizer is not None:
+        raise OptionError(
+            f"Both `update_fn` and `optimizer` are given ({shown(options.optimizer)}); expected "
+            "one of them. In an `update_fn`, call the optimizer there."
+        )

@@ -1,13 +1,15 @@
 """Placement of the values of a body on a mesh of devices."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
 import brainstate
 
-from .._algorithms import ETraceAlgorithm
 from .._graph import Traces
 from .._jax import for_devices
+from .._runtime.model_states import States, short_term
 from .._typing import Path, PyTree
 from ..sharding import Placement
 from .body import Arguments, Body, BodyResult, DeferredTraces
@@ -16,12 +18,10 @@ from .body import Arguments, Body, BodyResult, DeferredTraces
 class Placing:
     """Placement of the values of a learner's States."""
 
-    def __init__(self, algorithm: ETraceAlgorithm, placement: Placement) -> None:
+    def __init__(self, placement: Placement, states: States) -> None:
         self._placement = placement
-        self._paths: Mapping[int, Path] = {
-            id(state): path for path, state in algorithm.states_of_model.items()
-        }
-        self._fresh = list(algorithm.short_term_states)
+        self._paths: Mapping[int, Path] = {id(state): path for path, state in states.items()}
+        self._fresh = list(short_term(states))
 
     @property
     def devices(self) -> int:

@@ -1,11 +1,12 @@
 """Resets inside a sequence: flags, affected States, and initial values."""
 
+from __future__ import annotations
+
 from collections.abc import Collection, Mapping
 
 import jax
 from jax.typing import ArrayLike
 
-from .._algorithms import ETraceAlgorithm
 from .._checks import flags_of
 from .._errors import OptionError
 from .._graph import ETraceGraph
@@ -13,12 +14,8 @@ from .._jax import Var
 from .._runtime.model_states import States, read_states, short_term
 from .._runtime.resets import flags_of_samples, reset_values
 from .._typing import Path, PyTree, path_name
-
-Initial = list[PyTree]
-"""Values of the short-term States at the start of a sequence, in the order of the States."""
-
-Resets = tuple[jax.Array | None, Initial]
-"""Flags of every step, ``(T,)`` or ``(T, batch)``, and the initial values of States."""
+from .base import BaseLearner
+from .body import Initial
 
 
 def check_reset(
@@ -54,20 +51,18 @@ def check_reset(
     return flags
 
 
-def initial_values(algorithm: ETraceAlgorithm, states: States) -> Initial:
+def initial_values(learner: BaseLearner, states: States) -> Initial:
     """Return the initial values of all States of the model."""
-    return list(algorithm.initial_values(states).values())
+    return list(learner.initial_values(states).values())
 
 
-def check_fixed_weights(
-    algorithm: ETraceAlgorithm, written: Collection[Path], resets: bool
-) -> None:
+def check_fixed_weights(learner: BaseLearner, written: Collection[Path], resets: bool) -> None:
     """Refuse a sequence in which the weight of an ETP operation, or of a readout, changes.
 
     Parameters
     ----------
-    algorithm
-        The algorithm.
+    learner
+        The learner.
     written
         Paths of the States that the steps of the sequence write.
     resets
@@ -78,13 +73,13 @@ def check_fixed_weights(
     OptionError
         If a weight is computed from a State that is written.
     """
-    held = {f"The weight of '{key}'": paths for key, paths in algorithm.graph.held_paths.items()}
-    held |= {f"The readout '{r.state}'": r.held_paths for r in algorithm.graph.traced.readouts}
+    held = {f"The weight of '{key}'": paths for key, paths in learner.graph.held_paths.items()}
+    held |= {f"The readout '{r.state}'": r.held_paths for r in learner.graph.traced.readouts}
     for what, paths in held.items():
         for path in paths:
             if path not in written:
                 continue
-            is_fresh = resets and path in algorithm.short_term_states
+            is_fresh = resets and path in learner.short_term_states
             changes = "`reset` initialises" if is_fresh else "`step_fn` writes"
             remedy = (
                 "Make it a `brainstate.LongTermState`, which keeps its value"
@@ -99,29 +94,29 @@ def check_fixed_weights(
             )
 
 
-def reset_states(algorithm: ETraceAlgorithm, initial: Initial, flags: jax.Array) -> None:
+def reset_states(learner: BaseLearner, initial: Initial, flags: jax.Array) -> None:
     """Reset some samples of the model's States, or all."""
-    states = algorithm.short_term_states
+    states = learner.short_term_states
     now = {path: state.value for path, state in states.items()}
-    after = reset_values(algorithm.graph.batch, now, dict(zip(states, initial, strict=True)), flags)
+    after = reset_values(learner.graph.batch, now, dict(zip(states, initial, strict=True)), flags)
     for path, state in states.items():
         state.value = after[path]
 
 
 def initial_inputs(
-    algorithm: ETraceAlgorithm, values: Mapping[Path, PyTree], initial: Initial
+    learner: BaseLearner, values: Mapping[Path, PyTree], initial: Initial
 ) -> dict[Var, PyTree]:
     """Return the inputs of the step's program that a reset changes, with their initial values.
 
     Parameters
     ----------
-    algorithm, values
-        The algorithm, and values of the States of its step.
+    learner, values
+        The learner, and values of the States of its step.
     initial
         Initial values of States; empty without resets.
     """
-    by_path = dict(zip(algorithm.short_term_states, initial, strict=True)) if initial else {}
-    graph, states = algorithm.graph, algorithm.states_of_step
+    by_path = dict(zip(learner.short_term_states, initial, strict=True)) if initial else {}
+    graph, states = learner.graph, learner.states_of_step
     inputs = read_states(graph, states, {path: by_path.get(path, values[path]) for path in states})
     return {
         leaf.in_var: inputs[leaf.in_var] for leaf in graph.traced.leaves if leaf.path in by_path

@@ -4,6 +4,8 @@ The part outside the traces passes single steps, or all steps of a window; the t
 the time before. Both are computed from the same recorded values (see `ChunkRunner`).
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from collections.abc import Callable
@@ -12,7 +14,6 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from .._algorithms import ETraceAlgorithm
 from .._compiler import publish
 from .._core.chunk import SourceValues, chunk_runner, find_lost_gradients
 from .._core.gradient import as_chunk, chunk_gradient, of_parameters
@@ -25,6 +26,7 @@ from .._graph import Adjoints, LinearMethod, Records, Traces, Weights
 from .._graph import Chunk as RecordedChunk
 from .._runtime.model_states import add_to_states
 from .._typing import PyTree
+from .base import BaseLearner
 from .chunks import Chunks, chunks_of, over_blocks, over_chunks, steps_of, windows_of
 from .options import Options
 
@@ -52,8 +54,8 @@ class SequenceChunk:
 
     Parameters
     ----------
-    algorithm
-        The algorithm.
+    learner
+        The learner.
     function
         The step. Its perturbations are ``None`` if derivatives pass from step to step: in windows
         and under full-Jacobian rules.
@@ -76,16 +78,16 @@ class SequenceChunk:
 
     def __init__(
         self,
-        algorithm: ETraceAlgorithm,
+        learner: BaseLearner,
         function: Function,
         constants: Constants,
         slices: Slices,
         has_mask: bool,
         options: Options,
     ) -> None:
-        self._graph, self._method = graph, _ = algorithm.graph, algorithm.method
-        self._placement, self._options, self._has_mask = algorithm.placement, options, has_mask
-        self._window = window = algorithm.window_of(options.window)
+        self._graph, self._method = graph, _ = learner.graph, learner.method
+        self._placement, self._options, self._has_mask = learner.placement, options, has_mask
+        self._window = window = learner.window_of(options.window)
         self._passes = window is not None or graph.passes_weights
         runs_twice = options.checkpoint and window is None
         method = self._method if runs_twice else None
@@ -93,8 +95,8 @@ class SequenceChunk:
         # This object outlives an enclosing jit.
         with jax.ensure_compile_time_eval():
             self._probes = None if self._passes else examples(probe_shapes(graph))
-        parameters, example = algorithm.param_states.values(), (self._probes, constants, slices)
-        self.step = step = PureStep(algorithm.model, function, list(parameters), example)
+        parameters, example = learner.param_states.values(), (self._probes, constants, slices)
+        self.step = step = PureStep(learner.module, function, list(parameters), example)
         current, others = ([s.value for s in states] for states in (parameters, step.others))
         values = (current, others, self._probes, constants)
         self._record_bytes = graph.record_bytes
@@ -104,11 +106,11 @@ class SequenceChunk:
         self._run = chunk_runner(step, values, slices, has_mask, self._passes)
         if not self._passes:
             self._record_bytes = self._run.count_bytes()
-        paths = {id(state): path for path, state in algorithm.states_of_step.items()}
+        paths = {id(state): path for path, state in learner.states_of_step.items()}
         self.paths = [paths.get(id(state)) for state in step.others]
         if not self._passes:
             lost = find_lost_gradients(self._run.step, self._outside())
-            publish(lost, algorithm.compiler_options.strict)
+            publish(lost, learner.compiler_options.strict)
 
     def _outside(self) -> dict[int, str]:
         """Describe the States outside the model, by the places of their leaves."""

@@ -9,9 +9,9 @@ import brainstate
 from jax.typing import ArrayLike
 
 from .._typing import PyTree
+from .base import BaseLearner
 from .driver import run_request
-from .options import Options
-from .parts import HasParts, LearnerParts, request_of
+from .options import Options, request_of
 from .watching import run_watched
 
 OnLog: TypeAlias = Callable[[int, dict[str, Any]], Any]
@@ -19,7 +19,7 @@ OnLog: TypeAlias = Callable[[int, dict[str, Any]], Any]
 
 
 def etrace_grad(
-    learner: HasParts,
+    learner: BaseLearner,
     *sequences: PyTree,
     step_fn: Callable[..., PyTree],
     window: int | None = None,
@@ -128,11 +128,11 @@ def etrace_grad(
         reset=reset,
         weights=weights,
     )
-    return _run(learner.parts, "etrace_grad", sequences, options)
+    return _run(learner, "etrace_grad", sequences, options)
 
 
 def etrace_online(
-    learner: HasParts,
+    learner: BaseLearner,
     *sequences: PyTree,
     step_fn: Callable[..., PyTree],
     optimizer: Any = None,
@@ -272,11 +272,11 @@ def etrace_online(
         log_every=log_every,
         on_log=on_log,
     )
-    return _run(learner.parts, "etrace_online", sequences, options)
+    return _run(learner, "etrace_online", sequences, options)
 
 
 def etrace_evolve(
-    learner: HasParts,
+    learner: BaseLearner,
     *sequences: PyTree,
     chunk_size: int | str | None = "auto",
     memory_budget: int | None = None,
@@ -318,11 +318,11 @@ def etrace_evolve(
         log_every=log_every,
         on_log=on_log,
     )
-    return _run(learner.parts, "etrace_evolve", sequences, options)
+    return _run(learner, "etrace_evolve", sequences, options)
 
 
 def predict(
-    learner: HasParts,
+    learner: BaseLearner,
     *sequences: PyTree,
     step_fn: Callable[..., PyTree] | None = None,
     reset: ArrayLike | None = None,
@@ -361,13 +361,13 @@ def predict(
         log_every=log_every,
         on_log=on_log,
     )
-    return _run(learner.parts, "predict", sequences, options)
+    return _run(learner, "predict", sequences, options)
 
 
 def _run(
-    parts: LearnerParts, method: str, sequences: tuple[PyTree, ...], options: Options
+    learner: BaseLearner, method: str, sequences: tuple[PyTree, ...], options: Options
 ) -> PyTree:
-    request = request_of(parts, method, sequences, options)
+    request = request_of(learner.param_states, method, sequences, options)
     if options.optimizer is not None:
-        parts.held_optimizer.begin(options.optimizer, parts.parameters_for_optimizer)
-    return run_watched(parts, request) if options.is_logged else run_request(parts, request)
+        learner.held_optimizer.begin(options.optimizer, learner.parameters_for_optimizer)
+    return run_watched(learner, request) if options.is_logged else run_request(learner, request)

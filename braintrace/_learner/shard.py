@@ -56,5 +56,5 @@ def shard(learner: Learner, mesh: Mesh, data: str = "data") -> None:
             f"`data` is {data!r}, and the mesh has the axes {mesh.axis_names}: expected one of "
             "these."
         )
-    learner.algorithm.divide(DataAxis(mesh, data))
-    learner.parts.place()
+    learner.divide(DataAxis(mesh, data))
+    learner.place()

@@ -7,7 +7,6 @@ from typing import Any
 
 import brainstate
 
-from .._algorithms import ETraceAlgorithm
 from .._brainstate import is_in_loop
 from .._checks import shown
 from .._core.traces import Pairs, pack, unpack
@@ -16,6 +15,7 @@ from .._graph import Traces
 from .._runtime.carried_traces import Zero, is_settled, settled
 from .._runtime.program import Changes, Take
 from .._typing import PyTree
+from .base import BaseLearner
 from .learner_state import BY_PATH, FIELDS, LearnerState, Place, Places
 
 
@@ -24,8 +24,8 @@ class StateStore:
 
     Parameters
     ----------
-    algorithm, places
-        The algorithm of the learner, and the places of all values.
+    learner, places
+        The learner of the learner, and the places of all values.
     state
         The given state.
     pairs
@@ -33,10 +33,10 @@ class StateStore:
     """
 
     def __init__(
-        self, algorithm: ETraceAlgorithm, places: Places, state: LearnerState, pairs: Pairs
+        self, learner: BaseLearner, places: Places, state: LearnerState, pairs: Pairs
     ) -> None:
         self.places = places
-        self._algorithm, self._pairs = algorithm, pairs
+        self._learner, self._pairs = learner, pairs
         self._rule = state.rule
         self._fields: dict[str, Any] = {f: getattr(state, f) for f in FIELDS}
 
@@ -51,9 +51,7 @@ class StateStore:
         return not is_in_loop()
 
     def _take(self) -> tuple[Traces, bool]:
-        return pack(
-            settled(self._fields["traces"], self._algorithm.zero_traces), self._pairs
-        ), False
+        return pack(settled(self._fields["traces"], self._learner.zero_traces), self._pairs), False
 
     @property
     def state(self) -> LearnerState:
@@ -106,8 +104,8 @@ class StateStore:
 
     def initial(self) -> list[PyTree]:
         """Return the initial values of the short-term States; random keys advance."""
-        states, function = self._algorithm.initial_function()
+        states, function = self._learner.initial_function()
         written, fresh = function(self.values(states))
         new = [(s, v) for s, v in zip(states, written, strict=True) if v is not None]
         self.write([state for state, _ in new], [value for _, value in new])
-        return [fresh[path] for path in self._algorithm.short_term_states]
+        return [fresh[path] for path in self._learner.short_term_states]

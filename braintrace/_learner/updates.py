@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 from brainstate.nn import Module
 
-from .._algorithms import ETraceAlgorithm
 from .._brainstate import held
 from .._core.step_program import run_if
 from .._errors import OptionError, ShapeError, in_words
@@ -25,10 +24,10 @@ from .._from_function import gradients_by_path
 from .._graph import Traces
 from .._runtime.traces import EligibilityTraces
 from .._typing import PyTree, path_name
+from .base import BaseLearner
 from .nonfinite import any_not_finite, first_not_finite
 from .optimizer import is_transformation
 from .options import Options
-from .parts import LearnerParts
 from .user_step import first_written, intercepting, traced_values, update_parameters
 
 
@@ -93,7 +92,7 @@ Update: TypeAlias = Callable[[StepResult], Verdict]
 """Updates the parameters, and returns what a check has found."""
 
 
-def update_of(learner: LearnerParts, options: Options) -> Update:
+def update_of(learner: BaseLearner, options: Options) -> Update:
     """Return the update of a call."""
     if options.update_fn is not None:
         update = by_function(options.update_fn, options.has_aux)
@@ -101,7 +100,7 @@ def update_of(learner: LearnerParts, options: Options) -> Update:
         update = by_transformation(learner, options.optimizer)
     else:
         update = by_object(learner, options.optimizer)
-    guard: Callable[[LearnerParts, Update], Update] = GUARDS[options.nonfinite]
+    guard: Callable[[BaseLearner, Update], Update] = GUARDS[options.nonfinite]
     return guard(learner, update)
 
 
@@ -118,9 +117,9 @@ FEW = 10_000
 """Maximum number of scalars of a gradient that are recomputed instead of branching."""
 
 
-def by_transformation(learner: LearnerParts, optimizer: Any) -> Update:
+def by_transformation(learner: BaseLearner, optimizer: Any) -> Update:
     """Return the update by an ``optax.GradientTransformation``, whose state the learner stores."""
-    state, model = learner.held_optimizer.transformed, learner.algorithm.model
+    state, model = learner.held_optimizer.transformed, learner.module
     takes_loss = _takes_more(optimizer.update)
 
     def update(found: StepResult) -> None:
@@ -135,7 +134,7 @@ def by_transformation(learner: LearnerParts, optimizer: Any) -> Update:
                 f"structure {wanted}. Return one update for each parameter, in the same structure."
             )
         new = jax.tree.map(lambda old, change: (old + change).astype(old.dtype), now, changes)
-        states = learner.algorithm.param_states
+        states = learner.param_states
         for path, value in gradients_by_path(model, new).items():
             states[path].value = value
 
@@ -162,9 +161,9 @@ def _computed_once(found: StepResult) -> StepResult:
     return dataclasses.replace(found, gradients=same, is_computed=True)
 
 
-def by_object(learner: LearnerParts, optimizer: Any) -> Update:
+def by_object(learner: BaseLearner, optimizer: Any) -> Update:
     """Return the update by an object with a method ``update(gradients)``."""
-    model = learner.algorithm.model
+    model = learner.module
 
     def update(found: StepResult) -> None:
         gradients = _downhill(found.gradients, learner.parameters_for_optimizer())
@@ -198,9 +197,9 @@ def _downhill(gradients: PyTree, parameters: PyTree) -> PyTree:
     return jax.tree.unflatten(jax.tree.structure(parameters), leaves)
 
 
-def _ignoring(learner: LearnerParts, update: Update) -> Update:
+def _ignoring(learner: BaseLearner, update: Update) -> Update:
     """Return an update that is omitted for masked steps."""
-    model = learner.algorithm.model
+    model = learner.module
 
     def counted(found: StepResult) -> None:
         if found.counts is None:
@@ -211,11 +210,11 @@ def _ignoring(learner: LearnerParts, update: Update) -> Update:
     return counted
 
 
-def _raising(learner: LearnerParts, update: Update) -> Update:
+def _raising(learner: BaseLearner, update: Update) -> Update:
     update = _ignoring(learner, update)
 
     def judged(found: StepResult) -> jax.Array:
-        gradients = gradients_by_path(learner.algorithm.model, found.gradients)
+        gradients = gradients_by_path(learner.module, found.gradients)
         first = first_not_finite(found.losses, gradients)  # before `update_fn` writes to the dict
         update(found)
         return first if found.counts is None else jnp.where(found.counts, first, -1)
@@ -223,8 +222,8 @@ def _raising(learner: LearnerParts, update: Update) -> Update:
     return judged
 
 
-def _skipping(learner: LearnerParts, update: Update) -> Update:
-    skipped, model = learner.held_optimizer.skipped, learner.algorithm.model
+def _skipping(learner: BaseLearner, update: Update) -> Update:
+    skipped, model = learner.held_optimizer.skipped, learner.module
 
     def guarded(found: StepResult) -> Skip:
         is_bad, runs = any_not_finite(found.losses, found.gradients), jnp.ones((), bool)
@@ -237,7 +236,7 @@ def _skipping(learner: LearnerParts, update: Update) -> Update:
     return guarded
 
 
-GUARDS: dict[str, Callable[[LearnerParts, Update], Update]] = {
+GUARDS: dict[str, Callable[[BaseLearner, Update], Update]] = {
     "ignore": _ignoring,
     "raise": _raising,
     "skip": _skipping,
@@ -254,15 +253,13 @@ def _update_if(flag: jax.Array, model: Module, update: Update, found: StepResult
     run_if(flag, model, run, None, values)
 
 
-def run_update(
-    algorithm: ETraceAlgorithm, update: Update, found: StepResult, traces: Traces
-) -> Verdict:
+def run_update(learner: BaseLearner, update: Update, found: StepResult, traces: Traces) -> Verdict:
     """Run an update, and return its verdict.
 
     Parameters
     ----------
-    algorithm
-        The algorithm of the learner.
+    learner
+        The learner of the learner.
     update, found
         The update, and its argument.
     traces
@@ -273,25 +270,25 @@ def run_update(
     OptionError
         If it runs a step, or writes hidden states or traces.
     """
-    left = traced_values(algorithm)
-    with intercepting(algorithm, _refuse_step), _showing(algorithm, traces):
+    left = traced_values(learner)
+    with intercepting(learner, _refuse_step), _showing(learner, traces):
         verdict = update(found)
-    path = first_written(left, traced_values(algorithm))
+    path = first_written(left, traced_values(learner))
     if path is not None:
         raise _refusal(f"writes the hidden State '{path_name(path)}'")
     return verdict
 
 
 @contextlib.contextmanager
-def _showing(algorithm: ETraceAlgorithm, traces: Traces) -> Iterator[None]:
-    """Replace the algorithm's traces by the traces after the step, read-only."""
-    own = algorithm.traces
-    algorithm.traces = shown = EligibilityTraces(traces)
+def _showing(learner: BaseLearner, traces: Traces) -> Iterator[None]:
+    """Replace the learner's traces by the traces after the step, read-only."""
+    own = learner.traces
+    learner.traces = shown = EligibilityTraces(traces)
     shown.carried.zeros = own.carried.zeros
     try:
         yield
     finally:
-        algorithm.traces = own
+        learner.traces = own
     leaves, now = jax.tree.leaves(traces), jax.tree.leaves(held(shown.carried))
     is_kept = len(leaves) == len(now) and all(a is b for a, b in zip(leaves, now, strict=True))
     if not is_kept:

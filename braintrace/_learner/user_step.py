@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import saiunit
 
-from .._algorithms import ETraceAlgorithm
 from .._checks import is_quantity, named, parameter_names, shown
 from .._core.sites import Probes, probes_after_reset
 from .._core.steps import Inputs, recorded_step
@@ -29,29 +28,30 @@ from .._jax import Var, trace_state
 from .._runtime.model_states import read_arguments, read_states, write_states
 from .._runtime.stepping import unwrap
 from .._typing import Path, PyTree, path_name
+from .base import BaseLearner
 
 Interceptor: TypeAlias = Callable[..., PyTree]
 """Receives the arguments of a learner call, and returns its result."""
 
-_interceptors: ContextVar[tuple[tuple[ETraceAlgorithm, Interceptor], ...]] = ContextVar(
+_interceptors: ContextVar[tuple[tuple[BaseLearner, Interceptor], ...]] = ContextVar(
     "braintrace_interceptors", default=()
 )
 
 
 @contextlib.contextmanager
-def intercepting(algorithm: ETraceAlgorithm, interceptor: Interceptor) -> Iterator[None]:
-    """Let an interceptor handle the calls of an algorithm's learner inside the context."""
-    token = _interceptors.set((*_interceptors.get(), (algorithm, interceptor)))
+def intercepting(learner: BaseLearner, interceptor: Interceptor) -> Iterator[None]:
+    """Let an interceptor handle the calls of an learner's learner inside the context."""
+    token = _interceptors.set((*_interceptors.get(), (learner, interceptor)))
     try:
         yield
     finally:
         _interceptors.reset(token)
 
 
-def interceptor_of(algorithm: ETraceAlgorithm) -> Interceptor | None:
-    """Return the innermost interceptor of an algorithm's learner, or ``None``."""
+def interceptor_of(learner: BaseLearner) -> Interceptor | None:
+    """Return the innermost interceptor of an learner's learner, or ``None``."""
     for owner, interceptor in reversed(_interceptors.get()):
-        if owner is algorithm:
+        if owner is learner:
             return interceptor
     return None
 
@@ -115,11 +115,11 @@ def run_recorded(step: RecordedStep, graph: ETraceGraph, reset: Reset, has_mask:
     return run
 
 
-def run_online(algorithm: ETraceAlgorithm, traces: Any, reset: Reset) -> Run:
+def run_online(learner: BaseLearner, traces: Any, reset: Reset) -> Run:
     """Return a runner for a single step, with the traces after it as residuals."""
 
     def run(inputs: Inputs) -> Any:
-        return algorithm.compiled.step_on_its_own(inputs, traces, reset)
+        return learner.compiled.step_on_its_own(inputs, traces, reset)
 
     return run
 
@@ -133,10 +133,10 @@ def values_of(states: Mapping[Path, brainstate.State]) -> Values:
     return {path: jax.tree.leaves(state.value) for path, state in states.items()}
 
 
-def traced_values(algorithm: ETraceAlgorithm) -> Values:
+def traced_values(learner: BaseLearner) -> Values:
     """Return the values of the hidden states that traces follow."""
-    states = algorithm.states_of_step
-    paths = dict.fromkeys(state.path for state in algorithm.graph.traced_states)
+    states = learner.states_of_step
+    paths = dict.fromkeys(state.path for state in learner.graph.traced_states)
     return values_of({path: states[path] for path in paths})
 
 
@@ -150,12 +150,12 @@ def first_written(before: Values, now: Values) -> Path | None:
 
 @dataclasses.dataclass
 class Recorder:
-    """Replacement of the algorithm during one call of the step function.
+    """Replacement of the learner during one call of the step function.
 
     Attributes
     ----------
-    algorithm
-        The algorithm.
+    learner
+        The learner.
     run
         Runs the step.
     calls
@@ -164,13 +164,13 @@ class Recorder:
         Residuals of the step.
     """
 
-    algorithm: ETraceAlgorithm
+    learner: BaseLearner
     run: Run
     calls: int = 0
     records: Any = None
 
     def __post_init__(self) -> None:
-        self._left = traced_values(self.algorithm)
+        self._left = traced_values(self.learner)
         self._trace = trace_state()
 
     def __call__(self, *arguments: Any) -> Any:
@@ -184,15 +184,15 @@ class Recorder:
         if trace_state() != self._trace:
             raise OptionError(LOOPS)
         self.check_states()
-        graph = self.algorithm.graph
-        states = self.algorithm.states_of_step
+        graph = self.learner.graph
+        states = self.learner.states_of_step
         inputs = {
             **read_arguments(graph, unwrap(arguments)),
             **read_states(graph, states),
         }
         outputs, new_states, self.records = self.run(inputs)
         write_states(graph, states, new_states)
-        self._left = traced_values(self.algorithm)
+        self._left = traced_values(self.learner)
         self.calls += 1
         return jax.tree.unflatten(graph.traced.output_tree, outputs)
 
@@ -204,7 +204,7 @@ class Recorder:
         OptionError
             If other code has written one.
         """
-        path = first_written(self._left, traced_values(self.algorithm))
+        path = first_written(self._left, traced_values(self.learner))
         if path is not None:
             raise OptionError(
                 f"`step_fn` writes the hidden State '{path_name(path)}', and traces do not follow "
@@ -246,7 +246,7 @@ def run_step_function(
 ) -> PyTree:
     """Return the result of a step function, which calls the learner exactly once."""
     call = f"`step_fn` fails for {_called_with(step_fn, slices)}"
-    with intercepting(recorder.algorithm, recorder), in_words(lambda: call):
+    with intercepting(recorder.learner, recorder), in_words(lambda: call):
         result = step_fn(*slices)
     if recorder.calls != 1:
         raise OptionError(

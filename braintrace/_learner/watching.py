@@ -14,16 +14,16 @@ import numpy as np
 from .._errors import NonFiniteError, OptionError, optional_import
 from .._typing import PyTree
 from ..sharding import on_host
+from .base import BaseLearner
 from .driver import run_request
 from .nonfinite import notice_all
-from .options import length_of
-from .parts import LearnerParts, Request
+from .options import Request, length_of
 
 PARTS = 10
 """Number of slices of a call that shows progress without logs."""
 
 
-def run_watched(learner: LearnerParts, request: Request) -> PyTree:
+def run_watched(learner: BaseLearner, request: Request) -> PyTree:
     """Run a call slice by slice, and return the results of the whole call.
 
     Raises

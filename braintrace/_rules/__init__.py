@@ -11,6 +11,9 @@ from .protocol import check_rule as check_rule
 from .protocol import rule_in_words as rule_in_words
 from .random_factors import KroneckerTraces as KroneckerTraces
 from .random_factors import RankOneTraces as RankOneTraces
+from .requiring import NoRecurrence as NoRecurrence
+from .requiring import RandomFeedback as RandomFeedback
+from .requiring import SymmetricFeedback as SymmetricFeedback
 from .rtrl import FullTraces as FullTraces
 from .rtrl import LayeredTraces as LayeredTraces
 from .rtrl import NoTraces as NoTraces

@@ -271,7 +271,7 @@ def compile_step(
     options: CompilerOptions,
     trace_dtype: Any,
 ) -> CompiledStep:
-    """Analyse a model, and return the compiled step of an algorithm.
+    """Analyse a model, and return the compiled step of an learner.
 
     Parameters
     ----------
@@ -295,36 +295,36 @@ def compile_step(
     return CompiledStep(graph, outside, method, *carried, parameters)
 
 
-def up_to_date(algorithm: Any) -> States:
+def up_to_date(learner: Any) -> States:
     """Return all States of the model, compiled for the current settings of the environment."""
-    states, compiled = algorithm.found_states(algorithm.model), algorithm.compiled_model
+    states, compiled = learner.found_states(learner.module), learner.compiled_model
     if settings() != compiled.settings:
-        after = compiled.up_to_date(algorithm.analysed)
+        after = compiled.up_to_date(learner.analysed)
         if not carries_alike(compiled.step, after.step):
             raise NotCompiledError(
-                f"`{type(algorithm.model).__name__}` has other traces for the current values of "
+                f"`{type(learner.module).__name__}` has other traces for the current values of "
                 "`brainstate.environ`. Call `compile_graph`, which starts a new sequence."
             )
-        algorithm._compiled = after
-        algorithm.place()
-    of_model: States = algorithm.states_of_model if algorithm.filters else states
+        learner._compiled = after
+        learner.place()
+    of_model: States = learner.states_of_model if learner.filters else states
     return of_model
 
 
-def current_step(algorithm: Any) -> tuple[CompiledStep, States]:
+def current_step(learner: Any) -> tuple[CompiledStep, States]:
     """Return the step for the current settings, and its States in order."""
-    states = up_to_date(algorithm)
-    step: CompiledStep = algorithm.compiled
+    states = up_to_date(learner)
+    step: CompiledStep = learner.compiled
     return step, step.find_states(states)
 
 
-def follow_every_state(algorithm: Any, requested: int | None, is_given: bool = False) -> None:
+def follow_every_state(learner: Any, requested: int | None, is_given: bool = False) -> None:
     """Make traces follow every hidden state, if a call has a window, and recompile if necessary.
 
     Parameters
     ----------
     algorithm
-        The algorithm.
+        The learner.
     requested
         The window of the call; ``None``: the learner's window, for which its traces follow every
         state.
@@ -337,13 +337,13 @@ def follow_every_state(algorithm: Any, requested: int | None, is_given: bool = F
     OptionError
         If a sequence has started, and its traces omit a state.
     """
-    if requested is not None and not algorithm.every_state:
-        is_start = not is_given and algorithm.traces.carried.is_zero
-        _follow_every_state(algorithm, int(requested), is_start)
+    if requested is not None and not learner.every_state:
+        is_start = not is_given and learner.traces.carried.is_zero
+        _follow_every_state(learner, int(requested), is_start)
 
 
-def _follow_every_state(algorithm: Any, window: int, is_start: bool) -> None:
-    compiled = algorithm.compiled_model
+def _follow_every_state(learner: Any, window: int, is_start: bool) -> None:
+    compiled = learner.compiled_model
     is_alike = compiled.step.follows_every_state
     if not (is_alike or is_start):
         raise OptionError(
@@ -351,12 +351,12 @@ def _follow_every_state(algorithm: Any, window: int, is_start: bool) -> None:
             "needs. Give `window` to `compile`, or reset the learner before its first call with "
             "a `window`."
         )
-    algorithm.every_state = True
+    learner.every_state = True
     if is_alike:
         return
     try:
-        algorithm._compiled = compiled.analysed_again(algorithm.analysed)
+        learner._compiled = compiled.analysed_again(learner.analysed)
     except BaseException:
-        algorithm.every_state = False
+        learner.every_state = False
         raise
-    algorithm.begin_traces()
+    learner.begin_traces()

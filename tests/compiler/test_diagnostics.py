@@ -238,7 +238,7 @@ def test_a_warning_is_given_once_with_the_line():
     toy = Toy(ordinary_move)
     place = line_of(ordinary_move, "roll")
     with pytest.warns(braintrace.ApproximationWarning, match=re.escape(place)) as caught:
-        model = compiled(toy).algorithm.model
+        model = compiled(toy).module
         braintrace.compile(model, "d_rtrl", XS[0], batch_size=BATCH)
     assert len(caught) == 1
 

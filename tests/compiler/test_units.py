@@ -384,7 +384,7 @@ def test_every_call_uses_a_mask_as_it_is(vmap):
     learner = braintrace.compile(Masked(), "d_rtrl", XS[0], batch_size=BATCH, vmap=vmap)
     for mask in MASKS:
         learner.reset_state()
-        learner.algorithm.model.mask.value = mask
+        learner.module.mask.value = mask
         oracle.assert_close(gradient(learner), bptt(masked_by(mask)), 1e-10)
 
 
@@ -392,7 +392,7 @@ def test_a_mask_that_changes_within_a_sequence_is_refused():
     learner = braintrace.compile(Masked(), "d_rtrl", XS[0], batch_size=BATCH)
 
     def prune(x):
-        learner.algorithm.model.mask.value = 0 * MASKS[0]
+        learner.module.mask.value = 0 * MASKS[0]
         return learner(x).sum()
 
     with pytest.raises(braintrace.OptionError, match="'mask'"):

@@ -77,7 +77,7 @@ def test_a_model_is_read_when_it_is_compiled(learner):
     before = gradient_of(learner, squares(learner))
     learner.module.leak = 0.9
     np.testing.assert_array_equal(gradient_of(learner, squares(learner)), before)
-    learner.algorithm.compile_graph(XS[0])
+    learner.compile_graph(XS[0])
     assert np.any(gradient_of(learner, squares(learner)) != before)
 
 

@@ -240,7 +240,7 @@ def test_an_algorithm_of_one_sample_is_mapped_by_brainstate(rule):
     learner = learner_of(LEAKY, rule, **options)
     expected = gradient(learner)
     model = random_models.Module(LEAKY, Marked(), np.float64)
-    algorithm = type(learner.algorithm)(model, **options)
+    algorithm = type(learner)(model, **options)
 
     def initialise(x):
         brainstate.nn.init_all_states(model)

@@ -96,7 +96,7 @@ def test_a_window_divides_the_steps_of_an_update(every, window):
 
 def own_gradient(learner, length):
     """The sum of one's own gradients around calls with `MultiStepData`, or of single steps."""
-    algorithm, weights = learner.algorithm, learner.param_states
+    algorithm, weights = learner, learner.param_states
 
     def loss(xs, targets):
         if length == 1:

@@ -221,7 +221,7 @@ def test_large_matrices_learn_block_by_block(size):
     found = learner.etrace_grad(
         xs, step_fn=lambda x: (learner(x) ** 2).sum() / 2, reduction="sum", chunk_size=steps
     )
-    dense = dense_of(np.asarray(learner.algorithm.model.w.value, float), *size)
+    dense = dense_of(np.asarray(learner.module.w.value, float), *size)
     h, filtered, expected = 0.0, 0.0, 0.0
     for x in xs.astype(float):  # the trace of entry (r, c) is that of its input alone
         h, filtered = 0.8 * h + x @ dense, 0.8 * filtered + x

@@ -84,21 +84,32 @@ def build_learner(algorithm):
     ],
 )
 def test_case_does_not_matter(name, algorithm):
-    assert type(build_learner(name).algorithm) is getattr(braintrace, algorithm)
+    assert type(build_learner(name)) is getattr(braintrace, algorithm)
 
 
 def test_a_subclass_has_names_of_its_own():
     class Slower(braintrace.D_RTRL):
         """The same, by no name."""
 
-    assert type(build_learner("D_RTRL").algorithm) is braintrace.D_RTRL
+    assert type(build_learner("D_RTRL")) is braintrace.D_RTRL
     learner = braintrace.compile(Leaky(), Slower, X, batch_size=BATCH)
-    assert type(learner.algorithm) is Slower
+    assert type(learner) is Slower
 
 
-def test_a_learner_of_a_compiled_algorithm_gives_the_same_outputs():
+def test_a_class_makes_the_same_learner():
     model = Leaky()
     model.init_state(BATCH)
-    algorithm = braintrace.D_RTRL(model)
-    algorithm.compile_graph(X)
-    np.testing.assert_array_equal(braintrace.Learner(algorithm)(X), build_learner("D_RTRL")(X))
+    learner = braintrace.D_RTRL(model)
+    learner.compile_graph(X)
+    other = build_learner("D_RTRL")
+    assert type(learner) is type(other)
+    assert braintrace.ETraceAlgorithm is braintrace.Learner
+    np.testing.assert_array_equal(learner(X), other(X))
+    for one in (learner, other):
+        one.reset_state()
+    gradients = [
+        one.etrace_grad(X[None], step_fn=lambda x, one=one: jnp.sum(one(x) ** 2))
+        for one in (learner, other)
+    ]
+    for path, gradient in gradients[0].items():
+        np.testing.assert_array_equal(gradient, gradients[1][path])

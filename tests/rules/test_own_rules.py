@@ -136,7 +136,7 @@ def test_a_trace_is_any_pytree_of_arrays_and_starts_anew_by_sample():
     learner = learner_of(case)
 
     def counts():
-        leaves = jax.tree.leaves(learner.algorithm.traces.value)
+        leaves = jax.tree.leaves(learner.traces.value)
         (every,) = (int(leaf) for leaf in leaves if leaf.shape == ())
         (steps,) = (leaf.tolist() for leaf in leaves if leaf.shape == (BATCH,))
         return steps, every

@@ -107,7 +107,7 @@ def signs_of(case):
     for x in XS:
         learner.reset_state()
         learner.etrace_evolve(x[None])
-        traces = jax.tree.map(np.asarray, learner.algorithm.traces.value)
+        traces = jax.tree.map(np.asarray, learner.traces.value)
         if case.rule == "uoro":
             found.append(np.sign(traces["s"]))
         else:
@@ -178,7 +178,7 @@ def test_a_seed_says_what_is_drawn_and_samples_draw_apart():
     def noise(seed):
         learner = learner_of(case, seed=seed)
         learner.etrace_evolve(XS)
-        return np.asarray(learner.algorithm.traces.value["s"])
+        return np.asarray(learner.traces.value["s"])
 
     first, same, other = noise(5), noise(5), noise(6)
     np.testing.assert_array_equal(first, same)

@@ -103,13 +103,13 @@ def by_stream(learner, asked, loss):
 
 def weights_of(learner):
     """The parameters by name, without units."""
-    states = learner.algorithm.model.states(brainstate.ParamState)
+    states = learner.module.states(brainstate.ParamState)
     return {path[-1]: jax.tree.leaves(state.value)[0] for path, state in states.items()}
 
 
 def by_own_gradient(learner, asked, loss):
     """One step after the other in a gradient of one's own."""
-    states = learner.algorithm.model.states(brainstate.ParamState)
+    states = learner.module.states(brainstate.ParamState)
     own = brainstate.transform.grad(lambda x, y: loss(learner(x), y), states)
     own, total = brainstate.transform.jit(own), None
     for t, weight in enumerate(asked.mask):

@@ -16,7 +16,7 @@ from .._runtime.traces import start_of_filter
 
 
 def reset_state(
-    algorithm: Any, batch_size: int | None = None, *, where: Any = None, **kwargs: Any
+    learner: Any, batch_size: int | None = None, *, where: Any = None, **kwargs: Any
 ) -> None:
     """Start a new sequence: reset states to their initial values, and traces to zero.
 
@@ -44,57 +44,55 @@ def reset_state(
         separately (`ES_D_RTRL`).
     """
     if not is_watched():
-        algorithm.traces.carried.finish()
+        learner.traces.carried.finish()
     if where is not None or is_watched():  # traces of other keys cannot be made inside
-        up_to_date(algorithm)
+        up_to_date(learner)
     if where is not None:
-        _reset_samples(algorithm, batch_size, where, kwargs)
+        _reset_samples(learner, batch_size, where, kwargs)
         return
-    if algorithm.samples_of_model is not None and batch_size is not None:
-        algorithm.samples_of_model = batch_size
-    with in_words(lambda: f"`reset_state` runs `init_state` of `{type(algorithm.model).__name__}`"):
-        states, compiled = algorithm.found_states(algorithm.model), algorithm.compiled_model
-        size = algorithm.samples_of_model
-        values = compiled.initial_values(algorithm.model, states, batch_size, kwargs, size)
-    algorithm._compiled = compiled.moved_to(
-        algorithm.model, algorithm.analysed, states, values, batch_size
+    if learner.samples_of_model is not None and batch_size is not None:
+        learner.samples_of_model = batch_size
+    with in_words(lambda: f"`reset_state` runs `init_state` of `{type(learner.module).__name__}`"):
+        states, compiled = learner.found_states(learner.module), learner.compiled_model
+        size = learner.samples_of_model
+        values = compiled.initial_values(learner.module, states, batch_size, kwargs, size)
+    learner._compiled = compiled.moved_to(
+        learner.module, learner.analysed, states, values, batch_size
     )
-    if _has_like_traces(algorithm, compiled.step):
-        _reset_traces(algorithm)
+    if _has_like_traces(learner, compiled.step):
+        _reset_traces(learner)
     else:
-        algorithm.begin_traces()
-    algorithm.place_states()
+        learner.begin_traces()
+    learner.place_states()
 
 
 def _reset_samples(
-    algorithm: Any, batch_size: int | None, where: Any, options: dict[str, Any]
+    learner: Any, batch_size: int | None, where: Any, options: dict[str, Any]
 ) -> None:
-    states = algorithm.states_of_model
-    flags = check_where(where, algorithm.graph, values_by_path(short_term(states)), batch_size)
-    fresh = algorithm.initial_values(states, **options)
-    reset_samples(algorithm.compiled, states, algorithm.store(states), fresh, flags)
-    algorithm.place_states()
+    states = learner.states_of_model
+    flags = check_where(where, learner.graph, values_by_path(short_term(states)), batch_size)
+    fresh = learner.initial_values(states, **options)
+    reset_samples(learner.compiled, states, learner.store(states), fresh, flags)
+    learner.place_states()
 
 
-def _has_like_traces(algorithm: Any, before: CompiledStep) -> bool:
+def _has_like_traces(learner: Any, before: CompiledStep) -> bool:
     """Test whether traces, their packed form and filters have the same names as before."""
-    now = algorithm.compiled
+    now = learner.compiled
     filters = {leaf.name for leaf in now.graph.traced.filters}
     return bool(
         jax.tree.structure(now.trace_specs) == jax.tree.structure(before.trace_specs)
         and pairs_of(now.trace_specs) == pairs_of(before.trace_specs)
-        and filters == algorithm.filters.keys()
+        and filters == learner.filters.keys()
     )
 
 
-def _reset_traces(algorithm: Any) -> None:
-    for leaf in algorithm.compiled.graph.traced.filters:
-        algorithm.filters[leaf.name].value = start_of_filter(leaf)
-    if outliving(algorithm.compiled.trace_specs):
+def _reset_traces(learner: Any) -> None:
+    for leaf in learner.compiled.graph.traced.filters:
+        learner.filters[leaf.name].value = start_of_filter(leaf)
+    if outliving(learner.compiled.trace_specs):
         with contextlib.suppress(LostTracesError):  # a lost random stream is reset
-            fresh = pack(
-                algorithm.traces_after_reset(algorithm.traces.value), algorithm.traces.pairs
-            )
-            algorithm.traces.carried.store(fresh)
+            fresh = pack(learner.traces_after_reset(learner.traces.value), learner.traces.pairs)
+            learner.traces.carried.store(fresh)
             return
-    algorithm.leave_starting_traces()
+    learner.leave_starting_traces()

@@ -3,32 +3,15 @@
 import functools
 import inspect
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, TypeGuard
+from typing import Any, TypeGuard
 
 from .._checks import shown
 from .._errors import OptionError
-from .._graph import TraceMethod
 from .._rules import Rule, check_rule, method_of, rule_in_words
-from .algorithm import ETraceAlgorithm
+from .learner import Learner
 
 
-class OwnRule(ETraceAlgorithm):
-    """Online learning by a `Rule`; `of_rule` creates a subclass for each rule."""
-
-    learning_rule: ClassVar[Rule]
-
-    @property
-    def rule(self) -> str:
-        """The rule with its options, ``"Decaying(decay=0.9)"``."""
-        return rule_in_words(self.learning_rule)
-
-    @property
-    def method(self) -> TraceMethod:
-        """The rule as a trace method."""
-        return method_of(self.learning_rule)
-
-
-def of_rule(rule: Rule) -> type[ETraceAlgorithm]:
+def of_rule(rule: Rule) -> type[Learner]:
     """Return the algorithm of a rule; equal rules have the same algorithm.
 
     Raises
@@ -42,12 +25,13 @@ def of_rule(rule: Rule) -> type[ETraceAlgorithm]:
 
 
 @functools.lru_cache(maxsize=256)
-def _class_of(rule: Any) -> type[ETraceAlgorithm]:
-    own = type(rule)
-    return type(own.__name__, (OwnRule,), {"learning_rule": rule, "__module__": own.__module__})
+def _class_of(rule: Any) -> type[Learner]:
+    own, method = type(rule), method_of(rule)
+    told = {"method": method, "told_rule": rule_in_words(rule), "__module__": own.__module__}
+    return type(own.__name__, (Learner,), told)
 
 
-def algorithms_by_name() -> dict[str, type[ETraceAlgorithm]]:
+def algorithms_by_name() -> dict[str, type[Learner]]:
     """Return every defined algorithm, in this package or elsewhere, by its names.
 
     If a class is defined again, as in a notebook, the last definition counts.
@@ -57,8 +41,8 @@ def algorithms_by_name() -> dict[str, type[ETraceAlgorithm]]:
     OptionError
         If two different classes declare the same name.
     """
-    found: dict[str, type[ETraceAlgorithm]] = {}
-    for algorithm in _subclasses(ETraceAlgorithm):  # type: ignore[type-abstract]
+    found: dict[str, type[Learner]] = {}
+    for algorithm in _subclasses(Learner):
         for name in map(str.lower, vars(algorithm).get("names", ())):
             other = found.setdefault(name, algorithm)
             if _full_name(other) != _full_name(algorithm):
@@ -70,7 +54,7 @@ def algorithms_by_name() -> dict[str, type[ETraceAlgorithm]]:
     return found
 
 
-def algorithm_of(given: Any, option: str) -> type[ETraceAlgorithm]:
+def algorithm_of(given: Any, option: str) -> type[Learner]:
     """Return the algorithm for a class, a name or a `Rule`.
 
     Raises
@@ -91,9 +75,8 @@ def algorithm_of(given: Any, option: str) -> type[ETraceAlgorithm]:
     )
 
 
-def _is_algorithm(given: object) -> TypeGuard[type[ETraceAlgorithm]]:
-    is_class = isinstance(given, type) and issubclass(given, ETraceAlgorithm)
-    return is_class and not inspect.isabstract(given)
+def _is_algorithm(given: object) -> TypeGuard[type[Learner]]:
+    return isinstance(given, type) and issubclass(given, Learner) and given is not Learner
 
 
 def options_of(algorithm: type) -> dict[str, inspect.Parameter]:
@@ -108,10 +91,9 @@ def rule_and_options(rule: Any) -> tuple[Any, Mapping[str, Any]]:
     return rule if has_options else (rule, {})
 
 
-def _subclasses(of: type[ETraceAlgorithm]) -> Iterator[type[ETraceAlgorithm]]:
+def _subclasses(of: type[Learner]) -> Iterator[type[Learner]]:
     for algorithm in of.__subclasses__():
-        if not inspect.isabstract(algorithm):
-            yield algorithm
+        yield algorithm
         yield from _subclasses(algorithm)
 
 

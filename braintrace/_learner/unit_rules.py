@@ -1,23 +1,24 @@
-"""Rules that carry the elementwise Jacobian: D-RTRL, e-prop, RFLO, OSTL without recurrence."""
+"""Learners with local rules: D-RTRL, e-prop, RFLO, OSTL without recurrence, ES-D-RTRL, OTTT."""
 
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import brainstate
+import numpy as np
 
 from .._checks import check_choice
-from .._compiler.core.analysis import Analysis
-from .._errors import CompilationError
-from .._etrace_op import feedback_primitives
-from .._graph import ETraceGraph
-from .._graph.diagnostics import quoted
-from .._jax import Atom, Equation, Var, source_line
-from .._jaxpr.dataflow import PRODUCTS
-from .._rules import ParameterTraces
-from .algorithm import ETraceAlgorithm
+from .._errors import OptionError
+from .._graph import TraceMethod
+from .._rules import (
+    FilterTraces,
+    NoRecurrence,
+    ParameterTraces,
+    RandomFeedback,
+    SymmetricFeedback,
+)
+from .learner import Learner
 
 
-class D_RTRL(ETraceAlgorithm):
+class D_RTRL(Learner):
     r"""Diagonal real-time recurrent learning (D-RTRL): one trace entry per weight and state.
 
     For the states :math:`h` of the units that a weight reaches,
@@ -39,7 +40,7 @@ class D_RTRL(ETraceAlgorithm):
     Parameters
     ----------
     model, window, strict, unroll_limit, mark, trace_dtype
-        See `ETraceAlgorithm`.
+        See `Learner`.
     readout_filters
         Compute exact gradients also through linear readouts ``o' = kappa o + A(v)``, where ``v`` is
         an elementwise function of hidden states, ``A`` is linear and ``kappa`` is the same for all
@@ -87,16 +88,13 @@ class D_RTRL(ETraceAlgorithm):
 
     names: ClassVar[tuple[str, ...]] = ("d_rtrl", "three_factor")
 
+    method: TraceMethod = ParameterTraces()
+
     def __init__(
         self, model: brainstate.nn.Module, *, readout_filters: bool = True, **options: Any
     ) -> None:
         super().__init__(model, **options)
         self.readout_filters = readout_filters
-
-    @property
-    def method(self) -> ParameterTraces:
-        """Parameter-dimension traces."""
-        return ParameterTraces()
 
 
 ParamDimVjpAlgorithm = D_RTRL
@@ -168,25 +166,16 @@ class EProp(D_RTRL):
     [('readout', 'W', 'feedback')]
     """
 
-    names: ClassVar[tuple[str, ...]] = ("eprop", "e_prop")
+    names = ("eprop", "e_prop")
 
     def __init__(
         self, model: brainstate.nn.Module, *, feedback: str | None = None, **options: Any
     ) -> None:
         check_choice("feedback", feedback, None, "symmetric", "random")
-        self.feedback = feedback
         super().__init__(model, **options)
-
-    def check_model(self, graph: ETraceGraph) -> None:
-        """Refuse a model whose readout does not have the feedback of the option."""
-        if self.feedback == "random":
-            check_feedback(graph, self.model, "EProp(feedback='random')")
-        elif self.feedback == "symmetric" and has_feedback(graph):
-            raise CompilationError(
-                f"`feedback` is 'symmetric', but a `feedback_matmul` computes the output of "
-                f"`{type(self.model).__name__}.update`. Use `braintrace.nn.Linear` or "
-                "`braintrace.matmul` there, or `feedback='random'`."
-            )
+        if feedback is not None:
+            random = RandomFeedback("EProp(feedback='random')")
+            self.method = random if feedback == "random" else SymmetricFeedback()
 
 
 class RFLO(D_RTRL):
@@ -241,58 +230,7 @@ class RFLO(D_RTRL):
     """
 
     names = ("rflo",)
-
-    def check_model(self, graph: ETraceGraph) -> None:
-        """Refuse a model whose output is not computed by a `feedback_matmul`."""
-        check_feedback(graph, self.model, "RFLO")
-
-
-def check_feedback(graph: ETraceGraph, model: brainstate.nn.Module, rule: str) -> None:
-    """Refuse a model whose output is not computed by a `feedback_matmul`."""
-    if has_feedback(graph):
-        return
-    states = quoted([s.name for group in graph.hidden_groups for s in group.model_states])
-    raise CompilationError(
-        f"`{rule}` sends errors back through the feedback of the readout, but no "
-        f"`feedback_matmul` connects the hidden states {states} to the output of "
-        f"`{type(model).__name__}.update`. Compute the output with `braintrace.nn.FeedbackLinear` "
-        "or `braintrace.feedback_matmul`, or use `D_RTRL`, which sends errors back through the "
-        "weight of the readout."
-    )
-
-
-def has_feedback(graph: ETraceGraph) -> bool:
-    """Test whether a `feedback_matmul` leads from hidden states to the output of a model."""
-    leaky = {name for readout in graph.traced.readouts for name in readout.operations}
-    if not leaky.isdisjoint(primitive.name for primitive in feedback_primitives()):
-        return True
-    return any(_is_readout(graph, equation) for equation in graph.traced.program.equations)
-
-
-def _is_readout(graph: ETraceGraph, equation: Equation) -> bool:
-    """Test whether an equation is the last product between hidden states and the output.
-
-    A separate state may follow it (a leaky readout), but not a state that the equation reads.
-    """
-    if equation.primitive not in feedback_primitives():
-        return False
-    program, outputs = graph.traced.program, graph.traced.output_atoms
-    new = {
-        state.in_var: var
-        for group in graph.hidden_groups
-        for state, var in zip(group.states, group.new_vars, strict=True)
-    }
-    ends = frozenset(new.values())
-    x, y = equation.invars[0], equation.outvars[0]
-    read = program.depends_on([x], stops=ends)
-    products = PRODUCTS | {
-        program.equations[index].primitive.name for index in graph.opaque_equations
-    }
-    if read.isdisjoint([*new, *ends]) or y not in program.depends_on(outputs, blocked=products):
-        return False
-    is_output = y in program.depends_on(outputs, stops=ends, blocked=products)
-    own = [after for before, after in new.items() if before in read]
-    return is_output or y not in program.depends_on(own)
+    method = RandomFeedback("RFLO")
 
 
 class OSTLFeedforward(D_RTRL):
@@ -335,53 +273,157 @@ class OSTLFeedforward(D_RTRL):
     """
 
     names = ("ostl_feedforward", "ostlfeedforward")
-
-    def check_model(self, graph: ETraceGraph) -> None:
-        """Refuse a network in which a state reaches the next step through a product."""
-        for states, reached, where in _products_over_time(graph):
-            raise CompilationError(
-                "`OSTLFeedforward` needs layers without recurrent connections, but in "
-                f"`{type(self.model).__name__}` the previous hidden state {quoted(states)} "
-                f"reaches {quoted(reached)} through {where}, which couples units. Use "
-                "`OSTLRecurrent`, or `D_RTRL`, which truncates this path."
-            )
+    method = NoRecurrence()
 
 
-def _products_over_time(graph: ETraceGraph) -> Iterator[tuple[list[str], list[str], str]]:
-    """Yield the operations that couple units on a path from one step to the next.
+def _decay(value: float) -> float:
+    if not 0 <= value < 1:
+        raise OptionError(
+            f"The decay is {value}; expected a float in [0, 1), or a rank, an integer of at least "
+            "1, which gives the decay (rank - 1) / (rank + 1)."
+        )
+    return float(value)
 
-    Each result contains the states that the operation reads from the step before, the states that
-    it reaches, and its source.
+
+class ES_D_RTRL(Learner):
+    r"""Exponentially smoothed D-RTRL (ES-D-RTRL, pp-prop): traces as large as inputs and outputs.
+
+    For an ETP operation with input :math:`x`,
+
+    .. math::
+
+        \epsilon_x^t = \alpha\, \epsilon_x^{t-1} + x^t, \qquad
+        \epsilon_f^t[a] = \alpha \sum_c D^t[a, c]\, \epsilon_f^{t-1}[c] + (1 - \alpha)\, D_f^t[a],
+
+    .. math::
+
+        \nabla w = \sum_t \left( \sum_a \frac{l^t[a]}{1 - \alpha^t}\, \epsilon_f^t[a] \right)
+        \otimes \epsilon_x^t,
+
+    with :math:`D`, :math:`D_f` and :math:`l` as in `D_RTRL`. The product of the two filters
+    replaces the trace of a weight, so memory grows with the number of neurons, not of weights. The
+    factor :math:`1 - \alpha^t`, with :math:`t` the number of steps since a reset, corrects the bias
+    of filters that start from zero.
+
+    Parameters
+    ----------
+    model
+        See `Learner`.
+    decay_or_rank
+        A float in ``[0, 1)`` is the decay ``α`` of both filters; an integer ``r ≥ 1`` means ``α =
+        (r - 1) / (r + 1)``.
+    readout_filters
+        See `D_RTRL`.
+    **options
+        ``window``, ``strict``, ``unroll_limit``, ``mark`` and ``trace_dtype``; see
+        `Learner`.
+
+    Raises
+    ------
+    OptionError
+        If ``decay_or_rank`` is neither such a float nor such an integer.
+
+    References
+    ----------
+    .. [1] C. Wang et al., "Model-agnostic linear-memory online learning in spiking neural
+       networks", Nature Communications 17:1745, 2026.
+
+    Examples
+    --------
+    >>> import brainstate, braintrace
+    >>> braintrace.ES_D_RTRL(brainstate.nn.Module(), decay_or_rank=3).decay
+    0.5
     """
-    analysis, equations = Analysis(graph.traced.program), graph.traced.program.equations
-    new = frozenset(var for group in graph.hidden_groups for var in group.new_vars)
-    old = _carriers(graph, analysis, new)
-    for group in graph.hidden_groups:
-        ends = new.difference(group.new_vars)
-        behind = analysis.gradient_ancestors(group.new_vars, ends)
-        met: dict[int, list[Atom]] = {
-            index: equations[index].invars
-            for index in graph.opaque_equations
-            if not behind.isdisjoint(equations[index].outvars)
-        }
-        for cut in [cut for cuts in group.cuts for cut in cuts if not group.delay_line]:
-            met.setdefault(cut.equation, []).append(equations[cut.equation].invars[cut.operand])
-        for index, operands in sorted(met.items()):
-            found = analysis.gradient_ancestors(operands, ends)
-            states = [name for var, name in old.items() if var in found]
-            if states:
-                where = f"`{equations[index].primitive.name}` [{source_line(equations[index])}]"
-                yield states, [state.name for state in group.model_states], where
+
+    names = ("es_d_rtrl", "esd_rtrl", "pp_prop")
+    told = ("decay",)
+
+    def __init__(
+        self,
+        model: brainstate.nn.Module,
+        decay_or_rank: float | int = 0.9,
+        *,
+        readout_filters: bool = True,
+        **options: Any,
+    ) -> None:
+        is_rank = isinstance(decay_or_rank, (int, np.integer))
+        self.decay = _decay((decay_or_rank - 1) / (decay_or_rank + 1) if is_rank else decay_or_rank)
+        super().__init__(model, **options)
+        self.method = FilterTraces(self.decay)
+        self.readout_filters = readout_filters
 
 
-def _carriers(graph: ETraceGraph, analysis: Analysis, new: frozenset[Var]) -> dict[Var, str]:
-    """Return the States that carry a dependence on weights over time: name by old value."""
-    leaves = graph.traced.leaves
-    learnt = new | {leaf.in_var for leaf in leaves if leaf.kind == "parameter"}
-    return {
-        leaf.in_var: leaf.name
-        for leaf in leaves
-        if leaf.kind in ("hidden", "other")
-        and leaf.out_var is not None
-        and not learnt.isdisjoint(analysis.gradient_ancestors([leaf.out_var]))
-    }
+pp_prop = IODimVjpAlgorithm = ES_D_RTRL
+
+
+class OTTT(Learner):
+    r"""Online training through time (OTTT): low-pass filters of the inputs, for spiking networks.
+
+    For an ETP operation with input :math:`x`, with :math:`D_f` and :math:`l` as in `D_RTRL`,
+
+    .. math::
+
+        \epsilon_x^t = \lambda\, \epsilon_x^{t-1} + x^t, \qquad
+        \nabla w = \sum_t \left( \sum_a l^t[a]\, D_f^t[a] \right) \otimes \epsilon_x^t.
+
+    There is one filter for each input of an ETP operation, for any number of units and states. This
+    is the least memory of all rules with traces. The filter replaces the derivative of a leaky
+    membrane with leak ``decay``; the effects of resets, adaptation and synapses on this derivative
+    are ignored. Learning signals are backpropagated through the layers of the same step. A bias or
+    an elementwise weight has no input to filter: its gradient is the gradient of each step.
+
+    Parameters
+    ----------
+    model
+        See `Learner`.
+    decay
+        ``λ`` of the filters, a float in ``[0, 1)``: usually the leak of the membranes. With zero,
+        the gradient is the gradient of the single steps, as with `Immediate`.
+    **options
+        ``window``, ``strict``, ``unroll_limit``, ``mark`` and ``trace_dtype``; see
+        `Learner`.
+
+    Raises
+    ------
+    OptionError
+        If ``decay`` is not a float in ``[0, 1)``.
+
+    Notes
+    -----
+    The paper derives the rule for LIF neurons, with the leak as decay. Here, :math:`D_f` is the
+    derivative of any model's step, so the rule runs on every model; ``decay`` is not compared with
+    the leak of the model.
+
+    References
+    ----------
+    .. [1] M. Xiao, Q. Meng, Z. Zhang, D. He, Z. Lin, "Online training through time for spiking
+       neural networks", NeurIPS 2022, arXiv:2210.04195, section 4.1.
+
+    Examples
+    --------
+    >>> import brainstate, braintrace, jax.numpy as jnp
+    >>> class Leaky(brainstate.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.w = brainstate.ParamState(jnp.ones((2, 3)))
+    ...
+    ...     def init_state(self, batch_size=1):
+    ...         self.h = brainstate.HiddenState(jnp.zeros((batch_size, 3)))
+    ...
+    ...     def update(self, x):
+    ...         self.h.value = 0.5 * self.h.value + braintrace.matmul(x, self.w.value)
+    ...         return self.h.value
+    >>> xs = jnp.ones((3, 1, 2))
+    >>> learner = braintrace.compile(Leaky(), "ottt", xs[0], batch_size=1, decay=0.5)
+    >>> gradients = learner.etrace_grad(xs, step_fn=lambda x: learner(x).sum(), reduction="sum")
+    >>> float(gradients[("w",)][0, 0])
+    4.25
+    """
+
+    names = ("ottt",)
+    told = ("decay",)
+
+    def __init__(self, model: brainstate.nn.Module, decay: float, **options: Any) -> None:
+        self.decay = _decay(decay)
+        super().__init__(model, **options)
+        self.method = FilterTraces(self.decay, filters_outputs=False)

@@ -1,14 +1,21 @@
-"""Rules of the full Jacobian: RTRL, OSTL with recurrence, SnAp, KF-RTRL, UORO."""
+"""Learners that follow all paths (RTRL, OSTL with recurrence, SnAp, KF-RTRL, UORO), and none."""
 
 from typing import Any
 
 import brainstate
 
-from .._rules import FullTraces, KroneckerTraces, LayeredTraces, RankOneTraces, SparseTraces
-from .algorithm import ETraceAlgorithm
+from .._rules import (
+    FullTraces,
+    KroneckerTraces,
+    LayeredTraces,
+    NoTraces,
+    RankOneTraces,
+    SparseTraces,
+)
+from .learner import Learner
 
 
-class RTRL(ETraceAlgorithm):
+class RTRL(Learner):
     r"""Real-time recurrent learning (RTRL): the exact gradient, forward in time.
 
     For all hidden state :math:`S` of a sample as one vector,
@@ -31,7 +38,7 @@ class RTRL(ETraceAlgorithm):
     Parameters
     ----------
     model, window, strict, unroll_limit, mark, trace_dtype
-        See `ETraceAlgorithm`. A ``window`` has no effect: the gradient is exact without it.
+        See `Learner`. A ``window`` has no effect: the gradient is exact without it.
 
     Raises
     ------
@@ -78,17 +85,13 @@ class RTRL(ETraceAlgorithm):
     """
 
     names = ("rtrl",)
+    method = FullTraces()
 
     def window_of(self, requested: int | None = None) -> None:
         """Return None: the gradient is exact without windows."""
 
-    @property
-    def method(self) -> FullTraces:
-        """Traces of the flattened state of a sample."""
-        return FullTraces()
 
-
-class OSTLRecurrent(ETraceAlgorithm):
+class OSTLRecurrent(Learner):
     r"""Online spatio-temporal learning (OSTL): RTRL of each layer separately.
 
     For layers :math:`l` with states :math:`s_l^t = f(s_l^{t-1}, s_{l-1}^t)`, including recurrent
@@ -109,7 +112,7 @@ class OSTLRecurrent(ETraceAlgorithm):
     Parameters
     ----------
     model, **options
-        See `ETraceAlgorithm`. Models that `RTRL` refuses are refused. Within a ``window``, all
+        See `Learner`. Models that `RTRL` refuses are refused. Within a ``window``, all
         layers are differentiated together.
 
     References
@@ -129,14 +132,10 @@ class OSTLRecurrent(ETraceAlgorithm):
     """
 
     names = ("ostl_recurrent", "ostlrecurrent")
-
-    @property
-    def method(self) -> LayeredTraces:
-        """Full-Jacobian traces of each layer separately."""
-        return LayeredTraces()
+    method = LayeredTraces()
 
 
-class SnAp(ETraceAlgorithm):
+class SnAp(Learner):
     r"""Sparse n-step approximation (SnAp) of real-time recurrent learning.
 
     The derivative of all hidden states with respect to a weight is sparse in the first steps after
@@ -156,12 +155,12 @@ class SnAp(ETraceAlgorithm):
     Parameters
     ----------
     model
-        See `ETraceAlgorithm`.
+        See `Learner`.
     n
         Number of steps.
     **options
         ``window``, ``strict``, ``unroll_limit``, ``mark`` and ``trace_dtype``; see
-        `ETraceAlgorithm`.
+        `Learner`.
 
     Raises
     ------
@@ -190,16 +189,12 @@ class SnAp(ETraceAlgorithm):
     told = ("n",)
 
     def __init__(self, model: brainstate.nn.Module, n: int = 1, **options: Any) -> None:
-        super().__init__(model, **options)
         self.n = n
-
-    @property
-    def method(self) -> SparseTraces:
-        """Traces of the state scalars that a weight reaches within n steps."""
-        return SparseTraces(self.n)
+        super().__init__(model, **options)
+        self.method = SparseTraces(n)
 
 
-class KF_RTRL(ETraceAlgorithm):
+class KF_RTRL(Learner):
     r"""Kronecker-factored RTRL (KF-RTRL): unbiased random estimate of the gradient of RTRL.
 
     For a weight that multiplies an input :math:`x`, `RTRL` carries the derivative of all hidden
@@ -225,13 +220,13 @@ class KF_RTRL(ETraceAlgorithm):
     Parameters
     ----------
     model
-        See `ETraceAlgorithm`.
+        See `Learner`.
     seed
         Seed of the random signs. A reset does not restart the random stream, so sequences have
         independent noise.
     **options
         ``window``, ``strict``, ``unroll_limit``, ``mark`` and ``trace_dtype``; see
-        `ETraceAlgorithm`. Gradients are exact within a ``window``, and estimated for the time
+        `Learner`. Gradients are exact within a ``window``, and estimated for the time
         before it: longer windows have less noise.
 
     Raises
@@ -258,7 +253,7 @@ class KF_RTRL(ETraceAlgorithm):
     >>> import braintrace, jax.numpy as jnp
     >>> x, cell = jnp.ones((5, 2)), braintrace.nn.LeakyRNN(2, 3)
     >>> learner = braintrace.compile(cell, "kf_rtrl", x, batch_size=5, seed=7)
-    >>> [A.shape for A in learner.algorithm.traces.value["A"].values()]
+    >>> [A.shape for A in learner.traces.value["A"].values()]
     [(5, 3, 3)]
     """
 
@@ -266,15 +261,10 @@ class KF_RTRL(ETraceAlgorithm):
 
     def __init__(self, model: brainstate.nn.Module, *, seed: int = 0, **options: Any) -> None:
         super().__init__(model, **options)
-        self.seed = int(seed)
-
-    @property
-    def method(self) -> KroneckerTraces:
-        """Kronecker factors."""
-        return KroneckerTraces(self.seed)
+        self.method = KroneckerTraces(int(seed))
 
 
-class UORO(ETraceAlgorithm):
+class UORO(Learner):
     r"""Unbiased online recurrent optimization (UORO): a random rank-one estimate of RTRL.
 
     `RTRL` carries the derivative of all hidden states of a sample with respect to all parameters.
@@ -300,13 +290,13 @@ class UORO(ETraceAlgorithm):
     Parameters
     ----------
     model
-        See `ETraceAlgorithm`.
+        See `Learner`.
     seed
         Seed of the random signs, drawn for each sample and step. A reset does not restart the
         random stream, so sequences have independent noise.
     **options
         ``window``, ``strict``, ``unroll_limit``, ``mark`` and ``trace_dtype``; see
-        `ETraceAlgorithm`. Gradients are exact within a ``window``, and estimated for the time
+        `Learner`. Gradients are exact within a ``window``, and estimated for the time
         before it: longer windows have less noise.
 
     Raises
@@ -333,7 +323,7 @@ class UORO(ETraceAlgorithm):
     >>> import braintrace, jax.numpy as jnp
     >>> x = jnp.ones((5, 2))
     >>> learner = braintrace.compile(braintrace.nn.GRUCell(2, 3), "uoro", x, batch_size=5, seed=7)
-    >>> learner.algorithm.traces.value["s"].shape
+    >>> learner.traces.value["s"].shape
     (5, 3)
     """
 
@@ -341,9 +331,63 @@ class UORO(ETraceAlgorithm):
 
     def __init__(self, model: brainstate.nn.Module, *, seed: int = 0, **options: Any) -> None:
         super().__init__(model, **options)
-        self.seed = int(seed)
+        self.method = RankOneTraces(int(seed))
 
-    @property
-    def method(self) -> RankOneTraces:
-        """The trace method: a random trace of rank one."""
-        return RankOneTraces(self.seed)
+
+class Immediate(Learner):
+    """Gradient of single steps without traces; with a ``window``, truncated BPTT.
+
+    The gradient is the sum of the gradients of the single steps, with the states before each step
+    held constant. It needs no memory, and is the baseline for every rule with traces. It covers
+    every weight, marked or not, and every model with a hidden state.
+
+    With a ``window`` of ``K`` steps, it is truncated backpropagation through time: each window is
+    differentiated in full, with the states before it held constant.
+
+    Parameters
+    ----------
+    model, window, strict, unroll_limit, mark, trace_dtype
+        See `Learner`. ``trace_dtype`` and ``strict`` have no effect: the rule has no traces
+        and no truncated paths to report.
+
+    Notes
+    -----
+    The paper's BPTT(h; h') backpropagates over ``h`` steps every ``h'`` steps, so its ranges may
+    overlap. Windows do not overlap: this is BPTT(K; K).
+
+    References
+    ----------
+    .. [1] R. J. Williams and J. Peng, "An efficient gradient-based algorithm for on-line training
+       of recurrent network trajectories", Neural Computation 2, 1990 (the algorithm BPTT(h; h')).
+
+    Examples
+    --------
+    >>> import brainstate, braintrace, jax.numpy as jnp
+    >>> class Leaky(brainstate.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.w = brainstate.ParamState(jnp.ones((2, 3)))
+    ...
+    ...     def init_state(self, batch_size=1):
+    ...         self.h = brainstate.HiddenState(jnp.zeros((batch_size, 3)))
+    ...
+    ...     def update(self, x):
+    ...         self.h.value = 0.5 * self.h.value + x @ self.w.value
+    ...         return self.h.value
+    >>> xs = jnp.ones((4, 1, 2))
+    >>> learner = braintrace.compile(Leaky(), "immediate", xs[0], batch_size=1)
+    >>> def gradient(**options):
+    ...     step_fn = lambda x: learner(x).sum()
+    ...     gradients = learner.etrace_grad(xs, step_fn=step_fn, reduction="sum", **options)
+    ...     return float(gradients[("w",)][0, 0])
+    >>> gradient()
+    4.0
+
+    Windows of two steps: the second step of each window adds half of the first.
+
+    >>> gradient(window=2)
+    5.0
+    """
+
+    names = ("immediate",)
+    method = NoTraces()

@@ -6,16 +6,17 @@ from typing import Any
 import brainstate
 import jax
 
-from .._algorithms import ETraceAlgorithm, RulesByPath, algorithm_of, options_of
 from .._errors import in_words
 from .._rules import Rule
 from .._runtime.stepping import first_step
+from .by_path import choose_by_path
 from .learner import Learner
+from .names import algorithm_of, options_of
 
 
 def compile(
     model: brainstate.nn.Module,
-    algorithm: str | type[ETraceAlgorithm] | Rule,
+    algorithm: str | type[Learner] | Rule,
     *example_arguments: Any,
     batch_size: int | None = None,
     vmap: bool = False,
@@ -32,7 +33,7 @@ def compile(
         a module, and so a model of Flax or Equinox.
     algorithm
         A class, or one of its ``names``, in any case: ``'d_rtrl'``, ``'es_d_rtrl'``, ``'snap'`` and
-        so on, including your subclasses of `ETraceAlgorithm`. Or an instance of your own `Rule`.
+        so on, including your subclasses of `Learner`. Or an instance of your own `Rule`.
     *example_arguments
         Example arguments of ``update`` for one step; only structure, shapes and units matter.
     batch_size
@@ -95,25 +96,25 @@ def compile(
     4.25
     """
     chosen = algorithm_of(algorithm, "algorithm")
-    if rules is not None:
-        algorithm_options = {"elsewhere": chosen, "rules": rules, **algorithm_options}
-        chosen = RulesByPath
+    filters = None if rules is None else algorithm_options.pop("readout_filters", None)
     if seed is not None and "seed" in options_of(chosen):
         algorithm_options["seed"] = seed
-    instance = chosen(model, **algorithm_options)
+    learner = chosen(model, **algorithm_options)
+    if rules is not None:
+        choose_by_path(learner, rules, filters)
     example = first_step(example_arguments)
     mapped = mapped_size(example, batch_size) if vmap else None
     size = None if vmap else batch_size
-    instance.samples_of_model = size
+    learner.samples_of_model = size
     if seed is not None:
         brainstate.random.seed(seed)
     initialise(model, size)
-    instance.compile_graph(*example, batch_size=mapped)
+    learner.compile_graph(*example, batch_size=mapped)
     if mapped is not None:
-        states = instance.states_of_model
-        for path, value in instance.initial_values(states, mapped).items():
+        states = learner.states_of_model
+        for path, value in learner.initial_values(states, mapped).items():
             states[path].value = value
-    return Learner(instance)
+    return learner
 
 
 def initialise(model: brainstate.nn.Module, batch_size: int | None) -> None:

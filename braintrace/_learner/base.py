@@ -1,0 +1,274 @@
+"""Base of a learner: a model, its compiled graph, and its traces."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import brainstate
+
+from .._checks import check_model
+from .._compiler import CompilerOptions
+from .._core.traces import as_arrays, outliving, pack, pairs_of, starting_traces
+from .._ended import missing
+from .._errors import NotCompiledError, NotInitializedError, OptionError
+from .._from_function import gradients_for
+from .._graph import FILTERS, ETraceGraph, TraceMethod, Traces
+from .._runtime.carried_traces import Zero
+from .._runtime.compiled_model import (
+    CompiledModel,
+    compile_step,
+)
+from .._runtime.compiled_step import CompiledStep
+from .._runtime.initial_values import InitialFunction
+from .._runtime.model_states import (
+    FoundStates,
+    States,
+    of_kind,
+    short_term,
+    values_by_path,
+    write_by_path,
+)
+from .._runtime.program import LearnerStore, write_values
+from .._runtime.traces import EligibilityTraces, start_of_filter
+from .._typing import Path, PyTree
+from ..sharding import DataAxis, Placement
+from .compilations import Compilations
+from .optimizer import LearnerOptimizer
+from .placed import Placing
+
+
+class BaseLearner(brainstate.nn.Module):
+    """What the methods of a `Learner` use: its model, compiled graph, traces and programs."""
+
+    names: ClassVar[tuple[str, ...]] = ()  # for `braintrace.compile`
+    told: ClassVar[tuple[str, ...]] = ()  # attributes that determine the traces
+    told_rule: str | None = None
+    readout_filters: bool = False
+    method: TraceMethod
+
+    def __init__(
+        self,
+        model: brainstate.nn.Module,
+        *,
+        window: int | None = None,
+        strict: bool = False,
+        unroll_limit: int = 32,
+        mark: Any = None,
+        trace_dtype: Any = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name=name)
+        check_model(model)
+        if window is not None and window < 1:
+            raise OptionError(f"`window` is {window}; expected a positive number of steps.")
+        self.module, self.trace_dtype, self.window = model, trace_dtype, window
+        self.every_state = window is not None  # whether traces follow every hidden state
+        self.compiler_options = CompilerOptions(strict=strict, unroll_limit=unroll_limit, mark=mark)
+        self.samples_of_model: int | None = None
+        self.filters: dict[str, brainstate.ShortTermState] = {}
+        self._compiled: CompiledModel | None = None
+        self.found_states = FoundStates()
+        self.held_optimizer = LearnerOptimizer()
+        self._drivers = Compilations(self)
+
+    def window_of(self, requested: int | None = None) -> int | None:
+        """Return the window of a call; a call's length overrides the learner's."""
+        return self.window if requested is None else int(requested)
+
+    @property
+    def rule(self) -> str:
+        """The rule as text, such as ``"SnAp(n=1)"``; equal text means compatible traces."""
+        options = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.told)
+        return self.told_rule or type(self).__name__ + (f"({options})" if options else "")
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "traces":
+            raise NotInitializedError(
+                f"This {type(self).__name__} has no `traces` yet: call `compile_graph` with an "
+                "example input first."
+            )
+        raise missing("Learner", name)
+
+    # --- the compiled model
+
+    @property
+    def graph(self) -> ETraceGraph:
+        """The compiled model; ``print`` it for a table. Raises `NotCompiledError` before it is."""
+        return self.compiled.graph
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the model has been compiled."""
+        return self._compiled is not None
+
+    @property
+    def compiled_model(self) -> CompiledModel:
+        """The model with all its compiled steps."""
+        if self._compiled is None:
+            raise NotCompiledError(
+                f"Call `compile_graph` with an example input before using this "
+                f"{type(self).__name__}."
+            )
+        return self._compiled
+
+    @property
+    def compiled(self) -> CompiledStep:
+        """The compiled step for the current shapes of the States."""
+        return (self._compiled or self.compiled_model).step
+
+    def analysed(self, example: tuple[Any, ...], batch_size: int | None) -> CompiledStep:
+        """Return the model's step compiled for example arguments."""
+        # A window's gradient passes coupled elements, and reaches states whose trace is not read.
+        options = dataclasses.replace(
+            self.compiler_options,
+            every_state=self.every_state,
+            rule=type(self).__name__,
+            samples=self.samples_of_model,
+            readout_filters=self.readout_filters,
+        )
+        step = (self.module, self.method, example, batch_size, options)
+        return compile_step(*step, self.trace_dtype)
+
+    # --- States
+
+    @property
+    def states_of_model(self) -> States:
+        """All current States of the model and the filters of its readouts, by path."""
+        found = self.found_states(self.module)
+        if not self.filters:
+            return found
+        filters = self.compiled.graph.traced.filters
+        return {**found, **{leaf.path: self.filters[leaf.name] for leaf in filters}}
+
+    @property
+    def param_states(self) -> dict[Path, brainstate.State]:
+        """The parameters of the model by path; gradients have the same keys."""
+        return of_kind(self.found_states(self.module), brainstate.ParamState)
+
+    @property
+    def hidden_states(self) -> dict[Path, brainstate.State]:
+        """The hidden States of the model by path."""
+        return of_kind(self.found_states(self.module), brainstate.HiddenState)
+
+    @property
+    def states_of_step(self) -> dict[Any, brainstate.State]:
+        """The current States that one step reads or writes, by path."""
+        return self.compiled.find_states(self.states_of_model)
+
+    @property
+    def short_term_states(self) -> dict[Path, brainstate.State]:
+        """The States that are reset with each sequence, by path."""
+        return short_term(self.states_of_model)
+
+    def initial_values(
+        self, states: States, batch_size: int | None = None, /, **kwargs: Any
+    ) -> dict[Path, Any]:
+        """Return the initial values of the short-term States, by path.
+
+        ``states`` are all States of the model. Options and errors are the same as in `reset_state`.
+        """
+        own = {path: state for path, state in states.items() if path[0] != FILTERS}
+        size = self.samples_of_model
+        fresh = self.compiled_model.initial_values(self.module, own, batch_size, kwargs, size)
+        return {**fresh, **self._starting_filters}
+
+    @property
+    def _starting_filters(self) -> dict[Path, Any]:
+        return {leaf.path: start_of_filter(leaf) for leaf in self.compiled.graph.traced.filters}
+
+    def initial_function(self) -> tuple[tuple[brainstate.State, ...], InitialFunction]:
+        """Return the States that `initial_values` depends on, and its pure function."""
+        states, function = self.compiled_model.initial_function(self.module, self.samples_of_model)
+
+        def with_filters(values: Any) -> Any:
+            written, fresh = function(values)
+            return written, {**fresh, **self._starting_filters}
+
+        return states, with_filters if self.filters else function
+
+    def store(self, states: States) -> LearnerStore:
+        """Return the store that a call on current States reads and writes, given these by path."""
+        followed = {path: states[path] for path in self.compiled.followed}
+        return LearnerStore(self.traces.carried, followed)
+
+    # --- traces
+
+    def begin_traces(self) -> None:
+        """Allocate the traces of the compiled model for the start of the first sequence."""
+        self.traces = EligibilityTraces(Zero(), pairs_of(self.compiled.trace_specs))
+        filters = self.compiled.graph.traced.filters
+        fresh = {leaf.name: start_of_filter(leaf) for leaf in filters}
+        self.filters = {name: brainstate.ShortTermState(zero) for name, zero in fresh.items()}
+        self.leave_starting_traces()
+
+    def starting_traces(self) -> Traces:
+        """Return the initial traces of a sequence; zero traces are represented by shapes."""
+        return pack(starting_traces(self.compiled.trace_specs), self.traces.pairs)
+
+    def zero_traces(self) -> Traces:
+        """Return the initial traces of the first sequence."""
+        return self._as_arrays(starting_traces(self.compiled.trace_specs))
+
+    def traces_after_reset(self, before: Traces) -> Traces:
+        """Return the initial traces of a sequence, given the traces of the sequence before.
+
+        Each trace is a separate array, in the arguments and in the result.
+        """
+        going_on = {key: before[key] for key in outliving(self.compiled.trace_specs)}
+        return {**self.zero_traces(), **going_on}
+
+    def leave_starting_traces(self) -> None:
+        """Set the traces to the initial traces of the first sequence."""
+        carried = self.traces.carried
+        carried.zeros = lambda: self._as_arrays(self.starting_traces())
+        # With a random stream, traces are zero only once: a program for that would not pay.
+        carried.store(carried.zeros() if outliving(self.compiled.trace_specs) else Zero())
+
+    def _as_arrays(self, traces: Traces) -> Traces:
+        return as_arrays(traces) if self.placement is None else self.placement.traces(traces)
+
+    # --- the mesh
+
+    @property
+    def placement(self) -> Placement | None:
+        """The placement of the arrays on a mesh; ``None``: no mesh."""
+        return self.compiled.placement
+
+    @property
+    def placing(self) -> Placing | None:
+        """The placement of the values of the States; ``None``: no mesh."""
+        return None if self.placement is None else Placing(self.placement, self.states_of_model)
+
+    def divide(self, data: DataAxis) -> None:
+        """Compile for a mesh; see `braintrace.shard`."""
+        self._compiled = self.compiled_model.sharded(data)
+
+    def place(self) -> None:
+        """Move the arrays to their placement on the mesh, if there is one."""
+        placing = self.placing
+        if placing is not None and self.placement is not None:
+            self.place_states()
+            self.traces.carried.convert(self.placement.traces)
+            states = list(self.held_optimizer.states.values())
+            write_values(states, placing.values(states, [state.value for state in states]))
+
+    def place_states(self) -> None:
+        """Move States to their placement on the mesh, if there is one."""
+        if self.placement is not None:
+            values = values_by_path(self.states_of_model).items()
+            placed = {path: self.placement.value(path, value) for path, value in values}
+            write_by_path(self.states_of_model, placed)
+            self.traces.carried.left = ()  # the same values in other arrays
+
+    def parameters_for_optimizer(self) -> PyTree:
+        """Return the parameters in the structure of their gradients."""
+        states = self.param_states.items()
+        return gradients_for(self.module, {path: state.value for path, state in states})
+
+    @property
+    def drivers(self) -> Compilations:
+        """The programs that the methods have compiled; a clone compiles its own."""
+        if not self._drivers.is_of(self):
+            self._drivers = Compilations(self)
+        return self._drivers
