@@ -28,15 +28,13 @@ along all paths that no trace follows.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.custom_derivatives import SymbolicZero
 
-from .._errors import OptionError
 from .._graph import (
     Cut,
     ETraceGraph,
@@ -55,13 +53,10 @@ from .._jax import (
     bind,
     is_var,
     struct_of,
-    without_derivative,
-    zeros_mapped_like,
 )
 from .._jaxpr import Rule, carries_derivative, evaluate, inlined, program_of
 from .._jaxpr.dataflow import CONSTANT
 from .._jaxpr.derivatives import FROM_RESULT, bind_differentiable, from_result, maxima_of
-from .._typing import PyTree
 from .sites import (
     SUMS,
     Probes,
@@ -470,50 +465,6 @@ def blocks(
             if state in site.influence.states:
                 Df[site.key(state)] = outputs[row_name(graph, site)]
     return D, Df
-
-
-SECOND_DERIVATIVE = (
-    "The gradient of a learner's step is differentiated again, but it is computed from traces that "
-    "are held constant. Pass it through `jax.lax.stop_gradient`, or differentiate backpropagation "
-    "through time (`predict`) twice."
-)
-
-
-def with_gradient(
-    shapes: Probes,
-    gradient: Callable[[Weights, PyTree, Probes], Weights],
-    weights: Weights,
-    residuals: PyTree,
-) -> Probes:
-    """Return perturbations of zero, whose cotangents become a gradient of the operands.
-
-    Parameters
-    ----------
-    shapes
-        Shapes of the perturbations.
-    gradient
-        ``(weights, residuals, cotangents that are not known to be zero) -> gradient``.
-    weights, residuals
-        The operands, and other values that the gradient is computed from.
-    """
-
-    def zeros(*arguments: Any) -> Probes:
-        found: Probes = zeros_mapped_like(shapes, arguments)
-        return found
-
-    def forward(*arguments: Any) -> tuple[Probes, tuple[Weights, PyTree]]:
-        weights, residuals = jax.tree.map(lambda argument: argument.value, arguments)
-        return zeros(weights, residuals), (weights, residuals)
-
-    def backward(known: tuple[Weights, PyTree], signal: dict[str, Any]) -> tuple[Weights, None]:
-        heard = {name: v for name, v in signal.items() if not isinstance(v, SymbolicZero)}
-        found = gradient(*known, heard)
-        return without_derivative(known[0], found, OptionError, SECOND_DERIVATIVE), None
-
-    probes = jax.custom_vjp(zeros)
-    probes.defvjp(forward, backward, symbolic_zeros=True)
-    result: Probes = probes(weights, residuals)
-    return result
 
 
 def probed_step(

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 
 from .._errors import OptionError
 from .._graph import (
@@ -17,7 +18,8 @@ from .._graph import (
     Traces,
     Weights,
 )
-from .._jax import Var
+from .._jax import Var, without_derivative, zeros_mapped_like
+from .._typing import PyTree
 from .flat_state import step_of_layers
 from .gradient import as_chunk, chunk_gradient
 from .sites import (
@@ -27,7 +29,7 @@ from .sites import (
     probes_after_reset,
     probes_of_past,
 )
-from .steps import Inputs, finish, operands, probed_step, residuals, with_gradient
+from .steps import Inputs, finish, operands, probed_step, residuals
 
 
 def single_step(
@@ -159,3 +161,49 @@ def window_step(
 def passed_step(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[Var, Any], Records]:
     """Run one step as a full-Jacobian rule differentiates it outside of windows."""
     return window_step(graph, inputs, separates_layers=True)
+
+
+# --- the gradient in a step of the user's own
+
+SECOND_DERIVATIVE = (
+    "The gradient of a learner's step is differentiated again, but it is computed from traces that "
+    "are held constant. Pass it through `jax.lax.stop_gradient`, or differentiate backpropagation "
+    "through time (`predict`) twice."
+)
+
+
+def with_gradient(
+    shapes: Probes,
+    gradient: Callable[[Weights, PyTree, Probes], Weights],
+    weights: Weights,
+    residuals: PyTree,
+) -> Probes:
+    """Return perturbations of zero, whose cotangents become a gradient of the operands.
+
+    Parameters
+    ----------
+    shapes
+        Shapes of the perturbations.
+    gradient
+        ``(weights, residuals, cotangents that are not known to be zero) -> gradient``.
+    weights, residuals
+        The operands, and other values that the gradient is computed from.
+    """
+
+    def zeros(*arguments: Any) -> Probes:
+        found: Probes = zeros_mapped_like(shapes, arguments)
+        return found
+
+    def forward(*arguments: Any) -> tuple[Probes, tuple[Weights, PyTree]]:
+        weights, residuals = jax.tree.map(lambda argument: argument.value, arguments)
+        return zeros(weights, residuals), (weights, residuals)
+
+    def backward(known: tuple[Weights, PyTree], signal: dict[str, Any]) -> tuple[Weights, None]:
+        heard = {name: v for name, v in signal.items() if not isinstance(v, SymbolicZero)}
+        found = gradient(*known, heard)
+        return without_derivative(known[0], found, OptionError, SECOND_DERIVATIVE), None
+
+    probes = jax.custom_vjp(zeros)
+    probes.defvjp(forward, backward, symbolic_zeros=True)
+    result: Probes = probes(weights, residuals)
+    return result

@@ -10,9 +10,9 @@ import jax
 from .._core.gradient import as_chunk
 from .._core.loops import scan_over_time
 from .._core.sites import of_past, probes_of_past
-from .._core.steps import Inputs, operands, with_gradient
+from .._core.steps import Inputs, operands
 from .._core.traces import reset_traces, stored_specs
-from .._core.windows import before_window, single_step, window_step
+from .._core.windows import before_window, single_step, window_step, with_gradient
 from .._graph import Chunk, ETraceGraph, Records, TraceMethod, Weights
 from .._jax import Var, for_devices
 from .._typing import Path, path_name
