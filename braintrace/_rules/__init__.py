@@ -17,4 +17,4 @@ from .requiring import SymmetricFeedback as SymmetricFeedback
 from .rtrl import FullTraces as FullTraces
 from .rtrl import LayeredTraces as LayeredTraces
 from .rtrl import NoTraces as NoTraces
-from .rtrl import SparseTraces as SparseTraces
+from .snap import SparseTraces as SparseTraces
