@@ -9,11 +9,9 @@ from .._checks import check_choice
 from .._errors import OptionError
 from .._graph import TraceMethod
 from .._rules import (
+    FeedbackTraces,
     FilterTraces,
-    NoRecurrence,
     ParameterTraces,
-    RandomFeedback,
-    SymmetricFeedback,
 )
 from .learner import Learner
 
@@ -174,8 +172,8 @@ class EProp(D_RTRL):
         check_choice("feedback", feedback, None, "symmetric", "random")
         super().__init__(model, **options)
         if feedback is not None:
-            random = RandomFeedback("EProp(feedback='random')")
-            self.method = random if feedback == "random" else SymmetricFeedback()
+            name = f"EProp(feedback='{feedback}')"
+            self.method = FeedbackTraces(name, is_random=feedback == "random")
 
 
 class RFLO(D_RTRL):
@@ -230,7 +228,7 @@ class RFLO(D_RTRL):
     """
 
     names = ("rflo",)
-    method = RandomFeedback("RFLO")
+    method = FeedbackTraces("RFLO")
 
 
 class OSTLFeedforward(D_RTRL):
@@ -248,8 +246,8 @@ class OSTLFeedforward(D_RTRL):
     :math:`\partial L^t / \partial s_l^t` is backpropagated through the layers above within the
     step. For one layer, the gradient equals backpropagation through time. For several layers, the
     memory of an upper layer is truncated in the gradient of the weights below. The traces and
-    gradients are the same as in `D_RTRL`; a network with a layer that reads its own past through a
-    product is refused.
+    gradients are the same as in `D_RTRL`, which also truncates a product through which a layer
+    reads its own past.
 
     Parameters
     ----------
@@ -273,7 +271,7 @@ class OSTLFeedforward(D_RTRL):
     """
 
     names = ("ostl_feedforward", "ostlfeedforward")
-    method = NoRecurrence()
+    method = ParameterTraces()
 
 
 def _decay(value: float) -> float:

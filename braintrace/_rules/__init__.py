@@ -4,6 +4,7 @@ from .by_path import ComposedTraces as ComposedTraces
 from .custom_rules import method_of as method_of
 from .d_rtrl import ParameterTraces as ParameterTraces
 from .eligibility import eligibility_of as eligibility_of
+from .feedback import FeedbackTraces as FeedbackTraces
 from .filters import FilterTraces as FilterTraces
 from .protocol import Rule as Rule
 from .protocol import Site as Site
@@ -11,9 +12,6 @@ from .protocol import check_rule as check_rule
 from .protocol import rule_in_words as rule_in_words
 from .random_factors import KroneckerTraces as KroneckerTraces
 from .random_factors import RankOneTraces as RankOneTraces
-from .requiring import NoRecurrence as NoRecurrence
-from .requiring import RandomFeedback as RandomFeedback
-from .requiring import SymmetricFeedback as SymmetricFeedback
 from .rtrl import FullTraces as FullTraces
 from .rtrl import LayeredTraces as LayeredTraces
 from .rtrl import NoTraces as NoTraces

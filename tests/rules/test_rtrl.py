@@ -124,11 +124,3 @@ def test_ostl_of_feedforward_networks_is_d_rtrl(path):
     case = Case(FEEDFORWARD, "ostl_feedforward", path, mask="some", reset="each", chunk_size=4)
     found = PATHS[path](learner_of(case), case.request(), squared_error)
     oracle.assert_close(found, expected_of(dataclasses.replace(case, rule="d_rtrl")), 1e-9)
-
-
-@pytest.mark.parametrize("layer", [Layer("joined", "matmul"), Layer("shared", cell="lstm")])
-@pytest.mark.parametrize("marks", ["marked", "auto"])
-def test_ostl_of_feedforward_networks_refuses_recurrence_through_a_product(layer, marks):
-    case = Case(RandomModel((layer,)), "ostl_feedforward", marks=marks)
-    with pytest.raises(braintrace.CompilationError, match="OSTLFeedforward"):
-        learner_of(case)

@@ -1,0 +1,44 @@
+"""D-RTRL for models whose readout sends errors back through its weight, or through a matrix."""
+
+import dataclasses
+
+from .._errors import CompilationError
+from .._etrace_op import feedback_primitives
+from .._graph import ETraceGraph
+from .d_rtrl import ParameterTraces
+
+
+@dataclasses.dataclass(frozen=True)
+class FeedbackTraces(ParameterTraces):
+    """The traces of `D_RTRL`, for models with or without `feedback_matmul`.
+
+    Attributes
+    ----------
+    rule
+        Name of the rule for messages.
+    is_random
+        Whether errors pass through the matrix of a `feedback_matmul`.
+    """
+
+    rule: str
+    is_random: bool = True
+
+    def check(self, graph: ETraceGraph) -> None:
+        """Refuse a model with the other kind of feedback."""
+        program, leaky = graph.traced.program, graph.traced.readouts
+        names = {equation.primitive.name for equation in program.equations}
+        names.update(name for readout in leaky for name in readout.operations)
+        has_matrix = not names.isdisjoint(primitive.name for primitive in feedback_primitives())
+        if self.is_random and not has_matrix:
+            raise CompilationError(
+                f"`{self.rule}` sends errors back through a matrix of the readout, but the model "
+                "has no `feedback_matmul`. Compute the output with "
+                "`braintrace.nn.FeedbackLinear` or `braintrace.feedback_matmul`, or use `D_RTRL`, "
+                "which sends errors back through the weight of the readout."
+            )
+        if has_matrix and not self.is_random:
+            raise CompilationError(
+                f"`{self.rule}` sends errors back through weights, but the model has a "
+                "`feedback_matmul`. Use `braintrace.nn.Linear` or `braintrace.matmul` there, or "
+                "`feedback='random'`."
+            )
