@@ -252,8 +252,6 @@ METHODS: dict[str, Callable[[Row], Call]] = {
     "ES_D_RTRL, window=16": functools.partial(sequence, rule="es_d_rtrl", window=16),
     "RTRL": functools.partial(sequence, rule="rtrl"),
     "UORO": functools.partial(sequence, rule="uoro"),
-    "SnAp(1)": functools.partial(sequence, rule="snap"),
-    "SnAp(2)": functools.partial(sequence, rule="snap", n=2),
     "stream": stream,
     "stream, every=8": functools.partial(stream, every=8),
     "stream, ES_D_RTRL": functools.partial(stream, rule="es_d_rtrl"),
@@ -267,7 +265,6 @@ METHODS: dict[str, Callable[[Row], Call]] = {
 WINDOWS = ("D_RTRL, window=16", "D_RTRL, window=16, on", "ES_D_RTRL, window=16")
 STREAMS = ("stream", "stream, every=8")
 CALLS = ("calls of etrace_online", "calls of own grad", "calls of pure.grad", "calls of live")
-FULL = ("RTRL", "SnAp(1)", "SnAp(2)")
 COLD = ("compilation", "first gradient")
 
 
@@ -315,7 +312,7 @@ MORE: dict[str, Row] = {
     "leaky, windows": _row(networks.leaky, 64, 32, *WINDOWS),
     "LSTM, windows": _row(networks.lstm, 64, 32, *WINDOWS),
     "ALIF, windows": _row(networks.spiking, 64, 32, *WINDOWS),
-    "leaky, exact": _row(networks.leaky, 64, 8, *FULL, hidden=32),
+    "leaky, exact": _row(networks.leaky, 64, 8, "RTRL", hidden=32),
     "ALIF, stream": _row(networks.spiking, 100, 32, *STREAMS),
     "leaky, stream of ES_D_RTRL": _row(networks.leaky, 400, 4, "stream, ES_D_RTRL"),
     "LSTM, calls": _row(networks.lstm, 64, 1, *CALLS, inputs=4, hidden=8, outputs=2),

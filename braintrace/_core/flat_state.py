@@ -21,7 +21,7 @@ import numpy as np
 
 from .._graph import ETraceGraph, FlatState, ParameterUse, Weights
 from .._jax import Atom, Equation, Var
-from .._jaxpr import Place, Rule, evaluate, evaluate_probed
+from .._jaxpr import Place, evaluate, evaluate_probed
 from .steps import Inputs, finish, joined_states
 
 ByState = list[jax.Array]
@@ -155,16 +155,8 @@ class StepVJP(NamedTuple):
     x: dict[str, jax.Array]
 
 
-def step_vjp(
-    graph: ETraceGraph,
-    inputs: Inputs,
-    cotangents: ByState,
-    rules: Mapping[int, Rule] | None = None,
-) -> StepVJP:
-    """Pull cotangents of the new states, with one leading axis, back through one step.
-
-    Rules may run some equations in another way.
-    """
+def step_vjp(graph: ETraceGraph, inputs: Inputs, cotangents: ByState) -> StepVJP:
+    """Pull cotangents of the new states, with one leading axis, back through one step."""
     flat, program = flat_state_of(graph), graph.traced.program
     new: list[Atom] = [leaf.out_var for leaf in flat.leaves if leaf.out_var is not None]
     places = [place for use in flat.uses for place in places_of(graph, use)]
@@ -179,7 +171,7 @@ def step_vjp(
         def together(indices: Sequence[int], overrides: Mapping[Var, Any]) -> list[jax.Array]:
             now = {flat.leaves[i].in_var: old[i] for i in indices}
             targets = [new[i] for i in indices]
-            return evaluate_probed(program, targets, {**inputs, **now}, at, rules, overrides)
+            return evaluate_probed(program, targets, {**inputs, **now}, at, None, overrides)
 
         values: dict[int, jax.Array] = {}
         for indices, others in seen or [(tuple(range(len(new))), {})]:

@@ -101,21 +101,12 @@ class Structure:
     ----------
     transition
         Dependence on the old elements.
-    direct
-        The same on paths without a product of parameters.
     of_parameters
         Dependence on the entries of each parameter, by name.
-    of_outputs
-        Dependence on the output of each product of parameters, by the key of the use.
-    of_inputs
-        Dependence of the input of each product on the old elements.
     """
 
     transition: np.ndarray
-    direct: np.ndarray
     of_parameters: Mapping[str, np.ndarray]
-    of_outputs: Mapping[str, np.ndarray]
-    of_inputs: Mapping[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -148,10 +148,9 @@ class SnAp(Learner):
     units of a dense matrix from ``n = 2`` on, and units of upper layers that are reached in the
     same step. These traces follow all paths of the model, so a dense recurrent layer has the
     gradient of `RTRL` from ``n = 2`` on. Use it for sparse connectivity: ``report`` contains the
-    bytes of the traces, and of the full influence matrix. A recurrent layer with ``n = 1`` costs
-    about as much as with `D_RTRL`. With sparse weights and ``n`` from 2 on, each step computes the
-    derivatives of all new states by old states and by weights, as `RTRL` does, so a network is
-    limited to sizes for which one step of `RTRL` fits into memory.
+    bytes of the traces, and of the full influence matrix. Each step computes the derivatives of all
+    new states by old states and by weights, as `RTRL` does, so a network is limited to sizes for
+    which one step of `RTRL` fits into memory.
 
     Parameters
     ----------

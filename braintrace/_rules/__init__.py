@@ -15,4 +15,4 @@ from .random_factors import RankOneTraces as RankOneTraces
 from .rtrl import FullTraces as FullTraces
 from .rtrl import LayeredTraces as LayeredTraces
 from .rtrl import NoTraces as NoTraces
-from .snap import SparseTraces as SparseTraces
+from .rtrl import SparseTraces as SparseTraces

@@ -6,8 +6,7 @@ parameters and the operands of the use (a mask, a transpose) are the same in all
 pulled back through once.
 """
 
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,22 +33,14 @@ from .._jaxpr import Place, evaluate
 Sums = dict[str, list[jax.Array]]
 """For every use that is not a product, an array for each of its operands."""
 
-Pull: TypeAlias = Callable[[ETraceGraph, Inputs, ByState], StepVJP]
 
-
-def chunk_vjp(
-    chunk: Chunk, cotangents: ByState, pull: Pull = step_vjp, signals: ByState | None = None
-) -> tuple[jax.Array, dict[str, jax.Array]]:
+def chunk_vjp(chunk: Chunk, cotangents: ByState) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Pull cotangents of the states after a recorded chunk back through its steps.
 
     Parameters
     ----------
     chunk, cotangents
         Cotangents of the states after the chunk, with one leading axis: the rows.
-    pull
-        Pulls rows back through one step.
-    signals
-        Learning signals of the states, time first, for a single row.
 
     Returns
     -------
@@ -60,7 +51,7 @@ def chunk_vjp(
         respect to parameters, by name.
     """
     graph, weights, records = chunk
-    before, sums, at, x = _through_steps(chunk, cotangents, pull, signals)
+    before, sums, at, x = _through_steps(chunk, cotangents)
     flat = flat_state_of(graph)
     fixed = inputs_of_step(graph, weights, [leaf[0] for leaf in records.inputs])
     of_parameters: dict[str, jax.Array] = {}
@@ -87,7 +78,7 @@ def jacobians(chunk: Chunk) -> tuple[jax.Array, dict[str, jax.Array]]:
 
 
 def _through_steps(
-    chunk: Chunk, cotangents: ByState, pull: Pull, signals: ByState | None
+    chunk: Chunk, cotangents: ByState
 ) -> tuple[ByState, Sums, dict[Place, jax.Array], dict[str, jax.Array]]:
     """Return cotangents before the chunk, the sums, and cotangents and inputs of products."""
     graph, weights, records = chunk
@@ -96,13 +87,9 @@ def _through_steps(
 
     def one_step(carry: Any, now: Any) -> Any:
         cotangents, sums, alive = carry
-        recorded, reset, signal = now
-        if signal is not None:
-            cotangents = [row + added for row, added in zip(cotangents, signal, strict=True)]
-            if records.zeros_select:
-                alive = (to_rows(flat, cotangents) != 0).any((0, -1))
+        recorded, reset = now
         inputs = inputs_of_step(graph, weights, recorded)
-        vjp = _selected(graph, pull(graph, inputs, cotangents), alive)
+        vjp = _selected(graph, step_vjp(graph, inputs, cotangents), alive)
         added = {
             use.key: _of_step(graph, use, inputs, vjp, cotangents, alive)
             for use in flat.uses
@@ -111,15 +98,13 @@ def _through_steps(
         before = vjp.old
         if reset is not None:
             before = _where_alive(flat, ~reset, before)
-            alive = alive & ~reset if signal is None else alive
+            alive = alive & ~reset
         carry = before, jax.tree.map(jnp.add, sums, added), alive
         return carry, ([vjp.at[place] for place in places], vjp.x)
 
     alive = None if records.reset is None else jnp.ones(records.reset.shape[1:], bool)
-    if signals is not None:
-        alive = jnp.ones(flat.samples, bool) if records.zeros_select else None
     start = (cotangents, _zero_sums(graph, len(cotangents[0])), alive)
-    over_time = (records.inputs, records.reset, signals)
+    over_time = (records.inputs, records.reset)
     steps = records.steps
     (before, sums, _), stacked = scan_records(one_step, start, over_time, steps, reverse=True)
     return before, sums, dict(zip(places, stacked[0], strict=True)), stacked[1]

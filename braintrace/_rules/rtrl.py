@@ -17,9 +17,22 @@ states before it. The trace advances once for a chunk,
     P^s = J^K \cdots J^{s+1},
 
 where the rows of :math:`P` are pulled back through the chunk (see `chunk_vjp`).
+
+SnAp-n is RTRL with a mask. All hidden state of one sample is a vector of scalars ``q``. ``N(w)``
+are the scalars that ``w`` reaches within ``n`` steps: the scalars of this step, propagated
+``n - 1`` times by the structure of ``J``. A trace stores the rows of a weight's column in ``N(w)``,
+
+.. math::
+
+    \epsilon^t[q, w] = \sum_{q' \in N(w)} J^t[q, q']\, \epsilon^{t-1}[q', w] + F^t[q, w],
+    \quad q \in N(w), \qquad \nabla w = \sum_t \sum_{q \in N(w)} l^t[q]\, \epsilon^t[q, w].
+
+``J`` and ``F`` are those of the whole step, so ``l`` is the derivative of a loss with all other new
+states held constant.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -30,7 +43,7 @@ import numpy as np
 from .._core.flat_state import flat_state_of, row_dtype, to_rows
 from .._core.gradient import as_chunk, like
 from .._core.loops import scan_records
-from .._core.sites import where_flagged
+from .._core.sites import flat_signals, where_flagged
 from .._core.traces import as_arrays, is_zero, reset_traces, unfused, widened
 from .._graph import (
     Chunk,
@@ -41,6 +54,7 @@ from .._graph import (
     Role,
     Signal,
     StateLeaf,
+    Structure,
     TraceMethod,
     Traces,
     TraceSpec,
@@ -142,6 +156,86 @@ class LayeredTraces(FullTraces):
     """The same with ``J`` and ``F`` block-diagonal by layer."""
 
     jacobian = "layered"
+
+
+@dataclasses.dataclass(frozen=True)
+class SparseTraces(FullTraces):
+    """Trace method for the state scalars that a weight reaches within ``n`` steps."""
+
+    n: int
+    jacobian = "sparse"
+
+    def rows_of(self, graph: ETraceGraph, name: str) -> np.ndarray:
+        """Return the rows of every entry; rows beyond the state fill up the columns.
+
+        If all entries reach the same rows, these are a vector.
+        """
+        structure = flat_state_of(graph).structure
+        assert structure is not None
+        rows = _rows_within(structure, name, self.n)
+        shape = next(leaf.shape for leaf in graph.traced.parameters if leaf.name == name)
+        return rows.reshape(-1, *shape) if rows.shape[1] > 1 else rows[:, 0]
+
+    def update(self, chunk: Chunk, traces: Traces) -> Traces:
+        """Return the traces after a recorded chunk."""
+        return self.gradient(chunk, {}, traces)[1]
+
+    def gradient(
+        self, chunk: Chunk, signal: Signal, before: Traces, after: Traces | None = None
+    ) -> tuple[Weights, Traces]:
+        """Return the gradient of a recorded chunk, and the traces after it."""
+        graph, weights, records = chunk
+        flat = flat_state_of(graph)
+        signals = flat_signals(flat, signal)
+        contract = functools.partial(self.carry_in_vjp, chunk)
+        if after is not None:
+            return contract(jax.tree.map(lambda value: value[0], signals), after), after
+
+        def step(carry: tuple[Weights, Traces], now: Any) -> tuple[tuple[Weights, Traces], None]:
+            (gradients, traces), (inputs, reset, signal) = carry, now
+            one, traces = step_and_traces(chunk, traces, inputs, reset)
+            J, F = jacobians(one)
+            rows = {name: self.rows_of(graph, name) for name in traces}
+            traces = {name: _advanced(rows[name], J, F[name], E) for name, E in traces.items()}
+            gradients = jax.tree.map(jnp.add, gradients, contract(signal, traces))
+            return (gradients, traces), None
+
+        start = gradients_like(weights, {}), widened(as_arrays(dict(before)), row_dtype(flat))
+        over_time = records.inputs, records.reset, signals
+        (gradients, new), _ = scan_records(step, start, over_time, records.steps)
+        return gradients, like(before, new)
+
+
+@functools.lru_cache(maxsize=256)
+def _rows_within(structure: Structure, name: str, n: int) -> np.ndarray:
+    """Return the rows of each entry of a parameter, a column for each; one if all are equal."""
+    first, onward = structure.of_parameters[name], structure.transition.astype(np.float32)
+    reach = first
+    for _ in range(n - 1):
+        reach = first | (onward @ reach.astype(np.float32) > 0)
+    order = np.argsort(~reach, axis=0, kind="stable")[: reach.sum(0).max(initial=0)]
+    rows = np.where(np.take_along_axis(reach, order, 0), order, len(reach))
+    return rows[:, :1] if np.all(rows == rows[:, :1]) else rows
+
+
+def _advanced(rows: np.ndarray, J: jax.Array, F: jax.Array, E: jax.Array) -> jax.Array:
+    """Return the trace of one parameter after a step, all arrays with samples first.
+
+    ``E'[k, w] = sum_m J[R[k, w], R[m, w]] E[m, w] + F[R[k, w], w]`` with the rows ``R``.
+    """
+    if rows.ndim == 1:
+        return multiply("bkm,bm...->bk...", J[:, rows[:, None], rows], E, False) + F[:, rows]
+
+    def add(total: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        E_m, rows_m = now
+        return total + J.at[:, rows, rows_m].get(mode="fill", fill_value=0) * E_m[:, None], None
+
+    # The places of the trace in F; a row beyond the state has none.
+    size = rows[0].size
+    places = (rows.reshape(-1, size) * size + np.arange(size)).ravel()
+    flat = F.reshape(len(F), -1)
+    new = flat.at[:, places].get(mode="fill", fill_value=0).reshape(E.shape)
+    return jax.lax.scan(add, new, (jnp.moveaxis(E, 1, 0), jnp.asarray(rows)))[0]
 
 
 # --- shared with the random rules, and with user-defined ones

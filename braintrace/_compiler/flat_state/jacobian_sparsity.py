@@ -15,10 +15,10 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-from ..._graph import FlatState, ParameterUse, Structure
+from ..._graph import FlatState, Structure
 from ..._graph.traced_model import TracedModel
-from ..._jax import OWN_DERIVATIVE, Atom, Equation, Var, bind, is_var, trace_to_jaxpr
-from ..._jaxpr import evaluate, evaluate_probed, inlined, program_of
+from ..._jax import OWN_DERIVATIVE, Equation, Var, bind, is_var, trace_to_jaxpr
+from ..._jaxpr import evaluate, inlined, program_of
 from ..._jaxpr.dataflow import (
     IN_ORDER,
     PLAIN_MOVES,
@@ -39,90 +39,55 @@ from .parameter_uses import new_vars
 Masks: TypeAlias = dict[Var, np.ndarray]
 """Flags of the elements of variables that are not zero in every step."""
 
-Step: TypeAlias = tuple[Constants, Masks]
-
 MOST_FLAGS = 2**26
 """Largest number of flags of one variable; numbers that would have more flow part by part."""
 
 
 def structure_of(traced: TracedModel, analysis: Analysis, flat: FlatState) -> Structure:
     """Return the sparsity pattern of a sample's new state."""
-    program, leaves = analysis.program, flat.leaves
-    products = [use for use in flat.uses if use.kind == "product"]
-    full, cut = (_plain_step(analysis, flat, products, is_cut) for is_cut in (False, True))
-    equations = [program.equations[use.equation or 0] for use in products]
-    read = [equation.invars[use.x or 0] for use, equation in zip(products, equations, strict=True)]
-    written = [equation.outvars[0] for equation in equations]
-    firsts = list(map(_of_first_sample, new_vars(leaves), flat.axes))
-    inputs = list(map(_of_first_sample, read, (use.x_axis for use in products)))
-    outputs = map(_of_first_sample, written, (use.y_axis for use in products))
+    constants = _plain_step(analysis, flat)
+    masks = _masks_of(constants)
+    axes = zip(flat.leaves, flat.axes, strict=True)
+    firsts = [_of_first_sample(leaf.shape, axis) for leaf, axis in axes]
+    largest = max((v.aval.size for e in constants.program.equations for v in e.outvars), default=1)
 
-    def reached_from(step: Step, place: int, elements: np.ndarray) -> list[np.ndarray]:
-        """Return the dependence of the new state, and of the inputs of products."""
-        largest = max(
-            (v.aval.size for e in step[0].program.equations for v in e.outvars), default=1
-        )
+    def reached_from(place: int, elements: np.ndarray) -> np.ndarray:
         parts = np.array_split(elements, -(-elements.size * largest // MOST_FLAGS))
-        every = zip(*(_dependence(*step, place, part) for part in parts if part.size), strict=True)
-        found = [np.concatenate(rows, axis=1) for rows in every]
-        found = [rows[first] for rows, first in zip(found, [*firsts, *inputs], strict=False)]
-        return [np.concatenate(found[: len(leaves)]), *found[len(leaves) :]]
+        every = [_dependence(constants, masks, place, part) for part in parts if part.size]
+        of_first = [
+            np.concatenate([rows[first] for rows, first in zip(part, firsts, strict=True)])
+            for part in every
+        ]
+        return np.concatenate(of_first, axis=1)
 
-    places = {var: place for place, var in enumerate(program.in_vars)}
-    old = [(places[leaf.in_var], first) for leaf, first in zip(leaves, firsts, strict=True)]
-    from_old = zip(*(reached_from(full, *own) for own in old), strict=True)
-    transition, *of_inputs = (np.concatenate(rows, axis=1) for rows in from_old)
+    places = {var: place for place, var in enumerate(analysis.program.in_vars)}
+    old = zip(flat.leaves, firsts, strict=True)
+    transition = [reached_from(places[leaf.in_var], first) for leaf, first in old]
     of_parameters = {
-        leaf.name: reached_from(full, places[leaf.in_var], np.arange(leaf.in_var.aval.size))[0]
+        leaf.name: reached_from(places[leaf.in_var], np.arange(leaf.in_var.aval.size))
         for leaf in traced.parameters
         if leaf.name in flat.reached
     }
-    of_outputs = [
-        reached_from(full, place, own)[0] for place, own in enumerate(outputs, len(places))
-    ]
-    keys = [use.key for use in products]
-    return Structure(
-        transition,
-        np.concatenate([reached_from(cut, *own)[0] for own in old], axis=1),
-        of_parameters,
-        dict(zip(keys, of_outputs, strict=True)),
-        dict(zip(keys, of_inputs, strict=True)),
-    )
+    return Structure(np.concatenate(transition, axis=1), of_parameters)
 
 
-def _of_first_sample(atom: Atom, axis: int | None) -> np.ndarray:
+def _of_first_sample(shape: Sequence[int], axis: int | None) -> np.ndarray:
     """Return the elements of the first sample, flattened, in the order of a sample."""
-    elements = np.arange(atom.aval.size).reshape(atom.aval.shape)
+    elements = np.arange(int(np.prod(shape))).reshape(shape)
     return (elements if axis is None else elements.take(0, axis)).ravel()
 
 
-def _plain_step(
-    analysis: Analysis, flat: FlatState, products: Sequence[ParameterUse], is_cut: bool
-) -> Step:
-    """Return the step without ETP operations, with an input more for each product.
-
-    It takes the place of the product's output, or is added to it. The outputs are the new states
-    and the inputs of the products.
-    """
-    program, targets = analysis.program, list[Atom](new_vars(flat.leaves))
+def _plain_step(analysis: Analysis, flat: FlatState) -> Constants:
+    """Return the program from the inputs of a step to its new states, without ETP operations."""
+    program, new = analysis.program, new_vars(flat.leaves)
     rules = dict.fromkeys(analysis.roles, _run_plainly)
-    equations = [program.equations[use.equation or 0] for use in products]
-    if not is_cut:
-        targets += [e.invars[use.x or 0] for e, use in zip(equations, products, strict=True)]
-    results = [equation.outvars[0] for equation in equations]
 
     def run(*values: Any) -> list[Any]:
-        count = len(program.in_vars)
-        inputs, extra = dict(zip(program.in_vars, values[:count], strict=True)), values[count:]
-        if is_cut:
-            cuts = dict(zip(results, extra, strict=True))
-            return evaluate(program, targets, inputs, cuts, rules)
-        probes = {(use.equation or 0, "out", 0): v for use, v in zip(products, extra, strict=True)}
-        return evaluate_probed(program, targets, inputs, probes, rules)
+        inputs = dict(zip(program.in_vars, values, strict=True))
+        return evaluate(program, new, inputs, rules=rules)
 
-    jaxpr = trace_to_jaxpr(run, [var.aval for var in (*program.in_vars, *results)])
-    constants = Constants(program_of(inlined(jaxpr)))
-    return constants, _masks_of(constants)
+    jaxpr = trace_to_jaxpr(run, [var.aval for var in program.in_vars])
+    return Constants(program_of(inlined(jaxpr)))
 
 
 def _run_plainly(equation: Equation, operands: list[Any]) -> list[Any]:
