@@ -431,11 +431,7 @@ Leaf = TypeVar("Leaf")
 
 
 def chunk_runner(
-    step: PureStep,
-    values: Values,
-    slices: PyTree,
-    has_mask: bool,
-    passes: bool,
+    step: PureStep, values: Values, slices: PyTree, has_mask: bool, passes: bool
 ) -> "ChunkRunner":
     """Return the chunk runner of a step.
 
@@ -541,10 +537,7 @@ class ChunkRunner:
         return dataclasses.replace(full, values=records.values)
 
     def _run(
-        self,
-        values: Values,
-        start: tuple[PyTree, list[jax.Array]],
-        chunk: tuple[PyTree, jax.Array],
+        self, values: Values, start: tuple[PyTree, list[jax.Array]], chunk: tuple[PyTree, jax.Array]
     ) -> ChunkResult:
         """Run a chunk.
 

@@ -68,20 +68,12 @@ from .sites import (
     trace_sites,
     x_key,
 )
-from .steps import (
-    LocalStep,
-    States,
-    values_of,
-)
+from .steps import LocalStep, States, values_of
 from .traces import as_arrays, is_zero
 
 
 def chunk_gradient(
-    method: TraceMethod,
-    chunk: Chunk,
-    signal: Probes,
-    before: Traces,
-    after: Traces | None = None,
+    method: TraceMethod, chunk: Chunk, signal: Probes, before: Traces, after: Traces | None = None
 ) -> tuple[Weights, Traces | None]:
     """Return the gradient of a recorded chunk, and the traces after it if the rule returns them.
 

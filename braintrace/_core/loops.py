@@ -304,11 +304,7 @@ class Loops:
         return dataclasses.replace(self, recorded=read)
 
     def run(
-        self,
-        fixed: ByVar,
-        start: Sequence[Any],
-        slices: ByVar,
-        taps: ByVar | None = None,
+        self, fixed: ByVar, start: Sequence[Any], slices: ByVar, taps: ByVar | None = None
     ) -> tuple[list[Any], ByVar]:
         """Run the loops of a chunk; return the last States, and values over time.
 

@@ -46,14 +46,7 @@ from .._graph import (
     TracedModel,
     Weights,
 )
-from .._jax import (
-    Atom,
-    Equation,
-    Var,
-    bind,
-    is_var,
-    struct_of,
-)
+from .._jax import Atom, Equation, Var, bind, is_var, struct_of
 from .._jaxpr import Rule, carries_derivative, evaluate, inlined, program_of
 from .._jaxpr.dataflow import CONSTANT
 from .._jaxpr.derivatives import FROM_RESULT, bind_differentiable, from_result, maxima_of
@@ -468,10 +461,7 @@ def blocks(
 
 
 def probed_step(
-    graph: ETraceGraph,
-    inputs: Inputs,
-    weights: Weights,
-    probes: Probes,
+    graph: ETraceGraph, inputs: Inputs, weights: Weights, probes: Probes
 ) -> tuple[list[Any], dict[Var, Any]]:
     """Run one step.
 

@@ -9,26 +9,12 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from .._errors import OptionError
-from .._graph import (
-    Chunk,
-    ETraceGraph,
-    Records,
-    Signal,
-    TraceMethod,
-    Traces,
-    Weights,
-)
+from .._graph import Chunk, ETraceGraph, Records, Signal, TraceMethod, Traces, Weights
 from .._jax import Var, without_derivative, zeros_mapped_like
 from .._typing import PyTree
 from .flat_state import step_of_layers
 from .gradient import as_chunk, chunk_gradient
-from .sites import (
-    Probes,
-    pre_step_probe,
-    probe_shapes,
-    probes_after_reset,
-    probes_of_past,
-)
+from .sites import Probes, pre_step_probe, probe_shapes, probes_after_reset, probes_of_past
 from .steps import Inputs, finish, operands, probed_step, residuals
 
 

@@ -243,10 +243,7 @@ def _read(parts: list[SiteTrace[OperationSite]], traces: Traces) -> Arrays:
 
 
 def _advanced(
-    graph: ETraceGraph,
-    parts: list[SiteTrace[OperationSite]],
-    arrays: Arrays,
-    recorded: Recorded,
+    graph: ETraceGraph, parts: list[SiteTrace[OperationSite]], arrays: Arrays, recorded: Recorded
 ) -> Arrays:
     """Return the arrays of all sites after one step."""
     (x, values, reset), new = recorded, Arrays()

@@ -67,13 +67,7 @@ from .._core.traces import (
     updated_in_place,
     widened,
 )
-from .._etrace_op import (
-    Arrays,
-    accumulate,
-    contract,
-    get_primitive_spec,
-    propagate,
-)
+from .._etrace_op import Arrays, accumulate, contract, get_primitive_spec, propagate
 from .._graph import (
     Adjoints,
     Chunk,

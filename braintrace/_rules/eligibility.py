@@ -11,14 +11,7 @@ from .._checks import is_quantity
 from .._core.gradient import active_outputs_of, trace_shapes
 from .._core.sites import trace_sites
 from .._errors import OptionError, ShapeError
-from .._graph import (
-    ETraceGraph,
-    HiddenParamOpRelation,
-    Traces,
-    TraceSpec,
-    TraceSpecs,
-    specs_of,
-)
+from .._graph import ETraceGraph, HiddenParamOpRelation, Traces, TraceSpec, TraceSpecs, specs_of
 from .._graph.diagnostics import quoted
 from .._typing import Path, path_name
 

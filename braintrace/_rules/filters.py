@@ -184,12 +184,7 @@ class FilterTraces(TraceMethod):
         return factors, filters, like(before, after)
 
     def _advanced(
-        self,
-        graph: ETraceGraph,
-        traces: Traces,
-        x: Arrays,
-        values: Arrays,
-        reset: jax.Array | None,
+        self, graph: ETraceGraph, traces: Traces, x: Arrays, values: Arrays, reset: jax.Array | None
     ) -> dict[str, Any]:
         """Return the traces after one more step, with the sensitivities of all states."""
         alpha, before, after = self.decay if self.filters_outputs else 0.0, traces["f"], Arrays()

@@ -12,14 +12,7 @@ import jax.numpy as jnp
 from .._core.flat_state import flat_state_of
 from .._core.gradient import EVERY_OUTPUT
 from .._core.sites import TraceSite, filter_key, trace_sites
-from .._etrace_op import (
-    Arrays,
-    accumulate,
-    add_to_filter,
-    contract,
-    propagate,
-    pull_back_filtered,
-)
+from .._etrace_op import Arrays, accumulate, add_to_filter, contract, propagate, pull_back_filtered
 from .._graph import ETraceGraph, TraceSpec, Weights
 from .d_rtrl import specs_of_site
 from .filters import check_filtered_inputs, spec_of_input, spec_of_output
