@@ -21,7 +21,7 @@ from typing import Any, TypeAlias, TypeVar
 import jax
 import jax.numpy as jnp
 
-from .._graph import Diagnostic, Records, Signal
+from .._graph import Records, Signal
 from .._jax import (
     Atom,
     Equation,
@@ -29,7 +29,6 @@ from .._jax import (
     bind,
     is_var,
     runs_on_several_devices,
-    source_line,
     with_derivative_of,
 )
 from .._jaxpr import Rule, carries_derivative, equal_values, evaluate, merged
@@ -378,50 +377,6 @@ def _bytes_of_products(step: StepProgram, computed: set[Var], ancestors: set[Var
     met = [v for e in products for v in vars_of((e.invars, e.outvars)) if v in ancestors]
     size = sum(map(size_of, met))
     return size if size > MOST_EXTRA * step.bytes_in_and_out else 0
-
-
-def find_lost_gradients(step: StepProgram, places: dict[int, str]) -> list[Diagnostic]:
-    """Report the States that a step fills with values of the model, and whose loss reads them.
-
-    No trace follows such a value, so its gradient is the one of a constant.
-
-    Parameters
-    ----------
-    step
-        A step that is differentiated alone.
-    places
-        Descriptions of the States to look at, by their place among the carried ones.
-    """
-    program, loss = step.program, step.results[0]
-    read = program.depends_on([loss], frozenset(), CONSTANT, carries_derivative)
-    moving = {*step.parameters, *step.probes}
-
-    def is_filled(place: int) -> bool:
-        new = step.written[place]
-        if not is_var(new):
-            return False
-        behind = program.depends_on([new], frozenset(), CONSTANT, carries_derivative)
-        return not behind.isdisjoint(moving)
-
-    def line_of(var: Var) -> str:
-        readers = (program.equations[index] for index, _ in program.readers.get(var, ()))
-        lines = (source_line(e) for e in readers if not read.isdisjoint(e.outvars))
-        return next(lines, "")  # the loss may be the State itself
-
-    return [
-        Diagnostic(
-            "warning",
-            "untraced-state",
-            f"{what} carries values that depend on weights to the loss of a later step, where "
-            "they are constants. Compute the loss in a `window`, with `RTRL`, or write the State "
-            "through `jax.lax.stop_gradient`; a `brainstate.HiddenState` that `update` writes has "
-            "a trace.",
-            (),
-            line_of(step.carried[place]),
-        )
-        for place, what in places.items()
-        if step.carried[place] in read and is_filled(place)
-    ]
 
 
 PARTS = frozenset({"slice", "split"})

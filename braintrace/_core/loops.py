@@ -175,11 +175,7 @@ def _any_in(atoms: Iterable[Atom], variables: set[Var]) -> bool:
 
 
 def values_over_time(
-    map_over_time: MapOverTime,
-    program: Program,
-    targets: Sequence[Atom],
-    fixed: ByVar,
-    over_time: ByVar,
+    run: MapOverTime, program: Program, targets: Sequence[Atom], fixed: ByVar, over_time: ByVar
 ) -> list[jax.Array]:
     """Return variables for every step, from values that are equal in all steps and per step."""
 
@@ -187,7 +183,7 @@ def values_over_time(
         current = {**narrowed(fixed), **zip_dict(list(over_time), now)}
         return evaluate(program, targets, current)
 
-    return list(map_over_time(of_step, list(over_time.values()))) if targets else []
+    return list(run(of_step, list(over_time.values()))) if targets else []
 
 
 def stretched(tree: PyTree, steps: int) -> PyTree:

@@ -527,7 +527,7 @@ def _with_cut_uses(
     state: int,
     weights: Weights,
     whole: Inputs,
-    overrides: dict[Var, Any],
+    seen: Values,
 ) -> dict[int, Rule]:
     """Return rules for a state's value in which the traces' weights are held constant.
 
@@ -535,17 +535,17 @@ def _with_cut_uses(
     weight), they are not.
     """
     program, rules = graph.traced.program, with_weights(graph, weights, group.index)
-    uses = _cut_uses(graph, group, state, frozenset(overrides))
+    uses = _cut_uses(graph, group, state, frozenset(seen))
     atoms = [program.equations[use.equation].invars[use.operand] for use in uses]
-    values = evaluate(program, atoms, whole, overrides)
+    values = evaluate(program, atoms, whole, seen)
     of_equation: dict[int, dict[int, Any]] = {}
     for use, value in zip(uses, values, strict=True):
         of_equation.setdefault(use.equation, {})[use.operand] = value
 
     def rule_for(index: int) -> Rule:
         def rule(equation: Equation, values: list[Any]) -> Sequence[Any] | None:
-            seen = [of_equation[index].get(i, value) for i, value in enumerate(values)]
-            return rules[index](equation, seen) if index in rules else bind(equation, seen)
+            own = [of_equation[index].get(i, value) for i, value in enumerate(values)]
+            return rules[index](equation, own) if index in rules else bind(equation, own)
 
         return rule
 

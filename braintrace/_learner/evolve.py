@@ -9,7 +9,6 @@ from typing import TypeAlias
 import jax
 
 from .._core.sites import probe_shapes
-from .._core.step_program import PureStep
 from .._core.steps import operands, recorded_step
 from .._core.traces import examples
 from .._core.windows import passed_step, plain_step
@@ -34,6 +33,7 @@ from .body import (
 )
 from .chunks import ChunksByLength, chunks_of, over_chunks, steps_of
 from .options import Options, Request
+from .pure_step import PureStep
 from .resets import check_fixed_weights, initial_inputs, reset_states
 from .user_step import Recorder, example_slices, run_step_function
 

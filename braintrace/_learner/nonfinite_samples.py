@@ -10,7 +10,6 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
-from .._core.step_program import run_if
 from .._core.traces import reset_traces, unpack
 from .._core.traces import samples_with as samples_of_traces_with
 from .._errors import OptionError
@@ -19,6 +18,7 @@ from .._runtime.model_states import values_by_path
 from .._typing import Path, PyTree
 from .base import BaseLearner
 from .nonfinite import inexact, is_any_nan
+from .pure_step import run_if
 from .resets import initial_values, reset_states
 from .updates import Skip
 

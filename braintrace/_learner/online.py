@@ -19,7 +19,6 @@ import jax.numpy as jnp
 import saiunit
 
 from .._core.gradient import as_chunk
-from .._core.step_program import PureStep
 from .._core.traces import as_arrays
 from .._errors import OptionError
 from .._from_function import gradients_by_path, gradients_for
@@ -33,6 +32,7 @@ from .leaves import by_path, split_loss, with_unit, with_units
 from .nonfinite import check_finite, notice_of_call
 from .nonfinite_samples import reset_nonfinite
 from .options import Options, Request
+from .pure_step import PureStep
 from .resets import initial_values, reset_states
 from .updates import Skip, StepResult, Update, run_update, update_of
 from .user_step import (

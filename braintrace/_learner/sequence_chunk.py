@@ -15,11 +15,10 @@ import jax
 import jax.numpy as jnp
 
 from .._compiler import publish
-from .._core.chunk import SourceValues, chunk_runner, find_lost_gradients
+from .._core.chunk import SourceValues, chunk_runner
 from .._core.gradient import as_chunk, chunk_gradient, of_parameters
 from .._core.loops import zero_sum
 from .._core.sites import Probes, pre_step_probe, probe_shapes, probes_of_past
-from .._core.step_program import PureStep
 from .._core.traces import examples
 from .._core.windows import window_signals
 from .._graph import Adjoints, LinearMethod, Records, Traces, Weights
@@ -28,7 +27,9 @@ from .._runtime.model_states import add_to_states
 from .._typing import PyTree
 from .base import BaseLearner
 from .chunks import Chunks, chunks_of, over_blocks, over_chunks, steps_of, windows_of
+from .lost_gradients import find_lost_gradients
 from .options import Options
+from .pure_step import PureStep
 
 Constants: TypeAlias = tuple[Weights, PyTree]
 """Operands of the relations, and the initial values of States."""

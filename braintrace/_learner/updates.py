@@ -18,7 +18,6 @@ import jax.numpy as jnp
 from brainstate.nn import Module
 
 from .._brainstate import held
-from .._core.step_program import run_if
 from .._errors import OptionError, ShapeError, in_words
 from .._from_function import gradients_by_path
 from .._graph import Traces
@@ -28,6 +27,7 @@ from .base import BaseLearner
 from .nonfinite import any_not_finite, first_not_finite
 from .optimizer import is_transformation
 from .options import Options
+from .pure_step import run_if
 from .user_step import first_written, intercepting, traced_values, update_parameters
 
 
