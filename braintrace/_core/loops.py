@@ -109,11 +109,7 @@ def map_one_by_one(function: Callable[[Any], Any], over_time: PyTree) -> PyTree:
 
 
 def choose_map(
-    step: StepProgram,
-    targets: PyTree,
-    computed: Collection[Var],
-    live: Collection[Var],
-    has_mask: bool,
+    step: StepProgram, targets: PyTree, made: Collection[Var], live: Collection[Var], has_mask: bool
 ) -> MapOverTime:
     """Return how some variables of a step are computed and differentiated for all steps.
 
@@ -121,7 +117,7 @@ def choose_map(
     ----------
     step
         The step.
-    targets, computed
+    targets, made
         The variables, and those that are computed for them.
     live
         Variables with a derivative.
@@ -130,7 +126,7 @@ def choose_map(
     """
     # If the gradient of a sum over time differs from the sum of the gradients:
     if (
-        any(map(is_step_by_step, equations_of(step.program, computed)))
+        any(map(is_step_by_step, equations_of(step.program, made)))
         or _is_nonlinear_in_sum(step, live)
         or _adds_up_in_half_precision(step, targets, live)
     ):

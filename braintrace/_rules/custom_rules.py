@@ -186,6 +186,9 @@ def _spec_of(rule: Rule, site: Site, name: str, leaf: Any) -> TraceSpec:
 
 # --- a trace for each operation and group
 
+Parts: TypeAlias = list[SiteTrace[OperationSite]]
+"""The traces of all sites."""
+
 
 @dataclasses.dataclass(frozen=True)
 class RuleTraces(TraceMethod):
@@ -234,17 +237,15 @@ class RuleTraces(TraceMethod):
         arrays, entering = _read(parts, traces), at_entry(graph, mu)
         return like(weights, _contracted(graph, parts, arrays, entering, records.zeros_select))
 
-    def _traces_at(self, graph: ETraceGraph, weights: Weights) -> list[SiteTrace[OperationSite]]:
+    def _traces_at(self, graph: ETraceGraph, weights: Weights) -> Parts:
         return [trace_at(self.rule, site) for site in sites_of(graph, weights)]
 
 
-def _read(parts: list[SiteTrace[OperationSite]], traces: Traces) -> Arrays:
+def _read(parts: Parts, traces: Traces) -> Arrays:
     return {key: leaf for part in parts for key, leaf in part.read(traces).items()}
 
 
-def _advanced(
-    graph: ETraceGraph, parts: list[SiteTrace[OperationSite]], arrays: Arrays, recorded: Recorded
-) -> Arrays:
+def _advanced(graph: ETraceGraph, parts: Parts, arrays: Arrays, recorded: Recorded) -> Arrays:
     """Return the arrays of all sites after one step."""
     (x, values, reset), new = recorded, Arrays()
     local = values_of(graph, values)
@@ -269,11 +270,7 @@ def _advanced(
 
 
 def _contracted(
-    graph: ETraceGraph,
-    parts: list[SiteTrace[OperationSite]],
-    arrays: Arrays,
-    mu: Adjoints,
-    selects: bool,
+    graph: ETraceGraph, parts: Parts, arrays: Arrays, mu: Adjoints, selects: bool
 ) -> Weights:
     """Return the gradients of all operands from the learning signals of one step.
 
