@@ -53,9 +53,7 @@ _spec = functools.partial(
 )
 etp_lora_mm_p = register_primitive_spec(
     _spec(
-        name="etp_lora_mm",
-        batched=True,
-        accumulate=terms_of_product(etp_mm_p, _effective_weights),
+        name="etp_lora_mm", batched=True, accumulate=terms_of_product(etp_mm_p, _effective_weights)
     )
 )
 etp_lora_mv_p = register_primitive_spec(

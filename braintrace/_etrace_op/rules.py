@@ -12,13 +12,7 @@ import jax.numpy as jnp
 
 from .._jax import sharding_dependent
 from . import derive
-from .derive import (
-    DerivedRule,
-    expect_keys,
-    like_operand,
-    operand_gradients,
-    sum_over_steps,
-)
+from .derive import DerivedRule, expect_keys, like_operand, operand_gradients, sum_over_steps
 from .lookup_counts import count, pull_back_counts, zero_counts
 from .primitive import ETPPrimitive, get_primitive_spec
 from .registry import Arrays
