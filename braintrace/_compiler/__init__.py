@@ -5,7 +5,6 @@ It traces the model and never evaluates it on data.
 
 from .compile import CompilerOptions as CompilerOptions
 from .compile import compile_model as compile_model
-from .core.derivative import Derivative as Derivative
 from .frontend.state_arrays import component_count as component_count
 from .frontend.state_arrays import join_components as join_components
 from .frontend.state_arrays import split_components as split_components

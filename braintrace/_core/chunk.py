@@ -31,8 +31,7 @@ from .._jax import (
     runs_on_several_devices,
     with_derivative_of,
 )
-from .._jaxpr import Rule, carries_derivative, equal_values, evaluate, merged
-from .._jaxpr.dataflow import CONSTANT
+from .._jaxpr import CONSTANT, Rule, carries_derivative, equal_values, evaluate, merged
 from .._jaxpr.derivatives import FROM_RESULT, from_result
 from .._typing import PyTree
 from .loops import (

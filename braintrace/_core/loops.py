@@ -21,12 +21,19 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from .._compiler import Derivative
 from .._etrace_op import ETP_PRIMITIVES
 from .._jax import Atom, Equation, Var, bind, equations_inside, is_var
 from .._jax_devices import current_device
-from .._jaxpr import Program, Rule, components, evaluate
-from .._jaxpr.dataflow import CONSTANT, DRAWS, PRODUCTS
+from .._jaxpr import (
+    CONSTANT,
+    DRAWS,
+    PRODUCTS,
+    Program,
+    Rule,
+    components,
+    evaluate,
+    nonlinear_operands,
+)
 from .._typing import PyTree
 from .masked import map_masked, pass_no_zero
 from .step_program import (
@@ -148,7 +155,7 @@ def _is_nonlinear_in_sum(step: StepProgram, live: Collection[Var]) -> bool:
     fixed = {var for var in live if var not in step.varying}
     readers = (e for e in step.program.equations if _any_in(e.invars, fixed))
     return any(
-        _any_in([equation.invars[operand] for operand in Derivative(equation).nonlinear], fixed)
+        _any_in([equation.invars[operand] for operand in nonlinear_operands(equation)], fixed)
         for equation in readers
     )
 

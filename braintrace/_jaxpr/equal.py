@@ -21,9 +21,32 @@ from .._jax import (
     open_jaxpr,
     sub_jaxprs,
 )
-from .dataflow.kinds import ZERO
-from .dataflow.primitives import CONSTANT, DRAWS, entry_of
+from .dataflow import CONSTANT, DRAWS
+from .moves import PLAIN_MOVES
 from .program import Program, readers_of
+
+KEEPS_ZERO = PLAIN_MOVES | {
+    "abs",
+    "add",
+    "add_any",
+    "conj",
+    "convert_element_type",
+    "copy",
+    "copy_p",
+    "cumsum",
+    "dot_general",
+    "imag",
+    "mul",
+    "name",
+    "neg",
+    "real",
+    "reduce_precision",
+    "reduce_sum",
+    "scatter-add",
+    "select_n",
+    "sub",
+}
+"""Operations that map zeros to zeros; the index of a `select_n` is arbitrary."""
 
 SAME_VALUE = CONSTANT | {"with_derivative_of"}
 """Operations that only affect derivatives."""
@@ -77,7 +100,7 @@ def _unchanged(equation: Equation, zeros: set[Var]) -> Var | None:
     name, operands = equation.primitive.name, equation.invars
     is_zero = [atom in zeros if is_var(atom) else not np.any(atom.val) for atom in operands]
     read = is_zero[1:] if name == "select_n" else is_zero
-    if all(read) and entry_of(equation).kind(equation, [ZERO] * len(is_zero)) is ZERO:
+    if all(read) and name in KEEPS_ZERO | SAME_VALUE:
         zeros.update(equation.outvars)
     if name in SAME_VALUE:
         return operands[0] if is_var(operands[0]) else None

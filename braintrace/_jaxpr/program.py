@@ -45,6 +45,11 @@ class Program:
         """Return the indices of the equations that write some variables, in order."""
         return sorted({self.producer[var] for var in variables if var in self.producer})
 
+    def maker(self, atom: Atom) -> Equation | None:
+        """Return the equation that writes a variable; ``None``: no equation does."""
+        index = self.producer.get(atom) if is_var(atom) else None
+        return None if index is None else self.equations[index]
+
     def made_by(self, equations: Iterable[int]) -> frozenset[Var]:
         """Return the results of some equations."""
         return frozenset(var for index in equations for var in self.equations[index].outvars)

@@ -3,8 +3,7 @@
 from .._core.step_program import StepProgram
 from .._graph import Diagnostic
 from .._jax import Var, is_var, source_line
-from .._jaxpr import carries_derivative
-from .._jaxpr.dataflow import CONSTANT
+from .._jaxpr import CONSTANT, carries_derivative
 
 
 def find_lost_gradients(step: StepProgram, places: dict[int, str]) -> list[Diagnostic]:

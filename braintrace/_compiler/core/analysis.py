@@ -11,21 +11,21 @@ import numpy as np
 
 from ..._etrace_op.registry import MarkedRole, is_marked, role
 from ..._jax import OWN_DERIVATIVE, Atom, Equation, Var
-from ..._jaxpr import Program, carries_derivative
-from ..._jaxpr.dataflow import (
+from ..._jaxpr import (
     BOTTOM,
     CONSTANT,
     PRODUCTS,
     TOP,
     Constants,
-    First,
     Flow,
+    Labels,
+    Program,
     Question,
+    carries_derivative,
     flows_from,
     joined,
 )
 from .back_through import SOURCES, Ids, numbered
-from .derivative import Derivative
 
 
 class Analysis:
@@ -47,7 +47,6 @@ class Analysis:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.constants = Constants(program)
-        self._derivatives: dict[int, Derivative] = {}
         self._origins: dict[tuple[object, ...], Origin] = {}
         self._elements: dict[Var, tuple[int, Mapping[Var, Ids]]] = {}
 
@@ -96,10 +95,6 @@ class Analysis:
         """Return the descendants whose gradient reaches ``starts``."""
         return self.program.dependents_of(starts, None, CONSTANT, carries_derivative)
 
-    def derivative(self, equation: Equation) -> Derivative:
-        """Return the derivative of an equation."""
-        return self._derivatives.setdefault(id(equation), Derivative(equation))
-
     # --- the source of each element
 
     def origin(self, starts: Mapping[Var, Ids], last: int) -> "Origin":
@@ -129,9 +124,6 @@ class Analysis:
 class Origin:
     """The element of an old state that each element of a variable is.
 
-    In ``v + 0.1 * jnp.roll(v, 1)`` it is the element of ``v`` at the same place: of several paths,
-    the one that moves elements least counts.
-
     Parameters
     ----------
     analysis
@@ -144,8 +136,6 @@ class Origin:
 
     def __init__(self, analysis: Analysis, starts: Mapping[Var, Ids], last: int) -> None:
         self._constants, self._starts, self._last = analysis.constants, starts, last
-        self._numbers: dict[int, Ids | None] = {}
-        self._first = First(1 + max((int(np.max(ids)) for ids in starts.values()), default=0))
 
     def of(self, var: Var) -> Ids | None:
         """Return the numbers of a variable's elements, `BOTTOM` where they are unknown.
@@ -153,31 +143,30 @@ class Origin:
         The result is ``None`` if no number is known.
         """
         flow = self._flows.get(var)
-        if flow is None:
+        if flow is None or flow.max(initial=BOTTOM) == BOTTOM:
             return None
-        if id(flow) not in self._numbers:  # elementwise equations return the flow of their operand
-            numbers = self._first.numbers(flow)
-            self._numbers[id(flow)] = None if numbers.max(initial=BOTTOM) == BOTTOM else numbers
-        return self._numbers[id(flow)]
+        return np.where(flow == TOP, BOTTOM, flow)
+
+    def reaches(self, var: Var) -> bool:
+        """Test whether a variable depends on old states."""
+        return var in self._flows
 
     @functools.cached_property
     def _flows(self) -> Mapping[Var, Flow]:
-        starts = {var: self._first.numbered(ids) for var, ids in self._starts.items()}
-        question = Question(self._first, derivatives=True, special=self._special)
-        return flows_from(question, self._constants, starts, self._last)
+        question = Question(Labels(), derivatives=True, special=_special)
+        return flows_from(question, self._constants, self._starts, self._last)
 
-    def _special(self, equation: Equation, operands: Sequence[Flow]) -> list[Flow] | None:
-        """Follow a custom derivative as if it were elementwise; products end the flow.
 
-        An element of a product is not an element of its operands. Results of a custom derivative
-        take the flow of the operands of their shape.
-        """
-        if equation.primitive.name in PRODUCTS or is_marked(equation):
-            return [None] * len(equation.outvars)
-        if equation.primitive.name not in OWN_DERIVATIVE:
-            return None
-        every = [
-            [f for f in operands if f is not None and f.shape == v.aval.shape]
-            for v in equation.outvars
-        ]
-        return [joined(self._first, alike) for alike in every]
+def _special(equation: Equation, operands: Sequence[Flow]) -> list[Flow] | None:
+    """Follow a custom derivative as if it were elementwise; products end the flow.
+
+    An element of a product is not an element of its operands. Results of a custom derivative take
+    the flow of the operands of their shape.
+    """
+    if equation.primitive.name in PRODUCTS or is_marked(equation):
+        return [None] * len(equation.outvars)
+    if equation.primitive.name not in OWN_DERIVATIVE:
+        return None
+    shapes = [var.aval.shape for var in equation.outvars]
+    alike = [[f for f in operands if f is not None and f.shape == shape] for shape in shapes]
+    return [joined(Labels(), flows) for flows in alike]

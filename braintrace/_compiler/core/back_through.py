@@ -19,8 +19,7 @@ import numpy as np
 from ..._etrace_op.registry import is_marked
 from ..._graph.hidden_group import Ids as Ids
 from ..._jax import OWN_BACKWARD, Equation, Var
-from ..._jaxpr import carries_derivative
-from ..._jaxpr.dataflow import (
+from ..._jaxpr import (
     BOTTOM,
     ELEMENTWISE,
     TOP,
@@ -29,6 +28,7 @@ from ..._jaxpr.dataflow import (
     Labels,
     Lattice,
     Question,
+    carries_derivative,
     everything,
     flows_back,
     flows_of_results,
@@ -157,7 +157,8 @@ def _of_output(lattice: Lattice, equation: Equation, operands: Sequence[Flow], o
             results.append(one if one is None else spread(lattice, one, var.aval.shape))
         else:
             results.append(lattice.put(lattice.empty(var.aval.shape), targets, flow))
-    return joined(lattice, results)
+    total: Flow = joined(lattice, results)
+    return total
 
 
 def _special(equation: Equation, operands: Sequence[Flow]) -> list[Flow] | None:

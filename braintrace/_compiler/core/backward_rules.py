@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from ..._graph.traced_model import StateLeaf, TracedModel
 from ..._jax import Atom, Equation, Var, is_var
+from ..._jaxpr import nonlinear_operands
 from .analysis import Analysis
 
 
@@ -26,7 +27,7 @@ def nonlinear_uses(
     """
     for index in analysis.program.making(analysis.gradient_ancestors(targets, stops) - stops):
         equation = analysis.program.equations[index]
-        operands = analysis.derivative(equation).nonlinear
+        operands = nonlinear_operands(equation)
         if operands:
             yield equation, [equation.invars[operand] for operand in sorted(operands)]
 
@@ -37,7 +38,7 @@ def states_as_outputs(traced: TracedModel, analysis: Analysis) -> tuple[StateLea
     The States of one `HiddenGroupState` are treated alike.
     """
     program = analysis.program
-    rules = [equation for equation in program.equations if analysis.derivative(equation).nonlinear]
+    rules = [equation for equation in program.equations if nonlinear_operands(equation)]
     ancestors = analysis.gradient_descendants(var for equation in rules for var in equation.outvars)
     read = analysis.gradient_ancestors(program.out_atoms)
     written: dict[Var, list[StateLeaf]] = {}

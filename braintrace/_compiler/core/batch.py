@@ -18,7 +18,7 @@ import numpy as np
 from ..._brainstate import trace_stateful, unnoticed_states
 from ..._graph import TracedModel
 from ..._graph.batch import Axes, Batch
-from ..._jaxpr.dataflow import BOTTOM, Flow, Labels, Question, flows_to
+from ..._jaxpr import BOTTOM, Flow, Labels, Question, flows_to
 from ..._typing import Path
 from .analysis import Analysis
 

@@ -2,7 +2,7 @@
 
 from ..._graph.traced_model import StateKind, StateLeaf, TracedModel
 from ..._jax import Var
-from ..._jaxpr.dataflow import BindingTime, flows_of_variables, question_of_taint
+from ..._jaxpr import BindingTime, flows_of_variables, question_of_taint
 from .analysis import Analysis
 
 

@@ -10,8 +10,7 @@ import numpy as np
 
 from ..._graph.traced_model import StateLeaf, TracedModel
 from ..._jax import Equation, Var, is_var
-from ..._jaxpr import carries_derivative
-from ..._jaxpr.dataflow import BOTTOM, Constants, Labels, moved_operands, sources_of
+from ..._jaxpr import BOTTOM, Constants, Labels, carries_derivative, moved_operands, sources_of
 from .analysis import Analysis
 from .back_through import Ids, numbered
 

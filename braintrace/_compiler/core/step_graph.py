@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 from ..._graph.traced_model import TracedModel
 from ..._jax import Atom, Var, is_var
-from ..._jaxpr import Program, carries_derivative, reached
-from ..._jaxpr.dataflow import CONSTANT
+from ..._jaxpr import CONSTANT, Program, carries_derivative, reached
 from .analysis import Analysis
 from .candidates import Candidate
 

@@ -19,8 +19,7 @@ import numpy as np
 
 from ..._graph import Cut
 from ..._jax import Var
-from ..._jaxpr import carries_derivative
-from ..._jaxpr.dataflow import BOTTOM, TOP, merge
+from ..._jaxpr import BOTTOM, TOP, carries_derivative, merge
 from .analysis import Analysis, Origin
 from .back_through import BROADCAST, CUT, Contribution, Ids, back_through
 
@@ -149,6 +148,9 @@ class _WalkUnderWay:
         in_place, moved = _in_place(self.received.pop(var), self._origin_of(var))
         if not in_place and self._is_followed(var, moved):
             in_place, moved = moved, []
+        if not moved and self.origin is not None and self.origin.reaches(var):
+            # Of the uses of an old state that reach different units, the one in order counts.
+            in_place, moved = _in_order(in_place)
         self.cuts.update(use for use, _ in moved)
         if not in_place:
             return
@@ -217,6 +219,15 @@ def _in_place(uses: Sequence[_Use], origin: Ids | None) -> tuple[list[_Use], lis
         )
         (rejected if moved else in_place).append((use, ids))
     return in_place, rejected
+
+
+def _in_order(uses: list[_Use]) -> tuple[list[_Use], list[_Use]]:
+    """Separate the uses that reach other units than a use in order does."""
+    first = next((ids for _, ids in uses if np.array_equal(ids.ravel(), np.arange(ids.size))), None)
+    if first is None or all(ids is first for _, ids in uses):
+        return uses, []
+    moved = [use for use in uses if np.any((use[1] != BOTTOM) & (use[1] != first))]
+    return [use for use in uses if not any(use is other for other in moved)], moved
 
 
 def _merged(uses: Sequence[_Use]) -> Ids:

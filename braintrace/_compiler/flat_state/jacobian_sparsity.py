@@ -18,20 +18,22 @@ import numpy as np
 from ..._graph import FlatState, Structure
 from ..._graph.traced_model import TracedModel
 from ..._jax import OWN_DERIVATIVE, Equation, Var, bind, is_var, trace_to_jaxpr
-from ..._jaxpr import evaluate, inlined, program_of
-from ..._jaxpr.dataflow import (
+from ..._jaxpr import (
     IN_ORDER,
     PLAIN_MOVES,
     Constants,
     Flow,
     Question,
     Sets,
+    dot_letters,
+    evaluate,
     filled,
     flows_of_outputs,
+    inlined,
     joined,
+    program_of,
     spread,
 )
-from ..._jaxpr.dataflow.bilinear import dot_letters
 from ..core.analysis import Analysis
 from ..core.back_through import through_derivative
 from .parameter_uses import new_vars

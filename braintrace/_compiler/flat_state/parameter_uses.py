@@ -7,8 +7,7 @@ from ..._etrace_op import ETP_PRIMITIVE_SPECS
 from ..._graph.flat_state import ParameterUse, UseKind
 from ..._graph.traced_model import StateLeaf, TracedModel
 from ..._jax import Atom, Equation, Var, is_var
-from ..._jaxpr import carries_derivative
-from ..._jaxpr.dataflow import PRODUCTS
+from ..._jaxpr import PRODUCTS, carries_derivative
 from ..._typing import Path
 from ..core.analysis import Analysis
 from ..core.binding_times import data_of

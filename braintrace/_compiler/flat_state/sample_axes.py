@@ -19,9 +19,22 @@ from ..._etrace_op import ETP_PRIMITIVE_SPECS
 from ..._graph.flat_state import ParameterUse
 from ..._graph.traced_model import StateLeaf, TracedModel
 from ..._jax import Atom, Equation, Var, is_var, source_line, trace_to_jaxpr
-from ..._jaxpr import Place, Rule, carries_derivative, evaluate_probed, inlined, program_of
-from ..._jaxpr.dataflow import TOP, Constants, Flow, Labels, Question, filled, flows_of_outputs
-from ..._jaxpr.dataflow.bilinear import dot_letters
+from ..._jaxpr import (
+    TOP,
+    Constants,
+    Flow,
+    Labels,
+    Place,
+    Question,
+    Rule,
+    carries_derivative,
+    dot_letters,
+    evaluate_probed,
+    filled,
+    flows_of_outputs,
+    inlined,
+    program_of,
+)
 from ..core.analysis import Analysis
 from ..core.batch import follow, laid_out
 from ..core.binding_times import data_of

@@ -18,9 +18,7 @@ from jax.typing import ArrayLike
 from ..._errors import CompilationError
 from ..._etrace_op.registry import holds_marked
 from ..._jax import Equation, bind, is_tracer, source_line
-from ..._jaxpr import Rule, RunBody, evaluate_inlined, loop_of
-from ..._jaxpr.dataflow import ELEMENTWISE
-from ..._jaxpr.dataflow.bilinear import dot_letters
+from ..._jaxpr import ELEMENTWISE, Rule, RunBody, dot_letters, evaluate_inlined, loop_of
 
 
 def rewriting(unroll_limit: int) -> Rule:

@@ -29,6 +29,8 @@ from ..._jax import (
     equations_inside,
 )
 from ..._jaxpr import (
+    PLAIN_MOVES,
+    Constants,
     Program,
     Rule,
     carries_derivative,
@@ -36,8 +38,7 @@ from ..._jaxpr import (
     loop_of,
     rebuilt,
 )
-from ..._jaxpr.dataflow import PLAIN_MOVES, Constants
-from ..._jaxpr.dataflow.moves import NOWHERE, axes_of_places, elements_of_slices, slices_of
+from ..._jaxpr.moves import NOWHERE, chosen_axes, columns_of, elements_of_slices
 from .canonicalize import selection
 from .rewritten import by_rules
 
@@ -128,14 +129,11 @@ def _selection_for(constants: Constants, equation: Equation, longest: int) -> Ru
 
     Updates that reach the same element, each at another index, have different *slots*.
     """
-    shape, slices = equation.invars[0].aval.shape, slices_of(equation)
-    columns = _columns(constants, equation)
-    chosen = {axis for axis, known in zip(slices.indexed, columns, strict=True) if known is None}
-    chosen &= {*axes_of_places(equation)}
+    shape, columns = equation.invars[0].aval.shape, columns_of(equation, constants)
+    chosen = chosen_axes(equation, columns)
     if not chosen or not carries_derivative(equation.outvars[0]):
         return None
-    known = [np.broadcast_to(0 if c is None else c, slices.batch) for c in columns]
-    targets = elements_of_slices(equation, np.stack(known, axis=-1))
+    targets = elements_of_slices(equation, columns)
     kept = tuple(1 if axis in chosen else size for axis, size in enumerate(shape))
     (inside,) = np.nonzero(targets.ravel() != NOWHERE)
     at = zip(np.unravel_index(targets.ravel()[inside], shape), kept, strict=True)
@@ -149,26 +147,6 @@ def _selection_for(constants: Constants, equation: Equation, longest: int) -> Ru
     slot_of_update = np.full(targets.size, NOWHERE, np.int32)
     slot_of_update[inside] = slots
     return _Selection(slot_of_update.reshape(targets.shape), updates, kept, is_sum).run
-
-
-def _columns(constants: Constants, equation: Equation) -> list[np.ndarray | None]:
-    """Return the values of the columns of the indices; ``None``: data choose them."""
-    if equation.primitive.name == _SLICE:
-        return [*map(constants.value, equation.invars[2:])]
-    return _columns_of(constants, equation.invars[1])
-
-
-def _columns_of(constants: Constants, indices: Atom) -> list[np.ndarray | None]:
-    program, (*batch, count) = constants.program, indices.aval.shape
-    value = constants.value(indices)
-    if value is not None:
-        return [value[..., column] for column in range(count)]
-    maker = program.equations[program.producer[indices]] if indices in program.producer else None
-    if maker is None or maker.primitive.name != "concatenate":
-        return [None] * count
-    if maker.params["dimension"] != len(batch):
-        return [None] * count
-    return [column for part in maker.invars for column in _columns_of(constants, part)]
 
 
 def _counted(places: np.ndarray) -> np.ndarray:

@@ -9,8 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from ..._jax import Atom, is_var, trace_to_jaxpr
-from ..._jaxpr import Program, evaluate, program_of
-from ..._jaxpr.dataflow import IN_ORDER
+from ..._jaxpr import IN_ORDER, Program, evaluate, program_of
 from .state_arrays import StateArray
 
 

@@ -8,7 +8,7 @@ through those operations anyway.
 from collections.abc import Sequence
 
 from ..._jax import Equation, Var
-from ..._jaxpr.dataflow import IN_ORDER, moved_operands
+from ..._jaxpr import IN_ORDER, moved_operands
 from ..core.analysis import Analysis
 from ..core.candidates import Candidate
 from ..core.step_graph import StepGraph

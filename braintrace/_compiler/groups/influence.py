@@ -13,8 +13,7 @@ import numpy as np
 from ..._graph import HiddenGroup, InfluenceMap, Tap
 from ..._graph.influence import NO_OUTPUT
 from ..._jax import Var
-from ..._jaxpr import reached
-from ..._jaxpr.dataflow import BOTTOM
+from ..._jaxpr import BOTTOM, reached
 from ..core.analysis import Analysis
 from ..core.back_through import BROADCAST, Ids
 from ..core.candidates import places_of

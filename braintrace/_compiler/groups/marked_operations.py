@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ..._etrace_op import ETP_PRIMITIVE_SPECS
 from ..._graph.traced_model import StateLeaf, TracedModel
 from ..._jax import Atom, Var
-from ..._jaxpr.dataflow import BindingTime
+from ..._jaxpr import BindingTime
 from ..._typing import Path, path_name
 from ..core.analysis import Analysis
 from ..core.binding_times import time_of_leaf

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from ..._jax import Var
-from ..._jaxpr.dataflow import BOTTOM
+from ..._jaxpr import BOTTOM
 from ..._typing import Path
 from ..core.back_through import Ids
 from ..core.candidates import Candidate, are_distinct, places_of

@@ -15,8 +15,7 @@ import numpy as np
 
 from ..._etrace_op.registry import is_marked
 from ..._jax import OWN_DERIVATIVE, Equation, Var
-from ..._jaxpr import loop_of
-from ..._jaxpr.dataflow import BOTTOM, CONSTANT, ELEMENTWISE, IN_ORDER
+from ..._jaxpr import BOTTOM, CONSTANT, ELEMENTWISE, IN_ORDER, loop_of
 from ..core.analysis import Analysis
 from ..core.back_through import CUT, back_from_outputs
 from .parametric_uses import LOOPS, ParametricUses

@@ -23,8 +23,7 @@ from ..._errors import OptionError
 from ..._etrace_op import etp_elemwise_p
 from ..._graph.diagnostics import Diagnostic, quoted
 from ..._jax import ClosedJaxpr, Equation, Var, bind, source_line, trace_to_jaxpr
-from ..._jaxpr import Program, Rule, carries_derivative, evaluate, inlined, program_of
-from ..._jaxpr.dataflow import BindingTime
+from ..._jaxpr import BindingTime, Program, Rule, carries_derivative, evaluate, inlined, program_of
 from ..._typing import Path, path_name
 from ..core.binding_times import time_of
 from ..frontend.canonicalize import selected, unrolled

@@ -12,14 +12,18 @@ import numpy as np
 
 from ..._etrace_op.registry import is_marked
 from ..._jax import Atom, Equation, Var, is_var
-from ..._jaxpr import Program, carries_derivative, inlined, loop_of, program_of
-from ..._jaxpr.dataflow import (
+from ..._jaxpr import (
     CONSTANT,
     BindingTime,
+    Program,
     bound,
+    carries_derivative,
     fixpoint,
     flows_into_bodies,
     flows_of_variables,
+    inlined,
+    loop_of,
+    program_of,
     question_of_taint,
     times_of_operands,
 )

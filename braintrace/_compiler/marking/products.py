@@ -12,8 +12,7 @@ import jax
 from ... import _etrace_op
 from ..._etrace_op.einsum import Axes, in_matrices, product_and_sum
 from ..._jax import Equation, Var
-from ..._jaxpr.dataflow import BindingTime, times_of_operands
-from ..._jaxpr.dataflow.bilinear import dot_letters
+from ..._jaxpr import BindingTime, dot_letters, times_of_operands
 
 Product: TypeAlias = Callable[[Sequence[Any]], Any]
 """Returns the marked product of an equation's operands."""

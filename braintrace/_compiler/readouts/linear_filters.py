@@ -15,9 +15,8 @@ from typing import TypeAlias
 from ..._etrace_op import ETP_PRIMITIVE_SPECS
 from ..._etrace_op.registry import is_marked
 from ..._graph import StateLeaf
-from ..._jax import OWN_DERIVATIVE, Equation, Var, is_var
-from ..._jaxpr import carries_derivative
-from ..._jaxpr.dataflow import BindingTime, Kind, kinds_of_results, moved_operands
+from ..._jax import Equation, Var, is_var
+from ..._jaxpr import BindingTime, carries_derivative, moved_operands
 from ..._typing import Path
 from ..core.binding_times import data_of, time_of_leaf
 from ..groups.grouped_step import GroupedStep
@@ -64,6 +63,16 @@ class LinearFilter:
     equations: tuple[int, ...]
     held: tuple[Path, ...]
     parameters: tuple[Path, ...]
+
+
+_LINEAR = ("convert_element_type", "copy", "cumsum", "neg", "real", "reduce_sum")
+_FACTORS = {
+    "mul": [[0], [1]],
+    "dot_general": [[0], [1]],
+    "conv_general_dilated": [[0]],
+    "div": [[0]],
+}
+"""For each product, the operands in which it is linear."""
 
 
 class FilterFinder:
@@ -183,22 +192,12 @@ class FilterFinder:
                 spec is not None and spec.linear_in_input and [*data] == [spec.x_invar_index]
             )
             return [] if is_linear else None
-        for constants in ([], [i for i in _summands(equation) if i not in data]):
-            kinds = [
-                Kind.LINEAR if i in data else Kind.ZERO if i in constants else Kind.FREE
-                for i in range(len(operands))
-            ]
-            result_kinds = kinds_of_results(equation, kinds, self._analysis.constants)
-            if all(kind is Kind.LINEAR for kind in result_kinds):
-                return constants if self._has_linear_derivative(equation, data) else None
-        return None
-
-    def _has_linear_derivative(self, equation: Equation, data: Sequence[int]) -> bool:
-        """Test whether a linear value has a linear derivative; a custom one may not be."""
-        if equation.primitive.name not in OWN_DERIVATIVE:
-            return True
-        derivative = self._analysis.derivative(equation)
-        return derivative.is_the_same_for_all(data) and derivative.nonlinear.isdisjoint(data)
+        name = equation.primitive.name
+        summands = _summands(equation)
+        if summands and {*summands}.issuperset(data):
+            return [i for i in summands if i not in data]
+        is_linear = name in _LINEAR or (name in _FACTORS and [*data] in _FACTORS[name])
+        return [] if is_linear else None
 
     def _decay(
         self, old: Var, var: Var, equations: Sequence[int], added: Container[Added]

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._jax import Atom, Equation, Var, bind, is_var
-from ..._jaxpr.dataflow import ELEMENTWISE, moved_operands
+from ..._jaxpr import ELEMENTWISE, moved_operands
 from ..core.analysis import Analysis
 
 Number: TypeAlias = Callable[[Mapping[Var, Any]], Any]

@@ -8,8 +8,7 @@ import jax
 from ..._errors import CompilationError, DtypeError
 from ..._graph import FOLLOWS_ALL, Diagnostic, HiddenParamOpRelation, Jacobian, TracedModel
 from ..._jax import is_var, source_line
-from ..._jaxpr import carries_derivative
-from ..._jaxpr.dataflow import CONSTANT
+from ..._jaxpr import CONSTANT, carries_derivative
 from ..._typing import path_name
 from ..groups.grouped_step import GroupedStep
 

@@ -7,8 +7,13 @@ from ..._etrace_op.registry import holds_marked, is_marked
 from ..._graph import HiddenParamOpRelation
 from ..._graph.diagnostics import Diagnostic, DiagnosticKind, Level, quoted
 from ..._jax import Equation, Var, equations_inside, source_line
-from ..._jaxpr import carries_derivative
-from ..._jaxpr.dataflow import PRODUCTS, BindingTime, flows_of_variables, question_of_taint
+from ..._jaxpr import (
+    PRODUCTS,
+    BindingTime,
+    carries_derivative,
+    flows_of_variables,
+    question_of_taint,
+)
 from ..._typing import path_name
 from ..core.backward_rules import nonlinear_uses
 from ..core.binding_times import time_of_leaf

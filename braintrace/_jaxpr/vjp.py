@@ -8,25 +8,22 @@ most frequent equations need no program: the cotangent of an elementwise equatio
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
-from ..._jax import AnyJaxpr, Atom, Equation, bind, trace_to_jaxpr
-from ..program import carries_derivative, program_of
+from .._jax import AnyJaxpr, Atom, Equation, bind, trace_to_jaxpr
 from .constants import Constants
-from .flow import Question, flows_of_outputs
+from .dataflow import CONSTANT, ELEMENTWISE, Question, flows_of_outputs
 from .lattices import Flow, Lattice
-from .primitives import CONSTANT, ELEMENTWISE
-
-Run: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
+from .program import carries_derivative, program_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Vjp:
-    """The vector-Jacobian product of an equation or of a body.
+    """The vector-Jacobian product of an equation.
 
     Attributes
     ----------
@@ -60,7 +57,7 @@ class Vjp:
         constants
             Constants of the program that contains the equation; ``None``: unknown.
         atoms
-            The operands, as atoms of that program. Missing atoms at the end vary.
+            The operands, as atoms of that program.
         cotangents
             One flow for each result.
 
@@ -111,33 +108,27 @@ class _Alike:
 
 @functools.lru_cache(maxsize=256)
 def _vjp_of_alike(key: _Alike) -> Vjp:
-    equation = key.equation
-    return _vjp(lambda values: bind(equation, values), equation.invars, equation.outvars)
-
-
-def _vjp(run: Run, operands: Sequence[Atom], results: Sequence[Atom]) -> Vjp:
-    inputs = tuple(i for i, atom in enumerate(operands) if carries_derivative(atom))
-    outputs = tuple(k for k, atom in enumerate(results) if carries_derivative(atom))
-    count = len(operands)
+    equation, count = key.equation, len(key.equation.invars)
+    inputs = tuple(i for i, atom in enumerate(equation.invars) if carries_derivative(atom))
+    outputs = tuple(k for k, atom in enumerate(equation.outvars) if carries_derivative(atom))
 
     def pulled(*values: Any) -> list[jax.Array]:
         def function(*changed: Any) -> list[jax.Array]:
             every = list(values[:count])
             for index, value in zip(inputs, changed, strict=True):
                 every[index] = value
-            values_of_results = run(every)
-            return [values_of_results[k] for k in outputs]
+            results = bind(equation, every)
+            return [results[k] for k in outputs]
 
         _, pull = jax.vjp(function, *(values[i] for i in inputs))
         return list(pull(list(values[count:])))
 
-    avals = [*(atom.aval for atom in operands), *(results[k].aval for k in outputs)]
+    avals = [atom.aval for atom in (*equation.invars, *(equation.outvars[k] for k in outputs))]
     jaxpr = None
-    if not inputs or not outputs:
-        return Vjp(None, count, inputs, outputs)
-    # Without a derivative rule, the path is reported, not guessed.
-    with contextlib.suppress(NotImplementedError, TypeError, ValueError):
-        jaxpr = trace_to_jaxpr(pulled, avals)
+    if inputs and outputs:
+        # Without a derivative rule, the path is reported, not guessed.
+        with contextlib.suppress(NotImplementedError, TypeError, ValueError):
+            jaxpr = trace_to_jaxpr(pulled, avals)
     return Vjp(jaxpr, count, inputs, outputs)
 
 
@@ -167,12 +158,8 @@ def flows_back(
         return [None] * len(equation.invars)
     if name == "optimization_barrier":  # operand by operand
         return list(cotangents)
-    if name in ELEMENTWISE:
-        return _elementwise(lattice, equation, cotangents)
-    return vjp_of(equation).flows(lattice, constants, equation.invars, cotangents)
-
-
-def _elementwise(lattice: Lattice, equation: Equation, cotangents: Sequence[Flow]) -> list[Flow]:
+    if name not in ELEMENTWISE:
+        return vjp_of(equation).flows(lattice, constants, equation.invars, cotangents)
     (flow,) = cotangents
     assert flow is not None
     return [

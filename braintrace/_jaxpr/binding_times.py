@@ -11,11 +11,9 @@ from typing import Any
 
 from jax.typing import ArrayLike
 
-from ..._jax import OWN_DERIVATIVE, Equation, Var, is_var
-from ..program import carries_derivative
-from .flow import Question
-from .lattices import PerVariable
-from .primitives import CONSTANT, DRAWS
+from .._jax import OWN_DERIVATIVE, Equation, Var, is_var
+from .dataflow import CONSTANT, DRAWS, PerVariable, Question
+from .program import carries_derivative
 
 
 class BindingTime(enum.IntEnum):
@@ -38,9 +36,6 @@ class Taint(PerVariable):
 
     def join(self, first: BindingTime, second: BindingTime) -> BindingTime:
         return max(first, second)
-
-    def decided(self, choice: BindingTime) -> BindingTime:
-        return choice
 
     def through(self, equation: Equation, operands: Sequence[BindingTime]) -> list[BindingTime]:
         if equation.primitive.name in DRAWS:

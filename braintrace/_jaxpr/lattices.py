@@ -1,0 +1,155 @@
+r"""Lattices: the facts that an analysis knows about the sources of each element.
+
+A *flow* is a NumPy array with the shape of a variable, followed by the axes of the lattice. Its
+entries have a partial order with a least upper bound :math:`a \vee b` (`join`) and a least entry
+(`empty`), for which :math:`a \vee a = a`. ``None`` means an array of least entries. An element that
+depends on several others has the least upper bound of their entries. A flow that is too large is
+therefore safe, and one that is too small is wrong.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+Flow: TypeAlias = np.ndarray | None
+"""The sources of the elements of an array; ``None``: no source is followed."""
+
+BOTTOM = -1
+"""The label of an element without a labelled source."""
+
+TOP = -2
+"""The label of an element with sources of several labels."""
+
+_HIGHEST = np.iinfo(np.int32).max
+
+
+class Lattice(Protocol):
+    """The operations of a lattice.
+
+    Attributes
+    ----------
+    rank
+        Number of axes that a flow has after the axes of the variable.
+    """
+
+    @property
+    def rank(self) -> int: ...
+
+    def empty(self, shape: Sequence[int]) -> np.ndarray:
+        """Return a flow of least entries, for a variable of this shape."""
+        ...
+
+    def join(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        """Return the least upper bound of two flows, elementwise."""
+        ...
+
+    def over(self, flow: np.ndarray, axes: Sequence[int]) -> np.ndarray:
+        """Return the least upper bound along some axes, which are removed."""
+        ...
+
+    def put(self, base: np.ndarray, targets: np.ndarray, flow: np.ndarray) -> np.ndarray:
+        """Join each element of a flow into the element of ``base`` at ``targets``.
+
+        Elements are counted in order; -1 means no element.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Labels:
+    """One label for each element: a number, `BOTTOM`, or `TOP` for several labels."""
+
+    rank = 0
+
+    def empty(self, shape: Sequence[int]) -> np.ndarray:
+        return np.full(shape, BOTTOM, np.int32)
+
+    def join(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        return merge(first, second)
+
+    def over(self, flow: np.ndarray, axes: Sequence[int]) -> np.ndarray:
+        axes = tuple(axes)
+        top = np.max(flow, axis=axes, initial=BOTTOM)
+        low = np.min(np.where(flow == BOTTOM, _HIGHEST, flow), axis=axes, initial=_HIGHEST)
+        one = np.where(low == top, top, TOP)
+        return np.where(low == _HIGHEST, BOTTOM, one).astype(np.int32)
+
+    def put(self, base: np.ndarray, targets: np.ndarray, flow: np.ndarray) -> np.ndarray:
+        used = (targets >= 0) & (flow != BOTTOM)
+        places, values = targets[used], flow[used]
+        added = self.empty([base.size])
+        added[places] = values
+        added[places[added[places] != values]] = TOP
+        return merge(base, added.reshape(base.shape))
+
+
+def merge(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Return the labels of elements that come from two sources."""
+    if first is second or np.array_equal(first, second):
+        return first
+    merged = np.where(first == BOTTOM, second, first)
+    conflict = (first != BOTTOM) & (second != BOTTOM) & (first != second)
+    return np.where(conflict, TOP, merged).astype(np.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sets:
+    """A subset of ``count`` numbers for each element, as booleans along a last axis."""
+
+    count: int
+    rank = 1
+
+    def empty(self, shape: Sequence[int]) -> np.ndarray:
+        return np.zeros((*shape, self.count), bool)
+
+    def join(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        return np.asarray(first | second)
+
+    def over(self, flow: np.ndarray, axes: Sequence[int]) -> np.ndarray:
+        return np.asarray(flow.any(tuple(axes)))
+
+    def put(self, base: np.ndarray, targets: np.ndarray, flow: np.ndarray) -> np.ndarray:
+        rows = np.concatenate([base.reshape(-1, self.count), self.empty([1])])
+        np.logical_or.at(rows, targets.ravel(), flow.reshape(-1, self.count))
+        return rows[:-1].reshape(base.shape)
+
+
+def filled(lattice: Lattice, flow: Flow, shape: Sequence[int]) -> np.ndarray:
+    """Return the flow of a variable as an array, also if it is ``None``."""
+    return lattice.empty(shape) if flow is None else flow
+
+
+def spread(lattice: Lattice, flow: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    """Broadcast a flow to the shape of another variable."""
+    return np.broadcast_to(flow, (*shape, *flow.shape[flow.ndim - lattice.rank :]))
+
+
+def joined(lattice: Any, flows: Sequence[Any]) -> Any:
+    """Return the least upper bound of several flows of one shape."""
+    present = [flow for flow in flows if flow is not None]
+    return functools.reduce(lattice.join, present) if present else None
+
+
+def along(lattice: Lattice, flow: np.ndarray, axes: Sequence[int]) -> np.ndarray:
+    """Return the least upper bound along some axes, at all elements of these axes."""
+    if not axes:
+        return flow
+    one = np.expand_dims(lattice.over(flow, axes), tuple(axes))
+    return spread(lattice, one, flow.shape[: flow.ndim - lattice.rank])
+
+
+def everything(lattice: Lattice, flows: Sequence[Flow]) -> Flow:
+    """Return the least upper bound of all elements of some flows, as one entry."""
+    every = [lattice.over(f, range(f.ndim - lattice.rank)) for f in flows if f is not None]
+    one: Flow = joined(lattice, every)
+    return one
+
+
+def same(first: Flow, second: Flow) -> bool:
+    """Test whether two flows are equal."""
+    if first is None or second is None:
+        return first is second
+    return first is second or np.array_equal(first, second)
