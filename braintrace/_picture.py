@@ -125,7 +125,7 @@ def _read(graph: ETraceGraph) -> tuple[dict[str, _Node], dict[_Arrow, int]]:
             nodes[node] = _Node("plain weight", (*told, "no trace"), 2 if level == 2 else 0)
     for node, group in groups.items():
         lines = [f"{leaf.name}  {leaf.shape}" for leaf in group.model_states]
-        filters = [leaf.nbytes for leaf in group.states if leaf.path[0] == FILTERS]
+        filters = [leaf.nbytes for leaf in group.leaves if leaf.path[0] == FILTERS]
         if filters:
             lines.append(f"{len(filters)} × filter ({in_bytes(sum(filters))})")
         nodes[node] = _Node("group", tuple(lines))
@@ -157,7 +157,8 @@ def _sites(
             origins[leaf.in_var] = [_Origin(boxes[leaf.name], leaf.name, is_past=True)]
     for var, name in zip(traced.argument_vars, traced.argument_names, strict=True):
         origins[var] = [_Origin(f"argument {_root(name)}")]
-    news = [pair for g in graph.hidden_groups for pair in zip(g.states, g.new_vars, strict=True)]
+    pairs = (zip(g.states, g.new_vars, strict=True) for g in graph.hidden_groups)
+    news = [pair for of_group in pairs for pair in dict.fromkeys(of_group)]
     news += [(leaf, leaf.out_var) for leaf in others if is_var(leaf.out_var)]
     for leaf, var in news:
         if var in program.producer:
@@ -216,7 +217,7 @@ def _level_of_state(
         return set[str]().union(*map(driven, later))
 
     # The paths of a diagnostic are sources and the states of the group, which may be among them.
-    of_groups = [groups[box].states for box in driven(site) & groups.keys()]
+    of_groups = [groups[box].leaves for box in driven(site) & groups.keys()]
     wanted = [Counter([state, *(own.name for own in states)]) for states in of_groups]
     cuts = [d for d in graph.diagnostics if d.kind == "truncated"]
     cuts = [d for d in cuts if any(Counter(d.paths) >= names for names in wanted)]

@@ -34,6 +34,7 @@ from .core.analysis import Analysis
 from .core.backward_rules import states_as_outputs
 from .core.batch import batch_of
 from .core.candidates import candidates_of
+from .core.slots import slots_of, with_memories
 from .core.step_graph import step_graph
 from .flat_state.flat_state import flattened_state
 from .flat_state.jacobian_sparsity import structure_of
@@ -107,6 +108,8 @@ def compile_model(
         marking = marking_of(model, options.mark, options.unroll_limit, is_elementwise)
     traced, outside = trace_model(model, arguments, batch_size, options.unroll_limit, marking)
 
+    # Any State that carries values of units to a later step is a hidden state.
+    traced = with_memories(traced, jacobian in FOLLOWS_ALL)
     check_hidden_states(traced)
     check_loops(traced)
 
@@ -189,7 +192,7 @@ def _grouped(traced: TracedModel, every_state: bool) -> GroupedStep:
     outputs = (*states_as_outputs(traced, analysis), *traced.filtered)
 
     # The other hidden states, each at the variable that the model itself continues with.
-    candidates = candidates_of(traced, analysis, outputs)
+    candidates = candidates_of(traced, analysis, outputs, slots_of(traced, analysis))
 
     # The paths between these states, parameters and ETP operations.
     graph = step_graph(traced, analysis, candidates)

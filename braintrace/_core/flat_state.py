@@ -22,7 +22,7 @@ import numpy as np
 from .._graph import ETraceGraph, FlatState, ParameterUse, Weights
 from .._jax import Atom, Equation, Var
 from .._jaxpr import Place, evaluate, evaluate_probed
-from .steps import Inputs, finish, joined_states
+from .steps import Inputs, finish
 
 ByState = list[jax.Array]
 """An array for every state, in its layout after leading axes."""
@@ -93,8 +93,7 @@ def seen_by_layers(
     for layer in flat.layers:
         others = [other for other in flat.layers if other is not layer]
         new = [var for other in others for var in other.new_vars]
-        values = dict(zip(new, evaluate(program, new, inputs), strict=True))
-        overrides = {**values, **_joined(graph, values)}
+        overrides = dict(zip(new, evaluate(program, new, inputs), strict=True))
         result.append((layer.states, _constant(overrides)))
     return result
 
@@ -121,7 +120,6 @@ def step_of_layers(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[
         kept = evaluate(program, new, now, _constant(seen))
         carried.update({leaf.in_var: value for leaf, value in zip(own, kept, strict=True)})
         seen.update(zip(layer.new_vars, evaluate(program, layer.new_vars, now, seen), strict=True))
-        seen.update(_joined(graph, seen))
     outputs, new_states = finish(graph.traced, inputs, seen)
     return outputs, {**new_states, **carried}
 
@@ -129,12 +127,6 @@ def step_of_layers(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[
 def _constant(values: Mapping[Var, Any]) -> dict[Var, Any]:
     """Return values under a stop-gradient; variables cannot be sorted as pytree keys."""
     return {var: jax.lax.stop_gradient(value) for var, value in values.items()}
-
-
-def _joined(graph: ETraceGraph, values: Mapping[Var, Any]) -> dict[Var, Any]:
-    layers = flat_state_of(graph).layers
-    own = (pair for layer in layers for pair in zip(layer.leaves, layer.new_vars, strict=True))
-    return joined_states(graph.traced, {leaf.name: var for leaf, var in own}, values)
 
 
 class StepVJP(NamedTuple):

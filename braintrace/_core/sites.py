@@ -126,6 +126,34 @@ def new_state_to_elements(group: HiddenGroup, state: int, value: jax.Array) -> j
     return _to_elements(group, group.layouts[state], group.new_vars[state].aval.shape, value)
 
 
+def new_slots_to_elements(
+    group: HiddenGroup, states: tuple[int, ...], value: jax.Array
+) -> dict[int, jax.Array]:
+    """Convert the new value of a State to the group's elements, for each of its slots.
+
+    One `split` makes the derivative one concatenation, where many slices would be added up.
+    """
+    axis = _axis_of_slots(group, states)
+    if axis is None:
+        return {a: new_state_to_elements(group, a, value) for a in states}
+    parts = jax.lax.split(value, [1] * len(states), axis)
+    return {a: part.reshape(group.shape) for a, part in zip(states, parts, strict=True)}
+
+
+@functools.lru_cache(maxsize=64)
+def _axis_of_slots(group: HiddenGroup, states: tuple[int, ...]) -> int | None:
+    """Return the axis of a State along which its slots are, in order; ``None``: no axis."""
+    layouts = [layout for a in states if (layout := group.layouts[a]) is not None]
+    if len(layouts) < max(2, len(states)):
+        return None
+    every = np.arange(group.num_positions)
+    for axis, size in enumerate(layouts[0].shape):
+        taken = (layout.take(slot, axis).ravel() for slot, layout in enumerate(layouts))
+        if size == len(states) and all(np.array_equal(units, every) for units in taken):
+            return axis
+    return None
+
+
 def old_state_to_elements(group: HiddenGroup, state: int, value: jax.Array) -> jax.Array:
     """Convert an array in the layout of a state's old value to the group's elements.
 
@@ -140,16 +168,31 @@ def _to_elements(
     lead = value.shape[: value.ndim - len(shape)]
     if layout is None:
         return value.reshape(*lead, *group.shape)
+    part = _part(layout)
+    if part is not None:
+        value, layout = value[(..., *part)], layout[part]
+        if np.array_equal(layout.ravel(), np.arange(group.num_positions)):
+            return value.reshape(*lead, *group.shape)
     box = _box(layout, group.shape)
     if box is not None:
         edges = [*((0, 0, 0) for _ in lead), *box]
         return jax.lax.pad(value, jnp.zeros((), value.dtype), edges)
     element = np.full(group.num_positions, -1, np.int32)
-    element[layout.ravel()] = np.arange(layout.size)
+    (inside,) = np.nonzero(layout.ravel() >= 0)
+    element[layout.ravel()[inside]] = inside
     taken = value.reshape(*lead, -1)[..., np.maximum(element, 0)]
-    if layout.size < group.num_positions:
+    if inside.size < group.num_positions:
         taken = jnp.where(element >= 0, taken, jnp.zeros((), value.dtype))
     return taken.reshape(*lead, *group.shape)
+
+
+def _part(layout: np.ndarray) -> tuple[slice, ...] | None:
+    """Return the slices of an array that have all elements of a slot, and no others."""
+    inside = layout >= 0
+    if inside.all() or not inside.any():
+        return None
+    part = tuple(slice(int(axis.min()), int(axis.max()) + 1) for axis in np.nonzero(inside))
+    return part if inside[part].all() else None
 
 
 def _box(layout: np.ndarray, shape: tuple[int, ...]) -> list[tuple[int, int, int]] | None:
@@ -158,7 +201,7 @@ def _box(layout: np.ndarray, shape: tuple[int, ...]) -> list[tuple[int, int, int
     ``None``: the layout is not a slice of the elements. Padding keeps the axis of the samples,
     which may be sharded: a gather from all elements needs two all-gathers on a mesh.
     """
-    if layout.ndim != len(shape):
+    if layout.ndim != len(shape) or np.any(layout < 0):
         return None
     corner = np.unravel_index(layout.flat[0], shape)
     box = []
@@ -243,7 +286,7 @@ class TraceSite:
 
     def key(self, state: int) -> str:
         """Return the name of the trace for one state of the group, equal in every process."""
-        return f"{self.relation.key}>{self.group.states[state].name}"
+        return f"{self.relation.key}>{self.group.names[state]}"
 
     @property
     def first_key(self) -> str:
@@ -295,7 +338,7 @@ def pre_step_probe(state: StateLeaf) -> str:
 
 def probe_shapes(graph: ETraceGraph) -> Probes:
     """Return the shapes of the perturbations of traced states and of old values that are read."""
-    shapes = {group.states[a].name: struct_of(var.aval) for group, a, var in graph.new_hidden_vars}
+    shapes = {group.probes[a]: struct_of(var.aval) for group, a, var in graph.new_hidden_vars}
     if graph.flat_state is not None:
         shapes = {state.name: struct_of(state) for state in graph.flat_state.leaves}
     return shapes | {pre_step_probe(s): struct_of(s) for s in graph.read_late}
@@ -313,9 +356,9 @@ def signals(group: HiddenGroup, signal: Probes) -> dict[int, jax.Array]:
     old state, or of a window that starts there.
     """
     result: dict[int, jax.Array] = {}
-    for a, state in enumerate(group.states):
-        if state.name in signal:
-            result[a] = new_state_to_elements(group, a, signal[state.name])
+    for a, (state, probe) in enumerate(zip(group.states, group.probes, strict=True)):
+        if probe in signal:
+            result[a] = new_state_to_elements(group, a, signal[probe])
         if (name := pre_step_probe(state)) in signal:
             pre_step = old_state_to_elements(group, a, signal[name])
             later = jnp.concatenate([pre_step[1:], jnp.zeros_like(pre_step[:1])])
@@ -403,15 +446,15 @@ def at_elements(graph: ETraceGraph, group: HiddenGroup, flags: jax.Array) -> jax
                 f"{', '.join(map(repr, axes))}, so single samples cannot be reset. Give one flag "
                 "for all samples."
             )
-    for state, layout in zip(group.states, group.old_layouts, strict=True):
-        if layout is None:  # at all positions, in order
-            along = flags_along(axes[state.name], flags, len(state.shape))
-            return jnp.broadcast_to(along, state.shape).reshape(group.shape)
+    shared = graph.batch_axis(group)
+    if shared is not None:
+        return jnp.broadcast_to(flags_along(shared, flags, len(group.shape)), group.shape)
     sample = np.zeros(group.num_positions, np.int32)
     for state, layout in zip(group.states, group.old_layouts, strict=True):
-        assert layout is not None
-        axis = axes[state.name]
-        sample[layout] = flags_along(axis, np.arange(flags.size), layout.ndim)
+        numbers = np.arange(group.num_positions) if layout is None else layout
+        along = flags_along(axes[state.name], np.arange(flags.size), len(state.shape))
+        along = np.broadcast_to(along, state.shape).reshape(numbers.shape)
+        sample[numbers[numbers >= 0]] = along[numbers >= 0]
     return flags[sample].reshape(group.shape)
 
 

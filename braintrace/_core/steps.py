@@ -54,7 +54,7 @@ from .sites import (
     Probes,
     TraceSite,
     names_of,
-    new_state_to_elements,
+    new_slots_to_elements,
     old_state_to_elements,
     pre_step_probe,
     row_name,
@@ -112,9 +112,8 @@ def held_vars(graph: ETraceGraph, group: HiddenGroup, state: int) -> set[Var]:
     for other in graph.hidden_groups:
         if other.index != group.index:
             held.update(other.new_vars)
-            held.update(s.joined_var for s in other.states if s.joined_var is not None)
     if state in group.downstream:
-        held.update(var for a, var in enumerate(group.new_vars) if a != state)
+        held.update(var for var in group.new_vars if var is not group.new_vars[state])
     return held
 
 
@@ -223,9 +222,14 @@ class LocalStep:
         return self.states is None or state in self.states
 
     @property
-    def old(self) -> dict[int, jax.Array]:
-        """Values of the old states that a new state reads, in their own layout."""
-        return {c: self.values[self.group.states[c].in_var] for c in self.group.read_states}
+    def old(self) -> list[jax.Array]:
+        """Values of the old States that the new ones read, in their own layout."""
+        return [self.values[var] for var in self._read]
+
+    @property
+    def _read(self) -> list[Var]:
+        group = self.group
+        return list(dict.fromkeys(group.states[c].in_var for c in group.read_states))
 
     @property
     def taps(self) -> list[jax.Array]:
@@ -238,18 +242,24 @@ class LocalStep:
         points = (p.var for a in states for _, p in points_of(self.graph, self.group, a))
         return list(dict.fromkeys(points))
 
-    def __call__(self, old: Mapping[int, jax.Array], taps: Sequence[jax.Array]) -> States:
+    def __call__(self, old: Sequence[jax.Array], taps: Sequence[jax.Array]) -> States:
         """Return the new states that have a derivative, per unit."""
-        at_taps = dict(zip(self._tapped, taps, strict=True))
-        new = {}
-        for a, var in enumerate(self.group.new_vars):
-            points = [p.var for _, p in points_of(self.graph, self.group, a)]
-            read = [c for b, c in self.group.transition if b == a]
-            if (points or read) and self._differentiates(a):
-                live = {self.group.states[c].in_var: old[c] for c in read}
-                live |= {v: at_taps[v] for v in points}
-                new[a] = new_state_to_elements(self.group, a, self._new_state(a, var, live))
+        live = dict(zip(self._read, old, strict=True))
+        live |= dict(zip(self._tapped, taps, strict=True))
+        new: States = {}
+        for var in dict.fromkeys(self.group.new_vars):
+            slots = [a for a, other in enumerate(self.group.new_vars) if other is var]
+            moving = {v for a in slots for v in self._variables_of(a)}
+            wanted = [a for a in slots if self._differentiates(a) and self._variables_of(a)]
+            if wanted:
+                value = self._new_state(wanted[0], var, {v: live[v] for v in moving})
+                new |= new_slots_to_elements(self.group, tuple(wanted), value)
         return new
+
+    def _variables_of(self, state: int) -> list[Var]:
+        """Return the old States and the taps that a state is differentiated by."""
+        read = [self.group.states[c].in_var for a, c in self.group.transition if a == state]
+        return read + [point.var for _, point in points_of(self.graph, self.group, state)]
 
     def _new_state(self, state: int, target: Var, live: dict[Var, jax.Array]) -> jax.Array:
         program, group = self.graph.traced.program, self.group
@@ -284,10 +294,11 @@ class LocalStep:
 
         return {index: rule_for(index) for index in (*held, *known)}
 
-    def rows_of_old(self, cotangents: Mapping[int, jax.Array]) -> States:
-        """Convert cotangents of old states to units."""
-        group = self.group
-        return {c: old_state_to_elements(group, c, value) for c, value in cotangents.items()}
+    def rows_of_old(self, cotangents: Sequence[jax.Array]) -> States:
+        """Convert cotangents of old States to units."""
+        group, by_var = self.group, dict(zip(self._read, cotangents, strict=True))
+        values = {c: by_var[group.states[c].in_var] for c in group.read_states}
+        return {c: old_state_to_elements(group, c, value) for c, value in values.items()}
 
     def rows_of_outputs(self, cotangents: Sequence[jax.Array]) -> dict[str, jax.Array]:
         """Convert cotangents at taps to the layout of each operation's output; see `row_name`."""
@@ -505,19 +516,16 @@ def _probed(
     ``late`` are the old states that a loss sees, each with its own.
     """
     probed: dict[Var, tuple[HiddenGroup, Any]] = {}
-    new = {group.states[a].name: var for group, a, var in graph.new_hidden_vars}
     for group, a, var in graph.new_hidden_vars:
         sees_own = a in group.downstream
-        outside = {v: value for v, (g, value) in probed.items() if sees_own or g is not group}
-        overrides = {**outside, **joined_states(graph.traced, new, outside)}
+        overrides = {v: value for v, (g, value) in probed.items() if sees_own or g is not group}
         whole = {**inputs, **{v: late[v] for v in group.late_inputs[a] if v in late}}
         # The traces follow the elementwise paths from the old states of the group.
         elementwise = {**whole, **{s.in_var: inputs[s.in_var] for s in group.states}}
         rules = _with_cut_uses(graph, group, a, weights, whole, overrides)
         (value,) = evaluate(graph.traced.program, [var], elementwise, overrides, rules)
-        probed[var] = (group, value + probes[group.states[a].name])
-    seen = {v: value for v, (_, value) in probed.items()}
-    return {**seen, **joined_states(graph.traced, new, seen)}
+        probed[var] = (group, value + probes[group.probes[a]])
+    return {v: value for v, (_, value) in probed.items()}
 
 
 def _with_cut_uses(
@@ -589,7 +597,7 @@ def _flat_probed(
     for name, var in new.items():
         if is_var(var) and var not in seen:  # a value that two states share counts once
             seen[var] = values[name] + probes[name]
-    return {**seen, **joined_states(graph.traced, new, seen)}
+    return seen
 
 
 def finish(
@@ -602,21 +610,3 @@ def finish(
     count = len(traced.output_atoms)
     new_states = {leaf.in_var: value for leaf, value in zip(written, values[count:], strict=True)}
     return values[:count], new_states
-
-
-def joined_states(
-    traced: TracedModel, new: Mapping[str, Atom | None], values: Mapping[Var, Any]
-) -> dict[Var, Any]:
-    """Return the values of States that contain several states, if all of these are given.
-
-    ``new`` are the new variables of states, by name.
-    """
-    parts: dict[Var, list[Any]] = {}
-    for leaf in traced.leaves:
-        if leaf.joined_var is not None and leaf.kind == "hidden":
-            parts.setdefault(leaf.joined_var, []).append(new.get(leaf.name))
-    return {
-        joined: jnp.stack([values[var] for var in own], axis=-1)
-        for joined, own in parts.items()
-        if all(is_var(var) and var in values for var in own)
-    }

@@ -4,6 +4,8 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 
+import numpy as np
+
 from .._etrace_op.registry import role
 from .._jax import Atom, Var, is_var
 from .._typing import Path
@@ -54,16 +56,23 @@ class ETraceGraph(GraphData):
 
     def batch_axis(self, group: HiddenGroup) -> int | None:
         """Return the batch axis of a group's units; ``None``: they have none."""
-        at_all = zip(group.states, group.old_layouts, strict=True)
-        whole = next((state for state, layout in at_all if layout is None), None)
-        return None if whole is None else self.batch.axis(whole)
+        for state, layout in zip(group.states, group.old_layouts, strict=True):
+            axis = self.batch.axis(state)
+            if layout is None:
+                return axis
+            if axis is not None and layout.size > group.num_positions:  # a slot of a State
+                inside = np.nonzero(layout >= 0)
+                places = np.unravel_index(layout[inside], group.shape)
+                fits = (i for i, place in enumerate(places) if np.array_equal(place, inside[axis]))
+                return next(fits, None)
+        return None
 
     @property
     def traced_states(self) -> tuple[StateLeaf, ...]:
         """The hidden states that traces follow: of traced groups, or of the flattened state."""
         if self.flat_state is not None:
             return self.flat_state.leaves
-        return tuple(state for group in self.traced_groups for state in group.states)
+        return tuple(state for group in self.traced_groups for state in group.leaves)
 
     @property
     def passes_weights(self) -> bool:
@@ -79,7 +88,8 @@ class ETraceGraph(GraphData):
         """
         if self.flat_state is None:
             groups = self.traced_groups
-            return tuple(group.states[a] for group in groups for a in group.read_late)
+            late = (group.states[a] for group in groups for a in group.read_late)
+            return tuple(dict.fromkeys(late))
         new = [leaf.out_var for leaf in self.flat_state.leaves]
         written = [leaf.out_var for leaf in self.traced.leaves if leaf.out_var is not None]
         others = [var for var in written if var not in new]
@@ -94,12 +104,17 @@ class ETraceGraph(GraphData):
 
     @property
     def new_hidden_vars(self) -> tuple[tuple[HiddenGroup, int, Var], ...]:
-        """``(group, state, variable)`` of the traced groups, in the order of computation."""
+        """``(group, state, variable)`` of the traced groups, in the order of computation.
+
+        Of the slots of a State in one variable, it is the first one.
+        """
         producer = self.traced.program.producer
-        entries = [
-            (group, a, var) for group in self.traced_groups for a, var in enumerate(group.new_vars)
-        ]
-        return tuple(sorted(entries, key=lambda entry: producer[entry[2]]))
+        entries = {
+            var: (group, group.new_vars.index(var), var)
+            for group in self.traced_groups
+            for var in group.new_vars
+        }
+        return tuple(sorted(entries.values(), key=lambda entry: producer[entry[2]]))
 
     @property
     def recorded_inputs(self) -> list[Var]:

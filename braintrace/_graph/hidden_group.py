@@ -5,6 +5,7 @@ each unit. In field names, units are called positions.
 """
 
 import dataclasses
+from collections import Counter
 from typing import TypeAlias
 
 import numpy as np
@@ -34,12 +35,13 @@ class HiddenGroup:
     index
         Index of the group in the graph.
     states
-        The states ``a = 0 .. n-1``.
+        The states ``a = 0 .. n-1``. A State with several elements of a unit (a ring buffer) occurs
+        once for each of these slots.
     new_vars
         Variable of each state's new value, as the rest of the step reads it.
     layouts, old_layouts
         Unit of every element of a state's new variable, and of its old value; ``None``: all units
-        in order. A state may have elements in a part of the units only.
+        in order; -1: in another slot. A state may have elements in a part of the units only.
     shape
         Shape of the units: the shape of the first state that is in all of them, or their number.
     transition
@@ -77,17 +79,41 @@ class HiddenGroup:
     @property
     def model_states(self) -> tuple[StateLeaf, ...]:
         """The states of the model itself, without filters that the compiler has added."""
-        return tuple(state for state in self.states if state.path[0] != FILTERS)
+        return tuple(state for state in self.leaves if state.path[0] != FILTERS)
+
+    @property
+    def leaves(self) -> tuple[StateLeaf, ...]:
+        """The States of the group, each once."""
+        return tuple(dict.fromkeys(self.states))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the states; slots of one State have a number."""
+        several = Counter(self.states)
+        slots: Counter[StateLeaf] = Counter()
+        names = []
+        for leaf in self.states:
+            names.append(f"{leaf.name}[{slots[leaf]}]" if several[leaf] > 1 else leaf.name)
+            slots[leaf] += 1
+        return tuple(names)
+
+    @property
+    def probes(self) -> tuple[str, ...]:
+        """Names of the perturbations of the new states: one for each variable."""
+        pairs = set(zip(self.states, self.new_vars, strict=True))
+        several = Counter(leaf for leaf, _ in pairs)
+        names = zip(self.states, self.names, strict=True)
+        return tuple(name if several[leaf] > 1 else leaf.name for leaf, name in names)
 
     @property
     def hidden_paths(self) -> tuple[Path, ...]:
         """Paths of the group's states."""
-        return tuple(state.path for state in self.states)
+        return tuple(state.path for state in self.leaves)
 
     @property
     def hidden_states(self) -> tuple[StateLeaf, ...]:
-        """The same as `states`: descriptions, not brainstate States."""
-        return self.states
+        """The same as `leaves`: descriptions, not brainstate States."""
+        return self.leaves
 
     @property
     def num_state(self) -> int:

@@ -267,7 +267,7 @@ def _relation_row(relation: HiddenParamOpRelation, specs: Sequence[TraceSpec]) -
         parameters=relation.printed_paths,
         x_shape=None if x_var is None else tuple(x_var.aval.shape),
         y_shape=tuple(relation.y_var.aval.shape),
-        states=tuple(tuple(state.name for state in group.states) for group in groups),
+        states=tuple(tuple(state.name for state in group.leaves) for group in groups),
         rule=next((spec.rule for spec in specs), None),
         **_sizes(specs),
     )
@@ -313,10 +313,11 @@ def _flat_state_rows(graph: GraphData, specs: Sequence[TraceSpec]) -> Iterator[R
 
 
 def _group_row(group: HiddenGroup) -> GroupRow:
-    names = tuple(state.name for state in group.states)
-    transition = tuple((names[c], names[a]) for a, c in group.transition)
-    downstream = tuple(names[a] for a in group.downstream)
-    return GroupRow(group.index, names, group.shape, transition, downstream)
+    names = [state.name for state in group.states]
+    transition = tuple(dict.fromkeys((names[c], names[a]) for a, c in group.transition))
+    downstream = tuple(dict.fromkeys(names[a] for a in group.downstream))
+    names = [state.name for state in group.leaves]
+    return GroupRow(group.index, tuple(names), group.shape, transition, downstream)
 
 
 def _plain_rows(graph: GraphData) -> Iterator[PlainRow]:

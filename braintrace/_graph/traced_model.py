@@ -28,27 +28,24 @@ class StateLeaf:
         Path of the State in the model; States outside the model are under ``'<outside>'``.
     leaf
         Index of the leaf within the State's value.
-    component
-        Index along the last axis for a `HiddenGroupState`, else ``None``.
     kind
         The kind of the State.
+    is_grouped
+        Whether it has several states along its last axis (`HiddenGroupState`).
     shape, dtype
         Shape and dtype of the leaf, batch axis included.
     in_var, out_var
         Value before the step, and after it (``None`` if the step does not write it).
-    joined_var
-        For a component, the whole value of its State after the step.
     """
 
     path: Path
     leaf: int
-    component: int | None
     kind: StateKind
+    is_grouped: bool
     shape: tuple[int, ...]
     dtype: Any
     in_var: Var
     out_var: Atom | None
-    joined_var: Atom | None
 
     @property
     def nbytes(self) -> int:
@@ -57,9 +54,8 @@ class StateLeaf:
 
     @property
     def name(self) -> str:
-        """Printed form: the path, and the leaf or component if there are several."""
-        suffix = "" if self.component is None else f"[{self.component}]"
-        return path_name(self.path) + (f"#{self.leaf}" if self.leaf else "") + suffix
+        """Printed form: the path, and the leaf if there are several."""
+        return path_name(self.path) + (f"#{self.leaf}" if self.leaf else "")
 
 
 FILTERS = "<filters>"
@@ -142,11 +138,6 @@ class TracedModel:
     def written_paths(self) -> tuple[Path, ...]:
         """Paths of the States that the step writes."""
         return tuple(dict.fromkeys(leaf.path for leaf in self.leaves if leaf.out_var is not None))
-
-    @functools.cached_property
-    def has_components(self) -> bool:
-        """Whether the value of a State contains several states; see `StateLeaf`."""
-        return any(leaf.component is not None for leaf in self.leaves)
 
     @functools.cached_property
     def tree_of_states(self) -> PyTree:

@@ -82,7 +82,7 @@ class _Steps:
     def values(self, state: Leaves) -> list[PyTree]:
         """Return the values of the States that are written, after the last step."""
         new = dict(zip(self._graph.traced.written_vars, state, strict=True))
-        return list(whole_values(self._graph, self._states, new).values())
+        return list(whole_values(self._graph, new).values())
 
 
 NO_GRADIENT = (

@@ -397,7 +397,7 @@ def specs_of_site(
                 shapes[name].dtype,
                 _axes(site, name, len(array.shape)),
                 relation=relation.key,
-                state=state.name,
+                state=site.group.names[a],
                 operand=name,
                 is_stored=a in stored,
                 full_shape=(*lead, *array.shape),

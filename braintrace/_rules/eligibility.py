@@ -130,8 +130,7 @@ def _with_zeros(graph: ETraceGraph, pairs: Pairs, spec: TraceSpec, trace: jax.Ar
     site, names = next(
         (site, names)
         for site in trace_sites(graph)
-        if site.relation.key == spec.relation
-        and spec.state in (names := [state.name for state in site.group.states])
+        if site.relation.key == spec.relation and spec.state in (names := site.group.names)
     )
     own = [a for a, state in enumerate(names) if state in stored]
     outputs = active_outputs_of(site.relation, site.influence, own)

@@ -401,7 +401,7 @@ def spec_of_output(graph: ETraceGraph, site: TraceSite, state: int) -> TraceSpec
         return site.to_outputs(at_elements(graph, site.group, flags))
 
     axes = (*lead, *_operand_axes(relation, len(shape) - len(lead), "output"))
-    name = site.group.states[state].name
+    name = site.group.names[state]
     return TraceSpec(shape, zero.dtype, axes, relation.key, name, "output", samples=samples)
 
 

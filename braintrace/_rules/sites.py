@@ -159,7 +159,7 @@ def sites_of(graph: ETraceGraph, weights: Weights) -> list[OperationSite]:
             f"'{', '.join(site.relation.printed_paths)}' ({site.relation.source})",
             key=site.first_key,
             relation=site.relation.key,
-            states=tuple(site.group.states[a].name for a in site.influence.reached),
+            states=tuple(site.group.names[a] for a in site.influence.reached),
             samples=() if graph.batch.samples is None else (graph.batch.samples,),
             operands=weights[site.relation.key],
             graph=graph,

@@ -1,6 +1,6 @@
 """States of a model as inputs and outputs of its compiled step, found once."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import brainstate
@@ -10,7 +10,6 @@ import saiunit
 
 from .._brainstate import set_values, values_of
 from .._checks import is_quantity, named, shown
-from .._compiler import component_count, join_components, split_components
 from .._errors import DtypeError, NotCompiledError, ShapeError
 from .._graph import ETraceGraph, StateLeaf
 from .._jax import Var, to_array
@@ -104,24 +103,12 @@ def leaves_by_var(graph: ETraceGraph, states: States, values: Sequence[Any]) -> 
         for path, value in zip(states, values, strict=True):
             if jax.tree.structure(value) != traced.state_trees[path]:
                 raise _other_structure(path, value, traced.state_trees[path])
-    if traced.has_components:
-        result = _components(states, values)
     inputs: dict[Var, Any] = {}
     for leaf, value in zip(traced.leaves, result, strict=True):
         inputs[leaf.in_var] = array = to_array(value)
         if array.shape != leaf.shape or array.dtype != leaf.dtype:
             raise _other_shape(leaf, array)
     return inputs
-
-
-def _components(states: States, values: Iterable[Any]) -> list[Any]:
-    """Return the leaves of the values of States, of which some are several states in one array."""
-    return [
-        part
-        for state, value in zip(states.values(), values, strict=True)
-        for leaf in jax.tree.leaves(value)
-        for part in split_components(leaf, component_count(state))
-    ]
 
 
 def _other_structure(path: Path, value: Any, expected: Any) -> ShapeError:
@@ -141,40 +128,25 @@ def _other_shape(leaf: StateLeaf, value: Any) -> ShapeError:
     )
 
 
-def whole_values(graph: ETraceGraph, states: States, new: Mapping[Var, Any]) -> dict[Path, Any]:
+def whole_values(graph: ETraceGraph, new: Mapping[Var, Any]) -> dict[Path, Any]:
     """Return the new values of the States that the step writes, by path, from their leaves.
 
     Parameters
     ----------
-    graph, states
-        The compiled model, and its States.
+    graph
+        The compiled model.
     new
         New values of the leaves, by input variable.
     """
     traced = graph.traced
-    if not traced.has_components:
-        leaves = [new[var] for var in traced.written_vars]
-        values = jax.tree.unflatten(traced.tree_of_written, leaves)
-        return dict(zip(traced.written_paths, values, strict=True))
-    by_path: dict[Path, list[Any]] = {path: [] for path in traced.written_paths}
-    for leaf in traced.leaves:
-        if leaf.out_var is not None:
-            by_path[leaf.path].append(new[leaf.in_var])
-    whole = {}
-    for path, parts in by_path.items():
-        count = component_count(states[path])
-        size = count or 1
-        joined = [
-            join_components(parts[start : start + size], count)
-            for start in range(0, len(parts), size)
-        ]
-        whole[path] = jax.tree.unflatten(traced.state_trees[path], joined)
-    return whole
+    leaves = [new[var] for var in traced.written_vars]
+    values = jax.tree.unflatten(traced.tree_of_written, leaves)
+    return dict(zip(traced.written_paths, values, strict=True))
 
 
 def write_states(graph: ETraceGraph, states: States, new: Mapping[Var, Any]) -> None:
     """Write new leaf values to the States that the step writes."""
-    write_by_path(states, whole_values(graph, states, new))
+    write_by_path(states, whole_values(graph, new))
 
 
 def read_arguments(graph: ETraceGraph, arguments: tuple[Any, ...]) -> dict[Var, Any]:
@@ -261,7 +233,7 @@ def _holds(wide: Any, dtype: Any) -> bool:
 
 
 def _hidden(graph: ETraceGraph) -> str:
-    states = [state for group in graph.hidden_groups for state in group.states]
+    states = [state for group in graph.hidden_groups for state in group.leaves]
     return ", ".join(f"'{state.name}' of shape {state.shape}" for state in states)
 
 
@@ -292,13 +264,10 @@ def add_to_states(
         own = leaves.get(path, []) if path is not None else []
         if not any(leaf.name in terms for leaf in own):
             return value
-        count = None if own[0].component is None else len(own)
-        (array,), tree = jax.tree.flatten(value)
-        parts = [
-            part + terms[leaf.name] if leaf.name in terms else part
-            for leaf, part in zip(own, split_components(array, count), strict=True)
-        ]
-        return jax.tree.unflatten(tree, [join_components(parts, count)])
+        arrays, tree = jax.tree.flatten(value)
+        pairs = zip(own, arrays, strict=True)
+        parts = [v + terms[leaf.name] if leaf.name in terms else v for leaf, v in pairs]
+        return jax.tree.unflatten(tree, parts)
 
     return [added(path, value) for path, value in zip(paths, values, strict=True)]
 

@@ -155,7 +155,7 @@ def _run(
     def settle(raw: Any) -> Changes:
         outputs, written, traces = raw
         new = dict(zip(traced.written_vars, written, strict=True))
-        return outputs, list(whole_values(step.graph, states, new).values()), traces
+        return outputs, list(whole_values(step.graph, new).values()), traces
 
     traced = step.graph.traced
     written = [states[path] for path in traced.written_paths]

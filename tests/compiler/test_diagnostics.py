@@ -310,18 +310,37 @@ def compile_module(model, rule="d_rtrl", **options):
     return braintrace.compile(model, rule, XS[0], batch_size=BATCH, **options)
 
 
+@pytest.mark.parametrize("rule", ["d_rtrl", "rtrl"])
 @pytest.mark.parametrize("keep", [lambda h, drive: h, lambda h, drive: drive], ids=["h", "drive"])
-def test_a_state_without_a_trace_is_reported(keep):
+def test_any_state_of_the_units_has_a_trace(keep, rule):
+    learner = compile_module(Averaging(keep), rule, strict=True)
+    assert ("info", "no-trace", ("unused",)) in findings(learner)
+
+    def total(params):
+        h, mean, value = (jnp.zeros((BATCH, UNITS)), jnp.zeros((BATCH, UNITS)), 0.0)
+        for x in XS:
+            drive = x @ params["w"]
+            h = 0.5 * h + drive + 0.1 * jnp.tanh(mean)
+            mean = 0.9 * mean + keep(h, drive)
+            value += jnp.sum((h - 0.3) ** 2)
+        return value
+
+    weights = {"w": jnp.ones((INPUTS, UNITS)) / 2}
+    found = {"w": gradient(learner)["w"]}
+    oracle.assert_close(found, jax.grad(total)(weights), 1e-10)
+
+
+def over_units(h, drive):
+    return h.mean(-1, keepdims=True)
+
+
+def test_a_state_without_a_trace_is_reported():
     with pytest.warns(braintrace.ApproximationWarning, match="'mean'"):
-        learner = compile_module(Averaging(keep))
-    unused = ("info", "no-trace", ("unused",))
-    assert unused in findings(learner)
+        learner = compile_module(Averaging(over_units))
     (found,) = warned(learner)
     assert (found.kind, found.paths[0]) == ("untraced-state", "mean")
     with pytest.raises(braintrace.CompilationError, match="'mean'"):
-        compile_module(Averaging(keep), strict=True)
-    with pytest.raises(braintrace.CompilationError, match="'mean'"):
-        compile_module(Averaging(keep), "rtrl")
+        compile_module(Averaging(over_units), strict=True)
 
 
 def test_a_state_that_is_written_without_a_gradient_is_not():

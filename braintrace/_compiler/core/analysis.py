@@ -153,11 +153,11 @@ class Origin:
 
     @functools.cached_property
     def _flows(self) -> Mapping[Var, Flow]:
-        question = Question(Labels(), derivatives=True, special=_special)
+        question = Question(Labels(), derivatives=True, special=through_units)
         return flows_from(question, self._constants, self._starts, self._last)
 
 
-def _special(equation: Equation, operands: Sequence[Flow]) -> list[Flow] | None:
+def through_units(equation: Equation, operands: Sequence[Flow]) -> list[Flow] | None:
     """Follow a custom derivative as if it were elementwise; products end the flow.
 
     An element of a product is not an element of its operands. Results of a custom derivative take

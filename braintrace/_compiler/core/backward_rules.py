@@ -12,7 +12,7 @@ gradient.
 from collections.abc import Iterator, Sequence
 
 from ..._graph.traced_model import StateLeaf, TracedModel
-from ..._jax import Atom, Equation, Var, is_var
+from ..._jax import Atom, Equation, Var
 from ..._jaxpr import nonlinear_operands
 from .analysis import Analysis
 
@@ -33,22 +33,13 @@ def nonlinear_uses(
 
 
 def states_as_outputs(traced: TracedModel, analysis: Analysis) -> tuple[StateLeaf, ...]:
-    """Return the hidden states after a nonlinear rule that no later step reads.
-
-    The States of one `HiddenGroupState` are treated alike.
-    """
+    """Return the hidden states after a nonlinear rule that no later step reads."""
     program = analysis.program
     rules = [equation for equation in program.equations if nonlinear_operands(equation)]
     ancestors = analysis.gradient_descendants(var for equation in rules for var in equation.outvars)
     read = analysis.gradient_ancestors(program.out_atoms)
-    written: dict[Var, list[StateLeaf]] = {}
-    for leaf in traced.leaves:
-        if leaf.kind == "hidden" and leaf.out_var is not None:
-            written.setdefault(leaf.joined_var or leaf.in_var, []).append(leaf)
     return tuple(
         leaf
-        for leaves in written.values()
-        if read.isdisjoint(leaf.in_var for leaf in leaves)
-        and not ancestors.isdisjoint(leaf.out_var for leaf in leaves if is_var(leaf.out_var))
-        for leaf in leaves
+        for leaf in traced.leaves
+        if leaf.kind == "hidden" and leaf.in_var not in read and leaf.out_var in ancestors
     )

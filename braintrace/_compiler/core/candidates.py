@@ -4,7 +4,8 @@ Each is taken at the variable that the model itself continues with.
 """
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -13,15 +14,17 @@ from ..._jax import Equation, Var, is_var
 from ..._jaxpr import BOTTOM, Constants, Labels, carries_derivative, moved_operands, sources_of
 from .analysis import Analysis
 from .back_through import Ids, numbered
+from .slots import Slots
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Candidate:
-    """A hidden state that the step writes, with the unit of each element.
+    """A hidden state that the step writes, or one slot of it, with the unit of each element.
 
     ``var`` is the variable of its new value. ``ids`` are the units of that variable's elements,
-    ``old_ids`` those of the old value's elements. ``shape`` is the shape of all units, which
-    include those of other states.
+    ``old_ids`` those of the old value's elements; `BOTTOM`: in another slot. ``shape`` is the shape
+    of all units, which include those of other states. ``slots`` are the slots of its State, if it
+    has several.
     """
 
     leaf: StateLeaf
@@ -29,16 +32,29 @@ class Candidate:
     ids: Ids
     old_ids: Ids
     shape: tuple[int, ...]
+    slots: Slots | None = None
 
     @property
-    def new_vars(self) -> tuple[Var, ...]:
-        """The variables that contain the state's new value."""
-        joined = self.leaf.joined_var
-        return (self.var,) if joined is None else (self.var, joined)
+    def count(self) -> int:
+        """The number of its elements."""
+        return int(self.old_places.size)
+
+    @functools.cached_property
+    def places(self) -> np.ndarray:
+        """The places of its elements in the new value, flattened."""
+        return np.flatnonzero(self.ids.ravel() != BOTTOM)
+
+    @functools.cached_property
+    def old_places(self) -> np.ndarray:
+        """The places of its elements in the old value, flattened."""
+        return np.flatnonzero(self.old_ids.ravel() != BOTTOM)
 
 
 def candidates_of(
-    traced: TracedModel, analysis: Analysis, outputs: Sequence[StateLeaf]
+    traced: TracedModel,
+    analysis: Analysis,
+    outputs: Sequence[StateLeaf],
+    slots: Mapping[Var, Slots],
 ) -> list[Candidate]:
     """Return the hidden states that the step writes, in the order of computation.
 
@@ -48,6 +64,8 @@ def candidates_of(
         The step.
     outputs
         Hidden states that count as its outputs instead.
+    slots
+        The slots of some states, by old value.
     """
     candidates: list[Candidate] = []
     taken: set[Var] = set()
@@ -56,26 +74,42 @@ def candidates_of(
             continue
         if leaf in outputs:
             continue
-        # Each component of a `HiddenGroupState` comes from a variable of its shape.
-        shape = None if leaf.component is None else leaf.shape
-        var, ids = _resolve(analysis, leaf.out_var, taken, shape)
-        candidates.append(Candidate(leaf, var, ids, numbered(leaf.in_var), leaf.shape))
-        taken.add(var)
+        if leaf.in_var in slots:
+            own = _candidates_of_slots(analysis, leaf, slots[leaf.in_var], taken)
+        else:
+            ids = numbered(leaf.in_var)
+            own = [Candidate(leaf, *_resolve(analysis, leaf.out_var, ids, taken), ids, leaf.shape)]
+        candidates += own
+        taken.update(candidate.var for candidate in own)
     producer = traced.program.producer
     return sorted(candidates, key=lambda candidate: producer.get(candidate.var, -1))
 
 
-def _resolve(
-    analysis: Analysis, var: Var, taken: set[Var], shape: tuple[int, ...] | None
-) -> tuple[Var, Ids]:
+def _candidates_of_slots(
+    analysis: Analysis, leaf: StateLeaf, slots: Slots, taken: set[Var]
+) -> list[Candidate]:
+    """Return a candidate for each slot, at a variable of its own if each of them has one."""
+    together, apart = list[Candidate](), list[Candidate]()
+    for slot in range(slots.count):
+        inside, shape = slots.slot == slot, slots.shape(slot)
+        ids = np.full(leaf.shape, BOTTOM, np.int32)
+        ids[inside] = np.arange(np.count_nonzero(inside))
+        var, own_ids = _resolve(analysis, leaf.out_var, ids, {*taken, *(c.var for c in apart)})
+        together.append(Candidate(leaf, leaf.out_var, ids, ids, shape, slots))
+        if var is not leaf.out_var and var.aval.shape == shape:
+            apart.append(Candidate(leaf, var, own_ids, ids, shape, slots))
+    return apart if len(apart) == slots.count else together
+
+
+def _resolve(analysis: Analysis, var: Var, ids: Ids, taken: set[Var]) -> tuple[Var, Ids]:
     """Find the variable of a new state that the model itself reads.
 
     A model that writes ``h.reshape(...)`` to a State and continues with ``h`` reads the new state
-    at ``h``. The search goes back through reshapes and other data movement. Given a ``shape``, the
-    variable must have it, with its elements in order.
+    at ``h``. The search goes back through reshapes and other data movement. ``ids`` are the
+    elements of the state in the variable that the State is written with.
     """
-    program, size = analysis.program, var.aval.size
-    current, ids = var, numbered(var)
+    program, size = analysis.program, int(np.count_nonzero(ids != BOTTOM))
+    current = var
     resolved = current, ids
     while True:
         if current not in program.producer:
@@ -86,9 +120,6 @@ def _resolve(
             return resolved
         current, ids = moved
         complete = ids.size == size and not np.any(ids == BOTTOM)
-        if shape is not None:
-            in_order = np.array_equal(ids.ravel(), np.arange(size))
-            complete = complete and in_order and current.aval.shape == shape
         if complete and current not in taken and current in program.producer:
             resolved = current, ids
 

@@ -38,7 +38,7 @@ class Paths:
     nodes
         The nodes.
     after
-        The new value of each State that the step writes, by its old value.
+        The old and the new value of each State that the step writes.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ class Paths:
         uses: Sequence[Use],
         direct: Mapping[Var, int],
         nodes: Collection[Var],
-        after: Mapping[Var, Var],
+        after: Collection[tuple[Var, Var]],
     ) -> None:
-        self._uses, self._direct, self._nodes, self._after = uses, direct, nodes, after
+        self._uses, self._direct, self._nodes = uses, direct, nodes
         self._sinks: dict[Use, set[Var]] = {}
         for node in nodes:
             for use in self.direct_uses(node):
@@ -57,7 +57,7 @@ class Paths:
         for use in uses:
             self._uses_of.setdefault(use.node, []).append(use)
         self._before: dict[Var, set[Var]] = {}
-        for old, new in after.items():
+        for old, new in after:
             self._before.setdefault(new, set()).add(old)
 
     def uses_of(self, node: Var) -> Sequence[Use]:
@@ -145,10 +145,11 @@ def step_graph(
     """
     program = analysis.program
     written = [leaf for leaf in traced.leaves if is_var(leaf.out_var)]
-    after = {leaf.in_var: leaf.out_var for leaf in written}
-    after |= {candidate.leaf.in_var: candidate.var for candidate in candidates}
+    after = {(candidate.leaf.in_var, candidate.var) for candidate in candidates}
+    known = {old for old, _ in after}
+    after |= {(leaf.in_var, leaf.out_var) for leaf in written if leaf.in_var not in known}
     operations = program.made_by(analysis.roles)
-    new = (var for candidate in candidates for var in candidate.new_vars)
+    new = (candidate.var for candidate in candidates)
     states = [*(leaf.in_var for leaf in traced.leaves), *(leaf.out_var for leaf in written)]
     nodes = operations.union(program.in_vars, states, new)
     return StepGraph(
@@ -162,7 +163,7 @@ def step_graph(
 def _paths(
     program: Program,
     nodes: Collection[Var],
-    after: Mapping[Var, Var],
+    after: Collection[tuple[Var, Var]],
     passes: Callable[[Atom], bool],
 ) -> Paths:
     """Return the paths through variables for which ``passes`` holds."""

@@ -12,8 +12,7 @@ from .state_arrays import StateArray
 
 def mapped_axes(arrays: list[StateArray], arguments: int) -> list[str]:
     """Return for every input ``'mapped'``, ``'shared'`` or ``'key'``."""
-    mapped = [_axis(array) for array in arrays for _ in range(array.count or 1)]
-    return ["mapped"] * arguments + mapped
+    return ["mapped"] * arguments + [*map(_axis, arrays)]
 
 
 def _axis(array: StateArray) -> str:
@@ -61,10 +60,5 @@ def map_over_batch(
 
 def _key_outputs(arrays: list[StateArray]) -> list[int]:
     """Return the places of random keys among the outputs, counted from the end."""
-    ends = [
-        array
-        for array in arrays
-        if array.written
-        for _ in range(1 if array.count is None else array.count + 1)
-    ]
+    ends = [array for array in arrays if array.written]
     return [i - len(ends) for i, array in enumerate(ends) if array.kind == "random"]

@@ -35,7 +35,6 @@ def with_program(traced: TracedModel, new: Program) -> TracedModel:
             leaf,
             in_var=renamed[id(leaf.in_var)],
             out_var=renamed[id(leaf.out_var)],
-            joined_var=renamed[id(leaf.joined_var)],
         )
         for leaf in traced.leaves
     )

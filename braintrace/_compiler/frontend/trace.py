@@ -2,8 +2,7 @@
 
 The inputs of the program are the leaves of the arguments of ``update``, followed by the leaves of
 every State that it reads or writes. The outputs are the leaves of the result, followed by the
-leaves of every State that it writes. A State with ``n`` states along its last axis
-(`HiddenGroupState`) counts as ``n`` leaves, so that every hidden leaf is a single state.
+leaves of every State that it writes.
 """
 
 from collections.abc import Sequence
@@ -32,8 +31,7 @@ from ..marking.own_marks import has_own_marks
 from .canonicalize import rewriting, spell_out_broadcasts
 from .example import argument_names, call_of_update, check_batch
 from .mapped import map_over_batch, mapped_avals, mapped_axes
-from .slot_writes import writes_as_selections
-from .state_arrays import StateArray, kind_of, split_avals, split_states, state_arrays_of
+from .state_arrays import StateArray, kind_of, state_arrays_of, step_of
 from .unchanged import without_unchanged
 
 
@@ -89,7 +87,6 @@ def trace_model(
     count = len(argument_leaves)
     flat, arrays = without_unchanged(program_of(_with_own_constants(step)), arrays, count)
     outputs = len(jax.tree.leaves(out_shapes))
-    flat = writes_as_selections(flat, flat.out_atoms[outputs:], unroll_limit)
     closed = flat.jaxpr
     unmarked: tuple[Diagnostic, ...] = ()
     if marking is not None and marking.is_default and has_own_marks(flat, arrays):
@@ -97,8 +94,6 @@ def trace_model(
     if marking is not None:
         closed, unmarked = with_marks(flat, arrays, count, batch_size is not None, marking)
     program = _program(closed, arrays, count, batch_size, rewriting(unroll_limit))
-    # Unrolled loops may contain more of them.
-    program = writes_as_selections(program, program.out_atoms[outputs:], unroll_limit)
     traced = TracedModel(
         program=program,
         leaves=_state_leaves(program, arrays, count, outputs),
@@ -125,8 +120,8 @@ def _program(
     rule: Rule,
 ) -> Program:
     """Return the flat program of a step whose State leaves are inputs and outputs."""
-    step = split_states(closed, arrays, arguments, rule)
-    avals = split_avals(closed, arrays, arguments)
+    step = step_of(closed, arrays, arguments, rule)
+    avals = [var.aval for var in open_jaxpr(closed)[0].invars]
     if batch_size is None:
         return program_of(trace_to_jaxpr(step, avals))
     axes = mapped_axes(arrays, arguments)
@@ -227,26 +222,17 @@ def _refuse_answers(closed: ClosedJaxpr) -> None:
 def _state_leaves(
     program: Program, arrays: list[StateArray], arguments: int, outputs: int
 ) -> tuple[StateLeaf, ...]:
-    in_vars = iter(program.in_vars[arguments:])
     out_atoms = iter(program.out_atoms[outputs:])
-    leaves = []
-    for array in arrays:
-        count = array.count or 1
-        before = [next(in_vars) for _ in range(count)]
-        after = [next(out_atoms) if array.written else None for _ in range(count)]
-        joined = next(out_atoms) if array.written and array.count is not None else None
-        for component, (in_var, out_var) in enumerate(zip(before, after, strict=True)):
-            leaves.append(
-                StateLeaf(
-                    path=array.path,
-                    leaf=array.leaf,
-                    component=None if array.count is None else component,
-                    kind=array.kind,
-                    shape=tuple(in_var.aval.shape),
-                    dtype=in_var.aval.dtype,
-                    in_var=in_var,
-                    out_var=out_var,
-                    joined_var=joined,
-                )
-            )
-    return tuple(leaves)
+    return tuple(
+        StateLeaf(
+            path=array.path,
+            leaf=array.leaf,
+            kind=array.kind,
+            is_grouped=array.is_grouped,
+            shape=tuple(in_var.aval.shape),
+            dtype=in_var.aval.dtype,
+            in_var=in_var,
+            out_var=next(out_atoms) if array.written else None,
+        )
+        for array, in_var in zip(arrays, program.in_vars[arguments:], strict=True)
+    )

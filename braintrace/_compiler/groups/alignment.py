@@ -3,6 +3,8 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from ..._jax import Var
 from ..core.analysis import Analysis, Origin
 from ..core.back_through import Ids
@@ -62,7 +64,11 @@ class Alignment:
     def _origin(self, states: Sequence[Candidate]) -> Origin:
         # A walk visits no equation after the one that writes its state.
         last = max(self.analysis.program.producer[state.var] for state in states)
-        return self.analysis.origin({state.leaf.in_var: state.old_ids for state in states}, last)
+        starts: dict[Var, Ids] = {}
+        for state in states:
+            known = starts.get(state.leaf.in_var, state.old_ids)
+            starts[state.leaf.in_var] = np.maximum(known, state.old_ids)
+        return self.analysis.origin(starts, last)
 
     def sets(self) -> list[tuple[int, ...]]:
         """Return the sets of states that share units, as indices."""
@@ -72,7 +78,8 @@ class Alignment:
         """Return some states, aligned at their common units."""
         if members not in self._aligned:
             inside = self._shared.of(members)
-            others = (c.leaf.in_var for i, c in enumerate(self.candidates) if i not in members)
+            own = {state.leaf.in_var for state in inside}
+            others = {c.leaf.in_var for c in self.candidates} - own
             self._aligned[members] = AlignedStates(
                 self.analysis, inside, self._origin(inside), frozenset(others)
             )

@@ -32,7 +32,7 @@ def find_delay_lines(
     return frozenset(
         a
         for a, candidate in enumerate(candidates)
-        if loss_reads.isdisjoint([candidate.leaf.in_var, *candidate.new_vars])
+        if loss_reads.isdisjoint([candidate.leaf.in_var, candidate.var])
         and _is_moved_only(analysis, candidates, a)
         and not _is_read_by_others(graph, candidates, a)
     )
@@ -44,7 +44,7 @@ def _is_moved_only(analysis: Analysis, candidates: Sequence[Candidate], a: int) 
     uses = {index for index, _ in program.readers.get(state.leaf.in_var, ())}
     if not all(_moves(program.equations[index]) for index in uses - marked.keys()):
         return False
-    stops = frozenset(c.var for i, c in enumerate(candidates) if i != a)
+    stops = frozenset(c.var for c in candidates if c.leaf is not state.leaf)
     ancestors = analysis.value_ancestors([state.var], stops) - stops
     path = program.dependents_of([state.leaf.in_var], program.producer[state.var]) & ancestors
     moving = analysis.program.making(path)
@@ -66,8 +66,8 @@ def _is_read_by_others(graph: StepGraph, candidates: Sequence[Candidate], a: int
     An old value that is read through an ETP operation does not count.
     """
     state = candidates[a]
-    for other in (candidate for i, candidate in enumerate(candidates) if i != a):
-        ends = frozenset(c.var for c in candidates if c is not other)
+    for other in (candidate for candidate in candidates if candidate.leaf is not state.leaf):
+        ends = frozenset(c.var for c in candidates if c.leaf is not other.leaf)
         if state.var in graph.values.ancestors([other.var], ends):
             return True
         if state.leaf.in_var in graph.values.ancestors([other.var], ends | graph.operations):

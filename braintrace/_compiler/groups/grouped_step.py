@@ -68,7 +68,7 @@ class GroupedStep:
 
 def new_states(group: HiddenGroup) -> Iterator[tuple[StateLeaf, Var]]:
     """Yield the states of a group with the variables of their new values."""
-    return zip(group.states, group.new_vars, strict=True)
+    yield from dict.fromkeys(zip(group.states, group.new_vars, strict=True))
 
 
 def seen_by_losses(traced: TracedModel, outputs: Sequence[StateLeaf]) -> list[Atom]:

@@ -48,7 +48,7 @@ def find_hidden_groups(
         For every group, the walk back from each of its states.
     """
     analysis, candidates = alignment.analysis, alignment.candidates
-    new_vars = Counter(var for candidate in candidates for var in candidate.new_vars)
+    new_vars = Counter(candidate.var for candidate in candidates)
     seen = seen_by_losses(traced, outputs)
     late_inputs = list(_late_inputs(graph, candidates, frozenset(new_vars)))
     loss_reads = graph.values.ancestors(seen, new_vars).union(*late_inputs)
@@ -74,19 +74,19 @@ def _late_inputs(
     """Yield the old values that each state reads of States that it does not act upon."""
     old = {candidate.leaf.in_var for candidate in candidates}
     for candidate in candidates:
-        read = graph.gradients.ancestors([candidate.var], every_new.difference(candidate.new_vars))
+        read = graph.gradients.ancestors([candidate.var], every_new - {candidate.var})
         yield frozenset(read & old) - graph.gradients.descendants_over_time([candidate.var])
 
 
 def _connected(alignment: Alignment, apart: frozenset[int]) -> list[tuple[int, ...]]:
     """Return the connected components of the coupling, ordered by first member.
 
-    A state is coupled to the states that it reads elementwise, old or new. States of one
-    `HiddenGroupState` are always coupled. A state in ``apart`` is not coupled to the states that it
+    A state is coupled to the states that it reads elementwise, old or new. The slots of one State
+    are always coupled. A state in ``apart`` is not coupled to the states that it
     reads.
     """
     leaves = [candidate.leaf for candidate in alignment.candidates]
-    names = [i if leaf.component is None else leaf.path for i, leaf in enumerate(leaves)]
+    names = [leaf.in_var for leaf in leaves]
     coupled = [set[int]() for _ in names]
     pairs = (pair for pair in _coupled(alignment) if pair[0] not in apart)
     for a, c in (*pairs, *((names.index(name), i) for i, name in enumerate(names))):
@@ -101,11 +101,9 @@ def _coupled(alignment: Alignment) -> Iterator[tuple[int, int]]:
         if len(members) == 1:
             continue
         aligned = alignment.align(members)
-        owner = {c.leaf.in_var: i for i, c in zip(members, aligned.states, strict=True)}
-        owner |= {c.var: i for i, c in zip(members, aligned.states, strict=True)}
         for a, state in zip(members, aligned.states, strict=True):
-            walk = aligned.walk(state)
-            yield from ((a, c) for var, c in owner.items() if c != a and _reaches(walk, var))
+            walk, others = aligned.walk(state), zip(members, aligned.states, strict=True)
+            yield from ((a, c) for c, o in others if o.leaf is not state.leaf and _reaches(walk, o))
 
 
 def _walks(
@@ -117,14 +115,14 @@ def _walks(
 ) -> tuple[list[Walk], tuple[int, ...]]:
     """Return the walks back from every state of a group, and its downstream states."""
     every_new = frozenset(new_vars)
-    group_vars = Counter(var for state in aligned.states for var in state.new_vars)
+    group_vars = Counter(state.var for state in aligned.states)
     stops = every_new.difference(var for var, count in group_vars.items() if count == new_vars[var])
     walks = [aligned.walk(state, stops) for state in aligned.states]
     if len(walks) == 1 or every_state:
         return walks, ()
     downstream = _downstream(aligned, graph, walks, is_read, every_new)
     for a in downstream:
-        ends = stops | group_vars.keys() - set(aligned.states[a].new_vars)
+        ends = stops | group_vars.keys() - {aligned.states[a].var}
         walk = aligned.walk(aligned.states[a], ends)
         walks[a] = _without_held_cuts(aligned.analysis, graph, walk, ends)
     return walks, downstream
@@ -144,16 +142,14 @@ def _downstream(
     on other downstream states, but not on them alone.
     """
     states = aligned.states
-    if any(state.leaf.joined_var is not None for state in states):
-        return ()
     old = {state.leaf.in_var for state in states}
     downstream: list[int] = []
     for a, candidate in reversed(list(enumerate(states))):
         upstream = {state.var for c, state in enumerate(states) if c != a and c not in downstream}
-        is_carried = is_read[a] or any(_reaches(walk, candidate.leaf.in_var) for walk in walks)
+        is_carried = is_read[a] or any(_reaches_old(walk, candidate) for walk in walks)
         stops = every_new - {candidate.var}
         reads_old = graph.values.ancestors([candidate.var], stops | graph.opaque) & old
-        reads_new = graph.values.ancestors([candidate.var], stops) & upstream
+        reads_new = graph.values.ancestors([candidate.var], stops) & (upstream - {candidate.var})
         if reads_new and not (is_carried or reads_old):
             downstream.append(a)
     return tuple(reversed(downstream))
@@ -172,9 +168,17 @@ def _without_held_cuts(
     return dataclasses.replace(walk, cuts=tuple(filter(costs, walk.cuts)))
 
 
-def _reaches(walk: Walk, var: Var) -> bool:
-    ids = walk.ids.get(var)
-    return ids is not None and bool(np.any(ids >= 0))
+def _reaches(walk: Walk, state: Candidate) -> bool:
+    """Test whether a walk has reached the old or the new value of a state."""
+    return _reaches_old(walk, state) or _has_units(walk, state.var, state.places)
+
+
+def _reaches_old(walk: Walk, state: Candidate) -> bool:
+    return _has_units(walk, state.leaf.in_var, state.old_places)
+
+
+def _has_units(walk: Walk, var: Var, places: np.ndarray) -> bool:
+    return var in walk.ids and bool(np.any(walk.ids[var].ravel()[places] >= 0))
 
 
 def _group(
@@ -204,11 +208,19 @@ def _group(
             (a, c)
             for a, walk in enumerate(walks)
             for c, state in enumerate(states)
-            if _reaches(walk, state.leaf.in_var)
+            if _reaches_old(walk, state)
         ),
-        cuts=tuple(walk.cuts for walk in walks),
+        cuts=tuple(_cuts_of(states, walks, state) for state in states),
         read_late=tuple(a for a, is_seen in enumerate(is_read) if is_seen),
         late_inputs=late_inputs,
         downstream=downstream,
         delay_line=delay_line,
     )
+
+
+def _cuts_of(
+    states: Sequence[Candidate], walks: Sequence[Walk], state: Candidate
+) -> tuple[Cut, ...]:
+    """Return the cuts of all slots of a State: its new value is computed once."""
+    own = (walk for other, walk in zip(states, walks, strict=True) if other.leaf is state.leaf)
+    return tuple(sorted({cut for walk in own for cut in walk.cuts}))

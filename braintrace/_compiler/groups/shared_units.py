@@ -13,7 +13,6 @@ import numpy as np
 
 from ..._jax import Var
 from ..._jaxpr import BOTTOM
-from ..._typing import Path
 from ..core.back_through import Ids
 from ..core.candidates import Candidate, are_distinct, places_of
 
@@ -34,11 +33,10 @@ class SharedUnits:
 
     def __init__(self, candidates: Sequence[Candidate], reached: Reached) -> None:
         self._candidates = candidates
-        starts = np.cumsum([0, *(c.old_ids.size for c in candidates)])
+        starts = np.cumsum([0, *(c.count for c in candidates)])
         self._total = int(starts[-1])
         self._numbers = [
-            np.arange(start, start + c.old_ids.size)
-            for start, c in zip(starts, candidates, strict=False)
+            np.arange(start, start + c.count) for start, c in zip(starts, candidates, strict=False)
         ]
         self._set_of = list(range(len(candidates)))
         for a, c, of_a, of_c in [*self._parts_of_one_state(), *self._shared(reached)]:
@@ -49,19 +47,20 @@ class SharedUnits:
         numbers = [self._numbers[a] for a in members]
         raw = [self._candidates[a] for a in members]
         if all(_equal(units, numbers[0]) for units in numbers[1:]):
-            shape = raw[0].leaf.shape
+            shape = next((c.leaf.shape for c in raw if c.slots is None), raw[0].shape)
             return [dataclasses.replace(candidate, shape=shape) for candidate in raw]
         every = np.flatnonzero(places_of(np.concatenate(numbers), self._total))
-        whole = next((i for i, units in enumerate(numbers) if units.size == every.size), None)
-        shape = (every.size,) if whole is None else raw[whole].leaf.shape
-        order = every if whole is None else numbers[whole]
-        place = np.full(self._total, BOTTOM, np.int32)
+        wholes = [i for i, units in enumerate(numbers) if units.size == every.size]
+        wholes.sort(key=lambda i: raw[i].slots is not None)
+        shape = raw[wholes[0]].shape if wholes else (every.size,)
+        order = numbers[wholes[0]] if wholes else every
+        place = np.full(self._total + 1, BOTTOM, np.int32)
         place[order] = np.arange(order.size)
         aligned = []
         for candidate, units in zip(raw, numbers, strict=True):
-            places = place[units].reshape(candidate.leaf.shape)
-            ids = np.asarray(place[units][candidate.ids])  # an array also for a state without axes
-            aligned.append(dataclasses.replace(candidate, ids=ids, old_ids=places, shape=shape))
+            own = place[np.append(units, self._total)]  # the last one is for `BOTTOM`
+            ids, old_ids = np.asarray(own[candidate.ids]), np.asarray(own[candidate.old_ids])
+            aligned.append(dataclasses.replace(candidate, ids=ids, old_ids=old_ids, shape=shape))
         return aligned
 
     def sets(self) -> list[tuple[int, ...]]:
@@ -77,34 +76,45 @@ class SharedUnits:
         States of the same size that meet in any other way are aligned in order. Among several uses
         of a state, the walk then keeps the one that stays in place.
         """
-        elements = {c.leaf.in_var: (i, c.old_ids) for i, c in enumerate(self._candidates)}
-        elements |= {c.var: (i, c.ids) for i, c in enumerate(self._candidates)}
+        elements: dict[Var, list[tuple[int, Ids]]] = {}
+        for i, own in enumerate(self._candidates):
+            for var, ids in ((own.leaf.in_var, own.old_ids), (own.var, own.ids)):
+                elements.setdefault(var, []).append((i, ids))
         otherwise = []
         for a, candidate in enumerate(self._candidates):
-            for var, ids in reached(a).items():
-                c, numbers = elements.get(var, (a, ids))
-                if c == a:
+            found = (
+                (ids, part) for var, ids in reached(a).items() for part in elements.get(var, ())
+            )
+            for ids, (c, places) in found:
+                if self._candidates[c].leaf is candidate.leaf:
                     continue
-                if candidate.ids.size == numbers.size and _equal(ids, numbers):
+                of_a, of_c = ids[places != BOTTOM], places[places != BOTTOM]
+                is_whole = candidate.count == of_c.size
+                if is_whole and _equal(of_a, of_c):
                     yield self._concatenated(a, c)
                     continue
-                used = ids != BOTTOM
-                if np.all(ids[used] >= 0) and are_distinct(ids[used], candidate.ids.size):
-                    yield a, c, ids[used], numbers[used]
-                elif candidate.ids.size == numbers.size:
+                used = of_a != BOTTOM
+                if np.all(of_a[used] >= 0) and are_distinct(of_a[used], candidate.count):
+                    yield a, c, of_a[used], of_c[used]
+                elif is_whole:
                     otherwise.append((a, c))
         for a, c in otherwise:
             yield self._concatenated(a, c)
 
     def _parts_of_one_state(self) -> Iterator[tuple[int, int, Ids, Ids]]:
-        """Yield the components of every `HiddenGroupState`: they always share units."""
-        first: dict[Path, int] = {}
+        """Yield the slots of every State."""
+        first: dict[Var, int] = {}
         for c, candidate in enumerate(self._candidates):
-            if candidate.leaf.component is not None:
-                yield self._concatenated(first.setdefault(candidate.leaf.path, c), c)
+            if candidate.slots is not None:
+                a = first.setdefault(candidate.leaf.in_var, c)
+                own = candidate.slots.unit[candidate.old_ids != BOTTOM]
+                of_first = candidate.slots.unit[self._candidates[a].old_ids != BOTTOM]
+                place = np.empty(of_first.size, int)  # the first slot has an element of each unit
+                place[of_first] = np.arange(of_first.size)
+                yield a, c, place[own], np.arange(own.size)
 
     def _concatenated(self, a: int, c: int) -> tuple[int, int, Ids, Ids]:
-        every = self._candidates[a].old_ids.ravel()
+        every = np.arange(self._candidates[a].count)
         return a, c, every, every
 
     def _join(self, a: int, c: int, of_a: Ids, of_c: Ids) -> None:
@@ -113,6 +123,8 @@ class SharedUnits:
         States of one set stay as they are if two elements of one state would coincide: two vectors
         of synapses that feed the same populations meet in each of these.
         """
+        if np.array_equal(self._numbers[a][of_a.ravel()], self._numbers[c][of_c.ravel()]):
+            return
         if self._set_of.count(self._set_of[c]) > self._set_of.count(self._set_of[a]):
             a, c, of_a, of_c = c, a, of_c, of_a
         target, source = self._set_of[a], self._set_of[c]

@@ -48,7 +48,7 @@ def filter_readouts(
     """
     states = _states_of(step)
     dependent = [state.leaf for state in states if _is_dependent(step, states, state)]
-    refused = {leaf.name: JOINED for leaf in dependent if leaf.joined_var is not None}
+    refused = {leaf.name: JOINED for leaf in dependent if leaf.is_grouped}
     wanted = {leaf.name for leaf in dependent}
     while True:
         readouts = _readouts(step, wanted - refused.keys(), refused)

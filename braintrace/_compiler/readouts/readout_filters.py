@@ -202,11 +202,10 @@ def _leaf(path: Path, in_var: Var, out_var: Any) -> StateLeaf:
     return StateLeaf(
         path=path,
         leaf=0,
-        component=None,
         kind="hidden",
+        is_grouped=False,
         shape=tuple(in_var.aval.shape),
         dtype=in_var.aval.dtype,
         in_var=in_var,
         out_var=out_var,
-        joined_var=None,
     )

@@ -100,9 +100,9 @@ def untraced_states(step: GroupedStep, ends: frozenset[Var]) -> Iterator[Diagnos
             yield Diagnostic(
                 "warning",
                 "untraced-state",
-                f"{what} reaches {quoted(reached) or 'the output of `update`'}. It is not a "
-                "`brainstate.HiddenState`, so it has no trace. Make it one, or write it through "
-                "`jax.lax.stop_gradient` to exclude it.",
+                f"{what} reaches {quoted(reached) or 'the output of `update`'}. It depends on "
+                "hidden states by coupled units only, so it has no trace. Write it through "
+                "`jax.lax.stop_gradient` to exclude it, or use `RTRL`.",
                 (leaf.name, *reached),
             )
         elif not gradients.descendants([leaf.in_var]).isdisjoint(new):

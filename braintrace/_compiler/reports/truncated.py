@@ -67,7 +67,7 @@ def partly_truncated(
     for relation in relations:
         for influence in relation.influences:
             if influence.mixed:
-                names = [state.name for state in step.groups[influence.group].states]
+                names = [state.name for state in step.groups[influence.group].leaves]
                 yield Diagnostic(
                     "warning",
                     "truncated",
@@ -84,7 +84,7 @@ class _Search:
 
     def __init__(self, step: GroupedStep, group: HiddenGroup, ends: frozenset[Var]) -> None:
         self.step, self.group, self._ends = step, group, ends
-        self.names = [state.name for state in group.states]
+        self.names = [state.name for state in group.leaves]
         self.target = quoted(self.names)
 
     def states(self, operands: Iterable[Atom]) -> list[str]:

@@ -122,7 +122,7 @@ def unseen(step: GroupedStep, carried: Sequence[HiddenParamOpRelation]) -> Itera
         states = [(g.states[a], g.new_vars[a]) for g, reached in groups for a in reached]
         if relation.y_var in seen or any(new in seen or s.in_var in late for s, new in states):
             continue
-        names = [state.name for state, _ in states]
+        names = list(dict.fromkeys(state.name for state, _ in states))
         yield Diagnostic(
             "warning",
             "truncated",
