@@ -10,14 +10,8 @@ from .bodies import rebuilt as rebuilt
 from .components import components as components
 from .components import reached as reached
 from .constants import Constants as Constants
-from .dataflow import CONSTANT as CONSTANT
-from .dataflow import DRAWS as DRAWS
-from .dataflow import ELEMENTWISE as ELEMENTWISE
-from .dataflow import IN_ORDER as IN_ORDER
-from .dataflow import PRODUCTS as PRODUCTS
 from .dataflow import PerVariable as PerVariable
 from .dataflow import Question as Question
-from .dataflow import dot_letters as dot_letters
 from .dataflow import fixpoint as fixpoint
 from .dataflow import flows_from as flows_from
 from .dataflow import flows_into_bodies as flows_into_bodies
@@ -53,6 +47,12 @@ from .moves import PLAIN_MOVES as PLAIN_MOVES
 from .moves import is_chosen_update as is_chosen_update
 from .moves import moved_operands as moved_operands
 from .moves import sources_of as sources_of
+from .primitives import CONSTANT as CONSTANT
+from .primitives import DRAWS as DRAWS
+from .primitives import ELEMENTWISE as ELEMENTWISE
+from .primitives import IN_ORDER as IN_ORDER
+from .primitives import PRODUCTS as PRODUCTS
+from .primitives import dot_letters as dot_letters
 from .probes import Place as Place
 from .probes import evaluate_probed as evaluate_probed
 from .program import Program as Program

@@ -12,7 +12,8 @@ from typing import Any
 from jax.typing import ArrayLike
 
 from .._jax import OWN_DERIVATIVE, Equation, Var, is_var
-from .dataflow import CONSTANT, DRAWS, PerVariable, Question
+from .dataflow import PerVariable, Question
+from .primitives import CONSTANT, DRAWS
 from .program import carries_derivative
 
 

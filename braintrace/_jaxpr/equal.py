@@ -21,8 +21,8 @@ from .._jax import (
     open_jaxpr,
     sub_jaxprs,
 )
-from .dataflow import CONSTANT, DRAWS
 from .moves import PLAIN_MOVES
+from .primitives import CONSTANT, DRAWS
 from .program import Program, readers_of
 
 KEEPS_ZERO = PLAIN_MOVES | {

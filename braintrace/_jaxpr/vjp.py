@@ -16,8 +16,9 @@ import numpy as np
 
 from .._jax import AnyJaxpr, Atom, Equation, bind, trace_to_jaxpr
 from .constants import Constants
-from .dataflow import CONSTANT, ELEMENTWISE, Question, flows_of_outputs
+from .dataflow import Question, flows_of_outputs
 from .lattices import Flow, Lattice
+from .primitives import CONSTANT, ELEMENTWISE
 from .program import carries_derivative, program_of
 
 
