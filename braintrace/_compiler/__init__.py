@@ -5,6 +5,6 @@ It traces the model and never evaluates it on data.
 
 from .compile import CompilerOptions as CompilerOptions
 from .compile import compile_model as compile_model
-from .frontend.trace import state_paths as state_paths
-from .frontend.trace import trace_model as trace_model
-from .reports.diagnose import publish as publish
+from .diagnose import publish as publish
+from .trace import state_paths as state_paths
+from .trace import trace_model as trace_model

@@ -30,33 +30,33 @@ from .._graph import (
     TraceMethod,
 )
 from .._typing import Path
-from .core.analysis import Analysis
-from .core.backward_rules import states_as_outputs
-from .core.batch import batch_of
-from .core.candidates import candidates_of
-from .core.slots import slots_of, with_memories
-from .core.step_graph import step_graph
-from .flat_state.flat_state import flattened_state
-from .flat_state.jacobian_sparsity import structure_of
-from .flat_state.layers import about_layers, layers_of
-from .frontend.split_loops import split_loops
-from .frontend.split_shared_uses import split_shared_uses
-from .frontend.trace import trace_model
-from .groups.alignment import Alignment
-from .groups.grouped_step import GroupedStep
-from .groups.hidden_groups import find_hidden_groups
-from .groups.marked_operations import marked_operations
-from .groups.relations import find_relations
-from .marking.marks import marking_of
-from .readouts.linear_readouts import filter_readouts
-from .reports.check_model import (
+from .alignment import Alignment
+from .analysis import Analysis
+from .backward_rules import states_as_outputs
+from .batch import batch_of
+from .candidates import candidates_of
+from .check_model import (
     check_has_states,
     check_hidden_states,
     check_learns,
     check_loops,
     check_parameters,
 )
-from .reports.diagnose import diagnose, publish
+from .diagnose import diagnose, publish
+from .flat_state import flattened_state
+from .grouped_step import GroupedStep
+from .hidden_groups import find_hidden_groups
+from .jacobian_sparsity import structure_of
+from .layers import about_layers, layers_of
+from .linear_readouts import filter_readouts
+from .marked_operations import marked_operations
+from .marks import marking_of
+from .relations import find_relations
+from .slots import slots_of, with_memories
+from .split_loops import split_loops
+from .split_shared_uses import split_shared_uses
+from .step_graph import step_graph
+from .trace import trace_model
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,135 @@
+"""Canonicalisation: rewrite a step into the form that the analyses read.
+
+`braintrace._jaxpr.evaluate_inlined` inlines calls. The rules here
+
+- make broadcasts explicit, so that an elementwise equation has operands of one shape only, and
+  every fan-out has its own variable; a product without a sum (an outer product,
+  ``einsum('bh,h->bh')``) is such an equation;
+- lower a branch that contains an ETP operation to all its cases and a ``select``;
+- unroll a scan of known length that contains one.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from .._errors import CompilationError
+from .._etrace_op.registry import holds_marked
+from .._jax import Equation, bind, is_tracer, source_line
+from .._jaxpr import ELEMENTWISE, Rule, RunBody, dot_letters, evaluate_inlined, loop_of
+
+
+def rewriting(unroll_limit: int) -> Rule:
+    """Return the rule that rewrites equations.
+
+    Parameters
+    ----------
+    unroll_limit
+        Longest scan that is unrolled.
+    """
+
+    def rewrite(equation: Equation, operands: list[ArrayLike]) -> Sequence[ArrayLike] | None:
+        name = equation.primitive.name
+        if name in ("cond", "scan", "while") and holds_marked(equation):
+            if name == "cond":
+                return selected(equation, operands, rewrite)
+            if name == "scan":
+                return _unroll(equation, operands, rewrite, unroll_limit)
+            raise CompilationError(
+                "A `while` loop contains an ETP operation. The number of its steps is unknown, "
+                "so no trace is possible. Use `brainstate.transform.for_loop` with a fixed "
+                f"number of steps, or an ordinary operation. [{source_line(equation)}]"
+            )
+        return spell_out_broadcasts(equation, operands)
+
+    return rewrite
+
+
+def spell_out_broadcasts(
+    equation: Equation, operands: list[ArrayLike]
+) -> Sequence[ArrayLike] | None:
+    """Run an equation with explicit broadcasts; ``None`` to keep it as it is."""
+    if equation.primitive.name == "dot_general":
+        return _as_product(equation, operands)
+    if equation.primitive.name not in ELEMENTWISE or len(equation.outvars) != 1:
+        return None
+    shape = equation.outvars[0].aval.shape
+    if all(_fits(value, shape) for value in operands):
+        return None
+    full = [value if _fits(value, shape) else jnp.broadcast_to(value, shape) for value in operands]
+    return bind(equation, full)
+
+
+def _as_product(equation: Equation, operands: list[ArrayLike]) -> list[jax.Array] | None:
+    """Run a ``dot_general`` as an elementwise product; ``None`` if it contains a sum."""
+    (*letters, result), out = dot_letters(equation), equation.outvars[0].aval
+    full = []
+    for names, value in zip(letters, operands, strict=True):
+        summed = [axis for axis, a in enumerate(names) if a not in result]
+        if any(jnp.shape(value)[axis] != 1 for axis in summed):
+            return None
+        kept = [names.index(a) for a in result if a in names]
+        moved = jnp.transpose(value, [*kept, *summed])
+        flat = jnp.reshape(moved, [jnp.shape(value)[axis] for axis in kept]).astype(out.dtype)
+        places = [place for place, a in enumerate(result) if a in names]
+        full.append(jax.lax.broadcast_in_dim(flat, out.shape, places))
+    return [jax.lax.mul(*full)]
+
+
+def _fits(value: ArrayLike, shape: tuple[int, ...]) -> bool:
+    """Test whether an operand may stay: of the full shape, or a literal scalar."""
+    return jnp.shape(value) == shape or (jnp.shape(value) == () and not is_tracer(value))
+
+
+def selected(
+    equation: Equation, operands: list[ArrayLike], rule: Rule | None = None
+) -> list[jax.Array]:
+    """Lower a branch: compute all its cases and select one."""
+    return selection(equation, operands, lambda body, values: evaluate_inlined(body, values, rule))
+
+
+def selection(equation: Equation, operands: list[ArrayLike], run: RunBody) -> list[jax.Array]:
+    """Lower a branch in the same way, with each case computed by ``run``."""
+    index, *arguments = operands
+    branches = equation.params["branches"]
+    results = [run(branch, arguments) for branch in branches]
+    which = jnp.clip(jnp.asarray(index, jnp.int32), 0, len(branches) - 1)
+    return [
+        jax.lax.select_n(jnp.broadcast_to(which, jnp.shape(cases[0])), *map(jnp.asarray, cases))
+        for cases in zip(*results, strict=True)
+    ]
+
+
+def _unroll(
+    equation: Equation, operands: list[ArrayLike], rule: Rule, unroll_limit: int
+) -> list[jax.Array]:
+    length = equation.params["length"]
+    if length > unroll_limit:
+        raise CompilationError(
+            f"A loop of {length} steps inside `update` contains an ETP operation; loops are "
+            f"unrolled up to {unroll_limit} steps. Use a larger `unroll_limit`, or make the inner "
+            f"steps steps of the model. [{source_line(equation)}]"
+        )
+    return unrolled(equation, operands, rule)
+
+
+def unrolled(
+    equation: Equation, operands: list[ArrayLike], rule: Rule | None = None
+) -> list[jax.Array]:
+    """Unroll a scan of known length."""
+    loop, length = loop_of(equation, operands), equation.params["length"]
+    carried = loop.carried
+    results: list[list[jax.Array]] = []
+    order = range(length - 1, -1, -1) if equation.params["reverse"] else range(length)
+    for step in order:
+        slices = [sequence[step] for sequence in loop.sequences]
+        outputs = evaluate_inlined(loop.body, [*loop.fixed, *carried, *slices], rule)
+        carried, stacked = outputs[: len(carried)], outputs[len(carried) :]
+        results.append(stacked)
+    if not results:
+        avals = (var.aval for var in equation.outvars[len(carried) :])
+        return [*carried, *(jnp.zeros(aval.shape, aval.dtype) for aval in avals)]
+    in_order = results[::-1] if equation.params["reverse"] else results
+    return [*carried, *(jnp.stack(column) for column in zip(*in_order, strict=True))]

@@ -1,1 +1,0 @@
-"""Facts about one step that the passes of the compiler share."""

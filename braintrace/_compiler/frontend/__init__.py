@@ -1,1 +1,0 @@
-"""Trace a model into one flat program of its step."""

@@ -1,1 +1,0 @@
-"""Groups of hidden states and the operations that reach them elementwise."""

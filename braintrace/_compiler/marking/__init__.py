@@ -1,1 +1,0 @@
-"""Automatic marking: find the weights of a model and bind ETP operations."""

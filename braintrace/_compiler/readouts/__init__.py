@@ -1,1 +1,0 @@
-"""Rewrites of the step that keep gradients exact: linear readouts."""

@@ -1,0 +1,240 @@
+"""Backward walk from a hidden state: the elements that reach each of its units.
+
+A walk starts at the new value of one hidden state. It carries the unit ids of the elements backward
+through the equations (see `back_through`), to the outputs of ETP operations and to the old hidden
+states. If an operand reaches the state through coupled elements, this one use of the operand is a
+*cut*: in the transition ``D`` and in ``Df`` its value is held constant.
+
+An element of an old state that moves to another unit is coupling as well. The *origin* of a
+variable's elements, which flows forward, detects it: the unit of the old hidden state that an
+element comes from.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from .._graph import Cut
+from .._jax import Var
+from .._jaxpr import BOTTOM, TOP, carries_derivative, merge
+from .analysis import Analysis, Origin
+from .back_through import BROADCAST, CUT, Contribution, Ids, back_through
+
+COPIES = frozenset({"copy", "copy_p"})
+
+_ELSEWHERE: Ids = np.full((), -9, np.int32)
+"""The origin of old states that have no element in the walk's units."""
+
+_Use: TypeAlias = tuple[Cut, Ids]
+"""A use of a variable, and the ids that the variable receives through it."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Walk:
+    """The result of a walk.
+
+    Attributes
+    ----------
+    ids
+        Unit ids of every variable that reaches the state elementwise.
+    cuts
+        The uses of variables that are held constant.
+    roots
+        Variables at which a broadcast from fewer elements begins.
+    shared
+        Variables with two uses that reach different units.
+    weights_met
+        Equations of the opaque operations at which the walk ended.
+    states_met
+        Variables of ``stops`` that the walk reached, each with an equation that reads it.
+    """
+
+    ids: Mapping[Var, Ids]
+    cuts: tuple[Cut, ...]
+    roots: tuple[Var, ...]
+    shared: tuple[Var, ...]
+    weights_met: tuple[int, ...]
+    states_met: tuple[tuple[int, Var], ...]
+
+
+def walk_back(
+    analysis: Analysis,
+    start: Mapping[Var, Ids],
+    stops: frozenset[Var] = frozenset(),
+    origin: Origin | None = None,
+    elsewhere: frozenset[Var] = frozenset(),
+) -> Walk:
+    """Carry unit ids from new hidden states to all their ancestors.
+
+    Parameters
+    ----------
+    analysis
+        Analysis of the program.
+    start
+        Ids of the variables at which the walk starts.
+    stops
+        Variables at which the walk stops: new values of other groups.
+    origin
+        The old element that each element comes from, in these units; ``None``: without old states.
+    elsewhere
+        Old states that have no element in these units.
+    """
+    walk = _WalkUnderWay(analysis, dict(start), stops, origin, elsewhere)
+    for index in analysis.program.backward(start, walk.received):
+        walk.go_through(index)
+    return walk.at_its_end()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _WalkUnderWay:
+    """A walk in progress, with the parameters of `walk_back` and the fields of `Walk`.
+
+    Attributes
+    ----------
+    received
+        The uses through which a variable has received ids, until all its readers are visited.
+    """
+
+    analysis: Analysis
+    ids: dict[Var, Ids]
+    stops: frozenset[Var]
+    origin: Origin | None
+    elsewhere: frozenset[Var]
+    received: dict[Var, list[_Use]] = dataclasses.field(default_factory=dict)
+    cuts: set[Cut] = dataclasses.field(default_factory=set)
+    roots: list[Var] = dataclasses.field(default_factory=list)
+    shared: list[Var] = dataclasses.field(default_factory=list)
+    weights_met: list[int] = dataclasses.field(default_factory=list)
+    states_met: list[tuple[int, Var]] = dataclasses.field(default_factory=list)
+
+    def go_through(self, index: int) -> None:
+        """Give the operands of an equation the ids that they receive through it."""
+        equation = self.analysis.program.equations[index]
+        for var in equation.outvars:
+            self._settle(var)
+        out_ids = [None if v in self.stops else self.ids.get(v) for v in equation.outvars]
+        if all(ids is None for ids in out_ids):
+            return
+        role = self.analysis.roles.get(index)
+        if role == "opaque":
+            self.weights_met.append(index)
+            return
+        received: Sequence[Contribution]
+        if role == "transparent":
+            received = [out_ids[0], *[None] * (len(equation.invars) - 1)]
+        else:
+            received = back_through(self.analysis.constants, equation, out_ids)
+        contributions = [
+            contribution if carries_derivative(atom) else None
+            for atom, contribution in zip(equation.invars, received, strict=True)
+        ]
+        if _begins_fan_out(contributions, out_ids):
+            self.roots.extend(equation.outvars)
+        for operand, (atom, contribution) in enumerate(
+            zip(equation.invars, contributions, strict=True)
+        ):
+            if contribution is CUT:
+                self.cuts.add(Cut(index, operand))
+            elif isinstance(contribution, np.ndarray) and np.any(contribution != BOTTOM):
+                self.received.setdefault(atom, []).append((Cut(index, operand), contribution))
+
+    def _settle(self, var: Var) -> None:
+        """Determine the ids of a variable when all its uses are known."""
+        if var in self.ids or var not in self.received:
+            return
+        in_place, moved = _in_place(self.received.pop(var), self._origin_of(var))
+        if not in_place and self._is_followed(var, moved):
+            in_place, moved = moved, []
+        if not moved and self.origin is not None and self.origin.reaches(var):
+            # Of the uses of an old state that reach different units, the one in order counts.
+            in_place, moved = _in_order(in_place)
+        self.cuts.update(use for use, _ in moved)
+        if not in_place:
+            return
+        self.ids[var] = _merged(in_place)
+        if var in self.stops:
+            self.states_met.extend((use.equation, var) for use, _ in in_place)
+        elif self.ids[var] is not in_place[0][1]:  # otherwise all uses reach the same units
+            self._settle_conflict(var, in_place)
+
+    def _is_followed(self, var: Var, uses: Sequence[_Use]) -> bool:
+        """Return whether a moved old state is cut further back, nearer to the state itself.
+
+        Values that join it on the way, such as an input, reach the units without a move.
+        """
+        is_computed = var in self.analysis.program.producer and var not in self.stops
+        return is_computed and all(np.array_equal(ids, uses[0][1]) for _, ids in uses)
+
+    def _origin_of(self, var: Var) -> Ids | None:
+        if var in self.elsewhere:
+            return _ELSEWHERE
+        return None if self.origin is None else self.origin.of(var)
+
+    def _settle_conflict(self, var: Var, uses: list[_Use]) -> None:
+        """Treat uses that reach different units as a broadcast, or report a shared value.
+
+        Uses that are all copies are a broadcast. Any other shared value is copied later, see
+        `split_shared_uses`.
+        """
+        conflict = _conflict(self.ids[var], uses)
+        if not np.any(conflict):
+            return
+        readers = [self.analysis.program.equations[use.equation] for use, _ in uses]
+        if all(reader.primitive.name in COPIES for reader in readers):
+            self.ids[var] = np.where(conflict, BROADCAST, self.ids[var])
+            self.roots.extend(out for reader in readers for out in reader.outvars)
+        else:
+            self.shared.append(var)
+
+    def at_its_end(self) -> Walk:
+        """Return the result when no equation is left."""
+        for var in list(self.received):
+            self._settle(var)
+        return Walk(
+            ids={var: ids for var, ids in self.ids.items() if var not in self.stops},
+            cuts=tuple(sorted(self.cuts)),
+            roots=tuple(self.roots),
+            shared=tuple(self.shared),
+            weights_met=tuple(self.weights_met),
+            states_met=tuple(self.states_met),
+        )
+
+
+def _begins_fan_out(contributions: Sequence[Contribution], out_ids: Sequence[Ids | None]) -> bool:
+    made = [c for c in contributions if not any(c is ids for ids in out_ids)]
+    after = any(isinstance(c, np.ndarray) and np.any(c == BROADCAST) for c in made)
+    return after and not any(ids is not None and np.any(ids == BROADCAST) for ids in out_ids)
+
+
+def _in_place(uses: Sequence[_Use], origin: Ids | None) -> tuple[list[_Use], list[_Use]]:
+    """Separate the uses of a variable that move an old state to another unit."""
+    in_place: list[_Use] = []
+    rejected: list[_Use] = []
+    for use, ids in uses:
+        moved = origin is not None and np.any(
+            (origin != BOTTOM) & (ids != BOTTOM) & (origin != ids)
+        )
+        (rejected if moved else in_place).append((use, ids))
+    return in_place, rejected
+
+
+def _in_order(uses: list[_Use]) -> tuple[list[_Use], list[_Use]]:
+    """Separate the uses that reach other units than a use in order does."""
+    first = next((ids for _, ids in uses if np.array_equal(ids.ravel(), np.arange(ids.size))), None)
+    if first is None or all(ids is first for _, ids in uses):
+        return uses, []
+    moved = [use for use in uses if np.any((use[1] != BOTTOM) & (use[1] != first))]
+    return [use for use in uses if not any(use is other for other in moved)], moved
+
+
+def _merged(uses: Sequence[_Use]) -> Ids:
+    return functools.reduce(merge, (ids for _, ids in uses))
+
+
+def _conflict(merged: Ids, uses: Sequence[_Use]) -> np.ndarray:
+    """Return where uses of a variable reach different units, each use a single one."""
+    mixed = [ids == TOP for _, ids in uses]
+    return np.asarray((merged == TOP) & ~np.any(mixed, axis=0))
