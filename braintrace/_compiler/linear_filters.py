@@ -10,13 +10,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Container, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from .._etrace_op import ETP_PRIMITIVE_SPECS
 from .._etrace_op.registry import is_marked
 from .._graph import StateLeaf
-from .._jax import Equation, Var, is_var
-from .._jaxpr import BindingTime, carries_derivative, moved_operands
+from .._jax import OWN_DERIVATIVE, Equation, Var, bind, is_var, struct_of
+from .._jaxpr import (
+    BindingTime,
+    Kind,
+    carries_derivative,
+    kinds_of,
+    moved_operands,
+    nonlinear_operands,
+    program_of,
+    vjp_of,
+)
 from .._typing import Path
 from .binding_times import data_of, time_of_leaf
 from .grouped_step import GroupedStep
@@ -197,6 +206,8 @@ class FilterFinder:
         if summands and {*summands}.issuperset(data):
             return [i for i in summands if i not in data]
         is_linear = name in _LINEAR or (name in _FACTORS and [*data] in _FACTORS[name])
+        if name in OWN_DERIVATIVE:
+            is_linear = _is_linear_function(equation, data)
         return [] if is_linear else None
 
     def _decay(
@@ -224,6 +235,28 @@ class FilterFinder:
                 return None
             numbers[equation.outvars[0]] = number
         return (numbers[var], tuple(weights)) if var in numbers else None
+
+
+def _is_linear_function(equation: Equation, data: Sequence[int]) -> bool:
+    """Test whether a function with a custom derivative is linear, and so is its derivative."""
+    vjp = vjp_of(equation)
+    if vjp.jaxpr is None or not nonlinear_operands(equation).isdisjoint(data):
+        return False
+    program = program_of(vjp.jaxpr)
+    pairs = zip(vjp.inputs, program.out_atoms, strict=True)
+    behind = program.depends_on([atom for operand, atom in pairs if operand in data])
+    if not behind.isdisjoint(program.in_vars[operand] for operand in data):
+        return False
+
+    def of_data(moving: list[Any], *values: Any) -> list[Any]:
+        filled = list(values)
+        for operand, value in zip(data, moving, strict=True):
+            filled[operand] = value
+        return bind(equation, filled)
+
+    operands = [struct_of(atom.aval) for atom in equation.invars]
+    kinds = kinds_of(of_data, [operands[operand] for operand in data], *operands)
+    return all(kind is Kind.LINEAR for kind in kinds)
 
 
 def _summands(equation: Equation) -> Sequence[int]:

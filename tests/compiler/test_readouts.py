@@ -94,6 +94,25 @@ def of_bent_values_with_a_mark(ops, p, h, x):
     return {**new, "o": o}, o
 
 
+@jax.custom_vjp
+def checked(value):
+    return value
+
+
+def _checked(_, g):
+    return (jax.lax.cond(jnp.isfinite(g).all(), lambda: g, lambda: jnp.clip(g, -1, 1)),)
+
+
+checked.defvjp(lambda value: (value, None), _checked)
+
+
+@readout(LINEAR)
+def behind_a_rule_that_looks_for_infinity(ops, p, h, x):
+    new, z = rates(ops, p, h, x)
+    o = 0.8 * h["o"] + checked(z @ p["out"])
+    return {**new, "o": o}, o
+
+
 @pytest.mark.parametrize("toy", LINEAR)
 def test_a_linear_readout_is_exact(toy):
     learner = compiled(toy, strict=True)
