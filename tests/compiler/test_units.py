@@ -305,6 +305,45 @@ def test_a_slot_that_is_read_at_a_place_of_data_is_exact():
     oracle.assert_close(gradient(learner), bptt_of_ring(0.9), 1e-10)
 
 
+class Delayed(brainstate.nn.Module):
+    """A layer without coupling, a delay of brainstate, and a readout."""
+
+    def __init__(self):
+        super().__init__()
+        params = RING.params()
+        self.w, self.out = brainstate.ParamState(params["w"]), brainstate.ParamState(params["out"])
+
+    def init_state(self, batch_size=None, **_):
+        shape = () if batch_size is None else (batch_size,)
+        self.h = brainstate.HiddenState(jnp.zeros((*shape, UNITS)))
+        like = jax.ShapeDtypeStruct((*shape, UNITS), jnp.float64)
+        self.delay = brainstate.nn.Delay(like, entries={"late": 2.0})
+        self.delay.init_state()
+
+    def update(self, x):
+        self.h.value = jnp.tanh(0.7 * self.h.value + braintrace.matmul(x, self.w.value))
+        self.delay.update(self.h.value)
+        return self.delay.at("late") @ self.out.value
+
+
+def bptt_of_delayed(params):
+    h, late, value = jnp.zeros((BATCH, UNITS)), [jnp.zeros((BATCH, UNITS))] * 2, 0.0
+    for x in XS:
+        h = jnp.tanh(0.7 * h + x @ params["w"])
+        late = [*late, h]
+        value += jnp.sum((late[-3] @ params["out"] - 0.3) ** 2)
+    return value
+
+
+@pytest.mark.parametrize("rule", ["d_rtrl", "rtrl"])
+def test_a_delay_of_brainstate_is_exact(rule):
+    with brainstate.environ.context(dt=1.0, precision=64):
+        learner = braintrace.compile(Delayed(), rule, XS[0], batch_size=BATCH)
+        assert not warned(learner)
+        expected = jax.grad(bptt_of_delayed)(RING.params())
+        oracle.assert_close(gradient(learner), expected, 1e-10, rule)
+
+
 # --- States that a step only reads ----------------------------------------------------------------
 
 
