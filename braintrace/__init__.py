@@ -61,6 +61,7 @@ from ._learner import OTTT as OTTT
 from ._learner import RFLO as RFLO
 from ._learner import RTRL as RTRL
 from ._learner import UORO as UORO
+from ._learner import EligibilityTraces as EligibilityTraces
 from ._learner import EProp as EProp
 from ._learner import ETraceAlgorithm as ETraceAlgorithm
 from ._learner import FunctionalLearner as FunctionalLearner
@@ -68,21 +69,20 @@ from ._learner import Immediate as Immediate
 from ._learner import IODimVjpAlgorithm as IODimVjpAlgorithm
 from ._learner import Learner as Learner
 from ._learner import LearnerState as LearnerState
+from ._learner import MultiStepData as MultiStepData
 from ._learner import OSTLFeedforward as OSTLFeedforward
 from ._learner import OSTLRecurrent as OSTLRecurrent
 from ._learner import ParamDimVjpAlgorithm as ParamDimVjpAlgorithm
+from ._learner import SingleStepData as SingleStepData
 from ._learner import SnAp as SnAp
 from ._learner import TDTrace as TDTrace
 from ._learner import compile as compile
+from ._learner import compile_etrace_graph as compile_etrace_graph
 from ._learner import pp_prop as pp_prop
 from ._learner import shard as shard
 from ._learner import three_factor_loss as three_factor_loss
 from ._rules import Rule as Rule
 from ._rules import Site as Site
-from ._runtime.etrace_graph import compile_etrace_graph as compile_etrace_graph
-from ._runtime.stepping import MultiStepData as MultiStepData
-from ._runtime.stepping import SingleStepData as SingleStepData
-from ._runtime.traces import EligibilityTraces as EligibilityTraces
 
 __version__ = "2026.12.0"
 __version_info__ = tuple(map(int, __version__.split(".")))  # noqa: RUF048 (numbers alone)

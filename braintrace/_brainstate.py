@@ -11,6 +11,7 @@ Tried with brainstate 0.5.0, 0.5.4 and 0.6.0.
 import contextlib
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -209,13 +210,17 @@ def values_of(states: Iterable[brainstate.State]) -> list[Any]:
     for state in states:
         value = state._value
         is_there = _is_plain(state.__class__) and not isinstance(value, _InvalidatedTraceValue)
-        found.append(state.value if not is_there or state.hooks.has_hooks() else value)
+        is_hooked = state._hooks_manager._has_hooks
+        found.append(state.value if not is_there or is_hooked else value)
     return found
 
 
 def peek_all(states: Iterable[brainstate.State]) -> tuple[Any, ...]:
     """Return the value of each State without notifying transformations of the read."""
-    return tuple([state._value for state in states])
+    return tuple(map(_stored, states))
+
+
+_stored = operator.attrgetter("_value")
 
 
 def set_values(
@@ -227,7 +232,7 @@ def set_values(
     """
     is_observed = _is_observed() or (not is_outside and is_transforming())
     for state, value in zip(states, values, strict=True):
-        if is_observed or not _is_plain(state.__class__) or state.hooks.has_hooks():
+        if is_observed or not _is_plain(state.__class__) or state._hooks_manager._has_hooks:
             state.value = value
         else:
             attributes = vars(state)

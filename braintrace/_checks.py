@@ -5,6 +5,7 @@ wrong first. All other mistakes raise the error of JAX, brainstate or Python.
 """
 
 import inspect
+import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path as FilePath
@@ -110,6 +111,9 @@ def path_filter(given: Any) -> Callable[[Path], bool]:
     return lambda path: tuple(map(str, path[: len(start)])) == start
 
 
+_first = operator.itemgetter(slice(1))
+
+
 def common_length(shapes: Sequence[tuple[int, ...]], what: str) -> int:
     """Return the common length of the first axis of all arrays: their number of time steps.
 
@@ -118,13 +122,14 @@ def common_length(shapes: Sequence[tuple[int, ...]], what: str) -> int:
     ShapeError
         If there are no arrays, they have no steps, or their lengths differ.
     """
-    lengths = {shape[0] if shape else 0 for shape in shapes}
-    if len(lengths) != 1 or 0 in lengths:
+    lengths = set(map(_first, shapes))
+    if len(lengths) != 1 or lengths & {(), (0,)}:
         raise ShapeError(
             f"Every {what} needs the same leading time axis, of at least one step; the shapes "
             f"given are {', '.join(map(str, shapes)) or 'none'}."
         )
-    return lengths.pop()
+    length: int = lengths.pop()[0]
+    return length
 
 
 def flags_of(

@@ -15,16 +15,16 @@ import numpy as np
 import saiunit
 
 from ._brainstate import StatefulTrace, trace_stateful
-from ._checks import check_model, is_quantity
+from ._checks import check_model, common_length, is_quantity
 from ._errors import OptionError
 from ._from_function import gradients_by_path
 from ._jax import strongly_typed
 from ._learner import Learner, compile
 from ._learner.compile import initialise, mapped_size
-from ._learner.options import length_of, of_numbers
+from ._learner.options import of_numbers
 from ._learner.user_step import check_loss
+from ._model import fresh_values
 from ._rules import Rule
-from ._runtime.initial_values import fresh_values
 from ._tables import Table, as_html, as_text
 from ._typing import Path, PyTree, path_name
 
@@ -180,8 +180,9 @@ def _row(name: str, online: np.ndarray, exact: np.ndarray) -> GradientRow:
 def checked(model: Any, sequences: PyTree) -> tuple[PyTree, int]:
     """Check a model; return its sequences as arrays, and the number of steps."""
     check_model(model)
-    arrays = of_numbers(sequences)
-    return jax.tree.map(jnp.asarray, arrays), length_of(arrays)
+    arrays, leaves, _ = of_numbers(sequences)
+    steps = common_length([leaf.shape for leaf in leaves], "sequence")
+    return jax.tree.map(jnp.asarray, arrays), steps
 
 
 @contextlib.contextmanager

@@ -132,12 +132,12 @@ def trace_state() -> Any:
     return get_opaque_trace_state(convention="braintrace")
 
 
-_TOP_LEVEL = trace_state()
+_TOP_LEVEL = _trace_context.trace
 
 
 def is_transforming() -> bool:
     """Test whether the caller runs inside a transformation of JAX."""
-    return bool(get_opaque_trace_state(convention="braintrace") != _TOP_LEVEL)
+    return _trace_context.trace is not _TOP_LEVEL
 
 
 def is_in_body() -> bool:

@@ -41,7 +41,7 @@ ROOMS = [
     "_core",
     "_rules",
     "sharding",
-    "_runtime",
+    "_model",
     "_picture",
     "_learner",
     "saving",

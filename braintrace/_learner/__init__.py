@@ -1,6 +1,10 @@
 """Learner: gradients, online updates and prediction over sequences, compiled once per shape."""
 
+from .arguments import MultiStepData as MultiStepData
+from .arguments import SingleStepData as SingleStepData
 from .compile import compile as compile
+from .compile import compile_etrace_graph as compile_etrace_graph
+from .compile import shard as shard
 from .full_rules import KF_RTRL as KF_RTRL
 from .full_rules import RTRL as RTRL
 from .full_rules import UORO as UORO
@@ -12,9 +16,9 @@ from .learner import ETraceAlgorithm as ETraceAlgorithm
 from .learner import Learner as Learner
 from .learner_state import LearnerState as LearnerState
 from .live import LiveStream as LiveStream
-from .shard import shard as shard
-from .td_trace import TDTrace as TDTrace
-from .three_factor import three_factor_loss as three_factor_loss
+from .rewards import TDTrace as TDTrace
+from .rewards import three_factor_loss as three_factor_loss
+from .traces import EligibilityTraces as EligibilityTraces
 from .unit_rules import D_RTRL as D_RTRL
 from .unit_rules import ES_D_RTRL as ES_D_RTRL
 from .unit_rules import OTTT as OTTT

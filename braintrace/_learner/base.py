@@ -7,35 +7,31 @@ from typing import Any, ClassVar
 
 import brainstate
 
+from .._brainstate import is_watched
 from .._checks import check_model
-from .._compiler import CompilerOptions
-from .._core.traces import as_arrays, outliving, pack, pairs_of, starting_traces
+from .._compiler import CompilerOptions, compile_model
+from .._core.traces import as_arrays, outliving, pack, starting_traces
 from .._ended import missing
 from .._errors import NotCompiledError, NotInitializedError, OptionError
 from .._from_function import gradients_for
 from .._graph import FILTERS, ETraceGraph, TraceMethod, Traces
-from .._runtime.carried_traces import Zero
-from .._runtime.compiled_model import (
-    CompiledModel,
-    compile_step,
-)
-from .._runtime.compiled_step import CompiledStep
-from .._runtime.initial_values import InitialFunction
-from .._runtime.model_states import (
+from .._model import (
     FoundStates,
+    InitialFunction,
     States,
     of_kind,
+    settings,
     short_term,
     values_by_path,
     write_by_path,
 )
-from .._runtime.program import LearnerStore, write_values
-from .._runtime.traces import EligibilityTraces, start_of_filter
 from .._typing import Path, PyTree
 from ..sharding import DataAxis, Placement
-from .compilations import Compilations
+from .compiled import CompiledModel
 from .optimizer import LearnerOptimizer
-from .placed import Placing
+from .program import Programs
+from .step import CompiledStep
+from .traces import EligibilityTraces, Zero, start_of_filter
 
 
 class BaseLearner(brainstate.nn.Module):
@@ -67,10 +63,11 @@ class BaseLearner(brainstate.nn.Module):
         self.compiler_options = CompilerOptions(strict=strict, unroll_limit=unroll_limit, mark=mark)
         self.samples_of_model: int | None = None
         self.filters: dict[str, brainstate.ShortTermState] = {}
+        self.filter_paths: list[Path] = []
         self._compiled: CompiledModel | None = None
         self.found_states = FoundStates()
         self.held_optimizer = LearnerOptimizer()
-        self._drivers = Compilations(self)
+        self._programs = Programs(self)
 
     def window_of(self, requested: int | None = None) -> int | None:
         """Return the window of a call; a call's length overrides the learner's."""
@@ -127,29 +124,25 @@ class BaseLearner(brainstate.nn.Module):
             samples=self.samples_of_model,
             readout_filters=self.readout_filters,
         )
-        step = (self.module, self.method, example, batch_size, options)
-        return compile_step(*step, self.trace_dtype)
+        graph, outside = compile_model(self.module, example, batch_size, options, self.method)
+        return CompiledStep(graph, outside, self.method, self.every_state, self.trace_dtype)
 
     # --- States
 
     @property
     def states_of_model(self) -> States:
         """All current States of the model and the filters of its readouts, by path."""
-        found = self.found_states(self.module)
-        if not self.filters:
-            return found
-        filters = self.compiled.graph.traced.filters
-        return {**found, **{leaf.path: self.filters[leaf.name] for leaf in filters}}
+        return self.found_states(self.module, self.filters, self.filter_paths)
 
     @property
     def param_states(self) -> dict[Path, brainstate.State]:
         """The parameters of the model by path; gradients have the same keys."""
-        return of_kind(self.found_states(self.module), brainstate.ParamState)
+        return of_kind(self.states_of_model, brainstate.ParamState)
 
     @property
     def hidden_states(self) -> dict[Path, brainstate.State]:
         """The hidden States of the model by path."""
-        return of_kind(self.found_states(self.module), brainstate.HiddenState)
+        return of_kind(self.states_of_model, brainstate.HiddenState)
 
     @property
     def states_of_step(self) -> dict[Any, brainstate.State]:
@@ -187,19 +180,72 @@ class BaseLearner(brainstate.nn.Module):
 
         return states, with_filters if self.filters else function
 
-    def store(self, states: States) -> LearnerStore:
-        """Return the store that a call on current States reads and writes, given these by path."""
-        followed = {path: states[path] for path in self.compiled.followed}
-        return LearnerStore(self.traces.carried, followed)
+    def current_states(self) -> States:
+        """Return all States of the model, compiled for the current settings of the environment.
+
+        Raises
+        ------
+        NotCompiledError
+            Before `compile_graph`, and if the traces are others for the current settings.
+        """
+        compiled = self._compiled or self.compiled_model
+        if settings() != compiled.settings:
+            after = compiled.up_to_date(self.analysed)
+            if not after.step.carries_like(compiled.step):
+                raise NotCompiledError(
+                    f"`{type(self.module).__name__}` has other traces for the current values of "
+                    "`brainstate.environ`. Call `compile_graph`, which starts a new sequence."
+                )
+            self._compiled = after
+            self.place()
+        return self.states_of_model
+
+    def follow_every_state(self, requested: int | None, is_given: bool = False) -> None:
+        """Make traces follow every hidden state, if a call has a window, and compile if necessary.
+
+        Parameters
+        ----------
+        requested
+            The window of the call; ``None``: the learner's window, for which its traces follow
+            every state.
+        is_given
+            Whether the user passes the traces. The learner's traces are replaced if no sequence has
+            started.
+
+        Raises
+        ------
+        OptionError
+            If a sequence has started, and its traces omit a state.
+        """
+        if requested is None or self.every_state:
+            return
+        compiled = self.compiled_model
+        is_alike = compiled.step.follows_every_state
+        if not is_alike and (is_given or not self.traces.carried.is_zero):
+            raise OptionError(
+                f"`window` is {requested}, but the current traces omit hidden states that a window "
+                "needs. Give `window` to `compile`, or reset the learner before its first call "
+                "with a `window`."
+            )
+        self.every_state = True
+        if not is_alike:
+            try:
+                self._compiled = compiled.analysed_again(self.analysed)
+            except BaseException:
+                self.every_state = False
+                raise
+            self.begin_traces()
 
     # --- traces
 
     def begin_traces(self) -> None:
         """Allocate the traces of the compiled model for the start of the first sequence."""
-        self.traces = EligibilityTraces(Zero(), pairs_of(self.compiled.trace_specs))
-        filters = self.compiled.graph.traced.filters
-        fresh = {leaf.name: start_of_filter(leaf) for leaf in filters}
-        self.filters = {name: brainstate.ShortTermState(zero) for name, zero in fresh.items()}
+        self.traces = EligibilityTraces(Zero(), self.compiled.pairs)
+        leaves = self.graph.traced.filters
+        self.filters = {
+            leaf.name: brainstate.ShortTermState(start_of_filter(leaf)) for leaf in leaves
+        }
+        self.filter_paths = [leaf.path for leaf in leaves]
         self.leave_starting_traces()
 
     def starting_traces(self) -> Traces:
@@ -223,7 +269,8 @@ class BaseLearner(brainstate.nn.Module):
         carried = self.traces.carried
         carried.zeros = lambda: self._as_arrays(self.starting_traces())
         # With a random stream, traces are zero only once: a program for that would not pay.
-        carried.store(carried.zeros() if outliving(self.compiled.trace_specs) else Zero())
+        form = carried.zeros() if outliving(self.compiled.trace_specs) else Zero()
+        carried.store(form, not is_watched())
 
     def _as_arrays(self, traces: Traces) -> Traces:
         return as_arrays(traces) if self.placement is None else self.placement.traces(traces)
@@ -235,23 +282,17 @@ class BaseLearner(brainstate.nn.Module):
         """The placement of the arrays on a mesh; ``None``: no mesh."""
         return self.compiled.placement
 
-    @property
-    def placing(self) -> Placing | None:
-        """The placement of the values of the States; ``None``: no mesh."""
-        return None if self.placement is None else Placing(self.placement, self.states_of_model)
-
     def divide(self, data: DataAxis) -> None:
         """Compile for a mesh; see `braintrace.shard`."""
         self._compiled = self.compiled_model.sharded(data)
 
     def place(self) -> None:
         """Move the arrays to their placement on the mesh, if there is one."""
-        placing = self.placing
-        if placing is not None and self.placement is not None:
+        if self.placement is not None:
             self.place_states()
             self.traces.carried.convert(self.placement.traces)
-            states = list(self.held_optimizer.states.values())
-            write_values(states, placing.values(states, [state.value for state in states]))
+            for state in self.held_optimizer.states.values():
+                state.value = self.placement.value(None, state.value)
 
     def place_states(self) -> None:
         """Move States to their placement on the mesh, if there is one."""
@@ -267,8 +308,8 @@ class BaseLearner(brainstate.nn.Module):
         return gradients_for(self.module, {path: state.value for path, state in states})
 
     @property
-    def drivers(self) -> Compilations:
+    def programs(self) -> Programs:
         """The programs that the methods have compiled; a clone compiles its own."""
-        if not self._drivers.is_of(self):
-            self._drivers = Compilations(self)
-        return self._drivers
+        if self._programs.owner() is not self:
+            self._programs = Programs(self)
+        return self._programs

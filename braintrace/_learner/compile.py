@@ -1,17 +1,20 @@
-"""Construction of a learner from a model."""
+"""Construction of a learner from a model, and on a mesh; analysis of a model without one."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import brainstate
 import jax
+from jax.sharding import AxisType, Mesh
 
-from .._errors import in_words
-from .._rules import Rule
-from .._runtime.stepping import first_step
-from .by_path import choose_by_path
+from .._compiler import CompilerOptions, compile_model
+from .._errors import OptionError, in_words
+from .._graph import ETraceGraph
+from .._rules import ParameterTraces, Rule
+from ..sharding import DataAxis
+from .arguments import first_step
 from .learner import Learner
-from .names import algorithm_of, options_of
+from .names import algorithm_of, choose_by_path, options_of
 
 
 def compile(
@@ -129,3 +132,132 @@ def mapped_size(example: tuple[Any, ...], batch_size: int | None) -> int:
     """Return the size of the batch over which a model for one sample is mapped."""
     sizes = (size for leaf in jax.tree.leaves(example) for size in jax.numpy.shape(leaf)[:1])
     return next(sizes, 1) if batch_size is None else batch_size
+
+
+def compile_etrace_graph(
+    model: brainstate.nn.Module,
+    *arguments: Any,
+    batch_size: int | None = None,
+    strict: bool = False,
+    unroll_limit: int = 32,
+    readout_filters: bool = True,
+    mark: Any = None,
+) -> ETraceGraph:
+    """Analyse one step of a model.
+
+    Parameters
+    ----------
+    model
+        A brainstate module with initialised states, whose ``update`` is one step.
+    *arguments
+        Example arguments of ``update``; their values do not matter.
+    batch_size
+        ``None``: the model is analysed unchanged. A number: the model is written for one sample,
+        and is analysed mapped over a leading batch axis of that size.
+    strict
+        Raise instead of warning if a part of the gradient is truncated.
+    unroll_limit
+        Maximum length of a loop inside ``update`` that is unrolled. A loop is unrolled if it
+        contains an ETP operation, or if it couples elements of a hidden state in addition to its
+        elementwise operations.
+    readout_filters
+        See `D_RTRL`.
+    mark
+        The parameters that learn online. ``None``: the parameters that the model marks; if no ETP
+        operation with a parameter reaches a hidden state, the same as ``'auto'``. ``'explicit'``:
+        the parameters that the model marks, and a model without marks is refused. ``'auto'``: all
+        parameters whose operations have an ETP form: products and convolutions of any layout, with
+        their biases, and elementwise operations. Existing marks stay. A path, the start of a path
+        (``"cell/w"``, ``("cell", "w")``) or a function of a path: only these parameters are marked.
+
+    Returns
+    -------
+    ETraceGraph
+        Frozen and printable.
+
+    Raises
+    ------
+    CompilationError
+        If the model has no hidden states, complex ones, no weight that learns on the path to one,
+        or (with ``strict``) a path that a trace cannot follow; or if JAX or brainstate do not
+        support an operation of ``update``.
+    OptionError
+        If ``model`` or an option has a value that is not accepted.
+    NotInitializedError
+        If ``init_state`` has not been called.
+    UnitError
+        If physical units are incompatible in ``update``.
+    DtypeError
+        If a parameter of an ETP operation is not floating-point, or is not finite, or if an
+        argument is not a JAX type.
+
+    Warns
+    -----
+    ApproximationWarning
+        Once for every diagnostic of level ``'warning'``.
+
+    Examples
+    --------
+    >>> import brainstate, braintrace, jax.numpy as jnp
+    >>> model = brainstate.nn.init_all_states(braintrace.nn.IndRNN(2, 3), batch_size=1)
+    >>> graph = braintrace.compile_etrace_graph(model, jnp.ones((1, 2)))
+    >>> [relation.printed_paths for relation in graph.hidden_param_op_relations]
+    [('u',), ('W/weight',)]
+    """
+    options = CompilerOptions(
+        strict=strict, unroll_limit=unroll_limit, readout_filters=readout_filters, mark=mark
+    )
+    return compile_model(model, arguments, batch_size, options, ParameterTraces())[0]
+
+
+def shard(learner: Learner, mesh: Mesh, data: str = "data") -> None:
+    """Shard a learner's arrays over the devices of a mesh.
+
+    Samples are sharded over one axis of the mesh: states, traces and arguments along their batch
+    axis. Parameters that you have placed on the mesh keep their sharding; all other arrays are
+    replicated. All calls work as before with the same results, and arrays keep their placement,
+    also after `reset_state` and `restore`. Arguments may be on any devices.
+
+    Parameters
+    ----------
+    learner
+        The learner, possibly in the middle of a sequence.
+    mesh
+        The devices, along ``Auto`` axes. They may belong to several processes; all of these must
+        then call the same methods.
+    data
+        Axis of the mesh over which samples are sharded.
+
+    Raises
+    ------
+    OptionError
+        If the mesh has no such axis, or an ``Explicit`` one, or if there is no batch.
+    ShapeError
+        If the batch size is not a multiple of the number of parts.
+    NotCompiledError
+        If the learner has not been compiled.
+
+    Examples
+    --------
+    >>> import braintrace, jax, jax.numpy as jnp
+    >>> model = braintrace.nn.IndRNN(2, 4)
+    >>> learner = braintrace.compile(model, "d_rtrl", jnp.ones((8, 2)), batch_size=8)
+    >>> auto = (jax.sharding.AxisType.Auto,)
+    >>> mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=auto)
+    >>> braintrace.shard(learner, mesh)
+    >>> gradients = learner.etrace_grad(
+    ...     jnp.ones((5, 8, 2)), step_fn=lambda x: (learner(x) ** 2).mean()
+    ... )
+    """
+    if AxisType.Explicit in (mesh.axis_types or ()):
+        raise OptionError(
+            "`mesh` has `Explicit` axes; expected `Auto` ones: "
+            "`jax.make_mesh(shape, names, axis_types=(jax.sharding.AxisType.Auto,) * len(names))`."
+        )
+    if data not in mesh.axis_names:
+        raise OptionError(
+            f"`data` is {data!r}, and the mesh has the axes {mesh.axis_names}: expected one of "
+            "these."
+        )
+    learner.divide(DataAxis(mesh, data))
+    learner.place()

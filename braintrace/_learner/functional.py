@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import brainstate
@@ -17,23 +17,20 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from .._brainstate import is_in_loop, values_of
-from .._core.traces import Pairs, outliving, unpack
+from .._brainstate import is_in_loop, peek_all, set_values
+from .._core.traces import outliving, unpack
 from .._errors import OptionError
 from .._graph import Traces
 from .._jax import struct_of
-from .._runtime.carried_traces import Form, Zero, is_settled, settled
-from .._runtime.compiled_model import current_step, follow_every_state, up_to_date
-from .._runtime.program import write_values
-from .._runtime.resets import check_where, reset_values
-from .._runtime.stepping import run_call
-from .._typing import Path, PyTree
+from .._typing import PyTree
 from .base import BaseLearner
-from .driver import prepared
-from .learner_state import BY_PATH, LearnerState, Places, check_like, places_of, states_in
-from .options import Options, request_of
+from .learner_state import LearnerState, Places, check_like, places_of, state_of, states_in
+from .options import Options
+from .program import Arguments, Initial, Program
+from .resets import check_where, reset_values
 from .sequences import etrace_evolve, etrace_grad, etrace_online, predict
-from .state_store import StateStore
+from .shell import find_program, program_of_call, shown
+from .traces import Form, Zero, is_settled, settled
 
 
 class FunctionalLearner:
@@ -98,7 +95,7 @@ class FunctionalLearner:
             states_in(name, holder)
         self._learner = learner
         self._own = own
-        self._known: tuple[tuple[object, ...], Places, Any] = (None,), {}, None
+        self._known: tuple[tuple[object, ...], Places, Any] = (None,), Places(), None
 
     def state(self) -> LearnerState:
         """Return the current state of the learner.
@@ -107,8 +104,14 @@ class FunctionalLearner:
         that donates its arguments (``donate_argnums``), if you continue to use the learner.
         """
         learner = self._learner
-        learner.store(learner.states_of_model)  # refuses States that other code has written
-        return self._now(self._places(), learner.traces.value)
+        learner.traces.carried.finish()
+        learner.traces.carried.check(self._followed, learner.compiled.followed)
+        return state_of(self._places(), learner.traces.value, learner.rule)
+
+    @property
+    def _followed(self) -> list[brainstate.State]:
+        states = self._learner.states_of_model
+        return [states[path] for path in self._learner.compiled.followed]
 
     def restore(self, state: LearnerState) -> None:
         """Set the learner, the user's own States and ``brainstate.random`` to a state.
@@ -120,24 +123,24 @@ class FunctionalLearner:
         ShapeError, OptionError
             If the state does not fit the learner, or belongs to another rule; then nothing changes.
         """
-        self._learner.traces.carried.finish()
-        store, optimizer = self._store(state), self._learner.held_optimizer
+        learner, optimizer = self._learner, self._learner.held_optimizer
+        learner.traces.carried.finish()
+        places = self._checked(state).values()
         has_optimizer = bool(state.optimizer)
         if has_optimizer and not optimizer.states:
             raise OptionError(
                 "`state` has the state of an optimizer, and this learner has no optimizer: call "
                 "`learner.init_optimizer(optimizer)` first."
             )
-        places = store.places.values()
-        result = [p.state for p in places if p.field != "optimizer" or has_optimizer]
-        values = store.values(result)
+        kept = [p for p in places if p.field != "optimizer" or has_optimizer]
+        values = [place.value_in(state) for place in kept]
         values, traces = jax.tree.map(jnp.asarray, (values, self._arrays(state)))
         if not has_optimizer:
             optimizer.forget()
-        write_values(result, values)
-        self._learner.traces.value = traces
-        self._learner.place()
-        self._learner.store(self._learner.states_of_model).remember()
+        set_values([place.state for place in kept], values)
+        learner.traces.value = traces
+        learner.place()
+        learner.traces.carried.left = (peek_all(self._followed),)
 
     def step(self, state: LearnerState, *arguments: PyTree) -> tuple[LearnerState, PyTree]:
         """Run one step, and return the new state and the output of the model's ``update``.
@@ -147,10 +150,10 @@ class FunctionalLearner:
         contain how they depend on the parameters.
         """
         learner = self._learner
-        step, states = current_step(learner)
-        store = self._store(state, learner.traces.pairs)
-        output = run_call(step, states, store, arguments, learner.window is not None)
-        return store.state, output
+        states = learner.current_states()
+        program, data = program_of_call(learner, states, arguments)
+        found = list(learner.compiled.find_states(states).values())
+        return self._advance(state, program, data, found)
 
     def grad(
         self, state: LearnerState, *sequences: PyTree, **options: Any
@@ -208,14 +211,12 @@ class FunctionalLearner:
             A state with the structure that the result has.
         """
         learner = self._learner
-        up_to_date(learner)
-        store = self._store(state)
-        paths = list(learner.short_term_states)
-        fresh = dict(zip(paths, store.initial(), strict=True))
+        learner.current_states()
+        state, fresh = self._initial(state)
         has_arrays = is_in_loop() or (like is not None and is_settled(like.traces))
         traces: Form
         if where is not None:
-            now = {path: state.hidden[path] for path in paths}
+            now = {path: state.hidden[path] for path in fresh}
             flags = check_where(where, learner.graph, now)
             fresh = reset_values(learner.graph.batch, now, fresh, flags)
             traces = learner.compiled.reset(self._arrays(state), flags)
@@ -227,7 +228,7 @@ class FunctionalLearner:
         if placement is not None:
             fresh = {path: placement.value(path, value) for path, value in fresh.items()}
             traces = placement.traces(traces) if is_settled(traces) else traces
-        return dataclasses.replace(store.state, hidden=fresh, traces=traces)
+        return dataclasses.replace(state, hidden=fresh, traces=traces)
 
     def settle(self, state: LearnerState) -> LearnerState:
         """Return the state with arrays as traces; see `reset` and `grad`."""
@@ -245,40 +246,74 @@ class FunctionalLearner:
     ) -> tuple[LearnerState, PyTree]:
         """Run a method of the learner."""
         learner, options = self._learner, _options_of(method, given)
-        request = request_of(learner.param_states, method, sequences, options)
-        if options.optimizer is not None:
-            optimizer, parameters = options.optimizer, learner.parameters_for_optimizer
-            learner.held_optimizer.check_begun(optimizer, parameters)
-        follow_every_state(self._learner, options.window, is_given=True)
-        of_model, store = up_to_date(self._learner), self._store(state)
-        driver, arguments = prepared(learner, request, of_model, store.initial)
-        results = driver(store, of_model, arguments, options)
-        return store.state, results
+        if method == "etrace_online":
+            options.check_updates()
+            if options.optimizer is not None:
+                parameters = learner.parameters_for_optimizer
+                learner.held_optimizer.check_begun(options.optimizer, parameters)
+        learner.follow_every_state(options.window, is_given=True)
+        states = learner.current_states()
+        if options.reset is None:
+            initial: Initial = []
+        else:
+            state, fresh = self._initial(state)
+            initial = list(fresh.values())
+        call = learner, method, sequences, options, states, lambda: initial
+        program, arguments, steps = find_program(*call)
+        after, results = self._advance(state, program, arguments, program.body.states, steps)
+        return after, shown(learner, program.body, results, options)
+
+    def _advance(
+        self,
+        state: LearnerState,
+        program: Program,
+        arguments: Arguments,
+        states: Sequence[brainstate.State],
+        steps: int = 1,
+    ) -> tuple[LearnerState, PyTree]:
+        """Run a program on a state."""
+        places, body, form = self._checked(state), program.body, state.traces
+        traces, done = None, list[Any]()
+        if body.reads == "arrays" or not (body.reads == "nothing" or isinstance(form, Zero)):
+            traces = settled(form, self._learner.zero_traces)
+        values = [places.of(each).value_in(state) for each in states]
+        call = values, traces, arguments, steps
+        program(*call, is_owned=False, defers=not is_in_loop(), done=done)
+        (results, verdict), written, after = program.changes(done[0], traces)
+        if body.check is not None:
+            body.check(verdict)
+        state = places.replaced(state, body.written(states), written)
+        if after is not None:
+            after = unpack(after) if is_settled(after) else after
+            state = dataclasses.replace(state, traces=after)
+        return state, results
+
+    def _initial(self, state: LearnerState) -> tuple[LearnerState, dict[Any, PyTree]]:
+        """Return the initial values of the short-term States by path; random keys advance."""
+        places = self._checked(state)
+        states, function = self._learner.initial_function()
+        written, fresh = function([places.of(each).value_in(state) for each in states])
+        new = [(s, v) for s, v in zip(states, written, strict=True) if v is not None]
+        state = places.replaced(state, [s for s, _ in new], [v for _, v in new])
+        return state, {path: fresh[path] for path in self._learner.short_term_states}
 
     def _places(self) -> Places:
-        learner = self._learner
-        return places_of(self._learner, self._own, learner.held_optimizer)
-
-    def _now(self, places: Places, traces: Traces) -> LearnerState:
-        fields: dict[str, dict[Path, PyTree]] = {field: {} for field in BY_PATH}
-        values = values_of(place.state for place in places.values())
-        for place, value in zip(places.values(), values, strict=True):
-            fields[place.field].update(place.entries(value))
-        return LearnerState(**fields, traces=traces, rule=self._learner.rule)
-
-    def _store(self, state: LearnerState, pairs: Pairs = ()) -> StateStore:
-        """Return the store of a state, which is refused if it does not fit the learner."""
+        """Return the places of all values, found once for a compiled model and an optimizer."""
         learner, optimizer = self._learner, self._learner.held_optimizer
-        own = object() if self._own else None  # their States are not observed
+        own = object() if self._own or optimizer.own else None  # their States are not observed
         drawn = brainstate.random.DEFAULT
         version = learner.states_of_model, learner.compiled, optimizer.version, drawn, own
-        if not all(map(operator.is_, self._known[0], version)) or optimizer.own is not None:
-            places = self._places()
-            now = self._now(places, unpack(learner.starting_traces()))
+        if not all(map(operator.is_, self._known[0], version)):
+            places = places_of(learner, self._own)
+            now = state_of(places, unpack(learner.starting_traces()), learner.rule)
             self._known = version, places, jax.tree.map(struct_of, now)
-        _, places, like = self._known
-        check_like(state, like)
-        return StateStore(learner, places, state, pairs)
+        return self._known[1]
+
+    def _checked(self, state: LearnerState) -> Places:
+        """Return the places of all values in a state, which is refused if it does not fit."""
+        places = self._places()
+        check_like(state, self._known[2])
+        return places
 
 
 _SIGNATURES = {
@@ -291,6 +326,6 @@ def _options_of(method: str, given: Mapping[str, Any]) -> Options:
     """Return the options of a method; Python's error for other names than those of the learner."""
     _SIGNATURES[method].bind(None, **given)
     options = Options(**given)
-    if options.is_logged:
+    if options.progress or options.log_every:
         raise OptionError("`progress` and `log_every` are options of the methods of a learner.")
     return options

@@ -13,20 +13,17 @@ from .._core.traces import size_in_bytes
 from .._errors import NotPicklableError, OptionError
 from .._graph import Report, report_of
 from .._rules import eligibility_of
-from .._runtime.compiled_model import (
-    compile_first,
-    current_step,
-    learned_starts,
-)
-from .._runtime.stepping import first_step, run_call
 from .._tables import in_bytes
 from .._typing import Path, PyTree, path_name
 from . import sequences
+from .arguments import first_step
 from .base import BaseLearner
+from .compiled import compile_first, learned_starts
 from .functional import FunctionalLearner
 from .live import LiveStream
 from .nonfinite import notice_all
-from .reset_state import reset_state
+from .resets import reset_state
+from .shell import run_call
 from .user_step import interceptor_of
 
 
@@ -146,10 +143,7 @@ class Learner(BaseLearner):
             Before `compile_graph`, or for inputs or states of a different shape.
         """
         interceptor = interceptor_of(self)
-        if interceptor is not None:
-            return interceptor(*arguments)
-        step, states = current_step(self)
-        return run_call(step, states, self.store(states), arguments, self.window is not None)
+        return run_call(self, arguments) if interceptor is None else interceptor(*arguments)
 
     def init_etrace_state(self) -> None:
         """Do nothing: `compile_graph` has allocated the traces.
@@ -290,7 +284,7 @@ class Learner(BaseLearner):
 
         It also contains the chunks of all calls so far, and the bytes of their residuals.
         """
-        sequences = tuple(dict.fromkeys(self.drivers.sequences(self.graph)))
+        sequences = tuple(dict.fromkeys(self.programs.rows(self.graph)))
         report = report_of(self.graph)
         carried = size_in_bytes(self.compiled.trace_specs) + report.filter_bytes
         placement = self.placement

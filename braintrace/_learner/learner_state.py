@@ -7,7 +7,7 @@ import functools
 import itertools
 import json
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import brainstate
 import jax
@@ -16,13 +16,11 @@ import jax.export
 from .._brainstate import peek, values_of
 from .._checks import differences, shown
 from .._errors import OptionError, ShapeError
-from .._runtime.carried_traces import Form, is_settled
+from .._graph import Traces
 from .._typing import Path, PyTree, path_name
+from .base import BaseLearner
 from .leaves import by_path, holds_keys, like_current, like_leaves, raw, same_type
-from .optimizer import LearnerOptimizer
-
-if TYPE_CHECKING:
-    from ..._algorithms import Learner
+from .traces import Form, is_settled
 
 BY_PATH = ("parameters", "hidden", "others", "random", "optimizer")
 FIELDS = (*BY_PATH, "traces")
@@ -146,10 +144,6 @@ def _printed(key: Path | str) -> str:
     return path_name(key) if isinstance(key, tuple) else str(key)
 
 
-Fields: TypeAlias = Mapping[str, Mapping[Any, PyTree]]
-"""The fields of a learner state by name."""
-
-
 class Place(NamedTuple):
     """Field and path of the value of a State in a `LearnerState`.
 
@@ -166,15 +160,15 @@ class Place(NamedTuple):
         """Return the entries of the field for a value of the State."""
         return by_path(value, self.path) if self.field == "optimizer" else {self.path: raw(value)}
 
-    def value_in(self, state: Fields) -> PyTree:
-        """Return the value of the State in the fields of a learner state.
+    def value_in(self, state: LearnerState) -> PyTree:
+        """Return the value of the State in a learner state.
 
         Raises
         ------
         OptionError
             If it is missing.
         """
-        entries = state[self.field]
+        entries = getattr(state, self.field)
         if self.is_whole:
             return entries[self.path]
         (held,) = values_of([self.state])
@@ -188,73 +182,92 @@ class Place(NamedTuple):
         return like_leaves(held, entries, self.path)
 
 
-def _place(state: brainstate.State, field: str, path: Path) -> Place:
-    is_whole = field not in ("optimizer", "random") and not holds_keys(peek(state))
-    return Place(state, field, path, is_whole)
+class Places(dict[int, Place]):
+    """The place of every State by its identity."""
+
+    def add(self, path: Path, state: brainstate.State, field: str) -> None:
+        """Add the place of a State, which random keys have in the field for them.
+
+        Raises
+        ------
+        OptionError
+            If another State has the same name.
+        """
+        if id(state) in self:
+            return
+        field = "random" if isinstance(state, brainstate.random.RandomState) else field
+        if any(_printed(p.path) == _printed(path) for p in self.values() if p.field == field):
+            raise OptionError(
+                f"'{_printed(path)}' is the name of another State: choose a different name for "
+                f"`{path[0]}` in `learner.functional`."
+            )
+        is_whole = field not in ("optimizer", "random") and not holds_keys(peek(state))
+        self[id(state)] = Place(state, field, path, is_whole)
+
+    def of(self, state: brainstate.State) -> Place:
+        """Return the place of a State.
+
+        Raises
+        ------
+        OptionError
+            If there is none.
+        """
+        if id(state) not in self:
+            raise OptionError(
+                f"`step_fn` or `update_fn` uses a State that the state of the learner does not "
+                f"have: {shown(state)} of {shown(state.value)}. Pass its holder under a name: "
+                "`learner.functional(optimizer=optimizer)`."
+            )
+        return self[id(state)]
+
+    def replaced(
+        self, state: LearnerState, states: Iterable[brainstate.State], values: Iterable[PyTree]
+    ) -> LearnerState:
+        """Return a state with new values of some States."""
+        fields: dict[str, Any] = {field: dict(getattr(state, field)) for field in BY_PATH}
+        for each, value in zip(states, values, strict=True):
+            if id(each) in self:
+                place = self[id(each)]
+                fields[place.field].update(place.entries(value))
+        return dataclasses.replace(state, **fields)
 
 
-Places: TypeAlias = dict[int, Place]
-"""Places by the identity of a State."""
-
-
-def places_of(
-    learner: Learner,
-    own: Mapping[str, PyTree],
-    optimizer: LearnerOptimizer,
-) -> Places:
-    """Return the place of every State by its identity.
-
-    Parameters
-    ----------
-    learner
-        The learner, whose model's States come first.
-    own
-        Holders of the user's own States, by name.
-    optimizer
-        The optimizer of the learner.
+def places_of(learner: BaseLearner, own: Mapping[str, PyTree]) -> Places:
+    """Return the place of every State of a learner, and of the user's own holders by name.
 
     Raises
     ------
     OptionError
         If a holder has no States, or two States have the same name.
     """
-    places = {
-        id(state): _place(state, _field(state), path)
-        for path, state in learner.states_of_model.items()
-    }
-    printed = {(place.field, _printed(place.path)) for place in places.values()}
-
-    def add(path: Path, state: brainstate.State, field: str = "others") -> None:
-        if id(state) in places:
-            return
-        place = _place(state, "random" if _field(state) == "random" else field, path)
-        name = (place.field, _printed(path))
-        if name in printed:
-            raise OptionError(
-                f"'{_printed(path)}' is the name of another State: choose a "
-                f"different name for `{path[0]}` in `learner.functional`."
-            )
-        printed.add(name)
-        places[id(state)] = place
-
-    add(("brainstate", "random"), brainstate.random.DEFAULT)
+    places, optimizer = Places(), learner.held_optimizer
+    for path, state in learner.states_of_model.items():
+        places.add(path, state, _field(state))
+    places.add(("brainstate", "random"), brainstate.random.DEFAULT, "random")
     for path, state in learner.compiled.outside.items():
-        add(path, state)
+        places.add(path, state, "others")
     for name, holder in own.items():
         for path, state in states_in(name, holder).items():
-            add(path, state)
-    add(("braintrace", "skipped_updates"), optimizer.skipped)
+            places.add(path, state, "others")
+    places.add(("braintrace", "skipped_updates"), optimizer.skipped, "others")
     for path, state in optimizer.states.items():
-        add(path, state, "optimizer")
+        places.add(path, state, "optimizer")
     return places
+
+
+def state_of(places: Places, traces: Traces, rule: str) -> LearnerState:
+    """Return the current values of States, with given traces."""
+    fields: dict[str, dict[Path, PyTree]] = {field: {} for field in BY_PATH}
+    values = values_of(place.state for place in places.values())
+    for place, value in zip(places.values(), values, strict=True):
+        fields[place.field].update(place.entries(value))
+    return LearnerState(**fields, traces=traces, rule=rule)
 
 
 def _field(state: brainstate.State) -> str:
     """Return the field of the value of a State of the model."""
     if isinstance(state, brainstate.ParamState):
         return "parameters"
-    if isinstance(state, brainstate.random.RandomState):
-        return "random"
     return "hidden" if isinstance(state, brainstate.ShortTermState) else "others"
 
 

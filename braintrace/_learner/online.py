@@ -25,16 +25,15 @@ from .._from_function import gradients_by_path, gradients_for
 from .._graph import Traces
 from .._typing import PyTree, path_name
 from .base import BaseLearner
-from .body import Arguments, Body, BodyResult, Initial, Resets, run_to_the_end
 from .chunks import over_blocks, steps_of
 from .gradient import SequenceGradient
 from .leaves import by_path, split_loss, with_unit, with_units
-from .nonfinite import check_finite, notice_of_call
-from .nonfinite_samples import reset_nonfinite
-from .options import Options, Request
+from .nonfinite import Skip, check_finite, notice_of_call, reset_nonfinite
+from .options import Options
+from .program import Arguments, Body, BodyResult, Initial
 from .pure_step import PureStep
-from .resets import initial_values, reset_states
-from .updates import Skip, StepResult, Update, run_update, update_of
+from .resets import reset_states
+from .updates import StepResult, Update, run_update, update_of
 from .user_step import (
     Recorder,
     Reset,
@@ -42,7 +41,6 @@ from .user_step import (
     call_step_function,
     example_slices,
     first_written,
-    run_online,
     values_of,
 )
 
@@ -58,8 +56,8 @@ class OnlineLearning:
 
     Parameters
     ----------
-    learner, request
-        The learner, and the call of its method.
+    learner, options
+        The learner, and the options of the call.
     example
         Example arguments.
 
@@ -74,47 +72,37 @@ class OnlineLearning:
         If ``every`` is not a multiple of the window.
     """
 
-    def __init__(self, learner: BaseLearner, request: Request, example: Arguments) -> None:
-        self._learner, self._options = learner, request.options
-        self._optimizer = learner.held_optimizer
+    def __init__(self, learner: BaseLearner, options: Options, example: Arguments) -> None:
+        self._learner, self._options = learner, options
         self._parameters = self._learner.param_states
-        sequences, mask, (flags, _) = example
+        sequences, mask, flags, _ = example
         self._length = min(self._options.every, steps_of(sequences))
         differentiate = self._differentiating(learner, example)
         self._has_initial = flags is not None
         self._run = self._with_update(update_of(learner, self._options), differentiate)
         self._step = self._traced((sequences, flags, mask), self._length)
         self._step.check_unused(self._learner.traces.carried)
+
+        def notice(verdict: tuple[jax.Array, jax.Array], start: int) -> None:
+            notice_of_call(learner.held_optimizer, *verdict, start)
+
         self.body: Body = Body(
             run=self._sequence,
-            states=lambda of_model: self._step.others,
+            states=self._step.others,
             written=self._step.written_of,
-            results=self._results,
             check=self._check_finite if self._options.nonfinite == "raise" else None,
-            notice=self._notice if self._options.nonfinite == "skip" else None,
+            notice=notice if self._options.nonfinite == "skip" else None,
         )
 
-    def _results(self, found: tuple[PyTree, PyTree, PyTree], options: Options) -> PyTree:
-        losses, aux, _ = found
-        if options.unit_aware:
-            losses = with_unit(losses, self._loss_unit)
-        return (losses, aux) if options.has_aux else losses
-
-    def _check_finite(self, found: tuple[jax.Array, PyTree, jax.Array]) -> None:
-        losses, _, verdicts = found
-        check_finite(losses, verdicts, self._names, self._options.every)
-
-    def _notice(
-        self, found: tuple[jax.Array, PyTree, tuple[jax.Array, jax.Array]], start: int
-    ) -> None:
-        notice_of_call(self._optimizer, *found[2], start)
+    def _check_finite(self, found: tuple[jax.Array, jax.Array]) -> None:
+        check_finite(*found, self._names, self._options.every)
 
     def _traced(self, over_time: Slices, length: int) -> PureStep:
         """Return a step, or a block of a given length, as a pure function."""
         traces = jax.eval_shape(as_arrays, self._learner.starting_traces())
         initial: Initial = []
         if self._has_initial:
-            initial = initial_values(self._learner, self._learner.states_of_model)
+            initial = list(self._learner.initial_values(self._learner.states_of_model).values())
         slices = example_slices(over_time)
         if self._options.every > 1:
             slices = jax.tree.map(
@@ -151,8 +139,7 @@ class OnlineLearning:
 
         def loss_of_step() -> PyTree:
             before = values_of(self._parameters)
-            run = run_online(learner, traces, reset)
-            recorder = Recorder(learner, run)
+            recorder = Recorder(learner, lambda now: learner.compiled.one_step(now, traces, reset))
             loss, aux = call_step_function(step_fn, recorder, slices, options.has_aux)
             self._check_not_written(before)
             mantissa, self._loss_unit = split_loss(loss, options.unit_aware)
@@ -171,30 +158,25 @@ class OnlineLearning:
     def _of_blocks(self, learner: BaseLearner, example: Arguments) -> Differentiate:
         """Return the derivative of a block: of its mean loss, as a separate sequence."""
         own = self._options
-        options = Options(
-            step_fn=own.step_fn,
-            window=own.window,
-            has_aux=own.has_aux,
-            unit_aware=own.unit_aware,
-            return_value=True,
-        )
-        sequences, mask, (flags, initial) = example
-        block = jax.tree.map(lambda leaf: leaf[: self._length], (sequences, mask, flags))
-        request = Request("etrace_grad", block[0], options)
-        body = SequenceGradient(learner, request, (*block[:2], (block[2], initial))).body
-        states = body.states(self._learner.states_of_model)
+        kept = {name: getattr(own, name) for name in ("window", "has_aux", "unit_aware")}
+        options = Options(step_fn=own.step_fn, **kept)
+        parts = {name: getattr(example, name) for name in ("sequences", "mask", "flags")}
+        block = jax.tree.map(lambda leaf: leaf[: self._length], parts)
+        body = SequenceGradient(learner, options, example._replace(**block)).body
+        module = learner.module
 
         def of_block(traces: Traces, initial: Initial, inputs: Slices) -> tuple[StepResult, Traces]:
             slices, reset, weights = inputs
-            resets = (reset, [] if reset is None else initial)
-            values = [state.value for state in states]
-            results, written, after = run_to_the_end(body, values, traces, slices, weights, resets)
+            values = [state.value for state in body.states]
+            arguments = Arguments(slices, weights, reset, [] if reset is None else initial)
+            (results, _), written, after = body.run_to_the_end(values, traces, arguments)
             assert after is not None
-            for state, value in zip(body.written(states), written, strict=True):
+            for state, value in zip(body.written(body.states), written, strict=True):
                 state.value = value
-            gradients, losses, *aux = body.results(results, options)
+            of_parameters, losses, aux = results
+            by_path = dict(zip(body.parameters, of_parameters, strict=True))
             mantissas, self._loss_unit = saiunit.split_mantissa_unit(losses)
-            return StepResult(gradients, mantissas, aux[0] if aux else None, weights), after
+            return StepResult(gradients_for(module, by_path), mantissas, aux, weights), after
 
         return of_block
 
@@ -236,15 +218,8 @@ class OnlineLearning:
 
         return run
 
-    def _sequence(
-        self,
-        others: list[PyTree],
-        traces: Traces,
-        sequences: PyTree,
-        mask: jax.Array | None,
-        resets: Resets,
-    ) -> BodyResult:
-        flags, initial = resets
+    def _sequence(self, others: list[PyTree], traces: Traces, given: Arguments) -> BodyResult:
+        sequences, mask, flags, initial = given
         over_time, every = (sequences, flags, mask), self._options.every
 
         def of_length(length: int) -> Any:
@@ -256,7 +231,11 @@ class OnlineLearning:
             carry, results = jax.lax.scan(of_length(1), start, over_time)
         else:
             carry, results = over_blocks(of_length, start, over_time, steps_of(sequences), every)
-        return results, *carry
+        losses, aux, verdict = results
+        verdict = (losses, verdict) if self._options.nonfinite == "raise" else verdict
+        if self._options.unit_aware:
+            losses = with_unit(losses, self._loss_unit)
+        return ((losses, aux) if self._options.has_aux else losses, verdict), *carry
 
     def _other_block(self, over_time: Slices, length: int) -> PureStep:
         """Return a block of another length; it is not cached, since it may contain tracers."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import dis
+import functools
 import itertools
 import operator
+import types
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import brainstate
 import jax
@@ -15,10 +18,10 @@ import numpy as np
 import saiunit
 from jax.typing import ArrayLike
 
-from .._checks import common_length, shown
+from .._checks import shown
 from .._errors import OptionError, ShapeError
-from .._jax import own_copy
-from .._runtime.model_states import States
+from .._jax import holds_tracers, is_tracer, leaves_of, own_copy
+from .._model import States
 from .._typing import Path, PyTree
 
 CHOICES = {"reduction": ("mean", "sum"), "nonfinite": ("skip", "raise", "ignore")}
@@ -76,32 +79,35 @@ class Options:
                 "(a number of steps, and the function to call after them), or neither."
             )
 
+    def check_updates(self) -> None:
+        """Refuse a stream with no update, or with two.
+
+        Raises
+        ------
+        OptionError
+            If both ``update_fn`` and ``optimizer`` are given, or none.
+        """
+        if (self.update_fn is None) == (self.optimizer is None):
+            raise OptionError(
+                f"`update_fn` is {shown(self.update_fn)} and `optimizer` is "
+                f"{shown(self.optimizer)}; expected one of them, which changes the parameters "
+                "after a step. In an `update_fn`, you can call an optimizer."
+            )
+
     @property
     def length_of_chunk(self) -> int | None:
         """The number of steps of a chunk; ``None``: it is chosen."""
         return None if self.chunk_size in (None, "auto") else int(self.chunk_size)
 
-    @property
-    def functions(self) -> list[Callable[..., PyTree]]:
-        """The user's functions, for which programs are compiled."""
+    def parts(self) -> tuple[list[Callable[..., PyTree]], Any, tuple[object, ...]]:
+        """Return the user's functions, the optimizer's, and all other values of a program's key."""
         update = None if self.optimizer is None else self.optimizer.update
-        return [f for f in (self.step_fn, self.update_fn, update) if f is not None]
-
-    @property
-    def static(self) -> tuple[object, ...]:
-        """The values, except functions, for which programs are compiled."""
-        values: tuple[object, ...] = _static_values(self)
-        return values
+        return list(filter(None, (self.step_fn, self.update_fn))), update, _static_values(self)
 
     @property
     def compiled(self) -> Options:
         """The options that a program depends on: without arrays, progress and logs."""
         return dataclasses.replace(self, **_NOT_COMPILED)
-
-    @property
-    def is_logged(self) -> bool:
-        """Whether the call shows its progress or is logged."""
-        return self.progress or self.log_every is not None
 
 
 _NOT_COMPILED: dict[str, Any] = {
@@ -121,12 +127,8 @@ Gradients: TypeAlias = PyTree
 pytree like its ``params``. The type of a learner does not determine which one."""
 
 
-Chosen: TypeAlias = tuple[tuple[Hashable, Path], ...]
-"""The parameters whose gradients are requested: pairs of the user's key and the path."""
-
-
-def chosen_among(parameters: States, weights: PyTree) -> Chosen:
-    """Return the parameters in a user's dict of States.
+def chosen_among(parameters: States, weights: PyTree) -> dict[Hashable, Path]:
+    """Return the paths of the parameters in a user's dict of States, by its keys.
 
     Raises
     ------
@@ -140,20 +142,22 @@ def chosen_among(parameters: States, weights: PyTree) -> Chosen:
                 f"`weights[{shown(key)}]` is {shown(state)}; expected a parameter of the model, "
                 "one of `model.states(ParamState)`."
             )
-    return tuple((key, paths[id(state)]) for key, state in weights.items())
+    return {key: paths[id(state)] for key, state in weights.items()}
 
 
-def flattened(sequences: PyTree) -> tuple[list[Any], PyTree]:
-    """Return arrays, or their types, and the structure of sequences."""
-    leaves, tree = jax.tree.flatten(sequences)
-    return [leaf if isinstance(leaf, jax.Array) else jax.typeof(leaf) for leaf in leaves], tree
+_type = operator.attrgetter("aval")
 
 
-def of_numbers(sequences: PyTree) -> PyTree:
-    """Return sequences of arrays; tables and NumPy arrays are copied, see `own_copy`."""
-    if all(map(isinstance, jax.tree.leaves(sequences), itertools.repeat(jax.Array))):
-        return sequences
-    return jax.tree.map(lambda x: np.array(x) if _is_table(x) else own_copy(x), sequences)
+def of_numbers(sequences: PyTree) -> tuple[PyTree, list[Any], PyTree]:
+    """Return sequences of arrays, the types of their leaves, and their structure.
+
+    Tables and NumPy arrays are copied, see `own_copy`.
+    """
+    leaves, tree = jax.tree_util.tree_flatten(sequences)
+    if all(map(isinstance, leaves, itertools.repeat(jax.Array))):
+        return sequences, list(map(_type, leaves)), tree
+    leaves = [np.array(leaf) if _is_table(leaf) else own_copy(leaf) for leaf in leaves]
+    return jax.tree.unflatten(tree, leaves), list(map(jax.typeof, leaves)), tree
 
 
 def _is_table(leaf: Any) -> bool:
@@ -161,17 +165,6 @@ def _is_table(leaf: Any) -> bool:
     if isinstance(leaf, ARRAYS) or not hasattr(type(leaf), "__array__"):
         return False
     return np.asarray(leaf).dtype.kind in "biufc"
-
-
-def length_of(sequences: PyTree) -> int:
-    """Return the number of steps of a user's sequences.
-
-    Raises
-    ------
-    ShapeError
-        If they have no steps, or differ in length.
-    """
-    return common_length([aval.shape for aval in flattened(sequences)[0]], "sequence")
 
 
 def weights_of(mask: ArrayLike, steps: int) -> jax.Array:
@@ -192,62 +185,92 @@ def weights_of(mask: ArrayLike, steps: int) -> jax.Array:
     return weights
 
 
-class Request(NamedTuple):
-    """A call of one of a learner's methods.
+# --- cache keys of the user's functions
 
-    Attributes
-    ----------
-    method
-        Its name.
-    sequences, options
-        The user's arguments; see `Learner.etrace_grad`.
-    chosen
-        The parameters whose gradients are requested; ``None``: all.
-    start
-        Index of its first step in the user's call.
+BY_VALUE = (bool, int, float, complex, str, bytes, type(None))
+
+
+class ByIdentity:
+    """An object that is compared by identity; the reference keeps its `id` unique."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ByIdentity) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def key_of(function: Callable[..., Any]) -> tuple[tuple[Hashable, ...], bool]:
+    """Return the cache key of a function, and whether it reads tracers, which nothing may keep.
+
+    A function is traced once, as by ``jax.jit``. A lambda that is written in a call is another
+    object every time, with the same code: its key consists of its code, of the values that it holds
+    (defaults, closed-over values, the object of a method), and of the objects that the global names
+    in its code are bound to, which a notebook cell may bind again. Numbers, strings and flags are
+    compared by value, tracers of an enclosing transformation by shape and dtype, and all other
+    objects by identity. A key keeps its objects alive.
     """
-
-    method: str
-    sequences: tuple[PyTree, ...]
-    options: Options
-    chosen: Chosen | None = None
-    start: int = 0
-
-
-def request_of(
-    parameters: States, method: str, sequences: tuple[PyTree, ...], options: Options
-) -> Request:
-    """Return a call of a method.
-
-    Raises
-    ------
-    OptionError
-        If its options select no parameters of the model, or not exactly one kind of update.
-    """
-    if method == "etrace_online":
-        _check_updates(options)
-    sequences = of_numbers(sequences)
-    if options.weights is None:
-        return Request(method, sequences, options)
-    chosen = chosen_among(parameters, options.weights)
-    return Request(method, sequences, options, chosen)
+    key: list[Hashable] = []
+    seen: dict[int, Any] = {}
+    stack, reads_tracers = [(function, False)], False
+    while stack:
+        value, is_global = stack.pop()
+        if isinstance(value, BY_VALUE):
+            key.append((type(value), repr(value)))  # 0.0 is not -0.0, and NaN is NaN
+        elif isinstance(value, types.CodeType):
+            key.append(value)
+        elif not is_global and isinstance(value, CONTAINERS):
+            if id(value) not in seen:  # a function may read itself
+                seen[id(value)] = value
+                _push_parts(value, stack)
+            key.append((type(value), [*seen].index(id(value))))
+        elif is_tracer(value) if is_global else holds_tracers(value):
+            reads_tracers = True
+            key.append((type(value), *map(_key_of_leaf, leaves_of(value))))
+        else:
+            key.append(ByIdentity(value))
+    return tuple(key), reads_tracers
 
 
-def _check_updates(options: Options) -> None:
-    """Refuse options with no update, or with two.
+CONTAINERS = (types.FunctionType, types.MethodType, functools.partial, tuple)
 
-    Raises
-    ------
-    OptionError
-        If both ``update_fn`` and ``optimizer`` are given, or none.
-    """
-    if options.update_fn is None and options.optimizer is None:
-        raise OptionError(
-            "`update_fn` and `optimizer` are both None; expected one of them, which changes the "
-            "parameters after a step."
-        )
-    if options.update_fn is not None and options.optimizer is not None:
-        raise OptionError(
-            f"Both `update_fn` and `optimizer` are given ({shown(options.optimizer)}); expected "
-            "one of them. In an `update_fn`, call the optimizer there."
-        )
+
+def _push_parts(value: Any, stack: list[tuple[Any, bool]]) -> None:
+    """Add what a function reads, and whether a global name of its code is bound to it."""
+    if isinstance(value, types.FunctionType):
+        named = value.__kwdefaults__ or {}
+        held = [value.__code__, *(value.__defaults__ or ()), *named.values()]
+        held += map(_content, value.__closure__ or ())
+        names = global_names(value.__code__)
+        stack.extend(zip(map(value.__globals__.get, names), itertools.repeat(True)))
+    elif isinstance(value, types.MethodType):
+        held = [value.__self__, value.__func__]
+    elif isinstance(value, functools.partial):
+        held = [value.func, value.args, *value.keywords, *value.keywords.values()]
+    else:
+        held = [len(value), *value]
+    stack.extend(zip(held, itertools.repeat(False)))
+
+
+def _key_of_leaf(leaf: Any) -> Hashable:
+    return str(jax.typeof(leaf)) if is_tracer(leaf) else ByIdentity(leaf)
+
+
+@functools.lru_cache(maxsize=1000)
+def global_names(code: types.CodeType) -> tuple[str, ...]:
+    """Return the global names that code reads, and the functions written inside it."""
+    read = [
+        i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+    ]
+    inner = [global_names(each) for each in code.co_consts if isinstance(each, types.CodeType)]
+    return tuple(dict.fromkeys([*read, *(name for names in inner for name in names)]))
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return cell

@@ -1,21 +1,120 @@
-"""Resets inside a sequence: flags, affected States, and initial values."""
+"""Resets: flags of samples, and values in which some samples are at the start of a sequence."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from .._brainstate import is_watched
 from .._checks import flags_of
-from .._errors import OptionError
-from .._graph import ETraceGraph
-from .._jax import Var
-from .._runtime.model_states import States, read_states, short_term
-from .._runtime.resets import flags_of_samples, reset_values
-from .._typing import Path, PyTree, path_name
+from .._core.sites import flags_along
+from .._core.traces import outliving, pack
+from .._errors import LostTracesError, OptionError, in_words
+from .._graph import FILTERS, Batch, ETraceGraph
+from .._model import States, short_term, values_by_path
+from .._typing import Path, path_name
 from .base import BaseLearner
-from .body import Initial
+from .program import Initial
+from .step import CompiledStep
+from .traces import start_of_filter
+
+
+def reset_array(old: jax.Array, new: jax.Array, axis: int | None, flags: jax.Array) -> jax.Array:
+    """Return an array in which some samples, or all, are reset to the start of a sequence.
+
+    Parameters
+    ----------
+    old, new
+        The current array, and the array at the start of a sequence.
+    axis
+        The batch axis; ``None``: the array is shared by all samples.
+    flags
+        One flag for all samples, or one for each.
+    """
+    mixed = jnp.where(flags_along(axis, flags, old.ndim), new, old)
+    # Random keys have no `astype`.
+    return mixed if mixed.dtype == old.dtype else mixed.astype(old.dtype)
+
+
+def reset_values(
+    batch: Batch, now: Mapping[Path, Any], initial: Mapping[Path, Any], flags: jax.Array
+) -> dict[Path, Any]:
+    """Return values of States in which some samples, or all, are reset."""
+
+    def of_state(path: Path) -> Any:
+        old, tree = jax.tree.flatten(now[path])
+        pairs = zip(old, jax.tree.leaves(initial[path]), strict=True)
+        axes = (batch.axis_at(path, index) for index in range(len(old)))
+        leaves = [reset_array(*pair, axis, flags) for pair, axis in zip(pairs, axes, strict=True)]
+        return jax.tree.unflatten(tree, leaves)
+
+    return {path: of_state(path) for path in now}
+
+
+def check_where(
+    where: Any, graph: ETraceGraph, values: Mapping[Path, Any], batch_size: int | None = None
+) -> jax.Array:
+    """Return the samples to reset: one flag for all of them, or one per sample.
+
+    Raises
+    ------
+    ShapeError
+        If the flags are not boolean, or not one for each sample of the model.
+    OptionError
+        If a batch size is also given, or the learning rule follows all samples as one.
+    """
+    if batch_size is not None:
+        raise OptionError(
+            f"`reset_state` got both `where` and `batch_size={batch_size}`. `where` resets "
+            "samples of the current batch: leave out one of the two."
+        )
+    shapes = "(batch,), one per sample, or a single one"
+    flags = flags_of("where", where, shapes, lambda flags: flags.ndim <= 1)
+    if flags.ndim == 1:
+        given = f"`where` has shape {flags.shape}, one flag per sample"
+        return flags_of_samples(given, flags, graph, values)
+    return flags
+
+
+def flags_of_samples(
+    given: str, flags: jax.Array, graph: ETraceGraph, values: Mapping[Path, Any]
+) -> jax.Array:
+    """Return flags whose last axis is the batch; a batch of one needs a flag for all samples.
+
+    Parameters
+    ----------
+    given
+        Description of the flags, for messages.
+    flags
+        Booleans; the last axis is the batch.
+    graph, values
+        The compiled model, and values of its short-term States by path.
+
+    Raises
+    ------
+    ShapeError
+        If the model has no batch axis, an unknown one, or another number of samples.
+    OptionError
+        If the learning rule follows all samples as one.
+    """
+    leaves = {path: jax.tree.leaves(value) for path, value in values.items()}
+    shapes = {path: list(map(jnp.shape, own)) for path, own in leaves.items()}
+    graph.batch.check(given, flags.shape[-1], shapes)
+    if graph.batch.samples == 1:
+        return flags[..., 0]
+    if graph.flat_state is not None and graph.flat_state.samples == 1:
+        shared = next(leaf for leaf in graph.flat_state.leaves if graph.batch.axis(leaf) is None)
+        raise OptionError(
+            f"{given}, but all samples share hidden state '{shared.name}' of shape "
+            f"{shared.shape}, and the learning rule follows them together. Give one flag for all "
+            "samples, or use `D_RTRL`."
+        )
+    return flags
 
 
 def check_reset(
@@ -49,11 +148,6 @@ def check_reset(
         now = {path: state.value for path, state in short_term(states).items()}
         return flags_of_samples(given, flags, graph, now)
     return flags
-
-
-def initial_values(learner: BaseLearner, states: States) -> Initial:
-    """Return the initial values of all States of the model."""
-    return list(learner.initial_values(states).values())
 
 
 def check_fixed_weights(learner: BaseLearner, written: Collection[Path], resets: bool) -> None:
@@ -103,21 +197,98 @@ def reset_states(learner: BaseLearner, initial: Initial, flags: jax.Array) -> No
         state.value = after[path]
 
 
-def initial_inputs(
-    learner: BaseLearner, values: Mapping[Path, PyTree], initial: Initial
-) -> dict[Var, PyTree]:
-    """Return the inputs of the step's program that a reset changes, with their initial values.
+# --- the learner's own states
+
+
+def reset_state(
+    learner: BaseLearner, batch_size: int | None = None, *, where: Any = None, **kwargs: Any
+) -> None:
+    """Start a new sequence: reset states to their initial values, and traces to zero.
+
+    You can call it in your own loop (also inside ``brainstate.transform.jit``, ``for_loop`` and
+    ``cond``), and between calls of a learner.
 
     Parameters
     ----------
-    learner, values
-        The learner, and values of the States of its step.
-    initial
-        Initial values of States; empty without resets.
+    batch_size
+        Argument of the model's ``init_state``; ``None``: the current size of the states. A new
+        size compiles the model again.
+    where
+        Booleans ``(batch,)``: the samples that are reset. Other samples continue. States
+        without a batch axis continue unless all flags are set. ``None``: all samples.
+    **kwargs
+        Other arguments of ``init_state``, which brainstate passes to every module.
+
+    Raises
+    ------
+    ShapeError
+        If ``batch_size`` is ``None`` and ``init_state`` returns other shapes than the states
+        have, or if the shape of ``where`` does not fit them.
+    OptionError
+        For ``where`` together with ``batch_size``; if samples that share an input are reset
+        separately (`ES_D_RTRL`).
     """
-    by_path = dict(zip(learner.short_term_states, initial, strict=True)) if initial else {}
-    graph, states = learner.graph, learner.states_of_step
-    inputs = read_states(graph, states, {path: by_path.get(path, values[path]) for path in states})
-    return {
-        leaf.in_var: inputs[leaf.in_var] for leaf in graph.traced.leaves if leaf.path in by_path
-    }
+    if not is_watched():
+        learner.traces.carried.finish()
+    if where is not None or is_watched():  # traces of other keys cannot be made inside
+        learner.current_states()
+    if where is not None:
+        _reset_samples(learner, batch_size, where, kwargs)
+        return
+    if learner.samples_of_model is not None and batch_size is not None:
+        learner.samples_of_model = batch_size
+    with in_words(lambda: f"`reset_state` runs `init_state` of `{type(learner.module).__name__}`"):
+        states, compiled = learner.states_of_model, learner.compiled_model
+        states = {path: state for path, state in states.items() if path[0] != FILTERS}
+        size = learner.samples_of_model
+        values = compiled.initial_values(learner.module, states, batch_size, kwargs, size)
+    learner._compiled = compiled.moved_to(
+        learner.module, learner.analysed, states, values, batch_size
+    )
+    if _has_like_traces(learner, compiled.step):
+        _reset_traces(learner)
+    else:
+        learner.begin_traces()
+    learner.place_states()
+
+
+def _reset_samples(
+    learner: BaseLearner, batch_size: int | None, where: Any, options: dict[str, Any]
+) -> None:
+    states = learner.states_of_model
+    now = values_by_path(short_term(states))
+    flags = check_where(where, learner.graph, now, batch_size)
+    fresh = learner.initial_values(states, **options)
+    values = reset_values(learner.graph.batch, now, fresh, flags)
+    carried = learner.traces.carried
+    after = None if carried.is_zero else learner.compiled.reset(carried.arrays(), flags)
+    followed = [states[path] for path in learner.compiled.followed]
+    changes = [states[path] for path in values], list(values.values()), after
+    if is_watched():
+        carried.advance(followed, *changes, is_outside=False)
+    else:
+        carried.unfinished = lambda: carried.advance(followed, *changes, is_outside=True)
+        carried.finish()
+    learner.place_states()
+
+
+def _has_like_traces(learner: BaseLearner, before: CompiledStep) -> bool:
+    """Test whether traces, their packed form and filters have the same names as before."""
+    now = learner.compiled
+    filters = {leaf.name for leaf in now.graph.traced.filters}
+    return bool(
+        jax.tree.structure(now.trace_specs) == jax.tree.structure(before.trace_specs)
+        and now.pairs == before.pairs
+        and filters == learner.filters.keys()
+    )
+
+
+def _reset_traces(learner: BaseLearner) -> None:
+    for leaf in learner.compiled.graph.traced.filters:
+        learner.filters[leaf.name].value = start_of_filter(leaf)
+    if outliving(learner.compiled.trace_specs):
+        with contextlib.suppress(LostTracesError):  # a lost random stream is reset
+            fresh = pack(learner.traces_after_reset(learner.traces.value), learner.traces.pairs)
+            learner.traces.carried.store(fresh, not is_watched())
+            return
+    learner.leave_starting_traces()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from .._core.traces import examples
 from .._core.windows import window_signals
 from .._graph import Adjoints, LinearMethod, Records, Traces, Weights
 from .._graph import Chunk as RecordedChunk
-from .._runtime.model_states import add_to_states
+from .._model import add_to_states
 from .._typing import PyTree
 from .base import BaseLearner
 from .chunks import Chunks, chunks_of, over_blocks, over_chunks, steps_of, windows_of
@@ -42,6 +42,24 @@ Chunk: TypeAlias = tuple[Slices, jax.Array]
 
 Function: TypeAlias = Callable[[Any, Constants, Slices], tuple[jax.Array, PyTree, Records]]
 """``(probes, constants, slices) -> (loss, aux, records)`` of one step."""
+
+
+class Fixed(NamedTuple):
+    """Values that are the same in all steps.
+
+    Attributes
+    ----------
+    parameters, others
+        Values of the parameters, and of other States before the sequence.
+    weights, initial
+        Operands of the relations, and initial values of States.
+    """
+
+    parameters: list[PyTree]
+    others: list[PyTree]
+    weights: Weights
+    initial: list[PyTree]
+
 
 Gradients: TypeAlias = tuple[list[PyTree], Weights]
 """Gradients of the parameters in order, without the part through traces; and of the operands."""
@@ -137,20 +155,13 @@ class SequenceChunk:
             return Chunks(steps, 1, self._record_bytes)
         return chunks_of(self._graph, self._record_bytes, options, steps, from_zero)
 
-    def start(self, parameters: list[PyTree], weights: Weights) -> Gradients:
+    def start(self, fixed: Fixed) -> Gradients:
         """Return zero gradients: outside the traces, and of the operands."""
-        outside = self._run.choose(jax.tree.leaves(parameters))
-        zeros: Gradients = jax.tree.map(zero_sum, (outside, weights))
+        outside = self._run.choose(jax.tree.leaves(fixed.parameters))
+        zeros: Gradients = jax.tree.map(zero_sum, (outside, fixed.weights))
         return zeros
 
-    def run(
-        self,
-        parameters: list[PyTree],
-        others: list[PyTree],
-        constants: Constants,
-        carry: Any,
-        chunk: Chunk,
-    ) -> Any:
+    def run(self, fixed: Fixed, carry: Any, chunk: Chunk) -> Any:
         """Run one chunk from ``(written States, gradients, traces)``.
 
         Returns
@@ -160,14 +171,13 @@ class SequenceChunk:
         results
             The loss and the auxiliary results of every step.
         """
-        written, (outside, of_operands), traces = carry
-        weights, _ = constants
-        values, steps = (parameters, others, self._probes, constants), steps_of(chunk)
+        (written, (outside, of_operands), traces), weights = carry, fixed.weights
+        values, steps = self._values(fixed), steps_of(chunk)
 
         def of_length(length: int) -> Any:
             def run(start: Any, part: Chunk) -> Any:
                 result = self._run.run(values, start, part)
-                signal = self._signal(others, start[0], result.signal)
+                signal = self._signal(fixed, start[0], result.signal)
                 if length < steps:
                     signal = window_signals(self._graph, signal, length)
                 over_time = (result.loss, result.aux), result.residuals, signal
@@ -185,38 +195,28 @@ class SequenceChunk:
         of_traces: TracesOrSources = residuals if after is None else after
         return (written, (outside, of_operands), of_traces), results
 
-    def forward(
-        self,
-        parameters: list[PyTree],
-        others: list[PyTree],
-        constants: Constants,
-        written: PyTree,
-        part: Chunk,
-    ) -> tuple[PyTree, SourceValues]:
+    def _values(self, fixed: Fixed) -> tuple[Any, ...]:
+        constants = fixed.weights, fixed.initial
+        return fixed.parameters, fixed.others, self._probes, constants
+
+    def forward(self, fixed: Fixed, written: PyTree, part: Chunk) -> tuple[PyTree, SourceValues]:
         """Return the written States after a part, and the residuals that its traces need."""
-        values = (parameters, others, self._probes, constants)
-        outside, _ = self.start(parameters, {})
+        values, (outside, _) = self._values(fixed), self.start(fixed)
         result = self._run.run(values, (written, outside), part)
         return result.written, self._run.residuals(values, result.residuals, steps_of(part))
 
     def backward(
-        self,
-        parameters: list[PyTree],
-        others: list[PyTree],
-        constants: Constants,
-        carry: tuple[Gradients, Adjoints],
-        written: PyTree,
-        part: Chunk,
+        self, fixed: Fixed, carry: tuple[Gradients, Adjoints], written: PyTree, part: Chunk
     ) -> tuple[tuple[Gradients, Adjoints], tuple[jax.Array, PyTree]]:
         """Add the gradient of a part, whose adjoints of the states after it are known.
 
         ``written`` are the States before it. Return the carry, and the loss and the auxiliary
         results of every step.
         """
-        ((outside, of_operands), after), (weights, _) = carry, constants
-        values = (parameters, others, self._probes, constants)
+        ((outside, of_operands), after), weights = carry, fixed.weights
+        values = self._values(fixed)
         result = self._run.run(values, (written, outside), part)
-        signal = self._signal(others, written, result.signal)
+        signal = self._signal(fixed, written, result.signal)
         records = self._records(self._run.residuals(values, result.residuals, steps_of(part)))
         assert self.linear is not None
         recorded = RecordedChunk(self._graph, weights, records)
@@ -238,9 +238,7 @@ class SequenceChunk:
             return min(steps, self._window)
         return steps
 
-    def _signal(
-        self, others: list[PyTree], written: list[PyTree], derivatives: list[jax.Array]
-    ) -> Probes:
+    def _signal(self, fixed: Fixed, written: list[PyTree], derivatives: list[jax.Array]) -> Probes:
         """Return the learning signals of a chunk or of a window, time first.
 
         If derivatives pass from step to step, only the first step has a signal: for the states
@@ -248,7 +246,7 @@ class SequenceChunk:
 
         Parameters
         ----------
-        others, written
+        fixed, written
             Values of the States before the chunk.
         derivatives
             Derivatives with respect to the perturbations, or to the States before the chunk.
@@ -256,7 +254,7 @@ class SequenceChunk:
         if not self._passes:
             signal: Probes = self._run.signal_of(self._probes or {}, derivatives)
             return signal
-        current = self.step.merge(others, written)
+        current = self.step.merge(fixed.others, written)
         states = {state.name: pre_step_probe(state) for state in self._graph.traced_states}
 
         def moved(terms: Probes) -> list[Any]:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
+from .._checks import common_length
+from .._errors import NonFiniteError, OptionError, optional_import
 from .._typing import PyTree
+from ..sharding import on_host
 from .base import BaseLearner
-from .driver import run_request
-from .options import Options, request_of
-from .watching import run_watched
+from .nonfinite import notice_all
+from .options import Options, of_numbers
+from .shell import run_method
 
 OnLog: TypeAlias = Callable[[int, dict[str, Any]], Any]
 """``(step, metrics) -> anything``; see `etrace_online`."""
@@ -114,21 +123,7 @@ def etrace_grad(
         For an option value that is not accepted, or a ``step_fn`` that does not call the learner
         exactly once, writes a parameter or a hidden state, or returns no scalar.
     """
-    options = Options(
-        step_fn=step_fn,
-        window=window,
-        mask=mask,
-        reduction=reduction,
-        chunk_size=chunk_size,
-        memory_budget=memory_budget,
-        checkpoint=checkpoint,
-        has_aux=has_aux,
-        return_value=return_value,
-        unit_aware=unit_aware,
-        reset=reset,
-        weights=weights,
-    )
-    return _run(learner, "etrace_grad", sequences, options)
+    return _run("etrace_grad", **locals())
 
 
 def etrace_online(
@@ -257,22 +252,7 @@ def etrace_online(
     ...     xs, targets, step_fn=lambda x, y: ((learner(x) - y) ** 2).mean(), update_fn=descend
     ... )
     """
-    options = Options(
-        step_fn=step_fn,
-        optimizer=optimizer,
-        update_fn=update_fn,
-        every=every,
-        window=window,
-        mask=mask,
-        nonfinite=nonfinite,
-        has_aux=has_aux,
-        unit_aware=unit_aware,
-        reset=reset,
-        progress=progress,
-        log_every=log_every,
-        on_log=on_log,
-    )
-    return _run(learner, "etrace_online", sequences, options)
+    return _run("etrace_online", **locals())
 
 
 def etrace_evolve(
@@ -309,16 +289,7 @@ def etrace_evolve(
     ShapeError
         For sequences that are empty, differ in length or do not fit the states.
     """
-    options = Options(
-        chunk_size=chunk_size,
-        memory_budget=memory_budget,
-        reset=reset,
-        return_outputs=return_outputs,
-        progress=progress,
-        log_every=log_every,
-        on_log=on_log,
-    )
-    return _run(learner, "etrace_evolve", sequences, options)
+    return _run("etrace_evolve", **locals())
 
 
 def predict(
@@ -354,20 +325,72 @@ def predict(
     ShapeError
         For sequences that are empty, differ in length or do not fit the states.
     """
-    options = Options(
-        step_fn=step_fn,
-        reset=reset,
-        progress=progress,
-        log_every=log_every,
-        on_log=on_log,
-    )
-    return _run(learner, "predict", sequences, options)
+    return _run("predict", **locals())
 
 
-def _run(
+def _run(method: str, learner: BaseLearner, sequences: tuple[PyTree, ...], **given: Any) -> PyTree:
+    options = Options(**given)
+    if method == "etrace_online":
+        options.check_updates()
+        if options.optimizer is not None:
+            learner.held_optimizer.begin(options.optimizer, learner.parameters_for_optimizer)
+    is_logged = options.progress or options.log_every is not None
+    run = run_watched if is_logged else run_method
+    return run(learner, method, sequences, options)
+
+
+PARTS = 10
+"""Number of slices of a call that shows progress without logs."""
+
+
+def run_watched(
     learner: BaseLearner, method: str, sequences: tuple[PyTree, ...], options: Options
 ) -> PyTree:
-    request = request_of(learner.param_states, method, sequences, options)
-    if options.optimizer is not None:
-        learner.held_optimizer.begin(options.optimizer, learner.parameters_for_optimizer)
-    return run_watched(learner, request) if options.is_logged else run_request(learner, request)
+    """Run a method slice by slice, and return the results of the whole call.
+
+    Raises
+    ------
+    OptionError
+        If a slice would end within a block of steps with one update.
+    """
+    sequences, leaves, _ = of_numbers(sequences)
+    steps, results = common_length([leaf.shape for leaf in leaves], "sequence"), []
+    length = options.log_every or options.every * max(1, steps // PARTS // options.every)
+    if length % options.every:
+        raise OptionError(f"`log_every` is {length}; expected a multiple of {options.every}.")
+    with contextlib.ExitStack() as stack:
+        bar = None
+        if options.progress and jax.process_index() == 0:
+            tqdm = optional_import("tqdm.auto", "examples").tqdm
+            bar = stack.enter_context(tqdm(total=steps, unit="step", desc=method))
+        for start in range(0, steps, length):
+            now, begun = slice(start, min(start + length, steps)), time.perf_counter()
+            part, own = jax.tree.map(lambda x, now=now: x[now], sequences), _of_slice(options, now)
+            try:
+                result = run_method(learner, method, part, own, start)
+            except NonFiniteError as error:
+                raise error.counted_from(start) from None
+            results.append(jax.block_until_ready(result))
+            metrics = _means(own, result) if method == "etrace_online" else {}
+            metrics["steps_per_second"] = (now.stop - start) / (time.perf_counter() - begun)
+            if bar is not None:
+                bar.set_postfix({name: metrics[name] for name in metrics if name == "loss"})
+                bar.update(now.stop - start)
+            if options.on_log is not None and now.stop - start == length:
+                options.on_log(now.stop, metrics)
+    notice_all(learner.held_optimizer)
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *results)
+
+
+def _of_slice(options: Options, now: slice) -> Options:
+    flags = options.mask, options.reset
+    mask, reset = (None if flag is None else on_host(flag)[now] for flag in flags)
+    return dataclasses.replace(options, mask=mask, reset=reset)
+
+
+def _means(options: Options, result: PyTree) -> dict[str, Any]:
+    """Return the means of losses and auxiliary results over the unmasked steps of a slice."""
+    mask, results = options.mask, result if options.has_aux else (result,)
+    counts = slice(None) if mask is None or not np.any(mask) else mask != 0
+    means = jax.tree.map(lambda leaf: np.mean(on_host(leaf)[counts], axis=0), results)
+    return dict(zip(("loss", "aux"), means, strict=False))

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -21,13 +21,13 @@ from .._brainstate import held
 from .._errors import OptionError, ShapeError, in_words
 from .._from_function import gradients_by_path
 from .._graph import Traces
-from .._runtime.traces import EligibilityTraces
 from .._typing import PyTree, path_name
 from .base import BaseLearner
-from .nonfinite import any_not_finite, first_not_finite
+from .nonfinite import Skip, any_not_finite, first_not_finite
 from .optimizer import is_transformation
 from .options import Options
 from .pure_step import run_if
+from .traces import EligibilityTraces
 from .user_step import first_written, intercepting, traced_values, update_parameters
 
 
@@ -68,21 +68,6 @@ class StepResult:
         weights = self.weights.astype(self.losses.dtype)
         total = jnp.sum(weights)
         return jnp.sum(weights * self.losses) / jnp.where(total == 0, 1, total)
-
-
-class Skip(NamedTuple):
-    """Decision about an update.
-
-    Attributes
-    ----------
-    is_bad
-        Whether a loss or gradient is not finite, so that the update is skipped.
-    is_masked
-        Whether the step, or a step of the block, is masked; ``None``: there is no mask.
-    """
-
-    is_bad: jax.Array
-    is_masked: jax.Array | None
 
 
 Verdict: TypeAlias = jax.Array | Skip | None

@@ -19,15 +19,13 @@ import jax.numpy as jnp
 import saiunit
 
 from .._checks import is_quantity, named, parameter_names, shown
-from .._core.sites import Probes, probes_after_reset
-from .._core.steps import Inputs, recorded_step
+from .._core.steps import Inputs
 from .._core.traces import examples
 from .._errors import OptionError, in_words
-from .._graph import ETraceGraph, Records, Weights
 from .._jax import Var, trace_state
-from .._runtime.model_states import read_arguments, read_states, write_states
-from .._runtime.stepping import unwrap
+from .._model import read_states, write_states
 from .._typing import Path, PyTree, path_name
+from .arguments import read_arguments, unwrap
 from .base import BaseLearner
 
 Interceptor: TypeAlias = Callable[..., PyTree]
@@ -59,9 +57,6 @@ def interceptor_of(learner: BaseLearner) -> Interceptor | None:
 Run: TypeAlias = Callable[[Inputs], tuple[list[Any], dict[Var, Any], Any]]
 """``values of the program's inputs -> (outputs, new states, records)`` of one step."""
 
-RecordedStep: TypeAlias = Callable[[ETraceGraph, Inputs], tuple[list[Any], dict[Var, Any], Records]]
-"""``(graph, inputs) -> (outputs, new states, records)`` of one step."""
-
 LOOPS = (
     "`step_fn` calls the learner inside a compiled function, branch or loop. Call the learner "
     "directly, since the whole step is compiled, and return results with `has_aux=True`."
@@ -69,59 +64,6 @@ LOOPS = (
 
 Reset: TypeAlias = jax.Array | None
 """Flags of the samples that were reset before the step; ``None``: none."""
-
-
-def perturbed_step(weights: Weights, probes: Probes, reset: Reset) -> RecordedStep:
-    """Return a recorded step with perturbations, whose derivatives do not pass to the step before.
-
-    Parameters
-    ----------
-    weights
-        Operands of the relations, fixed over the chunk.
-    probes
-        Perturbations of the hidden states: zeros that are differentiated.
-    reset
-        See `Reset`.
-    """
-
-    def step(graph: ETraceGraph, inputs: Inputs) -> Any:
-        added = probes if reset is None else probes_after_reset(graph, probes, reset)
-        return recorded_step(graph, inputs, weights, added)
-
-    return step
-
-
-def run_recorded(step: RecordedStep, graph: ETraceGraph, reset: Reset, has_mask: bool) -> Run:
-    """Return a runner for a step of a chunk, with its residuals.
-
-    Parameters
-    ----------
-    step
-        `perturbed_step`, `window_step` or `passed_step`.
-    graph
-        The compiled model.
-    reset
-        See `Reset`.
-    has_mask
-        Whether there are masked steps.
-    """
-
-    def run(inputs: Inputs) -> Any:
-        outputs, new_states, records = step(graph, inputs)
-        if reset is not None:
-            records = dataclasses.replace(records, reset=reset)
-        return outputs, new_states, dataclasses.replace(records, has_mask=has_mask)
-
-    return run
-
-
-def run_online(learner: BaseLearner, traces: Any, reset: Reset) -> Run:
-    """Return a runner for a single step, with the traces after it as residuals."""
-
-    def run(inputs: Inputs) -> Any:
-        return learner.compiled.step_on_its_own(inputs, traces, reset)
-
-    return run
 
 
 Values = dict[Path, list[Any]]

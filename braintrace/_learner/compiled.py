@@ -5,44 +5,35 @@ of ``brainstate.environ``.
 """
 
 import dataclasses
-import enum
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import brainstate
 import jax
-import numpy as np
 
-from .._compiler import CompilerOptions, compile_model
-from .._errors import NotCompiledError, OptionError, ShapeError
-from .._graph import Diagnostic, TraceMethod
+from .._errors import ShapeError
+from .._graph import Diagnostic
 from .._jax import strongly_typed
-from .._typing import Path, path_name
-from ..sharding import DataAxis, placement_of
-from .compiled_step import CompiledStep, carries_alike
-from .initial_values import (
+from .._model import (
     InitialFunction,
     InitialValues,
     Shapes,
+    States,
     Values,
-    arguments_for_batch,
-    example_arguments,
+    all_states,
+    settings,
     shapes_of,
+    short_term,
+    values_by_path,
+    write_by_path,
 )
-from .model_states import States, all_states, short_term, values_by_path, write_by_path
+from .._typing import Path, path_name
+from ..sharding import DataAxis, placement_of
+from .arguments import arguments_for_batch, example_arguments
+from .step import CompiledStep
 
 Analyse: TypeAlias = Callable[[tuple[Any, ...], int | None], CompiledStep]
 """``(example, batch_size) -> step``; see `compile_step`."""
-
-
-def settings() -> dict[str, Any]:
-    """Return the flags and names of ``brainstate.environ``, such as ``fit=True``.
-
-    A step is compiled for each combination. Numbers are read when it is traced, as under
-    ``jax.jit``: the time may change at every step.
-    """
-    compared = (bool, np.bool_, str, type, enum.Enum, type(None))
-    return {k: v for k, v in brainstate.environ.all().items() if isinstance(v, compared)}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -189,7 +180,8 @@ class CompiledModel:
     def _placed(self, step: CompiledStep) -> CompiledStep:
         if self.data is None:
             return step
-        return step.placed(placement_of(step.graph, step.trace_specs, self.data))
+        placement = placement_of(step.graph, step.trace_specs, self.data)
+        return dataclasses.replace(step, placement=placement)
 
     def _step(
         self, shapes: Shapes, compiled: Callable[[], CompiledStep]
@@ -261,102 +253,3 @@ def learned_starts(compiled: CompiledModel, model: brainstate.nn.Module) -> list
         )
         for name in names
     ]
-
-
-def compile_step(
-    model: brainstate.nn.Module,
-    method: TraceMethod,
-    example: tuple[Any, ...],
-    batch_size: int | None,
-    options: CompilerOptions,
-    trace_dtype: Any,
-) -> CompiledStep:
-    """Analyse a model, and return the compiled step of an learner.
-
-    Parameters
-    ----------
-    model, example, batch_size, options
-        See `compile_model`.
-    method
-        The learning rule.
-    trace_dtype
-        Floating-point dtype in which traces are stored; ``None``: the model's dtype.
-
-    Raises
-    ------
-    CompilationError, DtypeError
-        See `compile_etrace_graph`.
-    PrimitiveError
-        If the traces of ``method`` do not support one of the model's operations.
-    """
-    graph, outside = compile_model(model, example, batch_size, options, method)
-    parameters = model.states(brainstate.ParamState).values()
-    carried = options.every_state, trace_dtype
-    return CompiledStep(graph, outside, method, *carried, parameters)
-
-
-def up_to_date(learner: Any) -> States:
-    """Return all States of the model, compiled for the current settings of the environment."""
-    states, compiled = learner.found_states(learner.module), learner.compiled_model
-    if settings() != compiled.settings:
-        after = compiled.up_to_date(learner.analysed)
-        if not carries_alike(compiled.step, after.step):
-            raise NotCompiledError(
-                f"`{type(learner.module).__name__}` has other traces for the current values of "
-                "`brainstate.environ`. Call `compile_graph`, which starts a new sequence."
-            )
-        learner._compiled = after
-        learner.place()
-    of_model: States = learner.states_of_model if learner.filters else states
-    return of_model
-
-
-def current_step(learner: Any) -> tuple[CompiledStep, States]:
-    """Return the step for the current settings, and its States in order."""
-    states = up_to_date(learner)
-    step: CompiledStep = learner.compiled
-    return step, step.find_states(states)
-
-
-def follow_every_state(learner: Any, requested: int | None, is_given: bool = False) -> None:
-    """Make traces follow every hidden state, if a call has a window, and recompile if necessary.
-
-    Parameters
-    ----------
-    algorithm
-        The learner.
-    requested
-        The window of the call; ``None``: the learner's window, for which its traces follow every
-        state.
-    is_given
-        Whether the user passes the traces. The learner's traces are replaced if no sequence has
-        started.
-
-    Raises
-    ------
-    OptionError
-        If a sequence has started, and its traces omit a state.
-    """
-    if requested is not None and not learner.every_state:
-        is_start = not is_given and learner.traces.carried.is_zero
-        _follow_every_state(learner, int(requested), is_start)
-
-
-def _follow_every_state(learner: Any, window: int, is_start: bool) -> None:
-    compiled = learner.compiled_model
-    is_alike = compiled.step.follows_every_state
-    if not (is_alike or is_start):
-        raise OptionError(
-            f"`window` is {window}, but the current traces omit hidden states that a window "
-            "needs. Give `window` to `compile`, or reset the learner before its first call with "
-            "a `window`."
-        )
-    learner.every_state = True
-    if is_alike:
-        return
-    try:
-        learner._compiled = compiled.analysed_again(learner.analysed)
-    except BaseException:
-        learner.every_state = False
-        raise
-    learner.begin_traces()

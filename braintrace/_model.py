@@ -1,0 +1,356 @@
+"""A brainstate module as values by path: its States, their leaves, and their initial values."""
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import saiunit
+
+from ._brainstate import is_watched, peek, set_values, trace_stateful, values_of
+from ._checks import is_quantity, shown
+from ._errors import NotCompiledError, ShapeError
+from ._graph import ETraceGraph, StateLeaf
+from ._jax import Var, strongly_typed, to_array
+from ._typing import Path, path_name
+
+States: TypeAlias = Mapping[Path, brainstate.State]
+Values: TypeAlias = dict[Path, Any]
+Shapes: TypeAlias = tuple[tuple[int, ...], ...]
+
+Size: TypeAlias = int | None
+"""A batch size; ``None``: the default of ``init_state``."""
+
+InitialFunction: TypeAlias = Callable[[Sequence[Any]], tuple[Sequence[Any], Values]]
+"""``values of States -> (new values or None, initial values by path)``."""
+
+
+# --- States
+
+
+def settings() -> dict[str, Any]:
+    """Return the flags and names of ``brainstate.environ``, such as ``fit=True``.
+
+    A step is compiled for each combination. Numbers are read when it is traced, as under
+    ``jax.jit``: the time may change at every step.
+    """
+    return {k: v for k, v in brainstate.environ.all().items() if isinstance(v, COMPARED)}
+
+
+COMPARED = (bool, np.bool_, str, type, enum.Enum, type(None))
+
+
+def all_states(model: brainstate.nn.Module) -> dict[Path, brainstate.State]:
+    """Return all States of a model by path."""
+    return {tuple(path): state for path, state in model.states().items()}
+
+
+def short_term(states: States) -> dict[Path, brainstate.State]:
+    """Return the States that are reset with a sequence."""
+    return of_kind(states, brainstate.ShortTermState)
+
+
+def of_kind(states: States, kind: type[brainstate.State]) -> dict[Path, brainstate.State]:
+    """Return the States of a class."""
+    return {path: state for path, state in states.items() if isinstance(state, kind)}
+
+
+def values_by_path(states: States) -> dict[Path, Any]:
+    """Return the values of States."""
+    return dict(zip(states, values_of(states.values()), strict=True))
+
+
+def write_by_path(states: States, values: Mapping[Path, Any]) -> None:
+    """Write values to some of the States."""
+    set_values([states[path] for path in values], values.values())
+
+
+class FoundStates:
+    """All States of a model by path; copies of an object that has this cache may share it."""
+
+    def __init__(self) -> None:
+        self._model: Any = None
+        self._more: Mapping[str, Any] = {}
+        self._states: dict[Any, brainstate.State] = {}
+        self._held: list[tuple[Any, Any, brainstate.State]] = []
+
+    def __call__(
+        self, model: brainstate.nn.Module, more: Mapping[str, Any], paths: list[Path]
+    ) -> States:
+        """Return the current States, and more with these paths."""
+        is_current = model is self._model and more is self._more
+        for holder, key, state in self._held:
+            is_current = is_current and holder.get(key) is state
+        if not is_current:
+            found = all_states(model)
+            self._held = [(*_place(model, path), state) for path, state in found.items()]
+            found.update(zip(paths, more.values(), strict=True))
+            self._model, self._more, self._states = model, more, found
+        return self._states
+
+
+def _place(model: Any, path: tuple[Any, ...]) -> tuple[dict[Any, Any], Any]:
+    """Return the dict that holds a State, and its key there; a State in a list is not followed."""
+    holder = vars(model)
+    for part in path[:-1]:
+        held = holder.get(part) if isinstance(holder, dict) else holder[part]
+        holder = held if isinstance(held, (dict, list, tuple)) else vars(held)
+    if isinstance(holder, dict):
+        return holder, path[-1]
+    return {0: holder[path[-1]]}, 0
+
+
+def find_states(
+    graph: ETraceGraph, inside: States, outside: States
+) -> dict[Path, brainstate.State]:
+    """Return the States that the compiled step uses, by path, in its order.
+
+    Parameters
+    ----------
+    graph
+        The compiled model.
+    inside, outside
+        All States of the model, and States outside it that a step uses.
+
+    Raises
+    ------
+    NotCompiledError
+        If the model no longer has one of them.
+    """
+    result: dict[Path, brainstate.State] = {}
+    for leaf in graph.traced.leaves:
+        state = inside.get(leaf.path, outside.get(leaf.path))
+        if state is None:
+            raise NotCompiledError(
+                f"The model no longer has the State '{path_name(leaf.path)}', which it had at "
+                "compilation. Call `compile_graph` again after a change of the model."
+            )
+        result[leaf.path] = state
+    return result
+
+
+# --- their leaves
+
+
+def read_states(
+    graph: ETraceGraph,
+    states: States,
+    values: Mapping[Path, Any] | None = None,
+) -> dict[Var, Any]:
+    """Return the value of every State leaf, by input variable.
+
+    Parameters
+    ----------
+    graph, states
+        The compiled model, and its States.
+    values
+        Values to use for the States; ``None``: their current values.
+
+    Raises
+    ------
+    ShapeError
+        If the shape of a State has changed since compilation.
+    """
+    given = values_of(states.values()) if values is None else [values[path] for path in states]
+    return leaves_by_var(graph, states, given)
+
+
+def leaves_by_var(graph: ETraceGraph, states: States, values: Sequence[Any]) -> dict[Var, Any]:
+    """Return the leaves of the values of all States; see `read_states`."""
+    traced = graph.traced
+    result, tree = jax.tree.flatten(tuple(values))
+    if tree != traced.tree_of_states:
+        for path, value in zip(states, values, strict=True):
+            if jax.tree.structure(value) != traced.state_trees[path]:
+                raise _other_structure(path, value, traced.state_trees[path])
+    inputs: dict[Var, Any] = {}
+    for leaf, value in zip(traced.leaves, result, strict=True):
+        inputs[leaf.in_var] = array = to_array(value)
+        if array.shape != leaf.shape or array.dtype != leaf.dtype:
+            raise _other_shape(leaf, array)
+    return inputs
+
+
+def _other_structure(path: Path, value: Any, expected: Any) -> ShapeError:
+    was = jax.tree.unflatten(expected, [None] * expected.num_leaves)
+    unit = f" in {saiunit.get_unit(was)}" if is_quantity(was) else f" of structure {expected}"
+    return ShapeError(
+        f"State '{path_name(path)}' is {shown(value)}; the model was compiled for a value{unit}. "
+        "Convert the value (`.to`, `.in_unit`), or compile again."
+    )
+
+
+def _other_shape(leaf: StateLeaf, value: Any) -> ShapeError:
+    return ShapeError(
+        f"State '{path_name(leaf.path)}' has shape {tuple(value.shape)} and dtype {value.dtype}; "
+        f"the model was compiled with {leaf.shape} and {leaf.dtype}. Call `reset_state` "
+        "with the batch size that you want, or compile again."
+    )
+
+
+def whole_values(graph: ETraceGraph, new: Mapping[Var, Any]) -> dict[Path, Any]:
+    """Return the new values of the States that the step writes, by path, from their leaves.
+
+    Parameters
+    ----------
+    graph
+        The compiled model.
+    new
+        New values of the leaves, by input variable.
+    """
+    traced = graph.traced
+    leaves = [new[var] for var in traced.written_vars]
+    values = jax.tree.unflatten(traced.tree_of_written, leaves)
+    return dict(zip(traced.written_paths, values, strict=True))
+
+
+def write_states(graph: ETraceGraph, states: States, new: Mapping[Var, Any]) -> None:
+    """Write new leaf values to the States that the step writes."""
+    write_by_path(states, whole_values(graph, new))
+
+
+def add_to_states(
+    graph: ETraceGraph,
+    paths: Sequence[Path | None],
+    values: Sequence[Any],
+    terms: Mapping[str, Any],
+) -> list[Any]:
+    """Add arrays, by state name, to the values of States.
+
+    Parameters
+    ----------
+    graph
+        The compiled model.
+    paths
+        Path of each value's State, ``None`` for States that the compiled step does not use.
+    values
+        Values of States.
+    terms
+        Terms to add, for some of the hidden states.
+    """
+    leaves: dict[Path, list[StateLeaf]] = {}
+    for leaf in graph.traced.leaves:
+        leaves.setdefault(leaf.path, []).append(leaf)
+
+    def added(path: Path | None, value: Any) -> Any:
+        own = leaves.get(path, []) if path is not None else []
+        if not any(leaf.name in terms for leaf in own):
+            return value
+        arrays, tree = jax.tree.flatten(value)
+        pairs = zip(own, arrays, strict=True)
+        parts = [v + terms[leaf.name] if leaf.name in terms else v for leaf, v in pairs]
+        return jax.tree.unflatten(tree, parts)
+
+    return [added(path, value) for path, value in zip(paths, values, strict=True)]
+
+
+# --- initial values
+
+
+def fresh_values(
+    model: brainstate.nn.Module, mapped: bool, size: Size, options: dict[str, Any]
+) -> Values:
+    """Return the initial values of all short-term States, without changing the model."""
+    twin = brainstate.graph.clone(model)
+    states = model.states()
+    for path, state in twin.states().items():
+        if not isinstance(state, brainstate.ShortTermState):
+            state.value = states[path].value  # transformations observe the read
+    arguments = {} if mapped or size is None else {"batch_size": size}
+    brainstate.nn.init_all_states(twin, **arguments, **options)
+    values = {
+        tuple(path): strongly_typed(state.value)
+        for path, state in twin.states(brainstate.ShortTermState).items()
+    }
+    return jax.tree.map(lambda leaf: _of_samples(leaf, size), values) if mapped else values
+
+
+def _of_samples(value: Any, size: Size) -> Any:
+    """Return the values of all samples from the value of one; random keys are split."""
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        split = jax.vmap(lambda key: jax.random.split(key, size), out_axes=1)
+        return split(value.ravel()).reshape(size, *value.shape)
+    return jnp.broadcast_to(value, (size, *value.shape))
+
+
+def shapes_of(values: Mapping[Path, Any]) -> Shapes:
+    """Return the shapes of all values of States, in the order of their paths."""
+    leaves = (leaf for path in sorted(values, key=str) for leaf in jax.tree.leaves(values[path]))
+    return tuple(tuple(jnp.shape(leaf)) for leaf in leaves)
+
+
+class InitialValues:
+    """Initial values of the short-term States of a model, traced once for each batch size."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[int, bool, Size], Initialiser] = {}
+
+    def __call__(
+        self, model: brainstate.nn.Module, mapped: bool, size: Size, options: dict[str, Any]
+    ) -> Values:
+        """Return the initial values for a batch size."""
+        if options or is_watched():
+            return fresh_values(model, mapped, size, options)
+        return self.initialiser(model, mapped, size)()
+
+    def size_of(
+        self, model: brainstate.nn.Module, mapped: bool, samples: Size, shapes: Shapes
+    ) -> Size:
+        """Return the batch size for which ``init_state`` makes states of given shapes."""
+        for size in [samples] if mapped else dict.fromkeys([samples, None]):
+            try:
+                made = self.initialiser(model, mapped, size)
+            except TypeError:  # `init_state` wants a batch size
+                continue
+            if made.shapes == shapes:
+                return size
+        raise ShapeError(
+            f"`{type(model).__name__}.init_state` does not create states of the current shapes, "
+            f"{', '.join(map(str, shapes))}. Call `reset_state` with the batch size of your "
+            "initialisation, inside the same maps."
+        )
+
+    def initialiser(self, model: brainstate.nn.Module, mapped: bool, size: Size) -> "Initialiser":
+        """Return the function of initial values for a batch size."""
+        key = (id(model), mapped, size)
+        if key not in self._made:
+            self._made[key] = Initialiser(model, mapped, size)
+        return self._made[key]
+
+
+class Initialiser:
+    """Initial values of one model for one batch size, as a compiled function of States."""
+
+    def __init__(self, model: brainstate.nn.Module, mapped: bool, size: Size) -> None:
+        found = trace_stateful(lambda: fresh_values(model, mapped, size, {}))
+        self.states, (values, _) = found.states, found.result_shapes
+        self._paths, self.shapes = list(values), shapes_of(values)
+        self._run = jax.jit(lambda states: _as_list(found.call(states)))
+
+        program = found.jaxpr.jaxpr
+        used = {id(v) for eqn in program.eqns for v in eqn.invars} | set(map(id, program.outvars))
+        rest = iter(program.invars)
+        leaves = [[next(rest) for _ in jax.tree.leaves(peek(s))] for s in self.states]
+        pairs = zip(self.states, leaves, strict=True)
+        self.read = tuple(s for s, own in pairs if any(id(v) in used for v in own))
+
+    def __call__(self) -> Values:
+        """Return the initial values; random States advance."""
+        written, values = self.values([state.value for state in self.states])
+        for state, value in zip(self.states, written, strict=True):
+            if value is not None:
+                state.value = value
+        return values
+
+    def values(self, of_states: Sequence[Any]) -> tuple[Sequence[Any], Values]:
+        """Return new values of States, and the initial values; see `InitialFunction`."""
+        written, values = self._run(of_states)
+        return written, dict(zip(self._paths, values, strict=True))
+
+
+def _as_list(result: tuple[Any, Values]) -> tuple[Any, list[Any]]:
+    """Return values in a list, since paths with both names and numbers cannot be sorted."""
+    return result[0], list(result[1].values())
