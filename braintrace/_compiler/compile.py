@@ -53,8 +53,7 @@ from .marked_operations import marked_operations
 from .marks import marking_of
 from .relations import find_relations
 from .slots import slots_of, with_memories
-from .split_loops import split_loops
-from .split_shared_uses import split_shared_uses
+from .splits import split_loops, split_shared_uses
 from .step_graph import step_graph
 from .trace import trace_model
 
