@@ -33,7 +33,7 @@ from .._core.loops import scan_records
 from .._core.sites import at_elements, at_entry, signals, x_key
 from .._core.steps import blocks, operand_shapes, values_of
 from .._core.traces import as_arrays, reset_traces, widened
-from .._errors import OptionError, ShapeError, in_words
+from .._errors import ShapeError, in_words
 from .._etrace_op import Arrays
 from .._graph import (
     Adjoints,
@@ -121,28 +121,18 @@ class SiteTrace(Generic[Where]):
 
         Raises
         ------
-        OptionError, ShapeError
+        ShapeError
             If the result has another structure or a leaf of another shape.
         """
         called, name = f"`{type(self.rule).__name__}.{method}`", self.site.name
         trace = jax.tree.unflatten(self.tree, [arrays[key] for key in self.specs])
         with in_words(lambda: f"{called} was called for {name}"):
             found = getattr(self.rule, method)(self.site, trace, *arguments)
-        paths, tree = jax.tree_util.tree_flatten_with_path(found)
-        expected, expected_tree = jax.tree.flatten(like)
-        if tree != expected_tree:
-            raise OptionError(
-                f"{called} returned {tree} for {name}; expected the structure {expected_tree}."
-            )
-        leaves = []
-        for (path, leaf), own in zip(paths, expected, strict=True):
-            if jnp.shape(leaf) != tuple(own.shape):
-                raise ShapeError(
-                    f"{called} returned shape {jnp.shape(leaf)} at "
-                    f"'{jax.tree_util.keystr(path)}' for {name}; expected {tuple(own.shape)}."
-                )
-            leaves.append(jnp.asarray(leaf, own.dtype))
-        return leaves
+        shapes = [jax.tree.map(lambda leaf: tuple(jnp.shape(leaf)), tree) for tree in (found, like)]
+        if shapes[0] != shapes[1]:
+            raise ShapeError(f"{called} returned {shapes[0]} for {name}; expected {shapes[1]}.")
+        pairs = zip(jax.tree.leaves(found), jax.tree.leaves(like), strict=True)
+        return [jnp.asarray(leaf, own.dtype) for leaf, own in pairs]
 
 
 def trace_at(rule: Rule, site: Where) -> SiteTrace[Where]:

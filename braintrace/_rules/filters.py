@@ -318,21 +318,17 @@ def rows_of_samples(graph: ETraceGraph, key: str, flags: jax.Array) -> jax.Array
     for site in trace_sites(graph):
         if site.relation.x_var is None or filter_key(graph, site.relation) != key:
             continue
-        if not get_primitive_spec(site.relation.primitive).batched:
-            raise OptionError(
-                f"All samples share the input of '{site.relation.key}', so this algorithm cannot "
-                "reset single samples. Give `reset` one value per step, or use `D_RTRL`."
-            )
         outputs = site.to_outputs(at_elements(graph, site.group, flags))
         outputs = outputs.any(0) if site.has_fan_out else outputs
         rows.append(outputs.any(tuple(range(1, outputs.ndim))))
         are_shared.add(all(graph.batch.axis(state) is None for state in site.group.states))
-    if len(are_shared) > 1:
-        raise OptionError(
-            f"The input of '{key}' reaches hidden states that all samples share, and others that "
-            "they do not, so this algorithm cannot reset single samples. Give `reset` one value "
-            "per step, or use `D_RTRL`."
-        )
+        is_batched = get_primitive_spec(site.relation.primitive).batched
+        if not is_batched or len(are_shared) > 1:
+            raise OptionError(
+                f"All samples share the input of '{key}', or a hidden state that it reaches, so "
+                "this algorithm cannot reset single samples. Give `reset` one value per step, or "
+                "use `D_RTRL`."
+            )
     return functools.reduce(jnp.logical_or, rows)
 
 
