@@ -166,7 +166,7 @@ WRONG = {
     ),
     "a structure that changes": (
         {"advance": lambda self, site, E, J, x, F: [*E.values()]},
-        braintrace.OptionError,
+        braintrace.ShapeError,
         "advance",
     ),
     "a gradient for each sample": (
