@@ -12,8 +12,6 @@ import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from .._graph.traced_model import StateLeaf, TracedModel
 from .._jax import Equation, Var
@@ -137,6 +135,9 @@ def _slots(shape: tuple[int, ...], own: Ids, labels: Sequence[Ids]) -> Slots:
     labels
         For each other source, the element of it that reaches each new element.
     """
+    from scipy.sparse import coo_array  # slow to import, and few models have slots
+    from scipy.sparse.csgraph import connected_components
+
     places = np.arange(own.size)
     pairs = [(places[own >= 0], own[own >= 0])]
     for label in labels:
