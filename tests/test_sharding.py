@@ -115,7 +115,7 @@ def on_devices():
         if rule == "d_rtrl":  # its numbers are those with split weights, below
             shard()
         else:
-            far = deviations(learner, build(cell, rule), shard)
+            far = deviations(learner, build(cell, rule), shard, gradients_alone=rule == "rtrl")
         learner.etrace_evolve(draws(STEPS, BATCH, INPUTS))
         check_placement(learner)
         print(
