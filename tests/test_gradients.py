@@ -33,7 +33,7 @@ from toys import Toy
 
 import braintrace
 
-COUNT = int(os.environ.get("EXAMPLES", "34"))
+COUNT = int(os.environ.get("EXAMPLES", "40"))
 PATHS_WITH_WINDOWS = {*PATHS} - {"by_own_gradient"}
 MASKS = {
     "none": (1, 1, 1, 1, 1, 1),
