@@ -55,7 +55,7 @@ def state_arrays_of(
 
 
 def step_of(
-    closed: ClosedJaxpr, arrays: list[StateArray], arguments: int, rule: Rule
+    closed: ClosedJaxpr, arrays: list[StateArray], rule: Rule
 ) -> Callable[..., list[jax.Array]]:
     """Return the step as a function of arguments and of the leaves of States."""
 

@@ -120,7 +120,7 @@ def _program(
     rule: Rule,
 ) -> Program:
     """Return the flat program of a step whose State leaves are inputs and outputs."""
-    step = step_of(closed, arrays, arguments, rule)
+    step = step_of(closed, arrays, rule)
     avals = [var.aval for var in open_jaxpr(closed)[0].invars]
     if batch_size is None:
         return program_of(trace_to_jaxpr(step, avals))

@@ -212,11 +212,11 @@ def trace_shapes(
 # --- gradients
 
 
-Inputs: TypeAlias = Mapping[str, jax.Array | None]
+InputsByRelation: TypeAlias = Mapping[str, jax.Array | None]
 """Inputs of operations over time, by relation; ``None``: it has no input."""
 
 
-def recorded_inputs(graph: ETraceGraph, records: Records) -> Inputs:
+def recorded_inputs(graph: ETraceGraph, records: Records) -> InputsByRelation:
     """Return the recorded inputs of the operations."""
     relations = graph.hidden_param_op_relations
     return {r.key: None if r.x_var is None else records.x[x_key(graph, r)] for r in relations}
@@ -226,7 +226,7 @@ def sum_products(
     chunk: Chunk,
     factors: Arrays,
     selects: bool,
-    inputs: Inputs | None = None,
+    inputs: InputsByRelation | None = None,
     pull: Callable[..., Arrays] = pull_back,
 ) -> Weights:
     """Return ``Σ x ⊗ f`` over time, batch and groups: one product for each site with factors.

@@ -152,7 +152,7 @@ class TraceMethod(Protocol):
         """Return the traces after a recorded chunk of one step or more.
 
         Traces before it that are known to be zero may be passed as shapes (see
-        `braintrace._core.zero`), here and in `gradient`.
+        `braintrace._core.traces`), here and in `gradient`.
         """
         after = self.gradient(chunk, {}, traces)[1]
         assert after is not None  # a rule without this by-product has an `update` of its own

@@ -44,7 +44,6 @@ from .linearity import Kind as Kind
 from .linearity import kinds_of as kinds_of
 from .linearity import nonlinear_operands as nonlinear_operands
 from .moves import PLAIN_MOVES as PLAIN_MOVES
-from .moves import is_chosen_update as is_chosen_update
 from .moves import moved_operands as moved_operands
 from .moves import sources_of as sources_of
 from .primitives import CONSTANT as CONSTANT

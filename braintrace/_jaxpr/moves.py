@@ -270,13 +270,6 @@ def chosen_axes(equation: Equation, columns: Sequence[np.ndarray | None]) -> tup
     return tuple(a for a, column in pairs if column is None and widths.get(a) != shape[a])
 
 
-def is_chosen_update(equation: Equation, operand: int, constants: Constants) -> bool:
-    """Test whether data choose the place at which an operand is written."""
-    if equation.primitive.name not in WRITES | {"scatter-add"} or operand != _update(equation):
-        return False
-    return bool(chosen_axes(equation, columns_of(equation, constants)))
-
-
 def read(
     lattice: Lattice, equation: Equation, operands: Sequence[Flow], constants: Constants
 ) -> list[Flow]:

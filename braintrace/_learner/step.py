@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import brainstate
@@ -106,7 +106,7 @@ class CompiledStep:
         """Return the leaves that a step writes."""
         return [by_var[var] for var in self.graph.traced.written_vars]
 
-    def inputs_of_step(self, start: Inputs, written: Iterable[Any], slices: Any) -> dict[Var, Any]:
+    def inputs_of_step(self, start: Inputs, written: Sequence[Any], slices: Any) -> dict[Var, Any]:
         """Return the inputs of a step in a sequence.
 
         Parameters
@@ -118,8 +118,7 @@ class CompiledStep:
         slices
             Arguments of the step.
         """
-        states = dict(zip(self.graph.traced.written_vars, written, strict=True))
-        return {**start, **states, **read_arguments(self.graph, slices)}
+        return {**start, **self.by_var(written), **read_arguments(self.graph, slices)}
 
     def body(self, run: Callable[..., BodyResult], **attributes: Any) -> Body:
         """Return the body of a function of the values of these States."""

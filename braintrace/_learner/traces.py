@@ -139,7 +139,7 @@ def store_external(traces: "CarriedTraces", form: Form) -> None:
 
 @seen_through(present, store_external)
 class CarriedTraces(brainstate.ShortTermState):
-    """The State of the traces, in one of the forms of `forms`.
+    """The State of the traces, in one of their forms.
 
     Traces are large, and are often discarded: by a reset, or at the end of the program. A sequence
     therefore leaves deferred traces, which the next reader computes.

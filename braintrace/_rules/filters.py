@@ -29,7 +29,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._core.gradient import Inputs, as_chunk, like, sum_products, times
+from .._core.gradient import InputsByRelation, as_chunk, like, sum_products, times
 from .._core.loops import scan_records
 from .._core.sites import (
     TraceSite,
@@ -279,7 +279,7 @@ def inputs_of(graph: ETraceGraph) -> dict[str, HiddenParamOpRelation]:
     return {r.key: r for r in relations if r.x_var is not None and filter_key(graph, r) == r.key}
 
 
-def by_relation(graph: ETraceGraph, filters: Arrays) -> Inputs:
+def by_relation(graph: ETraceGraph, filters: Arrays) -> InputsByRelation:
     """Return the filter of each relation; ``None`` for a relation without an input."""
     relations = graph.hidden_param_op_relations
     return {r.key: None if r.x_var is None else filters[filter_key(graph, r)] for r in relations}
