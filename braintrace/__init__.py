@@ -41,6 +41,7 @@ from ._etrace_op import get_primitive_spec as get_primitive_spec
 from ._etrace_op import grouped_matmul as grouped_matmul
 from ._etrace_op import inline as inline
 from ._etrace_op import lora_matmul as lora_matmul
+from ._etrace_op import mark as mark
 from ._etrace_op import matmul as matmul
 from ._etrace_op import register_primitive as register_primitive
 from ._etrace_op import register_primitive_spec as register_primitive_spec

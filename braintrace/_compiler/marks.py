@@ -20,9 +20,9 @@ import jax
 
 from .._checks import path_filter, shown
 from .._errors import OptionError
-from .._etrace_op import etp_elemwise_p
+from .._etrace_op import etp_elemwise_p, reaches_region
 from .._graph.diagnostics import Diagnostic, quoted
-from .._jax import ClosedJaxpr, Equation, Var, bind, source_line, trace_to_jaxpr
+from .._jax import ClosedJaxpr, Equation, Var, bind, is_var, source_line, trace_to_jaxpr
 from .._jaxpr import BindingTime, Program, Rule, carries_derivative, evaluate, inlined, program_of
 from .._typing import Path, path_name
 from .binding_times import time_of
@@ -48,12 +48,15 @@ class Marking:
         Whether loops are unrolled and branches lowered for a mark.
     is_default
         Whether a model with its own marks on the way to a hidden state gets no other marks.
+    in_region
+        Whether only the uses in regions of `braintrace.mark` are marked.
     """
 
     wants: Callable[[Path], bool]
     unroll_limit: int
     spells_out: bool
     is_default: bool = False
+    in_region: bool = False
 
 
 def marking_of(
@@ -87,13 +90,27 @@ def marking_of(
     return Marking(wants, unroll_limit, needs_marks)
 
 
+def with_marked_regions(
+    program: Program,
+    arrays: Sequence[StateArray],
+    arguments: int,
+    is_mapped: bool,
+    unroll_limit: int,
+) -> tuple[Program, tuple[Diagnostic, ...]]:
+    """Mark the regions of `braintrace.mark` in a step, as `with_marks` does."""
+    if not any(map(reaches_region, program.equations)):
+        return program, ()
+    marking = Marking(lambda path: True, unroll_limit, spells_out=True, in_region=True)
+    return with_marks(program, arrays, arguments, is_mapped, marking)
+
+
 def with_marks(
     program: Program,
     arrays: Sequence[StateArray],
     arguments: int,
     is_mapped: bool,
     marking: Marking,
-) -> tuple[ClosedJaxpr, tuple[Diagnostic, ...]]:
+) -> tuple[Program, tuple[Diagnostic, ...]]:
     """Mark a step, and return diagnostics for the uses that stay unmarked.
 
     Parameters
@@ -112,11 +129,11 @@ def with_marks(
     written = [array.kind == "hidden" for array in arrays if array.written]
     wanted = [False] * (len(program.out_atoms) - len(written)) + written
     program = _spelled_out(program, inputs, wanted, marking)
-    uses = ParametricUses(program, inputs, wanted)
+    uses = ParametricUses(program, inputs, wanted, marking.in_region)
     plan = mark_plan(uses, marking.unroll_limit)
     by_var = dict(zip(program.in_vars[arguments:], arrays, strict=True))
     findings = [_diagnostic(uses, unmarked, by_var) for unmarked in plan.unmarked]
-    return _marked(uses, plan, wanted), tuple(findings)
+    return program_of(_marked(uses, plan, wanted)), tuple(findings)
 
 
 def _time_of(array: StateArray, is_mapped: bool, marking: Marking) -> BindingTime:
@@ -131,7 +148,7 @@ def _spelled_out(
 ) -> Program:
     """Inline calls, unroll loops and lower branches that use parameters."""
     while True:
-        uses = ParametricUses(program, inputs, wanted)
+        uses = ParametricUses(program, inputs, wanted, marking.in_region)
         every_rule = {index: _rule_for(uses, index, operands, marking) for index, operands in uses}
         rules = {index: rule for index, rule in every_rule.items() if rule is not None}
         if not rules:
@@ -154,7 +171,7 @@ def _rule_for(
 
 def _marked(uses: ParametricUses, plan: MarkPlan, wanted: Sequence[bool]) -> ClosedJaxpr:
     """Return a program with the marks of a plan."""
-    program = uses.program
+    program, own = uses.program, set(uses.results)
 
     def run(*values: jax.Array) -> list[Any]:
         marks = _Marks(uses, plan, dict(zip(program.in_vars, values, strict=True)))
@@ -163,7 +180,7 @@ def _marked(uses: ParametricUses, plan: MarkPlan, wanted: Sequence[bool]) -> Clo
         )
         # A state may be parameter-derived.
         return [
-            marks.of(atom) if counts and uses.is_parametric(atom) else value
+            marks.of(atom) if counts and is_var(atom) and atom in own else value
             for value, atom, counts in zip(results, program.out_atoms, wanted, strict=True)
         ]
 

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from .._etrace_op import is_in_region, reaches_region
 from .._etrace_op.registry import is_marked
 from .._jax import Atom, Equation, Var, is_var
 from .._jaxpr import (
@@ -52,22 +53,31 @@ class ParametricUses:
         Binding times of its inputs.
     wanted
         Whether each of its results counts.
+    in_region
+        Whether only the uses in regions of `braintrace.mark` count.
     """
 
     def __init__(
-        self, program: Program, inputs: Sequence[BindingTime], wanted: Sequence[bool]
+        self,
+        program: Program,
+        inputs: Sequence[BindingTime],
+        wanted: Sequence[bool],
+        in_region: bool = False,
     ) -> None:
         self.program = program
         self.analysis = Analysis(program)
         times = [bound(var, time) for var, time in zip(program.in_vars, inputs, strict=True)]
         self.times = flows_of_variables(_QUESTION, self.analysis.constants, times)
         self._wanted = wanted
+        self._in_region = in_region
         self._ancestors = _ancestors(program, wanted)
 
     def __iter__(self) -> Iterator[Use]:
         """Yield the uses in program order."""
         for index, equation in enumerate(self.program.equations):
             if not any(self.is_wanted(var) for var in equation.outvars):
+                continue
+            if self._in_region and not reaches_region(equation):
                 continue
             pairs = enumerate(zip(equation.invars, self.operands(equation), strict=True))
             positions = tuple(i for i, (atom, what) in pairs if self._is_parametric(atom, what))
@@ -83,7 +93,7 @@ class ParametricUses:
     @property
     def results(self) -> list[Var]:
         """The wanted results that are parameter-derived."""
-        return [var for var in self.wanted if self.is_parametric(var)]
+        return [] if self._in_region else [var for var in self.wanted if self.is_parametric(var)]
 
     @functools.cached_property
     def broadcast(self) -> frozenset[Var]:
@@ -123,7 +133,8 @@ class ParametricUses:
         constants, operands = self.analysis.constants, self.operands(equation)
         bodies = flows_into_bodies(_QUESTION, constants, equation, operands)
         wanted = [self.is_wanted(var) for var in equation.outvars]
-        return any(_has_product(equation, *body, wanted) for body in bodies)
+        in_region = self._in_region and not is_in_region(equation)
+        return any(_has_product(equation, *body, wanted, in_region) for body in bodies)
 
     def _is_parametric(self, atom: Atom, what: BindingTime) -> bool:
         return what is BindingTime.PARAMETER and carries_derivative(atom)
@@ -136,10 +147,14 @@ def _ancestors(program: Program, wanted: Sequence[bool]) -> set[Var]:
 
 
 def _has_product(
-    equation: Equation, body: object, inputs: list[BindingTime], wanted: Sequence[bool]
+    equation: Equation,
+    body: object,
+    inputs: list[BindingTime],
+    wanted: Sequence[bool],
+    in_region: bool,
 ) -> bool:
     program = program_of(inlined(body))
-    uses = ParametricUses(program, inputs, _wanted_inside(equation, program, wanted))
+    uses = ParametricUses(program, inputs, _wanted_inside(equation, program, wanted), in_region)
     return any(
         is_marked(program.equations[index])
         or is_product(program.equations[index], positions, uses.times)

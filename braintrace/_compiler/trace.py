@@ -15,7 +15,7 @@ import saiunit
 from .._brainstate import StatefulTrace, trace_stateful
 from .._checks import is_quantity, leaf_names, named
 from .._errors import CompilationError, in_words
-from .._graph import Diagnostic, StateLeaf, TracedModel
+from .._graph import StateLeaf, TracedModel
 from .._jax import (
     ClosedJaxpr,
     every_equation,
@@ -29,7 +29,7 @@ from .._typing import Path, PyTree, path_name
 from .canonicalize import rewriting, spell_out_broadcasts
 from .example import argument_names, call_of_update, check_batch
 from .mapped import map_over_batch, mapped_avals, mapped_axes
-from .marks import Marking, with_marks
+from .marks import Marking, with_marked_regions, with_marks
 from .own_marks import has_own_marks
 from .state_arrays import StateArray, kind_of, state_arrays_of, step_of
 from .unchanged import without_unchanged
@@ -87,13 +87,14 @@ def trace_model(
     count = len(argument_leaves)
     flat, arrays = without_unchanged(program_of(_with_own_constants(step)), arrays, count)
     outputs = len(jax.tree.leaves(out_shapes))
-    closed = flat.jaxpr
-    unmarked: tuple[Diagnostic, ...] = ()
+    is_mapped = batch_size is not None
+    flat, unmarked = with_marked_regions(flat, arrays, count, is_mapped, unroll_limit)
     if marking is not None and marking.is_default and has_own_marks(flat, arrays):
         marking = None
     if marking is not None:
-        closed, unmarked = with_marks(flat, arrays, count, batch_size is not None, marking)
-    program = _program(closed, arrays, count, batch_size, rewriting(unroll_limit))
+        flat, findings = with_marks(flat, arrays, count, is_mapped, marking)
+        unmarked += findings
+    program = _program(flat.jaxpr, arrays, count, batch_size, rewriting(unroll_limit))
     traced = TracedModel(
         program=program,
         leaves=_state_leaves(program, arrays, count, outputs),

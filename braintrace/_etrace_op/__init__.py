@@ -18,6 +18,9 @@ from .inline import inline as inline
 from .lora import etp_lora_mm_p as etp_lora_mm_p
 from .lora import etp_lora_mv_p as etp_lora_mv_p
 from .lora import lora_matmul as lora_matmul
+from .mark import is_in_region as is_in_region
+from .mark import mark as mark
+from .mark import reaches_region as reaches_region
 from .primitive import ETPPrimitive as ETPPrimitive
 from .primitive import get_primitive_spec as get_primitive_spec
 from .primitive import lost_mark as lost_mark

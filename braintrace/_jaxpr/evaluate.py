@@ -125,7 +125,8 @@ def evaluate_inlined(
         # JAX traces each of its library functions once, at the first call.
         is_library = caller is not None or runs_library_code(equation)
         inside = equation if is_library else None
-        return evaluate_inlined(call_body(equation), operands, rule, inside)
+        with at_source_of(equation):
+            return evaluate_inlined(call_body(equation), operands, rule, inside)
 
     return interpret(jaxpr, values, run)
 

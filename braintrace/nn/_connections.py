@@ -121,39 +121,6 @@ class AllToAll(brainstate.nn.AllToAll):
         return affine(pre_val, weight, params)
 
 
-class OneToOne(brainstate.nn.OneToOne):
-    """One weight for each unit: ``y = x * weight + bias``.
-
-    Parameters
-    ----------
-    in_size : int or tuple of int
-        Shape of one input and of one output.
-    w_init : callable or array, optional
-        Weight, shaped like the input. Default ``Normal()``.
-    b_init : callable, array or None, optional
-        Bias, shaped like the input. Default None.
-    name : str, optional
-        Name of the module.
-    param_type : type, optional
-        Kind of state of the parameters. Default ``brainstate.ParamState``.
-
-    Examples
-    --------
-    >>> import jax.numpy as jnp
-    >>> import braintrace
-    >>> braintrace.nn.OneToOne(2, w_init=jnp.array([1.0, -2.0]))(jnp.ones(2))
-    Array([ 1., -2.], dtype=float32)
-    """
-
-    def update(self, pre_val: Any) -> Any:
-        """Return the layer's output, shaped like the input."""
-        params = self.weight.value
-        post_val = pre_val * _etrace_op.element_wise(params["weight"])
-        if "bias" in params:
-            post_val = post_val + _etrace_op.element_wise(params["bias"])
-        return post_val
-
-
 class LoRA(brainstate.nn.LoRA):
     """Low-rank adaptation: ``y = x @ lora_a @ lora_b``, plus a base module's output.
 

@@ -228,39 +228,6 @@ class GroupedLinear(brainstate.nn.Module):
         return _etrace_op.grouped_matmul(x, weight, bias)
 
 
-class SignedWLinear(brainstate.nn.SignedWLinear):
-    """Dense layer whose weights keep their signs: ``y = x @ (abs(weight) * w_sign)``.
-
-    Parameters
-    ----------
-    in_size, out_size : int
-        Numbers of inputs and outputs.
-    w_init : callable or array, optional
-        Weight ``(in, out)``. Default ``KaimingNormal()``.
-    w_sign : array or None, optional
-        Signs, broadcast against the weight; ``(in, 1)`` gives each input a sign, as in Dale's law.
-        With None all weights are positive.
-    name : str, optional
-        Name of the module.
-    param_type : type, optional
-        Kind of state of the parameters. Default ``brainstate.ParamState``.
-
-    Examples
-    --------
-    >>> import jax.numpy as jnp
-    >>> import braintrace
-    >>> signs = jnp.array([[1.0], [1.0], [-1.0]])
-    >>> layer = braintrace.nn.SignedWLinear(3, 2, w_init=-jnp.ones((3, 2)), w_sign=signs)
-    >>> layer(jnp.ones(3))
-    Array([1., 1.], dtype=float32)
-    """
-
-    def update(self, x: Any) -> Any:
-        """Return the layer's output ``(..., out)`` for an input ``(..., in)``."""
-        weight = saiunit.math.abs(self.weight.value)
-        return _etrace_op.matmul(x, weight if self.w_sign is None else weight * self.w_sign)
-
-
 class ScaledWSLinear(brainstate.nn.ScaledWSLinear):
     r"""Dense layer with standardised weights.
 

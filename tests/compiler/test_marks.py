@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 
+import brainstate
 import jax
 import jax.experimental.sparse
 import jax.numpy as jnp
@@ -438,3 +439,112 @@ def test_marks_made_by_the_compiler_replace_one_that_a_map_takes_away():
     assert not findings(learner)
     assert marked_in(learner) == {"u"}
     oracle.assert_close(gradient(learner), bptt(toy), 1e-10)
+
+
+# --- regions of `braintrace.mark` -----------------------------------------------------------------
+
+
+def drive_of(p, x):
+    """Products behind a call, a map and a branch, and a bias."""
+    y = jax.jit(jnp.matmul)(x, p["w"]) + jax.vmap(lambda x: x @ p["v"])(x)
+    return jax.lax.cond(x[0, 0] > 0, lambda: y, lambda: 0.5 * x @ p["v"]) + p["b"]
+
+
+def beside(drive, ops, p, h, x):
+    new = p["d"] * h["h"] + jnp.tanh(drive(p, x)) + x @ p["u"]
+    return {"h": new}, new @ p["out"]
+
+
+BESIDE = {"w": (INPUTS, UNITS), "v": (INPUTS, UNITS), "u": (INPUTS, UNITS)}
+BESIDE |= {"b": (UNITS,), "d": (UNITS,), "out": (UNITS, 2)}
+
+
+def test_a_marked_function_learns_and_the_rest_does_not():
+    toys = [
+        Toy(functools.partial(beside, f), BESIDE) for f in (drive_of, braintrace.mark(drive_of))
+    ]
+    plain, marked = toys
+    everything, part = compiled(plain, mark="auto"), compiled(marked)
+    assert marked_in(everything) == {"w", "v", "b", "u", "d"}
+    assert marked_in(part) == {"w", "v", "b"} == marked_in(compiled(marked, mark="explicit"))
+    assert marked_in(compiled(marked, mark="d")) == {"w", "v", "b", "d"}
+    assert {path for d in warned(part) for path in d.paths} >= {"d"}
+    learned, expected = gradient(part), bptt(plain)
+    oracle.assert_close({k: learned[k] for k in "wvb"}, {k: expected[k] for k in "wvb"}, 1e-10)
+
+
+@pytest.mark.parametrize("rule", ["rtrl", "immediate"])
+def test_rules_without_marks_take_a_marked_function_as_it_is(rule):
+    plain, marked = (
+        Toy(functools.partial(beside, f), BESIDE) for f in (drive_of, braintrace.mark(drive_of))
+    )
+    found, expected = (gradient(compiled(toy, rule, marked=False)) for toy in (marked, plain))
+    oracle.assert_close(found, expected, 1e-10)
+
+
+def test_a_region_without_parameters_leaves_the_default():
+    def step(ops, p, h, x):
+        new = 0.5 * h["h"] + jnp.tanh(x @ p["w"])
+        return {"h": new}, braintrace.mark(jnp.tanh)(new) @ p["out"]
+
+    assert marked_in(compiled(Toy(step))) == {"w"}
+
+
+class Rate(brainstate.nn.Module):
+    """A leaky state behind a layer."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.scale = layer, brainstate.ParamState(jnp.full(UNITS, 0.9))
+
+    def init_state(self, batch_size=None, **_):
+        self.h = brainstate.HiddenState(jnp.zeros((batch_size, UNITS)))
+
+    def update(self, x):
+        self.h.value = self.scale.value * self.h.value + self.layer(x)
+        return self.h.value
+
+
+def test_of_a_class_and_of_a_module_the_paths_and_keys_are_its_own():
+    Linear = brainstate.nn.Linear
+    Marked = braintrace.mark(Linear)
+    assert issubclass(Marked, Linear)
+    assert (Marked.__name__, Marked.__doc__) == (Linear.__name__, Linear.__doc__)
+    layer = Linear(INPUTS, UNITS)
+    for marked in (Marked(INPUTS, UNITS), braintrace.mark(layer)):
+        learner = braintrace.compile(Rate(marked), "d_rtrl", XS[0], batch_size=BATCH)
+        assert list(learner.module.states(brainstate.ParamState)) == [
+            ("layer", "weight"),
+            ("scale",),
+        ]
+        assert list(learner.graph.trace_specs) == [
+            "layer/weight@mm0>h",
+            "layer/weight@elemwise1>h",
+        ]
+    assert type(layer) is Linear
+    assert marked.weight is layer.weight
+
+
+@pytest.mark.parametrize("library", ["flax.nnx", "equinox"])
+def test_a_part_of_a_model_of_another_library_is_marked(library):
+    module = pytest.importorskip(library)
+    if library == "equinox":
+        parts = [module.nn.Linear(INPUTS, UNITS, key=jax.random.key(k)) for k in (0, 1)]
+        run = lambda part, x: jax.vmap(part)(x)  # noqa: E731
+        split, merge = lambda parts: module.partition(parts, module.is_array), module.combine
+    else:
+        parts = [module.Linear(INPUTS, UNITS, rngs=module.Rngs(k)) for k in (0, 1)]
+        run = lambda part, x: part(x)  # noqa: E731
+        split = lambda parts: module.split(module.List(parts))[::-1]  # noqa: E731
+        merge = lambda params, graph: module.merge(graph, params)  # noqa: E731
+    params, rest = split([braintrace.mark(parts[0]), parts[1]])
+    params = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), params)
+
+    def step(params, h, x):
+        first, second = merge(params, rest)
+        new = 0.8 * h + jnp.tanh(run(first, x)) + run(second, x)
+        return new, new
+
+    model = braintrace.from_function(step, params, jnp.zeros((BATCH, UNITS)))
+    learner = braintrace.compile(model, "d_rtrl", XS[0])
+    assert {path.split("/")[1] for path in marked_in(learner)} == {"0"}

@@ -109,12 +109,16 @@ def test_a_kernel_that_is_no_operation_is_named(name):
         )
 
 
-def test_layers_without_a_product_have_the_same_names():
+def test_every_layer_of_brainstate_has_its_name():
     names = [name for name in nn.__all__ if isinstance(getattr(nn, name), type)]
-    others = [name for name in names if name not in braintrace.nn.__all__]
-    shared = [name for name in others if hasattr(braintrace.nn, name)]
-    assert {"Dropout", "LayerNorm", "MaxPool2d", "ReLU", "Sequential"} <= {*shared}
-    assert all(getattr(braintrace.nn, name) is getattr(nn, name) for name in shared)
+    layers = [name for name in names if issubclass(getattr(nn, name), nn.Module)]
+    assert {"Conv2d", "Dropout", "LayerNorm", "MaxPool2d", "ReLU", "Sequential"} <= {*layers}
+    for name in layers:
+        layer = getattr(braintrace.nn, name)
+        assert layer is getattr(braintrace.nn, name)
+        assert layer.__name__ == getattr(nn, name).__name__
+        assert issubclass(layer, getattr(nn, name))
+    assert not hasattr(braintrace.nn, "relu")
 
 
 # --- brainpy --------------------------------------------------------------------------------------
