@@ -16,7 +16,7 @@ from brainstate.nn import init, sigmoid
 
 from .. import _etrace_op
 from ._linear import Linear, affine, joined
-from ._states import Cell
+from ._states import Cell, identity
 
 
 class ValinaRNNCell(brainstate.nn.ValinaRNNCell):
@@ -243,10 +243,6 @@ class MinimalRNNCell(Cell):
         return self.h.value
 
 
-def _identity(candidate: Any) -> Any:
-    return candidate
-
-
 class _OfInput(Cell):
     """A cell whose gates and candidate are one product of the input.
 
@@ -265,7 +261,7 @@ class _OfInput(Cell):
         w_init: Any = init.XavierNormal(),  # noqa: B008
         b_init: Any = init.ZeroInit(),  # noqa: B008
         state_init: Any = init.ZeroInit(),  # noqa: B008
-        activation: str | Callable[[Any], Any] = _identity,
+        activation: str | Callable[[Any], Any] = identity,
         name: str | None = None,
     ) -> None:
         super().__init__(num_in, num_out, state_init, activation, name)

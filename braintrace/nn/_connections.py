@@ -167,30 +167,12 @@ class LoRA(brainstate.nn.LoRA):
     [('weight',)]
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        lora_rank: int,
-        out_features: int,
-        *,
-        base_module: Any = None,
-        kernel_init: Any = init.LecunNormal(),  # noqa: B008
-        param_type: type = brainstate.ParamState,
-        in_size: Any = None,
-        lora_b_init: Any = None,
-    ) -> None:
-        super().__init__(
-            in_features,
-            lora_rank,
-            out_features,
-            base_module=base_module,
-            kernel_init=kernel_init,
-            param_type=param_type,
-            in_size=in_size,
-        )
+    def __init__(self, *args: Any, lora_b_init: Any = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         if lora_b_init is not None:
-            lora_b = init.param(lora_b_init, (lora_rank, out_features), allow_none=False)
-            self.weight.value = {**self.weight.value, "lora_b": lora_b}
+            factors = self.weight.value
+            lora_b = init.param(lora_b_init, factors["lora_b"].shape, allow_none=False)
+            self.weight.value = {**factors, "lora_b": lora_b}
 
     def __call__(self, x: Any) -> Any:
         return self.update(x)
@@ -200,10 +182,6 @@ class LoRA(brainstate.nn.LoRA):
         params = self.weight.value
         y = _etrace_op.lora_matmul(x, params["lora_a"], params["lora_b"])
         return y if self.base_module is None else y + self.base_module(x)
-
-
-SMALLEST = 1e-8
-"""Added to a norm before a division by it."""
 
 
 class Embedding(brainstate.nn.Embedding):
@@ -255,28 +233,16 @@ class Embedding(brainstate.nn.Embedding):
         embedding_size: Any,
         embedding_init: Any = init.LecunUniform(),  # noqa: B008
         padding_idx: int | None = None,
-        max_norm: float | None = None,
-        norm_type: float = 2.0,
-        scale_grad_by_freq: bool = False,
-        freeze: bool = False,
-        name: str | None = None,
-        param_type: type = brainstate.ParamState,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
-        if scale_grad_by_freq:
+        # Zeros at `padding_idx` are set here: brainstate's have no unit.
+        super().__init__(num_embeddings, embedding_size, embedding_init, None, *args, **kwargs)
+        if self.scale_grad_by_freq:
             raise OptionError(
                 "`scale_grad_by_freq` must be False: the frequency of an index in a batch is not a "
                 "property of one sample."
             )
-        super().__init__(
-            num_embeddings,
-            embedding_size,
-            embedding_init,
-            max_norm=max_norm,
-            norm_type=norm_type,
-            freeze=freeze,
-            name=name,
-            param_type=param_type,
-        )
         if padding_idx is not None:
             weight, axes = self.weight.value, tuple(range(1, 1 + len(self.embedding_size)))
             is_padding = np.expand_dims(np.arange(num_embeddings) == padding_idx, axes)
@@ -302,10 +268,66 @@ class Embedding(brainstate.nn.Embedding):
         lead = values.shape[: values.ndim - len(self.embedding_size)]
         flat = values.reshape(*lead, math.prod(self.embedding_size))
         norms = jnp.linalg.norm(flat, ord=self.norm_type, axis=-1)
-        scale = jnp.minimum(1, self.max_norm / (norms + SMALLEST))
+        scale = jnp.minimum(1, self.max_norm / (norms + 1e-8))
         scale = self._over_rows(scale.astype(values.dtype))
         return rows + jax.lax.stop_gradient(rows * scale - rows)
 
     def _over_rows(self, values: Any) -> Any:
         """Return one number for each index, with the axes of a row."""
         return values.reshape(*values.shape, *(1,) * len(self.embedding_size))
+
+
+class Projection(brainstate.nn.Module):
+    r"""Projection of several populations to one synapse, which adds their inputs.
+
+    .. math:: g \leftarrow f(g, \sum_p W_p(x_p))
+
+    with a weight layer :math:`W_p` for each population and the step f of the synapse. Each weight
+    has its own traces; the populations share the state of the synapse.
+
+    Parameters
+    ----------
+    weights : dict of str to module
+        The weight layer of each population by its name: `Linear`, `SparseLinear`, `SignedWLinear`,
+        … Their outputs must have one shape.
+    synapse : module
+        The synapse that receives the sum: `Expon`, `Alpha`, `DualExpon`, …
+    name : str, optional
+        Name of the module.
+
+    Examples
+    --------
+    >>> import brainstate
+    >>> import jax.numpy as jnp
+    >>> import saiunit as u
+    >>> import braintrace
+    >>> from braintrace import nn
+    >>> weights = {
+    ...     "input": nn.Linear(3, 2, w_init=jnp.ones((3, 2)), b_init=None),
+    ...     "recurrent": nn.Linear(2, 2, w_init=jnp.ones((2, 2)), b_init=None, w_sign=[1, -1]),
+    ... }
+    >>> projection = nn.Projection(weights, nn.Expon(2, g_initializer=0.0))
+    >>> _ = brainstate.nn.init_all_states(projection)
+    >>> with brainstate.environ.context(dt=1.0 * u.ms):
+    ...     projection({"input": jnp.ones(3), "recurrent": jnp.ones(2)})
+    Array([3., 3.], dtype=float32)
+    """
+
+    def __init__(self, weights: Any, synapse: Any, name: str | None = None) -> None:
+        super().__init__(name=name)
+        self.weights = dict(weights)
+        self.synapse = synapse
+
+    def update(self, inputs: Any) -> Any:
+        """Advance the synapse by one step and return its output.
+
+        Parameters
+        ----------
+        inputs
+            A dict with the input from each population, ``(..., its size)``.
+        """
+        names = {**self.weights, **inputs}  # none is missing, and none unknown
+        total, *rest = (self.weights[name](inputs[name]) for name in names)
+        for y in rest:
+            total = total + y
+        return self.synapse(total)

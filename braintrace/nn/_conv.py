@@ -13,31 +13,42 @@ from .. import _etrace_op
 from ._linear import row, standardized
 
 
-def _convolved(layer: Any, x: Any, kernel: Any) -> Any:
-    bias = layer.weight.value.get("bias")
-    if bias is not None:
-        bias = row(saiunit.math.reshape(bias, (-1,)), layer.out_channels)
-    one_sample = x.ndim == len(layer.in_size)
-    y = _etrace_op.conv(
-        x[None] if one_sample else x,
-        kernel if layer.w_mask is None else kernel * layer.w_mask,
-        bias,
-        strides=layer.stride,
-        padding=layer.padding,
-        lhs_dilation=layer.lhs_dilation,
-        rhs_dilation=layer.rhs_dilation,
-        feature_group_count=layer.groups,
-        dimension_numbers=layer.dimension_numbers,
-    )
-    return y[0] if one_sample else y
+class _Conv:
+    """The output of a convolution, with the kernel of the layer."""
+
+    def _kernel(self: Any) -> Any:
+        return self.weight.value["weight"]
+
+    def update(self: Any, x: Any) -> Any:
+        """Return the output for one input or a batch of inputs."""
+        kernel, bias = self._kernel(), self.weight.value.get("bias")
+        if bias is not None:
+            bias = row(saiunit.math.reshape(bias, (-1,)), self.out_channels)
+        one_sample = x.ndim == len(self.in_size)
+        y = _etrace_op.conv(
+            x[None] if one_sample else x,
+            kernel if self.w_mask is None else kernel * self.w_mask,
+            bias,
+            strides=self.stride,
+            padding=self.padding,
+            lhs_dilation=self.lhs_dilation,
+            rhs_dilation=self.rhs_dilation,
+            feature_group_count=self.groups,
+            dimension_numbers=self.dimension_numbers,
+        )
+        return y[0] if one_sample else y
+
+    def _conv_op(self: Any, x: Any, params: dict[str, Any]) -> Any:
+        """Return the output without its unit, for constructors of brainstate's layers."""
+        return saiunit.get_mantissa(self.update(x))
 
 
-def _plain_output(layer: Any, x: Any, params: dict[str, Any]) -> Any:
-    """Return the output without its unit, for constructors of brainstate's layers."""
-    return saiunit.get_mantissa(layer.update(x))
+class _Standardized(_Conv):
+    def _kernel(self: Any) -> Any:
+        return standardized(self.weight.value, self.eps)
 
 
-class Conv1d(brainstate.nn.Conv1d):
+class Conv1d(_Conv, brainstate.nn.Conv1d):
     """Convolution over one space axis whose kernel and bias learn online.
 
     Parameters
@@ -75,14 +86,8 @@ class Conv1d(brainstate.nn.Conv1d):
     (5, 4, 4)
     """
 
-    _conv_op = _plain_output
 
-    def update(self, x: Any) -> Any:
-        """Return the output for one input or a batch of inputs."""
-        return _convolved(self, x, self.weight.value["weight"])
-
-
-class Conv2d(brainstate.nn.Conv2d):
+class Conv2d(_Conv, brainstate.nn.Conv2d):
     """Convolution over two space axes; see `Conv1d` for the parameters.
 
     Examples
@@ -93,14 +98,8 @@ class Conv2d(brainstate.nn.Conv2d):
     (8, 8, 4)
     """
 
-    _conv_op = _plain_output
 
-    def update(self, x: Any) -> Any:
-        """Return the output for one input or a batch of inputs."""
-        return _convolved(self, x, self.weight.value["weight"])
-
-
-class Conv3d(brainstate.nn.Conv3d):
+class Conv3d(_Conv, brainstate.nn.Conv3d):
     """Convolution over three space axes; see `Conv1d` for the parameters.
 
     Examples
@@ -112,14 +111,8 @@ class Conv3d(brainstate.nn.Conv3d):
     (3, 3, 3, 2)
     """
 
-    _conv_op = _plain_output
 
-    def update(self, x: Any) -> Any:
-        """Return the output for one input or a batch of inputs."""
-        return _convolved(self, x, self.weight.value["weight"])
-
-
-class ScaledWSConv1d(brainstate.nn.ScaledWSConv1d):
+class ScaledWSConv1d(_Standardized, brainstate.nn.ScaledWSConv1d):
     """Convolution over one space axis with a standardised kernel.
 
     The kernel of each output feature has zero mean and the norm of its gain, as in
@@ -145,14 +138,8 @@ class ScaledWSConv1d(brainstate.nn.ScaledWSConv1d):
     (8, 4)
     """
 
-    _conv_op = _plain_output
 
-    def update(self, x: Any) -> Any:
-        """Return the output for one input or a batch of inputs."""
-        return _convolved(self, x, standardized(self.weight.value, self.eps))
-
-
-class ScaledWSConv2d(brainstate.nn.ScaledWSConv2d):
+class ScaledWSConv2d(_Standardized, brainstate.nn.ScaledWSConv2d):
     """Convolution over two space axes, standardised kernel; see `ScaledWSConv1d`.
 
     Examples
@@ -163,14 +150,8 @@ class ScaledWSConv2d(brainstate.nn.ScaledWSConv2d):
     (8, 8, 4)
     """
 
-    _conv_op = _plain_output
 
-    def update(self, x: Any) -> Any:
-        """Return the output for one input or a batch of inputs."""
-        return _convolved(self, x, standardized(self.weight.value, self.eps))
-
-
-class ScaledWSConv3d(brainstate.nn.ScaledWSConv3d):
+class ScaledWSConv3d(_Standardized, brainstate.nn.ScaledWSConv3d):
     """Convolution over three space axes, standardised kernel; see `ScaledWSConv1d`.
 
     Examples
@@ -180,9 +161,3 @@ class ScaledWSConv3d(brainstate.nn.ScaledWSConv3d):
     >>> braintrace.nn.ScaledWSConv3d((4, 4, 4, 1), 2, kernel_size=2)(jnp.ones((4, 4, 4, 1))).shape
     (4, 4, 4, 2)
     """
-
-    _conv_op = _plain_output
-
-    def update(self, x: Any) -> Any:
-        """Return the output for one input or a batch of inputs."""
-        return _convolved(self, x, standardized(self.weight.value, self.eps))

@@ -18,46 +18,48 @@ import jax.numpy as jnp
 import saiunit as u
 
 from ..nn import surrogate
-from ._states import Initializers, Stateful, constant, decay, time_step
+from ._states import Initializers, Population, constant, decay, step_over
 
 
-def _soft_reset(V: Any, spike: Any, V_th: Any, V_reset: Any) -> Any:
-    return V - (V_th - V_reset) * spike
+class Spiking(Population):
+    """Neurons with a potential, a threshold, a reset and a refractory period."""
 
-
-def _hard_reset(V: Any, spike: Any, V_th: Any, V_reset: Any) -> Any:
-    return V - (jax.lax.stop_gradient(V) - V_reset) * spike
-
-
-_RESETS = {"soft": _soft_reset, "hard": _hard_reset}
-
-
-class Spiking(Stateful):
-    """A population of neurons with a spike function, a kind of reset and a refractory period."""
+    V_th: Any
 
     def __init__(
         self,
         in_size: Any,
+        V_reset: Any,
+        V_initializer: Any,
         spk_fun: Callable[[Any], Any],
         spk_reset: str,
         name: str | None,
         tau_ref: Any = None,
     ) -> None:
-        super().__init__(name=name)
-        self.in_size = in_size
-        self.out_size = in_size
-        self.spk_fun = spk_fun
-        self._reset = _RESETS[spk_reset]
-        self.tau_ref = tau_ref
+        super().__init__(in_size, name)
+        self.V_reset, self.V_initializer, self.tau_ref = V_reset, V_initializer, tau_ref
+        self.spk_fun, self._is_hard = spk_fun, {"soft": False, "hard": True}[spk_reset]
 
     def _initializers(self) -> Initializers:
-        return {} if self.tau_ref is None else {"wait": (0.0, self.in_size)}
+        wait = {} if self.tau_ref is None else {"wait": (0.0, self.out_size)}
+        return {**wait, "V": (self.V_initializer, self.out_size)}
+
+    def get_spike(self) -> Any:
+        """Return the spikes of the current state (before an update: of the last step)."""
+        V_th = constant(self.V_th)
+        return self.spk_fun((self.V.value - V_th) / (V_th - constant(self.V_reset)))
+
+    def _after_reset(self, spike: Any, V_th: Any) -> Any:
+        """Return the potential after the reset by the last spikes."""
+        V, V_reset = self.V.value, constant(self.V_reset)
+        top = jax.lax.stop_gradient(V) if self._is_hard else V_th
+        return V - (top - V_reset) * spike
 
     def _refractory(self, spike: Any, V: Any, held: Any) -> Any:
         """Return V, or ``held`` for the neurons that fired less than ``tau_ref`` ago."""
         if self.tau_ref is None:
             return V
-        steps = u.math.round(self.tau_ref / time_step())
+        steps = u.math.round(1 / step_over(self.tau_ref))
         wait = jnp.where(spike > 0, steps, jnp.maximum(self.wait.value - 1, 0))
         self.wait.value = jax.lax.stop_gradient(wait).astype(self.wait.value.dtype)
         return u.math.where(self.wait.value > 0, held, V)
@@ -138,29 +140,21 @@ class LIF(Spiking):
         tau_ref: Any = None,
         name: str | None = None,
     ) -> None:
-        super().__init__(in_size, spk_fun, spk_reset, name, tau_ref)
-        self.R, self.tau = R, tau
-        self.V_th, self.V_reset, self.V_rest = V_th, V_reset, V_rest
-        self.V_initializer = V_initializer
+        super().__init__(in_size, V_reset, V_initializer, spk_fun, spk_reset, name, tau_ref)
+        self.R, self.tau, self.V_th, self.V_rest = R, tau, V_th, V_rest
 
-    def _initializers(self) -> Initializers:
-        return {**super()._initializers(), "V": (self.V_initializer, self.in_size)}
-
-    def get_spike(self) -> Any:
-        """Return the spikes of the current state (before an update: of the last step)."""
-        V_th, V_reset = constant(self.V_th), constant(self.V_reset)
-        return self.spk_fun((self.V.value - V_th) / (V_th - V_reset))
+    def _integrate(self, spike: Any, x: Any) -> None:
+        V = self._after_reset(spike, constant(self.V_th))
+        relaxed = _relaxed(V, constant(self.V_rest) + constant(self.R) * x, self.tau)
+        self.V.value = self._refractory(spike, relaxed, V)
 
     def update(self, x: Any) -> Any:
         """Advance by one step under the current ``x`` and return the spikes."""
-        spike = self.get_spike()
-        V = self._reset(self.V.value, spike, constant(self.V_th), constant(self.V_reset))
-        relaxed = _relaxed(V, constant(self.V_rest) + constant(self.R) * x, self.tau)
-        self.V.value = self._refractory(spike, relaxed, V)
+        self._integrate(self.get_spike(), x)
         return self.get_spike()
 
 
-class ALIF(Spiking):
+class ALIF(LIF):
     r"""Leaky integrate-and-fire neuron with an adaptive threshold.
 
     .. math::
@@ -216,14 +210,12 @@ class ALIF(Spiking):
         tau_ref: Any = None,
         name: str | None = None,
     ) -> None:
-        super().__init__(in_size, spk_fun, spk_reset, name, tau_ref)
-        self.R, self.tau, self.tau_a, self.beta = R, tau, tau_a, beta
-        self.V_th, self.V_reset, self.V_rest = V_th, V_reset, V_rest
-        self.V_initializer, self.a_initializer = V_initializer, a_initializer
+        potentials = V_th, V_reset, V_rest, V_initializer
+        super().__init__(in_size, R, tau, *potentials, spk_fun, spk_reset, tau_ref, name)
+        self.tau_a, self.beta, self.a_initializer = tau_a, beta, a_initializer
 
     def _initializers(self) -> Initializers:
-        V, a = (self.V_initializer, self.in_size), (self.a_initializer, self.in_size)
-        return {**super()._initializers(), "V": V, "a": a}
+        return {**super()._initializers(), "a": (self.a_initializer, self.in_size)}
 
     def get_spike(self) -> Any:
         """Return the spikes of the current state (before an update: of the last step)."""
@@ -234,10 +226,8 @@ class ALIF(Spiking):
     def update(self, x: Any) -> Any:
         """Advance by one step under the current ``x`` and return the spikes."""
         spike = self.get_spike()
-        V = self._reset(self.V.value, spike, constant(self.V_th), constant(self.V_reset))
         self.a.value = decay(self.tau_a) * self.a.value + spike
-        relaxed = _relaxed(V, constant(self.V_rest) + constant(self.R) * x, self.tau)
-        self.V.value = self._refractory(spike, relaxed, V)
+        self._integrate(spike, x)
         return self.get_spike()
 
 
@@ -316,33 +306,33 @@ class GIF(Spiking):
         spk_reset: str = "soft",
         name: str | None = None,
     ) -> None:
-        super().__init__(in_size, spk_fun, spk_reset, name)
-        self.R, self.tau = R, tau
-        self.V_rest, self.V_reset = V_rest, V_reset
+        super().__init__(in_size, V_reset, V_initializer, spk_fun, spk_reset, name)
+        self.R, self.tau, self.V_rest = R, tau, V_rest
         self.V_th_inf, self.V_th_reset = V_th_inf, V_th_reset
         self.a, self.b, self.k1, self.k2 = a, b, k1, k2
         self.R1, self.R2, self.A1, self.A2 = R1, R2, A1, A2
-        self.V_initializer, self.V_th_initializer = V_initializer, V_th_initializer
+        self.V_th_initializer = V_th_initializer
         self.I1_initializer, self.I2_initializer = I1_initializer, I2_initializer
 
     def _initializers(self) -> Initializers:
-        return {
-            "V": (self.V_initializer, self.in_size),
-            "V_th": (self.V_th_initializer, self.in_size),
-            "I1": (self.I1_initializer, self.in_size),
-            "I2": (self.I2_initializer, self.in_size),
+        others = {
+            "V_th": self.V_th_initializer,
+            "I1": self.I1_initializer,
+            "I2": self.I2_initializer,
         }
+        shaped = {name: (initializer, self.in_size) for name, initializer in others.items()}
+        return {**super()._initializers(), **shaped}
 
     def get_spike(self) -> Any:
         """Return the spikes of the current state (before an update: of the last step)."""
-        V, V_th = self.V.value, self.V_th.value
-        return self.spk_fun((V - V_th) / (V_th - constant(self.V_reset)))
+        V_th = self.V_th.value
+        return self.spk_fun((self.V.value - V_th) / (V_th - constant(self.V_reset)))
 
     def update(self, x: Any) -> Any:
         """Advance by one step under the current ``x`` and return the spikes."""
         spike, V_th = self.get_spike(), self.V_th.value
         V_rest, b = constant(self.V_rest), constant(self.b)
-        V = self._reset(self.V.value, spike, V_th, constant(self.V_reset))
+        V = self._after_reset(spike, V_th)
         I1 = _current(self.I1.value, spike, self.R1, self.A1, self.k1)
         I2 = _current(self.I2.value, spike, self.R2, self.A2, self.k2)
         V_th = V_th + (u.math.maximum(V_th, constant(self.V_th_reset)) - V_th) * spike
@@ -353,7 +343,7 @@ class GIF(Spiking):
         return self.get_spike()
 
 
-class Leaky(Stateful):
+class Leaky(Population):
     r"""Leaky integrate-and-fire neuron without units, as `snn.Leaky` of snnTorch.
 
     .. math::
@@ -405,12 +395,9 @@ class Leaky(Stateful):
         reset: str = "subtract",
         name: str | None = None,
     ) -> None:
-        super().__init__(name=name)
-        self.in_size = in_size
-        self.out_size = in_size
+        super().__init__(in_size, name)
         self.beta, self.threshold = beta, threshold
-        self.spk_fun = spk_fun
-        self._lowered = {"subtract": _by_threshold, "zero": _to_zero, "none": _unchanged}[reset]
+        self.spk_fun, self.reset = spk_fun, reset
 
     def _initializers(self) -> Initializers:
         return {"mem": (0.0, self.in_size)}
@@ -420,20 +407,9 @@ class Leaky(Stateful):
         beta, threshold = constant(self.beta), constant(self.threshold)
         fired = self.mem.value >= threshold  # without a derivative
         mem = jnp.clip(beta, 0, 1) * self.mem.value + x
-        self.mem.value = self._lowered(mem, fired, threshold)
+        fall = {"subtract": threshold, "zero": mem, "none": 0.0}[self.reset]
+        self.mem.value = mem - fired * fall
         return self.spk_fun(self.mem.value - threshold)
-
-
-def _by_threshold(mem: Any, fired: Any, threshold: Any) -> Any:
-    return mem - fired * threshold
-
-
-def _to_zero(mem: Any, fired: Any, threshold: Any) -> Any:
-    return mem - fired * mem
-
-
-def _unchanged(mem: Any, fired: Any, threshold: Any) -> Any:
-    return mem
 
 
 def _current(current: Any, spike: Any, left: Any, added: Any, rate: Any) -> Any:

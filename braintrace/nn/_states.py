@@ -38,6 +38,15 @@ class Stateful(brainstate.nn.Module):
             getattr(self, name).value = initial(initializer, shape, batch_size)
 
 
+class Population(Stateful):
+    """A module with one output for each input."""
+
+    def __init__(self, in_size: Any, name: str | None) -> None:
+        super().__init__(name=name)
+        self.in_size = in_size
+        self.out_size = in_size
+
+
 class Cell(Stateful):
     """A cell with the hidden state h."""
 
@@ -53,7 +62,8 @@ class Cell(Stateful):
         self.num_in, self.num_out = num_in, num_out
         self.in_size, self.out_size = (num_in,), (num_out,)
         self.state_init = state_init
-        self.activation = activation_function(activation)
+        named: Any = activation if callable(activation) else getattr(brainstate.nn, activation)
+        self.activation = named
 
     def _initializers(self) -> Initializers:
         return {"h": (self.state_init, self.out_size)}
@@ -70,12 +80,9 @@ def initial(initializer: Any, shape: tuple[int, ...], batch_size: int | None) ->
     return jax.tree.map(lambda leaf: leaf.astype(jnp.result_type(leaf, float)), value)
 
 
-def activation_function(activation: str | Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a function; a name is looked up in `brainstate.nn`."""
-    function: Callable[[Any], Any] = (
-        activation if callable(activation) else getattr(brainstate.nn, activation)
-    )
-    return function
+def identity(value: Any) -> Any:
+    """Return the value: a cell without a nonlinearity."""
+    return value
 
 
 def constant(value: Any) -> Any:
@@ -85,14 +92,20 @@ def constant(value: Any) -> Any:
 
 def decay(tau: Any) -> Any:
     """Return ``exp(-dt / tau)``, the factor of an exponential decay over one step."""
+    return saiunit.math.exp(-step_over(tau))
+
+
+def step_over(tau: Any) -> Any:
+    """Return ``dt / tau``, a time step as a part of a time constant."""
     tau = constant(tau)
     ratio = time_step() / tau
     if not saiunit.get_unit(ratio).is_unitless:
         raise UnitError(
-            f"The time step `dt` in {saiunit.get_unit(time_step())} over the time constant `tau` "
-            f"in {saiunit.get_unit(tau)} has a unit: give both a unit of time, or none."
+            f"The time step `dt` in {saiunit.get_unit(time_step())} over a time constant or a "
+            f"refractory period in {saiunit.get_unit(tau)} has a unit: give both a unit of time, "
+            "or none."
         )
-    return saiunit.math.exp(-ratio)
+    return ratio
 
 
 def time_step() -> Any:

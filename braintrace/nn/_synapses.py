@@ -1,26 +1,33 @@
-r"""Synapses, integrated exactly over time steps, and the currents that they cause.
+r"""Synapses and leaky readouts.
 
 The input x of a synapse is the increment of its state by the spikes of a step, usually the output
 of a weight layer. It has the unit of the state: a conductance by default, a current with
 ``g_initializer=0.0 * saiunit.mA``. Set the time step in brainstate's environment.
+
+A leaky rate readout is linear: `D_RTRL` and `ES_D_RTRL` carry its memory by filters of its input,
+and their gradient through it is exact. A spiking readout is not a linear filter: the path of
+earlier spikes of the layer below through its memory is left out, as between any two layers with
+hidden states.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import brainstate
 import saiunit as u
+from brainstate.nn import init
 
-from .._errors import ShapeError
-from ._states import Initializers, Stateful, constant, decay, time_step
+from ..nn import surrogate
+from ._linear import Linear
+from ._neurons import Spiking
+from ._states import Initializers, Population, Stateful, constant, decay, time_step
 
 
-class Synapse(Stateful):
+class Synapse(Population):
     """A population of synapses whose states start from one initialiser."""
 
     def __init__(self, in_size: Any, g_initializer: Any, name: str | None) -> None:
-        super().__init__(name=name)
-        self.in_size = in_size
-        self.out_size = in_size
+        super().__init__(in_size, name)
         self.g_initializer = g_initializer
 
 
@@ -178,9 +185,7 @@ class DualExpon(Synapse):
         name: str | None = None,
     ) -> None:
         super().__init__(in_size, g_initializer, name)
-        ratio = tau_rise / tau_decay
         self.tau_decay, self.tau_rise = tau_decay, tau_rise
-        self.amplitude = 1 / (ratio ** (ratio / (1 - ratio)) - ratio ** (1 / (1 - ratio)))
 
     def _initializers(self) -> Initializers:
         return dict.fromkeys(("g_rise", "g_decay"), (self.g_initializer, self.in_size))
@@ -189,7 +194,9 @@ class DualExpon(Synapse):
         """Advance by one step, add ``x`` and return g."""
         self.g_rise.value = decay(self.tau_rise) * self.g_rise.value + x
         self.g_decay.value = decay(self.tau_decay) * self.g_decay.value + x
-        return self.amplitude * (self.g_decay.value - self.g_rise.value)
+        ratio = constant(self.tau_rise) / constant(self.tau_decay)
+        amplitude = 1 / (ratio ** (ratio / (1 - ratio)) - ratio ** (1 / (1 - ratio)))
+        return amplitude * (self.g_decay.value - self.g_rise.value)
 
 
 class COBA(brainstate.nn.Module):
@@ -250,23 +257,30 @@ class CUBA(brainstate.nn.Module):
         return g * (constant(self.E) - constant(self.V_rest))
 
 
-class Projection(brainstate.nn.Module):
-    r"""Projection of several populations to one synapse, which adds their inputs.
+class LeakyRateReadout(Stateful):
+    r"""Leaky integrators whose state is the output.
 
-    .. math:: g \leftarrow f(g, \sum_p W_p(x_p))
-
-    with a weight layer :math:`W_p` for each population and the step f of the synapse. Each weight
-    has its own traces; the populations share the state of the synapse.
+    .. math:: r_t = e^{-dt/\tau} r_{t-1} + x_t W + b
 
     Parameters
     ----------
-    weights : dict of str to module
-        The weight layer of each population by its name: `Linear`, `SparseLinear`, `SignedWLinear`,
-        … Their outputs must have one shape.
-    synapse : module
-        The synapse that receives the sum: `Expon`, `Alpha`, `DualExpon`, …
+    in_size, out_size : int or tuple of int
+        Shapes of one input and one output; all axes but the last are equal.
+    tau : float, array or Quantity, optional
+        Time constant. Default 5 ms.
+    w_init : callable or array, optional
+        Weight ``(in, out)``. Default ``KaimingNormal()``.
+    b_init : callable, array or None, optional
+        Bias ``(out,)``. Default None.
+    r_initializer : callable or array, optional
+        Initial value of r. Default 0.
     name : str, optional
         Name of the module.
+
+    References
+    ----------
+    .. [1] G. Bellec et al., "A solution to the learning dilemma for recurrent networks of spiking
+       neurons", Nature Communications 11, 2020.
 
     Examples
     --------
@@ -274,41 +288,108 @@ class Projection(brainstate.nn.Module):
     >>> import jax.numpy as jnp
     >>> import saiunit as u
     >>> import braintrace
-    >>> from braintrace import nn
-    >>> weights = {
-    ...     "input": nn.Linear(3, 2, w_init=jnp.ones((3, 2)), b_init=None),
-    ...     "recurrent": nn.Linear(2, 2, w_init=jnp.ones((2, 2)), b_init=None, w_sign=[1, -1]),
-    ... }
-    >>> projection = nn.Projection(weights, nn.Expon(2, g_initializer=0.0))
-    >>> _ = brainstate.nn.init_all_states(projection)
+    >>> readout = braintrace.nn.LeakyRateReadout(4, 2, tau=20.0 * u.ms)
+    >>> readout.init_state(batch_size=3)
     >>> with brainstate.environ.context(dt=1.0 * u.ms):
-    ...     projection({"input": jnp.ones(3), "recurrent": jnp.ones(2)})
-    Array([3., 3.], dtype=float32)
+    ...     readout(jnp.ones((3, 4))).shape
+    (3, 2)
     """
 
-    def __init__(self, weights: Any, synapse: Any, name: str | None = None) -> None:
+    def __init__(
+        self,
+        in_size: Any,
+        out_size: Any,
+        tau: Any = 5.0 * u.ms,
+        w_init: Any = init.KaimingNormal(),  # noqa: B008
+        b_init: Any = None,
+        r_initializer: Any = 0.0,
+        name: str | None = None,
+    ) -> None:
         super().__init__(name=name)
-        self.weights = dict(weights)
-        self.synapse = synapse
+        self.W = Linear(in_size, out_size, w_init=w_init, b_init=b_init)
+        self.in_size, self.out_size = self.W.in_size, self.W.out_size
+        self.tau = tau
+        self.r_initializer = r_initializer
 
-    def update(self, inputs: Any) -> Any:
-        """Advance the synapse by one step and return its output.
+    def _initializers(self) -> Initializers:
+        return {"r": (self.r_initializer, self.out_size)}
 
-        Parameters
-        ----------
-        inputs
-            A dict with the input from each population, ``(..., its size)``.
+    def update(self, x: Any) -> Any:
+        """Advance by one step and return r ``(..., out)``."""
+        self.r.value = decay(self.tau) * self.r.value + self.W(x)
+        return self.r.value
 
-        Raises
-        ------
-        ShapeError
-            If a population is missing or unknown.
-        """
-        if set(inputs) != set(self.weights):
-            raise ShapeError(
-                f"`Projection`: expected the populations {list(self.weights)}, got {list(inputs)}."
-            )
-        total, *rest = (layer(inputs[name]) for name, layer in self.weights.items())
-        for y in rest:
-            total = total + y
-        return self.synapse(total)
+
+class LeakySpikeReadout(Spiking):
+    r"""Leaky integrators that spike.
+
+    .. math::
+        V_t &= e^{-dt/\tau} V'_{t-1} + x_t W + b \\
+        z_t &= \Theta\left(\frac{V_t - V_{th}}{V_{th} - V_{reset}}\right)
+
+    where :math:`V'` is the potential after the reset by the old spike, as for `LIF`. Potentials
+    have the unit of x W, by default no unit.
+
+    Parameters
+    ----------
+    in_size, out_size : int or tuple of int
+        Shapes of one input and one output; all axes but the last are equal.
+    tau : float, array or Quantity, optional
+        Time constant. Default 5 ms.
+    V_th, V_reset : float, array or Quantity, optional
+        Threshold and reset potential. Default 1 and 0.
+    w_init : callable or array, optional
+        Weight ``(in, out)``. Default ``KaimingNormal()``.
+    b_init : callable, array or None, optional
+        Bias ``(out,)``. Default None.
+    V_initializer : callable or array, optional
+        Initial potential. Default 0.
+    spk_fun : callable, optional
+        Heaviside function with a surrogate gradient. Default `surrogate.triangle`.
+    spk_reset : {'soft', 'hard'}, optional
+        Kind of reset. Default ``'soft'``.
+    name : str, optional
+        Name of the module.
+
+    References
+    ----------
+    .. [1] F. Zenke, S. Ganguli, "SuperSpike: Supervised learning in multilayer spiking neural
+       networks", Neural Computation 30, 2018.
+
+    Examples
+    --------
+    >>> import brainstate
+    >>> import jax.numpy as jnp
+    >>> import saiunit as u
+    >>> import braintrace
+    >>> readout = braintrace.nn.LeakySpikeReadout(4, 2, w_init=jnp.ones((4, 2)))
+    >>> readout.init_state()
+    >>> with brainstate.environ.context(dt=1.0 * u.ms):
+    ...     readout(jnp.ones(4))
+    Array([1., 1.], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        in_size: Any,
+        out_size: Any,
+        tau: Any = 5.0 * u.ms,
+        V_th: Any = 1.0,
+        V_reset: Any = 0.0,
+        w_init: Any = init.KaimingNormal(),  # noqa: B008
+        b_init: Any = None,
+        V_initializer: Any = 0.0,
+        spk_fun: Callable[[Any], Any] = surrogate.triangle,
+        spk_reset: str = "soft",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(in_size, V_reset, V_initializer, spk_fun, spk_reset, name)
+        self.W = Linear(in_size, out_size, w_init=w_init, b_init=b_init)
+        self.out_size = out_size
+        self.tau, self.V_th = tau, V_th
+
+    def update(self, x: Any) -> Any:
+        """Advance by one step and return the spikes ``(..., out)``."""
+        V = self._after_reset(self.get_spike(), constant(self.V_th))
+        self.V.value = decay(self.tau) * V + self.W(x)
+        return self.get_spike()

@@ -394,9 +394,9 @@ def test_what_populations_send_adds_up():
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("others", [{}, {"other": XS}], ids=["missing", "another"])
+@pytest.mark.parametrize("others", [{}, {"recurrent": np.ones((3, UNITS)), "other": XS}])
 def test_other_populations_are_refused(others):
     built = projection()
     brainstate.nn.init_all_states(built, batch_size=3)
-    with pytest.raises(braintrace.ShapeError, match="populations"):
+    with pytest.raises(KeyError, match="other" if others else "recurrent"):
         built({"input": XS, **others})

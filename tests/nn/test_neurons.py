@@ -294,6 +294,68 @@ def test_constants_of_neurons_learn():
         np.testing.assert_allclose(magnitude, gradient, rtol=1e-9, atol=1e-10, err_msg=str(path))
 
 
+def learning(value, unit):
+    return brainstate.ParamState(jnp.linspace(0.8, 1.2, 4) * value * unit)
+
+
+MS, MV = u.ms, u.mV
+WITH_CONSTANTS = {
+    "GIF": lambda: nn.GIF(
+        4,
+        tau=learning(2.0, MS),
+        b=learning(0.1, 1 / MS),
+        k2=learning(0.2, 1 / MS),
+        R2=learning(0.5, 1),
+        A2=learning(2.0, u.mA),
+        V_th_inf=learning(-55.0, MV),
+    ),
+    "Expon": lambda: nn.Expon(4, learning(5.0, MS), 0 * u.mA),
+    "Alpha": lambda: nn.Alpha(4, learning(5.0, MS), 0 * u.mA),
+    "DualExpon": lambda: nn.DualExpon(4, learning(5.0, MS), learning(2.0, MS), 0 * u.mA),
+    "LeakyRateReadout": lambda: nn.LeakyRateReadout(4, 4, learning(5.0, MS), jnp.eye(4)),
+    "LeakySpikeReadout": lambda: nn.LeakySpikeReadout(
+        *(4, 4, learning(5.0, MS), learning(2.0, 1), learning(0.1, 1)), w_init=jnp.eye(4)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WITH_CONSTANTS)
+def test_constants_learn_as_by_backpropagation(name):
+    module = WITH_CONSTANTS[name]()
+    xs = np.abs(np.random.default_rng(0).normal(2.0, 1.0, (9, 3, 4)))
+    xs = xs if "Readout" in name else xs * u.mA
+    weights = np.random.default_rng(1).normal(size=xs.shape)
+    brainstate.nn.init_all_states(module, batch_size=3)
+
+    def loss(run, x, weight):
+        return jnp.sum(weight * u.get_mantissa(run(x)))
+
+    def total():
+        step = functools.partial(loss, module)
+        return brainstate.transform.for_loop(step, xs, weights).sum()
+
+    constants = module.states(brainstate.ParamState)
+    expected = brainstate.transform.jit(brainstate.transform.grad(total, constants))()
+    learner = braintrace.compile(module, "d_rtrl", xs[0], batch_size=3)
+    found = learner.etrace_grad(
+        xs, weights, step_fn=lambda x, weight: loss(learner, x, weight), reduction="sum"
+    )
+    assert found.keys() == expected.keys()
+    for path, gradient in expected.items():
+        pairs = zip(jax.tree.leaves(found[path]), jax.tree.leaves(gradient), strict=True)
+        for own, wanted in pairs:
+            assert np.abs(wanted).max() > 1e-6, path
+            np.testing.assert_allclose(own, wanted, rtol=1e-8, atol=1e-10, err_msg=str(path))
+
+
+@pytest.mark.parametrize("option", ["tau", "tau_ref"])
+def test_a_time_without_a_unit_is_refused(option):
+    neuron = nn.LIF(2, **{option: 2.0})
+    neuron.init_state()
+    with pytest.raises(braintrace.UnitError, match="give both a unit of time"):
+        neuron(jnp.ones(2) * u.mA)
+
+
 # --- surrogate gradients: spikes forward, the formulas of the literature backward -----------------
 
 
