@@ -3,8 +3,6 @@
 import gc
 import os
 import pathlib
-import subprocess
-import sys
 
 import brainstate
 import jax
@@ -15,22 +13,18 @@ os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # also for processes that te
 jax.config.update("jax_disable_most_optimizations", True)
 gc.set_threshold(100_000, 20, 20)  # hardly anything that is imported or traced is garbage
 
-QUICK_GENERATORS = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+if (0, 8) <= jax.__version_info__ < (0, 11):
+    # XLA's older code generators compile faster; XLA ends a process whose flags it does not know.
+    quick = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick}"
 
 
 def pytest_addoption(parser):
     parser.addoption("--update", action="store_true", help="write stored verdicts again")
 
 
-def pytest_configure(config):
-    """Choose XLA's older code generators, which compile faster, if this version has them."""
-    if hasattr(config, "workerinput"):
-        return  # chosen by the process that started this one
-    flags = f"{os.environ.get('XLA_FLAGS', '')} {QUICK_GENERATORS}".strip()
-    trial = [sys.executable, "-c", "import jax; jax.jit(lambda x: x + 1)(1.0)"]
-    # XLA ends a process whose flags it does not know.
-    if subprocess.run(trial, env={**os.environ, "XLA_FLAGS": flags}).returncode == 0:
-        os.environ["XLA_FLAGS"] = flags
+def pytest_sessionfinish():
+    gc.freeze()  # what ends with the process needs no last collection
 
 
 def pytest_collection_modifyitems(items):
