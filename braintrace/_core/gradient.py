@@ -28,7 +28,6 @@ element behind a branch, so a stream through an LSTM of 128 units would take 2.6
 
 import dataclasses
 import functools
-import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -42,7 +41,7 @@ from .._etrace_op import (
     init_trace,
     propagate,
     pull_back,
-    select_outputs,
+    selects_outputs,
 )
 from .._graph import (
     Chunk,
@@ -141,14 +140,6 @@ class ActiveOutputs:
         parts = [value[..., start:stop] for start, stop in self.runs]
         return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
 
-    def operands(self, relation: HiddenParamOpRelation, weights: Arrays) -> Arrays:
-        """Return the operands of the operation that computes only these outputs."""
-        if self.runs is None:
-            return weights
-        result = select_outputs(relation.primitive, dict(relation.params), weights, self.pick)
-        assert result is not None  # `active_outputs_of` has checked that
-        return result
-
 
 EVERY_OUTPUT = ActiveOutputs()
 
@@ -169,10 +160,9 @@ def active_outputs_of(
         return EVERY_OUTPUT
     edges = np.flatnonzero(np.diff(np.concatenate([[0], result.astype(np.int8), [0]])))
     runs = tuple((int(a), int(b)) for a, b in edges.reshape(-1, 2))
-    active = ActiveOutputs(runs)
-    select = functools.partial(select_outputs, relation.primitive, dict(relation.params))
-    shapes = jax.eval_shape(lambda operands: select(operands, active.pick), _operands(relation))
-    return EVERY_OUTPUT if shapes is None or len(runs) > MOST_RUNS else active
+    y, traces = struct_of(relation.y_var.aval), trace_shapes(relation)
+    is_possible = len(runs) <= MOST_RUNS and selects_outputs(relation.primitive, y, traces)
+    return ActiveOutputs(runs) if is_possible else EVERY_OUTPUT
 
 
 def _used(influence: InfluenceMap, states: Sequence[int]) -> np.ndarray | None:
@@ -188,24 +178,17 @@ def _used(influence: InfluenceMap, states: Sequence[int]) -> np.ndarray | None:
     return used
 
 
-def _operands(relation: HiddenParamOpRelation) -> dict[str, jax.ShapeDtypeStruct]:
-    return {name: struct_of(var.aval) for name, var in relation.trainable_vars.items()}
-
-
 def trace_shapes(
     relation: HiddenParamOpRelation, active: ActiveOutputs = EVERY_OUTPUT
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the shapes of a trace of one hidden state, for all outputs or for some."""
-    primitive, params, y = relation.primitive, dict(relation.params), relation.y_var
-    weights: dict[str, Any] = dict(relation.trainable_vars)
-    if active.runs is not None:
-        y = types.SimpleNamespace(aval=jax.eval_shape(active.pick, struct_of(y.aval)))
-        operands = functools.partial(active.operands, relation)
-        shapes = jax.eval_shape(operands, _operands(relation))
-        weights = {name: types.SimpleNamespace(aval=shape) for name, shape in shapes.items()}
-    result: dict[str, jax.ShapeDtypeStruct] = jax.eval_shape(
-        lambda: init_trace(primitive, params, relation.x_var, y, weights)
-    )
+
+    def zeros() -> Arrays:
+        operation, operands = (relation.primitive, dict(relation.params)), relation.trainable_vars
+        every = init_trace(*operation, relation.x_var, relation.y_var, operands)
+        return {name: active.pick(array) for name, array in every.items()}
+
+    result: dict[str, jax.ShapeDtypeStruct] = jax.eval_shape(zeros)
     return result
 
 
@@ -227,7 +210,6 @@ def sum_products(
     factors: Arrays,
     selects: bool,
     inputs: InputsByRelation | None = None,
-    pull: Callable[..., Arrays] = pull_back,
 ) -> Weights:
     """Return ``Σ x ⊗ f`` over time, batch and groups: one product for each site with factors.
 
@@ -239,8 +221,6 @@ def sum_products(
         Whether a zero factor has a zero result, also if the other is not finite.
     inputs
         Inputs by relation; ``None``: those that the chunk recorded.
-    pull
-        Pulls factors back to the operands, given the inputs.
     """
     gradients: Weights = {}
     inputs = recorded_inputs(chunk.graph, chunk.records) if inputs is None else inputs
@@ -251,7 +231,8 @@ def sum_products(
             if site.has_fan_out:  # without an input, one sum over all steps and samples
                 factor = factor.sum((0, 1))[None] if x is None else factor.sum(1)
             x = finite_inputs(site, x, factor) if selects else x
-            gradients = add(gradients, {key: pull(*site.operation, x, factor, chunk.weights[key])})
+            own = pull_back(*site.operation, x, factor, chunk.weights[key])
+            gradients = add(gradients, {key: own})
     return gradients
 
 

@@ -62,16 +62,17 @@ def names_of(program: Program, variables: Sequence[Var]) -> list[str]:
 
 def filter_key(graph: ETraceGraph, relation: HiddenParamOpRelation) -> str:
     """Return the name of an operation's input filter; operations with equal filters share it."""
-    own = _looked_up_rows(relation)
+    own = _encoding(relation)
     return next(
         other.key
         for other in graph.hidden_param_op_relations
-        if other.x_var is relation.x_var and _looked_up_rows(other) == own
+        if other.x_var is relation.x_var and _encoding(other) == own
     )
 
 
-def _looked_up_rows(relation: HiddenParamOpRelation) -> int | None:
-    return relation.params["rows"] if get_primitive_spec(relation.primitive).looks_up else None
+def _encoding(relation: HiddenParamOpRelation) -> Any:
+    encode = get_primitive_spec(relation.primitive).linear_in_input
+    return (encode, dict(relation.params)) if callable(encode) else None
 
 
 def row_name(graph: ETraceGraph, site: "TraceSite") -> str:

@@ -66,7 +66,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from .._errors import OptionError
-from .._etrace_op import multiplies_complex_numbers
+from .._etrace_op import has_declared_terms
 from .._graph import Traces, TraceSpec, TraceSpecs, specs_of
 from .._jax import runs_on_several_devices, sharding_dependent
 from .._typing import PyTree
@@ -243,7 +243,7 @@ Pairs: TypeAlias = tuple[tuple[str, str], ...]
 def coupled_states(site: TraceSite, states: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield pairs of coupled states, among some, whose traces can be multiplied as one."""
     left = [a for a in site.influence.reached if a in states]
-    while left and multiplies_complex_numbers(site.relation.primitive):
+    while left and has_declared_terms(site.relation.primitive):
         a, *left = left
         for c in left:
             if not {(a, c), (c, a)}.isdisjoint(site.group.transition):

@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import rules
-from .primitive import ETPPrimitive, get_primitive_spec
-from .registry import Arrays
+from .primitive import ETPPrimitive
+from .registry import Arrays, get_primitive_spec
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def check_primitive(primitive: ETPPrimitive, *example_args: Any, **params: Any) 
     -------
     PrimitiveReport
         Prints as a table; ``.ok`` is true if every rule agrees. The rows are ``xy_to_dw`` alone,
-        then the trace (``yw_to_w``, ``accumulate`` and ``contract`` together) after one and after
+        then the trace (``yw_to_w`` and ``accumulate`` together) after one and after
         two steps, and whether samples of a ``batched`` primitive are independent.
 
     Raises

@@ -9,8 +9,7 @@ has its own hidden state, hence its own factor. The trace is :math:`\epsilon_{bp
 :math:`\epsilon_{bpgo}` for the bias. Sums over ``p`` come last, with the learning signal.
 
 ``xy_to_dw`` is written by hand: in a loop on a CPU, the VJP takes 18 times as long (16 x 16 pixels,
-8 to 16 features). ``accumulate`` and ``select_outputs`` cannot be derived, because no trace is
-shaped like the kernel.
+8 to 16 features). ``accumulate`` cannot be derived, because no trace is shaped like the kernel.
 
 The user function transposes every layout to batch, space, features (``NHWC``, ``HWIO``, ``NHWC`` in
 two dimensions) around the primitive. XLA's CPU backend is fast in every case only with this layout.
@@ -19,152 +18,55 @@ two dimensions) around the primitive. XLA's CPU backend is fast in every case on
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import OptionError
 from . import quantities
-from .derive import like_operand
 from .primitive import register_primitive_spec
-from .registry import Arrays, Pick
-from .spec import ETPPrimitiveSpec
+from .registry import Arrays, ETPPrimitiveSpec
+from .rules import like_operand
 
 
-@dataclass(frozen=True)
-class CanonicalConv:
-    """Operands and parameters of a convolution in canonical layout.
-
-    Attributes
-    ----------
-    x
-        ``(batch, *space, features)``.
-    kernel
-        ``(*space, features of a group, outputs)``.
-    params
-        Hashable static parameters.
-    restore
-        Transposes the result ``(batch, *places, outputs)`` to the requested layout.
-    bias_shape
-        Shape of a bias with all axes of the result, in the requested layout.
-    """
-
-    x: Any
-    kernel: Any
-    params: dict[str, Any]
-    restore: Callable[[Any], Any]
-    bias_shape: tuple[int, ...]
-
-
-@functools.cache
-def canonical_dimension_numbers(ndim: int) -> jax.lax.ConvDimensionNumbers:
-    """Return the dimension numbers of the canonical layout."""
+def _layout(ndim: int) -> jax.lax.ConvDimensionNumbers:
     space = tuple(range(1, ndim - 1))
     features_last = (0, ndim - 1, *space)
     kernel = (ndim - 1, ndim - 2, *range(ndim - 2))
     return jax.lax.ConvDimensionNumbers(features_last, kernel, features_last)
 
 
-def to_canonical_call(
+def _convolve(x: Any, kernel: Any, **params: Any) -> jax.Array:
+    numbers = _layout(x.ndim)
+    return jax.lax.conv_general_dilated(x, kernel, dimension_numbers=numbers, **params)
+
+
+def _impl(x: Any, weight: Any, *bias: Any, has_bias: bool = False, **params: Any) -> Any:
+    dtype = jnp.result_type(x, weight)
+    return quantities.add_bias(_convolve(x.astype(dtype), weight.astype(dtype), **params), bias)
+
+
+def _xy_to_dw(
+    x: jax.Array, hidden_dim: jax.Array, weights: Arrays, *, has_bias: bool = False, **params: Any
+) -> Arrays:
+    result = {"weight": _kernel_gradient(x, hidden_dim, weights["weight"], **params)}
+    if has_bias:
+        result["bias"] = hidden_dim.sum(tuple(range(hidden_dim.ndim - 1)))
+    return {name: like_operand(gradient, weights[name]) for name, gradient in result.items()}
+
+
+def _kernel_gradient(
     x: Any,
+    hidden_dim: Any,
     kernel: Any,
     *,
-    strides: Any,
+    window_strides: Any,
     padding: Any,
     lhs_dilation: Any,
     rhs_dilation: Any,
     feature_group_count: int,
-    dimension_numbers: Any,
-) -> CanonicalConv:
-    """Transpose operands, and make padding explicit."""
-    numbers = jax.lax.conv_dimension_numbers(x.shape, kernel.shape, dimension_numbers)
-    x = _transpose(x, (numbers.lhs_spec[0], *numbers.lhs_spec[2:], numbers.lhs_spec[1]))
-    out_feature, in_feature, *space_axes = numbers.rhs_spec
-    kernel = _transpose(kernel, (*space_axes, in_feature, out_feature))
-    space = x.ndim - 2
-    params: dict[str, Any] = {
-        "strides": _per_axis(strides, space),
-        "lhs_dilation": _per_axis(lhs_dilation, space),
-        "rhs_dilation": _per_axis(rhs_dilation, space),
-    }
-    params["padding"] = _explicit_padding(padding, x, kernel, params)
-    params["feature_group_count"] = int(feature_group_count)
-    params["dimension_numbers"] = canonical_dimension_numbers(x.ndim)
-    features = numbers.out_spec[1]
-    bias_shape = tuple(kernel.shape[-1] if axis == features else 1 for axis in range(x.ndim))
-    restore = functools.partial(_restore, numbers.out_spec)
-    return CanonicalConv(x, kernel, params, restore, bias_shape)
-
-
-def _transpose(array: Any, axes: tuple[int, ...]) -> Any:
-    return array if axes == tuple(range(array.ndim)) else jnp.transpose(array, axes)
-
-
-def _restore(out_spec: tuple[int, ...], y: Any) -> Any:
-    batch, features, *space = out_spec
-    axes = {batch: 0, features: y.ndim - 1, **{axis: 1 + i for i, axis in enumerate(space)}}
-    return _transpose(y, tuple(axes[i] for i in range(y.ndim)))
-
-
-def _per_axis(value: Any, space: int) -> tuple[int, ...]:
-    values = value if isinstance(value, (tuple, list, np.ndarray)) else (value or 1,) * space
-    return tuple(map(int, values))
-
-
-def _explicit_padding(
-    padding: Any, x: Any, kernel: Any, params: dict[str, Any]
-) -> tuple[tuple[int, int], ...]:
-    if isinstance(padding, str):
-        if any(dilation != 1 for dilation in params["lhs_dilation"]):
-            raise OptionError(  # JAX pads as if there were no dilation
-                f"`conv`: padding={padding!r} cannot be combined with `lhs_dilation`; use explicit "
-                "(low, high) pairs."
-            )
-        window = dilated(kernel.shape[:-2], params["rhs_dilation"])
-        padding = jax.lax.padtype_to_pads(x.shape[1:-1], window, params["strides"], padding)
-    return tuple((int(low), int(high)) for low, high in padding)
-
-
-def dilated(sizes: tuple[int, ...], dilations: tuple[int, ...]) -> list[int]:
-    """Return the sizes of axes with ``dilation - 1`` holes between elements."""
-    return [(n - 1) * d + 1 if n else 0 for n, d in zip(sizes, dilations, strict=True)]
-
-
-def _impl(x: Any, weight: Any, *bias: Any, has_bias: bool = False, **convolution: Any) -> Any:
-    dtype = jnp.result_type(x, weight)
-    strides = convolution.pop("strides")
-    numbers = convolution["dimension_numbers"]
-    y = jax.lax.conv_general_dilated(x.astype(dtype), weight.astype(dtype), strides, **convolution)
-    if not has_bias:
-        return y
-    features = jax.lax.conv_dimension_numbers(x.shape, weight.shape, numbers).out_spec[1]
-    return y + jax.lax.broadcast_in_dim(bias[0], y.shape, (features,))
-
-
-def _groups(hidden_dim: Any, count: int) -> Any:
-    return hidden_dim.reshape(*hidden_dim.shape[:-1], count, hidden_dim.shape[-1] // count)
-
-
-def _xy_to_dw(
-    x: jax.Array,
-    hidden_dim: jax.Array,
-    weights: Arrays,
-    *,
-    has_bias: bool = False,
-    **convolution: Any,
-) -> Arrays:
-    kernel = weights["weight"]
-    result = {"weight": like_operand(_kernel_gradient(x, hidden_dim, kernel, convolution), kernel)}
-    if has_bias:
-        bias = hidden_dim.sum(tuple(range(hidden_dim.ndim - 1)))
-        result["bias"] = like_operand(bias, weights["bias"])
-    return result
-
-
-def _kernel_gradient(x: Any, hidden_dim: Any, kernel: Any, convolution: dict[str, Any]) -> Any:
+) -> jax.Array:
     """Return the sum over samples and places of patch times cotangent.
 
     It is the convolution of ``x`` by ``hidden_dim`` with samples used as features, and with stride
@@ -174,105 +76,94 @@ def _kernel_gradient(x: Any, hidden_dim: Any, kernel: Any, convolution: dict[str
     dtype = jnp.result_type(x, kernel, hidden_dim)
     if hidden_dim.size == 0:  # XLA has no convolution by an empty window
         return jnp.zeros(kernel.shape, dtype)
-    spread = dilated(x.shape[1:-1], convolution["lhs_dilation"])
-    factor = dilated(hidden_dim.shape[1:-1], convolution["strides"])
-    window = dilated(kernel.shape[:-2], convolution["rhs_dilation"])
-    lows = [low for low, _ in convolution["padding"]]
-    product = jax.lax.conv_general_dilated(
+
+    def dilated(sizes: Any, dilations: Any) -> Any:
+        return np.maximum(0, (np.array(sizes) - 1) * dilations + 1)
+
+    spread = dilated(x.shape[1:-1], lhs_dilation)
+    factor = dilated(hidden_dim.shape[1:-1], window_strides)
+    window = dilated(kernel.shape[:-2], rhs_dilation)
+    lows = np.array([low for low, _ in padding])
+    product = _convolve(
         jnp.swapaxes(x, 0, -1).astype(dtype),
         jnp.moveaxis(hidden_dim, 0, -2).astype(dtype),
-        window_strides=convolution["rhs_dilation"],
-        padding=[
-            (low, f + w - 1 - low - s)
-            for low, f, w, s in zip(lows, factor, window, spread, strict=True)
-        ],
-        lhs_dilation=convolution["lhs_dilation"],
-        rhs_dilation=convolution["strides"],
-        dimension_numbers=convolution["dimension_numbers"],
-        batch_group_count=convolution["feature_group_count"],
+        window_strides=rhs_dilation,
+        padding=[*zip(lows.tolist(), (factor + window - 1 - lows - spread).tolist(), strict=True)],
+        lhs_dilation=lhs_dilation,
+        rhs_dilation=window_strides,
+        batch_group_count=feature_group_count,
     )
     return jnp.moveaxis(product, 0, -2)
 
 
-def _patches(x: Any, y_shape: tuple[int, ...], kernel: Any, convolution: dict[str, Any]) -> Any:
+@functools.lru_cache(maxsize=256)
+def _pixels(space: tuple[int, ...], window: tuple[int, ...], params: Any) -> Any:
+    """Return the pixel at each place of each patch; the number of pixels stands for padding.
+
+    It is found by a convolution of the numbers of pixels.
+    """
+    size = math.prod(space)
+    with jax.ensure_compile_time_eval():
+        numbers = jnp.arange(1, size + 1, dtype=jnp.float32).reshape(1, *space, 1)
+        found = jax.lax.conv_general_dilated_patches(
+            numbers,
+            window,
+            dimension_numbers=_layout(numbers.ndim),
+            precision=jax.lax.Precision.HIGHEST,
+            **dict(params),
+        )
+        pixels = np.asarray(found[0]).astype(np.int32)
+    return np.where(pixels == 0, size, pixels - 1)
+
+
+def _patches(x: jax.Array, kernel: Any, *, feature_group_count: int, **params: Any) -> jax.Array:
     """Return the patches ``(batch, *places, groups, patch, steps)`` of several steps.
 
-    They are gathered by their indices: exact on every device, and several times faster on a CPU
-    than a convolution with an identity.
+    Gathering is exact on every device, and several times faster on a CPU than a convolution with an
+    identity.
     """
-    x = jnp.moveaxis(x, 0, -1)
-    edges = [
-        (low, high, dilation - 1)
-        for (low, high), dilation in zip(
-            convolution["padding"], convolution["lhs_dilation"], strict=True
-        )
-    ]
-    whole = (0, 0, 0)
-    x = jax.lax.pad(x, jnp.zeros((), x.dtype), (whole, *edges, whole, whole))
-    space = kernel.ndim - 2
-    positions = np.indices(y_shape[-1 - space : -1], sparse=True)
-    offsets = np.indices(kernel.shape[:-2], sparse=True)
-    picked = [
-        stride * np.expand_dims(position, tuple(range(-space, 0))) + dilation * offset
-        for position, offset, stride, dilation in zip(
-            positions, offsets, convolution["strides"], convolution["rhs_dilation"], strict=True
-        )
-    ]
-    patches = x[(slice(None), *picked)]
-    # (batch, *positions, *offsets, features, steps)
-    leading, steps = patches.shape[: 1 + space], x.shape[-1]
-    groups, window = convolution["feature_group_count"], math.prod(kernel.shape[:-2])
-    patches = patches.reshape(*leading, window, groups, kernel.shape[-2], steps)
+    steps, batch, *space, features = x.shape
+    *window, group_features, _ = kernel.shape
+    pixels = _pixels(tuple(space), tuple(window), tuple(params.items()))
+    x = jnp.moveaxis(x, 0, -1).reshape(batch, math.prod(space), features, steps)
+    patches = x.at[:, pixels].get(mode="fill", fill_value=0)
+    places, groups = pixels.shape[:-1], feature_group_count
+    patches = patches.reshape(batch, *places, math.prod(window), groups, group_features, steps)
     patches = jnp.moveaxis(patches, -3, -4)
-    return patches.reshape(*leading, groups, math.prod(kernel.shape[:-1]), steps)
+    return patches.reshape(batch, *places, groups, math.prod(window) * group_features, steps)
 
 
 def _accumulate(
-    x: jax.Array,
-    hidden_dim: jax.Array,
-    weights: Arrays,
-    *,
-    has_bias: bool = False,
-    **convolution: Any,
+    x: jax.Array, hidden_dim: jax.Array, weights: Arrays, *, has_bias: bool = False, **params: Any
 ) -> Arrays:
-    patches = _patches(x.astype(hidden_dim.dtype), hidden_dim.shape, weights["weight"], convolution)
-    factor = _groups(hidden_dim, convolution["feature_group_count"])
+    patches = _patches(x.astype(hidden_dim.dtype), weights["weight"], **params)
+    groups, outputs = params["feature_group_count"], hidden_dim.shape[-1]
+    factor = hidden_dim.reshape(*hidden_dim.shape[:-1], groups, outputs // groups)
     if hidden_dim.shape[0] == 1:
-        result = {"weight": patches * factor[0][..., None, :]}
+        terms = patches * factor[0][..., None, :]
     else:
-        result = {"weight": patches @ jnp.moveaxis(factor, 0, -2)}
-    if has_bias:
-        result["bias"] = hidden_dim.sum(0)
-    return result
+        terms = patches @ jnp.moveaxis(factor, 0, -2)
+    return {"weight": terms, "bias": hidden_dim.sum(0)} if has_bias else {"weight": terms}
 
 
-def _effective_weights(weights: Arrays, *, has_bias: bool = False, **convolution: Any) -> Arrays:
+def _effective_weights(weights: Arrays, *, has_bias: bool = False, **params: Any) -> Arrays:
     """Return the kernel as ``(groups, patch, outputs of a group)``."""
     kernel = weights["weight"]
-    by_group = kernel.reshape(math.prod(kernel.shape[:-1]), convolution["feature_group_count"], -1)
-    result = {"weight": jnp.swapaxes(by_group, 0, 1)}
-    return {**result, "bias": weights["bias"]} if has_bias else result
-
-
-def _select_outputs(
-    weights: Arrays, pick: Pick, *, has_bias: bool = False, **convolution: Any
-) -> Arrays | None:
-    if convolution["feature_group_count"] != 1:  # a group computes adjacent outputs
-        return None
-    return {name: pick(operand) for name, operand in weights.items()}
+    by_group = kernel.reshape(math.prod(kernel.shape[:-1]), params["feature_group_count"], -1)
+    others = {"bias": weights["bias"]} if has_bias else {}
+    return {"weight": jnp.swapaxes(by_group, 0, 1), **others}
 
 
 etp_conv_p = register_primitive_spec(
     ETPPrimitiveSpec(
         name="etp_conv",
         impl=_impl,
+        xy_to_dw=_xy_to_dw,
+        batched=True,
         trace_axes={"weight": ("group", "input", "output"), "bias": ("output",)},
         effective_weights=_effective_weights,
-        batched=True,
-        linear_in_input=True,
-        xy_to_dw=_xy_to_dw,
         accumulate=_accumulate,
-        select_outputs=_select_outputs,
+        linear_in_input=True,
     )
 )
 
@@ -331,19 +222,35 @@ def conv(
     """
     x, x_unit = quantities.split(x)
     kernel, kernel_unit = quantities.split(kernel, weight_fn)
-    call = to_canonical_call(
-        x,
-        kernel,
-        strides=strides,
+
+    def per_axis(value: Any) -> tuple[int, ...]:
+        return tuple(map(int, np.broadcast_to(1 if value is None else value, x.ndim - 2)))
+
+    plain = functools.partial(
+        jax.lax.conv_general_dilated,
+        window_strides=per_axis(strides),
         padding=padding,
-        lhs_dilation=lhs_dilation,
-        rhs_dilation=rhs_dilation,
-        feature_group_count=feature_group_count,
+        lhs_dilation=per_axis(lhs_dilation),
+        rhs_dilation=per_axis(rhs_dilation),
         dimension_numbers=dimension_numbers,
+        feature_group_count=feature_group_count,
     )
-    unit = x_unit * kernel_unit
-    outputs = call.kernel.shape[-1:]
-    biases = quantities.bias_operands("conv", bias, unit, outputs, bias_fn, call.bias_shape)
-    bind = functools.partial(etp_conv_p.bind, call.x, call.kernel, *biases)
-    y = bind(has_bias=bool(biases), **call.params)
-    return quantities.attach(call.restore(y), unit)
+    shapes = (jax.ShapeDtypeStruct(array.shape, jnp.float32) for array in (x, kernel))
+    (equation,) = jax.make_jaxpr(plain)(*shapes).eqns  # explicit options, and JAX's own errors
+    params = {name: equation.params[name] for name in _PARAMS}
+    numbers, layout = equation.params["dimension_numbers"], _layout(x.ndim)
+    unit, outputs = x_unit * kernel_unit, kernel.shape[numbers.rhs_spec[0]]
+    full_shape = tuple(outputs if axis == numbers.out_spec[1] else 1 for axis in range(x.ndim))
+    biases = quantities.bias_operands("conv", bias, unit, (outputs,), bias_fn, full_shape)
+    x = _moved(x, numbers.lhs_spec, layout.lhs_spec)
+    kernel = _moved(kernel, numbers.rhs_spec, layout.rhs_spec)
+    y = etp_conv_p.bind(x, kernel, *biases, has_bias=bool(biases), **params)
+    return quantities.attach(_moved(y, layout.out_spec, numbers.out_spec), unit)
+
+
+_PARAMS = "window_strides", "padding", "lhs_dilation", "rhs_dilation", "feature_group_count"
+
+
+def _moved(array: jax.Array, spec: Any, wanted: Any) -> jax.Array:
+    """Transpose an array from one layout to another."""
+    return jnp.transpose(array, [spec[wanted.index(axis)] for axis in range(array.ndim)])

@@ -1,4 +1,4 @@
-r"""Dense matrix product: ``etp_mm`` (a batch) and ``etp_mv`` (one sample).
+r"""Matrix products: ``etp_mm`` (a batch) and ``etp_mv`` (one sample), and with a feedback matrix.
 
 .. math:: y_{bo} = \sum_i x_{bi} w_{io} + c_o
 
@@ -9,6 +9,18 @@ exact trace has the weight's shape, one per sample: :math:`\epsilon_{bio}` and, 
 
 One rule is written by hand: without ``accumulate``, a stream of one layer needs a third more
 floating-point operations, since XLA materialises the outer product of a step.
+
+With a feedback matrix (``etp_fb_mm``, ``etp_fb_mv``),
+
+.. math::
+    \bar x_{bi} = \sum_o \bar y_{bo} B_{io}, \qquad
+    \bar w_{io} = \bar B_{io} = \sum_b x_{bi} \bar y_{bo}.
+
+It is the same product with a weight :math:`w` that includes the tangent of ``B``
+(``effective_weights``). Cotangents of ``y`` pass back to ``x`` by another matrix ``B`` of the
+weight's shape. Tangents of ``x`` pass forward by the same matrix, so that both modes of
+differentiation agree. If ``B`` is a parameter, it learns by the gradient of ``w``: with the same
+decay, the two matrices converge to each other from any start.
 """
 
 import functools
@@ -17,64 +29,41 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 
-from .._etrace_op import rules
 from . import quantities
-from .primitive import ETPPrimitive, register_primitive_spec
+from .primitive import ETPPrimitive, register_forms
 from .registry import Arrays
-from .spec import ETPPrimitiveSpec, Rule
 
 
 def _impl(x: Any, weight: Any, *bias: Any, has_bias: bool = False) -> Any:
-    y = jnp.matmul(x, weight)
-    return y + jnp.broadcast_to(bias[0], y.shape) if has_bias else y
+    return quantities.add_bias(jnp.matmul(x, weight), bias)
 
 
-def _accumulate(
-    x: jax.Array, hidden_dim: jax.Array, weights: Arrays, *, has_bias: bool = False
+def outer_terms(
+    x: jax.Array, hidden_dim: jax.Array, weights: Arrays, *, has_bias: bool = False, **_: Any
 ) -> Arrays:
+    """Return the rule ``accumulate`` of a product with a matrix, for any operands."""
     x = x.astype(hidden_dim.dtype)
     if x.shape[0] == 1:
         # A product that XLA fuses into the update of the trace; a dot of inner size one would be
         # materialised first.
-        result = {"weight": x[0][..., :, None] * hidden_dim[0][..., None, :]}
+        weight = x[0][..., :, None] * hidden_dim[0][..., None, :]
     else:
-        result = {"weight": jnp.einsum("k...i,k...o->...io", x, hidden_dim)}
-    if has_bias:
-        result["bias"] = hidden_dim.sum(0)
-    return result
+        weight = jnp.einsum("k...i,k...o->...io", x, hidden_dim)
+    return {"weight": weight, "bias": hidden_dim.sum(0)} if has_bias else {"weight": weight}
 
 
-def terms_of_product(primitive: ETPPrimitive, effective_weights: Rule) -> Rule:
-    """Return the rule ``accumulate`` for a product with an effective weight.
+MATRIX_AXES: Any = {"weight": ("input", "output"), "bias": ("output",)}
 
-    Parameters
-    ----------
-    primitive : ETPPrimitive
-        ``etp_mm`` or ``etp_mv``, whose terms they are.
-    effective_weights : callable
-        The weight and the bias, if there is one, as a function of the operands.
-    """
-
-    def accumulate(x: Any, hidden_dim: Any, weights: Arrays, **params: Any) -> Arrays:
-        effective = effective_weights(weights, **params)
-        names = dict(zip(("weight", "bias"), effective, strict=False))
-        operands = {name: effective[operand] for name, operand in names.items()}
-        terms = rules.accumulate(primitive, {"has_bias": len(names) > 1}, x, hidden_dim, operands)
-        return {operand: terms[name] for name, operand in names.items()}
-
-    return accumulate
-
-
-_spec = functools.partial(
-    ETPPrimitiveSpec,
+etp_mv_p, etp_mm_p = register_forms(
+    "etp_mv",
+    "etp_mm",
     impl=_impl,
-    trace_axes={"weight": ("input", "output"), "bias": ("output",)},
+    trace_axes=MATRIX_AXES,
     linear_in_input=True,
-    accumulate=_accumulate,
+    accumulate=outer_terms,
 )
-etp_mm_p = register_primitive_spec(_spec(name="etp_mm", batched=True))
-etp_mv_p = register_primitive_spec(_spec(name="etp_mv", batched_form=etp_mm_p))
 
 
 def bind_dense(x: Any, weight: Any, *bias: Any) -> Any:
@@ -125,3 +114,104 @@ def matmul(
     unit = x_unit * weight_unit
     biases = quantities.bias_operands("matmul", bias, unit, weight.shape[1:], bias_fn)
     return quantities.attach(bind_dense(x, weight, *biases), unit)
+
+
+# --- with a feedback matrix
+
+
+def _forward(x: Any, weight: Any, feedback: Any) -> Any:
+    return jnp.matmul(x, weight)
+
+
+_product = jax.custom_jvp(_forward)
+
+
+def _product_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+    (x, weight, feedback), (dx, *of_matrices) = primals, tangents
+    y = _product(x, weight, feedback)
+    parts = [] if isinstance(dx, SymbolicZero) else [jnp.matmul(dx, feedback)]
+    moving = [matrix for matrix in of_matrices if not isinstance(matrix, SymbolicZero)]
+    if moving:
+        parts.append(jnp.matmul(x, sum(moving[1:], moving[0])))
+    return y, sum(parts[1:], parts[0]) if parts else jnp.zeros_like(y)
+
+
+_product.defjvp(_product_jvp, symbolic_zeros=True)
+
+
+def _feedback_impl(x: Any, weight: Any, feedback: Any, *bias: Any, has_bias: bool = False) -> Any:
+    return quantities.add_bias(_product(x, weight, feedback), bias)
+
+
+def _with_tangent(weights: Arrays, *, has_bias: bool = False) -> Arrays:
+    feedback, others = weights["feedback"], {"bias": weights["bias"]} if has_bias else {}
+    return {"weight": weights["weight"] + (feedback - jax.lax.stop_gradient(feedback)), **others}
+
+
+@functools.cache
+def feedback_primitives() -> tuple[ETPPrimitive, ETPPrimitive]:
+    """Return the primitives, for one sample and for a batch; register them at the first call."""
+    return register_forms(
+        "etp_fb_mv",
+        "etp_fb_mm",
+        impl=_feedback_impl,
+        trace_axes=MATRIX_AXES,
+        effective_weights=_with_tangent,
+        linear_in_input=True,
+        accumulate=outer_terms,
+    )
+
+
+def feedback_matmul(x: Any, weight: Any, feedback: Any, bias: Any = None) -> Any:
+    """Multiply by a matrix that learns online, with another matrix for feedback.
+
+    The value is ``x @ weight (+ bias)``. Gradients pass from the result back to ``x`` by
+    ``feedback`` instead of ``weight``, under every learning rule and in backpropagation through
+    time. This is random feedback, also called feedback alignment [1]_. A trainable feedback matrix
+    learns as in [2]_.
+
+    Parameters
+    ----------
+    x : array or Quantity ``(..., in)``
+        One sample (1-D), a batch (2-D), or more leading axes.
+    weight : array or Quantity ``(in, out)``
+        Trainable.
+    feedback : array or Quantity ``(in, out)``
+        The feedback matrix, in a unit with the dimension of the weight's unit. In a State other
+        than a ``ParamState`` it stays constant. In a ``ParamState`` it has the gradient of
+        ``weight``; if the optimizer decays both, they converge to each other.
+    bias : array or Quantity ``(out,)``, optional
+        Trainable; rescaled into the unit of ``x @ weight``.
+
+    Returns
+    -------
+    array or Quantity ``(..., out)``
+        Its unit is the product of the units of ``x`` and ``weight``.
+
+    References
+    ----------
+    .. [1] T. P. Lillicrap et al., "Random synaptic feedback weights support error
+       backpropagation for deep learning", Nature Communications 7, 2016.
+    .. [2] J. F. Kolen, J. B. Pollack, "Backpropagation without weight transport", IEEE
+       International Conference on Neural Networks, 1994.
+
+    Examples
+    --------
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import braintrace
+    >>> x, weight, feedback = jnp.ones(2), jnp.ones((2, 3)), 5 * jnp.ones((2, 3))
+    >>> braintrace.feedback_matmul(x, weight, feedback)
+    Array([2., 2., 2.], dtype=float32)
+    >>> jax.grad(lambda x: braintrace.feedback_matmul(x, weight, feedback).sum())(x)
+    Array([15., 15.], dtype=float32)
+    """
+    x, x_unit = quantities.split(x)
+    weight, weight_unit = quantities.split(weight)
+    quantities.check_axes("feedback_matmul", weight, "(in, out)")
+    unit = x_unit * weight_unit
+    biases = quantities.bias_operands("feedback_matmul", bias, unit, weight.shape[1:])
+    feedback = quantities.in_unit(*quantities.split(feedback), weight_unit).astype(weight.dtype)
+    operands = (weight, feedback, *biases)
+    forms, has_bias = feedback_primitives(), bool(biases)
+    return quantities.attach(quantities.bind_folded(forms, x, *operands, has_bias=has_bias), unit)

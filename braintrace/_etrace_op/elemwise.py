@@ -7,38 +7,27 @@ elementwise, after any function of the parameter alone. It has neither an input 
 the trace is the factor itself, shaped like ``w``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from . import quantities
-from .primitive import ETPPrimitive, register_primitive_spec
-from .spec import ETPPrimitiveSpec
+from .primitive import register_primitive_spec
+from .registry import ETPPrimitiveSpec
 
 
-def _impl(weight: Any) -> Any:
+def _identity(weight: Any) -> Any:
     return weight
-
-
-def _batching(
-    primitive: ETPPrimitive, operands: Sequence[Any], dims: Sequence[Any], params: dict[str, Any]
-) -> tuple[Any, Any]:
-    return primitive.bind(*operands, **params), dims[0]
 
 
 etp_elemwise_p = register_primitive_spec(
     ETPPrimitiveSpec(
         name="etp_elemwise",
-        impl=_impl,
+        impl=_identity,
         trace_axes={"weight": ("output",)},
         x_invar_index=None,
         gradient_enabled=True,
-        batching=_batching,
     )
 )
-
-
-def _identity(weight: Any) -> Any:
-    return weight
 
 
 def element_wise(

@@ -7,61 +7,43 @@ Shapes: x ``(batch, in)`` or ``(in,)``, B ``(in, rank)``, A ``(rank, out)``, bia
 (see `dense`): :math:`\epsilon_{bio}`, with the instantaneous term :math:`x_{bi} f_{bo}`. At the end
 the trace is pulled back to the factors: :math:`\partial B = \alpha\, \partial M A^T`,
 :math:`\partial A = \alpha\, B^T \partial M`.
-
-``select_outputs`` is written by hand: the factors have other axes than the trace.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 
 from . import quantities
-from .dense import etp_mm_p, etp_mv_p, terms_of_product
-from .primitive import register_primitive_spec
-from .registry import Arrays, Pick
-from .spec import ETPPrimitiveSpec
+from .dense import outer_terms
+from .primitive import register_forms
+from .registry import Arrays
 
 
 def _impl(
     x: Any, lora_b: Any, lora_a: Any, *bias: Any, alpha: float = 1.0, has_bias: bool = False
 ) -> Any:
-    y = jnp.matmul(jnp.matmul(x, lora_b), lora_a)
-    y = alpha * y
-    return y + jnp.broadcast_to(bias[0], y.shape) if has_bias else y
+    return quantities.add_bias(alpha * jnp.matmul(jnp.matmul(x, lora_b), lora_a), bias)
 
 
 def _effective_weights(weights: Arrays, *, alpha: float = 1.0, has_bias: bool = False) -> Arrays:
-    result = {"effective": alpha * (weights["lora_b"] @ weights["lora_a"])}
-    return {**result, "bias": weights["bias"]} if has_bias else result
+    others = {"bias": weights["bias"]} if has_bias else {}
+    return {"effective": alpha * (weights["lora_b"] @ weights["lora_a"]), **others}
 
 
-def _select_outputs(
-    weights: Arrays, pick: Pick, *, alpha: float = 1.0, has_bias: bool = False
-) -> Arrays:
-    return {name: w if name == "lora_b" else pick(w) for name, w in weights.items()}
+def _accumulate(x: Any, hidden_dim: Any, weights: Arrays, **params: Any) -> Arrays:
+    terms = outer_terms(x, hidden_dim, weights, **params)
+    return {"effective": terms.pop("weight"), **terms}
 
 
-_spec = functools.partial(
-    ETPPrimitiveSpec,
+etp_lora_mv_p, etp_lora_mm_p = register_forms(
+    "etp_lora_mv",
+    "etp_lora_mm",
     impl=_impl,
     trace_axes={"effective": ("input", "output"), "bias": ("output",)},
     effective_weights=_effective_weights,
     linear_in_input=True,
-    select_outputs=_select_outputs,
-)
-etp_lora_mm_p = register_primitive_spec(
-    _spec(
-        name="etp_lora_mm", batched=True, accumulate=terms_of_product(etp_mm_p, _effective_weights)
-    )
-)
-etp_lora_mv_p = register_primitive_spec(
-    _spec(
-        name="etp_lora_mv",
-        batched_form=etp_lora_mm_p,
-        accumulate=terms_of_product(etp_mv_p, _effective_weights),
-    )
+    accumulate=_accumulate,
 )
 
 

@@ -2,33 +2,30 @@
 
 An ETP primitive computes the same as its implementation; its only purpose is to be visible in a
 jaxpr. All JAX rules are derived from the implementation, so that it can be jitted, differentiated
-and vmapped. The rules of online learning are derived from its declaration (`derive`), unless they
+and vmapped. The rules of online learning are derived from its declaration (`rules`), unless they
 are written by hand.
 """
 
-import dataclasses
-import functools
 import math
 import re
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from .._errors import PrimitiveError
-from .._etrace_op import registry
 from .._jax import Equation, Primitive, define_from_impl, runs_on_several_devices, scopes_of
-from .derive import completed
-from .spec import (
+from .registry import (
+    BATCHED_PRIMITIVES,
+    ETP_PRIMITIVE_SPECS,
+    ETP_PRIMITIVES,
+    RULES,
     ETPPrimitiveSpec,
     Rule,
     TraceAxis,
-    check_spec,
-    conventional_trainable_invars,
-    one_rule,
 )
+from .rules import completed
 
 
 class ETPPrimitive(Primitive):
@@ -59,29 +56,30 @@ class ETPPrimitive(Primitive):
 
     def register_yw_to_w(self, rule: Rule) -> Rule:
         """Register the rule that multiplies a trace by an output-shaped factor."""
-        return _register_rule(self, "yw_to_w", rule)
-
-    def register_dt_to_t(self, rule: Rule) -> Rule:
-        """Register the rule ``yw_to_w`` under its other name."""
-        return self.register_yw_to_w(rule)
+        return self._register_rule("yw_to_w", rule)
 
     def register_xy_to_dw(self, rule: Rule) -> Rule:
         """Register the rule that pulls an output cotangent back to trainable operands."""
-        return _register_rule(self, "xy_to_dw", rule)
+        return self._register_rule("xy_to_dw", rule)
 
     def register_init_drtrl(self, rule: Rule) -> Rule:
         """Register the rule that makes a zero parameter-dimension trace."""
-        return _register_rule(self, "init_drtrl", rule)
+        return self._register_rule("init_drtrl", rule)
 
     def register_init_pp(self, rule: Rule) -> Rule:
         """Register the rule that makes a zero output-dimension trace."""
-        return _register_rule(self, "init_pp", rule)
+        return self._register_rule("init_pp", rule)
+
+    def _register_rule(self, kind: str, rule: Rule) -> Rule:
+        RULES[kind][self] = rule
+        if self not in ETP_PRIMITIVE_SPECS and all(self in rules for rules in RULES.values()):
+            self.register_etp_rules(**{name: rules[self] for name, rules in RULES.items()})
+        return rule
 
     def register_etp_rules(
         self,
         *,
         yw_to_w: Rule | None = None,
-        dt_to_t: Rule | None = None,
         xy_to_dw: Rule | None = None,
         init_drtrl: Rule | None = None,
         init_pp: Rule | None = None,
@@ -98,8 +96,6 @@ class ETPPrimitive(Primitive):
             implementation; ``yw_to_w`` also needs ``trace_axes``.
         trace_axes : mapping, optional
             See `ETPPrimitiveSpec`.
-        dt_to_t : callable
-            Another name of ``yw_to_w``.
         trainable_invars_fn : callable, optional
             ``static_params -> {trainable name: operand index}``; by default the operands are
             ``(x, weight)``, and ``(x, weight, bias)`` with ``has_bias=True``. With ``trace_axes``,
@@ -110,11 +106,11 @@ class ETPPrimitive(Primitive):
         Raises
         ------
         PrimitiveError
-            If ``yw_to_w`` is passed under two names, or a rule is missing.
+            If a rule is missing.
         """
-        layout = None if trace_axes else conventional_trainable_invars
-        changes: dict[str, Any] = {
-            "yw_to_w": one_rule(self.name, yw_to_w, dt_to_t),
+        layout = None if trace_axes else _conventional_layout
+        rules: dict[str, Any] = {
+            "yw_to_w": yw_to_w,
             "xy_to_dw": xy_to_dw,
             "init_drtrl": init_drtrl,
             "init_pp": init_pp,
@@ -127,9 +123,19 @@ class ETPPrimitive(Primitive):
             batched=self.batched,
             gradient_enabled=self.gradient_enabled,
             trace_axes=trace_axes,
-            **changes,
+            **rules,
         )
-        _register_rules(self, spec)
+        _register(self, completed(spec))
+
+
+def _conventional_layout(params: Mapping[str, Any]) -> dict[str, int]:
+    return {"weight": 1, "bias": 2} if params.get("has_bias", False) else {"weight": 1}
+
+
+def _register(primitive: ETPPrimitive, spec: ETPPrimitiveSpec) -> None:
+    ETP_PRIMITIVE_SPECS[primitive] = spec
+    for kind, rules in RULES.items():
+        rules[primitive] = getattr(spec, kind)
 
 
 def register_primitive(
@@ -164,15 +170,15 @@ def register_primitive(
     >>> print(double_p)
     double
     """
-    if any(primitive.name == name for primitive in registry.ETP_PRIMITIVES):
+    if any(primitive.name == name for primitive in ETP_PRIMITIVES):
         raise PrimitiveError(
             f"An ETP primitive named `{name}` is registered already; choose another name."
         )
     primitive = ETPPrimitive(name, impl, batched=batched, gradient_enabled=gradient_enabled)
     define_from_impl(primitive, impl, _batch)
-    registry.ETP_PRIMITIVES.add(primitive)
+    ETP_PRIMITIVES.add(primitive)
     if batched:
-        registry.BATCHED_PRIMITIVES.add(primitive)
+        BATCHED_PRIMITIVES.add(primitive)
     return primitive
 
 
@@ -194,67 +200,19 @@ def register_primitive_spec(spec: ETPPrimitiveSpec) -> ETPPrimitive:
     PrimitiveError
         If the name is taken or a rule is missing. Nothing is registered in this case.
     """
-    check_spec(completed(spec))
+    complete = completed(spec)
     primitive = register_primitive(
         spec.name, spec.impl, batched=spec.batched, gradient_enabled=spec.gradient_enabled
     )
-    _register_rules(primitive, spec)
+    _register(primitive, complete)
     return primitive
 
 
-def _register_rules(primitive: ETPPrimitive, spec: ETPPrimitiveSpec) -> None:
-    """Register the rules of a declaration, and the rules derived from it."""
-    spec = completed(spec)
-    check_spec(spec)
-    registry.ETP_PRIMITIVE_SPECS[primitive] = spec
-    for kind, rules in registry.RULES.items():
-        rules[primitive] = getattr(spec, kind)
-
-
-def get_primitive_spec(primitive: Any) -> ETPPrimitiveSpec:
-    """Return the complete declaration of an ETP primitive.
-
-    Raises
-    ------
-    PrimitiveError
-        If ``primitive`` is not an ETP primitive or lacks rules.
-
-    Examples
-    --------
-    >>> import braintrace
-    >>> braintrace.get_primitive_spec(braintrace.etp_mm_p).name
-    'etp_mm'
-    """
-    spec = registry.ETP_PRIMITIVE_SPECS.get(primitive)
-    if spec is not None:
-        return spec
-    if primitive not in registry.ETP_PRIMITIVES:
-        raise PrimitiveError(f"`{primitive}` is not an ETP primitive of this library.")
-    missing = [kind for kind, rules in registry.RULES.items() if primitive not in rules]
-    raise PrimitiveError(
-        f"Primitive `{primitive}` has no rule {', '.join(f'`{kind}`' for kind in missing)}; "
-        "register all four with `primitive.register_etp_rules(...)` before it is compiled."
-    )
-
-
-def _register_rule(primitive: ETPPrimitive, kind: str, rule: Rule) -> Rule:
-    rules = registry.RULES[kind]
-    rules[primitive] = rule
-    complete = all(primitive in registered for registered in registry.RULES.values())
-    if complete and primitive not in registry.ETP_PRIMITIVE_SPECS:
-        registry.ETP_PRIMITIVE_SPECS[primitive] = _spec_from_rules(primitive)
-    return rule
-
-
-def _spec_from_rules(primitive: ETPPrimitive) -> ETPPrimitiveSpec:
-    return ETPPrimitiveSpec(
-        name=primitive.name,
-        impl=primitive.implementation,
-        **{kind: rules[primitive] for kind, rules in registry.RULES.items()},
-        trainable_invars_fn=conventional_trainable_invars,
-        batched=primitive.batched,
-        gradient_enabled=primitive.gradient_enabled,
-    )
+def register_forms(vector: str, batch: str, **fields: Any) -> tuple[ETPPrimitive, ETPPrimitive]:
+    """Register the primitives of an operation for one sample and for a batch, by their names."""
+    of_batch = register_primitive_spec(ETPPrimitiveSpec(name=batch, batched=True, **fields))
+    of_sample = ETPPrimitiveSpec(name=vector, batched_form=of_batch, **fields)
+    return register_primitive_spec(of_sample), of_batch
 
 
 # --- jax.vmap
@@ -264,10 +222,9 @@ def _batch(
     primitive: ETPPrimitive, operands: Sequence[Any], dims: Sequence[Any], params: dict[str, Any]
 ) -> tuple[Any, int]:
     """Keep the primitive (or its batched form) if only the input is vmapped."""
-    spec = registry.ETP_PRIMITIVE_SPECS.get(primitive)
-    if spec is not None and spec.batching is not None:
-        result, axis = spec.batching(primitive, operands, dims, params)
-        return result, axis
+    if primitive.gradient_enabled and len(operands) == 1:  # the identity
+        return primitive.bind(*operands, **params), dims[0]
+    spec = ETP_PRIMITIVE_SPECS.get(primitive)
     mapped = [i for i, dim in enumerate(dims) if dim is not None]
     if spec is not None:
         target = primitive if spec.batched else spec.batched_form
@@ -315,40 +272,3 @@ def _fold_into_batch(
     values[index] = x.reshape(math.prod(leading), *x.shape[len(leading) :])
     y = target.bind(*values, **params)
     return y.reshape(*leading, *y.shape[1:]), axis
-
-
-Primitives: TypeAlias = Callable[[], tuple[ETPPrimitive, ETPPrimitive]]
-"""Return the primitives of an operation, for one sample and for a batch; register them first."""
-
-_later: list[Primitives] = []
-_lock = threading.Lock()
-
-
-def on_demand(*, vector: ETPPrimitiveSpec, batch: ETPPrimitiveSpec) -> Primitives:
-    """Return a function that registers two primitives when it is first called.
-
-    Parameters
-    ----------
-    vector, batch
-        Declarations for one sample and for a batch; the ``batched_form`` of the first becomes the
-        other.
-    """
-
-    @functools.cache
-    def registered() -> tuple[ETPPrimitive, ETPPrimitive]:
-        of_batch = register_primitive_spec(batch)
-        of_sample = dataclasses.replace(vector, batched_form=of_batch)
-        return register_primitive_spec(of_sample), of_batch
-
-    def primitives() -> tuple[ETPPrimitive, ETPPrimitive]:
-        with _lock:
-            return registered()
-
-    _later.append(primitives)
-    return primitives
-
-
-def register_every_operation() -> None:
-    """Register all operations that are otherwise registered at their first use."""
-    for primitives in _later:
-        primitives()

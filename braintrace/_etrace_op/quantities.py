@@ -62,6 +62,11 @@ def bias_operands(
     return (array.reshape(shape),)
 
 
+def add_bias(y: Any, bias: tuple[Any, ...]) -> Any:
+    """Add zero or one biases to the result of an operation, along its last axes."""
+    return y + jnp.broadcast_to(bias[0], y.shape) if bias else y
+
+
 def check_axes(operation: str, weight: Any, axes: str) -> None:
     """Refuse a weight with other axes, which JAX would broadcast."""
     if weight.ndim != axes.count(",") + 1:

@@ -1,28 +1,136 @@
-"""Registries of the ETP operations and their rules.
+"""Declaration of an ETP operation, and the registries of operations and rules.
 
-The four rule dictionaries map a primitive to its rule, derived from its declaration (``derive``) or
-written by hand. Everything else about a primitive (abstract evaluation, lowering, derivatives,
-batching) follows from its implementation. A derived ``init_drtrl`` takes the static parameters as
-well. In all rules ``static_params`` are the keyword arguments of the equation, and the keys of
-dictionaries are the names from ``trainable_invars_fn``.
+The four rule dictionaries map a primitive to its rule, written by hand or derived from its
+declaration (`rules`). Learning rules call these entries. Everything else about a primitive
+(abstract evaluation, lowering, derivatives, batching) follows from its implementation. In all rules
+``static_params`` are the keyword arguments of the equation, and the keys of dictionaries are the
+names from ``trainable_invars_fn``. A derived ``init_drtrl`` takes the static parameters as well.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import jax
 
+from .._errors import PrimitiveError
 from .._jax import Equation, Primitive, equations_inside
-from .spec import ETPPrimitiveSpec
+
+Rule = Callable[..., Any]
 
 Arrays: TypeAlias = dict[str, jax.Array]
 """Weights, their gradients or their traces, by the name of a trainable operand."""
 
-Shapes: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
-"""Shapes of the input and the output of one sample."""
+TraceAxis = Literal["input", "output", "entry", "group"]
+"""The meaning of an axis of an operation's trace."""
 
-Pick: TypeAlias = Callable[[jax.Array], jax.Array]
-"""Selects some entries of the last axis of an array."""
+DERIVED: Any = None
+"""Placeholder of a rule that is derived when the operation is registered."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ETPPrimitiveSpec:
+    """Declare an operation with trainable operands.
+
+    A forward function and the axes of its traces are enough: omitted rules are derived when the
+    operation is registered. Write a rule by hand if it is faster, or if the operands cannot hold a
+    trace.
+
+    Parameters
+    ----------
+    name : str
+        Name of the primitive in a jaxpr; must be new.
+    impl : callable
+        ``impl(*operands, **static_params) -> array``, plain JAX.
+    yw_to_w, xy_to_dw, init_drtrl, init_pp : callable, optional
+        The four rules; signatures, shapes and meaning in ``_etrace_op/registry.py``. By default
+        they are derived from ``trace_axes``, from the VJP of ``impl``, and from the shapes of the
+        terms and of the output. With a hand-written ``yw_to_w``, `D_RTRL` updates its traces after
+        every step; with a derived one, once for each chunk.
+    trainable_invars_fn : callable, optional
+        ``static_params -> {trainable name: operand index}``. By default all operands but the input
+        are trainable, under their names in ``impl``; an operand such as ``*bias`` is present if
+        ``has_bias`` is set.
+    x_invar_index : int or None
+        Index of the input, which is not trainable; None for identity-like operations.
+    y_outvar_index : int
+        Result that is the output; ETP primitives have one result, so always 0.
+    batched : bool
+        Whether input and output have a leading batch axis; samples must be independent.
+    gradient_enabled : bool
+        Whether the compiler passes through this primitive between an output and a hidden state.
+        Only for identity-like operations.
+    trace_axes : mapping, optional
+        The meaning of the last axes of each trace, without the axis of the states:
+        ``{'weight': ('input', 'output'), 'bias': ('output',)}``. Each is
+        ``'input'``, ``'output'``, ``'entry'`` or ``'group'``. A trace has the shape and the name of
+        its operand, or of one of the ``effective_weights``.
+        Such axes exist if each entry reaches one output: ``'output'`` and ``'group'`` are the axes
+        of the output, in order. A factor shaped like the output is the same along other axes. The
+        axes between the batch and these are spatial. Without ``trace_axes``, ``yw_to_w`` is
+        required.
+    effective_weights : callable, optional
+        ``effective_weights(weights, **static_params) -> arrays``: the arrays that have traces, as a
+        function of operands that cannot have traces themselves. It requires ``accumulate``, and its
+        names are the names in ``trace_axes``.
+    accumulate : callable, optional
+        ``accumulate(x, hidden_dim, weights, **static_params) -> trace``: the instantaneous
+        terms in trace space, summed over a leading time axis, not over the batch. By default
+        ``xy_to_dw`` of each sample separately.
+    at_entries : callable, optional
+        ``at_entries(hidden_dim, **static_params) -> array``: for each entry of an operand with the
+        axis ``'entry'``, the element of an output-shaped array that the entry reaches. ``yw_to_w``
+        follows from it.
+    batched_form : ETPPrimitive, optional
+        The primitive that computes the same for a batch, with the same static parameters.
+    linear_in_input : bool or callable
+        Whether ``xy_to_dw`` is linear in ``x`` for every operand, or does not depend on it, as
+        ES_D_RTRL needs. Without it, a trial with random numbers decides. A function
+        ``(x, **static_params) -> array`` returns the array that takes the place of ``x``, such as
+        the one-hot form of an index.
+
+    Examples
+    --------
+    >>> import braintrace
+    >>> spec = braintrace.get_primitive_spec(braintrace.etp_mm_p)
+    >>> spec.resolve_trainable_invars({'has_bias': True})
+    {'weight': 1, 'bias': 2}
+
+    Declare an operation:
+
+    >>> def scaled(x, weight, bias, *, scale):
+    ...     return scale * (x @ weight) + bias
+    >>> declaration = braintrace.ETPPrimitiveSpec(
+    ...     name='scaled_product',
+    ...     impl=scaled,
+    ...     trace_axes={'weight': ('input', 'output'), 'bias': ('output',)},
+    ...     batched=True,
+    ... )
+    >>> scaled_p = braintrace.register_primitive_spec(declaration)
+    """
+
+    name: str
+    impl: Rule
+    yw_to_w: Rule = DERIVED
+    xy_to_dw: Rule = DERIVED
+    init_drtrl: Rule = DERIVED
+    init_pp: Rule = DERIVED
+    trainable_invars_fn: Callable[[Mapping[str, Any]], dict[str, int]] = DERIVED
+    x_invar_index: int | None = 0
+    y_outvar_index: int = 0
+    batched: bool = False
+    gradient_enabled: bool = False
+    trace_axes: Mapping[str, tuple[TraceAxis, ...]] | None = None
+    effective_weights: Rule | None = None
+    accumulate: Rule | None = None
+    at_entries: Rule | None = None
+    batched_form: Primitive | None = None
+    linear_in_input: bool | Rule = False
+
+    def resolve_trainable_invars(self, params: Mapping[str, Any]) -> dict[str, int]:
+        """Return ``{trainable name: operand index}`` for an equation's static parameters."""
+        return dict(self.trainable_invars_fn(params))
+
 
 ETP_PRIMITIVES: set[Primitive] = set()
 """Every ETP primitive."""
@@ -48,13 +156,15 @@ ETP_RULES_INIT_DRTRL: dict[Primitive, Callable[..., dict[str, Any]]] = {}
 """``init_drtrl(x_var, y_var, weight_vars, num_hidden_state) -> traces``.
 
 Zeros for the parameter-dimension trace: the batch axis first (batched primitives), the
-state axis last. The variables have an ``aval`` with ``shape`` and ``dtype``.
+state axis last. The variables have an ``aval`` with ``shape`` and ``dtype``. Only the shapes and
+dtypes of the result are used.
 """
 
 ETP_RULES_INIT_PP: dict[Primitive, Callable[..., Any]] = {}
 """``init_pp(x_var, y_var, weight_vars, num_hidden_state) -> array``.
 
-Zeros for the output-dimension trace: one array shaped like the output, state axis last.
+Zeros for the output-dimension trace: one array shaped like the output, state axis last. Only its
+dtype is used.
 """
 
 RULES: dict[str, dict[Primitive, Any]] = {
@@ -66,7 +176,33 @@ RULES: dict[str, dict[Primitive, Any]] = {
 """The four rules that a primitive needs, by name."""
 
 ETP_PRIMITIVE_SPECS: dict[Primitive, ETPPrimitiveSpec] = {}
-"""The complete declaration of each primitive that the compiler may use."""
+"""The declaration of each primitive that the compiler may use, with derived rules filled in."""
+
+
+def get_primitive_spec(primitive: Any) -> ETPPrimitiveSpec:
+    """Return the complete declaration of an ETP primitive.
+
+    Raises
+    ------
+    PrimitiveError
+        If ``primitive`` is not an ETP primitive or lacks rules.
+
+    Examples
+    --------
+    >>> import braintrace
+    >>> braintrace.get_primitive_spec(braintrace.etp_mm_p).name
+    'etp_mm'
+    """
+    spec = ETP_PRIMITIVE_SPECS.get(primitive)
+    if spec is not None:
+        return spec
+    if primitive not in ETP_PRIMITIVES:
+        raise PrimitiveError(f"`{primitive}` is not an ETP primitive of this library.")
+    missing = [kind for kind, rules in RULES.items() if primitive not in rules]
+    raise PrimitiveError(
+        f"Primitive `{primitive}` has no rule {', '.join(f'`{kind}`' for kind in missing)}; "
+        "register all four with `primitive.register_etp_rules(...)` before it is compiled."
+    )
 
 
 MarkedRole = Literal["opaque", "transparent"]

@@ -5,48 +5,344 @@ r"""Sparse matrix product: ``etp_sp_mm`` (a batch) and ``etp_sp_mv`` (one sample
 Entry ``e`` of the matrix is at row ``r(e)`` (an input) and column ``c(e)`` (an output). Shapes: x
 ``(batch, in)`` or ``(in,)``, weight ``(nnz,)``, bias ``(out,)``. An entry reaches one output, so
 the exact trace has one number per entry and sample: :math:`\epsilon_{be}`, with the instantaneous
-term :math:`x_{b\,r(e)} f_{b\,c(e)}`. No array of size in x out is ever built
-(see `sparse_products`).
+term :math:`x_{b\,r(e)} f_{b\,c(e)}`. No array of size in x out is built for a large matrix.
 
-No axis tells which output an entry reaches, so ``at_entries`` does. Two rules are written by hand
-for speed, measured on a CPU with 10^4 inputs and outputs, 2 10^5 entries, 16 steps and 16 samples:
-``xy_to_dw`` takes 1/27 of the time of the derived rule and a tenth of its memory, ``accumulate``
-1/2.8 and half of the memory.
+No axis tells which output an entry reaches, so ``at_entries`` does. The product is a segment sum,
+or a kernel on one CPU. Two rules are written by hand for speed, measured on a CPU with 10^4 inputs
+and outputs, 2 10^5 entries, 16 steps and 16 samples: ``xy_to_dw`` takes 1/27 of the time of the
+derived rule and a tenth of its memory, ``accumulate`` 1/2.8 and half of the memory.
 """
 
 import functools
+import hashlib
+import math
+import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from .._errors import ShapeError
-from .._jax import run_on_one_cpu
-from . import quantities, sparse_products
-from .derive import like_operand
-from .primitive import register_primitive_spec
+from .._errors import DtypeError, ShapeError
+from .._jax import csr_kernel, has_csr_kernel, is_tracer, run_on_one_cpu, sharding_dependent
+from . import quantities
+from .primitive import register_forms
 from .registry import Arrays
-from .sparse_pattern import SparsePattern, sparse_pattern
-from .spec import ETPPrimitiveSpec
+from .rules import like_operand
+from .sums import sum_over_samples
+
+# --- the pattern of a matrix
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SparsePattern:
+    """Row and column of every entry; equal and hashed by content.
+
+    Attributes
+    ----------
+    rows, columns : numpy array ``(nnz,)`` of int32
+        Read-only. An entry at row ``in`` and column ``out`` is padding: it contributes nothing.
+    shape : tuple of int
+        ``(in, out)``.
+    digest : str
+        Hash of the content, so that the arrays need not be compared.
+    """
+
+    rows: np.ndarray
+    columns: np.ndarray
+    shape: tuple[int, int]
+    digest: str
+
+    @functools.cached_property
+    def has_padding(self) -> bool:
+        """Whether some entry contributes nothing."""
+        return bool((self.rows == self.shape[0]).any())
+
+    @functools.cached_property
+    def columns_are_sorted(self) -> bool:
+        """Whether ``columns`` never decreases."""
+        return bool(np.all(np.diff(self.columns) >= 0))
+
+    @functools.cached_property
+    def by_column(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Entries sorted by column, the start of each column, and their rows; no padding."""
+        order = np.argsort(self.columns, kind="stable").astype(np.int32)
+        pointers = np.searchsorted(self.columns[order], np.arange(self.shape[1] + 1))
+        order = order[: pointers[-1]]
+        return order, pointers.astype(np.int32), self.rows[order]
+
+    @property
+    def nnz(self) -> int:
+        """Number of entries, padding included."""
+        return len(self.rows)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SparsePattern):
+            return NotImplemented
+        return self.shape == other.shape and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.digest))
+
+    def __repr__(self) -> str:
+        return f"sparse {self.shape[0]}x{self.shape[1]} nnz={self.nnz}"
+
+
+_known: dict[tuple[Any, ...], SparsePattern] = {}
+"""Patterns by the identity of index arrays that are alive: every trace of a model needs them."""
+
+
+def sparse_pattern(matrix: Any) -> SparsePattern:
+    """Return the pattern of a CSR, CSC, COO, BCOO or BCSR matrix of any library.
+
+    Raises
+    ------
+    DtypeError
+        If it is of a different type.
+    """
+    if isinstance(matrix, SparsePattern):
+        return matrix
+    # By class name: brainevent is not a dependency, and its classes only need to look alike.
+    classes = (base.__name__ for base in type(matrix).__mro__)
+    kind = next((name for name in classes if name in _READERS), None)
+    if kind is None:
+        raise DtypeError(
+            f"`sparse_matmul`: `sparse_mat` must be a CSR, CSC, COO, BCOO or BCSR matrix, got "
+            f"{type(matrix).__name__}."
+        )
+    shape = (int(matrix.shape[0]), int(matrix.shape[1]))
+    names, read = _READERS[kind]
+    indices = [getattr(matrix, name) for name in names]
+    if not all(isinstance(array, jax.Array) and not is_tracer(array) for array in indices):
+        return _make_pattern(*read(*indices), shape)
+    key = (kind, shape, *map(id, indices))
+    if key not in _known:
+        _known[key] = _make_pattern(*read(*indices), shape)
+        for array in indices:
+            weakref.finalize(array, _known.pop, key, None).atexit = False
+    return _known[key]
+
+
+def _make_pattern(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> SparsePattern:
+    padding = (rows >= shape[0]) | (columns >= shape[1])
+    rows = np.where(padding, shape[0], rows).astype(np.int32)
+    columns = np.where(padding, shape[1], columns).astype(np.int32)
+    rows.setflags(write=False)
+    columns.setflags(write=False)
+    digest = hashlib.sha256(rows.tobytes() + columns.tobytes()).hexdigest()
+    return SparsePattern(rows, columns, shape, digest)
+
+
+def _concrete(indices: Any) -> np.ndarray:
+    return np.asarray(indices).astype(np.int64)
+
+
+def _read_compressed(indices: Any, pointers: Any) -> tuple[np.ndarray, np.ndarray]:
+    counts = np.diff(_concrete(pointers))
+    minor = _concrete(indices)
+    major = np.full(len(minor), len(counts))  # entries beyond the last pointer are padding
+    major[: counts.sum()] = np.repeat(np.arange(len(counts)), counts)
+    return major, minor
+
+
+def _read_csc(indices: Any, pointers: Any) -> tuple[np.ndarray, np.ndarray]:
+    columns, rows = _read_compressed(indices, pointers)
+    return rows, columns
+
+
+def _read_coo(rows: Any, columns: Any) -> tuple[np.ndarray, np.ndarray]:
+    return _concrete(rows), _concrete(columns)
+
+
+def _read_bcoo(indices: Any) -> tuple[np.ndarray, np.ndarray]:
+    places = _concrete(indices)
+    return places[:, 0], places[:, 1]
+
+
+_READERS: dict[str, tuple[tuple[str, ...], Callable[..., tuple[np.ndarray, np.ndarray]]]] = {
+    "CSR": (("indices", "indptr"), _read_compressed),
+    "CSC": (("indices", "indptr"), _read_csc),
+    "COO": (("row", "col"), _read_coo),
+    "BCOO": (("indices",), _read_bcoo),
+    "BCSR": (("indices", "indptr"), _read_compressed),
+}
+
+
+# --- products
+
+MOST_TERMS = 2**24
+"""Terms of entries and samples that a segment sum takes at once, to bound its memory."""
+
+KERNEL_FEWEST_SAMPLES, KERNEL_FEWEST_ENTRIES = 6, 2**14
+"""Below these sizes, the kernel takes longer for 8 samples than segment sums."""
+
+KERNEL_DTYPES = frozenset(map(jnp.dtype, ("float32", "float64", "complex64", "complex128")))
+
+SAMPLES_AT_ONCE, SIDE_BY_SIDE = 64, 8
+"""The kernel takes twice as long for more samples at once (10^4 columns, 256 samples)."""
+
+
+def _picked(array: Any, indices: Any) -> Any:
+    """Return elements of the first axis; all indices are in range."""
+    # Without bounds checks, XLA compiles in half the time for 10^7 entries.
+    return array.at[indices].get(mode="promise_in_bounds", wrap_negative_indices=False)
+
+
+def _with_padding(array: Any, pattern: SparsePattern) -> Any:
+    """Add a zero to the last axis, for padding entries."""
+    array = jnp.asarray(array)  # a user's constant may still be a NumPy array
+    if not pattern.has_padding:
+        return array
+    return jnp.pad(array, [*[(0, 0)] * (array.ndim - 1), (0, 1)])
+
+
+def _at(array: Any, indices: np.ndarray, pattern: SparsePattern) -> Any:
+    return (
+        _with_padding(array, pattern)
+        .at[..., indices]
+        .get(mode="promise_in_bounds", wrap_negative_indices=False)
+    )
+
+
+def _product(x: Any, weight: Any, pattern: SparsePattern) -> Any:
+    if x.ndim < 2 or len(x) * pattern.nnz <= MOST_TERMS:
+        return _segment_sums(x, weight, pattern)
+
+    def at_once(x: Any, weight: Any) -> Any:
+        return _segment_sums(x, weight, pattern)
+
+    def in_blocks(x: Any, weight: Any) -> Any:
+        rows = max(1, MOST_TERMS // pattern.nnz)
+        return jax.lax.map(lambda row: _segment_sums(row, weight, pattern), x, batch_size=rows)
+
+    return sharding_dependent(x, weight, sharded=at_once, unsharded=in_blocks)
+
+
+def _segment_sums(x: Any, weight: Any, pattern: SparsePattern) -> Any:
+    terms = _at(x, pattern.rows, pattern) * jnp.broadcast_to(weight, (*x.shape[:-1], pattern.nnz))
+    sums = jax.ops.segment_sum(
+        jnp.moveaxis(terms, -1, 0),
+        pattern.columns,
+        num_segments=pattern.shape[1],
+        indices_are_sorted=pattern.columns_are_sorted,
+        mode="drop" if pattern.has_padding else "promise_in_bounds",
+    )
+    return jnp.moveaxis(sums, 0, -1)
+
+
+def _product_on_one_cpu(x: Any, weight: Any, pattern: SparsePattern) -> Any:
+    is_large = len(x) >= KERNEL_FEWEST_SAMPLES and pattern.nnz >= KERNEL_FEWEST_ENTRIES
+    has_dtype = x.dtype == weight.dtype and x.dtype in KERNEL_DTYPES
+    if not (is_large and has_dtype and has_csr_kernel()):
+        return _product(x, weight, pattern)
+    order, pointers, rows = pattern.by_column
+    data = _picked(weight, order)
+
+    def of_part(x: Any) -> Any:
+        shape = jax.ShapeDtypeStruct((pattern.shape[1], len(x)), x.dtype)
+        return csr_kernel(shape)(data, pointers, rows, x.T).T
+
+    samples = len(x)
+    parts = math.ceil(samples / SAMPLES_AT_ONCE)
+    length = math.ceil(samples / parts / SIDE_BY_SIDE) * SIDE_BY_SIDE
+    x = jnp.pad(x, [(0, parts * length - samples), (0, 0)])
+    results = jax.lax.map(of_part, x.reshape(parts, length, -1))
+    return results.reshape(parts * length, -1)[:samples]
+
+
+# --- sums of products at entries
+
+DENSE_CELLS, DENSE_FEWEST_ROWS = 2**17, 16
+"""Gradients of a matrix of at most this size, for as many rows, are a dense product."""
+
+FEWEST_ROWS, FEWEST_ENTRIES = 8, 2**12
+"""Below these sizes, gathering the factors at once is faster: a row costs as much as 10 numbers."""
+
+PIECE, PIECES, CPU_TERMS = 16, 4, 2**18
+"""On a CPU: rows of a gather (a cache line), gathers at once, and terms of a block of entries."""
+
+
+def _sums_at_entries(x: Any, factor: Any, pattern: SparsePattern) -> Any:
+    """Return the sums over the first axis of input times factor, for every entry.
+
+    ``x`` and ``factor`` are ``(k, in)`` and ``(k, out)``, or ``(k, batch, in)`` and ``(k, batch,
+    out)``. On a CPU, the rows of both are taken in parts that stay in its cache.
+    """
+    operands = _with_padding(x.astype(factor.dtype), pattern), _with_padding(factor, pattern)
+
+    def at_once(x: Any, factor: Any) -> Any:
+        sums = functools.partial(_sddmm, pattern, len(x), 1, MOST_TERMS)
+        return (sums if x.ndim == 2 else jax.vmap(sums, 1))(x, factor)
+
+    def in_cache(x: Any, factor: Any) -> Any:
+        sums = functools.partial(_sddmm, pattern, PIECE, PIECES, CPU_TERMS)
+        if x.ndim == 2:
+            return sums(x, factor)
+        samples = jnp.swapaxes(x, 0, 1), jnp.swapaxes(factor, 0, 1)
+        return jax.lax.map(lambda sample: sums(*sample), samples)
+
+    on_cpu = functools.partial(sharding_dependent, sharded=at_once, unsharded=in_cache)
+    return jax.lax.platform_dependent(*operands, cpu=on_cpu, default=at_once)
+
+
+def _sddmm(
+    pattern: SparsePattern, piece: int, pieces: int, most_terms: int, x: Any, factor: Any
+) -> Any:
+    dtype = jnp.promote_types(x.dtype, jnp.float32)  # sums in half precision would stop growing
+    parts = math.ceil(len(x) / (piece * pieces))
+    pieces = math.ceil(len(x) / parts / piece)
+    missing = [(0, parts * pieces * piece - len(x)), (0, 0)]
+    cut = [jnp.pad(a, missing).reshape(parts, pieces, piece, -1) for a in (x, factor)]
+    size = min(pattern.nnz, max(1, most_terms // piece))
+    starts = jnp.arange(0, pattern.nnz, size)  # the last block ends with the last entry
+    places = jnp.asarray(pattern.rows), jnp.asarray(pattern.columns)
+
+    def of_part(sums: Any, part: Any) -> tuple[Any, None]:
+        # Each piece is a separate array: XLA would compute the place of every element of a slice.
+        pairs = [(of_x.T, of_factor.T) for of_x, of_factor in zip(*part, strict=True)]
+
+        def of_block(start: Any) -> Any:
+            rows, columns = (jax.lax.dynamic_slice_in_dim(a, start, size) for a in places)
+            terms = (_picked(a, rows) * _picked(b, columns) for a, b in pairs)
+            total = sum(term.astype(dtype) for term in terms)
+            # XLA on a CPU would add the elements of a reduction one by one.
+            return jnp.dot(total, jnp.ones(piece, dtype), precision=jax.lax.Precision.HIGHEST)
+
+        return sums + jax.lax.map(of_block, starts), None
+
+    blocks, _ = jax.lax.scan(of_part, jnp.zeros((len(starts), size), dtype), cut)
+    rest = len(starts) * size - pattern.nnz
+    return jnp.concatenate([blocks[:-1].reshape(-1), blocks[-1, rest:]])
+
+
+def _is_large(factor: Any, pattern: SparsePattern) -> bool:
+    return len(factor) >= FEWEST_ROWS and pattern.nnz >= FEWEST_ENTRIES
+
+
+def _terms(x: Any, factor: Any, pattern: SparsePattern) -> Any:
+    x = x.astype(factor.dtype)
+    return _at(x, pattern.rows, pattern) * _at(factor, pattern.columns, pattern)
+
+
+# --- the operation
 
 
 def _impl(
     x: Any, weight: Any, *bias: Any, sparse_mat: SparsePattern, has_bias: bool = False
 ) -> Any:
-    y = sparse_products.product(x, weight, sparse_mat)
-    return y + jnp.broadcast_to(bias[0], y.shape) if has_bias else y
+    return quantities.add_bias(_product(x, weight, sparse_mat), bias)
 
 
 def _impl_on_one_cpu(
     x: Any, weight: Any, *bias: Any, sparse_mat: SparsePattern, has_bias: bool = False
 ) -> Any:
-    y = sparse_products.product_on_one_cpu(x, weight, sparse_mat)
-    return y + jnp.broadcast_to(bias[0], y.shape) if has_bias else y
+    return quantities.add_bias(_product_on_one_cpu(x, weight, sparse_mat), bias)
 
 
 def _at_entries(hidden_dim: jax.Array, *, sparse_mat: SparsePattern, **_: Any) -> jax.Array:
-    return sparse_products.of_entries(hidden_dim, sparse_mat)
+    return _at(hidden_dim, sparse_mat.columns, sparse_mat)
 
 
 def _xy_to_dw(
@@ -57,12 +353,23 @@ def _xy_to_dw(
     sparse_mat: SparsePattern,
     has_bias: bool = False,
 ) -> Arrays:
-    gradient = sparse_products.entry_gradients(x, hidden_dim, sparse_mat)
-    result = {"weight": like_operand(gradient, weights["weight"])}
+    is_dense = math.prod(sparse_mat.shape) <= DENSE_CELLS
+    if hidden_dim.ndim == 1:
+        gradient = _terms(x, hidden_dim, sparse_mat)
+    elif is_dense and len(x) >= DENSE_FEWEST_ROWS:
+        rows, columns = (_with_padding(a, sparse_mat) for a in (x, hidden_dim))
+        dense = jnp.matmul(rows.T.astype(hidden_dim.dtype), columns)
+        gradient = dense[sparse_mat.rows, sparse_mat.columns]
+    elif _is_large(hidden_dim, sparse_mat):
+        gradient = _sums_at_entries(x, hidden_dim, sparse_mat)
+    else:
+        gradient = sum_over_samples(
+            lambda rows: _terms(rows[0], rows[1], sparse_mat), (x, hidden_dim)
+        )
+    result = {"weight": gradient}
     if has_bias:
-        leading = tuple(range(hidden_dim.ndim - 1))
-        result["bias"] = like_operand(hidden_dim.sum(leading), weights["bias"])
-    return result
+        result["bias"] = hidden_dim.sum(tuple(range(hidden_dim.ndim - 1)))
+    return {name: like_operand(gradient, weights[name]) for name, gradient in result.items()}
 
 
 def _accumulate(
@@ -73,24 +380,24 @@ def _accumulate(
     sparse_mat: SparsePattern,
     has_bias: bool = False,
 ) -> Arrays:
-    result = {"weight": sparse_products.terms_of_steps(x, hidden_dim, sparse_mat)}
-    if has_bias:
-        result["bias"] = hidden_dim.sum(0)
-    return result
+    if _is_large(hidden_dim, sparse_mat):
+        terms = _sums_at_entries(x, hidden_dim, sparse_mat).astype(hidden_dim.dtype)
+    else:
+        terms = _terms(x, hidden_dim, sparse_mat).sum(0)
+    return {"weight": terms, "bias": hidden_dim.sum(0)} if has_bias else {"weight": terms}
 
 
-_spec = functools.partial(
-    ETPPrimitiveSpec,
+etp_sp_mv_p, etp_sp_mm_p = register_forms(
+    "etp_sp_mv",
+    "etp_sp_mm",
     impl=_impl,
     xy_to_dw=_xy_to_dw,
-    linear_in_input=True,
-    accumulate=_accumulate,
     trace_axes={"weight": ("entry",), "bias": ("output",)},
     at_entries=_at_entries,
+    accumulate=_accumulate,
+    linear_in_input=True,
 )
-etp_sp_mm_p = register_primitive_spec(_spec(name="etp_sp_mm", batched=True))
 run_on_one_cpu(etp_sp_mm_p, _impl, _impl_on_one_cpu)
-etp_sp_mv_p = register_primitive_spec(_spec(name="etp_sp_mv", batched_form=etp_sp_mm_p))
 
 
 def sparse_matmul(

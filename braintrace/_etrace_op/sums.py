@@ -13,8 +13,7 @@ since each addition of two samples would be a collective.
 
 import functools
 import math
-import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -68,40 +67,23 @@ def added_up(products: Callable[[Any], Any], operands: Any, axes: int) -> Any:
     """Return the sum as one addition per sample, in blocks if there are many."""
     samples = math.prod(jax.tree.leaves(operands)[0].shape[:axes])
     operands = jax.tree.map(lambda leaf: leaf.reshape(samples, *leaf.shape[axes:]), operands)
-    add = _one_by_one if samples <= UNROLLED else _in_blocks
-    return add(products, operands)
 
-
-def _one_by_one(products: Callable[[Any], Any], operands: Any) -> Any:
-    def of_sample(index: int) -> Any:
-        sample = jax.tree.map(lambda leaf: leaf[index : index + 1], operands)
+    def of_sample(index: Any) -> Any:
+        # Each sample is read in place: a block that is sliced as a whole would be copied first.
+        sample = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, index, 1), operands)
         return jax.tree.map(lambda product: product[0], products(sample))
 
-    return _added(map(of_sample, range(jax.tree.leaves(operands)[0].shape[0])))
+    def add(first: Any, second: Any) -> Any:
+        return jax.tree.map(jnp.add, first, second)
 
+    def of_block(start: Any, size: int) -> Any:
+        return functools.reduce(add, (of_sample(start + i) for i in range(size)))
 
-def _in_blocks(products: Callable[[Any], Any], operands: Any) -> Any:
-    samples = jax.tree.leaves(operands)[0].shape[0]
-    full = samples - samples % BLOCK
-
-    def add(total: Any, start: jax.Array) -> tuple[Any, None]:
-        # Each sample is read in place: a block that is sliced as a whole would be copied first.
-        def of_sample(index: int) -> Any:
-            def cut(leaf: jax.Array) -> jax.Array:
-                return jax.lax.dynamic_slice_in_dim(leaf, start + index, 1)
-
-            return jax.tree.map(lambda product: product[0], products(jax.tree.map(cut, operands)))
-
-        return jax.tree.map(jnp.add, total, _added(map(of_sample, range(BLOCK)))), None
-
-    rest = jax.tree.map(lambda leaf: leaf[full:], operands)
-    one = jax.tree.map(lambda leaf: leaf[:1], operands)
-    shapes = jax.eval_shape(functools.partial(_one_by_one, products), one)
-    zero = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
-    has_rest = full < samples
-    start = _one_by_one(products, rest) if has_rest else zero
-    return jax.lax.scan(add, start, jnp.arange(0, full, BLOCK))[0]
-
-
-def _added(terms: Iterable[Any]) -> Any:
-    return functools.reduce(functools.partial(jax.tree.map, operator.add), terms)
+    first = samples if samples <= UNROLLED else samples % BLOCK or BLOCK
+    total = of_block(0, first)
+    if first == samples:
+        return total
+    starts = jnp.arange(first, samples, BLOCK)
+    return jax.lax.scan(
+        lambda sum_, start: (add(sum_, of_block(start, BLOCK)), None), total, starts
+    )[0]

@@ -29,6 +29,7 @@ from .._core.gradient import (
     Outputs,
     active_outputs_of,
     add,
+    as_chunk,
     finite_inputs,
     like,
     pull,
@@ -39,6 +40,7 @@ from .._core.gradient import (
     where_outputs,
     which_entries,
 )
+from .._core.loops import scan_records
 from .._core.sites import (
     TraceSite,
     at_elements,
@@ -67,7 +69,16 @@ from .._core.traces import (
     updated_in_place,
     widened,
 )
-from .._etrace_op import Arrays, accumulate, contract, get_primitive_spec, propagate
+from .._errors import PrimitiveError
+from .._etrace_op import (
+    Arrays,
+    accumulate,
+    axes_of_trace,
+    contract,
+    get_primitive_spec,
+    has_derived_traces,
+    propagate,
+)
 from .._graph import (
     Adjoints,
     Chunk,
@@ -109,6 +120,8 @@ class ParameterTraces(LinearMethod):
     def update(self, chunk: Chunk, traces: Traces) -> Traces:
         """Return the traces after a recorded chunk."""
         graph, _, records = chunk
+        if records.steps > 1 and not _has_derived_traces(graph):
+            return self._step_by_step(chunk, {}, traces)[1]
         # The contribution of a single step is not multiplied by any `D`.
         is_single = records.steps == 1
         selects = records.has_mask if is_single else records.zeros_select
@@ -127,7 +140,7 @@ class ParameterTraces(LinearMethod):
 
     def gradient(
         self, chunk: Chunk, signal: Signal, before: Traces, after: Traces | None = None
-    ) -> tuple[Weights, None]:
+    ) -> tuple[Weights, Traces | None]:
         """Return the gradient of a recorded chunk, without the traces after it: they cost more.
 
         If the traces after a single step are known, and the states without a trace do not depend on
@@ -135,6 +148,8 @@ class ParameterTraces(LinearMethod):
         before the step are then updated in place; if they were read, XLA would copy them.
         """
         graph, weights, records = chunk
+        if after is None and not _has_derived_traces(graph):
+            return self._step_by_step(chunk, signal, before)
         gradients = jax.tree.map(jnp.zeros_like, weights)
         if records.reset is not None:
             before = _after_reset(graph, before, records.reset[0])
@@ -152,12 +167,46 @@ class ParameterTraces(LinearMethod):
             gradients = add(gradients, _carried(chunk, group, mu, traces, selects))
         return like(weights, gradients), None
 
+    def _step_by_step(self, chunk: Chunk, signal: Signal, before: Traces) -> tuple[Weights, Traces]:
+        """Return the gradient of a chunk, and the traces after it, updated after every step.
+
+        A rule ``yw_to_w`` by hand may be anything, so its powers are not known.
+        """
+        graph, weights, records = chunk
+
+        def step(carry: tuple[Traces, Weights], now: Any) -> tuple[tuple[Traces, Weights], None]:
+            (traces, gradients), (x, values, reset, signal) = carry, as_chunk(now)
+            own = dataclasses.replace(records, x=x, values=values, reset=reset, inputs=(), steps=1)
+            one = Chunk(graph, weights, own)
+            after = like(traces, self.update(one, traces))
+            if signal:
+                result = self.gradient(one, signal, traces, after)[0]
+                gradients = jax.tree.map(jnp.add, gradients, result)
+            return (after, gradients), None
+
+        # Sums in half precision would stop growing.
+        zeros = widened(jax.tree.map(jnp.zeros_like, weights), jnp.float32)
+        now = records.x, records.values, records.reset, signal
+        (after, gradients), _ = scan_records(step, (as_arrays(before), zeros), now, records.steps)
+        return like(weights, gradients), after
+
     def carry_in_vjp(self, chunk: Chunk, mu: Signal, traces: Traces) -> Weights:
         """Return ``Σ_c μ[c] ∘ ε⁰[c]`` for the states before a window."""
         return self.contract(chunk, at_entry(chunk.graph, mu), traces)
 
     def pull_back(self, chunk: Chunk, signal: Signal, after: Adjoints) -> tuple[Weights, Adjoints]:
-        """Return ``Σ x ⊗ f`` of a chunk, and the adjoints of the states before it."""
+        """Return ``Σ x ⊗ f`` of a chunk, and the adjoints of the states before it.
+
+        Raises
+        ------
+        PrimitiveError
+            For an operation whose traces are updated step by step.
+        """
+        if not _has_derived_traces(chunk.graph):
+            raise PrimitiveError(
+                "`checkpoint` needs operations whose rule `yw_to_w` is derived, but the model has "
+                "one whose rule is written by hand. Declare `trace_axes` instead of the rule."
+            )
         graph, weights, records = chunk
         gradients, before = jax.tree.map(jnp.zeros_like, weights), {}
         late = at_entry(graph, of_past(graph, signal))
@@ -179,6 +228,10 @@ class ParameterTraces(LinearMethod):
             of_group = _carried(chunk, group, own, traces, records.zeros_select)
             gradients = add(gradients, of_group)
         return like(weights, gradients)
+
+
+def _has_derived_traces(graph: ETraceGraph) -> bool:
+    return all(has_derived_traces(r.primitive) for r in graph.hidden_param_op_relations)
 
 
 def _after_reset(graph: ETraceGraph, traces: Traces, flags: jax.Array) -> Traces:
@@ -277,7 +330,7 @@ def _updated(
     """Return ``P⁰ ε⁰ + Σ x ⊗ f`` for every stored state of one site."""
     (graph, _, records), key_of = chunk, site.key
     active, reset = _active_outputs(site, traces), records.reset
-    weights = active.operands(site.relation, chunk.weights[site.relation.key])
+    weights = chunk.weights[site.relation.key]
     known = {key for key, trace in unpack(traces).items() if not is_zero(trace)}
     decays = {
         (key_of(i), key_of(j)): active.pick(site.to_outputs(block))
@@ -347,8 +400,7 @@ def _carried(
     gradients: Weights = {}
     for site in trace_sites(chunk.graph, group):
         active, operands = _active_outputs(site, traces), chunk.weights[site.relation.key]
-        select = functools.partial(active.operands, site.relation)
-        product = functools.partial(_contracted, site, active, select(operands))
+        product = functools.partial(_contracted, site, active, operands)
         for factor, trace in factors_and_traces(site, mu, traces):
             if is_zero(trace):
                 continue
@@ -357,15 +409,15 @@ def _carried(
             result = site.each_layer(product, site.to_outputs(factor), widened(trace, factor.dtype))
             if site.has_fan_out:
                 result = jax.tree.map(lambda layers: jnp.sum(layers, axis=0), result)
-            (own,) = jax.linear_transpose(select, operands)(result)
-            gradients = add(gradients, {site.relation.key: dict(own)})
+            gradients = add(gradients, {site.relation.key: result})
     return gradients
 
 
 def _contracted(
     site: TraceSite, active: ActiveOutputs, weights: Arrays, factor: jax.Array, trace: Arrays
 ) -> Arrays:
-    return contract(*site.operation, active.pick(factor), trace, weights)
+    pick = None if active.runs is None else active.pick
+    return contract(*site.operation, active.pick(factor), trace, weights, pick)
 
 
 # --- specifications
@@ -415,7 +467,7 @@ def _axes(site: TraceSite, name: str, ndim: int) -> tuple[Role, ...]:
     spec = get_primitive_spec(site.relation.primitive)
     lead: list[Role] = ["fan_out"] if site.has_fan_out else []
     batch: list[Role] = ["batch"] if spec.batched else []
-    named = () if spec.trace_axes is None else spec.trace_axes.get(name, ())
+    named = axes_of_trace(site.relation.primitive, name)
     rest: Role = "spatial" if named else "entry"
     between: list[Role] = [rest] * (ndim - len(batch) - len(named))
     return (*lead, *batch, *between, *named)

@@ -49,11 +49,10 @@ from .._errors import OptionError, PrimitiveError
 from .._etrace_op import (
     ETP_RULES_INIT_PP,
     Arrays,
-    add_to_filter,
     get_primitive_spec,
+    is_linear_in_input,
+    linear_input,
     pull_back,
-    pull_back_filtered,
-    zero_filter,
 )
 from .._graph import (
     Adjoints,
@@ -148,7 +147,7 @@ class FilterTraces(TraceMethod):
     def _gradient(self, chunk: Chunk, filters: Arrays, factors: Arrays, selects: bool) -> Weights:
         """Return ``Σ f ⊗ ε_x`` over time and batch."""
         inputs = by_relation(chunk.graph, filters)
-        result = sum_products(chunk, factors, selects, inputs, pull_back_filtered)
+        result = sum_products(chunk, factors, selects, inputs)
         return like(chunk.weights, {**jax.tree.map(jnp.zeros_like, chunk.weights), **result})
 
     # Names include the decay, so that filters of another decay are not restored.
@@ -294,7 +293,8 @@ def filter_inputs(
         if reset is not None:  # selected: the filter may be NaN
             eps = where_flagged(~rows_of_samples(graph, key, reset), eps)
         past = (alpha * eps).astype(eps.dtype)
-        after[key] = add_to_filter(relations[key].primitive, past, x[key]).astype(eps.dtype)
+        now = linear_input(relations[key].primitive, relations[key].params, x[key])
+        after[key] = (past + now).astype(eps.dtype)
     return after
 
 
@@ -341,19 +341,17 @@ def check_filtered_inputs(graph: ETraceGraph, rule: str) -> None:
         Naming the rule, and the first operation that is not linear in its input.
     """
     for relation in graph.hidden_param_op_relations:
-        spec = get_primitive_spec(relation.primitive)
-        is_known = spec.linear_in_input or spec.looks_up
-        if relation.x_var is None or is_known or _is_linear_in_input(relation):
+        is_known = relation.x_var is None or is_linear_in_input(relation.primitive)
+        if is_known or _is_linear(relation):
             continue
         raise PrimitiveError(
             f"{rule} filters the input of '{relation.key}' ({relation.source}), but `xy_to_dw` of "
             f"`{relation.primitive}` is not linear in that input. Use `D_RTRL`, or compute "
-            "the nonlinear function before the operation. If JAX cannot see that it is linear, "
-            "declare `linear_in_input=True`."
+            "the nonlinear function before the operation."
         )
 
 
-def _is_linear_in_input(relation: HiddenParamOpRelation) -> bool:
+def _is_linear(relation: HiddenParamOpRelation) -> bool:
     operation = relation.primitive, relation.params
     weights = {name: struct_of(var.aval) for name, var in relation.trainable_vars.items()}
 
@@ -368,10 +366,10 @@ def _is_linear_in_input(relation: HiddenParamOpRelation) -> bool:
 
 
 def _filter_shape(relation: HiddenParamOpRelation) -> jax.ShapeDtypeStruct:
-    operation = relation.primitive, relation.params
-    zero = functools.partial(zero_filter, *operation, relation.x_var, relation.y_var)
-    result: jax.ShapeDtypeStruct = jax.eval_shape(zero)
-    return result
+    x, y = (struct_of(atom.aval) for atom in (relation.x_var, relation.y_var) if atom is not None)
+    encode = functools.partial(linear_input, relation.primitive, relation.params)
+    encoded = jax.eval_shape(encode, x)
+    return jax.ShapeDtypeStruct(encoded.shape, jnp.promote_types(encoded.dtype, y.dtype))
 
 
 def spec_of_input(graph: ETraceGraph, key: str) -> TraceSpec:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from .._core.flat_state import flat_state_of
 from .._core.gradient import EVERY_OUTPUT
 from .._core.sites import TraceSite, filter_key, trace_sites
-from .._etrace_op import Arrays, accumulate, add_to_filter, contract, propagate, pull_back_filtered
+from .._etrace_op import Arrays, accumulate, contract, linear_input, propagate, pull_back
 from .._graph import ETraceGraph, TraceSpec, Weights
 from .d_rtrl import specs_of_site
 from .filters import check_filtered_inputs, spec_of_input, spec_of_output
@@ -58,14 +58,14 @@ class OperationSite(Site):
 
     def filtered(self, x_trace: Any, x: Any) -> Any:
         """Return a filter of inputs after one more input."""
-        return None if x is None else add_to_filter(self.place.relation.primitive, x_trace, x)
+        return None if x is None else x_trace + linear_input(*self.place.operation, x)
 
     def pull_back(self, x_trace: Any, signal: jax.Array) -> dict[str, jax.Array]:
         """Return the gradient of each operand, with a filter in place of the input."""
         at_output = signal.sum(0) if self.place.has_fan_out else signal
         inputs = None if x_trace is None else x_trace[None]
         operands = dict(self.operands)
-        result = pull_back_filtered(*self.place.operation, inputs, at_output[None], operands)
+        result = pull_back(*self.place.operation, inputs, at_output[None], operands)
         return dict(result)
 
     def multiply(self, J: Mapping[tuple[str, str], jax.Array], trace: Trace) -> dict[str, Arrays]:

@@ -12,7 +12,7 @@ from brainstate.nn import init
 
 from .. import _etrace_op
 from .._errors import OptionError
-from .._etrace_op.sparse_pattern import sparse_pattern
+from .._etrace_op.sparse import sparse_pattern
 from ._linear import affine, row, signed, signs_of
 
 

@@ -1,6 +1,7 @@
 """An operation of one's own, registered in either style, learns as a built-in one does."""
 
 import dataclasses
+import functools
 import itertools
 
 import brainstate
@@ -11,6 +12,7 @@ import pytest
 from operations import assert_close, normal
 
 import braintrace
+from braintrace import _etrace_op as registries
 
 NUMBERS = itertools.count()
 XS, W, B = (np.float32(normal(i, *shape)) for i, shape in enumerate([(4, 2, 3), (3, 4), (4,)]))
@@ -97,11 +99,7 @@ def by_axes_and_class():
     return primitive
 
 
-def by_another_name():
-    return by_spec(yw_to_w=None, dt_to_t=yw_to_w)
-
-
-STYLES = [by_spec, by_class, by_single_rules, by_axes, by_axes_and_class, by_another_name]
+STYLES = [by_spec, by_class, by_single_rules, by_axes, by_axes_and_class]
 
 
 class Leaky(brainstate.nn.Module):
@@ -181,6 +179,109 @@ def test_an_operation_that_is_passed_through():
     assert_close(found, gradient(lambda x, w, b: braintrace.matmul(x, w, b)))
 
 
+def twice(rule):
+    return lambda *args, **params: jax.tree.map(lambda leaf: 2 * leaf, rule(*args, **params))
+
+
+def in_half(rule):
+    return lambda *args, **params: jax.tree.map(jnp.float16, rule(*args, **params))
+
+
+ENTRIES = [
+    (registries.ETP_RULES_YW_TO_W, twice, "d_rtrl"),
+    (registries.ETP_RULES_XY_TO_DW, twice, "d_rtrl"),
+    (registries.ETP_RULES_XY_TO_DW, twice, "es_d_rtrl"),
+]
+
+
+@pytest.mark.parametrize(("registry", "change", "algorithm"), ENTRIES)
+def test_a_replaced_entry_changes_the_gradient(registry, change, algorithm, monkeypatch):
+    before = gradient(braintrace.matmul, algorithm, times=2)
+    rule = registry[braintrace.etp_mm_p]
+    monkeypatch.setitem(registry, braintrace.etp_mm_p, change(rule))
+    after = gradient(braintrace.matmul, algorithm, times=2)
+    assert not np.array_equal(after["w",], before["w",])
+
+
+@pytest.mark.parametrize(("name", "algorithm"), [("DRTRL", "d_rtrl"), ("PP", "es_d_rtrl")])
+def test_a_replaced_entry_makes_other_traces(name, algorithm, monkeypatch):
+    registry = getattr(registries, f"ETP_RULES_INIT_{name}")
+    monkeypatch.setitem(registry, braintrace.etp_mm_p, in_half(registry[braintrace.etp_mm_p]))
+    learner = braintrace.compile(Leaky(braintrace.matmul), algorithm, XS[0], batch_size=2)
+    traces = learner.functional().state().traces
+    assert "float16" in {str(leaf.dtype) for leaf in jax.tree.leaves(traces)}
+
+
+def test_an_entry_that_is_replaced_by_an_equal_one_changes_nothing(monkeypatch):
+    """The entries alone give the gradient that fused forms give."""
+    for algorithm in ("d_rtrl", "es_d_rtrl"):
+        before = gradient(braintrace.matmul, algorithm, times=2)
+        with monkeypatch.context() as patch:
+            for name in ("YW_TO_W", "XY_TO_DW"):
+                registry = getattr(registries, f"ETP_RULES_{name}")
+                rule = registry[braintrace.etp_mm_p]
+                patch.setitem(registry, braintrace.etp_mm_p, functools.partial(rule))
+            assert_close(gradient(braintrace.matmul, algorithm, times=2), before)
+
+
+@pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning")
+@pytest.mark.parametrize("is_passed", [False, True])
+def test_gradient_enabled_decides_whether_a_weight_before_it_has_a_trace(is_passed):
+    own = braintrace.register_primitive_spec(
+        braintrace.ETPPrimitiveSpec(
+            name=new_name(),
+            impl=lambda weight: weight,
+            trace_axes={"weight": ("output",)},
+            x_invar_index=None,
+            gradient_enabled=is_passed,
+        )
+    )
+    model = Leaky(lambda x, w, b: own.bind(braintrace.matmul(x, w)) + braintrace.element_wise(b))
+    learner = braintrace.compile(model, "d_rtrl", XS[0], batch_size=2)
+    weights = {
+        path for r in learner.graph.hidden_param_op_relations for path in r.trainable_paths.values()
+    }
+    assert (("w",) in weights) == is_passed
+
+
+@pytest.mark.parametrize("algorithm", [braintrace.D_RTRL, braintrace.ES_D_RTRL])
+def test_an_operation_with_rules_by_hand_trains(algorithm):
+    options = {"decay_or_rank": 0.5} if algorithm is braintrace.ES_D_RTRL else {}
+    primitive = by_spec(yw_to_w=twice_in_trace)
+    model = Leaky(lambda *operands: primitive.bind(*operands, **PARAMS))
+    learner = algorithm(model, **options)
+    brainstate.nn.init_all_states(model, batch_size=2)
+    learner.compile_graph(XS[0])
+    first = None
+    for _ in range(30):
+        learner.reset_state()
+        found, loss = learner.etrace_grad(
+            XS, step_fn=lambda x: ((learner(x) - 1) ** 2).mean(), return_value=True
+        )
+        first = float(jnp.mean(loss)) if first is None else first
+        for path, value in found.items():
+            state = model.states(brainstate.ParamState)[path]
+            state.value = state.value - 0.1 * value
+    assert float(jnp.mean(loss)) < 0.5 * first
+
+
+def test_rules_by_hand_do_not_depend_on_chunks():
+    primitive = by_spec(yw_to_w=twice_in_trace)
+    learner = braintrace.compile(
+        Leaky(lambda *operands: primitive.bind(*operands, **PARAMS)), "d_rtrl", XS[0], batch_size=2
+    )
+    found = []
+    for size in (1, 2, 4):
+        learner.reset_state()
+        found.append(
+            dict(
+                learner.etrace_grad(XS, step_fn=lambda x: (learner(x) ** 2).sum(), chunk_size=size)
+            )
+        )
+    assert_close(found[0], found[1])
+    assert_close(found[0], found[2])
+
+
 # --- mistakes of authors --------------------------------------------------------------------------
 
 
@@ -237,5 +338,3 @@ def test_declarations_that_are_not_complete_are_refused():
     with pytest.raises(braintrace.PrimitiveError, match="trace_axes"):
         bare = braintrace.ETPPrimitiveSpec(name=new_name(), impl=product, batched=True)
         braintrace.register_primitive_spec(bare)
-    with pytest.raises(braintrace.PrimitiveError, match="dt_to_t"):
-        by_class(dt_to_t=yw_to_w)
