@@ -46,7 +46,6 @@ ROOMS = [
     "_learner",
     "saving",
     "streams",
-    "_gradient_check",
     "_compare",
     "nn",
 ]
