@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import inspect
 import itertools
 import math
 import statistics
@@ -377,37 +376,34 @@ def compare_rules(
             task = task.cut(steps)
             program = task.exact()
         exact = program.run()
-        found = {
-            "exact": _measured(task, "BPTT", program, exact),
-            "in parts": _measured(task, "BPTT in checkpoints", task.exact(in_parts=True), exact),
-        }
-        keys: list[tuple[Any, int | None]] = [(key, None) for key in found]
+        in_parts = _measured(task, "BPTT in checkpoints", task.exact(in_parts=True), exact)
+        every = [(None, _measured(task, "BPTT", program, exact)), (None, in_parts)]
+        known: dict[tuple[int, int | None], _Measured] = {}
         tick()
         for (number, entry), window in itertools.product(enumerate(entries), windows):
             # `RTRL` ignores windows, and a window cannot be longer than the sequence.
             used = entry.instance.window_of(window) if entry.instance else None
             used = min(used, task.steps) if isinstance(used, int) else None
-            key: Any = (number, used)
-            keys.append((key, window))
-            if key not in found:
-                found[key] = _measure(task, entry, used, exact, budget)
+            if (number, used) not in known:
+                known[number, used] = _measure(task, entry, used, exact, budget)
+            every.append((window, known[number, used]))
             tick()
-        times: dict[Any, list[float]] = {key: [] for key in found}
+        times: list[list[float]] = [[] for _ in every]
         for _ in range(repeats):
-            for key, measured in found.items():
+            for own_times, (_, measured) in zip(times, every, strict=True):
                 begin = time.perf_counter()
                 jax.block_until_ready(measured.run())
-                times[key].append((time.perf_counter() - begin) / task.steps)
+                own_times.append((time.perf_counter() - begin) / task.steps)
             tick()
-    medians = {
-        key: math.nan if found[key].row.refused else statistics.median(own)
-        for key, own in times.items()
-    }
-    first, second, *rest = (
-        dataclasses.replace(found[key].row, window=window, seconds=medians[key])
-        for key, window in keys
+    medians = [
+        math.nan if measured.row.refused else statistics.median(own_times)
+        for own_times, (_, measured) in zip(times, every, strict=True)
+    ]
+    bptt, checkpointed, *rows = (
+        dataclasses.replace(measured.row, window=window, seconds=seconds)
+        for seconds, (window, measured) in zip(medians, every, strict=True)
     )
-    return RuleComparison(task.steps, length, budget, first, second, tuple(rest))
+    return RuleComparison(task.steps, length, budget, bptt, checkpointed, tuple(rows))
 
 
 class _Measured(NamedTuple):
@@ -474,10 +470,7 @@ def _entries(
             text = made.rule if isinstance(given, Rule) else name
             entry = entry._replace(name=text, instance=made)
         except TypeError as error:
-            _, _, *declared = inspect.signature(algorithm.__init__).parameters.values()
-            needed = [p for p in declared if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
-            missing = ", ".join(f'"{parameter.name}": ...' for parameter in needed)
-            reason = f'{error}; give ("{given}", {{{missing}}}).'
+            reason = f'{error}; give the options with the rule, ("{given}", {{"option": ...}}).'
             entry = entry._replace(refused=reason)
         entries.append(entry)
     return entries
@@ -613,18 +606,13 @@ class _Task:
 
         def total(parameters: PyTree, state: PyTree, xs: PyTree, shares: jax.Array) -> PyTree:
             run = functools.partial(losses, parameters)
-            values = (_in_parts if in_parts else _at_once)(run, state, xs)
+            values = _in_parts(run, state, xs) if in_parts else run(state, xs)[1]
             return jnp.sum(shares * values), values
 
         rest = dataclasses.replace(start, parameters={})
         xs = task.xs if self.mask is None else _without_gaps(task.xs, shares)
         gradient = jax.grad(total, has_aux=True)
         return _compiled(gradient, start.parameters, rest, xs, shares)
-
-
-def _at_once(run: Callable[..., PyTree], state: PyTree, xs: PyTree) -> jax.Array:
-    losses: jax.Array = run(state, xs)[1]
-    return losses
 
 
 def _in_parts(run: Callable[..., PyTree], state: PyTree, xs: PyTree) -> jax.Array:

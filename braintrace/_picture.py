@@ -8,8 +8,8 @@ that it depends on, and each layer is sorted by the mean place of the neighbours
 import itertools
 import statistics
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,15 +17,14 @@ from ._errors import optional_import
 from ._etrace_op.registry import is_marked
 from ._graph import FILTERS, Diagnostic, ETraceGraph, HiddenGroup, StateLeaf, report_of
 from ._jax import Atom, Var, is_var, source_line
-from ._jaxpr import PRODUCTS, reached
+from ._jaxpr import PRODUCTS
 from ._tables import in_bytes
 from ._typing import path_name
 
-Kind = Literal["end", "weight", "plain weight", "group", "state"]
 Point = tuple[float, float]
 
 RED, GREY = "#c62828", "#6f6f6f"
-COLOURS: Mapping[Kind, tuple[str, str, str]] = {
+COLOURS: Mapping[str, tuple[str, str, str]] = {
     "end": ("#f4f4f4", GREY, ""),
     "weight": ("#eaf5ea", "#3a7d44", "weight with a trace"),
     "plain weight": ("#ffffff", GREY, "weight without a trace"),
@@ -33,21 +32,18 @@ COLOURS: Mapping[Kind, tuple[str, str, str]] = {
     "state": ("#f3ecf8", "#7a4fa3", "state of no group"),
 }
 """Colours of the inside and the edge of a box, and its name in the legend."""
-LEVELS = (None, "info", "warning")
 # Lengths are in points.
-FONT, LINE, PAD, GAP, BETWEEN, MARGIN, LOOP = 9.0, 14.0, 7.0, 16.0, 44.0, 14.0, 18.0
+FONT, LINE, PAD, GAP, BETWEEN, MARGIN = 9.0, 14.0, 7.0, 16.0, 44.0, 14.0
 
 
 class _Node(NamedTuple):
-    kind: Kind
-    lines: tuple[str, ...]  # of a group, one for each state
-    level: int = 0  # index in LEVELS of the diagnostic about it
+    kind: str  # a key of COLOURS
+    lines: Sequence[str]  # of a group, one for each state
+    is_cut: bool = False  # a diagnostic warns about it
 
     @property
     def size(self) -> Point:
-        paths = optional_import("matplotlib.textpath", "examples")
-        widths = [paths.TextPath((0, 0), t, size=FONT).get_extents().width for t in self.lines]
-        return max(widths) + 2 * PAD, len(self.lines) * LINE + PAD
+        return 0.6 * FONT * max(map(len, self.lines)) + 2 * PAD, len(self.lines) * LINE + PAD
 
 
 class _Arrow(NamedTuple):
@@ -74,167 +70,159 @@ class _Site(NamedTuple):
     source: str | None = None  # line of the user's code
 
 
-def _read(graph: ETraceGraph) -> tuple[dict[str, _Node], dict[_Arrow, int]]:
-    """Return the nodes by name, and the arrows with the level of their diagnostics."""
-    traced, nodes, arrows = graph.traced, dict[str, _Node](), dict[_Arrow, int]()
-    groups = {f"group {group.index}": group for group in graph.hidden_groups}
-    boxes = {state.name: box for box, group in groups.items() for state in group.states}
-    others = [
-        leaf
-        for leaf in traced.leaves
-        if leaf.kind in ("hidden", "other") and leaf.out_var is not None
-        if leaf.path[0] != FILTERS and leaf.name not in boxes
-    ]
-    boxes |= {leaf.name: f"state {leaf.name}" for leaf in others}
-    sites, weights = _sites(graph, boxes, others)
-    for site in sites:
-        for origin in sorted(site.origins, key=str):
-            arrow, level = _Arrow(origin.node, site.node, origin.is_past), 0
-            if origin.name:
-                level = _level_of_state(graph, sites, groups, origin.name, site)
-                own = groups.get(site.node)
-                is_memory = origin.is_past and (level or own is None or own.transition)
-                if origin.node == site.node and not is_memory:
-                    continue
-            elif origin.node in weights and site.node in groups:
-                level = _level_of_weight(graph, weights[origin.node], groups[site.node])
-            arrows[arrow] = max(level, arrows.get(arrow, 0))
+class _Reader:
+    """The parts of a compiled model.
 
-    for var, name in zip(traced.argument_vars, traced.argument_names, strict=True):
-        shape = str(tuple(var.aval.shape))
-        nodes.setdefault(f"argument {_root(name)}", _Node("end", (_root(name), shape)))
-    rows, keys = report_of(graph).relations, _keys(graph)
-    in_order = dict.fromkeys([*(site.node for site in sites if site.use is not None), *weights])
-    for node in in_order:
-        names = weights[node]
-        uses = {keys.get(site.use) for site in sites if site.node == node}
-        own_rows = [
+    Attributes
+    ----------
+    groups, weights
+        Hidden groups, and names of parameters, by node.
+    others
+        States of no group.
+    boxes
+        The node of each state, by its name.
+    keys
+        The key of each use of weights in the report, by equation.
+    sites
+        The sites of a step.
+    """
+
+    def __init__(self, graph: ETraceGraph) -> None:
+        self.graph, self.weights = graph, dict[str, set[str]]()
+        self.groups = {f"group {group.index}": group for group in graph.hidden_groups}
+        self.boxes = {s.name: box for box, group in self.groups.items() for s in group.states}
+        self.others = [
+            leaf
+            for leaf in graph.traced.leaves
+            if leaf.kind in ("hidden", "other") and leaf.out_var is not None
+            if leaf.path[0] != FILTERS and leaf.name not in self.boxes
+        ]
+        self.boxes |= {leaf.name: f"state {leaf.name}" for leaf in self.others}
+        uses: Any = [*graph.hidden_param_op_relations, *getattr(graph.flat_state, "uses", ())]
+        self.keys = {use.equation: use.key for use in uses}
+        self.sites = list(self._find_sites())
+
+    def _find_sites(self) -> Iterator[_Site]:
+        traced, program = self.graph.traced, self.graph.traced.program
+        origins: dict[Var, list[_Origin]] = {}
+        for leaf in traced.leaves:
+            if leaf.kind == "parameter":
+                name = path_name(leaf.path)
+                self.weights[f"weight {name}"] = {name}
+                origins[leaf.in_var] = [_Origin(f"weight {name}")]
+            elif leaf.name in self.boxes:
+                origins[leaf.in_var] = [_Origin(self.boxes[leaf.name], leaf.name, is_past=True)]
+        for var, name in zip(traced.argument_vars, traced.argument_names, strict=True):
+            origins[var] = [_Origin(f"argument {_root(name)}")]
+        groups = self.graph.hidden_groups
+        pairs = [pair for g in groups for pair in zip(g.states, g.new_vars, strict=True)]
+        news = [*dict.fromkeys(pairs), *((s, s.out_var) for s in self.others if is_var(s.out_var))]
+        for leaf, var in news:
+            if var in program.producer:
+                origins.setdefault(var, []).append(_Origin(self.boxes[leaf.name], leaf.name))
+
+        def behind(atoms: Iterable[Atom]) -> frozenset[_Origin]:
+            reached = program.depends_on(atoms, origins)
+            return frozenset(o for var in reached for o in origins.get(var, ()))
+
+        made = dict[Var, frozenset[_Origin]]()
+        for index, equation in enumerate(program.equations):
+            if not (is_marked(equation) or equation.primitive.name in PRODUCTS):
+                continue
+            names, data = set[str](), frozenset[_Origin]()
+            for each in (behind([atom]) for atom in equation.invars):
+                if all(o.node in self.weights and o.use is None for o in each):
+                    names.update(*(self.weights[o.node] for o in each))
+                else:
+                    data |= each
+            if names and (data or index in self.keys):
+                node = f"weight {', '.join(sorted(names))}"
+                self.weights[node] = names
+                yield _Site(node, data, index, source_line(equation))
+                for var in equation.outvars:
+                    made[var] = frozenset({_Origin(node, use=index)})
+                    origins.setdefault(var, [*made[var]])
+        for leaf, var in news:
+            producer = program.producer.get(var)
+            atoms = [var] if producer is None else program.equations[producer].invars
+            yield _Site(self.boxes[leaf.name], made.get(var) or behind(atoms))
+        yield _Site("output", behind(traced.output_atoms))
+
+    def nodes(self) -> dict[str, _Node]:
+        roots = map(_root, self.graph.traced.argument_names)
+        nodes = {f"argument {name}": _Node("end", [name]) for name in roots}
+        nodes |= {node: self._weight(node, names) for node, names in self.weights.items()}
+        nodes |= {n: _Node("group", _lines(g.model_states)) for n, g in self.groups.items()}
+        for leaf in self.others:
+            node = _Node("state", _lines([leaf]), self._is_warned({leaf.name}))
+            nodes[self.boxes[leaf.name]] = node
+        return {**nodes, "output": _Node("end", ["output"])}
+
+    def _weight(self, node: str, names: set[str]) -> _Node:
+        uses = {self.keys.get(site.use) for site in self.sites if site.node == node}
+        rows = [
             row
-            for row in rows
+            for row in report_of(self.graph).relations
             if row.key in uses
             or (row.operation == "any" and row.parameters[0].partition("#")[0] in names)
         ]
-        told = sorted(names)
-        told = [*told[:3], f"and {len(told) - 3} more"] if len(told) > 3 else told
-        if own_rows:
-            size = sum(row.stored_bytes for row in own_rows)
-            told.append(in_bytes(size) if size else "no trace needed")
-            nodes[node] = _Node("weight", tuple(told))
-        else:
-            level = _worst(d for d in graph.diagnostics if not names.isdisjoint(d.paths))
-            nodes[node] = _Node("plain weight", (*told, "no trace"), 2 if level == 2 else 0)
-    for node, group in groups.items():
-        lines = [f"{leaf.name}  {leaf.shape}" for leaf in group.model_states]
-        filters = [leaf.nbytes for leaf in group.leaves if leaf.path[0] == FILTERS]
-        if filters:
-            lines.append(f"{len(filters)} × filter ({in_bytes(sum(filters))})")
-        nodes[node] = _Node("group", tuple(lines))
-    for leaf in others:
-        is_readout = any(leaf.name == readout.state for readout in traced.readouts)
-        lines = [f"{leaf.name}  {leaf.shape}", *(["linear readout"] if is_readout else [])]
-        cuts = [d for d in graph.diagnostics if d.kind == "untraced-state"]
-        level = _worst(d for d in cuts if leaf.name in d.paths)
-        nodes[boxes[leaf.name]] = _Node("state", tuple(lines), level)
-    nodes["output"] = _Node("end", ("output",))
-    ends = {end for a in arrows if a.source != a.target for end in a[:2]} | groups.keys()
-    shown = {key: node for key, node in nodes.items() if key in ends}
-    return shown, {arrow: level for arrow, level in arrows.items() if arrow.source in shown}
+        if rows:
+            size = sum(row.stored_bytes for row in rows)
+            return _Node("weight", [*names, in_bytes(size) if size else "no trace needed"])
+        return _Node("plain weight", [*names, "no trace"], self._is_warned(names))
 
+    def _is_warned(self, names: set[str]) -> bool:
+        warnings = [d for d in self.graph.diagnostics if d.level == "warning"]
+        return any(not names.isdisjoint(d.paths) for d in warnings)
 
-def _sites(
-    graph: ETraceGraph, boxes: Mapping[str, str], others: Iterable[StateLeaf]
-) -> tuple[list[_Site], dict[str, set[str]]]:
-    """Return the sites of a step, and the parameters of the node of each weight."""
-    traced, program = graph.traced, graph.traced.program
-    origins: dict[Var, list[_Origin]] = {}
-    weights: dict[str, set[str]] = {}
-    for leaf in traced.leaves:
-        if leaf.kind == "parameter":
-            name = path_name(leaf.path)
-            weights[f"weight {name}"] = {name}
-            origins[leaf.in_var] = [_Origin(f"weight {name}")]
-        elif leaf.name in boxes:
-            origins[leaf.in_var] = [_Origin(boxes[leaf.name], leaf.name, is_past=True)]
-    for var, name in zip(traced.argument_vars, traced.argument_names, strict=True):
-        origins[var] = [_Origin(f"argument {_root(name)}")]
-    pairs = (zip(g.states, g.new_vars, strict=True) for g in graph.hidden_groups)
-    news = [pair for of_group in pairs for pair in dict.fromkeys(of_group)]
-    news += [(leaf, leaf.out_var) for leaf in others if is_var(leaf.out_var)]
-    for leaf, var in news:
-        if var in program.producer:
-            origins.setdefault(var, []).append(_Origin(boxes[leaf.name], leaf.name))
+    def arrows(self) -> dict[_Arrow, bool]:
+        """Return for each arrow whether its path is truncated."""
+        arrows = dict[_Arrow, bool]()
+        pairs = [(o, site) for site in self.sites for o in sorted(site.origins, key=str)]
+        for origin, site in pairs:
+            arrow, is_cut = _Arrow(origin.node, site.node, origin.is_past), False
+            own = self.groups.get(site.node)
+            if origin.name:
+                is_cut = self._cuts_state(origin.name, site)
+                is_memory = origin.is_past and (is_cut or own is None or own.transition)
+                if origin.node == site.node and not is_memory:
+                    continue
+            elif own is not None and origin.node in self.weights:
+                is_cut = self._cuts_weight(self.weights[origin.node], own)
+            arrows[arrow] = is_cut or arrows.get(arrow, False)
+        return arrows
 
-    def behind(atoms: Iterable[Atom]) -> frozenset[_Origin]:
-        found = program.depends_on(atoms, origins)
-        return frozenset(o for var in found for o in origins.get(var, ()))
+    def _diagnostics(self, *kinds: str) -> list[Diagnostic]:
+        return [d for d in self.graph.diagnostics if d.kind in kinds]
 
-    sites, keys, made = [], _keys(graph), dict[Var, frozenset[_Origin]]()
-    for index, equation in enumerate(program.equations):
-        if not (is_marked(equation) or equation.primitive.name in PRODUCTS):
-            continue
-        names, data = set[str](), set[_Origin]()
-        for atom in equation.invars:
-            found = behind([atom])
-            if all(o.node in weights and o.use is None for o in found):
-                names.update(*(weights[o.node] for o in found))
-            else:
-                data.update(found)
-        if names and (data or index in keys):
-            node = f"weight {', '.join(sorted(names))}"
-            weights[node] = names
-            sites.append(_Site(node, frozenset(data), index, source_line(equation)))
-            for var in equation.outvars:
-                made[var] = frozenset({_Origin(node, use=index)})
-                origins.setdefault(var, [*made[var]])
-    for leaf, var in news:
-        producer = program.producer.get(var)
-        atoms = [var] if producer is None else program.equations[producer].invars
-        sites.append(_Site(boxes[leaf.name], made.get(var) or behind(atoms)))
-    return [*sites, _Site("output", behind(traced.output_atoms))], weights
+    def _cuts_weight(self, names: set[str], group: HiddenGroup) -> bool:
+        states = {state.name for state in group.states}
+        cuts = self._diagnostics("truncated", "nonlinear-gradient")
+        return any(states <= set(d.paths) and not names.isdisjoint(d.paths) for d in cuts)
 
+    def _cuts_state(self, state: str, site: _Site) -> bool:
+        """Test whether the path from a state to a site, and on to its groups, is truncated."""
+        # Its paths are sources and the states of the group, which may be among them.
+        driven = [self.groups[box].leaves for box in self._driven(site) & self.groups.keys()]
+        wanted = [Counter([state, *(own.name for own in leaves)]) for leaves in driven]
+        lines = {other.source for other in self.sites}
 
-def _keys(graph: ETraceGraph) -> dict[int | None, str]:
-    """Return the key of each use of weights in the report, by equation."""
-    keys: dict[int | None, str] = {r.equation: r.key for r in graph.hidden_param_op_relations}
-    flat = graph.flat_state
-    return keys if flat is None else keys | {use.equation: use.key for use in flat.uses}
+        def is_here(cut: Diagnostic) -> bool:
+            fits = cut.source not in lines if site.use is None else cut.source == site.source
+            return (cut.source is None or fits) and any(Counter(cut.paths) >= w for w in wanted)
 
+        return any(map(is_here, self._diagnostics("truncated")))
 
-def _level_of_state(
-    graph: ETraceGraph,
-    sites: Sequence[_Site],
-    groups: Mapping[str, HiddenGroup],
-    state: str,
-    site: _Site,
-) -> int:
-    """Return the level of truncation on the path from a state to a site, and on to its groups."""
-    lines = {other.source for other in sites}
-
-    def driven(site: _Site) -> set[str]:
+    def _driven(self, site: _Site) -> set[str]:
+        """Return the nodes of states that a site drives."""
         if site.use is None:
             return {site.node}
-        later = [o for o in sites if any(origin.use == site.use for origin in o.origins)]
-        return set[str]().union(*map(driven, later))
-
-    # The paths of a diagnostic are sources and the states of the group, which may be among them.
-    of_groups = [groups[box].leaves for box in driven(site) & groups.keys()]
-    wanted = [Counter([state, *(own.name for own in states)]) for states in of_groups]
-    cuts = [d for d in graph.diagnostics if d.kind == "truncated"]
-    cuts = [d for d in cuts if any(Counter(d.paths) >= names for names in wanted)]
-    if site.use is None:
-        return _worst(d for d in cuts if d.source is None or d.source not in lines)
-    return _worst(d for d in cuts if d.source in (None, site.source))
+        later = [o for o in self.sites if any(origin.use == site.use for origin in o.origins)]
+        return set[str]().union(*map(self._driven, later))
 
 
-def _level_of_weight(graph: ETraceGraph, names: set[str], group: HiddenGroup) -> int:
-    states = {state.name for state in group.states}
-    cuts = [d for d in graph.diagnostics if d.kind in ("truncated", "nonlinear-gradient")]
-    cuts = [d for d in cuts if states <= set(d.paths)]
-    return _worst(d for d in cuts if not names.isdisjoint(d.paths))
-
-
-def _worst(diagnostics: Iterable[Diagnostic]) -> int:
-    return max([LEVELS.index(d.level) for d in diagnostics], default=0)
+def _lines(leaves: Iterable[StateLeaf]) -> list[str]:
+    return [f"{leaf.name}  {leaf.shape}" for leaf in leaves]
 
 
 def _root(argument: str) -> str:
@@ -242,158 +230,103 @@ def _root(argument: str) -> str:
     return argument.partition("[")[0].partition(".")[0]
 
 
-def _layout(
-    sizes: Mapping[str, Point], arrows: Iterable[_Arrow]
-) -> tuple[dict[str, Point], dict[tuple[str, str], list[str]]]:
-    """Return the centres of nodes, and the nodes on the way of each forward arrow.
-
-    An arrow over several layers has a node without a size in each of them.
-    """
-    after: dict[str, list[str]] = {name: [] for name in sizes}
-    for arrow in sorted(arrows, key=lambda arrow: arrow.is_past):  # paths in a step come first
-        if arrow.source not in reached([arrow.target], lambda node: after[node]):
-            after[arrow.source].append(arrow.target)
-    layer, ways = dict.fromkeys(sizes, 0), {(s, t): [s, t] for s in after for t in after[s]}
+def _layout(sizes: Mapping[str, Point], arrows: Collection[_Arrow]) -> dict[str, Point]:
+    """Return the centres of nodes."""
+    # Paths within a step have no cycle.
+    after = {n: [a.target for a in arrows if a.source == n and not a.is_past] for n in sizes}
+    before = {name: [s for s in sizes if name in after[s]] for name in sizes}
+    layer = dict.fromkeys(sizes, 0)
     for _ in sizes:
-        for source, target in ways:
-            layer[target] = max(layer[target], layer[source] + 1)
-    for name in sizes.keys() - {target for _, target in ways}:  # a node without inputs
-        layer[name] = min([layer[t] - 1 for t in after[name]], default=0)
-    rows: list[list[str]] = [[] for _ in range(max(layer.values(), default=0) + 1)]
+        layer |= {n: 1 + max(layer[s] for s in before[n]) for n in sizes if before[n]}
     for name in sizes:
-        rows[layer[name]].append(name)
-    for (source, target), way in ways.items():
-        way[1:1] = [f"{source} -> {target} {n}" for n in range(layer[source] + 1, layer[target])]
-        for offset, name in enumerate(way[1:-1], 1):
-            rows[layer[source] + offset].append(name)
-    near: list[dict[str, list[str]]] = [{}, {}]
-    for one, other in itertools.chain.from_iterable(map(itertools.pairwise, ways.values())):
-        near[0].setdefault(other, []).append(one)
-        near[1].setdefault(one, []).append(other)
+        if not before[name]:
+            layer[name] = min([layer[t] - 1 for t in after[name]], default=0)
+    rows = [[n for n in sizes if layer[n] == i] for i in range(max(layer.values(), default=0) + 1)]
     place = {name: (i + 0.5) / len(row) for row in rows for i, name in enumerate(row)}
-    for sweep in range(8):
-        for row in rows[:: -1 if sweep % 2 else 1]:
-            by = near[sweep % 2]
-            mean = {n: statistics.mean(place[m] for m in by.get(n, [n])) for n in row}
-            row.sort(key=mean.__getitem__)
-            place |= {name: (i + 0.5) / len(row) for i, name in enumerate(row)}
-    centres, left = {}, 0.0
-    for row in rows:
-        boxes = [sizes.get(name, (0.0, 0.0)) for name in row]
-        width, top = max(b[0] for b in boxes), sum(b[1] + GAP for b in boxes) / 2
-        for name, (_, height) in zip(row, boxes, strict=True):
-            centres[name] = left + width / 2, top - (height + GAP) / 2
-            top -= height + GAP
+    for near, row in [*itertools.product((before, after), rows)] * 4:
+        row.sort(key=lambda n: statistics.mean(place[m] for m in near[n] or [n]))
+        place |= {name: (i + 0.5) / len(row) for i, name in enumerate(row)}
+    centres, left = dict[str, Point](), 0.0
+    for row in filter(None, rows):
+        width, top = max(sizes[n][0] for n in row), sum(sizes[n][1] + GAP for n in row) / 2
+        for name in row:
+            centres[name] = left + width / 2, top - (sizes[name][1] + GAP) / 2
+            top -= sizes[name][1] + GAP
         left += width + BETWEEN
-    return centres, ways
+    return centres
 
 
-def _route(
-    arrow: _Arrow,
-    centres: Mapping[str, Point],
-    sizes: Mapping[str, Point],
-    way: Sequence[str] | None,
-    turn: int,
-) -> list[Point]:
-    """Return the points of Bézier curves; ``turn`` counts the backward arrows of a node."""
-    (x, y), (width, height) = centres[arrow.source], sizes[arrow.source]
-    (x_end, y_end), left = (
-        centres[arrow.target],
-        centres[arrow.target][0] - sizes[arrow.target][0] / 2,
-    )
-    if arrow.source == arrow.target:
-        top, side = y + height / 2, width / 6
-        return [(x - side, top), (x - 2 * side, top + LOOP), (x, top + LOOP), (x - side / 4, top)]
-    if way is None:  # below all nodes, then to the left of its target
-        passed = [n for n in sizes if x_end <= centres[n][0] <= x]
-        level = min(centres[n][1] - sizes[n][1] / 2 for n in passed) - 12.0 * turn
-        down = [(x, y - height / 2), (x, level), ((x + left) / 2, level), (left, level)]
-        return [*down, (left - BETWEEN, level), (left - BETWEEN, y_end), (left, y_end)]
-    points = [(x + width / 2, y), *(centres[name] for name in way[1:-1]), (left, y_end)]
-    route = points[:1]
-    for (x, y), (x_end, y_end) in itertools.pairwise(points):
-        route += [((x + x_end) / 2, y), ((x + x_end) / 2, y_end), (x_end, y_end)]
-    return route
+def _bend(start: Point, end: Point) -> float:
+    """Return the bend of an arrow: short ones are straight, backward ones pass below."""
+    distance = end[0] - start[0]
+    height = BETWEEN if distance < 0 else 0.2 * max(0.0, distance - 4 * BETWEEN)
+    return -2 * min(height, BETWEEN) / (abs(distance) or 1.0)
 
 
 def draw_model(graph: ETraceGraph, title: str, ax: Any = None) -> Any:
     """Draw a compiled model, and return the axes; ``ax=None`` makes a figure of the right size."""
     pyplot = optional_import("matplotlib.pyplot", "examples")
     patches = optional_import("matplotlib.patches", "examples")
-    path = optional_import("matplotlib.path", "examples").Path
-    nodes, arrows = _read(graph)
+    reader = _Reader(graph)
+    arrows, nodes = reader.arrows(), reader.nodes()
+    ends = {end for a in arrows if a.source != a.target for end in a[:2]} | reader.groups.keys()
+    nodes = {key: node for key, node in nodes.items() if key in ends}
+    arrows = {arrow: is_cut for arrow, is_cut in arrows.items() if arrow.source in nodes}
     sizes = {key: node.size for key, node in nodes.items()}
-    centres, ways = _layout(sizes, [arrow for arrow in arrows if arrow.source != arrow.target])
-    routes, turns = {}, Counter[str]()
-    for arrow in arrows:
-        way = ways.get(arrow[:2])
-        turns[arrow.source] += way is None and arrow.source != arrow.target
-        routes[arrow] = _route(arrow, centres, sizes, way, turns[arrow.source])
-    points = [point for route in routes.values() for point in route]
-    for name, (width, height) in sizes.items():
-        x, y = centres[name]
-        points += [(x - width / 2, y - height / 2), (x + width / 2, y + height / 2)]
-    (left, bottom), (right, top) = np.min(points, 0) - MARGIN, np.max(points, 0) + MARGIN
-    bottom, top = bottom - 26, top + 22  # legend and title
-    width, height = right - left, top - bottom
+    centres = _layout(sizes, [arrow for arrow in arrows if arrow.source != arrow.target])
+    middles, halves = np.array([centres[key] for key in sizes]), np.array([*sizes.values()]) / 2
+    (left, bottom), (right, top) = (middles - halves).min(0), (middles + halves).max(0)
+    # Room for arrows that pass above or below, for the title and the legend.
+    left, right, bottom, top = left - MARGIN, right + MARGIN, bottom - 60, top + 50
+    size = np.array([right - left, top - bottom])
     if ax is None:
-        size = width / 72, height / 72
-        ax = pyplot.figure(figsize=size, layout="none").add_axes((0, 0, 1, 1))
-    box, (across, up) = ax.get_position(), ax.figure.get_size_inches()
-    scale = float(min(72 * across * box.width / width, 72 * up * box.height / height))
+        ax = pyplot.figure(figsize=size / 72, layout="none").add_axes((0, 0, 1, 1))
+    available = 72 * ax.figure.get_size_inches() * ax.get_position().size
+    scale = float(min(available / size))
     ax.set(xlim=(left, right), ylim=(bottom, top), aspect="equal")
-    ax.axis("off")
-    ax.set_title(title, fontsize=1.1 * FONT * scale, y=1 - 20 / height)
-
-    head = {"arrowstyle": "-|>", "mutation_scale": 9 * scale, "shrinkA": 0, "shrinkB": 0}
-    for arrow, route in routes.items():
-        curve = path(route, [path.MOVETO, *[path.CURVE4] * (len(route) - 1)])
-        style = _style(arrow.is_past, arrows[arrow], scale)
-        name = f"{arrow.source} -> {arrow.target}"
-        ax.add_patch(patches.FancyArrowPatch(path=curve, gid=name, **head, **style))
-    for key, node in nodes.items():
-        (x, y), (width, height), (inside, edge, _) = centres[key], sizes[key], COLOURS[node.kind]
-        box = patches.FancyBboxPatch(
-            (x - width / 2, y - height / 2),
-            width,
-            height,
-            boxstyle="round,pad=0,rounding_size=4",
-            facecolor=inside,
-            edgecolor=RED if node.level else edge,
-            linewidth=scale,
-            gid=f"node {key}",
-        )
-        ax.add_patch(box)
-        colour = RED if node.level else GREY if node.kind == "plain weight" else "black"
-        style = {"color": colour, "fontsize": FONT * scale, "linespacing": 1.35}
-        text = "\n".join(node.lines)
-        ax.text(x, y, text, ha="center", va="center", parse_math=False, **style)
-    _draw_legend(ax, nodes.values(), arrows, scale)
+    ax.set_axis_off()
+    ax.set_title(title, fontsize=1.1 * FONT * scale, y=1 - 20 / size[1])
+    boxes = {key: _draw_node(ax, key, nodes[key], centres[key], scale) for key in nodes}
+    for arrow, is_cut in arrows.items():
+        start, end = centres[arrow.source], centres[arrow.target]
+        look = {**_style(arrow.is_past, is_cut, scale), "mutation_scale": 9 * scale}
+        joined: dict[str, Any] = {"patchA": boxes[arrow.source], "patchB": boxes[arrow.target]}
+        bend, name = _bend(start, end), f"{arrow.source} -> {arrow.target}"
+        if arrow.source == arrow.target:  # a loop above the node
+            x, above = start[0], boxes[arrow.source].get_bbox().y1
+            start, end, joined, bend = (x + PAD, above), (x - PAD, above), {}, 1.5
+        look |= {"arrowstyle": "-|>", "connectionstyle": f"arc3,rad={bend}", "zorder": 0.5}
+        look |= {"shrinkA": 0, "shrinkB": 0, "gid": name}
+        ax.add_patch(patches.FancyArrowPatch(start, end, **joined, **look))
+    _draw_legend(ax, {node.kind for node in nodes.values()}, scale)
     return ax
 
 
-def _style(is_past: bool, level: int, scale: float) -> dict[str, Any]:
-    return {
-        "color": RED if level else "black",
-        "linestyle": (0, (4, 2)) if is_past else "solid",
-        "linewidth": (1.6 if level == 2 else 0.9) * scale,
-    }
-
-
-def _draw_legend(
-    ax: Any, nodes: Collection[_Node], arrows: Mapping[_Arrow, int], scale: float
-) -> None:
+def _draw_node(ax: Any, key: str, node: _Node, centre: Point, scale: float) -> Any:
     patches = optional_import("matplotlib.patches", "examples")
+    inside, edge, _ = COLOURS[node.kind]
+    corner = np.subtract(centre, np.multiply(node.size, 0.5))
+    look = {"facecolor": inside, "edgecolor": RED if node.is_cut else edge, "linewidth": scale}
+    look |= {"boxstyle": "round,pad=0,rounding_size=4", "gid": f"node {key}"}
+    box = ax.add_patch(patches.FancyBboxPatch(corner, *node.size, **look))
+    colour = RED if node.is_cut else GREY if node.kind == "plain weight" else "black"
+    style = {"color": colour, "fontsize": FONT * scale, "linespacing": 1.35}
+    style |= {"ha": "center", "va": "center", "parse_math": False}
+    ax.text(*centre, "\n".join(node.lines), **style)
+    return box
+
+
+def _style(is_past: bool, is_cut: bool, scale: float) -> dict[str, Any]:
+    line = (0, (4, 2)) if is_past else "solid"
+    return {"color": RED if is_cut else "black", "linestyle": line, "linewidth": 0.9 * scale}
+
+
+def _draw_legend(ax: Any, kinds: Collection[str], scale: float) -> None:
+    patch = optional_import("matplotlib.patches", "examples").Patch
     line = optional_import("matplotlib.lines", "examples").Line2D
-    kinds = {node.kind for node in nodes}
-    handles = [
-        patches.Patch(facecolor=inside, edgecolor=edge, label=said)
-        for kind, (inside, edge, said) in COLOURS.items()
-        if kind in kinds and said
-    ]
-    if any(arrow.is_past for arrow in arrows):
-        handles.append(line([], [], label="from before the step", **_style(True, 0, scale)))
-    if any(arrows.values()) or any(node.level for node in nodes):
-        handles.append(line([], [], label="truncated path", **_style(False, 1, scale)))
+    known = [look for kind, look in COLOURS.items() if kind in kinds and look[2]]
+    handles = [patch(facecolor=inside, edgecolor=edge, label=said) for inside, edge, said in known]
+    handles.append(line([], [], label="from before the step", **_style(True, False, scale)))
+    handles.append(line([], [], label="truncated path", **_style(False, True, scale)))
     size = {"fontsize": 0.85 * FONT * scale, "handlelength": 1.6, "columnspacing": 1.2}
     ax.legend(handles=handles, loc="lower center", ncols=len(handles), frameon=False, **size)

@@ -105,7 +105,8 @@ def test_a_rule_without_its_options_is_a_row_with_the_reason():
     xs = XS, TARGETS
     found = compared(model_of(LSTM), xs, rules=["ottt", "immediate"], windows=[None], repeats=1)
     ottt, immediate = found.rows
-    assert '("ottt", {"decay": ...})' in ottt.refused
+    assert "decay" in ottt.refused
+    assert '("ottt", {"option": ...})' in ottt.refused
     assert ottt.gradient is None
     assert immediate.refused is None
 
