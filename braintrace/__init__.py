@@ -90,10 +90,10 @@ __version_info__ = tuple(map(int, __version__.split(".")))  # noqa: RUF048 (numb
 
 _LATER = {
     "ComparedRule": "_compare",
-    "GradientCheck": "_compare",
+    "GradientCheck": "_gradient_check",
     "RuleComparison": "_compare",
     "compare_rules": "_compare",
-    "gradient_check": "_compare",
+    "gradient_check": "_gradient_check",
     "nn": "nn",
     "restore": "saving",
     "river_regressor": "streams",
@@ -107,10 +107,10 @@ if _types.TYPE_CHECKING:
     from . import nn as nn
     from . import streams as streams
     from ._compare import ComparedRule as ComparedRule
-    from ._compare import GradientCheck as GradientCheck
     from ._compare import RuleComparison as RuleComparison
     from ._compare import compare_rules as compare_rules
-    from ._compare import gradient_check as gradient_check
+    from ._gradient_check import GradientCheck as GradientCheck
+    from ._gradient_check import gradient_check as gradient_check
     from .saving import restore as restore
     from .saving import save as save
     from .streams import river_regressor as river_regressor

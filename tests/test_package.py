@@ -46,6 +46,7 @@ ROOMS = [
     "_learner",
     "saving",
     "streams",
+    "_gradient_check",
     "_compare",
     "nn",
 ]
