@@ -172,6 +172,25 @@ def test_another_learner_is_refused_with_the_names_of_the_differences(change, wo
     assert_same_bits(state_of(other), before)
 
 
+def test_a_model_with_another_head_continues_by_the_advice(tmp_path):
+    saved, other = build(), build()
+    train(saved, 0)
+    braintrace.save(tmp_path, saved)
+    other.module.readout = braintrace.nn.Linear(4, 2, b_init=None)
+    other.compile_graph(jnp.ones((2, 3)))
+    other.optimizer_state = None
+    with pytest.raises(braintrace.CheckpointError, match="with other layers, restore into a"):
+        braintrace.restore(tmp_path, other)
+    old = build()
+    braintrace.restore(tmp_path, old)
+    for path in old.param_states:
+        if path[0] == "cell":
+            other.param_states[path].value = old.param_states[path].value
+    train(other, 1)
+    weight = other.module.cell.W.weight.value["weight"]
+    assert 0 < jnp.abs(weight - saved.module.cell.W.weight.value["weight"]).max() < 0.1
+
+
 def test_an_optimizer_is_initialised_before(tmp_path):
     learner = build()
     braintrace.save(tmp_path, learner)

@@ -184,7 +184,7 @@ def test_initial_states_are_drawn_for_a_skipped_update_alone():
     before = key()
     learner.etrace_online(xs, **options)
     np.testing.assert_array_equal(key(), before)
-    with warns(": 1\\."):
+    with warns(": 1\\.", "fill them"):
         learner.etrace_online(xs.at[3, 1].set(jnp.nan), **options)
     assert np.any(key() != before)
     assert np.isfinite(model.w.value).all()
