@@ -168,8 +168,8 @@ class _Reader:
         ]
         if rows:
             size = sum(row.stored_bytes for row in rows)
-            return _Node("weight", [*names, in_bytes(size) if size else "no trace needed"])
-        return _Node("plain weight", [*names, "no trace"], self._is_warned(names))
+            return _Node("weight", [*sorted(names), in_bytes(size) if size else "no trace needed"])
+        return _Node("plain weight", [*sorted(names), "no trace"], self._is_warned(names))
 
     def _is_warned(self, names: set[str]) -> bool:
         warnings = [d for d in self.graph.diagnostics if d.level == "warning"]
@@ -257,10 +257,10 @@ def _layout(sizes: Mapping[str, Point], arrows: Collection[_Arrow]) -> dict[str,
 
 
 def _bend(start: Point, end: Point) -> float:
-    """Return the bend of an arrow: short ones are straight, backward ones pass below."""
-    distance = end[0] - start[0]
+    """Return the bend of an arrow: short forward ones are straight, all others pass aside."""
+    distance, sign = end[0] - start[0], 1 if end[0] < start[0] and end[1] > start[1] else -1
     height = BETWEEN if distance < 0 else 0.2 * max(0.0, distance - 4 * BETWEEN)
-    return -2 * min(height, BETWEEN) / (abs(distance) or 1.0)
+    return 2 * sign * min(height, BETWEEN) / (abs(distance) or 1.0)
 
 
 def draw_model(graph: ETraceGraph, title: str, ax: Any = None) -> Any:
