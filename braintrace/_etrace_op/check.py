@@ -12,8 +12,7 @@ must be the VJP of the implementation, :math:`l d f^1` at :math:`x^1` plus :math
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +23,7 @@ from .primitive import ETPPrimitive
 from .registry import Arrays, get_primitive_spec
 
 
-@dataclass(frozen=True)
-class RuleCheck:
+class RuleCheck(NamedTuple):
     """One line of a report.
 
     Attributes
@@ -47,8 +45,7 @@ class RuleCheck:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class PrimitiveReport:
+class PrimitiveReport(NamedTuple):
     """Result of `check_primitive`; ``print`` shows it as a table."""
 
     primitive: str
@@ -105,17 +102,14 @@ def check_primitive(primitive: ETPPrimitive, *example_args: Any, **params: Any) 
     True
     """
     spec, generator = get_primitive_spec(primitive), np.random.default_rng(0)
-    operands = list(map(jnp.asarray, example_args))
-    layout, place = spec.resolve_trainable_invars(params), spec.x_invar_index
+    operands, place = list(map(jnp.asarray, example_args)), spec.x_invar_index
+    layout = spec.resolve_trainable_invars(params)
     weights = {name: operands[index] for name, index in layout.items()}
 
     def run(x: Any, weights: Arrays) -> Any:
-        values = list(operands)
-        if place is not None:
-            values[place] = x
-        for name, index in layout.items():
-            values[index] = weights[name]
-        return primitive.implementation(*values, **params)
+        values = dict(enumerate(operands)) | {layout[name]: w for name, w in weights.items()}
+        values |= {} if place is None else {place: x}
+        return primitive.implementation(*values.values(), **params)
 
     x = None if place is None else operands[place]
     y = jax.eval_shape(run, x, weights)
@@ -130,35 +124,30 @@ def check_primitive(primitive: ETPPrimitive, *example_args: Any, **params: Any) 
         steps = None if x is None else x[None]
         return rules.accumulate(primitive, params, steps, factor[None], weights)
 
-    def contracted(trace: Arrays) -> Arrays:
-        return rules.contract(primitive, params, signal, trace, weights)
-
-    def pull_back() -> Arrays:
+    def pulled() -> Arrays:
         steps = None if x is None else jnp.stack([x1, x2])
         return rules.pull_back(primitive, params, steps, jnp.stack([f1, f2]), weights)
 
-    def two_steps() -> Arrays:
-        decayed = rules.propagate(primitive, params, decay, term(x1, f1))
-        return contracted(sum_of(decayed, term(x2, f2)))
+    def after_one_step() -> Arrays:
+        return rules.contract(primitive, params, signal, term(x1, f1), weights)
 
-    def sum_of(first: Arrays, second: Arrays) -> Arrays:
+    def after_two_steps() -> Arrays:
+        decayed = rules.propagate(primitive, params, decay, term(x1, f1))
+        return rules.contract(primitive, params, signal, add(decayed, term(x2, f2)), weights)
+
+    def add(first: Arrays, second: Arrays) -> Arrays:
         return {name: first[name] + second[name] for name in first}
 
+    two_steps = add(vjp(x1, signal * decay * f1), vjp(x2, signal * f2))
     rows: list[tuple[str, Callable[[], Arrays], Arrays]] = [
-        ("xy_to_dw", pull_back, sum_of(vjp(x1, f1), vjp(x2, f2))),
-        ("yw_to_w, one step", lambda: contracted(term(x1, f1)), vjp(x1, signal * f1)),
-        (
-            "yw_to_w, two steps",
-            two_steps,
-            sum_of(vjp(x1, signal * decay * f1), vjp(x2, signal * f2)),
-        ),
+        ("xy_to_dw", pulled, add(vjp(x1, f1), vjp(x2, f2))),
+        ("yw_to_w, one step", after_one_step, vjp(x1, signal * f1)),
+        ("yw_to_w, two steps", after_two_steps, two_steps),
     ]
     if spec.batched and x1 is not None:
-        alone = [run(x1[i : i + 1], weights) for i in range(len(x1))]
-        rows.append(
-            ("separate samples", lambda: {"y": run(x1, weights)}, {"y": jnp.concatenate(alone)})
-        )
-    checks = [check for row in rows for check in _compare(*row)]
+        alone = jnp.concatenate([run(x1[i : i + 1], weights) for i in range(len(x1))])
+        rows.append(("separate samples", lambda: {"y": run(x1, weights)}, {"y": alone}))
+    checks = (check for row in rows for check in _compare(*row))
     return PrimitiveReport(primitive.name, tuple(checks))
 
 

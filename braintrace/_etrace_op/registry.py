@@ -1,10 +1,26 @@
 """Declaration of an ETP operation, and the registries of operations and rules.
 
-The four rule dictionaries map a primitive to its rule, written by hand or derived from its
-declaration (`rules`). Learning rules call these entries. Everything else about a primitive
-(abstract evaluation, lowering, derivatives, batching) follows from its implementation. In all rules
+Learning rules call the entries of four dictionaries, which map a primitive to a rule: written by
+hand, or derived from its declaration (`rules`). Everything else about a primitive (abstract
+evaluation, lowering, derivatives, batching) follows from its implementation. In all rules
 ``static_params`` are the keyword arguments of the equation, and the keys of dictionaries are the
-names from ``trainable_invars_fn``. A derived ``init_drtrl`` takes the static parameters as well.
+names from ``trainable_invars_fn``.
+
+``ETP_RULES_YW_TO_W``: ``yw_to_w(hidden_dim, trace, **static_params) -> trace``
+    It multiplies a trace elementwise by a factor ``hidden_dim`` shaped like the output. The trace
+    has no state axis here. It must include no other factor: a constant of the forward equation
+    belongs to ``xy_to_dw`` alone, otherwise it would be applied again at every step.
+``ETP_RULES_XY_TO_DW``: ``xy_to_dw(x, hidden_dim, weights, **static_params) -> gradients``
+    It pulls ``hidden_dim`` (shaped like the output) back to every trainable operand, as a VJP does:
+    the batch axis of a batched primitive is summed, and each gradient has the shape and dtype of
+    its operand. It is linear in ``hidden_dim``.
+``ETP_RULES_INIT_DRTRL``: ``init_drtrl(x_var, y_var, weight_vars, num_hidden_state) -> traces``
+    Zeros for the parameter-dimension trace: the batch axis first (batched primitives), the state
+    axis last. The variables have an ``aval`` with ``shape`` and ``dtype``. Only the shapes and
+    dtypes of the result are used. A derived rule takes the static parameters as well.
+``ETP_RULES_INIT_PP``: ``init_pp(x_var, y_var, weight_vars, num_hidden_state) -> array``
+    Zeros for the output-dimension trace: one array shaped like the output, state axis last. Only
+    its dtype is used.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,14 +34,14 @@ from .._jax import Equation, Primitive, equations_inside
 
 Rule = Callable[..., Any]
 
+# Weights, their gradients or their traces, by the name of a trainable operand.
 Arrays: TypeAlias = dict[str, jax.Array]
-"""Weights, their gradients or their traces, by the name of a trainable operand."""
 
+# The meaning of an axis of an operation's trace.
 TraceAxis = Literal["input", "output", "entry", "group"]
-"""The meaning of an axis of an operation's trace."""
 
+# Placeholder of a rule that is derived when the operation is registered.
 DERIVED: Any = None
-"""Placeholder of a rule that is derived when the operation is registered."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -133,39 +149,12 @@ class ETPPrimitiveSpec:
 
 
 ETP_PRIMITIVES: set[Primitive] = set()
-"""Every ETP primitive."""
-
 BATCHED_PRIMITIVES: set[Primitive] = set()
-"""The primitives whose input and output have a leading batch axis."""
 
-ETP_RULES_YW_TO_W: dict[Primitive, Callable[..., dict[str, Any]]] = {}
-"""``yw_to_w(hidden_dim, trace, **static_params) -> trace``.
-
-It multiplies a trace elementwise by a factor ``hidden_dim`` shaped like the output. The trace
-has no state axis here. It must include no other factor: a constant of the forward equation
-belongs to ``xy_to_dw`` alone, otherwise it would be applied again at every step."""
-
-ETP_RULES_XY_TO_DW: dict[Primitive, Callable[..., dict[str, Any]]] = {}
-"""``xy_to_dw(x, hidden_dim, weights, **static_params) -> gradients``.
-
-It pulls ``hidden_dim`` (shaped like the output) back to every trainable operand, as a VJP does:
-the batch axis of a batched primitive is summed, and each gradient has the shape and dtype of its
-operand. It is linear in ``hidden_dim``."""
-
-ETP_RULES_INIT_DRTRL: dict[Primitive, Callable[..., dict[str, Any]]] = {}
-"""``init_drtrl(x_var, y_var, weight_vars, num_hidden_state) -> traces``.
-
-Zeros for the parameter-dimension trace: the batch axis first (batched primitives), the
-state axis last. The variables have an ``aval`` with ``shape`` and ``dtype``. Only the shapes and
-dtypes of the result are used.
-"""
-
-ETP_RULES_INIT_PP: dict[Primitive, Callable[..., Any]] = {}
-"""``init_pp(x_var, y_var, weight_vars, num_hidden_state) -> array``.
-
-Zeros for the output-dimension trace: one array shaped like the output, state axis last. Only its
-dtype is used.
-"""
+ETP_RULES_YW_TO_W: dict[Primitive, Rule] = {}
+ETP_RULES_XY_TO_DW: dict[Primitive, Rule] = {}
+ETP_RULES_INIT_DRTRL: dict[Primitive, Rule] = {}
+ETP_RULES_INIT_PP: dict[Primitive, Rule] = {}
 
 RULES: dict[str, dict[Primitive, Any]] = {
     "yw_to_w": ETP_RULES_YW_TO_W,
@@ -173,10 +162,9 @@ RULES: dict[str, dict[Primitive, Any]] = {
     "init_drtrl": ETP_RULES_INIT_DRTRL,
     "init_pp": ETP_RULES_INIT_PP,
 }
-"""The four rules that a primitive needs, by name."""
 
+# The declarations have the derived rules filled in.
 ETP_PRIMITIVE_SPECS: dict[Primitive, ETPPrimitiveSpec] = {}
-"""The declaration of each primitive that the compiler may use, with derived rules filled in."""
 
 
 def get_primitive_spec(primitive: Any) -> ETPPrimitiveSpec:
@@ -205,9 +193,9 @@ def get_primitive_spec(primitive: Any) -> ETPPrimitiveSpec:
     )
 
 
+# The role of an ETP operation in a walk back from a hidden state: the walk ends at an opaque one,
+# and continues through the first operand of a transparent one.
 MarkedRole = Literal["opaque", "transparent"]
-"""The role of an ETP operation in a walk back from a hidden state: the walk ends at an opaque one,
-and continues through the first operand of a transparent one."""
 
 
 def is_marked(equation: Equation) -> bool:

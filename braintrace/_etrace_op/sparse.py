@@ -17,7 +17,7 @@ import functools
 import hashlib
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,8 +90,8 @@ class SparsePattern:
         return f"sparse {self.shape[0]}x{self.shape[1]} nnz={self.nnz}"
 
 
+# By the identity of index arrays that are alive: every trace of a model needs their pattern.
 _known: dict[tuple[Any, ...], SparsePattern] = {}
-"""Patterns by the identity of index arrays that are alive: every trace of a model needs them."""
 
 
 def sparse_pattern(matrix: Any) -> SparsePattern:
@@ -106,20 +106,19 @@ def sparse_pattern(matrix: Any) -> SparsePattern:
         return matrix
     # By class name: brainevent is not a dependency, and its classes only need to look alike.
     classes = (base.__name__ for base in type(matrix).__mro__)
-    kind = next((name for name in classes if name in _READERS), None)
+    kind = next((name for name in classes if name in _INDICES), None)
     if kind is None:
         raise DtypeError(
             f"`sparse_matmul`: `sparse_mat` must be a CSR, CSC, COO, BCOO or BCSR matrix, got "
             f"{type(matrix).__name__}."
         )
     shape = (int(matrix.shape[0]), int(matrix.shape[1]))
-    names, read = _READERS[kind]
-    indices = [getattr(matrix, name) for name in names]
+    indices = [getattr(matrix, name) for name in _INDICES[kind]]
     if not all(isinstance(array, jax.Array) and not is_tracer(array) for array in indices):
-        return _make_pattern(*read(*indices), shape)
+        return _make_pattern(*_read(kind, indices), shape)
     key = (kind, shape, *map(id, indices))
     if key not in _known:
-        _known[key] = _make_pattern(*read(*indices), shape)
+        _known[key] = _make_pattern(*_read(kind, indices), shape)
         for array in indices:
             weakref.finalize(array, _known.pop, key, None).atexit = False
     return _known[key]
@@ -135,53 +134,41 @@ def _make_pattern(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int])
     return SparsePattern(rows, columns, shape, digest)
 
 
-def _concrete(indices: Any) -> np.ndarray:
-    return np.asarray(indices).astype(np.int64)
+_INDICES = {
+    "CSR": ("indices", "indptr"),
+    "BCSR": ("indices", "indptr"),
+    "CSC": ("indices", "indptr"),
+    "COO": ("row", "col"),
+    "BCOO": ("indices",),
+}
 
 
-def _read_compressed(indices: Any, pointers: Any) -> tuple[np.ndarray, np.ndarray]:
-    counts = np.diff(_concrete(pointers))
-    minor = _concrete(indices)
+def _read(kind: str, indices: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the row and the column of every entry."""
+    arrays = [np.asarray(array).astype(np.int64) for array in indices]
+    if kind == "BCOO":
+        return arrays[0][:, 0], arrays[0][:, 1]
+    minor, second = arrays
+    if kind == "COO":
+        return minor, second
+    counts = np.diff(second)
     major = np.full(len(minor), len(counts))  # entries beyond the last pointer are padding
     major[: counts.sum()] = np.repeat(np.arange(len(counts)), counts)
-    return major, minor
-
-
-def _read_csc(indices: Any, pointers: Any) -> tuple[np.ndarray, np.ndarray]:
-    columns, rows = _read_compressed(indices, pointers)
-    return rows, columns
-
-
-def _read_coo(rows: Any, columns: Any) -> tuple[np.ndarray, np.ndarray]:
-    return _concrete(rows), _concrete(columns)
-
-
-def _read_bcoo(indices: Any) -> tuple[np.ndarray, np.ndarray]:
-    places = _concrete(indices)
-    return places[:, 0], places[:, 1]
-
-
-_READERS: dict[str, tuple[tuple[str, ...], Callable[..., tuple[np.ndarray, np.ndarray]]]] = {
-    "CSR": (("indices", "indptr"), _read_compressed),
-    "CSC": (("indices", "indptr"), _read_csc),
-    "COO": (("row", "col"), _read_coo),
-    "BCOO": (("indices",), _read_bcoo),
-    "BCSR": (("indices", "indptr"), _read_compressed),
-}
+    return (minor, major) if kind == "CSC" else (major, minor)
 
 
 # --- products
 
+# Terms of entries and samples that a segment sum takes at once, to bound its memory.
 MOST_TERMS = 2**24
-"""Terms of entries and samples that a segment sum takes at once, to bound its memory."""
 
+# Below these sizes, the kernel takes longer for 8 samples than segment sums.
 KERNEL_FEWEST_SAMPLES, KERNEL_FEWEST_ENTRIES = 6, 2**14
-"""Below these sizes, the kernel takes longer for 8 samples than segment sums."""
 
 KERNEL_DTYPES = frozenset(map(jnp.dtype, ("float32", "float64", "complex64", "complex128")))
 
+# The kernel takes twice as long for more samples at once (10^4 columns, 256 samples).
 SAMPLES_AT_ONCE, SIDE_BY_SIDE = 64, 8
-"""The kernel takes twice as long for more samples at once (10^4 columns, 256 samples)."""
 
 
 def _picked(array: Any, indices: Any) -> Any:
@@ -254,14 +241,14 @@ def _product_on_one_cpu(x: Any, weight: Any, pattern: SparsePattern) -> Any:
 
 # --- sums of products at entries
 
+# Gradients of a matrix of at most this size, for as many rows, are a dense product.
 DENSE_CELLS, DENSE_FEWEST_ROWS = 2**17, 16
-"""Gradients of a matrix of at most this size, for as many rows, are a dense product."""
 
+# Below these sizes, gathering the factors at once is faster: a row costs as much as 10 numbers.
 FEWEST_ROWS, FEWEST_ENTRIES = 8, 2**12
-"""Below these sizes, gathering the factors at once is faster: a row costs as much as 10 numbers."""
 
+# On a CPU: rows of a gather (a cache line), gathers at once, and terms of a block of entries.
 PIECE, PIECES, CPU_TERMS = 16, 4, 2**18
-"""On a CPU: rows of a gather (a cache line), gathers at once, and terms of a block of entries."""
 
 
 def _sums_at_entries(x: Any, factor: Any, pattern: SparsePattern) -> Any:
