@@ -24,8 +24,16 @@ from jax.typing import ArrayLike
 from .._etrace_op import ETP_PRIMITIVES
 from .._jax import Atom, Equation, Var, bind, equations_inside, is_var
 from .._jax_devices import current_device
-from .._jaxpr import CONSTANT, DRAWS, PRODUCTS, Program, Rule, components, evaluate
-from .._jaxpr.linearity import nonlinear_operands
+from .._jaxpr import (
+    CONSTANT,
+    DRAWS,
+    PRODUCTS,
+    Program,
+    Rule,
+    components,
+    evaluate,
+    nonlinear_operands,
+)
 from .._typing import PyTree
 from .masked import map_masked, pass_no_zero
 from .step_program import (

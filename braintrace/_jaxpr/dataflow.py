@@ -6,16 +6,26 @@ branches, and iterates loops to a fixpoint. `primitives` has the rules of single
 
 import abc
 import dataclasses
+import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+from jax.typing import ArrayLike
 
-from .._jax import TRANSPARENT_CALLS, AnyJaxpr, Atom, Equation, Var, call_body, is_var
-from .bodies import loop_of
-from .constants import Constants
+from .._jax import (
+    OWN_DERIVATIVE,
+    TRANSPARENT_CALLS,
+    AnyJaxpr,
+    Atom,
+    Equation,
+    Var,
+    call_body,
+    is_var,
+)
+from .evaluate import Constants, loop_of
 from .lattices import Flow, Lattice, everything, filled, joined, same, spread
-from .primitives import CONSTANT, coupled, through_primitive
+from .primitives import CONSTANT, DRAWS, through_primitive
 from .program import carries_derivative
 
 
@@ -38,11 +48,11 @@ class PerVariable(abc.ABC):
         """Return the entries of an equation's results, given the entries of its operands."""
 
 
+# ``(equation, flows of its operands) -> flows of its results``, or ``None`` for no answer.
 Special: TypeAlias = Callable[[Equation, Sequence[Any]], Sequence[Any] | None]
-"""``(equation, flows of its operands) -> flows of its results``, or ``None`` for no answer."""
 
+# A scan with more steps is not followed step by step.
 LONGEST_WALK = 256
-"""A scan with more steps is not followed step by step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,8 +177,6 @@ def flows_of_results(
         return _loop(question, constants, equation, operands)
     if isinstance(lattice, PerVariable):
         return lattice.through(equation, operands)
-    if name == "custom_linear_solve":
-        return _linear_solve(question, constants, equation, operands)
     return through_primitive(lattice, equation, operands, constants)
 
 
@@ -282,19 +290,73 @@ def fixpoint(
         carried = after
 
 
-def _linear_solve(
-    question: Question, constants: Constants, equation: Equation, operands: Sequence[Flow]
-) -> list[Flow]:
-    """Follow the solver of a linear equation whose matrix is not followed.
+# --- binding times
+#
+# A value is *parameter-derived* if it depends only on parameters, constants and read-only States: a
+# mask times a weight, its transpose, the exponential of a time constant. It is the same for all
+# samples and all steps between two updates of the parameters. Every other value is data.
 
-    The solution is linear in the right-hand side, so its derivative runs the same program on
-    values.
+
+class BindingTime(enum.IntEnum):
+    """Binding time of a value; a value has the latest binding time of its operands."""
+
+    CONSTANT = 0
+    PARAMETER = 1
+    DATA = 2
+
+
+class Taint(PerVariable):
+    """Binding times of variables, as far as parameters learn through them.
+
+    A value without a derivative to a parameter (an index, the result of ``stop_gradient``) counts
+    as constant.
     """
-    lengths = equation.params["const_lengths"]
-    count, start = sum(lengths), lengths.matvec + lengths.vecmat
-    if any(flow is not None for flow in operands[:count]):
-        return coupled(question.lattice, equation, operands)
-    atoms = [*equation.invars[start : start + lengths.solve], *equation.invars[count:]]
-    body = constants.body(equation.params["jaxprs"].solve, atoms)
-    inputs = [None] * lengths.solve + list(operands[count:])
-    return flows_of_outputs(Question(question.lattice), body, inputs)
+
+    def of_value(self, value: ArrayLike) -> BindingTime:
+        return BindingTime.CONSTANT
+
+    def join(self, first: BindingTime, second: BindingTime) -> BindingTime:
+        return max(first, second)
+
+    def through(self, equation: Equation, operands: Sequence[BindingTime]) -> list[BindingTime]:
+        if equation.primitive.name in DRAWS:
+            return [BindingTime.DATA] * len(equation.outvars)
+        last = max(operands, default=BindingTime.CONSTANT)
+        last = _held(last) if equation.primitive.name in CONSTANT else last
+        return [bound(var, last) for var in equation.outvars]
+
+
+def question_of_taint(becomes_data: Callable[[Equation], bool] = lambda _: False) -> Question:
+    """Return the question for the binding times of variables.
+
+    Parameters
+    ----------
+    becomes_data
+        Tells whether the results of an equation count as data, even if they depend on parameters
+        alone.
+    """
+
+    def special(equation: Equation, operands: Sequence[BindingTime]) -> Sequence[Any] | None:
+        last = max(operands, default=BindingTime.CONSTANT)
+        if equation.effects or (last is BindingTime.PARAMETER and becomes_data(equation)):
+            return [BindingTime.DATA] * len(equation.outvars)
+        if equation.primitive.name in OWN_DERIVATIVE:  # its body is not its derivative
+            return [bound(var, last) for var in equation.outvars]
+        return None
+
+    return Question(Taint(), special=special)
+
+
+def bound(var: Var, time: BindingTime) -> BindingTime:
+    """Return the binding time of a variable; an index from parameters is constant."""
+    return time if carries_derivative(var) else _held(time)
+
+
+def times_of_operands(equation: Equation, times: Mapping[Var, BindingTime]) -> list[BindingTime]:
+    """Return the binding times of an equation's operands."""
+    first = BindingTime.CONSTANT
+    return [times.get(a, first) if is_var(a) else first for a in equation.invars]
+
+
+def _held(time: BindingTime) -> BindingTime:
+    return BindingTime.CONSTANT if time is BindingTime.PARAMETER else time

@@ -84,8 +84,8 @@ def maxima_of(program: Program) -> dict[int, Rule]:
     }
 
 
+# Operations whose derivative JAX computes from their result.
 FROM_RESULT = frozenset({"exp", "exp2", "logistic", "rsqrt", "sqrt", "tan", "tanh"})
-"""Operations whose derivative JAX computes from their result."""
 
 
 def from_result(equation: Equation, x: jax.Array, known: jax.Array) -> jax.Array:

@@ -6,7 +6,7 @@ have to be recognised before.
 """
 
 import dataclasses
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,10 @@ from .._jax import (
     open_jaxpr,
     sub_jaxprs,
 )
-from .moves import PLAIN_MOVES
-from .primitives import CONSTANT, DRAWS
+from .primitives import CONSTANT, DRAWS, PLAIN_MOVES
 from .program import Program, readers_of
 
+# Operations that map zeros to zeros; the index of a `select_n` is arbitrary.
 KEEPS_ZERO = PLAIN_MOVES | {
     "abs",
     "add",
@@ -46,10 +46,9 @@ KEEPS_ZERO = PLAIN_MOVES | {
     "select_n",
     "sub",
 }
-"""Operations that map zeros to zeros; the index of a `select_n` is arbitrary."""
 
+# Operations that only affect derivatives.
 SAME_VALUE = CONSTANT | {"with_derivative_of"}
-"""Operations that only affect derivatives."""
 
 
 def equal_values(program: Program, zeros: Collection[Var] = ()) -> dict[Var, Var]:
@@ -75,22 +74,37 @@ def equal_values(program: Program, zeros: Collection[Var] = ()) -> dict[Var, Var
     >>> equal_values(program)[second] is first
     True
     """
-    first: dict[Var, Var] = {var: var for var in program.in_vars}
-    seen: dict[Hashable, list[Var]] = {}
     are_zero = set(zeros)
+    return _first_equal(program, lambda equation: True, lambda e: _unchanged(e, are_zero))
 
-    def key_of(atom: Atom) -> Hashable:
-        return first.setdefault(atom, atom) if is_var(atom) else _literal(atom)
 
+def equal_with_derivatives(program: Program) -> dict[Var, Var]:
+    """Return, for every variable, the first one with equal value and derivatives.
+
+    Equations with bodies are never merged: they may have any custom derivative.
+    """
+    return _first_equal(program, lambda equation: not any(sub_jaxprs(equation)), lambda e: None)
+
+
+def _first_equal(
+    program: Program,
+    is_comparable: Callable[[Equation], bool],
+    unchanged: Callable[[Equation], Var | None],
+) -> dict[Var, Var]:
+    first: dict[Var, Var] = {var: var for var in (*program.in_vars, *program.constants)}
+    seen: dict[Hashable, list[Var]] = {}
     for equation in program.equations:
-        operands = tuple(key_of(atom) for atom in equation.invars)
-        unchanged = _unchanged(equation, are_zero)
-        if unchanged is not None:
-            equal = [first[unchanged]]
-        elif equation.effects or equation.primitive.name in DRAWS:
-            equal = equation.outvars
-        else:
-            equal = seen.setdefault((_meaning(equation), operands), equation.outvars)
+        same = unchanged(equation)
+        equal = equation.outvars
+        if same is not None:
+            equal = [first[same]]
+        elif (
+            not equation.effects
+            and equation.primitive.name not in DRAWS
+            and is_comparable(equation)
+        ):
+            operands = tuple(first[a] if is_var(a) else _literal(a) for a in equation.invars)
+            equal = seen.setdefault((_meaning(equation), operands), equal)
         first.update(zip(equation.outvars, equal, strict=True))
     return first
 
@@ -109,23 +123,6 @@ def _unchanged(equation: Equation, zeros: set[Var]) -> Var | None:
         is_same = (other.aval.shape, other.aval.dtype) == (result.aval.shape, result.aval.dtype)
         return other if is_var(other) and is_same else None
     return None
-
-
-def equal_with_derivatives(program: Program) -> dict[Var, Var]:
-    """Return, for every variable, the first one with equal value and derivatives.
-
-    Equations with bodies are never merged: they may have any custom derivative.
-    """
-    first: dict[Var, Var] = {}
-    seen: dict[Hashable, list[Var]] = {}
-    for equation in program.equations:
-        operands = [first.get(a, a) if is_var(a) else _literal(a) for a in equation.invars]
-        is_known = not (equation.effects or equation.primitive.name in DRAWS)
-        equal = equation.outvars
-        if is_known and not any(sub_jaxprs(equation)):
-            equal = seen.setdefault((_meaning(equation), tuple(operands)), equal)
-        first.update(zip(equation.outvars, equal, strict=True))
-    return first
 
 
 def merged(program: Program, equal: Mapping[Var, Var]) -> Program:

@@ -8,9 +8,13 @@ Evaluation under ``jax.make_jaxpr`` produces a new jaxpr: JAX writes the new equ
 variables never have to be substituted by hand. Every rewriting of a jaxpr uses this.
 """
 
+import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
+import jax
+import numpy as np
 from jax.typing import ArrayLike
 
 from .._jax import (
@@ -26,19 +30,22 @@ from .._jax import (
     is_var,
     open_jaxpr,
     runs_library_code,
+    scan_counts,
+    shard_map_axes,
+    sub_jaxprs,
     trace_to_jaxpr,
     with_source_of,
 )
-from .program import Program
+from .program import Program, program_of
 
+# ``(equation, operand values) -> output values``, or ``None`` to run it as it is.
 Rule: TypeAlias = Callable[[Equation, list[ArrayLike]], Sequence[ArrayLike] | None]
-"""``(equation, operand values) -> output values``, or ``None`` to run it as it is."""
 
+# A rule for every equation, or rules for some of them by index.
 Rules: TypeAlias = Rule | Mapping[int, Rule]
-"""A rule for every equation, or rules for some of them by index."""
 
+# ``(index, equation, operand values) -> output values``.
 RunEquation: TypeAlias = Callable[[int, Equation, list[ArrayLike]], Iterable[ArrayLike]]
-"""``(index, equation, operand values) -> output values``."""
 
 
 def evaluate(
@@ -197,3 +204,250 @@ def _by_rule(
         if results is not None:
             return results
     return bind(equation, operands)
+
+
+# --- taps: zeros added to values inside a program, for derivatives at these values
+
+# ``(index of an equation, 'in' or 'out', index of its operand or result)``.
+Place: TypeAlias = tuple[int, str, int]
+
+
+def evaluate_probed(
+    program: Program,
+    targets: Sequence[Atom],
+    inputs: Mapping[Var, Any],
+    probes: Mapping[Place, Any],
+    rules: Mapping[int, Rule] | None = None,
+    overrides: Mapping[Var, Any] | None = None,
+) -> list[Any]:
+    """Return the values of targets, with a value added at some places.
+
+    Parameters
+    ----------
+    program, targets, inputs, overrides
+        See `evaluate`.
+    probes
+        The added values, by place.
+    rules
+        Rules that run some equations in another way.
+    """
+    other_rules = rules or {}
+    at: dict[int, dict[tuple[str, int], Any]] = {}
+    for (equation, side, index), probe in probes.items():
+        at.setdefault(equation, {})[side, index] = probe
+
+    def rule_for(index: int, added: Mapping[tuple[str, int], Any]) -> Rule:
+        def rule(equation: Equation, values: list[Any]) -> list[Any]:
+            operands = [
+                v + added["in", i] if ("in", i) in added else v for i, v in enumerate(values)
+            ]
+            by_rule = other_rules[index](equation, operands) if index in other_rules else None
+            results = bind(equation, operands) if by_rule is None else by_rule
+            return [
+                r + added["out", i] if ("out", i) in added else r for i, r in enumerate(results)
+            ]
+
+        return rule
+
+    probing = {index: rule_for(index, added) for index, added in at.items()}
+    return evaluate(program, targets, inputs, overrides, {**other_rules, **probing})
+
+
+# --- constant folding
+
+
+class Constants:
+    """Values that depend on no input of a program, each computed once.
+
+    Parameters
+    ----------
+    program
+        The program.
+    outer, inputs
+        For the body of an equation: the constants of the surrounding program, and its atoms that
+        are inputs of the body.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        outer: "Constants | None" = None,
+        inputs: Mapping[Var, Atom] | None = None,
+    ) -> None:
+        self.program = program
+        self._outer: Any = outer
+        self._inputs = inputs or {}
+        self._values: dict[Var, np.ndarray] = {}
+        self._bodies: dict[tuple[int, ...], Constants] = {}
+
+    @functools.cached_property
+    def _varying(self) -> set[Var]:
+        known = {v for v, atom in self._inputs.items() if self._outer.has(atom)}
+        return self.program.dependents_of(v for v in self.program.in_vars if v not in known)
+
+    def has(self, atom: Atom) -> bool:
+        """Test whether an atom depends on no input."""
+        return not is_var(atom) or atom not in self._varying
+
+    def value(self, atom: Atom) -> np.ndarray | None:
+        """Return the value of ``atom``, or ``None`` if it depends on an input."""
+        if not is_var(atom):
+            return np.asarray(atom.val)
+        if not self.has(atom):
+            return None
+        if atom not in self._values:
+            needed = self.program.depends_on([atom]) & self._inputs.keys()
+            known = {var: self._outer.value(self._inputs[var]) for var in needed}
+            with jax.ensure_compile_time_eval():
+                self._values[atom] = np.asarray(evaluate(self.program, [atom], known)[0])
+        return self._values[atom]
+
+    def outside(self, atom: Atom) -> "tuple[Constants, Atom] | None":
+        """Return the surrounding program, and its atom that is this input of a body."""
+        if self._outer is None or not is_var(atom) or atom not in self._inputs:
+            return None
+        return self._outer, self._inputs[atom]
+
+    def body(self, jaxpr: AnyJaxpr, inputs: Sequence[Atom]) -> "Constants":
+        """Return the constants of a body in the program.
+
+        Parameters
+        ----------
+        jaxpr
+            The body.
+        inputs
+            Its first inputs, as atoms of the program; the others vary from run to run.
+        """
+        key = (id(jaxpr), *map(id, inputs))
+        if key not in self._bodies:
+            program = program_of(jaxpr)
+            known = dict(zip(program.in_vars, inputs, strict=False))
+            self._bodies[key] = Constants(program, self, known)
+        return self._bodies[key]
+
+
+# --- loops, branches and calls, rebuilt around other bodies by JAX's public functions
+
+Value = TypeVar("Value")
+
+# ``(body, values of its inputs) -> values of its outputs``.
+RunBody: TypeAlias = Callable[[AnyJaxpr, list[ArrayLike]], Sequence[ArrayLike]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop(Generic[Value]):
+    """A ``scan`` or ``while`` loop, with one value for each of its operands.
+
+    Attributes
+    ----------
+    body
+        Maps ``(*fixed, *carried, *a slice of each sequence)`` to
+        ``(*carried, *a slice of each result)``.
+    condition
+        Maps ``(*tested, *carried)`` to whether the loop continues; ``None``: a ``scan``.
+    tested, fixed
+        Loop-invariant operands of the condition and of the body.
+    carried
+        The carry before the first step.
+    sequences
+        Operands that are read slice by slice.
+    """
+
+    body: AnyJaxpr
+    condition: AnyJaxpr | None
+    tested: list[Value]
+    fixed: list[Value]
+    carried: list[Value]
+    sequences: list[Value]
+
+
+def loop_of(equation: Equation, operands: Sequence[Value]) -> Loop[Value]:
+    """Return a ``scan`` or ``while`` loop, its operands sorted by their role."""
+    params, values = equation.params, list(operands)
+    if equation.primitive.name == "while":
+        first = params["cond_nconsts"]
+        last = first + params["body_nconsts"]
+        body, condition = params["body_jaxpr"], params["cond_jaxpr"]
+        return Loop(body, condition, values[:first], values[first:last], values[last:], [])
+    fixed, carried = scan_counts(equation)
+    last = fixed + carried
+    return Loop(params["jaxpr"], None, [], values[:fixed], values[fixed:last], values[last:])
+
+
+def rebuilt(equation: Equation, operands: list[ArrayLike], run: RunBody) -> list[ArrayLike] | None:
+    """Rebuild an equation around bodies that a function runs; return its outputs.
+
+    Parameters
+    ----------
+    equation, operands
+        The equation, and the values of its operands.
+    run
+        Runs a body.
+
+    Returns
+    -------
+    list or None
+        ``None`` for an equation that cannot be rebuilt.
+    """
+    rebuild = _REBUILD.get(equation.primitive.name)
+    return None if rebuild is None else rebuild(equation, operands, run)
+
+
+def _function(body: AnyJaxpr, run: RunBody) -> Callable[..., list[ArrayLike]]:
+    return lambda *values: list(run(body, list(values)))
+
+
+def _call(equation: Equation, operands: list[ArrayLike], run: RunBody) -> list[ArrayLike]:
+    (body,) = sub_jaxprs(equation)
+    return list(run(body, operands))
+
+
+def _checkpoint(equation: Equation, operands: list[ArrayLike], run: RunBody) -> list[ArrayLike]:
+    params = equation.params
+    body = _function(params["jaxpr"], run)
+    options = {"policy": params["policy"], "prevent_cse": params["prevent_cse"]}
+    return list(jax.checkpoint(body, **options)(*operands))
+
+
+def _with_new_bodies(
+    equation: Equation, operands: list[ArrayLike], run: RunBody
+) -> list[ArrayLike]:
+    def rebuild(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(rebuild, value))
+        if not isinstance(value, ClosedJaxpr):
+            return value
+        avals = [var.aval for var in value.jaxpr.invars]
+        return trace_to_jaxpr(lambda *values: list(run(value, list(values))), avals)
+
+    params = {name: rebuild(value) for name, value in equation.params.items()}
+    return list(bind(equation.replace(params=params), operands))
+
+
+def _shard_map(equation: Equation, operands: list[ArrayLike], run: RunBody) -> list[ArrayLike]:
+    params = equation.params
+    function = jax.shard_map(
+        _function(params["jaxpr"], run),
+        mesh=params["mesh"],
+        in_specs=tuple(params["in_specs"]),
+        out_specs=list(params["out_specs"]),
+        check_vma=params["check_vma"],
+        axis_names=set(shard_map_axes(equation)),
+    )
+    return list(function(*operands))
+
+
+_REBUILD: dict[str, Callable[[Equation, list[ArrayLike], RunBody], list[ArrayLike]]] = {
+    "jit": _call,
+    "pjit": _call,
+    "closed_call": _call,
+    "core_call": _call,
+    "remat2": _checkpoint,
+    "checkpoint": _checkpoint,
+    "cond": _with_new_bodies,
+    "while": _with_new_bodies,
+    "scan": _with_new_bodies,
+    "custom_jvp_call": _with_new_bodies,
+    "custom_vjp_call": _with_new_bodies,
+    "shard_map": _shard_map,
+}

@@ -14,14 +14,14 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+# The sources of the elements of an array; ``None``: no source is followed.
 Flow: TypeAlias = np.ndarray | None
-"""The sources of the elements of an array; ``None``: no source is followed."""
 
+# The label of an element without a labelled source.
 BOTTOM = -1
-"""The label of an element without a labelled source."""
 
+# The label of an element with sources of several labels.
 TOP = -2
-"""The label of an element with sources of several labels."""
 
 _HIGHEST = np.iinfo(np.int32).max
 
