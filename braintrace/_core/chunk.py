@@ -22,15 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from .._graph import Records, Signal
-from .._jax import (
-    Atom,
-    Equation,
-    Var,
-    bind,
-    is_var,
-    runs_on_several_devices,
-    with_derivative_of,
-)
+from .._jax import Atom, Equation, Var, bind, is_var, runs_on_several_devices, with_derivative_of
 from .._jaxpr import CONSTANT, Rule, carries_derivative, equal_values, evaluate, merged
 from .._jaxpr.derivatives import FROM_RESULT, from_result
 from .._typing import PyTree
@@ -234,8 +226,7 @@ class Losses:
         scales
             Factors of the losses.
         """
-        is_one_by_one = self.map_over_time is map_one_by_one
-        run = self._one_by_one if is_one_by_one else self._at_once
+        run = self._one_by_one if self.map_over_time is map_one_by_one else self._at_once
         return run(fixed, [over_time[var] for var in self.recorded], scales)
 
     def _of_step(
@@ -246,10 +237,9 @@ class Losses:
         pairs = zip(self.places, terms, strict=True)
         places = {var: values[var] + term if var in values else term for var, term in pairs}
         known = {var: values[first] for var, first in self.constants.items()}
-        own = zip_dict(self.parameters, parameters)
         results, tree = jax.tree.flatten(self.step.results[:2])
         wanted = vars_of(results)
-        current = {**fixed, **known, **own, **places}
+        current = {**fixed, **known, **zip_dict(self.parameters, parameters), **places}
         rule = _with_results({var: values[first] for var, first in self.computed.items()})
         found = zip_dict(wanted, evaluate(self.step.program, wanted, current, rules=rule))
         loss, aux = jax.tree.unflatten(tree, [value_of(atom, found) for atom in results])
@@ -385,7 +375,12 @@ Leaf = TypeVar("Leaf")
 
 
 def chunk_runner(
-    step: PureStep, values: Values, slices: PyTree, has_mask: bool, passes: bool
+    step: PureStep,
+    values: Values,
+    slices: PyTree,
+    has_mask: bool,
+    passes: bool,
+    recomputes: bool = False,
 ) -> "ChunkRunner":
     """Return the chunk runner of a step.
 
@@ -399,6 +394,9 @@ def chunk_runner(
         Whether some steps may be masked: the scale of their loss is zero.
     passes
         Whether derivatives pass from step to step: in windows and under full-Jacobian rules.
+    recomputes
+        Whether residuals are computed again from States, slices and products, which takes the least
+        memory if steps are then pulled back one by one.
     """
     traced = traced_step(step, values, slices)
     program = traced.program
@@ -413,6 +411,11 @@ def chunk_runner(
         for index, e in enumerate(in_loops.equations)
         if e.effects or (not constant.isdisjoint(e.outvars) and is_step_by_step(e))
     }
+    if recomputes:  # all states advance in one loop, so that no other loop reads what it records
+        between = in_loops.dependents_of(traced.carried)
+        between &= in_loops.depends_on(in_loops.out_atoms[: len(traced.carried)])
+        made = in_loops.making(between)
+        step_by_step.update(index for index in made if is_product(in_loops.equations[index]))
     loops = find_loops(traced, in_loops, step_by_step, live, passes, has_mask)
 
     parts = {v for e in program.equations if e.primitive.name in PARTS for v in e.outvars}
@@ -423,6 +426,10 @@ def chunk_runner(
     places = tuple(var for var in loops.made if var in known) if passes else traced.probes
     read = {*traced.slices}.union(*(loop.read for loop in loops.loops))
     losses = find_losses(traced, known, read, live, parameters, places, has_mask)
+    if recomputes:
+        kept = [e for e in program.equations if is_product(e) or is_step_by_step(e)]
+        stored = {*program.in_vars}.union(*(e.outvars for e in kept))
+        known = {var: first for var, first in known.items() if first in stored}
     residuals = find_sources(traced, traced.results[2], known)
     loops = loops.record({*losses.recorded, *residuals.sources})
     return ChunkRunner(traced, loops, losses, residuals, passes)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from .._compiler import publish
 from .._core.chunk import SourceValues, chunk_runner
 from .._core.gradient import as_chunk, chunk_gradient, of_parameters
-from .._core.loops import zero_sum
+from .._core.loops import scan_over_time, zero_sum
 from .._core.sites import Probes, pre_step_probe, probe_shapes, probes_of_past
 from .._core.traces import examples
 from .._core.windows import window_signals
@@ -122,7 +122,9 @@ class SequenceChunk:
         written = jax.tree.leaves(step.written_of(others))
         self._state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in written)
 
-        self._run = chunk_runner(step, values, slices, has_mask, self._passes)
+        self._run = chunk_runner(
+            step, values, slices, has_mask, self._passes, self.linear is not None
+        )
         if not self._passes:
             self._record_bytes = self._run.count_bytes()
         paths = {id(state): path for path, state in learner.states_of_step.items()}
@@ -214,14 +216,23 @@ class SequenceChunk:
         results of every step.
         """
         ((outside, of_operands), after), weights = carry, fixed.weights
-        values = self._values(fixed)
+        values, linear = self._values(fixed), self.linear
+        assert linear is not None
         result = self._run.run(values, (written, outside), part)
         signal = self._signal(fixed, written, result.signal)
-        records = self._records(self._run.residuals(values, result.residuals, steps_of(part)))
-        assert self.linear is not None
-        recorded = RecordedChunk(self._graph, weights, records)
-        found, before = self.linear.pull_back(recorded, signal, after)
-        of_operands = jax.tree.map(jnp.add, of_operands, of_parameters(self._graph, found))
+        sources = self._run.residuals(values, result.residuals, steps_of(part))
+
+        # Step by step, no factor and no input of a product is stored.
+        def pull_step(carry: tuple[Weights, Adjoints], now: Any) -> Any:
+            over_time, signal = as_chunk(now)
+            records = self._records(SourceValues(over_time, sources.once, 1))
+            recorded = RecordedChunk(self._graph, weights, records)
+            found, before = linear.pull_back(recorded, signal, carry[1])
+            own = of_parameters(self._graph, found)
+            return (jax.tree.map(jnp.add, carry[0], own), before), None
+
+        start, steps = (of_operands, after), (sources.over_time, signal)
+        (of_operands, before), _ = scan_over_time(pull_step, start, steps, reverse=True)
         return ((result.gradients, of_operands), before), (result.loss, result.aux)
 
     def of_past(
