@@ -342,14 +342,27 @@ DRAWS = frozenset({"rng_uniform"})
 IN_ORDER = _names("convert_element_type copy copy_p expand_dims name reshape squeeze stop_gradient")
 
 
-# Operations that couple the elements along one axis, and keep all others apart.
-JOINED_ALONG: Mapping[str, Callable[[Equation], int]] = {
-    **dict.fromkeys(
-        _names("cumlogsumexp cummax cummin cumprod cumsum"), lambda e: int(e.params["axis"])
-    ),
-    "sort": lambda e: int(e.params["dimension"]),
-    "top_k": lambda e: e.params.get("axis", -1) % len(e.outvars[0].aval.shape),
+def _from_last(count: int) -> Callable[[Equation], Sequence[int]]:
+    return lambda equation: range(len(equation.invars[0].aval.shape) - count, 99)
+
+
+_CUMULATIVE = "cumlogsumexp cummax cummin cumprod cumsum"
+_OF_MATRICES = "cholesky eig eigh hessenberg lu qr schur svd triangular_solve tridiagonal"
+
+# Operations that couple the elements along some axes, and keep all others apart: samples, mostly.
+JOINED_ALONG: Mapping[str, Callable[[Equation], Sequence[int]]] = {
+    **dict.fromkeys(_names(_CUMULATIVE), lambda e: [e.params["axis"]]),
+    **dict.fromkeys(_names(_OF_MATRICES), _from_last(2)),
+    "tridiagonal_solve": _from_last(1),
+    "fft": lambda e: _from_last(len(e.params["fft_lengths"]))(e),
+    "sort": lambda e: [e.params["dimension"]],
+    "top_k": lambda e: [e.params.get("axis", -1) % len(e.outvars[0].aval.shape)],
 }
+
+
+# Solvers of linear equations, with the number of operands that make up the matrix: columns of the
+# right-hand side are independent.
+SOLVES: Mapping[str, int] = {"triangular_solve": 1, "tridiagonal_solve": 3}
 
 
 def through_primitive(
@@ -365,6 +378,9 @@ def through_primitive(
         return read(lattice, equation, operands, constants)
     if name in WRITES or name.startswith("scatter-"):
         return write(lattice, equation, operands, constants)
+    if name in SOLVES and all(flow is None for flow in operands[: SOLVES[name]]):
+        axis = -2 if equation.params.get("left_side", True) else -1
+        return [along(lattice, filled(lattice, operands[-1], shape), [axis % len(shape)])]
     if name in JOINED_ALONG:
         return _joined_along(lattice, equation, operands)
     if name == "dot_general":
@@ -387,10 +403,15 @@ def coupled(lattice: Lattice, equation: Equation, operands: Sequence[Flow]) -> l
 
 
 def _joined_along(lattice: Lattice, equation: Equation, operands: Sequence[Flow]) -> list[Flow]:
-    axis = JOINED_ALONG[equation.primitive.name](equation)
-    one = joined(lattice, [f if f is None else lattice.over(f, [axis]) for f in operands])
+    every = JOINED_ALONG[equation.primitive.name](equation)
+
+    def own(rank: int) -> list[int]:
+        return [axis for axis in every if axis < rank]
+
+    found = [f for f in operands if f is not None]
+    one = joined(lattice, [lattice.over(f, own(f.ndim - lattice.rank)) for f in found])
     shapes = [var.aval.shape for var in equation.outvars]
-    return [spread(lattice, np.expand_dims(one, axis), shape) for shape in shapes]
+    return [spread(lattice, np.expand_dims(one, own(len(shape))), shape) for shape in shapes]
 
 
 def _reduction(lattice: Lattice, equation: Equation, operands: Sequence[Flow]) -> list[Flow]:

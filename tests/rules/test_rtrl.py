@@ -84,6 +84,29 @@ def test_a_mean_that_no_gradient_passes_is_accepted():
     assert jnp.abs(found).max() > 0
 
 
+def test_a_cable_of_each_sample_is_followed():
+    """Implicit Euler: a linear system whose matrix the samples share couples compartments alone."""
+    below = jnp.array([0, -0.3, -0.4, -0.5])
+    matrix = below, 1.2 - below - jnp.roll(below, -1), jnp.roll(below, -1)
+
+    def step(p, v, x):
+        v = jax.lax.linalg.tridiagonal_solve(*matrix, (v + x @ p["w"])[:, None])[:, 0]
+        return v, v[:1]
+
+    def total(p):
+        v, value = jnp.zeros((BATCH, UNITS)), 0.0
+        for x in XS:
+            v, y = jax.vmap(step, (None, 0, 0))(p, v, x)
+            value += jnp.sum(y**2)
+        return value
+
+    params = {"w": jnp.full((INPUTS, UNITS), 0.3)}
+    model = braintrace.from_function(step, params, jnp.zeros(UNITS))
+    learner = braintrace.compile(model, "rtrl", XS[0], vmap=True)
+    found = learner.etrace_grad(XS, step_fn=lambda x: jnp.sum(learner(x) ** 2), reduction="sum")
+    oracle.assert_close(found, jax.grad(total)(params), 1e-9)
+
+
 def forgets(p, states, x):
     """No later step reads a state."""
     h = jnp.tanh(x @ p["w"])
