@@ -215,6 +215,11 @@ def values_of(states: Iterable[brainstate.State]) -> list[Any]:
     return found
 
 
+def is_lost(state: brainstate.State) -> bool:
+    """Test whether a transformation of the user has made the value, which ended with it."""
+    return isinstance(state._value, _InvalidatedTraceValue)
+
+
 def peek_all(states: Iterable[brainstate.State]) -> tuple[Any, ...]:
     """Return the value of each State without notifying transformations of the read."""
     return tuple(map(_stored, states))

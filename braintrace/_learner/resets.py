@@ -6,11 +6,12 @@ import contextlib
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import brainstate
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from .._brainstate import is_watched
+from .._brainstate import is_lost, is_watched
 from .._checks import flags_of
 from .._core.sites import flags_along
 from .._core.traces import outliving, pack
@@ -235,6 +236,12 @@ def reset_state(
     if where is not None:
         _reset_samples(learner, batch_size, where, kwargs)
         return
+    if any(map(is_lost, learner.states_of_model.values())):
+        # A transformation of the user has created them, so they cannot be written any more.
+        mapped, batch = learner.graph.traced.batch_size, learner.graph.batch
+        batch_size = batch_size or mapped or batch.samples
+        given = {} if mapped or batch_size is None else {"batch_size": batch_size}
+        brainstate.nn.init_all_states(learner.module, **given, **kwargs)
     if learner.samples_of_model is not None and batch_size is not None:
         learner.samples_of_model = batch_size
     with in_words(lambda: f"`reset_state` runs `init_state` of `{type(learner.module).__name__}`"):

@@ -116,6 +116,24 @@ def test_a_reset_between_steps_is_one_before_the_next_step():
 
 
 @pytest.mark.parametrize("vmap", [False, True])
+def test_a_reset_heals_states_that_a_jit_of_the_user_has_initialised(vmap):
+    """As BPTT beside the learner does; JAX forgets their values at its end."""
+    model = random_models.model_of(LEAKY, vmap=vmap)
+    learner = quietly_compiled(model, "d_rtrl", XS[0], batch_size=BATCH, vmap=vmap)
+    expected = gradient(learner)
+
+    @brainstate.transform.jit
+    def bptt(xs):
+        given = {} if vmap else {"batch_size": BATCH}
+        brainstate.nn.init_all_states(model, **given)
+        return brainstate.transform.for_loop(model, xs[:, 0] if vmap else xs)
+
+    bptt(XS)
+    learner.reset_state()
+    assert_close(gradient(learner), expected, 0)
+
+
+@pytest.mark.parametrize("vmap", [False, True])
 def test_a_batch_of_another_size_is_as_in_a_learner_of_that_size(vmap):
     xs = np.concatenate([XS, XS[:, :1]], axis=1)
     form = {"form": "function", "vmap": True} if vmap else {}
