@@ -56,11 +56,15 @@ _LABEL_OF_BROADCAST, _LABEL_OF_TOP = np.iinfo(np.int32).max - 1, np.iinfo(np.int
 
 
 def back_through(
-    constants: Constants, equation: Equation, out_ids: Sequence[Ids | None]
+    constants: Constants,
+    equation: Equation,
+    out_ids: Sequence[Ids | None],
+    writes_anywhere: bool = False,
 ) -> list[Contribution]:
     """Return the ids of every operand of an equation, given those of its results.
 
-    An operand that receives no derivative has ``None``.
+    An operand that receives no derivative has ``None``. With ``writes_anywhere``, what is written
+    at an index that data choose, into any slot of a ring buffer, is a broadcast.
     """
     labels = [*map(_as_labels, out_ids)]
     flows = flows_back(Labels(), constants, equation, labels)
@@ -70,11 +74,18 @@ def back_through(
         same = zip(labels, out_ids, strict=True)
         unchanged = {id(flow): ids for flow, ids in same if flow is not None}
         return [unchanged[id(f)] if id(f) in unchanged else _as_ids(f) for f in flows]
-    is_alone = sum(flow is not None for flow in flows) == 1
+    is_alone = (writes_anywhere and is_write(equation)) or sum(
+        flow is not None for flow in flows
+    ) == 1
     return [
         CUT if _is_cut(constants, equation, i, flow, is_alone) else _as_ids(flow)
         for i, flow in enumerate(flows)
     ]
+
+
+def is_write(equation: Equation) -> bool:
+    """Test whether an equation writes values to places of its first operand."""
+    return equation.primitive.name.startswith(("scatter", "dynamic_update_slice"))
 
 
 def _as_labels(ids: Ids | None) -> Flow:

@@ -30,11 +30,9 @@ from .._graph import (
     TraceMethod,
 )
 from .._typing import Path
-from .alignment import Alignment
 from .analysis import Analysis
 from .backward_rules import states_as_outputs
 from .batch import batch_of
-from .candidates import candidates_of
 from .check_model import (
     check_has_states,
     check_hidden_states,
@@ -46,16 +44,17 @@ from .diagnose import diagnose, publish
 from .flat_state import flattened_state
 from .grouped_step import GroupedStep
 from .hidden_groups import find_hidden_groups
+from .hidden_states import hidden_arrays, with_memories, written
 from .jacobian_sparsity import structure_of
 from .layers import about_layers, layers_of
 from .linear_readouts import filter_readouts
 from .marked_operations import marked_operations
 from .marks import marking_of
 from .relations import find_relations
-from .slots import slots_of, with_memories
 from .splits import split_loops, split_shared_uses
 from .step_graph import step_graph
 from .trace import trace_model
+from .units import Units
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -190,16 +189,16 @@ def _grouped(traced: TracedModel, every_state: bool) -> GroupedStep:
     # through filters.
     outputs = (*states_as_outputs(traced, analysis), *traced.filtered)
 
-    # The other hidden states, each at the variable that the model itself continues with.
-    candidates = candidates_of(traced, analysis, outputs, slots_of(traced, analysis))
+    # The units of the other hidden states, and the variables that the model continues with.
+    leaves = [leaf for leaf in written(traced, "hidden") if leaf not in outputs]
+    units = Units(analysis, leaves)
+    states = hidden_arrays(analysis, units)
 
     # The paths between these states, parameters and ETP operations.
-    graph = step_graph(traced, analysis, candidates)
+    graph = step_graph(traced, analysis, [(state.leaf.in_var, state.var) for state in states])
 
-    # Elements of two states that reach each other one to one belong to the same unit.
-    alignment = Alignment(analysis, candidates)
-
-    # States that read each other in the same unit are a group. The walks back from them find the
-    # operations that reach them and the truncated paths.
-    groups, walks = find_hidden_groups(traced, alignment, graph, outputs, every_state)
+    # States with units in common are a group. The walks back from them find the operations that
+    # reach them and the truncated paths.
+    parts = (units, states, graph, outputs, every_state)
+    groups, walks = find_hidden_groups(traced, analysis, *parts)
     return GroupedStep(traced, analysis, graph, operations, outputs, groups, walks)

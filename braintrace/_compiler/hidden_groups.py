@@ -1,4 +1,4 @@
-"""Hidden groups: connected components of hidden states with elementwise coupling."""
+"""Hidden groups: the hidden states that have units in common, with their paths within a step."""
 
 import dataclasses
 from collections import Counter
@@ -9,20 +9,21 @@ import numpy as np
 from .._graph import Cut, HiddenGroup
 from .._graph.traced_model import StateLeaf, TracedModel
 from .._jax import Var
-from .._jaxpr import components
-from .alignment import AlignedStates, Alignment
+from .._jaxpr import BOTTOM, components
 from .analysis import Analysis
 from .back_through import Ids
-from .candidates import Candidate
-from .delay_lines import find_delay_lines
 from .grouped_step import seen_by_losses
+from .hidden_states import HiddenArray, delay_lines
 from .step_graph import StepGraph
-from .walk import Walk
+from .units import Units
+from .walk import Origin, Walk, walk_back
 
 
 def find_hidden_groups(
     traced: TracedModel,
-    alignment: Alignment,
+    analysis: Analysis,
+    units: Units,
+    states: Sequence[HiddenArray],
     graph: StepGraph,
     outputs: Sequence[StateLeaf],
     every_state: bool,
@@ -31,10 +32,10 @@ def find_hidden_groups(
 
     Parameters
     ----------
-    traced
+    traced, analysis
         The step.
-    alignment, graph
-        Its hidden states, and the paths between them.
+    units, states, graph
+        Its units, its hidden states, and the paths between them.
     outputs
         States that count as outputs of the step; they are in no group.
     every_state
@@ -47,67 +48,90 @@ def find_hidden_groups(
     walks
         For every group, the walk back from each of its states.
     """
-    analysis, candidates = alignment.analysis, alignment.candidates
-    new_vars = Counter(candidate.var for candidate in candidates)
+    new_vars = Counter(state.var for state in states)
     seen = seen_by_losses(traced, outputs)
-    late_inputs = list(_late_inputs(graph, candidates, frozenset(new_vars)))
+    late_inputs = list(_late_inputs(graph, states, frozenset(new_vars)))
     loss_reads = graph.values.ancestors(seen, new_vars).union(*late_inputs)
-    lines: frozenset[int] = frozenset()
-    if not every_state:
-        lines = find_delay_lines(analysis, graph, candidates, loss_reads)
+    lines = set() if every_state else delay_lines(analysis, graph, states, loss_reads)
     groups: list[HiddenGroup] = []
     walks: list[list[Walk]] = []
-    for members in _connected(alignment, lines):
-        aligned = alignment.align(members)
+    for members in _connected(states, lines):
+        aligned = _Aligned(analysis, units, [states[a] for a in members])
         is_read = [state.leaf.in_var in loss_reads for state in aligned.states]
         own, downstream = _walks(aligned, graph, new_vars, is_read, every_state)
-        is_line = lines.issuperset(members)
-        own_late = tuple(late_inputs[c] for c in members)
+        own_late = tuple(late_inputs[a] for a in members)
+        is_line = aligned.states[0].leaf in lines
         groups.append(_group(len(groups), aligned, own, downstream, is_read, own_late, is_line))
         walks.append(own)
     return groups, walks
 
 
 def _late_inputs(
-    graph: StepGraph, candidates: Sequence[Candidate], every_new: frozenset[Var]
+    graph: StepGraph, states: Sequence[HiddenArray], every_new: frozenset[Var]
 ) -> Iterator[frozenset[Var]]:
     """Yield the old values that each state reads of States that it does not act upon."""
-    old = {candidate.leaf.in_var for candidate in candidates}
-    for candidate in candidates:
-        read = graph.gradients.ancestors([candidate.var], every_new - {candidate.var})
-        yield frozenset(read & old) - graph.gradients.descendants_over_time([candidate.var])
+    old = {state.leaf.in_var for state in states}
+    for state in states:
+        read = graph.gradients.ancestors([state.var], every_new - {state.var})
+        yield frozenset(read & old) - graph.gradients.descendants_over_time([state.var])
 
 
-def _connected(alignment: Alignment, apart: frozenset[int]) -> list[tuple[int, ...]]:
-    """Return the connected components of the coupling, ordered by first member.
+def _connected(states: Sequence[HiddenArray], apart: set[StateLeaf]) -> list[tuple[int, ...]]:
+    """Return the sets of states with units in common, as indices, by the first of each.
 
-    A state is coupled to the states that it reads elementwise, old or new. The slots of one State
-    are always coupled. A state in ``apart`` is not coupled to the states that it
-    reads.
+    The States in ``apart`` are in groups of their own.
     """
-    leaves = [candidate.leaf for candidate in alignment.candidates]
-    names = [leaf.in_var for leaf in leaves]
-    coupled = [set[int]() for _ in names]
-    pairs = (pair for pair in _coupled(alignment) if pair[0] not in apart)
-    for a, c in (*pairs, *((names.index(name), i) for i, name in enumerate(names))):
-        coupled[a].add(c)
-        coupled[c].add(a)
+    leaves = [state.leaf for state in states]
+    coupled = [{leaves.index(leaf)} for leaf in leaves]  # all slots of a State
+    together = [a for a, leaf in enumerate(leaves) if leaf not in apart]
+    owner = np.full(1 + max((int(s.old_ids.max(initial=0)) for s in states), default=0), -1)
+    for a in together:
+        units = states[a].old_ids[states[a].old_ids != BOTTOM]
+        coupled[a].update(np.unique(owner[units][owner[units] >= 0]).tolist())
+        owner[units] = a
+    for a, others in enumerate(coupled):
+        for c in others:
+            coupled[c].add(a)
     return sorted(map(tuple, components([*map(sorted, coupled)])))
 
 
-def _coupled(alignment: Alignment) -> Iterator[tuple[int, int]]:
-    """Yield pairs ``(a, c)``: state ``a`` reads state ``c`` in the same unit."""
-    for members in alignment.sets():
-        if len(members) == 1:
-            continue
-        aligned = alignment.align(members)
-        for a, state in zip(members, aligned.states, strict=True):
-            walk, others = aligned.walk(state), zip(members, aligned.states, strict=True)
-            yield from ((a, c) for c, o in others if o.leaf is not state.leaf and _reaches(walk, o))
+class _Aligned:
+    """The states of a group, with their units in numbers of the group.
+
+    Parameters
+    ----------
+    analysis, units
+        The step, and its units.
+    states
+        The states, with ids that are numbers of `Units`.
+    """
+
+    def __init__(self, analysis: Analysis, units: Units, states: Sequence[HiddenArray]) -> None:
+        self.analysis = analysis
+        numbers = [state.old_ids[state.old_ids != BOTTOM] for state in states]
+        every = np.unique(np.concatenate(numbers))
+        wholes = [a for a, own in enumerate(numbers) if own.size == every.size]
+        wholes.sort(key=lambda a: states[a].has_slots)
+        self.shape = states[wholes[0]].shape if wholes else (every.size,)
+        order = numbers[wholes[0]] if wholes else every
+        self.place = np.full(units.unit.size + 1, BOTTOM, np.int32)  # the last one is for `BOTTOM`
+        self.place[order] = np.arange(order.size)
+        self.origin = Origin(units.labels, self.place)
+        self.states = [
+            dataclasses.replace(state, ids=self._own(state.ids), old_ids=self._own(state.old_ids))
+            for state in states
+        ]
+
+    def _own(self, ids: Ids) -> Ids:
+        return np.asarray(self.place[ids])
+
+    def walk(self, state: HiddenArray, stops: frozenset[Var]) -> Walk:
+        """Walk back from the new value of one of the states."""
+        return walk_back(self.analysis, {state.var: state.ids}, stops, self.origin)
 
 
 def _walks(
-    aligned: AlignedStates,
+    aligned: _Aligned,
     graph: StepGraph,
     new_vars: Counter[Var],
     is_read: Sequence[bool],
@@ -120,7 +144,7 @@ def _walks(
     walks = [aligned.walk(state, stops) for state in aligned.states]
     if len(walks) == 1 or every_state:
         return walks, ()
-    downstream = _downstream(aligned, graph, walks, is_read, every_new)
+    downstream = _downstream(aligned.states, graph, walks, is_read, every_new)
     for a in downstream:
         ends = stops | group_vars.keys() - {aligned.states[a].var}
         walk = aligned.walk(aligned.states[a], ends)
@@ -129,7 +153,7 @@ def _walks(
 
 
 def _downstream(
-    aligned: AlignedStates,
+    states: Sequence[HiddenArray],
     graph: StepGraph,
     walks: Sequence[Walk],
     is_read: Sequence[bool],
@@ -141,15 +165,14 @@ def _downstream(
     through it to its inputs. States are considered from the last to the first: a state may depend
     on other downstream states, but not on them alone.
     """
-    states = aligned.states
     old = {state.leaf.in_var for state in states}
     downstream: list[int] = []
-    for a, candidate in reversed(list(enumerate(states))):
-        upstream = {state.var for c, state in enumerate(states) if c != a and c not in downstream}
-        is_carried = is_read[a] or any(_reaches_old(walk, candidate) for walk in walks)
-        stops = every_new - {candidate.var}
-        reads_old = graph.values.ancestors([candidate.var], stops | graph.opaque) & old
-        reads_new = graph.values.ancestors([candidate.var], stops) & (upstream - {candidate.var})
+    for a, state in reversed(list(enumerate(states))):
+        upstream = {other.var for c, other in enumerate(states) if c != a and c not in downstream}
+        is_carried = is_read[a] or any(_reaches_old(walk, state) for walk in walks)
+        stops = every_new - {state.var}
+        reads_old = graph.values.ancestors([state.var], stops | graph.opaque) & old
+        reads_new = graph.values.ancestors([state.var], stops) & (upstream - {state.var})
         if reads_new and not (is_carried or reads_old):
             downstream.append(a)
     return tuple(reversed(downstream))
@@ -168,34 +191,25 @@ def _without_held_cuts(
     return dataclasses.replace(walk, cuts=tuple(filter(costs, walk.cuts)))
 
 
-def _reaches(walk: Walk, state: Candidate) -> bool:
-    """Test whether a walk has reached the old or the new value of a state."""
-    return _reaches_old(walk, state) or _has_units(walk, state.var, state.places)
-
-
-def _reaches_old(walk: Walk, state: Candidate) -> bool:
-    return _has_units(walk, state.leaf.in_var, state.old_places)
-
-
-def _has_units(walk: Walk, var: Var, places: np.ndarray) -> bool:
-    return var in walk.ids and bool(np.any(walk.ids[var].ravel()[places] >= 0))
+def _reaches_old(walk: Walk, state: HiddenArray) -> bool:
+    """Test whether a walk has reached the old value of a state."""
+    ids = walk.ids.get(state.leaf.in_var)
+    return ids is not None and bool(np.any(ids[state.old_ids != BOTTOM] >= 0))
 
 
 def _group(
     index: int,
-    aligned: AlignedStates,
+    aligned: _Aligned,
     walks: Sequence[Walk],
     downstream: tuple[int, ...],
     is_read: Sequence[bool],
     late_inputs: tuple[frozenset[Var], ...],
     delay_line: bool,
 ) -> HiddenGroup:
-    states = aligned.states
-    shape = states[0].shape
-    size = int(np.prod(shape))
+    states, in_order = aligned.states, np.arange(int(np.prod(aligned.shape)))
 
     def layout(ids: Ids) -> Ids | None:
-        return None if np.array_equal(ids.ravel(), np.arange(size)) else ids
+        return None if np.array_equal(ids.ravel(), in_order) else ids
 
     return HiddenGroup(
         index=index,
@@ -203,7 +217,7 @@ def _group(
         new_vars=tuple(state.var for state in states),
         layouts=tuple(layout(state.ids) for state in states),
         old_layouts=tuple(layout(state.old_ids) for state in states),
-        shape=shape,
+        shape=aligned.shape,
         transition=tuple(
             (a, c)
             for a, walk in enumerate(walks)
@@ -219,7 +233,7 @@ def _group(
 
 
 def _cuts_of(
-    states: Sequence[Candidate], walks: Sequence[Walk], state: Candidate
+    states: Sequence[HiddenArray], walks: Sequence[Walk], state: HiddenArray
 ) -> tuple[Cut, ...]:
     """Return the cuts of all slots of a State: its new value is computed once."""
     own = (walk for other, walk in zip(states, walks, strict=True) if other.leaf is state.leaf)

@@ -16,7 +16,6 @@ from .._jax import Var
 from .._jaxpr import BOTTOM, reached
 from .analysis import Analysis
 from .back_through import BROADCAST, Ids
-from .candidates import places_of
 from .walk import Walk
 
 
@@ -115,7 +114,7 @@ def output_paths(y: Var, state: int, walk: Walk, origin: Mapping[Var, Ids]) -> l
 def _covered(ids: Ids, entries: Sequence[OutputPath]) -> bool:
     """Test whether every element that reaches the state has an output element."""
     sources = [entry.sources for entry in entries] or [np.zeros(0, int)]
-    return np.array_equal(places_of(np.concatenate(sources), ids.size), ids.ravel() != BOTTOM)
+    return np.array_equal(np.unique(np.concatenate(sources)), np.flatnonzero(ids != BOTTOM))
 
 
 def _outputs(entries: Sequence[OutputPath], size: int) -> tuple[list[np.ndarray], np.ndarray]:

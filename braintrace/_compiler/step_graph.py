@@ -16,7 +16,6 @@ from .._graph.traced_model import TracedModel
 from .._jax import Atom, Var, is_var
 from .._jaxpr import CONSTANT, Program, carries_derivative, reached
 from .analysis import Analysis
-from .candidates import Candidate
 
 
 class Use(NamedTuple):
@@ -132,7 +131,7 @@ class StepGraph:
 
 
 def step_graph(
-    traced: TracedModel, analysis: Analysis, candidates: Sequence[Candidate]
+    traced: TracedModel, analysis: Analysis, states: Collection[tuple[Var, Var]]
 ) -> StepGraph:
     """Build the step graph of a model.
 
@@ -140,18 +139,18 @@ def step_graph(
     ----------
     traced, analysis
         The step.
-    candidates
-        Its hidden states, each at the variable that the model itself continues with.
+    states
+        The old and the new value of its hidden states, as the model itself reads them.
     """
     program = analysis.program
     written = [leaf for leaf in traced.leaves if is_var(leaf.out_var)]
-    after = {(candidate.leaf.in_var, candidate.var) for candidate in candidates}
+    after = set(states)
     known = {old for old, _ in after}
     after |= {(leaf.in_var, leaf.out_var) for leaf in written if leaf.in_var not in known}
     operations = program.made_by(analysis.roles)
-    new = (candidate.var for candidate in candidates)
-    states = [*(leaf.in_var for leaf in traced.leaves), *(leaf.out_var for leaf in written)]
-    nodes = operations.union(program.in_vars, states, new)
+    new = (var for _, var in states)
+    ends = [*(leaf.in_var for leaf in traced.leaves), *(leaf.out_var for leaf in written)]
+    nodes = operations.union(program.in_vars, ends, new)
     return StepGraph(
         values=_paths(program, nodes, after, is_var),
         gradients=_paths(program, nodes, after, carries_derivative),

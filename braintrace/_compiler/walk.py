@@ -6,8 +6,7 @@ states. If an operand reaches the state through coupled elements, this one use o
 *cut*: in the transition ``D`` and in ``Df`` its value is held constant.
 
 An element of an old state that moves to another unit is coupling as well. The *origin* of a
-variable's elements, which flows forward, detects it: the unit of the old hidden state that an
-element comes from.
+variable's elements detects it: the unit that they depend on, as the labels of `Units` say.
 """
 
 import dataclasses
@@ -20,16 +19,44 @@ import numpy as np
 from .._graph import Cut
 from .._jax import Var
 from .._jaxpr import BOTTOM, TOP, carries_derivative, merge
-from .analysis import Analysis, Origin
+from .analysis import Analysis
 from .back_through import BROADCAST, CUT, Contribution, Ids, back_through
 
 COPIES = frozenset({"copy", "copy_p"})
 
-_ELSEWHERE: Ids = np.full((), -9, np.int32)
+_ELSEWHERE = -9
 """The origin of old states that have no element in the walk's units."""
 
 _Use: TypeAlias = tuple[Cut, Ids]
 """A use of a variable, and the ids that the variable receives through it."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Origin:
+    """The unit that each element of a variable depends on, by the numbers of one group.
+
+    Attributes
+    ----------
+    labels
+        The units of the elements of variables, by the numbers of `Units`.
+    place
+        The number in the group of each unit; `BOTTOM`: it is in another group.
+    """
+
+    labels: Mapping[Var, Ids]
+    place: np.ndarray
+
+    def of(self, var: Var, is_old: bool) -> Ids | None:
+        """Return the numbers of a variable's elements, `BOTTOM` where they are unknown."""
+        labels = self.labels.get(var)
+        if labels is None:
+            return None
+        numbers = np.where(labels >= 0, self.place[labels], BOTTOM)
+        return (
+            np.where((numbers == BOTTOM) & (labels >= 0), _ELSEWHERE, numbers)
+            if is_old
+            else numbers
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -65,7 +92,7 @@ def walk_back(
     start: Mapping[Var, Ids],
     stops: frozenset[Var] = frozenset(),
     origin: Origin | None = None,
-    elsewhere: frozenset[Var] = frozenset(),
+    writes_anywhere: bool = False,
 ) -> Walk:
     """Carry unit ids from new hidden states to all their ancestors.
 
@@ -78,11 +105,11 @@ def walk_back(
     stops
         Variables at which the walk stops: new values of other groups.
     origin
-        The old element that each element comes from, in these units; ``None``: without old states.
-    elsewhere
-        Old states that have no element in these units.
+        The unit that each element depends on; ``None``: without old states.
+    writes_anywhere
+        See `back_through`.
     """
-    walk = _WalkUnderWay(analysis, dict(start), stops, origin, elsewhere)
+    walk = _WalkUnderWay(analysis, dict(start), stops, origin, writes_anywhere)
     for index in analysis.program.backward(start, walk.received):
         walk.go_through(index)
     return walk.at_its_end()
@@ -102,7 +129,7 @@ class _WalkUnderWay:
     ids: dict[Var, Ids]
     stops: frozenset[Var]
     origin: Origin | None
-    elsewhere: frozenset[Var]
+    writes_anywhere: bool
     received: dict[Var, list[_Use]] = dataclasses.field(default_factory=dict)
     cuts: set[Cut] = dataclasses.field(default_factory=set)
     roots: list[Var] = dataclasses.field(default_factory=list)
@@ -126,7 +153,8 @@ class _WalkUnderWay:
         if role == "transparent":
             received = [out_ids[0], *[None] * (len(equation.invars) - 1)]
         else:
-            received = back_through(self.analysis.constants, equation, out_ids)
+            constants = self.analysis.constants
+            received = back_through(constants, equation, out_ids, self.writes_anywhere)
         contributions = [
             contribution if carries_derivative(atom) else None
             for atom, contribution in zip(equation.invars, received, strict=True)
@@ -148,7 +176,7 @@ class _WalkUnderWay:
         in_place, moved = _in_place(self.received.pop(var), self._origin_of(var))
         if not in_place and self._is_followed(var, moved):
             in_place, moved = moved, []
-        if not moved and self.origin is not None and self.origin.reaches(var):
+        if not moved and self.origin is not None and var in self.origin.labels:
             # Of the uses of an old state that reach different units, the one in order counts.
             in_place, moved = _in_order(in_place)
         self.cuts.update(use for use, _ in moved)
@@ -169,9 +197,8 @@ class _WalkUnderWay:
         return is_computed and all(np.array_equal(ids, uses[0][1]) for _, ids in uses)
 
     def _origin_of(self, var: Var) -> Ids | None:
-        if var in self.elsewhere:
-            return _ELSEWHERE
-        return None if self.origin is None else self.origin.of(var)
+        is_old = var not in self.analysis.program.producer
+        return None if self.origin is None else self.origin.of(var, is_old)
 
     def _settle_conflict(self, var: Var, uses: list[_Use]) -> None:
         """Treat uses that reach different units as a broadcast, or report a shared value.

@@ -46,6 +46,8 @@ from .primitives import ELEMENTWISE as ELEMENTWISE
 from .primitives import IN_ORDER as IN_ORDER
 from .primitives import PLAIN_MOVES as PLAIN_MOVES
 from .primitives import PRODUCTS as PRODUCTS
+from .primitives import chosen_axes as chosen_axes
+from .primitives import columns_of as columns_of
 from .primitives import dot_letters as dot_letters
 from .primitives import moved_operands as moved_operands
 from .primitives import sources_of as sources_of

@@ -1,0 +1,180 @@
+"""Hidden states of a step: those that it writes, slot by slot, in units.
+
+Any State that carries values of units to a later step is a hidden state. If it has several elements
+of a unit (a register, a ring buffer, a `HiddenGroupState`), each of these slots counts as a state.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .._graph.traced_model import StateLeaf, TracedModel
+from .._jax import Equation, Var
+from .._jaxpr import BOTTOM, IN_ORDER, carries_derivative, moved_operands
+from .analysis import Analysis
+from .back_through import Ids
+from .step_graph import StepGraph
+from .units import Units, moved_from
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HiddenArray:
+    """A hidden state that the step writes, or one slot of it, with the unit of each element.
+
+    ``var`` is the variable of its new value. ``ids`` are the units of that variable's elements,
+    ``old_ids`` those of the old value's elements; `BOTTOM`: in another slot. ``shape`` is that of
+    its own elements, and ``has_slots`` tells whether its State has several slots.
+    """
+
+    leaf: StateLeaf
+    var: Var
+    ids: Ids
+    old_ids: Ids
+    shape: tuple[int, ...]
+    has_slots: bool
+
+
+def with_memories(traced: TracedModel, every: bool) -> TracedModel:
+    """Return a model whose States that carry values of units to a later step are hidden states.
+
+    Parameters
+    ----------
+    traced
+        The model.
+    every
+        Whether any value that depends on weights counts; else an ETP operation, or a hidden state,
+        has to reach an element of the State elementwise.
+    """
+    analysis = Analysis(traced.program)
+    others = [leaf for leaf in written(traced, "other") if leaf.in_var in traced.program.readers]
+    if not others:
+        return traced
+    hidden = written(traced, "hidden")
+    if every:
+        starts = [leaf.in_var for leaf in (*hidden, *traced.parameters)]
+        starts += analysis.program.made_by(analysis.opaque)
+        after = {leaf.out_var: leaf.in_var for leaf in others}
+        reached = set[Var]()
+        while not reached.issuperset(starts):
+            reached = analysis.gradient_descendants(starts)
+            starts += [old for new, old in after.items() if new in reached]
+        found = {leaf.path for leaf in others if leaf.in_var in reached}
+    else:
+        units = Units(analysis, [*hidden, *others])
+        found = {s.leaf.path for s in units.states if units.is_reached[s.numbers].any()}
+    leaves = (
+        dataclasses.replace(leaf, kind="hidden") if leaf.path in found else leaf
+        for leaf in traced.leaves
+    )
+    return dataclasses.replace(traced, leaves=tuple(leaves))
+
+
+def written(traced: TracedModel, kind: str) -> list[StateLeaf]:
+    """Return the States of a kind that the step writes, and through which a gradient may pass."""
+    return [
+        leaf
+        for leaf in traced.leaves
+        if leaf.kind == kind
+        and leaf.out_var is not None
+        and carries_derivative(leaf.out_var)
+        and carries_derivative(leaf.in_var)
+    ]
+
+
+def hidden_arrays(analysis: Analysis, units: Units) -> list[HiddenArray]:
+    """Return the hidden states of a step, in the order of computation."""
+    arrays: list[HiddenArray] = []
+    taken: set[Var] = set()
+    for state in units.states:
+        unit = np.asarray(units.unit[state.numbers])
+        arrays += _slots_of(analysis, state.leaf, unit, taken)
+        taken.update(array.var for array in arrays)
+    return sorted(arrays, key=lambda array: analysis.program.producer.get(array.var, -1))
+
+
+def _slots_of(analysis: Analysis, leaf: StateLeaf, unit: Ids, taken: set[Var]) -> list[HiddenArray]:
+    """Return an array for each slot, at a variable of its own if each of them has one."""
+    order = np.argsort(unit, axis=None, kind="stable")
+    in_order = unit.ravel()[order]
+    slot = np.empty(unit.shape, int)
+    slot.flat[order] = np.arange(unit.size) - np.searchsorted(in_order, in_order)
+    count = 1 + int(slot.max(initial=0))
+    out_var: Any = leaf.out_var
+    together, apart = list[HiddenArray](), list[HiddenArray]()
+    for number in range(count):
+        ids = np.where(slot == number, unit, BOTTOM)
+        shape = _shape_of(slot == number) if count > 1 else leaf.shape
+        used = {*taken, *(array.var for array in apart)}
+        sources = moved_from(analysis, out_var, ids)
+        free = [(var, own) for var, own in sources if var not in used]
+        var, own = free[-1] if free else (out_var, ids)
+        together.append(HiddenArray(leaf, out_var, ids, ids, shape, count > 1))
+        if count == 1 or (var is not out_var and var.aval.shape == shape):
+            apart.append(HiddenArray(leaf, var, own, ids, shape, count > 1))
+    return apart if len(apart) == count else together
+
+
+def _shape_of(inside: np.ndarray) -> tuple[int, ...]:
+    """Return the shape of a slot: an index along one axis of the State, or a vector."""
+    for axis, size in enumerate(inside.shape):
+        along = inside.any(tuple(a for a in range(inside.ndim) if a != axis))
+        if along.sum() == 1 and inside.sum() * size == inside.size:
+            return (*inside.shape[:axis], *inside.shape[axis + 1 :])
+    return (int(inside.sum()),)
+
+
+def delay_lines(
+    analysis: Analysis, graph: StepGraph, states: Sequence[HiddenArray], loss_reads: set[Var]
+) -> set[StateLeaf]:
+    """Return the States whose old contents only ETP operations read, and which a step only shifts.
+
+    No gradient that a trace carries returns to their contents: D-RTRL leaves out the gradient
+    through those operations anyway.
+
+    Parameters
+    ----------
+    analysis, graph, states
+        The step, its graph and its hidden states.
+    loss_reads
+        The values that a loss reads within the step, up to new hidden states.
+    """
+    read = {
+        state.leaf
+        for state in states
+        if not loss_reads.isdisjoint([state.leaf.in_var, state.var])
+        or not _is_moved_only(analysis, states, state)
+        or _is_read_by_others(graph, states, state)
+    }
+    return {state.leaf for state in states} - read
+
+
+def _is_moved_only(analysis: Analysis, states: Sequence[HiddenArray], state: HiddenArray) -> bool:
+    """Test whether a step only shifts a state's contents, and stores no ETP output."""
+    program, marked, old = analysis.program, analysis.roles, state.leaf.in_var
+    uses = {index for index, _ in program.readers.get(old, ())} - marked.keys()
+    stops = frozenset(other.var for other in states if other.leaf is not state.leaf)
+    ancestors = analysis.value_ancestors([state.var], stops) - stops
+    moving = program.making(program.dependents_of([old], program.producer[state.var]) & ancestors)
+    return (
+        bool(moving)
+        and all(_moves(program.equations[index]) for index in uses.union(moving))
+        and marked.keys().isdisjoint(program.making(ancestors))
+    )
+
+
+def _moves(equation: Equation) -> bool:
+    is_move = equation.primitive.name in IN_ORDER | {"select_n"}  # a selection keeps or replaces
+    return is_move or bool(moved_operands(equation))
+
+
+def _is_read_by_others(graph: StepGraph, states: Sequence[HiddenArray], state: HiddenArray) -> bool:
+    """Test whether another state reads its new value, or its old one without an ETP operation."""
+    for other in (other for other in states if other.leaf is not state.leaf):
+        ends = frozenset(s.var for s in states if s.leaf is not other.leaf)
+        if state.var in graph.values.ancestors([other.var], ends):
+            return True
+        if state.leaf.in_var in graph.values.ancestors([other.var], ends | graph.operations):
+            return True
+    return False
