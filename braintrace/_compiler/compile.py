@@ -16,6 +16,7 @@ Each pass has its own file. A pass returns new data and never modifies its argum
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,7 +25,6 @@ import brainstate
 from .._checks import check_model
 from .._graph import (
     FOLLOWS_ALL,
-    Diagnostic,
     ETraceGraph,
     TracedModel,
     TraceMethod,
@@ -121,13 +121,9 @@ def compile_model(
     batch = batch_of(model, batch_size, options.samples)
 
     # The memory of a linear readout becomes a function of filters of the groups that feed it.
-    not_readouts: list[Diagnostic] = []
     if options.readout_filters:
-
-        def regrouped(filtered: TracedModel) -> GroupedStep:
-            return _with_loops_split(filtered, options)
-
-        step, batch, not_readouts = filter_readouts(step, batch, regrouped)
+        regroup = functools.partial(_with_loops_split, options=options)
+        step, batch = filter_readouts(step, batch, regroup)
 
     # Relations: how the output of each ETP operation reaches the units of each group. Operations
     # that the rule does not carry are ordinary operations from here on.
@@ -145,7 +141,7 @@ def compile_model(
     # Report the gradient paths that this rule leaves out.
     findings = diagnose(step, every_relation, relations, jacobian)
     # Steps of an unrolled loop repeat their diagnostics.
-    diagnostics = tuple(dict.fromkeys([*findings, *about_layers(step, layers), *not_readouts]))
+    diagnostics = tuple(dict.fromkeys([*findings, *about_layers(step, layers)]))
     check_learns(model, step, every_relation, diagnostics, method.jacobian)
     publish(diagnostics, options.strict)
 

@@ -9,14 +9,19 @@ new value through all equations that are linear in this sense. It ends at the *s
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Sequence
+import functools
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, TypeAlias
+
+import jax.numpy as jnp
+import numpy as np
 
 from .._etrace_op import ETP_PRIMITIVE_SPECS
 from .._etrace_op.registry import is_marked
 from .._graph import StateLeaf
-from .._jax import OWN_DERIVATIVE, Equation, Var, bind, is_var, struct_of
+from .._jax import OWN_DERIVATIVE, Atom, Equation, Var, bind, is_var, struct_of
 from .._jaxpr import (
+    ELEMENTWISE,
     BindingTime,
     Kind,
     carries_derivative,
@@ -27,12 +32,12 @@ from .._jaxpr import (
     vjp_of,
 )
 from .._typing import Path
+from .analysis import Analysis
 from .binding_times import data_of, time_of_leaf
 from .grouped_step import GroupedStep
-from .uniform import Number, constant, through, uniform
 
-NO_DECAY = "its previous value is not multiplied by one scalar, equal for all units"
-NOT_LINEAR = "it is not linear in its previous value"
+Number: TypeAlias = Callable[[Mapping[Var, Any]], Any]
+"""Compute the scalar that fills an array from the values of variables."""
 
 Added: TypeAlias = tuple[int, int]
 """A use of a summand that is the same for all data: an equation and its operand."""
@@ -102,8 +107,8 @@ class FilterFinder:
         states = [leaf.in_var for leaf in traced.leaves if leaf.kind == "hidden"]
         self._with_gradient = self._analysis.gradient_descendants([*weights, *states])
 
-    def find(self, leaf: StateLeaf, var: Var) -> LinearFilter | str:
-        """Return a state as a linear filter, or the reason why it is not one.
+    def find(self, leaf: StateLeaf, var: Var) -> LinearFilter | None:
+        """Return a state as a linear filter, or ``None`` if it is not one.
 
         Parameters
         ----------
@@ -144,16 +149,16 @@ class FilterFinder:
         added: dict[Added, bool],
         path: frozenset[Var],
         equations: list[int],
-    ) -> LinearFilter | str:
+    ) -> LinearFilter | None:
         old = leaf.in_var
         if old not in ends:
-            return NOT_LINEAR
+            return None
         others = {end: learns for end, learns in ends.items() if end is not old}
         if any(old in self._ancestors(end) for end in others):
-            return NOT_LINEAR
+            return None
         decay = self._decay(old, var, sorted(equations), added)
         if decay is None:
-            return NO_DECAY
+            return None
         number, weights = decay
         in_order = sorted(others, key=lambda end: self._program.producer.get(end, -1))
         return LinearFilter(
@@ -217,7 +222,7 @@ class FilterFinder:
 
         The scalar is the new value for an old value of ones and summands of zeros.
         """
-        zero, numbers = constant(0.0), {old: constant(1.0)}
+        zero, numbers = _constant(0.0), {old: _constant(1.0)}
         weights: list[Var] = []
         for index in equations:
             equation = self._program.equations[index]
@@ -228,9 +233,9 @@ class FilterFinder:
                 if (index, i) in added or (is_var(atom) and atom in self._varying):
                     operands.append(numbers.get(atom, zero) if is_var(atom) else zero)
                 else:
-                    operands.append(uniform(self._analysis, atom))
+                    operands.append(_uniform(self._analysis, atom))
                     weights += [atom] if is_var(atom) and atom in self._learning else []
-            number = through(equation, operands)
+            number = _through(equation, operands)
             if number is None:
                 return None
             numbers[equation.outvars[0]] = number
@@ -268,3 +273,44 @@ def _summands(equation: Equation) -> Sequence[int]:
         return range(1, len(equation.invars))
     moved = moved_operands(equation)
     return [i for i in moved if equation.invars[i].aval.shape or not equation.outvars[0].aval.shape]
+
+
+def _uniform(analysis: Analysis, atom: Atom) -> Number | None:
+    """Return the scalar that fills an array; ``None``: its entries may differ."""
+    value = analysis.constants.value(atom)
+    if value is not None:
+        first = value.ravel()[:1]
+        return _constant(first[0]) if first.size and np.all(value == first) else None
+    if not is_var(atom):
+        return None
+    if atom.aval.size == 1:
+        return lambda known: jnp.reshape(known[atom], ())
+    index = analysis.program.producer.get(atom)
+    if index is None:
+        return None
+    equation = analysis.program.equations[index]
+    return _through(equation, [_uniform(analysis, operand) for operand in equation.invars])
+
+
+def _through(equation: Equation, numbers: Sequence[Number | None]) -> Number | None:
+    """Return the scalar that fills an equation's result, given those of its operands."""
+    known = [number for number in numbers if number is not None]
+    if len(known) < len(numbers) or len(equation.outvars) != 1:
+        return None
+    if moved_operands(equation) and len(numbers) == 1:
+        return known[0]
+    is_elementwise = equation.primitive.name in ELEMENTWISE
+    return functools.partial(_run, equation, known) if is_elementwise else None
+
+
+def _constant(value: Any) -> Number:
+    """Return a known number as a function."""
+    return lambda known: value
+
+
+def _run(equation: Equation, numbers: Sequence[Number], known: Mapping[Var, Any]) -> Any:
+    values = [
+        jnp.asarray(number(known), atom.aval.dtype)
+        for number, atom in zip(numbers, equation.invars, strict=True)
+    ]
+    return bind(equation, values)[0]

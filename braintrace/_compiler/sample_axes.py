@@ -1,39 +1,31 @@
 """Batch independence: a proof that samples are independent, and their axes.
 
-Samples are independent if each element of a new state depends on the old state of one sample. The
-proof is a flow of labels (`_jaxpr.dataflow`) through the program of the step's derivative. It
-starts at the cotangents of new states, each labelled with its sample. All other inputs count as
-constants: a product with one of them acts on each sample separately.
+Samples are independent if each element of an old state reaches the new states of one sample only.
+The proof is a flow of labels (`_jaxpr.dataflow`) back through the step. It starts at the new
+states, each labelled with its sample.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from .._errors import CompilationError
 from .._etrace_op import ETP_PRIMITIVE_SPECS
 from .._graph.flat_state import ParameterUse
 from .._graph.traced_model import StateLeaf, TracedModel
-from .._jax import Atom, Equation, Var, is_var, source_line, trace_to_jaxpr
+from .._jax import Atom, Equation, Var, is_var, source_line
 from .._jaxpr import (
     TOP,
-    Constants,
     Flow,
     Labels,
-    Place,
-    Question,
-    Rule,
     carries_derivative,
     dot_letters,
-    evaluate_probed,
+    everything,
     filled,
-    flows_of_outputs,
-    inlined,
-    program_of,
+    flows_back,
+    joined,
+    spread,
 )
 from .analysis import Analysis
 from .batch import follow, laid_out
@@ -77,17 +69,61 @@ def sample_axes_of(
     without = next((s for s, a in zip(leaves, axes, strict=True) if a is None), None)
     if without is not None:
         return SampleAxes(count, axes, without)
-    jaxpr, places = _pulled_back(traced, analysis, leaves, uses)
     laid = [laid_out(s.shape, a, count) for s, a in zip(leaves, axes, strict=True)]
-    starts = [*[None] * (len(jaxpr.jaxpr.invars) - len(leaves)), *laid]
-    flows = flows_of_outputs(Question(Labels()), Constants(program_of(jaxpr)), starts)
-    of_states = zip(leaves, flows, laid, strict=False)
-    coupled = next((s for s, samples, own in of_states if not follow(samples, own)), None)
+    starts = zip(new_vars(leaves), laid, strict=True)
+    reached, through = _reached_samples(analysis, data_of(traced, analysis), starts)
+    of_states = zip(leaves, laid, strict=True)
+    coupled = next((s for s, own in of_states if not follow(reached.get(s.in_var), own)), None)
     if coupled is not None:
         return SampleAxes(count, axes, coupled)
-    of_place = dict(zip(places, flows[len(leaves) :], strict=True))
-    placed = tuple(_placed(analysis, use, of_place, laid, count) for use in uses)
+    placed = tuple(_placed(analysis, use, reached, through, laid, count) for use in uses)
     return SampleAxes(count, axes, None, placed)
+
+
+def _reached_samples(
+    analysis: Analysis, data: set[Var], starts: Iterable[tuple[Var, np.ndarray]]
+) -> tuple[dict[Var, Flow], dict[tuple[int, int], Flow]]:
+    """Return the sample that each element of a variable reaches, by any use and by each use."""
+    program, reached, through = analysis.program, dict[Var, Flow](), dict[tuple[int, int], Flow]()
+    for var, samples in starts:
+        reached[var] = joined(Labels(), [reached.get(var), samples])
+    for index in program.backward([*reached], reached):
+        equation = program.equations[index]
+        results = [reached.get(var) for var in equation.outvars]
+        flows = _samples_of_input(equation, results[0], data) if index in analysis.roles else None
+        if flows is None:
+            flows = flows_back(Labels(), analysis.constants, equation, results)
+        if flows is None:  # the dependence of elements is unknown
+            one = everything(Labels(), results)
+            flows = [
+                one if one is None else spread(Labels(), one, a.aval.shape) for a in equation.invars
+            ]
+        for operand, (atom, flow) in enumerate(zip(equation.invars, flows, strict=True)):
+            if flow is not None and carries_derivative(atom):
+                through[index, operand] = flow
+                reached[atom] = joined(Labels(), [reached.get(atom), flow])
+    return reached, through
+
+
+def _samples_of_input(equation: Equation, samples: Flow, data: set[Var]) -> list[Flow] | None:
+    """Return the samples that the operands of an ETP operation reach; ``None``: as they flow.
+
+    Each sample of the output of a batched operation depends on that sample of its input, and on
+    operands without samples.
+    """
+    spec = ETP_PRIMITIVE_SPECS.get(equation.primitive)
+    if spec is None or spec.x_invar_index is None or not spec.batched or samples is None:
+        return None
+    x, y = equation.invars[spec.x_invar_index], equation.outvars[0]
+    others = [atom for atom in equation.invars if atom is not x and is_var(atom)]
+    if not data.isdisjoint(others) or x.aval.shape[:1] != y.aval.shape[:1]:
+        return None
+    rows = Labels().over(samples, range(1, samples.ndim))
+    flows: list[Flow] = [None] * len(equation.invars)
+    flows[spec.x_invar_index] = np.broadcast_to(
+        rows.reshape(-1, *[1] * (len(x.aval.shape) - 1)), x.aval.shape
+    )
+    return flows
 
 
 def _of_one_sample(
@@ -106,7 +142,8 @@ def _of_one_sample(
 def _placed(
     analysis: Analysis,
     use: ParameterUse,
-    of_place: Mapping[Place, Flow],
+    reached: Mapping[Var, Flow],
+    through: Mapping[tuple[int, int], Flow],
     laid: Sequence[np.ndarray],
     count: int,
 ) -> ParameterUse:
@@ -114,16 +151,14 @@ def _placed(
     if use.equation is None:
         return dataclasses.replace(use, samples=(laid[use.operands[0]],))
     equation = analysis.program.equations[use.equation]
-    outputs = [of_place.get((use.equation, "out", i)) for i in range(len(equation.outvars))]
+    outputs = [reached.get(var) for var in equation.outvars]
     if use.kind == "product" and outputs[0] is not None and use.x is not None:
         y_axis = _axis_of_samples(outputs[0], count)
         x_axis = None if y_axis is None else _axis_of_input(equation, use.x, y_axis)
         if x_axis is not None:
             return dataclasses.replace(use, x_axis=x_axis, y_axis=y_axis)
     elif use.kind == "elementwise":
-        inside = _filled(
-            (of_place.get((use.equation, "in", i)), equation.invars[i]) for i in use.operands
-        )
+        inside = _filled((through.get((use.equation, i)), equation.invars[i]) for i in use.operands)
         if not any(np.any(samples == TOP) for samples in inside):
             return dataclasses.replace(use, samples=inside)
     pairs = zip(outputs, equation.outvars, strict=True)
@@ -156,88 +191,6 @@ def _axis_of_input(equation: Equation, x: int, y_axis: int) -> int | None:
         return numbers.lhs_spec[0] if y_axis == numbers.out_spec[0] and alone else None
     batched = ETP_PRIMITIVE_SPECS[equation.primitive].batched
     return 0 if batched and y_axis == 0 else None
-
-
-def _pulled_back(
-    traced: TracedModel,
-    analysis: Analysis,
-    leaves: Sequence[StateLeaf],
-    uses: Sequence[ParameterUse],
-) -> tuple[Any, list[Place]]:
-    """Return the vjp of the step as a jaxpr, and its places.
-
-    It maps inputs and cotangents of new states to cotangents of old states and at ``places``.
-    """
-    program, new = analysis.program, new_vars(leaves)
-    data = data_of(traced, analysis)
-    places = list(_places(analysis, uses))
-    shapes = [_aval_at(analysis, place) for place in places]
-
-    def pulled(inputs: list[Any], cotangents: list[Any]) -> list[Any]:
-        by_var = dict(zip(program.in_vars, inputs, strict=True))
-
-        def states(old: list[Any], probes: list[Any]) -> list[Any]:
-            values = {**by_var, **{s.in_var: v for s, v in zip(leaves, old, strict=True)}}
-            at = dict(zip(places, probes, strict=True))
-            return evaluate_probed(program, new, values, at, _samples_apart(analysis, data))
-
-        zeros = [jnp.zeros(aval.shape, aval.dtype) for aval in shapes]
-        _, pull = jax.vjp(states, [by_var[leaf.in_var] for leaf in leaves], zeros)
-        old, probes = pull(cotangents)
-        return [*old, *probes]
-
-    count = len(program.in_vars)
-    avals = [*(var.aval for var in program.in_vars), *(var.aval for var in new)]
-    jaxpr = trace_to_jaxpr(lambda *v: pulled(list(v[:count]), list(v[count:])), avals)
-    return inlined(jaxpr), places
-
-
-def _places(analysis: Analysis, uses: Sequence[ParameterUse]) -> Iterator[Place]:
-    for use in uses:
-        if use.equation is None:
-            continue
-        for i, var in enumerate(analysis.program.equations[use.equation].outvars):
-            if carries_derivative(var):
-                yield use.equation, "out", i
-        if use.kind == "elementwise":
-            for i in use.operands:
-                yield use.equation, "in", i
-
-
-def _aval_at(analysis: Analysis, place: Place) -> Any:
-    index, side, number = place
-    equation = analysis.program.equations[index]
-    return (equation.invars if side == "in" else equation.outvars)[number].aval
-
-
-def _samples_apart(analysis: Analysis, data: set[Var]) -> dict[int, Rule]:
-    """Return rules by which each sample of an ETP output depends on all of its input."""
-
-    def rule(equation: Equation, values: list[Any]) -> list[Any]:
-        place = ETP_PRIMITIVE_SPECS[equation.primitive].x_invar_index
-        assert place is not None
-        x, y = values[place], equation.outvars[0].aval
-        total = x.sum(tuple(range(1, x.ndim))).astype(y.dtype)
-        return [jnp.broadcast_to(total.reshape(-1, *[1] * (y.ndim - 1)), y.shape)]
-
-    return {
-        index: rule
-        for index in analysis.roles
-        if (spec := ETP_PRIMITIVE_SPECS.get(analysis.program.equations[index].primitive))
-        is not None
-        and spec.batched
-        and spec.x_invar_index is not None
-        and _rows_agree(analysis.program.equations[index], spec.x_invar_index, data)
-    }
-
-
-def _rows_agree(equation: Equation, x: int, data: set[Var]) -> bool:
-    """Test whether an operation's input has all data, and the samples of its output."""
-    x_atom: Atom = equation.invars[x]
-    others = [atom for i, atom in enumerate(equation.invars) if i != x and is_var(atom)]
-    return data.isdisjoint(others) and bool(
-        x_atom.aval.shape[:1] == equation.outvars[0].aval.shape[:1]
-    )
 
 
 def _axis_of_samples(samples: np.ndarray, count: int) -> int | None:

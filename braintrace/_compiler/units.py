@@ -392,7 +392,7 @@ class _Meeting:
             in_order = np.where(self._units.in_order(second), second, TOP)
             in_order = np.where(self._units.in_order(first), first, in_order)
             one = np.where(differ, in_order, one)
-        return one.astype(np.int32)
+        return np.asarray(one, np.int32)
 
     def over(self, flow: np.ndarray, axes: Sequence[int]) -> np.ndarray:
         flow = self._units.now(flow)
