@@ -1,23 +1,32 @@
 """Cached facts about one program, shared by the passes of the compiler.
 
-There is one `Analysis` of a step, and another of every rewriting of it.
+There is one `Analysis` of a step, and another of every rewriting of it. Further facts: which values
+depend on data, and the nonlinear ``custom_vjp`` rules on the way to a hidden state. A trace is
+computed forward in time, before the learning signal is known. It contains the result of a backward
+rule for a cotangent of one, which is multiplied by the learning signal later. This is exact only if
+the backward rule is linear in the cotangent.
 """
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
 
 from .._etrace_op.registry import MarkedRole, role
-from .._jax import Atom, Var
+from .._graph.traced_model import StateKind, StateLeaf, TracedModel
+from .._jax import Atom, Equation, Var
 from .._jaxpr import (
     CONSTANT,
     TOP,
+    BindingTime,
     Constants,
     Program,
     carries_derivative,
     flows_from,
+    flows_of_variables,
+    nonlinear_operands,
+    question_of_taint,
 )
 from .back_through import SOURCES, Ids, numbered
 
@@ -100,3 +109,62 @@ class Analysis:
             elements = {v: f for v, f in flows if f is not None and not np.any(f == TOP)}
             self._elements[start] = last, elements
         return elements
+
+
+def data_of(traced: TracedModel, analysis: Analysis) -> set[Var]:
+    """Return the variables that depend on data."""
+    leaves = {leaf.in_var: leaf for leaf in traced.leaves}
+    inputs = [time_of_leaf(leaves.get(var)) for var in analysis.program.in_vars]
+    times = flows_of_variables(question_of_taint(), analysis.constants, inputs)
+    return {var for var, time in times.items() if time is BindingTime.DATA}
+
+
+def time_of_leaf(leaf: StateLeaf | None) -> BindingTime:
+    """Return the binding time of an input of the step.
+
+    ``None`` means an argument of the step.
+    """
+    return BindingTime.DATA if leaf is None else time_of(leaf.kind, leaf.out_var is not None)
+
+
+def time_of(kind: StateKind, changes: bool) -> BindingTime:
+    """Return the binding time of a State's leaf before the step.
+
+    Parameters
+    ----------
+    kind
+        The kind of the State.
+    changes
+        Whether the step writes it, or it differs from sample to sample.
+    """
+    if kind == "parameter":
+        return BindingTime.PARAMETER
+    return BindingTime.DATA if changes or kind == "random" else BindingTime.CONSTANT
+
+
+def nonlinear_uses(
+    analysis: Analysis, targets: Sequence[Atom], stops: frozenset[Var] = frozenset()
+) -> Iterator[tuple[Equation, list[Atom]]]:
+    """Yield the ancestors of some targets that have a nonlinear backward rule.
+
+    Each equation comes with the operands whose cotangents are not proportional to the cotangents of
+    its results. The ancestors of ``stops`` are left out.
+    """
+    for index in analysis.program.making(analysis.gradient_ancestors(targets, stops) - stops):
+        equation = analysis.program.equations[index]
+        operands = nonlinear_operands(equation)
+        if operands:
+            yield equation, [equation.invars[operand] for operand in sorted(operands)]
+
+
+def states_as_outputs(traced: TracedModel, analysis: Analysis) -> tuple[StateLeaf, ...]:
+    """Return the hidden states after a nonlinear rule that no later step reads."""
+    program = analysis.program
+    rules = [equation for equation in program.equations if nonlinear_operands(equation)]
+    ancestors = analysis.gradient_descendants(var for equation in rules for var in equation.outvars)
+    read = analysis.gradient_ancestors(program.out_atoms)
+    return tuple(
+        leaf
+        for leaf in traced.leaves
+        if leaf.kind == "hidden" and leaf.in_var not in read and leaf.out_var in ancestors
+    )

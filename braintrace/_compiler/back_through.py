@@ -85,7 +85,7 @@ def back_through(
 
 def is_write(equation: Equation) -> bool:
     """Test whether an equation writes values to places of its first operand."""
-    return equation.primitive.name.startswith(("scatter", "dynamic_update_slice"))
+    return bool(equation.primitive.name.startswith(("scatter", "dynamic_update_slice")))
 
 
 def _as_labels(ids: Ids | None) -> Flow:

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import brainstate
+import jax.numpy as jnp
 
 from .._checks import check_model
 from .._graph import (
@@ -29,10 +30,11 @@ from .._graph import (
     TracedModel,
     TraceMethod,
 )
+from .._jax import Equation, bind, is_var
 from .._typing import Path
-from .analysis import Analysis
-from .backward_rules import states_as_outputs
+from .analysis import Analysis, states_as_outputs
 from .batch import batch_of
+from .canonicalize import rewritten, spell_out_broadcasts, unrolled
 from .check_model import (
     check_has_states,
     check_hidden_states,
@@ -41,17 +43,15 @@ from .check_model import (
     check_parameters,
 )
 from .diagnose import diagnose, publish
-from .flat_state import flattened_state
+from .flat_state import about_layers, flattened_state, layers_of
 from .grouped_step import GroupedStep
 from .hidden_groups import find_hidden_groups
 from .hidden_states import hidden_arrays, with_memories, written
 from .jacobian_sparsity import structure_of
-from .layers import about_layers, layers_of
 from .linear_readouts import filter_readouts
 from .marked_operations import marked_operations
 from .marks import marking_of
 from .relations import find_relations
-from .splits import split_loops, split_shared_uses
 from .step_graph import step_graph
 from .trace import trace_model
 from .units import Units
@@ -198,3 +198,40 @@ def _grouped(traced: TracedModel, every_state: bool) -> GroupedStep:
     parts = (units, states, graph, outputs, every_state)
     groups, walks = find_hidden_groups(traced, analysis, *parts)
     return GroupedStep(traced, analysis, graph, operations, outputs, groups, walks)
+
+
+def split_loops(step: GroupedStep, longest: int) -> TracedModel | None:
+    """Unroll the loops that couple elements, up to a longest one; ``None`` if there are none.
+
+    A loop is a single equation, and a walk truncates an operand of it as a whole. After unrolling,
+    its steps are equations of the program (for example, small time steps of a cable with coupled
+    compartments). Only the coupling is then truncated, and the path of each unit to itself is kept.
+    """
+    cuts = {cut.equation for walks in step.walks for walk in walks for cut in walk.cuts}
+    equations = [(index, step.analysis.program.equations[index]) for index in cuts]
+    scans = [(index, e) for index, e in equations if e.primitive.name == "scan"]
+    loops = [index for index, equation in scans if equation.params["length"] <= longest]
+    unroll = functools.partial(unrolled, rule=spell_out_broadcasts)
+    return rewritten(step.traced, dict.fromkeys(loops, unroll)) if loops else None
+
+
+def split_shared_uses(step: GroupedStep) -> TracedModel | None:
+    """Copy shared ETP outputs, one copy per use; ``None`` if there are none.
+
+    In ``h = y + y[::-1]`` an element of ``y`` reaches two units, each by another use. With a copy
+    per use, each copy reaches one unit, as after a broadcast.
+    """
+    shared = {var for walks in step.walks for walk in walks for var in walk.shared}
+    producer = step.analysis.program.producer
+    last = max((producer.get(var, -1) for var in shared), default=-1)
+    outputs = [operation.y_var for operation in step.operations if shared]
+    split = {v for y in outputs for v in step.analysis.elements_of(y, last) if v in shared}
+
+    def with_copies(equation: Equation, operands: list[Any]) -> list[Any]:
+        copied = [
+            jnp.copy(value) if is_var(atom) and atom in split else value
+            for atom, value in zip(equation.invars, operands, strict=True)
+        ]
+        return bind(equation, copied)
+
+    return rewritten(step.traced, with_copies) if split else None

@@ -4,21 +4,25 @@ Full-Jacobian rules need it. It includes the equations where parameters enter. A
 depend on each other, or that has no derivative, is refused.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
 
 import jax.numpy as jnp
 
 from .._errors import CompilationError
 from .._graph.batch import Batch
+from .._graph.diagnostics import Diagnostic, quoted
 from .._graph.flat_state import FlatState, Layer
 from .._graph.traced_model import StateLeaf, TracedModel
-from .._jax import is_var, source_line
-from .backward_rules import nonlinear_uses
+from .._jax import Var, is_var, source_line
+from .._jaxpr import components
+from .analysis import nonlinear_uses
 from .diagnose import untraced_states
-from .grouped_step import GroupedStep
-from .layers import HiddenStates
-from .parameter_uses import new_vars, reached_by_parameters, uses_of_parameters
-from .sample_axes import sample_axes_of
+from .grouped_step import GroupedStep, new_states
+from .sample_axes import new_vars, sample_axes_of, uses_of_parameters
+
+HiddenStates: TypeAlias = list[tuple[StateLeaf, Var]]
+"""The states of a layer, with the variables of their new values."""
 
 
 def flattened_state(
@@ -67,7 +71,7 @@ def flattened_state(
         samples=proof.count,
         axes=proof.axes,
         uses=proof.uses,
-        reached=reached_by_parameters(step, leaves, layers),
+        reached=_reached(step, leaves, layers),
         layers=tuple(_layer(layer, leaves) for layer in layers),
     )
 
@@ -110,3 +114,76 @@ def _check_derivatives(step: GroupedStep, leaves: Sequence[StateLeaf], rule: str
                 "incoming gradient (it clips, for example). Change gradients after `etrace_grad` "
                 "has returned them."
             )
+
+
+def layers_of(step: GroupedStep) -> list[HiddenStates]:
+    """Return the layers of a step, each after those that it reads."""
+    states = [list(new_states(group)) for group in step.groups]
+    descendants = [
+        step.graph.gradients.descendants_over_time(_nodes(group_states)) for group_states in states
+    ]
+    reads = [
+        [
+            number
+            for number, of_group in enumerate(descendants)
+            if not of_group.isdisjoint(_nodes(group_states))
+        ]
+        for group_states in states
+    ]
+    return [[state for number in layer for state in states[number]] for layer in components(reads)]
+
+
+def about_layers(step: GroupedStep, layers: Sequence[HiddenStates]) -> Iterator[Diagnostic]:
+    """Yield a diagnostic for each layer with memory of another layer."""
+    for number, lower in enumerate(layers):
+        for index in sorted(_following(step, layers, lower) - {number}):
+            upper = layers[index]
+            if any(leaf.in_var in step.analysis.program.readers for leaf, _ in upper):
+                names = [[leaf.name for leaf, _ in layer] for layer in (lower, upper)]
+                yield Diagnostic(
+                    "info",
+                    "truncated",
+                    f"The memory of {quoted(names[1])} for earlier values of {quoted(names[0])} "
+                    "is truncated in the gradient of the weights below: this rule follows each "
+                    "layer separately. `RTRL` truncates nothing.",
+                    (*names[0], *names[1]),
+                )
+
+
+def _following(step: GroupedStep, layers: Sequence[HiddenStates], start: HiddenStates) -> set[int]:
+    """Return the layers that read the states of one, before a step or after it."""
+    others = {var for layer in layers if layer is not start for _, var in layer}
+    descendants = step.graph.gradients.descendants(_nodes(start), others)
+    return {
+        index
+        for index, layer in enumerate(layers)
+        if not descendants.isdisjoint(v for _, v in layer)
+    }
+
+
+def _nodes(layer: HiddenStates) -> set[Var]:
+    """Return the states of a layer before and after the step."""
+    return {leaf.in_var for leaf, _ in layer} | {var for _, var in layer}
+
+
+def _reached(
+    step: GroupedStep, leaves: Sequence[StateLeaf], layers: Sequence[HiddenStates]
+) -> dict[str, tuple[int, ...]]:
+    """Return the states that each parameter reaches, in this step or a later one.
+
+    Paths through the states of another layer do not count.
+    """
+    gradients, every = step.graph.gradients, set(leaves)
+    insides = [{leaf for leaf, _ in layer} for layer in layers] or [every]
+    reached: dict[str, set[StateLeaf]] = {}
+    for inside in insides:
+        outside = {var for leaf in every - inside for var in (leaf.in_var, leaf.out_var)}
+        for parameter in step.traced.parameters:
+            descendants = gradients.descendants_over_time([parameter.in_var], outside)
+            written = {leaf for leaf in inside if leaf.out_var in descendants}
+            reached.setdefault(parameter.name, set()).update(written)
+    numbers = {
+        name: tuple(number for number, leaf in enumerate(leaves) if leaf in written)
+        for name, written in reached.items()
+    }
+    return {name: own for name, own in numbers.items() if own}

@@ -87,7 +87,8 @@ def _connected(states: Sequence[HiddenArray], apart: set[StateLeaf]) -> list[tup
     owner = np.full(1 + max((int(s.old_ids.max(initial=0)) for s in states), default=0), -1)
     for a in together:
         units = states[a].old_ids[states[a].old_ids != BOTTOM]
-        coupled[a].update(np.unique(owner[units][owner[units] >= 0]).tolist())
+        before = owner[units][owner[units] >= 0]
+        coupled[a].update(np.flatnonzero(np.bincount(before)).tolist())
         owner[units] = a
     for a, others in enumerate(coupled):
         for c in others:
@@ -109,7 +110,7 @@ class _Aligned:
     def __init__(self, analysis: Analysis, units: Units, states: Sequence[HiddenArray]) -> None:
         self.analysis = analysis
         numbers = [state.old_ids[state.old_ids != BOTTOM] for state in states]
-        every = np.unique(np.concatenate(numbers))
+        every = np.flatnonzero(np.bincount(np.concatenate(numbers)))
         wholes = [a for a, own in enumerate(numbers) if own.size == every.size]
         wholes.sort(key=lambda a: states[a].has_slots)
         self.shape = states[wholes[0]].shape if wholes else (every.size,)

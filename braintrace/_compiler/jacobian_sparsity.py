@@ -36,7 +36,7 @@ from .._jaxpr import (
 )
 from .analysis import Analysis
 from .back_through import through_derivative
-from .parameter_uses import new_vars
+from .sample_axes import new_vars
 
 Masks: TypeAlias = dict[Var, np.ndarray]
 """Flags of the elements of variables that are not zero in every step."""

@@ -32,8 +32,7 @@ from .._jaxpr import (
     vjp_of,
 )
 from .._typing import Path
-from .analysis import Analysis
-from .binding_times import data_of, time_of_leaf
+from .analysis import Analysis, data_of, time_of_leaf
 from .grouped_step import GroupedStep
 
 Number: TypeAlias = Callable[[Mapping[Var, Any]], Any]

@@ -108,7 +108,7 @@ def _source(uses: ParametricUses, var: Var) -> Var:
 
 def _before(uses: ParametricUses, var: Var) -> Var | None:
     """Return the only parameter-derived operand of an elementwise function or copy."""
-    equation = uses.maker(var)
+    equation = uses.program.maker(var)
     if equation is None:
         return None
     operands = {atom for atom in equation.invars if uses.is_parametric(atom)}

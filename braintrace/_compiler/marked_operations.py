@@ -8,8 +8,7 @@ from .._graph.traced_model import StateLeaf, TracedModel
 from .._jax import Atom, Var
 from .._jaxpr import BindingTime
 from .._typing import Path, path_name
-from .analysis import Analysis
-from .binding_times import time_of_leaf
+from .analysis import Analysis, time_of_leaf
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -20,17 +20,27 @@ import jax
 
 from .._checks import path_filter, shown
 from .._errors import OptionError
-from .._etrace_op import etp_elemwise_p, reaches_region
+from .._etrace_op import ETP_PRIMITIVE_SPECS, etp_elemwise_p, lost_mark, reaches_region
+from .._etrace_op.registry import is_marked
 from .._graph.diagnostics import Diagnostic, quoted
-from .._jax import ClosedJaxpr, Equation, Var, bind, is_var, source_line, trace_to_jaxpr
+from .._jax import (
+    Atom,
+    ClosedJaxpr,
+    Equation,
+    Var,
+    bind,
+    equations_inside,
+    is_var,
+    source_line,
+    trace_to_jaxpr,
+)
 from .._jaxpr import BindingTime, Program, Rule, carries_derivative, evaluate, inlined, program_of
 from .._typing import Path, path_name
-from .binding_times import time_of
-from .canonicalize import selected, unrolled
+from .analysis import Analysis, time_of
+from .canonicalize import by_rules, selected, unrolled
 from .mark_plan import MarkPlan, Unmarked, is_spelled_out, mark_plan
 from .parametric_uses import ParametricUses
 from .products import Product, is_sum_with_weights, sum_with_weights
-from .rewritten import by_rules
 from .state_arrays import StateArray
 
 
@@ -134,6 +144,50 @@ def with_marks(
     by_var = dict(zip(program.in_vars[arguments:], arrays, strict=True))
     findings = [_diagnostic(uses, unmarked, by_var) for unmarked in plan.unmarked]
     return program_of(_marked(uses, plan, wanted)), tuple(findings)
+
+
+def has_own_marks(program: Program, arrays: Sequence[StateArray]) -> bool:
+    """Test whether an ETP operation with a parameter reaches a hidden state.
+
+    An operation in a branch, a loop or a function with a custom derivative counts as well. So does
+    an operation that lost its mark to a map over its weights; another diagnostic reports that.
+
+    Parameters
+    ----------
+    program
+        The step without calls: ``(arguments, leaves) -> (results, leaves that it writes)``.
+    arrays
+        The State leaves.
+    """
+    holding = list(filter(_holds_own_mark, program.equations))
+    if not holding:
+        return False
+    written = [array for array in arrays if array.written]
+    new = program.out_atoms[len(program.out_atoms) - len(written) :]
+    hidden = [atom for atom, array in zip(new, written, strict=True) if array.kind == "hidden"]
+    analysis = Analysis(program)
+    ancestors = analysis.gradient_ancestors(hidden)
+    before = program.in_vars[len(program.in_vars) - len(arrays) :]
+    parameters = {v for v, a in zip(before, arrays, strict=True) if a.kind == "parameter"}
+    return any(
+        not ancestors.isdisjoint(equation.outvars)
+        and not parameters.isdisjoint(analysis.gradient_ancestors(_weights(equation)))
+        for equation in holding
+    )
+
+
+def _holds_own_mark(equation: Equation) -> bool:
+    every = (equation, *equations_inside(equation))
+    return any(is_marked(inner) or lost_mark(inner) is not None for inner in every)
+
+
+def _weights(equation: Equation) -> list[Atom]:
+    """Return the operands of an equation that may be weights of an ETP operation."""
+    spec = ETP_PRIMITIVE_SPECS.get(equation.primitive)
+    if spec is None:
+        return list(filter(carries_derivative, equation.invars))
+    places = spec.resolve_trainable_invars(equation.params).values()
+    return [equation.invars[place] for place in places]
 
 
 def _time_of(array: StateArray, is_mapped: bool, marking: Marking) -> BindingTime:

@@ -79,8 +79,7 @@ class ParametricUses:
                 continue
             if self._in_region and not reaches_region(equation):
                 continue
-            pairs = enumerate(zip(equation.invars, self.operands(equation), strict=True))
-            positions = tuple(i for i, (atom, what) in pairs if self._is_parametric(atom, what))
+            positions = tuple(i for i, a in enumerate(equation.invars) if self.is_parametric(a))
             if positions:
                 yield index, positions
 
@@ -106,38 +105,24 @@ class ParametricUses:
         every = (pair for walk in walks for pair in walk.ids.items())
         return frozenset(var for var, ids in every if np.any(ids == BROADCAST))
 
-    def operands(self, equation: Equation) -> list[BindingTime]:
-        """Return the binding times of the operands of an equation."""
-        return times_of_operands(equation, self.times)
-
     def is_parametric(self, atom: Atom) -> bool:
         """Test whether an operand is parameter-derived and has a derivative."""
-        return is_var(atom) and self._is_parametric(
-            atom, self.times.get(atom, BindingTime.CONSTANT)
-        )
+        return carries_derivative(atom) and self.times.get(atom) is BindingTime.PARAMETER
 
     def is_wanted(self, var: Var) -> bool:
         """Test whether a variable is data and passes a derivative to a wanted result."""
         return var in self._ancestors and self.times[var] is BindingTime.DATA
-
-    def maker(self, var: Var) -> Equation | None:
-        """Return the equation that writes a variable; ``None`` for an input."""
-        index = self.program.producer.get(var)
-        return None if index is None else self.program.equations[index]
 
     def holds_product(self, index: int) -> bool:
         """Test whether a loop or branch contains a weight product or an ETP operation."""
         equation = self.program.equations[index]
         if equation.primitive.name not in LOOPS:
             return False
-        constants, operands = self.analysis.constants, self.operands(equation)
+        constants, operands = self.analysis.constants, times_of_operands(equation, self.times)
         bodies = flows_into_bodies(_QUESTION, constants, equation, operands)
         wanted = [self.is_wanted(var) for var in equation.outvars]
         in_region = self._in_region and not is_in_region(equation)
         return any(_has_product(equation, *body, wanted, in_region) for body in bodies)
-
-    def _is_parametric(self, atom: Atom, what: BindingTime) -> bool:
-        return what is BindingTime.PARAMETER and carries_derivative(atom)
 
 
 def _ancestors(program: Program, wanted: Sequence[bool]) -> set[Var]:

@@ -36,9 +36,8 @@ from .._jax import (
 )
 from .._jaxpr import Program, Rule, evaluate, evaluate_all, evaluate_inlined, inlined, program_of
 from .._typing import Path
-from .canonicalize import spell_out_broadcasts
+from .canonicalize import rewritten, spell_out_broadcasts, with_program
 from .linear_filters import LinearFilter
-from .rewritten import rewritten, with_program
 
 Source: TypeAlias = tuple[Hashable, ...]
 """Key of a value that a readout filters."""

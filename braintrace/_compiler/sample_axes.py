@@ -1,4 +1,4 @@
-"""Batch independence: a proof that samples are independent, and their axes.
+"""Uses of parameters for full-Jacobian rules, with the samples of their elements.
 
 Samples are independent if each element of an old state reaches the new states of one sample only.
 The proof is a flow of labels (`_jaxpr.dataflow`) back through the step. It starts at the new
@@ -6,16 +6,18 @@ states, each labelled with its sample.
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from .._errors import CompilationError
 from .._etrace_op import ETP_PRIMITIVE_SPECS
-from .._graph.flat_state import ParameterUse
+from .._graph.flat_state import ParameterUse, UseKind
 from .._graph.traced_model import StateLeaf, TracedModel
 from .._jax import Atom, Equation, Var, is_var, source_line
 from .._jaxpr import (
+    PRODUCTS,
     TOP,
     Flow,
     Labels,
@@ -27,10 +29,9 @@ from .._jaxpr import (
     joined,
     spread,
 )
-from .analysis import Analysis
+from .._typing import Path
+from .analysis import Analysis, data_of
 from .batch import follow, laid_out
-from .binding_times import data_of
-from .parameter_uses import new_vars
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -200,3 +201,58 @@ def _axis_of_samples(samples: np.ndarray, count: int) -> int | None:
     """
     axes = (axis for axis, size in enumerate(samples.shape) if size == count)
     return next((a for a in axes if follow(samples, laid_out(samples.shape, a, count))), None)
+
+
+def new_vars(leaves: Sequence[StateLeaf]) -> list[Var]:
+    """Return the new values of States."""
+    return [leaf.out_var for leaf in leaves if leaf.out_var is not None]
+
+
+def uses_of_parameters(
+    traced: TracedModel, analysis: Analysis, leaves: Sequence[StateLeaf]
+) -> Iterator[ParameterUse]:
+    """Yield the equations where parameter-derived values meet data."""
+    program, data = analysis.program, data_of(traced, analysis)
+    descendants = analysis.gradient_descendants(leaf.in_var for leaf in traced.parameters)
+    ancestors = analysis.gradient_ancestors(new_vars(leaves))
+    count = itertools.count()
+    for index in analysis.program.making(ancestors & descendants):
+        equation = program.equations[index]
+        operands = tuple(
+            i
+            for i, atom in enumerate(equation.invars)
+            if carries_derivative(atom) and atom in descendants and atom not in data
+        )
+        if operands and not data.isdisjoint(equation.outvars):
+            key = f"{equation.primitive.name}{next(count)}"
+            x = _input_of_product(equation, operands, data)
+            kind: UseKind = "elementwise" if x is None else "product"
+            held_paths = _held_paths(traced, analysis, [equation.invars[i] for i in operands])
+            size = sum(v.aval.size * v.aval.dtype.itemsize for v in equation.outvars)
+            yield ParameterUse(
+                key, index, operands, kind, x, held_paths=held_paths, output_bytes=int(size)
+            )
+    for number, var in enumerate(new_vars(leaves)):
+        if var in descendants and var not in data:
+            held_paths = _held_paths(traced, analysis, [var])
+            key = f"state{next(count)}"
+            yield ParameterUse(key, None, (number,), "elementwise", held_paths=held_paths)
+
+
+def _held_paths(traced: TracedModel, analysis: Analysis, atoms: Sequence[Atom]) -> tuple[Path, ...]:
+    ancestors = analysis.value_ancestors(atoms)
+    others = (s for s in traced.leaves if s.kind != "parameter" and s.in_var in ancestors)
+    return tuple(dict.fromkeys(leaf.path for leaf in others))
+
+
+def _input_of_product(equation: Equation, operands: tuple[int, ...], data: set[Var]) -> int | None:
+    """Return the operand of a product with parameters that contains the samples."""
+    others = [i for i, atom in enumerate(equation.invars) if is_var(atom) and atom in data]
+    if len(others) != 1 or others[0] in operands:
+        return None
+    spec = ETP_PRIMITIVE_SPECS.get(equation.primitive)
+    if spec is not None:
+        return others[0] if others[0] == spec.x_invar_index else None
+    is_plain = equation.primitive.name in PRODUCTS
+    is_input = equation.primitive.name == "dot_general" or others[0] == 0
+    return others[0] if is_plain and is_input else None

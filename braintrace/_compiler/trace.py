@@ -13,8 +13,8 @@ import numpy as np
 import saiunit
 
 from .._brainstate import StatefulTrace, trace_stateful
-from .._checks import is_quantity, leaf_names, named
-from .._errors import CompilationError, in_words
+from .._checks import is_quantity, leaf_names, named, parameter_names, shown
+from .._errors import CompilationError, ShapeError, in_words
 from .._graph import StateLeaf, TracedModel
 from .._jax import (
     ClosedJaxpr,
@@ -27,12 +27,17 @@ from .._jax import (
 from .._jaxpr import Program, Rule, inlined, program_of
 from .._typing import Path, PyTree, path_name
 from .canonicalize import rewriting, spell_out_broadcasts
-from .example import argument_names, call_of_update, check_batch
-from .mapped import map_over_batch, mapped_avals, mapped_axes
-from .marks import Marking, with_marked_regions, with_marks
-from .own_marks import has_own_marks
-from .state_arrays import StateArray, kind_of, state_arrays_of, step_of
-from .unchanged import without_unchanged
+from .marks import Marking, has_own_marks, with_marked_regions, with_marks
+from .state_arrays import (
+    StateArray,
+    kind_of,
+    map_over_batch,
+    mapped_avals,
+    mapped_axes,
+    state_arrays_of,
+    step_of,
+    without_unchanged,
+)
 
 
 def state_paths(model: brainstate.nn.Module) -> dict[int, Path]:
@@ -237,3 +242,30 @@ def _state_leaves(
         )
         for array, in_var in zip(arrays, program.in_vars[arguments:], strict=True)
     )
+
+
+def argument_names(model: brainstate.nn.Module, arguments: tuple[PyTree, ...]) -> list[str]:
+    """Return the parameter names of ``update`` for its arguments."""
+    return parameter_names(model.update, len(arguments))
+
+
+def check_batch(arguments: tuple[PyTree, ...], batch_size: int) -> None:
+    """Refuse arguments of a vmapped model that do not start with the batch axis."""
+    shapes = [tuple(np.shape(leaf)) for leaf in jax.tree.leaves(arguments)]
+    if any(shape[:1] != (batch_size,) for shape in shapes):
+        raise ShapeError(
+            f"The model is mapped over a batch of `batch_size`={batch_size}, so every argument "
+            "needs this first axis; the example arguments have shapes "
+            f"{', '.join(map(str, shapes))}."
+        )
+
+
+def call_of_update(model: brainstate.nn.Module, arguments: tuple[PyTree, ...]) -> str:
+    """Print the arguments of a failing ``update`` and the model's hidden states."""
+    call = named(argument_names(model, arguments), arguments)
+    states = ", ".join(
+        f"State '{path_name(path)}' = {shown(state.value)}"
+        for path, state in model.states(brainstate.HiddenState).items()
+    )
+    ancestors = f" and {states}" if states else ""
+    return f"`{type(model).__name__}.update` fails for {call}{ancestors}"

@@ -6,7 +6,7 @@ from .._graph import Cut, HiddenGroup, HiddenParamOpRelation
 from .._graph.diagnostics import Diagnostic, DiagnosticKind, Level, quoted
 from .._jax import Atom, Var, source_line
 from .._jaxpr import carries_derivative
-from .backward_rules import nonlinear_uses
+from .analysis import nonlinear_uses
 from .grouped_step import GroupedStep
 from .walk import Walk
 

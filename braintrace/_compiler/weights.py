@@ -15,8 +15,7 @@ from .._jaxpr import (
     question_of_taint,
 )
 from .._typing import path_name
-from .backward_rules import nonlinear_uses
-from .binding_times import time_of_leaf
+from .analysis import nonlinear_uses, time_of_leaf
 from .grouped_step import GroupedStep, seen_by_losses
 from .parametric_uses import LOOPS
 from .truncated import NONLINEAR

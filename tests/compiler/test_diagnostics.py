@@ -48,7 +48,7 @@ def recurrent_operation(ops, p, h, x):
     return with_output({"h": 0.5 * h["h"] + jnp.tanh(drive + recurrent)})
 
 
-@report("truncated", "info", "k", weights="w r", states="h k")
+@report("truncated", "info", "h", "k", weights="w r", states="h k")
 def memory_of_an_upper_layer(ops, p, h, x):
     lower = leak(ops, p, h, x)
     upper = 0.5 * jnp.tanh(h["k"]) + ops.matmul(lower, p["r"])
