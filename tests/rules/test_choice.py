@@ -16,7 +16,7 @@ from test_gradients import Case, learner_of, squared_error
 import braintrace
 
 ES, OTTT = ("es_d_rtrl", {"decay_or_rank": 0.7}), ("ottt", {"decay": 0.7})
-STACK = RandomModel((Layer("bias", "gain", "adapting"), Layer("heads", "masked", "lstm")), "late")
+STACK = RandomModel((Layer("bias", "gain"), Layer("heads", "masked")), "late")
 CASES = {
     "by name": ({"w0": ES}, Case(STACK, reset="each")),
     "by a filter": (
