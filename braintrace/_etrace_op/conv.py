@@ -37,14 +37,12 @@ def _layout(ndim: int) -> jax.lax.ConvDimensionNumbers:
     return jax.lax.ConvDimensionNumbers(features_last, kernel, features_last)
 
 
-def _convolve(x: Any, kernel: Any, **params: Any) -> jax.Array:
-    numbers = _layout(x.ndim)
-    return jax.lax.conv_general_dilated(x, kernel, dimension_numbers=numbers, **params)
-
-
-def _impl(x: Any, weight: Any, *bias: Any, has_bias: bool = False, **params: Any) -> Any:
+def _impl(
+    x: Any, weight: Any, *bias: Any, strides: Any, has_bias: bool = False, **params: Any
+) -> Any:
     dtype = jnp.result_type(x, weight)
-    return quantities.add_bias(_convolve(x.astype(dtype), weight.astype(dtype), **params), bias)
+    y = jax.lax.conv_general_dilated(x.astype(dtype), weight.astype(dtype), strides, **params)
+    return quantities.add_bias(y, bias)
 
 
 def _xy_to_dw(
@@ -61,11 +59,12 @@ def _kernel_gradient(
     hidden_dim: Any,
     kernel: Any,
     *,
-    window_strides: Any,
+    strides: Any,
     padding: Any,
     lhs_dilation: Any,
     rhs_dilation: Any,
     feature_group_count: int,
+    dimension_numbers: Any,
 ) -> jax.Array:
     """Return the sum over samples and places of patch times cotangent.
 
@@ -81,23 +80,24 @@ def _kernel_gradient(
         return np.maximum(0, (np.array(sizes) - 1) * dilations + 1)
 
     spread = dilated(x.shape[1:-1], lhs_dilation)
-    factor = dilated(hidden_dim.shape[1:-1], window_strides)
+    factor = dilated(hidden_dim.shape[1:-1], strides)
     window = dilated(kernel.shape[:-2], rhs_dilation)
     lows = np.array([low for low, _ in padding])
-    product = _convolve(
+    product = jax.lax.conv_general_dilated(
         jnp.swapaxes(x, 0, -1).astype(dtype),
         jnp.moveaxis(hidden_dim, 0, -2).astype(dtype),
         window_strides=rhs_dilation,
         padding=[*zip(lows.tolist(), (factor + window - 1 - lows - spread).tolist(), strict=True)],
         lhs_dilation=lhs_dilation,
-        rhs_dilation=window_strides,
+        rhs_dilation=strides,
+        dimension_numbers=dimension_numbers,
         batch_group_count=feature_group_count,
     )
     return jnp.moveaxis(product, 0, -2)
 
 
 @functools.lru_cache(maxsize=256)
-def _pixels(space: tuple[int, ...], window: tuple[int, ...], params: Any) -> Any:
+def _pixels(space: tuple[int, ...], window: tuple[int, ...], strides: Any, params: Any) -> Any:
     """Return the pixel at each place of each patch; the number of pixels stands for padding.
 
     It is found by a convolution of the numbers of pixels.
@@ -108,7 +108,7 @@ def _pixels(space: tuple[int, ...], window: tuple[int, ...], params: Any) -> Any
         found = jax.lax.conv_general_dilated_patches(
             numbers,
             window,
-            dimension_numbers=_layout(numbers.ndim),
+            strides,
             precision=jax.lax.Precision.HIGHEST,
             **dict(params),
         )
@@ -116,7 +116,9 @@ def _pixels(space: tuple[int, ...], window: tuple[int, ...], params: Any) -> Any
     return np.where(pixels == 0, size, pixels - 1)
 
 
-def _patches(x: jax.Array, kernel: Any, *, feature_group_count: int, **params: Any) -> jax.Array:
+def _patches(
+    x: jax.Array, kernel: Any, *, strides: Any, feature_group_count: int, **params: Any
+) -> jax.Array:
     """Return the patches ``(batch, *places, groups, patch, steps)`` of several steps.
 
     Gathering is exact on every device, and several times faster on a CPU than a convolution with an
@@ -124,7 +126,7 @@ def _patches(x: jax.Array, kernel: Any, *, feature_group_count: int, **params: A
     """
     steps, batch, *space, features = x.shape
     *window, group_features, _ = kernel.shape
-    pixels = _pixels(tuple(space), tuple(window), tuple(params.items()))
+    pixels = _pixels(tuple(space), tuple(window), strides, tuple(params.items()))
     x = jnp.moveaxis(x, 0, -1).reshape(batch, math.prod(space), features, steps)
     patches = x.at[:, pixels].get(mode="fill", fill_value=0)
     places, groups = pixels.shape[:-1], feature_group_count
@@ -237,8 +239,10 @@ def conv(
     )
     shapes = (jax.ShapeDtypeStruct(array.shape, jnp.float32) for array in (x, kernel))
     (equation,) = jax.make_jaxpr(plain)(*shapes).eqns  # explicit options, and JAX's own errors
-    params = {name: equation.params[name] for name in _PARAMS}
+    same = "padding", "lhs_dilation", "rhs_dilation", "feature_group_count"
+    params = {name: equation.params[name] for name in same}
     numbers, layout = equation.params["dimension_numbers"], _layout(x.ndim)
+    params |= {"strides": equation.params["window_strides"], "dimension_numbers": layout}
     unit, outputs = x_unit * kernel_unit, kernel.shape[numbers.rhs_spec[0]]
     full_shape = tuple(outputs if axis == numbers.out_spec[1] else 1 for axis in range(x.ndim))
     biases = quantities.bias_operands("conv", bias, unit, (outputs,), bias_fn, full_shape)
@@ -246,9 +250,6 @@ def conv(
     kernel = _moved(kernel, numbers.rhs_spec, layout.rhs_spec)
     y = etp_conv_p.bind(x, kernel, *biases, has_bias=bool(biases), **params)
     return quantities.attach(_moved(y, layout.out_spec, numbers.out_spec), unit)
-
-
-_PARAMS = "window_strides", "padding", "lhs_dilation", "rhs_dilation", "feature_group_count"
 
 
 def _moved(array: jax.Array, spec: Any, wanted: Any) -> jax.Array:
