@@ -7,8 +7,9 @@ reaches a group elementwise if element ``u`` of its output reaches one unit ``p(
 a broadcast. Such an operation, with the groups that it reaches, is a *relation*, and its weight
 learns online.
 
-The central pass is a walk backward through the step (`walk`). It starts at the new value of a
-hidden state, whose elements have the unit numbers ``0 .. V-1``. It carries these numbers back
+Two passes are central. Labels that flow forward through the step find the units (`units`). A walk
+goes backward (`walk`). It starts at the new value of a hidden state, whose elements have the unit
+numbers ``0 .. V-1``. It carries these numbers back
 through the equations, to the ETP operations and to the states before the step. An equation that
 couples elements ends the walk on that path: the path is truncated, and reported.
 

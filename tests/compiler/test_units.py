@@ -223,6 +223,35 @@ def test_a_register_that_an_ordinary_operation_reads_is_exact():
     oracle.assert_close(gradient(learner), bptt(line_toy(register_that_is_read, STOP)), 1e-10)
 
 
+def gamma_memory(ops, p, h, x):
+    """A cascade of filters of one unit, in one State, which the unit reads again."""
+    line = h["line"]
+    new = jnp.tanh(0.7 * h["h"] - 0.3 * line[..., -1, :] + ops.matmul(x, p["w"]))
+    before = jnp.concatenate([new[..., None, :], line[..., :-1, :]], -2)
+    line = 0.6 * line + 0.4 * before
+    return {"h": new, "line": line}, line[..., -1, :]
+
+
+def packed(ops, p, h, x):
+    """Memory and output of a gated cell in one State, driven by the gates of one product."""
+    forget, enter, value, out = jnp.split(ops.matmul(x, p["gates"]), 4, axis=-1)
+    c, before = jnp.split(h["both"], 2, axis=-1)
+    c = jax.nn.sigmoid(forget + 0.1 * before) * c + jax.nn.sigmoid(enter) * jnp.tanh(value)
+    new = jax.nn.sigmoid(out) * jnp.tanh(c)
+    return {"both": jnp.concatenate([c, new], -1)}, new
+
+
+SEVERAL = {
+    "gamma": Toy(gamma_memory, "w", LINE),
+    "packed": Toy(packed, {"gates": (INPUTS, 4 * UNITS)}, {"both": (2 * UNITS,)}),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_several_elements_of_a_unit_in_one_state_are_exact(name):
+    assert_exact(SEVERAL[name])
+
+
 def by_where(buffer, place, value):
     here = jnp.arange(buffer.shape[-2]) == place
     return jnp.where(here[:, None], value[..., None, :], buffer)
