@@ -136,7 +136,7 @@ class FunctionalLearner:
         values = [place.value_in(state) for place in kept]
         values, traces = jax.tree.map(jnp.asarray, (values, self._arrays(state)))
         if not has_optimizer:
-            optimizer.forget()
+            optimizer.write(None)
         set_values([place.state for place in kept], values)
         learner.traces.value = traces
         learner.place()
@@ -250,7 +250,7 @@ class FunctionalLearner:
             options.check_updates()
             if options.optimizer is not None:
                 parameters = learner.parameters_for_optimizer
-                learner.held_optimizer.check_begun(options.optimizer, parameters)
+                learner.held_optimizer.begin(options.optimizer, parameters, creates=False)
         learner.follow_every_state(options.window, is_given=True)
         states = learner.current_states()
         if options.reset is None:
@@ -302,7 +302,7 @@ class FunctionalLearner:
         learner, optimizer = self._learner, self._learner.held_optimizer
         own = object() if self._own or optimizer.own else None  # their States are not observed
         drawn = brainstate.random.DEFAULT
-        version = learner.states_of_model, learner.compiled, optimizer.version, drawn, own
+        version = learner.states_of_model, learner.compiled, optimizer.begun, drawn, own
         if not all(map(operator.is_, self._known[0], version)):
             places = places_of(learner, self._own)
             now = state_of(places, unpack(learner.starting_traces()), learner.rule)

@@ -21,7 +21,7 @@ from .base import BaseLearner
 from .compiled import compile_first, learned_starts
 from .functional import FunctionalLearner
 from .live import LiveStream
-from .nonfinite import notice_all
+from .optimizer import notice_all
 from .resets import reset_state
 from .shell import run_call
 from .user_step import interceptor_of

@@ -28,12 +28,12 @@ from .base import BaseLearner
 from .chunks import over_blocks, steps_of
 from .gradient import SequenceGradient
 from .leaves import by_path, split_loss, with_unit, with_units
-from .nonfinite import Skip, check_finite, notice_of_call, reset_nonfinite
+from .optimizer import notice_call
 from .options import Options
 from .program import Arguments, Body, BodyResult, Initial
 from .pure_step import PureStep
 from .resets import reset_states
-from .updates import StepResult, Update, run_update, update_of
+from .update import StepResult, Update, check_finite, run_update, update_of
 from .user_step import (
     Recorder,
     Reset,
@@ -84,7 +84,7 @@ class OnlineLearning:
         self._step.check_unused(self._learner.traces.carried)
 
         def notice(verdict: tuple[jax.Array, jax.Array], start: int) -> None:
-            notice_of_call(learner.held_optimizer, *verdict, start)
+            notice_call(learner.held_optimizer, verdict, start)
 
         self.body: Body = Body(
             run=self._sequence,
@@ -188,10 +188,7 @@ class OnlineLearning:
             result, after = differentiate(traces, initial, inputs)
             leaves = by_path(gradients_by_path(learner.module, result.gradients))
             self._names = list(map(path_name, leaves))
-            verdict = run_update(learner, update, result, after)
-            if isinstance(verdict, Skip):
-                samples, after = reset_nonfinite(learner, verdict, after)
-                verdict = verdict.is_bad, samples
+            verdict, after = run_update(learner, update, self._options.nonfinite, result, after)
             if verdict is not None:
                 verdict = jax.tree.map(
                     lambda v: jnp.broadcast_to(v, (*result.losses.shape, *v.shape)), verdict

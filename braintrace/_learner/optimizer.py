@@ -1,27 +1,28 @@
-"""State of the optimizer of a learner's parameters.
+"""State of the optimizer of a learner's parameters, and the count of skipped updates.
 
-There are two kinds of optimizers. A gradient transformation of optax is a pair of pure functions
-``init`` and ``update``; its state is a pytree, which is stored in a State of the learner. An object
-with a method ``update(gradients)``, such as brainstate's optimizers, has its own States.
-
-Both are represented by leaves with paths.
+A gradient transformation of optax is a pair of pure functions; its state is a pytree, which is
+stored in a State of the learner. An object with a method ``update(gradients)``, such as
+brainstate's optimizers, has its own States.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import brainstate
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._brainstate import Hidden, is_watched, peek
-from .._checks import shown
-from .._errors import OptionError, ShapeError, in_words
-from .._jax import strongly_typed
+from .._checks import level_of_user
+from .._errors import NonFiniteWarning, OptionError, in_words
+from .._jax import is_tracer, strongly_typed
 from .._typing import Path, PyTree
+from ..sharding import on_host
 from .leaves import same_type
 
 
@@ -30,44 +31,41 @@ def is_transformation(optimizer: Any) -> bool:
     return isinstance(optimizer, tuple) and callable(getattr(optimizer, "init", None))
 
 
-class Running(NamedTuple):
-    """Results of a call that may still be computed; see `notice_of_call`.
+class Skips(NamedTuple):
+    """Number of skipped updates after a call, which may still be computed.
 
     Attributes
     ----------
     count
-        Number of skipped updates after it.
-    is_bad, samples, start
-        Its verdicts, and the index of its first step.
+        The number.
+    is_bad, samples
+        ``(T,)``: whether the update of each step was skipped, and the samples that were reset after
+        it. ``None``: they were skipped inside a transformation.
+    start
+        Index of its first step in the user's call.
     """
 
     count: jax.Array
-    is_bad: jax.Array
-    samples: jax.Array
-    start: int
+    is_bad: jax.Array | None = None
+    samples: jax.Array | None = None
+    start: int = 0
 
 
 @dataclasses.dataclass(eq=False)
 class Noticed:
-    """Number of skipped updates when a call last read it, hidden from brainstate.
+    """What calls know about skipped updates, hidden from brainstate.
 
     Attributes
     ----------
-    value
-        The array that the last call has read or written.
-    count
-        The number that was read last.
-    warned
-        The number at the last warning.
-    running, time
-        Later calls, whose results may still be computed, and the time of the last check.
+    value, count
+        The array that the last call has read or written, and the number that was read last.
+    running
+        Calls since then.
     """
 
     value: jax.Array | None = None
     count: int = 0
-    warned: int = 0
-    running: list[Running] = dataclasses.field(default_factory=list)
-    time: float = 0.0
+    running: list[Skips] = dataclasses.field(default_factory=list)
 
 
 class LearnerOptimizer(brainstate.graph.Node):
@@ -79,151 +77,172 @@ class LearnerOptimizer(brainstate.graph.Node):
         State of a gradient transformation; ``None`` if there is none.
     own
         An optimizer with its own States; ``None`` if there is none.
+    begun
+        The optimizer that the state belongs to.
     skipped
         Number of updates that were omitted because of non-finite numbers.
-    noticed
-        The number of them that a call has read.
-    version
-        The optimizer that the state belongs to, in an object that is replaced with it.
     """
 
     def __init__(self) -> None:
         self.transformed = brainstate.LongTermState(None)
         self.own: Any = None
+        self.begun: Hidden[Any] = Hidden(None)
         self.skipped = brainstate.LongTermState(jnp.zeros((), jnp.int32))
         self.noticed = Noticed()
-        self.version: Hidden[Any] = Hidden(None)
 
     @property
     def states(self) -> dict[Path, brainstate.State]:
         """The States of an optimizer, by path; empty before it is initialised."""
-        if peek(self.transformed) is not None:
-            return {(): self.transformed}
-        return {} if self.own is None else _states_of(self.own)
+        if self.own is None:
+            return {} if peek(self.transformed) is None else {(): self.transformed}
+        if isinstance(self.own, brainstate.graph.Node):
+            result = dict(brainstate.graph.states(self.own))
+        else:
+            items = vars(self.own).items()
+            result = {(name,): s for name, s in items if isinstance(s, brainstate.State)}
+        return {
+            tuple(map(str, path if isinstance(path, tuple) else (path,))): state
+            for path, state in result.items()
+            if not isinstance(state, brainstate.ParamState)
+        }
 
     @property
     def value(self) -> PyTree:
         """The state of the optimizer: a pytree, or values by path; ``None`` if there is none."""
         if self.own is None:
             return self.transformed.value
-        return {path: state.value for path, state in _states_of(self.own).items()}
+        return {path: state.value for path, state in self.states.items()}
 
     def write(self, value: PyTree) -> None:
-        """Write a state with the structure of the current one; ``None`` removes the optimizer.
-
-        Raises
-        ------
-        OptionError
-            If there is no state, or the optimizer has its own States.
-        ShapeError
-            If the structure differs from the current state.
-        """
+        """Write a state like the current one; ``None`` removes the optimizer."""
         if value is None:
-            self.forget()
-            return
-        if self.own is not None or peek(self.transformed) is None:
-            raise OptionError(
-                "`optimizer_state` can be written if the learner holds the state of a gradient "
-                "transformation, and set to `None` at any time. If an optimizer has its own "
-                "States, write those; before the first update, call "
-                "`learner.init_optimizer(optimizer)`."
-            )
-        held, new = peek(self.transformed), strongly_typed(value)
-        if not same_type(held, new):
-            raise ShapeError(
-                f"`optimizer_state` is {shown(value)}; expected a pytree like the current one "
-                f"({shown(held)}), with the same shapes and dtypes, or None to reset it."
-            )
-        self.transformed.value = new
+            self.transformed.value, self.own, self.begun = None, None, Hidden(None)
+        elif self.own is None:
+            self.transformed.value = strongly_typed(value)
+        else:
+            for path, state in self.states.items():
+                state.value = value[path]
 
-    def forget(self) -> None:
-        """Remove the optimizer."""
-        self.transformed.value = None
-        self.own, self.version = None, Hidden(None)
-
-    def begin(self, optimizer: Any, parameters: Callable[[], PyTree]) -> None:
-        """Initialise an optimizer with its current state or a new one.
+    def begin(self, optimizer: Any, parameters: Callable[[], PyTree], creates: bool = True) -> None:
+        """Initialise an optimizer, with its current state or a new one.
 
         Parameters
         ----------
-        optimizer
-            The optimizer.
-        parameters
-            Returns the parameters, in the structure of their gradients.
+        optimizer, parameters
+            The optimizer, and a function that returns the parameters, in the structure of their
+            gradients.
+        creates
+            Whether its state may be created here, and not only be continued.
 
         Raises
         ------
         OptionError
-            If it is not an optimizer, if there is another one, or if the state would be created
-            inside a transformation.
+            If there is another one, or if its state would be created inside a transformation.
         """
-        has_begun = self.own is not None or peek(self.transformed) is not None
-        if has_begun and self.version.value is optimizer:
+        held, begun = peek(self.transformed), self.begun.value
+        if begun is optimizer and not (held is self.own is None):
             return
-        if is_transformation(optimizer):
-            self._begin_transformation(optimizer, parameters())
-        else:
-            self._begin_object(optimizer)
-        self.version = Hidden(optimizer)
 
-    def check_begun(self, optimizer: Any, parameters: Callable[[], PyTree]) -> None:
-        """Refuse a transformation that has no state yet; see `begin`.
-
-        Raises
-        ------
-        OptionError
-            If it has none, or there is another optimizer.
-        """
-        if is_transformation(optimizer):
-            if peek(self.transformed) is None:
-                raise OptionError(
-                    "The learner has no state of this `optimizer`: call "
-                    "`learner.init_optimizer(optimizer)` before `functional.state()`."
-                )
-            self.begin(optimizer, parameters)
-
-    def _begin_transformation(self, optimizer: Any, parameters: PyTree) -> None:
         def fresh() -> PyTree:
             with in_words(lambda: "`optimizer.init` fails for the parameters"):
-                return strongly_typed(optimizer.init(parameters))
+                return strongly_typed(optimizer.init(parameters()))
 
-        held = peek(self.transformed)
-        if self.own is not None:
-            raise _other(f"the state of a {type(self.own).__name__}")
-        if held is None:
-            if is_watched():
+        if not is_transformation(optimizer):
+            is_other = held is not None or self.own not in (None, optimizer)
+        elif held is None:
+            is_other = self.own is not None
+        else:
+            is_other = not same_type(held, jax.eval_shape(fresh))
+        if is_other:
+            raise OptionError(
+                f"The learner holds the state of another optimizer ({type(begun).__name__}). To "
+                "use this one, write `learner.optimizer_state = None` first."
+            )
+        if not is_transformation(optimizer):
+            self.own = optimizer
+        elif held is None:
+            if is_watched() or not creates:
                 raise OptionError(
-                    "The state of `optimizer` would be created inside a transformation, which "
-                    "cannot store it. Call `learner.init_optimizer(optimizer)` before."
+                    "The state of `optimizer` would be created inside a transformation or a pure "
+                    "function, which cannot store it. Call `learner.init_optimizer(optimizer)` "
+                    "before."
                 )
             self.transformed.value = fresh()
-        elif not same_type(held, jax.eval_shape(fresh)):
-            raise _other("the state of an optimizer of other parts or shapes")
-
-    def _begin_object(self, optimizer: Any) -> None:
-        if peek(self.transformed) is not None:
-            raise _other("the state of a gradient transformation")
-        if self.own not in (None, optimizer):
-            raise _other(f"the state of another {type(self.own).__name__}")
-        self.own = optimizer
+        self.begun = Hidden(optimizer)
 
 
-def _states_of(optimizer: Any) -> dict[Path, brainstate.State]:
-    """Return the States of an optimizer by path, except for parameters."""
-    if isinstance(optimizer, brainstate.graph.Node):
-        result = dict(brainstate.graph.states(optimizer))
-    else:
-        held = getattr(optimizer, "__dict__", {})
-        result = {(name,): s for name, s in held.items() if isinstance(s, brainstate.State)}
-    return {
-        tuple(map(str, path if isinstance(path, tuple) else (path,))): state
-        for path, state in result.items()
-        if not isinstance(state, brainstate.ParamState)
-    }
+# --- warnings about skipped updates
 
 
-def _other(what: str) -> OptionError:
-    return OptionError(
-        f"The learner holds {what}, which does not fit this `optimizer`. To use another "
-        "optimizer, write `learner.optimizer_state = None` first."
+MOST_RUNNING = 8
+"""Maximum number of calls of one step whose results are not read yet."""
+
+
+def notice_earlier(held: LearnerOptimizer) -> None:
+    """Warn, before a call, of updates that a transformation has skipped."""
+    value = peek(held.skipped)
+    if value is not held.noticed.value and not (is_tracer(value) or is_watched()):
+        held.noticed.value = value
+        held.noticed.running.append(Skips(value))
+        notice_all(held)
+
+
+def notice_call(held: LearnerOptimizer, verdict: tuple[jax.Array, jax.Array], start: int) -> None:
+    """Warn of the updates that a call has skipped; after single steps, at the latest the eighth."""
+    value, noticed = peek(held.skipped), held.noticed
+    if not (is_tracer(value) or is_watched()):
+        noticed.value = value
+        noticed.running.append(Skips(value, *verdict, start))
+        if len(verdict[0]) > 1 or len(noticed.running) > MOST_RUNNING:
+            notice_all(held)
+
+
+def notice_all(held: LearnerOptimizer) -> None:
+    """Wait for all calls, and warn at the first skipped update, the tenth, the hundredth, …"""
+    noticed = held.noticed
+    calls, noticed.running = noticed.running, []
+    if calls and int(on_host(calls[-1].count)) != noticed.count:
+        for call in calls:
+            before, noticed.count = noticed.count, int(on_host(call.count))
+            if _digits(noticed.count) > _digits(before):
+                warnings.warn(
+                    f"{_what(call, noticed.count - before)}{_reset_samples(call)} A skipped update changes neither parameters nor "
+                    "optimizer, and `learner.skipped_updates` counts it; the next warning follows "
+                    "at the next power of ten. `nonfinite='raise'` stops at the first, and "
+                    "`nonfinite='ignore'` updates nevertheless.",
+                    NonFiniteWarning,
+                    stacklevel=level_of_user(),
+                )
+
+
+def _digits(number: int) -> int:
+    return len(str(number)) if number else 0
+
+
+def _what(call: Skips, new: int) -> str:
+    if call.is_bad is None:
+        return (
+            "Updates that were skipped inside a transformation, or before the learner's state was "
+            f"restored: {new}. A loss or gradient was NaN or infinite."
+        )
+    steps = on_host(call.is_bad)
+    step = call.start + int(np.argmax(steps))
+    return (
+        f"A loss or gradient is NaN or infinite, first at step {step} of "
+        f"{'this' if len(steps) > 1 else 'a'} call. Updates skipped: {new}."
+    )
+
+
+def _reset_samples(call: Skips) -> str:
+    if call.is_bad is None or call.samples is None:
+        return ""
+    samples = on_host(call.samples)[int(np.argmax(on_host(call.is_bad)))]
+    if not samples.any():
+        return " The states and traces of all samples are finite, and continue."
+    if samples.all():
+        return " All samples were reset: their states or traces were not finite."
+    names = ", ".join(map(str, np.nonzero(samples)[0][:10]))
+    return (
+        f" Samples that were reset, with non-finite states or traces: {names}. If an input has "
+        "gaps that are NaN, fill them (`jnp.nan_to_num`): each of them resets its sample."
     )

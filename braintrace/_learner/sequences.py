@@ -19,7 +19,7 @@ from .._errors import NonFiniteError, OptionError, optional_import
 from .._typing import PyTree
 from ..sharding import on_host
 from .base import BaseLearner
-from .nonfinite import notice_all
+from .optimizer import notice_all
 from .options import Options, of_numbers
 from .shell import run_method
 
@@ -179,8 +179,8 @@ def etrace_online(
         Action for a NaN or infinite loss or gradient. ``'skip'``: the update is omitted and counted
         (`skipped_updates`), samples with non-finite states or traces are reset, and a
         `NonFiniteWarning` names the first step and these samples. A call of one step does not wait
-        for its result: it warns in a later call, at the latest the eighth or after 0.1 seconds, or
-        when `skipped_updates` is read. Inside a transformation, updates are counted, and the next
+        for its result: it warns in a later call, at the latest the eighth, or when
+        `skipped_updates` is read. Inside a transformation, updates are counted, and the next
         call outside of it warns. ``'raise'``: the call changes nothing, and its error names step,
         loss and parameter. ``'ignore'``: none. The gradient is checked before ``optimizer`` or
         ``update_fn`` receives it.

@@ -24,7 +24,7 @@ from .arguments import MultiStepData, check_steps, is_sequence, unwrap
 from .base import BaseLearner
 from .evolve import evolving, predicting
 from .gradient import SequenceGradient
-from .nonfinite import notice_counted
+from .optimizer import notice_earlier
 from .online import OnlineLearning
 from .options import Options, chosen_among, of_numbers, weights_of
 from .program import Arguments, Body, BodyResult, Initial, Program
@@ -96,9 +96,7 @@ def run_method(
     start: int = 0,
 ) -> PyTree:
     """Run a method of a learner; ``start`` is the index of its first step in the user's call."""
-    optimizer = learner.held_optimizer
-    if optimizer.noticed.running or peek(optimizer.skipped) is not optimizer.noticed.value:
-        notice_counted(optimizer)
+    notice_earlier(learner.held_optimizer)
     if options.window is not None:
         learner.follow_every_state(options.window)
     states = learner.current_states()
