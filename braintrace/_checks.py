@@ -4,10 +4,11 @@ A check is written where a wrong value would give a wrong number in silence, or 
 wrong first. All other mistakes raise the error of JAX, brainstate or Python.
 """
 
+import functools
 import inspect
 import operator
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -151,19 +152,32 @@ def flags_of(
     return flags
 
 
-def differences(
-    found: Mapping[str, Any], expected: Mapping[str, Any], is_like: Callable[[Any, Any], bool]
-) -> list[str]:
-    """Return a line for every entry, by name, that is missing, unexpected or different."""
+def differences(found: Any, expected: Any) -> list[str]:
+    """Return a line for every leaf that is missing, unexpected, or of another shape or dtype."""
+    leaves = (jax.tree_util.tree_leaves_with_path(tree) for tree in (found, expected))
+    one, other = (
+        {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in pairs}
+        for pairs in leaves
+    )
     lines = []
-    for name in sorted(found.keys() | expected.keys()):
-        if name not in found:
-            lines.append(f"\n- '{name}' is missing; expected {shown(expected[name])}")
-        elif name not in expected:
-            lines.append(f"\n- '{name}' is unexpected: {shown(found[name])}")
-        elif not is_like(found[name], expected[name]):
-            lines.append(f"\n- '{name}' is {shown(found[name])}; expected {shown(expected[name])}")
+    for name in sorted(one.keys() | other.keys()):
+        if name not in one:
+            lines.append(f"\n- '{name}' is missing; expected {shown(other[name])}")
+        elif name not in other:
+            lines.append(f"\n- '{name}' is unexpected: {shown(one[name])}")
+        elif _type(one[name]) != _type(other[name]):
+            lines.append(f"\n- '{name}' is {shown(one[name])}; expected {shown(other[name])}")
+    trees = [jax.tree.structure(tree) for tree in (found, expected)]
+    if not lines and trees[0] != trees[1]:
+        lines.append(f"\n- the structure is {trees[0]}; expected {trees[1]}")
     return lines
+
+
+def _type(leaf: Any) -> Any:
+    """Return a shape, and a dtype as JAX has it: a NumPy array may lose its double precision."""
+    dtype = getattr(leaf, "dtype", None)
+    known = functools.partial(jax.dtypes.canonicalize_dtype, allow_extended_dtype=True)
+    return getattr(leaf, "shape", None), dtype if dtype is None else known(dtype)
 
 
 _FILES = (__file__, *map(inspect.getfile, (jax, brainstate)))

@@ -66,22 +66,21 @@ def save(folder: str | os.PathLike[str], learner: Learner, extra: PyTree = None)
     >>> second = learner(jnp.ones((2,)))
     """
     orbax = _orbax()
-    with learner.traces.carried.peeking() as at_start:
-        arrays = _by_name(learner.functional().state())
-        own = jax.tree.map(lambda leaf: on_host(leaf) if _is_array(leaf) else leaf, extra)
-        about = {
-            **_about(learner, arrays),
-            "at start": at_start,
-            "digests": {name: _digest(array) for name, array in arrays.items()},
-            "digests of extra": {name: _digest(leaf) for name, leaf in _by_name(own).items()},
-        }
-        parts = {
-            "state": orbax.args.StandardSave(_for_orbax(arrays)),
-            "extra": orbax.args.StandardSave({"extra": own}),
-            "about": orbax.args.JsonSave(about),
-        }
-        with _manager(folder) as manager:
-            manager.save(1 + (manager.latest_step() or 0), args=orbax.args.Composite(**parts))
+    arrays = _by_name(learner.functional().state())
+    own = jax.tree.map(lambda leaf: on_host(leaf) if _is_array(leaf) else leaf, extra)
+    about = {
+        **_about(learner, arrays),
+        "at start": learner.carried.is_zero,
+        "digests": {name: _digest(array) for name, array in arrays.items()},
+        "digests of extra": {name: _digest(leaf) for name, leaf in _by_name(own).items()},
+    }
+    parts = {
+        "state": orbax.args.StandardSave(_for_orbax(arrays)),
+        "extra": orbax.args.StandardSave({"extra": own}),
+        "about": orbax.args.JsonSave(about),
+    }
+    with _manager(folder) as manager:
+        manager.save(1 + (manager.latest_step() or 0), args=orbax.args.Composite(**parts))
 
 
 def restore(folder: str | os.PathLike[str], learner: Learner) -> Any:
@@ -116,7 +115,7 @@ def restore(folder: str | os.PathLike[str], learner: Learner) -> Any:
     orbax = _orbax()
     if not pathlib.Path(folder).expanduser().is_dir():
         raise NoCheckpointError(f"There is no checkpoint in '{folder}': it is not a folder.")
-    with _manager(folder) as manager, learner.traces.carried.peeking():
+    with _manager(folder) as manager:
         step = manager.latest_step()
         if step is None:
             raise NoCheckpointError(f"There is no checkpoint in '{folder}'.")

@@ -14,10 +14,10 @@ from .full_rules import SnAp as SnAp
 from .functional import FunctionalLearner as FunctionalLearner
 from .learner import ETraceAlgorithm as ETraceAlgorithm
 from .learner import Learner as Learner
-from .learner_state import LearnerState as LearnerState
 from .live import LiveStream as LiveStream
 from .rewards import TDTrace as TDTrace
 from .rewards import three_factor_loss as three_factor_loss
+from .state import LearnerState as LearnerState
 from .traces import EligibilityTraces as EligibilityTraces
 from .unit_rules import D_RTRL as D_RTRL
 from .unit_rules import ES_D_RTRL as ES_D_RTRL

@@ -6,9 +6,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from .._checks import common_length, named
+from .._checks import named
 from .._errors import DtypeError, ShapeError
 from .._graph import ETraceGraph, TracedModel
 from .._jax import Var, to_array
@@ -68,22 +67,8 @@ def unwrap(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     )
 
 
-def check_steps(arguments: tuple[Any, ...]) -> None:
-    """Refuse sequences without steps, or of different lengths.
-
-    Raises
-    ------
-    ShapeError
-        If there are any.
-    """
-    sequences = [argument.data for argument in arguments if isinstance(argument, MultiStepData)]
-    if shapes := [tuple(np.shape(leaf)) for leaf in jax.tree.leaves(sequences)]:
-        common_length(shapes, "`MultiStepData`")
-
-
 def first_step(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the arguments of one step: wrappers removed, sequences cut to their first step."""
-    check_steps(arguments)
     return tuple(
         jax.tree.map(lambda leaf: leaf[0], argument.data)
         if isinstance(argument, MultiStepData)

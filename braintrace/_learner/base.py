@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import brainstate
 
-from .._brainstate import is_watched
+from .._brainstate import hold, is_watched
 from .._checks import check_model
 from .._compiler import CompilerOptions, compile_model
 from .._core.traces import as_arrays, outliving, pack, starting_traces
@@ -19,6 +19,7 @@ from .._model import (
     FoundStates,
     InitialFunction,
     States,
+    find_states,
     of_kind,
     settings,
     short_term,
@@ -27,11 +28,10 @@ from .._model import (
 )
 from .._typing import Path, PyTree
 from ..sharding import DataAxis, Placement
-from .compiled import CompiledModel
+from .compiled import CompiledModel, CompiledStep
 from .optimizer import LearnerOptimizer
 from .program import Programs
-from .step import CompiledStep
-from .traces import EligibilityTraces, Zero, start_of_filter
+from .traces import CarriedTraces, EligibilityTraces, Zero, start_of_filter
 
 
 class BaseLearner(brainstate.nn.Module):
@@ -67,7 +67,7 @@ class BaseLearner(brainstate.nn.Module):
         self._compiled: CompiledModel | None = None
         self.found_states = FoundStates()
         self.held_optimizer = LearnerOptimizer()
-        self._programs = Programs(self)
+        self.programs = Programs()
 
     def window_of(self, requested: int | None = None) -> int | None:
         """Return the window of a call; a call's length overrides the learner's."""
@@ -80,7 +80,7 @@ class BaseLearner(brainstate.nn.Module):
         return self.told_rule or type(self).__name__ + (f"({options})" if options else "")
 
     def __getattr__(self, name: str) -> Any:
-        if name == "traces":
+        if name in ("traces", "carried"):
             raise NotInitializedError(
                 f"This {type(self).__name__} has no `traces` yet: call `compile_graph` with an "
                 "example input first."
@@ -147,7 +147,7 @@ class BaseLearner(brainstate.nn.Module):
     @property
     def states_of_step(self) -> dict[Any, brainstate.State]:
         """The current States that one step reads or writes, by path."""
-        return self.compiled.find_states(self.states_of_model)
+        return find_states(self.graph, self.states_of_model, self.compiled.outside)
 
     @property
     def short_term_states(self) -> dict[Path, brainstate.State]:
@@ -221,7 +221,7 @@ class BaseLearner(brainstate.nn.Module):
             return
         compiled = self.compiled_model
         is_alike = compiled.step.follows_every_state
-        if not is_alike and (is_given or not self.traces.carried.is_zero):
+        if not is_alike and (is_given or not self.carried.is_zero):
             raise OptionError(
                 f"`window` is {requested}, but the current traces omit hidden states that a window "
                 "needs. Give `window` to `compile`, or reset the learner before its first call "
@@ -238,9 +238,15 @@ class BaseLearner(brainstate.nn.Module):
 
     # --- traces
 
+    @property
+    def traces(self) -> EligibilityTraces:
+        """The traces, by key."""
+        return EligibilityTraces(self.carried)
+
     def begin_traces(self) -> None:
         """Allocate the traces of the compiled model for the start of the first sequence."""
-        self.traces = EligibilityTraces(Zero(), self.compiled.pairs)
+        pairs, zeros = self.compiled.pairs, lambda: self._as_arrays(self.starting_traces())
+        self.carried = CarriedTraces(Zero(), zeros, pairs)
         leaves = self.graph.traced.filters
         self.filters = {
             leaf.name: brainstate.ShortTermState(start_of_filter(leaf)) for leaf in leaves
@@ -250,7 +256,7 @@ class BaseLearner(brainstate.nn.Module):
 
     def starting_traces(self) -> Traces:
         """Return the initial traces of a sequence; zero traces are represented by shapes."""
-        return pack(starting_traces(self.compiled.trace_specs), self.traces.pairs)
+        return pack(starting_traces(self.compiled.trace_specs), self.carried.pairs)
 
     def zero_traces(self) -> Traces:
         """Return the initial traces of the first sequence."""
@@ -266,11 +272,10 @@ class BaseLearner(brainstate.nn.Module):
 
     def leave_starting_traces(self) -> None:
         """Set the traces to the initial traces of the first sequence."""
-        carried = self.traces.carried
-        carried.zeros = lambda: self._as_arrays(self.starting_traces())
         # With a random stream, traces are zero only once: a program for that would not pay.
-        form = carried.zeros() if outliving(self.compiled.trace_specs) else Zero()
-        carried.store(form, not is_watched())
+        has_stream = bool(outliving(self.compiled.trace_specs))
+        form = self.carried.zeros() if has_stream else Zero()
+        self.carried.store(form, not is_watched())
 
     def _as_arrays(self, traces: Traces) -> Traces:
         return as_arrays(traces) if self.placement is None else self.placement.traces(traces)
@@ -290,7 +295,8 @@ class BaseLearner(brainstate.nn.Module):
         """Move the arrays to their placement on the mesh, if there is one."""
         if self.placement is not None:
             self.place_states()
-            self.traces.carried.convert(self.placement.traces)
+            if not self.carried.is_zero:
+                hold(self.carried, self.placement.traces(self.carried.arrays()))
             for state in self.held_optimizer.states.values():
                 state.value = self.placement.value(None, state.value)
 
@@ -300,16 +306,9 @@ class BaseLearner(brainstate.nn.Module):
             values = values_by_path(self.states_of_model).items()
             placed = {path: self.placement.value(path, value) for path, value in values}
             write_by_path(self.states_of_model, placed)
-            self.traces.carried.left = ()  # the same values in other arrays
+            self.carried.left = None  # the same values in other arrays
 
     def parameters_for_optimizer(self) -> PyTree:
         """Return the parameters in the structure of their gradients."""
         states = self.param_states.items()
         return gradients_for(self.module, {path: state.value for path, state in states})
-
-    @property
-    def programs(self) -> Programs:
-        """The programs that the methods have compiled; a clone compiles its own."""
-        if self._programs.owner() is not self:
-            self._programs = Programs(self)
-        return self._programs

@@ -4,15 +4,21 @@ A step is compiled for the shapes of the short-term States, which have batch axe
 of ``brainstate.environ``.
 """
 
+from __future__ import annotations
+
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import brainstate
 import jax
 
+from .._core.steps import Inputs
+from .._core.traces import pairs_of, reset_traces, stored_specs
+from .._core.windows import single_step
 from .._errors import ShapeError
-from .._graph import Diagnostic
+from .._graph import Diagnostic, ETraceGraph, TraceMethod
 from .._jax import strongly_typed
 from .._model import (
     InitialFunction,
@@ -28,9 +34,73 @@ from .._model import (
     write_by_path,
 )
 from .._typing import Path, path_name
-from ..sharding import DataAxis, placement_of
+from ..sharding import DataAxis, Placement, placement_of
 from .arguments import arguments_for_batch, example_arguments
-from .step import CompiledStep
+
+
+@dataclasses.dataclass(eq=False)
+class CompiledStep:
+    """A compiled model with its learning rule.
+
+    Attributes
+    ----------
+    graph, method
+        The compiled model, and the rule.
+    outside
+        States outside the model that a step uses.
+    every_state, trace_dtype
+        Which states have traces, and the dtype in which traces are stored; see `CompilerOptions`
+        and `Learner`.
+    placement
+        Placement of its arrays on a mesh; ``None``: no mesh.
+    trace_specs, pairs
+        Specifications of the stored traces, and those that share an array.
+    followed
+        Paths of the model's hidden States that the traces follow, sorted: another step of the model
+        may read them in another order.
+    """
+
+    graph: ETraceGraph
+    outside: States
+    method: TraceMethod
+    every_state: bool
+    trace_dtype: Any
+    placement: Placement | None = None
+
+    def __post_init__(self) -> None:
+        self.trace_specs = stored_specs(self.graph.trace_specs, self.trace_dtype)
+        self.pairs = pairs_of(self.trace_specs)
+        followed = {s.path for s in self.graph.traced_states if s.path not in self.outside}
+        self.followed = tuple(sorted(followed, key=path_name)) if self.trace_specs else ()
+        self.reset = jax.jit(functools.partial(reset_traces, self.trace_specs))
+
+    @property
+    def follows_every_state(self) -> bool:
+        """Whether traces follow every hidden state, including states that no later step reads."""
+        if self.graph.flat_state is not None:
+            return True
+        if any(group.downstream or group.delay_line for group in self.graph.hidden_groups):
+            return False
+        every = stored_specs(self.method.trace_specs(self.graph, True), self.trace_dtype)
+        return bool(jax.tree.structure(every) == jax.tree.structure(self.trace_specs))
+
+    def carries_like(self, other: CompiledStep) -> bool:
+        """Test whether another step has the same traces and filters, which mean the same."""
+
+        def carried(step: CompiledStep) -> Any:
+            specs = jax.tree.map(
+                lambda s: (s.shape, str(s.dtype), s.axes, s.rule), step.trace_specs
+            )
+            filters = {leaf.name: (leaf.shape, leaf.dtype) for leaf in step.graph.traced.filters}
+            return specs, filters
+
+        return bool(carried(self) == carried(other))
+
+    def one_step(self, inputs: Inputs, traces: Any, reset: jax.Array | None = None) -> Any:
+        """Return one step, with its residuals placed on the mesh; see `single_step`."""
+        step = self.graph, self.method, inputs, traces, reset
+        return single_step(*step, *(() if self.placement is None else (self.placement.records,)))
+
 
 Analyse: TypeAlias = Callable[[tuple[Any, ...], int | None], CompiledStep]
 """``(example, batch_size) -> step``; see `compile_step`."""
@@ -64,7 +134,7 @@ class CompiledModel:
     initial: InitialValues
     data: DataAxis | None = None
 
-    def sharded(self, data: DataAxis) -> "CompiledModel":
+    def sharded(self, data: DataAxis) -> CompiledModel:
         """Return this model sharded over a mesh; steps of other shapes are compiled again.
 
         Raises
@@ -134,7 +204,7 @@ class CompiledModel:
         states: States,
         values: Mapping[Path, Any],
         batch_size: int | None,
-    ) -> "CompiledModel":
+    ) -> CompiledModel:
         """Write values to States, and return this model compiled for their shapes.
 
         If compilation fails, the States keep their values.
@@ -157,12 +227,12 @@ class CompiledModel:
             raise
         return dataclasses.replace(self, step=step, shapes=shapes, settings=now)
 
-    def up_to_date(self, analyse: Analyse) -> "CompiledModel":
+    def up_to_date(self, analyse: Analyse) -> CompiledModel:
         """Return this model compiled for the current settings of the environment."""
         step, now = self._step(self.shapes, lambda: self._analysed(analyse))
         return dataclasses.replace(self, step=step, settings=now)
 
-    def analysed_again(self, analyse: Analyse) -> "CompiledModel":
+    def analysed_again(self, analyse: Analyse) -> CompiledModel:
         """Return this model compiled by another analysis, for the same shapes."""
         return self._with_only(self._analysed(analyse))
 
@@ -171,7 +241,7 @@ class CompiledModel:
         traced = self.step.graph.traced
         return analyse(example_arguments(traced), traced.batch_size)
 
-    def _with_only(self, step: CompiledStep) -> "CompiledModel":
+    def _with_only(self, step: CompiledStep) -> CompiledModel:
         """Return this model with a new step, and no known steps of other shapes."""
         step = self._placed(step)
         known = {_key(self.shapes, self.settings): step}

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import brainstate
@@ -18,18 +17,17 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from .._brainstate import is_in_loop, peek_all, set_values
-from .._core.traces import outliving, unpack
+from .._core.traces import outliving, pack, unpack
 from .._errors import OptionError
 from .._graph import Traces
-from .._jax import struct_of
 from .._typing import PyTree
 from .base import BaseLearner
-from .learner_state import LearnerState, Places, check_like, places_of, state_of, states_in
 from .options import Options
 from .program import Arguments, Initial, Program
 from .resets import check_where, reset_values
 from .sequences import etrace_evolve, etrace_grad, etrace_online, predict
-from .shell import find_program, program_of_call, shown
+from .shell import find_call, find_program, shown
+from .state import LearnerState, Places, states_in
 from .traces import Form, Zero, is_settled, settled
 
 
@@ -93,9 +91,7 @@ class FunctionalLearner:
     def __init__(self, learner: BaseLearner, own: Mapping[str, PyTree]) -> None:
         for name, holder in own.items():
             states_in(name, holder)
-        self._learner = learner
-        self._own = own
-        self._known: tuple[tuple[object, ...], Places, Any] = (None,), Places(), None
+        self._learner, self._own = learner, own
 
     def state(self) -> LearnerState:
         """Return the current state of the learner.
@@ -103,10 +99,10 @@ class FunctionalLearner:
         Its arrays are the learner's arrays. Copy them before you pass them to a compiled function
         that donates its arguments (``donate_argnums``), if you continue to use the learner.
         """
-        learner = self._learner
-        learner.traces.carried.finish()
-        learner.traces.carried.check(self._followed, learner.compiled.followed)
-        return state_of(self._places(), learner.traces.value, learner.rule)
+        learner, carried = self._learner, self._learner.carried
+        carried.finish()
+        carried.check(self._followed, learner.compiled.followed)
+        return self._places().state(learner.traces.value, learner.rule)
 
     @property
     def _followed(self) -> list[brainstate.State]:
@@ -124,23 +120,23 @@ class FunctionalLearner:
             If the state does not fit the learner, or belongs to another rule; then nothing changes.
         """
         learner, optimizer = self._learner, self._learner.held_optimizer
-        learner.traces.carried.finish()
-        places = self._checked(state).values()
+        learner.carried.finish()
+        places = self._checked(state)
         has_optimizer = bool(state.optimizer)
         if has_optimizer and not optimizer.states:
             raise OptionError(
                 "`state` has the state of an optimizer, and this learner has no optimizer: call "
                 "`learner.init_optimizer(optimizer)` first."
             )
-        kept = [p for p in places if p.field != "optimizer" or has_optimizer]
-        values = [place.value_in(state) for place in kept]
+        kept = [p.state for p in places.values() if p.field != "optimizer" or has_optimizer]
+        values = places.values_in(state, kept)
         values, traces = jax.tree.map(jnp.asarray, (values, self._arrays(state)))
         if not has_optimizer:
             optimizer.write(None)
-        set_values([place.state for place in kept], values)
+        set_values(kept, values)
         learner.traces.value = traces
         learner.place()
-        learner.traces.carried.left = (peek_all(self._followed),)
+        learner.carried.left = peek_all(self._followed)
 
     def step(self, state: LearnerState, *arguments: PyTree) -> tuple[LearnerState, PyTree]:
         """Run one step, and return the new state and the output of the model's ``update``.
@@ -150,10 +146,8 @@ class FunctionalLearner:
         contain how they depend on the parameters.
         """
         learner = self._learner
-        states = learner.current_states()
-        program, data = program_of_call(learner, states, arguments)
-        found = list(learner.compiled.find_states(states).values())
-        return self._advance(state, program, data, found)
+        program, data = find_call(learner, learner.current_states(), arguments)
+        return self._advance(state, program, data)
 
     def grad(
         self, state: LearnerState, *sequences: PyTree, **options: Any
@@ -246,11 +240,9 @@ class FunctionalLearner:
     ) -> tuple[LearnerState, PyTree]:
         """Run a method of the learner."""
         learner, options = self._learner, _options_of(method, given)
-        if method == "etrace_online":
-            options.check_updates()
-            if options.optimizer is not None:
-                parameters = learner.parameters_for_optimizer
-                learner.held_optimizer.begin(options.optimizer, parameters, creates=False)
+        if options.optimizer is not None:
+            parameters = learner.parameters_for_optimizer
+            learner.held_optimizer.begin(options.optimizer, parameters, creates=False)
         learner.follow_every_state(options.window, is_given=True)
         states = learner.current_states()
         if options.reset is None:
@@ -260,29 +252,24 @@ class FunctionalLearner:
             initial = list(fresh.values())
         call = learner, method, sequences, options, states, lambda: initial
         program, arguments, steps = find_program(*call)
-        after, results = self._advance(state, program, arguments, program.body.states, steps)
+        after, results = self._advance(state, program, arguments, steps)
         return after, shown(learner, program.body, results, options)
 
     def _advance(
-        self,
-        state: LearnerState,
-        program: Program,
-        arguments: Arguments,
-        states: Sequence[brainstate.State],
-        steps: int = 1,
+        self, state: LearnerState, program: Program, arguments: Arguments, steps: int = 1
     ) -> tuple[LearnerState, PyTree]:
         """Run a program on a state."""
-        places, body, form = self._checked(state), program.body, state.traces
-        traces, done = None, list[Any]()
-        if body.reads == "arrays" or not (body.reads == "nothing" or isinstance(form, Zero)):
-            traces = settled(form, self._learner.zero_traces)
-        values = [places.of(each).value_in(state) for each in states]
-        call = values, traces, arguments, steps
-        program(*call, is_owned=False, defers=not is_in_loop(), done=done)
+        places, body, done = self._checked(state), program.body, list[Any]()
+        is_zero = isinstance(state.traces, Zero) and body.reads == "zero"
+        has_none = is_zero or body.reads == "nothing"
+        traces = None if has_none else pack(self._arrays(state), self._learner.carried.pairs)
+        values = places.values_in(state, body.states)
+        defers = not is_in_loop()
+        program(values, traces, arguments, steps, is_owned=False, defers=defers, done=done)
         (results, verdict), written, after = program.changes(done[0], traces)
         if body.check is not None:
             body.check(verdict)
-        state = places.replaced(state, body.written(states), written)
+        state = places.replaced(state, program.written, written)
         if after is not None:
             after = unpack(after) if is_settled(after) else after
             state = dataclasses.replace(state, traces=after)
@@ -292,27 +279,18 @@ class FunctionalLearner:
         """Return the initial values of the short-term States by path; random keys advance."""
         places = self._checked(state)
         states, function = self._learner.initial_function()
-        written, fresh = function([places.of(each).value_in(state) for each in states])
+        written, fresh = function(places.values_in(state, states))
         new = [(s, v) for s, v in zip(states, written, strict=True) if v is not None]
         state = places.replaced(state, [s for s, _ in new], [v for _, v in new])
         return state, {path: fresh[path] for path in self._learner.short_term_states}
 
     def _places(self) -> Places:
-        """Return the places of all values, found once for a compiled model and an optimizer."""
-        learner, optimizer = self._learner, self._learner.held_optimizer
-        own = object() if self._own or optimizer.own else None  # their States are not observed
-        drawn = brainstate.random.DEFAULT
-        version = learner.states_of_model, learner.compiled, optimizer.begun, drawn, own
-        if not all(map(operator.is_, self._known[0], version)):
-            places = places_of(learner, self._own)
-            now = state_of(places, unpack(learner.starting_traces()), learner.rule)
-            self._known = version, places, jax.tree.map(struct_of, now)
-        return self._known[1]
+        return Places(self._learner, self._own)
 
     def _checked(self, state: LearnerState) -> Places:
         """Return the places of all values in a state, which is refused if it does not fit."""
-        places = self._places()
-        check_like(state, self._known[2])
+        places, learner = self._places(), self._learner
+        places.check(state, unpack(learner.starting_traces()), learner.rule)
         return places
 
 
@@ -328,4 +306,6 @@ def _options_of(method: str, given: Mapping[str, Any]) -> Options:
     options = Options(**given)
     if options.progress or options.log_every:
         raise OptionError("`progress` and `log_every` are options of the methods of a learner.")
+    if method == "etrace_online":
+        options.check_updates()
     return options

@@ -17,23 +17,21 @@ import jax.numpy as jnp
 
 from .._core.chunk import SourceValues
 from .._core.sites import at_entry, probes_after_reset
-from .._core.steps import Inputs, operand_shapes, operands, recorded_step
+from .._core.steps import Inputs, operand_shapes, recorded_step
 from .._core.traces import as_arrays, examples, is_zero, ordering_token
 from .._core.windows import passed_step, window_step
 from .._errors import OptionError
 from .._graph import Traces, Weights
 from .._jax import without_derivative
 from .._jaxpr import program_of
-from .._model import read_states
 from .._typing import PyTree
 from .base import BaseLearner
 from .chunks import Chunks, ChunksByLength, backward_over_chunks, over_chunks, steps_of
-from .leaves import split_loss, with_unit, with_units
 from .options import Options
 from .program import Arguments, Body, BodyResult, DeferredTraces, Initial
 from .resets import check_fixed_weights, reset_states
 from .sequence_chunk import Fixed, SequenceChunk
-from .user_step import Recorder, call_step_function, example_slices
+from .user_step import Recorder, example_slices, loss_of, operands_of, with_unit, with_units
 
 NO_DERIVATIVE = (
     "The gradients of `etrace_grad` or `etrace_online` are differentiated, but they are computed "
@@ -79,19 +77,17 @@ class SequenceGradient:
             self._options,
         )
         self._cuts: ChunksByLength = {}
-        pure, paths = self._chunks.step, self._chunks.paths
-        check_fixed_weights(self._learner, pure.written_of(paths), flags is not None)
-        pure.check_unused(self._learner.traces.carried)
+        pure = self._chunks.step
+        check_fixed_weights(self._learner, pure, flags is not None)
+        pure.check_unused(self._learner.carried)
         self._zero_traces = self._learner.starting_traces()
-        states, count = [*self._parameters.values(), *pure.others], len(self._parameters)
         self.body: Body = Body(
             run=self._sequence,
-            states=states,
-            written=lambda items: pure.written_of(items[count:]),
+            states=pure.states,
+            is_written=pure.is_written,
             reads="zero",
             finish=self._updated if self._chunks.linear is None else self._replayed,
             parameters=tuple(self._parameters),
-            as_params=getattr(learner.module, "as_params", None),
             cut=self._cut if self._chunks.linear is None else None,
             chunks_by_length=self._cuts,
         )
@@ -119,19 +115,11 @@ class SequenceGradient:
                 return outputs, new_states, records
 
             recorder = Recorder(self._learner, run)
-            loss, aux = call_step_function(step_fn, recorder, slices, self._options.has_aux)
-            mantissa, self._loss_unit = split_loss(loss, self._options.unit_aware)
-            return mantissa, aux, recorder.records
+            has_aux, unit_aware = self._options.has_aux, self._options.unit_aware
+            loss, self._loss_unit, aux = loss_of(step_fn, recorder, slices, has_aux, unit_aware)
+            return loss, aux, recorder.records
 
         return step
-
-    def _operands(self, parameters: list[PyTree], others: list[PyTree]) -> Weights:
-        """Return the operands: parameters, and the current values of read-only States."""
-        graph, states = self._learner.graph, self._learner.states_of_step
-        values = dict(zip(self._parameters, parameters, strict=True))
-        read_only = zip(self._chunks.paths, others, strict=True)
-        values.update({path: value for path, value in read_only if path is not None})
-        return operands(graph, read_states(graph, states, values))
 
     def _sequence(
         self, values: list[PyTree], traces: Traces | None, given: Arguments
@@ -140,7 +128,9 @@ class SequenceGradient:
         parameters, others = values[: len(self._parameters)], values[len(self._parameters) :]
         cut = self._cut(steps_of(sequences), traces is None)
         scales = self._scales(jnp.ones(cut.steps) if mask is None else mask)
-        weights, to_parameters = jax.vjp(lambda now: self._operands(now, others), parameters)
+        weights, to_parameters = jax.vjp(
+            lambda now: operands_of(self._learner, self._chunks.step, [*now, *others]), parameters
+        )
         data, fixed = ((sequences, flags), scales), Fixed(parameters, others, weights, initial)
         over_chunks = self._forward if self._chunks.linear is None else self._backward
         gradients, (losses, aux), written, after = over_chunks(fixed, traces, data, cut)

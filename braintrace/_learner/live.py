@@ -14,7 +14,7 @@ from .._errors import OptionError
 from .._jax import own_copy
 from .._typing import PyTree
 from .functional import FunctionalLearner
-from .learner_state import LearnerState
+from .state import LearnerState
 
 Inputs: TypeAlias = tuple[PyTree, ...]
 Leaves: TypeAlias = list[jax.Array]

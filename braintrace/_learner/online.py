@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
+from itertools import compress
 from typing import Any, TypeAlias
 
 import brainstate
@@ -27,21 +28,23 @@ from .._typing import PyTree, path_name
 from .base import BaseLearner
 from .chunks import over_blocks, steps_of
 from .gradient import SequenceGradient
-from .leaves import by_path, split_loss, with_unit, with_units
 from .optimizer import notice_call
 from .options import Options
 from .program import Arguments, Body, BodyResult, Initial
-from .pure_step import PureStep
 from .resets import reset_states
+from .state import by_path
 from .update import StepResult, Update, check_finite, run_update, update_of
 from .user_step import (
+    PureStep,
     Recorder,
     Reset,
     Values,
-    call_step_function,
     example_slices,
     first_written,
+    loss_of,
     values_of,
+    with_unit,
+    with_units,
 )
 
 Slices: TypeAlias = tuple[PyTree, Reset, jax.Array | None]
@@ -81,17 +84,16 @@ class OnlineLearning:
         self._has_initial = flags is not None
         self._run = self._with_update(update_of(learner, self._options), differentiate)
         self._step = self._traced((sequences, flags, mask), self._length)
-        self._step.check_unused(self._learner.traces.carried)
-
-        def notice(verdict: tuple[jax.Array, jax.Array], start: int) -> None:
-            notice_call(learner.held_optimizer, verdict, start)
-
+        self._step.check_unused(self._learner.carried)
+        nonfinite = self._options.nonfinite
         self.body: Body = Body(
             run=self._sequence,
-            states=self._step.others,
-            written=self._step.written_of,
-            check=self._check_finite if self._options.nonfinite == "raise" else None,
-            notice=notice if self._options.nonfinite == "skip" else None,
+            states=self._step.states,
+            is_written=self._step.is_written,
+            check=self._check_finite if nonfinite == "raise" else None,
+            notice=functools.partial(notice_call, learner.held_optimizer)
+            if nonfinite == "skip"
+            else None,
         )
 
     def _check_finite(self, found: tuple[jax.Array, jax.Array]) -> None:
@@ -108,7 +110,7 @@ class OnlineLearning:
             slices = jax.tree.map(
                 lambda leaf: jnp.broadcast_to(leaf, (length, *leaf.shape)), slices
             )
-        return PureStep(self._learner.module, self._run, (), (traces, initial, slices))
+        return PureStep(self._run, (), (traces, initial, slices))
 
     def _differentiating(self, learner: BaseLearner, example: Arguments) -> Differentiate:
         step_fn, every = self._options.step_fn, self._options.every
@@ -140,10 +142,10 @@ class OnlineLearning:
         def loss_of_step() -> PyTree:
             before = values_of(self._parameters)
             recorder = Recorder(learner, lambda now: learner.compiled.one_step(now, traces, reset))
-            loss, aux = call_step_function(step_fn, recorder, slices, options.has_aux)
+            has_aux, unit_aware = options.has_aux, options.unit_aware
+            loss, self._loss_unit, aux = loss_of(step_fn, recorder, slices, has_aux, unit_aware)
             self._check_not_written(before)
-            mantissa, self._loss_unit = split_loss(loss, options.unit_aware)
-            return mantissa, (aux, recorder.records)
+            return loss, (aux, recorder.records)
 
         differentiate = brainstate.transform.grad(
             loss_of_step, self._parameters, has_aux=True, return_value=True
@@ -169,9 +171,9 @@ class OnlineLearning:
             slices, reset, weights = inputs
             values = [state.value for state in body.states]
             arguments = Arguments(slices, weights, reset, [] if reset is None else initial)
-            (results, _), written, after = body.run_to_the_end(values, traces, arguments)
-            assert after is not None
-            for state, value in zip(body.written(body.states), written, strict=True):
+            (results, _), written, after = body.run(values, traces, arguments)
+            after = body.finished(after, traces)
+            for state, value in zip(compress(body.states, body.is_written), written, strict=True):
                 state.value = value
             of_parameters, losses, aux = results
             by_path = dict(zip(body.parameters, of_parameters, strict=True))

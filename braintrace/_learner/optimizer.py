@@ -18,12 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._brainstate import Hidden, is_watched, peek
-from .._checks import level_of_user
+from .._checks import differences, level_of_user
 from .._errors import NonFiniteWarning, OptionError, in_words
 from .._jax import is_tracer, strongly_typed
 from .._typing import Path, PyTree
 from ..sharding import on_host
-from .leaves import same_type
 
 
 def is_transformation(optimizer: Any) -> bool:
@@ -152,7 +151,7 @@ class LearnerOptimizer(brainstate.graph.Node):
         elif held is None:
             is_other = self.own is not None
         else:
-            is_other = not same_type(held, jax.eval_shape(fresh))
+            is_other = bool(differences(held, jax.eval_shape(fresh)))
         if is_other:
             raise OptionError(
                 f"The learner holds the state of another optimizer ({type(begun).__name__}). To "

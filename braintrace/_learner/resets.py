@@ -1,9 +1,9 @@
-"""Resets: flags of samples, and values in which some samples are at the start of a sequence."""
+"""Resets: ``where(flag, initial, now)`` for States, and for the samples of a learner."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import brainstate
@@ -20,91 +20,80 @@ from .._graph import FILTERS, Batch, ETraceGraph
 from .._model import States, short_term, values_by_path
 from .._typing import Path, path_name
 from .base import BaseLearner
+from .compiled import CompiledStep
 from .program import Initial
-from .step import CompiledStep
 from .traces import start_of_filter
-
-
-def reset_array(old: jax.Array, new: jax.Array, axis: int | None, flags: jax.Array) -> jax.Array:
-    """Return an array in which some samples, or all, are reset to the start of a sequence.
-
-    Parameters
-    ----------
-    old, new
-        The current array, and the array at the start of a sequence.
-    axis
-        The batch axis; ``None``: the array is shared by all samples.
-    flags
-        One flag for all samples, or one for each.
-    """
-    mixed = jnp.where(flags_along(axis, flags, old.ndim), new, old)
-    # Random keys have no `astype`.
-    return mixed if mixed.dtype == old.dtype else mixed.astype(old.dtype)
+from .user_step import PureStep
 
 
 def reset_values(
     batch: Batch, now: Mapping[Path, Any], initial: Mapping[Path, Any], flags: jax.Array
 ) -> dict[Path, Any]:
-    """Return values of States in which some samples, or all, are reset."""
+    """Return values of States in which some samples, or all, are at the start of a sequence."""
 
     def of_state(path: Path) -> Any:
         old, tree = jax.tree.flatten(now[path])
         pairs = zip(old, jax.tree.leaves(initial[path]), strict=True)
-        axes = (batch.axis_at(path, index) for index in range(len(old)))
-        leaves = [reset_array(*pair, axis, flags) for pair, axis in zip(pairs, axes, strict=True)]
-        return jax.tree.unflatten(tree, leaves)
+        return jax.tree.unflatten(tree, [of_leaf(path, i, *pair) for i, pair in enumerate(pairs)])
+
+    def of_leaf(path: Path, index: int, old: jax.Array, new: jax.Array) -> jax.Array:
+        axis = batch.axis_at(path, index)
+        mixed = jnp.where(flags_along(axis, flags, old.ndim), new, old)
+        # Random keys have no `astype`.
+        return mixed if mixed.dtype == old.dtype else mixed.astype(old.dtype)
 
     return {path: of_state(path) for path in now}
 
 
-def check_where(
-    where: Any, graph: ETraceGraph, values: Mapping[Path, Any], batch_size: int | None = None
-) -> jax.Array:
+def reset_states(learner: BaseLearner, initial: Initial, flags: jax.Array) -> None:
+    """Reset some samples of the model's States, or all."""
+    states = learner.short_term_states
+    now = {path: state.value for path, state in states.items()}
+    after = reset_values(learner.graph.batch, now, dict(zip(states, initial, strict=True)), flags)
+    for path, state in states.items():
+        state.value = after[path]
+
+
+# --- flags
+
+
+def check_where(where: Any, graph: ETraceGraph, values: Mapping[Path, Any]) -> jax.Array:
     """Return the samples to reset: one flag for all of them, or one per sample.
 
     Raises
     ------
-    ShapeError
-        If the flags are not boolean, or not one for each sample of the model.
-    OptionError
-        If a batch size is also given, or the learning rule follows all samples as one.
+    ShapeError, OptionError
+        See `check_reset`.
     """
-    if batch_size is not None:
-        raise OptionError(
-            f"`reset_state` got both `where` and `batch_size={batch_size}`. `where` resets "
-            "samples of the current batch: leave out one of the two."
-        )
     shapes = "(batch,), one per sample, or a single one"
     flags = flags_of("where", where, shapes, lambda flags: flags.ndim <= 1)
-    if flags.ndim == 1:
-        given = f"`where` has shape {flags.shape}, one flag per sample"
-        return flags_of_samples(given, flags, graph, values)
-    return flags
+    return _of_samples("where", flags, graph, values) if flags.ndim == 1 else flags
 
 
-def flags_of_samples(
-    given: str, flags: jax.Array, graph: ETraceGraph, values: Mapping[Path, Any]
-) -> jax.Array:
-    """Return flags whose last axis is the batch; a batch of one needs a flag for all samples.
-
-    Parameters
-    ----------
-    given
-        Description of the flags, for messages.
-    flags
-        Booleans; the last axis is the batch.
-    graph, values
-        The compiled model, and values of its short-term States by path.
+def check_reset(reset: ArrayLike, graph: ETraceGraph, states: States, steps: int) -> jax.Array:
+    """Return reset flags of steps, or of samples at steps.
 
     Raises
     ------
     ShapeError
-        If the model has no batch axis, an unknown one, or another number of samples.
+        If the flags are not boolean, or have neither the shape ``(T,)`` nor ``(T, batch)``, with
+        one for each sample of the model.
     OptionError
         If the learning rule follows all samples as one.
     """
-    leaves = {path: jax.tree.leaves(value) for path, value in values.items()}
-    shapes = {path: list(map(jnp.shape, own)) for path, own in leaves.items()}
+    shapes = f"({steps},), or ({steps}, batch) to reset samples one by one"
+    flags = flags_of("reset", reset, shapes, lambda f: f.ndim in (1, 2) and f.shape[0] == steps)
+    if flags.ndim == 1:
+        return flags
+    return _of_samples("reset", flags, graph, values_by_path(short_term(states)))
+
+
+def _of_samples(
+    name: str, flags: jax.Array, graph: ETraceGraph, values: Mapping[Path, Any]
+) -> jax.Array:
+    """Return flags whose last axis is the batch; a batch of one needs a flag for all samples."""
+    given = f"`{name}` has shape {flags.shape}, with one flag per sample"
+    shapes = {path: list(map(jnp.shape, jax.tree.leaves(own))) for path, own in values.items()}
     graph.batch.check(given, flags.shape[-1], shapes)
     if graph.batch.samples == 1:
         return flags[..., 0]
@@ -118,84 +107,29 @@ def flags_of_samples(
     return flags
 
 
-def check_reset(
-    reset: ArrayLike | None, graph: ETraceGraph, states: States, steps: int
-) -> jax.Array | None:
-    """Return reset flags of steps, or of samples at steps; ``None``: no resets.
-
-    Parameters
-    ----------
-    reset
-        The user's argument.
-    graph, states
-        The compiled model, and all its States.
-    steps
-        Length of the sequence.
-
-    Raises
-    ------
-    ShapeError
-        If the flags are not boolean, or have neither the shape ``(T,)`` nor ``(T, batch)``, with
-        one for each sample of the model.
-    OptionError
-        If the learning rule follows all samples as one.
-    """
-    if reset is None:
-        return None
-    shapes = f"({steps},), or ({steps}, batch) to reset samples one by one"
-    flags = flags_of("reset", reset, shapes, lambda f: f.ndim in (1, 2) and f.shape[0] == steps)
-    if flags.ndim == 2:
-        given = f"`reset` has shape {flags.shape}, one flag per step and sample"
-        now = {path: state.value for path, state in short_term(states).items()}
-        return flags_of_samples(given, flags, graph, now)
-    return flags
-
-
-def check_fixed_weights(learner: BaseLearner, written: Collection[Path], resets: bool) -> None:
+def check_fixed_weights(learner: BaseLearner, step: PureStep, resets: bool) -> None:
     """Refuse a sequence in which the weight of an ETP operation, or of a readout, changes.
 
-    Parameters
-    ----------
-    learner
-        The learner.
-    written
-        Paths of the States that the steps of the sequence write.
-    resets
-        Whether short-term States are reset within it.
-
     Raises
     ------
     OptionError
-        If a weight is computed from a State that is written.
+        If a weight is computed from a State that the step writes, or that ``resets`` initialise.
     """
-    held = {f"The weight of '{key}'": paths for key, paths in learner.graph.held_paths.items()}
-    held |= {f"The readout '{r.state}'": r.held_paths for r in learner.graph.traced.readouts}
-    for what, paths in held.items():
-        for path in paths:
-            if path not in written:
-                continue
+    paths = {id(state): path for path, state in learner.states_of_step.items()}
+    written = {paths.get(id(state)) for state in step.written_of(step.others)}
+    sources = {f"The weight of '{key}'": own for key, own in learner.graph.held_paths.items()}
+    sources |= {f"The readout '{r.state}'": r.held_paths for r in learner.graph.traced.readouts}
+    for what, own in sources.items():
+        for path in written.intersection(own):
+            assert path is not None
             is_fresh = resets and path in learner.short_term_states
-            changes = "`reset` initialises" if is_fresh else "`step_fn` writes"
-            remedy = (
-                "Make it a `brainstate.LongTermState`, which keeps its value"
-                if is_fresh
-                else "Change it between the calls, or in the `update_fn` of `etrace_online`"
-            )
-            is_readout = what.startswith("The readout")
-            remedy += ", or compile with `readout_filters=False`" if is_readout else ""
             raise OptionError(
-                f"{what} is computed from State '{path_name(path)}', which {changes}. Weights are "
-                f"fixed within a sequence. {remedy}."
+                f"{what} is computed from State '{path_name(path)}', which "
+                f"{'`reset` initialises' if is_fresh else '`step_fn` writes'}. Weights are fixed "
+                "within a sequence: change it between the calls or in the `update_fn` of "
+                "`etrace_online`, make it a `brainstate.LongTermState`, which a reset keeps, or "
+                "compile with `readout_filters=False` if it is a readout."
             )
-
-
-def reset_states(learner: BaseLearner, initial: Initial, flags: jax.Array) -> None:
-    """Reset some samples of the model's States, or all."""
-    states = learner.short_term_states
-    now = {path: state.value for path, state in states.items()}
-    after = reset_values(learner.graph.batch, now, dict(zip(states, initial, strict=True)), flags)
-    for path, state in states.items():
-        state.value = after[path]
 
 
 # --- the learner's own states
@@ -230,11 +164,13 @@ def reset_state(
         separately (`ES_D_RTRL`).
     """
     if not is_watched():
-        learner.traces.carried.finish()
+        learner.carried.finish()
     if where is not None or is_watched():  # traces of other keys cannot be made inside
         learner.current_states()
     if where is not None:
-        _reset_samples(learner, batch_size, where, kwargs)
+        if batch_size is not None:
+            raise OptionError("`where` resets samples of the current batch: omit `batch_size`.")
+        _reset_samples(learner, where, kwargs)
         return
     if any(map(is_lost, learner.states_of_model.values())):
         # A transformation of the user has created them, so they cannot be written any more.
@@ -259,23 +195,18 @@ def reset_state(
     learner.place_states()
 
 
-def _reset_samples(
-    learner: BaseLearner, batch_size: int | None, where: Any, options: dict[str, Any]
-) -> None:
+def _reset_samples(learner: BaseLearner, where: Any, options: dict[str, Any]) -> None:
     states = learner.states_of_model
     now = values_by_path(short_term(states))
-    flags = check_where(where, learner.graph, now, batch_size)
+    flags = check_where(where, learner.graph, now)
     fresh = learner.initial_values(states, **options)
     values = reset_values(learner.graph.batch, now, fresh, flags)
-    carried = learner.traces.carried
+    carried, is_outside = learner.carried, not is_watched()
     after = None if carried.is_zero else learner.compiled.reset(carried.arrays(), flags)
     followed = [states[path] for path in learner.compiled.followed]
     changes = [states[path] for path in values], list(values.values()), after
-    if is_watched():
-        carried.advance(followed, *changes, is_outside=False)
-    else:
-        carried.unfinished = lambda: carried.advance(followed, *changes, is_outside=True)
-        carried.finish()
+    carried.unfinished = lambda: carried.advance(followed, *changes, is_outside=is_outside)
+    carried.finish()
     learner.place_states()
 
 
@@ -295,7 +226,7 @@ def _reset_traces(learner: BaseLearner) -> None:
         learner.filters[leaf.name].value = start_of_filter(leaf)
     if outliving(learner.compiled.trace_specs):
         with contextlib.suppress(LostTracesError):  # a lost random stream is reset
-            fresh = pack(learner.traces_after_reset(learner.traces.value), learner.traces.pairs)
-            learner.traces.carried.store(fresh, not is_watched())
+            fresh = learner.traces_after_reset(learner.traces.value)
+            learner.carried.store(pack(fresh, learner.carried.pairs), not is_watched())
             return
     learner.leave_starting_traces()

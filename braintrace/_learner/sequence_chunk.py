@@ -29,7 +29,7 @@ from .base import BaseLearner
 from .chunks import Chunks, chunks_of, over_blocks, over_chunks, steps_of, windows_of
 from .lost_gradients import find_lost_gradients
 from .options import Options
-from .pure_step import PureStep
+from .user_step import PureStep
 
 Constants: TypeAlias = tuple[Weights, PyTree]
 """Operands of the relations, and the initial values of States."""
@@ -115,7 +115,7 @@ class SequenceChunk:
         with jax.ensure_compile_time_eval():
             self._probes = None if self._passes else examples(probe_shapes(graph))
         parameters, example = learner.param_states.values(), (self._probes, constants, slices)
-        self.step = step = PureStep(learner.module, function, list(parameters), example)
+        self.step = step = PureStep(function, list(parameters), example)
         current, others = ([s.value for s in states] for states in (parameters, step.others))
         values = (current, others, self._probes, constants)
         self._record_bytes = graph.record_bytes

@@ -8,24 +8,24 @@ the check has passed; all others reuse the buffers of the traces.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import Any
 
-import brainstate
 import jax
 
-from .._brainstate import is_in_loop, is_watched, peek, values_of
+from .._brainstate import is_in_loop, is_watched, values_of
 from .._checks import common_length
-from .._errors import ShapeError
+from .._from_function import gradients_for
 from .._jax import for_devices, own_copy
 from .._model import States
 from .._typing import PyTree
-from .arguments import MultiStepData, check_steps, is_sequence, unwrap
+from .arguments import is_sequence, unwrap
 from .base import BaseLearner
+from .calls import calling
 from .evolve import evolving, predicting
 from .gradient import SequenceGradient
-from .optimizer import notice_earlier
 from .online import OnlineLearning
+from .optimizer import notice_earlier
 from .options import Options, chosen_among, of_numbers, weights_of
 from .program import Arguments, Body, BodyResult, Initial, Program
 from .resets import check_reset
@@ -37,7 +37,6 @@ METHODS: dict[str, Callable[[BaseLearner, Options, Arguments], Body]] = {
     "predict": predicting,
 }
 """Constructors of the body of each method, from example arguments."""
-
 
 SHAPE, DTYPE = operator.attrgetter("shape"), operator.attrgetter("dtype")
 WITHOUT_TIME = operator.itemgetter(slice(1, None))
@@ -77,15 +76,28 @@ def find_program(
     )
 
     def make(key: Hashable) -> Program:
-        step.find_states(states)
         with for_devices(None if step.placement is None else step.placement.devices):
             body = METHODS[method](learner, options.compiled, arguments)
-        paths = {id(state): path for path, state in states.items()}
-        placed = learner.traces.pairs, step.placement, paths
-        return Program(body, *placed, step.followed, key)
+        return Program(body, step, states, key)
 
     program = learner.programs.find(functions, update, (method, step.graph, rest), make)
     return program, arguments, steps
+
+
+def find_call(
+    learner: BaseLearner, states: States, arguments: tuple[Any, ...]
+) -> tuple[Program, Arguments]:
+    """Return the program of one step, or of the steps of `MultiStepData`, and its arguments."""
+    has_steps, step = is_sequence(arguments), learner.compiled
+    kinds = ("step", "steps") if learner.window is None else ("one", "window")
+    rest = step.placement, tuple(map(id, states.values()))
+    program = learner.programs.find(
+        (),
+        None,
+        (kinds[has_steps], step.graph, rest),
+        lambda key: Program(calling(learner, kinds[has_steps]), step, states, key),
+    )
+    return program, Arguments(jax.tree.map(own_copy, unwrap(arguments)))
 
 
 def run_method(
@@ -105,12 +117,16 @@ def run_method(
         return list(learner.initial_values(states).values())
 
     program, arguments, steps = find_program(learner, method, sequences, options, states, initial)
-    body = program.body
-    own = body.states, program.written
-    results, verdict = advance(learner, states, program, arguments, *own, steps)
-    if body.notice is not None:
-        body.notice(verdict, start)
-    return shown(learner, body, results, options)
+    results, verdict = advance(learner, program, arguments, steps)
+    if program.body.notice is not None:
+        program.body.notice(verdict, start)
+    return shown(learner, program.body, results, options)
+
+
+def run_call(learner: BaseLearner, arguments: tuple[Any, ...]) -> PyTree:
+    """Run one step, or the steps of `MultiStepData`, and return the output of ``update``."""
+    program, data = find_call(learner, learner.current_states(), arguments)
+    return advance(learner, program, data)[0]
 
 
 def shown(learner: BaseLearner, body: Body, results: PyTree, options: Options) -> PyTree:
@@ -120,7 +136,7 @@ def shown(learner: BaseLearner, body: Body, results: PyTree, options: Options) -
     gradients, losses, aux = results
     by_path = dict(zip(body.parameters, gradients, strict=True))
     if options.weights is None:
-        given = by_path if body.as_params is None else body.as_params(by_path)
+        given = gradients_for(learner.module, by_path)
     else:
         chosen = chosen_among(learner.param_states, options.weights)
         given = {key: by_path[path] for key, path in chosen.items()}
@@ -128,74 +144,33 @@ def shown(learner: BaseLearner, body: Body, results: PyTree, options: Options) -
     return (given, *extra) if extra else given
 
 
-def run_call(learner: BaseLearner, arguments: tuple[Any, ...]) -> PyTree:
-    """Run one step, or the steps of `MultiStepData`, and return the output of ``update``."""
-    states = learner.current_states()
-    program, data = program_of_call(learner, states, arguments)
-    found = list(learner.compiled.find_states(states).values())
-    written = program.body.written(found)
-    return advance(learner, states, program, data, found, written)[0]
-
-
-def program_of_call(
-    learner: BaseLearner, states: States, arguments: tuple[Any, ...]
-) -> tuple[Program, Arguments]:
-    """Return the program of a call, and the data of its arguments.
-
-    Raises
-    ------
-    ShapeError
-        If only some of the arguments are sequences, or their lengths differ.
-    """
-    has_steps, has_window = is_sequence(arguments), learner.window is not None
-    if has_steps:
-        if not all(isinstance(argument, MultiStepData) for argument in arguments):
-            raise ShapeError(
-                "Some arguments are `MultiStepData` and some are not. Wrap all of them: every "
-                "argument needs a leading time axis."
-            )
-        check_steps(arguments)
-    names = {(0, 0): "step", (1, 0): "steps", (0, 1): "one", (1, 1): "window"}
-    learner.compiled.find_states(states)
-    program = learner.compiled.program(names[has_steps, has_window])
-    return program, Arguments(jax.tree.map(own_copy, unwrap(arguments)))
-
-
 def advance(
-    learner: BaseLearner,
-    of_model: States,
-    program: Program,
-    arguments: Arguments,
-    states: Sequence[brainstate.State],
-    written: Sequence[brainstate.State],
-    steps: int = 1,
+    learner: BaseLearner, program: Program, arguments: Arguments, steps: int = 1
 ) -> tuple[PyTree, PyTree]:
-    """Run a program on States and the learner's traces, and return its results and verdicts.
+    """Run a program on its States and the learner's traces; return its results and verdicts.
 
     Raises
     ------
     LostTracesError
         If other code has written hidden states that the traces follow.
     """
-    carried, body, is_outside = learner.traces.carried, program.body, not is_watched()
-    followed = tuple(map(of_model.__getitem__, program.followed))
+    carried, body, is_outside = learner.carried, program.body, not is_watched()
     if is_outside:
-        if carried.unfinished is not None:
-            carried.finish()
-        carried.check(followed, program.followed)
-    values, done = values_of(states), list[BodyResult]()
+        carried.finish()
+        carried.check(program.followed, program.followed_paths)
+    values, done = values_of(body.states), list[BodyResult]()
     traces, is_owned = carried.given(body.reads, is_outside)
 
     def finish() -> None:
         if done:
             _, new, after = program.changes(done[0], traces)
-            carried.advance(followed, written, new, after, is_outside)
+            carried.advance(program.followed, program.written, new, after, is_outside)
 
+    is_owned = is_owned and is_outside and body.check is None
     if is_outside and body.check is None:
         carried.__dict__["unfinished"] = finish
-    is_owned = is_owned and is_outside and body.check is None
-    call = values, traces, arguments, steps
-    program(*call, is_owned=is_owned, defers=is_outside or not is_in_loop(), done=done)
+    defers = is_outside or not is_in_loop()
+    program(values, traces, arguments, steps, is_owned=is_owned, defers=defers, done=done)
     if body.check is not None:
         body.check(done[0][0][1])
     if is_outside:

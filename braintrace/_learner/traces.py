@@ -1,4 +1,4 @@
-"""Traces between two programs: arrays, known zeros, or deferred; and the States that hold them.
+"""Traces between two programs: arrays, known zeros, or deferred; and the State that holds them.
 
 Each form is a pytree, so JAX compiles a program for each, also inside a user's ``jit``: one that
 starts from zeros has no product with old traces, and one that ends with deferred traces does not
@@ -6,10 +6,9 @@ compute them. Loops need a constant structure. In the body of a ``scan``, ``whil
 ``cond``, all results are therefore arrays.
 """
 
-import contextlib
 import dataclasses
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TypeAlias, TypeGuard
 
 import brainstate
@@ -22,16 +21,15 @@ from .._brainstate import (
     is_in_loop,
     is_recorded,
     is_watched,
-    peek,
     peek_all,
     seen_through,
     set_values,
 )
-from .._checks import differences, shown
+from .._checks import differences
 from .._core.traces import Pairs, examples, pack, unpack
 from .._errors import LostTracesError, OptionError, ShapeError
 from .._graph import StateLeaf, Traces
-from .._jax import is_tracer, is_transforming
+from .._jax import is_transforming
 from .._typing import Path, path_name
 
 
@@ -39,6 +37,34 @@ from .._typing import Path, path_name
 @dataclasses.dataclass(frozen=True)
 class Zero:
     """Traces that are zero: a pytree without leaves."""
+
+
+class Jitted:
+    """A compiled function that may donate the buffers of its second argument.
+
+    Functions with the same key are equal. In the transformations of brainstate, the function of
+    deferred traces is part of the type of a State, and a change of it means a new compilation.
+    """
+
+    def __init__(self, function: Callable[..., Any], key: Hashable | None = None) -> None:
+        self._key = id(self) if key is None else key
+        self._hash = hash(self._key)
+        self._run = jax.jit(function)
+        self._run_in_place = jax.jit(function, donate_argnums=1)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Jitted) and other._key == self._key
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __call__(self, *arguments: Any, in_place: bool, done: list[Any]) -> None:
+        """Run the function and append its results; ``in_place`` donates the buffers.
+
+        `map` and `extend` are C code: no signal handler runs between the function and its results.
+        """
+        run = self._run_in_place if in_place else self._run
+        done.extend(map(run, *zip(arguments)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,27 +78,21 @@ class Deferred:
     before
         The traces before these steps.
     finish
-        The program: ``(sources, before) -> traces``; see `Jitted`.
-    is_double
-        Whether 64-bit numbers were enabled in the call.
+        The program: ``(sources, before) -> traces``.
     """
 
     sources: Any
     before: "Traces | Zero"
-    finish: Callable[..., None]
-    is_double: bool
+    finish: Jitted
 
     def compute(self, done: list[Traces], in_place: bool = False) -> Traces:
         """Return the traces; an interrupted computation continues with the same list."""
-        if not done and self.is_double == jax.config.jax_enable_x64:
+        if not done:
             self.finish(self.sources, self.before, in_place=in_place, done=done)
-        elif not done:
-            with jax.enable_x64(self.is_double):
-                self.finish(self.sources, self.before, in_place=in_place, done=done)
         return done[0]
 
 
-jax.tree_util.register_dataclass(Deferred, ["sources", "before"], ["finish", "is_double"])
+jax.tree_util.register_dataclass(Deferred, ["sources", "before"], ["finish"])
 
 Form: TypeAlias = Traces | Zero | Deferred
 
@@ -83,22 +103,13 @@ def is_settled(form: Form) -> TypeGuard[Traces]:
 
 
 def settled(form: Form, zeros: Callable[[], Traces]) -> Traces:
-    """Return traces as arrays.
-
-    Parameters
-    ----------
-    form
-        The traces.
-    zeros
-        Returns zero traces.
-    """
+    """Return traces as arrays; ``zeros`` returns zero traces."""
     if isinstance(form, Zero):
         return zeros()
     return form.compute([]) if isinstance(form, Deferred) else form
 
 
 _VALUE: Any = brainstate.ShortTermState.value
-_is_deleted = operator.methodcaller("is_deleted")
 
 
 def present(traces: "CarriedTraces") -> Any:
@@ -108,10 +119,11 @@ def present(traces: "CarriedTraces") -> Any:
     arrays. Between calls, the form is the one that the last trace has asked for.
     """
     form: Form = held(traces)
+    if not is_watched():
+        traces.is_owned = False
+        return traces.compute() if traces.needs_arrays else form
     if is_settled(form):
         return form
-    if not is_watched():
-        return traces.arrays() if traces.needs_arrays else form
     if not is_in_loop():
         if traces.placeholder is not None:  # a loop has been traced with it and now starts
             traces.placeholder = None
@@ -130,7 +142,7 @@ def present(traces: "CarriedTraces") -> Any:
 
 def store_external(traces: "CarriedTraces", form: Form) -> None:
     """Store traces that are reset or restored, or that other code writes with hidden states."""
-    traces.left, traces.is_owned, traces.done = (), False, []
+    traces.left, traces.is_owned, traces.done = None, False, []
     traces.is_inside = is_recorded()
     if traces.placeholder is not None and form is traces.placeholder[1]:
         form = traces.placeholder[0]
@@ -139,7 +151,7 @@ def store_external(traces: "CarriedTraces", form: Form) -> None:
 
 @seen_through(present, store_external)
 class CarriedTraces(brainstate.ShortTermState):
-    """The State of the traces, in one of their forms.
+    """The State of the traces, in one of their forms, and packed (see `_core/traces.py`).
 
     Traces are large, and are often discarded: by a reset, or at the end of the program. A sequence
     therefore leaves deferred traces, which the next reader computes.
@@ -148,8 +160,10 @@ class CarriedTraces(brainstate.ShortTermState):
     ----------
     zeros
         Returns zero traces as arrays.
+    pairs
+        Traces that share an array.
     left
-        Values of the hidden States after the last calls, to which the traces belong.
+        Values of the hidden States after the last call, to which the traces belong.
     unfinished
         Writes the results of a program that has run; an interrupt may end a call before.
     is_owned
@@ -164,11 +178,16 @@ class CarriedTraces(brainstate.ShortTermState):
         The form of an outer ``jit``, and the example that inner loops are traced with.
     """
 
-    zeros: Callable[[], Traces]
-    left: tuple[tuple[Any, ...], ...] = ()
+    left: tuple[Any, ...] | None = None
     unfinished: Callable[[], None] | None = None
     is_owned = needs_arrays = is_inside = False
     placeholder: tuple[Form, Traces] | None = None
+
+    def __init__(self, form: Form, zeros: Callable[[], Traces], pairs: Pairs) -> None:
+        super().__init__(form)
+        # If this State is created inside a map, the map adds an axis to every trace afterwards.
+        self.needs_arrays = is_watched()
+        self.zeros, self.pairs = zeros, () if is_watched() else pairs
 
     def _check_value_tree(self, v: Any) -> None:
         """Accept every form, though brainstate compares structures."""
@@ -188,11 +207,8 @@ class CarriedTraces(brainstate.ShortTermState):
             If there is one.
         """
         now = peek_all(followed)
-        for own in self.left:
-            if all(map(operator.is_, now, own)):
-                return
-        if self.left:
-            pairs = zip(paths, now, self.left[-1], strict=True)
+        if self.left is not None and not all(map(operator.is_, now, self.left)):
+            pairs = zip(paths, now, self.left, strict=True)
             path = next(path for path, one, own in pairs if one is not own)
             raise LostTracesError(
                 f"State '{path_name(path)}' was written since the learner's last call, but the "
@@ -216,7 +232,6 @@ class CarriedTraces(brainstate.ShortTermState):
         OptionError
             Inside a transformation of JAX (not of brainstate).
         """
-        before = self.left[:1] if after is None else ()
         try:
             set_values(states, values, is_outside)
         except brainstate.TraceContextError as error:
@@ -224,50 +239,35 @@ class CarriedTraces(brainstate.ShortTermState):
         if after is not None:
             self.store(after, is_outside)
         if is_outside:
-            self.__dict__["left"] = (*before, peek_all(followed))
+            self.__dict__["left"] = peek_all(followed)
 
     def read(self) -> Form:
         """Return the traces in their form; transformations see the read."""
         form: Form = _VALUE.fget(self) if is_watched() else held(self)
         return form
 
-    def write(self, form: Form) -> None:
-        """Write traces; transformations see the write."""
-        _VALUE.fset(self, form)
-
     def arrays(self) -> Traces:
-        """Return the traces as arrays, in carried form."""
+        """Return the traces as arrays."""
         return settled(self.read(), self.zeros) if is_watched() else self.compute()
 
     def compute(self) -> Traces:
-        """Return the traces as arrays outside of transformations, and keep them."""
-        form = held(self)
-        if isinstance(form, Zero | Deferred):
-            if is_transforming():
-                # Otherwise it would be lowered for one device; see `_jax`.
-                with jax.ensure_compile_time_eval():
-                    traces = self._computed(form)
-            else:
+        """Return the traces as arrays outside of transformations, and keep them if deferred."""
+        form: Form = held(self)
+        if is_settled(form):
+            return form
+        # In a transformation, it would otherwise be lowered for one device; see `_jax`.
+        if is_transforming():
+            with jax.ensure_compile_time_eval():
                 traces = self._computed(form)
-            form = traces
-            hold(self, traces)
-        if self.is_owned and any(map(_is_deleted, jax.tree_util.tree_leaves(form))):
-            raise LostTracesError(
-                "A computation that updates the traces in place has failed, so they are lost. "
-                "Call `reset_state` to start a new sequence."
-            )
-        result: Traces = form
-        return result
+        else:
+            traces = self._computed(form)
+        return traces
 
-    def _computed(self, form: Zero | Deferred) -> Traces:
-        if isinstance(form, Zero):
+    def _computed(self, form: Form) -> Traces:
+        if not isinstance(form, Deferred):
             return self.zeros()
-        return form.compute(self.done, self.is_owned)
-
-    def shared_arrays(self) -> Traces:
-        """Return the traces as arrays to other code, which keeps references to them."""
-        traces = self.arrays()
-        self.is_owned = self.is_owned and is_watched()
+        traces = form.compute(self.done, self.is_owned)
+        hold(self, traces)
         return traces
 
     def store(self, form: Form, is_outside: bool) -> None:
@@ -277,30 +277,14 @@ class CarriedTraces(brainstate.ShortTermState):
             is_shared = isinstance(form, Deferred) and form.before is held(self)
             is_owned = self.is_owned or not is_shared
             hold(self, form)
-            self.__dict__.update(left=(), done=[], is_owned=is_owned, is_inside=False)
+            self.__dict__.update(left=None, done=[], is_owned=is_owned, is_inside=False)
         else:
             _VALUE.fset(self, settled(form, self.zeros) if is_in_loop() else form)
-
-    def convert(self, function: Callable[[Traces], Traces]) -> None:
-        """Replace the traces by a function of them, unless they are known to be zero."""
-        if not self.is_zero:
-            hold(self, function(self.arrays()))
 
     @property
     def is_zero(self) -> bool:
         """Whether the traces are known to be zero when a program is compiled."""
         return not is_in_loop() and isinstance(self.read(), Zero)
-
-    @contextlib.contextmanager
-    def peeking(self) -> Iterator[bool]:
-        """Allow reads inside that keep no references; yield whether the traces are zero."""
-        left, zero, is_owned = held(self), self.is_zero, self.is_owned
-        try:
-            yield zero
-        finally:
-            if zero:
-                hold(self, left)
-            self.is_owned = is_owned
 
     def given(self, reads: str, is_outside: bool) -> tuple[Traces | None, bool]:
         """Return the traces that a program reads, and whether their buffers may be donated.
@@ -312,124 +296,49 @@ class CarriedTraces(brainstate.ShortTermState):
         form: Form = held(self) if is_outside else _VALUE.fget(self)
         if reads == "zero" and isinstance(form, Zero):
             return None, False
-        return self.compute() if is_outside else settled(form, self.zeros), self.is_owned
+        is_owned = self.is_owned or isinstance(form, Zero)
+        return self.compute() if is_outside else settled(form, self.zeros), is_owned
 
 
-def _read(state: "EligibilityTraces") -> Any:
-    carried = state.carried
-    return present(state) if carried is state else unpack(carried.shared_arrays())
-
-
-def _store(state: "EligibilityTraces", traces: Any) -> None:
-    store_external(state.carried, pack(traces, state.pairs))
-
-
-@seen_through(_read, _store)
-class EligibilityTraces(CarriedTraces):
-    """State of an algorithm's traces: a dict with stable string keys.
+class EligibilityTraces:
+    """The traces of a learner, ``learner.traces``: ``value`` is a dict with stable string keys.
 
     The traces of D_RTRL for one state have a key such as ``"cell/w@mm0>cell/V"``: the parameter,
     the operation, the state. `Learner.eligibility` returns the traces of one parameter. Keys and
     arrays are the same on every backend, and do not depend on the packed form in which programs
     update traces in place.
 
-    To restore saved traces, write them to ``value`` (or use ``restore_value``, or restore them with
-    the other States of a learner). Their keys, shapes and dtypes must equal the current ones: the
-    same model, batch and ``trace_dtype``, both with a ``window`` or neither. A decay is part of a
-    key, such as ``"steps, decay=0.9"`` of ES_D_RTRL. Other values raise a `ShapeError`, and the
-    current traces do not change.
+    To restore saved traces, write them to ``value``. Their keys, shapes and dtypes must equal the
+    current ones: the same model, batch and ``trace_dtype``, both with a ``window`` or neither. A
+    decay is part of a key, such as ``"steps, decay=0.9"`` of ES_D_RTRL. Other values raise a
+    `ShapeError`, and the current traces do not change.
     """
 
-    def __init__(self, traces: Form, pairs: Pairs = ()) -> None:
-        super().__init__(traces)
-        # If this State is created inside a map, the map adds an axis to every trace afterwards.
-        # It finds the State in the module, so no other State can be carried instead.
-        self.is_made_inside = self.needs_arrays = is_watched()
-        self.pairs = () if self.is_made_inside else pairs
-        if not self.is_made_inside:
-            hold(self, CarriedTraces(traces))
+    def __init__(self, carried: CarriedTraces) -> None:
+        self._carried = carried
 
     @property
-    def carried(self) -> CarriedTraces:
-        """The State that programs and transformations carry: another one than users see."""
-        own = held(self)
-        return own if isinstance(own, CarriedTraces) else self
+    def value(self) -> Traces:
+        """The traces, by key."""
+        traces = self._carried.arrays()
+        self._carried.is_owned = self._carried.is_owned and is_watched()
+        return unpack(traces)
 
-    def _get(self) -> Any:
-        return unpack(self.carried.shared_arrays())
-
-    def _set(self, traces: Any) -> None:
-        self._check(traces)
-        self.carried.write(pack(traces, self.pairs))
-
-    value = property(_get, _set, doc="The traces, by key.")
-
-    def restore_value(self, v: Any) -> None:
-        """Write traces; see `brainstate.State.restore_value`.
-
-        Raises
-        ------
-        ShapeError
-            If they do not belong to the algorithm.
-        """
-        self._check(v)
-        brainstate.ShortTermState.restore_value(self.carried, pack(v, self.pairs))
-
-    def copy(self) -> "EligibilityTraces":
-        """Copy the State; buffers that two States share are not donated."""
-        traces = peek(self)
-        twin: EligibilityTraces = super().copy()
-        if twin.carried is not twin:
-            hold(twin, CarriedTraces(pack(traces, self.pairs)))
-            twin.carried.zeros = self.carried.zeros
-        return twin
-
-    def _check(self, new: Any) -> None:
-        """Refuse traces whose keys, shapes or dtypes differ from the current ones.
-
-        Inside a transformation every trace has other axes than outside, but the same keys.
-        """
-        own = peek(self)
-        if new is own or not isinstance(own, dict):  # brainstate marks invalidated values
-            return
-        if not _is_alike(own, new, lambda: self.is_made_inside or is_watched()):
+    @value.setter
+    def value(self, traces: Traces) -> None:
+        lines = [] if is_watched() else differences(traces, self.value)
+        if lines:
             raise ShapeError(
-                f"These traces do not belong to this algorithm, and are not restored:"
-                f"{''.join(_differences(own, new))}\nRestore those of the same model, batch and "
-                "options; for another batch call `reset_state` with its size first."
+                f"These traces do not belong to this learner, and are not restored:{''.join(lines)}"
+                "\nRestore those of the same model, batch and options; for another batch call "
+                "`reset_state` with its size first."
             )
+        _VALUE.fset(self._carried, pack(traces, self._carried.pairs))
 
 
 def start_of_filter(leaf: StateLeaf) -> jax.Array:
     """Return the initial value of a filter of a linear readout."""
     return jax.device_put(np.zeros(leaf.shape, leaf.dtype))  # `jnp` compiles for every shape
-
-
-def _is_alike(own: Any, new: Any, has_other_axes: Callable[[], bool]) -> bool:
-    """Test whether traces have the keys, dtypes and shapes of others; called at each write."""
-    leaves, tree = jax.tree.flatten(new)
-    others, expected = jax.tree.flatten(own)
-    if tree != expected:
-        return False
-    is_like = True
-    for leaf, other in zip(leaves, others, strict=True):
-        if getattr(leaf, "dtype", None) != other.dtype:
-            return False
-        is_like = is_like and leaf.shape == other.shape
-    return is_like or has_other_axes() or any(map(is_tracer, (*leaves, *others)))
-
-
-def _differences(own: Any, new: Any) -> list[str]:
-    """Return a line for each difference between traces and the current ones."""
-    if not isinstance(new, dict):
-        return [f"\n- found {shown(new)}; expected a dict of traces"]
-    lines = differences(_by_key(new), _by_key(own), lambda one, other: shown(one) == shown(other))
-    return lines or [f"\n- found the structure {jax.tree.structure(new)}"]
-
-
-def _by_key(traces: Any) -> dict[str, Any]:
-    paths = jax.tree_util.tree_leaves_with_path(traces, is_leaf=lambda leaf: leaf is None)
-    return {"/".join(str(getattr(k, "key", k)) for k in path): leaf for path, leaf in paths}
 
 
 RAW = (

@@ -28,10 +28,9 @@ from ..sharding import on_host
 from .base import BaseLearner
 from .optimizer import is_transformation
 from .options import Options
-from .pure_step import run_if
 from .resets import reset_states
-from .traces import EligibilityTraces
-from .user_step import first_written, intercepting, traced_values, update_parameters
+from .traces import CarriedTraces
+from .user_step import call_user, first_written, intercepting, run_if, traced_values
 
 
 class StepResult(NamedTuple):
@@ -77,7 +76,7 @@ def by_function(update_fn: Callable[..., PyTree], has_aux: bool) -> Update:
     """Return the update by the user's function."""
 
     def update(found: StepResult) -> None:
-        update_parameters(update_fn, found.gradients, *((found.aux,) if has_aux else ()))
+        call_user("update_fn", update_fn, found.gradients, *((found.aux,) if has_aux else ()))
 
     return update
 
@@ -215,21 +214,20 @@ def _update_if(
     def run(_: None, values: tuple[PyTree, jax.Array, PyTree]) -> None:
         update(StepResult(*values, found.weights, is_computed=True))
 
-    run_if(flag, learner.module, run, None, (found.gradients, found.losses, found.aux))
+    run_if(flag, run, None, (found.gradients, found.losses, found.aux))
 
 
 @contextlib.contextmanager
 def _showing(learner: BaseLearner, traces: Traces) -> Iterator[None]:
     """Replace the learner's traces by the traces after the step, read-only."""
-    own = learner.traces
-    learner.traces = shown = EligibilityTraces(traces)
-    shown.carried.zeros = own.carried.zeros
+    own = learner.carried
+    learner.carried = shown = CarriedTraces(traces, own.zeros, own.pairs)
     try:
         yield
     finally:
-        learner.traces = own
-    leaves, now = jax.tree.leaves(traces), jax.tree.leaves(held(shown.carried))
-    if len(leaves) != len(now) or any(a is not b for a, b in zip(leaves, now, strict=True)):
+        learner.carried = own
+    leaves, now = (list(map(id, jax.tree.leaves(tree))) for tree in (traces, held(shown)))
+    if leaves != now:
         raise _refusal("writes the traces")
 
 
@@ -333,9 +331,7 @@ def _reset_spoiled(
     else:
         is_bad_or_masked = is_bad
     none = jnp.zeros(jax.eval_shape(spoiled, traces, states).shape, bool)
-    result: tuple[jax.Array, Traces] = run_if(
-        is_bad_or_masked, learner.module, reset, (none, traces)
-    )
+    result: tuple[jax.Array, Traces] = run_if(is_bad_or_masked, reset, (none, traces))
     return result
 
 

@@ -1,0 +1,340 @@
+"""Learner state: parameters, states, traces and random keys as one pytree."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import brainstate
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+
+from .._brainstate import peek
+from .._checks import differences, shown
+from .._errors import OptionError, ShapeError
+from .._graph import Traces
+from .._typing import Path, PyTree, path_name
+from .base import BaseLearner
+from .traces import Form, is_settled
+
+BY_PATH = ("parameters", "hidden", "others", "random", "optimizer")
+FIELDS = (*BY_PATH, "traces")
+UNSETTLED = "unsettled"
+
+
+@dataclasses.dataclass(frozen=True)
+class LearnerState:
+    """The complete state of a learner: a pytree, created by `FunctionalLearner.state`.
+
+    Its leaves are plain arrays. Each has a name that is the same in every process and on every
+    backend, such as ``parameters/cell/w`` or ``traces/cell/w@mm0>cell/V/weight``: the string
+    ``jax.tree_util.keystr(path, simple=True, separator="/")`` of its path.
+
+    Attributes
+    ----------
+    parameters
+        Values of the `brainstate.ParamState` of the model by path, keyed like gradients.
+    hidden
+        Values of the short-term States, which are reset with a sequence.
+    others
+        Values of all other States, including the user's own; and the number of skipped
+        updates.
+    random
+        Keys of random numbers, as ``jax.random.key_data``: of the model's States with keys, and of
+        ``brainstate.random``.
+    traces
+        Eligibility traces by ``{parameter path}@{operation}>{state}``; `Zero` after a reset, or
+        `Deferred` after a gradient. `FunctionalLearner.settle` makes arrays of them.
+    rule
+        The rule of the traces, ``"SnAp(n=1)"``: a part of the structure, like the paths.
+    optimizer
+        Leaves of the state of the learner's ``optimizer`` by path; empty before it is initialised.
+
+    Examples
+    --------
+    Save a dict of arrays by name:
+
+    >>> import braintrace, jax, jax.numpy as jnp
+    >>> model = braintrace.nn.IndRNN(2, 3)
+    >>> learner = braintrace.compile(model, "d_rtrl", jnp.ones((1, 2)), batch_size=1)
+    >>> functional = learner.functional()
+    >>> state = functional.state()
+    >>> paths, leaves = zip(*jax.tree_util.tree_leaves_with_path(state))
+    >>> names = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
+    >>> saved = dict(zip(names, leaves))
+    >>> saved["hidden/h"].shape, saved["parameters/W/weight/bias"].shape
+    ((1, 3), (3,))
+
+    A learner that is built in the same way can continue from it:
+
+    >>> structure = jax.tree.structure(functional.state())
+    >>> functional.restore(jax.tree.unflatten(structure, [saved[name] for name in names]))
+    """
+
+    parameters: dict[Path, PyTree]
+    hidden: dict[Path, PyTree]
+    others: dict[Path, PyTree]
+    random: dict[Path, PyTree]
+    traces: Form
+    rule: str = ""
+    optimizer: dict[Path, PyTree] = dataclasses.field(default_factory=dict)
+
+
+# --- as a pytree
+
+
+def _printed(key: Path | str) -> str:
+    return path_name(key) if isinstance(key, tuple) else str(key)
+
+
+@functools.lru_cache(maxsize=1000)
+def _in_order(keys: tuple[Path | str, ...]) -> tuple[Path | str, ...]:
+    """Return keys in the order of their printed names, since some paths cannot be sorted."""
+    return tuple(sorted(keys, key=_printed))
+
+
+def _flatten(state: LearnerState) -> tuple[list[PyTree], PyTree]:
+    entries = [getattr(state, field) for field in BY_PATH]
+    entries.append(state.traces if is_settled(state.traces) else {UNSETTLED: state.traces})
+    keys = [_in_order(tuple(each)) for each in entries]
+    children = [each[key] for each, own in zip(entries, keys, strict=True) for key in own]
+    return children, (state.rule, *keys)
+
+
+def _flatten_with_names(state: LearnerState) -> tuple[list[tuple[PyTree, PyTree]], PyTree]:
+    children, (rule, *keys) = _flatten(state)
+    names = [f"{f}/{_printed(key)}" for f, own in zip(FIELDS, keys, strict=True) for key in own]
+    named = zip(map(jax.tree_util.DictKey, names), children, strict=True)
+    return list(named), (rule, *keys)
+
+
+def _unflatten(structure: PyTree, children: Iterable[PyTree]) -> LearnerState:
+    rest, (rule, *keys) = iter(children), structure
+    fields = {
+        field: {key: next(rest) for key in own} for field, own in zip(FIELDS, keys, strict=True)
+    }
+    if UNSETTLED in fields["traces"]:
+        fields["traces"] = fields["traces"][UNSETTLED]
+    return LearnerState(**fields, rule=rule)
+
+
+jax.tree_util.register_pytree_with_keys(LearnerState, _flatten_with_names, _unflatten, _flatten)
+
+
+def _from_bytes(data: bytearray | bytes) -> PyTree:
+    rule, *keys = json.loads(bytes(data))
+    as_key = lambda key: tuple(key) if isinstance(key, list) else key  # noqa: E731
+    return (rule, *(tuple(map(as_key, own)) for own in keys))
+
+
+jax.export.register_pytree_node_serialization(
+    LearnerState,
+    serialized_name="braintrace.LearnerState",
+    serialize_auxdata=lambda structure: json.dumps(structure).encode(),
+    deserialize_auxdata=_from_bytes,
+)
+
+
+# --- values of States as its entries
+
+
+class Place(NamedTuple):
+    """Field and path of the value of a State; its leaves in an optimizer have separate paths."""
+
+    state: brainstate.State
+    field: str
+    path: Path
+
+
+class Places(dict[int, Place]):
+    """The place of every State of a learner, and of the user's own holders, by its identity.
+
+    Raises
+    ------
+    OptionError
+        If a holder has no States, or two States have the same name.
+    """
+
+    def __init__(self, learner: BaseLearner, own: Mapping[str, PyTree]) -> None:
+        super().__init__()
+        optimizer, names = learner.held_optimizer, set[tuple[str, str]]()
+        random = {("brainstate", "random"): brainstate.random.DEFAULT}
+        users = [states_in(name, holder) for name, holder in own.items()]
+        skipped = {("braintrace", "skipped_updates"): optimizer.skipped}
+        of_model: Any = learner.states_of_model
+        for states in (of_model, random, learner.compiled.outside, *users, skipped):
+            for path, state in states.items():
+                place = Place(state, _field(state, states is of_model), path)
+                if id(state) in self:
+                    continue
+                if (place.field, _printed(path)) in names:
+                    raise OptionError(
+                        f"'{_printed(path)}' is the name of another State: choose a different name "
+                        f"for `{path[0]}` in `learner.functional`."
+                    )
+                names.add((place.field, _printed(path)))
+                self[id(state)] = place
+        for path, state in optimizer.states.items():
+            self[id(state)] = Place(state, "optimizer", path)
+
+    def state(self, traces: Traces, rule: str) -> LearnerState:
+        """Return the current values of the States, with given traces."""
+        values = [peek(place.state) for place in self.values()]
+        return self.replaced(
+            LearnerState({}, {}, {}, {}, traces, rule), [p.state for p in self.values()], values
+        )
+
+    def values_in(self, state: LearnerState, states: Iterable[brainstate.State]) -> list[PyTree]:
+        """Return the values of States in a learner state.
+
+        Raises
+        ------
+        OptionError
+            If one is missing.
+        """
+        return [self._value_in(state, each) for each in states]
+
+    def _value_in(self, state: LearnerState, of: brainstate.State) -> PyTree:
+        if id(of) not in self:
+            raise OptionError(
+                f"`step_fn` or `update_fn` uses a State that the state of the learner does not "
+                f"have: {shown(of)} of {shown(of.value)}. Pass its holder under a name: "
+                "`learner.functional(optimizer=optimizer)`."
+            )
+        (_, field, path), held = self[id(of)], peek(of)
+        entries = getattr(state, field)
+        if field != "optimizer":
+            return _with_keys(entries[path], held)
+        if not entries and jax.tree.leaves(held):
+            raise OptionError(
+                "This `LearnerState` has no state of the `optimizer`: call "
+                "`learner.init_optimizer(optimizer)` before `functional.state()`."
+            )
+        leaves = [entries[leaf] for leaf in by_path(held, path)]
+        return _with_keys(jax.tree.unflatten(jax.tree.structure(held), leaves), held)
+
+    def replaced(
+        self, state: LearnerState, states: Sequence[brainstate.State], values: Iterable[PyTree]
+    ) -> LearnerState:
+        """Return a state with new values of some States."""
+        fields: dict[str, Any] = {field: dict(getattr(state, field)) for field in BY_PATH}
+        for each, value in zip(states, values, strict=True):
+            if id(each) in self:
+                _, field, path = self[id(each)]
+                is_split = field == "optimizer"
+                fields[field] |= by_path(value, path) if is_split else {path: _without_keys(value)}
+        return dataclasses.replace(state, **fields)
+
+    def check(self, state: LearnerState, traces: Traces, rule: str) -> None:
+        """Refuse a value that does not fit a learner as its state.
+
+        Raises
+        ------
+        OptionError
+            If it is not a learner state, or belongs to another rule or to other options.
+        ShapeError
+            If its entries differ in name, structure, shape or dtype.
+        """
+        if not isinstance(state, LearnerState):
+            raise OptionError(f"`state` is {shown(state)}; expected a `LearnerState`.")
+        if state.rule != rule:
+            raise OptionError(
+                f"This state belongs to a learner with `{state.rule}`, but this learner has "
+                f"`{rule}`: their traces differ, even if they have the same names. Compile the "
+                "model with the same rule and options, or take only the parameters."
+            )
+        own = self.state(traces, rule)
+        # The optimizer is compared only if both have one: the learner may not know it yet.
+        is_compared = {"optimizer": state.optimizer and own.optimizer}
+        is_compared["traces"] = is_settled(state.traces)
+        ignored: Any = {f: {} for f, compared in is_compared.items() if not compared}
+        both = (dataclasses.replace(each, **ignored) for each in (state, own))
+        if lines := differences(*both):
+            raise ShapeError(
+                f"This state does not belong to this learner:{''.join(lines)}\nUse the state of "
+                "the same model, learner, batch and options; for another batch call `reset_state` "
+                "of the learner with its size first."
+            )
+
+
+def _field(state: brainstate.State, is_of_model: bool) -> str:
+    if isinstance(state, brainstate.random.RandomState):
+        return "random"
+    if is_of_model and isinstance(state, brainstate.ParamState):
+        return "parameters"
+    is_hidden = is_of_model and isinstance(state, brainstate.ShortTermState)
+    return "hidden" if is_hidden else "others"
+
+
+def states_in(name: str, holder: PyTree) -> dict[Path, brainstate.State]:
+    """Return the States of a holder in `Learner.functional`, by path.
+
+    Raises
+    ------
+    OptionError
+        If there are none.
+    """
+    if isinstance(holder, brainstate.State):
+        return {(name,): holder}
+    result = brainstate.graph.states(holder)
+    if not result:
+        raise OptionError(
+            f"`{name}` is {shown(holder)}; expected a State, a module, or a list or dict of them."
+        )
+    return {(name, *_flat(path)): state for path, state in result.items()}
+
+
+def _flat(path: Iterable[Any]) -> Path:
+    """Return a path whose parts are not paths; dicts keyed by path have such parts."""
+    parts = (_flat(part) if isinstance(part, tuple) else (part,) for part in path)
+    return tuple(part for own in parts for part in own)
+
+
+def _is_key(leaf: Any) -> bool:
+    dtype = getattr(leaf, "dtype", None)
+    return not isinstance(dtype, np.dtype) and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def _without_keys(value: PyTree) -> PyTree:
+    """Return a value as arrays, with the data of random keys instead of keys."""
+
+    def of_leaf(leaf: PyTree) -> PyTree:
+        if _is_key(leaf):
+            return jax.random.key_data(leaf)
+        return jnp.asarray(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf
+
+    return jax.tree.map(of_leaf, value)
+
+
+def _with_keys(value: PyTree, like: PyTree) -> PyTree:
+    """Return a value with random keys instead of their data, like another value."""
+
+    def of_leaf(held: PyTree, leaf: PyTree) -> PyTree:
+        is_key = _is_key(held)
+        return jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(held)) if is_key else leaf
+
+    return jax.tree.map(of_leaf, like, value)
+
+
+def by_path(value: PyTree, start: Path = ()) -> dict[Path, jax.Array]:
+    """Return the leaves of a pytree by paths that are the same in every process.
+
+    If a dict is keyed by paths, as gradients are, the parts of these paths are parts of the leaf's
+    path.
+    """
+
+    def part(key: Any) -> Iterable[Any]:
+        name = getattr(key, "key", None)
+        is_path = isinstance(name, tuple)
+        return map(str, name) if is_path else (jax.tree_util.keystr((key,), simple=True),)
+
+    leaves = jax.tree_util.tree_leaves_with_path(_without_keys(value))
+    return {
+        (*start, *(own for key in keys for own in part(key))) or ("state",): leaf
+        for keys, leaf in leaves
+    }
