@@ -14,7 +14,6 @@ from .full_rules import SnAp as SnAp
 from .functional import FunctionalLearner as FunctionalLearner
 from .learner import ETraceAlgorithm as ETraceAlgorithm
 from .learner import Learner as Learner
-from .live import LiveStream as LiveStream
 from .rewards import TDTrace as TDTrace
 from .rewards import three_factor_loss as three_factor_loss
 from .state import LearnerState as LearnerState

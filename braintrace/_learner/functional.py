@@ -307,5 +307,5 @@ def _options_of(method: str, given: Mapping[str, Any]) -> Options:
     if options.progress or options.log_every:
         raise OptionError("`progress` and `log_every` are options of the methods of a learner.")
     if method == "etrace_online":
-        options.check_updates()
+        options.check_update()
     return options

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import brainstate
 
@@ -20,11 +20,13 @@ from .arguments import first_step
 from .base import BaseLearner
 from .compiled import compile_first, learned_starts
 from .functional import FunctionalLearner
-from .live import LiveStream
 from .optimizer import notice_all
 from .resets import reset_state
 from .shell import run_call
 from .user_step import interceptor_of
+
+if TYPE_CHECKING:
+    from ..streams import LiveStream
 
 
 class Learner(BaseLearner):
@@ -273,6 +275,8 @@ class Learner(BaseLearner):
         >>> stream.waiting
         ('a',)
         """
+        from ..streams import LiveStream  # imported at the first use
+
         if optimizer is not None:
             self.init_optimizer(optimizer)
         options = {"update_fn": update_fn, "nonfinite": nonfinite, "has_aux": has_aux}

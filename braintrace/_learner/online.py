@@ -8,7 +8,6 @@ deferred to the end of the stream, so a stream can be endless.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from itertools import compress
@@ -254,6 +253,6 @@ def _of_single_steps(of_block: Differentiate) -> Differentiate:
     def of_step(traces: Traces, initial: Initial, inputs: Slices) -> tuple[StepResult, Traces]:
         result, after = of_block(traces, initial, as_chunk(inputs))
         loss, aux = jax.tree.map(lambda leaf: leaf[0], (result.losses, result.aux))
-        return dataclasses.replace(result, losses=loss, aux=aux), after
+        return result._replace(losses=loss, aux=aux), after
 
     return of_step

@@ -197,17 +197,18 @@ def notice_call(held: LearnerOptimizer, verdict: tuple[jax.Array, jax.Array], st
 
 
 def notice_all(held: LearnerOptimizer) -> None:
-    """Wait for all calls, and warn at the first skipped update, the tenth, the hundredth, …"""
+    """Wait for all calls, and warn at the first skipped update, and then at powers of ten."""
     noticed = held.noticed
     calls, noticed.running = noticed.running, []
     if calls and int(on_host(calls[-1].count)) != noticed.count:
         for call in calls:
             before, noticed.count = noticed.count, int(on_host(call.count))
             if _digits(noticed.count) > _digits(before):
+                what = _what(call, noticed.count - before) + _reset_samples(call)
                 warnings.warn(
-                    f"{_what(call, noticed.count - before)}{_reset_samples(call)} A skipped update changes neither parameters nor "
-                    "optimizer, and `learner.skipped_updates` counts it; the next warning follows "
-                    "at the next power of ten. `nonfinite='raise'` stops at the first, and "
+                    f"{what} A skipped update changes neither parameters nor optimizer, and "
+                    "`learner.skipped_updates` counts it; the next warning follows at the next "
+                    "power of ten. `nonfinite='raise'` stops at the first, and "
                     "`nonfinite='ignore'` updates nevertheless.",
                     NonFiniteWarning,
                     stacklevel=level_of_user(),

@@ -9,23 +9,18 @@ import itertools
 import operator
 import types
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
-import saiunit
 from jax.typing import ArrayLike
 
-from .._checks import shown
+from .._checks import check_choice, shown
 from .._errors import OptionError, ShapeError
 from .._jax import holds_tracers, is_tracer, leaves_of, own_copy
-from .._model import States
-from .._typing import Path, PyTree
-
-CHOICES = {"reduction": ("mean", "sum"), "nonfinite": ("skip", "raise", "ignore")}
-COUNTS = ("every", "window", "chunk_size", "memory_budget", "log_every")
+from .._typing import PyTree
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -35,7 +30,7 @@ class Options:
     Raises
     ------
     OptionError
-        For an unknown word or a number below 1, or two options that exclude each other.
+        For an unknown word, and for no update of the parameters, or two.
     """
 
     step_fn: Any = None
@@ -60,27 +55,13 @@ class Options:
     on_log: Callable[[int, dict[str, Any]], Any] | None = None
 
     def __post_init__(self) -> None:
-        for name, words in CHOICES.items():
-            value = getattr(self, name)
-            if value not in words:
-                raise OptionError(f"`{name}` is {value!r}; expected one of {words}.")
-        for name in COUNTS:
-            value = getattr(self, name)
-            if value not in (None, "auto") and operator.index(value) < 1:
-                raise OptionError(f"`{name}` is {value}; expected a positive integer.")
-        if self.memory_budget is not None and self.length_of_chunk is not None:
-            raise OptionError(
-                f"`memory_budget` is {self.memory_budget} and `chunk_size` is {self.chunk_size}. "
-                "A budget limits `chunk_size='auto'`: leave out one of the two."
-            )
-        if (self.log_every is None) != (self.on_log is None):
-            raise OptionError(
-                f"`log_every` is {self.log_every} and `on_log` is {self.on_log}: give both "
-                "(a number of steps, and the function to call after them), or neither."
-            )
+        if self.reduction not in ("mean", "sum"):
+            check_choice("reduction", self.reduction, "mean", "sum")
+        if self.nonfinite not in ("skip", "raise", "ignore"):
+            check_choice("nonfinite", self.nonfinite, "skip", "raise", "ignore")
 
-    def check_updates(self) -> None:
-        """Refuse a stream with no update, or with two.
+    def check_update(self) -> None:
+        """Refuse a stream without an update of the parameters, or with two.
 
         Raises
         ------
@@ -119,52 +100,19 @@ _static_values = operator.attrgetter(
     *(f.name for f in dataclasses.fields(Options) if f.name not in {*_FUNCTIONS, *_NOT_COMPILED})
 )
 
-
-ARRAYS = (jax.Array, np.ndarray, np.generic, saiunit.Quantity, brainstate.State)
-
-Gradients: TypeAlias = PyTree
-"""A dict by the paths of parameters, or by the keys of ``weights``; for a `from_function` model a
-pytree like its ``params``. The type of a learner does not determine which one."""
-
-
-def chosen_among(parameters: States, weights: PyTree) -> dict[Hashable, Path]:
-    """Return the paths of the parameters in a user's dict of States, by its keys.
-
-    Raises
-    ------
-    OptionError
-        If it contains other values.
-    """
-    paths = {id(state): path for path, state in parameters.items()}
-    for key, state in weights.items():
-        if id(state) not in paths:
-            raise OptionError(
-                f"`weights[{shown(key)}]` is {shown(state)}; expected a parameter of the model, "
-                "one of `model.states(ParamState)`."
-            )
-    return {key: paths[id(state)] for key, state in weights.items()}
-
-
 _type = operator.attrgetter("aval")
 
 
 def of_numbers(sequences: PyTree) -> tuple[PyTree, list[Any], PyTree]:
     """Return sequences of arrays, the types of their leaves, and their structure.
 
-    Tables and NumPy arrays are copied, see `own_copy`.
+    NumPy arrays are copied, see `own_copy`; tables are converted to them.
     """
     leaves, tree = jax.tree_util.tree_flatten(sequences)
     if all(map(isinstance, leaves, itertools.repeat(jax.Array))):
         return sequences, list(map(_type, leaves)), tree
-    leaves = [np.array(leaf) if _is_table(leaf) else own_copy(leaf) for leaf in leaves]
+    leaves = [x if isinstance(x, jax.Array) else own_copy(np.asarray(x)) for x in leaves]
     return jax.tree.unflatten(tree, leaves), list(map(jax.typeof, leaves)), tree
-
-
-def _is_table(leaf: Any) -> bool:
-    """Test whether a leaf is not an array, but defines its conversion to one of numbers."""
-    if isinstance(leaf, ARRAYS) or not hasattr(type(leaf), "__array__"):
-        return False
-    return np.asarray(leaf).dtype.kind in "biufc"
 
 
 def weights_of(mask: ArrayLike, steps: int) -> jax.Array:

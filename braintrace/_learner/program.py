@@ -226,9 +226,10 @@ class Program:
         mesh = self._placement
         assert mesh is not None
         *given, initial = arguments
+        sequences, mask, flags = mesh.by_sample(given, self.body.batch_axis)
         values = list(map(mesh.value, self._paths, values))
         traces = None if traces is None else mesh.traces(traces)
-        return values, traces, Arguments(*mesh.by_sample(given, self.body.batch_axis), initial)
+        return values, traces, Arguments(sequences, mask, flags, initial)
 
 
 def _is_short(state: brainstate.State) -> bool:

@@ -331,7 +331,7 @@ def predict(
 def _run(method: str, learner: BaseLearner, sequences: tuple[PyTree, ...], **given: Any) -> PyTree:
     options = Options(**given)
     if method == "etrace_online":
-        options.check_updates()
+        options.check_update()
         if options.optimizer is not None:
             learner.held_optimizer.begin(options.optimizer, learner.parameters_for_optimizer)
     is_logged = options.progress or options.log_every is not None

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from .._brainstate import is_in_loop, is_watched, values_of
+from .._brainstate import is_in_loop, is_watched, peek, values_of
 from .._checks import common_length
 from .._from_function import gradients_for
 from .._jax import for_devices, own_copy
@@ -26,7 +26,7 @@ from .evolve import evolving, predicting
 from .gradient import SequenceGradient
 from .online import OnlineLearning
 from .optimizer import notice_earlier
-from .options import Options, chosen_among, of_numbers, weights_of
+from .options import Options, of_numbers, weights_of
 from .program import Arguments, Body, BodyResult, Initial, Program
 from .resets import check_reset
 
@@ -55,8 +55,6 @@ def find_program(
     ``states`` are those of the model, and ``initial`` returns their initial values.
     """
     step = learner.compiled
-    if options.weights is not None:
-        chosen_among(learner.param_states, options.weights)
     sequences, leaves, tree = of_numbers(sequences)
     shapes = list(map(SHAPE, leaves))
     steps = common_length(shapes, "sequence")
@@ -108,7 +106,9 @@ def run_method(
     start: int = 0,
 ) -> PyTree:
     """Run a method of a learner; ``start`` is the index of its first step in the user's call."""
-    notice_earlier(learner.held_optimizer)
+    optimizer = learner.held_optimizer
+    if peek(optimizer.skipped) is not optimizer.noticed.value:
+        notice_earlier(optimizer)
     if options.window is not None:
         learner.follow_every_state(options.window)
     states = learner.current_states()
@@ -138,8 +138,8 @@ def shown(learner: BaseLearner, body: Body, results: PyTree, options: Options) -
     if options.weights is None:
         given = gradients_for(learner.module, by_path)
     else:
-        chosen = chosen_among(learner.param_states, options.weights)
-        given = {key: by_path[path] for key, path in chosen.items()}
+        paths = {id(state): path for path, state in learner.param_states.items()}
+        given = {key: by_path[paths[id(state)]] for key, state in options.weights.items()}
     extra = ((losses,) if options.return_value else ()) + ((aux,) if options.has_aux else ())
     return (given, *extra) if extra else given
 

@@ -250,9 +250,9 @@ class Places(dict[int, Place]):
             )
         own = self.state(traces, rule)
         # The optimizer is compared only if both have one: the learner may not know it yet.
-        is_compared = {"optimizer": state.optimizer and own.optimizer}
-        is_compared["traces"] = is_settled(state.traces)
-        ignored: Any = {f: {} for f, compared in is_compared.items() if not compared}
+        ignored: dict[str, Any] = {} if is_settled(state.traces) else {"traces": {}}
+        if not (state.optimizer and own.optimizer):
+            ignored["optimizer"] = {}
         both = (dataclasses.replace(each, **ignored) for each in (state, own))
         if lines := differences(*both):
             raise ShapeError(
@@ -329,7 +329,7 @@ def by_path(value: PyTree, start: Path = ()) -> dict[Path, jax.Array]:
     """
 
     def part(key: Any) -> Iterable[Any]:
-        name = getattr(key, "key", None)
+        name: Any = getattr(key, "key", None)
         is_path = isinstance(name, tuple)
         return map(str, name) if is_path else (jax.tree_util.keystr((key,), simple=True),)
 

@@ -263,7 +263,7 @@ def _zero(leaf: jax.Array) -> jax.Array:
 
 
 def _first_not_finite(found: StepResult, gradients: PyTree) -> jax.Array:
-    """Return the index of the first non-finite leaf, the number of leaves for a loss, -1 for none."""
+    """Return the index of the first non-finite leaf; a loss comes after them, -1 is none."""
     result = ~_are_finite(found, gradients)
     return jnp.where(jnp.any(result), jnp.argmax(result), -1).astype(jnp.int32)
 
