@@ -1,7 +1,6 @@
 """Arguments of a model's ``update``, for one step or for a sequence."""
 
 import dataclasses
-import itertools
 from typing import Any
 
 import jax
@@ -11,7 +10,6 @@ from .._checks import named
 from .._errors import DtypeError, ShapeError
 from .._graph import ETraceGraph, TracedModel
 from .._jax import Var, to_array
-from .._model import Shapes
 
 
 @jax.tree_util.register_dataclass
@@ -156,35 +154,22 @@ def example_arguments(traced: TracedModel) -> Any:
     return jax.tree.unflatten(traced.argument_tree, leaves)
 
 
-def arguments_for_batch(
-    traced: TracedModel, shapes: tuple[Shapes, Shapes], batch_size: int | None
-) -> Any:
+def arguments_for_batch(graph: ETraceGraph, batch_size: int | None) -> Any:
     """Return zeros like the arguments of ``update`` for another batch size.
-
-    Parameters
-    ----------
-    traced
-        The traced model.
-    shapes
-        Shapes of the short-term States of the traced step, and with the new batch size.
-    batch_size
-        The new batch size.
 
     Raises
     ------
     ShapeError
-        If anything except the batch size differs.
+        If the model has no batch axis, or no size is given.
     """
-    before, after = shapes
-    if batch_size is None or list(map(len, before)) != list(map(len, after)):
+    traced, samples = graph.traced, graph.batch.samples
+    old = samples if traced.batch_size is None else traced.batch_size
+    if batch_size is None or old is None:
         raise ShapeError(
-            f"The states have shapes {', '.join(map(str, after))}; the model was compiled for "
-            f"{', '.join(map(str, before))}. Call `compile_graph` with an example of these "
-            "shapes; reset an algorithm that was compiled inside a map inside the same map."
+            "The states have other shapes than the model was compiled for. Call `compile_graph` "
+            "with an example of these shapes; reset a learner that was compiled inside a map "
+            "inside the same map."
         )
-    pairs = zip(itertools.chain(*before), itertools.chain(*after), strict=True)
-    old = min((old for old, new in pairs if old != new == batch_size), default=None)
-    old = old if traced.batch_size is None else traced.batch_size
     leaves = []
     for var in traced.argument_vars:
         shape = list(var.aval.shape)

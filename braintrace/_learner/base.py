@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import brainstate
@@ -14,20 +15,25 @@ from .._core.traces import as_arrays, outliving, pack, starting_traces
 from .._ended import missing
 from .._errors import NotCompiledError, NotInitializedError, OptionError
 from .._from_function import gradients_for
-from .._graph import FILTERS, ETraceGraph, TraceMethod, Traces
+from .._graph import ETraceGraph, TraceMethod, Traces
+from .._jax import strongly_typed
 from .._model import (
     FoundStates,
     InitialFunction,
+    InitialValues,
     States,
+    all_states,
     find_states,
     of_kind,
     settings,
+    shapes_of,
     short_term,
     values_by_path,
     write_by_path,
 )
 from .._typing import Path, PyTree
 from ..sharding import DataAxis, Placement
+from .arguments import arguments_for_batch, example_arguments
 from .compiled import CompiledModel, CompiledStep
 from .optimizer import LearnerOptimizer
 from .program import Programs
@@ -114,19 +120,6 @@ class BaseLearner(brainstate.nn.Module):
         """The compiled step for the current shapes of the States."""
         return (self._compiled or self.compiled_model).step
 
-    def analysed(self, example: tuple[Any, ...], batch_size: int | None) -> CompiledStep:
-        """Return the model's step compiled for example arguments."""
-        # A window's gradient passes coupled elements, and reaches states whose trace is not read.
-        options = dataclasses.replace(
-            self.compiler_options,
-            every_state=self.every_state,
-            rule=type(self).__name__,
-            samples=self.samples_of_model,
-            readout_filters=self.readout_filters,
-        )
-        graph, outside = compile_model(self.module, example, batch_size, options, self.method)
-        return CompiledStep(graph, outside, self.method, self.every_state, self.trace_dtype)
-
     # --- States
 
     @property
@@ -154,31 +147,100 @@ class BaseLearner(brainstate.nn.Module):
         """The States that are reset with each sequence, by path."""
         return short_term(self.states_of_model)
 
+    # --- initial values
+
+    def size_of_init(self) -> int | None:
+        """Return the argument of ``init_state`` that makes the current shapes."""
+        compiled, known = self.compiled_model, self.graph.batch.samples
+        samples = self.samples_of_model if known is None else known
+        shapes = shapes_of(values_by_path(short_term(all_states(self.module))))
+        return compiled.initial.size_of(self.module, compiled.is_mapped, samples, shapes)
+
     def initial_values(
         self, states: States, batch_size: int | None = None, /, **kwargs: Any
     ) -> dict[Path, Any]:
-        """Return the initial values of the short-term States, by path.
+        """Return the initial values of short-term States among these, by path.
 
-        ``states`` are all States of the model. Options and errors are the same as in `reset_state`.
+        Options and errors are the same as in `reset_state`.
         """
-        own = {path: state for path, state in states.items() if path[0] != FILTERS}
-        size = self.samples_of_model
-        fresh = self.compiled_model.initial_values(self.module, own, batch_size, kwargs, size)
-        return {**fresh, **self._starting_filters}
+        compiled = self.compiled_model
+        size = self.size_of_init() if batch_size is None else batch_size
+        fresh = compiled.initial(self.module, compiled.is_mapped, size, kwargs)
+        fresh |= self._starting_filters
+        return {path: fresh[path] for path in short_term(states)}
 
     @property
     def _starting_filters(self) -> dict[Path, Any]:
-        return {leaf.path: start_of_filter(leaf) for leaf in self.compiled.graph.traced.filters}
+        return {leaf.path: start_of_filter(leaf) for leaf in self.graph.traced.filters}
 
     def initial_function(self) -> tuple[tuple[brainstate.State, ...], InitialFunction]:
         """Return the States that `initial_values` depends on, and its pure function."""
-        states, function = self.compiled_model.initial_function(self.module, self.samples_of_model)
+        compiled, size = self.compiled_model, self.size_of_init()
+        made = compiled.initial.initialiser(self.module, compiled.is_mapped, size)
 
         def with_filters(values: Any) -> Any:
-            written, fresh = function(values)
+            written, fresh = made.values(values)
             return written, {**fresh, **self._starting_filters}
 
-        return states, with_filters if self.filters else function
+        return made.states, with_filters
+
+    # --- compilation
+
+    def analysed(self, example: tuple[Any, ...], batch_size: int | None) -> CompiledStep:
+        """Return the model's step compiled for example arguments."""
+        # A window's gradient passes coupled elements, and reaches states whose trace is not read.
+        options = dataclasses.replace(
+            self.compiler_options,
+            every_state=self.every_state,
+            rule=type(self).__name__,
+            samples=self.samples_of_model,
+            readout_filters=self.readout_filters,
+        )
+        graph, outside = compile_model(self.module, example, batch_size, options, self.method)
+        return CompiledStep(graph, outside, self.method, self.every_state, self.trace_dtype)
+
+    def _analysed_again(self) -> CompiledStep:
+        """Return the step of the model as it is now, for the same shapes."""
+        traced = self.graph.traced
+        return self.analysed(example_arguments(traced), traced.batch_size)
+
+    def compile_first(self, example: tuple[Any, ...], batch_size: int | None) -> None:
+        """Compile the model, with initialised States, for an example.
+
+        ``batch_size`` is that of the batch axis over which a model for one sample is mapped.
+        """
+        states, initial = short_term(all_states(self.module)), InitialValues()
+        brainstate.random.DEFAULT.value  # noqa: B018  created here, outside of every trace
+        for state in states.values():
+            state.value = strongly_typed(state.value)
+        step, is_mapped = self.analysed(example, batch_size), batch_size is not None
+        mapped = initial(self.module, True, batch_size, {}) if is_mapped else None
+        shapes = shapes_of(values_by_path(states) if mapped is None else mapped)
+        compiled = CompiledModel(step, shapes, settings(), is_mapped, initial)
+        self._compiled = compiled.with_step(lambda: step)
+        self.begin_traces()
+
+    def move_to(self, values: Mapping[Path, Any], batch_size: int | None) -> None:
+        """Write values to States, and compile the model for their shapes.
+
+        If compilation fails, the States keep their values.
+        """
+        compiled, states, shapes = self.compiled_model, self.states_of_model, shapes_of(values)
+        before = {path: states[path].value for path in values}
+
+        def make() -> CompiledStep:
+            if shapes == compiled.shapes:
+                return self._analysed_again()
+            example = arguments_for_batch(self.graph, batch_size)
+            return self.analysed(example, batch_size if compiled.is_mapped else None)
+
+        try:
+            write_by_path(states, values)
+            moved = dataclasses.replace(compiled, shapes=shapes, settings=settings())
+            self._compiled = moved.with_step(make)
+        except BaseException:
+            write_by_path(states, before)
+            raise
 
     def current_states(self) -> States:
         """Return all States of the model, compiled for the current settings of the environment.
@@ -188,9 +250,9 @@ class BaseLearner(brainstate.nn.Module):
         NotCompiledError
             Before `compile_graph`, and if the traces are others for the current settings.
         """
-        compiled = self._compiled or self.compiled_model
-        if settings() != compiled.settings:
-            after = compiled.up_to_date(self.analysed)
+        compiled, now = self._compiled or self.compiled_model, settings()
+        if now != compiled.settings:
+            after = dataclasses.replace(compiled, settings=now).with_step(self._analysed_again)
             if not after.step.carries_like(compiled.step):
                 raise NotCompiledError(
                     f"`{type(self.module).__name__}` has other traces for the current values of "
@@ -230,7 +292,8 @@ class BaseLearner(brainstate.nn.Module):
         self.every_state = True
         if not is_alike:
             try:
-                self._compiled = compiled.analysed_again(self.analysed)
+                fresh = dataclasses.replace(compiled, known={})
+                self._compiled = fresh.with_step(self._analysed_again)
             except BaseException:
                 self.every_state = False
                 raise
@@ -289,7 +352,9 @@ class BaseLearner(brainstate.nn.Module):
 
     def divide(self, data: DataAxis) -> None:
         """Compile for a mesh; see `braintrace.shard`."""
-        self._compiled = self.compiled_model.sharded(data)
+        compiled = self.compiled_model
+        sharded = dataclasses.replace(compiled, known={}, data=data)
+        self._compiled = sharded.with_step(lambda: compiled.step)
 
     def place(self) -> None:
         """Move the arrays to their placement on the mesh, if there is one."""

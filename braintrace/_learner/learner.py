@@ -10,15 +10,14 @@ import brainstate
 
 from .._compiler import publish
 from .._core.traces import size_in_bytes
-from .._errors import NotPicklableError, OptionError
-from .._graph import Report, report_of
+from .._errors import NotPicklableError, ShapeError
+from .._graph import Diagnostic, Report, report_of
 from .._rules import eligibility_of
 from .._tables import in_bytes
 from .._typing import Path, PyTree, path_name
 from . import sequences
 from .arguments import first_step
 from .base import BaseLearner
-from .compiled import compile_first, learned_starts
 from .functional import FunctionalLearner
 from .optimizer import notice_all
 from .resets import reset_state
@@ -87,11 +86,6 @@ class Learner(BaseLearner):
             size = f"{size_in_bytes(self.compiled.trace_specs):,} bytes of traces"
         return f"{type(self).__name__}({type(self.module).__name__}, {size})"
 
-    def __copy__(self) -> Learner:
-        twin: Learner = object.__new__(type(self))
-        twin.__dict__.update(vars(self))
-        return twin
-
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise NotPicklableError(
             "A learner contains compiled programs and cannot be pickled: use "
@@ -126,10 +120,8 @@ class Learner(BaseLearner):
         PrimitiveError
             If the rule does not support one of the model's operations.
         """
-        compiled = compile_first(self.module, self.analysed, first_step(arguments), batch_size)
-        publish(learned_starts(compiled, self.module), self.compiler_options.strict)
-        self._compiled = compiled
-        self.begin_traces()
+        self.compile_first(first_step(arguments), batch_size)
+        publish(learned_starts(self), self.compiler_options.strict)
 
     def update(self, *arguments: Any) -> Any:
         """Run one step (or the steps of a `MultiStepData`) and advance the traces.
@@ -159,16 +151,8 @@ class Learner(BaseLearner):
 
     def get_etrace_of(self, weight: brainstate.State | str | Path) -> dict[str, PyTree]:
         """Return `eligibility` of a parameter, given as a State, its path or its name."""
-        if isinstance(weight, brainstate.State):
-            found = [path for path, state in self.param_states.items() if state is weight]
-            if not found:
-                known = ", ".join(f"'{path_name(path)}'" for path in self.param_states)
-                raise OptionError(
-                    f"`weight` is a {type(weight).__name__} that is not a parameter of the model. "
-                    f"Its parameters are {known}."
-                )
-            (weight,) = found
-        return self.eligibility(weight)
+        paths: Any = {id(state): path for path, state in self.param_states.items()}
+        return self.eligibility(paths.get(id(weight), weight))
 
     def eligibility(self, path: str | Path) -> dict[str, PyTree]:
         """Return the trace of one weight, by the name of the hidden state.
@@ -365,6 +349,31 @@ class Learner(BaseLearner):
         """Number of updates that were skipped; see ``nonfinite`` of `etrace_online`."""
         notice_all(self.held_optimizer)
         return int(self.held_optimizer.skipped.value)
+
+
+def learned_starts(learner: Learner) -> list[Diagnostic]:
+    """Return a warning for each parameter that only ``init_state`` reads: it has no gradient."""
+    model, used = learner.module, {leaf.path for leaf in learner.graph.traced.parameters}
+    unused = {path: state for path, state in learner.param_states.items() if path not in used}
+    if not unused:
+        return []
+    try:
+        size = learner.size_of_init()
+    except ShapeError:  # `init_state` returns other shapes than the States have
+        return []
+    compiled = learner.compiled_model
+    read = list(map(id, compiled.initial.initialiser(model, compiled.is_mapped, size).read))
+    names = [path_name(path) for path, state in unused.items() if id(state) in read]
+    return [
+        Diagnostic(
+            "warning",
+            "no-trace",
+            f"Parameter '{name}' is read by `init_state` alone, and an online rule has no trace "
+            "for initial values: its gradient is zero.",
+            (name,),
+        )
+        for name in names
+    ]
 
 
 ETraceAlgorithm: TypeAlias = Learner

@@ -181,14 +181,11 @@ def reset_state(
     if learner.samples_of_model is not None and batch_size is not None:
         learner.samples_of_model = batch_size
     with in_words(lambda: f"`reset_state` runs `init_state` of `{type(learner.module).__name__}`"):
-        states, compiled = learner.states_of_model, learner.compiled_model
+        states, before = learner.states_of_model, learner.compiled
         states = {path: state for path, state in states.items() if path[0] != FILTERS}
-        size = learner.samples_of_model
-        values = compiled.initial_values(learner.module, states, batch_size, kwargs, size)
-    learner._compiled = compiled.moved_to(
-        learner.module, learner.analysed, states, values, batch_size
-    )
-    if _has_like_traces(learner, compiled.step):
+        values = learner.initial_values(states, batch_size, **kwargs)
+    learner.move_to(values, batch_size)
+    if _has_like_traces(learner, before):
         _reset_traces(learner)
     else:
         learner.begin_traces()
