@@ -1,37 +1,67 @@
 """Sequence gradient: the gradient of a loss over a sequence, compiled once per step function.
 
-One step is the user's ``step_fn``, run on a learner that records. Steps run chunk by chunk (see
-`sequence_chunk`). The gradient of the operands is pulled back to the parameters once, at the end:
-the operations between them (a mask, a transpose, a product of parameters) are loop-invariant.
+One step is the user's ``step_fn``, run on a learner that records. Steps run chunk by chunk. In a
+chunk, the part outside the traces passes single steps, or all steps of a window; the traces
+contribute the time before. Both are computed from the same recorded values (see `ChunkRunner`). The
+gradient of the operands is pulled back to the parameters once, at the end: the operations between
+them (a mask, a transpose, a product of parameters) are loop-invariant.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any, TypeAlias
+import math
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
-from .._core.chunk import SourceValues
-from .._core.sites import at_entry, probes_after_reset
+from .._compiler import publish
+from .._core.chunk import SourceValues, chunk_runner
+from .._core.gradient import as_chunk, chunk_gradient, of_parameters
+from .._core.loops import scan_over_time, zero_sum
+from .._core.sites import (
+    Probes,
+    at_entry,
+    pre_step_probe,
+    probe_shapes,
+    probes_after_reset,
+    probes_of_past,
+)
 from .._core.steps import Inputs, operand_shapes, recorded_step
 from .._core.traces import as_arrays, examples, is_zero, ordering_token
-from .._core.windows import passed_step, window_step
+from .._core.windows import passed_step, window_signals, window_step
 from .._errors import OptionError
-from .._graph import Traces, Weights
+from .._graph import Adjoints, Chunk, LinearMethod, Records, Traces, Weights
 from .._jax import without_derivative
 from .._jaxpr import program_of
+from .._model import add_to_states
 from .._typing import PyTree
 from .base import BaseLearner
-from .chunks import Chunks, ChunksByLength, backward_over_chunks, over_chunks, steps_of
+from .chunks import (
+    Chunks,
+    ChunksByLength,
+    backward_over_chunks,
+    chunks_of,
+    over_blocks,
+    over_chunks,
+    steps_of,
+    windows_of,
+)
+from .lost_gradients import find_lost_gradients
 from .options import Options
 from .program import Arguments, Body, BodyResult, DeferredTraces, Initial
 from .resets import check_fixed_weights, reset_states
-from .sequence_chunk import Fixed, SequenceChunk
-from .user_step import Recorder, example_slices, loss_of, operands_of, with_unit, with_units
+from .user_step import (
+    PureStep,
+    Recorder,
+    example_slices,
+    loss_of,
+    operands_of,
+    with_unit,
+    with_units,
+)
 
 NO_DERIVATIVE = (
     "The gradients of `etrace_grad` or `etrace_online` are differentiated, but they are computed "
@@ -40,7 +70,30 @@ NO_DERIVATIVE = (
 )
 
 
-OfChunks: TypeAlias = tuple[PyTree, PyTree, list[PyTree], Traces | DeferredTraces]
+class Fixed(NamedTuple):
+    """Values that are the same in all steps.
+
+    Attributes
+    ----------
+    parameters, others
+        Values of the parameters, and of other States before the sequence.
+    weights, initial
+        Operands of the relations, and initial values of States.
+    """
+
+    parameters: list[PyTree]
+    others: list[PyTree]
+    weights: Weights
+    initial: Initial
+
+
+Part: TypeAlias = tuple[tuple[PyTree, jax.Array | None], jax.Array]
+"""Slices of the sequences and of the reset flags, time first, and the scale of every loss."""
+
+Gradients: TypeAlias = tuple[list[PyTree], Weights]
+"""Gradients of the parameters in order, without the part through traces; and of the operands."""
+
+OfChunks: TypeAlias = tuple[Gradients, PyTree, list[PyTree], Traces | DeferredTraces]
 """Gradients, results over time, written States, traces."""
 
 
@@ -57,102 +110,159 @@ class SequenceGradient:
     Attributes
     ----------
     body
-        The body for a driver.
+        The body of the program.
     """
 
     def __init__(self, learner: BaseLearner, options: Options, example: Arguments) -> None:
-        self._learner = learner
-        self._options = options
-        self._parameters = self._learner.param_states
-        self._window = self._learner.window_of(self._options.window)
+        self._learner, self._options = learner, options
+        self._graph, self._method = graph, method = learner.graph, learner.method
         sequences, mask, flags, initial = example
-        slices = example_slices((sequences, flags))
-        self._operand_shapes = operand_shapes(self._learner.graph)
-        self._chunks = SequenceChunk(
-            self._learner,
-            self._recorded_step(mask is not None, self._options.step_fn),
-            (examples(self._operand_shapes), initial),
-            slices,
-            mask is not None,
-            self._options,
-        )
+        self._has_mask, self._window = mask is not None, learner.window_of(options.window)
+        self._passes = self._window is not None or graph.passes_weights
+        runs_twice = options.checkpoint and self._window is None
+        self._linear = method if runs_twice and isinstance(method, LinearMethod) else None
+        self._operand_shapes = operand_shapes(graph)
+        self._zero_traces, self._placement = learner.starting_traces(), learner.placement
         self._cuts: ChunksByLength = {}
-        pure = self._chunks.step
-        check_fixed_weights(self._learner, pure, flags is not None)
-        pure.check_unused(self._learner.carried)
-        self._zero_traces = self._learner.starting_traces()
+        # This object outlives an enclosing jit.
+        with jax.ensure_compile_time_eval():
+            self._probes = None if self._passes else examples(probe_shapes(graph))
+        parameters, slices = learner.param_states, example_slices((sequences, flags))
+        constants = examples(self._operand_shapes), initial
+        known = self._probes, constants, slices
+        self._step = step = PureStep(self._recorded_step, list(parameters.values()), known)
+        self._count = len(parameters)
+        paths = {id(state): path for path, state in learner.states_of_step.items()}
+        self._paths = [paths.get(id(state)) for state in step.others]
+        check_fixed_weights(learner, step, flags is not None)
+        step.check_unused(learner.carried)
+        fixed = Fixed(*self._split([state.value for state in step.states]), *constants)
+        values = self._values(fixed)
+        recomputes = self._linear is not None
+        self._runner = chunk_runner(
+            step, values, slices, self._has_mask, self._passes, recomputes
+        )
+        written = jax.tree.leaves(step.written_of(fixed.others))
+        self._state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in written)
+        self._record_bytes = graph.record_bytes if self._passes else self._runner.count_bytes()
+        if not self._passes:
+            pairs = step.written_of(list(zip(step.others, self._paths, strict=True)))
+            leaves = [path for state, path in pairs for _ in jax.tree.leaves(state.value)]
+            lost = find_lost_gradients(self._runner.step, leaves)
+            publish(lost, learner.compiler_options.strict)
         self.body: Body = Body(
             run=self._sequence,
-            states=pure.states,
-            is_written=pure.is_written,
+            states=step.states,
+            is_written=step.is_written,
             reads="zero",
-            finish=self._updated if self._chunks.linear is None else self._replayed,
-            parameters=tuple(self._parameters),
-            cut=self._cut if self._chunks.linear is None else None,
+            finish=self._updated if self._linear is None else self._replayed,
+            parameters=tuple(parameters),
+            cut=self._cut if self._linear is None else None,
             chunks_by_length=self._cuts,
         )
 
+    def _split(self, values: list[PyTree]) -> tuple[list[PyTree], list[PyTree]]:
+        return values[: self._count], values[self._count :]
+
+    def _values(self, fixed: Fixed) -> tuple[Any, ...]:
+        return fixed.parameters, fixed.others, self._probes, (fixed.weights, fixed.initial)
+
     def _recorded_step(
-        self, has_mask: bool, step_fn: Callable[..., PyTree]
-    ) -> Callable[..., PyTree]:
-        """Return the recorded step as a function of perturbations, fixed values, and slices."""
-        in_full, graph = passed_step if self._window is None else window_step, self._learner.graph
+        self, probes: PyTree, constants: tuple[PyTree, Initial], inputs: tuple[PyTree, PyTree]
+    ) -> PyTree:
+        """Return the loss of a step, its auxiliary results, and its records.
 
-        def step(
-            probes: PyTree, constants: tuple[PyTree, Initial], inputs: tuple[PyTree, PyTree]
-        ) -> PyTree:
-            (weights, initial), (slices, reset) = constants, inputs
-            if reset is not None:
-                reset_states(self._learner, initial, reset)
+        Perturbations are ``None`` if derivatives pass from step to step.
+        """
+        (weights, initial), (slices, reset), graph = constants, inputs, self._graph
+        if reset is not None:
+            reset_states(self._learner, initial, reset)
 
-            def run(inputs: Inputs) -> Any:
-                if probes is None:
-                    outputs, new_states, records = in_full(graph, inputs)
-                else:
-                    added = probes if reset is None else probes_after_reset(graph, probes, reset)
-                    outputs, new_states, records = recorded_step(graph, inputs, weights, added)
-                records = dataclasses.replace(records, reset=reset, has_mask=has_mask)
-                return outputs, new_states, records
+        def run(inputs: Inputs) -> Any:
+            if probes is None:
+                in_full = passed_step if self._window is None else window_step
+                outputs, new_states, records = in_full(graph, inputs)
+            else:
+                added = probes if reset is None else probes_after_reset(graph, probes, reset)
+                outputs, new_states, records = recorded_step(graph, inputs, weights, added)
+            records = dataclasses.replace(records, reset=reset, has_mask=self._has_mask)
+            return outputs, new_states, records
 
-            recorder = Recorder(self._learner, run)
-            has_aux, unit_aware = self._options.has_aux, self._options.unit_aware
-            loss, self._loss_unit, aux = loss_of(step_fn, recorder, slices, has_aux, unit_aware)
-            return loss, aux, recorder.records
+        recorder, options = Recorder(self._learner, run), self._options
+        kinds = options.has_aux, options.unit_aware
+        loss, self._loss_unit, aux = loss_of(options.step_fn, recorder, slices, *kinds)
+        return loss, aux, recorder.records
 
-        return step
+    # --- a sequence
 
     def _sequence(
         self, values: list[PyTree], traces: Traces | None, given: Arguments
     ) -> BodyResult:
         sequences, mask, flags, initial = given
-        parameters, others = values[: len(self._parameters)], values[len(self._parameters) :]
+        parameters, others = self._split(values)
         cut = self._cut(steps_of(sequences), traces is None)
-        scales = self._scales(jnp.ones(cut.steps) if mask is None else mask)
+        scales = jnp.ones(cut.steps) if mask is None else mask
+        if self._options.reduction == "mean":
+            total = jnp.sum(scales)
+            scales = scales / jnp.where(total == 0, 1, total)
         weights, to_parameters = jax.vjp(
-            lambda now: operands_of(self._learner, self._chunks.step, [*now, *others]), parameters
+            lambda now: operands_of(self._learner, self._step, [*now, *others]), parameters
         )
         data, fixed = ((sequences, flags), scales), Fixed(parameters, others, weights, initial)
-        over_chunks = self._forward if self._chunks.linear is None else self._backward
-        gradients, (losses, aux), written, after = over_chunks(fixed, traces, data, cut)
-
-        def pulled_back(found: Weights) -> PyTree:
-            return to_parameters(jax.tree.map(lambda w, g: g.astype(w.dtype), weights, found))[0]
-
-        total = self._chunks.total(gradients, pulled_back)
-        total = without_derivative((values, sequences), total, OptionError, NO_DERIVATIVE)
+        run = self._forward if self._linear is None else self._backward
+        (outside, of_operands), (losses, aux), written, after = run(fixed, traces, data, cut)
+        of_operands = jax.tree.map(lambda w, g: g.astype(w.dtype), weights, of_operands)
+        leaves, tree = jax.tree.flatten(to_parameters(of_operands)[0])
+        rest = iter(outside)
+        gradients = jax.tree.unflatten(
+            tree,
+            [
+                (leaf + next(rest)).astype(leaf.dtype) if has_more else leaf
+                for leaf, has_more in zip(leaves, self._runner.differentiated, strict=True)
+            ],
+        )
+        gradients = without_derivative((values, sequences), gradients, OptionError, NO_DERIVATIVE)
         if mask is not None:  # the loss of a masked step may be NaN
             losses = jnp.where(mask == 0, 0, losses)
         if self._options.unit_aware:
-            total, losses = with_units(total, self._loss_unit), with_unit(losses, self._loss_unit)
-        return ((total, losses, aux), None), written, after
+            gradients = with_units(gradients, self._loss_unit)
+            losses = with_unit(losses, self._loss_unit)
+        return ((gradients, losses, aux), None), written, after
 
-    def _forward(self, fixed: Fixed, traces: Traces | None, data: PyTree, cut: Chunks) -> OfChunks:
+    def _cut(self, steps: int, from_zero: bool) -> Chunks:
+        """Return the chunks of a sequence, from zero traces or not."""
+        if (steps, from_zero) not in self._cuts:
+            self._cuts[steps, from_zero] = self._chunks(steps, from_zero)
+        return self._cuts[steps, from_zero]
+
+    def _chunks(self, steps: int, from_zero: bool) -> Chunks:
+        graph, options = self._graph, self._options
+        if options.checkpoint and options.length_of_chunk is None:
+            # The least sum of the States before each part and of the residuals of one part.
+            ratio = self._state_bytes / max(1, self._record_bytes)
+            length = max(1, math.ceil(math.sqrt(steps * ratio)))
+            options = dataclasses.replace(options, chunk_size=length)
+        if self._window is not None:
+            return windows_of(graph, self._window, options, steps, from_zero)
+        if "traces" in graph.needs:
+            return Chunks(steps, 1, self._record_bytes)
+        return chunks_of(graph, self._record_bytes, options, steps, from_zero)
+
+    def _zeros(self, fixed: Fixed) -> Gradients:
+        outside = self._runner.choose(jax.tree.leaves(fixed.parameters))
+        zeros: Gradients = jax.tree.map(zero_sum, (outside, fixed.weights))
+        return zeros
+
+    def _from(self, traces: Traces | None) -> Traces:
+        return self._zero_traces if traces is None else traces
+
+    def _forward(self, fixed: Fixed, traces: Traces | None, data: Part, cut: Chunks) -> OfChunks:
         """Run all chunks; the traces after the last one are deferred."""
-        zero, weights = self._chunks.start(fixed), fixed.weights
-        start = self._chunks.step.written_of(fixed.others), zero, self._from(traces)
+        weights = fixed.weights
+        start = self._step.written_of(fixed.others), self._zeros(fixed), self._from(traces)
 
         def run_last(carry: PyTree, chunk: PyTree) -> PyTree:
-            (written, gradients, residuals), results = self._chunks.run(fixed, carry, chunk)
+            (written, gradients, residuals), results = self._chunk(fixed, carry, chunk)
             return (written, gradients, (residuals, carry[2])), results
 
         def run_chunk(carry: PyTree, chunk: PyTree) -> PyTree:
@@ -163,7 +273,7 @@ class SequenceGradient:
         (written, gradients, (residuals, before)), results = over_chunks(
             run_chunk, run_last, start, data, cut.steps, cut.length
         )
-        after: Traces | DeferredTraces = residuals  # if `run` has computed them anyway
+        after: Traces | DeferredTraces = residuals  # if `_chunk` has computed them anyway
         if isinstance(residuals, SourceValues):
             read = self._read_by_update(weights, residuals, None if is_zero(before) else before)
             # XLA would compute single numbers of the gradient again inside the update.
@@ -171,45 +281,6 @@ class SequenceGradient:
             token = None if is_zero(before) else ordering_token(whole)
             after = DeferredTraces((read, residuals, token), None if cut.count == 1 else before)
         return gradients, results, written, after
-
-    def _backward(self, fixed: Fixed, traces: Traces | None, data: PyTree, cut: Chunks) -> OfChunks:
-        """Run all chunks twice; for the traces, they run once more at the next read."""
-        chunks, graph = self._chunks, self._learner.graph
-        silent = {s.name: jnp.zeros(s.shape, s.dtype) for s in graph.traced_states}
-        (written, ((outside, of_operands), adjoints), results) = backward_over_chunks(
-            lambda states, part: chunks.forward(fixed, states, part)[0],
-            functools.partial(chunks.backward, fixed),
-            chunks.step.written_of(fixed.others),
-            (chunks.start(fixed), at_entry(graph, silent)),
-            data,
-            cut,
-        )
-        if traces is not None:
-            past = chunks.of_past(
-                fixed.weights, adjoints, traces, has_resets=data[0][1] is not None
-            )
-            of_operands = jax.tree.map(jnp.add, of_operands, past)
-        return (outside, of_operands), results, written, DeferredTraces((fixed, data), None)
-
-    def _replayed(self, sources: tuple[Fixed, PyTree], before: Traces | None) -> Traces:
-        """Return the traces after a sequence that runs again."""
-        fixed, data = sources
-        steps = steps_of(data)
-
-        def run(carry: PyTree, part: PyTree) -> tuple[PyTree, None]:
-            states, traces = carry
-            states, residuals = self._chunks.forward(fixed, states, part)
-            after = self._chunks.traces_after(fixed.weights, residuals, traces)
-            return (states, after), None
-
-        start = self._chunks.step.written_of(fixed.others), self._from(before)
-        length = self._chunks.cut(self._options, steps, from_zero=before is None).length
-        (_, after), _ = over_chunks(run, run, start, data, steps, length)
-        result: Traces = after
-        return result
-
-    def _from(self, traces: Traces | None) -> Traces:
-        return self._zero_traces if traces is None else traces
 
     def _updated(
         self, sources: tuple[PyTree, PyTree, jax.Array | None], before: Traces | None
@@ -225,10 +296,7 @@ class SequenceGradient:
             self._operand_shapes,
             weights,
         )
-        after: Traces = self._chunks.traces_after(
-            as_arrays(weights), residuals, self._from(before), flag
-        )
-        return after
+        return self._traces_after(as_arrays(weights), residuals, self._from(before), flag)
 
     def _read_by_update(self, weights: Weights, residuals: PyTree, before: Traces | None) -> PyTree:
         """Return the operands whose values the traces after a chunk depend on, or None.
@@ -242,14 +310,160 @@ class SequenceGradient:
         result = [leaf if var in read else None for leaf, var in zip(leaves, own, strict=True)]
         return jax.tree.unflatten(tree, result)
 
-    def _cut(self, steps: int, from_zero: bool) -> Chunks:
-        """Return the chunks of a sequence, from zero traces or not."""
-        if (steps, from_zero) not in self._cuts:
-            self._cuts[steps, from_zero] = self._chunks.cut(self._options, steps, from_zero)
-        return self._cuts[steps, from_zero]
+    def _backward(self, fixed: Fixed, traces: Traces | None, data: Part, cut: Chunks) -> OfChunks:
+        """Run all chunks twice; for the traces, they run once more at the next read."""
+        graph = self._graph
+        silent = {s.name: jnp.zeros(s.shape, s.dtype) for s in graph.traced_states}
+        (written, ((outside, of_operands), adjoints), results) = backward_over_chunks(
+            lambda states, part: self._forward_chunk(fixed, states, part)[0],
+            functools.partial(self._backward_chunk, fixed),
+            self._step.written_of(fixed.others),
+            (self._zeros(fixed), at_entry(graph, silent)),
+            data,
+            cut,
+        )
+        if traces is not None:
+            records = Records(x={}, has_mask=self._has_mask or data[0][1] is not None)
+            assert self._linear is not None
+            past = self._linear.contract(Chunk(graph, fixed.weights, records), adjoints, traces)
+            of_operands = jax.tree.map(jnp.add, of_operands, past)
+        return (outside, of_operands), results, written, DeferredTraces((fixed, data), None)
 
-    def _scales(self, mask: jax.Array) -> jax.Array:
-        if self._options.reduction == "sum":
-            return mask
-        total = jnp.sum(mask)
-        return mask / jnp.where(total == 0, 1, total)
+    def _replayed(self, sources: tuple[Fixed, Part], before: Traces | None) -> Traces:
+        """Return the traces after a sequence that runs again."""
+        fixed, data = sources
+        steps = steps_of(data)
+
+        def run(carry: PyTree, part: PyTree) -> tuple[PyTree, None]:
+            states, traces = carry
+            states, residuals = self._forward_chunk(fixed, states, part)
+            return (states, self._traces_after(fixed.weights, residuals, traces)), None
+
+        start = self._step.written_of(fixed.others), self._from(before)
+        length = self._chunks(steps, from_zero=before is None).length
+        (_, after), _ = over_chunks(run, run, start, data, steps, length)
+        result: Traces = after
+        return result
+
+    # --- a chunk
+
+    def _chunk(self, fixed: Fixed, carry: Any, chunk: Part) -> Any:
+        """Run one chunk from ``(written States, gradients, traces)``.
+
+        Return a carry with the traces after it, or the sources of their residuals, and the loss and
+        the auxiliary results of every step.
+        """
+        (written, (outside, of_operands), traces), weights = carry, fixed.weights
+        values, steps = self._values(fixed), steps_of(chunk)
+
+        def of_length(length: int) -> Any:
+            def run(start: Any, part: Part) -> Any:
+                result = self._runner.run(values, start, part)
+                signal = self._signal(fixed, start[0], result.signal)
+                if length < steps:
+                    signal = window_signals(self._graph, signal, length)
+                over_time = (result.loss, result.aux), result.residuals, signal
+                return (result.written, result.gradients), over_time
+
+            return run
+
+        # The last window may be shorter.
+        is_cut = self._window is not None and not self._graph.passes_weights
+        length = min(steps, self._window or steps) if is_cut else steps
+        (written, outside), (results, over_time, signal) = over_blocks(
+            of_length, (written, outside), chunk, steps, length
+        )
+        residuals = self._runner.residuals(values, over_time, steps)
+        recorded = Chunk(self._graph, weights, self._records(residuals))
+        found, after = chunk_gradient(self._method, recorded, signal, traces)
+        of_operands = jax.tree.map(jnp.add, of_operands, found)
+        return (written, (outside, of_operands), residuals if after is None else after), results
+
+    def _forward_chunk(
+        self, fixed: Fixed, written: PyTree, part: Part
+    ) -> tuple[PyTree, SourceValues]:
+        """Return the written States after a part, and the residuals that its traces need."""
+        values, (outside, _) = self._values(fixed), self._zeros(fixed)
+        result = self._runner.run(values, (written, outside), part)
+        return result.written, self._runner.residuals(values, result.residuals, steps_of(part))
+
+    def _backward_chunk(
+        self, fixed: Fixed, carry: tuple[Gradients, Adjoints], written: PyTree, part: Part
+    ) -> tuple[tuple[Gradients, Adjoints], tuple[jax.Array, PyTree]]:
+        """Add the gradient of a part, whose adjoints of the states after it are known.
+
+        ``written`` are the States before it. Return the carry, and the loss and the auxiliary
+        results of every step.
+        """
+        ((outside, of_operands), after), values = carry, self._values(fixed)
+        result = self._runner.run(values, (written, outside), part)
+        signal = self._signal(fixed, written, result.signal)
+        sources = self._runner.residuals(values, result.residuals, steps_of(part))
+
+        # Step by step, no factor and no input of a product is stored.
+        def pull_step(carry: tuple[Weights, Adjoints], now: Any) -> Any:
+            over_time, signal = as_chunk(now)
+            records = self._records(SourceValues(over_time, sources.once, 1))
+            assert self._linear is not None
+            recorded = Chunk(self._graph, fixed.weights, records)
+            found, before = self._linear.pull_back(recorded, signal, carry[1])
+            own = of_parameters(self._graph, found)
+            return (jax.tree.map(jnp.add, carry[0], own), before), None
+
+        start, steps = (of_operands, after), (sources.over_time, signal)
+        (of_operands, before), _ = scan_over_time(pull_step, start, steps, reverse=True)
+        return ((result.gradients, of_operands), before), (result.loss, result.aux)
+
+    def _signal(self, fixed: Fixed, written: list[PyTree], derivatives: list[jax.Array]) -> Probes:
+        """Return the learning signals of a chunk or of a window, time first.
+
+        If derivatives pass from step to step, only the first step has a signal: for the States
+        before it, which are ``written``.
+        """
+        if not self._passes:
+            signal: Probes = self._runner.signal_of(self._probes or {}, derivatives)
+            return signal
+        current = self._step.merge(fixed.others, written)
+        states = {state.name: pre_step_probe(state) for state in self._graph.traced_states}
+
+        def moved(terms: Probes) -> list[Any]:
+            given = {name: terms[probe] for name, probe in states.items()}
+            new = self._step.written_of(add_to_states(self._graph, self._paths, current, given))
+            return self._runner.passing(jax.tree.leaves(new))
+
+        _, pull = jax.vjp(moved, examples(probes_of_past(self._graph)))
+        before: Probes = as_chunk(pull(derivatives)[0])
+        return before
+
+    def _traces_after(
+        self,
+        weights: Weights,
+        residuals: Traces | SourceValues,
+        before: Traces,
+        token: jax.Array | None = None,
+    ) -> Traces:
+        """Return the traces after a chunk, from the results of `_chunk` and the traces before it.
+
+        If the update of a full-Jacobian rule may take more memory than the gradient, it runs in
+        parts. ``token`` is the flag of `Records`.
+        """
+        if not isinstance(residuals, SourceValues):
+            return residuals
+        records = dataclasses.replace(self._records(residuals), token=token)
+
+        def update(traces: Traces, records: Records) -> tuple[Traces, None]:
+            if records.inputs:  # of a part of the chunk
+                records = dataclasses.replace(records, steps=steps_of(records.inputs))
+            return self._method.update(Chunk(self._graph, weights, records), traces), None
+
+        length = residuals.steps
+        if self._passes and self._window is None:
+            length = self._chunks(residuals.steps, from_zero=False).length
+        if length == residuals.steps:
+            return update(before, records)[0]
+        after: Traces = over_chunks(update, update, before, records, residuals.steps, length)[0]
+        return after
+
+    def _records(self, residuals: SourceValues) -> Records:
+        records: Records = self._runner.records(residuals)
+        return records if self._placement is None else self._placement.records(records)

@@ -4,9 +4,10 @@ from .._core.step_program import StepProgram
 from .._graph import Diagnostic
 from .._jax import Var, is_var, source_line
 from .._jaxpr import CONSTANT, carries_derivative
+from .._typing import Path
 
 
-def find_lost_gradients(step: StepProgram, places: dict[int, str]) -> list[Diagnostic]:
+def find_lost_gradients(step: StepProgram, paths: list[Path | None]) -> list[Diagnostic]:
     """Report the States that a step fills with values of the model, and whose loss reads them.
 
     No trace follows such a value, so its gradient is the one of a constant.
@@ -15,8 +16,8 @@ def find_lost_gradients(step: StepProgram, places: dict[int, str]) -> list[Diagn
     ----------
     step
         A step that is differentiated alone.
-    places
-        Descriptions of the States to look at, by their place among the carried ones.
+    paths
+        Paths of the carried leaves in the model; ``None``: of a State outside of it.
     """
     program, loss = step.program, step.results[0]
     read = program.depends_on([loss], frozenset(), CONSTANT, carries_derivative)
@@ -38,13 +39,13 @@ def find_lost_gradients(step: StepProgram, places: dict[int, str]) -> list[Diagn
         Diagnostic(
             "warning",
             "untraced-state",
-            f"{what} carries values that depend on weights to the loss of a later step, where "
-            "they are constants. Compute the loss in a `window`, with `RTRL`, or write the State "
-            "through `jax.lax.stop_gradient`; a `brainstate.HiddenState` that `update` writes has "
-            "a trace.",
+            f"A State of shape {step.carried[place].aval.shape} that `step_fn` writes carries "
+            "values that depend on weights to the loss of a later step, where they are constants. "
+            "Compute the loss in a `window`, with `RTRL`, or write the State through "
+            "`jax.lax.stop_gradient`; a `brainstate.HiddenState` that `update` writes has a trace.",
             (),
             line_of(step.carried[place]),
         )
-        for place, what in places.items()
-        if step.carried[place] in read and is_filled(place)
+        for place, path in enumerate(paths)
+        if path is None and step.carried[place] in read and is_filled(place)
     ]
