@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeGuard
+from typing import Any
 
 import brainstate
 
@@ -19,19 +19,6 @@ from .._typing import Path, path_name
 from .learner import Learner
 
 
-def of_rule(rule: Rule) -> type[Learner]:
-    """Return the algorithm of a rule; equal rules have the same algorithm.
-
-    Raises
-    ------
-    OptionError
-        If the rule is not a frozen dataclass, or has an unknown ``jacobian``.
-    """
-    check_rule(rule)
-    hashable: Any = rule
-    return _class_of(hashable)
-
-
 @functools.lru_cache(maxsize=256)
 def _class_of(rule: Any) -> type[Learner]:
     own, method = type(rule), method_of(rule)
@@ -42,24 +29,10 @@ def _class_of(rule: Any) -> type[Learner]:
 def algorithms_by_name() -> dict[str, type[Learner]]:
     """Return every defined algorithm, in this package or elsewhere, by its names.
 
-    If a class is defined again, as in a notebook, the last definition counts.
-
-    Raises
-    ------
-    OptionError
-        If two different classes declare the same name.
+    If a name is defined again, as in a notebook, the last definition counts.
     """
-    found: dict[str, type[Learner]] = {}
-    for algorithm in _subclasses(Learner):
-        for name in map(str.lower, vars(algorithm).get("names", ())):
-            other = found.setdefault(name, algorithm)
-            if _full_name(other) != _full_name(algorithm):
-                raise OptionError(
-                    f"`{_full_name(other)}` and `{_full_name(algorithm)}` both have the name "
-                    f"'{name}'. Change `names` of one of them, or pass the class to `compile`."
-                )
-            found[name] = algorithm
-    return found
+    algorithms = _subclasses(Learner)
+    return {name.lower(): each for each in algorithms for name in vars(each).get("names", ())}
 
 
 def algorithm_of(given: Any, option: str) -> type[Learner]:
@@ -70,10 +43,12 @@ def algorithm_of(given: Any, option: str) -> type[Learner]:
     OptionError
         If there is none; the message contains the option.
     """
-    if _is_algorithm(given):
+    if isinstance(given, type) and issubclass(given, Learner):
         return given
     if isinstance(given, Rule) and not isinstance(given, type):
-        return of_rule(given)
+        check_rule(given)
+        hashable: Any = given
+        return _class_of(hashable)
     by_name = algorithms_by_name()
     if isinstance(given, str) and given.lower() in by_name:
         return by_name[given.lower()]
@@ -81,10 +56,6 @@ def algorithm_of(given: Any, option: str) -> type[Learner]:
         f"`{option}` is {shown(given)}; expected one of {', '.join(map(repr, by_name))}, a class "
         "such as `braintrace.D_RTRL` or a `braintrace.Rule`."
     )
-
-
-def _is_algorithm(given: object) -> TypeGuard[type[Learner]]:
-    return isinstance(given, type) and issubclass(given, Learner) and given is not Learner
 
 
 def options_of(algorithm: type) -> dict[str, inspect.Parameter]:
@@ -105,10 +76,6 @@ def _subclasses(of: type[Learner]) -> Iterator[type[Learner]]:
         yield from _subclasses(algorithm)
 
 
-def _full_name(algorithm: type) -> str:
-    return f"{algorithm.__module__}.{algorithm.__qualname__}"
-
-
 # --- by the path of a parameter
 
 
@@ -122,6 +89,11 @@ class Part:
     filters: bool
     fits: Callable[[Path], bool]
     name: str = ""
+
+    @property
+    def identity(self) -> Any:
+        """What equal rules have in common, and so the same traces."""
+        return self.kind, self.method, self.filters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,21 +188,14 @@ def _part_of(learner: Learner, fits: Callable[[Path], bool]) -> Part:
 
 
 def _named(parts: list[Part]) -> list[Part]:
-    """Return the parts with names: the names of their classes, numbered if rules differ.
-
-    Parts with equal rules have one name, and so the same traces.
-    """
-
-    def identity(part: Part) -> Any:
-        return part.kind, part.method, part.filters
-
-    different = list(dict.fromkeys(map(identity, parts)))
+    """Return the parts with the names of their classes, numbered if rules differ."""
+    different = list(dict.fromkeys(part.identity for part in parts))
     names = [(kind.names or (kind.__name__,))[0] for kind, *_ in different]
     numbered = {
         one: name if names.count(name) == 1 else f"{name} {names[: i + 1].count(name)}"
         for i, (one, name) in enumerate(zip(different, names, strict=True))
     }
-    return [dataclasses.replace(part, name=numbered[identity(part)]) for part in parts]
+    return [dataclasses.replace(part, name=numbered[part.identity]) for part in parts]
 
 
 def _check_jacobians(parts: list[Part]) -> None:
