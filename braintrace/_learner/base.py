@@ -36,7 +36,6 @@ from ..sharding import DataAxis, Placement
 from .arguments import arguments_for_batch, example_arguments
 from .compiled import CompiledModel, CompiledStep
 from .optimizer import LearnerOptimizer
-from .program import Programs
 from .traces import CarriedTraces, EligibilityTraces, Zero, start_of_filter
 
 
@@ -73,7 +72,7 @@ class BaseLearner(brainstate.nn.Module):
         self._compiled: CompiledModel | None = None
         self.found_states = FoundStates()
         self.held_optimizer = LearnerOptimizer()
-        self.programs = Programs()
+        self.programs: dict[Any, Any] = {}  # see `cached_program`
 
     def window_of(self, requested: int | None = None) -> int | None:
         """Return the window of a call; a call's length overrides the learner's."""

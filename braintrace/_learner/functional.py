@@ -22,11 +22,11 @@ from .._errors import OptionError
 from .._graph import Traces
 from .._typing import PyTree
 from .base import BaseLearner
+from .body import Arguments, Initial
 from .options import Options
-from .program import Arguments, Initial, Program
 from .resets import check_where, reset_values
 from .sequences import etrace_evolve, etrace_grad, etrace_online, predict
-from .shell import find_call, find_program, shown
+from .shell import Program, find_call, find_program, shown
 from .state import LearnerState, Places, states_in
 from .traces import Form, Zero, is_settled, settled
 
@@ -304,8 +304,6 @@ def _options_of(method: str, given: Mapping[str, Any]) -> Options:
     """Return the options of a method; Python's error for other names than those of the learner."""
     _SIGNATURES[method].bind(None, **given)
     options = Options(**given)
-    if options.progress or options.log_every:
-        raise OptionError("`progress` and `log_every` are options of the methods of a learner.")
     if method == "etrace_online":
         options.check_update()
     return options

@@ -39,6 +39,7 @@ from .._jaxpr import program_of
 from .._model import add_to_states
 from .._typing import PyTree
 from .base import BaseLearner
+from .body import Arguments, Body, BodyResult, DeferredTraces, Initial
 from .chunks import (
     Chunks,
     ChunksByLength,
@@ -51,7 +52,6 @@ from .chunks import (
 )
 from .lost_gradients import find_lost_gradients
 from .options import Options
-from .program import Arguments, Body, BodyResult, DeferredTraces, Initial
 from .resets import check_fixed_weights, reset_states
 from .user_step import (
     PureStep,

@@ -21,7 +21,7 @@ from .base import BaseLearner
 from .functional import FunctionalLearner
 from .optimizer import notice_all
 from .resets import reset_state
-from .shell import run_call
+from .shell import rows_of, run_call
 from .user_step import interceptor_of
 
 if TYPE_CHECKING:
@@ -272,7 +272,7 @@ class Learner(BaseLearner):
 
         It also contains the chunks of all calls so far, and the bytes of their residuals.
         """
-        sequences = tuple(dict.fromkeys(self.programs.rows(self.graph)))
+        sequences = tuple(dict.fromkeys(rows_of(self)))
         report = report_of(self.graph)
         carried = size_in_bytes(self.compiled.trace_specs) + report.filter_bytes
         placement = self.placement

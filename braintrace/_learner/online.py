@@ -25,11 +25,11 @@ from .._from_function import gradients_by_path, gradients_for
 from .._graph import Traces
 from .._typing import PyTree, path_name
 from .base import BaseLearner
+from .body import Arguments, Body, BodyResult, Initial
 from .chunks import over_blocks, steps_of
 from .gradient import SequenceGradient
 from .optimizer import notice_call
 from .options import Options
-from .program import Arguments, Body, BodyResult, Initial
 from .resets import reset_states
 from .state import by_path
 from .update import StepResult, check_finite, run_update, update_of

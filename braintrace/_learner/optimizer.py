@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import brainstate
@@ -23,6 +23,7 @@ from .._errors import NonFiniteWarning, OptionError, in_words
 from .._jax import is_tracer, strongly_typed
 from .._typing import Path, PyTree
 from ..sharding import on_host
+from .options import key_of
 
 
 def is_transformation(optimizer: Any) -> bool:
@@ -76,8 +77,8 @@ class LearnerOptimizer(brainstate.graph.Node):
         State of a gradient transformation; ``None`` if there is none.
     own
         An optimizer with its own States; ``None`` if there is none.
-    begun
-        The optimizer that the state belongs to.
+    begun, key
+        The optimizer that the state belongs to, and its cache key.
     skipped
         Number of updates that were omitted because of non-finite numbers.
     """
@@ -86,6 +87,7 @@ class LearnerOptimizer(brainstate.graph.Node):
         self.transformed = brainstate.LongTermState(None)
         self.own: Any = None
         self.begun: Hidden[Any] = Hidden(None)
+        self.key: Hashable = ()
         self.skipped = brainstate.LongTermState(jnp.zeros((), jnp.int32))
         self.noticed = Noticed()
 
@@ -167,7 +169,7 @@ class LearnerOptimizer(brainstate.graph.Node):
                     "before."
                 )
             self.transformed.value = fresh()
-        self.begun = Hidden(optimizer)
+        self.begun, self.key = Hidden(optimizer), key_of(optimizer.update)[0]
 
 
 # --- warnings about skipped updates

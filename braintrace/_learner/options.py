@@ -80,10 +80,9 @@ class Options:
         """The number of steps of a chunk; ``None``: it is chosen."""
         return None if self.chunk_size in (None, "auto") else int(self.chunk_size)
 
-    def parts(self) -> tuple[list[Callable[..., PyTree]], Any, tuple[object, ...]]:
-        """Return the user's functions, the optimizer's, and all other values of a program's key."""
-        update = None if self.optimizer is None else self.optimizer.update
-        return list(filter(None, (self.step_fn, self.update_fn))), update, _static_values(self)
+    def parts(self) -> tuple[list[Callable[..., PyTree]], tuple[object, ...]]:
+        """Return the user's functions, and all other values of a program's key but arrays."""
+        return list(filter(None, (self.step_fn, self.update_fn))), _static_values(self)
 
     @property
     def compiled(self) -> Options:

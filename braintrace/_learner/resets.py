@@ -20,8 +20,8 @@ from .._graph import FILTERS, Batch, ETraceGraph
 from .._model import States, short_term, values_by_path
 from .._typing import Path, path_name
 from .base import BaseLearner
+from .body import Initial
 from .compiled import CompiledStep
-from .program import Initial
 from .traces import start_of_filter
 from .user_step import PureStep
 
@@ -62,7 +62,7 @@ def check_where(where: Any, graph: ETraceGraph, values: Mapping[Path, Any]) -> j
 
     Raises
     ------
-    ShapeError, OptionError
+    ShapeError
         See `check_reset`.
     """
     shapes = "(batch,), one per sample, or a single one"
@@ -78,8 +78,6 @@ def check_reset(reset: ArrayLike, graph: ETraceGraph, states: States, steps: int
     ShapeError
         If the flags are not boolean, or have neither the shape ``(T,)`` nor ``(T, batch)``, with
         one for each sample of the model.
-    OptionError
-        If the learning rule follows all samples as one.
     """
     shapes = f"({steps},), or ({steps}, batch) to reset samples one by one"
     flags = flags_of("reset", reset, shapes, lambda f: f.ndim in (1, 2) and f.shape[0] == steps)
@@ -95,16 +93,7 @@ def _of_samples(
     given = f"`{name}` has shape {flags.shape}, with one flag per sample"
     shapes = {path: list(map(jnp.shape, jax.tree.leaves(own))) for path, own in values.items()}
     graph.batch.check(given, flags.shape[-1], shapes)
-    if graph.batch.samples == 1:
-        return flags[..., 0]
-    if graph.flat_state is not None and graph.flat_state.samples == 1:
-        shared = next(leaf for leaf in graph.flat_state.leaves if graph.batch.axis(leaf) is None)
-        raise OptionError(
-            f"{given}, but all samples share hidden state '{shared.name}' of shape "
-            f"{shared.shape}, and the learning rule follows them together. Give one flag for all "
-            "samples, or use `D_RTRL`."
-        )
-    return flags
+    return flags[..., 0] if graph.batch.samples == 1 else flags
 
 
 def check_fixed_weights(learner: BaseLearner, step: PureStep, resets: bool) -> None:
@@ -160,16 +149,13 @@ def reset_state(
         If ``batch_size`` is ``None`` and ``init_state`` returns other shapes than the states
         have, or if the shape of ``where`` does not fit them.
     OptionError
-        For ``where`` together with ``batch_size``; if samples that share an input are reset
-        separately (`ES_D_RTRL`).
+        If samples that share an input are reset separately (`ES_D_RTRL`).
     """
     if not is_watched():
         learner.carried.finish()
     if where is not None or is_watched():  # traces of other keys cannot be made inside
         learner.current_states()
     if where is not None:
-        if batch_size is not None:
-            raise OptionError("`where` resets samples of the current batch: omit `batch_size`.")
         _reset_samples(learner, where, kwargs)
         return
     if any(map(is_lost, learner.states_of_model.values())):

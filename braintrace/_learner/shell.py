@@ -1,5 +1,8 @@
 """The shell of a learner: reads States and traces once, runs one program, writes once.
 
+A program is a compiled body: JAX compiles one for each form of the traces. The learner and the
+user's `LearnerState` run the same programs.
+
 If an interrupt ends a call after its program has run, the next call writes its results first; see
 `CarriedTraces.unfinished`. Methods whose results are checked leave the old values in place until
 the check has passed; all others reuse the buffers of the traces.
@@ -7,28 +10,154 @@ the check has passed; all others reuse the buffers of the traces.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import operator
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
+import brainstate
 import jax
 
 from .._brainstate import is_in_loop, is_watched, peek, values_of
 from .._checks import common_length
 from .._from_function import gradients_for
+from .._graph import SequenceRow, Traces
 from .._jax import for_devices, own_copy
 from .._model import States
-from .._typing import PyTree
+from .._typing import Path, PyTree
 from .arguments import is_sequence, unwrap
 from .base import BaseLearner
-from .calls import calling
-from .evolve import evolving, predicting
+from .body import Arguments, Body, BodyResult, DeferredTraces, Initial
+from .calls import calling, evolving, predicting
+from .chunks import checkpointed_bytes
+from .compiled import CompiledStep
 from .gradient import SequenceGradient
 from .online import OnlineLearning
 from .optimizer import notice_earlier
-from .options import Options, of_numbers, weights_of
-from .program import Arguments, Body, BodyResult, Initial, Program
+from .options import Options, key_of, of_numbers, weights_of
 from .resets import check_reset
+from .traces import Deferred, Jitted, Zero
+
+
+class Program:
+    """A compiled body.
+
+    Parameters
+    ----------
+    body, step, states
+        The body, the compiled step, and the States of the model by path.
+    key
+        What programs with the same deferred traces have in common.
+    """
+
+    def __init__(
+        self,
+        body: Body,
+        step: CompiledStep,
+        states: Mapping[Path, brainstate.State],
+        key: Hashable = None,
+    ) -> None:
+        self.body, self._placement = body, step.placement
+        self.written = list(itertools.compress(body.states, body.is_written))
+        self.followed = [states[path] for path in step.followed]
+        self.followed_paths = step.followed
+        paths = {id(state): path for path, state in states.items()}
+        self._paths = [paths.get(id(state)) for state in body.states]
+        self._whole = self._named(functools.partial(self._run, defers=False))
+        if body.finish is not None:
+            self._deferring = self._named(functools.partial(self._run, defers=True))
+            self._finish = Jitted(self._finished, key)
+
+    def _named(self, function: Callable[..., PyTree]) -> Jitted:
+        """Return a program that is named after the body, as profilers and dumps of XLA show it."""
+        return Jitted(functools.update_wrapper(function, self.body.run))
+
+    def __call__(
+        self,
+        values: list[PyTree],
+        traces: Traces | None,
+        arguments: Arguments,
+        steps: int,
+        *,
+        is_owned: bool,
+        defers: bool,
+        done: list[Any],
+    ) -> None:
+        """Run it, and append its results, new values, and traces (``None``: they stay).
+
+        ``is_owned`` allows it to donate the buffers of the traces, and ``defers`` to leave
+        `DeferredTraces`. A single step that continues a sequence is followed by a next one, which
+        reads the traces: two programs would take longer than one.
+        """
+        if self._placement is not None:
+            values, traces, arguments = self._on_mesh(values, traces, arguments)
+        if self.body.finish is None or not defers or not (traces is None or steps > 1):
+            self._whole(values, traces, arguments, in_place=is_owned, done=done)
+            return
+        is_owned = is_owned and traces is not None and self._overwrites(steps)
+        self._deferring(values, traces, arguments, in_place=is_owned, done=done)
+
+    def _overwrites(self, steps: int) -> bool:
+        if self.body.cut is None:
+            return False
+        cut = self.body.chunks_by_length.get((steps, False)) or self.body.cut(steps, False)
+        return cut.length < steps
+
+    def changes(self, done: BodyResult, traces: Traces | None) -> tuple[PyTree, list[PyTree], Any]:
+        """Return results, new values, and the new traces in their form."""
+        results, written, after = done
+        if isinstance(after, DeferredTraces):
+            before: Any = traces if after.before is None else after.before
+            before = Zero() if before is None else before
+            return results, written, Deferred(after.sources, before, self._finish)
+        return results, written, after
+
+    def _run(
+        self, values: list[PyTree], traces: Traces | None, arguments: Arguments, defers: bool
+    ) -> BodyResult:
+        """Run the body; the states before a call are constants in a user's own gradient."""
+        body, mesh = self.body, self._placement
+        if body.reads != "nothing":
+            pairs = zip(body.states, values, strict=True)
+            values = [jax.lax.stop_gradient(v) if _is_short(s) else v for s, v in pairs]
+        with for_devices(None if mesh is None else mesh.devices):
+            results, written, after = body.run(values, traces, arguments)
+            after = after if defers else body.finished(after, traces)
+        if mesh is None:
+            return results, written, after
+        paths = itertools.compress(self._paths, body.is_written)
+        written = list(map(mesh.value, paths, written))
+        if isinstance(after, DeferredTraces):
+            placed = None if after.before is None else mesh.traces(after.before)
+            return results, written, DeferredTraces(after.sources, placed)
+        return results, written, None if after is None else mesh.traces(after)
+
+    def _finished(self, sources: PyTree, before: Traces | Zero) -> Traces:
+        assert self.body.finish is not None
+        mesh, before_or_none = self._placement, None if isinstance(before, Zero) else before
+        with for_devices(None if mesh is None else mesh.devices):
+            after = self.body.finish(sources, before_or_none)
+        return after if mesh is None else mesh.traces(after)
+
+    def _on_mesh(
+        self, values: list[PyTree], traces: Traces | None, arguments: Arguments
+    ) -> tuple[list[PyTree], Traces | None, Arguments]:
+        mesh = self._placement
+        assert mesh is not None
+        *given, initial = arguments
+        sequences, mask, flags = mesh.by_sample(given, self.body.batch_axis)
+        values = list(map(mesh.value, self._paths, values))
+        traces = None if traces is None else mesh.traces(traces)
+        return values, traces, Arguments(sequences, mask, flags, initial)
+
+
+def _is_short(state: brainstate.State) -> bool:
+    return isinstance(state, brainstate.ShortTermState)
+
+
+# --- finding a program
+
 
 METHODS: dict[str, Callable[[BaseLearner, Options, Arguments], Body]] = {
     "etrace_grad": lambda *call: SequenceGradient(*call).body,
@@ -40,6 +169,38 @@ METHODS: dict[str, Callable[[BaseLearner, Options, Arguments], Body]] = {
 
 SHAPE, DTYPE = operator.attrgetter("shape"), operator.attrgetter("dtype")
 WITHOUT_TIME = operator.itemgetter(slice(1, None))
+
+
+MOST_KEPT = 32
+"""Maximum number of programs that a learner keeps. A program belongs to a step function with shapes
+and options. Users call a few of them. Each contains executables of several megabytes and the
+captured values of the function."""
+
+
+def cached_program(
+    kept: dict[Any, Program],
+    functions: Iterable[Callable[..., PyTree]],
+    key: tuple[Any, ...],
+    make: Callable[[Hashable], Program],
+) -> Program:
+    """Return the cached program for functions and a key, or make it with the whole key.
+
+    A key begins with the method and the analysed model, and ends with the ids of the States.
+    Programs of functions that read tracers of an enclosing transformation are not cached.
+    """
+    own, reads_tracers = list[Hashable](), False
+    for function in functions:
+        key_of_function, reads = key_of(function)
+        own.append(key_of_function)
+        reads_tracers = reads_tracers or reads
+    whole = (*own, key)
+    if reads_tracers:
+        return make(whole)  # the enclosing transformation compiles it
+    program = kept.pop(whole, None) or make(whole)
+    kept[whole] = program  # the last key is the one used last
+    if len(kept) > MOST_KEPT:
+        del kept[next(iter(kept))]
+    return program
 
 
 def find_program(
@@ -65,8 +226,9 @@ def find_program(
         flags, fresh = check_reset(flags, step.graph, states, steps), initial()
     arguments = Arguments(sequences, mask, flags, fresh)
     mesh = jax.sharding.get_abstract_mesh()
-    functions, update, static = options.parts()
+    functions, static = options.parts()
     rest = (
+        None if options.optimizer is None else learner.held_optimizer.key,
         *(static, step.placement, mesh if mesh.manual_axes else None),
         *(mask is not None, None if flags is None else flags.ndim, tree),
         *(tuple(map(WITHOUT_TIME, shapes)), tuple(map(DTYPE, leaves))),
@@ -78,7 +240,7 @@ def find_program(
             body = METHODS[method](learner, options.compiled, arguments)
         return Program(body, step, states, key)
 
-    program = learner.programs.find(functions, update, (method, step.graph, rest), make)
+    program = cached_program(learner.programs, functions, (method, step.graph, rest), make)
     return program, arguments, steps
 
 
@@ -89,9 +251,9 @@ def find_call(
     has_steps, step = is_sequence(arguments), learner.compiled
     kinds = ("step", "steps") if learner.window is None else ("one", "window")
     rest = step.placement, tuple(map(id, states.values()))
-    program = learner.programs.find(
+    program = cached_program(
+        learner.programs,
         (),
-        None,
         (kinds[has_steps], step.graph, rest),
         lambda key: Program(calling(learner, kinds[has_steps]), step, states, key),
     )
@@ -180,3 +342,21 @@ def advance(
         finish()
     results: tuple[PyTree, PyTree] = done[0][0]
     return results
+
+
+def rows_of(learner: BaseLearner) -> Iterator[SequenceRow]:
+    """Yield the chunks that the methods have used for the compiled model."""
+    graph = learner.graph
+    for (*_, key), program in list(learner.programs.items()):
+        for (_, from_zero), cut in program.body.chunks_by_length.items():
+            if key[1] is graph:
+                yield SequenceRow(
+                    method=key[0],
+                    steps=cut.steps,
+                    from_zero=from_zero,
+                    chunk_size=cut.length,
+                    chunks=cut.count,
+                    record_bytes=cut.record_bytes,
+                    budget=cut.budget,
+                    checkpointed_bytes=checkpointed_bytes(graph, cut.steps),
+                )

@@ -210,11 +210,6 @@ class Places(dict[int, Place]):
         entries = getattr(state, field)
         if field != "optimizer":
             return _with_keys(entries[path], held)
-        if not entries and jax.tree.leaves(held):
-            raise OptionError(
-                "This `LearnerState` has no state of the `optimizer`: call "
-                "`learner.init_optimizer(optimizer)` before `functional.state()`."
-            )
         leaves = [entries[leaf] for leaf in by_path(held, path)]
         return _with_keys(jax.tree.unflatten(jax.tree.structure(held), leaves), held)
 

@@ -21,7 +21,6 @@ from .._core.traces import reset_traces, samples_with, unpack
 from .._errors import NonFiniteError, OptionError, in_words
 from .._from_function import gradients_by_path
 from .._graph import Traces
-from .._jax import is_tracer
 from .._model import values_by_path
 from .._typing import PyTree, path_name
 from ..sharding import on_host
@@ -59,65 +58,39 @@ Update: TypeAlias = Callable[[StepResult], None]
 """Updates the parameters."""
 
 Verdict: TypeAlias = Any
-"""``'raise'``: index of the first leaf that is not finite; ``'skip'``: whether the update was
-skipped, and the samples that were reset."""
+"""``'raise'``: index of the first leaf of the gradients that is not finite (after them the loss),
+or -1; ``'skip'``: whether the update was skipped, and the samples that were reset."""
 
 
 def update_of(learner: BaseLearner, options: Options) -> Update:
     """Return the update of a call."""
-    if options.update_fn is not None:
-        return by_function(options.update_fn, options.has_aux)
-    if is_transformation(options.optimizer):
-        return by_transformation(learner, options.optimizer)
-    return by_object(learner, options.optimizer)
+    optimizer, model, is_pure = options.optimizer, learner.module, False
+    update_fn: Any = options.update_fn
+    if optimizer is not None:
+        is_pure, state = is_transformation(optimizer), learner.held_optimizer.transformed
+        parameters = inspect.signature(optimizer.update).parameters.values()
+        takes_loss = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
+    def by_function(found: StepResult) -> None:
+        results = (found.gradients, found.aux) if options.has_aux else (found.gradients,)
+        call_user("update_fn", update_fn, *results)
 
-def by_function(update_fn: Callable[..., PyTree], has_aux: bool) -> Update:
-    """Return the update by the user's function."""
-
-    def update(found: StepResult) -> None:
-        call_user("update_fn", update_fn, found.gradients, *((found.aux,) if has_aux else ()))
-
-    return update
-
-
-def by_transformation(learner: BaseLearner, optimizer: Any) -> Update:
-    """Return the update by an ``optax.GradientTransformation``, whose state the learner stores."""
-    state, model = learner.held_optimizer.transformed, learner.module
-    parameters = inspect.signature(optimizer.update).parameters.values()
-    takes_loss = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-
-    def update(found: StepResult) -> None:
+    def by_optimizer(found: StepResult) -> None:
         now = learner.parameters_for_optimizer()
-        gradients = _downhill(_computed_once(found), now)
-        more = {"value": _mean_loss(found)} if takes_loss else {}
+        gradients = _downhill(_computed_once(found) if is_pure else found.gradients, now)
         with in_words(lambda: "`optimizer.update` fails for the gradients"):
+            if not is_pure:
+                optimizer.update(gradients_by_path(model, gradients))
+                return
+            loss = jnp.average(found.losses, weights=found.weights)
+            more = {"value": loss.astype(found.losses.dtype)} if takes_loss else {}
             changes, state.value = optimizer.update(gradients, state.value, now, **more)
         new = jax.tree.map(lambda old, change: (old + change).astype(old.dtype), now, changes)
         states = learner.param_states
         for path, value in gradients_by_path(model, new).items():
             states[path].value = value
 
-    return update
-
-
-def by_object(learner: BaseLearner, optimizer: Any) -> Update:
-    """Return the update by an object with a method ``update(gradients)``."""
-
-    def update(found: StepResult) -> None:
-        gradients = _downhill(found.gradients, learner.parameters_for_optimizer())
-        with in_words(lambda: "`optimizer.update` fails for the gradients"):
-            optimizer.update(gradients_by_path(learner.module, gradients))
-
-    return update
-
-
-def _mean_loss(found: StepResult) -> jax.Array:
-    if found.weights is None:
-        return jnp.mean(found.losses)
-    weights = found.weights.astype(found.losses.dtype)
-    total = jnp.sum(weights)
-    return jnp.sum(weights * found.losses) / jnp.where(total == 0, 1, total)
+    return by_function if optimizer is None else by_optimizer
 
 
 FEW = 10_000
@@ -184,15 +157,23 @@ def run_update(
     counts = None if found.weights is None else jnp.any(found.weights != 0)
     runs, verdict, skipped = counts, None, learner.held_optimizer.skipped
     if nonfinite == "raise":  # before `update_fn` writes to the dict
-        first = _first_not_finite(found, gradients_by_path(learner.module, found.gradients))
-        verdict = first if counts is None else jnp.where(counts, first, -1)
+        is_finite = _are_finite(found, gradients_by_path(learner.module, found.gradients))
+        has_none = jnp.all(is_finite) if counts is None else jnp.all(is_finite) | ~counts
+        verdict = jnp.where(has_none, -1, jnp.argmin(is_finite))
     elif nonfinite == "skip":
         is_bad = ~jnp.all(_are_finite(found, found.gradients))
         is_bad = is_bad if counts is None else is_bad & counts
         runs = ~is_bad if counts is None else counts & ~is_bad
     left = traced_values(learner)
     with intercepting(learner, _refuse_step), _showing(learner, traces):
-        _update_if(runs, learner, update, found)
+        if runs is None:
+            update(found)
+        else:
+
+            def run(_: None, values: tuple[PyTree, jax.Array, PyTree]) -> None:
+                update(StepResult(*values, weights=found.weights, is_computed=True))
+
+            run_if(runs, run, None, (found.gradients, found.losses, found.aux))
     path = first_written(left, traced_values(learner))
     if path is not None:
         raise _refusal(f"writes the hidden State '{path_name(path)}'")
@@ -202,19 +183,6 @@ def run_update(
         samples, traces = _reset_spoiled(learner, is_bad, is_masked, traces)
         verdict = is_bad, samples
     return verdict, traces
-
-
-def _update_if(
-    flag: jax.Array | None, learner: BaseLearner, update: Update, found: StepResult
-) -> None:
-    if flag is None:
-        update(found)
-        return
-
-    def run(_: None, values: tuple[PyTree, jax.Array, PyTree]) -> None:
-        update(StepResult(*values, found.weights, is_computed=True))
-
-    run_if(flag, run, None, (found.gradients, found.losses, found.aux))
 
 
 @contextlib.contextmanager
@@ -262,12 +230,6 @@ def _zero(leaf: jax.Array) -> jax.Array:
     return jnp.sum(leaf * jnp.zeros((), leaf.dtype))
 
 
-def _first_not_finite(found: StepResult, gradients: PyTree) -> jax.Array:
-    """Return the index of the first non-finite leaf; a loss comes after them, -1 is none."""
-    result = ~_are_finite(found, gradients)
-    return jnp.where(jnp.any(result), jnp.argmax(result), -1).astype(jnp.int32)
-
-
 def check_finite(losses: jax.Array, verdicts: jax.Array, names: Sequence[str], every: int) -> None:
     """Refuse a stream in which a loss or a gradient is not finite.
 
@@ -284,14 +246,7 @@ def check_finite(losses: jax.Array, verdicts: jax.Array, names: Sequence[str], e
     ------
     NonFiniteError
         If there is one, or more.
-    OptionError
-        Inside a transformation, where the numbers are unknown.
     """
-    if is_tracer(verdicts):
-        raise OptionError(
-            "`nonfinite='raise'` cannot check values inside a transformation. Use 'skip' there, "
-            "or call `etrace_online` outside."
-        )
     by_step, values = on_host(verdicts), on_host(losses)
     (bad,) = np.nonzero(by_step >= 0)
     if bad.size:
@@ -323,15 +278,12 @@ def _reset_spoiled(
         reset_states(learner, initial, samples)
         return samples, reset_traces(learner.compiled.trace_specs, now[1], samples)
 
-    states = list(values_by_path(learner.short_term_states).values())
+    states, is_suspect = list(values_by_path(learner.short_term_states).values()), is_bad
     if is_masked is not None:
-        numbers = [x for x in jax.tree.leaves(states) if jnp.issubdtype(x.dtype, jnp.inexact)]
-        is_nan = [jnp.any(jnp.isnan(x)) for x in numbers]
-        is_bad_or_masked = is_bad | (is_masked & jnp.any(jnp.stack([False, *is_nan])))
-    else:
-        is_bad_or_masked = is_bad
+        is_nan = [jnp.any(x != x) for x in jax.tree.leaves(states)]  # also for random keys
+        is_suspect = is_bad | (is_masked & jnp.any(jnp.stack([jnp.zeros((), bool), *is_nan])))
     none = jnp.zeros(jax.eval_shape(spoiled, traces, states).shape, bool)
-    result: tuple[jax.Array, Traces] = run_if(is_bad_or_masked, reset, (none, traces))
+    result: tuple[jax.Array, Traces] = run_if(is_suspect, reset, (none, traces))
     return result
 
 

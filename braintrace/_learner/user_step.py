@@ -366,8 +366,6 @@ def loss_of(
         floating-point number; if the loss has a unit and ``unit_aware`` is False.
     """
     result = run_step_function(step_fn, recorder, slices)
-    if has_aux and not (isinstance(result, tuple) and len(result) == 2):
-        raise OptionError("With `has_aux=True`, `step_fn` must return a pair `(loss, aux)`.")
     loss, aux = result if has_aux else (result, None)
     check_loss(loss)
     mantissa, unit = saiunit.split_mantissa_unit(loss)
