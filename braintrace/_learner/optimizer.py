@@ -206,12 +206,11 @@ def notice_all(held: LearnerOptimizer) -> None:
         for call in calls:
             before, noticed.count = noticed.count, int(on_host(call.count))
             if _digits(noticed.count) > _digits(before):
-                what = _what(call, noticed.count - before) + _reset_samples(call)
                 warnings.warn(
-                    f"{what} A skipped update changes neither parameters nor optimizer, and "
-                    "`learner.skipped_updates` counts it; the next warning follows at the next "
-                    "power of ten. `nonfinite='raise'` stops at the first, and "
-                    "`nonfinite='ignore'` updates nevertheless.",
+                    f"{_described(call, noticed.count - before)} A skipped update changes neither "
+                    "parameters nor optimizer, and `learner.skipped_updates` counts it; the next "
+                    "warning follows at the next power of ten. `nonfinite='raise'` stops at the "
+                    "first, and `nonfinite='ignore'` updates nevertheless.",
                     NonFiniteWarning,
                     stacklevel=level_of_user(),
                 )
@@ -221,30 +220,19 @@ def _digits(number: int) -> int:
     return len(str(number)) if number else 0
 
 
-def _what(call: Skips, new: int) -> str:
-    if call.is_bad is None:
+def _described(call: Skips, new: int) -> str:
+    if call.is_bad is None or call.samples is None:
         return (
             "Updates that were skipped inside a transformation, or before the learner's state was "
             f"restored: {new}. A loss or gradient was NaN or infinite."
         )
     steps = on_host(call.is_bad)
-    step = call.start + int(np.argmax(steps))
+    first = int(np.argmax(steps))
+    samples = on_host(call.samples)[first]
+    names = ", ".join(map(str, np.nonzero(samples)[0][:10])) or "none"
     return (
-        f"A loss or gradient is NaN or infinite, first at step {step} of "
-        f"{'this' if len(steps) > 1 else 'a'} call. Updates skipped: {new}."
-    )
-
-
-def _reset_samples(call: Skips) -> str:
-    if call.is_bad is None or call.samples is None:
-        return ""
-    samples = on_host(call.samples)[int(np.argmax(on_host(call.is_bad)))]
-    if not samples.any():
-        return " The states and traces of all samples are finite, and continue."
-    if samples.all():
-        return " All samples were reset: their states or traces were not finite."
-    names = ", ".join(map(str, np.nonzero(samples)[0][:10]))
-    return (
-        f" Samples that were reset, with non-finite states or traces: {names}. If an input has "
-        "gaps that are NaN, fill them (`jnp.nan_to_num`): each of them resets its sample."
+        f"A loss or gradient is NaN or infinite, first at step {call.start + first} of "
+        f"{'this' if len(steps) > 1 else 'a'} call. Updates skipped: {new}. Samples that were "
+        f"reset, with non-finite states or traces: {'All' if samples.all() else names}. If an "
+        "input has gaps that are NaN, fill them (`jnp.nan_to_num`)."
     )

@@ -30,7 +30,6 @@ from .arguments import is_sequence, unwrap
 from .base import BaseLearner
 from .body import Arguments, Body, BodyResult, DeferredTraces, Initial
 from .calls import calling, evolving, predicting
-from .chunks import checkpointed_bytes
 from .compiled import CompiledStep
 from .gradient import SequenceGradient
 from .online import OnlineLearning
@@ -358,5 +357,4 @@ def rows_of(learner: BaseLearner) -> Iterator[SequenceRow]:
                     chunks=cut.count,
                     record_bytes=cut.record_bytes,
                     budget=cut.budget,
-                    checkpointed_bytes=checkpointed_bytes(graph, cut.steps),
                 )
