@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -11,15 +12,16 @@ import brainstate
 from .._brainstate import hold, is_watched
 from .._checks import check_model
 from .._compiler import CompilerOptions, compile_model
-from .._core.traces import as_arrays, outliving, pack, starting_traces
+from .._core.traces import as_arrays, outliving, pack, starting_traces, unpack
 from .._ended import missing
-from .._errors import NotCompiledError, NotInitializedError, OptionError
+from .._errors import NotCompiledError, NotInitializedError, OptionError, ShapeError
 from .._from_function import gradients_for
 from .._graph import ETraceGraph, TraceMethod, Traces
 from .._jax import strongly_typed
 from .._model import (
     FoundStates,
     InitialFunction,
+    Initialiser,
     InitialValues,
     States,
     all_states,
@@ -142,6 +144,12 @@ class BaseLearner(brainstate.nn.Module):
         return find_states(self.graph, self.states_of_model, self.compiled.outside)
 
     @property
+    def followed(self) -> list[brainstate.State]:
+        """The hidden States that the traces follow."""
+        states = self.states_of_model
+        return [states[path] for path in self.compiled.followed]
+
+    @property
     def short_term_states(self) -> dict[Path, brainstate.State]:
         """The States that are reset with each sequence, by path."""
         return short_term(self.states_of_model)
@@ -154,6 +162,17 @@ class BaseLearner(brainstate.nn.Module):
         samples = self.samples_of_model if known is None else known
         shapes = shapes_of(values_by_path(short_term(all_states(self.module))))
         return compiled.initial.size_of(self.module, compiled.is_mapped, samples, shapes)
+
+    def read_by_init(self) -> set[int]:
+        """Return the ids of the States that ``init_state`` reads."""
+        with contextlib.suppress(ShapeError):  # it makes other shapes than the States have
+            return set(map(id, self._initialiser().read))
+        return set()
+
+    def _initialiser(self) -> Initialiser:
+        compiled = self.compiled_model
+        size, is_mapped = self.size_of_init(), compiled.is_mapped
+        return compiled.initial.initialiser(self.module, is_mapped, size)
 
     def initial_values(
         self, states: States, batch_size: int | None = None, /, **kwargs: Any
@@ -174,8 +193,7 @@ class BaseLearner(brainstate.nn.Module):
 
     def initial_function(self) -> tuple[tuple[brainstate.State, ...], InitialFunction]:
         """Return the States that `initial_values` depends on, and its pure function."""
-        compiled, size = self.compiled_model, self.size_of_init()
-        made = compiled.initial.initialiser(self.module, compiled.is_mapped, size)
+        made = self._initialiser()
 
         def with_filters(values: Any) -> Any:
             written, fresh = made.values(values)
@@ -307,8 +325,12 @@ class BaseLearner(brainstate.nn.Module):
 
     def begin_traces(self) -> None:
         """Allocate the traces of the compiled model for the start of the first sequence."""
-        pairs, zeros = self.compiled.pairs, lambda: self._as_arrays(self.starting_traces())
-        self.carried = CarriedTraces(Zero(), zeros, pairs)
+
+        def zeros() -> Traces:
+            placed = as_arrays if self.placement is None else self.placement.traces
+            return placed(self.starting_traces())
+
+        self.carried = CarriedTraces(Zero(), zeros, self.compiled.pairs)
         leaves = self.graph.traced.filters
         self.filters = {
             leaf.name: brainstate.ShortTermState(start_of_filter(leaf)) for leaf in leaves
@@ -322,7 +344,7 @@ class BaseLearner(brainstate.nn.Module):
 
     def zero_traces(self) -> Traces:
         """Return the initial traces of the first sequence."""
-        return self._as_arrays(starting_traces(self.compiled.trace_specs))
+        return unpack(self.carried.zeros())
 
     def traces_after_reset(self, before: Traces) -> Traces:
         """Return the initial traces of a sequence, given the traces of the sequence before.
@@ -338,9 +360,6 @@ class BaseLearner(brainstate.nn.Module):
         has_stream = bool(outliving(self.compiled.trace_specs))
         form = self.carried.zeros() if has_stream else Zero()
         self.carried.store(form, not is_watched())
-
-    def _as_arrays(self, traces: Traces) -> Traces:
-        return as_arrays(traces) if self.placement is None else self.placement.traces(traces)
 
     # --- the mesh
 

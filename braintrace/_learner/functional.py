@@ -11,7 +11,6 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-import brainstate
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
@@ -101,13 +100,8 @@ class FunctionalLearner:
         """
         learner, carried = self._learner, self._learner.carried
         carried.finish()
-        carried.check(self._followed, learner.compiled.followed)
-        return self._places().state(learner.traces.value, learner.rule)
-
-    @property
-    def _followed(self) -> list[brainstate.State]:
-        states = self._learner.states_of_model
-        return [states[path] for path in self._learner.compiled.followed]
+        carried.check(learner.followed, learner.compiled.followed)
+        return Places(learner, self._own).state(learner.traces.value, learner.rule)
 
     def restore(self, state: LearnerState) -> None:
         """Set the learner, the user's own States and ``brainstate.random`` to a state.
@@ -136,7 +130,7 @@ class FunctionalLearner:
         set_values(kept, values)
         learner.traces.value = traces
         learner.place()
-        learner.carried.left = peek_all(self._followed)
+        learner.carried.left = peek_all(learner.followed)
 
     def step(self, state: LearnerState, *arguments: PyTree) -> tuple[LearnerState, PyTree]:
         """Run one step, and return the new state and the output of the model's ``update``.
@@ -218,10 +212,6 @@ class FunctionalLearner:
             traces = learner.traces_after_reset(self._arrays(state))
         else:
             traces = learner.zero_traces() if has_arrays else Zero()
-        placement = learner.placement
-        if placement is not None:
-            fresh = {path: placement.value(path, value) for path, value in fresh.items()}
-            traces = placement.traces(traces) if is_settled(traces) else traces
         return dataclasses.replace(state, hidden=fresh, traces=traces)
 
     def settle(self, state: LearnerState) -> LearnerState:
@@ -284,12 +274,10 @@ class FunctionalLearner:
         state = places.replaced(state, [s for s, _ in new], [v for _, v in new])
         return state, {path: fresh[path] for path in self._learner.short_term_states}
 
-    def _places(self) -> Places:
-        return Places(self._learner, self._own)
-
     def _checked(self, state: LearnerState) -> Places:
         """Return the places of all values in a state, which is refused if it does not fit."""
-        places, learner = self._places(), self._learner
+        learner = self._learner
+        places = Places(learner, self._own)
         places.check(state, unpack(learner.starting_traces()), learner.rule)
         return places
 

@@ -10,7 +10,7 @@ import brainstate
 
 from .._compiler import publish
 from .._core.traces import size_in_bytes
-from .._errors import NotPicklableError, ShapeError
+from .._errors import NotPicklableError
 from .._graph import Diagnostic, Report, report_of
 from .._rules import eligibility_of
 from .._tables import in_bytes
@@ -353,16 +353,9 @@ class Learner(BaseLearner):
 
 def learned_starts(learner: Learner) -> list[Diagnostic]:
     """Return a warning for each parameter that only ``init_state`` reads: it has no gradient."""
-    model, used = learner.module, {leaf.path for leaf in learner.graph.traced.parameters}
+    used = {leaf.path for leaf in learner.graph.traced.parameters}
     unused = {path: state for path, state in learner.param_states.items() if path not in used}
-    if not unused:
-        return []
-    try:
-        size = learner.size_of_init()
-    except ShapeError:  # `init_state` returns other shapes than the States have
-        return []
-    compiled = learner.compiled_model
-    read = list(map(id, compiled.initial.initialiser(model, compiled.is_mapped, size).read))
+    read = learner.read_by_init() if unused else set[int]()
     names = [path_name(path) for path, state in unused.items() if id(state) in read]
     return [
         Diagnostic(

@@ -148,26 +148,24 @@ class LearnerOptimizer(brainstate.graph.Node):
             with in_words(lambda: "`optimizer.init` fails for the parameters"):
                 return strongly_typed(optimizer.init(parameters()))
 
-        if not is_transformation(optimizer):
-            is_other = held is not None or self.own not in (None, optimizer)
-        elif held is None:
-            is_other = self.own is not None
-        else:
+        is_pure = is_transformation(optimizer)
+        if is_pure and held is not None:
             is_other = bool(differences(held, jax.eval_shape(fresh)))
+        else:
+            is_other = held is not None or self.own not in (None, optimizer)
         if is_other:
             raise OptionError(
                 f"The learner holds the state of another optimizer ({type(begun).__name__}). To "
                 "use this one, write `learner.optimizer_state = None` first."
             )
-        if not is_transformation(optimizer):
+        if not is_pure:
             self.own = optimizer
+        elif held is None and (is_watched() or not creates):
+            raise OptionError(
+                "The state of `optimizer` would be created inside a transformation or a pure "
+                "function, which cannot store it. Call `learner.init_optimizer(optimizer)` before."
+            )
         elif held is None:
-            if is_watched() or not creates:
-                raise OptionError(
-                    "The state of `optimizer` would be created inside a transformation or a pure "
-                    "function, which cannot store it. Call `learner.init_optimizer(optimizer)` "
-                    "before."
-                )
             self.transformed.value = fresh()
         self.begun, self.key = Hidden(optimizer), key_of(optimizer.update)[0]
 

@@ -186,9 +186,8 @@ def _reset_samples(learner: BaseLearner, where: Any, options: dict[str, Any]) ->
     values = reset_values(learner.graph.batch, now, fresh, flags)
     carried, is_outside = learner.carried, not is_watched()
     after = None if carried.is_zero else learner.compiled.reset(carried.arrays(), flags)
-    followed = [states[path] for path in learner.compiled.followed]
     changes = [states[path] for path in values], list(values.values()), after
-    carried.unfinished = lambda: carried.advance(followed, *changes, is_outside=is_outside)
+    carried.unfinished = lambda: carried.advance(learner.followed, *changes, is_outside=is_outside)
     carried.finish()
     learner.place_states()
 

@@ -59,8 +59,8 @@ class Program:
     ) -> None:
         self.body, self._placement = body, step.placement
         self.written = list(itertools.compress(body.states, body.is_written))
-        self.followed = [states[path] for path in step.followed]
         self.followed_paths = step.followed
+        self.followed = [states[path] for path in step.followed]
         paths = {id(state): path for path, state in states.items()}
         self._paths = [paths.get(id(state)) for state in body.states]
         self._whole = self._named(functools.partial(self._run, defers=False))

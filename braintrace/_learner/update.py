@@ -22,7 +22,7 @@ from .._errors import NonFiniteError, OptionError, in_words
 from .._from_function import gradients_by_path
 from .._graph import Traces
 from .._model import values_by_path
-from .._typing import PyTree, path_name
+from .._typing import Path, PyTree, path_name
 from ..sharding import on_host
 from .base import BaseLearner
 from .optimizer import is_transformation
@@ -300,24 +300,25 @@ def _spoiled_samples(
         # An infinity where the state starts at one is a running maximum.
         return jnp.isnan(leaf) | (is_bad & jnp.isinf(leaf) & ~jnp.isinf(start))
 
-    graph = learner.graph
-    batch, samples = graph.batch, graph.batch.samples
-    pairs = zip(states.items(), initial, strict=True)
-    leaves = [
-        (batch.axis_at(path, index), test(*both))
-        for (path, value), start in pairs
-        for index, both in enumerate(
-            zip(jax.tree.leaves(value), jax.tree.leaves(start), strict=True)
-        )
-        if jnp.issubdtype(both[0].dtype, jnp.inexact)
-    ]
+    graph, specs = learner.graph, learner.compiled.trace_specs
+    batch, samples, of_states = graph.batch, graph.batch.samples, list[jax.Array]()
     is_apart = graph.flat_state is None or graph.flat_state.samples == samples
-    if samples is not None and is_apart and not batch.unclear:
+    is_apart = is_apart and samples is not None and not batch.unclear
+
+    def samples_of(path: Path, index: int, leaf: jax.Array, start: jax.Array) -> jax.Array:
+        axis = batch.axis_at(path, index) if is_apart else None
+        return jnp.any(test(leaf, start), tuple(a for a in range(leaf.ndim) if a != axis))
+
+    for (path, value), start in zip(states.items(), initial, strict=True):
+        pairs = zip(jax.tree.leaves(value), jax.tree.leaves(start), strict=True)
+        of_states += [
+            samples_of(path, index, *pair)
+            for index, pair in enumerate(pairs)
+            if jnp.issubdtype(pair[0].dtype, jnp.inexact)
+        ]
+    if samples is not None and is_apart:
         with contextlib.suppress(OptionError):  # they share a trace
-            of_traces = samples_with(test, learner.compiled.trace_specs, traces, samples)
-            others = [tuple(a for a in range(x.ndim) if a != axis) for axis, x in leaves]
-            of_states = [jnp.any(x, axis) for axis, (_, x) in zip(others, leaves, strict=True)]
+            of_traces = samples_with(test, specs, traces, samples)
             return functools.reduce(jnp.logical_or, of_states, of_traces)
     numbers = [x for x in jax.tree.leaves(traces) if jnp.issubdtype(x.dtype, jnp.inexact)]
-    every = [*(x for _, x in leaves), *map(test, numbers)]
-    return jnp.any(jnp.stack([jnp.any(x) for x in every]))
+    return jnp.any(jnp.stack([jnp.any(x) for x in (*of_states, *map(test, numbers))]))
