@@ -24,7 +24,7 @@ from ._errors import OptionError
 from ._from_function import gradients_by_path
 from ._graph import ETraceGraph
 from ._learner import Immediate, Learner, compile
-from ._learner.options import of_numbers, weights_of
+from ._learner.arguments import of_numbers, weights_of
 from ._learner.user_step import check_loss
 from ._rules import Rule
 from ._tables import Table, as_html, as_text

@@ -21,13 +21,13 @@ ByVar: TypeAlias = dict[Var, Any]
 
 
 class PureStep(Protocol):
-    """``(parameters, other States, probes, fixed values, slices) -> (States written, results)``."""
+    """``(values of States, probes, fixed values, slices) -> (written values, results)``."""
 
-    def __call__(self, *values: PyTree) -> tuple[PyTree, PyTree]:
+    def __call__(self, values: list[PyTree], *arguments: PyTree) -> tuple[PyTree, PyTree]:
         """Return the new values of the States that are written, and the results of the step."""
 
-    def written_of(self, others: PyTree) -> PyTree:
-        """Select the written ones from the other States."""
+    def written_of(self, items: list[PyTree]) -> PyTree:
+        """Select those of written States from one item per State."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -88,7 +88,11 @@ def traced_step(step: PureStep, values: Values, slices: PyTree) -> StepProgram:
         Example values.
     """
     arguments = (*values, slices)
-    closed, shapes = jax.make_jaxpr(step, return_shape=True)(*arguments)
+
+    def run(parameters: list[PyTree], others: list[PyTree], *rest: PyTree) -> Any:
+        return step([*parameters, *others], *rest)
+
+    closed, shapes = jax.make_jaxpr(run, return_shape=True)(*arguments)
     program = program_of(inlined(closed))
     # The trace repeats subexpressions that several States share.
     program = merged(program, equal_with_derivatives(program))
@@ -104,7 +108,7 @@ def traced_step(step: PureStep, values: Values, slices: PyTree) -> StepProgram:
         flat(parameters),
         flat(probes),
         inputs=flat(given),
-        carried=flat(step.written_of(others)),
+        carried=flat(step.written_of([*parameters, *others])),
         slices=flat(own_slices),
         written=flat(written),
         results=results,

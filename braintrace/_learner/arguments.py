@@ -1,15 +1,29 @@
-"""Arguments of a model's ``update``, for one step or for a sequence."""
+"""Arguments and options of a learner's methods, and cache keys of the user's functions."""
+
+from __future__ import annotations
 
 import dataclasses
+import dis
+import functools
+import itertools
+import operator
+import types
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
+import brainstate
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
 
-from .._checks import named
-from .._errors import DtypeError, ShapeError
+from .._checks import check_choice, named, shown
+from .._errors import DtypeError, OptionError, ShapeError
 from .._graph import ETraceGraph, TracedModel
-from .._jax import Var, to_array
+from .._jax import Var, holds_tracers, is_tracer, leaves_of, own_copy, to_array
+from .._typing import PyTree
+
+# --- arguments of one step
 
 
 @jax.tree_util.register_dataclass
@@ -67,14 +81,11 @@ def unwrap(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def first_step(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the arguments of one step: wrappers removed, sequences cut to their first step."""
-    return tuple(
-        jax.tree.map(lambda leaf: leaf[0], argument.data)
-        if isinstance(argument, MultiStepData)
-        else argument.data
-        if isinstance(argument, SingleStepData)
-        else argument
+    cut = [
+        jax.tree.map(lambda leaf: leaf[0], argument) if is_sequence((argument,)) else argument
         for argument in arguments
-    )
+    ]
+    return unwrap(tuple(cut))
 
 
 def read_arguments(graph: ETraceGraph, arguments: tuple[Any, ...]) -> dict[Var, Any]:
@@ -177,3 +188,194 @@ def arguments_for_batch(graph: ETraceGraph, batch_size: int | None) -> Any:
             shape[shape.index(old)] = batch_size
         leaves.append(jnp.zeros(shape, var.aval.dtype))
     return jax.tree.unflatten(traced.argument_tree, leaves)
+
+
+# --- options of a method
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Options:
+    """The options of one call of a learner's method; see `Learner.etrace_grad`.
+
+    Raises
+    ------
+    OptionError
+        For an unknown word, and for no update of the parameters, or two.
+    """
+
+    step_fn: Any = None
+    optimizer: Any = None
+    update_fn: Callable[..., PyTree] | None = None
+    every: int = 1
+    window: int | None = None
+    mask: ArrayLike | None = None
+    reduction: str = "mean"
+    chunk_size: int | str | None = "auto"
+    memory_budget: int | None = None
+    checkpoint: bool = False
+    nonfinite: str = "skip"
+    has_aux: bool = False
+    return_value: bool = False
+    unit_aware: bool = False
+    reset: ArrayLike | None = None
+    weights: Mapping[PyTree, brainstate.State] | None = None
+    return_outputs: bool = True
+    progress: bool = False
+    log_every: int | None = None
+    on_log: Callable[[int, dict[str, Any]], Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.reduction not in ("mean", "sum"):
+            check_choice("reduction", self.reduction, "mean", "sum")
+        if self.nonfinite not in ("skip", "raise", "ignore"):
+            check_choice("nonfinite", self.nonfinite, "skip", "raise", "ignore")
+
+    def check_update(self) -> None:
+        """Refuse a stream without an update of the parameters, or with two.
+
+        Raises
+        ------
+        OptionError
+            If both ``update_fn`` and ``optimizer`` are given, or none.
+        """
+        if (self.update_fn is None) == (self.optimizer is None):
+            raise OptionError(
+                f"`update_fn` is {shown(self.update_fn)} and `optimizer` is "
+                f"{shown(self.optimizer)}; expected one of them, which changes the parameters "
+                "after a step. In an `update_fn`, you can call an optimizer."
+            )
+
+    @property
+    def length_of_chunk(self) -> int | None:
+        """The number of steps of a chunk; ``None``: it is chosen."""
+        return None if self.chunk_size in (None, "auto") else int(self.chunk_size)
+
+
+static_values = operator.attrgetter(
+    *("every", "window", "reduction", "chunk_size", "memory_budget", "checkpoint", "nonfinite"),
+    *("has_aux", "unit_aware", "return_outputs"),
+)
+"""All values of options that a program depends on, but functions."""
+
+_type = operator.attrgetter("aval")
+
+
+def of_numbers(sequences: PyTree) -> tuple[PyTree, list[Any], PyTree]:
+    """Return sequences of arrays, the types of their leaves, and their structure.
+
+    NumPy arrays are copied, see `own_copy`; tables are converted to them.
+    """
+    leaves, tree = jax.tree_util.tree_flatten(sequences)
+    if all(map(isinstance, leaves, itertools.repeat(jax.Array))):
+        return sequences, list(map(_type, leaves)), tree
+    leaves = [x if isinstance(x, jax.Array) else own_copy(np.asarray(x)) for x in leaves]
+    return jax.tree.unflatten(tree, leaves), list(map(jax.typeof, leaves)), tree
+
+
+def weights_of(mask: ArrayLike, steps: int) -> jax.Array:
+    """Return a mask as weights of the steps' losses.
+
+    Raises
+    ------
+    ShapeError
+        If it does not have one weight per step.
+    """
+    weights = jnp.asarray(mask, float)
+    if weights.shape != (steps,):
+        raise ShapeError(
+            f"`mask` has shape {weights.shape}; expected one weight per step, ({steps},). For a "
+            "weight of each sample, pass the weights as another sequence, and multiply the losses "
+            "of the samples in `step_fn`."
+        )
+    return weights
+
+
+# --- cache keys of the user's functions
+
+BY_VALUE = (bool, int, float, complex, str, bytes, type(None))
+
+
+class ByIdentity:
+    """An object that is compared by identity; the reference keeps its `id` unique."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ByIdentity) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def key_of(function: Callable[..., Any]) -> tuple[tuple[Hashable, ...], bool]:
+    """Return the cache key of a function, and whether it reads tracers, which nothing may keep.
+
+    A function is traced once, as by ``jax.jit``. A lambda that is written in a call is another
+    object every time, with the same code: its key consists of its code, of the values that it holds
+    (defaults, closed-over values, the object of a method), and of the objects that the global names
+    in its code are bound to, which a notebook cell may bind again. Numbers, strings and flags are
+    compared by value, tracers of an enclosing transformation by shape and dtype, and all other
+    objects by identity. A key keeps its objects alive.
+    """
+    key: list[Hashable] = []
+    seen: dict[int, Any] = {}
+    stack, reads_tracers = [(function, False)], False
+    while stack:
+        value, is_global = stack.pop()
+        if isinstance(value, BY_VALUE):
+            key.append((type(value), repr(value)))  # 0.0 is not -0.0, and NaN is NaN
+        elif isinstance(value, types.CodeType):
+            key.append(value)
+        elif not is_global and isinstance(value, CONTAINERS):
+            if id(value) not in seen:  # a function may read itself
+                seen[id(value)] = value
+                _push_parts(value, stack)
+            key.append((type(value), [*seen].index(id(value))))
+        elif is_tracer(value) if is_global else holds_tracers(value):
+            reads_tracers = True
+            key.append((type(value), *map(_key_of_leaf, leaves_of(value))))
+        else:
+            key.append(ByIdentity(value))
+    return tuple(key), reads_tracers
+
+
+CONTAINERS = (types.FunctionType, types.MethodType, functools.partial, tuple)
+
+
+def _push_parts(value: Any, stack: list[tuple[Any, bool]]) -> None:
+    """Add what a function reads, and whether a global name of its code is bound to it."""
+    if isinstance(value, types.FunctionType):
+        named = value.__kwdefaults__ or {}
+        held = [value.__code__, *(value.__defaults__ or ()), *named.values()]
+        held += map(_content, value.__closure__ or ())
+        names = global_names(value.__code__)
+        stack.extend(zip(map(value.__globals__.get, names), itertools.repeat(True)))
+    elif isinstance(value, types.MethodType):
+        held = [value.__self__, value.__func__]
+    elif isinstance(value, functools.partial):
+        held = [value.func, value.args, *value.keywords, *value.keywords.values()]
+    else:
+        held = [len(value), *value]
+    stack.extend(zip(held, itertools.repeat(False)))
+
+
+def _key_of_leaf(leaf: Any) -> Hashable:
+    return str(jax.typeof(leaf)) if is_tracer(leaf) else ByIdentity(leaf)
+
+
+@functools.lru_cache(maxsize=1000)
+def global_names(code: types.CodeType) -> tuple[str, ...]:
+    """Return the global names that code reads, and the functions written inside it."""
+    read = [
+        i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+    ]
+    inner = [global_names(each) for each in code.co_consts if isinstance(each, types.CodeType)]
+    return tuple(dict.fromkeys([*read, *(name for names in inner for name in names)]))
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return cell

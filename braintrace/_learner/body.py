@@ -2,7 +2,7 @@
 
     (values of States, traces, arguments) -> (results, new values of written States, new traces)
 
-A body takes traces that are known to be zero as ``None``, and may return `DeferredTraces`.
+A body takes traces that are known to be zero as ``None``, and may return `Deferred` traces.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import jax
 from .._graph import Traces
 from .._typing import Path, PyTree
 from .chunks import Chunks, ChunksByLength
+from .traces import Deferred
 
 Initial: TypeAlias = list[PyTree]
 """Values of the short-term States at the start of a sequence, in the order of the States."""
@@ -43,24 +44,7 @@ class Arguments(NamedTuple):
     initial: Initial = []  # noqa: RUF012 - never changed
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class DeferredTraces:
-    """Deferred traces after a sequence, which are computed at the next read.
-
-    Attributes
-    ----------
-    sources
-        The values that they are computed from.
-    before
-        The traces before these steps; ``None``: the traces before the sequence.
-    """
-
-    sources: PyTree
-    before: Traces | None
-
-
-BodyResult: TypeAlias = tuple[PyTree, list[PyTree], "Traces | DeferredTraces | None"]
+BodyResult: TypeAlias = tuple[PyTree, list[PyTree], Traces | Deferred | None]
 """Result of a body: results and verdicts, new values of States, and traces, if it has any."""
 
 
@@ -79,7 +63,7 @@ class Body:
     batch_axis
         The axis of the samples in the sequences.
     finish
-        ``(sources, before) -> traces`` of `DeferredTraces`.
+        ``(sources, before) -> traces`` of `Deferred` traces.
     parameters
         Paths of the parameters whose gradients are the first result.
     cut
@@ -107,7 +91,8 @@ class Body:
 
     def finished(self, after: Any, traces: Traces | None) -> Any:
         """Return the traces after a call as arrays, given those before it."""
-        if not isinstance(after, DeferredTraces):
+        if not isinstance(after, Deferred):
             return after
         assert self.finish is not None
-        return self.finish(after.sources, traces if after.before is None else after.before)
+        before: Any = traces if after.before is None else after.before
+        return self.finish(after.sources, before)

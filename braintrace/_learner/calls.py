@@ -23,11 +23,10 @@ from .._graph import Chunk, Records, Traces, Weights
 from .._jax import Var, without_derivative
 from .._model import States, find_states, leaves_by_var, whole_values
 from .._typing import PyTree
-from .arguments import read_arguments
+from .arguments import Options, read_arguments
 from .base import BaseLearner
 from .body import Arguments, Body, BodyResult, Initial
 from .chunks import ChunksByLength, chunks_of, over_chunks, steps_of
-from .options import Options
 from .resets import check_fixed_weights, reset_states
 from .user_step import PureStep, Recorder, example_slices, operands_of, run_step_function
 
@@ -145,15 +144,13 @@ def evolving(learner: BaseLearner, options: Options, example: Arguments) -> Body
     constants = examples(operand_shapes(graph)), example.initial
     pure = _pure(learner, step, constants, example)
     check_fixed_weights(learner, pure, example.flags is not None)
-    count = len(learner.param_states)
 
     def run(values: list[PyTree], traces: Traces, given: Arguments) -> BodyResult:
-        parameters, others = values[:count], values[count:]
         weights = operands_of(learner, pure, values)
 
         def one_step(written: list[PyTree], now: PyTree) -> PyTree:
             constants = weights, given.initial
-            return pure(parameters, pure.merge(others, written), constants, now)
+            return pure(pure.merge(values, written), constants, now)
 
         def run_chunk(carry: PyTree, now: PyTree) -> PyTree:
             written, (outputs, records) = jax.lax.scan(one_step, carry[0], now)
@@ -165,7 +162,7 @@ def evolving(learner: BaseLearner, options: Options, example: Arguments) -> Body
         length = steps_of(given.sequences)
         cut = chunks_of(graph, graph.record_bytes, options, length, from_zero=False)
         chunks_by_length[length, False] = cut
-        start, data = (pure.written_of(others), traces), (given.sequences, given.flags)
+        start, data = (pure.written_of(values), traces), (given.sequences, given.flags)
         (last, traces), outputs = over_chunks(run_chunk, run_chunk, start, data, length, cut.length)
         changes = (outputs, None), last
         # These values hold the operands.
@@ -196,16 +193,14 @@ def predicting(learner: BaseLearner, options: Options, example: Arguments) -> Bo
         return run_step_function(options.step_fn, recorder, slices)
 
     pure = _pure(learner, step, example.initial, example)
-    count = len(learner.param_states)
 
     def run(values: list[PyTree], traces: None, given: Arguments) -> BodyResult:
-        parameters, others = values[:count], values[count:]
 
         def one_step(written: list[PyTree], now: PyTree) -> PyTree:
-            return pure(parameters, pure.merge(others, written), given.initial, now)
+            return pure(pure.merge(values, written), given.initial, now)
 
         data = given.sequences, given.flags
-        written, results = jax.lax.scan(one_step, pure.written_of(others), data)
+        written, results = jax.lax.scan(one_step, pure.written_of(values), data)
         return (results, None), written, None
 
     return Body(run, pure.states, pure.is_written, reads="nothing")

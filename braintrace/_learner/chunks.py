@@ -13,7 +13,7 @@ from .._core.traces import as_arrays, size_in_bytes
 from .._graph import ETraceGraph, specs_of
 from .._jax_devices import current_device
 from .._typing import PyTree
-from .options import Options
+from .arguments import Options
 
 SHARE_OF_DEVICE, MOST_MEMORY = 10, 2**30
 """Residuals may take this fraction of a device's memory, and at most this number of bytes."""

@@ -20,9 +20,9 @@ from .._core.traces import outliving, pack, unpack
 from .._errors import OptionError
 from .._graph import Traces
 from .._typing import PyTree
+from .arguments import Options
 from .base import BaseLearner
 from .body import Arguments, Initial
-from .options import Options
 from .resets import check_where, reset_values
 from .sequences import etrace_evolve, etrace_grad, etrace_online, predict
 from .shell import Program, find_call, find_program, shown

@@ -38,8 +38,9 @@ from .._jax import without_derivative
 from .._jaxpr import program_of
 from .._model import add_to_states
 from .._typing import PyTree
+from .arguments import Options
 from .base import BaseLearner
-from .body import Arguments, Body, BodyResult, DeferredTraces, Initial
+from .body import Arguments, Body, BodyResult, Initial
 from .chunks import (
     Chunks,
     ChunksByLength,
@@ -50,13 +51,13 @@ from .chunks import (
     steps_of,
     windows_of,
 )
-from .lost_gradients import find_lost_gradients
-from .options import Options
 from .resets import check_fixed_weights, reset_states
+from .traces import Deferred
 from .user_step import (
     PureStep,
     Recorder,
     example_slices,
+    find_lost_gradients,
     loss_of,
     operands_of,
     with_unit,
@@ -75,14 +76,13 @@ class Fixed(NamedTuple):
 
     Attributes
     ----------
-    parameters, others
+    values
         Values of the parameters, and of other States before the sequence.
     weights, initial
         Operands of the relations, and initial values of States.
     """
 
-    parameters: list[PyTree]
-    others: list[PyTree]
+    values: list[PyTree]
     weights: Weights
     initial: Initial
 
@@ -93,7 +93,7 @@ Part: TypeAlias = tuple[tuple[PyTree, jax.Array | None], jax.Array]
 Gradients: TypeAlias = tuple[list[PyTree], Weights]
 """Gradients of the parameters in order, without the part through traces; and of the operands."""
 
-OfChunks: TypeAlias = tuple[Gradients, PyTree, list[PyTree], Traces | DeferredTraces]
+OfChunks: TypeAlias = tuple[Gradients, PyTree, list[PyTree], Traces | Deferred]
 """Gradients, results over time, written States, traces."""
 
 
@@ -133,20 +133,18 @@ class SequenceGradient:
         self._step = step = PureStep(self._recorded_step, list(parameters.values()), known)
         self._count = len(parameters)
         paths = {id(state): path for path, state in learner.states_of_step.items()}
-        self._paths = [paths.get(id(state)) for state in step.others]
+        self._paths = [paths.get(id(state)) for state in step.states]
         check_fixed_weights(learner, step, flags is not None)
         step.check_unused(learner.carried)
-        fixed = Fixed(*self._split([state.value for state in step.states]), *constants)
+        fixed = Fixed([state.value for state in step.states], *constants)
         values = self._values(fixed)
-        recomputes = self._linear is not None
-        self._runner = chunk_runner(
-            step, values, slices, self._has_mask, self._passes, recomputes
-        )
-        written = jax.tree.leaves(step.written_of(fixed.others))
+        asked = self._has_mask, self._passes, self._linear is not None
+        self._runner = chunk_runner(step, values, slices, *asked)
+        written = jax.tree.leaves(step.written_of(fixed.values))
         self._state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in written)
         self._record_bytes = graph.record_bytes if self._passes else self._runner.count_bytes()
         if not self._passes:
-            pairs = step.written_of(list(zip(step.others, self._paths, strict=True)))
+            pairs = step.written_of(list(zip(step.states, self._paths, strict=True)))
             leaves = [path for state, path in pairs for _ in jax.tree.leaves(state.value)]
             lost = find_lost_gradients(self._runner.step, leaves)
             publish(lost, learner.compiler_options.strict)
@@ -161,11 +159,9 @@ class SequenceGradient:
             chunks_by_length=self._cuts,
         )
 
-    def _split(self, values: list[PyTree]) -> tuple[list[PyTree], list[PyTree]]:
-        return values[: self._count], values[self._count :]
-
     def _values(self, fixed: Fixed) -> tuple[Any, ...]:
-        return fixed.parameters, fixed.others, self._probes, (fixed.weights, fixed.initial)
+        parameters, others = fixed.values[: self._count], fixed.values[self._count :]
+        return parameters, others, self._probes, (fixed.weights, fixed.initial)
 
     def _recorded_step(
         self, probes: PyTree, constants: tuple[PyTree, Initial], inputs: tuple[PyTree, PyTree]
@@ -199,16 +195,17 @@ class SequenceGradient:
         self, values: list[PyTree], traces: Traces | None, given: Arguments
     ) -> BodyResult:
         sequences, mask, flags, initial = given
-        parameters, others = self._split(values)
+        count = self._count
         cut = self._cut(steps_of(sequences), traces is None)
         scales = jnp.ones(cut.steps) if mask is None else mask
         if self._options.reduction == "mean":
             total = jnp.sum(scales)
             scales = scales / jnp.where(total == 0, 1, total)
         weights, to_parameters = jax.vjp(
-            lambda now: operands_of(self._learner, self._step, [*now, *others]), parameters
+            lambda now: operands_of(self._learner, self._step, [*now, *values[count:]]),
+            values[:count],
         )
-        data, fixed = ((sequences, flags), scales), Fixed(parameters, others, weights, initial)
+        data, fixed = ((sequences, flags), scales), Fixed(values, weights, initial)
         run = self._forward if self._linear is None else self._backward
         (outside, of_operands), (losses, aux), written, after = run(fixed, traces, data, cut)
         of_operands = jax.tree.map(lambda w, g: g.astype(w.dtype), weights, of_operands)
@@ -249,7 +246,7 @@ class SequenceGradient:
         return chunks_of(graph, self._record_bytes, options, steps, from_zero)
 
     def _zeros(self, fixed: Fixed) -> Gradients:
-        outside = self._runner.choose(jax.tree.leaves(fixed.parameters))
+        outside = self._runner.choose(jax.tree.leaves(fixed.values[: self._count]))
         zeros: Gradients = jax.tree.map(zero_sum, (outside, fixed.weights))
         return zeros
 
@@ -259,7 +256,7 @@ class SequenceGradient:
     def _forward(self, fixed: Fixed, traces: Traces | None, data: Part, cut: Chunks) -> OfChunks:
         """Run all chunks; the traces after the last one are deferred."""
         weights = fixed.weights
-        start = self._step.written_of(fixed.others), self._zeros(fixed), self._from(traces)
+        start = self._step.written_of(fixed.values), self._zeros(fixed), self._from(traces)
 
         def run_last(carry: PyTree, chunk: PyTree) -> PyTree:
             (written, gradients, residuals), results = self._chunk(fixed, carry, chunk)
@@ -273,13 +270,13 @@ class SequenceGradient:
         (written, gradients, (residuals, before)), results = over_chunks(
             run_chunk, run_last, start, data, cut.steps, cut.length
         )
-        after: Traces | DeferredTraces = residuals  # if `_chunk` has computed them anyway
+        after: Traces | Deferred = residuals  # if `_chunk` has computed them anyway
         if isinstance(residuals, SourceValues):
             read = self._read_by_update(weights, residuals, None if is_zero(before) else before)
             # XLA would compute single numbers of the gradient again inside the update.
             whole = jax.tree.map(jnp.sum, gradients)
             token = None if is_zero(before) else ordering_token(whole)
-            after = DeferredTraces((read, residuals, token), None if cut.count == 1 else before)
+            after = Deferred((read, residuals, token), None if cut.count == 1 else before)
         return gradients, results, written, after
 
     def _updated(
@@ -317,7 +314,7 @@ class SequenceGradient:
         (written, ((outside, of_operands), adjoints), results) = backward_over_chunks(
             lambda states, part: self._forward_chunk(fixed, states, part)[0],
             functools.partial(self._backward_chunk, fixed),
-            self._step.written_of(fixed.others),
+            self._step.written_of(fixed.values),
             (self._zeros(fixed), at_entry(graph, silent)),
             data,
             cut,
@@ -327,7 +324,7 @@ class SequenceGradient:
             assert self._linear is not None
             past = self._linear.contract(Chunk(graph, fixed.weights, records), adjoints, traces)
             of_operands = jax.tree.map(jnp.add, of_operands, past)
-        return (outside, of_operands), results, written, DeferredTraces((fixed, data), None)
+        return (outside, of_operands), results, written, Deferred((fixed, data), None)
 
     def _replayed(self, sources: tuple[Fixed, Part], before: Traces | None) -> Traces:
         """Return the traces after a sequence that runs again."""
@@ -339,7 +336,7 @@ class SequenceGradient:
             states, residuals = self._forward_chunk(fixed, states, part)
             return (states, self._traces_after(fixed.weights, residuals, traces)), None
 
-        start = self._step.written_of(fixed.others), self._from(before)
+        start = self._step.written_of(fixed.values), self._from(before)
         length = self._chunks(steps, from_zero=before is None).length
         (_, after), _ = over_chunks(run, run, start, data, steps, length)
         result: Traces = after
@@ -423,7 +420,7 @@ class SequenceGradient:
         if not self._passes:
             signal: Probes = self._runner.signal_of(self._probes or {}, derivatives)
             return signal
-        current = self._step.merge(fixed.others, written)
+        current = self._step.merge(fixed.values, written)
         states = {state.name: pre_step_probe(state) for state in self._graph.traced_states}
 
         def moved(terms: Probes) -> list[Any]:

@@ -24,19 +24,18 @@ from .._errors import OptionError
 from .._from_function import gradients_by_path, gradients_for
 from .._graph import Traces
 from .._typing import PyTree, path_name
+from .arguments import Options
 from .base import BaseLearner
 from .body import Arguments, Body, BodyResult, Initial
 from .chunks import over_blocks, steps_of
 from .gradient import SequenceGradient
 from .optimizer import notice_call
-from .options import Options
 from .resets import reset_states
 from .state import by_path
 from .update import StepResult, check_finite, run_update, update_of
 from .user_step import (
     PureStep,
     Recorder,
-    Reset,
     example_slices,
     first_written,
     loss_of,
@@ -45,7 +44,7 @@ from .user_step import (
     with_units,
 )
 
-Slices: TypeAlias = tuple[PyTree, Reset, jax.Array | None]
+Slices: TypeAlias = tuple[PyTree, jax.Array | None, jax.Array | None]
 """Slices of the sequences, the flags and the mask, for one step or the steps of a block."""
 
 Differentiate: TypeAlias = Callable[[Traces, Initial, Slices], tuple[StepResult, Traces]]
@@ -182,7 +181,7 @@ class OnlineLearning:
 
         return of_block
 
-    def _sequence(self, others: list[PyTree], traces: Traces, given: Arguments) -> BodyResult:
+    def _sequence(self, values: list[PyTree], traces: Traces, given: Arguments) -> BodyResult:
         sequences, mask, flags, initial = given
         over_time, every = (sequences, flags, mask), self._options.every
 
@@ -191,13 +190,13 @@ class OnlineLearning:
             pure = self._pure if is_usual else self._traced(over_time, length)
 
             def run(carry: PyTree, now: Slices) -> PyTree:
-                values = pure.merge(others, carry[0])
-                written, (after, results) = pure((), values, carry[1], initial, now)
+                current = pure.merge(values, carry[0])
+                written, (after, results) = pure(current, carry[1], initial, now)
                 return (written, after), results
 
             return run
 
-        start = (self._pure.written_of(others), traces)
+        start = (self._pure.written_of(values), traces)
         if every == 1:
             carry, results = jax.lax.scan(of_length(1), start, over_time)
         else:

@@ -23,7 +23,7 @@ from .._errors import NonFiniteWarning, OptionError, in_words
 from .._jax import is_tracer, strongly_typed
 from .._typing import Path, PyTree
 from ..sharding import on_host
-from .options import key_of
+from .arguments import key_of
 
 
 def is_transformation(optimizer: Any) -> bool:

@@ -105,7 +105,7 @@ def check_fixed_weights(learner: BaseLearner, step: PureStep, resets: bool) -> N
         If a weight is computed from a State that the step writes, or that ``resets`` initialise.
     """
     paths = {id(state): path for path, state in learner.states_of_step.items()}
-    written = {paths.get(id(state)) for state in step.written_of(step.others)}
+    written = {paths.get(id(state)) for state in step.written_of(step.states)}
     sources = {f"The weight of '{key}'": own for key, own in learner.graph.held_paths.items()}
     sources |= {f"The readout '{r.state}'": r.held_paths for r in learner.graph.traced.readouts}
     for what, own in sources.items():

@@ -18,9 +18,9 @@ from .._checks import common_length
 from .._errors import NonFiniteError, OptionError, optional_import
 from .._typing import PyTree
 from ..sharding import on_host
+from .arguments import Options, of_numbers
 from .base import BaseLearner
 from .optimizer import notice_all
-from .options import Options, of_numbers
 from .shell import run_method
 
 OnLog: TypeAlias = Callable[[int, dict[str, Any]], Any]

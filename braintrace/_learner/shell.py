@@ -10,6 +10,7 @@ the check has passed; all others reuse the buffers of the traces.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import operator
@@ -26,15 +27,14 @@ from .._graph import SequenceRow, Traces
 from .._jax import for_devices, own_copy
 from .._model import States
 from .._typing import Path, PyTree
-from .arguments import is_sequence, unwrap
+from .arguments import Options, is_sequence, key_of, of_numbers, static_values, unwrap, weights_of
 from .base import BaseLearner
-from .body import Arguments, Body, BodyResult, DeferredTraces, Initial
+from .body import Arguments, Body, BodyResult, Initial
 from .calls import calling, evolving, predicting
 from .compiled import CompiledStep
 from .gradient import SequenceGradient
 from .online import OnlineLearning
 from .optimizer import notice_earlier
-from .options import Options, key_of, of_numbers, weights_of
 from .resets import check_reset
 from .traces import Deferred, Jitted, Zero
 
@@ -86,7 +86,7 @@ class Program:
         """Run it, and append its results, new values, and traces (``None``: they stay).
 
         ``is_owned`` allows it to donate the buffers of the traces, and ``defers`` to leave
-        `DeferredTraces`. A single step that continues a sequence is followed by a next one, which
+        `Deferred`. A single step that continues a sequence is followed by a next one, which
         reads the traces: two programs would take longer than one.
         """
         if self._placement is not None:
@@ -106,10 +106,10 @@ class Program:
     def changes(self, done: BodyResult, traces: Traces | None) -> tuple[PyTree, list[PyTree], Any]:
         """Return results, new values, and the new traces in their form."""
         results, written, after = done
-        if isinstance(after, DeferredTraces):
-            before: Any = traces if after.before is None else after.before
+        if isinstance(after, Deferred):
+            before = traces if after.before is None else after.before
             before = Zero() if before is None else before
-            return results, written, Deferred(after.sources, before, self._finish)
+            after = dataclasses.replace(after, before=before, finish=self._finish)
         return results, written, after
 
     def _run(
@@ -127,16 +127,17 @@ class Program:
             return results, written, after
         paths = itertools.compress(self._paths, body.is_written)
         written = list(map(mesh.value, paths, written))
-        if isinstance(after, DeferredTraces):
-            placed = None if after.before is None else mesh.traces(after.before)
-            return results, written, DeferredTraces(after.sources, placed)
+        if isinstance(after, Deferred):
+            before: Any = after.before
+            before = None if before is None else mesh.traces(before)
+            return results, written, dataclasses.replace(after, before=before)
         return results, written, None if after is None else mesh.traces(after)
 
     def _finished(self, sources: PyTree, before: Traces | Zero) -> Traces:
         assert self.body.finish is not None
-        mesh, before_or_none = self._placement, None if isinstance(before, Zero) else before
+        mesh = self._placement
         with for_devices(None if mesh is None else mesh.devices):
-            after = self.body.finish(sources, before_or_none)
+            after = self.body.finish(sources, None if isinstance(before, Zero) else before)
         return after if mesh is None else mesh.traces(after)
 
     def _on_mesh(
@@ -225,10 +226,10 @@ def find_program(
         flags, fresh = check_reset(flags, step.graph, states, steps), initial()
     arguments = Arguments(sequences, mask, flags, fresh)
     mesh = jax.sharding.get_abstract_mesh()
-    functions, static = options.parts()
+    functions = filter(None, (options.step_fn, options.update_fn))
     rest = (
         None if options.optimizer is None else learner.held_optimizer.key,
-        *(static, step.placement, mesh if mesh.manual_axes else None),
+        *(static_values(options), step.placement, mesh if mesh.manual_axes else None),
         *(mask is not None, None if flags is None else flags.ndim, tree),
         *(tuple(map(WITHOUT_TIME, shapes)), tuple(map(DTYPE, leaves))),
         tuple(map(id, states.values())),
@@ -236,7 +237,7 @@ def find_program(
 
     def make(key: Hashable) -> Program:
         with for_devices(None if step.placement is None else step.placement.devices):
-            body = METHODS[method](learner, options.compiled, arguments)
+            body = METHODS[method](learner, options, arguments)
         return Program(body, step, states, key)
 
     program = cached_program(learner.programs, functions, (method, step.graph, rest), make)

@@ -76,18 +76,19 @@ class Deferred:
     sources
         What this program reads: the operands, and the recorded values of the steps.
     before
-        The traces before these steps.
+        The traces before these steps; ``None``, from a body: those before the sequence.
     finish
-        The program: ``(sources, before) -> traces``.
+        The program: ``(sources, before) -> traces``; ``None``, from a body: that of its shell.
     """
 
     sources: Any
-    before: "Traces | Zero"
-    finish: Jitted
+    before: "Traces | Zero | None"
+    finish: Jitted | None = None
 
     def compute(self, done: list[Traces], in_place: bool = False) -> Traces:
         """Return the traces; an interrupted computation continues with the same list."""
         if not done:
+            assert self.finish is not None
             self.finish(self.sources, self.before, in_place=in_place, done=done)
         return done[0]
 

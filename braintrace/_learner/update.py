@@ -24,9 +24,9 @@ from .._graph import Traces
 from .._model import values_by_path
 from .._typing import Path, PyTree, path_name
 from ..sharding import on_host
+from .arguments import Options
 from .base import BaseLearner
 from .optimizer import is_transformation
-from .options import Options
 from .resets import reset_states
 from .traces import CarriedTraces
 from .user_step import call_user, first_written, intercepting, run_if, traced_values

@@ -22,11 +22,13 @@ import saiunit
 
 from .._brainstate import trace_stateful
 from .._checks import is_quantity, named, parameter_names, shown
+from .._core.step_program import StepProgram
 from .._core.steps import Inputs, operands
 from .._core.traces import examples
 from .._errors import OptionError, in_words
-from .._graph import Weights
-from .._jax import Var, calls_back, every_equation, trace_state
+from .._graph import Diagnostic, Weights
+from .._jax import Var, calls_back, every_equation, is_var, source_line, trace_state
+from .._jaxpr import CONSTANT, carries_derivative
 from .._model import read_states, write_states
 from .._typing import Path, PyTree, path_name
 from .arguments import read_arguments, unwrap
@@ -49,8 +51,6 @@ class PureStep:
     ----------
     states, is_written
         The parameters and then the others, and whether the function writes each.
-    others
-        The other States.
 
     Raises
     ------
@@ -66,19 +66,18 @@ class PureStep:
     ) -> None:
         traced = trace_stateful(function, *example)
         self._call, self._jaxpr = traced.call, traced.jaxpr
-        order = {id(state): index for index, state in enumerate(parameters)}
-        # Index of the parameter of each State of the step; None for other States.
-        self._parameter_of = [order.get(id(state)) for state in traced.states]
-        pairs = list(zip(traced.states, traced.is_written, self._parameter_of, strict=True))
-        if any(is_written and parameter is not None for _, is_written, parameter in pairs):
+        known = set(map(id, parameters))
+        self.states = [*parameters, *(s for s in traced.states if id(s) not in known)]
+        places = {id(state): place for place, state in enumerate(self.states)}
+        self._places = [places[id(state)] for state in traced.states]
+        self._written = traced.is_written
+        written = set(itertools.compress(self._places, self._written))
+        self.is_written = [place in written for place in range(len(self.states))]
+        if any(self.is_written[: len(parameters)]):
             raise OptionError(
                 "`step_fn` writes a parameter. Parameters are fixed during a sequence gradient: "
                 "update them with its result."
             )
-        self.others = [state for state, _, parameter in pairs if parameter is None]
-        self._others_written = [w for _, w, parameter in pairs if parameter is None]
-        self.states = [*parameters, *self.others]
-        self.is_written = [False] * len(parameters) + self._others_written
 
     @functools.cached_property
     def always_ends(self) -> bool:
@@ -94,30 +93,25 @@ class PureStep:
         OptionError
             If it does.
         """
-        if any(state is traces for state in self.others):
+        if any(state is traces for state in self.states):
             raise OptionError(
                 "`step_fn` or `update_fn` reads or writes the State of the traces, which "
                 "is not available during a call. `update_fn` can read the traces after the step "
                 "as `learner.traces.value`; to start a new sequence, use `reset`."
             )
 
-    def __call__(
-        self, parameters: Sequence[Any], others: Sequence[Any], *arguments: Any
-    ) -> tuple[list[Any], Any]:
+    def __call__(self, values: Sequence[Any], *arguments: Any) -> tuple[list[Any], Any]:
         """Return the new values of the States that are written, and the function's result."""
-        rest = iter(others)
-        values = [next(rest) if p is None else parameters[p] for p in self._parameter_of]
-        new, result = self._call(values, *arguments)
-        others = [value for value, p in zip(new, self._parameter_of, strict=True) if p is None]
-        return self.written_of(others), result
+        new, result = self._call([values[place] for place in self._places], *arguments)
+        return list(itertools.compress(new, self._written)), result
 
-    def written_of(self, others: Sequence[Any]) -> list[Any]:
-        """Select the written ones from the other States' values."""
-        return list(itertools.compress(others, self._others_written))
+    def written_of(self, items: Sequence[Any]) -> list[Any]:
+        """Select those of written States from one item per State."""
+        return list(itertools.compress(items, self.is_written))
 
-    def merge(self, others: Sequence[Any], written: Sequence[Any]) -> list[Any]:
-        """Return the other States' values with new values of the written ones."""
-        new, pairs = iter(written), zip(others, self._others_written, strict=True)
+    def merge(self, values: Sequence[Any], written: Sequence[Any]) -> list[Any]:
+        """Return the values of the States with new values of the written ones."""
+        new, pairs = iter(written), zip(values, self.is_written, strict=True)
         return [next(new) if is_written else value for value, is_written in pairs]
 
 
@@ -148,14 +142,14 @@ def run_if(flag: jax.Array, function: Callable[..., Any], carry: Any, *reads: An
         Pytrees of arrays, which are computed before the loop.
     """
     step = PureStep(function, (), (carry, *reads))
-    others = [state.value for state in step.others]
-    start = (step.written_of(others), carry)
+    before = [state.value for state in step.states]
+    start = (step.written_of(before), carry)
     is_small = sum(leaf.size for leaf in jax.tree.leaves(start)) < FEW
 
     def once(index: jax.Array, now: tuple[list[Any], Any]) -> tuple[list[Any], Any]:
         # XLA computes what does not depend on the index before the loop, whether it runs or not.
         _, values = jax.lax.optimization_barrier((index, reads))
-        written, result = step((), step.merge(others, now[0]), now[1], *values)
+        written, result = step(step.merge(before, now[0]), now[1], *values)
         return written, result
 
     def selected(flag: jax.Array) -> Any:
@@ -170,7 +164,7 @@ def run_if(flag: jax.Array, function: Callable[..., Any], carry: Any, *reads: An
         written, carry = selected(flag)
     else:
         written, carry = jax.lax.platform_dependent(flag, cpu=in_place, default=selected)
-    for state, value in zip(step.written_of(step.others), written, strict=True):
+    for state, value in zip(step.written_of(step.states), written, strict=True):
         state.value = value
     return carry
 
@@ -211,9 +205,6 @@ LOOPS = (
     "`step_fn` calls the learner inside a compiled function, branch or loop. Call the learner "
     "directly, since the whole step is compiled, and return results with `has_aux=True`."
 )
-
-Reset: TypeAlias = jax.Array | None
-"""Flags of the samples that were reset before the step; ``None``: none."""
 
 Values = dict[Path, list[Any]]
 """Leaves of the values of States, by path."""
@@ -408,3 +399,47 @@ def with_units(gradients: PyTree, loss_unit: Any) -> PyTree:
 def with_unit(mantissa: PyTree, unit: Any) -> PyTree:
     """Return a quantity, or a plain array if there is no unit."""
     return mantissa if unit == saiunit.UNITLESS else saiunit.Quantity(mantissa, unit=unit)
+
+
+def find_lost_gradients(step: StepProgram, paths: list[Path | None]) -> list[Diagnostic]:
+    """Report the States that a step fills with values of the model, and whose loss reads them.
+
+    No trace follows such a value, so its gradient is the one of a constant.
+
+    Parameters
+    ----------
+    step
+        A step that is differentiated alone.
+    paths
+        Paths of the carried leaves in the model; ``None``: of a State outside of it.
+    """
+    program, loss = step.program, step.results[0]
+    read = program.depends_on([loss], frozenset(), CONSTANT, carries_derivative)
+    moving = {*step.parameters, *step.probes}
+
+    def is_filled(place: int) -> bool:
+        new = step.written[place]
+        if not is_var(new):
+            return False
+        behind = program.depends_on([new], frozenset(), CONSTANT, carries_derivative)
+        return not behind.isdisjoint(moving)
+
+    def line_of(var: Var) -> str:
+        readers = (program.equations[index] for index, _ in program.readers.get(var, ()))
+        lines = (source_line(e) for e in readers if not read.isdisjoint(e.outvars))
+        return next(lines, "")  # the loss may be the State itself
+
+    return [
+        Diagnostic(
+            "warning",
+            "untraced-state",
+            f"A State of shape {step.carried[place].aval.shape} that `step_fn` writes carries "
+            "values that depend on weights to the loss of a later step, where they are constants. "
+            "Compute the loss in a `window`, with `RTRL`, or write the State through "
+            "`jax.lax.stop_gradient`; a `brainstate.HiddenState` that `update` writes has a trace.",
+            (),
+            line_of(step.carried[place]),
+        )
+        for place, path in enumerate(paths)
+        if path is None and step.carried[place] in read and is_filled(place)
+    ]
