@@ -65,6 +65,10 @@ PRIVATE = {
 """What only some files may name: by these."""
 
 
+LATE = (("braintrace", "_learner", "learner"), ("braintrace", "streams"))
+"""A method of the learner imports a later room at its first use."""
+
+
 def module_of(path):
     """Return ``("braintrace", room, ...)``, with ``__init__`` as a module like any other."""
     return path.relative_to(ROOT).with_suffix("").parts
@@ -78,6 +82,8 @@ def imports(source, module):
         elif isinstance(node, ast.ImportFrom):
             start = module[: -node.level] if node.level else ()
             origin = (*start, *(node.module.split(".") if node.module else ()))
+            if node.col_offset and (module, origin) == LATE:
+                continue
             yield from ((node.lineno, ".".join((*origin, alias.name))) for alias in node.names)
 
 

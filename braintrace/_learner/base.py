@@ -377,19 +377,14 @@ class BaseLearner(brainstate.nn.Module):
     def place(self) -> None:
         """Move the arrays to their placement on the mesh, if there is one."""
         if self.placement is not None:
-            self.place_states()
-            if not self.carried.is_zero:
-                hold(self.carried, self.placement.traces(self.carried.arrays()))
-            for state in self.held_optimizer.states.values():
-                state.value = self.placement.value(None, state.value)
-
-    def place_states(self) -> None:
-        """Move States to their placement on the mesh, if there is one."""
-        if self.placement is not None:
             values = values_by_path(self.states_of_model).items()
             placed = {path: self.placement.value(path, value) for path, value in values}
             write_by_path(self.states_of_model, placed)
+            if not self.carried.is_zero:
+                hold(self.carried, self.placement.traces(self.carried.arrays()))
             self.carried.left = None  # the same values in other arrays
+            for state in self.held_optimizer.states.values():
+                state.value = self.placement.value(None, state.value)
 
     def parameters_for_optimizer(self) -> PyTree:
         """Return the parameters in the structure of their gradients."""

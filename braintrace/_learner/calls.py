@@ -25,7 +25,7 @@ from .._model import States, find_states, leaves_by_var, whole_values
 from .._typing import PyTree
 from .arguments import Options, read_arguments
 from .base import BaseLearner
-from .body import Arguments, Body, BodyResult, Initial
+from .body import Arguments, Body, BodyResult
 from .chunks import ChunksByLength, chunks_of, over_chunks, steps_of
 from .resets import check_fixed_weights, reset_states
 from .user_step import PureStep, Recorder, example_slices, operands_of, run_step_function
@@ -62,13 +62,16 @@ class Call:
         new = zip(self.graph.traced.written_vars, written, strict=True)
         return {**start, **dict(new), **read_arguments(self.graph, slices)}
 
-    def _result(self, outputs: list[Any], new: Mapping[Var, Any], traces: Any) -> BodyResult:
+    def _result(self, outputs: list[Any], written: list[Any], traces: Any) -> BodyResult:
         output = jax.tree.unflatten(self.graph.traced.output_tree, outputs)
+        new = dict(zip(self.graph.traced.written_vars, written, strict=True))
         return (output, None), list(whole_values(self.graph, new).values()), traces
 
     def step(self, values: list[PyTree], traces: Any, given: Arguments) -> BodyResult:
         """Run one step."""
-        return self._result(*self.compiled.one_step(self._start(values, given.sequences), traces))
+        start = self._start(values, given.sequences)
+        outputs, new, traces = self.compiled.one_step(start, traces)
+        return self._result(outputs, self._written(new), traces)
 
     def steps(self, values: list[PyTree], traces: Any, given: Arguments) -> BodyResult:
         """Run several steps, each differentiated alone."""
@@ -81,8 +84,7 @@ class Call:
 
         start = self._written(inputs), traces
         (last, traces), outputs = jax.lax.scan(step, start, given.sequences)
-        new = dict(zip(self.graph.traced.written_vars, last, strict=True))
-        return self._result(outputs, new, traces)
+        return self._result(outputs, last, traces)
 
     def one(self, values: list[PyTree], traces: Any, given: Arguments) -> BodyResult:
         """Run a window of one step."""
@@ -107,10 +109,9 @@ class Call:
         probes = with_gradient(probes_of_past(graph), gradient, weights, before)
         start = self._written(before_window(graph, inputs, probes))
         last, (outputs, records) = scan_over_time(step, start, sequences)
-        steps: int = jax.tree.leaves(sequences)[0].shape[0]
-        records = dataclasses.replace(jax.lax.stop_gradient(records), steps=steps)
-        new = dict(zip(graph.traced.written_vars, last, strict=True))
-        return self._result(outputs, new, method.update(Chunk(graph, constants, records), before))
+        records = dataclasses.replace(jax.lax.stop_gradient(records), steps=steps_of(sequences))
+        after = method.update(Chunk(graph, constants, records), before)
+        return self._result(outputs, last, after)
 
 
 # --- sequences
@@ -122,85 +123,71 @@ NO_GRADIENT = (
 )
 
 
-def evolving(learner: BaseLearner, options: Options, example: Arguments) -> Body:
-    """Return a body that advances states and traces."""
-    graph, method = learner.graph, learner.method
-    chunks_by_length: ChunksByLength = {}
+def evolving(
+    learner: BaseLearner, options: Options, example: Arguments, advances: bool = True
+) -> Body:
+    """Return a body that advances states, and traces unless it only predicts.
 
-    def run_step(inputs: Inputs, weights: Any) -> Any:
-        if graph.passes_weights:
-            return passed_step(graph, inputs)
-        return recorded_step(graph, inputs, weights, examples(probe_shapes(graph)))
+    Its result is that of the model, or of the user's function.
+    """
+    graph, method, placement = learner.graph, learner.method, learner.placement
+    chunks_by_length: ChunksByLength = {}
 
     def step(constants: Any, inputs: tuple[PyTree, Any]) -> PyTree:
         (weights, initial), (slices, reset) = constants, inputs
         if reset is not None:
             reset_states(learner, initial, reset)
-        recorder = Recorder(learner, lambda now: run_step(now, weights))
-        outputs = recorder(*slices)
-        records = dataclasses.replace(recorder.records, reset=reset)
+
+        def run_step(inputs: Inputs) -> Any:
+            if not advances:
+                return *plain_step(graph, inputs), None
+            if graph.passes_weights:
+                return passed_step(graph, inputs)
+            return recorded_step(graph, inputs, weights, examples(probe_shapes(graph)))
+
+        recorder = Recorder(learner, run_step)
+        if options.step_fn is None:
+            outputs = recorder(*slices)
+        else:
+            outputs = run_step_function(options.step_fn, recorder, slices)
+        records = recorder.records
+        records = dataclasses.replace(records, reset=reset) if advances else None
         return outputs if options.return_outputs else None, records
 
-    constants = examples(operand_shapes(graph)), example.initial
-    pure = _pure(learner, step, constants, example)
-    check_fixed_weights(learner, pure, example.flags is not None)
+    weights = examples(operand_shapes(graph)) if advances else None
+    slices = example_slices((example.sequences, example.flags))
+    known = (weights, example.initial), slices
+    pure = PureStep(step, list(learner.param_states.values()), known)
+    if advances:
+        check_fixed_weights(learner, pure, example.flags is not None)
 
     def run(values: list[PyTree], traces: Traces, given: Arguments) -> BodyResult:
-        weights = operands_of(learner, pure, values)
+        weights: Any = operands_of(learner, pure, values) if advances else None
+        start, data = pure.written_of(values), (given.sequences, given.flags)
 
         def one_step(written: list[PyTree], now: PyTree) -> PyTree:
-            constants = weights, given.initial
-            return pure(pure.merge(values, written), constants, now)
+            return pure(pure.merge(values, written), (weights, given.initial), now)
+
+        if not advances:
+            written, (outputs, _) = jax.lax.scan(one_step, start, data)
+            return (outputs, None), written, None
 
         def run_chunk(carry: PyTree, now: PyTree) -> PyTree:
             written, (outputs, records) = jax.lax.scan(one_step, carry[0], now)
             records = dataclasses.replace(records, steps=steps_of(now))
-            if learner.placement is not None:
-                records = learner.placement.records(records)
+            records = records if placement is None else placement.records(records)
             return (written, method.update(Chunk(graph, weights, records), carry[1])), outputs
 
         length = steps_of(given.sequences)
         cut = chunks_of(graph, graph.record_bytes, options, length, from_zero=False)
         chunks_by_length[length, False] = cut
-        start, data = (pure.written_of(values), traces), (given.sequences, given.flags)
-        (last, traces), outputs = over_chunks(run_chunk, run_chunk, start, data, length, cut.length)
+        (last, traces), outputs = over_chunks(
+            run_chunk, run_chunk, (start, traces), data, length, cut.length
+        )
         changes = (outputs, None), last
         # These values hold the operands.
         changes = without_derivative((values, given.sequences), changes, OptionError, NO_GRADIENT)
         return *changes, traces
 
-    return Body(run, pure.states, pure.is_written, chunks_by_length=chunks_by_length)
-
-
-def _pure(learner: BaseLearner, step: Any, constants: Any, example: Arguments) -> PureStep:
-    slices = example_slices((example.sequences, example.flags))
-    return PureStep(step, list(learner.param_states.values()), (constants, slices))
-
-
-def predicting(learner: BaseLearner, options: Options, example: Arguments) -> Body:
-    """Return a body that advances the states only, and returns what the user's function does."""
-
-    def run_plain(inputs: Inputs) -> PyTree:
-        return *plain_step(learner.graph, inputs), None
-
-    def step(initial: Initial, now: PyTree) -> PyTree:
-        slices, reset = now
-        if reset is not None:
-            reset_states(learner, initial, reset)
-        recorder = Recorder(learner, run_plain)
-        if options.step_fn is None:
-            return recorder(*slices)
-        return run_step_function(options.step_fn, recorder, slices)
-
-    pure = _pure(learner, step, example.initial, example)
-
-    def run(values: list[PyTree], traces: None, given: Arguments) -> BodyResult:
-
-        def one_step(written: list[PyTree], now: PyTree) -> PyTree:
-            return pure(pure.merge(values, written), given.initial, now)
-
-        data = given.sequences, given.flags
-        written, results = jax.lax.scan(one_step, pure.written_of(values), data)
-        return (results, None), written, None
-
-    return Body(run, pure.states, pure.is_written, reads="nothing")
+    reads: Any = "arrays" if advances else "nothing"
+    return Body(run, pure.states, pure.is_written, reads, chunks_by_length=chunks_by_length)

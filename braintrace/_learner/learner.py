@@ -220,10 +220,7 @@ class Learner(BaseLearner):
         optimizer: Any = None,
         *,
         pending: int = 1,
-        update_fn: Callable[..., PyTree] | None = None,
-        nonfinite: str = "skip",
-        has_aux: bool = False,
-        unit_aware: bool = False,
+        **options: Any,
     ) -> LiveStream:
         """Return a live stream: forecasts of single samples now, their labels later or never.
 
@@ -243,8 +240,8 @@ class Learner(BaseLearner):
             Maximum number of samples that wait for a label; each keeps a copy of states and traces.
             A further forecast drops the oldest one. Use 1 if labels arrive before the next
             forecast, and ``d + 1`` if they arrive ``d`` samples late.
-        update_fn, nonfinite, has_aux, unit_aware
-            As for `etrace_online`.
+        **options
+            ``update_fn``, ``nonfinite``, ``has_aux`` and ``unit_aware``, as for `etrace_online`.
 
         Examples
         --------
@@ -263,8 +260,7 @@ class Learner(BaseLearner):
 
         if optimizer is not None:
             self.init_optimizer(optimizer)
-        options = {"update_fn": update_fn, "nonfinite": nonfinite, "has_aux": has_aux}
-        options |= {"optimizer": optimizer, "unit_aware": unit_aware}
+        options["optimizer"] = optimizer
         return LiveStream(self.functional(), step_fn, pending, options)
 
     def report(self) -> Report:

@@ -175,7 +175,7 @@ def reset_state(
         _reset_traces(learner)
     else:
         learner.begin_traces()
-    learner.place_states()
+    learner.place()
 
 
 def _reset_samples(learner: BaseLearner, where: Any, options: dict[str, Any]) -> None:
@@ -189,7 +189,7 @@ def _reset_samples(learner: BaseLearner, where: Any, options: dict[str, Any]) ->
     changes = [states[path] for path in values], list(values.values()), after
     carried.unfinished = lambda: carried.advance(learner.followed, *changes, is_outside=is_outside)
     carried.finish()
-    learner.place_states()
+    learner.place()
 
 
 def _has_like_traces(learner: BaseLearner, before: CompiledStep) -> bool:

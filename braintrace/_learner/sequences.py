@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 import brainstate
 import jax
@@ -22,9 +22,6 @@ from .arguments import Options, of_numbers
 from .base import BaseLearner
 from .optimizer import notice_all
 from .shell import run_method
-
-OnLog: TypeAlias = Callable[[int, dict[str, Any]], Any]
-"""``(step, metrics) -> anything``; see `etrace_online`."""
 
 
 def etrace_grad(
@@ -141,7 +138,7 @@ def etrace_online(
     reset: ArrayLike | None = None,
     progress: bool = False,
     log_every: int | None = None,
-    on_log: OnLog | None = None,
+    on_log: Callable[[int, dict[str, Any]], Any] | None = None,
 ) -> Any:
     """Learn online: compute the gradient of each step of a stream, and update the parameters.
 
@@ -264,7 +261,7 @@ def etrace_evolve(
     return_outputs: bool = True,
     progress: bool = False,
     log_every: int | None = None,
-    on_log: OnLog | None = None,
+    on_log: Callable[[int, dict[str, Any]], Any] | None = None,
 ) -> Any:
     """Advance states and traces over a sequence without a loss.
 
@@ -299,7 +296,7 @@ def predict(
     reset: ArrayLike | None = None,
     progress: bool = False,
     log_every: int | None = None,
-    on_log: OnLog | None = None,
+    on_log: Callable[[int, dict[str, Any]], Any] | None = None,
 ) -> Any:
     """Run only the model over a sequence, which advances states but not traces.
 
@@ -365,7 +362,10 @@ def run_watched(
             bar = stack.enter_context(tqdm(total=steps, unit="step", desc=method))
         for start in range(0, steps, length):
             now, begun = slice(start, min(start + length, steps)), time.perf_counter()
-            part, own = jax.tree.map(lambda x, now=now: x[now], sequences), _of_slice(options, now)
+            part = jax.tree.map(lambda x, now=now: x[now], sequences)
+            flags = options.mask, options.reset
+            mask, reset = (None if flag is None else on_host(flag)[now] for flag in flags)
+            own = dataclasses.replace(options, mask=mask, reset=reset)
             try:
                 result = run_method(learner, method, part, own, start)
             except NonFiniteError as error:
@@ -380,12 +380,6 @@ def run_watched(
                 options.on_log(now.stop, metrics)
     notice_all(learner.held_optimizer)
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *results)
-
-
-def _of_slice(options: Options, now: slice) -> Options:
-    flags = options.mask, options.reset
-    mask, reset = (None if flag is None else on_host(flag)[now] for flag in flags)
-    return dataclasses.replace(options, mask=mask, reset=reset)
 
 
 def _means(options: Options, result: PyTree) -> dict[str, Any]:

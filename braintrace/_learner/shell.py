@@ -30,7 +30,7 @@ from .._typing import Path, PyTree
 from .arguments import Options, is_sequence, key_of, of_numbers, static_values, unwrap, weights_of
 from .base import BaseLearner
 from .body import Arguments, Body, BodyResult, Initial
-from .calls import calling, evolving, predicting
+from .calls import calling, evolving
 from .compiled import CompiledStep
 from .gradient import SequenceGradient
 from .online import OnlineLearning
@@ -163,7 +163,7 @@ METHODS: dict[str, Callable[[BaseLearner, Options, Arguments], Body]] = {
     "etrace_grad": lambda *call: SequenceGradient(*call).body,
     "etrace_online": lambda *call: OnlineLearning(*call).body,
     "etrace_evolve": evolving,
-    "predict": predicting,
+    "predict": functools.partial(evolving, advances=False),
 }
 """Constructors of the body of each method, from example arguments."""
 
