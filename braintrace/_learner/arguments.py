@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 
 from .._checks import check_choice, named, shown
 from .._errors import DtypeError, OptionError, ShapeError
-from .._graph import ETraceGraph, TracedModel
+from .._graph import ETraceGraph
 from .._jax import Var, holds_tracers, is_tracer, leaves_of, own_copy, to_array
 from .._typing import PyTree
 
@@ -101,20 +101,28 @@ def read_arguments(graph: ETraceGraph, arguments: tuple[Any, ...]) -> dict[Var, 
     traced = graph.traced
     leaves, tree = jax.tree.flatten(arguments)
     if tree != traced.argument_tree:
-        raise _other_arguments(graph, arguments)
+        expected = jax.tree.unflatten(traced.argument_tree, [v.aval for v in traced.argument_vars])
+        raise ShapeError(
+            f"`update` was compiled for {named(traced.argument_roots, expected)}, and is called "
+            f"with {named(traced.argument_roots, arguments)}: the structure or the units differ."
+        )
     values = {}
     expected = zip(traced.argument_names, traced.argument_vars, leaves, strict=True)
     for name, var, leaf in expected:
-        value = to_array(leaf)
-        if value.shape != var.aval.shape:
+        value, wanted = to_array(leaf), var.aval
+        if value.shape != wanted.shape:
             raise ShapeError(
-                f"Argument `{name}` of `update` has shape {value.shape}; the model was "
-                f"compiled for {tuple(var.aval.shape)}, with hidden states {_hidden(graph)}. "
-                f"{_advice(value.shape, var.aval.shape)}"
+                f"Argument `{name}` of `update` has shape {value.shape}; the model was compiled "
+                f"for {tuple(wanted.shape)}. {_advice(value.shape, wanted.shape)}"
             )
-        if value.dtype != var.aval.dtype:
-            _check_kind(name, value.dtype, var.aval.dtype)
-            value = value.astype(var.aval.dtype)
+        if value.dtype != wanted.dtype:
+            is_integer = jnp.issubdtype(wanted.dtype, jnp.integer)
+            if not jnp.can_cast(value.dtype, wanted.dtype, "safe" if is_integer else "same_kind"):
+                raise DtypeError(
+                    f"Argument `{name}` of `update` has dtype {value.dtype}; the model was "
+                    f"compiled for {wanted.dtype}, which cannot hold it."
+                )
+            value = value.astype(wanted.dtype)
         values[var] = value
     return values
 
@@ -133,61 +141,29 @@ def _advice(found: tuple[int, ...], expected: tuple[int, ...]) -> str:
     )
 
 
-def _other_arguments(graph: ETraceGraph, arguments: tuple[Any, ...]) -> ShapeError:
-    traced = graph.traced
-    avals = [var.aval for var in traced.argument_vars]
-    expected = jax.tree.unflatten(traced.argument_tree, avals)
-    return ShapeError(
-        f"`update` was compiled for {named(traced.argument_roots, expected)}, and is called with "
-        f"{named(traced.argument_roots, arguments)}. Call it with arguments of the same structure "
-        "and in the same units, or compile again."
-    )
-
-
-def _check_kind(name: str, found: Any, expected: Any) -> None:
-    """Refuse numbers that the dtype of the example argument cannot represent."""
-    is_integer = jnp.issubdtype(expected, jnp.integer)
-    if not jnp.can_cast(found, expected, "safe" if is_integer else "same_kind"):
-        raise DtypeError(
-            f"Argument `{name}` of `update` has dtype {found}; the model was compiled for "
-            f"{expected}, which cannot hold it. Compile with an example of dtype {found}."
-        )
-
-
-def _hidden(graph: ETraceGraph) -> str:
-    states = [state for group in graph.hidden_groups for state in group.leaves]
-    return ", ".join(f"'{state.name}' of shape {state.shape}" for state in states)
-
-
-def example_arguments(traced: TracedModel) -> Any:
-    """Return zeros like the arguments of ``update``."""
-    leaves = (jnp.zeros(var.aval.shape, var.aval.dtype) for var in traced.argument_vars)
-    return jax.tree.unflatten(traced.argument_tree, leaves)
-
-
-def arguments_for_batch(graph: ETraceGraph, batch_size: int | None) -> Any:
-    """Return zeros like the arguments of ``update`` for another batch size.
+def example_arguments(graph: ETraceGraph, batch_size: int | None = None) -> Any:
+    """Return zeros like the arguments of ``update``, possibly for another batch size.
 
     Raises
     ------
     ShapeError
-        If the model has no batch axis, or no size is given.
+        If the model has no batch axis.
     """
     traced, samples = graph.traced, graph.batch.samples
     old = samples if traced.batch_size is None else traced.batch_size
-    if batch_size is None or old is None:
-        raise ShapeError(
-            "The states have other shapes than the model was compiled for. Call `compile_graph` "
-            "with an example of these shapes; reset a learner that was compiled inside a map "
-            "inside the same map."
-        )
-    leaves = []
-    for var in traced.argument_vars:
+
+    def zeros(var: Var) -> jax.Array:
         shape = list(var.aval.shape)
-        if old in shape:
+        if batch_size is not None and old in shape:
             shape[shape.index(old)] = batch_size
-        leaves.append(jnp.zeros(shape, var.aval.dtype))
-    return jax.tree.unflatten(traced.argument_tree, leaves)
+        return jnp.zeros(shape, var.aval.dtype)
+
+    if batch_size is not None and old is None:
+        raise ShapeError(
+            "The states have other shapes than the model was compiled for, and it has no batch "
+            "axis: call `compile_graph` with an example of these shapes."
+        )
+    return jax.tree.unflatten(traced.argument_tree, list(map(zeros, traced.argument_vars)))
 
 
 # --- options of a method

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import brainstate
+import jax
 
 from .._brainstate import hold, is_watched
 from .._checks import check_model
@@ -35,7 +36,7 @@ from .._model import (
 )
 from .._typing import Path, PyTree
 from ..sharding import DataAxis, Placement
-from .arguments import arguments_for_batch, example_arguments
+from .arguments import example_arguments
 from .compiled import CompiledModel, CompiledStep
 from .optimizer import LearnerOptimizer
 from .traces import CarriedTraces, EligibilityTraces, Zero, start_of_filter
@@ -184,12 +185,8 @@ class BaseLearner(brainstate.nn.Module):
         compiled = self.compiled_model
         size = self.size_of_init() if batch_size is None else batch_size
         fresh = compiled.initial(self.module, compiled.is_mapped, size, kwargs)
-        fresh |= self._starting_filters
+        fresh |= self._filters_at_start()
         return {path: fresh[path] for path in short_term(states)}
-
-    @property
-    def _starting_filters(self) -> dict[Path, Any]:
-        return {leaf.path: start_of_filter(leaf) for leaf in self.graph.traced.filters}
 
     def initial_function(self) -> tuple[tuple[brainstate.State, ...], InitialFunction]:
         """Return the States that `initial_values` depends on, and its pure function."""
@@ -197,9 +194,12 @@ class BaseLearner(brainstate.nn.Module):
 
         def with_filters(values: Any) -> Any:
             written, fresh = made.values(values)
-            return written, {**fresh, **self._starting_filters}
+            return written, {**fresh, **self._filters_at_start()}
 
         return made.states, with_filters
+
+    def _filters_at_start(self) -> dict[Path, jax.Array]:
+        return {leaf.path: start_of_filter(leaf) for leaf in self.graph.traced.filters}
 
     # --- compilation
 
@@ -218,8 +218,7 @@ class BaseLearner(brainstate.nn.Module):
 
     def _analysed_again(self) -> CompiledStep:
         """Return the step of the model as it is now, for the same shapes."""
-        traced = self.graph.traced
-        return self.analysed(example_arguments(traced), traced.batch_size)
+        return self.analysed(example_arguments(self.graph), self.graph.traced.batch_size)
 
     def compile_first(self, example: tuple[Any, ...], batch_size: int | None) -> None:
         """Compile the model, with initialised States, for an example.
@@ -248,7 +247,7 @@ class BaseLearner(brainstate.nn.Module):
         def make() -> CompiledStep:
             if shapes == compiled.shapes:
                 return self._analysed_again()
-            example = arguments_for_batch(self.graph, batch_size)
+            example = example_arguments(self.graph, batch_size)
             return self.analysed(example, batch_size if compiled.is_mapped else None)
 
         try:

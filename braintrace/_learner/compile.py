@@ -20,6 +20,7 @@ from .._compiler import CompilerOptions, compile_model
 from .._errors import CompilationError, OptionError, in_words
 from .._graph import ETraceGraph, HiddenParamOpRelation, TraceMethod
 from .._graph.diagnostics import quoted
+from .._model import write_by_path
 from .._rules import (
     ComposedTraces,
     ParameterTraces,
@@ -117,7 +118,7 @@ def compile(
     """
     chosen = algorithm_of(algorithm, "algorithm")
     filters = None if rules is None else algorithm_options.pop("readout_filters", None)
-    if seed is not None and "seed" in options_of(chosen):
+    if seed is not None and "seed" in inspect.signature(chosen).parameters:
         algorithm_options["seed"] = seed
     learner = chosen(model, **algorithm_options)
     if rules is not None:
@@ -132,8 +133,7 @@ def compile(
     learner.compile_graph(*example, batch_size=mapped)
     if mapped is not None:
         states = learner.states_of_model
-        for path, value in learner.initial_values(states, mapped).items():
-            states[path].value = value
+        write_by_path(states, learner.initial_values(states, mapped))
     return learner
 
 
@@ -322,12 +322,6 @@ def algorithm_of(given: Any, option: str) -> type[Learner]:
     )
 
 
-def options_of(algorithm: type) -> dict[str, inspect.Parameter]:
-    """Return the options that the constructor of an algorithm declares."""
-    parameters = inspect.signature(algorithm.__init__).parameters.items()  # type: ignore[misc]
-    return {name: p for name, p in parameters if p.kind is p.KEYWORD_ONLY}
-
-
 def rule_and_options(rule: Any) -> tuple[Any, Mapping[str, Any]]:
     """Return a rule that may be given as a pair of the rule and its options, with its options."""
     has_options = isinstance(rule, tuple) and len(rule) == 2 and isinstance(rule[1], Mapping)
@@ -421,20 +415,26 @@ def choose_by_path(learner: Learner, rules: Mapping[Any, Any], filters: bool | N
     paths = list(learner.module.states(brainstate.ParamState))
     parts = [_part(learner.module, paths, given, rule) for given, rule in rules.items()]
     parts = _named([*parts, _part_of(learner, lambda path: True)])
-    _check_jacobians(parts)
     learner.readout_filters = any(p.filters for p in parts) if filters is None else filters
     methods = {part.name: part.method for part in parts}
-    if len(methods) > 1:
-        chosen, told = ByPath(tuple(parts)), dict[str, list[str]]()
-        for path in paths:
-            told.setdefault(chosen.of_path(path).rule, []).append(path_name(path))
-        learner.told_rule = "; ".join(f"{rule} of {quoted(names)}" for rule, names in told.items())
-        learner.method = TracesByPath(methods, chosen)
+    if len(methods) == 1:
+        return
+    if {method.jacobian for method in methods.values()} - {"none", "elementwise"}:
+        listed = ", ".join(f"{p.kind.__name__} ({p.method.jacobian})" for p in parts)
+        raise OptionError(
+            f"`rules` combines incompatible algorithms: {listed}. All weights of a model share the "
+            "paths between states: use algorithms of the kind 'elementwise', or `Immediate`."
+        )
+    chosen, told = ByPath(tuple(parts)), dict[str, list[str]]()
+    for path in paths:
+        told.setdefault(chosen.of_path(path).rule, []).append(path_name(path))
+    learner.told_rule = "; ".join(f"{rule} of {quoted(names)}" for rule, names in told.items())
+    learner.method = TracesByPath(methods, chosen)
 
 
 def _part(model: brainstate.nn.Module, paths: list[Path], given: Any, rule: Any) -> Part:
     (algorithm, options), fits = rule_and_options(rule), path_filter(given)
-    for option in {*options_of(Learner), "readout_filters"} & set(options):
+    for option in options.keys() & {*inspect.signature(Learner).parameters, "readout_filters"}:
         raise OptionError(
             f"`rules[{shown(given)}]` has `{option}`, which applies to all weights of a model: "
             "pass it to `compile`."
@@ -455,20 +455,10 @@ def _named(parts: list[Part]) -> list[Part]:
     """Return the parts with the names of their classes, numbered if rules differ."""
     different = list(dict.fromkeys(part.identity for part in parts))
     names = [(kind.names or (kind.__name__,))[0] for kind, *_ in different]
-    numbered = {
-        one: name if names.count(name) == 1 else f"{name} {names[: i + 1].count(name)}"
-        for i, (one, name) in enumerate(zip(different, names, strict=True))
-    }
-    return [dataclasses.replace(part, name=numbered[part.identity]) for part in parts]
 
+    def name_of(part: Part) -> str:
+        place = different.index(part.identity)
+        name, number = names[place], names[: place + 1].count(names[place])
+        return name if names.count(name) == 1 else f"{name} {number}"
 
-def _check_jacobians(parts: list[Part]) -> None:
-    """Refuse rules that treat a weight differently on the path back from a state."""
-    ways = {part.method.jacobian for part in parts} - {"none"}
-    if len({part.name for part in parts}) > 1 and ways - {"elementwise"}:
-        listed = ", ".join(f"{p.kind.__name__} ({p.method.jacobian})" for p in parts)
-        raise OptionError(
-            f"`rules` combines incompatible algorithms: {listed}. All weights of a model share the "
-            "paths between states: use algorithms of the kind 'elementwise', with or without "
-            "`Immediate` ('none')."
-        )
+    return [dataclasses.replace(part, name=name_of(part)) for part in parts]

@@ -270,8 +270,7 @@ class FunctionalLearner:
         places = self._checked(state)
         states, function = self._learner.initial_function()
         written, fresh = function(places.values_in(state, states))
-        new = [(s, v) for s, v in zip(states, written, strict=True) if v is not None]
-        state = places.replaced(state, [s for s, _ in new], [v for _, v in new])
+        state = places.replaced(state, states, written)
         return state, {path: fresh[path] for path in self._learner.short_term_states}
 
     def _checked(self, state: LearnerState) -> Places:

@@ -63,14 +63,11 @@ class Program:
         self.followed = [states[path] for path in step.followed]
         paths = {id(state): path for path, state in states.items()}
         self._paths = [paths.get(id(state)) for state in body.states]
-        self._whole = self._named(functools.partial(self._run, defers=False))
-        if body.finish is not None:
-            self._deferring = self._named(functools.partial(self._run, defers=True))
-            self._finish = Jitted(self._finished, key)
-
-    def _named(self, function: Callable[..., PyTree]) -> Jitted:
-        """Return a program that is named after the body, as profilers and dumps of XLA show it."""
-        return Jitted(functools.update_wrapper(function, self.body.run))
+        # Programs are named after the body, as profilers and dumps of XLA show them.
+        both = (functools.partial(self._run, defers=defers) for defers in (False, True))
+        wrapped = (functools.update_wrapper(run, body.run) for run in both)
+        self._whole, self._deferring = map(Jitted, wrapped)
+        self._finish = Jitted(self._finished, key)
 
     def __call__(
         self,
@@ -89,19 +86,19 @@ class Program:
         `Deferred`. A single step that continues a sequence is followed by a next one, which
         reads the traces: two programs would take longer than one.
         """
-        if self._placement is not None:
-            values, traces, arguments = self._on_mesh(values, traces, arguments)
-        if self.body.finish is None or not defers or not (traces is None or steps > 1):
-            self._whole(values, traces, arguments, in_place=is_owned, done=done)
-            return
-        is_owned = is_owned and traces is not None and self._overwrites(steps)
-        self._deferring(values, traces, arguments, in_place=is_owned, done=done)
-
-    def _overwrites(self, steps: int) -> bool:
-        if self.body.cut is None:
-            return False
-        cut = self.body.chunks_by_length.get((steps, False)) or self.body.cut(steps, False)
-        return cut.length < steps
+        body, mesh = self.body, self._placement
+        if mesh is not None:
+            values = list(map(mesh.value, self._paths, values))
+            traces = None if traces is None else mesh.traces(traces)
+            *given, initial = arguments
+            sequences, mask, flags = mesh.by_sample(given, body.batch_axis)
+            arguments = Arguments(sequences, mask, flags, initial)
+        run = self._whole
+        if body.finish is not None and defers and (traces is None or steps > 1):
+            run, cut = self._deferring, body.cut
+            has_loop = cut is not None and traces is not None and cut(steps, False).length < steps
+            is_owned = is_owned and has_loop
+        run(values, traces, arguments, in_place=is_owned, done=done)
 
     def changes(self, done: BodyResult, traces: Traces | None) -> tuple[PyTree, list[PyTree], Any]:
         """Return results, new values, and the new traces in their form."""
@@ -139,17 +136,6 @@ class Program:
         with for_devices(None if mesh is None else mesh.devices):
             after = self.body.finish(sources, None if isinstance(before, Zero) else before)
         return after if mesh is None else mesh.traces(after)
-
-    def _on_mesh(
-        self, values: list[PyTree], traces: Traces | None, arguments: Arguments
-    ) -> tuple[list[PyTree], Traces | None, Arguments]:
-        mesh = self._placement
-        assert mesh is not None
-        *given, initial = arguments
-        sequences, mask, flags = mesh.by_sample(given, self.body.batch_axis)
-        values = list(map(mesh.value, self._paths, values))
-        traces = None if traces is None else mesh.traces(traces)
-        return values, traces, Arguments(sequences, mask, flags, initial)
 
 
 def _is_short(state: brainstate.State) -> bool:

@@ -184,10 +184,9 @@ class Places(dict[int, Place]):
 
     def state(self, traces: Traces, rule: str) -> LearnerState:
         """Return the current values of the States, with given traces."""
-        values = [peek(place.state) for place in self.values()]
-        return self.replaced(
-            LearnerState({}, {}, {}, {}, traces, rule), [p.state for p in self.values()], values
-        )
+        states = [place.state for place in self.values()]
+        empty = LearnerState({}, {}, {}, {}, traces, rule)
+        return self.replaced(empty, states, map(peek, states))
 
     def values_in(self, state: LearnerState, states: Iterable[brainstate.State]) -> list[PyTree]:
         """Return the values of States in a learner state.
@@ -216,10 +215,10 @@ class Places(dict[int, Place]):
     def replaced(
         self, state: LearnerState, states: Sequence[brainstate.State], values: Iterable[PyTree]
     ) -> LearnerState:
-        """Return a state with new values of some States."""
+        """Return a state with new values of some States; ``None``: they stay."""
         fields: dict[str, Any] = {field: dict(getattr(state, field)) for field in BY_PATH}
         for each, value in zip(states, values, strict=True):
-            if id(each) in self:
+            if id(each) in self and value is not None:
                 _, field, path = self[id(each)]
                 is_split = field == "optimizer"
                 fields[field] |= by_path(value, path) if is_split else {path: _without_keys(value)}
