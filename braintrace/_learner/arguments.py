@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from .._checks import check_choice, named, shown
-from .._errors import DtypeError, OptionError, ShapeError
+from .._checks import named
+from .._errors import DtypeError, ShapeError
 from .._graph import ETraceGraph
 from .._jax import Var, holds_tracers, is_tracer, leaves_of, own_copy, to_array
 from .._typing import PyTree
@@ -171,13 +171,7 @@ def example_arguments(graph: ETraceGraph, batch_size: int | None = None) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Options:
-    """The options of one call of a learner's method; see `Learner.etrace_grad`.
-
-    Raises
-    ------
-    OptionError
-        For an unknown word, and for no update of the parameters, or two.
-    """
+    """The options of one call of a learner's method; see `Learner.etrace_grad`."""
 
     step_fn: Any = None
     optimizer: Any = None
@@ -199,27 +193,6 @@ class Options:
     progress: bool = False
     log_every: int | None = None
     on_log: Callable[[int, dict[str, Any]], Any] | None = None
-
-    def __post_init__(self) -> None:
-        if self.reduction not in ("mean", "sum"):
-            check_choice("reduction", self.reduction, "mean", "sum")
-        if self.nonfinite not in ("skip", "raise", "ignore"):
-            check_choice("nonfinite", self.nonfinite, "skip", "raise", "ignore")
-
-    def check_update(self) -> None:
-        """Refuse a stream without an update of the parameters, or with two.
-
-        Raises
-        ------
-        OptionError
-            If both ``update_fn`` and ``optimizer`` are given, or none.
-        """
-        if (self.update_fn is None) == (self.optimizer is None):
-            raise OptionError(
-                f"`update_fn` is {shown(self.update_fn)} and `optimizer` is "
-                f"{shown(self.optimizer)}; expected one of them, which changes the parameters "
-                "after a step. In an `update_fn`, you can call an optimizer."
-            )
 
     @property
     def length_of_chunk(self) -> int | None:

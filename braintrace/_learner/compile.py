@@ -17,13 +17,14 @@ from jax.sharding import AxisType, Mesh
 
 from .._checks import path_filter, shown
 from .._compiler import CompilerOptions, compile_model
-from .._errors import CompilationError, OptionError, in_words
-from .._graph import ETraceGraph, HiddenParamOpRelation, TraceMethod
+from .._errors import OptionError, in_words
+from .._graph import ETraceGraph
 from .._graph.diagnostics import quoted
 from .._model import write_by_path
 from .._rules import (
     ComposedTraces,
     ParameterTraces,
+    Part,
     Rule,
     check_rule,
     method_of,
@@ -337,71 +338,6 @@ def _subclasses(of: type[Learner]) -> Iterator[type[Learner]]:
 # --- by the path of a parameter
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """One rule, the name of its traces, and the parameters that it applies to."""
-
-    kind: type[Learner]
-    method: TraceMethod
-    rule: str
-    filters: bool
-    fits: Callable[[Path], bool]
-    name: str = ""
-
-    @property
-    def identity(self) -> Any:
-        """What equal rules have in common, and so the same traces."""
-        return self.kind, self.method, self.filters
-
-
-@dataclasses.dataclass(frozen=True)
-class ByPath:
-    """Selection of the rule of an operation: the first one that fits its parameters."""
-
-    parts: tuple[Part, ...]
-
-    def __call__(self, relation: HiddenParamOpRelation) -> str:
-        """Return the name of the rule.
-
-        Raises
-        ------
-        CompilationError
-            If the parameters of one operation have several rules.
-        """
-        by_path = {path: self.of_path(path).name for path in relation.parameter_paths}
-        if len(set(by_path.values())) > 1:
-            listed = ", ".join(f"'{path_name(path)}': {rule}" for path, rule in by_path.items())
-            raise CompilationError(
-                f"`{relation.primitive.name}` ({relation.source}) has parameters with several "
-                f"`rules` ({listed}). An operation has one rule: use the same rule for its "
-                "parameters."
-            )
-        return next(iter(by_path.values()))
-
-    def of_path(self, path: Path) -> Part:
-        """Return the first part that fits a parameter."""
-        return next(part for part in self.parts if part.fits(path))
-
-
-class TracesByPath(ComposedTraces):
-    """The traces of all rules."""
-
-    chosen: ByPath
-
-    def check(self, graph: ETraceGraph) -> None:
-        """Refuse also a rule without filters for a parameter of a filtered readout."""
-        super().check(graph)
-        for readout in graph.traced.readouts:
-            for part, path in ((self.chosen.of_path(p), p) for p in readout.parameter_paths):
-                if not part.filters:
-                    raise CompilationError(
-                        f"The gradient of parameter '{path_name(path)}' of the linear readout "
-                        f"'{readout.state}' is exact by filters, which "
-                        f"`{part.kind.__name__}` does not have. Use a rule with filters, "
-                        "or compile with `readout_filters=False`."
-                    )
-
-
 def choose_by_path(learner: Learner, rules: Mapping[Any, Any], filters: bool | None) -> None:
     """Give a learner other rules for some weights; see `braintrace.compile`.
 
@@ -415,21 +351,20 @@ def choose_by_path(learner: Learner, rules: Mapping[Any, Any], filters: bool | N
     paths = list(learner.module.states(brainstate.ParamState))
     parts = [_part(learner.module, paths, given, rule) for given, rule in rules.items()]
     parts = _named([*parts, _part_of(learner, lambda path: True)])
-    learner.readout_filters = any(p.filters for p in parts) if filters is None else filters
-    methods = {part.name: part.method for part in parts}
-    if len(methods) == 1:
+    learner.readout_filters = any(p.has_filters for p in parts) if filters is None else filters
+    composed = ComposedTraces(tuple(parts))
+    if len(composed.rules) == 1:
         return
-    if {method.jacobian for method in methods.values()} - {"none", "elementwise"}:
-        listed = ", ".join(f"{p.kind.__name__} ({p.method.jacobian})" for p in parts)
+    if {rule.jacobian for rule in composed.rules.values()} - {"none", "elementwise"}:
+        listed = ", ".join(f"{part.kind} ({part.method.jacobian})" for part in parts)
         raise OptionError(
             f"`rules` combines incompatible algorithms: {listed}. All weights of a model share the "
             "paths between states: use algorithms of the kind 'elementwise', or `Immediate`."
         )
-    chosen, told = ByPath(tuple(parts)), dict[str, list[str]]()
+    learner.method, told = composed, dict[str, list[str]]()
     for path in paths:
-        told.setdefault(chosen.of_path(path).rule, []).append(path_name(path))
+        told.setdefault(composed.of_path(path).words, []).append(path_name(path))
     learner.told_rule = "; ".join(f"{rule} of {quoted(names)}" for rule, names in told.items())
-    learner.method = TracesByPath(methods, chosen)
 
 
 def _part(model: brainstate.nn.Module, paths: list[Path], given: Any, rule: Any) -> Part:
@@ -448,17 +383,19 @@ def _part(model: brainstate.nn.Module, paths: list[Path], given: Any, rule: Any)
 
 
 def _part_of(learner: Learner, fits: Callable[[Path], bool]) -> Part:
-    return Part(type(learner), learner.method, learner.rule, learner.readout_filters, fits)
+    kind, has_filters = type(learner), learner.readout_filters
+    name = (kind.names or (kind.__name__,))[0]
+    return Part(kind.__name__, learner.rule, learner.method, has_filters, fits, name)
 
 
 def _named(parts: list[Part]) -> list[Part]:
-    """Return the parts with the names of their classes, numbered if rules differ."""
-    different = list(dict.fromkeys(part.identity for part in parts))
-    names = [(kind.names or (kind.__name__,))[0] for kind, *_ in different]
+    """Return the parts with numbers in their names if different rules have one name."""
+    different = {part.identity: part.name for part in parts}
+    identities, names = list(different), list(different.values())
 
     def name_of(part: Part) -> str:
-        place = different.index(part.identity)
-        name, number = names[place], names[: place + 1].count(names[place])
-        return name if names.count(name) == 1 else f"{name} {number}"
+        place = identities.index(part.identity)
+        number = names[: place + 1].count(part.name)
+        return part.name if names.count(part.name) == 1 else f"{part.name} {number}"
 
     return [dataclasses.replace(part, name=name_of(part)) for part in parts]

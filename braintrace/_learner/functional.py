@@ -20,11 +20,11 @@ from .._core.traces import outliving, pack, unpack
 from .._errors import OptionError
 from .._graph import Traces
 from .._typing import PyTree
+from . import sequences as methods
 from .arguments import Options
 from .base import BaseLearner
 from .body import Arguments, Initial
-from .resets import check_where, reset_values
-from .sequences import etrace_evolve, etrace_grad, etrace_online, predict
+from .resets import check_flags, reset_values
 from .shell import Program, find_call, find_program, shown
 from .state import LearnerState, Places, states_in
 from .traces import Form, Zero, is_settled, settled
@@ -205,7 +205,7 @@ class FunctionalLearner:
         traces: Form
         if where is not None:
             now = {path: state.hidden[path] for path in fresh}
-            flags = check_where(where, learner.graph, now)
+            flags = check_flags("where", where, learner.graph, learner.states_of_model)
             fresh = reset_values(learner.graph.batch, now, fresh, flags)
             traces = learner.compiled.reset(self._arrays(state), flags)
         elif outliving(learner.compiled.trace_specs):
@@ -229,7 +229,9 @@ class FunctionalLearner:
         given: Mapping[str, Any],
     ) -> tuple[LearnerState, PyTree]:
         """Run a method of the learner."""
-        learner, options = self._learner, _options_of(method, given)
+        learner = self._learner
+        inspect.signature(getattr(methods, method)).bind(None, **given)  # raises Python's error
+        options = Options(**given)
         if options.optimizer is not None:
             parameters = learner.parameters_for_optimizer
             learner.held_optimizer.begin(options.optimizer, parameters, creates=False)
@@ -279,18 +281,3 @@ class FunctionalLearner:
         places = Places(learner, self._own)
         places.check(state, unpack(learner.starting_traces()), learner.rule)
         return places
-
-
-_SIGNATURES = {
-    method.__name__: inspect.signature(method)
-    for method in (etrace_grad, etrace_online, etrace_evolve, predict)
-}
-
-
-def _options_of(method: str, given: Mapping[str, Any]) -> Options:
-    """Return the options of a method; Python's error for other names than those of the learner."""
-    _SIGNATURES[method].bind(None, **given)
-    options = Options(**given)
-    if method == "etrace_online":
-        options.check_update()
-    return options

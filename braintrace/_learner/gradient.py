@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from .._checks import check_choice
 from .._compiler import publish
 from .._core.chunk import SourceValues, chunk_runner
 from .._core.gradient import as_chunk, chunk_gradient, of_parameters
@@ -29,6 +30,7 @@ from .._core.sites import (
     probes_after_reset,
     probes_of_past,
 )
+from .._core.step_program import find_lost_gradients
 from .._core.steps import Inputs, operand_shapes, recorded_step
 from .._core.traces import as_arrays, examples, is_zero, ordering_token
 from .._core.windows import passed_step, window_signals, window_step
@@ -57,7 +59,6 @@ from .user_step import (
     PureStep,
     Recorder,
     example_slices,
-    find_lost_gradients,
     loss_of,
     operands_of,
     with_unit,
@@ -116,6 +117,7 @@ class SequenceGradient:
     def __init__(self, learner: BaseLearner, options: Options, example: Arguments) -> None:
         self._learner, self._options = learner, options
         self._graph, self._method = graph, method = learner.graph, learner.method
+        check_choice("reduction", options.reduction, "mean", "sum")
         sequences, mask, flags, initial = example
         self._has_mask, self._window = mask is not None, learner.window_of(options.window)
         self._passes = self._window is not None or graph.passes_weights

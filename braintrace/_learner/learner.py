@@ -268,15 +268,12 @@ class Learner(BaseLearner):
 
         It also contains the chunks of all calls so far, and the bytes of their residuals.
         """
-        sequences = tuple(dict.fromkeys(rows_of(self)))
-        report = report_of(self.graph)
-        carried = size_in_bytes(self.compiled.trace_specs) + report.filter_bytes
-        placement = self.placement
+        report, placement = report_of(self.graph), self.placement
         return dataclasses.replace(
             report,
             mesh=None if placement is None else str(placement.data),
-            carried_bytes=carried,
-            sequences=sequences,
+            carried_bytes=size_in_bytes(self.compiled.trace_specs) + report.filter_bytes,
+            sequences=tuple(dict.fromkeys(rows_of(self))),
             skipped_updates=self.skipped_updates,
         )
 

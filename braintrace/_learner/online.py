@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import saiunit
 
+from .._checks import check_choice, shown
 from .._core.gradient import as_chunk
 from .._core.traces import as_arrays
 from .._errors import OptionError
@@ -69,7 +70,7 @@ class OnlineLearning:
     Raises
     ------
     OptionError
-        If ``every`` is not a multiple of the window.
+        If ``every`` is not a multiple of the window, for no update of the parameters, or two.
     """
 
     def __init__(self, learner: BaseLearner, options: Options, example: Arguments) -> None:
@@ -77,6 +78,13 @@ class OnlineLearning:
         self._parameters = learner.param_states
         sequences, mask, flags, _ = example
         self._length = min(options.every, steps_of(sequences))
+        check_choice("nonfinite", options.nonfinite, "skip", "raise", "ignore")
+        if (options.update_fn is None) == (options.optimizer is None):
+            raise OptionError(
+                f"`update_fn` is {shown(options.update_fn)} and `optimizer` is "
+                f"{shown(options.optimizer)}; expected one of them, which changes the parameters "
+                "after a step. In an `update_fn`, you can call an optimizer."
+            )
         window = learner.window_of(options.window)
         if window is not None and options.every % window:
             raise OptionError(

@@ -96,15 +96,12 @@ class LearnerOptimizer(brainstate.graph.Node):
         """The States of an optimizer, by path; empty before it is initialised."""
         if self.own is None:
             return {} if peek(self.transformed) is None else {(): self.transformed}
-        if isinstance(self.own, brainstate.graph.Node):
-            result = dict(brainstate.graph.states(self.own))
-        else:
-            items = vars(self.own).items()
-            result = {(name,): s for name, s in items if isinstance(s, brainstate.State)}
+        is_node = isinstance(self.own, brainstate.graph.Node)
+        items = (brainstate.graph.states(self.own) if is_node else vars(self.own)).items()
         return {
             tuple(map(str, path if isinstance(path, tuple) else (path,))): state
-            for path, state in result.items()
-            if not isinstance(state, brainstate.ParamState)
+            for path, state in items
+            if isinstance(state, brainstate.State) and not isinstance(state, brainstate.ParamState)
         }
 
     @property

@@ -9,7 +9,6 @@ from typing import Any
 import brainstate
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
 
 from .._brainstate import is_lost, is_watched
 from .._checks import flags_of
@@ -57,42 +56,36 @@ def reset_states(learner: BaseLearner, initial: Initial, flags: jax.Array) -> No
 # --- flags
 
 
-def check_where(where: Any, graph: ETraceGraph, values: Mapping[Path, Any]) -> jax.Array:
-    """Return the samples to reset: one flag for all of them, or one per sample.
-
-    Raises
-    ------
-    ShapeError
-        See `check_reset`.
-    """
-    shapes = "(batch,), one per sample, or a single one"
-    flags = flags_of("where", where, shapes, lambda flags: flags.ndim <= 1)
-    return _of_samples("where", flags, graph, values) if flags.ndim == 1 else flags
-
-
-def check_reset(reset: ArrayLike, graph: ETraceGraph, states: States, steps: int) -> jax.Array:
-    """Return reset flags of steps, or of samples at steps.
-
-    Raises
-    ------
-    ShapeError
-        If the flags are not boolean, or have neither the shape ``(T,)`` nor ``(T, batch)``, with
-        one for each sample of the model.
-    """
-    shapes = f"({steps},), or ({steps}, batch) to reset samples one by one"
-    flags = flags_of("reset", reset, shapes, lambda f: f.ndim in (1, 2) and f.shape[0] == steps)
-    if flags.ndim == 1:
-        return flags
-    return _of_samples("reset", flags, graph, values_by_path(short_term(states)))
-
-
-def _of_samples(
-    name: str, flags: jax.Array, graph: ETraceGraph, values: Mapping[Path, Any]
+def check_flags(
+    name: str, value: Any, graph: ETraceGraph, states: States, steps: int | None = None
 ) -> jax.Array:
-    """Return flags whose last axis is the batch; a batch of one needs a flag for all samples."""
+    """Return reset flags, one for all samples or one for each, possibly of several steps.
+
+    Parameters
+    ----------
+    name, value
+        The argument of the user.
+    graph, states
+        The compiled model, and its States.
+    steps
+        Length of the sequence; ``None``: there is no time axis.
+
+    Raises
+    ------
+    ShapeError
+        If the flags are not boolean, or have another shape.
+    """
+    time = () if steps is None else (steps,)
+    shapes = f"{time}, or {(*time, 'batch')} to reset samples one by one".replace("'", "")
+    flags = flags_of(
+        name, value, shapes, lambda f: f.shape[: len(time)] == time and f.ndim <= len(time) + 1
+    )
+    if flags.ndim == len(time):
+        return flags
     given = f"`{name}` has shape {flags.shape}, with one flag per sample"
-    shapes = {path: list(map(jnp.shape, jax.tree.leaves(own))) for path, own in values.items()}
-    graph.batch.check(given, flags.shape[-1], shapes)
+    values = values_by_path(short_term(states)).items()
+    own = {path: list(map(jnp.shape, jax.tree.leaves(value))) for path, value in values}
+    graph.batch.check(given, flags.shape[-1], own)
     return flags[..., 0] if graph.batch.samples == 1 else flags
 
 
@@ -181,7 +174,7 @@ def reset_state(
 def _reset_samples(learner: BaseLearner, where: Any, options: dict[str, Any]) -> None:
     states = learner.states_of_model
     now = values_by_path(short_term(states))
-    flags = check_where(where, learner.graph, now)
+    flags = check_flags("where", where, learner.graph, states)
     fresh = learner.initial_values(states, **options)
     values = reset_values(learner.graph.batch, now, fresh, flags)
     carried, is_outside = learner.carried, not is_watched()

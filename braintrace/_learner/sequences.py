@@ -327,10 +327,8 @@ def predict(
 
 def _run(method: str, learner: BaseLearner, sequences: tuple[PyTree, ...], **given: Any) -> PyTree:
     options = Options(**given)
-    if method == "etrace_online":
-        options.check_update()
-        if options.optimizer is not None:
-            learner.held_optimizer.begin(options.optimizer, learner.parameters_for_optimizer)
+    if options.optimizer is not None:
+        learner.held_optimizer.begin(options.optimizer, learner.parameters_for_optimizer)
     is_logged = options.progress or options.log_every is not None
     run = run_watched if is_logged else run_method
     return run(learner, method, sequences, options)

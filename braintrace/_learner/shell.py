@@ -35,7 +35,7 @@ from .compiled import CompiledStep
 from .gradient import SequenceGradient
 from .online import OnlineLearning
 from .optimizer import notice_earlier
-from .resets import check_reset
+from .resets import check_flags
 from .traces import Deferred, Jitted, Zero
 
 
@@ -209,7 +209,7 @@ def find_program(
     if mask is not None:
         mask = weights_of(mask, steps)
     if flags is not None:
-        flags, fresh = check_reset(flags, step.graph, states, steps), initial()
+        flags, fresh = check_flags("reset", flags, step.graph, states, steps), initial()
     arguments = Arguments(sequences, mask, flags, fresh)
     mesh = jax.sharding.get_abstract_mesh()
     functions = filter(None, (options.step_fn, options.update_fn))
@@ -336,12 +336,5 @@ def rows_of(learner: BaseLearner) -> Iterator[SequenceRow]:
     for (*_, key), program in list(learner.programs.items()):
         for (_, from_zero), cut in program.body.chunks_by_length.items():
             if key[1] is graph:
-                yield SequenceRow(
-                    method=key[0],
-                    steps=cut.steps,
-                    from_zero=from_zero,
-                    chunk_size=cut.length,
-                    chunks=cut.count,
-                    record_bytes=cut.record_bytes,
-                    budget=cut.budget,
-                )
+                lengths = cut.steps, from_zero, cut.length, cut.count
+                yield SequenceRow(key[0], *lengths, cut.record_bytes, cut.budget)

@@ -6,6 +6,7 @@ compute them. Loops need a constant structure. In the body of a ``scan``, ``whil
 ``cond``, all results are therefore arrays.
 """
 
+import contextlib
 import dataclasses
 import operator
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -257,17 +258,11 @@ class CarriedTraces(brainstate.ShortTermState):
         if is_settled(form):
             return form
         # In a transformation, it would otherwise be lowered for one device; see `_jax`.
-        if is_transforming():
-            with jax.ensure_compile_time_eval():
-                traces = self._computed(form)
-        else:
-            traces = self._computed(form)
-        return traces
-
-    def _computed(self, form: Form) -> Traces:
-        if not isinstance(form, Deferred):
-            return self.zeros()
-        traces = form.compute(self.done, self.is_owned)
+        is_inside = is_transforming()
+        with jax.ensure_compile_time_eval() if is_inside else contextlib.nullcontext():
+            if not isinstance(form, Deferred):
+                return self.zeros()
+            traces = form.compute(self.done, self.is_owned)
         hold(self, traces)
         return traces
 

@@ -22,13 +22,11 @@ import saiunit
 
 from .._brainstate import trace_stateful
 from .._checks import is_quantity, named, parameter_names, shown
-from .._core.step_program import StepProgram
 from .._core.steps import Inputs, operands
 from .._core.traces import examples
 from .._errors import OptionError, in_words
-from .._graph import Diagnostic, Weights
-from .._jax import Var, calls_back, every_equation, is_var, source_line, trace_state
-from .._jaxpr import CONSTANT, carries_derivative
+from .._graph import Weights
+from .._jax import Var, calls_back, every_equation, trace_state
 from .._model import read_states, write_states
 from .._typing import Path, PyTree, path_name
 from .arguments import read_arguments, unwrap
@@ -65,7 +63,7 @@ class PureStep:
         example: tuple[Any, ...],
     ) -> None:
         traced = trace_stateful(function, *example)
-        self._call, self._jaxpr = traced.call, traced.jaxpr
+        self._call, self.jaxpr = traced.call, traced.jaxpr
         known = set(map(id, parameters))
         self.states = [*parameters, *(s for s in traced.states if id(s) not in known)]
         places = {id(state): place for place, state in enumerate(self.states)}
@@ -78,12 +76,6 @@ class PureStep:
                 "`step_fn` writes a parameter. Parameters are fixed during a sequence gradient: "
                 "update them with its result."
             )
-
-    @functools.cached_property
-    def always_ends(self) -> bool:
-        """Whether it calls no Python and has no loop whose length depends on values."""
-        names = (e.primitive.name for e in every_equation(self._jaxpr))
-        return not calls_back(self._jaxpr) and "while" not in names
 
     def check_unused(self, traces: brainstate.State) -> None:
         """Refuse a function that reads or writes the State of the traces.
@@ -158,7 +150,8 @@ def run_if(flag: jax.Array, function: Callable[..., Any], carry: Any, *reads: An
     def in_place(flag: jax.Array) -> Any:
         return jax.lax.fori_loop(0, flag.astype(jnp.int32), once, start)
 
-    if carry is not None or not step.always_ends:
+    loops = "while" in {equation.primitive.name for equation in every_equation(step.jaxpr)}
+    if carry is not None or loops or calls_back(step.jaxpr):  # it may not end, or calls Python
         written, carry = in_place(flag)
     elif is_small:
         written, carry = selected(flag)
@@ -206,28 +199,25 @@ LOOPS = (
     "directly, since the whole step is compiled, and return results with `has_aux=True`."
 )
 
-Values = dict[Path, list[Any]]
-"""Leaves of the values of States, by path."""
+Values = list[tuple[Path, Any]]
+"""Leaves of the values of States, with their paths."""
 
 
 def values_of(states: Mapping[Path, brainstate.State]) -> Values:
     """Return the current values of States."""
-    return {path: jax.tree.leaves(state.value) for path, state in states.items()}
+    return [(path, leaf) for path, s in states.items() for leaf in jax.tree.leaves(s.value)]
 
 
 def traced_values(learner: BaseLearner) -> Values:
     """Return the values of the hidden states that traces follow."""
-    states = learner.states_of_step
-    paths = dict.fromkeys(state.path for state in learner.graph.traced_states)
-    return values_of({path: states[path] for path in paths})
+    paths = {state.path for state in learner.graph.traced_states}
+    return values_of({path: s for path, s in learner.states_of_step.items() if path in paths})
 
 
 def first_written(before: Values, now: Values) -> Path | None:
     """Return the first State whose value has changed, or ``None``."""
-    for path, leaves in now.items():
-        if any(leaf is not then for leaf, then in zip(leaves, before[path], strict=True)):
-            return path
-    return None
+    pairs = zip(before, now, strict=True)
+    return next((path for (path, then), (_, leaf) in pairs if leaf is not then), None)
 
 
 @dataclasses.dataclass
@@ -399,47 +389,3 @@ def with_units(gradients: PyTree, loss_unit: Any) -> PyTree:
 def with_unit(mantissa: PyTree, unit: Any) -> PyTree:
     """Return a quantity, or a plain array if there is no unit."""
     return mantissa if unit == saiunit.UNITLESS else saiunit.Quantity(mantissa, unit=unit)
-
-
-def find_lost_gradients(step: StepProgram, paths: list[Path | None]) -> list[Diagnostic]:
-    """Report the States that a step fills with values of the model, and whose loss reads them.
-
-    No trace follows such a value, so its gradient is the one of a constant.
-
-    Parameters
-    ----------
-    step
-        A step that is differentiated alone.
-    paths
-        Paths of the carried leaves in the model; ``None``: of a State outside of it.
-    """
-    program, loss = step.program, step.results[0]
-    read = program.depends_on([loss], frozenset(), CONSTANT, carries_derivative)
-    moving = {*step.parameters, *step.probes}
-
-    def is_filled(place: int) -> bool:
-        new = step.written[place]
-        if not is_var(new):
-            return False
-        behind = program.depends_on([new], frozenset(), CONSTANT, carries_derivative)
-        return not behind.isdisjoint(moving)
-
-    def line_of(var: Var) -> str:
-        readers = (program.equations[index] for index, _ in program.readers.get(var, ()))
-        lines = (source_line(e) for e in readers if not read.isdisjoint(e.outvars))
-        return next(lines, "")  # the loss may be the State itself
-
-    return [
-        Diagnostic(
-            "warning",
-            "untraced-state",
-            f"A State of shape {step.carried[place].aval.shape} that `step_fn` writes carries "
-            "values that depend on weights to the loss of a later step, where they are constants. "
-            "Compute the loss in a `window`, with `RTRL`, or write the State through "
-            "`jax.lax.stop_gradient`; a `brainstate.HiddenState` that `update` writes has a trace.",
-            (),
-            line_of(step.carried[place]),
-        )
-        for place, path in enumerate(paths)
-        if path is None and step.carried[place] in read and is_filled(place)
-    ]

@@ -1,6 +1,7 @@
 """Learning rules: how a trace advances, and its part of the gradient."""
 
 from .by_path import ComposedTraces as ComposedTraces
+from .by_path import Part as Part
 from .custom_rules import method_of as method_of
 from .d_rtrl import ParameterTraces as ParameterTraces
 from .eligibility import eligibility_of as eligibility_of

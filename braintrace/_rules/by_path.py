@@ -6,13 +6,14 @@ for all rules, so the gradient of each weight equals the gradient of its rule al
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from .._core.traces import joined, renamed
+from .._errors import CompilationError
 from .._graph import (
     Chunk,
     ETraceGraph,
@@ -26,6 +27,36 @@ from .._graph import (
     TraceSpecs,
     Weights,
 )
+from .._typing import Path, path_name
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One rule, and the parameters that it applies to.
+
+    Attributes
+    ----------
+    kind, words
+        Name of its class, and the rule as text.
+    method, has_filters
+        The rule, and whether it has filters of linear readouts.
+    fits
+        Whether it applies to the parameter at a path.
+    name
+        Name of its traces; equal rules have the same name.
+    """
+
+    kind: str
+    words: str
+    method: TraceMethod
+    has_filters: bool
+    fits: Callable[[Path], bool]
+    name: str = ""
+
+    @property
+    def identity(self) -> Any:
+        """What equal rules have in common, and so the same traces."""
+        return self.kind, self.method, self.has_filters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,14 +65,38 @@ class ComposedTraces(TraceMethod):
 
     Attributes
     ----------
-    rules
-        Rules by name.
-    chosen
-        ``relation -> name`` of its rule.
+    parts
+        The rules; the first one that fits a parameter is its rule.
     """
 
-    rules: Mapping[str, TraceMethod]
-    chosen: Callable[[HiddenParamOpRelation], str]
+    parts: tuple[Part, ...]
+
+    @functools.cached_property
+    def rules(self) -> dict[str, TraceMethod]:
+        """The rules by name."""
+        return {part.name: part.method for part in self.parts}
+
+    def of_path(self, path: Path) -> Part:
+        """Return the first part that fits a parameter."""
+        return next(part for part in self.parts if part.fits(path))
+
+    def chosen(self, relation: HiddenParamOpRelation) -> str:
+        """Return the name of the rule of an operation.
+
+        Raises
+        ------
+        CompilationError
+            If its parameters have several rules.
+        """
+        names = {path: self.of_path(path).name for path in relation.parameter_paths}
+        if len(set(names.values())) > 1:
+            listed = ", ".join(f"'{path_name(path)}': {rule}" for path, rule in names.items())
+            raise CompilationError(
+                f"`{relation.primitive.name}` ({relation.source}) has parameters with several "
+                f"`rules` ({listed}). An operation has one rule: use the same rule for its "
+                "parameters."
+            )
+        return next(iter(names.values()))
 
     @property
     def needs(self) -> frozenset[Record]:
@@ -59,9 +114,25 @@ class ComposedTraces(TraceMethod):
         return self.rules[self.chosen(relation)].carries(relation)
 
     def check(self, graph: ETraceGraph) -> None:
-        """Raise a `PrimitiveError` if a rule does not support one of its operations."""
+        """Refuse an operation that its rule does not support.
+
+        Raises
+        ------
+        PrimitiveError
+            If there is one.
+        CompilationError
+            If a parameter of a filtered readout has a rule without filters.
+        """
         for name, own in self.graphs_by_rule(graph).items():
             self.rules[name].check(own)
+        for readout in graph.traced.readouts:
+            for part, path in ((self.of_path(p), p) for p in readout.parameter_paths):
+                if not part.has_filters:
+                    raise CompilationError(
+                        f"The gradient of parameter '{path_name(path)}' of the linear readout "
+                        f"'{readout.state}' is exact by filters, which `{part.kind}` does not "
+                        "have. Use a rule with filters, or compile with `readout_filters=False`."
+                    )
 
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
         """Return the trace specifications of all rules."""
