@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import brainstate
 import jax
 
-from .._brainstate import hold, is_watched
+from .._brainstate import Hidden, hold, is_watched
 from .._checks import check_model
 from .._compiler import CompilerOptions, compile_model
 from .._core.traces import as_arrays, outliving, pack, starting_traces, unpack
@@ -75,7 +75,7 @@ class BaseLearner(brainstate.nn.Module):
         self._compiled: CompiledModel | None = None
         self.found_states = FoundStates()
         self.held_optimizer = LearnerOptimizer()
-        self.programs: dict[Any, Any] = {}  # see `cached_program`
+        self.programs: Hidden[dict[Any, Any]] = Hidden({})  # see `cached_program`
 
     def window_of(self, requested: int | None = None) -> int | None:
         """Return the window of a call; a call's length overrides the learner's."""

@@ -77,7 +77,7 @@ class LearnerOptimizer(brainstate.graph.Node):
         State of a gradient transformation; ``None`` if there is none.
     own
         An optimizer with its own States; ``None`` if there is none.
-    begun, key
+    begun
         The optimizer that the state belongs to, and its cache key.
     skipped
         Number of updates that were omitted because of non-finite numbers.
@@ -86,8 +86,7 @@ class LearnerOptimizer(brainstate.graph.Node):
     def __init__(self) -> None:
         self.transformed = brainstate.LongTermState(None)
         self.own: Any = None
-        self.begun: Hidden[Any] = Hidden(None)
-        self.key: Hashable = ()
+        self.begun: Hidden[tuple[Any, Hashable]] = Hidden((None, ()))
         self.skipped = brainstate.LongTermState(jnp.zeros((), jnp.int32))
         self.noticed = Noticed()
 
@@ -114,7 +113,7 @@ class LearnerOptimizer(brainstate.graph.Node):
     def write(self, value: PyTree) -> None:
         """Write a state like the current one; ``None`` removes the optimizer."""
         if value is None:
-            self.transformed.value, self.own, self.begun = None, None, Hidden(None)
+            self.transformed.value, self.own, self.begun = None, None, Hidden((None, ()))
         elif self.own is None:
             self.transformed.value = strongly_typed(value)
         else:
@@ -137,7 +136,7 @@ class LearnerOptimizer(brainstate.graph.Node):
         OptionError
             If there is another one, or if its state would be created inside a transformation.
         """
-        held, begun = peek(self.transformed), self.begun.value
+        held, (begun, _) = peek(self.transformed), self.begun.value
         if begun is optimizer and not (held is self.own is None):
             return
 
@@ -164,7 +163,7 @@ class LearnerOptimizer(brainstate.graph.Node):
             )
         elif held is None:
             self.transformed.value = fresh()
-        self.begun, self.key = Hidden(optimizer), key_of(optimizer.update)[0]
+        self.begun = Hidden((optimizer, key_of(optimizer.update)[0]))
 
 
 # --- warnings about skipped updates

@@ -214,7 +214,7 @@ def find_program(
     mesh = jax.sharding.get_abstract_mesh()
     functions = filter(None, (options.step_fn, options.update_fn))
     rest = (
-        None if options.optimizer is None else learner.held_optimizer.key,
+        None if options.optimizer is None else learner.held_optimizer.begun.value[1],
         *(static_values(options), step.placement, mesh if mesh.manual_axes else None),
         *(mask is not None, None if flags is None else flags.ndim, tree),
         *(tuple(map(WITHOUT_TIME, shapes)), tuple(map(DTYPE, leaves))),
@@ -226,7 +226,7 @@ def find_program(
             body = METHODS[method](learner, options, arguments)
         return Program(body, step, states, key)
 
-    program = cached_program(learner.programs, functions, (method, step.graph, rest), make)
+    program = cached_program(learner.programs.value, functions, (method, step.graph, rest), make)
     return program, arguments, steps
 
 
@@ -238,7 +238,7 @@ def find_call(
     kinds = ("step", "steps") if learner.window is None else ("one", "window")
     rest = step.placement, tuple(map(id, states.values()))
     program = cached_program(
-        learner.programs,
+        learner.programs.value,
         (),
         (kinds[has_steps], step.graph, rest),
         lambda key: Program(calling(learner, kinds[has_steps]), step, states, key),
@@ -333,7 +333,7 @@ def advance(
 def rows_of(learner: BaseLearner) -> Iterator[SequenceRow]:
     """Yield the chunks that the methods have used for the compiled model."""
     graph = learner.graph
-    for (*_, key), program in list(learner.programs.items()):
+    for (*_, key), program in list(learner.programs.value.items()):
         for (_, from_zero), cut in program.body.chunks_by_length.items():
             if key[1] is graph:
                 lengths = cut.steps, from_zero, cut.length, cut.count
