@@ -283,7 +283,10 @@ def key_of(function: Callable[..., Any]) -> tuple[tuple[Hashable, ...], bool]:
             key.append((type(value), [*seen].index(id(value))))
         elif is_tracer(value) if is_global else holds_tracers(value):
             reads_tracers = True
-            key.append((type(value), *map(_key_of_leaf, leaves_of(value))))
+            leaves = (
+                str(jax.typeof(x)) if is_tracer(x) else ByIdentity(x) for x in leaves_of(value)
+            )
+            key.append((type(value), *leaves))
         else:
             key.append(ByIdentity(value))
     return tuple(key), reads_tracers
@@ -307,10 +310,6 @@ def _push_parts(value: Any, stack: list[tuple[Any, bool]]) -> None:
     else:
         held = [len(value), *value]
     stack.extend(zip(held, itertools.repeat(False)))
-
-
-def _key_of_leaf(leaf: Any) -> Hashable:
-    return str(jax.typeof(leaf)) if is_tracer(leaf) else ByIdentity(leaf)
 
 
 @functools.lru_cache(maxsize=1000)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -15,7 +14,7 @@ from .._checks import check_model
 from .._compiler import CompilerOptions, compile_model
 from .._core.traces import as_arrays, outliving, pack, starting_traces, unpack
 from .._ended import missing
-from .._errors import NotCompiledError, NotInitializedError, OptionError, ShapeError
+from .._errors import NotCompiledError, NotInitializedError, OptionError
 from .._from_function import gradients_for
 from .._graph import ETraceGraph, TraceMethod, Traces
 from .._jax import strongly_typed
@@ -164,13 +163,8 @@ class BaseLearner(brainstate.nn.Module):
         shapes = shapes_of(values_by_path(short_term(all_states(self.module))))
         return compiled.initial.size_of(self.module, compiled.is_mapped, samples, shapes)
 
-    def read_by_init(self) -> set[int]:
-        """Return the ids of the States that ``init_state`` reads."""
-        with contextlib.suppress(ShapeError):  # it makes other shapes than the States have
-            return set(map(id, self._initialiser().read))
-        return set()
-
-    def _initialiser(self) -> Initialiser:
+    def initialiser(self) -> Initialiser:
+        """Return the compiled function of the initial values of the current shapes."""
         compiled = self.compiled_model
         size, is_mapped = self.size_of_init(), compiled.is_mapped
         return compiled.initial.initialiser(self.module, is_mapped, size)
@@ -190,7 +184,7 @@ class BaseLearner(brainstate.nn.Module):
 
     def initial_function(self) -> tuple[tuple[brainstate.State, ...], InitialFunction]:
         """Return the States that `initial_values` depends on, and its pure function."""
-        made = self._initialiser()
+        made = self.initialiser()
 
         def with_filters(values: Any) -> Any:
             written, fresh = made.values(values)
@@ -214,7 +208,7 @@ class BaseLearner(brainstate.nn.Module):
             readout_filters=self.readout_filters,
         )
         graph, outside = compile_model(self.module, example, batch_size, options, self.method)
-        return CompiledStep(graph, outside, self.method, self.every_state, self.trace_dtype)
+        return CompiledStep(graph, outside, self.method, self.trace_dtype)
 
     def _analysed_again(self) -> CompiledStep:
         """Return the step of the model as it is now, for the same shapes."""
@@ -269,7 +263,7 @@ class BaseLearner(brainstate.nn.Module):
         compiled, now = self._compiled or self.compiled_model, settings()
         if now != compiled.settings:
             after = dataclasses.replace(compiled, settings=now).with_step(self._analysed_again)
-            if not after.step.carries_like(compiled.step):
+            if after.step.carried_types != compiled.step.carried_types:
                 raise NotCompiledError(
                     f"`{type(self.module).__name__}` has other traces for the current values of "
                     "`brainstate.environ`. Call `compile_graph`, which starts a new sequence."

@@ -92,7 +92,9 @@ def chunks_of(
         fitting = max(1, most // max(1, with_update))
         if from_zero and steps * record_bytes <= most:
             fitting = steps
-        longest = fitting if from_zero else min(fitting, _longest_carried(graph))
+        has_places = any("spatial" in spec.axes for spec in specs_of(graph.trace_specs))
+        most_carried = LONGEST_OF_PLACES if has_places else LONGEST_CARRIED
+        longest = fitting if from_zero else min(fitting, most_carried)
         if _has_filters(graph, record_bytes):
             cached = max(CACHED, 4 * graph.bytes_per_chunk) // record_bytes
             longest = min(longest, max(SHORTEST, cached))
@@ -104,11 +106,6 @@ def chunks_of(
 def _has_filters(graph: ETraceGraph, record_bytes: int) -> bool:
     """Test whether the traces are as small as the records of a step, as filters are."""
     return size_in_bytes(graph.trace_specs) < 2 * record_bytes
-
-
-def _longest_carried(graph: ETraceGraph) -> int:
-    has_places = any("spatial" in spec.axes for spec in specs_of(graph.trace_specs))
-    return LONGEST_OF_PLACES if has_places else LONGEST_CARRIED
 
 
 def default_budget() -> int:

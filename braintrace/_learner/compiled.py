@@ -18,7 +18,7 @@ from .._core.traces import pairs_of, reset_traces, stored_specs
 from .._core.windows import single_step
 from .._graph import ETraceGraph, TraceMethod
 from .._model import InitialValues, Shapes, States
-from .._typing import path_name
+from .._typing import PyTree, path_name
 from ..sharding import DataAxis, Placement, placement_of
 
 
@@ -32,9 +32,8 @@ class CompiledStep:
         The compiled model, and the rule.
     outside
         States outside the model that a step uses.
-    every_state, trace_dtype
-        Which states have traces, and the dtype in which traces are stored; see `CompilerOptions`
-        and `Learner`.
+    trace_dtype
+        The dtype in which traces are stored; see `Learner`.
     placement
         Placement of its arrays on a mesh; ``None``: no mesh.
     trace_specs, pairs
@@ -47,7 +46,6 @@ class CompiledStep:
     graph: ETraceGraph
     outside: States
     method: TraceMethod
-    every_state: bool
     trace_dtype: Any
     placement: Placement | None = None
 
@@ -68,17 +66,11 @@ class CompiledStep:
         every = stored_specs(self.method.trace_specs(self.graph, True), self.trace_dtype)
         return bool(jax.tree.structure(every) == jax.tree.structure(self.trace_specs))
 
-    def carries_like(self, other: CompiledStep) -> bool:
-        """Test whether another step has the same traces and filters, which mean the same."""
-
-        def carried(step: CompiledStep) -> Any:
-            specs = jax.tree.map(
-                lambda s: (s.shape, str(s.dtype), s.axes, s.rule), step.trace_specs
-            )
-            filters = {leaf.name: (leaf.shape, leaf.dtype) for leaf in step.graph.traced.filters}
-            return specs, filters
-
-        return bool(carried(self) == carried(other))
+    @property
+    def carried_types(self) -> tuple[PyTree, PyTree]:
+        """Types of the traces and filters: steps with equal ones may continue each other."""
+        specs = jax.tree.map(lambda s: (s.shape, str(s.dtype), s.axes, s.rule), self.trace_specs)
+        return specs, {leaf.name: (leaf.shape, leaf.dtype) for leaf in self.graph.traced.filters}
 
     def one_step(self, inputs: Inputs, traces: Any, reset: jax.Array | None = None) -> Any:
         """Return one step, with its residuals placed on the mesh; see `single_step`."""

@@ -123,7 +123,7 @@ class FunctionalLearner:
                 "`learner.init_optimizer(optimizer)` first."
             )
         kept = [p.state for p in places.values() if p.field != "optimizer" or has_optimizer]
-        values = places.values_in(state, kept)
+        values = [places.value_in(state, each) for each in kept]
         values, traces = jax.tree.map(jnp.asarray, (values, self._arrays(state)))
         if not has_optimizer:
             optimizer.write(None)
@@ -255,7 +255,7 @@ class FunctionalLearner:
         is_zero = isinstance(state.traces, Zero) and body.reads == "zero"
         has_none = is_zero or body.reads == "nothing"
         traces = None if has_none else pack(self._arrays(state), self._learner.carried.pairs)
-        values = places.values_in(state, body.states)
+        values = [places.value_in(state, each) for each in body.states]
         defers = not is_in_loop()
         program(values, traces, arguments, steps, is_owned=False, defers=defers, done=done)
         (results, verdict), written, after = program.changes(done[0], traces)
@@ -271,7 +271,7 @@ class FunctionalLearner:
         """Return the initial values of the short-term States by path; random keys advance."""
         places = self._checked(state)
         states, function = self._learner.initial_function()
-        written, fresh = function(places.values_in(state, states))
+        written, fresh = function([places.value_in(state, each) for each in states])
         state = places.replaced(state, states, written)
         return state, {path: fresh[path] for path in self._learner.short_term_states}
 

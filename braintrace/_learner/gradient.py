@@ -197,8 +197,7 @@ class SequenceGradient:
         self, values: list[PyTree], traces: Traces | None, given: Arguments
     ) -> BodyResult:
         sequences, mask, flags, initial = given
-        count = self._count
-        cut = self._cut(steps_of(sequences), traces is None)
+        cut, count = self._cut(steps_of(sequences), traces is None), self._count
         scales = jnp.ones(cut.steps) if mask is None else mask
         if self._options.reduction == "mean":
             total = jnp.sum(scales)
@@ -252,13 +251,10 @@ class SequenceGradient:
         zeros: Gradients = jax.tree.map(zero_sum, (outside, fixed.weights))
         return zeros
 
-    def _from(self, traces: Traces | None) -> Traces:
-        return self._zero_traces if traces is None else traces
-
     def _forward(self, fixed: Fixed, traces: Traces | None, data: Part, cut: Chunks) -> OfChunks:
         """Run all chunks; the traces after the last one are deferred."""
         weights = fixed.weights
-        start = self._step.written_of(fixed.values), self._zeros(fixed), self._from(traces)
+        start = self._step.written_of(fixed.values), self._zeros(fixed), traces or self._zero_traces
 
         def run_last(carry: PyTree, chunk: PyTree) -> PyTree:
             (written, gradients, residuals), results = self._chunk(fixed, carry, chunk)
@@ -295,7 +291,7 @@ class SequenceGradient:
             self._operand_shapes,
             weights,
         )
-        return self._traces_after(as_arrays(weights), residuals, self._from(before), flag)
+        return self._traces_after(as_arrays(weights), residuals, before or self._zero_traces, flag)
 
     def _read_by_update(self, weights: Weights, residuals: PyTree, before: Traces | None) -> PyTree:
         """Return the operands whose values the traces after a chunk depend on, or None.
@@ -338,7 +334,7 @@ class SequenceGradient:
             states, residuals = self._forward_chunk(fixed, states, part)
             return (states, self._traces_after(fixed.weights, residuals, traces)), None
 
-        start = self._step.written_of(fixed.values), self._from(before)
+        start = self._step.written_of(fixed.values), before or self._zero_traces
         length = self._chunks(steps, from_zero=before is None).length
         (_, after), _ = over_chunks(run, run, start, data, steps, length)
         result: Traces = after

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
@@ -10,7 +11,7 @@ import brainstate
 
 from .._compiler import publish
 from .._core.traces import size_in_bytes
-from .._errors import NotPicklableError
+from .._errors import NotPicklableError, ShapeError
 from .._graph import Diagnostic, Report, report_of
 from .._rules import eligibility_of
 from .._tables import in_bytes
@@ -348,8 +349,10 @@ def learned_starts(learner: Learner) -> list[Diagnostic]:
     """Return a warning for each parameter that only ``init_state`` reads: it has no gradient."""
     used = {leaf.path for leaf in learner.graph.traced.parameters}
     unused = {path: state for path, state in learner.param_states.items() if path not in used}
-    read = learner.read_by_init() if unused else set[int]()
-    names = [path_name(path) for path, state in unused.items() if id(state) in read]
+    names: list[str] = []
+    with contextlib.suppress(ShapeError):  # `init_state` makes other shapes than the States have
+        read = set(map(id, learner.initialiser().read)) if unused else {}
+        names = [path_name(path) for path, state in unused.items() if id(state) in read]
     return [
         Diagnostic(
             "warning",

@@ -30,7 +30,7 @@ from .base import BaseLearner
 from .body import Arguments, Body, BodyResult, Initial
 from .chunks import over_blocks, steps_of
 from .gradient import SequenceGradient
-from .optimizer import notice_call
+from .optimizer import notice
 from .resets import reset_states
 from .state import by_path
 from .update import StepResult, check_finite, run_update, update_of
@@ -96,13 +96,13 @@ class OnlineLearning:
         self._update, self._has_initial = update_of(learner, options), flags is not None
         self._pure = self._traced((sequences, flags, mask), self._length)
         self._pure.check_unused(learner.carried)
-        notice = functools.partial(notice_call, learner.held_optimizer)
+        noticing = functools.partial(notice, learner.held_optimizer)
         self.body: Body = Body(
             run=self._sequence,
             states=self._pure.states,
             is_written=self._pure.is_written,
             check=self._check_finite if options.nonfinite == "raise" else None,
-            notice=notice if options.nonfinite == "skip" else None,
+            notice=noticing if options.nonfinite == "skip" else None,
         )
 
     def _check_finite(self, found: tuple[jax.Array, jax.Array]) -> None:
@@ -194,8 +194,7 @@ class OnlineLearning:
         over_time, every = (sequences, flags, mask), self._options.every
 
         def of_length(length: int) -> Any:
-            is_usual = length == self._length
-            pure = self._pure if is_usual else self._traced(over_time, length)
+            pure = self._pure if length == self._length else self._traced(over_time, length)
 
             def run(carry: PyTree, now: Slices) -> PyTree:
                 current = pure.merge(values, carry[0])

@@ -173,22 +173,20 @@ MOST_RUNNING = 8
 """Maximum number of calls of one step whose results are not read yet."""
 
 
-def notice_earlier(held: LearnerOptimizer) -> None:
-    """Warn, before a call, of updates that a transformation has skipped."""
-    value = peek(held.skipped)
-    if value is not held.noticed.value and not (is_tracer(value) or is_watched()):
-        held.noticed.value = value
-        held.noticed.running.append(Skips(value))
-        notice_all(held)
+def notice(
+    held: LearnerOptimizer, verdict: tuple[jax.Array, jax.Array] | None = None, start: int = 0
+) -> None:
+    """Warn of the updates that a call has skipped; after single steps, at the latest the eighth.
 
-
-def notice_call(held: LearnerOptimizer, verdict: tuple[jax.Array, jax.Array], start: int) -> None:
-    """Warn of the updates that a call has skipped; after single steps, at the latest the eighth."""
+    Without a verdict, before a call: of those that a transformation has skipped.
+    """
     value, noticed = peek(held.skipped), held.noticed
-    if not (is_tracer(value) or is_watched()):
+    is_known = verdict is None and value is noticed.value
+    if not (is_known or is_tracer(value) or is_watched()):
+        is_bad, samples = verdict or (None, None)
         noticed.value = value
-        noticed.running.append(Skips(value, *verdict, start))
-        if len(verdict[0]) > 1 or len(noticed.running) > MOST_RUNNING:
+        noticed.running.append(Skips(value, is_bad, samples, start))
+        if is_bad is None or len(is_bad) > 1 or len(noticed.running) > MOST_RUNNING:
             notice_all(held)
 
 

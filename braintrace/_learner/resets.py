@@ -20,7 +20,6 @@ from .._model import States, short_term, values_by_path
 from .._typing import Path, path_name
 from .base import BaseLearner
 from .body import Initial
-from .compiled import CompiledStep
 from .traces import start_of_filter
 from .user_step import PureStep
 
@@ -164,7 +163,10 @@ def reset_state(
         states = {path: state for path, state in states.items() if path[0] != FILTERS}
         values = learner.initial_values(states, batch_size, **kwargs)
     learner.move_to(values, batch_size)
-    if _has_like_traces(learner, before):
+    now, filters = learner.compiled, learner.compiled.graph.traced.filters
+    is_alike = jax.tree.structure(now.trace_specs) == jax.tree.structure(before.trace_specs)
+    is_alike = is_alike and {leaf.name for leaf in filters} == learner.filters.keys()
+    if is_alike and now.pairs == before.pairs:
         _reset_traces(learner)
     else:
         learner.begin_traces()
@@ -183,17 +185,6 @@ def _reset_samples(learner: BaseLearner, where: Any, options: dict[str, Any]) ->
     carried.unfinished = lambda: carried.advance(learner.followed, *changes, is_outside=is_outside)
     carried.finish()
     learner.place()
-
-
-def _has_like_traces(learner: BaseLearner, before: CompiledStep) -> bool:
-    """Test whether traces, their packed form and filters have the same names as before."""
-    now = learner.compiled
-    filters = {leaf.name for leaf in now.graph.traced.filters}
-    return bool(
-        jax.tree.structure(now.trace_specs) == jax.tree.structure(before.trace_specs)
-        and now.pairs == before.pairs
-        and filters == learner.filters.keys()
-    )
 
 
 def _reset_traces(learner: BaseLearner) -> None:

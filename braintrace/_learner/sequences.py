@@ -329,8 +329,7 @@ def _run(method: str, learner: BaseLearner, sequences: tuple[PyTree, ...], **giv
     options = Options(**given)
     if options.optimizer is not None:
         learner.held_optimizer.begin(options.optimizer, learner.parameters_for_optimizer)
-    is_logged = options.progress or options.log_every is not None
-    run = run_watched if is_logged else run_method
+    run = run_watched if options.progress or options.log_every is not None else run_method
     return run(learner, method, sequences, options)
 
 

@@ -34,7 +34,7 @@ from .calls import calling, evolving
 from .compiled import CompiledStep
 from .gradient import SequenceGradient
 from .online import OnlineLearning
-from .optimizer import notice_earlier
+from .optimizer import notice
 from .resets import check_flags
 from .traces import Deferred, Jitted, Zero
 
@@ -115,8 +115,9 @@ class Program:
         """Run the body; the states before a call are constants in a user's own gradient."""
         body, mesh = self.body, self._placement
         if body.reads != "nothing":
-            pairs = zip(body.states, values, strict=True)
-            values = [jax.lax.stop_gradient(v) if _is_short(s) else v for s, v in pairs]
+            is_short = [isinstance(state, brainstate.ShortTermState) for state in body.states]
+            pairs = zip(is_short, values, strict=True)
+            values = [jax.lax.stop_gradient(v) if short else v for short, v in pairs]
         with for_devices(None if mesh is None else mesh.devices):
             results, written, after = body.run(values, traces, arguments)
             after = after if defers else body.finished(after, traces)
@@ -136,10 +137,6 @@ class Program:
         with for_devices(None if mesh is None else mesh.devices):
             after = self.body.finish(sources, None if isinstance(before, Zero) else before)
         return after if mesh is None else mesh.traces(after)
-
-
-def _is_short(state: brainstate.State) -> bool:
-    return isinstance(state, brainstate.ShortTermState)
 
 
 # --- finding a program
@@ -256,7 +253,7 @@ def run_method(
     """Run a method of a learner; ``start`` is the index of its first step in the user's call."""
     optimizer = learner.held_optimizer
     if peek(optimizer.skipped) is not optimizer.noticed.value:
-        notice_earlier(optimizer)
+        notice(optimizer)
     if options.window is not None:
         learner.follow_every_state(options.window)
     states = learner.current_states()

@@ -188,17 +188,14 @@ class Places(dict[int, Place]):
         empty = LearnerState({}, {}, {}, {}, traces, rule)
         return self.replaced(empty, states, map(peek, states))
 
-    def values_in(self, state: LearnerState, states: Iterable[brainstate.State]) -> list[PyTree]:
-        """Return the values of States in a learner state.
+    def value_in(self, state: LearnerState, of: brainstate.State) -> PyTree:
+        """Return the value of a State in a learner state.
 
         Raises
         ------
         OptionError
-            If one is missing.
+            If it is missing.
         """
-        return [self._value_in(state, each) for each in states]
-
-    def _value_in(self, state: LearnerState, of: brainstate.State) -> PyTree:
         if id(of) not in self:
             raise OptionError(
                 f"`step_fn` or `update_fn` uses a State that the state of the learner does not "

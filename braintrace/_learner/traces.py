@@ -243,14 +243,9 @@ class CarriedTraces(brainstate.ShortTermState):
         if is_outside:
             self.__dict__["left"] = peek_all(followed)
 
-    def read(self) -> Form:
-        """Return the traces in their form; transformations see the read."""
-        form: Form = _VALUE.fget(self) if is_watched() else held(self)
-        return form
-
     def arrays(self) -> Traces:
-        """Return the traces as arrays."""
-        return settled(self.read(), self.zeros) if is_watched() else self.compute()
+        """Return the traces as arrays; transformations see the read."""
+        return settled(_VALUE.fget(self), self.zeros) if is_watched() else self.compute()
 
     def compute(self) -> Traces:
         """Return the traces as arrays outside of transformations, and keep them if deferred."""
@@ -280,7 +275,8 @@ class CarriedTraces(brainstate.ShortTermState):
     @property
     def is_zero(self) -> bool:
         """Whether the traces are known to be zero when a program is compiled."""
-        return not is_in_loop() and isinstance(self.read(), Zero)
+        form = _VALUE.fget(self) if is_watched() else held(self)
+        return not is_in_loop() and isinstance(form, Zero)
 
     def given(self, reads: str, is_outside: bool) -> tuple[Traces | None, bool]:
         """Return the traces that a program reads, and whether their buffers may be donated.

@@ -55,11 +55,6 @@ class StepResult(NamedTuple):
 
 
 Update: TypeAlias = Callable[[StepResult], None]
-"""Updates the parameters."""
-
-Verdict: TypeAlias = Any
-"""``'raise'``: index of the first leaf of the gradients that is not finite (after them the loss),
-or -1; ``'skip'``: whether the update was skipped, and the samples that were reset."""
 
 
 def update_of(learner: BaseLearner, options: Options) -> Update:
@@ -132,7 +127,7 @@ def _downhill(gradients: PyTree, parameters: PyTree) -> PyTree:
 
 def run_update(
     learner: BaseLearner, update: Update, nonfinite: str, found: StepResult, traces: Traces
-) -> tuple[Verdict, Traces]:
+) -> tuple[Any, Traces]:
     """Run an update, unless a mask or a non-finite number forbids it.
 
     Parameters
@@ -146,24 +141,26 @@ def run_update(
 
     Returns
     -------
-    verdict, traces
-        The verdict, and the traces, in which samples may be reset.
+    verdict
+        ``'raise'``: index of the first leaf of the gradients that is not finite (after them the
+        loss), or -1; ``'skip'``: whether the update was skipped, and the samples that were reset.
+    traces
+        The traces, in which samples may be reset.
 
     Raises
     ------
     OptionError
         If the update runs a step, or writes hidden states or traces.
     """
-    counts = None if found.weights is None else jnp.any(found.weights != 0)
-    runs, verdict, skipped = counts, None, learner.held_optimizer.skipped
+    counts = True if found.weights is None else jnp.any(found.weights != 0)
+    runs, verdict = None if found.weights is None else counts, None
     if nonfinite == "raise":  # before `update_fn` writes to the dict
         is_finite = _are_finite(found, gradients_by_path(learner.module, found.gradients))
-        has_none = jnp.all(is_finite) if counts is None else jnp.all(is_finite) | ~counts
-        verdict = jnp.where(has_none, -1, jnp.argmin(is_finite))
+        is_fine = jnp.all(is_finite) | jnp.logical_not(counts)
+        verdict = jnp.where(is_fine, -1, jnp.argmin(is_finite))
     elif nonfinite == "skip":
-        is_bad = ~jnp.all(_are_finite(found, found.gradients))
-        is_bad = is_bad if counts is None else is_bad & counts
-        runs = ~is_bad if counts is None else counts & ~is_bad
+        is_bad = ~jnp.all(_are_finite(found, found.gradients)) & counts
+        runs = counts & ~is_bad
     left = traced_values(learner)
     with intercepting(learner, _refuse_step), _showing(learner, traces):
         if runs is None:
@@ -178,6 +175,7 @@ def run_update(
     if path is not None:
         raise _refusal(f"writes the hidden State '{path_name(path)}'")
     if nonfinite == "skip":
+        skipped = learner.held_optimizer.skipped
         skipped.value = skipped.value + is_bad
         is_masked = None if found.weights is None else jnp.any(found.weights == 0)
         samples, traces = _reset_spoiled(learner, is_bad, is_masked, traces)

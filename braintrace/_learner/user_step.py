@@ -166,7 +166,6 @@ def run_if(flag: jax.Array, function: Callable[..., Any], carry: Any, *reads: An
 
 
 Interceptor: TypeAlias = Callable[..., PyTree]
-"""Receives the arguments of a learner call, and returns its result."""
 
 _interceptors: ContextVar[tuple[tuple[BaseLearner, Interceptor], ...]] = ContextVar(
     "braintrace_interceptors", default=()
@@ -190,9 +189,6 @@ def interceptor_of(learner: BaseLearner) -> Interceptor | None:
             return interceptor
     return None
 
-
-Run: TypeAlias = Callable[[Inputs], tuple[list[Any], dict[Var, Any], Any]]
-"""``values of the program's inputs -> (outputs, new states, records)`` of one step."""
 
 LOOPS = (
     "`step_fn` calls the learner inside a compiled function, branch or loop. Call the learner "
@@ -227,7 +223,7 @@ class Recorder:
     Attributes
     ----------
     learner, run
-        The learner, and what runs the step.
+        The learner, and what runs the step: ``inputs -> (outputs, new states, records)``.
     calls
         Number of learner calls by the step function.
     records
@@ -235,7 +231,7 @@ class Recorder:
     """
 
     learner: BaseLearner
-    run: Run
+    run: Callable[[Inputs], tuple[list[Any], dict[Var, Any], Any]]
     calls: int = 0
     records: Any = None
 
