@@ -222,11 +222,7 @@ class FunctionalLearner:
         return unpack(settled(state.traces, self._learner.zero_traces))
 
     def _run(
-        self,
-        state: LearnerState,
-        method: str,
-        sequences: tuple[PyTree, ...],
-        given: Mapping[str, Any],
+        self, state: LearnerState, method: str, sequences: tuple[PyTree, ...], given: dict[str, Any]
     ) -> tuple[LearnerState, PyTree]:
         """Run a method of the learner."""
         learner = self._learner

@@ -155,7 +155,7 @@ class LearnerOptimizer(brainstate.graph.Node):
                 "use this one, write `learner.optimizer_state = None` first."
             )
         if not is_pure:
-            self.own = optimizer
+            self.own = optimizer if creates else self.own
         elif held is None and (is_watched() or not creates):
             raise OptionError(
                 "The state of `optimizer` would be created inside a transformation or a pure "

@@ -182,8 +182,11 @@ def _reset_samples(learner: BaseLearner, where: Any, options: dict[str, Any]) ->
     carried, is_outside = learner.carried, not is_watched()
     after = None if carried.is_zero else learner.compiled.reset(carried.arrays(), flags)
     changes = [states[path] for path in values], list(values.values()), after
-    carried.unfinished = lambda: carried.advance(learner.followed, *changes, is_outside=is_outside)
-    carried.finish()
+
+    def finish() -> None:
+        carried.advance(learner.followed, *changes, is_outside=is_outside)
+
+    carried.complete(finish, is_outside)
     learner.place()
 
 

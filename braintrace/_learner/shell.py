@@ -318,11 +318,7 @@ def advance(
     program(values, traces, arguments, steps, is_owned=is_owned, defers=defers, done=done)
     if body.check is not None:
         body.check(done[0][0][1])
-    if is_outside:
-        carried.__dict__["unfinished"] = finish
-        carried.finish()
-    else:
-        finish()
+    carried.complete(finish, is_outside)
     results: tuple[PyTree, PyTree] = done[0][0]
     return results
 

@@ -200,6 +200,14 @@ class CarriedTraces(brainstate.ShortTermState):
             self.unfinished()
             self.__dict__["unfinished"] = None
 
+    def complete(self, finish: Callable[[], None], is_outside: bool) -> None:
+        """Write the results of a call, or of the next one if an interrupt comes before."""
+        if is_outside:
+            self.__dict__["unfinished"] = finish
+            self.finish()
+        else:
+            finish()
+
     def check(self, followed: Sequence[brainstate.State], paths: Sequence[Path]) -> None:
         """Refuse hidden States that other code has written since the last call.
 
