@@ -119,7 +119,7 @@ def compile(
     """
     chosen = algorithm_of(algorithm, "algorithm")
     filters = None if rules is None else algorithm_options.pop("readout_filters", None)
-    if seed is not None and "seed" in inspect.signature(chosen).parameters:
+    if seed is not None and "seed" in options_of(chosen):
         algorithm_options["seed"] = seed
     learner = chosen(model, **algorithm_options)
     if rules is not None:
@@ -323,6 +323,11 @@ def algorithm_of(given: Any, option: str) -> type[Learner]:
     )
 
 
+def options_of(algorithm: Any) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters that the constructor of an algorithm declares."""
+    return inspect.signature(algorithm.__init__).parameters
+
+
 def rule_and_options(rule: Any) -> tuple[Any, Mapping[str, Any]]:
     """Return a rule that may be given as a pair of the rule and its options, with its options."""
     has_options = isinstance(rule, tuple) and len(rule) == 2 and isinstance(rule[1], Mapping)
@@ -369,7 +374,7 @@ def choose_by_path(learner: Learner, rules: Mapping[Any, Any], filters: bool | N
 
 def _part(model: brainstate.nn.Module, paths: list[Path], given: Any, rule: Any) -> Part:
     (algorithm, options), fits = rule_and_options(rule), path_filter(given)
-    for option in options.keys() & {*inspect.signature(Learner).parameters, "readout_filters"}:
+    for option in options.keys() & {*options_of(Learner), "readout_filters"}:
         raise OptionError(
             f"`rules[{shown(given)}]` has `{option}`, which applies to all weights of a model: "
             "pass it to `compile`."
