@@ -33,25 +33,10 @@ XLA overwrites an array in place only if it knows that every other use of the ar
 otherwise it copies the array. When XLA decides this, optimization barriers have been removed, so
 the order is enforced by an operand (an ordering token, see `ordering_token`).
 
-On a CPU, the traces of several steps are updated in blocks of samples. The inputs and factors of a
-block are gathered from all steps into the caches, samples first. The products over time then run at
-the rate of one large product, and their results are added to the traces before they leave the
-caches. For all samples at once, XLA would rearrange whole residuals, and write and read a second
-array of the size of the traces. On a GPU, the update is one kernel. On several devices, samples may
-be sharded, and stay on their devices.
-
-The blocks save memory. Without them, four leaky layers that carry their traces (`leaky x4, D_RTRL
-carrying on`) take 1.21 times the temporary memory and 0.92 of the
-time, one layer of 256 units over 512 steps 1.32 times and 0.97 (CPU, 2026-11-25).
-
 If the trace of one state is computed from the previous trace of another, but not conversely, it is
 computed first (`readers_first`): the trace of a filter before the two traces of the filtered
 neurons. Relative time of a streaming step of adaptive neurons with a leaky readout, compared with
 no filters (64 x 1024 weights, 32 samples): 2.6 with the filter last, 1.8 with the filter first.
-
-Traces of two states in one complex array are updated at once on a CPU too: their elementwise
-factors cost more than the products, and a loop runs them on one core. Relative time compared with
-BPTT (LRU x 4, traces carried): 1.45 in blocks, 1.01 at once.
 """
 
 import dataclasses
@@ -417,15 +402,8 @@ def factors_and_traces(
             yield jax.lax.complex(real, -imaginary), trace
 
 
-BLOCK_BYTES = 2**20
-"""Size of a block of traces: about the size of a core's cache."""
-
 Keys: TypeAlias = tuple[str, ...]
 """The keys of the traces in one array."""
-
-Update: TypeAlias = Callable[[PyTree, PyTree, Traces], Traces]
-"""``(over time, of samples, traces) -> traces``, independent for each sample: arrays whose first
-axes are steps and samples; arrays with samples first; and traces, also with samples first."""
 
 
 def ordering_token(first: PyTree) -> jax.Array | None:
@@ -491,80 +469,12 @@ def ordered_after(first: Sequence[PyTree], traces: Traces) -> Traces:
     return depend_on(ordering_token(first), traces)
 
 
-def updated_in_place(
-    update: Update, over_time: PyTree, of_samples: PyTree, traces: Traces, flag: jax.Array | None
-) -> Traces:
-    """Return updated traces, after a flag is known.
-
-    Parameters
-    ----------
-    update
-        The update.
-    over_time, of_samples, traces
-        Its arguments.
-    flag
-        See `ordering_token`; ``None``: no ordering.
-    """
-
-    def at_once(over_time: PyTree, of_samples: PyTree, traces: Traces, flag: PyTree) -> Traces:
-        return update(over_time, of_samples, depend_on(flag, traces))
-
-    samples = jax.tree.leaves(traces)[0].shape[0]
-    size = _block_size(samples, traces)
-    is_complex = any(jnp.iscomplexobj(leaf) for leaf in jax.tree.leaves(traces))
-    if size == samples or is_complex:
-        return at_once(over_time, of_samples, traces, flag)
-    by_block = functools.partial(_in_blocks, update, samples, size)
-    on_cpu = functools.partial(sharding_dependent, sharded=at_once, unsharded=by_block)
-    result: Traces = jax.lax.platform_dependent(
-        over_time, of_samples, traces, flag, cpu=on_cpu, default=at_once
-    )
-    return result
-
-
 def depend_on(flag: jax.Array | None, traces: Traces) -> Traces:
     """Return unchanged traces that depend on a flag."""
     if flag is None:
         return traces
     kept: Traces = jax.tree.map(lambda leaf: jnp.where(flag, jnp.zeros_like(leaf), leaf), traces)
     return kept
-
-
-def _block_size(samples: int, traces: Traces) -> int:
-    """Return the largest divisor of the number of samples whose traces fit into a block."""
-    total = sum(int(leaf.size) * leaf.dtype.itemsize for leaf in jax.tree.leaves(traces))
-    most = max(1, BLOCK_BYTES * samples // max(1, total))
-    return next((n for n in range(min(most, samples), 1, -1) if samples % n == 0), 1)
-
-
-def _in_blocks(
-    update: Update,
-    samples: int,
-    size: int,
-    over_time: PyTree,
-    of_samples: PyTree,
-    traces: Traces,
-    flag: jax.Array | None,
-) -> Traces:
-    def add_block(traces: Traces, start: jax.Array) -> tuple[Traces, None]:
-        def cut(leaf: jax.Array, axis: int = 0) -> jax.Array:
-            return jax.lax.dynamic_slice_in_dim(leaf, start, size, axis)
-
-        def gathered(array: jax.Array) -> jax.Array:
-            block = jnp.swapaxes(cut(array, 1), 0, 1)
-            return jnp.swapaxes(jax.lax.optimization_barrier(block), 0, 1)
-
-        def put(leaf: jax.Array, block: jax.Array) -> jax.Array:
-            return jax.lax.dynamic_update_slice_in_dim(leaf, block, start, 0)
-
-        block = update(jax.tree.map(gathered, over_time), *jax.tree.map(cut, (of_samples, traces)))
-        return jax.tree.map(put, traces, block), None
-
-    starts = jnp.arange(0, samples, size)
-    if flag is not None:
-        starts = starts + flag
-    after: Traces = jax.lax.scan(add_block, traces, starts)[0]
-    return after
 
 
 def unfused(product: jax.Array, factor: jax.Array) -> jax.Array:

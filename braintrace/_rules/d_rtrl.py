@@ -66,7 +66,6 @@ from .._core.traces import (
     pack_like,
     readers_first,
     unpack,
-    updated_in_place,
     widened,
 )
 from .._errors import PrimitiveError
@@ -350,8 +349,8 @@ def _updated(
         is_new = jax.vmap(functools.partial(at_elements, graph, site.group))(reset).any(0)
         is_continued = active.pick(site.to_outputs(~is_new))
 
-    def update(over_time: Any, of_samples: tuple[Decays, Any], old: Traces) -> Traces:
-        (x, factors), (decays, is_continued) = over_time, of_samples
+    def of_layer(factors: Arrays, of_samples: tuple[Decays, Any], stored: Traces) -> Traces:
+        (decays, is_continued), old = of_samples, depend_on(records.token, stored)
         before, new = unpack(old), dict[str, Arrays]()
         if is_continued is not None:  # selected, not multiplied by zero: they may be NaN
             before = {key: where_outputs(site, is_continued, e) for key, e in before.items()}
@@ -370,14 +369,8 @@ def _updated(
                 new[key] = jax.tree.map(_sum_like, own[key], *terms)
         return pack_like(new, old)
 
-    def of_layer(factors: Arrays, of_samples: tuple[Decays, Any], old: Traces) -> Traces:
-        # The update by a single step already is one pass over the traces.
-        if get_primitive_spec(site.relation.primitive).batched and records.steps > 1:
-            return updated_in_place(update, (x, factors), of_samples, old, records.token)
-        return update((x, factors), of_samples, depend_on(records.token, old))
-
-    new: Traces = site.each_layer(of_layer, factors, (decays, is_continued), as_arrays(traces))
-    return new
+    after: Traces = site.each_layer(of_layer, factors, (decays, is_continued), as_arrays(traces))
+    return after
 
 
 def _sum_like(old: jax.Array, *parts: jax.Array) -> jax.Array:
