@@ -61,6 +61,10 @@ ChunksByLength: TypeAlias = dict[tuple[int, bool], Chunks]
 """Chunks by the length of the sequence, and whether its initial traces are known to be zero."""
 
 
+# ``(carry, part of the sequences) -> (carry, results stacked over time)``
+OverTime: TypeAlias = Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
+
+
 def steps_of(sequences: PyTree) -> int:
     """Return the common number of steps of sequences."""
     steps: int = jax.tree.leaves(sequences)[0].shape[0]
@@ -144,11 +148,7 @@ def windows_of(
 
 
 def over_blocks(
-    of_length: Callable[[int], Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]],
-    carry: PyTree,
-    sequences: PyTree,
-    steps: int,
-    block: int,
+    of_length: Callable[[int], OverTime], carry: PyTree, sequences: PyTree, steps: int, block: int
 ) -> tuple[PyTree, PyTree]:
     """Run blocks of one length, and a shorter one at the end if steps are left.
 
@@ -171,12 +171,7 @@ def over_blocks(
 
 
 def over_chunks(
-    run: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
-    run_last: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
-    carry: PyTree,
-    sequences: PyTree,
-    steps: int,
-    chunk: int,
+    run: OverTime, run_last: OverTime, carry: PyTree, sequences: PyTree, steps: int, chunk: int
 ) -> tuple[PyTree, PyTree]:
     """Run one function over all chunks of sequences but the last, another over the last.
 
@@ -244,11 +239,7 @@ def backward_over_chunks(
 
 
 def _over_parts(
-    run: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
-    carry: PyTree,
-    sequences: PyTree,
-    count: int,
-    length: int,
+    run: OverTime, carry: PyTree, sequences: PyTree, count: int, length: int
 ) -> tuple[PyTree, PyTree]:
     """Run a function over the first parts of sequences, and concatenate its results over time.
 

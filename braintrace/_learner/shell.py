@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any
 
 import brainstate
@@ -26,7 +26,7 @@ from .._from_function import gradients_for
 from .._graph import SequenceRow, Traces
 from .._jax import for_devices, own_copy
 from .._model import States
-from .._typing import Path, PyTree
+from .._typing import PyTree
 from .arguments import Options, is_sequence, key_of, of_numbers, static_values, unwrap, weights_of
 from .base import BaseLearner
 from .body import Arguments, Body, BodyResult, Initial
@@ -51,11 +51,7 @@ class Program:
     """
 
     def __init__(
-        self,
-        body: Body,
-        step: CompiledStep,
-        states: Mapping[Path, brainstate.State],
-        key: Hashable = None,
+        self, body: Body, step: CompiledStep, states: States, key: Hashable = None
     ) -> None:
         self.body, self._placement = body, step.placement
         self.written = list(itertools.compress(body.states, body.is_written))

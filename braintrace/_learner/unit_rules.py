@@ -8,11 +8,7 @@ import numpy as np
 from .._checks import check_choice
 from .._errors import OptionError
 from .._graph import TraceMethod
-from .._rules import (
-    FeedbackTraces,
-    FilterTraces,
-    ParameterTraces,
-)
+from .._rules import FeedbackTraces, FilterTraces, ParameterTraces
 from .learner import Learner
 
 
