@@ -9,9 +9,9 @@ learns online.
 
 Two passes are central. Labels that flow forward through the step find the units (`units`). A walk
 goes backward (`walk`). It starts at the new value of a hidden state, whose elements have the unit
-numbers ``0 .. V-1``. It carries these numbers back
-through the equations, to the ETP operations and to the states before the step. An equation that
-couples elements ends the walk on that path: the path is truncated, and reported.
+numbers ``0 .. V-1``. It carries these numbers back through the equations, to the ETP operations and
+to the states before the step. An equation that couples elements ends the walk on that path: the
+path is truncated, and reported.
 
 Each pass has its own file. A pass returns new data and never modifies its arguments.
 """

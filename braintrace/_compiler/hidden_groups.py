@@ -86,7 +86,7 @@ def _connected(states: Sequence[HiddenArray], apart: set[StateLeaf]) -> list[tup
     together = [a for a, leaf in enumerate(leaves) if leaf not in apart]
     owner = np.full(1 + max((int(s.old_ids.max(initial=0)) for s in states), default=0), -1)
     for a in together:
-        units = states[a].old_ids[states[a].old_ids != BOTTOM]
+        units = states[a].old_ids.ravel()[states[a].old_places]
         before = owner[units][owner[units] >= 0]
         coupled[a].update(np.flatnonzero(np.bincount(before)).tolist())
         owner[units] = a
@@ -109,7 +109,7 @@ class _Aligned:
 
     def __init__(self, analysis: Analysis, units: Units, states: Sequence[HiddenArray]) -> None:
         self.analysis = analysis
-        numbers = [state.old_ids[state.old_ids != BOTTOM] for state in states]
+        numbers = [state.old_ids.ravel()[state.old_places] for state in states]
         every = np.flatnonzero(np.bincount(np.concatenate(numbers)))
         wholes = [a for a, own in enumerate(numbers) if own.size == every.size]
         wholes.sort(key=lambda a: states[a].has_slots)
@@ -195,7 +195,7 @@ def _without_held_cuts(
 def _reaches_old(walk: Walk, state: HiddenArray) -> bool:
     """Test whether a walk has reached the old value of a state."""
     ids = walk.ids.get(state.leaf.in_var)
-    return ids is not None and bool(np.any(ids[state.old_ids != BOTTOM] >= 0))
+    return ids is not None and bool(np.any(ids.ravel()[state.old_places] >= 0))
 
 
 def _group(

@@ -5,6 +5,7 @@ of a unit (a register, a ring buffer, a `HiddenGroupState`), each of these slots
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,6 +35,11 @@ class HiddenArray:
     old_ids: Ids
     shape: tuple[int, ...]
     has_slots: bool
+
+    @functools.cached_property
+    def old_places(self) -> np.ndarray:
+        """The places of its elements in the old value, flattened."""
+        return np.flatnonzero(self.old_ids.ravel() != BOTTOM)
 
 
 def with_memories(traced: TracedModel, every: bool) -> TracedModel:
