@@ -8,7 +8,7 @@ the backward rule is linear in the cotangent.
 """
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
@@ -111,10 +111,15 @@ class Analysis:
         return elements
 
 
-def data_of(traced: TracedModel, analysis: Analysis) -> set[Var]:
-    """Return the variables that depend on data."""
+def data_of(
+    traced: TracedModel, analysis: Analysis, apart: Collection[Var] = frozenset()
+) -> set[Var]:
+    """Return the variables that depend on data, apart from some inputs."""
     leaves = {leaf.in_var: leaf for leaf in traced.leaves}
-    inputs = [time_of_leaf(leaves.get(var)) for var in analysis.program.in_vars]
+    inputs = [
+        BindingTime.CONSTANT if var in apart else time_of_leaf(leaves.get(var))
+        for var in analysis.program.in_vars
+    ]
     times = flows_of_variables(question_of_taint(), analysis.constants, inputs)
     return {var for var, time in times.items() if time is BindingTime.DATA}
 

@@ -134,7 +134,7 @@ def compile_model(
     # For full-Jacobian rules, all hidden state as one vector.
     layers = layers_of(step) if jacobian == "layered" else []
     samples = options.samples if batch_size is None else batch_size
-    context = options.rule, batch, samples is not None
+    context = options.rule, batch, samples is not None, "operands" not in method.needs
     flat = flattened_state(step, *context, layers) if jacobian in FOLLOWS_ALL else None
     if flat is not None and jacobian == "sparse":
         flat = dataclasses.replace(flat, structure=structure_of(step.traced, step.analysis, flat))

@@ -16,7 +16,7 @@ from .._graph.flat_state import FlatState, Layer
 from .._graph.traced_model import StateLeaf, TracedModel
 from .._jax import Var, is_var, source_line
 from .._jaxpr import components
-from .analysis import nonlinear_uses
+from .analysis import data_of, nonlinear_uses
 from .diagnose import untraced_states
 from .grouped_step import GroupedStep, new_states
 from .sample_axes import new_vars, sample_axes_of, uses_of_parameters
@@ -30,6 +30,7 @@ def flattened_state(
     rule: str,
     batch: Batch,
     is_given: bool,
+    has_shared: bool,
     layers: Sequence[HiddenStates] = (),
 ) -> FlatState:
     """Return the flattened state of a step.
@@ -42,6 +43,8 @@ def flattened_state(
         Name of the learning rule.
     batch, is_given
         The samples, and whether the user has given their number: they are independent then.
+    has_shared
+        Whether parameters may meet values that the samples of a step share: a time step, a counter.
     layers
         The layers that the rule separates; empty: none.
 
@@ -51,14 +54,16 @@ def flattened_state(
         For a model whose gradient the rule could not follow exactly.
     """
     traced, analysis = step.traced, step.analysis
-    leaves = _leaves(traced)
+    leaves = _leaves(step)
     _check_derivatives(step, leaves, rule)
-    uses = list(uses_of_parameters(traced, analysis, leaves))
     axes = tuple(batch.axis(leaf) for leaf in leaves)
     # One sample is always correct: it contains all states, including states shared by all samples.
     is_one = batch.samples is None or (None in axes and not is_given)
     count = 1 if is_one else batch.samples or 1
-    proof = sample_axes_of(traced, analysis, leaves, uses, count, axes)
+    shared = _shared_inputs(traced, leaves, count) if has_shared and count > 1 else set()
+    data = data_of(traced, analysis, shared)
+    uses = list(uses_of_parameters(traced, analysis, leaves, data, shared))
+    proof = sample_axes_of(analysis, leaves, uses, data, count, axes)
     if proof.coupled is not None:
         raise CompilationError(
             f"`{rule}` follows each sample separately, but hidden state '{proof.coupled.name}' of "
@@ -82,8 +87,18 @@ def _layer(states: HiddenStates, leaves: Sequence[StateLeaf]) -> Layer:
     return Layer(members, tuple(var for _, var in states), places)
 
 
-def _leaves(traced: TracedModel) -> tuple[StateLeaf, ...]:
-    """Return the hidden states that a step reads and changes; without any, those it changes."""
+def _shared_inputs(traced: TracedModel, leaves: Sequence[StateLeaf], count: int) -> set[Var]:
+    own = {leaf.in_var for leaf in (*leaves, *traced.parameters)}
+    own |= {leaf.in_var for leaf in traced.leaves if leaf.kind == "random"}
+    inputs = traced.program.in_vars
+    return {var for var in inputs if var not in own and count not in var.aval.shape}
+
+
+def _leaves(step: GroupedStep) -> tuple[StateLeaf, ...]:
+    """Return the hidden states that parameters reach and a step reads; without any, the former."""
+    traced = step.traced
+    parameters = [leaf.in_var for leaf in traced.parameters]
+    reached = step.graph.gradients.descendants_over_time(parameters)
     read = traced.program.depends_on(traced.program.out_atoms)
     changed = tuple(
         leaf
@@ -92,6 +107,7 @@ def _leaves(traced: TracedModel) -> tuple[StateLeaf, ...]:
         and jnp.issubdtype(leaf.dtype, jnp.floating)
         and leaf.out_var is not None
         and is_var(leaf.out_var)
+        and leaf.out_var in reached
     )
     return tuple(leaf for leaf in changed if leaf.in_var in read) or changed
 

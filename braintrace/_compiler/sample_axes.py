@@ -30,7 +30,7 @@ from .._jaxpr import (
     spread,
 )
 from .._typing import Path
-from .analysis import Analysis, data_of
+from .analysis import Analysis
 from .batch import follow, laid_out
 
 
@@ -56,10 +56,10 @@ class SampleAxes:
 
 
 def sample_axes_of(
-    traced: TracedModel,
     analysis: Analysis,
     leaves: Sequence[StateLeaf],
     uses: Sequence[ParameterUse],
+    data: set[Var],
     count: int,
     axes: tuple[int | None, ...],
 ) -> SampleAxes:
@@ -72,7 +72,7 @@ def sample_axes_of(
         return SampleAxes(count, axes, without)
     laid = [laid_out(s.shape, a, count) for s, a in zip(leaves, axes, strict=True)]
     starts = zip(new_vars(leaves), laid, strict=True)
-    reached, through = _reached_samples(analysis, data_of(traced, analysis), starts)
+    reached, through = _reached_samples(analysis, data, starts)
     of_states = zip(leaves, laid, strict=True)
     coupled = next((s for s, own in of_states if not follow(reached.get(s.in_var), own)), None)
     if coupled is not None:
@@ -209,10 +209,24 @@ def new_vars(leaves: Sequence[StateLeaf]) -> list[Var]:
 
 
 def uses_of_parameters(
-    traced: TracedModel, analysis: Analysis, leaves: Sequence[StateLeaf]
+    traced: TracedModel,
+    analysis: Analysis,
+    leaves: Sequence[StateLeaf],
+    data: set[Var],
+    shared: set[Var],
 ) -> Iterator[ParameterUse]:
-    """Yield the equations where parameter-derived values meet data."""
-    program, data = analysis.program, data_of(traced, analysis)
+    """Yield the equations where parameter-derived values meet data.
+
+    Parameters
+    ----------
+    traced, analysis, leaves
+        The step, and its hidden states.
+    data
+        The variables that depend on data of single samples.
+    shared
+        Inputs that all samples share; parameter-derived values may depend on them.
+    """
+    program, of_shared = analysis.program, analysis.program.dependents_of(shared)
     descendants = analysis.gradient_descendants(leaf.in_var for leaf in traced.parameters)
     ancestors = analysis.gradient_ancestors(new_vars(leaves))
     count = itertools.count()
@@ -227,21 +241,33 @@ def uses_of_parameters(
             key = f"{equation.primitive.name}{next(count)}"
             x = _input_of_product(equation, operands, data)
             kind: UseKind = "elementwise" if x is None else "product"
-            held_paths = _held_paths(traced, analysis, [equation.invars[i] for i in operands])
+            atoms = [equation.invars[i] for i in operands]
+            held_paths, varies = (
+                _held_paths(traced, analysis, atoms),
+                not of_shared.isdisjoint(filter(is_var, atoms)),
+            )
             size = sum(v.aval.size * v.aval.dtype.itemsize for v in equation.outvars)
             yield ParameterUse(
-                key, index, operands, kind, x, held_paths=held_paths, output_bytes=int(size)
+                key,
+                index,
+                operands,
+                kind,
+                x,
+                held_paths=held_paths,
+                output_bytes=int(size),
+                varies=varies,
             )
     for number, var in enumerate(new_vars(leaves)):
         if var in descendants and var not in data:
-            held_paths = _held_paths(traced, analysis, [var])
-            key = f"state{next(count)}"
-            yield ParameterUse(key, None, (number,), "elementwise", held_paths=held_paths)
+            held_paths, varies = _held_paths(traced, analysis, [var]), var in of_shared
+            kind, key = "elementwise", f"state{next(count)}"
+            yield ParameterUse(key, None, (number,), kind, held_paths=held_paths, varies=varies)
 
 
 def _held_paths(traced: TracedModel, analysis: Analysis, atoms: Sequence[Atom]) -> tuple[Path, ...]:
     ancestors = analysis.value_ancestors(atoms)
-    others = (s for s in traced.leaves if s.kind != "parameter" and s.in_var in ancestors)
+    held = (s for s in traced.leaves if s.kind != "parameter" and s.out_var is None)
+    others = (leaf for leaf in held if leaf.in_var in ancestors)
     return tuple(dict.fromkeys(leaf.path for leaf in others))
 
 

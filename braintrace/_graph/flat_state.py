@@ -46,6 +46,8 @@ class ParameterUse:
         Paths of the States that the operands depend on and the step does not write.
     output_bytes
         Size of its output.
+    varies
+        Whether the operands also depend on values that the samples of a step share.
     """
 
     key: str
@@ -58,6 +60,7 @@ class ParameterUse:
     samples: tuple[np.ndarray, ...] = ()
     held_paths: tuple[Path, ...] = ()
     output_bytes: int = 0
+    varies: bool = False
 
 
 def operand_key(use: ParameterUse) -> str:

@@ -3,7 +3,7 @@
 A use of parameters is either a product, for which the inputs and cotangents of all steps are
 multiplied at once, or it is accumulated step by step (see `ParameterUse`). Operations between the
 parameters and the operands of the use (a mask, a transpose) are the same in all steps, and are
-pulled back through once.
+pulled back through once; at every step, if they read a value of the step (a time step).
 """
 
 from typing import Any
@@ -51,20 +51,23 @@ def chunk_vjp(chunk: Chunk, cotangents: ByState) -> tuple[jax.Array, dict[str, j
         respect to parameters, by name.
     """
     graph, weights, records = chunk
-    before, sums, at, x = _through_steps(chunk, cotangents)
+    before, of_parameters, sums, at, x = _through_steps(chunk, cotangents)
     flat = flat_state_of(graph)
     fixed = inputs_of_step(graph, weights, [leaf[0] for leaf in records.inputs])
-    of_parameters: dict[str, jax.Array] = {}
     for use in flat.uses:
+        if use.varies:
+            continue
         if use.kind == "product":
             (place,) = places_of(graph, use)
             operands = of_product(graph, use, fixed, x[use.key], at[place])
         else:
             operands = _of_sums(use, sums[use.key], flat.samples)
-        for name, result in back_to_parameters(graph, use, fixed, operands).items():
-            known = of_parameters.get(name)
-            of_parameters[name] = result if known is None else known + result
+        of_parameters = _added(of_parameters, back_to_parameters(graph, use, fixed, operands))
     return to_rows(flat, before), of_parameters
+
+
+def _added(first: dict[str, jax.Array], second: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    return first | {k: first[k] + v if k in first else v for k, v in second.items()}
 
 
 def jacobians(chunk: Chunk) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -79,14 +82,19 @@ def jacobians(chunk: Chunk) -> tuple[jax.Array, dict[str, jax.Array]]:
 
 def _through_steps(
     chunk: Chunk, cotangents: ByState
-) -> tuple[ByState, Sums, dict[Place, jax.Array], dict[str, jax.Array]]:
-    """Return cotangents before the chunk, the sums, and cotangents and inputs of products."""
+) -> tuple[ByState, dict[str, jax.Array], Sums, dict[Place, jax.Array], dict[str, jax.Array]]:
+    """Return cotangents before the chunk, by parameters of varying uses, and of the others.
+
+    The latter are the sums, and cotangents and inputs of products.
+    """
     graph, weights, records = chunk
     flat = flat_state_of(graph)
-    places = [p for use in flat.uses if use.kind == "product" for p in places_of(graph, use)]
+    varying = [use for use in flat.uses if use.varies]
+    products = [use for use in flat.uses if use.kind == "product" and not use.varies]
+    places = [place for use in products for place in places_of(graph, use)]
 
     def one_step(carry: Any, now: Any) -> Any:
-        cotangents, sums, alive = carry
+        cotangents, sums, total, alive = carry
         recorded, reset = now
         inputs = inputs_of_step(graph, weights, recorded)
         vjp = _selected(graph, step_vjp(graph, inputs, cotangents), alive)
@@ -95,26 +103,39 @@ def _through_steps(
             for use in flat.uses
             if use.kind != "product"
         }
+        for use in varying:
+            if use.kind == "product":
+                (place,) = places_of(graph, use)
+                x, at = vjp.x[use.key][None], vjp.at[place][None]
+                operands = of_product(graph, use, inputs, x, at)
+            else:
+                operands = _of_sums(use, added.pop(use.key), flat.samples)
+            total = _added(total, back_to_parameters(graph, use, inputs, operands))
         before = vjp.old
         if reset is not None:
             before = _where_alive(flat, ~reset, before)
             alive = alive & ~reset
-        carry = before, jax.tree.map(jnp.add, sums, added), alive
-        return carry, ([vjp.at[place] for place in places], vjp.x)
+        carry = before, jax.tree.map(jnp.add, sums, added), total, alive
+        return carry, ([vjp.at[p] for p in places], {use.key: vjp.x[use.key] for use in products})
 
     alive = None if records.reset is None else jnp.ones(records.reset.shape[1:], bool)
-    start = (cotangents, _zero_sums(graph, len(cotangents[0])), alive)
+    rows = len(cotangents[0])
+    behind = [var for use in varying for var in parameters_behind(graph, use).values()]
+    leaves = [leaf for leaf in graph.traced.parameters if leaf.in_var in behind]
+    zeros = {leaf.name: jnp.zeros((flat.samples, rows, *leaf.shape), leaf.dtype) for leaf in leaves}
+    start = (cotangents, _zero_sums(graph, rows), zeros, alive)
     over_time = (records.inputs, records.reset)
     steps = records.steps
-    (before, sums, _), stacked = scan_records(one_step, start, over_time, steps, reverse=True)
-    return before, sums, dict(zip(places, stacked[0], strict=True)), stacked[1]
+    carry, stacked = scan_records(one_step, start, over_time, steps, reverse=True)
+    before, sums, total, _ = carry
+    return before, total, sums, dict(zip(places, stacked[0], strict=True)), stacked[1]
 
 
 def _zero_sums(graph: ETraceGraph, rows: int) -> Sums:
     """Return zeros like the results of `_of_step`."""
     flat, result = flat_state_of(graph), {}
     for use in flat.uses:
-        if use.kind != "product":
+        if use.kind != "product" and not use.varies:
             lead = (flat.samples, rows) if use.kind == "any" else (rows,)
             avals = (var.aval for var in operand_vars(graph, use))
             result[use.key] = [jnp.zeros((*lead, *a.shape), a.dtype) for a in avals]
