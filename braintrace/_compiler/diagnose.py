@@ -1,7 +1,7 @@
 """Diagnostics: the parts of the gradient that a rule leaves out, and why."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from .._errors import CompilationError
 from .._graph import (
@@ -12,7 +12,8 @@ from .._graph import (
     Jacobian,
 )
 from .._graph.diagnostics import quoted
-from .._jax import Var, is_var
+from .._jax import Atom, Var, is_var, source_line
+from .._jaxpr import CONSTANT, Program, carries_derivative
 from .grouped_step import GroupedStep
 from .truncated import nonlinear_paths, partly_truncated, truncated_paths
 from .weights import (
@@ -113,3 +114,44 @@ def untraced_states(step: GroupedStep, ends: frozenset[Var]) -> Iterator[Diagnos
                 "the rule truncates the path through them.",
                 (leaf.name,),
             )
+
+
+def lost_gradients(
+    program: Program,
+    loss: Atom,
+    moving: Collection[Var],
+    carried: Sequence[tuple[Var, Atom, bool]],
+) -> Iterator[Diagnostic]:
+    """Yield the States that a step fills with values of the model, and whose loss reads them.
+
+    No trace follows such a value, so its gradient is the one of a constant.
+
+    Parameters
+    ----------
+    program, loss
+        A step that is differentiated alone, and its loss.
+    moving
+        Its inputs with a derivative.
+    carried
+        Old and new values of States, and whether the model has the State.
+    """
+
+    def behind(atom: Atom) -> set[Var]:
+        return program.depends_on([atom], frozenset(), CONSTANT, carries_derivative)
+
+    read = behind(loss)
+    for old, new, is_of_model in carried:
+        if is_of_model or old not in read or not is_var(new) or behind(new).isdisjoint(moving):
+            continue
+        readers = (program.equations[index] for index, _ in program.readers.get(old, ()))
+        lines = (source_line(e) for e in readers if not read.isdisjoint(e.outvars))
+        yield Diagnostic(
+            "warning",
+            "untraced-state",
+            f"A State of shape {old.aval.shape} that `step_fn` writes carries values that depend "
+            "on weights to the loss of a later step, where they are constants. Compute the loss in "
+            "a `window`, with `RTRL`, or write the State through `jax.lax.stop_gradient`; a "
+            "`brainstate.HiddenState` that `update` writes has a trace.",
+            (),
+            next(lines, ""),  # the loss may be the State itself
+        )

@@ -206,10 +206,7 @@ def recorded_inputs(graph: ETraceGraph, records: Records) -> InputsByRelation:
 
 
 def sum_products(
-    chunk: Chunk,
-    factors: Arrays,
-    selects: bool,
-    inputs: InputsByRelation | None = None,
+    chunk: Chunk, factors: Arrays, selects: bool, inputs: InputsByRelation | None = None
 ) -> Weights:
     """Return ``Σ x ⊗ f`` over time, batch and groups: one product for each site with factors.
 

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from .._checks import check_choice
-from .._compiler import publish
+from .._compiler import lost_gradients, publish
 from .._core.chunk import SourceValues, chunk_runner
 from .._core.gradient import as_chunk, chunk_gradient, of_parameters
 from .._core.loops import scan_over_time, zero_sum
@@ -30,7 +30,6 @@ from .._core.sites import (
     probes_after_reset,
     probes_of_past,
 )
-from .._core.step_program import find_lost_gradients
 from .._core.steps import Inputs, operand_shapes, recorded_step
 from .._core.traces import as_arrays, examples, is_zero, ordering_token
 from .._core.windows import passed_step, window_signals, window_step
@@ -147,9 +146,15 @@ class SequenceGradient:
         self._record_bytes = graph.record_bytes if self._passes else self._runner.count_bytes()
         if not self._passes:
             pairs = step.written_of(list(zip(step.states, self._paths, strict=True)))
-            leaves = [path for state, path in pairs for _ in jax.tree.leaves(state.value)]
-            lost = find_lost_gradients(self._runner.step, leaves)
-            publish(lost, learner.compiler_options.strict)
+            owned = [
+                path is not None for state, path in pairs for _ in jax.tree.leaves(state.value)
+            ]
+            run = self._runner.step
+            carried = list(zip(run.carried, run.written, owned, strict=True))
+            lost = lost_gradients(
+                run.program, run.results[0], {*run.parameters, *run.probes}, carried
+            )
+            publish(list(lost), learner.compiler_options.strict)
         self.body: Body = Body(
             run=self._sequence,
             states=step.states,

@@ -120,9 +120,8 @@ def _through_steps(
 
     alive = None if records.reset is None else jnp.ones(records.reset.shape[1:], bool)
     rows = len(cotangents[0])
-    behind = [var for use in varying for var in parameters_behind(graph, use).values()]
-    leaves = [leaf for leaf in graph.traced.parameters if leaf.in_var in behind]
-    zeros = {leaf.name: jnp.zeros((flat.samples, rows, *leaf.shape), leaf.dtype) for leaf in leaves}
+    behind = {n: v.aval for use in varying for n, v in parameters_behind(graph, use).items()}
+    zeros = {n: jnp.zeros((flat.samples, rows, *a.shape), a.dtype) for n, a in behind.items()}
     start = (cotangents, _zero_sums(graph, rows), zeros, alive)
     over_time = (records.inputs, records.reset)
     steps = records.steps
