@@ -98,22 +98,20 @@ def _kernel_gradient(
 
 @functools.lru_cache(maxsize=256)
 def _pixels(space: tuple[int, ...], window: tuple[int, ...], strides: Any, params: Any) -> Any:
-    """Return the pixel at each place of each patch; the number of pixels stands for padding.
-
-    It is found by a convolution of the numbers of pixels.
-    """
-    size = math.prod(space)
-    with jax.ensure_compile_time_eval():
-        numbers = jnp.arange(1, size + 1, dtype=jnp.float32).reshape(1, *space, 1)
-        found = jax.lax.conv_general_dilated_patches(
-            numbers,
-            window,
-            strides,
-            precision=jax.lax.Precision.HIGHEST,
-            **dict(params),
-        )
-        pixels = np.asarray(found[0]).astype(np.int32)
-    return np.where(pixels == 0, size, pixels - 1)
+    """Return the pixel at each place of each patch; the number of pixels stands for padding."""
+    options, count = dict(params), len(space)
+    padding, spreads, gaps = (options[k] for k in ("padding", "lhs_dilation", "rhs_dilation"))
+    pixels, is_padding = np.zeros((1,) * 2 * count, int), np.zeros((1,) * 2 * count, bool)
+    for axis, (size, width, stride) in enumerate(zip(space, window, strides, strict=True)):
+        (low, high), spread, gap = padding[axis], spreads[axis], gaps[axis]
+        length = max(0, (size - 1) * spread + 1)
+        places = max(0, (low + length + high - (width - 1) * gap - 1) // stride + 1)
+        at = np.arange(places)[:, None] * stride + np.arange(width) * gap - low
+        at = np.expand_dims(at, [a for a in range(2 * count) if a not in (axis, count + axis)])
+        is_padding = is_padding | (at < 0) | (at >= length) | (at % spread != 0)
+        pixels = pixels * size + at // spread
+    pixels = np.where(is_padding, math.prod(space), pixels).astype(np.int32)
+    return pixels.reshape(*pixels.shape[:count], -1)
 
 
 def _patches(

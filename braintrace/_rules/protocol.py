@@ -100,28 +100,22 @@ class Site(abc.ABC):
         PrimitiveError
             If the derivative of the operation is not linear in its input.
         """
-        raise self._has_no_operation("input_zeros")
+        raise OptionError(NO_OPERATION)
 
     def output_zeros(self) -> dict[str, TraceSpec]:
         """Return zeros for `Rule.init` like ``F``, for every state."""
-        raise self._has_no_operation("output_zeros")
+        raise OptionError(NO_OPERATION)
 
     def filtered(self, x_trace: Any, x: Any) -> Any:
         """Return ``x_trace + x``, a sum of inputs; for indices, a table of counts."""
-        raise self._has_no_operation("filtered")
+        raise OptionError(NO_OPERATION)
 
     def pull_back(self, x_trace: Any, signal: jax.Array) -> dict[str, jax.Array]:
         """Return the gradient of each operand from a derivative of the output, summed over samples.
 
         ``x_trace`` replaces the input, and ``signal`` has the layout of the output.
         """
-        raise self._has_no_operation("pull_back")
-
-    def _has_no_operation(self, method: str) -> OptionError:
-        return OptionError(
-            f"`Site.{method}` needs one operation, but with a `jacobian` of 'layered' or 'full' a "
-            "site is all hidden states. Use another `jacobian`, or `Site.zeros`."
-        )
+        raise OptionError(NO_OPERATION)
 
     @abc.abstractmethod
     def multiply(self, J: Any, trace: Trace) -> Trace:

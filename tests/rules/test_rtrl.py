@@ -107,6 +107,38 @@ def test_a_cable_of_each_sample_is_followed():
     oracle.assert_close(found, jax.grad(total)(params), 1e-9)
 
 
+@pytest.mark.parametrize("chunk_size", [1, 4])
+def test_parameters_meet_what_samples_share(chunk_size):
+    """A time step, a counter, a row of a table, and a weight that a number of the step scales."""
+
+    def step(p, states, x, dt, row):
+        h, count = states
+        drive = jnp.tanh(x @ (dt * p["w"]) + p["table"][row] + jnp.cos(count) * p["phase"])
+        h = h * jnp.exp(-dt * p["decay"]) + drive
+        return (h, count + 1), h
+
+    shapes = {"w": (INPUTS, UNITS), "table": (3, UNITS), "phase": UNITS, "decay": UNITS}
+    params = {name: jnp.full(shape, 0.3) for name, shape in shapes.items()}
+    given = jnp.linspace(1, 0.2, len(XS)), jnp.arange(len(XS)) % 3
+    start = jnp.zeros((BATCH, UNITS)), jnp.zeros(())
+
+    def total(p):
+        states, value = start, 0.0
+        for x, *others in zip(XS, *given, strict=True):
+            states, y = step(p, states, x, *others)
+            value += jnp.sum(y**2)
+        return value
+
+    model = braintrace.from_function(step, params, start)
+    learner = braintrace.compile(model, "rtrl", XS[0], given[0][0], given[1][0], batch_size=BATCH)
+
+    def loss_of(*now):
+        return jnp.sum(learner(*now) ** 2)
+
+    options = {"step_fn": loss_of, "reduction": "sum", "chunk_size": chunk_size}
+    oracle.assert_close(learner.etrace_grad(XS, *given, **options), jax.grad(total)(params), 1e-9)
+
+
 def forgets(p, states, x):
     """No later step reads a state."""
     h = jnp.tanh(x @ p["w"])
