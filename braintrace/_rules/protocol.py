@@ -19,6 +19,11 @@ from .._errors import OptionError
 from .._graph import TraceSpec
 from .._typing import PyTree
 
+NO_OPERATION = (
+    "With a `jacobian` of 'layered' or 'full' a site is all hidden states, not one operation. Use "
+    "another `jacobian`, or `Site.zeros`."
+)
+
 Trace: TypeAlias = PyTree
 """The trace of one site: arrays in any pytree."""
 
