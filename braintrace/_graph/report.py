@@ -120,6 +120,9 @@ class SequenceRow:
         Size of the residuals of one chunk.
     budget
         Largest size allowed for them; ``None`` with a given ``chunk_size``, or for a window.
+    checkpointed_bytes
+        About how much backpropagation through time in ``sqrt(steps)`` checkpoints holds: the rival
+        of a claim about memory.
     """
 
     method: str
@@ -129,12 +132,13 @@ class SequenceRow:
     chunks: int
     record_bytes: int
     budget: int | None
+    checkpointed_bytes: int
 
     @property
     def cells(self) -> list[str]:
         """The cells of the row."""
         of_chunk = self.chunk_size, self.chunks, self.record_bytes, self.budget
-        numbers = self.steps, *of_chunk
+        numbers = self.steps, *of_chunk, self.checkpointed_bytes
         before = "zero" if self.from_zero else "any"
         return [self.method, before, *("-" if n is None else f"{n:,}" for n in numbers)]
 
@@ -230,8 +234,9 @@ class Report:
             yield f"Sharded over {self.mesh}"
         if self.sequences:
             heads = ["call", "traces before", "steps", "of a chunk", "chunks", "bytes", "budget"]
+            heads.append("BPTT in checkpoints")
             rows = [row.cells for row in self.sequences]
-            yield Table("Sequences so far", heads, rows, numbers=range(2, 7))
+            yield Table("Sequences so far", heads, rows, numbers=range(2, 8))
 
 
 def report_of(graph: GraphData) -> Report:

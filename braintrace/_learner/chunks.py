@@ -1,16 +1,20 @@
 """Chunks: the length of a sequence's parts, and loops over them."""
 
+import collections
 import dataclasses
+import functools
 import math
 import os
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
-from .._core.traces import as_arrays, size_in_bytes
+from .._core.steps import finish
+from .._core.traces import as_arrays, examples, size_in_bytes
 from .._graph import ETraceGraph, specs_of
+from .._jax import struct_of
 from .._jax_devices import current_device
 from .._typing import PyTree
 from .arguments import Options
@@ -119,6 +123,41 @@ def default_budget() -> int:
     if memory is None and hasattr(os, "sysconf"):
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return MOST_MEMORY if memory is None else min(MOST_MEMORY, memory // SHARE_OF_DEVICE)
+
+
+def checkpointed_bytes(graph: ETraceGraph, steps: int) -> int:
+    """Return about how much backpropagation through time in ``sqrt(steps)`` checkpoints holds."""
+    parts, (of_states, of_step) = math.ceil(math.sqrt(steps)), _bytes_for_bptt(graph)
+    return parts * of_states + math.ceil(steps / parts) * of_step
+
+
+@functools.lru_cache(maxsize=64)
+def _bytes_for_bptt(graph: ETraceGraph) -> tuple[int, int]:
+    """Return the bytes of the states, and of what the transpose of a step reads.
+
+    The parameters, which are equal in all steps, do not count.
+    """
+    model = graph.traced.unfiltered or graph.traced
+    shapes = {var: struct_of(var.aval) for var in model.program.in_vars}
+    moving = [var for var, shape in shapes.items() if jnp.issubdtype(shape.dtype, jnp.inexact)]
+
+    def size_of(shape: jax.ShapeDtypeStruct) -> int:
+        return int(shape.size * shape.dtype.itemsize)
+
+    def transpose(values: list[Any]) -> Any:
+        def run(values: list[Any]) -> list[Any]:
+            given = dict(zip(shapes, examples(list(shapes.values())), strict=True))
+            outputs, new = finish(model, {**given, **dict(zip(moving, values, strict=True))}, {})
+            leaves = [*outputs, *new.values()]
+            return [leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+
+        return jax.vjp(run, values)[1]
+
+    read = jax.tree.leaves(jax.eval_shape(transpose, [shapes[var] for var in moving]))
+    kept = collections.Counter(map(struct_of, read))
+    kept -= collections.Counter(shapes[leaf.in_var] for leaf in model.parameters)
+    of_step = sum(size_of(shape) * count for shape, count in kept.items())
+    return sum(size_of(shapes[var]) for var in model.written_vars), of_step
 
 
 def windows_of(

@@ -31,6 +31,7 @@ from .arguments import Options, is_sequence, key_of, of_numbers, static_values, 
 from .base import BaseLearner
 from .body import Arguments, Body, BodyResult, Initial
 from .calls import calling, evolving
+from .chunks import checkpointed_bytes
 from .compiled import CompiledStep
 from .gradient import SequenceGradient
 from .online import OnlineLearning
@@ -326,4 +327,5 @@ def rows_of(learner: BaseLearner) -> Iterator[SequenceRow]:
         for (_, from_zero), cut in program.body.chunks_by_length.items():
             if key[1] is graph:
                 lengths = cut.steps, from_zero, cut.length, cut.count
-                yield SequenceRow(key[0], *lengths, cut.record_bytes, cut.budget)
+                of_rival = checkpointed_bytes(graph, cut.steps)
+                yield SequenceRow(key[0], *lengths, cut.record_bytes, cut.budget, of_rival)
