@@ -41,8 +41,7 @@ SUMS = ("add", "add_any")
 
 def x_key(graph: ETraceGraph, relation: HiddenParamOpRelation) -> str:
     """Return the name of an operation's input; operations that share their input share it."""
-    x = relation.x_var
-    program = graph.traced.program
+    x, program = relation.x_var, graph.traced.program
     is_named = is_var(x) and x not in program.constants
     return names_of(program, [x])[0] if is_named else relation.key
 
@@ -174,10 +173,6 @@ def _to_elements(
         value, layout = value[(..., *part)], layout[part]
         if np.array_equal(layout.ravel(), np.arange(group.num_positions)):
             return value.reshape(*lead, *group.shape)
-    box = _box(layout, group.shape)
-    if box is not None:
-        edges = [*((0, 0, 0) for _ in lead), *box]
-        return jax.lax.pad(value, jnp.zeros((), value.dtype), edges)
     element = np.full(group.num_positions, -1, np.int32)
     (inside,) = np.nonzero(layout.ravel() >= 0)
     element[layout.ravel()[inside]] = inside
@@ -194,29 +189,6 @@ def _part(layout: np.ndarray) -> tuple[slice, ...] | None:
         return None
     part = tuple(slice(int(axis.min()), int(axis.max()) + 1) for axis in np.nonzero(inside))
     return part if inside[part].all() else None
-
-
-def _box(layout: np.ndarray, shape: tuple[int, ...]) -> list[tuple[int, int, int]] | None:
-    """Return the padding ``(before, after, between)`` of every axis that places a slice.
-
-    ``None``: the layout is not a slice of the elements. Padding keeps the axis of the samples,
-    which may be sharded: a gather from all elements needs two all-gathers on a mesh.
-    """
-    if layout.ndim != len(shape) or np.any(layout < 0):
-        return None
-    corner = np.unravel_index(layout.flat[0], shape)
-    box = []
-    places = []
-    for axis, (first, once, size) in enumerate(zip(corner, layout.shape, shape, strict=True)):
-        second = layout.take(1, axis).flat[0] if once > 1 else layout.flat[0]
-        stride = int(np.unravel_index(second, shape)[axis] - first) if once > 1 else 1
-        last = int(first) + stride * (once - 1)
-        if stride < 1 or last >= size:
-            return None
-        box.append((int(first), size - 1 - last, stride - 1))
-        places.append(first + stride * np.arange(once))
-    inside = np.ravel_multi_index(np.ix_(*places), shape)
-    return box if np.array_equal(inside, layout) else None
 
 
 def elements_to_outputs(influence: InfluenceMap, value: jax.Array, group: HiddenGroup) -> jax.Array:
@@ -447,8 +419,7 @@ def at_elements(graph: ETraceGraph, group: HiddenGroup, flags: jax.Array) -> jax
                 f"{', '.join(map(repr, axes))}, so single samples cannot be reset. Give one flag "
                 "for all samples."
             )
-    shared = graph.batch_axis(group)
-    if shared is not None:
+    if (shared := graph.batch_axis(group)) is not None:
         return jnp.broadcast_to(flags_along(shared, flags, len(group.shape)), group.shape)
     sample = np.zeros(group.num_positions, np.int32)
     for state, layout in zip(group.states, group.old_layouts, strict=True):

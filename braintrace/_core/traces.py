@@ -137,8 +137,7 @@ def starting_traces(specs: TraceSpecs) -> Traces:
 
 def outliving(specs: TraceSpecs) -> list[str]:
     """Return the keys of traces that a reset does not change."""
-    result = specs.items()
-    return [key for key, s in result if isinstance(s, TraceSpec) and s.outlives_reset]
+    return [k for k, s in specs.items() if isinstance(s, TraceSpec) and s.outlives_reset]
 
 
 def reset_traces(specs: TraceSpecs, traces: Traces, flags: jax.Array) -> Traces:
