@@ -35,7 +35,8 @@ autodoc_typehints = "none"  # the docstrings give shapes and units, which types 
 napoleon_google_docstring = False
 napoleon_use_ivar = True
 napoleon_use_rtype = False
-napoleon_custom_sections = [("Methods", "params_style")]  # brainstate's, not a second entry for each
+# The methods that brainstate lists are documented as members.
+napoleon_custom_sections = [("Methods", "params_style")]
 templates_path = ["_templates"]
 # Docstrings list their sources under "References" without a mark in the text, and several classes
 # have attributes of one name.
