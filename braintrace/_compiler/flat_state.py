@@ -95,7 +95,7 @@ def _shared_inputs(traced: TracedModel, leaves: Sequence[StateLeaf], count: int)
 
 
 def _leaves(step: GroupedStep) -> tuple[StateLeaf, ...]:
-    """Return the hidden states that parameters reach and a step reads; without any, the former."""
+    """Return the states that parameters reach and a step reads; if it reads none, all of them."""
     traced = step.traced
     parameters = [leaf.in_var for leaf in traced.parameters]
     reached = step.graph.gradients.descendants_over_time(parameters)

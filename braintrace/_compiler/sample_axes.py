@@ -242,10 +242,8 @@ def uses_of_parameters(
             x = _input_of_product(equation, operands, data)
             kind: UseKind = "elementwise" if x is None else "product"
             atoms = [equation.invars[i] for i in operands]
-            held_paths, varies = (
-                _held_paths(traced, analysis, atoms),
-                not of_shared.isdisjoint(filter(is_var, atoms)),
-            )
+            held_paths = _held_paths(traced, analysis, atoms)
+            varies = not of_shared.isdisjoint(filter(is_var, atoms))
             size = sum(v.aval.size * v.aval.dtype.itemsize for v in equation.outvars)
             yield ParameterUse(
                 key,

@@ -380,7 +380,7 @@ def chunk_runner(
     slices: PyTree,
     has_mask: bool,
     passes: bool,
-    recomputes: bool = False,
+    recomputes: bool,
 ) -> "ChunkRunner":
     """Return the chunk runner of a step.
 

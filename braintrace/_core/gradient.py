@@ -115,7 +115,7 @@ def as_chunk(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: leaf[None], tree)
 
 
-# --- windows
+# --- outputs without a trace
 
 
 MOST_RUNS = 16
