@@ -35,6 +35,14 @@ from ..sharding import DataAxis
 from .arguments import first_step
 from .learner import Learner
 
+FOREIGN_OPTIONS = {
+    "fast_solve": "leave it out, the traces of a chunk of steps are always computed together",
+    "loss_output": "return the loss from `step_fn` of `etrace_grad` or `etrace_online`",
+    "verbose": "leave it out, and `print(learner.report())`",
+    "vjp_method": "for backpropagation within k steps write `window=k`, else leave it out",
+}
+"""Options in scripts for other packages, and what to write."""
+
 
 def compile(
     model: brainstate.nn.Module,
@@ -118,6 +126,8 @@ def compile(
     4.25
     """
     chosen = algorithm_of(algorithm, "algorithm")
+    for option in algorithm_options.keys() & FOREIGN_OPTIONS.keys():
+        raise OptionError(f"`compile` has no `{option}`: {FOREIGN_OPTIONS[option]}.")
     filters = None if rules is None else algorithm_options.pop("readout_filters", None)
     if seed is not None and "seed" in options_of(chosen):
         algorithm_options["seed"] = seed
