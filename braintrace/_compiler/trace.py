@@ -45,6 +45,13 @@ def state_paths(model: brainstate.nn.Module) -> dict[int, Path]:
     return {id(state): tuple(path) for path, state in model.states().items()}
 
 
+NO_CLOCK = (
+    "braintrace: a step is traced once, and `brainstate.environ.set(t=...)` would stop the clock. "
+    "Pass the time as an argument: `def update(self, t, x):` and in it "
+    "`with brainstate.environ.context(t=t):`; see docs/brainstate.md."
+)
+
+
 def trace_model(
     model: brainstate.nn.Module,
     arguments: tuple[PyTree, ...],
@@ -143,8 +150,13 @@ def _traced_update(
     def refuse(state: brainstate.State, old: PyTree, new: PyTree) -> CompilationError:
         return _changed(state, old, new, state_paths(model), call)
 
-    with in_words(lambda: call_of_update(model, arguments)):
-        step = trace_stateful(model.update, *arguments, refuse=refuse)
+    try:
+        with in_words(lambda: call_of_update(model, arguments)):
+            step = trace_stateful(model.update, *arguments, refuse=refuse)
+    except KeyError as error:
+        if "'t'" in str(error) and brainstate.environ.get("t", None) is None:
+            error.add_note(NO_CLOCK)
+        raise
     _refuse_leaked_tracers(step.jaxpr)
     _refuse_answers(step.jaxpr)
     return step

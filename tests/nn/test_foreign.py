@@ -202,5 +202,41 @@ def test_projections_learn_without_a_mark(state):
         np.testing.assert_allclose(own, value, atol=1e-9 * np.abs(value).max())
 
 
+class Clocked(brainstate.nn.Module):
+    """Refractory neurons, which read the time from the environment."""
+
+    def __init__(self, state, spike):
+        super().__init__()
+        self.w = brainstate.ParamState(2 * np.random.default_rng(5).random((INPUTS, UNITS)) * u.mA)
+        self.neurons = state.LIFRef(UNITS, tau_ref=2.5 * u.ms, V_th=1.0 * u.mV, spk_fun=spike)
+
+    def update(self, t, x):
+        with brainstate.environ.context(**({} if t is None else {"t": t})):
+            return self.neurons(x @ self.w.value)
+
+
+@pytest.mark.usefixtures("time_step")
+def test_neurons_with_a_clock_take_the_time_as_an_argument(state):
+    spike = pytest.importorskip("braintools").surrogate.ReluGrad()
+    xs = 3 * np.abs(np.random.default_rng(2).standard_normal((LONG, 2, INPUTS)))
+    times, model = np.arange(LONG) * 1.0 * u.ms, Clocked(state, spike)
+    brainstate.nn.init_all_states(model, batch_size=2)
+
+    def total():
+        return brainstate.transform.for_loop(model, times, xs).sum()
+
+    expected = brainstate.transform.grad(total, model.w)()
+    learner = braintrace.compile(model, "d_rtrl", times[0], xs[0], batch_size=2)
+    found = learner.etrace_grad(
+        times, xs, step_fn=lambda t, x: learner(t, x).sum(), reduction="sum"
+    )
+    found, expected = (u.get_mantissa(value) for value in (found[("w",)], expected))
+    assert np.abs(expected).max() > 1e-3
+    np.testing.assert_allclose(found, expected, atol=1e-9 * np.abs(expected).max())
+    with pytest.raises(KeyError) as caught:
+        braintrace.compile(model, "d_rtrl", None, xs[0], batch_size=2)
+    assert "def update(self, t, x)" in caught.value.__notes__[-1]
+
+
 def _leaves(tree):
     return tree.values() if isinstance(tree, dict) else [tree]
