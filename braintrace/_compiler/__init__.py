@@ -5,7 +5,7 @@ It traces the model and never evaluates it on data.
 
 from .compile import CompilerOptions as CompilerOptions
 from .compile import compile_model as compile_model
-from .diagnose import lost_gradients as lost_gradients
-from .diagnose import publish as publish
+from .findings import lost_gradients as lost_gradients
+from .findings import publish as publish
 from .trace import state_paths as state_paths
 from .trace import trace_model as trace_model

@@ -43,7 +43,7 @@ from .check_model import (
     check_loops,
     check_parameters,
 )
-from .diagnose import diagnose, publish
+from .findings import diagnose, publish
 from .flat_state import about_layers, flattened_state, layers_of
 from .grouped_step import GroupedStep
 from .hidden_groups import find_hidden_groups

@@ -1,0 +1,453 @@
+"""Findings: the parts of the gradient that a rule leaves out, each with its weight and its line.
+
+A path ends where units are coupled, at an ETP operation, and at the new state of another group. The
+weights and states behind that place lose it, and are named.
+"""
+
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from .._errors import CompilationError
+from .._etrace_op import lost_mark
+from .._etrace_op.registry import holds_marked, is_marked
+from .._graph import (
+    FOLLOWS_ALL,
+    ApproximationWarning,
+    Diagnostic,
+    HiddenGroup,
+    HiddenParamOpRelation,
+    Jacobian,
+)
+from .._graph.diagnostics import DiagnosticKind, Level, quoted
+from .._jax import Atom, Equation, Var, is_var, source_line
+from .._jaxpr import (
+    CONSTANT,
+    PRODUCTS,
+    BindingTime,
+    Program,
+    carries_derivative,
+    flows_of_variables,
+    question_of_taint,
+)
+from .._typing import path_name
+from .analysis import nonlinear_uses, time_of_leaf
+from .grouped_step import GroupedStep, seen_by_losses
+from .marked_operations import MarkedOperation
+from .parametric_uses import LOOPS
+from .walk import Walk
+
+Relations = Sequence[HiddenParamOpRelation]
+
+NOW = "It gets the gradient of the current step"
+NONLINEAR = (
+    "`custom_vjp` whose backward rule is not proportional to the incoming gradient (it clips or "
+    "adds something). A trace is computed before that gradient is known, so it contains the result "
+    "for a gradient of one. Change gradients after `etrace_grad` has returned them instead."
+)
+
+
+def diagnose(
+    step: GroupedStep, relations: Relations, carried: Relations, jacobian: Jacobian
+) -> Iterator[Diagnostic]:
+    """Yield the diagnostics of a model that concern a rule, in a fixed order.
+
+    A full-Jacobian rule follows every path, or refuses the model. A rule without traces leaves out
+    every path from earlier steps.
+
+    Parameters
+    ----------
+    step, relations, carried
+        The step, the relations that can learn online in it, and those that learn by the rule.
+    jacobian
+        The learning rule's treatment of products; see `TraceMethod`.
+    """
+    used = {leaf.path for leaf in step.traced.parameters}
+    for name in (path_name(path) for path in step.traced.parameter_paths if path not in used):
+        message = f"Parameter '{name}' is not used by `update`, so its gradient is zero."
+        yield Diagnostic("info", "no-trace", message, (name,))
+    if jacobian in FOLLOWS_ALL:
+        return
+    if jacobian == "none":
+        yield from _without_trace(step, relations, carried, (), is_past=False)
+        return
+    lost = [found for walked in _walked(step) for found in _lost_on_the_way(*walked)]
+    yield from lost
+    yield from _nonlinear(step, carried)
+    named = {path for found in lost if found.level == "warning" for path in found.paths}
+    yield from _without_trace(step, relations, carried, named)
+    yield from step.traced.unmarked
+    yield from _not_marked(step)
+    yield from _also_untagged(step, carried)
+    yield from _unseen(step, carried)
+    yield from untraced_states(step, step.graph.opaque)
+
+
+def publish(diagnostics: Iterable[Diagnostic], strict: bool) -> None:
+    """Warn of diagnostics that cost accuracy, or raise an error if ``strict``."""
+    costly = [diagnostic for diagnostic in diagnostics if diagnostic.level == "warning"]
+    if strict and costly:
+        listed = "".join(f"\n- {diagnostic}" for diagnostic in costly)
+        raise CompilationError(f"Traces cannot carry parts of the gradient:{listed}")
+    for diagnostic in costly:
+        warnings.warn(str(diagnostic), ApproximationWarning, stacklevel=3)
+
+
+# --- on the way into a hidden group
+
+
+class _Group(NamedTuple):
+    """A hidden group of a step, and the new states of the other groups."""
+
+    step: GroupedStep
+    group: HiddenGroup
+    others: frozenset[Var]
+
+    @property
+    def names(self) -> list[str]:
+        return [leaf.name for leaf in self.group.leaves]
+
+    @property
+    def inside(self) -> frozenset[Var]:
+        """The variables at which an elementwise path into the group ends."""
+        return self.others | self.step.graph.operations
+
+    def states_behind(self, operands: Iterable[Atom], ends: frozenset[Var]) -> list[str]:
+        """Return states before the step, and states of other groups that feed a memory."""
+        behind = _behind(self.step, operands, ends)
+        old = (leaf.name for leaf, _ in self.step.new_states if leaf.in_var in behind)
+        return list(dict.fromkeys([*old, *self.fed_by(behind)]))
+
+    def fed_by(self, variables: Collection[Var]) -> list[str]:
+        if not self.step.is_remembered(self.group) or self.group.delay_line:
+            return []
+        return [s.name for s, v in self.step.new_states if v in variables and v in self.others]
+
+    def weights_behind(self, operands: Iterable[Atom], ends: frozenset[Var]) -> list[str]:
+        behind = _behind(self.step, operands, ends)
+        marked = (o.printed_paths for o in self.step.operations if o.y_var in behind)
+        return list(dict.fromkeys(path for paths in marked for path in paths))
+
+    def finding(
+        self,
+        level: Level,
+        kind: DiagnosticKind,
+        sources: Sequence[str],
+        equation: Equation,
+        text: str,
+    ) -> Diagnostic:
+        message = f"{quoted(sources)} reaches {quoted(self.names)} {text}."
+        return Diagnostic(level, kind, message, (*sources, *self.names), source_line(equation))
+
+
+def _walked(step: GroupedStep) -> Iterator[tuple[_Group, Sequence[Walk]]]:
+    for group, walks in zip(step.groups, step.walks, strict=True):
+        others = frozenset(var for _, var in step.new_states if var not in group.new_vars)
+        yield _Group(step, group, others), walks
+
+
+def _behind(step: GroupedStep, operands: Iterable[Atom], ends: frozenset[Var]) -> set[Var]:
+    return step.graph.gradients.ancestors(filter(carries_derivative, operands), ends)
+
+
+def _lost_on_the_way(into: _Group, walks: Sequence[Walk]) -> Iterator[Diagnostic]:
+    """Yield the paths into a group that its walks have left out."""
+    equations, cut = into.step.analysis.program.equations, dict[int, list[Atom]]()
+    if not into.group.delay_line:
+        for use in dict.fromkeys(use for walk in walks for use in walk.cuts):
+            cut.setdefault(use.equation, []).append(equations[use.equation].invars[use.operand])
+    for index, operands in cut.items():
+        states = into.states_behind(operands, into.inside)
+        weights = into.weights_behind(operands, into.inside)
+        if states or weights:
+            text = (
+                f"through `{equations[index].primitive.name}`, which couples units. This path "
+                "counts within the step only. "
+                + ("A recurrent weight needs `braintrace.matmul`" if states else "Apply it after")
+                + "; if the path must count in full, use `RTRL`, BPTT or a `window`"
+            )
+            sources = [*states, *weights]
+            yield into.finding("warning", "truncated", sources, equations[index], text)
+    for index in sorted({index for walk in walks for index in walk.weights_met}):
+        equation = equations[index]
+        through = f"through the ETP operation `{equation.primitive.name}`"
+        if states := into.states_behind(equation.invars, into.others):
+            text = f"{through}. Its weight learns online; D-RTRL truncates the path from state to"
+            text += " state through it"
+            yield into.finding("info", "truncated", states, equation, text)
+        if weights := into.weights_behind(equation.invars, into.others):
+            text = f"{through}. A trace cannot carry one weight through another: on this path it "
+            text += "gets the gradient of the current step. Apply the weight after the other one"
+            yield into.finding("warning", "no-trace", weights, equation, text)
+    met = [found for walk in walks for found in walk.states_met]
+    for index in sorted({index for index, _ in met}):
+        if states := into.fed_by({var for i, var in met if i == index}):
+            text = "but not elementwise: by a broadcast, or by several slices. If this path must "
+            text += "count in full, use BPTT or a `window`"
+            yield into.finding("warning", "truncated", states, equations[index], text)
+
+
+def _nonlinear(step: GroupedStep, carried: Relations) -> Iterator[Diagnostic]:
+    """Yield the nonlinear backward rules on the way into groups and into weights."""
+    for into, _ in _walked(step):
+        for equation, before in nonlinear_uses(step.analysis, into.group.new_vars, into.inside):
+            sources = [
+                *into.states_behind(before, into.inside),
+                *into.weights_behind(before, into.inside),
+            ]
+            if sources:
+                text = f"through a {NONLINEAR[:-1]}"
+                yield into.finding("warning", "nonlinear-gradient", sources, equation, text)
+    parameters = {leaf.in_var for leaf in step.traced.parameters}
+    for relation in carried:
+        for equation, before in nonlinear_uses(step.analysis, [*relation.trainable_vars.values()]):
+            if not parameters.isdisjoint(step.analysis.gradient_ancestors(before)):
+                names, name = relation.printed_paths, relation.primitive.name
+                message = f"{quoted(names)} enters `{name}` through a {NONLINEAR}"
+                line = source_line(equation)
+                yield Diagnostic("warning", "nonlinear-gradient", message, names, line)
+
+
+# --- weights
+
+
+def _without_trace(
+    step: GroupedStep,
+    relations: Relations,
+    carried: Relations,
+    named: Collection[str],
+    is_past: bool = True,
+) -> Iterator[Diagnostic]:
+    """Yield the ETP operations without a trace, or of which some outputs have none.
+
+    Parameters
+    ----------
+    step, relations, carried
+        The step, the relations that can learn online in it, and those that learn by the rule.
+    named
+        Weights that another warning names.
+    is_past
+        Whether the rule follows any path from earlier steps.
+    """
+    with_trace = {relation.equation: relation for relation in carried}
+    refused = {relation.equation for relation in relations} - with_trace.keys()
+    for operation in step.operations:
+        relation = with_trace.get(operation.equation)
+        level: Level = "warning"
+        if relation is None:
+            level, reason, states = _reason(step, operation, refused, is_past)
+            text = f"{reason}. {NOW}"
+            if level == "warning" and states and set(operation.printed_paths) <= set(named):
+                continue
+        else:
+            partly = [i.group for i in relation.influences if i.mixed]
+            states = [leaf.name for index in partly for leaf in step.groups[index].leaves]
+            text = "has outputs that reach several units at once, other than by a broadcast. They "
+            text += "get the gradient of the current step. Let each output reach one unit"
+            if not partly:
+                continue
+        equation = step.analysis.program.equations[operation.equation]
+        names = operation.printed_paths
+        message = f"Weight {quoted(names)} of `{equation.primitive.name}` {text}."
+        kind: DiagnosticKind = "no-trace" if relation is None else "truncated"
+        yield Diagnostic(level, kind, message, (*names, *states), source_line(equation))
+    if is_past:
+        for equation in filter(holds_marked, step.analysis.program.equations):
+            message = f"The weight of an ETP operation inside `{equation.primitive.name}` has no "
+            message += f"trace: the function has a derivative rule of its own. {NOW}. Move the "
+            message += "operation out of the function."
+            yield Diagnostic("warning", "no-trace", message, (), source_line(equation))
+
+
+def _reason(
+    step: GroupedStep, operation: MarkedOperation, refused: Collection[int], is_past: bool
+) -> tuple[Level, str, list[str]]:
+    """Return why an operation has no trace, and the states that it reaches nevertheless."""
+    if operation.equation in refused or not is_past:
+        return "info", "has no trace under its learning rule", []
+    if operation.non_parameters:
+        others = ", ".join(operation.non_parameters)
+        reason = f"is computed from {others} as well. A trace needs a weight that depends on "
+        return "warning", f"{reason}parameters, and on States that `update` does not write", []
+    if any(operation.y_var in walk.ids for walks in step.walks for walk in walks):
+        return "warning", "reaches several units of a state, other than by a broadcast", []
+    if states := _reached(step, [operation.y_var]):
+        return "warning", f"reaches {quoted(states)} through other ETP operations only", states
+    return "info", "reaches no hidden state that a later step reads", []
+
+
+def _also_untagged(step: GroupedStep, carried: Relations) -> Iterator[Diagnostic]:
+    """Yield the traced weights that also reach a state by ordinary operations."""
+    gradients, equations = step.graph.gradients, step.traced.program.equations
+    operands = [atom for relation in carried for atom in relation.trainable_vars.values()]
+    behind = gradients.ancestors(operands)
+    for leaf in (leaf for leaf in step.traced.parameters if leaf.in_var in behind):
+        for use in gradients.uses_of(leaf.in_var):
+            states = _reached(step, gradients.sinks(use), step.graph.operations)
+            if use.equation not in step.analysis.roles and states:
+                name = equations[use.equation].primitive.name
+                message = f"Weight '{leaf.name}' of an ETP operation also reaches {quoted(states)} "
+                message += f"through `{name}`, an ordinary operation. {NOW} on this path. Use an "
+                message += "ETP operation there, too."
+                paths, line = (leaf.name, *states), source_line(equations[use.equation])
+                yield Diagnostic("warning", "no-trace", message, paths, line)
+
+
+def _unseen(step: GroupedStep, carried: Relations) -> Iterator[Diagnostic]:
+    """Yield the weights whose every path to a loss crosses two late connections."""
+    gradients, targets = step.graph.gradients, seen_by_losses(step.traced, step.outputs)
+    seen = gradients.ancestors(targets)
+    late = gradients.ancestors(targets, {var for _, var in step.new_states})
+    for group in step.groups:
+        pairs = zip(group.new_vars, group.late_inputs, strict=True)
+        late.update(*(inputs for var, inputs in pairs if var in seen))
+    for relation in carried:
+        groups = [(step.groups[i.group], i.reached) for i in relation.influences]
+        states = [(g.states[a], g.new_vars[a]) for g, reached in groups for a in reached]
+        if relation.y_var in seen or any(new in seen or s.in_var in late for s, new in states):
+            continue
+        names = dict.fromkeys(state.name for state, _ in states)
+        message = f"Weight {quoted(relation.printed_paths)} gets no gradient: no loss of a step "
+        message += f"depends on {quoted([*names])} in that step or through one late connection. "
+        message += "Use a `window` longer than the delay, or `RTRL`."
+        paths = (*relation.printed_paths, *names)
+        yield Diagnostic("warning", "truncated", message, paths, relation.source)
+
+
+def _not_marked(step: GroupedStep) -> Iterator[Diagnostic]:
+    """Yield the unmarked parameters on the way to a remembered hidden state.
+
+    If the compiler itself has marked parameters, it reports the unmarked uses.
+    """
+    if step.traced.has_found_marks:
+        return
+    gradients, equations = step.graph.gradients, step.traced.program.equations
+    operands = [atom for operation in step.operations for atom in operation.operands.values()]
+    marked = gradients.ancestors(operands)
+    leaves = [leaf for leaf in step.traced.parameters if leaf.in_var not in marked]
+    readouts = {readout.state for readout in step.traced.readouts}
+    recurrent = _recurrent_uses(step) if leaves else {}
+    for leaf in leaves:
+        states = _reached(step, [leaf.in_var])
+        uses = [
+            equations[use.equation]
+            for use in gradients.uses_of(leaf.in_var)
+            if _reached(step, gradients.sinks(use)) and not holds_marked(equations[use.equation])
+        ]
+        if not uses:
+            continue
+        equation = recurrent.get(leaf.in_var, uses[0])
+        level: Level = "warning" if leaf.in_var in recurrent else "info"
+        # A readout with a filter has no other memory.
+        is_readout = level == "info" and set(states) <= readouts
+        kind: DiagnosticKind = "truncated" if is_readout else "not-marked"
+        name, lost = equation.primitive.name, lost_mark(equation)
+        operation = {"dot_general": "matmul", "conv_general_dilated": "conv"}.get(name)
+        advice = f"`braintrace.{operation or 'element_wise'}`, or compile with `mark='auto'`"
+        if lost is not None:
+            name = f"{lost[0]}` (mapped over its {lost[1]}) as `{name}"
+            advice = "`braintrace.grouped_matmul` or `einsum` with the mapped axis in the weight"
+        message = f"Weight '{leaf.name}' reaches {quoted(states)} through `{name}`, an ordinary "
+        message += f"operation. {NOW}. Use {advice}."
+        yield Diagnostic(level, kind, message, (leaf.name, *states), source_line(equation))
+
+
+def _recurrent_uses(step: GroupedStep) -> Mapping[Var, Equation]:
+    """Return the parameters that multiply values computed from an old hidden state.
+
+    Parameters of an operation that a map over its weight has made an ordinary one count as well.
+    """
+    analysis, program = step.analysis, step.analysis.program
+    leaves = {leaf.in_var: leaf for leaf in step.traced.leaves}
+    parameters = {leaf.in_var for leaf in step.traced.parameters}
+    inputs = [time_of_leaf(leaves.get(var)) for var in program.in_vars]
+    times = flows_of_variables(question_of_taint(is_marked), analysis.constants, inputs)
+    old = {state.in_var for state, _ in step.new_states}
+    uses: dict[Var, Equation] = {}
+    for equation in program.equations:
+        operands, name = list(filter(carries_derivative, equation.invars)), equation.primitive.name
+        is_lost = lost_mark(equation) is not None
+        if not is_lost and name not in PRODUCTS | LOOPS | {"mul", "div"}:
+            continue
+        weights = [var for var in operands if times.get(var) is BindingTime.PARAMETER]
+        data = [var for var in operands if times.get(var) is BindingTime.DATA]
+        if weights and (is_lost or not old.isdisjoint(analysis.gradient_ancestors(data))):
+            ancestors = analysis.gradient_ancestors(weights) & parameters
+            uses |= {var: equation for var in ancestors if var not in uses}
+    return uses
+
+
+def _reached(step: GroupedStep, starts: Collection[Var], ends: Collection[Var] = ()) -> list[str]:
+    """Return the remembered hidden states that depend on some variables by gradient."""
+    descendants = step.graph.gradients.descendants(starts, ends)
+    readouts = {path: r.state for r in step.traced.readouts for path in r.filters}
+    remembered = (leaf for leaf, var in step.remembered_states if var in descendants)
+    return list(dict.fromkeys(readouts.get(leaf.path, leaf.name) for leaf in remembered))
+
+
+# --- other States
+
+
+def untraced_states(step: GroupedStep, ends: frozenset[Var]) -> Iterator[Diagnostic]:
+    """Yield the other States that carry a gradient from step to step.
+
+    The variables in ``ends`` are the outputs of the operations at which traces end.
+    """
+    gradients, new = step.graph.gradients, {var: state.name for state, var in step.new_states}
+    starts = [state.in_var for state, _ in step.new_states]
+    starts += [operation.y_var for operation in step.operations]
+    carriers = gradients.descendants_over_time(starts)
+    outputs = gradients.ancestors(step.traced.output_atoms, ends)
+    for leaf in step.traced.leaves:
+        if leaf.kind != "other" or not is_var(leaf.out_var) or leaf.out_var not in carriers:
+            continue
+        directly = gradients.descendants([leaf.in_var], ends)
+        reached = [name for var, name in new.items() if var in directly]
+        what = f"State '{leaf.name}' carries values that depend on weights from step to step, and"
+        if reached or leaf.in_var in outputs:
+            what += f" reaches {quoted(reached) or 'the output of `update`'}. It depends on hidden "
+            what += "states by coupled units only, so it has no trace. Write it through "
+            what += "`jax.lax.stop_gradient` to exclude it, or use `RTRL`."
+            yield Diagnostic("warning", "untraced-state", what, (leaf.name, *reached))
+        elif not gradients.descendants([leaf.in_var]).isdisjoint(new):
+            what += " reaches hidden states through ETP operations. Their weights learn online; "
+            what += "the rule truncates the path through them."
+            yield Diagnostic("info", "truncated", what, (leaf.name,))
+
+
+def lost_gradients(
+    program: Program,
+    loss: Atom,
+    moving: Collection[Var],
+    carried: Sequence[tuple[Var, Atom, bool]],
+) -> Iterator[Diagnostic]:
+    """Yield the States that a step fills with values of the model, and whose loss reads them.
+
+    No trace follows such a value, so its gradient is the one of a constant.
+
+    Parameters
+    ----------
+    program, loss
+        A step that is differentiated alone, and its loss.
+    moving
+        Its inputs with a derivative.
+    carried
+        Old and new values of States, and whether the model has the State.
+    """
+
+    def behind(atom: Atom) -> set[Var]:
+        return program.depends_on([atom], frozenset(), CONSTANT, carries_derivative)
+
+    read = behind(loss)
+    for old, new, is_of_model in carried:
+        if is_of_model or old not in read or not is_var(new) or behind(new).isdisjoint(moving):
+            continue
+        readers = (program.equations[index] for index, _ in program.readers.get(old, ()))
+        lines = (source_line(e) for e in readers if not read.isdisjoint(e.outvars))
+        message = f"A State of shape {old.aval.shape} that `step_fn` writes carries values that "
+        message += "depend on weights to the loss of a later step, where they are constants. "
+        message += "Compute the loss in a `window`, with `RTRL`, or write the State through "
+        message += "`jax.lax.stop_gradient`; a `brainstate.HiddenState` that `update` writes has a "
+        message += "trace."
+        # The loss may be the State itself, which no line reads.
+        yield Diagnostic("warning", "untraced-state", message, (), next(lines, ""))
