@@ -10,7 +10,7 @@ from .._graph import FOLLOWS_ALL, Diagnostic, HiddenParamOpRelation, Jacobian, T
 from .._jax import is_var, source_line
 from .._jaxpr import CONSTANT, carries_derivative
 from .._typing import path_name
-from .grouped_step import GroupedStep
+from .hidden_groups import GroupedStep
 
 
 def check_parameters(model: brainstate.nn.Module) -> None:

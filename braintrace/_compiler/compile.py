@@ -45,8 +45,7 @@ from .check_model import (
 )
 from .findings import diagnose, publish
 from .flat_state import about_layers, flattened_state, layers_of
-from .grouped_step import GroupedStep
-from .hidden_groups import find_hidden_groups
+from .hidden_groups import GroupedStep, find_hidden_groups
 from .hidden_states import hidden_arrays, with_memories, written
 from .jacobian_sparsity import structure_of
 from .linear_readouts import filter_readouts

@@ -32,7 +32,7 @@ from .._jaxpr import (
 )
 from .._typing import path_name
 from .analysis import nonlinear_uses, time_of_leaf
-from .grouped_step import GroupedStep, seen_by_losses
+from .hidden_groups import GroupedStep, seen_by_losses
 from .marked_operations import MarkedOperation
 from .parametric_uses import LOOPS
 from .walk import Walk

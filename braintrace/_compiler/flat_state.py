@@ -18,7 +18,7 @@ from .._jax import Var, is_var, source_line
 from .._jaxpr import components
 from .analysis import data_of, nonlinear_uses
 from .findings import untraced_states
-from .grouped_step import GroupedStep, new_states
+from .hidden_groups import GroupedStep, new_states
 from .sample_axes import new_vars, sample_axes_of, uses_of_parameters
 
 HiddenStates: TypeAlias = list[tuple[StateLeaf, Var]]

@@ -33,7 +33,7 @@ from .._jaxpr import (
 )
 from .._typing import Path
 from .analysis import Analysis, data_of, time_of_leaf
-from .grouped_step import GroupedStep
+from .hidden_groups import GroupedStep
 
 Number: TypeAlias = Callable[[Mapping[Var, Any]], Any]
 """Compute the scalar that fills an array from the values of variables."""

@@ -17,7 +17,7 @@ from .._graph.traced_model import StateLeaf
 from .._jax import Var
 from .back_through import Ids, numbered
 from .batch import axes_of_filters, with_axes
-from .grouped_step import GroupedStep, seen_by_losses
+from .hidden_groups import GroupedStep, seen_by_losses
 from .linear_filters import FilterFinder, LinearFilter
 from .readout_filters import with_filters, without_marks
 from .walk import Walk, walk_back

@@ -11,12 +11,12 @@ from typing import Literal
 import numpy as np
 
 from .._graph import HiddenGroup, HiddenParamOpRelation, InfluenceMap, Tap
-from .._graph.influence import NO_OUTPUT
+from .._graph.relation import NO_OUTPUT
 from .._jax import Var, source_line
 from .._jaxpr import BOTTOM, reached
 from .analysis import Analysis
 from .back_through import BROADCAST, Ids
-from .grouped_step import GroupedStep
+from .hidden_groups import GroupedStep
 from .marked_operations import MarkedOperation
 from .walk import Walk
 

@@ -12,8 +12,6 @@ from .flat_state import operand_key as operand_key
 from .graph import ETraceGraph as ETraceGraph
 from .hidden_group import Cut as Cut
 from .hidden_group import HiddenGroup as HiddenGroup
-from .influence import InfluenceMap as InfluenceMap
-from .influence import Tap as Tap
 from .method import FOLLOWS_ALL as FOLLOWS_ALL
 from .method import Adjoints as Adjoints
 from .method import Chunk as Chunk
@@ -25,6 +23,8 @@ from .method import TraceMethod as TraceMethod
 from .method import Traces as Traces
 from .method import Weights as Weights
 from .relation import HiddenParamOpRelation as HiddenParamOpRelation
+from .relation import InfluenceMap as InfluenceMap
+from .relation import Tap as Tap
 from .report import Report as Report
 from .report import SequenceRow as SequenceRow
 from .report import report_of as report_of

@@ -9,19 +9,37 @@ import numpy as np
 from .._etrace_op.registry import role
 from .._jax import Atom, Var, is_var
 from .._typing import Path
-from .flat_state import operand_key, operands_of
-from .graph_data import GraphData
+from .batch import Batch
+from .diagnostics import Diagnostic
+from .flat_state import FlatState, operand_key, operands_of
 from .hidden_group import HiddenGroup
+from .relation import HiddenParamOpRelation
 from .report import report_of
-from .trace_spec import specs_of
-from .traced_model import StateLeaf
+from .trace_spec import Record, TraceSpecs, specs_of
+from .traced_model import StateLeaf, TracedModel
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ETraceGraph(GraphData):
+class ETraceGraph:
     """A compiled model: the analysis of one step for one learning rule.
 
-    `GraphData` documents the attributes.
+    Attributes
+    ----------
+    traced
+        The step as a flat program with named inputs and outputs.
+    hidden_groups
+        Hidden states with elementwise coupling.
+    hidden_param_op_relations
+        ETP operations that reach hidden groups, and their parameters.
+    diagnostics
+        Approximations that a user should know.
+    needs, trace_specs
+        The residuals that the learning rule needs of every step, and the arrays that it carries
+        from step to step; see `TraceMethod`.
+    batch
+        The number of samples, and the batch axis of each state.
+    flat_state
+        The hidden states as one vector, for full-Jacobian rules.
 
     Examples
     --------
@@ -43,6 +61,15 @@ class ETraceGraph(GraphData):
     >>> [relation.key for relation in graph.hidden_param_op_relations]
     ['w@mm0']
     """
+
+    traced: TracedModel
+    hidden_groups: tuple[HiddenGroup, ...]
+    hidden_param_op_relations: tuple[HiddenParamOpRelation, ...]
+    diagnostics: tuple[Diagnostic, ...]
+    needs: frozenset[Record]
+    trace_specs: TraceSpecs
+    batch: Batch
+    flat_state: FlatState | None = None
 
     @property
     def traced_groups(self) -> tuple[HiddenGroup, ...]:

@@ -3,16 +3,18 @@
 import dataclasses
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .._jax import source_line
 from .._tables import Table, as_html, as_text
 from .._typing import path_name
 from .diagnostics import Diagnostic
-from .graph_data import GraphData
 from .hidden_group import HiddenGroup
 from .relation import HiddenParamOpRelation
 from .trace_spec import TraceSpec, specs_of
+
+if TYPE_CHECKING:
+    from .graph import ETraceGraph
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,7 +241,7 @@ class Report:
             yield Table("Sequences so far", heads, rows, numbers=range(2, 8))
 
 
-def report_of(graph: GraphData) -> Report:
+def report_of(graph: "ETraceGraph") -> Report:
     """Return the report of a compiled model."""
     specs = specs_of(graph.trace_specs)
     of_relations = (
@@ -282,7 +284,7 @@ def _sizes(specs: Sequence[TraceSpec]) -> dict[str, Any]:
     }
 
 
-def _flat_state_rows(graph: GraphData, specs: Sequence[TraceSpec]) -> Iterator[RelationRow]:
+def _flat_state_rows(graph: "ETraceGraph", specs: Sequence[TraceSpec]) -> Iterator[RelationRow]:
     """Yield a row for each product and each parameter that has traces by a full-Jacobian rule."""
     flat, program = graph.flat_state, graph.traced.program
     if flat is None:
@@ -320,7 +322,7 @@ def _group_row(group: HiddenGroup) -> GroupRow:
     return GroupRow(group.index, tuple(names), group.shape, transition, downstream)
 
 
-def _plain_rows(graph: GraphData) -> Iterator[PlainRow]:
+def _plain_rows(graph: "ETraceGraph") -> Iterator[PlainRow]:
     related = {p for r in graph.hidden_param_op_relations for p in r.parameter_paths}
     otherwise = "used by ordinary operations only"
     if graph.flat_state is not None:
