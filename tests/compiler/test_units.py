@@ -198,14 +198,6 @@ def shift_register(keep, ops, p, h, x):
     return {"h": new, "line": line}, new
 
 
-def register_that_is_read(keep, ops, p, h, x):
-    """Beside it, an ordinary operation reads the register."""
-    states, _ = shift_register(keep, ops, p, h, x)
-    new = states["h"] - 0.3 * h["line"][..., -1, :]
-    line = jnp.concatenate([new[..., None, :], states["line"][..., 1:, :]], -2)
-    return {"h": new, "line": line}, new
-
-
 def line_toy(step, keep=lambda value: value):
     return Toy(functools.partial(step, keep), "w r", LINE)
 
@@ -215,41 +207,6 @@ def test_a_register_that_an_operation_reads_loses_the_path_of_the_operation_only
     learner = compiled(line_toy(shift_register))
     assert not warned(learner)
     oracle.assert_close(gradient(learner), bptt(line_toy(shift_register, STOP)), 1e-10)
-
-
-def test_a_register_that_an_ordinary_operation_reads_is_exact():
-    learner = compiled(line_toy(register_that_is_read))
-    assert not warned(learner)
-    oracle.assert_close(gradient(learner), bptt(line_toy(register_that_is_read, STOP)), 1e-10)
-
-
-def gamma_memory(ops, p, h, x):
-    """A cascade of filters of one unit, in one State, which the unit reads again."""
-    line = h["line"]
-    new = jnp.tanh(0.7 * h["h"] - 0.3 * line[..., -1, :] + ops.matmul(x, p["w"]))
-    before = jnp.concatenate([new[..., None, :], line[..., :-1, :]], -2)
-    line = 0.6 * line + 0.4 * before
-    return {"h": new, "line": line}, line[..., -1, :]
-
-
-def packed(ops, p, h, x):
-    """Memory and output of a gated cell in one State, driven by the gates of one product."""
-    forget, enter, value, out = jnp.split(ops.matmul(x, p["gates"]), 4, axis=-1)
-    c, before = jnp.split(h["both"], 2, axis=-1)
-    c = jax.nn.sigmoid(forget + 0.1 * before) * c + jax.nn.sigmoid(enter) * jnp.tanh(value)
-    new = jax.nn.sigmoid(out) * jnp.tanh(c)
-    return {"both": jnp.concatenate([c, new], -1)}, new
-
-
-SEVERAL = {
-    "gamma": Toy(gamma_memory, "w", LINE),
-    "packed": Toy(packed, {"gates": (INPUTS, 4 * UNITS)}, {"both": (2 * UNITS,)}),
-}
-
-
-@pytest.mark.parametrize("name", SEVERAL)
-def test_several_elements_of_a_unit_in_one_state_are_exact(name):
-    assert_exact(SEVERAL[name])
 
 
 def by_where(buffer, place, value):
@@ -266,12 +223,7 @@ def by_slice(buffer, place, value):
     return jax.lax.dynamic_update_slice(buffer, value[..., None, :], starts)
 
 
-def by_sum(buffer, place, value):
-    emptied = by_at(buffer, place, 0 * value)
-    return emptied.at[..., place, :].add(value)
-
-
-WRITES = {"where": by_where, "at": by_at, "slice": by_slice, "sum": by_sum}
+WRITES = {"where": by_where, "slice": by_slice}
 
 
 class Ring(brainstate.nn.Module):
@@ -332,45 +284,6 @@ def test_a_slot_that_is_read_at_a_place_of_data_is_exact():
     learner = braintrace.compile(Ring(decayed), "d_rtrl", XS[0], batch_size=BATCH)
     assert not warned(learner)
     oracle.assert_close(gradient(learner), bptt_of_ring(0.9), 1e-10)
-
-
-class Delayed(brainstate.nn.Module):
-    """A layer without coupling, a delay of brainstate, and a readout."""
-
-    def __init__(self):
-        super().__init__()
-        params = RING.params()
-        self.w, self.out = brainstate.ParamState(params["w"]), brainstate.ParamState(params["out"])
-
-    def init_state(self, batch_size=None, **_):
-        shape = () if batch_size is None else (batch_size,)
-        self.h = brainstate.HiddenState(jnp.zeros((*shape, UNITS)))
-        like = jax.ShapeDtypeStruct((*shape, UNITS), jnp.float64)
-        self.delay = brainstate.nn.Delay(like, entries={"late": 2.0})
-        self.delay.init_state()
-
-    def update(self, x):
-        self.h.value = jnp.tanh(0.7 * self.h.value + braintrace.matmul(x, self.w.value))
-        self.delay.update(self.h.value)
-        return self.delay.at("late") @ self.out.value
-
-
-def bptt_of_delayed(params):
-    h, late, value = jnp.zeros((BATCH, UNITS)), [jnp.zeros((BATCH, UNITS))] * 2, 0.0
-    for x in XS:
-        h = jnp.tanh(0.7 * h + x @ params["w"])
-        late = [*late, h]
-        value += jnp.sum((late[-3] @ params["out"] - 0.3) ** 2)
-    return value
-
-
-@pytest.mark.parametrize("rule", ["d_rtrl", "rtrl"])
-def test_a_delay_of_brainstate_is_exact(rule):
-    with brainstate.environ.context(dt=1.0, precision=64):
-        learner = braintrace.compile(Delayed(), rule, XS[0], batch_size=BATCH)
-        assert not warned(learner)
-        expected = jax.grad(bptt_of_delayed)(RING.params())
-        oracle.assert_close(gradient(learner), expected, 1e-10, rule)
 
 
 # --- States that a step only reads ----------------------------------------------------------------

@@ -134,12 +134,18 @@ def loop(params, start, xs, loss, inside, carries, window=None, mask=None, reset
 
 
 def started_anew(flags, states, start):
-    """The states of a batch, those of the flagged samples as they were at the start."""
-    return jax.tree.map(
-        lambda now, first: jnp.where(jnp.reshape(flags, (-1,) + (1,) * (now.ndim - 1)), first, now),
-        states,
-        start,
-    )
+    """The states of a batch, those of the flagged samples as they were at the start.
+
+    A state without an axis for samples starts anew with all of them.
+    """
+
+    def anew(now, first):
+        samples = [axis for axis, size in enumerate(now.shape) if size == len(flags)][:1]
+        others = [axis for axis in range(now.ndim) if axis not in samples]
+        flag = np.expand_dims(flags if samples else flags.all(), others)
+        return jnp.where(flag, first, now)
+
+    return jax.tree.map(anew, states, start)
 
 
 def snap_n(model, params, xs, loss, n, mask=None, reset=None, window=None):
