@@ -82,8 +82,11 @@ from ._learner import compile_etrace_graph as compile_etrace_graph
 from ._learner import pp_prop as pp_prop
 from ._learner import shard as shard
 from ._learner import three_factor_loss as three_factor_loss
+from ._rules import PairSTDP as PairSTDP
+from ._rules import RewardSTDP as RewardSTDP
 from ._rules import Rule as Rule
 from ._rules import Site as Site
+from ._rules import TripletSTDP as TripletSTDP
 
 __version__ = "2026.12.0"
 __version_info__ = tuple(map(int, __version__.split(".")))  # noqa: RUF048 (numbers alone)

@@ -55,6 +55,7 @@ from .sites import (
     TraceSite,
     names_of,
     new_slots_to_elements,
+    new_state_to_elements,
     old_state_to_elements,
     pre_step_probe,
     row_name,
@@ -426,7 +427,8 @@ def residuals(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> Records:
     weights = jax.lax.stop_gradient(weights)
     program, relations = graph.traced.program, graph.hidden_param_op_relations
     given = [r.x_var for r in relations if r.x_var is not None]
-    wanted = list(dict.fromkeys([*evaluated_vars(graph), *filter(is_var, given)]))
+    states = [var for _, _, var in graph.new_hidden_vars] if "states" in graph.needs else []
+    wanted = list(dict.fromkeys([*evaluated_vars(graph), *filter(is_var, given), *states]))
     found = evaluate(program, wanted, inputs, rules=with_weights(graph, weights))
     known = dict(zip(wanted, found, strict=True))
     x, values = {}, {}
@@ -435,10 +437,16 @@ def residuals(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> Records:
         pairs = zip(keys, given, strict=True)
         x = {key: known[atom] if is_var(atom) else atom.val for key, atom in pairs}
     if "values" in graph.needs:
-        read = read_vars(graph)
+        read = list(dict.fromkeys([*read_vars(graph), *states]))
         values = {n: known[v] for n, v in zip(names_of(program, read), read, strict=True)}
     result: Records = jax.lax.stop_gradient(Records(x=x, values=values))
     return result
+
+
+def new_states(graph: ETraceGraph, group: HiddenGroup, recorded: Mapping[str, jax.Array]) -> States:
+    """Return the values of a group's states after a step, per unit, from records of states."""
+    names = names_of(graph.traced.program, group.new_vars)
+    return {a: new_state_to_elements(group, a, recorded[name]) for a, name in enumerate(names)}
 
 
 def blocks(

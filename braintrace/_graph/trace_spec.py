@@ -11,7 +11,7 @@ import numpy as np
 TraceSpecs: TypeAlias = Mapping[str, Any]
 """The structure of traces, with a `TraceSpec` in the place of each array."""
 
-Record = Literal["x", "values", "step", "traces", "operands"]
+Record = Literal["x", "values", "states", "step", "traces", "operands"]
 """Residuals that can be recorded of a step; see `Records`.
 
 ``'values'``: what its local steps read. ``'step'``: the inputs of its program. ``'traces'``: the

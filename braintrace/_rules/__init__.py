@@ -7,6 +7,9 @@ from .d_rtrl import ParameterTraces as ParameterTraces
 from .eligibility import eligibility_of as eligibility_of
 from .feedback import FeedbackTraces as FeedbackTraces
 from .filters import FilterTraces as FilterTraces
+from .plasticity import PairSTDP as PairSTDP
+from .plasticity import RewardSTDP as RewardSTDP
+from .plasticity import TripletSTDP as TripletSTDP
 from .protocol import Rule as Rule
 from .protocol import Site as Site
 from .protocol import check_rule as check_rule

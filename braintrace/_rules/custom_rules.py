@@ -31,7 +31,7 @@ import numpy as np
 from .._core.gradient import add, like
 from .._core.loops import scan_records
 from .._core.sites import at_elements, at_entry, signals, x_key
-from .._core.steps import blocks, operand_shapes, values_of
+from .._core.steps import blocks, new_states, operand_shapes, values_of
 from .._core.traces import as_arrays, reset_traces, widened
 from .._errors import ShapeError, in_words
 from .._etrace_op import Arrays
@@ -185,7 +185,7 @@ class RuleTraces(TraceMethod):
     """`TraceMethod` of a rule whose Jacobian is none or elementwise."""
 
     rule: Rule
-    needs = frozenset({"x", "values"})
+    needs = frozenset({"x", "values", "states"})
     jacobian = "elementwise"
 
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
@@ -240,6 +240,7 @@ def _advanced(graph: ETraceGraph, parts: Parts, arrays: Arrays, recorded: Record
     (x, values, reset), new = recorded, Arrays()
     local = values_of(graph, values)
     of_groups = {g.index: blocks(graph, g, local) for g in graph.traced_groups}
+    states = {g.index: new_states(graph, g, values) for g in graph.traced_groups}
     for part in parts:
         place, index = part.site.place, part.site.indices
         own, (D, Df) = {key: arrays[key] for key in part.specs}, of_groups[place.group.index]
@@ -255,6 +256,9 @@ def _advanced(graph: ETraceGraph, parts: Parts, arrays: Arrays, recorded: Record
         }
         F = {state: Df[place.key(a)] for state, a in index.items() if place.key(a) in Df}
         inputs = None if place.relation.x_var is None else x[x_key(graph, place.relation)]
+        of_group = states[place.group.index]
+        after = {state: place.to_outputs(of_group[a]) for state, a in index.items()}
+        part = dataclasses.replace(part, site=dataclasses.replace(part.site, new_states=after))
         new |= part.advance(own, None if part.rule.jacobian == "none" else J, inputs, F)
     return new
 

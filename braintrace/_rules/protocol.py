@@ -51,6 +51,10 @@ class Site(abc.ABC):
     operands
         Arrays that have gradients, by the operation's names (``'weight'``, ``'bias'``), or
         parameters by path. In `Rule.init`, their shapes and dtypes.
+    new_states
+        In `Rule.advance` with a ``jacobian`` of ``'none'`` or ``'elementwise'``, the values of the
+        states after the step, ``{state: array}`` in the layout of the operation's output; else
+        empty.
 
     Notes
     -----
@@ -86,6 +90,7 @@ class Site(abc.ABC):
     states: tuple[str, ...]
     samples: tuple[int, ...]
     operands: Mapping[str, Any]
+    new_states: Mapping[str, jax.Array] = dataclasses.field(default_factory=dict, kw_only=True)
 
     @abc.abstractmethod
     def zeros(self) -> Trace:
