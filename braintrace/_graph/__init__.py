@@ -10,6 +10,7 @@ from .flat_state import ParameterUse as ParameterUse
 from .flat_state import Structure as Structure
 from .flat_state import operand_key as operand_key
 from .graph import ETraceGraph as ETraceGraph
+from .graph import report_of as report_of
 from .hidden_group import Cut as Cut
 from .hidden_group import HiddenGroup as HiddenGroup
 from .method import FOLLOWS_ALL as FOLLOWS_ALL
@@ -27,7 +28,6 @@ from .relation import InfluenceMap as InfluenceMap
 from .relation import Tap as Tap
 from .report import Report as Report
 from .report import SequenceRow as SequenceRow
-from .report import report_of as report_of
 from .trace_spec import Record as Record
 from .trace_spec import Role as Role
 from .trace_spec import TraceSpec as TraceSpec

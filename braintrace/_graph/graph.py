@@ -2,20 +2,21 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from .._etrace_op.registry import role
-from .._jax import Atom, Var, is_var
-from .._typing import Path
+from .._jax import Atom, Var, is_var, source_line
+from .._typing import Path, path_name
 from .batch import Batch
 from .diagnostics import Diagnostic
 from .flat_state import FlatState, operand_key, operands_of
 from .hidden_group import HiddenGroup
 from .relation import HiddenParamOpRelation
-from .report import report_of
-from .trace_spec import Record, TraceSpecs, specs_of
+from .report import GroupRow, PlainRow, RelationRow, Report
+from .trace_spec import Record, TraceSpec, TraceSpecs, specs_of
 from .traced_model import StateLeaf, TracedModel
 
 
@@ -207,3 +208,100 @@ class ETraceGraph:
 
     def _repr_html_(self) -> str:
         return report_of(self)._repr_html_()
+
+
+# --- its report
+
+
+def report_of(graph: ETraceGraph) -> Report:
+    """Return the report of a compiled model."""
+    specs = specs_of(graph.trace_specs)
+    of_relations = (
+        _relation_row(relation, [spec for spec in specs if spec.relation == relation.key])
+        for relation in graph.hidden_param_op_relations
+    )
+    return Report(
+        relations=(*of_relations, *_flat_state_rows(graph, specs)),
+        groups=tuple(map(_group_row, graph.hidden_groups)),
+        without_trace=tuple(_plain_rows(graph)),
+        diagnostics=graph.diagnostics,
+        stored_bytes=sum(spec.nbytes for spec in specs if spec.is_stored),
+        possible_bytes=sum(spec.full_nbytes for spec in specs),
+        readouts=tuple(readout.state for readout in graph.traced.readouts),
+        filter_bytes=sum(leaf.nbytes for leaf in graph.traced.filters),
+    )
+
+
+def _relation_row(relation: HiddenParamOpRelation, specs: Sequence[TraceSpec]) -> RelationRow:
+    x_var, groups = relation.x_var, relation.hidden_groups
+    return RelationRow(
+        key=relation.key,
+        operation=relation.primitive.name,
+        source=relation.source,
+        parameters=relation.printed_paths,
+        x_shape=None if x_var is None else tuple(x_var.aval.shape),
+        y_shape=tuple(relation.y_var.aval.shape),
+        states=tuple(tuple(state.name for state in group.leaves) for group in groups),
+        rule=next((spec.rule for spec in specs), None),
+        **_sizes(specs),
+    )
+
+
+def _sizes(specs: Sequence[TraceSpec]) -> dict[str, Any]:
+    stored = [spec for spec in specs if spec.is_stored]
+    return {
+        "traces": tuple((spec.state or "", spec.operand, spec.shape) for spec in stored),
+        "stored_bytes": sum(spec.nbytes for spec in stored),
+        "possible_bytes": sum(spec.full_nbytes for spec in specs),
+    }
+
+
+def _flat_state_rows(graph: ETraceGraph, specs: Sequence[TraceSpec]) -> Iterator[RelationRow]:
+    """Yield a row for each product and each parameter that has traces by a full-Jacobian rule."""
+    flat, program = graph.flat_state, graph.traced.program
+    if flat is None:
+        return
+    inside = set[str]()
+    for use in flat.uses:
+        own_specs = [spec for spec in specs if spec.relation == use.key]
+        if own_specs and use.equation is not None:
+            equation = program.equations[use.equation]
+            behind = program.depends_on([equation.invars[place] for place in use.operands])
+            names = tuple(leaf.name for leaf in graph.traced.parameters if leaf.in_var in behind)
+            inside.update(names)
+            yield RelationRow(
+                key=use.key,
+                operation=equation.primitive.name,
+                source=source_line(equation),
+                parameters=names,
+                x_shape=tuple(equation.invars[use.x or 0].aval.shape),
+                y_shape=tuple(equation.outvars[0].aval.shape),
+                states=(tuple(leaf.name for leaf in flat.leaves),),
+                **_sizes(own_specs),
+            )
+    for name, reached in flat.reached.items():
+        own_specs = [spec for spec in specs if spec.relation is None and spec.operand == name]
+        if own_specs or name not in inside:
+            states = (tuple(flat.leaves[index].name for index in reached),)
+            yield RelationRow(name, "any", "", (name,), None, None, states, **_sizes(own_specs))
+
+
+def _group_row(group: HiddenGroup) -> GroupRow:
+    names = [state.name for state in group.states]
+    transition = tuple(dict.fromkeys((names[c], names[a]) for a, c in group.transition))
+    downstream = tuple(dict.fromkeys(names[a] for a in group.downstream))
+    names = [state.name for state in group.leaves]
+    return GroupRow(group.index, tuple(names), group.shape, transition, downstream)
+
+
+def _plain_rows(graph: ETraceGraph) -> Iterator[PlainRow]:
+    related = {p for r in graph.hidden_param_op_relations for p in r.parameter_paths}
+    otherwise = "used by ordinary operations only"
+    if graph.flat_state is not None:
+        leaves, otherwise = graph.traced.leaves, "reaches no hidden state"
+        related |= {leaf.path for leaf in leaves if leaf.name in graph.flat_state.reached}
+    for path in graph.traced.parameter_paths:
+        if path not in related:
+            name = path_name(path)
+            kinds = dict.fromkeys(d.kind for d in graph.diagnostics if name in d.paths)
+            yield PlainRow(name, ", ".join(kinds) or otherwise)
