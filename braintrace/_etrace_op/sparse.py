@@ -87,12 +87,12 @@ _known: dict[tuple[Any, ...], SparsePattern] = {}
 
 
 def sparse_pattern(matrix: Any) -> SparsePattern:
-    """Return the pattern of a CSR, CSC, COO, BCOO or BCSR matrix of any library.
+    """Return the pattern of a sparse matrix of any library.
 
     Raises
     ------
     DtypeError
-        If it is of a different type.
+        If its class stores no rows and columns.
     """
     if isinstance(matrix, SparsePattern):
         return matrix
@@ -101,8 +101,10 @@ def sparse_pattern(matrix: Any) -> SparsePattern:
     kind = next((name for name in classes if name in _INDICES), None)
     if kind is None:
         raise DtypeError(
-            f"`sparse_matmul`: `sparse_mat` must be a CSR, CSC, COO, BCOO or BCSR matrix, got "
-            f"{type(matrix).__name__}."
+            f"`sparse_matmul`: `sparse_mat` must be a matrix with rows and columns of entries "
+            f"({', '.join(_INDICES)}), got {type(matrix).__name__}. Use "
+            "`braintrace.matmul(x, matrix.data)` for a `brainevent.Dense`, and "
+            "`brainevent.CSR.fromdense(matrix.todense())` for connections drawn in each product."
         )
     shape = (int(matrix.shape[0]), int(matrix.shape[1]))
     indices = [getattr(matrix, name) for name in _INDICES[kind]]
@@ -132,6 +134,9 @@ _INDICES = {
     "CSC": ("indices", "indptr"),
     "COO": ("row", "col"),
     "BCOO": ("indices",),
+    "TCSR": ("indices", "indptr"),
+    "FixedNumPerPre": ("indices",),
+    "FixedNumPerPost": ("indices",),
 }
 
 
@@ -140,6 +145,10 @@ def _read(kind: str, indices: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
     arrays = [np.asarray(array).astype(np.int64) for array in indices]
     if kind == "BCOO":
         return arrays[0][:, 0], arrays[0][:, 1]
+    if kind.startswith("FixedNum"):
+        other = np.repeat(np.arange(len(arrays[0])), arrays[0].shape[1])
+        places = other, arrays[0].ravel()
+        return places if kind == "FixedNumPerPre" else places[::-1]
     minor, second = arrays
     if kind == "COO":
         return minor, second
@@ -395,11 +404,12 @@ def sparse_matmul(
     x : array or Quantity ``(..., in)``
         One sample (1-D), a batch (2-D), or more leading axes.
     weight_data : array or Quantity ``(nnz,)``
-        Trainable entries, in the order of ``sparse_mat.data``. A single number (shape ``()`` or
-        ``(1,)``) is used for all entries.
+        Trainable entries, in the order of ``sparse_mat.data``, or in its shape. A single number
+        (shape ``()`` or ``(1,)``) is used for all entries.
     sparse_mat : sparse matrix ``(in, out)``
         The rows and columns of the entries: CSR, CSC or COO of ``saiunit.sparse`` or
-        ``brainevent``, or JAX's BCOO or BCSR. Its own data are not used.
+        ``brainevent``, its TCSR, FixedNumPerPre or FixedNumPerPost, or JAX's BCOO or BCSR. Its own
+        data are not used.
     bias : array or Quantity ``(out,)``, optional
         Trainable; rescaled into the unit of ``x`` times ``weight_data``.
     weight_fn, bias_fn : callable, optional
@@ -433,6 +443,8 @@ def sparse_matmul(
     pattern = sparse_pattern(sparse_mat)
     if weight.shape in ((), (1,)):
         weight = jnp.broadcast_to(weight, (pattern.nnz,))
+    if weight.ndim == 2 and weight.size == pattern.nnz:  # a fixed number of connections
+        weight = weight.reshape(-1)
     if weight.shape != (pattern.nnz,) or x.shape[-1:] != pattern.shape[:1]:  # a gather clips
         raise ShapeError(
             f"`sparse_matmul`: `sparse_mat` is {pattern}; expected `x` of shape (..., "

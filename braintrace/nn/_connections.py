@@ -25,7 +25,8 @@ class SparseLinear(brainstate.nn.SparseLinear):
     Parameters
     ----------
     spar_mat : sparse matrix ``(in, out)``
-        CSR, CSC or COO of `saiunit.sparse`. Its data are the initial weights.
+        CSR, CSC or COO of `saiunit.sparse`, or a format of ``brainevent`` (see `sparse_matmul`).
+        Its data are the initial weights.
     b_init : callable, array or None, optional
         Bias ``(out,)``. Default None.
     in_size : int or tuple of int, optional
@@ -70,7 +71,7 @@ class SparseLinear(brainstate.nn.SparseLinear):
             for places, size in zip((pattern.rows, pattern.columns), pattern.shape, strict=True)
         )
         entries: np.ndarray = np.broadcast_to(signs, pattern.shape)[rows, columns]
-        return entries
+        return entries.reshape(-1, *self.spar_mat.data.shape[1:])
 
     def update(self, x: Any) -> Any:
         """Return the layer's output ``(..., out)`` for an input ``(..., in)``."""

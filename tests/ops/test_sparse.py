@@ -174,6 +174,43 @@ def test_every_format_has_the_entries_of_its_matrix(name):
     np.testing.assert_allclose(np.sort(slopes[slopes != 0]), np.sort(wanted), rtol=1e-5)
 
 
+def by_kind(kind):
+    """A matrix of brainevent with three rows."""
+    entries, places = jnp.arange(1.0, 7.0).reshape(3, 2), jnp.array([[0, 2], [1, 2], [0, 1]])
+    if kind != "TCSR":
+        return getattr(brainevent, kind)(entries, places, shape=(3, 3))
+    if not hasattr(brainevent, kind):
+        pytest.skip("brainevent 0.3 has it")
+    return brainevent.TCSR.fromcsr(brainevent.CSR.fromdense(jnp.asarray(MATRIX)))
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("kind", ["FixedNumPerPre", "FixedNumPerPost", "TCSR"])
+def test_matrices_of_brainevent_give_the_gradient_of_their_dense_form(kind):
+    matrix, x = by_kind(kind), np.arange(6.0).reshape(2, 3)
+    data = matrix.data
+    dense, pull = jax.vjp(lambda data: matrix.with_data(data).todense(), data)
+    y, slopes = jax.vjp(lambda data: braintrace.sparse_matmul(x, data, sparse_mat=matrix), data)
+    np.testing.assert_allclose(y, x @ dense, rtol=1e-6)
+    np.testing.assert_allclose(slopes(y)[0], pull(x.T @ y)[0], rtol=1e-6)
+
+
+def test_signs_of_a_matrix_with_a_fixed_number_of_connections():
+    matrix = by_kind("FixedNumPerPost")
+    layer = braintrace.nn.SparseLinear(matrix, w_sign=[1, -1, 1])
+    signed = matrix.todense() * np.array([[1], [-1], [1]])
+    np.testing.assert_allclose(layer(jnp.eye(3)), signed, rtol=1e-6)
+
+
+def test_a_matrix_without_rows_and_columns_is_refused():
+    for matrix in (
+        brainevent.Dense(jnp.ones((3, 3))),
+        brainevent.JITCScalarR(1.0, 0.5, 3, shape=(3, 3)),
+    ):
+        with pytest.raises(braintrace.DtypeError, match="todense"):
+            braintrace.sparse_matmul(np.ones(3), jnp.ones(9), sparse_mat=matrix)
+
+
 def test_one_weight_for_all_entries():
     matrix, x = FORMATS["saiunit CSR"](jnp.asarray(MATRIX)), np.ones(3, np.float32)
     y = braintrace.sparse_matmul(x, jnp.float32(2.0), sparse_mat=matrix)
