@@ -99,11 +99,11 @@ def compile_model(
 
     # `update` as a flat program: calls are inlined, branches and loops with ETP operations lowered.
     # Before that, uses of parameters are marked, if `mark` asks for it or if no ETP operation of
-    # the model reaches a hidden state.
+    # the model reaches a hidden state. Only rules with elementwise traces need marks.
     jacobian = method.jacobian
-    is_elementwise, marking = jacobian == "elementwise", None
-    if jacobian != "none":  # a rule without traces needs no marks
-        marking = marking_of(model, options.mark, options.unroll_limit, is_elementwise)
+    is_elementwise = jacobian == "elementwise"
+    wanted = marking_of(model, options.mark, options.unroll_limit)
+    marking = wanted if is_elementwise else None
     traced, outside = trace_model(model, arguments, batch_size, options.unroll_limit, marking)
 
     # Any State that carries values of units to a later step is a hidden state.

@@ -1,95 +1,93 @@
-"""Automatic marking: bind ETP operations in a model that has none.
+"""Automatic marks: ordinary uses of parameters become ETP operations.
 
-This is the default for a model whose own ETP operations reach no hidden state (`own_marks`).
+Uses of parameters on the way to a hidden state are marked in the program of the step. All later
+passes see the same program as after marking by hand.
 
-Products and other uses of parameters that reach a hidden state become ETP operations in the program
-of the step. All later passes see the same program as after marking by hand.
-
-A weight of a product inside a loop or branch meets different data in each step or case. Such a loop
-is unrolled, and such a branch is lowered to a selection, as for an ETP operation. The same holds if
-the steps broadcast parameters that differ from step to step. Other loops and branches stay, and
-their inputs are marked before them.
+- A product of data with a parameter-derived weight becomes the product's ETP operation.
+- Any other parameter-derived variable that meets data gets an elementwise mark.
+- A loop or branch that reads parameters is unrolled, or lowered to a selection, so that its
+  products meet the data of each step.
+- Some uses cannot be marked: an operation through which no element can be followed (a lookup, a
+  call whose own derivative couples elements), and a product in a loop that cannot be unrolled.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import brainstate
 import jax
+import numpy as np
 
 from .._checks import path_filter, shown
 from .._errors import OptionError
-from .._etrace_op import ETP_PRIMITIVE_SPECS, etp_elemwise_p, lost_mark, reaches_region
+from .._etrace_op import etp_elemwise_p, lost_mark, reaches_region
 from .._etrace_op.registry import is_marked
 from .._graph.diagnostics import Diagnostic, quoted
 from .._jax import (
-    Atom,
-    ClosedJaxpr,
+    OWN_DERIVATIVE,
     Equation,
     Var,
     bind,
     equations_inside,
-    is_var,
     source_line,
     trace_to_jaxpr,
 )
-from .._jaxpr import BindingTime, Program, Rule, carries_derivative, evaluate, inlined, program_of
+from .._jaxpr import (
+    CONSTANT,
+    TOP,
+    BindingTime,
+    Program,
+    Rule,
+    carries_derivative,
+    evaluate,
+    evaluate_all,
+    flows_of_results,
+    inlined,
+    program_of,
+)
 from .._typing import Path, path_name
-from .analysis import Analysis, time_of
+from .analysis import time_of
+from .back_through import SOURCES, numbered
 from .canonicalize import by_rules, selected, unrolled
-from .mark_plan import MarkPlan, Unmarked, is_spelled_out, mark_plan
-from .parametric_uses import ParametricUses
-from .products import Product, is_sum_with_weights, sum_with_weights
+from .parametric_uses import ParametricUses, Use, is_data
+from .products import product_of
 from .state_arrays import StateArray
 
 
 @dataclasses.dataclass(frozen=True)
 class Marking:
-    """The parameters to mark, and how.
+    """The parameters to mark.
 
     Attributes
     ----------
     wants
-        Tells from the path of a parameter whether it is marked.
+        Tells from the path of a parameter whether it is marked; ``None``: only in regions of
+        `braintrace.mark`.
     unroll_limit
         Longest scan that is unrolled.
-    spells_out
-        Whether loops are unrolled and branches lowered for a mark.
     is_default
         Whether a model with its own marks on the way to a hidden state gets no other marks.
-    in_region
-        Whether only the uses in regions of `braintrace.mark` are marked.
     """
 
-    wants: Callable[[Path], bool]
+    wants: Callable[[Path], bool] | None
     unroll_limit: int
-    spells_out: bool
     is_default: bool = False
-    in_region: bool = False
 
 
-def marking_of(
-    model: brainstate.nn.Module, mark: Any, unroll_limit: int, needs_marks: bool
-) -> Marking | None:
-    """Return the parameters to mark, by the option; ``None``: mark nothing.
-
-    Parameters
-    ----------
-    model, mark, unroll_limit
-        See `compile_etrace_graph`.
-    needs_marks
-        Whether the learning rule follows marked weights only.
+def marking_of(model: brainstate.nn.Module, mark: Any, unroll_limit: int) -> Marking:
+    """Return the parameters to mark, by the option ``mark``.
 
     Raises
     ------
     OptionError
         If ``mark`` fits no parameter of the model.
     """
-    if mark == "explicit" or (mark is None and not needs_marks):
-        return None
+    if mark == "explicit":
+        return Marking(None, unroll_limit)
     if mark is None or mark == "auto":
-        return Marking(lambda path: True, unroll_limit, needs_marks, is_default=mark is None)
+        return Marking(lambda path: True, unroll_limit, is_default=mark is None)
     wants = path_filter(mark)
     paths = [tuple(path) for path in model.states(brainstate.ParamState)]
     if not any(map(wants, paths)):
@@ -97,81 +95,65 @@ def marking_of(
             f"`mark` is {shown(mark)}, which matches no parameter of `{type(model).__name__}`; "
             f"its parameters are {quoted(list(map(path_name, paths)))}."
         )
-    return Marking(wants, unroll_limit, needs_marks)
+    return Marking(wants, unroll_limit)
 
 
-def with_marked_regions(
-    program: Program,
-    arrays: Sequence[StateArray],
-    arguments: int,
-    is_mapped: bool,
-    unroll_limit: int,
-) -> tuple[Program, tuple[Diagnostic, ...]]:
-    """Mark the regions of `braintrace.mark` in a step, as `with_marks` does."""
-    if not any(map(reaches_region, program.equations)):
-        return program, ()
-    marking = Marking(lambda path: True, unroll_limit, spells_out=True, in_region=True)
-    return with_marks(program, arrays, arguments, is_mapped, marking)
+@dataclasses.dataclass(frozen=True)
+class MarkedStep:
+    """A step after marking.
 
-
-def with_marks(
-    program: Program,
-    arrays: Sequence[StateArray],
-    arguments: int,
-    is_mapped: bool,
-    marking: Marking,
-) -> tuple[Program, tuple[Diagnostic, ...]]:
-    """Mark a step, and return diagnostics for the uses that stay unmarked.
-
-    Parameters
-    ----------
-    program
-        The step without calls: ``(arguments, leaves) -> (results, leaves that it writes)``.
-    arrays, arguments
-        The State leaves, and the number of arguments.
-    is_mapped
-        Whether the step is written for one sample and will be vmapped over a batch.
-    marking
-        The parameters to mark.
-    """
-    inputs = [BindingTime.DATA] * arguments
-    inputs += [_time_of(array, is_mapped, marking) for array in arrays]
-    written = [array.kind == "hidden" for array in arrays if array.written]
-    wanted = [False] * (len(program.out_atoms) - len(written)) + written
-    program = _spelled_out(program, inputs, wanted, marking)
-    uses = ParametricUses(program, inputs, wanted, marking.in_region)
-    plan = mark_plan(uses, marking.unroll_limit)
-    by_var = dict(zip(program.in_vars[arguments:], arrays, strict=True))
-    findings = [_diagnostic(uses, unmarked, by_var) for unmarked in plan.unmarked]
-    return program_of(_marked(uses, plan, wanted)), tuple(findings)
-
-
-def has_own_marks(program: Program, arrays: Sequence[StateArray]) -> bool:
-    """Test whether an ETP operation with a parameter reaches a hidden state.
-
-    An operation in a branch, a loop or a function with a custom derivative counts as well. So does
-    an operation that lost its mark to a map over its weights; another diagnostic reports that.
-
-    Parameters
+    Attributes
     ----------
     program
         The step without calls: ``(arguments, leaves) -> (results, leaves that it writes)``.
     arrays
         The State leaves.
+    is_mapped
+        Whether the step is written for one sample and will be vmapped over a batch.
+    unmarked
+        Diagnostics for the uses that stay unmarked.
+    is_marked
+        Whether parameters outside of regions were marked.
     """
-    holding = list(filter(_holds_own_mark, program.equations))
-    if not holding:
-        return False
-    written = [array for array in arrays if array.written]
-    new = program.out_atoms[len(program.out_atoms) - len(written) :]
+
+    program: Program
+    arrays: Sequence[StateArray]
+    is_mapped: bool
+    unmarked: tuple[Diagnostic, ...] = ()
+    is_marked: bool = False
+
+
+def with_marks(step: MarkedStep, marking: Marking) -> MarkedStep:
+    """Mark the regions of `braintrace.mark` in a step, and then the parameters of an option."""
+    if any(map(reaches_region, step.program.equations)):
+        step = _marked(step, lambda path: True, marking.unroll_limit, in_region=True)
+    if marking.wants is None or (marking.is_default and _has_own_marks(step)):
+        return step
+    step = _marked(step, marking.wants, marking.unroll_limit, in_region=False)
+    return dataclasses.replace(step, is_marked=True)
+
+
+def _has_own_marks(step: MarkedStep) -> bool:
+    """Test whether an ETP operation with a parameter reaches a hidden state.
+
+    An operation in a branch, a loop or a function with a custom derivative counts as well. So does
+    an operation that lost its mark to a map over its weights; another diagnostic reports that.
+    """
+    holding = list(filter(_holds_own_mark, step.program.equations))
+    written = [array for array in step.arrays if array.written]
+    new = step.program.out_atoms[len(step.program.out_atoms) - len(written) :]
     hidden = [atom for atom, array in zip(new, written, strict=True) if array.kind == "hidden"]
-    analysis = Analysis(program)
-    ancestors = analysis.gradient_ancestors(hidden)
-    before = program.in_vars[len(program.in_vars) - len(arrays) :]
-    parameters = {v for v, a in zip(before, arrays, strict=True) if a.kind == "parameter"}
+
+    def ancestors(atoms: Sequence[Any]) -> set[Var]:
+        return step.program.depends_on(atoms, (), CONSTANT, carries_derivative)
+
+    reached = ancestors(hidden) if holding else set()
+    leaves = step.program.in_vars[len(step.program.in_vars) - len(step.arrays) :]
+    by_var = zip(leaves, step.arrays, strict=True)
+    parameters = {var for var, array in by_var if array.kind == "parameter"}
     return any(
-        not ancestors.isdisjoint(equation.outvars)
-        and not parameters.isdisjoint(analysis.gradient_ancestors(_weights(equation)))
+        not reached.isdisjoint(equation.outvars)
+        and not parameters.isdisjoint(ancestors(equation.invars))
         for equation in holding
     )
 
@@ -181,143 +163,152 @@ def _holds_own_mark(equation: Equation) -> bool:
     return any(is_marked(inner) or lost_mark(inner) is not None for inner in every)
 
 
-def _weights(equation: Equation) -> list[Atom]:
-    """Return the operands of an equation that may be weights of an ETP operation."""
-    spec = ETP_PRIMITIVE_SPECS.get(equation.primitive)
-    if spec is None:
-        return list(filter(carries_derivative, equation.invars))
-    places = spec.resolve_trainable_invars(equation.params).values()
-    return [equation.invars[place] for place in places]
+def _marked(
+    step: MarkedStep, wants: Callable[[Path], bool], unroll_limit: int, in_region: bool
+) -> MarkedStep:
+    """Return a step with the marks of some parameters."""
+    arguments = len(step.program.in_vars) - len(step.arrays)
+    inputs = [BindingTime.DATA] * arguments
+    inputs += [_time_of(array, step.is_mapped, wants) for array in step.arrays]
+    written = [array.kind == "hidden" for array in step.arrays if array.written]
+    wanted = [False] * (len(step.program.out_atoms) - len(written)) + written
+    program = step.program
+    while True:
+        uses = ParametricUses(program, inputs, wanted, in_region)
+        each = ((index, _expansion(program.equations[index], unroll_limit)) for index, _ in uses)
+        expansions = {index: rule for index, rule in each if rule is not None}
+        if not expansions:
+            break
+        program = program_of(inlined(by_rules(program, expansions).jaxpr))
+
+    marks = _Marks(uses)
+    rules: dict[int, Rule] = {}
+    unmarked = []
+    for use in uses:
+        rule, reasons = _rule_for(marks, use, unroll_limit)
+        rules.update({use[0]: rule} if rule is not None else {})
+        unmarked += [_diagnostic(step, uses, use[0], *reason) for reason in reasons]
+    program = program_of(marks.run(rules, wanted))
+    return dataclasses.replace(step, program=program, unmarked=(*step.unmarked, *unmarked))
 
 
-def _time_of(array: StateArray, is_mapped: bool, marking: Marking) -> BindingTime:
+def _time_of(array: StateArray, is_mapped: bool, wants: Callable[[Path], bool]) -> BindingTime:
     """Return the binding time of a State's leaf; unmarked parameters are constants."""
     time = time_of(array.kind, array.written or (is_mapped and array.per_sample))
-    is_unwanted = time is BindingTime.PARAMETER and not marking.wants(array.path)
+    is_unwanted = time is BindingTime.PARAMETER and not wants(array.path)
     return BindingTime.CONSTANT if is_unwanted else time
 
 
-def _spelled_out(
-    program: Program, inputs: Sequence[BindingTime], wanted: Sequence[bool], marking: Marking
-) -> Program:
-    """Inline calls, unroll loops and lower branches that use parameters."""
-    while True:
-        uses = ParametricUses(program, inputs, wanted, marking.in_region)
-        every_rule = {index: _rule_for(uses, index, operands, marking) for index, operands in uses}
-        rules = {index: rule for index, rule in every_rule.items() if rule is not None}
-        if not rules:
-            return program
-        program = program_of(inlined(by_rules(program, rules).jaxpr))
-
-
-def _rule_for(
-    uses: ParametricUses, index: int, operands: Sequence[int], marking: Marking
-) -> Rule | None:
-    """Return the rule that expands an equation; ``None``: it stays as it is."""
-    equation = uses.program.equations[index]
-    if not marking.spells_out or not is_spelled_out(uses, index, operands):
-        return None
+def _expansion(equation: Equation, unroll_limit: int) -> Rule | None:
+    """Return the rule that expands a loop or branch; ``None``: it stays as it is."""
     if equation.primitive.name == "cond":
         return selected
     is_scan = equation.primitive.name == "scan"
-    return unrolled if is_scan and equation.params["length"] <= marking.unroll_limit else None
-
-
-def _marked(uses: ParametricUses, plan: MarkPlan, wanted: Sequence[bool]) -> ClosedJaxpr:
-    """Return a program with the marks of a plan."""
-    program, own = uses.program, set(uses.results)
-
-    def run(*values: jax.Array) -> list[Any]:
-        marks = _Marks(uses, plan, dict(zip(program.in_vars, values, strict=True)))
-        results = evaluate(
-            program, program.out_atoms, marks.inputs, marks.fixed, marks.rules, effects=True
-        )
-        # A state may be parameter-derived.
-        return [
-            marks.of(atom) if counts and is_var(atom) and atom in own else value
-            for value, atom, counts in zip(results, program.out_atoms, wanted, strict=True)
-        ]
-
-    return trace_to_jaxpr(run, [var.aval for var in program.in_vars])
+    return unrolled if is_scan and equation.params["length"] <= unroll_limit else None
 
 
 class _Marks:
-    """The marks of a program while it is traced.
+    """The elementwise marks of a program, while it is traced.
 
     Parameters
     ----------
-    uses, plan
-        The uses of parameters in the program, and the plan of its marks.
-    inputs
-        Values of its inputs.
-
-    Attributes
-    ----------
-    fixed
-        Values of the variables that do not depend on data.
+    uses
+        The uses of parameters in the program.
     """
 
-    def __init__(
-        self, uses: ParametricUses, plan: MarkPlan, inputs: Mapping[Var, jax.Array]
-    ) -> None:
-        self._uses, self._plan, self.inputs = uses, plan, inputs
-        made = (var for equation in uses.program.equations for var in equation.outvars)
-        fixed = [var for var in made if uses.times[var] is not BindingTime.DATA]
-        self.fixed = dict(zip(fixed, evaluate(uses.program, fixed, inputs), strict=True))
-        self._known: dict[Var, Any] = {**inputs, **self.fixed}
-        self._marked: dict[Var, Any] = {}
+    def __init__(self, uses: ParametricUses) -> None:
+        self.uses = uses
 
-    @property
-    def rules(self) -> dict[int, Rule]:
-        """The rules that run the equations, by index."""
-        plan = self._plan
-        rules: dict[int, Rule] = {
-            index: self._elementwise(operands) for index, operands in plan.elementwise.items()
-        }
-        rules.update({index: _product(product) for index, product in plan.products.items()})
-        return rules
+    def run(self, rules: dict[int, Rule], wanted: Sequence[bool]) -> Any:
+        """Trace the program with rules for the uses; a wanted result may be parameter-derived."""
+        program = self.uses.program
 
-    def of(self, var: Var) -> jax.Array:
-        """Return the value of a parameter-derived variable after its elementwise mark."""
-        source, sources = self._plan.sources[var], self._plan.sources
-        if var not in self._marked:
-            constant = {v: x for v, x in self.fixed.items() if not self._uses.is_parametric(v)}
-            known = {**constant, source: etp_elemwise_p.bind(self._known[source])}
-            alike = [other for other in sources if sources[other] is source]
-            after = evaluate(self._uses.program, alike, self.inputs, known)
-            self._marked.update(zip(alike, after, strict=True))
+        def marked(*values: jax.Array) -> list[Any]:
+            self._inputs = dict(zip(program.in_vars, values, strict=True))
+            self._marked: dict[Var, Any] = {}
+            results = evaluate_all(program.jaxpr, values, rules)
+            each = zip(results, program.out_atoms, wanted, strict=True)
+            return [
+                self.value(atom) if counts and atom in self.uses.results else result
+                for result, atom, counts in each
+            ]
+
+        return trace_to_jaxpr(marked, [var.aval for var in program.in_vars])
+
+    def value(self, var: Var) -> Any:
+        """Return the value of a parameter-derived variable after its mark."""
+        program, source = self.uses.program, self.uses.source(var)
+        if source not in self._marked:
+            (value,) = evaluate(program, [source], self._inputs)
+            self._marked[source] = etp_elemwise_p.bind(value)
+        (self._marked[var],) = evaluate(program, [var], self._inputs, self._marked)
         return self._marked[var]
 
-    def _elementwise(self, marked: Sequence[int]) -> Rule:
-        def rule(equation: Equation, operands: list[Any]) -> list[Any]:
-            atoms = equation.invars
-            operands = [
-                self.of(atoms[i]) if i in marked else value for i, value in enumerate(operands)
-            ]
-            if is_sum_with_weights(equation, marked):
-                return [sum_with_weights(equation, operands, marked[0])]
-            return bind(equation, operands)
 
-        return rule
+def _rule_for(
+    marks: _Marks, use: Use, unroll_limit: int
+) -> tuple[Rule | None, list[tuple[tuple[int, ...], str]]]:
+    """Return the rule that marks a use, and the operands without a mark, with the reason."""
+    uses, (index, operands) = marks.uses, use
+    equation = uses.program.equations[index]
+    if len(operands) == 1 and any(is_data(uses, atom) for atom in equation.invars):
+        product = product_of(equation, *operands)
+        if isinstance(product, str):
+            return None, [(operands, product)]
+        if product is not None:
+            return functools.partial(_run_product, product), []
+    passing = {i for i in operands if _keeps_elements_apart(uses, equation, i)}
+    others = tuple(i for i in operands if i not in passing)
+
+    def rule(equation: Equation, values: list[Any]) -> list[Any]:
+        atoms = enumerate(zip(equation.invars, values, strict=True))
+        return bind(equation, [marks.value(a) if i in passing else v for i, (a, v) in atoms])
+
+    return rule, [(others, _why_unmarked(equation, unroll_limit))] if others else []
 
 
-def _product(product: Product) -> Rule:
-    return lambda _, operands: [product(operands)]
+def _run_product(product: Callable[..., Any], _: Equation, operands: list[Any]) -> list[Any]:
+    return [product(operands)]
+
+
+def _keeps_elements_apart(uses: ParametricUses, equation: Equation, operand: int) -> bool:
+    """Test whether each element of the results depends on at most one of an operand."""
+    flows: list[Any] = [None] * len(equation.invars)
+    flows[operand] = numbered(equation.invars[operand])
+    results = flows_of_results(SOURCES, uses.constants, equation, flows)
+    return not any(flow is not None and np.any(flow == TOP) for flow in results)
+
+
+def _why_unmarked(equation: Equation, unroll_limit: int) -> str:
+    name = equation.primitive.name
+    if name == "scan":
+        return (
+            f"the loop of {equation.params['length']} steps, each of which couples elements, is "
+            f"longer than `unroll_limit` ({unroll_limit}); use a larger one, or make the inner "
+            "steps steps of the model"
+        )
+    if name == "while":
+        return "it is the weight of a product in a loop with an unknown number of steps"
+    if name in OWN_DERIVATIVE:
+        return "it has a derivative rule of its own. Write it with ETP operations"
+    return "the compiler cannot follow single elements through it. Write it with ETP operations"
 
 
 def _diagnostic(
-    uses: ParametricUses, unmarked: Unmarked, by_var: dict[Var, StateArray]
+    step: MarkedStep, uses: ParametricUses, index: int, operands: Sequence[int], reason: str
 ) -> Diagnostic:
-    atoms = [unmarked.equation.invars[i] for i in unmarked.operands]
-    ancestors = uses.program.depends_on(atoms, through=carries_derivative)
-    arrays = [array for var, array in by_var.items() if var in ancestors]
-    paths = [path_name(array.path) for array in arrays if array.kind == "parameter"]
+    program, equation = uses.program, uses.program.equations[index]
+    atoms = [equation.invars[operand] for operand in operands]
+    ancestors = program.depends_on(atoms, through=carries_derivative)
+    leaves = program.in_vars[len(program.in_vars) - len(step.arrays) :]
+    arrays = [a for var, a in zip(leaves, step.arrays, strict=True) if var in ancestors]
+    paths = (path_name(array.path) for array in arrays if array.kind == "parameter")
     names = tuple(dict.fromkeys(paths))
     return Diagnostic(
         "warning",
         "not-marked",
-        f"{quoted(names)} enters `{unmarked.equation.primitive.name}` on the way to a hidden state "
-        f"without a mark: {unmarked.reason}. It gets the gradient of the current step.",
+        f"{quoted(names)} enters `{equation.primitive.name}` on the way to a hidden state "
+        f"without a mark: {reason}. It gets the gradient of the current step.",
         names,
-        source_line(unmarked.equation),
+        source_line(equation),
     )

@@ -1,7 +1,7 @@
 r"""Marking of ordinary products of data with a weight.
 
-A ``dot_general`` is an einsum, whose axes have letters
-(`braintrace._etrace_op.operations.einsum.Axes`). It is marked in the same way as that einsum.
+A ``dot_general`` is an einsum, whose axes have letters (`braintrace._etrace_op.einsum.Axes`). It is
+marked as one matrix product, or as a batch of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 import jax
 
 from .. import _etrace_op
-from .._etrace_op.einsum import Axes, in_matrices, product_and_sum
-from .._jax import Equation, Var
-from .._jaxpr import BindingTime, dot_letters, times_of_operands
+from .._etrace_op.einsum import Axes, in_matrices
+from .._jax import Equation
+from .._jaxpr import dot_letters
 
 Product: TypeAlias = Callable[[Sequence[Any]], Any]
 """Returns the marked product of an equation's operands."""
@@ -24,19 +24,15 @@ _STORED = "it holds the entries of a sparse matrix. Call `braintrace.sparse_matm
 _LOOKUP = "data select its entries. Call `braintrace.embedding`"
 
 
-def product_of(
-    equation: Equation, positions: Sequence[int], times: dict[Var, BindingTime]
-) -> Product | str | None:
-    """Return an equation as a marked product.
+def product_of(equation: Equation, weight: int) -> Product | str | None:
+    """Return a product of data with a weight as a marked product.
 
     Parameters
     ----------
     equation
         The equation.
-    positions
-        Indices of the parameter-derived operands.
-    times
-        Binding times of variables.
+    weight
+        Index of the parameter-derived operand.
 
     Returns
     -------
@@ -44,66 +40,22 @@ def product_of(
         ``None``: it is not a product with a weight. A string: the reason why a product cannot be
         marked.
     """
-    name = equation.primitive.name
-    if len(positions) != 1 or BindingTime.DATA not in times_of_operands(equation, times):
-        return None
-    if name == "dot_general" and not (
-        is_outer(equation) or is_sum_with_weights(equation, positions)
-    ):
-        return in_one_product(equation, positions[0])
-    x_rank = len(equation.invars[0].aval.shape)
-    is_plain = equation.params.get("batch_group_count") == 1
-    if name == "conv_general_dilated" and positions == (1,) and x_rank > 2 and is_plain:
-        return _not_by_default(equation) or _convolution(equation)
-    if positions == (0,) and name in ("gather", "dynamic_slice"):
+    name, params = equation.primitive.name, equation.params
+    if name == "dot_general" and params["dimension_numbers"][0][0]:
+        return _unlike_default(params["precision"]) or _dot(equation, weight)
+    if name == "conv_general_dilated" and weight == 1 and params["batch_group_count"] == 1:
+        return _unlike_default(params["precision"]) or _convolution(equation)
+    if weight == 0 and name in ("gather", "dynamic_slice"):
         return _LOOKUP
-    return _STORED if positions == (0,) and name.startswith(_FORMATS) else None
+    return _STORED if weight == 0 and name.startswith(_FORMATS) else None
 
 
-def is_product(equation: Equation, positions: Sequence[int], times: dict[Var, BindingTime]) -> bool:
-    """Test whether an equation is a product with a weight, markable or not."""
-    return product_of(equation, positions, times) is not None
-
-
-def in_one_product(equation: Equation, weight: int) -> Product | str:
-    """Return a ``dot_general`` as one matrix product, or as a batch of them."""
-    axes = _axes(equation, weight)
-    return _not_by_default(equation) or (
-        lambda operands: in_matrices(axes, *_factors(equation, weight, operands))
+def _dot(equation: Equation, weight: int) -> Product:
+    letters, dtype = dot_letters(equation), equation.outvars[0].aval.dtype
+    axes = Axes(letters[1 - weight], letters[weight], letters[2])
+    return lambda operands: in_matrices(
+        axes, operands[1 - weight].astype(dtype), operands[weight].astype(dtype)
     )
-
-
-def is_outer(equation: Equation) -> bool:
-    """Test whether an equation is a ``dot_general`` without a sum."""
-    is_dot = equation.primitive.name == "dot_general"
-    return is_dot and not equation.params["dimension_numbers"][0][0]
-
-
-def is_sum_with_weights(equation: Equation, positions: Sequence[int]) -> bool:
-    """Test whether a ``dot_general`` with a sum has a weight that adds no axis.
-
-    Every element of the data then contributes to one element, as in ``einsum("bgh,g->bh")``.
-    """
-    if equation.primitive.name != "dot_general" or len(positions) != 1:
-        return False
-    axes = _axes(equation, positions[0])
-    return bool(axes.contracted) and not axes.free
-
-
-def sum_with_weights(equation: Equation, operands: Sequence[Any], weight: int) -> Any:
-    """Run the same product as an elementwise product and a sum."""
-    return product_and_sum(_axes(equation, weight), *_factors(equation, weight, operands))
-
-
-def _axes(equation: Equation, weight: int) -> Axes:
-    letters = dot_letters(equation)
-    return Axes(letters[1 - weight], letters[weight], letters[2])
-
-
-def _factors(equation: Equation, weight: int, operands: Sequence[Any]) -> tuple[Any, Any]:
-    """Return input and weight in the dtype of the result."""
-    dtype = equation.outvars[0].aval.dtype
-    return operands[1 - weight].astype(dtype), operands[weight].astype(dtype)
 
 
 def _convolution(equation: Equation) -> Product:
@@ -118,14 +70,12 @@ def _convolution(equation: Equation) -> Product:
     return product
 
 
-def _not_by_default(equation: Equation) -> str | None:
+def _unlike_default(precision: Any) -> str | None:
     """Return the reason if a product asks for a precision that ETP operations lack."""
-    asked = equation.params["precision"]
-    asked = asked if isinstance(asked, tuple) else (asked,)
-    plain = (None, jax.lax.Precision.DEFAULT)
-    if all(precision in plain for precision in asked) or jax.config.jax_default_matmul_precision:
+    asked = {*precision} if isinstance(precision, tuple) else {precision}
+    if asked <= {None, jax.lax.Precision.DEFAULT} or jax.config.jax_default_matmul_precision:
         return None
     return (
-        f"it has `precision={equation.params['precision']}`, and an ETP operation has the "
-        "precision of `jax.default_matmul_precision`: set that instead"
+        f"it has `precision={precision}`, and an ETP operation has the precision of "
+        "`jax.default_matmul_precision`: set that instead"
     )

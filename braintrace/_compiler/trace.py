@@ -27,7 +27,7 @@ from .._jax import (
 from .._jaxpr import Program, Rule, inlined, program_of
 from .._typing import Path, PyTree, path_name
 from .canonicalize import rewriting, spell_out_broadcasts
-from .marks import Marking, has_own_marks, with_marked_regions, with_marks
+from .marks import MarkedStep, Marking, with_marks
 from .state_arrays import (
     StateArray,
     kind_of,
@@ -75,7 +75,7 @@ def trace_model(
     unroll_limit
         Longest loop with an ETP operation that is unrolled.
     marking
-        The parameters to mark here; ``None``: the model has its own marks.
+        The parameters to mark here; ``None``: the rule needs no marks.
 
     Raises
     ------
@@ -99,14 +99,10 @@ def trace_model(
     count = len(argument_leaves)
     flat, arrays = without_unchanged(program_of(_with_own_constants(step)), arrays, count)
     outputs = len(jax.tree.leaves(out_shapes))
-    is_mapped = batch_size is not None
-    flat, unmarked = with_marked_regions(flat, arrays, count, is_mapped, unroll_limit)
-    if marking is not None and marking.is_default and has_own_marks(flat, arrays):
-        marking = None
+    marked = MarkedStep(flat, arrays, is_mapped=batch_size is not None)
     if marking is not None:
-        flat, findings = with_marks(flat, arrays, count, is_mapped, marking)
-        unmarked += findings
-    program = _program(flat.jaxpr, arrays, count, batch_size, rewriting(unroll_limit))
+        marked = with_marks(marked, marking)
+    program = _program(marked.program.jaxpr, arrays, count, batch_size, rewriting(unroll_limit))
     traced = TracedModel(
         program=program,
         leaves=_state_leaves(program, arrays, count, outputs),
@@ -119,8 +115,8 @@ def trace_model(
         output_tree=jax.tree.structure(out_shapes),
         parameter_paths=tuple(tuple(p) for p in model.states(brainstate.ParamState)),
         batch_size=batch_size,
-        has_found_marks=marking is not None,
-        unmarked=unmarked,
+        has_found_marks=marked.is_marked,
+        unmarked=marked.unmarked,
     )
     return traced, outside
 
