@@ -3,7 +3,8 @@
 A layer that `brainstate.nn` also has takes the same arguments and has the same parameters under the
 same names. Its products are marked, so that its weights learn online if it feeds a hidden state. To
 migrate a model, replace ``brainstate.nn.X`` by ``braintrace.nn.X``. Every other layer of
-`brainstate.nn` has its name here as well, and is marked by `braintrace.mark`.
+`brainstate.nn` has its name here as well, and is marked by `braintrace.mark`. The exception is
+`Delay`, which has arguments of its own.
 """
 
 import functools as _functools
@@ -16,6 +17,7 @@ from . import surrogate
 from ._cells import CFNCell, IndRNN, LeakyRNN, MiniGRU, MiniLSTM, MinimalRNNCell, ValinaRNNCell
 from ._connections import AllToAll, Embedding, LoRA, Projection, SparseLinear
 from ._conv import Conv1d, Conv2d, Conv3d, ScaledWSConv1d, ScaledWSConv2d, ScaledWSConv3d
+from ._delays import Delay, DelayedLinear
 from ._gated import GRUCell, LRUCell, LSTMCell, MGUCell, RTUCell
 from ._linear import FeedbackLinear, GroupedLinear, Linear, ScaledWSLinear
 from ._neurons import ALIF, GIF, LIF, Leaky
@@ -27,11 +29,12 @@ URLSTMCell = _mark(_brainstate.nn.URLSTMCell)
 
 __all__ = [
     "ALIF", "COBA", "CUBA", "GIF", "LIF", "AllToAll", "Alpha", "CFNCell", "Conv1d", "Conv2d",
-    "Conv3d", "DualExpon", "Embedding", "Expon", "FeedbackLinear", "GRUCell", "GroupedLinear",
-    "IndRNN", "LRUCell", "LSTMCell", "Leaky", "LeakyRNN", "LeakyRateReadout", "LeakySpikeReadout",
-    "Linear", "LoRA", "MGUCell", "MiniGRU", "MiniLSTM", "MinimalRNNCell", "OneToOne", "Projection",
-    "RTUCell", "ScaledWSConv1d", "ScaledWSConv2d", "ScaledWSConv3d", "ScaledWSLinear",
-    "SignedWLinear", "SparseLinear", "URLSTMCell", "ValinaRNNCell", "surrogate",
+    "Conv3d", "Delay", "DelayedLinear", "DualExpon", "Embedding", "Expon", "FeedbackLinear",
+    "GRUCell", "GroupedLinear", "IndRNN", "LRUCell", "LSTMCell", "Leaky", "LeakyRNN",
+    "LeakyRateReadout", "LeakySpikeReadout", "Linear", "LoRA", "MGUCell", "MiniGRU", "MiniLSTM",
+    "MinimalRNNCell", "OneToOne", "Projection", "RTUCell", "ScaledWSConv1d", "ScaledWSConv2d",
+    "ScaledWSConv3d", "ScaledWSLinear", "SignedWLinear", "SparseLinear", "URLSTMCell",
+    "ValinaRNNCell", "surrogate",
 ]  # fmt: skip
 
 

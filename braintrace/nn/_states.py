@@ -19,8 +19,10 @@ Initializers: TypeAlias = dict[str, tuple[Any, tuple[int, ...]]]
 class Stateful(brainstate.nn.Module):
     """A module whose hidden states each have an initialiser.
 
-    A subclass declares them in `_initializers`.
+    A subclass declares them in `_initializers`, and their class in `_kind`.
     """
+
+    _kind: type = brainstate.HiddenState
 
     def _initializers(self) -> Initializers:
         """Return the initialiser and the shape of one sample of each state, by name."""
@@ -30,7 +32,7 @@ class Stateful(brainstate.nn.Module):
         """Create the hidden states, with a leading batch axis if there is a batch size."""
         for name, (initializer, shape) in self._initializers().items():
             value = initial(initializer, shape, batch_size)
-            setattr(self, name, brainstate.HiddenState(value))
+            setattr(self, name, self._kind(value))
 
     def reset_state(self, batch_size: int | None = None, **_: Any) -> None:
         """Reset the hidden states to their initial values."""
