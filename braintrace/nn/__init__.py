@@ -21,6 +21,7 @@ from ._delays import Delay, DelayedLinear
 from ._gated import GRUCell, LRUCell, LSTMCell, MGUCell, RTUCell
 from ._linear import FeedbackLinear, GroupedLinear, Linear, ScaledWSLinear
 from ._neurons import ALIF, GIF, LIF, Leaky
+from ._nir import from_nir, to_nir
 from ._synapses import COBA, CUBA, Alpha, DualExpon, Expon, LeakyRateReadout, LeakySpikeReadout
 
 OneToOne = _mark(_brainstate.nn.OneToOne)
@@ -34,7 +35,7 @@ __all__ = [
     "LeakyRateReadout", "LeakySpikeReadout", "Linear", "LoRA", "MGUCell", "MiniGRU", "MiniLSTM",
     "MinimalRNNCell", "OneToOne", "Projection", "RTUCell", "ScaledWSConv1d", "ScaledWSConv2d",
     "ScaledWSConv3d", "ScaledWSLinear", "SignedWLinear", "SparseLinear", "URLSTMCell",
-    "ValinaRNNCell", "surrogate",
+    "ValinaRNNCell", "from_nir", "surrogate", "to_nir",
 ]  # fmt: skip
 
 
