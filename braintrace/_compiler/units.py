@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from .._etrace_op import ETP_PRIMITIVE_SPECS
 from .._etrace_op.registry import role
 from .._graph.traced_model import StateLeaf
 from .._jax import OWN_DERIVATIVE, Equation, Var, is_var
@@ -88,7 +89,9 @@ class Units:
 
     def __init__(self, analysis: Analysis, leaves: Sequence[StateLeaf]) -> None:
         self._analysis = analysis
-        self._outputs = analysis.program.made_by(analysis.opaque)
+        program = analysis.program
+        operations = [program.equations[index] for index in sorted(analysis.opaque)]
+        self._outputs = {y: _orders_of(e) for e in operations for y in e.outvars}
         self.states = [*_elements(analysis, leaves)]
         sizes = [state.numbers.size for state in self.states]
         self.unit = np.arange(sum(sizes))
@@ -126,10 +129,10 @@ class Units:
         is_whole = sizes[self._state[first]] == labels.size
         return np.asarray((labels >= 0) & is_whole & (self._place[first] == place))
 
-    def meet(self, first: Ids, second: Ids) -> tuple[Ids, Ids]:
+    def meet(self, first: Ids, second: Ids, most: int | None = None) -> tuple[Ids, Ids]:
         """Join units that differ, all that pairs connect together, unless they contain rivals.
 
-        Return the units after it.
+        Return the units after it. With ``most``, no joined unit has more elements of one State.
         """
         first, second = self.now(first), self.now(second)
         differ = (first >= 0) & (second >= 0) & (first != second)
@@ -138,7 +141,10 @@ class Units:
         if self._joins == "none" or not differ.any():
             return first, second
         unit = _connected(self.unit.size, first[differ], second[differ])[self.unit]
-        self.unit = np.where(self._have_rivals(unit)[unit], self.unit, unit)
+        refused = self._have_rivals(unit)
+        if most is not None:
+            refused |= self._have_more(unit, most)
+        self.unit = np.where(refused[unit], self.unit, unit)
         return self.now(first), self.now(second)
 
     def _have_rivals(self, unit: np.ndarray) -> np.ndarray:
@@ -164,21 +170,33 @@ class Units:
                 have_rivals[unit[elements[1:][are_rivals]]] = True
         return have_rivals
 
+    def _have_more(self, unit: np.ndarray, most: int) -> np.ndarray:
+        """Test each unit of an assignment for more elements of one State than ``most``."""
+        have_more = np.zeros(unit.size, bool)
+        own = np.flatnonzero(self._known)
+        key, count = np.unique(
+            unit[own] * (1 + self._state.max(initial=0)) + self._state[own], return_counts=True
+        )
+        have_more[key[count > most] // (1 + self._state.max(initial=0))] = True
+        return have_more
+
     def _drives(self, state: int) -> list[np.ndarray]:
         """Return for each ETP operation the outputs that reach the elements of a State.
 
         An element that no operation drives is its own drive if it began as a unit. Of the uses of a
-        value, those that the walk back from the State has cut do not count. A broadcast makes as
-        many outputs as it has elements: the units of a layer with one shared weight are rivals.
+        value, those that the walk back from the State has cut do not count. A broadcast of a weight
+        makes as many outputs as it has elements: the units of a layer that share it are rivals.
         """
         if state not in self._driven:
             program, constants = self._analysis.program, self._analysis.constants
             cut: dict[int, set[int]] = {}
             for use in self._alone[state].cuts:
                 cut.setdefault(id(program.equations[use.equation]), set()).add(use.operand)
-            new, sets = self.states[state].leaf.out_var, _Orders()
-            starts = ({y: sets.of(numbered(y))} for y in self._outputs)
-            flows = (flows_from(self._question(sets, cut), constants, y).get(new) for y in starts)
+            new = self.states[state].leaf.out_var
+            flows = (
+                flows_from(self._question(sets, cut), constants, {y: sets.of(numbered(y))}).get(new)
+                for y, sets in self._outputs.items()
+            )
             found = [flow.reshape(-1, flow.shape[-1]) for flow in flows if flow is not None]
             self._driven[state] = found
         drives, own = self._driven[state], self._state == state
@@ -200,9 +218,9 @@ class Units:
                     return flows_of_results(question, constants, equation, operands)
                 return [None] * len(equation.outvars)
             name, marked = equation.primitive.name, role(equation)
-            if name in PRODUCTS:
+            if name in PRODUCTS and not self._is_constant_map(equation):
                 return [None]  # an element of a product is not an element of its operands
-            if isinstance(lattice, _Orders) and name == "broadcast_in_dim":
+            if isinstance(lattice, _Orders) and lattice.of_weights and name == "broadcast_in_dim":
                 (result,) = equation.outvars
                 if result.aval.size > equation.invars[0].aval.size:
                     return [lattice.of(numbered(result))]
@@ -220,6 +238,12 @@ class Units:
             ]
 
         return Question(lattice, derivatives=True, special=special)
+
+    def _is_constant_map(self, equation: Equation) -> bool:
+        """Test whether a product applies a constant matrix (the memory of an LMU)."""
+        return equation.primitive.name == "dot_general" and any(
+            map(self._analysis.constants.has, equation.invars)
+        )
 
     def _walk_alone(self, state: Elements) -> Walk:
         """Walk back from a State as if each of its elements that stay in place were a unit."""
@@ -243,7 +267,7 @@ class Units:
         reached = np.zeros(self.unit.size, bool)
         for state, walk in zip(self.states, self._alone, strict=True):
             flow = flows.get(state.leaf.out_var)
-            if flow is not None and not self._outputs.isdisjoint(walk.ids):
+            if flow is not None and not self._outputs.keys().isdisjoint(walk.ids):
                 reached[state.numbers] = flow == 0
         return reached
 
@@ -369,6 +393,16 @@ def _connected(count: int, first: Ids, second: Ids) -> np.ndarray:
             lowest = lowest[lowest]
 
 
+def _orders_of(operation: Equation) -> "_Orders":
+    spec = ETP_PRIMITIVE_SPECS.get(operation.primitive)
+    return _Orders(of_weights=spec is not None and spec.x_invar_index is None)
+
+
+MOST_SUMMED = 16
+"""Most elements of a State that a sum joins in one unit: their traces cost as many times as much,
+and each of them depends on each. A register or a ring may have any number."""
+
+
 class _Meeting:
     """Labels whose units become one where they meet, as far as the units allow."""
 
@@ -397,7 +431,7 @@ class _Meeting:
     def over(self, flow: np.ndarray, axes: Sequence[int]) -> np.ndarray:
         flow = self._units.now(flow)
         highest = np.max(flow, axis=tuple(axes), initial=BOTTOM, keepdims=True)
-        flow, _ = self._units.meet(flow, np.broadcast_to(highest, flow.shape))
+        flow, _ = self._units.meet(flow, np.broadcast_to(highest, flow.shape), MOST_SUMMED)
         return Labels().over(flow, axes)
 
     def put(self, base: np.ndarray, targets: np.ndarray, flow: np.ndarray) -> np.ndarray:
@@ -411,13 +445,17 @@ class _Meeting:
 NOTHING = np.iinfo(np.int32).min
 
 
+@dataclasses.dataclass(frozen=True)
 class _Orders:
     """Sets of numbers, each as its largest number in several orders.
 
     A set contains another if its number is at least as large in each order. The reverse holds for
     single numbers, and almost surely for others.
+
+    ``of_weights`` tells whether the numbers are weights, which samples and units share.
     """
 
+    of_weights: bool = False
     rank = 1
 
     def of(self, numbers: np.ndarray) -> np.ndarray:

@@ -173,6 +173,19 @@ def one_delay_for_each_unit_of_a_register(ops, p, h, x, hold):
     return {"h": new, "line": pushed(h["line"], new)}
 
 
+@line(h=H, line=FRONT, i=INDEX)
+def ring_by_selection(ops, p, h, x, hold):
+    """Without indices: a mask over the slots selects where to write and what to read."""
+
+    def at(index):
+        return (jnp.arange(SLOTS) == index).reshape(-1, *[1] * h["h"].ndim)
+
+    read = jnp.sum(jnp.where(at(place(h)), h["line"], 0.0), 0)
+    new = cell(h, ops.matmul(x, p["w"]) - 0.4 * read)
+    line = jnp.where(at(place(h)), new, h["line"])
+    return {"h": new, "line": line, "i": (h["i"] + 1) % SLOTS}
+
+
 # --- more than a delay ----------------------------------------------------------------------------
 
 
@@ -182,6 +195,15 @@ def gamma_memory(ops, p, h, x, hold):
     new = cell(h, ops.matmul(x, p["w"]) - 0.3 * h["line"][..., -1, :])
     before = pushed(h["line"], new, new.ndim - 1)
     return {"h": new, "line": 0.6 * h["line"] + 0.4 * before}
+
+
+@line(line=LAST, read=lambda h, new: jnp.tanh(new["line"]).sum(-1))
+def legendre_memory(ops, p, h, x, hold):
+    """A linear memory of several orders for each unit, which its drive reads again."""
+    orders = np.arange(1.0, SLOTS + 1)
+    matrix = 0.3 * np.sin(np.outer(orders, orders) + 1)
+    drive = ops.matmul(x, p["w"]) + h["line"] @ (0.2 / orders)
+    return {"line": h["line"] @ matrix + drive[..., None] / orders}
 
 
 @line(
@@ -358,6 +380,8 @@ CASES = {
     "delivery_into_later_slots": ("by_chunks", {"mask": MASK, "reset": RESET}),
     "one_delay_for_each_unit": ("by_stream", {"mask": MASK}),
     "one_delay_for_each_unit_of_a_register": ("by_mapped_learners", {"mask": MASK}),
+    "ring_by_selection": ("by_stream", {"reset": RESET}),
+    "legendre_memory": ("by_chunks", {"reset": RESET}),
     "gamma_memory": ("by_another_start", {}),
     "packed_lstm": ("by_two_calls", {"reset": RESET}),
     "packed_neuron": ("by_stream", {}),
