@@ -282,14 +282,14 @@ def _also_untagged(step: GroupedStep, carried: Relations) -> Iterator[Diagnostic
     operands = [atom for relation in carried for atom in relation.trainable_vars.values()]
     behind = gradients.ancestors(operands)
     for leaf in (leaf for leaf in step.traced.parameters if leaf.in_var in behind):
-        for use in gradients.uses_of(leaf.in_var):
-            states = _reached(step, gradients.sinks(use), step.graph.operations)
-            if use.equation not in step.analysis.roles and states:
-                name = equations[use.equation].primitive.name
+        for index in gradients.uses_of(leaf.in_var):
+            states = _reached(step, equations[index].outvars, step.graph.operations)
+            if index not in step.analysis.roles and states:
+                name = equations[index].primitive.name
                 message = f"Weight '{leaf.name}' of an ETP operation also reaches {quoted(states)} "
                 message += f"through `{name}`, an ordinary operation. {NOW} on this path. Use an "
                 message += "ETP operation there, too."
-                paths, line = (leaf.name, *states), source_line(equations[use.equation])
+                paths, line = (leaf.name, *states), source_line(equations[index])
                 yield Diagnostic("warning", "no-trace", message, paths, line)
 
 
@@ -330,9 +330,9 @@ def _not_marked(step: GroupedStep) -> Iterator[Diagnostic]:
     for leaf in leaves:
         states = _reached(step, [leaf.in_var])
         uses = [
-            equations[use.equation]
-            for use in gradients.uses_of(leaf.in_var)
-            if _reached(step, gradients.sinks(use)) and not holds_marked(equations[use.equation])
+            equations[index]
+            for index in gradients.uses_of(leaf.in_var)
+            if _reached(step, equations[index].outvars) and not holds_marked(equations[index])
         ]
         if not uses:
             continue

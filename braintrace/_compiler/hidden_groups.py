@@ -184,10 +184,11 @@ def _without_held_cuts(
 ) -> Walk:
     """Leave out truncated paths that end at held values: they lose no gradient."""
     equations = analysis.program.equations
+    sources = graph.operations.union(analysis.program.in_vars)
 
     def costs(cut: Cut) -> bool:
         operand = equations[cut.equation].invars[cut.operand]
-        return not graph.values.ancestors([operand], ends) <= ends
+        return not sources.isdisjoint(graph.values.ancestors([operand], ends) - ends)
 
     return dataclasses.replace(walk, cuts=tuple(filter(costs, walk.cuts)))
 

@@ -1,16 +1,8 @@
-"""Step graph: the paths between named values of a step, by value and by gradient.
-
-The nodes are the inputs of the step (mostly parameters and States), States after the step, and the
-outputs of ETP operations. A *use* is a node and an equation that reads it. One pass over the
-program finds, for every variable, the uses that it depends on without another node in between.
-Paths from node to node follow from these uses, so every question about a step is a search among a
-few dozen nodes.
-"""
+"""Step graph: what depends on what within a step and over time, by value and by gradient."""
 
 import dataclasses
-import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import chain
 
 from .._graph.traced_model import TracedModel
 from .._jax import Atom, Var, is_var
@@ -18,101 +10,65 @@ from .._jaxpr import CONSTANT, Program, carries_derivative, reached
 from .analysis import Analysis
 
 
-class Use(NamedTuple):
-    """A node, and the index of an equation that reads it."""
-
-    node: Var
-    equation: int
-
-
+@dataclasses.dataclass(frozen=True, eq=False)
 class Paths:
-    """The paths between the nodes of a step, all by value or all by gradient.
+    """The paths between the variables of a step, by value or by gradient.
 
-    Parameters
+    Attributes
     ----------
-    uses
-        The uses of nodes.
-    direct
-        For every variable, a bit mask over ``uses``: those that it depends on directly.
-    nodes
-        The nodes.
-    after
-        The old and the new value of each State that the step writes.
+    program
+        The program of the step.
+    passes
+        Tests whether paths pass a variable.
+    before
+        The old values of the States with a new value.
     """
 
-    def __init__(
-        self,
-        uses: Sequence[Use],
-        direct: Mapping[Var, int],
-        nodes: Collection[Var],
-        after: Collection[tuple[Var, Var]],
-    ) -> None:
-        self._uses, self._direct, self._nodes = uses, direct, nodes
-        self._sinks: dict[Use, set[Var]] = {}
-        for node in nodes:
-            for use in self.direct_uses(node):
-                self._sinks.setdefault(use, set()).add(node)
-        self._uses_of: dict[Var, list[Use]] = {}
-        for use in uses:
-            self._uses_of.setdefault(use.node, []).append(use)
-        self._before: dict[Var, set[Var]] = {}
-        for old, new in after:
-            self._before.setdefault(new, set()).add(old)
+    program: Program
+    passes: Callable[[Atom], bool]
+    before: Mapping[Var, set[Var]]
 
-    def uses_of(self, node: Var) -> Sequence[Use]:
-        """Return the uses of a node, in the order of the equations."""
-        return self._uses_of.get(node, ())
-
-    def sinks(self, use: Use) -> set[Var]:
-        """Return the nodes that depend directly on a use of a node."""
-        return self._sinks.get(use, set())
-
-    def direct_uses(self, var: Var) -> Iterator[Use]:
-        """Yield the uses of nodes that a variable depends on directly."""
-        mask = self._direct.get(var, 0)
-        while mask:
-            lowest = mask & -mask
-            yield self._uses[lowest.bit_length() - 1]
-            mask ^= lowest
+    def uses_of(self, var: Var) -> Iterable[int]:
+        """Return the equations that read a variable, in order."""
+        readers = (index for index, _ in self.program.readers.get(var, ()))
+        return dict.fromkeys(index for index in readers if not self._ends_at(index))
 
     def ancestors(self, targets: Iterable[Atom], ends: Collection[Var] = ()) -> set[Var]:
-        """Return the nodes that some variables depend on within the step.
+        """Return some variables and what they depend on within the step.
 
-        Nodes among the variables are included. Nodes in ``ends`` are included, their ancestors are
-        not.
+        Variables in ``ends`` are included, what they depend on is not.
         """
-
-        def before(var: Var) -> Iterable[Var]:
-            return () if var in ends else (use.node for use in self.direct_uses(var))
-
-        return {var for var in reached(filter(is_var, targets), before) if var in self._nodes}
+        return self.program.depends_on(targets, frozenset(ends), CONSTANT, self.passes)
 
     def descendants(self, starts: Iterable[Var], ends: Collection[Var] = ()) -> set[Var]:
-        """Return some nodes and their descendants within the step.
+        """Return some variables and what depends on them within the step.
 
-        Nodes in ``ends`` are included, their descendants are not.
+        Variables in ``ends`` are included, what depends on them is not.
         """
         return self._forward(starts, ends, {})
 
     def descendants_over_time(self, starts: Iterable[Var], ends: Collection[Var] = ()) -> set[Var]:
-        """Return some nodes and their descendants, in this step or in a later one."""
-        return self._forward(starts, ends, self._before)
+        """Return the same, in this step or in a later one."""
+        return self._forward(starts, ends, self.before)
 
     def _forward(
         self, starts: Iterable[Var], ends: Collection[Var], before: Mapping[Var, set[Var]]
     ) -> set[Var]:
-        def after(node: Var) -> Iterable[Var]:
-            if node in ends:
+        def after(var: Var) -> Iterable[Var]:
+            if var in ends or not self.passes(var):
                 return ()
-            sinks = (sink for use in self.uses_of(node) for sink in self.sinks(use))
-            return itertools.chain(sinks, before.get(node, ()))
+            results = (self.program.equations[index].outvars for index in self.uses_of(var))
+            return chain(filter(self.passes, chain(*results)), before.get(var, ()))
 
         return reached(starts, after)
+
+    def _ends_at(self, index: int) -> bool:
+        return self.program.equations[index].primitive.name in CONSTANT
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StepGraph:
-    """The paths between the nodes of a step.
+    """The paths between the variables of a step.
 
     Attributes
     ----------
@@ -142,40 +98,14 @@ def step_graph(
     states
         The old and the new value of its hidden states, as the model itself reads them.
     """
-    program = analysis.program
-    written = [leaf for leaf in traced.leaves if is_var(leaf.out_var)]
-    after = set(states)
-    known = {old for old, _ in after}
-    after |= {(leaf.in_var, leaf.out_var) for leaf in written if leaf.in_var not in known}
-    operations = program.made_by(analysis.roles)
-    new = (var for _, var in states)
-    ends = [*(leaf.in_var for leaf in traced.leaves), *(leaf.out_var for leaf in written)]
-    nodes = operations.union(program.in_vars, ends, new)
+    program, known = analysis.program, {old for old, _ in states}
+    written = ((leaf.in_var, leaf.out_var) for leaf in traced.leaves if is_var(leaf.out_var))
+    before: dict[Var, set[Var]] = {}
+    for old, new in (*states, *(pair for pair in written if pair[0] not in known)):
+        before.setdefault(new, set()).add(old)
     return StepGraph(
-        values=_paths(program, nodes, after, is_var),
-        gradients=_paths(program, nodes, after, carries_derivative),
-        operations=operations,
+        values=Paths(program, is_var, before),
+        gradients=Paths(program, carries_derivative, before),
+        operations=program.made_by(analysis.roles),
         opaque=program.made_by(analysis.opaque),
     )
-
-
-def _paths(
-    program: Program,
-    nodes: Collection[Var],
-    after: Collection[tuple[Var, Var]],
-    passes: Callable[[Atom], bool],
-) -> Paths:
-    """Return the paths through variables for which ``passes`` holds."""
-    uses: dict[Use, int] = {}
-    direct: dict[Var, int] = {}
-    for index, equation in enumerate(program.equations):
-        if equation.primitive.name in CONSTANT:
-            continue
-        mask = 0
-        for atom in filter(passes, equation.invars):
-            if atom in nodes:
-                mask |= 1 << uses.setdefault(Use(atom, index), len(uses))
-            else:
-                mask |= direct.get(atom, 0)
-        direct.update((var, mask) for var in equation.outvars if passes(var))
-    return Paths([*uses], direct, nodes, after)
