@@ -154,7 +154,7 @@ def _lost_on_the_way(into: _Group, walks: Sequence[Walk]) -> Iterator[Diagnostic
     """Yield the paths into a group that its walks have left out."""
     equations, cut = into.step.analysis.program.equations, dict[int, list[Atom]]()
     if not into.group.delay_line:
-        for use in dict.fromkeys(use for walk in walks for use in walk.cuts):
+        for use in dict.fromkeys(use for walk in walks for use in sorted(walk.cuts)):
             cut.setdefault(use.equation, []).append(equations[use.equation].invars[use.operand])
     for index, operands in cut.items():
         states = into.states_behind(operands, into.inside)

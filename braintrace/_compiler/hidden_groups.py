@@ -190,7 +190,7 @@ def _without_held_cuts(
         operand = equations[cut.equation].invars[cut.operand]
         return not sources.isdisjoint(graph.values.ancestors([operand], ends) - ends)
 
-    return dataclasses.replace(walk, cuts=tuple(filter(costs, walk.cuts)))
+    return dataclasses.replace(walk, cuts=set(filter(costs, walk.cuts)))
 
 
 def _reaches_old(walk: Walk, state: HiddenArray) -> bool:

@@ -113,7 +113,7 @@ def _not_in_units(step: GroupedStep) -> Iterator[str]:
     for leaf, var, _, own in (state for state in states if state[0] in filters):
         stops = frozenset(new - {var})
         walk = walk_back(step.analysis, {var: numbered(leaf.in_var)}, stops)
-        ends = _operands_at_ends(step, dataclasses.replace(walk, states_met=()))
+        ends = _operands_at_ends(step, dataclasses.replace(walk, states_met=[]))
         if own.states_met or not others.isdisjoint(step.graph.gradients.ancestors(ends, stops)):
             wrong.add(leaf.path)
     yield from (r.state for r in step.traced.readouts if not wrong.isdisjoint(r.filters))

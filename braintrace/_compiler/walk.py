@@ -61,12 +61,16 @@ class Origin:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Walk:
-    """The result of a walk.
+    """A walk back from new hidden states; see `walk_back`.
 
     Attributes
     ----------
+    analysis, stops, origin, writes_anywhere
+        The parameters of `walk_back`.
     ids
         Unit ids of every variable that reaches the state elementwise.
+    received
+        The uses through which a variable has received ids, until all its readers are visited.
     cuts
         The uses of variables that are held constant.
     roots
@@ -79,57 +83,11 @@ class Walk:
         Variables of ``stops`` that the walk reached, each with an equation that reads it.
     """
 
-    ids: Mapping[Var, Ids]
-    cuts: tuple[Cut, ...]
-    roots: tuple[Var, ...]
-    shared: tuple[Var, ...]
-    weights_met: tuple[int, ...]
-    states_met: tuple[tuple[int, Var], ...]
-
-
-def walk_back(
-    analysis: Analysis,
-    start: Mapping[Var, Ids],
-    stops: frozenset[Var] = frozenset(),
-    origin: Origin | None = None,
-    writes_anywhere: bool = False,
-) -> Walk:
-    """Carry unit ids from new hidden states to all their ancestors.
-
-    Parameters
-    ----------
-    analysis
-        Analysis of the program.
-    start
-        Ids of the variables at which the walk starts.
-    stops
-        Variables at which the walk stops: new values of other groups.
-    origin
-        The unit that each element depends on; ``None``: without old states.
-    writes_anywhere
-        See `back_through`.
-    """
-    walk = _WalkUnderWay(analysis, dict(start), stops, origin, writes_anywhere)
-    for index in analysis.program.backward(start, walk.received):
-        walk.go_through(index)
-    return walk.at_its_end()
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _WalkUnderWay:
-    """A walk in progress, with the parameters of `walk_back` and the fields of `Walk`.
-
-    Attributes
-    ----------
-    received
-        The uses through which a variable has received ids, until all its readers are visited.
-    """
-
     analysis: Analysis
-    ids: dict[Var, Ids]
     stops: frozenset[Var]
     origin: Origin | None
     writes_anywhere: bool
+    ids: dict[Var, Ids]
     received: dict[Var, list[_Use]] = dataclasses.field(default_factory=dict)
     cuts: set[Cut] = dataclasses.field(default_factory=set)
     roots: list[Var] = dataclasses.field(default_factory=list)
@@ -141,7 +99,7 @@ class _WalkUnderWay:
         """Give the operands of an equation the ids that they receive through it."""
         equation = self.analysis.program.equations[index]
         for var in equation.outvars:
-            self._settle(var)
+            self.settle(var)
         out_ids = [None if v in self.stops else self.ids.get(v) for v in equation.outvars]
         if all(ids is None for ids in out_ids):
             return
@@ -169,7 +127,7 @@ class _WalkUnderWay:
             elif isinstance(contribution, np.ndarray) and np.any(contribution != BOTTOM):
                 self.received.setdefault(atom, []).append((Cut(index, operand), contribution))
 
-    def _settle(self, var: Var) -> None:
+    def settle(self, var: Var) -> None:
         """Determine the ids of a variable when all its uses are known."""
         if var in self.ids or var not in self.received:
             return
@@ -216,18 +174,37 @@ class _WalkUnderWay:
         else:
             self.shared.append(var)
 
-    def at_its_end(self) -> Walk:
-        """Return the result when no equation is left."""
-        for var in list(self.received):
-            self._settle(var)
-        return Walk(
-            ids={var: ids for var, ids in self.ids.items() if var not in self.stops},
-            cuts=tuple(sorted(self.cuts)),
-            roots=tuple(self.roots),
-            shared=tuple(self.shared),
-            weights_met=tuple(self.weights_met),
-            states_met=tuple(self.states_met),
-        )
+
+def walk_back(
+    analysis: Analysis,
+    start: Mapping[Var, Ids],
+    stops: frozenset[Var] = frozenset(),
+    origin: Origin | None = None,
+    writes_anywhere: bool = False,
+) -> Walk:
+    """Carry unit ids from new hidden states to all their ancestors.
+
+    Parameters
+    ----------
+    analysis
+        Analysis of the program.
+    start
+        Ids of the variables at which the walk starts.
+    stops
+        Variables at which the walk stops: new values of other groups.
+    origin
+        The unit that each element depends on; ``None``: without old states.
+    writes_anywhere
+        See `back_through`.
+    """
+    walk = Walk(analysis, stops, origin, writes_anywhere, dict(start))
+    for index in analysis.program.backward(start, walk.received):
+        walk.go_through(index)
+    for var in list(walk.received):
+        walk.settle(var)
+    for var in stops:
+        walk.ids.pop(var, None)
+    return walk
 
 
 def _begins_fan_out(contributions: Sequence[Contribution], out_ids: Sequence[Ids | None]) -> bool:
