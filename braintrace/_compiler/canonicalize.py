@@ -26,7 +26,6 @@ from .._jaxpr import (
     Program,
     Rule,
     Rules,
-    RunBody,
     dot_letters,
     evaluate_all,
     evaluate_inlined,
@@ -101,14 +100,9 @@ def selected(
     equation: Equation, operands: list[ArrayLike], rule: Rule | None = None
 ) -> list[jax.Array]:
     """Lower a branch: compute all its cases and select one."""
-    return selection(equation, operands, lambda body, values: evaluate_inlined(body, values, rule))
-
-
-def selection(equation: Equation, operands: list[ArrayLike], run: RunBody) -> list[jax.Array]:
-    """Lower a branch in the same way, with each case computed by ``run``."""
     index, *arguments = operands
     branches = equation.params["branches"]
-    results = [run(branch, arguments) for branch in branches]
+    results = [evaluate_inlined(branch, arguments, rule) for branch in branches]
     which = jnp.clip(jnp.asarray(index, jnp.int32), 0, len(branches) - 1)
     return [
         jax.lax.select_n(jnp.broadcast_to(which, jnp.shape(cases[0])), *map(jnp.asarray, cases))

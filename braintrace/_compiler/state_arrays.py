@@ -14,8 +14,8 @@ import jax.numpy as jnp
 
 from .._errors import CompilationError
 from .._graph import StateKind
-from .._jax import Atom, Aval, ClosedJaxpr, is_tracer, is_var, strongly_typed, trace_to_jaxpr
-from .._jaxpr import IN_ORDER, Program, Rule, evaluate, evaluate_inlined, program_of
+from .._jax import Aval, ClosedJaxpr, is_tracer, strongly_typed, trace_to_jaxpr
+from .._jaxpr import Program, Rule, evaluate, evaluate_inlined, program_of
 from .._typing import Path, path_name
 
 
@@ -156,7 +156,7 @@ def without_unchanged(
     new_arrays = []
     for before, array in zip(program.in_vars[arguments:], arrays, strict=True):
         atom = next(after) if array.written else None
-        if atom is not None and _source(program, atom) is before:
+        if atom is before:
             array = dataclasses.replace(array, written=False)
         elif atom is not None:
             written.append(atom)
@@ -169,18 +169,3 @@ def without_unchanged(
         return evaluate(program, written, inputs, effects=True)
 
     return program_of(trace_to_jaxpr(run, [var.aval for var in program.in_vars])), new_arrays
-
-
-def _source(program: Program, atom: Atom) -> Atom:
-    """Return the variable that has the same elements in the same order, through copies."""
-    while is_var(atom) and atom in program.producer:
-        equation = program.equations[program.producer[atom]]
-        name = equation.primitive.name
-        is_by_column = name == "reshape" and equation.params["dimensions"] is not None
-        if name not in IN_ORDER or is_by_column:
-            break
-        (copied,) = equation.invars
-        if copied.aval.dtype != atom.aval.dtype:
-            break
-        atom = copied
-    return atom

@@ -263,7 +263,7 @@ class Losses:
     def _one_by_one(
         self, fixed: ByVar, recorded: list[Any], scales: jax.Array
     ) -> GradientsAndLosses:
-        """Differentiate loss after loss, none of masked steps, without storing values of losses."""
+        """Differentiate loss after loss, without storing values of losses."""
         parameters, terms = [fixed[var] for var in self.parameters], zeros_of(self.places)
 
         def one_step(sums: list[Any], now: Any) -> Any:
@@ -273,14 +273,10 @@ class Losses:
                 value, aux = self._of_step(fixed, parameters, terms, recorded)
                 return value * scale, (value, aux)
 
-            def counted(*arguments: list[Any]) -> Any:
-                return jax.grad(scaled, argnums=(0, 1), has_aux=True)(*arguments)
-
-            def masked(*arguments: list[Any]) -> Any:
-                return jax.tree.map(jnp.zeros_like, arguments), scaled(*arguments)[1]
-
-            found = jax.lax.cond(scale != 0, counted, masked, parameters, terms)
-            (gradients, signal), results = found
+            found, results = jax.grad(scaled, argnums=(0, 1), has_aux=True)(parameters, terms)
+            # Selected, not multiplied by zero: a masked step may be NaN.
+            kept = jax.tree.map(lambda value: jnp.where(scale != 0, value, 0), found)
+            gradients, signal = kept
             return jax.tree.map(jnp.add, sums, gradients), (signal, results)
 
         sums = jax.tree.map(zero_sum, parameters)

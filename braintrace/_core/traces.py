@@ -108,19 +108,7 @@ def stored_specs(specs: TraceSpecs, dtype: DTypeLike | None) -> TraceSpecs:
         is_other = spec.takes_trace_dtype and jnp.issubdtype(spec.dtype, jnp.floating)
         return dataclasses.replace(spec, dtype=dtype) if is_other else spec
 
-    stored = _stored(specs)
-    return stored if dtype is None else jax.tree.map(kept, stored)
-
-
-def _stored(specs: TraceSpecs) -> TraceSpecs:
-    result: dict[str, Any] = {}
-    for key, entry in specs.items():
-        if isinstance(entry, TraceSpec):
-            if entry.is_stored:
-                result[key] = entry
-        elif (inner := _stored(entry)) or not entry:
-            result[key] = inner
-    return result
+    return specs if dtype is None else jax.tree.map(kept, specs)
 
 
 def starting_traces(specs: TraceSpecs) -> Traces:

@@ -176,12 +176,8 @@ class ETraceGraph:
 
     @functools.cached_property
     def bytes_per_chunk(self) -> int:
-        """Bytes that a chunk reads and writes once, whatever its length.
-
-        This is the size of the traces of all states that could have one, or of the gradient of the
-        operands if that is larger.
-        """
-        traces = sum(spec.full_nbytes for spec in specs_of(self.trace_specs))
+        """Bytes that a chunk reads and writes once: its traces, or the gradient if it is larger."""
+        traces = sum(spec.nbytes for spec in specs_of(self.trace_specs))
         operands = (atom.aval for atoms in self.operand_atoms.values() for atom in atoms.values())
         return max(traces, sum(int(aval.size * aval.dtype.itemsize) for aval in operands))
 
@@ -225,8 +221,7 @@ def report_of(graph: ETraceGraph) -> Report:
         groups=tuple(map(_group_row, graph.hidden_groups)),
         without_trace=tuple(_plain_rows(graph)),
         diagnostics=graph.diagnostics,
-        stored_bytes=sum(spec.nbytes for spec in specs if spec.is_stored),
-        possible_bytes=sum(spec.full_nbytes for spec in specs),
+        stored_bytes=sum(spec.nbytes for spec in specs),
         readouts=tuple(readout.state for readout in graph.traced.readouts),
         filter_bytes=sum(leaf.nbytes for leaf in graph.traced.filters),
     )
@@ -248,11 +243,9 @@ def _relation_row(relation: HiddenParamOpRelation, specs: Sequence[TraceSpec]) -
 
 
 def _sizes(specs: Sequence[TraceSpec]) -> dict[str, Any]:
-    stored = [spec for spec in specs if spec.is_stored]
     return {
-        "traces": tuple((spec.state or "", spec.operand, spec.shape) for spec in stored),
-        "stored_bytes": sum(spec.nbytes for spec in stored),
-        "possible_bytes": sum(spec.full_nbytes for spec in specs),
+        "traces": tuple((spec.state or "", spec.operand, spec.shape) for spec in specs),
+        "stored_bytes": sum(spec.nbytes for spec in specs),
     }
 
 

@@ -28,8 +28,8 @@ class RelationRow:
     traces
         ``(state, array, shape)`` of the stored traces; the state is empty for a trace that follows
         no single state.
-    stored_bytes, possible_bytes
-        Size of those traces, and of the traces that all states would have.
+    stored_bytes
+        Size of those traces.
     rule
         The algorithm that carries it, in a model with several.
     """
@@ -43,7 +43,6 @@ class RelationRow:
     states: tuple[tuple[str, ...], ...]
     traces: tuple[tuple[str, str, tuple[int, ...]], ...]
     stored_bytes: int
-    possible_bytes: int
     rule: str | None = None
 
     @property
@@ -147,9 +146,8 @@ class Report:
     ----------
     relations, groups, without_trace, diagnostics
         Weights with a trace, hidden groups, parameters without a trace, and what is cut.
-    stored_bytes, possible_bytes
-        Size of the traces at the compiled batch size, and their size if structural zeros were
-        stored.
+    stored_bytes
+        Size of the traces at the compiled batch size.
     readouts, filter_bytes
         Names of the linear readouts with filters, and the size of these filters.
     carried_bytes
@@ -187,7 +185,6 @@ class Report:
     without_trace: tuple[PlainRow, ...]
     diagnostics: tuple[Diagnostic, ...]
     stored_bytes: int
-    possible_bytes: int
     carried_bytes: int | None = None
     sequences: tuple[SequenceRow, ...] = ()
     readouts: tuple[str, ...] = ()
@@ -217,7 +214,7 @@ class Report:
             title = "Parameters without a trace (gradient of the current step)"
             yield Table(title, ["parameter", "why"], plain)
         yield from (f"{d.level}, {d.kind}: {d}" for d in self.diagnostics)
-        yield f"Traces: {self.stored_bytes:,} bytes stored of {self.possible_bytes:,} possible"
+        yield f"Traces: {self.stored_bytes:,} bytes"
         if self.readouts:
             yield f"Filters of readouts {', '.join(self.readouts)}: {self.filter_bytes:,} bytes"
         if self.carried_bytes is not None:

@@ -42,8 +42,6 @@ class TraceSpec:
         Names of the state that it follows (``None``: no single one) and of the array, for reports.
     initial
         Value at the start of a sequence: a number, or an array of this shape.
-    is_stored
-        Whether it is carried. An array that is not carried is listed with the size it would have.
     takes_trace_dtype
         Whether it has the dtype that a user gives as ``trace_dtype``.
     outlives_reset
@@ -79,7 +77,6 @@ class TraceSpec:
     state: str | None = None
     operand: str = ""
     initial: float | jax.Array = 0
-    is_stored: bool = True
     takes_trace_dtype: bool = True
     outlives_reset: bool = False
     full_shape: tuple[int, ...] | None = None
@@ -91,12 +88,6 @@ class TraceSpec:
     def nbytes(self) -> int:
         """Size in bytes."""
         return math.prod(self.shape) * int(np.dtype(self.dtype).itemsize)
-
-    @property
-    def full_nbytes(self) -> int:
-        """Size in bytes if structural zeros were stored as well."""
-        shape = self.shape if self.full_shape is None else self.full_shape
-        return math.prod(shape) * int(np.dtype(self.dtype).itemsize)
 
 
 def specs_of(specs: TraceSpecs) -> list[TraceSpec]:

@@ -419,9 +419,9 @@ def _contracted(
 def specs_of_site(
     graph: ETraceGraph, site: TraceSite, stored: tuple[int, ...], active: ActiveOutputs
 ) -> dict[str, dict[str, TraceSpec]]:
-    """Return the specifications of the traces of one site, for all states of its group.
+    """Return the specifications of the traces of one site, for its ``stored`` states.
 
-    ``active`` are the outputs that the traces of the ``stored`` states contain.
+    ``active`` are the outputs that they contain.
     """
     relation, lead = site.relation, (site.influence.fan_out,) if site.has_fan_out else ()
     full, stored_shapes = trace_shapes(relation), trace_shapes(relation, active)
@@ -444,14 +444,13 @@ def specs_of_site(
                 relation=relation.key,
                 state=site.group.names[a],
                 operand=name,
-                is_stored=a in stored,
                 full_shape=(*lead, *array.shape),
                 samples=functools.partial(entries_of_samples, name),
                 packed_with=site.key(pairs[a]) if a in pairs else None,
             )
             for name, array in full.items()
         }
-        for a, state in enumerate(site.group.states)
+        for a in stored
     }
 
 

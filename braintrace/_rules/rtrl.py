@@ -120,7 +120,6 @@ class FullTraces(PassingTraces):
                 jnp.promote_types(row_dtype(flat), leaf.dtype),
                 ("batch", "state", *entries(len(leaf.shape))),
                 operand=leaf.name,
-                full_shape=(flat.samples, flat.size, *leaf.shape),
             )
             for leaf in followed(graph)
         }
