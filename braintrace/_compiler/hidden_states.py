@@ -16,7 +16,7 @@ from .._jax import Equation, Var
 from .._jaxpr import BOTTOM, IN_ORDER, carries_derivative, moved_operands
 from .analysis import Analysis
 from .back_through import Ids
-from .step_graph import StepGraph
+from .step_graph import Paths, StepGraph
 from .units import Units, moved_from
 
 
@@ -61,11 +61,9 @@ def with_memories(traced: TracedModel, every: bool) -> TracedModel:
     if every:
         starts = [leaf.in_var for leaf in (*hidden, *traced.parameters)]
         starts += analysis.program.made_by(analysis.opaque)
-        after = {leaf.out_var: leaf.in_var for leaf in others}
-        reached = set[Var]()
-        while not reached.issuperset(starts):
-            reached = analysis.gradient_descendants(starts)
-            starts += [old for new, old in after.items() if new in reached]
+        before = {leaf.out_var: {leaf.in_var} for leaf in others}
+        paths = Paths(analysis.program, carries_derivative, before)
+        reached = paths.descendants_over_time(starts)
         found = {leaf.path for leaf in others if leaf.in_var in reached}
     else:
         units = Units(analysis, [*hidden, *others])

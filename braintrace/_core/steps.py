@@ -239,7 +239,7 @@ class LocalStep:
 
     @property
     def _tapped(self) -> list[Var]:
-        states = range(self.group.num_state)
+        states = range(len(self.group.states))
         points = (p.var for a in states for _, p in points_of(self.graph, self.group, a))
         return list(dict.fromkeys(points))
 
@@ -464,7 +464,7 @@ def blocks(
         See `LocalStep`.
     """
     D, Df = dict[tuple[int, int], jax.Array](), dict[str, jax.Array]()
-    for state in range(group.num_state):
+    for state in range(len(group.states)):
         local = LocalStep(graph, group, values, (state,))
         new, back = jax.vjp(local, local.old, local.taps)
         if not new:

@@ -126,11 +126,6 @@ class ETraceGraph:
         return tuple(leaf for leaf in self.flat_state.leaves if leaf.in_var in behind)
 
     @property
-    def hidden_paths(self) -> tuple[Path, ...]:
-        """Paths of the hidden states, group by group."""
-        return tuple(path for group in self.hidden_groups for path in group.hidden_paths)
-
-    @property
     def new_hidden_vars(self) -> tuple[tuple[HiddenGroup, int, Var], ...]:
         """``(group, state, variable)`` of the traced groups, in the order of computation.
 
@@ -195,7 +190,7 @@ class ETraceGraph:
             total += sum(r.positions.size * len(r.states) * size for r in relation.influences)
         for group in self.traced_groups:
             read = len(group.read_states) if "values" in self.needs else 0
-            blocks = read + group.num_state
+            blocks = read + len(group.states)
             total += group.num_positions * blocks * group.states[0].dtype.itemsize
         return int(total)
 

@@ -116,11 +116,6 @@ class HiddenGroup:
         return self.leaves
 
     @property
-    def num_state(self) -> int:
-        """Number ``n`` of states in the group."""
-        return len(self.states)
-
-    @property
     def num_positions(self) -> int:
         """Number of units, batch included."""
         return int(np.prod(self.shape))

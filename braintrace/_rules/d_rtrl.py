@@ -383,7 +383,7 @@ def _stored_states(graph: ETraceGraph, group: HiddenGroup, traces: Traces) -> se
     """Return the states of a group for which all traces are stored."""
     sites = trace_sites(graph, group)
     missing = {a for s in sites for a in s.influence.reached if s.key(a) not in traces}
-    return set(range(group.num_state)) - missing
+    return set(range(len(group.states))) - missing
 
 
 def _carried(

@@ -195,7 +195,7 @@ class FilterTraces(TraceMethod):
                 for a in site.influence.reached:
                     past = [
                         alpha * site.to_outputs(D[a, c]) * widened(before[site.key(c)], dtype)
-                        for c in range(group.num_state)
+                        for c in range(len(group.states))
                         if alpha and (a, c) in D and site.key(c) in before
                     ]
                     if past and reset is not None:  # selected: the filter may be NaN
