@@ -41,7 +41,6 @@ from .check_model import (
     check_hidden_states,
     check_learns,
     check_loops,
-    check_parameters,
 )
 from .findings import diagnose, publish
 from .flat_state import about_layers, flattened_state, layers_of
@@ -95,7 +94,6 @@ def compile_model(
     The ``method`` is the learning rule.
     """
     check_model(model)
-    check_parameters(model)
 
     # `update` as a flat program: calls are inlined, branches and loops with ETP operations lowered.
     # Before that, uses of parameters are marked, if `mark` asks for it or if no ETP operation of
