@@ -5,7 +5,6 @@ no size (States made in a constructor, a fixed batch), the first axis is the bat
 the size that the user has given.
 """
 
-import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -16,11 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._brainstate import trace_stateful, unnoticed_states
-from .._graph import TracedModel
 from .._graph.batch import Axes, Batch
-from .._jaxpr import BOTTOM, Flow, Labels, Question, flows_to
+from .._jaxpr import BOTTOM, Flow
 from .._typing import Path
-from .analysis import Analysis
 
 Shape = tuple[int, ...]
 Shapes = Mapping[Path, Sequence[Shape]]
@@ -114,32 +111,13 @@ def _following(now: Shapes, made: Shapes, size: int) -> Batch:
     return Batch(count, MappingProxyType(axes), MappingProxyType(unclear))
 
 
-def axes_of_filters(traced: TracedModel, analysis: Analysis, batch: Batch) -> dict[Path, int]:
-    """Return the batch axes of the filters of readouts that have one.
-
-    A filter has the samples of its readout. A flow of labels between the two finds its axis.
-    """
-    leaves = {leaf.path: leaf for leaf in traced.leaves}
-    axes: dict[Path, int] = {}
-    for readout in traced.readouts:
-        (end,) = (leaf for leaf in traced.leaves if leaf.name == readout.state)
-        axis = batch.axis(end)
-        if axis is None or batch.samples is None or end.out_var is None:
-            continue
-        expected = laid_out(end.shape, axis, batch.samples)
-        for leaf in (leaves[path] for path in readout.filters):
-            for place in (a for a, size in enumerate(leaf.shape) if size == batch.samples):
-                start = {leaf.in_var: laid_out(leaf.shape, place, batch.samples)}
-                (flow,) = flows_to(Question(Labels()), analysis.constants, start, [end.out_var])
-                if flow is not None and follow(flow, expected):
-                    axes.setdefault(leaf.path, place)
-    return axes
-
-
-def with_axes(batch: Batch, axes: Mapping[Path, int]) -> Batch:
-    """Add the batch axes of States of one leaf."""
+def with_axes(batch: Batch, axes: Mapping[Path, int | None]) -> Batch:
+    """Add the batch axes of filters of readouts; ``None``: samples are coupled on the way."""
     every = {**batch.axes, **{path: (axis,) for path, axis in axes.items()}}
-    return dataclasses.replace(batch, axes=MappingProxyType(every))
+    unclear, reason = dict(batch.unclear), "its readout couples the samples"
+    if batch.samples is not None:
+        unclear.update((path, reason) for path, axis in axes.items() if axis is None)
+    return Batch(batch.samples, MappingProxyType(every), MappingProxyType(unclear))
 
 
 def follow(samples: Flow, expected: np.ndarray) -> bool:

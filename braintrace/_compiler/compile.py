@@ -47,9 +47,9 @@ from .flat_state import about_layers, flattened_state, layers_of
 from .hidden_groups import GroupedStep, find_hidden_groups
 from .hidden_states import hidden_arrays, with_memories, written
 from .jacobian_sparsity import structure_of
-from .linear_readouts import filter_readouts
 from .marked_operations import marked_operations
 from .marks import marking_of
+from .readouts import with_filters
 from .relations import find_relations
 from .step_graph import step_graph
 from .trace import trace_model
@@ -118,10 +118,10 @@ def compile_model(
     # The batch axis of each state.
     batch = batch_of(model, batch_size, options.samples)
 
-    # The memory of a linear readout becomes a function of filters of the groups that feed it.
+    # The memory of a leaky readout becomes a function of filters of the groups that feed it.
     if options.readout_filters:
         regroup = functools.partial(_with_loops_split, options=options)
-        step, batch = filter_readouts(step, batch, regroup)
+        step, batch = with_filters(step, batch, regroup)
 
     # Relations: how the output of each ETP operation reaches the units of each group. Operations
     # that the rule does not carry are ordinary operations from here on.

@@ -64,7 +64,7 @@ FILTERS = "<filters>"
 
 @dataclasses.dataclass(frozen=True)
 class FilteredReadout:
-    """A linear readout whose derivative goes through filters of its input.
+    """A leaky readout whose derivative goes through filters of its input.
 
     Attributes
     ----------
@@ -72,20 +72,13 @@ class FilteredReadout:
         Name of the hidden state.
     filters
         Paths of the filters, each a State with one leaf.
-    held_paths
-        Paths of the States other than parameters that its coefficients depend on (masks, scales).
-        The step does not write them.
     parameter_paths
-        Paths of the parameters that its coefficients depend on, and of its biases.
-    operations
-        Names of the ETP operations of its coefficients, which are now ordinary operations.
+        Paths of the parameters of its decay, its weights and its biases.
     """
 
     state: str
     filters: tuple[Path, ...]
-    held_paths: tuple[Path, ...]
     parameter_paths: tuple[Path, ...]
-    operations: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

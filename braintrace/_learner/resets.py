@@ -89,7 +89,7 @@ def check_flags(
 
 
 def check_fixed_weights(learner: BaseLearner, step: PureStep, resets: bool) -> None:
-    """Refuse a sequence in which the weight of an ETP operation, or of a readout, changes.
+    """Refuse a sequence in which the weight of an ETP operation changes.
 
     Raises
     ------
@@ -98,18 +98,15 @@ def check_fixed_weights(learner: BaseLearner, step: PureStep, resets: bool) -> N
     """
     paths = {id(state): path for path, state in learner.states_of_step.items()}
     written = {paths.get(id(state)) for state in step.written_of(step.states)}
-    sources = {f"The weight of '{key}'": own for key, own in learner.graph.held_paths.items()}
-    sources |= {f"The readout '{r.state}'": r.held_paths for r in learner.graph.traced.readouts}
-    for what, own in sources.items():
+    for key, own in learner.graph.held_paths.items():
         for path in written.intersection(own):
             assert path is not None
             is_fresh = resets and path in learner.short_term_states
             raise OptionError(
-                f"{what} is computed from State '{path_name(path)}', which "
+                f"The weight of '{key}' is computed from State '{path_name(path)}', which "
                 f"{'`reset` initialises' if is_fresh else '`step_fn` writes'}. Weights are fixed "
                 "within a sequence: change it between the calls or in the `update_fn` of "
-                "`etrace_online`, make it a `brainstate.LongTermState`, which a reset keeps, or "
-                "compile with `readout_filters=False` if it is a readout."
+                "`etrace_online`, or make it a `brainstate.LongTermState`, which a reset keeps."
             )
 
 

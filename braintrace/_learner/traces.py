@@ -337,7 +337,7 @@ class EligibilityTraces:
 
 
 def start_of_filter(leaf: StateLeaf) -> jax.Array:
-    """Return the initial value of a filter of a linear readout."""
+    """Return the initial value of a filter of a leaky readout."""
     return jax.device_put(np.zeros(leaf.shape, leaf.dtype))  # `jnp` compiles for every shape
 
 

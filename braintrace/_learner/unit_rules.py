@@ -36,9 +36,10 @@ class D_RTRL(Learner):
     model, window, strict, unroll_limit, mark, trace_dtype
         See `Learner`.
     readout_filters
-        Compute exact gradients also through linear readouts ``o' = kappa o + A(v)``, where ``v`` is
-        an elementwise function of hidden states, ``A`` is linear and ``kappa`` is the same for all
-        units. The compiler adds filters ``f' = kappa f + v``: additional states of the layer below,
+        Compute exact gradients also through leaky readouts ``o' = kappa o + z W + b``, where ``z``
+        is an elementwise function of hidden states and ``kappa`` is one number for all units. The
+        readout may be scaled, and ``kappa`` may depend on parameters, but not on data. The compiler
+        adds filters ``f' = kappa f + z``: additional states of the layer below,
         each with an additional trace of its weights. Filters are stored with the traces, and
         `learner.report()` lists them. ``False``: no filters.
 

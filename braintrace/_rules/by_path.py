@@ -39,7 +39,7 @@ class Part:
     kind, words
         Name of its class, and the rule as text.
     method, has_filters
-        The rule, and whether it has filters of linear readouts.
+        The rule, and whether it has filters of leaky readouts.
     fits
         Whether it applies to the parameter at a path.
     name
@@ -129,7 +129,7 @@ class ComposedTraces(TraceMethod):
             for part, path in ((self.of_path(p), p) for p in readout.parameter_paths):
                 if not part.has_filters:
                     raise CompilationError(
-                        f"The gradient of parameter '{path_name(path)}' of the linear readout "
+                        f"The gradient of parameter '{path_name(path)}' of the leaky readout "
                         f"'{readout.state}' is exact by filters, which `{part.kind}` does not "
                         "have. Use a rule with filters, or compile with `readout_filters=False`."
                     )

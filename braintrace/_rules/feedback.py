@@ -25,10 +25,10 @@ class FeedbackTraces(ParameterTraces):
 
     def check(self, graph: ETraceGraph) -> None:
         """Refuse a model with the other kind of feedback."""
-        program, leaky = graph.traced.program, graph.traced.readouts
-        names = {equation.primitive.name for equation in program.equations}
-        names.update(name for readout in leaky for name in readout.operations)
-        has_matrix = not names.isdisjoint(primitive.name for primitive in feedback_primitives())
+        # In a leaky readout with a filter, a `feedback_matmul` is an ordinary operation.
+        program = (graph.traced.unfiltered or graph.traced).program
+        primitives = {equation.primitive for equation in program.equations}
+        has_matrix = not primitives.isdisjoint(feedback_primitives())
         if self.is_random and not has_matrix:
             raise CompilationError(
                 f"`{self.rule}` sends errors back through a matrix of the readout, but the model "
