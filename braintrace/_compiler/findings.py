@@ -33,7 +33,6 @@ from .._jaxpr import (
 from .._typing import path_name
 from .analysis import nonlinear_uses, time_of_leaf
 from .hidden_groups import GroupedStep, seen_by_losses
-from .marked_operations import MarkedOperation
 from .parametric_uses import LOOPS
 from .walk import Walk
 
@@ -260,7 +259,7 @@ def _without_trace(
 
 
 def _reason(
-    step: GroupedStep, operation: MarkedOperation, refused: Collection[int], is_past: bool
+    step: GroupedStep, operation: HiddenParamOpRelation, refused: Collection[int], is_past: bool
 ) -> tuple[Level, str, list[str]]:
     """Return why an operation has no trace, and the states that it reaches nevertheless."""
     if operation.equation in refused or not is_past:
@@ -322,7 +321,7 @@ def _not_marked(step: GroupedStep) -> Iterator[Diagnostic]:
     if step.traced.has_found_marks:
         return
     gradients, equations = step.graph.gradients, step.traced.program.equations
-    operands = [atom for operation in step.operations for atom in operation.operands.values()]
+    operands = [atom for operation in step.operations for atom in operation.trainable_vars.values()]
     marked = gradients.ancestors(operands)
     leaves = [leaf for leaf in step.traced.parameters if leaf.in_var not in marked]
     readouts = {readout.state for readout in step.traced.readouts}

@@ -6,14 +6,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from .._graph import Cut, HiddenGroup
+from .._graph import Cut, HiddenGroup, HiddenParamOpRelation
 from .._graph.traced_model import StateLeaf, TracedModel
 from .._jax import Atom, Var
 from .._jaxpr import BOTTOM, components
 from .analysis import Analysis
 from .back_through import BROADCAST, Ids
 from .hidden_states import HiddenArray, delay_lines
-from .marked_operations import MarkedOperation
 from .step_graph import StepGraph
 from .units import Units
 from .walk import Origin, Walk, walk_back
@@ -266,7 +265,7 @@ class GroupedStep:
     traced: TracedModel
     analysis: Analysis
     graph: StepGraph
-    operations: list[MarkedOperation]
+    operations: list[HiddenParamOpRelation]
     outputs: tuple[StateLeaf, ...]
     groups: list[HiddenGroup]
     walks: list[list[Walk]]

@@ -117,12 +117,14 @@ class HiddenParamOpRelation:
     held_paths
         Paths of the other States that the operands depend on (masks, scales). The step does not
         write them.
+    source
+        ``file:line (function)`` of the user's call.
+    non_parameters
+        Names of other inputs that the operands depend on; with any, the operation has no trace.
     influences
         The map from ``y`` to each hidden group.
     hidden_groups
         Those groups.
-    source
-        ``file:line (function)`` of the user's call.
     """
 
     key: str
@@ -137,9 +139,10 @@ class HiddenParamOpRelation:
     trainable_leaves: Mapping[str, int]
     parameter_paths: tuple[Path, ...]
     held_paths: tuple[Path, ...]
-    influences: tuple[InfluenceMap, ...]
-    hidden_groups: tuple[HiddenGroup, ...]
     source: str
+    non_parameters: tuple[str, ...] = ()
+    influences: tuple[InfluenceMap, ...] = ()
+    hidden_groups: tuple[HiddenGroup, ...] = ()
 
     @property
     def printed_paths(self) -> tuple[str, ...]:
