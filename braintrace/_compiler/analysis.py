@@ -22,11 +22,10 @@ from .._jaxpr import (
     BindingTime,
     Constants,
     Program,
+    binding_times,
     carries_derivative,
     flows_from,
-    flows_of_variables,
     nonlinear_operands,
-    question_of_taint,
 )
 from .back_through import SOURCES, Ids, numbered
 
@@ -120,7 +119,7 @@ def data_of(
         BindingTime.CONSTANT if var in apart else time_of_leaf(leaves.get(var))
         for var in analysis.program.in_vars
     ]
-    times = flows_of_variables(question_of_taint(), analysis.constants, inputs)
+    times = binding_times(analysis.program, inputs, lambda _: False)
     return {var for var, time in times.items() if time is BindingTime.DATA}
 
 

@@ -26,9 +26,8 @@ from .._jaxpr import (
     PRODUCTS,
     BindingTime,
     Program,
+    binding_times,
     carries_derivative,
-    flows_of_variables,
-    question_of_taint,
 )
 from .._typing import path_name
 from .analysis import nonlinear_uses, time_of_leaf
@@ -360,7 +359,7 @@ def _recurrent_uses(step: GroupedStep) -> Mapping[Var, Equation]:
     leaves = {leaf.in_var: leaf for leaf in step.traced.leaves}
     parameters = {leaf.in_var for leaf in step.traced.parameters}
     inputs = [time_of_leaf(leaves.get(var)) for var in program.in_vars]
-    times = flows_of_variables(question_of_taint(is_marked), analysis.constants, inputs)
+    times = binding_times(program, inputs, is_marked)
     old = {state.in_var for state, _ in step.new_states}
     uses: dict[Var, Equation] = {}
     for equation in program.equations:

@@ -16,16 +16,13 @@ from .._jaxpr import (
     BindingTime,
     Constants,
     Program,
-    bound,
+    binding_times,
     carries_derivative,
-    flows_of_variables,
-    question_of_taint,
 )
 
 LOOPS = frozenset({"cond", "scan", "while"})
 """Equations with bodies that run several times, or not at all."""
 
-_QUESTION = question_of_taint(is_marked)
 _MOVES = (IN_ORDER - CONSTANT) | {"broadcast_in_dim", "tile", "rev", "transpose"}
 
 Use: TypeAlias = tuple[int, tuple[int, ...]]
@@ -60,8 +57,7 @@ class ParametricUses:
         in_region: bool,
     ) -> None:
         self.program, self.constants, self._in_region = program, Constants(program), in_region
-        times = [bound(var, time) for var, time in zip(program.in_vars, inputs, strict=True)]
-        self.times = flows_of_variables(_QUESTION, self.constants, times)
+        self.times = binding_times(program, inputs, is_marked)
         targets = [atom for atom, counts in zip(program.out_atoms, wanted, strict=True) if counts]
         self._ancestors = program.depends_on(targets, (), CONSTANT, carries_derivative)
         self.results = () if in_region else tuple(filter(self.is_parametric, targets))

@@ -13,16 +13,19 @@ all samples at once, and the sum is one product over time. The gradients of samp
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from .._graph import ETraceGraph, FlatState, ParameterUse, Weights
-from .._jax import Atom, Equation, Var
-from .._jaxpr import Place, evaluate, evaluate_probed
+from .._jax import Atom, Equation, Var, bind
+from .._jaxpr import Rule, evaluate
 from .steps import Inputs, finish
+
+Place: TypeAlias = tuple[int, str, int]
+"""``(index of an equation, 'in' or 'out', index of its operand or result)``."""
 
 ByState = list[jax.Array]
 """An array for every state, in its layout after leading axes."""
@@ -163,7 +166,7 @@ def step_vjp(graph: ETraceGraph, inputs: Inputs, cotangents: ByState) -> StepVJP
         def together(indices: Sequence[int], overrides: Mapping[Var, Any]) -> list[jax.Array]:
             now = {flat.leaves[i].in_var: old[i] for i in indices}
             targets = [new[i] for i in indices]
-            return evaluate_probed(program, targets, {**inputs, **now}, at, None, overrides)
+            return evaluate(program, targets, {**inputs, **now}, overrides, with_probes(at))
 
         values: dict[int, jax.Array] = {}
         for indices, others in seen or [(tuple(range(len(new))), {})]:
@@ -191,6 +194,22 @@ def step_jvp(graph: ETraceGraph, inputs: Inputs, tangents: ByState) -> ByState:
     zeros = [jnp.zeros((1, *leaf.shape), leaf.dtype) for leaf in flat.leaves]
     (pushed,) = jax.vjp(pulled, zeros)[1](tangents)
     return [value[0] for value in pushed]
+
+
+def with_probes(probes: Mapping[Place, Any]) -> dict[int, Rule]:
+    """Return rules that add a value to operands and results of some equations."""
+
+    def added(index: int, side: str, values: Sequence[Any]) -> list[Any]:
+        places = [(index, side, number) for number in range(len(values))]
+        pairs = zip(values, places, strict=True)
+        return [v + probes[place] if place in probes else v for v, place in pairs]
+
+    def rule_for(index: int) -> Rule:
+        return lambda equation, values: added(
+            index, "out", bind(equation, added(index, "in", values))
+        )
+
+    return {index: rule_for(index) for index, _, _ in probes}
 
 
 def places_of(graph: ETraceGraph, use: ParameterUse) -> Iterator[Place]:

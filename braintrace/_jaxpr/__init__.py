@@ -1,32 +1,23 @@
 """Tools for any jaxpr, independent of models and eligibility traces."""
 
-from .dataflow import BindingTime as BindingTime
-from .dataflow import PerVariable as PerVariable
+from .binding_times import BindingTime as BindingTime
+from .binding_times import binding_times as binding_times
 from .dataflow import Question as Question
-from .dataflow import bound as bound
-from .dataflow import fixpoint as fixpoint
 from .dataflow import flows_from as flows_from
-from .dataflow import flows_into_bodies as flows_into_bodies
 from .dataflow import flows_of_outputs as flows_of_outputs
 from .dataflow import flows_of_results as flows_of_results
-from .dataflow import flows_of_variables as flows_of_variables
 from .dataflow import flows_to as flows_to
-from .dataflow import question_of_taint as question_of_taint
-from .dataflow import times_of_operands as times_of_operands
 from .equal import equal_values as equal_values
 from .equal import equal_with_derivatives as equal_with_derivatives
 from .equal import merged as merged
 from .evaluate import Constants as Constants
-from .evaluate import Place as Place
 from .evaluate import Rule as Rule
 from .evaluate import Rules as Rules
 from .evaluate import RunBody as RunBody
 from .evaluate import evaluate as evaluate
 from .evaluate import evaluate_all as evaluate_all
 from .evaluate import evaluate_inlined as evaluate_inlined
-from .evaluate import evaluate_probed as evaluate_probed
 from .evaluate import inlined as inlined
-from .evaluate import interpret as interpret
 from .evaluate import loop_of as loop_of
 from .evaluate import rebuilt as rebuilt
 from .lattices import BOTTOM as BOTTOM
@@ -57,7 +48,6 @@ from .program import components as components
 from .program import program_of as program_of
 from .program import reached as reached
 from .vjp import Kind as Kind
-from .vjp import Vjp as Vjp
 from .vjp import flows_back as flows_back
 from .vjp import kinds_of as kinds_of
 from .vjp import nonlinear_operands as nonlinear_operands

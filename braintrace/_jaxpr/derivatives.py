@@ -2,86 +2,63 @@
 
 Maxima and minima: JAX's derivative tests which operand equals the result. XLA may compute an
 operand twice, once for the result and once for the test, with different rounding (fused
-multiply-add). Then no operand is equal, and the derivative is zero. Here, operands are compared
-with each other. In a reduction without an equal element, the element of `argmax` counts.
+multiply-add). Then no operand is equal, and the derivative is zero or NaN. Here, operands are
+compared with each other. In a reduction without an equal element, the element of `argmax` counts.
 
 `tanh` and others: JAX computes the derivative from the result, which may be known already.
 """
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from .._jax import Equation, bind
+from .._jax import Equation, bind, with_derivative_of
 from .evaluate import Rule, evaluate
 from .program import Program, program_of
 
-Binary: TypeAlias = Callable[[Any, Any], jax.Array]
 
-
-Pair: TypeAlias = tuple[jax.Array, jax.Array]
-
-
-def _choice(x: jax.Array, y: jax.Array, choose: Binary, wins: Binary) -> jax.Array:
+def _choice(wins: Callable[..., Any], choose: Callable[..., Any], x: Any, y: Any) -> jax.Array:
     """Return the elementwise maximum or minimum; equal elements share the derivative."""
-
-    def derivative(primals: Pair, tangents: Pair) -> Pair:
-        (x, y), (dx, dy) = primals, tangents
-        share = jnp.where(wins(x, y), 1.0, jnp.where(x == y, 0.5, 0.0)).astype(dx.dtype)
-        return choose(x, y), share * dx + (1 - share) * dy
-
-    choice = jax.custom_jvp(lambda x, y: choose(x, y))
-    choice.defjvp(derivative)
-    return choice(x, y)
+    share = jnp.where(wins(x, y), 1.0, jnp.where(x == y, 0.5, 0.0)).astype(jnp.result_type(x))
+    return with_derivative_of(choose(x, y), share * x + (1 - share) * y)
 
 
 def _extremum(
-    x: jax.Array, axes: Sequence[int], reduce: Callable[..., Any], index: Callable[..., Any]
+    index: Callable[..., Any], reduce: Callable[..., Any], x: jax.Array, axes: Sequence[int]
 ) -> jax.Array:
     """Return the extremum over axes; equal elements share the derivative."""
     kept = [axis for axis in range(x.ndim) if axis not in axes]
     flat = jnp.transpose(x, [*kept, *axes]).reshape(*(x.shape[axis] for axis in kept), -1)
-
-    def derivative(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> Pair:
-        (x,), (dx,) = primals, tangents
-        found = reduce(x, axis=-1)
-        first = jnp.arange(x.shape[-1]) == index(x, axis=-1, keepdims=True)
-        counts = (x == found[..., None]) | first
-        share = counts.astype(dx.dtype) / jnp.sum(counts, axis=-1, keepdims=True, dtype=dx.dtype)
-        return found, jnp.sum(share * dx, axis=-1)
-
-    result = jax.custom_jvp(lambda x: reduce(x, axis=-1))
-    result.defjvp(derivative)
-    return result(flat)
+    value, first = reduce(flat, axis=-1, keepdims=True), index(flat, axis=-1, keepdims=True)
+    counts = ((flat == value) | (jnp.arange(flat.shape[-1]) == first)).astype(x.dtype)
+    share = counts / jnp.sum(counts, axis=-1, keepdims=True)
+    return with_derivative_of(value[..., 0], jnp.sum(share * flat, axis=-1))
 
 
 DIFFERENTIABLE: dict[str, Callable[..., Any]] = {
-    "max": lambda x, y, **_: _choice(x, y, jax.lax.max, jnp.greater),
-    "min": lambda x, y, **_: _choice(x, y, jax.lax.min, jnp.less),
-    "reduce_max": lambda x, axes, **_: _extremum(x, axes, jnp.max, jnp.argmax),
-    "reduce_min": lambda x, axes, **_: _extremum(x, axes, jnp.min, jnp.argmin),
+    "max": functools.partial(_choice, jnp.greater, jax.lax.max),
+    "min": functools.partial(_choice, jnp.less, jax.lax.min),
+    "reduce_max": functools.partial(_extremum, jnp.argmax, jnp.max),
+    "reduce_min": functools.partial(_extremum, jnp.argmin, jnp.min),
 }
 
 
 def bind_differentiable(equation: Equation, values: list[Any]) -> list[Any]:
     """Run an equation; maxima and minima have the derivative of this module."""
     rule = DIFFERENTIABLE.get(equation.primitive.name)
-    is_real = all(jnp.issubdtype(jnp.result_type(value), jnp.floating) for value in values)
-    if rule is None or not is_real:
+    if rule is None or not all(jnp.issubdtype(jnp.result_type(v), jnp.floating) for v in values):
         return bind(equation, values)
-    return [rule(*values, **equation.params)]
+    axes = [equation.params["axes"]] if "axes" in equation.params else []
+    return [rule(*values, *axes)]
 
 
 def maxima_of(program: Program) -> dict[int, Rule]:
     """Return rules for the maxima and minima of a program, by equation index."""
-    return {
-        index: bind_differentiable
-        for index, equation in enumerate(program.equations)
-        if equation.primitive.name in DIFFERENTIABLE
-    }
+    found = (i for i, e in enumerate(program.equations) if e.primitive.name in DIFFERENTIABLE)
+    return dict.fromkeys(found, bind_differentiable)
 
 
 # Operations whose derivative JAX computes from their result.

@@ -21,31 +21,16 @@ from .._jax import (
     open_jaxpr,
     sub_jaxprs,
 )
-from .primitives import CONSTANT, DRAWS, PLAIN_MOVES
+from .primitives import CONSTANT, DRAWS, PLAIN_MOVES, names_in
 from .program import Program, readers_of
 
 # Operations that map zeros to zeros; the index of a `select_n` is arbitrary.
-KEEPS_ZERO = PLAIN_MOVES | {
-    "abs",
-    "add",
-    "add_any",
-    "conj",
-    "convert_element_type",
-    "copy",
-    "copy_p",
-    "cumsum",
-    "dot_general",
-    "imag",
-    "mul",
-    "name",
-    "neg",
-    "real",
-    "reduce_precision",
-    "reduce_sum",
-    "scatter-add",
-    "select_n",
-    "sub",
-}
+KEEPS_ZERO = PLAIN_MOVES | names_in(
+    """
+    abs add add_any conj convert_element_type copy copy_p cumsum dot_general imag mul name neg real
+    reduce_precision reduce_sum scatter-add select_n sub
+    """
+)
 
 # Operations that only affect derivatives.
 SAME_VALUE = CONSTANT | {"with_derivative_of"}

@@ -18,6 +18,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from .._jax import (
+    OWN_DERIVATIVE,
     TRANSPARENT_CALLS,
     AnyJaxpr,
     Atom,
@@ -206,53 +207,6 @@ def _by_rule(
     return bind(equation, operands)
 
 
-# --- taps: zeros added to values inside a program, for derivatives at these values
-
-# ``(index of an equation, 'in' or 'out', index of its operand or result)``.
-Place: TypeAlias = tuple[int, str, int]
-
-
-def evaluate_probed(
-    program: Program,
-    targets: Sequence[Atom],
-    inputs: Mapping[Var, Any],
-    probes: Mapping[Place, Any],
-    rules: Mapping[int, Rule] | None = None,
-    overrides: Mapping[Var, Any] | None = None,
-) -> list[Any]:
-    """Return the values of targets, with a value added at some places.
-
-    Parameters
-    ----------
-    program, targets, inputs, overrides
-        See `evaluate`.
-    probes
-        The added values, by place.
-    rules
-        Rules that run some equations in another way.
-    """
-    other_rules = rules or {}
-    at: dict[int, dict[tuple[str, int], Any]] = {}
-    for (equation, side, index), probe in probes.items():
-        at.setdefault(equation, {})[side, index] = probe
-
-    def rule_for(index: int, added: Mapping[tuple[str, int], Any]) -> Rule:
-        def rule(equation: Equation, values: list[Any]) -> list[Any]:
-            operands = [
-                v + added["in", i] if ("in", i) in added else v for i, v in enumerate(values)
-            ]
-            by_rule = other_rules[index](equation, operands) if index in other_rules else None
-            results = bind(equation, operands) if by_rule is None else by_rule
-            return [
-                r + added["out", i] if ("out", i) in added else r for i, r in enumerate(results)
-            ]
-
-        return rule
-
-    probing = {index: rule_for(index, added) for index, added in at.items()}
-    return evaluate(program, targets, inputs, overrides, {**other_rules, **probing})
-
-
 # --- constant folding
 
 
@@ -389,65 +343,32 @@ def rebuilt(equation: Equation, operands: list[ArrayLike], run: RunBody) -> list
     list or None
         ``None`` for an equation that cannot be rebuilt.
     """
-    rebuild = _REBUILD.get(equation.primitive.name)
-    return None if rebuild is None else rebuild(equation, operands, run)
+    name, params = equation.primitive.name, equation.params
+
+    def function(*values: ArrayLike) -> list[ArrayLike]:
+        (body,) = sub_jaxprs(equation)
+        return list(run(body, list(values)))
+
+    if name in ("remat2", "checkpoint"):
+        options = {option: params[option] for option in ("policy", "prevent_cse")}
+        return list(jax.checkpoint(function, **options)(*operands))
+    if name in TRANSPARENT_CALLS:
+        return function(*operands)
+    if name == "shard_map":
+        options = {option: params[option] for option in ("mesh", "check_vma")}
+        specs = {"in_specs": tuple(params["in_specs"]), "out_specs": list(params["out_specs"])}
+        axes = set(shard_map_axes(equation))
+        return list(jax.shard_map(function, **options, **specs, axis_names=axes)(*operands))
+    if name in OWN_DERIVATIVE | {"cond", "while", "scan"}:
+        bodies = {option: _with_bodies(value, run) for option, value in params.items()}
+        return list(bind(equation.replace(params=bodies), operands))
+    return None
 
 
-def _function(body: AnyJaxpr, run: RunBody) -> Callable[..., list[ArrayLike]]:
-    return lambda *values: list(run(body, list(values)))
-
-
-def _call(equation: Equation, operands: list[ArrayLike], run: RunBody) -> list[ArrayLike]:
-    (body,) = sub_jaxprs(equation)
-    return list(run(body, operands))
-
-
-def _checkpoint(equation: Equation, operands: list[ArrayLike], run: RunBody) -> list[ArrayLike]:
-    params = equation.params
-    body = _function(params["jaxpr"], run)
-    options = {"policy": params["policy"], "prevent_cse": params["prevent_cse"]}
-    return list(jax.checkpoint(body, **options)(*operands))
-
-
-def _with_new_bodies(
-    equation: Equation, operands: list[ArrayLike], run: RunBody
-) -> list[ArrayLike]:
-    def rebuild(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(map(rebuild, value))
-        if not isinstance(value, ClosedJaxpr):
-            return value
-        avals = [var.aval for var in value.jaxpr.invars]
-        return trace_to_jaxpr(lambda *values: list(run(value, list(values))), avals)
-
-    params = {name: rebuild(value) for name, value in equation.params.items()}
-    return list(bind(equation.replace(params=params), operands))
-
-
-def _shard_map(equation: Equation, operands: list[ArrayLike], run: RunBody) -> list[ArrayLike]:
-    params = equation.params
-    function = jax.shard_map(
-        _function(params["jaxpr"], run),
-        mesh=params["mesh"],
-        in_specs=tuple(params["in_specs"]),
-        out_specs=list(params["out_specs"]),
-        check_vma=params["check_vma"],
-        axis_names=set(shard_map_axes(equation)),
-    )
-    return list(function(*operands))
-
-
-_REBUILD: dict[str, Callable[[Equation, list[ArrayLike], RunBody], list[ArrayLike]]] = {
-    "jit": _call,
-    "pjit": _call,
-    "closed_call": _call,
-    "core_call": _call,
-    "remat2": _checkpoint,
-    "checkpoint": _checkpoint,
-    "cond": _with_new_bodies,
-    "while": _with_new_bodies,
-    "scan": _with_new_bodies,
-    "custom_jvp_call": _with_new_bodies,
-    "custom_vjp_call": _with_new_bodies,
-    "shard_map": _shard_map,
-}
+def _with_bodies(value: Any, run: RunBody) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_with_bodies(part, run) for part in value)
+    if not isinstance(value, ClosedJaxpr):
+        return value
+    avals = [var.aval for var in value.jaxpr.invars]
+    return trace_to_jaxpr(lambda *values: list(run(value, list(values))), avals)

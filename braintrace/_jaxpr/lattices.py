@@ -10,7 +10,7 @@ therefore safe, and one that is too small is wrong.
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -22,8 +22,6 @@ BOTTOM = -1
 
 # The label of an element with sources of several labels.
 TOP = -2
-
-_HIGHEST = np.iinfo(np.int32).max
 
 
 class Lattice(Protocol):
@@ -72,14 +70,17 @@ class Labels:
 
     def over(self, flow: np.ndarray, axes: Sequence[int]) -> np.ndarray:
         axes = tuple(axes)
-        top = np.max(flow, axis=axes, initial=BOTTOM)
-        low = np.min(np.where(flow == BOTTOM, _HIGHEST, flow), axis=axes, initial=_HIGHEST)
-        one = np.where(low == top, top, TOP)
-        return np.where(low == _HIGHEST, BOTTOM, one).astype(np.int32)
+        if not axes:
+            return flow
+        # As unsigned numbers, `BOTTOM` is the largest.
+        unsigned = flow.view(np.uint32).min(axes, initial=2**32 - 1, keepdims=True)
+        low = unsigned.view(np.int32)
+        is_one = ((flow == low) | (flow == BOTTOM)).all(axes)
+        return np.where(is_one, low.squeeze(axes), np.int32(TOP))
 
     def put(self, base: np.ndarray, targets: np.ndarray, flow: np.ndarray) -> np.ndarray:
         used = (targets >= 0) & (flow != BOTTOM)
-        places, values = targets[used], flow[used]
+        places, values = (targets, flow) if used.all() else (targets[used], flow[used])
         added = self.empty([base.size])
         added[places] = values
         added[places[added[places] != values]] = TOP
@@ -88,11 +89,14 @@ class Labels:
 
 def merge(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Return the labels of elements that come from two sources."""
-    if first is second or np.array_equal(first, second):
+    if first is second:
+        return first
+    differ = first != second
+    if not differ.any():
         return first
     merged = np.where(first == BOTTOM, second, first)
-    conflict = (first != BOTTOM) & (second != BOTTOM) & (first != second)
-    return np.where(conflict, TOP, merged).astype(np.int32)
+    merged[differ & (first != BOTTOM) & (second != BOTTOM)] = TOP
+    return merged
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,10 +128,11 @@ def filled(lattice: Lattice, flow: Flow, shape: Sequence[int]) -> np.ndarray:
 
 def spread(lattice: Lattice, flow: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     """Broadcast a flow to the shape of another variable."""
-    return np.broadcast_to(flow, (*shape, *flow.shape[flow.ndim - lattice.rank :]))
+    every = (*shape, *flow.shape[flow.ndim - lattice.rank :])
+    return flow if flow.shape == every else np.broadcast_to(flow, every)
 
 
-def joined(lattice: Any, flows: Sequence[Any]) -> Any:
+def joined(lattice: Lattice, flows: Sequence[Flow]) -> Flow:
     """Return the least upper bound of several flows of one shape."""
     present = [flow for flow in flows if flow is not None]
     return functools.reduce(lattice.join, present) if present else None
@@ -144,12 +149,4 @@ def along(lattice: Lattice, flow: np.ndarray, axes: Sequence[int]) -> np.ndarray
 def everything(lattice: Lattice, flows: Sequence[Flow]) -> Flow:
     """Return the least upper bound of all elements of some flows, as one entry."""
     every = [lattice.over(f, range(f.ndim - lattice.rank)) for f in flows if f is not None]
-    one: Flow = joined(lattice, every)
-    return one
-
-
-def same(first: Flow, second: Flow) -> bool:
-    """Test whether two flows are equal."""
-    if first is None or second is None:
-        return first is second
-    return first is second or np.array_equal(first, second)
+    return joined(lattice, every)

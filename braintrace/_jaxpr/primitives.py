@@ -1,27 +1,70 @@
 """Primitives that an analysis follows element by element.
 
-For any other primitive, every element of every result depends on all elements of all operands.
-Rules are about values: a result may depend on an element and have no derivative with respect to it.
+For any primitive without a rule, every element of every result depends on all elements of all
+operands. Rules are about values: a result may depend on an element and have no derivative with
+respect to it.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from jax.lax import GatherScatterMode
 
 from .._jax import Atom, Equation
 from .evaluate import Constants
 from .lattices import Flow, Lattice, along, everything, filled, joined, spread
 
+
+def names_in(text: str) -> frozenset[str]:
+    """Return the words of a text."""
+    return frozenset(text.split())
+
+
+# A result element depends on the operand elements at the same index (scalars aside).
+ELEMENTWISE = names_in(
+    """
+    abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil
+    clamp clz complex conj convert_element_type copy copy_p cos cosh device_put digamma div eq erf
+    erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac imag integer_pow
+    is_finite le lgamma log log1p log2 logistic lt max min mul mulhi name ne neg nextafter not
+    one_minus_square optimization_barrier or pcast polygamma population_count pow pvary
+    random_gamma_grad real reduce_precision regularized_incomplete_beta rem round rsqrt select_n
+    sharding_constraint shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt
+    square sub tan tanh with_derivative_of xor zeta
+    """
+)
+
+# Identities without a derivative.
+CONSTANT = names_in("stop_gradient")
+
+PRODUCTS = names_in("dot_general conv_general_dilated")
+DRAWS = names_in("rng_uniform")
+
+# Primitives whose result has the elements of the only operand, in order.
+IN_ORDER = names_in(
+    "convert_element_type copy copy_p expand_dims name reshape squeeze stop_gradient"
+)
+
+READS = names_in("gather dynamic_slice")
+WRITES = names_in("scatter dynamic_update_slice")
+UPDATES = names_in("scatter-add scatter-sub scatter-mul scatter-min scatter-max")
+WINDOWS = names_in("reduce_window_max reduce_window_min reduce_window_sum")
+SUMS = names_in("reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor")
+
+# Operations that couple the elements along some axes, and keep all others apart: samples, mostly.
+JOINED_ALONG: Mapping[str, Callable[[Mapping[str, Any], int], Sequence[int]]] = {
+    **dict.fromkeys(
+        names_in("cumlogsumexp cummax cummin cumprod cumsum"), lambda params, rank: [params["axis"]]
+    ),
+    "fft": lambda params, rank: range(rank - len(params["fft_lengths"]), rank),
+    "sort": lambda params, rank: [params["dimension"]],
+    "top_k": lambda params, rank: [params.get("axis", -1) % rank],
+}
+
 # --- moves
 #
 # Moves without index operands run with NumPy, on the numbers of the elements of their operands.
-# Reads and writes at indices follow each column of the indices: a constant column selects, and
-# along the axes of a column that data choose (the write index of a ring buffer), an element may be
-# anywhere. A write at a chosen index is a selection: each element is kept or replaced.
 
 # Number of an element that has no source in any operand.
 NOWHERE = -1
@@ -62,7 +105,6 @@ def _pad(params: Params, shape: tuple[int, ...], x: np.ndarray, value: np.ndarra
     return [padded]
 
 
-# Moves without index operands.
 TAKE: Mapping[str, Take] = {
     "reshape": _reshape,
     "squeeze": _reshape,
@@ -78,10 +120,7 @@ TAKE: Mapping[str, Take] = {
     "split": lambda p, shape, x: np.split(x, np.cumsum(p["sizes"])[:-1], p["axis"]),
     "unstack": lambda params, shape, x: [*np.moveaxis(x, params["axis"], 0)],
 }
-
 PLAIN_MOVES = frozenset(TAKE)
-READS = frozenset({"gather", "dynamic_slice"})
-WRITES = frozenset({"scatter", "dynamic_update_slice"})
 
 
 def moved_operands(equation: Equation) -> Sequence[int]:
@@ -126,15 +165,32 @@ def _numbers(shapes: Sequence[tuple[int, ...]]) -> Iterator[np.ndarray]:
         start += math.prod(shape)
 
 
-def through_move(lattice: Lattice, equation: Equation, operands: Sequence[Flow]) -> list[Flow]:
-    """Follow a move without index operands."""
-    take, shape = TAKE[equation.primitive.name], equation.outvars[0].aval.shape
-    pairs = zip(operands, equation.invars, strict=True)
-    flows = [filled(lattice, flow, atom.aval.shape) for flow, atom in pairs]
-    if not lattice.rank:
-        return [*take(equation.params, shape, *flows)]
-    sources = take(equation.params, shape, *_numbers([a.aval.shape for a in equation.invars]))
-    return [_taken(lattice, flows, source) for source in sources]
+class Through(NamedTuple):
+    """An equation with the flows of its operands, of which at least one is not ``None``."""
+
+    lattice: Lattice
+    equation: Equation
+    flows: Sequence[Flow]
+    constants: Constants
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape: tuple[int, ...] = self.equation.outvars[0].aval.shape
+        return shape
+
+    def filled(self, operand: int) -> np.ndarray:
+        """Return the flow of an operand as an array, also if it is ``None``."""
+        shape = self.equation.invars[operand].aval.shape
+        return filled(self.lattice, self.flows[operand], shape)
+
+
+def _move(at: Through) -> list[Flow]:
+    take, params = TAKE[at.equation.primitive.name], at.equation.params
+    flows = [*map(at.filled, range(len(at.flows)))]
+    if not at.lattice.rank:
+        return [*take(params, at.shape, *flows)]
+    sources = take(params, at.shape, *_numbers([a.aval.shape for a in at.equation.invars]))
+    return [_taken(at.lattice, flows, source) for source in sources]
 
 
 def _taken(lattice: Lattice, flows: Sequence[np.ndarray], sources: np.ndarray) -> np.ndarray:
@@ -143,60 +199,62 @@ def _taken(lattice: Lattice, flows: Sequence[np.ndarray], sources: np.ndarray) -
 
 
 # --- reads and writes at indices
+#
+# These follow each column of the indices. A constant column selects. Along the axes of a column
+# that data choose (the write index of a ring buffer), an element may be anywhere. A write at a
+# chosen index is a selection: each element is kept or replaced.
 
 
-@dataclasses.dataclass(frozen=True)
-class Slices:
+class Slices(NamedTuple):
     """The slices of an array that an equation reads or writes.
-
-    A slice that starts at operands is the one slice of a gather in mode ``CLIP``, and the write of
-    such a slice is a scatter of one.
 
     Attributes
     ----------
-    atom
-        The slices.
+    sizes
+        The shape of all slices together.
+    window
+        The axes of these within one slice.
     indices
         The operands that are indices.
-    window
-        The axes of ``atom`` within one slice.
-    removed
-        The axes of the array that slices do not have.
     indexed
         For each column of the indices, the axis of the array that it counts along.
     aligned
         Axes of the array that correspond to an axis of the indices.
+    widths
+        The number of elements of a slice along each axis of the array that it keeps.
     clips
         Whether slices that extend out of the array are moved into it.
     """
 
-    atom: Atom
-    indices: Sequence[int]
+    sizes: tuple[int, ...]
     window: tuple[int, ...]
-    removed: tuple[int, ...]
+    indices: Sequence[int]
     indexed: tuple[int, ...]
     aligned: Mapping[int, int]
+    widths: Mapping[int, int]
     clips: bool
 
 
 def slices_of(equation: Equation) -> Slices:
     """Return the slices of a gather or scatter, or of a slice with its start as an operand."""
-    (array, *others), params = equation.invars, equation.params
+    axes, params = tuple(range(len(equation.invars[0].aval.shape))), equation.params
     is_read = equation.primitive.name in READS
+    part = equation.outvars[0] if is_read else equation.invars[_update(equation)]
+    sizes = part.aval.shape
     if "dimension_numbers" not in params:
-        axes, slices = tuple(range(len(array.aval.shape))), others[0]
         indices = range(1 if is_read else 2, len(equation.invars))
-        return Slices(equation.outvars[0] if is_read else slices, indices, axes, (), axes, {}, True)
-    numbers, clips = params["dimension_numbers"], params["mode"] == GatherScatterMode.CLIP
+        return Slices(sizes, axes, indices, axes, {}, dict(zip(axes, sizes, strict=True)), True)
+    numbers = params["dimension_numbers"]
     if is_read:
-        slices, window, indexed = equation.outvars[0], numbers.offset_dims, numbers.start_index_map
+        window, indexed = numbers.offset_dims, numbers.start_index_map
         removed, batch = numbers.collapsed_slice_dims, numbers.start_indices_batching_dims
     else:
-        slices, window = others[1], numbers.update_window_dims
-        indexed, removed = numbers.scatter_dims_to_operand_dims, numbers.inserted_window_dims
-        batch = numbers.scatter_indices_batching_dims
+        window, indexed = numbers.update_window_dims, numbers.scatter_dims_to_operand_dims
+        removed, batch = numbers.inserted_window_dims, numbers.scatter_indices_batching_dims
     aligned = dict(zip(numbers.operand_batching_dims, batch, strict=True))
-    return Slices(slices, [1], window, (*removed, *aligned), indexed, aligned, clips)
+    kept = [axis for axis in axes if axis not in (*removed, *aligned)]
+    widths = {axis: sizes[w] for axis, w in zip(kept, window, strict=True)}
+    return Slices(sizes, window, [1], indexed, aligned, widths, params["mode"].name == "CLIP")
 
 
 def _update(equation: Equation) -> int:
@@ -214,7 +272,7 @@ def columns_of(equation: Equation, constants: Constants) -> list[np.ndarray | No
 def _columns(constants: Constants, indices: Atom) -> list[np.ndarray | None]:
     value, count = constants.value(indices), indices.aval.shape[-1]
     if value is not None:
-        return [value[..., column] for column in range(count)]
+        return [*np.moveaxis(value, -1, 0)]
     outer = constants.outside(indices)
     if outer is not None:
         return _columns(*outer)
@@ -244,42 +302,33 @@ def elements_of_slices(equation: Equation, columns: Sequence[np.ndarray | None])
         A number for each element of the slices. It is `NOWHERE` for slices that extend out of the
         array, unless these are clipped.
     """
-    slices = slices_of(equation)
-    shape, sizes = equation.invars[0].aval.shape, slices.atom.aval.shape
-    grid = np.indices(sizes, sparse=True)
-    alone = tuple(grid[axis] for axis in range(len(sizes)) if axis not in slices.window)
-    batch = tuple(n for axis, n in enumerate(sizes) if axis not in slices.window)
-    sliced = [axis for axis in range(len(shape)) if axis not in slices.removed]
-    at: dict[int, np.ndarray] = {a: grid[w] for a, w in zip(sliced, slices.window, strict=True)}
-    at.update({a: alone[i] for a, i in slices.aligned.items()})
-    inside = np.ones(sizes, bool)
+    slices, shape = slices_of(equation), equation.invars[0].aval.shape
+    grid = np.indices(slices.sizes, sparse=True)
+    alone = tuple(along for axis, along in enumerate(grid) if axis not in slices.window)
+    at: dict[int, Any] = dict.fromkeys(range(len(shape)), 0)
+    at |= {axis: grid[w] for axis, w in zip(slices.widths, slices.window, strict=True)}
+    at |= {axis: alone[i] for axis, i in slices.aligned.items()}
+    inside = np.ones(slices.sizes, bool)
     for axis, column in zip(slices.indexed, columns, strict=True):
-        last = shape[axis] - (sizes[slices.window[sliced.index(axis)]] if axis in sliced else 1)
-        start = np.broadcast_to(0 if column is None else column, batch)[alone].astype(np.int64)
-        if slices.clips:
-            start = np.clip(start, 0, last)
-        is_inside = (start >= 0) & (start <= last)
-        inside &= is_inside
-        at[axis] = at.get(axis, 0) + np.where(is_inside, start, 0)
+        last = shape[axis] - slices.widths.get(axis, 1)
+        start = 0 if column is None else np.asarray(column, np.int64)[alone]
+        inside &= slices.clips | ((start >= 0) & (start <= last))
+        at[axis] = at[axis] + np.clip(start, 0, last)
     strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-    elements = sum(at.get(axis, 0) * stride for axis, stride in enumerate(strides))
+    elements = sum(at[axis] * stride for axis, stride in enumerate(strides))
     return np.where(inside, elements, NOWHERE).astype(np.int32)
 
 
 def chosen_axes(equation: Equation, columns: Sequence[np.ndarray | None]) -> tuple[int, ...]:
     """Return the axes of operand 0 along which data choose the place of a slice."""
     slices, shape = slices_of(equation), equation.invars[0].aval.shape
-    sliced = [axis for axis in range(len(shape)) if axis not in slices.removed]
-    widths = {a: slices.atom.aval.shape[w] for a, w in zip(sliced, slices.window, strict=True)}
     pairs = zip(slices.indexed, columns, strict=True)
-    return tuple(a for a, column in pairs if column is None and widths.get(a) != shape[a])
+    return tuple(a for a, column in pairs if column is None and slices.widths.get(a) != shape[a])
 
 
-def read(
-    lattice: Lattice, equation: Equation, operands: Sequence[Flow], constants: Constants
-) -> list[Flow]:
+def _read(at: Through) -> list[Flow]:
     """Follow a gather or a slice; each slice depends on its indices."""
-    (flow, *places), shape = operands, equation.outvars[0].aval.shape
+    lattice, equation, (flow, *places), constants = at
     if flow is not None:
         columns = columns_of(equation, constants)
         anywhere = along(lattice, flow, chosen_axes(equation, columns))
@@ -288,139 +337,61 @@ def read(
     if equation.primitive.name == "gather" and places[0] is not None:
         of_slices = lattice.over(places[0], [len(equation.invars[1].aval.shape) - 1])
         of_slices = np.expand_dims(of_slices, tuple(slices_of(equation).window))
-    spread_out = None if of_slices is None else spread(lattice, of_slices, shape)
-    return [joined(lattice, [flow, spread_out])]
+    return [joined(lattice, [flow, _spread(at, of_slices)])]
 
 
-def write(
-    lattice: Lattice, equation: Equation, operands: Sequence[Flow], constants: Constants
-) -> list[Flow]:
+def _write(at: Through) -> list[Flow]:
     """Follow updates to their positions; every element depends on all indices."""
-    shape, name = equation.invars[0].aval.shape, equation.primitive.name
-    flow, update = filled(lattice, operands[0], shape), operands[_update(equation)]
+    lattice, equation, flows, constants = at
+    flow, update = at.filled(0), flows[_update(equation)]
     columns = columns_of(equation, constants)
     targets, axes = elements_of_slices(equation, columns), chosen_axes(equation, columns)
-    if name in WRITES and not axes and equation.params.get("update_jaxpr") is None:
-        kept = np.arange(math.prod(shape))  # other elements than those that are overwritten
+    if moved_operands(equation) and not axes:
+        kept = np.arange(math.prod(at.shape))  # other elements than those that are overwritten
         kept[targets[targets != NOWHERE]] = NOWHERE
-        flow = _taken(lattice, [flow], kept.reshape(shape))
+        flow = _taken(lattice, [flow], kept.reshape(at.shape))
     if update is not None:
-        put = lattice.put(lattice.empty(shape), targets, update)
+        put = lattice.put(lattice.empty(at.shape), targets, update)
         flow = lattice.join(flow, along(lattice, put, axes))
-    one = everything(lattice, [operands[i] for i in slices_of(equation).indices])
-    return [flow if one is None else lattice.join(flow, spread(lattice, one, shape))]
+    places = everything(lattice, [flows[i] for i in slices_of(equation).indices])
+    return [joined(lattice, [flow, _spread(at, places)])]
 
 
-# --- all primitives
+def _spread(at: Through, flow: Flow) -> Flow:
+    return None if flow is None else spread(at.lattice, flow, at.shape)
 
 
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
+# --- axes, products and windows
 
 
-# A result element depends on the operand elements at the same index (scalars aside).
-ELEMENTWISE = _names(
-    """
-    abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil
-    clamp clz complex conj convert_element_type copy copy_p cos cosh device_put digamma div eq erf
-    erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac imag integer_pow
-    is_finite le lgamma log log1p log2 logistic lt max min mul mulhi name ne neg nextafter not
-    one_minus_square optimization_barrier or pcast polygamma population_count pow pvary
-    random_gamma_grad real reduce_precision regularized_incomplete_beta rem round rsqrt select_n
-    sharding_constraint shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt
-    square sub tan tanh with_derivative_of xor zeta
-    """
-)
-
-# Identities without a derivative.
-CONSTANT = frozenset({"stop_gradient"})
-
-PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
-DRAWS = frozenset({"rng_uniform"})
-
-# Primitives whose result has the elements of the only operand, in order.
-IN_ORDER = _names("convert_element_type copy copy_p expand_dims name reshape squeeze stop_gradient")
-
-
-def _from_last(count: int) -> Callable[[Equation], Sequence[int]]:
-    return lambda equation: range(len(equation.invars[0].aval.shape) - count, 99)
-
-
-_CUMULATIVE = "cumlogsumexp cummax cummin cumprod cumsum"
-_OF_MATRICES = "cholesky eig eigh hessenberg lu qr schur svd triangular_solve tridiagonal"
-
-# Operations that couple the elements along some axes, and keep all others apart: samples, mostly.
-JOINED_ALONG: Mapping[str, Callable[[Equation], Sequence[int]]] = {
-    **dict.fromkeys(_names(_CUMULATIVE), lambda e: [e.params["axis"]]),
-    **dict.fromkeys(_names(_OF_MATRICES), _from_last(2)),
-    "tridiagonal_solve": _from_last(1),
-    "fft": lambda e: _from_last(len(e.params["fft_lengths"]))(e),
-    "sort": lambda e: [e.params["dimension"]],
-    "top_k": lambda e: [e.params.get("axis", -1) % len(e.outvars[0].aval.shape)],
-}
-
-
-# Solvers of linear equations, with the number of operands that make up the matrix: columns of the
-# right-hand side are independent.
-SOLVES: Mapping[str, int] = {"triangular_solve": 1, "tridiagonal_solve": 3}
-
-
-def through_primitive(
-    lattice: Lattice, equation: Equation, operands: Sequence[Flow], constants: Constants
-) -> Sequence[Flow]:
-    """Return the flows of an equation's results; at least one operand has a flow."""
-    name, shape = equation.primitive.name, equation.outvars[0].aval.shape
-    if name in ELEMENTWISE | CONSTANT:
-        return [joined(lattice, [f if f is None else spread(lattice, f, shape) for f in operands])]
-    if name in TAKE:
-        return through_move(lattice, equation, operands)
-    if name in READS:
-        return read(lattice, equation, operands, constants)
-    if name in WRITES or name.startswith("scatter-"):
-        return write(lattice, equation, operands, constants)
-    if name in SOLVES and all(flow is None for flow in operands[: SOLVES[name]]):
-        axis = -2 if equation.params.get("left_side", True) else -1
-        return [along(lattice, filled(lattice, operands[-1], shape), [axis % len(shape)])]
-    if name in JOINED_ALONG:
-        return _joined_along(lattice, equation, operands)
-    if name == "dot_general":
-        return _dot(lattice, equation, operands)
-    if name == "conv_general_dilated" and operands[1] is None:
-        return _conv(lattice, equation, operands)
-    if name in _WINDOWS:
-        return [_WINDOWS[name](lattice, equation, operands)]
-    if name.startswith(("reduce", "arg")) and ("axes" in equation.params or name == "reduce"):
-        return _reduction(lattice, equation, operands)
-    if name == "zeros_mapped_like":
-        return [None] * len(equation.outvars)
-    return coupled(lattice, equation, operands)
-
-
-def coupled(lattice: Lattice, equation: Equation, operands: Sequence[Flow]) -> list[Flow]:
+def coupled(at: Through) -> list[Flow]:
     """Return the flows of results whose every element depends on all elements."""
-    one = everything(lattice, operands)
-    return [None if one is None else spread(lattice, one, v.aval.shape) for v in equation.outvars]
+    one = filled(at.lattice, everything(at.lattice, at.flows), ())
+    return [spread(at.lattice, one, var.aval.shape) for var in at.equation.outvars]
 
 
-def _joined_along(lattice: Lattice, equation: Equation, operands: Sequence[Flow]) -> list[Flow]:
-    every = JOINED_ALONG[equation.primitive.name](equation)
-
-    def own(rank: int) -> list[int]:
-        return [axis for axis in every if axis < rank]
-
-    found = [f for f in operands if f is not None]
-    one = joined(lattice, [lattice.over(f, own(f.ndim - lattice.rank)) for f in found])
-    shapes = [var.aval.shape for var in equation.outvars]
-    return [spread(lattice, np.expand_dims(one, own(len(shape))), shape) for shape in shapes]
+def _elementwise(at: Through) -> list[Flow]:
+    return [joined(at.lattice, [_spread(at, flow) for flow in at.flows])]
 
 
-def _reduction(lattice: Lattice, equation: Equation, operands: Sequence[Flow]) -> list[Flow]:
-    """Join along axes; ``reduce`` joins all of its operands, and the start values."""
-    axes = equation.params.get("axes", equation.params.get("dimensions"))
-    shape, count = equation.outvars[0].aval.shape, len(equation.outvars)
-    flows = [f if f is None else lattice.over(f, axes) for f in operands[:count]]
-    starts = [f if f is None else spread(lattice, f, shape) for f in operands[count:]]
-    return [joined(lattice, [*flows, *starts])] * count
+def _join_along(at: Through) -> list[Flow]:
+    along_axes = JOINED_ALONG[at.equation.primitive.name]
+    axes = tuple(along_axes(at.equation.params, len(at.shape)))
+    flows = [flow if flow is None else at.lattice.over(flow, axes) for flow in at.flows]
+    one = np.expand_dims(filled(at.lattice, joined(at.lattice, flows), ()), axes)
+    return [spread(at.lattice, one, var.aval.shape) for var in at.equation.outvars]
+
+
+def _solve(at: Through) -> list[Flow]:
+    """Couple the equations of each right-hand side."""
+    if any(flow is not None for flow in at.flows[:-1]):  # of the matrix
+        return coupled(at)
+    axis = -2 if at.equation.params.get("left_side", True) else -1
+    return [along(at.lattice, at.filled(-1), [axis % len(at.shape)])]
+
+
+def _reduce(at: Through) -> list[Flow]:
+    return [at.lattice.over(at.filled(0), at.equation.params["axes"])]
 
 
 def dot_letters(equation: Equation) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
@@ -440,86 +411,76 @@ def dot_letters(equation: Equation) -> tuple[tuple[str, ...], tuple[str, ...], t
     return tuple(first), tuple(second), (*shared, *free)
 
 
-def _dot(lattice: Lattice, equation: Equation, operands: Sequence[Flow]) -> list[Flow]:
-    """Join along contracted axes, and broadcast along the axes of the other factor."""
-    (*letters, result), flows = dot_letters(equation), []
-    for names, flow in zip(letters, operands, strict=True):
-        if flow is None:
-            continue
-        kept = [names.index(a) for a in result if a in names]
-        order = (*kept, *(i for i, a in enumerate(names) if a not in result))
-        flow = flow.transpose(*order, *range(len(order), flow.ndim))
-        flow = lattice.over(flow, range(len(kept), len(order)))
-        missing = tuple(i for i, a in enumerate(result) if a not in names)
-        flows.append(spread(lattice, np.expand_dims(flow, missing), equation.outvars[0].aval.shape))
-    return [joined(lattice, flows)]
+def by_letters(
+    lattice: Lattice, flow: np.ndarray, before: Sequence[str], after: Sequence[str], shape: Any
+) -> np.ndarray:
+    """Join along the letters that are only before, and broadcast along those only after."""
+    kept = [before.index(a) for a in after if a in before]
+    order = (*kept, *(i for i, a in enumerate(before) if a not in after))
+    flow = flow.transpose(*order, *range(len(order), flow.ndim))
+    flow = lattice.over(flow, range(len(kept), len(order)))
+    missing = tuple(i for i, a in enumerate(after) if a not in before)
+    return spread(lattice, np.expand_dims(flow, missing), shape)
 
 
-def _conv(lattice: Lattice, equation: Equation, operands: Sequence[Flow]) -> list[Flow]:
+def _dot(at: Through) -> list[Flow]:
+    *letters, result = dot_letters(at.equation)
+    pairs = zip(at.flows, letters, strict=True)
+    flows = [by_letters(at.lattice, f, own, result, at.shape) for f, own in pairs if f is not None]
+    return [joined(at.lattice, flows)]
+
+
+def _conv(at: Through) -> list[Flow]:
     """Keep samples apart, and couple everything else."""
-    numbers, shape = equation.params["dimension_numbers"], equation.outvars[0].aval.shape
-    if equation.params["batch_group_count"] != 1:
-        return coupled(lattice, equation, operands)
-    one = lattice.over(filled(lattice, operands[0], ()), numbers.lhs_spec[1:])
-    others = tuple(axis for axis in range(len(shape)) if axis != numbers.out_spec[0])
-    return [spread(lattice, np.expand_dims(one, others), shape)]
+    numbers, params = at.equation.params["dimension_numbers"], at.equation.params
+    if params["batch_group_count"] != 1 or at.flows[1] is not None:
+        return coupled(at)
+    one = at.lattice.over(at.filled(0), numbers.lhs_spec[1:])
+    others = tuple(axis for axis in range(len(at.shape)) if axis != numbers.out_spec[0])
+    return [_spread(at, np.expand_dims(one, others))]
 
 
-def _reduce_window(lattice: Lattice, equation: Equation, operands: Sequence[Flow]) -> Flow:
-    """Join the elements of each window, tap by tap."""
+def elements_of_windows(equation: Equation) -> np.ndarray:
+    """Return the elements that each window reads, ``(places of a window, *result)``."""
     params, made = equation.params, equation.outvars[0].aval.shape
-    if min(min(sides) for sides in params["padding"]) < 0:
-        return coupled(lattice, equation, operands)[0]
-    flow: np.ndarray = joined(lattice, operands)
-    gaps = (1,) * len(made)
-    places = _window_places(
-        params["padding"], params.get("base_dilation") or gaps, flow.shape[: len(made)]
-    )
-    padded = np.array(lattice.empty([total for _, total in places]))
-    padded[tuple(place for place, _ in places)] = flow
-    rates = params.get("window_dilation") or gaps
-    parts = []
+    shape, gaps = equation.invars[0].aval.shape, (1,) * len(made)
+    sides = [*zip(shape, params["padding"], params.get("base_dilation") or gaps, strict=True)]
+    config = [(low, high, step - 1) for _, (low, high), step in sides]
+    sizes = tuple(low + (n - 1) * step + 1 + high for n, (low, high), step in sides)
+    (numbers,) = _numbers([shape])
+    (padded,) = _pad({"padding_config": config}, sizes, numbers, np.asarray(NOWHERE))
+    strides, rates = params["window_strides"], params.get("window_dilation") or gaps
+    places = []
     for tap in np.ndindex(*params["window_dimensions"]):
-        offsets = [t * rate for t, rate in zip(tap, rates, strict=True)]
-        parts.append(padded[_at_tap(params["window_strides"], made, offsets)])
-    one: Flow = joined(lattice, parts)
-    return one
+        axes = zip(tap, rates, strides, made, strict=True)
+        at = tuple(slice(t * rate, t * rate + (n - 1) * s + 1, s) for t, rate, s, n in axes)
+        places.append(padded[at])
+    return np.stack(places)
 
 
-def _at_tap(strides: Sequence[int], count: Sequence[int], tap: Sequence[int]) -> tuple[slice, ...]:
-    """Return the places that all windows read at one tap."""
-    sides = zip(tap, strides, count, strict=True)
-    return tuple(slice(t, t + (n - 1) * s + 1, s) for t, s, n in sides)
+def _window(at: Through) -> list[Flow]:
+    taken = _taken(at.lattice, [at.filled(0)], elements_of_windows(at.equation))
+    return [at.lattice.over(taken, [0])]
 
 
-def _window_places(
-    padding: Sequence[tuple[int, int]], dilation: Sequence[int], shape: Sequence[int]
-) -> list[tuple[slice, int]]:
-    """Return along each axis the places of elements after padding, and their number."""
-    sides = zip(shape, dilation, padding, strict=True)
-    ends = [(low, low + (n - 1) * d + 1, d, high) for n, d, (low, high) in sides]
-    return [(slice(low, end, d), end + high) for low, end, d, high in ends]
-
-
-def _scatter_windows(lattice: Lattice, equation: Equation, operands: Sequence[Flow]) -> Flow:
-    """Add the element of each window to all elements of the window, tap by tap."""
-    params, shape = equation.params, equation.outvars[0].aval.shape
-    is_cropped = min(min(sides) for sides in params["padding"]) < 0
-    if operands[1] is not None or lattice.rank or is_cropped:
-        return coupled(lattice, equation, operands)[0]
-    source = filled(lattice, operands[0], ())
-    places = _window_places(params["padding"], (1,) * len(shape), shape)
-    total = lattice.empty([size for _, size in places])
-    for tap in np.ndindex(*params["window_dimensions"]):
-        at = _at_tap(params["window_strides"], source.shape, tap)
-        total[at] = lattice.join(total[at], source)
-    return total[tuple(place for place, _ in places)]
-
-
-_WINDOWS: Mapping[str, Callable[[Lattice, Equation, Sequence[Flow]], Flow]] = {
-    **dict.fromkeys(
-        ("reduce_window_max", "reduce_window_min", "reduce_window_sum", "select_and_gather_add"),
-        _reduce_window,
-    ),
-    "select_and_scatter_add": _scatter_windows,
+_RULES: Mapping[str, Callable[[Through], list[Flow]]] = {
+    **dict.fromkeys(ELEMENTWISE | CONSTANT, _elementwise),
+    **dict.fromkeys(PLAIN_MOVES, _move),
+    **dict.fromkeys(READS, _read),
+    **dict.fromkeys(WRITES | UPDATES, _write),
+    **dict.fromkeys(JOINED_ALONG, _join_along),
+    **dict.fromkeys(SUMS | {"argmax", "argmin"}, _reduce),
+    **dict.fromkeys(WINDOWS, _window),
+    **dict.fromkeys(names_in("triangular_solve tridiagonal_solve"), _solve),
+    "dot_general": _dot,
+    "conv_general_dilated": _conv,
+    "zeros_mapped_like": lambda at: [None] * len(at.equation.outvars),
 }
+
+
+def through_primitive(
+    lattice: Lattice, equation: Equation, operands: Sequence[Flow], constants: Constants
+) -> Sequence[Flow]:
+    """Return the flows of an equation's results; at least one operand has a flow."""
+    rule = _RULES.get(equation.primitive.name, coupled)
+    return rule(Through(lattice, equation, operands, constants))

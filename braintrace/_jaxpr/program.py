@@ -38,7 +38,7 @@ def reached(starts: Iterable[Node], successors: Callable[[Node], Iterable[Node]]
 def components(successors: Sequence[Sequence[int]]) -> list[list[int]]:
     """Return the strongly connected components, each after all reachable from it.
 
-    This is Tarjan's algorithm, in time linear in the number of edges.
+    This is Kosaraju's algorithm, in time linear in the number of edges.
 
     Parameters
     ----------
@@ -51,41 +51,31 @@ def components(successors: Sequence[Sequence[int]]) -> list[list[int]]:
     >>> components([[1], [2], [1], [0, 3]])
     [[1, 2], [0], [3]]
     """
-    result: list[list[int]] = []
-    order: dict[int, int] = {}
-    lowest: dict[int, int] = {}
-    path: list[int] = []
-    on_path: set[int] = set()
-    pending: list[tuple[int, Iterator[int]]] = []
+    before: list[list[int]] = [[] for _ in successors]
+    for node, following in enumerate(successors):
+        for other in following:
+            before[other].append(node)
+    seen: set[int] = set()
+    order = [node for root in range(len(successors)) for node in _finished(root, before, seen)]
+    seen.clear()
+    found = (sorted(_finished(root, successors, seen)) for root in reversed(order))
+    return [component for component in found if component]
 
-    def enter(node: int) -> None:
-        order[node] = lowest[node] = len(order)
-        path.append(node)
-        on_path.add(node)
-        pending.append((node, iter(successors[node])))
 
-    for root in range(len(successors)):
-        if root not in order:
-            enter(root)
-        while pending:
-            node, rest = pending[-1]
-            following = next(rest, None)
-            if following is None:
-                pending.pop()
-                if pending:
-                    before = pending[-1][0]
-                    lowest[before] = min(lowest[before], lowest[node])
-                if lowest[node] == order[node]:
-                    component = [path.pop()]
-                    while component[-1] != node:
-                        component.append(path.pop())
-                    on_path.difference_update(component)
-                    result.append(sorted(component))
-            elif following not in order:
-                enter(following)
-            elif following in on_path:
-                lowest[node] = min(lowest[node], order[following])
-    return result
+def _finished(root: int, successors: Sequence[Sequence[int]], seen: set[int]) -> list[int]:
+    """Return the nodes that a depth-first search from a root is the first to see, in its order."""
+    if root in seen:
+        return []
+    finished, path = [], [(root, iter(successors[root]))]
+    seen.add(root)
+    while path:
+        following = next((other for other in path[-1][1] if other not in seen), None)
+        if following is None:
+            finished.append(path.pop()[0])
+        else:
+            seen.add(following)
+            path.append((following, iter(successors[following])))
+    return finished
 
 
 # --- programs

@@ -1,15 +1,15 @@
-"""Backward dataflow through an equation: forward through its vjp.
+"""Backward dataflow through an equation, and linearity of backward rules.
 
-JAX derives the vector-Jacobian product of the equation as a program that computes the cotangents of
-operands from the cotangents of results. No second table for the backward direction is needed. The
-most frequent equations need no program: the cotangent of an elementwise equation is elementwise.
+The most frequent equations have a rule: moves, sums, products, elementwise functions. For all
+others, JAX derives the vector-Jacobian product of the equation as a program, and labels flow
+forward through that. No second table of primitives is needed.
 """
 
 import contextlib
 import dataclasses
 import enum
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -28,8 +28,19 @@ from .._jax import (
 )
 from .dataflow import Question, flows_of_outputs
 from .evaluate import Constants, evaluate_all
-from .lattices import Flow, Lattice
-from .primitives import CONSTANT, ELEMENTWISE
+from .lattices import Flow, Lattice, filled, spread
+from .primitives import (
+    CONSTANT,
+    ELEMENTWISE,
+    IN_ORDER,
+    SUMS,
+    WINDOWS,
+    by_letters,
+    dot_letters,
+    elements_of_windows,
+    moved_operands,
+    sources_of,
+)
 from .program import carries_derivative, program_of
 
 
@@ -60,7 +71,7 @@ class Vjp:
         atoms: Sequence[Atom],
         cotangents: Sequence[Flow],
     ) -> list[Flow] | None:
-        """Return the flows of the operands' cotangents, given the results' cotangents.
+        """Return the flows of the operands' cotangents; ``None`` without a derivative rule.
 
         Parameters
         ----------
@@ -71,12 +82,7 @@ class Vjp:
         atoms
             The operands, as atoms of that program.
         cotangents
-            One flow for each result.
-
-        Returns
-        -------
-        list or None
-            One flow for each operand; ``None`` without a derivative rule.
+            The flow of the cotangent of each result.
         """
         flows: list[Flow] = [None] * self.operands
         inputs = [*flows, *(cotangents[k] for k in self.outputs)]
@@ -94,33 +100,10 @@ class Vjp:
         return flows
 
 
-def vjp_of(equation: Equation) -> Vjp:
-    """Return the vjp of an equation; equal equations share one."""
-    params = tuple(equation.params.items())
-    operands = tuple((atom.aval, carries_derivative(atom)) for atom in equation.invars)
-    results = tuple(var.aval for var in equation.outvars)
-    key = _Alike(equation.primitive, params, operands, results, equation)
-    try:
-        hash(key)
-    except TypeError:  # parameters of a foreign operation that cannot be compared
-        return _vjp_of_alike.__wrapped__(key)
-    return _vjp_of_alike(key)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Alike:
-    """Cache key of a vjp: equal for equations with the same vjp."""
-
-    primitive: Any
-    params: tuple[tuple[str, Any], ...]
-    operands: tuple[tuple[Any, bool], ...]
-    results: tuple[Any, ...]
-    equation: Equation = dataclasses.field(compare=False)
-
-
 @functools.lru_cache(maxsize=256)
-def _vjp_of_alike(key: _Alike) -> Vjp:
-    equation, count = key.equation, len(key.equation.invars)
+def vjp_of(equation: Equation) -> Vjp:
+    """Return the vjp of an equation."""
+    count = len(equation.invars)
     inputs = tuple(i for i, atom in enumerate(equation.invars) if carries_derivative(atom))
     outputs = tuple(k for k, atom in enumerate(equation.outvars) if carries_derivative(atom))
 
@@ -165,29 +148,57 @@ def flows_back(
     list or None
         One flow for each operand; ``None`` without a derivative rule.
     """
-    name = equation.primitive.name
-    if name in CONSTANT:
-        return [None] * len(equation.invars)
+    name, atoms = equation.primitive.name, equation.invars
+    if name in CONSTANT or all(flow is None for flow in cotangents):
+        return [None] * len(atoms)
     if name == "optimization_barrier":  # operand by operand
         return list(cotangents)
-    if name not in ELEMENTWISE:
-        return vjp_of(equation).flows(lattice, constants, equation.invars, cotangents)
-    (flow,) = cotangents
-    assert flow is not None
-    return [
-        _narrowed(lattice, flow, atom.aval.shape) if carries_derivative(atom) else None
-        for atom in equation.invars
-    ]
+    flows = _by_rule(lattice, constants, equation, cotangents)
+    if flows is None:
+        return vjp_of(equation).flows(lattice, constants, atoms, cotangents)
+    pairs = zip(atoms, flows, strict=True)
+    return [flow if carries_derivative(atom) else None for atom, flow in pairs]
 
 
-def _narrowed(lattice: Lattice, flow: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """Return the cotangent flow of an operand that the equation itself broadcasts."""
-    whole = flow.shape[: flow.ndim - lattice.rank]
-    if whole == tuple(shape):
-        return flow
-    added = len(whole) - len(shape)
-    axes = [*range(added), *(added + i for i, n in enumerate(shape) if n < whole[added + i])]
-    return lattice.over(flow, axes).reshape((*shape, *flow.shape[len(whole) :]))
+def _by_rule(
+    lattice: Lattice, constants: Constants, equation: Equation, cotangents: Sequence[Flow]
+) -> list[Flow] | None:
+    """Return the flows of the operands' cotangents; ``None``: there is no rule."""
+    name, params, atoms = equation.primitive.name, equation.params, equation.invars
+    result, shapes = equation.outvars[0].aval.shape, [atom.aval.shape for atom in atoms]
+    flow = filled(lattice, cotangents[0], result)
+    if name in ELEMENTWISE:
+        is_alike = all(a.aval.shape == result or not carries_derivative(a) for a in atoms)
+        return [flow] * len(atoms) if is_alike else None
+    if name in IN_ORDER and params.get("dimensions") is None:
+        return [flow.reshape((*shapes[0], *flow.shape[len(result) :]))]
+    if name in SUMS:
+        return [spread(lattice, np.expand_dims(flow, params["axes"]), shapes[0])]
+    if name == "dot_general":
+        (*letters, after) = dot_letters(equation)
+        pairs = zip(letters, shapes, strict=True)
+        return [by_letters(lattice, flow, after, own, shape) for own, shape in pairs]
+    return _put_back(lattice, constants, equation, cotangents)
+
+
+def _put_back(
+    lattice: Lattice, constants: Constants, equation: Equation, cotangents: Sequence[Flow]
+) -> list[Flow] | None:
+    """Return the cotangents of an equation that moves elements, or reads them in windows."""
+    parts, sources = moved_operands(equation), sources_of(constants, equation)
+    if equation.primitive.name in WINDOWS:
+        parts, sources = (0,), [elements_of_windows(equation)]
+    if sources is None:
+        return None
+    sizes = [equation.invars[part].aval.size for part in parts]
+    every = lattice.empty([sum(sizes)])
+    for source, flow in zip(sources, cotangents, strict=True):
+        if flow is not None:
+            every = lattice.put(every, source, spread(lattice, flow, source.shape))
+    flows: list[Flow] = [None] * len(equation.invars)
+    for part, own in zip(parts, np.split(every, np.cumsum(sizes)[:-1]), strict=True):
+        flows[part] = own.reshape((*equation.invars[part].aval.shape, *every.shape[1:]))
+    return flows
 
 
 # --- linearity of functions, by trial: at zero, and at sums of random arguments of two scales
@@ -233,31 +244,21 @@ def kinds_of(function: Callable[..., Any], argument: Any, *others: Any) -> list[
         run = jax.jit(lambda argument: jax.tree.leaves(function(argument, *fixed)))
         trials = []
         for scale in SCALES:
-            of_scale = functools.partial(draw, scale=scale)
-            one, two = (jax.tree.map(of_scale, argument) for _ in range(2))
-            arguments = (
-                jax.tree.map(lambda a: 0 * a, one),
-                one,
-                jax.tree.map(lambda a: -a, one),
-                two,
-                jax.tree.map(lambda a, b: a + 2 * b, one, two),
-            )
-            trials.append([*_columns([run(a) for a in arguments])])
-        return [_kind([trial[leaf] for trial in trials]) for leaf in range(len(trials[0]))]
+            a, b = (jax.tree.map(functools.partial(draw, scale=scale), argument) for _ in range(2))
+            for p, q in ((0, 0), (1, 0), (-1, 0), (0, 1), (1, 2)):
+                total = jax.tree.map(lambda a, b, p=p, q=q: p * a + q * b, a, b)
+                trials.append([*map(np.asarray, run(total))])
+    return [_kind(*values) for values in zip(*trials, strict=True)]
 
 
-def _columns(rows: list[list[Any]]) -> Iterator[list[np.ndarray]]:
-    return ([np.asarray(value) for value in column] for column in zip(*rows, strict=True))
+def _kind(*values: np.ndarray) -> Kind:
+    def is_linear(zero: Any, one: Any, minus: Any, two: Any, total: Any) -> bool:
+        return not np.any(zero) and _are_near(total, one + 2 * two) and _are_near(-minus, one)
 
-
-def _kind(trials: list[list[np.ndarray]]) -> Kind:
-    is_linear = all(
-        not np.any(zero) and _are_near(total, one + 2 * two) and _are_near(-minus, one)
-        for zero, one, minus, two, total in trials
-    )
-    first = trials[0][0]
-    is_free = all(np.array_equal(value, first) for values in trials for value in values)
-    return Kind.LINEAR if is_linear else Kind.FREE if is_free else Kind.OTHER
+    if is_linear(*values[:5]) and is_linear(*values[5:]):
+        return Kind.LINEAR
+    is_free = all(np.array_equal(value, values[0]) for value in values)
+    return Kind.FREE if is_free else Kind.OTHER
 
 
 def _are_near(first: np.ndarray, second: np.ndarray) -> bool:

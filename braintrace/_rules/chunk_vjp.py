@@ -14,6 +14,7 @@ import numpy as np
 
 from .._core.flat_state import (
     ByState,
+    Place,
     StepVJP,
     equation_of,
     flat_state_of,
@@ -28,7 +29,7 @@ from .._core.sites import flags_along
 from .._core.steps import Inputs
 from .._graph import Chunk, ETraceGraph, FlatState, ParameterUse
 from .._jax import Var, bind
-from .._jaxpr import Place, evaluate
+from .._jaxpr import evaluate
 
 Sums = dict[str, list[jax.Array]]
 """For every use that is not a product, an array for each of its operands."""
