@@ -185,15 +185,15 @@ def _order(
             order += ready
             rest = [name for name in rest if name not in ready]
             continue
-        start = next(t for s, t in graph.edges if s in order and t in rest)
-        behind = [start]
+        start = next((t for s, t in graph.edges if s in order and t in rest), rest[0])
+        behind, known = [start], len(late)
         for target in behind:
             for source in waits_for(target):
                 if isinstance(layers.get(source), _Neuron):
                     late.add((source, target))
                 elif source not in behind:
                     behind.append(source)
-        if waits_for(start) and not any(target in behind for _, target in late):
+        if len(late) == known:
             raise CompilationError(
                 f"The graph has a cycle through {start!r} without neurons and delays, so its nodes "
                 "have no order: add a `nir.Delay`."
