@@ -309,6 +309,7 @@ MORE: dict[str, Row] = {
     "leaky x4, 256 units": _row(networks.leaky, 256, 64, layers=4, hidden=256),
     "GRU x3, 256 units": _row(networks.gru, 512, 32, layers=3, hidden=256),
     "sparse LIF, batch 16": _row(networks.sparse, 64, 16, RESET, ON, ES, ES_ON),
+    "sparse LIF, a fly": _row(networks.sparse, 16, 1, RESET, ON, neurons=139_255, fan_out=108),
     "leaky, windows": _row(networks.leaky, 64, 32, *WINDOWS),
     "LSTM, windows": _row(networks.lstm, 64, 32, *WINDOWS),
     "ALIF, windows": _row(networks.spiking, 64, 32, *WINDOWS),
