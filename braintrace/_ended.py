@@ -1,12 +1,12 @@
 """Public names that have ended, each with its replacement; errors name them for one version."""
 
-_PAGE = "see docs/recipes.md"
-_LATE = "`learner.live(...)`; see docs/time_series.md"
+_PAGE = "see docs/train_save_deploy.md"
+_LATE = "`learner.live(...)`; see docs/notebooks/streams.ipynb"
 
 REPLACEMENTS = {
     "BatchedLearner": f"`jax.vmap` over `learner.functional().step`; {_PAGE}",
     "Change": "`learner.report()`, before traces are allocated",
-    "InputFilter": "`braintrace.Rule`, a rule of your own; see docs/write_a_rule.md",
+    "InputFilter": "`braintrace.Rule`, a rule of your own; see docs/one_formula.md",
     "Interrupted": "`KeyboardInterrupt`: the learner is in the state after a completed block",
     "Plan": "`learner.report()`, before traces are allocated",
     "ProgressiveValidation": _LATE,

@@ -2,7 +2,7 @@
 
     python docs/run_notebooks.py                    # all, and leave the files as they are
     python docs/run_notebooks.py --write            # all, and store the outputs
-    python docs/run_notebooks.py --write 03 batch   # those whose name holds one of the words
+    python docs/run_notebooks.py --write delays     # those whose name contains one of the words
 
 A cell that writes to standard error (a warning) counts as one that raises: a reader would see it.
 """
@@ -19,7 +19,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 DOCS = pathlib.Path(__file__).parent
-NOTEBOOKS = sorted([*DOCS.glob("*.ipynb"), *DOCS.glob("notebooks/*.ipynb")])
+NOTEBOOKS = sorted(DOCS.glob("notebooks/*.ipynb"))
 LIMIT = 300  # seconds for one notebook, on two cores
 SHOWN = ("tags", "mystnb")  # metadata of a cell that say how the site shows it
 # The kernel gives each cell a file of its own, with another name in every process.
@@ -96,7 +96,6 @@ def main():
     parser.add_argument("--write", action="store_true", help="store the outputs in the files")
     arguments = parser.parse_args()
     os.environ |= {"JAX_PLATFORMS": "cpu", "JAX_PPRINT_USE_COLOR": "0"}
-    os.environ["PYTHONPATH"] = str(DOCS.parent)  # `benchmarks` is not installed
     words = arguments.words or [""]
     paths = [path for path in NOTEBOOKS if any(word in path.name for word in words)]
     if not paths:

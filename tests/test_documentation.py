@@ -16,7 +16,7 @@ import braintrace
 README = ROOT / "README.md"
 PAGES = sorted(path.stem for path in DOCS.glob("*.md") if "```python" in path.read_text())
 SEED_NOTEBOOK = ROOT.parent / "shared" / "acceptance" / "seed_notebook.py"
-NOTEBOOKS = [*sorted((DOCS / "notebooks").glob("*.ipynb")), DOCS / "evidence.ipynb"]
+NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
 SURROGATES = [
     name
     for name in public_names(braintrace.nn.surrogate)
@@ -41,16 +41,14 @@ def test_python_blocks_of_a_page_run(page, monkeypatch, tmp_path, request):
         exec(compile(block, f"block {number} of {page}.md", "exec"), names)
 
 
-def test_python_blocks_of_the_readme_run(capsys):
+def test_the_program_of_the_readme_prints_its_losses(capsys):
     names = {}
-    for block in blocks(README, "python"):
-        exec(block, names)
-        weights = names["learner"].module.states(brainstate.ParamState)
-        assert set(names["gradients"]) == set(names.get("params", weights))
-    losses, report = capsys.readouterr().out.split("\n", 1)
-    stored = [float(loss) for loss in blocks(README, "text")[0].split()]
-    assert [float(loss) for loss in losses.split()] == pytest.approx(stored, abs=0.005)
-    assert "w_rec" in report
+    (program,), (output,) = blocks(README, "python"), blocks(README, "text")
+    exec(program, names)
+    weights = names["learner"].module.states(brainstate.ParamState)
+    assert set(names["gradients"]) == set(weights)
+    losses = [float(loss) for loss in capsys.readouterr().out.split()]
+    assert losses == pytest.approx([float(loss) for loss in output.split()], abs=0.005)
 
 
 def test_links_of_files_outside_of_the_site():

@@ -2,6 +2,6 @@
 
 All methods use the same initial parameters, samples, order, optimizer, learning rates and number of
 updates; only the gradient differs. A run is a task, a cell and a method. Its learning rates and
-seeds are lanes of one compiled program. The results are rows of one CSV file. The notebook
-`docs/evidence.ipynb` makes tables and figures of them and has the conclusions.
+seeds are lanes of one compiled program. The results are rows of one CSV file;
+`docs/results.md` has the conclusions.
 """

@@ -1,4 +1,4 @@
-"""The CSV file of the evidence: frozen dataclasses of plain values, one a row."""
+"""The CSV file of the runs: frozen dataclasses of plain values, one a row."""
 
 import csv
 import dataclasses

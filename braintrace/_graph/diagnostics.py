@@ -9,7 +9,7 @@ Level = Literal["info", "warning"]
 DiagnosticKind = Literal[
     "truncated", "no-trace", "not-marked", "untraced-state", "nonlinear-gradient"
 ]
-"""Kinds of diagnostics. ``docs/diagnostics.md`` has an example and the remedy of each."""
+"""Kinds of diagnostics. ``docs/compiler.md`` has an example and the remedy of each."""
 
 
 @dataclasses.dataclass(frozen=True)

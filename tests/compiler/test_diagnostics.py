@@ -277,7 +277,7 @@ def test_a_nonlinear_rule_outside_of_memories_is_exact(step):
 
 
 def test_the_page_explains_every_kind():
-    page = (repository.DOCS / "diagnostics.md").read_text()
+    page = (repository.DOCS / "compiler.md").read_text()
     headings = re.findall(r"^### `(.+)`$", page, flags=re.MULTILINE)
     kinds = {row.values[1][1] for row in ROWS} | {"untraced-state"}
     assert {*headings} == kinds
