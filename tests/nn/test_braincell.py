@@ -1,0 +1,36 @@
+"""A compartmental model of braincell learns exactly by RTRL."""
+
+import importlib.util
+
+import brainstate
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import saiunit as u
+from repository import DOCS
+
+import braintrace
+
+
+def test_a_cell_of_braincell_has_the_gradient_of_backpropagation():
+    """The soma and the dendrite of the example, whose solver couples their potentials."""
+    pytest.importorskip("braincell", minversion="0.2")
+    path = DOCS / "examples" / "conductance_fit.py"
+    spec = importlib.util.spec_from_file_location("conductance_fit", path)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    model, steps = example.Fit(pull=0.1), 50
+    times, recorded = np.arange(steps) * example.DT * u.ms, np.full((steps, 1, 2), -60.0, "float32")
+    weights = model.states(brainstate.ParamState)
+
+    def total():
+        model.cell.reset_state()
+        return jnp.mean((brainstate.transform.for_loop(model, times, recorded) - recorded) ** 2)
+
+    expected = brainstate.transform.jit(brainstate.transform.grad(total, weights))()
+    learner = braintrace.compile(model, "rtrl", times[0], recorded[0])
+    found = learner.etrace_grad(
+        times, recorded, step_fn=lambda t, v: jnp.mean((learner(t, v) - v) ** 2)
+    )
+    for path, value in expected.items():
+        np.testing.assert_allclose(found[path], value, atol=1e-5 * np.abs(value).max())
