@@ -1,4 +1,4 @@
-"""Interface to JAX: the only file with its internals, besides those named `_jax_…`.
+"""Interface to JAX: the only file with its internals, besides `_jax_kernels`.
 
 JAX keeps its jaxpr classes, its interpreters and a few helpers in modules whose contents change
 between releases. The library imports all of them from this file, so a new release of JAX needs
@@ -22,18 +22,6 @@ from jax.extend.core import Jaxpr, JaxprEqn
 from jax.extend.core import Literal as Literal
 from jax.extend.core import Primitive as Primitive
 from jax.extend.core import Var as Var
-from jax.interpreters import ad, batching, mlir
-
-from ._jax_derivatives import with_derivative_of as with_derivative_of
-from ._jax_derivatives import without_derivative as without_derivative
-from ._jax_derivatives import zero_tangent
-from ._jax_devices import for_devices as for_devices
-from ._jax_devices import runs_on_several_devices as runs_on_several_devices
-from ._jax_devices import sharding_dependent as sharding_dependent
-from ._jax_primitives import csr_kernel as csr_kernel
-from ._jax_primitives import define_from_impl as define_from_impl
-from ._jax_primitives import has_csr_kernel as has_csr_kernel
-from ._jax_primitives import run_on_one_cpu as run_on_one_cpu
 
 try:
     from jax.extend.core import get_opaque_trace_state
@@ -277,48 +265,6 @@ def trace_to_jaxpr(fun: Callable[..., Any], avals: Sequence[Aval]) -> ClosedJaxp
         for a in avals
     ]
     return jax.make_jaxpr(fun)(*structs)
-
-
-# --- zeros that are batched by vmap
-
-
-def _zeros(*operands: Any, shapes: tuple[jax.ShapeDtypeStruct, ...]) -> list[jax.Array]:
-    return [jnp.zeros(shape.shape, shape.dtype) for shape in shapes]
-
-
-def _abstract_zeros(*operands: Any, shapes: tuple[jax.ShapeDtypeStruct, ...]) -> list[Any]:
-    return [jax.core.ShapedArray(shape.shape, shape.dtype) for shape in shapes]
-
-
-def _batched_zeros(operands: Any, dims: Any, *, shapes: tuple[jax.ShapeDtypeStruct, ...]) -> Any:
-    size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
-    batched = tuple(jax.ShapeDtypeStruct((size, *s.shape), s.dtype) for s in shapes)
-    return _zeros_p.bind(*operands, shapes=batched), [0] * len(shapes)
-
-
-def _jvp_of_zeros(operands: Any, _: Any, *, shapes: tuple[jax.ShapeDtypeStruct, ...]) -> Any:
-    zeros = _zeros_p.bind(*operands, shapes=shapes)
-    return zeros, list(map(zero_tangent, zeros))
-
-
-_zeros_p = Primitive("zeros_mapped_like")
-_zeros_p.multiple_results = True
-_zeros_p.def_impl(_zeros)
-_zeros_p.def_abstract_eval(_abstract_zeros)
-mlir.register_lowering(_zeros_p, mlir.lower_fun(_zeros, multiple_results=True))
-ad.primitive_jvps[_zeros_p] = _jvp_of_zeros
-batching.primitive_batchers[_zeros_p] = _batched_zeros
-
-
-def zeros_mapped_like(tree: Any, operands: Any) -> Any:
-    """Return zeros like the arrays of a tree, batched by every ``vmap`` over an operand.
-
-    Constant zeros are shared by all elements of a ``vmap``, so their cotangent is the sum over
-    these elements. The nominal dependence on operands has no cost.
-    """
-    leaves, structure = jax.tree.flatten(tree)
-    shapes = tuple(map(struct_of, leaves))
-    return jax.tree.unflatten(structure, _zeros_p.bind(*jax.tree.leaves(operands), shapes=shapes))
 
 
 # --- rebuilding equations with other bodies

@@ -23,10 +23,8 @@ from braintrace._errors import optional_import
 
 # A room imports from the rooms before it.
 ROOMS = [
-    "_jax_derivatives",
-    "_jax_devices",
-    "_jax_primitives",
     "_jax",
+    "_jax_kernels",
     "_ended",
     "_errors",
     "_typing",
@@ -53,9 +51,7 @@ ROOMS = [
 PRIVATE = {
     (
         "_jax.py",
-        "_jax_derivatives.py",
-        "_jax_devices.py",
-        "_jax_primitives.py",
+        "_jax_kernels.py",
     ): r"jax\.(core|extend|interpreters)\b|(jax|jaxlib|saiunit)(\.\w+)*\._",
     ("_brainstate.py",): (
         r"brainstate(\.\w+)*\.(_|StateTraceStack\b|transform\.StatefulFunction\b)"

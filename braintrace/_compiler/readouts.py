@@ -23,7 +23,8 @@ import numpy as np
 from .._etrace_op import ETP_PRIMITIVE_SPECS
 from .._etrace_op.registry import is_marked
 from .._graph import FILTERS, Batch, FilteredReadout, StateLeaf, TracedModel
-from .._jax import Atom, Equation, Var, bind, is_var, trace_to_jaxpr, with_derivative_of
+from .._jax import Atom, Equation, Var, bind, is_var, trace_to_jaxpr
+from .._jax_kernels import with_derivative_of
 from .._jaxpr import (
     ELEMENTWISE,
     PRODUCTS,

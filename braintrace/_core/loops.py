@@ -23,7 +23,7 @@ from jax.typing import ArrayLike
 
 from .._etrace_op import ETP_PRIMITIVES
 from .._jax import Atom, Equation, Var, bind, equations_inside, is_var
-from .._jax_devices import current_device
+from .._jax_kernels import current_device
 from .._jaxpr import (
     CONSTANT,
     DRAWS,

@@ -10,7 +10,8 @@ from jax.custom_derivatives import SymbolicZero
 
 from .._errors import OptionError
 from .._graph import Chunk, ETraceGraph, Records, Signal, TraceMethod, Traces, Weights
-from .._jax import Var, without_derivative, zeros_mapped_like
+from .._jax import Var
+from .._jax_kernels import without_derivative, zeros_mapped_like
 from .._typing import PyTree
 from .flat_state import step_of_layers
 from .gradient import as_chunk, chunk_gradient

@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from .._errors import PrimitiveError
-from .._jax import Equation, Primitive, define_from_impl, runs_on_several_devices, scopes_of
+from .._jax import Equation, Primitive, scopes_of
+from .._jax_kernels import define_from_impl, runs_on_several_devices
 from .registry import (
     BATCHED_PRIMITIVES,
     ETP_PRIMITIVE_SPECS,

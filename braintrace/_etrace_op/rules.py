@@ -27,7 +27,8 @@ import jax
 import jax.numpy as jnp
 
 from .._errors import PrimitiveError
-from .._jax import Primitive, sharding_dependent, struct_of
+from .._jax import Primitive, struct_of
+from .._jax_kernels import sharding_dependent
 from .registry import RULES, Arrays, ETPPrimitiveSpec, TraceAxis, get_primitive_spec
 from .sums import sum_over_samples
 

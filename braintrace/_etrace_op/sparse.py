@@ -26,7 +26,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import DtypeError, ShapeError
-from .._jax import csr_kernel, has_csr_kernel, is_tracer, run_on_one_cpu, sharding_dependent
+from .._jax import is_tracer
+from .._jax_kernels import csr_kernel, has_csr_kernel, run_on_one_cpu, sharding_dependent
 from . import quantities
 from .primitive import register_forms
 from .registry import Arrays

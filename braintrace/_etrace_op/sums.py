@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._jax import sharding_dependent
+from .._jax_kernels import sharding_dependent
 
 UNROLLED = 32
 BLOCK = 8

@@ -15,7 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._jax import Equation, bind, with_derivative_of
+from .._jax import Equation, bind
+from .._jax_kernels import with_derivative_of
 from .evaluate import Rule, evaluate
 from .program import Program, program_of
 

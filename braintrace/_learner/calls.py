@@ -20,7 +20,8 @@ from .._core.traces import examples
 from .._core.windows import before_window, passed_step, plain_step, window_step, with_gradient
 from .._errors import OptionError
 from .._graph import Chunk, Records, Traces, Weights
-from .._jax import Var, without_derivative
+from .._jax import Var
+from .._jax_kernels import without_derivative
 from .._model import States, find_states, leaves_by_var, whole_values
 from .._typing import PyTree
 from .arguments import Options, read_arguments

@@ -15,7 +15,7 @@ from .._core.steps import finish
 from .._core.traces import as_arrays, examples, size_in_bytes
 from .._graph import ETraceGraph, specs_of
 from .._jax import struct_of
-from .._jax_devices import current_device
+from .._jax_kernels import current_device
 from .._typing import PyTree
 from .arguments import Options
 

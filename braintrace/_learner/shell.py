@@ -24,7 +24,8 @@ from .._brainstate import is_in_loop, is_watched, peek, values_of
 from .._checks import common_length
 from .._from_function import gradients_for
 from .._graph import SequenceRow, Traces
-from .._jax import for_devices, own_copy
+from .._jax import own_copy
+from .._jax_kernels import for_devices
 from .._model import States
 from .._typing import PyTree
 from .arguments import Options, is_sequence, key_of, of_numbers, static_values, unwrap, weights_of
