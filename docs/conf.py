@@ -45,6 +45,7 @@ if os.environ.get("INTERSPHINX"):  # links into other sites; without it, the bui
 
 html_theme = "furo"
 html_static_path = ["_static"]
+html_extra_path = ["llms.txt"]  # a summary for language models, at the root of the site
 html_css_files = ["site.css"]
 html_favicon = "_static/favicon.svg"
 pygments_dark_style = "github-dark"  # the theme's own underlines names as if they were links

@@ -57,6 +57,19 @@ def test_links_of_files_outside_of_the_site():
         assert [target for target in targets if not (page.parent / target).exists()] == []
 
 
+def test_the_rules_name_tests_that_exist():
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", (DOCS / "rules.md").read_text())
+    assert len(named) > 15
+    for file, name in named:
+        assert f"def {name}(" in (ROOT / "tests" / file).read_text()
+
+
+def test_the_summary_for_language_models_has_every_page():
+    linked = set(re.findall(r"\((\w+)\.html\)", (DOCS / "llms.txt").read_text()))
+    pages = {path.stem for path in (*DOCS.glob("*.md"), *DOCS.glob("*.rst"))}
+    assert linked == pages - {"index"}
+
+
 @pytest.mark.parametrize("name", [*PUBLIC, *LAYERS, *SURROGATES])
 def test_the_reference_has_every_public_name(name):
     entry = rf"^   {name}$|``{name}``"
