@@ -16,10 +16,10 @@ from .._graph.flat_state import FlatState, Layer
 from .._graph.traced_model import StateLeaf, TracedModel
 from .._jax import Var, is_var, source_line
 from .._jaxpr import components
-from .analysis import data_of, nonlinear_uses
+from .analysis import nonlinear_uses
 from .findings import untraced_states
 from .hidden_groups import GroupedStep, new_states
-from .sample_axes import new_vars, sample_axes_of, uses_of_parameters
+from .sample_axes import SampleFlow, new_vars
 
 HiddenStates: TypeAlias = list[tuple[StateLeaf, Var]]
 """The states of a layer, with the variables of their new values."""
@@ -60,22 +60,23 @@ def flattened_state(
     # One sample is always correct: it contains all states, including states shared by all samples.
     is_one = batch.samples is None or (None in axes and not is_given)
     count = 1 if is_one else batch.samples or 1
+    if count == 1:
+        axes = (None,) * len(leaves)
     shared = _shared_inputs(traced, leaves, count) if has_shared and count > 1 else set()
-    data = data_of(traced, analysis, shared)
-    uses = list(uses_of_parameters(traced, analysis, leaves, data, shared))
-    proof = sample_axes_of(analysis, leaves, uses, data, count, axes)
-    if proof.coupled is not None:
+    flow = SampleFlow(traced, analysis, leaves, shared, count, axes)
+    coupled = flow.coupled()
+    if coupled is not None:
         raise CompilationError(
-            f"`{rule}` follows each sample separately, but hidden state '{proof.coupled.name}' of "
-            f"shape {proof.coupled.shape} depends on several of the {proof.count} samples (for "
-            "example, a mean over the batch), or has no axis for them. Compute the coupling "
-            "through `jax.lax.stop_gradient`, or use D_RTRL."
+            f"`{rule}` follows each sample separately, but hidden state '{coupled.name}' of shape "
+            f"{coupled.shape} depends on several of the {count} samples (for example, a mean over "
+            "the batch), or has no axis for them. Compute the coupling through "
+            "`jax.lax.stop_gradient`, or use D_RTRL."
         )
     return FlatState(
         leaves=leaves,
-        samples=proof.count,
-        axes=proof.axes,
-        uses=proof.uses,
+        samples=count,
+        axes=axes,
+        uses=tuple(flow.uses()),
         reached=_reached(step, leaves, layers),
         layers=tuple(_layer(layer, leaves) for layer in layers),
     )
@@ -135,26 +136,21 @@ def _check_derivatives(step: GroupedStep, leaves: Sequence[StateLeaf], rule: str
 def layers_of(step: GroupedStep) -> list[HiddenStates]:
     """Return the layers of a step, each after those that it reads."""
     states = [list(new_states(group)) for group in step.groups]
-    descendants = [
-        step.graph.gradients.descendants_over_time(_nodes(group_states)) for group_states in states
-    ]
-    reads = [
-        [
-            number
-            for number, of_group in enumerate(descendants)
-            if not of_group.isdisjoint(_nodes(group_states))
-        ]
-        for group_states in states
-    ]
+    nodes = [_nodes(own) for own in states]
+    later = [step.graph.gradients.descendants_over_time(own) for own in nodes]
+    reads = [[i for i, found in enumerate(later) if not found.isdisjoint(own)] for own in nodes]
     return [[state for number in layer for state in states[number]] for layer in components(reads)]
 
 
 def about_layers(step: GroupedStep, layers: Sequence[HiddenStates]) -> Iterator[Diagnostic]:
     """Yield a diagnostic for each layer with memory of another layer."""
-    for number, lower in enumerate(layers):
-        for index in sorted(_following(step, layers, lower) - {number}):
-            upper = layers[index]
-            if any(leaf.in_var in step.analysis.program.readers for leaf, _ in upper):
+    readers = step.analysis.program.readers
+    for lower in layers:
+        others = {var for layer in layers if layer is not lower for _, var in layer}
+        following = step.graph.gradients.descendants(_nodes(lower), others) & others
+        for upper in layers:
+            is_read = any(leaf.in_var in readers for leaf, _ in upper)
+            if is_read and not following.isdisjoint(var for _, var in upper):
                 names = [[leaf.name for leaf, _ in layer] for layer in (lower, upper)]
                 yield Diagnostic(
                     "info",
@@ -164,17 +160,6 @@ def about_layers(step: GroupedStep, layers: Sequence[HiddenStates]) -> Iterator[
                     "layer separately. `RTRL` truncates nothing.",
                     (*names[0], *names[1]),
                 )
-
-
-def _following(step: GroupedStep, layers: Sequence[HiddenStates], start: HiddenStates) -> set[int]:
-    """Return the layers that read the states of one, before a step or after it."""
-    others = {var for layer in layers if layer is not start for _, var in layer}
-    descendants = step.graph.gradients.descendants(_nodes(start), others)
-    return {
-        index
-        for index, layer in enumerate(layers)
-        if not descendants.isdisjoint(v for _, v in layer)
-    }
 
 
 def _nodes(layer: HiddenStates) -> set[Var]:
@@ -191,15 +176,13 @@ def _reached(
     """
     gradients, every = step.graph.gradients, set(leaves)
     insides = [{leaf for leaf, _ in layer} for layer in layers] or [every]
-    reached: dict[str, set[StateLeaf]] = {}
-    for inside in insides:
-        outside = {var for leaf in every - inside for var in (leaf.in_var, leaf.out_var)}
-        for parameter in step.traced.parameters:
-            descendants = gradients.descendants_over_time([parameter.in_var], outside)
-            written = {leaf for leaf in inside if leaf.out_var in descendants}
-            reached.setdefault(parameter.name, set()).update(written)
-    numbers = {
-        name: tuple(number for number, leaf in enumerate(leaves) if leaf in written)
-        for name, written in reached.items()
-    }
-    return {name: own for name, own in numbers.items() if own}
+
+    def written(parameter: Var) -> Iterator[StateLeaf]:
+        for inside in insides:
+            outside = {var for leaf in every - inside for var in (leaf.in_var, leaf.out_var)}
+            later = gradients.descendants_over_time([parameter], outside)
+            yield from (leaf for leaf in inside if leaf.out_var in later)
+
+    found = {leaf.name: {*written(leaf.in_var)} for leaf in step.traced.parameters}
+    numbers = {name: [n for n, s in enumerate(leaves) if s in own] for name, own in found.items()}
+    return {name: tuple(own) for name, own in numbers.items() if own}

@@ -9,10 +9,10 @@ nor the terms of a product that have such a weight.
 """
 
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from .._graph import FlatState, Structure
@@ -25,7 +25,6 @@ from .._jaxpr import (
     Flow,
     Question,
     Sets,
-    dot_letters,
     evaluate,
     filled,
     flows_of_outputs,
@@ -152,11 +151,11 @@ def _through_mask(
     other = equation.invars[1 - index]
     if not is_var(other) or other not in masks:
         return None
-    *letters, result = dot_letters(equation)
-    names = {letter: chr(ord("a") + n) for n, letter in enumerate(dict.fromkeys(chain(*letters)))}
-    of_flow, of_mask, out = (
-        "".join(names[letter] for letter in own)
-        for own in (letters[index], letters[1 - index], result)
-    )
-    factors = flow.astype(np.float32), masks[other].astype(np.float32)
-    return [np.einsum(f"{of_flow}Z,{of_mask}->{out}Z", *factors, optimize=True) > 0]
+
+    def terms(numbers: jax.Array) -> jax.Array:
+        operands = [masks[other], numbers] if index else [numbers, masks[other]]
+        pairs = zip(operands, equation.invars, strict=True)
+        return bind(equation, [jnp.asarray(v, atom.aval.dtype) for v, atom in pairs])[0]
+
+    with jax.ensure_compile_time_eval():
+        return [np.asarray(jax.vmap(terms, -1, -1)(flow)) > 0]

@@ -15,7 +15,6 @@ import numpy as np
 
 from .._jax import Atom, Var
 from .._jaxpr import Program
-from .._typing import Path
 from .traced_model import StateLeaf
 
 UseKind = Literal["product", "elementwise", "any"]
@@ -42,10 +41,6 @@ class ParameterUse:
         sample.
     samples
         The sample of each element, of the operands (elementwise) or of the outputs (any).
-    held_paths
-        Paths of the States that the operands depend on and the step does not write.
-    output_bytes
-        Size of its output.
     varies
         Whether the operands also depend on values that the samples of a step share.
     """
@@ -58,8 +53,6 @@ class ParameterUse:
     x_axis: int | None = None
     y_axis: int | None = None
     samples: tuple[np.ndarray, ...] = ()
-    held_paths: tuple[Path, ...] = ()
-    output_bytes: int = 0
     varies: bool = False
 
 
@@ -159,11 +152,17 @@ class FlatState:
         """The length ``n`` of the vector."""
         return sum(self.sizes)
 
-    @property
-    def update_bytes(self) -> int:
-        """Bytes of the product cotangents that an update keeps for every step."""
-        products = (use for use in self.uses if use.kind == "product")
-        return self.size * sum(use.output_bytes for use in products)
+    def update_bytes(self, program: Program) -> int:
+        """Return the bytes of the product cotangents that an update keeps for every step."""
+        places = [use.equation for use in self.uses if use.kind == "product"]
+        outputs = program.made_by(place for place in places if place is not None)
+        return int(self.size * sum(var.aval.size * var.aval.dtype.itemsize for var in outputs))
+
+    def operands(self, program: Program, use: ParameterUse) -> list[Atom]:
+        """Return the operands of a use, or the new state that is parameter-derived itself."""
+        if use.equation is None:
+            return [self.leaves[use.operands[0]].out_var]
+        return [program.equations[use.equation].invars[place] for place in use.operands]
 
     def rows(self, states: tuple[int, ...]) -> np.ndarray:
         """Return the indices of some states' elements in the vector."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from .._etrace_op.registry import role
 from .._jax import Atom, Var, is_var, source_line
+from .._jaxpr import CONSTANT
 from .._typing import Path, path_name
 from .batch import Batch
 from .diagnostics import Diagnostic
@@ -157,11 +158,21 @@ class ETraceGraph:
             atoms |= {operand_key(use): operands_of(program, use) for use in self.flat_state.uses}
         return atoms
 
-    @property
+    @functools.cached_property
     def held_paths(self) -> Mapping[str, tuple[Path, ...]]:
         """Paths of the States that the weights of each relation or use depend on, by key."""
-        uses = self.hidden_param_op_relations if self.flat_state is None else self.flat_state.uses
-        return {use.key: use.held_paths for use in uses}
+        flat, program = self.flat_state, self.traced.program
+        if flat is None:
+            return {r.key: r.held_paths for r in self.hidden_param_op_relations}
+        fixed = [s for s in self.traced.leaves if s.kind != "parameter" and s.out_var is None]
+        behind = {
+            use.key: program.depends_on(flat.operands(program, use), blocked=CONSTANT)
+            for use in flat.uses
+        }
+        return {
+            key: tuple(dict.fromkeys(leaf.path for leaf in fixed if leaf.in_var in ancestors))
+            for key, ancestors in behind.items()
+        }
 
     @property
     def opaque_equations(self) -> tuple[int, ...]:

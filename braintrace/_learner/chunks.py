@@ -90,7 +90,7 @@ def chunks_of(
         Whether its traces start from zero, and are deferred after its last chunk.
     """
     flat = graph.flat_state if graph.passes_weights else None
-    with_update = record_bytes + (0 if flat is None else flat.update_bytes)
+    with_update = record_bytes + (0 if flat is None else flat.update_bytes(graph.traced.program))
     budget = None
     if options.length_of_chunk is not None:
         length = min(steps, options.length_of_chunk)

@@ -137,7 +137,7 @@ def _zero_sums(graph: ETraceGraph, rows: int) -> Sums:
     for use in flat.uses:
         if use.kind != "product" and not use.varies:
             lead = (flat.samples, rows) if use.kind == "any" else (rows,)
-            avals = (var.aval for var in operand_vars(graph, use))
+            avals = (var.aval for var in flat.operands(graph.traced.program, use))
             result[use.key] = [jnp.zeros((*lead, *a.shape), a.dtype) for a in avals]
     return result
 
@@ -145,16 +145,8 @@ def _zero_sums(graph: ETraceGraph, rows: int) -> Sums:
 def parameters_behind(graph: ETraceGraph, use: ParameterUse) -> dict[str, Var]:
     """Return the parameters that a use depends on, by name."""
     program = graph.traced.program
-    behind = program.depends_on(operand_vars(graph, use))
+    behind = program.depends_on(flat_state_of(graph).operands(program, use))
     return {leaf.name: leaf.in_var for leaf in graph.traced.parameters if leaf.in_var in behind}
-
-
-def operand_vars(graph: ETraceGraph, use: ParameterUse) -> list[Any]:
-    """Return the operands of a use, or the new state that is a parameter itself."""
-    if use.equation is None:
-        return [flat_state_of(graph).leaves[use.operands[0]].out_var]
-    equation = equation_of(graph, use)
-    return [equation.invars[index] for index in use.operands]
 
 
 # --- samples that are reset
@@ -276,7 +268,7 @@ def back_to_parameters(
 ) -> dict[str, jax.Array]:
     """Pull the derivatives of a use's operands back to the parameters that they depend on."""
     program, behind = graph.traced.program, parameters_behind(graph, use)
-    atoms = operand_vars(graph, use)
+    atoms = flat_state_of(graph).operands(program, use)
 
     def run(parameters: dict[str, jax.Array]) -> list[Any]:
         now = {behind[name]: value for name, value in parameters.items()}
