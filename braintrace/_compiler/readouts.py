@@ -147,7 +147,7 @@ class _Finder:
         if leaf.is_grouped or old in late or not behind.isdisjoint(others):
             return None
         passed, path, products = {new}, set[int](), list[tuple[Equation, int]]()
-        biased = decays = scaled = adds_data = False
+        biased = shifted = decays = scaled = adds_data = False
         for index in program.backward([new], passed):
             equation, name = program.equations[index], program.equations[index].primitive.name
             data = [i for i, a in enumerate(equation.invars) if is_var(a) and a in self._varying]
@@ -159,9 +159,11 @@ class _Finder:
             if _is_product(equation, data):
                 products.append((equation, data[0]))
                 biased |= is_marked(equation) and weights > 1
+                shifted |= is_marked(equation) and len(fixed) > 1
                 continue
             if name in _SUMS:
                 biased |= weights > 0
+                shifted |= len(fixed) > 0
                 adds_data |= len(moving) < len(data)
             elif len(moving) == len(data) == 1 and self._is_factor(equation, data[0], is_old):
                 decays |= is_old and weights > 0
@@ -179,7 +181,8 @@ class _Finder:
         is_exact = passed & {*program.in_vars, *others} == {old} and not (adds_data and scaled)
         if is_shared or not (is_above and is_exact):
             return None
-        filters |= {key: new for key, has in (("ones", biased), ("old", decays)) if has}
+        has_ones = biased or (shifted and scaled)
+        filters |= {key: new for key, has in (("ones", has_ones), ("old", decays)) if has}
         read = {atom for i in path for atom in program.equations[i].invars if is_var(atom)}
         factors = program.depends_on(read - self._varying)
         paths = (leaf.path for leaf in self._parameters if leaf.in_var in factors)

@@ -71,6 +71,13 @@ def with_a_decay_that_learns(ops, p, h, x):
     return {**new, "o": o}, jax.nn.softmax(o)
 
 
+@readout(LINEAR, "w out k")
+def with_a_shift_that_a_weight_scales(ops, p, h, x):
+    new, z = rates(ops, p, h, x)
+    o = 0.8 * h["o"] + p["k"] * (z @ p["out"] - 0.3)
+    return {**new, "o": o}, o
+
+
 @readout(LINEAR, "w out b")
 def in_a_step_of_euler(ops, p, h, x):
     new, z = rates(ops, p, h, x)
