@@ -118,6 +118,21 @@ def resets():
     return figure
 
 
+def processes():
+    """Samples, states and traces of a batch on the devices of two processes."""
+    figure, ax = canvas(6, 3)
+    for process in range(2):
+        box(ax, 1.5 + 3 * process, 1.5, "", "0.95", 2.8, 2.6)
+        ax.text(1.5 + 3 * process, 2.55, f"process {process}", ha="center")
+        for device in range(2):
+            x, first = 0.85 + 3 * process + 1.3 * device, 16 * (2 * process + device)
+            box(ax, x, 1.9, f"samples\n{first} to {first + 15}", "#dbe9f6", 1.2, 0.7)
+            box(ax, x, 1.1, "traces", "#e2f0d9", 1.2, 0.4)
+    arrow(ax, (1.5, 0.6), (4.5, 0.6), "C3", text="gradients: all-reduce", offset=(0, -0.2))
+    arrow(ax, (4.5, 0.6), (1.5, 0.6), "C3")
+    return figure
+
+
 # --- compiled models ------------------------------------------------------------------------------
 
 
@@ -228,6 +243,9 @@ def lags():
             reference = exact.setdefault(lag, vector)
             size = np.linalg.norm(vector) * np.linalg.norm(reference)
             cosines.append(vector @ reference / max(size, 1e-30))
+            if lag == 10:  # the page has this number
+                error = np.linalg.norm(vector - reference) / np.linalg.norm(reference)
+                print(f"{name}: deviation {error:.1f} at a lag of 10 steps")
         ax.plot(at, cosines, look, label=name)
     ax.set(xscale="log", xlabel="lag between cue and loss (steps)", ylabel="cosine to BPTT")
     figure.legend(loc="outside right center")
@@ -381,11 +399,70 @@ def spoken_digits():
     return figure
 
 
+# --- examples that print a table ------------------------------------------------------------------
+
+
+def bars(groups, label):
+    """Draw a group of bars for each row of a table."""
+    figure, ax = pyplot.subplots(figsize=(6, 3))
+    names = list(next(iter(groups.values())))
+    for number, (group, values) in enumerate(groups.items()):
+        width = 0.8 / len(groups)
+        at = np.arange(len(names)) + width * (number - (len(groups) - 1) / 2)
+        ax.bar(at, [values[name] for name in names], width, label=group)
+    ax.set_xticks(range(len(names)), names, rotation=20 if len(names) > 4 else 0)
+    ax.set(ylabel=label)
+    if len(groups) > 1:
+        ax.legend(loc="best")
+    return figure
+
+
+def conductances():
+    import conductances as example
+
+    names = {"d_rtrl": "D-RTRL", "immediate": "no traces"}
+    found = {name: example.train(rule) for rule, name in names.items()}
+    parts = ("before training", "after")
+    groups = {part: {n: v[i] for n, v in found.items()} for i, part in enumerate(parts)}
+    return bars(groups, "correct answers")
+
+
+def live_stream():
+    import live_stream as example
+
+    found = {f"seed {seed}": example.run(seed=seed) for seed in range(3)}
+    parts = ("the network", "persistence")
+    groups = {part: {n: v[i] for n, v in found.items()} for i, part in enumerate(parts)}
+    return bars(groups, "error of a forecast")
+
+
+def agent_in_flax():
+    import agent_in_flax as example
+
+    found = {rule: example.returns("nnx", rule) for rule in ("d_rtrl", "immediate")}
+    groups = {
+        rule: {f"seed {i}": float(v) for i, v in enumerate(values)}
+        for rule, values in found.items()
+    }
+    return bars(groups, "return, at best 1")
+
+
+def cells():
+    import cells as example
+
+    groups = {
+        name: {cell: example.error(make, name, 0) for cell, make in example.CELLS.items()}
+        for name in example.STREAMS
+    }
+    return bars(groups, "error, a constant has 1")
+
+
 PICTURES = {
     function.__name__: function
     for function in (
-        *(step, forward, resets, plot_gru, plot_lstm),
+        *(step, forward, resets, processes, plot_gru, plot_lstm),
         *(learning, rule_comparison, lags, memory, jacobian, resume, gains, spoken_digits),
+        *(conductances, live_stream, agent_in_flax, cells),
     )
 }
 
