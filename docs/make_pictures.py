@@ -185,9 +185,11 @@ def rule_comparison():
         return jnp.mean((model(x)[:, :1] - y) ** 2)
 
     model = nn.LeakyRNN(3, 32, alpha=0.05)
-    return braintrace.compare_rules(
-        model, (xs, ys), step_fn=step_fn, batch_size=8, progress=False
-    ).plot()
+    table = braintrace.compare_rules(model, (xs, ys), step_fn=step_fn, batch_size=8, progress=False)
+    figure, ax = pyplot.subplots(figsize=(8, 3.2))
+    table.plot(ax)
+    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
 
 
 def lags():
@@ -316,7 +318,7 @@ def resume():
     import optax
 
     xs = np.random.default_rng(0).choice([-1.0, 1.0], (2000, 16, 1)).astype("float32")
-    ys = np.roll(xs, 5, axis=0)
+    ys = np.roll(xs, 3, axis=0)
 
     def new_learner():
         brainstate.random.seed(0)
@@ -346,7 +348,8 @@ def resume():
         (0, parts[0], "first process"),
         (1000, parts[1], "second process"),
     ):
-        ax.plot(start + np.arange(1000), losses, linewidth=0.8, label=name)
+        smooth = np.convolve(losses, np.ones(20) / 20, mode="valid")
+        ax.plot(start + np.arange(len(smooth)), smooth, label=name)
     ax.axvline(1000, color="0.4", linestyle=":")
     ax.text(1010, 1.1, "save, restore", fontsize=8)
     ax.set(xlabel="step", ylabel="loss")
@@ -412,8 +415,7 @@ def bars(groups, label):
         ax.bar(at, [values[name] for name in names], width, label=group)
     ax.set_xticks(range(len(names)), names, rotation=20 if len(names) > 4 else 0)
     ax.set(ylabel=label)
-    if len(groups) > 1:
-        ax.legend(loc="best")
+    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=len(groups))
     return figure
 
 
@@ -470,6 +472,7 @@ PICTURES = {
 if __name__ == "__main__":
     pyplot.rcParams.update(STYLE)
     for name in sys.argv[1:] or PICTURES:
+        brainstate.random.seed(0)
         figure = PICTURES[name]()
         figure = getattr(figure, "figure", figure)
         figure.savefig(DOCS / "_static" / "pages" / f"{name}.png", dpi=130)
