@@ -143,11 +143,6 @@ def unrolled(
     return [*carried, *(jnp.stack(column) for column in zip(*in_order, strict=True))]
 
 
-def rewritten(traced: TracedModel, rules: Rules) -> TracedModel:
-    """Return the model with its equations run by rules."""
-    return with_program(traced, by_rules(traced.program, rules))
-
-
 def by_rules(program: Program, rules: Rules) -> Program:
     """Return a program with its equations run by rules."""
     avals = [var.aval for var in program.in_vars]

@@ -22,7 +22,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import brainstate
-import jax.numpy as jnp
 
 from .._checks import check_model
 from .._graph import (
@@ -31,11 +30,10 @@ from .._graph import (
     TracedModel,
     TraceMethod,
 )
-from .._jax import Equation, bind, is_var
 from .._typing import Path
 from .analysis import Analysis, states_as_outputs
 from .batch import batch_of
-from .canonicalize import rewritten, spell_out_broadcasts, unrolled
+from .canonicalize import by_rules, spell_out_broadcasts, unrolled, with_program
 from .check_model import (
     check_has_states,
     check_hidden_states,
@@ -109,10 +107,9 @@ def compile_model(
     check_hidden_states(traced)
     check_loops(traced)
 
-    # Groups of hidden states, in the form of the step with the most elementwise dependence.
-    every_state = options.every_state
-    grouped = _with_loops_split(traced, options) if is_elementwise else None
-    step = grouped or _grouped(traced, every_state)
+    # Groups of hidden states.
+    group = functools.partial(_with_loops_split if is_elementwise else _grouped, options)
+    step = group(traced)
     check_has_states(model, step)
 
     # The batch axis of each state.
@@ -120,8 +117,7 @@ def compile_model(
 
     # The memory of a leaky readout becomes a function of filters of the groups that feed it.
     if options.readout_filters:
-        regroup = functools.partial(_with_loops_split, options=options)
-        step, batch = with_filters(step, batch, regroup)
+        step, batch = with_filters(step, batch, group)
 
     # Relations: how the output of each ETP operation reaches the units of each group. Operations
     # that the rule does not carry are ordinary operations from here on.
@@ -151,26 +147,26 @@ def compile_model(
     return dataclasses.replace(graph, trace_specs=specs), outside
 
 
-def _with_loops_split(traced: TracedModel, options: CompilerOptions) -> GroupedStep:
-    """Unroll loops wherever that keeps more elementwise dependence."""
-    step = _with_shared_uses_split(traced, options.every_state)
-    while (unrolled := split_loops(step, options.unroll_limit)) is not None:
-        again = _with_shared_uses_split(unrolled, options.every_state)
-        if again.num_traced <= step.num_traced:
-            break  # everything in the loop is coupled: unrolling gains nothing
-        step = again
-    return step
+def _with_loops_split(options: CompilerOptions, traced: TracedModel) -> GroupedStep:
+    """Analyse a step in which loops that couple elements are unrolled.
+
+    A loop is a single equation, and a walk truncates an operand of it as a whole. After unrolling,
+    its steps are equations of the program (for example, small time steps of a cable with coupled
+    compartments). Only the coupling is then truncated, and the path of each unit to itself is kept.
+    """
+    step = _grouped(options, traced)
+    equations = step.analysis.program.equations
+    cut = {use.equation for walks in step.walks for walk in walks for use in walk.cuts}
+    scans = [index for index in cut if equations[index].primitive.name == "scan"]
+    loops = [i for i in scans if equations[i].params["length"] <= options.unroll_limit]
+    if not loops:
+        return step
+    unroll = functools.partial(unrolled, rule=spell_out_broadcasts)
+    program = by_rules(traced.program, dict.fromkeys(loops, unroll))
+    return _grouped(options, with_program(traced, program))
 
 
-def _with_shared_uses_split(traced: TracedModel, every_state: bool) -> GroupedStep:
-    """Copy each ETP output whose uses reach different units, one copy per use."""
-    step = _grouped(traced, every_state)
-    while (copied := split_shared_uses(step)) is not None:
-        step = _grouped(copied, every_state)
-    return step
-
-
-def _grouped(traced: TracedModel, every_state: bool) -> GroupedStep:
+def _grouped(options: CompilerOptions, traced: TracedModel) -> GroupedStep:
     """Analyse the step as it is and group its hidden states."""
     # Facts about the program that several passes need are computed once.
     analysis = Analysis(traced.program)
@@ -193,43 +189,6 @@ def _grouped(traced: TracedModel, every_state: bool) -> GroupedStep:
 
     # States with units in common are a group. The walks back from them find the operations that
     # reach them and the truncated paths.
-    parts = (units, states, graph, outputs, every_state)
+    parts = (units, states, graph, outputs, options.every_state)
     groups, walks = find_hidden_groups(traced, analysis, *parts)
     return GroupedStep(traced, analysis, graph, operations, outputs, groups, walks)
-
-
-def split_loops(step: GroupedStep, longest: int) -> TracedModel | None:
-    """Unroll the loops that couple elements, up to a longest one; ``None`` if there are none.
-
-    A loop is a single equation, and a walk truncates an operand of it as a whole. After unrolling,
-    its steps are equations of the program (for example, small time steps of a cable with coupled
-    compartments). Only the coupling is then truncated, and the path of each unit to itself is kept.
-    """
-    cuts = {cut.equation for walks in step.walks for walk in walks for cut in walk.cuts}
-    equations = [(index, step.analysis.program.equations[index]) for index in cuts]
-    scans = [(index, e) for index, e in equations if e.primitive.name == "scan"]
-    loops = [index for index, equation in scans if equation.params["length"] <= longest]
-    unroll = functools.partial(unrolled, rule=spell_out_broadcasts)
-    return rewritten(step.traced, dict.fromkeys(loops, unroll)) if loops else None
-
-
-def split_shared_uses(step: GroupedStep) -> TracedModel | None:
-    """Copy shared ETP outputs, one copy per use; ``None`` if there are none.
-
-    In ``h = y + y[::-1]`` an element of ``y`` reaches two units, each by another use. With a copy
-    per use, each copy reaches one unit, as after a broadcast.
-    """
-    shared = {var for walks in step.walks for walk in walks for var in walk.shared}
-    producer = step.analysis.program.producer
-    last = max((producer.get(var, -1) for var in shared), default=-1)
-    outputs = [operation.y_var for operation in step.operations if shared]
-    split = {v for y in outputs for v in step.analysis.elements_of(y, last) if v in shared}
-
-    def with_copies(equation: Equation, operands: list[Any]) -> list[Any]:
-        copied = [
-            jnp.copy(value) if is_var(atom) and atom in split else value
-            for atom, value in zip(equation.invars, operands, strict=True)
-        ]
-        return bind(equation, copied)
-
-    return rewritten(step.traced, with_copies) if split else None

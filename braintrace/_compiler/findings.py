@@ -268,7 +268,10 @@ def _reason(
         reason = f"is computed from {others} as well. A trace needs a weight that depends on "
         return "warning", f"{reason}parameters, and on States that `update` does not write", []
     if any(operation.y_var in walk.ids for walks in step.walks for walk in walks):
-        return "warning", "reaches several units of a state, other than by a broadcast", []
+        reason = (
+            "reaches several units of a state, other than by a broadcast. Call it once for each"
+        )
+        return "warning", reason, []
     if states := _reached(step, [operation.y_var]):
         return "warning", f"reaches {quoted(states)} through other ETP operations only", states
     return "info", "reaches no hidden state that a later step reads", []

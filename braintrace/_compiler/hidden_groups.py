@@ -11,7 +11,7 @@ from .._graph.traced_model import StateLeaf, TracedModel
 from .._jax import Atom, Var
 from .._jaxpr import BOTTOM, components
 from .analysis import Analysis
-from .back_through import BROADCAST, Ids
+from .back_through import Ids
 from .hidden_states import HiddenArray, delay_lines
 from .step_graph import StepGraph
 from .units import Units
@@ -284,15 +284,6 @@ class GroupedStep:
     def is_remembered(self, group: HiddenGroup) -> bool:
         """Test whether a later step reads the states of a group."""
         return any(state.in_var in self.analysis.program.readers for state in group.states)
-
-    @property
-    def num_traced(self) -> int:
-        """Number of old elements and ETP output elements that reach states elementwise."""
-        ends = [operation.y_var for operation in self.operations]
-        ends += [state.in_var for group in self.groups for state in group.states]
-        walks = [walk for group_walks in self.walks for walk in group_walks]
-        every_ids = [walk.ids[var] for walk in walks for var in ends if var in walk.ids]
-        return sum(int(np.count_nonzero((ids >= 0) | (ids == BROADCAST))) for ids in every_ids)
 
 
 def new_states(group: HiddenGroup) -> Iterator[tuple[StateLeaf, Var]]:

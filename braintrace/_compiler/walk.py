@@ -18,11 +18,9 @@ import numpy as np
 
 from .._graph import Cut
 from .._jax import Var
-from .._jaxpr import BOTTOM, TOP, carries_derivative, merge
+from .._jaxpr import BOTTOM, carries_derivative, merge
 from .analysis import Analysis
 from .back_through import BROADCAST, CUT, Contribution, Ids, back_through
-
-COPIES = frozenset({"copy", "copy_p"})
 
 _ELSEWHERE = -9
 """The origin of old states that have no element in the walk's units."""
@@ -75,8 +73,6 @@ class Walk:
         The uses of variables that are held constant.
     roots
         Variables at which a broadcast from fewer elements begins.
-    shared
-        Variables with two uses that reach different units.
     weights_met
         Equations of the opaque operations at which the walk ended.
     states_met
@@ -91,7 +87,6 @@ class Walk:
     received: dict[Var, list[_Use]] = dataclasses.field(default_factory=dict)
     cuts: set[Cut] = dataclasses.field(default_factory=set)
     roots: list[Var] = dataclasses.field(default_factory=list)
-    shared: list[Var] = dataclasses.field(default_factory=list)
     weights_met: list[int] = dataclasses.field(default_factory=list)
     states_met: list[tuple[int, Var]] = dataclasses.field(default_factory=list)
 
@@ -143,8 +138,6 @@ class Walk:
         self.ids[var] = _merged(in_place)
         if var in self.stops:
             self.states_met.extend((use.equation, var) for use, _ in in_place)
-        elif self.ids[var] is not in_place[0][1]:  # otherwise all uses reach the same units
-            self._settle_conflict(var, in_place)
 
     def _is_followed(self, var: Var, uses: Sequence[_Use]) -> bool:
         """Return whether a moved old state is cut further back, nearer to the state itself.
@@ -157,22 +150,6 @@ class Walk:
     def _origin_of(self, var: Var) -> Ids | None:
         is_old = var not in self.analysis.program.producer
         return None if self.origin is None else self.origin.of(var, is_old)
-
-    def _settle_conflict(self, var: Var, uses: list[_Use]) -> None:
-        """Treat uses that reach different units as a broadcast, or report a shared value.
-
-        Uses that are all copies are a broadcast. Any other shared value is copied later, see
-        `split_shared_uses`.
-        """
-        conflict = _conflict(self.ids[var], uses)
-        if not np.any(conflict):
-            return
-        readers = [self.analysis.program.equations[use.equation] for use, _ in uses]
-        if all(reader.primitive.name in COPIES for reader in readers):
-            self.ids[var] = np.where(conflict, BROADCAST, self.ids[var])
-            self.roots.extend(out for reader in readers for out in reader.outvars)
-        else:
-            self.shared.append(var)
 
 
 def walk_back(
@@ -236,9 +213,3 @@ def _in_order(uses: list[_Use]) -> tuple[list[_Use], list[_Use]]:
 
 def _merged(uses: Sequence[_Use]) -> Ids:
     return functools.reduce(merge, (ids for _, ids in uses))
-
-
-def _conflict(merged: Ids, uses: Sequence[_Use]) -> np.ndarray:
-    """Return where uses of a variable reach different units, each use a single one."""
-    mixed = [ids == TOP for _, ids in uses]
-    return np.asarray((merged == TOP) & ~np.any(mixed, axis=0))
