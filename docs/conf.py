@@ -28,7 +28,6 @@ nb_execution_mode = "off"  # docs/run_notebooks.py executes and stores them
 nb_merge_streams = True
 myst_enable_extensions = ["attrs_block", "colon_fence", "dollarmath"]
 myst_heading_anchors = 3
-autosummary_generate = True
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the docstrings give shapes and units, which types do not
 napoleon_google_docstring = False
