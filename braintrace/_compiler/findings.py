@@ -326,7 +326,7 @@ def _not_marked(step: GroupedStep) -> Iterator[Diagnostic]:
     operands = [atom for operation in step.operations for atom in operation.trainable_vars.values()]
     marked = gradients.ancestors(operands)
     leaves = [leaf for leaf in step.traced.parameters if leaf.in_var not in marked]
-    readouts = {readout.state for readout in step.traced.readouts}
+    readouts = step.traced.readouts.keys()
     recurrent = _recurrent_uses(step) if leaves else {}
     for leaf in leaves:
         states = _reached(step, [leaf.in_var])
@@ -381,7 +381,7 @@ def _recurrent_uses(step: GroupedStep) -> Mapping[Var, Equation]:
 def _reached(step: GroupedStep, starts: Collection[Var], ends: Collection[Var] = ()) -> list[str]:
     """Return the remembered hidden states that depend on some variables by gradient."""
     descendants = step.graph.gradients.descendants(starts, ends)
-    readouts = {path: r.state for r in step.traced.readouts for path in r.filters}
+    readouts = {leaf.path: str(leaf.path[1]) for leaf in step.traced.filters}
     remembered = (leaf for leaf, var in step.remembered_states if var in descendants)
     return list(dict.fromkeys(readouts.get(leaf.path, leaf.name) for leaf in remembered))
 

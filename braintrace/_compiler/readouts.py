@@ -22,11 +22,10 @@ import numpy as np
 
 from .._etrace_op import ETP_PRIMITIVE_SPECS
 from .._etrace_op.registry import is_marked
-from .._graph import FILTERS, Batch, FilteredReadout, StateLeaf, TracedModel
+from .._graph import FILTERS, Batch, StateLeaf, TracedModel
 from .._jax import Atom, Equation, Var, bind, is_var, trace_to_jaxpr
 from .._jax_kernels import with_derivative_of
 from .._jaxpr import (
-    ELEMENTWISE,
     PRODUCTS,
     Constants,
     Labels,
@@ -60,7 +59,8 @@ def with_filters(
     like = [*program.in_vars, *(var for readout in readouts for var in readout.filters.values())]
     jaxpr = trace_to_jaxpr(functools.partial(_run, traced, readouts), [var.aval for var in like])
     new = program_of(inlined(jaxpr, spell_out_broadcasts))
-    again, paths = with_program(traced, new), [path for r in readouts for path in r.paths]
+    again = with_program(traced, new)
+    paths = [(FILTERS, r.leaf.name, i) for r in readouts for i in range(len(r.filters))]
     added = zip(paths, new.in_vars[-len(paths) :], new.out_atoms[-len(paths) :], strict=True)
     filters = [
         StateLeaf(path, 0, "hidden", False, tuple(var.aval.shape), var.aval.dtype, var, out)
@@ -72,7 +72,7 @@ def with_filters(
         again,
         leaves=(*again.leaves, *filters),
         state_trees={**traced.state_trees, **dict.fromkeys(paths, jax.tree.structure(0))},
-        readouts=tuple(FilteredReadout(r.leaf.name, r.paths, r.parameters) for r in readouts),
+        readouts={readout.leaf.name: readout.parameters for readout in readouts},
         unfiltered=traced,
     )
     return regroup(filtered), with_axes(batch, axes)
@@ -116,10 +116,6 @@ class _Readout:
     products: list[tuple[Equation, int]]
     filters: Mapping[Any, Var]
     parameters: tuple[Path, ...]
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        return tuple((FILTERS, self.leaf.name, i) for i in range(len(self.filters)))
 
 
 class _Finder:
@@ -165,7 +161,11 @@ class _Finder:
                 biased |= weights > 0
                 shifted |= len(fixed) > 0
                 adds_data |= len(moving) < len(data)
-            elif len(moving) == len(data) == 1 and self._is_factor(equation, data[0], is_old):
+            elif len(moving) == len(data) == 1 and (name != "div" or data == [0]):
+                # The old value is scaled by one number for all units.
+                is_uniform = name in _FACTORS and all(map(self._is_number, fixed))
+                if not (is_uniform if is_old else name in (*_FACTORS, *_MOVES)):
+                    return None
                 decays |= is_old and weights > 0
                 scaled |= weights > 0
             else:
@@ -190,22 +190,12 @@ class _Finder:
             leaf, new, program.made_by(path), products, filters, tuple(dict.fromkeys(paths))
         )
 
-    def _is_factor(self, equation: Equation, operand: int, is_old: bool) -> bool:
-        """Test whether an equation scales or moves an operand; the old value: by one number."""
-        name, others = equation.primitive.name, [*equation.invars]
-        others.pop(operand)
-        if name in _FACTORS and (name != "div" or operand == 0):
-            return not is_old or all(map(self._is_number, others))
-        return name in _MOVES and not is_old
-
     def _is_number(self, atom: Atom) -> bool:
         """Test whether all elements of an array are equal."""
-        value, equation = self._analysis.constants.value(atom), self._program.maker(atom)
-        if value is not None or atom.aval.size == 1:
-            return value is None or bool(np.all(value == np.ravel(value)[:1]))
-        if equation is None or equation.primitive.name not in (*ELEMENTWISE, *_MOVES):
-            return False
-        return all(map(self._is_number, equation.invars))
+        while (made := self._program.maker(atom)) is not None and made.primitive.name in _MOVES:
+            atom = made.invars[0]
+        value = self._analysis.constants.value(atom)
+        return atom.aval.size == 1 if value is None else bool(np.all(value == value.ravel()[:1]))
 
 
 def _is_product(equation: Equation, data: Sequence[int]) -> bool:

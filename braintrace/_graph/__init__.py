@@ -34,7 +34,6 @@ from .trace_spec import TraceSpec as TraceSpec
 from .trace_spec import TraceSpecs as TraceSpecs
 from .trace_spec import specs_of as specs_of
 from .traced_model import FILTERS as FILTERS
-from .traced_model import FilteredReadout as FilteredReadout
 from .traced_model import StateKind as StateKind
 from .traced_model import StateLeaf as StateLeaf
 from .traced_model import TracedModel as TracedModel

@@ -228,7 +228,7 @@ def report_of(graph: ETraceGraph) -> Report:
         without_trace=tuple(_plain_rows(graph)),
         diagnostics=graph.diagnostics,
         stored_bytes=sum(spec.nbytes for spec in specs),
-        readouts=tuple(readout.state for readout in graph.traced.readouts),
+        readouts=tuple(graph.traced.readouts),
         filter_bytes=sum(leaf.nbytes for leaf in graph.traced.filters),
     )
 

@@ -149,7 +149,7 @@ class Report:
     stored_bytes
         Size of the traces at the compiled batch size.
     readouts, filter_bytes
-        Names of the linear readouts with filters, and the size of these filters.
+        Names of the leaky readouts with filters, and the size of these filters.
     carried_bytes
         Size of the arrays that a learner's own algorithm carries, in its dtype; ``None`` for a
         graph.

@@ -59,26 +59,8 @@ class StateLeaf:
 
 
 FILTERS = "<filters>"
-"""First part of the path of a filter that the compiler has added to a step."""
-
-
-@dataclasses.dataclass(frozen=True)
-class FilteredReadout:
-    """A leaky readout whose derivative goes through filters of its input.
-
-    Attributes
-    ----------
-    state
-        Name of the hidden state.
-    filters
-        Paths of the filters, each a State with one leaf.
-    parameter_paths
-        Paths of the parameters of its decay, its weights and its biases.
-    """
-
-    state: str
-    filters: tuple[Path, ...]
-    parameter_paths: tuple[Path, ...]
+"""First part of the path of a filter that the compiler has added to a step. The name of its readout
+is the second."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -86,8 +68,9 @@ class TracedModel:
     """One step of a model as plain data.
 
     ``has_found_marks`` is true if the compiler has marked parameters itself; ``unmarked`` has
-    diagnostics for the uses that it could not mark. With filtered readouts, the
-    leaves and inputs of the filters come last, and ``unfiltered`` is the model without them.
+    diagnostics for the uses that it could not mark. ``readouts`` has the paths of the parameters of
+    each leaky readout, by name. The leaves and inputs of their filters come last, and
+    ``unfiltered`` is the model without them.
     """
 
     program: Program
@@ -103,7 +86,7 @@ class TracedModel:
     batch_size: int | None
     has_found_marks: bool = False
     unmarked: tuple[Diagnostic, ...] = ()
-    readouts: tuple[FilteredReadout, ...] = ()
+    readouts: Mapping[str, tuple[Path, ...]] = dataclasses.field(default_factory=dict)
     unfiltered: "TracedModel | None" = None
 
     @property
@@ -119,8 +102,7 @@ class TracedModel:
     @property
     def filtered(self) -> tuple[StateLeaf, ...]:
         """The readouts: hidden states whose derivative goes through filters."""
-        names = {readout.state for readout in self.readouts}
-        return tuple(leaf for leaf in self.leaves if leaf.name in names)
+        return tuple(leaf for leaf in self.leaves if leaf.name in self.readouts)
 
     @functools.cached_property
     def written_vars(self) -> list[Var]:

@@ -125,12 +125,12 @@ class ComposedTraces(TraceMethod):
         """
         for name, own in self.graphs_by_rule(graph).items():
             self.rules[name].check(own)
-        for readout in graph.traced.readouts:
-            for part, path in ((self.of_path(p), p) for p in readout.parameter_paths):
+        for readout, paths in graph.traced.readouts.items():
+            for part, path in ((self.of_path(p), p) for p in paths):
                 if not part.has_filters:
                     raise CompilationError(
                         f"The gradient of parameter '{path_name(path)}' of the leaky readout "
-                        f"'{readout.state}' is exact by filters, which `{part.kind}` does not "
+                        f"'{readout}' is exact by filters, which `{part.kind}` does not "
                         "have. Use a rule with filters, or compile with `readout_filters=False`."
                     )
 
