@@ -5,11 +5,24 @@ from collections.abc import Iterable, Sequence
 import brainstate
 import jax
 
-from .._errors import CompilationError
+from .._errors import CompilationError, DtypeError
 from .._graph import FOLLOWS_ALL, Diagnostic, HiddenParamOpRelation, Jacobian, TracedModel
 from .._jax import is_var, source_line
 from .._jaxpr import CONSTANT, carries_derivative
+from .._typing import path_name
 from .hidden_groups import GroupedStep
+
+
+def check_parameters(model: brainstate.nn.Module) -> None:
+    """Refuse parameters that cannot learn."""
+    for path, state in model.states(brainstate.ParamState).items():
+        for leaf in map(jax.numpy.asarray, jax.tree.leaves(state.value)):
+            if not jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact):
+                raise DtypeError(
+                    f"Parameter '{path_name(path)}' of shape {tuple(leaf.shape)} has dtype "
+                    f"{leaf.dtype}; a parameter that learns must be floating-point. Convert "
+                    "it, or keep it in a State that is not a `ParamState`."
+                )
 
 
 def check_hidden_states(traced: TracedModel) -> None:

@@ -39,6 +39,7 @@ from .check_model import (
     check_hidden_states,
     check_learns,
     check_loops,
+    check_parameters,
 )
 from .findings import diagnose, publish
 from .flat_state import about_layers, flattened_state, layers_of
@@ -92,6 +93,7 @@ def compile_model(
     The ``method`` is the learning rule.
     """
     check_model(model)
+    check_parameters(model)
 
     # `update` as a flat program: calls are inlined, branches and loops with ETP operations lowered.
     # Before that, uses of parameters are marked, if `mark` asks for it or if no ETP operation of
