@@ -58,7 +58,7 @@ def results_of(learner, between=lambda: None, gradients_alone=False):
     options = {"step_fn": step_fn, "mask": mask, "reset": reset}
     found = {"first": learner.etrace_grad(xs, **options, chunk_size=3)}
     between()
-    found["grad"] = learner.etrace_grad(xs, **options, chunk_size=4)
+    found["grad"] = learner.etrace_grad(xs, **options, chunk_size=3)
     if gradients_alone:
         return found
     learner.reset_state(where=np.arange(BATCH) % 2 == 0)

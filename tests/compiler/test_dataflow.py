@@ -187,7 +187,8 @@ exact(
     batched_dot=lambda x: jnp.einsum(
         "bhi,bhi->bh", x[..., None] * jnp.ones(2), x[..., None] * jnp.ones(2)
     ),
-    stacked_max=lambda x: jnp.stack([x, 0.9 - x], 0).max(0),
+    # Without the barrier, XLA rounds the operand of the maximum twice, and divides by no maxima.
+    stacked_max=lambda x: lax.optimization_barrier(jnp.stack([x, 0.9 - x], 0)).max(0),
     cumsum_of_copies=lambda x: lax.cumsum(jnp.stack([x, 2 * x]), 0)[1],
 )
 either(
@@ -278,7 +279,7 @@ def inside(value):
 PLACES = {
     BEHIND: lambda f, drive, h: 0.5 * h + f(inside(drive)),
     MEMORY: lambda f, drive, h: 0.5 * f(inside(h)) + drive,
-    BOTH: lambda f, drive, h: 0.5 * f(inside(h)) + f(inside(drive)),
+    BOTH: lambda f, drive, h: 0.5 * h + f(inside(h + drive)),
 }
 
 

@@ -410,13 +410,8 @@ def gradient(learner, path, **asked):
 
 def expected(name, rule="d_rtrl", **asked):
     asked = {key: asked[key] for key in asked.keys() & {"mask", "reset", "window"}}
-
-    @jax.jit
-    def find(params):
-        given = LINES[name], rule, params, XS, lambda t, y: squared_error(y, 0.3)
-        return oracle.gradient_by_rule(*given, **asked)
-
-    return find(LINES[name].params())
+    given = LINES[name], rule, LINES[name].params(), XS, lambda t, y: squared_error(y, 0.3)
+    return oracle.gradient_by_rule(*given, **asked)
 
 
 @pytest.mark.parametrize("name", LINES)

@@ -189,9 +189,7 @@ CASES = [
         for step in (late, layer_norm)
     ),
     *((three_late, path, Request(XS, TARGETS, NO_MASK, EACH)) for path in PATHS),
-    (three_late, "by_chunks", Request(XS, TARGETS, SOME, EACH, chunk_size=1)),
     (nested, "by_own_gradient", Request(XS, TARGETS, SOME, NO_RESET)),
-    (layer_norm, "by_mapped_learners", Request(XS, TARGETS, SOME, EACH)),
     (layer_norm, "by_own_gradient", Request(XS, TARGETS, SOME, EACH)),
 ]
 

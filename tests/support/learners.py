@@ -72,9 +72,10 @@ def gradient(learner, xs=XS, targets=TARGETS, **options):
 
 
 def expected_gradient(model=LEAKY, rule="d_rtrl", **options):
-    return oracle.gradient_by_rule(
-        model, rule, model.params(), XS, lambda t, y: squared_error(y, TARGETS[t]), **options
-    )
+    def loss(t, y):
+        return squared_error(y, jnp.asarray(TARGETS)[t])
+
+    return oracle.gradient_by_rule(model, rule, model.params(), XS, loss, **options)
 
 
 def loss_of_sample(t, y, sample):

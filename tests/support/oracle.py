@@ -114,23 +114,28 @@ def gradient_by_rule(model, rule, params, xs, loss, window=None, mask=None, rese
 
 def loop(params, start, xs, loss, inside, carries, window=None, mask=None, reset=None):
     """Gradient of sum_t mask[t] loss(t, y[t]); samples with a flag in reset[t] start anew at t."""
-    mask = np.ones(len(xs)) if mask is None else mask
+    times = np.arange(len(xs))
+    given = {"t": times, "x": xs, "weight": np.ones(len(xs)) if mask is None else np.array(mask)}
+    given["is_first"] = times % (window or len(xs)) == 0
+    given |= {} if reset is None else {"reset": reset}
 
-    def total(p):
-        before = states = start
-        value = 0.0
-        for t, x in enumerate(xs):
-            if t % (window or len(xs)) == 0:
-                states = before if carries else jax.tree.map(stop, states)
-            if reset is not None:
-                before, states = (started_anew(reset[t], s, start) for s in (before, states))
-            after = carries(p, before, x)[0] if carries else before
-            states, y = inside(p, states, x)
-            before = states if carries is inside else after
-            value += mask[t] * loss(t, y) if mask[t] else 0.0
-        return value
+    def advance(p, both, now):
+        before, states = both
+        first = before if carries else jax.tree.map(stop, states)
+        states = jax.tree.map(functools.partial(jnp.where, now["is_first"]), first, states)
+        if reset is not None:
+            before, states = (started_anew(now["reset"], s, start) for s in (before, states))
+        after = carries(p, before, now["x"])[0] if carries else before
+        states, y = inside(p, states, now["x"])
+        before = states if carries is inside else after
+        weight = now["weight"]
+        return (before, states), jnp.where(weight == 0, 0, weight * loss(now["t"], y))
 
-    return jax.grad(total)(params)
+    def total(p, given):
+        both = jax.tree.map(jnp.asarray, (start, start))
+        return jax.lax.scan(functools.partial(advance, p), both, given)[1].sum()
+
+    return jax.jit(jax.grad(total))(params, given)
 
 
 def started_anew(flags, states, start):
@@ -142,7 +147,7 @@ def started_anew(flags, states, start):
     def anew(now, first):
         samples = [axis for axis, size in enumerate(now.shape) if size == len(flags)][:1]
         others = [axis for axis in range(now.ndim) if axis not in samples]
-        flag = np.expand_dims(flags if samples else flags.all(), others)
+        flag = jnp.expand_dims(flags if samples else flags.all(), others)
         return jnp.where(flag, first, now)
 
     return jax.tree.map(anew, states, start)
