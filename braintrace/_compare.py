@@ -20,9 +20,9 @@ from jax.typing import ArrayLike
 from ._checks import is_quantity
 from ._errors import BraintraceError, MissingPackageError, OptionError, optional_import
 from ._gradient_check import GradientCheck, Program, Result, Task, compared
-from ._learner import Learner
 from ._learner.chunks import default_budget
 from ._learner.compile import algorithm_of, rule_and_options
+from ._learner.learner import Learner
 from ._rules import Rule
 from ._tables import Table, in_bytes
 from ._typing import Path, PyTree

@@ -23,8 +23,10 @@ from ._checks import check_model, common_length, is_quantity
 from ._errors import OptionError
 from ._from_function import gradients_by_path
 from ._graph import ETraceGraph
-from ._learner import Immediate, Learner, compile
 from ._learner.arguments import of_numbers, weights_of
+from ._learner.compile import compile
+from ._learner.full_rules import Immediate
+from ._learner.learner import Learner
 from ._learner.user_step import check_loss
 from ._rules import Rule
 from ._tables import Table, as_html, as_text

@@ -31,13 +31,14 @@ InitialFunction: TypeAlias = Callable[[Sequence[Any]], tuple[Sequence[Any], Valu
 # --- States
 
 
-def settings() -> dict[str, Any]:
+def settings() -> frozenset[tuple[str, Any]]:
     """Return the flags and names of ``brainstate.environ``, such as ``fit=True``.
 
     A step is compiled for each combination. Numbers are read when it is traced, as under
     ``jax.jit``: the time may change at every step.
     """
-    return {k: v for k, v in brainstate.environ.all().items() if isinstance(v, COMPARED)}
+    every = brainstate.environ.all().items()
+    return frozenset([pair for pair in every if isinstance(pair[1], COMPARED)])
 
 
 COMPARED = (bool, np.bool_, str, type, enum.Enum, type(None))
@@ -285,40 +286,36 @@ def shapes_of(values: Mapping[Path, Any]) -> Shapes:
 class InitialValues:
     """Initial values of the short-term States of a model, traced once for each batch size."""
 
-    def __init__(self) -> None:
-        self._made: dict[tuple[int, bool, Size], Initialiser] = {}
+    def __init__(self, model: brainstate.nn.Module, is_mapped: bool) -> None:
+        self._model, self._is_mapped = model, is_mapped
+        self._made: dict[Size, Initialiser] = {}
 
-    def __call__(
-        self, model: brainstate.nn.Module, mapped: bool, size: Size, options: dict[str, Any]
-    ) -> Values:
+    def __call__(self, size: Size, options: dict[str, Any]) -> Values:
         """Return the initial values for a batch size."""
         if options or is_watched():
-            return fresh_values(model, mapped, size, options)
-        return self.initialiser(model, mapped, size)()
+            return fresh_values(self._model, self._is_mapped, size, options)
+        return self.initialiser(size)()
 
-    def size_of(
-        self, model: brainstate.nn.Module, mapped: bool, samples: Size, shapes: Shapes
-    ) -> Size:
+    def size_of(self, samples: Size, shapes: Shapes) -> Size:
         """Return the batch size for which ``init_state`` makes states of given shapes."""
-        for size in [samples] if mapped else dict.fromkeys([samples, None]):
+        for size in [samples] if self._is_mapped else dict.fromkeys([samples, None]):
             try:
-                made = self.initialiser(model, mapped, size)
+                made = self.initialiser(size)
             except TypeError:  # `init_state` wants a batch size
                 continue
             if made.shapes == shapes:
                 return size
         raise ShapeError(
-            f"`{type(model).__name__}.init_state` does not create states of the current shapes, "
-            f"{', '.join(map(str, shapes))}. Call `reset_state` with the batch size of your "
-            "initialisation, inside the same maps."
+            f"`{type(self._model).__name__}.init_state` does not create states of the current "
+            f"shapes, {', '.join(map(str, shapes))}. Call `reset_state` with the batch size of "
+            "your initialisation, inside the same maps."
         )
 
-    def initialiser(self, model: brainstate.nn.Module, mapped: bool, size: Size) -> "Initialiser":
+    def initialiser(self, size: Size) -> "Initialiser":
         """Return the function of initial values for a batch size."""
-        key = (id(model), mapped, size)
-        if key not in self._made:
-            self._made[key] = Initialiser(model, mapped, size)
-        return self._made[key]
+        if size not in self._made:
+            self._made[size] = Initialiser(self._model, self._is_mapped, size)
+        return self._made[size]
 
 
 class Initialiser:

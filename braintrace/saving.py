@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._errors import CheckpointError, NoCheckpointError, optional_import
-from ._learner import Learner, LearnerState
+from ._learner.learner import Learner
+from ._learner.state import LearnerState
 from ._typing import PyTree
 from .sharding import on_host
 
@@ -149,7 +150,7 @@ def restore(folder: str | os.PathLike[str], learner: Learner) -> Any:
     leaves = [new[name] for name in arrays]
     learner.functional().restore(jax.tree.unflatten(jax.tree.structure(state), leaves))
     if about["at start"]:
-        learner.leave_starting_traces()
+        learner.begin_sequence()
     return found.extra["extra"]
 
 

@@ -61,10 +61,6 @@ class Chunks:
         return math.ceil(self.steps / self.length)
 
 
-ChunksByLength: TypeAlias = dict[tuple[int, bool], Chunks]
-"""Chunks by the length of the sequence, and whether its initial traces are known to be zero."""
-
-
 # ``(carry, part of the sequences) -> (carry, results stacked over time)``
 OverTime: TypeAlias = Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
 

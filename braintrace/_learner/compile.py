@@ -8,28 +8,20 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import brainstate
 import jax
 from jax.sharding import AxisType, Mesh
 
+from .. import _rules
 from .._checks import path_filter, shown
 from .._compiler import CompilerOptions, compile_model
 from .._errors import OptionError, in_words
 from .._graph import ETraceGraph
 from .._graph.diagnostics import quoted
 from .._model import write_by_path
-from .._rules import (
-    ComposedTraces,
-    ParameterTraces,
-    Part,
-    Rule,
-    check_rule,
-    method_of,
-    rule_in_words,
-)
 from .._typing import Path, path_name
 from ..sharding import DataAxis
 from .arguments import first_step
@@ -46,7 +38,7 @@ FOREIGN_OPTIONS = {
 
 def compile(
     model: brainstate.nn.Module,
-    algorithm: str | type[Learner] | Rule,
+    algorithm: str | type[Learner] | _rules.Rule,
     *example_arguments: Any,
     batch_size: int | None = None,
     vmap: bool = False,
@@ -134,32 +126,20 @@ def compile(
     learner = chosen(model, **algorithm_options)
     if rules is not None:
         choose_by_path(learner, rules, filters)
-    example = first_step(example_arguments)
-    mapped = mapped_size(example, batch_size) if vmap else None
-    size = None if vmap else batch_size
-    learner.samples_of_model = size
+    example, mapped = first_step(example_arguments), batch_size if vmap else None
+    if vmap and batch_size is None:
+        sizes = (size for leaf in jax.tree.leaves(example) for size in jax.numpy.shape(leaf)[:1])
+        mapped = next(sizes, 1)
+    learner.samples_of_model = None if vmap else batch_size
     if seed is not None:
         brainstate.random.seed(seed)
-    initialise(model, size)
+    given = {} if vmap or batch_size is None else {"batch_size": batch_size}
+    with in_words(lambda: f"`init_state` of `{type(model).__name__}` fails with {given}"):
+        brainstate.nn.init_all_states(model, **given)
     learner.compile_graph(*example, batch_size=mapped)
     if mapped is not None:
-        states = learner.states_of_model
-        write_by_path(states, learner.initial_values(states, mapped))
+        write_by_path(learner.states_of_model, learner.initial_values(mapped))
     return learner
-
-
-def initialise(model: brainstate.nn.Module, batch_size: int | None) -> None:
-    """Initialise a model's States."""
-    given = {} if batch_size is None else {"batch_size": batch_size}
-    what = f"`init_state` of `{type(model).__name__}` fails with `batch_size` {batch_size}"
-    with in_words(lambda: what):
-        brainstate.nn.init_all_states(model, **given)
-
-
-def mapped_size(example: tuple[Any, ...], batch_size: int | None) -> int:
-    """Return the size of the batch over which a model for one sample is mapped."""
-    sizes = (size for leaf in jax.tree.leaves(example) for size in jax.numpy.shape(leaf)[:1])
-    return next(sizes, 1) if batch_size is None else batch_size
 
 
 def compile_etrace_graph(
@@ -235,7 +215,7 @@ def compile_etrace_graph(
     options = CompilerOptions(
         strict=strict, unroll_limit=unroll_limit, readout_filters=readout_filters, mark=mark
     )
-    return compile_model(model, arguments, batch_size, options, ParameterTraces())[0]
+    return compile_model(model, arguments, batch_size, options, _rules.ParameterTraces())[0]
 
 
 def shard(learner: Learner, mesh: Mesh, data: str = "data") -> None:
@@ -288,7 +268,6 @@ def shard(learner: Learner, mesh: Mesh, data: str = "data") -> None:
             "these."
         )
     learner.divide(DataAxis(mesh, data))
-    learner.place()
 
 
 # --- rules by name
@@ -296,18 +275,21 @@ def shard(learner: Learner, mesh: Mesh, data: str = "data") -> None:
 
 @functools.lru_cache(maxsize=256)
 def _class_of(rule: Any) -> type[Learner]:
-    own, method = type(rule), method_of(rule)
-    told = {"method": method, "told_rule": rule_in_words(rule), "__module__": own.__module__}
+    own, method = type(rule), _rules.method_of(rule)
+    told = {"method": method, "told_rule": _rules.rule_in_words(rule), "__module__": own.__module__}
     return type(own.__name__, (Learner,), told)
 
 
-def algorithms_by_name() -> dict[str, type[Learner]]:
+def algorithms_by_name(of: type[Learner] = Learner) -> dict[str, type[Learner]]:
     """Return every defined algorithm, in this package or elsewhere, by its names.
 
     If a name is defined again, as in a notebook, the last definition counts.
     """
-    algorithms = _subclasses(Learner)
-    return {name.lower(): each for each in algorithms for name in vars(each).get("names", ())}
+    found: dict[str, type[Learner]] = {}
+    for each in of.__subclasses__():
+        found |= {name.lower(): each for name in vars(each).get("names", ())}
+        found |= algorithms_by_name(each)
+    return found
 
 
 def algorithm_of(given: Any, option: str) -> type[Learner]:
@@ -320,8 +302,8 @@ def algorithm_of(given: Any, option: str) -> type[Learner]:
     """
     if isinstance(given, type) and issubclass(given, Learner):
         return given
-    if isinstance(given, Rule) and not isinstance(given, type):
-        check_rule(given)
+    if isinstance(given, _rules.Rule) and not isinstance(given, type):
+        _rules.check_rule(given)
         hashable: Any = given
         return _class_of(hashable)
     by_name = algorithms_by_name()
@@ -344,12 +326,6 @@ def rule_and_options(rule: Any) -> tuple[Any, Mapping[str, Any]]:
     return rule if has_options else (rule, {})
 
 
-def _subclasses(of: type[Learner]) -> Iterator[type[Learner]]:
-    for algorithm in of.__subclasses__():
-        yield algorithm
-        yield from _subclasses(algorithm)
-
-
 # --- by the path of a parameter
 
 
@@ -367,7 +343,7 @@ def choose_by_path(learner: Learner, rules: Mapping[Any, Any], filters: bool | N
     parts = [_part(learner.module, paths, given, rule) for given, rule in rules.items()]
     parts = _named([*parts, _part_of(learner, lambda path: True)])
     learner.readout_filters = any(p.has_filters for p in parts) if filters is None else filters
-    composed = ComposedTraces(tuple(parts))
+    composed = _rules.ComposedTraces(tuple(parts))
     if len(composed.rules) == 1:
         return
     if {rule.jacobian for rule in composed.rules.values()} - {"none", "elementwise"}:
@@ -382,7 +358,7 @@ def choose_by_path(learner: Learner, rules: Mapping[Any, Any], filters: bool | N
     learner.told_rule = "; ".join(f"{rule} of {quoted(names)}" for rule, names in told.items())
 
 
-def _part(model: brainstate.nn.Module, paths: list[Path], given: Any, rule: Any) -> Part:
+def _part(model: brainstate.nn.Module, paths: list[Path], given: Any, rule: Any) -> _rules.Part:
     (algorithm, options), fits = rule_and_options(rule), path_filter(given)
     for option in options.keys() & {*options_of(Learner), "readout_filters"}:
         raise OptionError(
@@ -397,20 +373,19 @@ def _part(model: brainstate.nn.Module, paths: list[Path], given: Any, rule: Any)
     return _part_of(algorithm_of(algorithm, f"rules[{shown(given)}]")(model, **options), fits)
 
 
-def _part_of(learner: Learner, fits: Callable[[Path], bool]) -> Part:
+def _part_of(learner: Learner, fits: Callable[[Path], bool]) -> _rules.Part:
     kind, has_filters = type(learner), learner.readout_filters
     name = (kind.names or (kind.__name__,))[0]
-    return Part(kind.__name__, learner.rule, learner.method, has_filters, fits, name)
+    return _rules.Part(kind.__name__, learner.rule, learner.method, has_filters, fits, name)
 
 
-def _named(parts: list[Part]) -> list[Part]:
+def _named(parts: list[_rules.Part]) -> list[_rules.Part]:
     """Return the parts with numbers in their names if different rules have one name."""
-    different = {part.identity: part.name for part in parts}
-    identities, names = list(different), list(different.values())
+    identities = list(dict.fromkeys(part.identity for part in parts))
+    names = [next(p.name for p in parts if p.identity == own) for own in identities]
 
-    def name_of(part: Part) -> str:
-        place = identities.index(part.identity)
-        number = names[: place + 1].count(part.name)
+    def numbered(part: _rules.Part) -> str:
+        number = names[: identities.index(part.identity) + 1].count(part.name)
         return part.name if names.count(part.name) == 1 else f"{part.name} {number}"
 
-    return [dataclasses.replace(part, name=name_of(part)) for part in parts]
+    return [dataclasses.replace(part, name=numbered(part)) for part in parts]

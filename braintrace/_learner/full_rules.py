@@ -4,14 +4,7 @@ from typing import Any
 
 import brainstate
 
-from .._rules import (
-    FullTraces,
-    KroneckerTraces,
-    LayeredTraces,
-    NoTraces,
-    RankOneTraces,
-    SparseTraces,
-)
+from .. import _rules
 from .learner import Learner
 
 
@@ -85,7 +78,7 @@ class RTRL(Learner):
     """
 
     names = ("rtrl",)
-    method = FullTraces()
+    method = _rules.FullTraces()
 
     def window_of(self, requested: int | None = None) -> None:
         """Return None: the gradient is exact without windows."""
@@ -132,7 +125,7 @@ class OSTLRecurrent(Learner):
     """
 
     names = ("ostl_recurrent", "ostlrecurrent")
-    method = LayeredTraces()
+    method = _rules.LayeredTraces()
 
 
 class SnAp(Learner):
@@ -191,7 +184,7 @@ class SnAp(Learner):
     def __init__(self, model: brainstate.nn.Module, n: int = 1, **options: Any) -> None:
         self.n = n
         super().__init__(model, **options)
-        self.method = SparseTraces(n)
+        self.method = _rules.SparseTraces(n)
 
 
 class KF_RTRL(Learner):
@@ -261,7 +254,7 @@ class KF_RTRL(Learner):
 
     def __init__(self, model: brainstate.nn.Module, *, seed: int = 0, **options: Any) -> None:
         super().__init__(model, **options)
-        self.method = KroneckerTraces(int(seed))
+        self.method = _rules.KroneckerTraces(int(seed))
 
 
 class UORO(Learner):
@@ -331,7 +324,7 @@ class UORO(Learner):
 
     def __init__(self, model: brainstate.nn.Module, *, seed: int = 0, **options: Any) -> None:
         super().__init__(model, **options)
-        self.method = RankOneTraces(int(seed))
+        self.method = _rules.RankOneTraces(int(seed))
 
 
 class Immediate(Learner):
@@ -390,4 +383,4 @@ class Immediate(Learner):
     """
 
     names = ("immediate",)
-    method = NoTraces()
+    method = _rules.NoTraces()

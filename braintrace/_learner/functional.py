@@ -1,33 +1,215 @@
-"""Functional learner: a learner as pure functions of its state.
+"""A learner as pure functions of its state, and the shell that runs them on States.
 
-They run the same programs as the methods of the learner, under JAX's transformations: for example
-over a stack of states, or over devices. Traces are packed only inside (see `_core/traces.py`).
+Both find the program of a call, read once, run it, and write once. Functions of a `LearnerState`
+run under JAX's transformations. Traces are packed only inside (see `_core/traces.py`).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from .._brainstate import is_in_loop, peek_all, set_values
-from .._core.traces import outliving, pack, unpack
+from .. import _brainstate
+from .._checks import common_length
+from .._core.traces import pack, unpack
 from .._errors import OptionError
-from .._graph import Traces
+from .._from_function import gradients_for
+from .._graph import SequenceRow, Traces
+from .._jax import own_copy
+from .._jax_kernels import for_devices
 from .._typing import PyTree
-from . import sequences as methods
+from . import arguments as own_arguments
+from . import optimizer
 from .arguments import Options
 from .base import BaseLearner
-from .body import Arguments, Initial
+from .chunks import checkpointed_bytes
+from .gradient import SequenceGradient
+from .online import OnlineLearning
+from .program import Arguments, Call, Prediction, Program, Result
 from .resets import check_flags, reset_values
-from .shell import Program, find_call, find_program, shown
 from .state import LearnerState, Places, states_in
 from .traces import Form, Zero, is_settled, settled
+
+METHODS: dict[str, Callable[[BaseLearner, Options, Arguments], Program]] = {
+    "etrace_grad": SequenceGradient,
+    "etrace_online": OnlineLearning,
+    "etrace_evolve": functools.partial(SequenceGradient, evolves=True),
+    "predict": Prediction,
+}
+READS_TRACERS = operator.itemgetter(1)
+SHAPE, DTYPE = operator.attrgetter("shape"), operator.attrgetter("dtype")
+WITHOUT_TIME = operator.itemgetter(slice(1, None))
+MOST_KEPT = 32
+"""Maximum number of programs that a learner keeps. A program belongs to a step function with shapes
+and options. Users call a few of them. Each contains executables of several megabytes and the
+captured values of the function."""
+
+
+def cached_program(
+    learner: BaseLearner,
+    functions: Iterable[Callable[..., PyTree]],
+    kind: str,
+    rest: tuple[Any, ...],
+    make: Callable[[], Program],
+) -> Program:
+    """Return the program for a kind of call, the user's functions, and the rest of a key."""
+    keys = tuple(map(own_arguments.key_of, functions))
+    states = tuple(map(id, learner.current_states().values()))
+    step, mesh = learner.compiled, jax.sharding.get_abstract_mesh()
+    context = step.placement, mesh if mesh.manual_axes else None, states
+    key: Hashable = (keys, *context, *rest, (kind, step.graph))
+    if any(map(READS_TRACERS, keys)):
+        return make().compile(key)  # the enclosing transformation compiles it
+    kept = learner.programs.value
+    program = kept.pop(key, None) or make().compile(key)
+    kept[key] = program  # the last key is the one used last
+    if len(kept) > MOST_KEPT:
+        del kept[next(iter(kept))]
+    return program
+
+
+def find_program(
+    learner: BaseLearner,
+    method: str,
+    sequences: tuple[PyTree, ...],
+    options: Options,
+    initial: Callable[[], list[PyTree]],
+) -> tuple[Program, Arguments, int]:
+    """Check the arguments of a method; return its program, its arguments, and the steps.
+
+    ``initial`` returns the initial values of the States.
+    """
+    sequences, leaves, tree = own_arguments.of_numbers(sequences)
+    shapes = list(map(SHAPE, leaves))
+    steps = common_length(shapes, "sequence")
+    mask, flags, fresh = options.mask, options.reset, []
+    if mask is not None:
+        mask = own_arguments.weights_of(mask, steps)
+    if flags is not None:
+        flags, fresh = check_flags("reset", flags, learner, steps), initial()
+    arguments = Arguments(sequences, mask, flags, fresh)
+    rest = (
+        None if options.optimizer is None else learner.held_optimizer.begun.value[1],
+        *(
+            own_arguments.static_values(options),
+            mask is not None,
+            None if flags is None else flags.ndim,
+            tree,
+        ),
+        *(tuple(map(WITHOUT_TIME, shapes)), tuple(map(DTYPE, leaves))),
+    )
+
+    def make() -> Program:
+        placement = learner.placement
+        with for_devices(None if placement is None else placement.devices):
+            return METHODS[method](learner, options, arguments)
+
+    functions = filter(None, (options.step_fn, options.update_fn))
+    return cached_program(learner, functions, method, rest, make), arguments, steps
+
+
+def find_call(learner: BaseLearner, arguments: tuple[Any, ...]) -> tuple[Program, Arguments]:
+    """Return the program of one step, or of the steps of `MultiStepData`, and its arguments."""
+    has_steps = own_arguments.is_sequence(arguments)
+    make = functools.partial(Call, learner, has_steps)
+    program = cached_program(learner, [], "call", (has_steps,), make)
+    return program, Arguments(jax.tree.map(own_copy, own_arguments.unwrap(arguments)))
+
+
+def run_method(
+    learner: BaseLearner,
+    method: str,
+    sequences: tuple[PyTree, ...],
+    options: Options,
+    start: int = 0,
+) -> PyTree:
+    """Run a method of a learner; ``start`` is the index of its first step in the user's call."""
+    held = learner.held_optimizer
+    if _brainstate.peek(held.skipped) is not held.noticed.value:
+        optimizer.notice(held)
+    learner.follow_every_state(options.window)
+
+    def initial() -> list[PyTree]:
+        return list(learner.initial_values().values())
+
+    program, arguments, steps = find_program(learner, method, sequences, options, initial)
+    results, verdict = advance(learner, program, arguments, steps)
+    if program.notice is not None:
+        program.notice(verdict, start)
+    return shown(learner, program, results, options)
+
+
+def run_call(learner: BaseLearner, arguments: tuple[Any, ...]) -> PyTree:
+    """Run one step, or the steps of `MultiStepData`, and return the output of ``update``."""
+    return advance(learner, *find_call(learner, arguments))[0]
+
+
+def shown(learner: BaseLearner, program: Program, results: PyTree, options: Options) -> PyTree:
+    """Return the results of a method for the user: gradients by path."""
+    if not program.parameters:
+        return results
+    gradients, losses, aux = results
+    by_path = dict(zip(program.parameters, gradients, strict=True))
+    if options.weights is None:
+        given = gradients_for(learner.module, by_path)
+    else:
+        paths = {id(state): path for path, state in learner.param_states.items()}
+        given = {key: by_path[paths[id(state)]] for key, state in options.weights.items()}
+    extra = ((losses,) if options.return_value else ()) + ((aux,) if options.has_aux else ())
+    return (given, *extra) if extra else given
+
+
+def advance(
+    learner: BaseLearner, program: Program, arguments: Arguments, steps: int = 1
+) -> tuple[PyTree, PyTree]:
+    """Run a program on its States and the learner's traces; return its results and verdicts.
+
+    If an interrupt comes after the program has run, the next call writes what it has computed.
+    """
+    carried, is_outside = learner.carried, not _brainstate.is_watched()
+    if is_outside:
+        carried.finish()
+        carried.check(program.followed)
+    values, done = _brainstate.values_of(program.states), list[Result]()
+    traces, is_owned = carried.given(program.reads, is_outside)
+
+    def write() -> None:
+        if done:
+            changes = program.written, *program.changes(done[0], traces)
+            carried.advance(program.followed.values(), *changes, is_outside)
+
+    can_fail = program.check is not None
+    is_owned = is_owned and is_outside and not can_fail
+    if is_outside and not can_fail:
+        carried.__dict__["unfinished"] = write
+    program(values, traces, arguments, steps, is_owned=is_owned, done=done)
+    if program.check is not None:
+        program.check(done[0][0][1])
+    carried.complete(write, is_outside)
+    return done[0][0]
+
+
+def rows_of(learner: BaseLearner) -> Iterator[SequenceRow]:
+    """Yield the chunks that the methods have used for the compiled model."""
+    graph = learner.graph
+    for key, program in list(learner.programs.value.items()):
+        for (steps, from_zero), cut in program.cuts.items():
+            method, own = key[-1]
+            if own is graph:
+                of_rival = checkpointed_bytes(graph, steps)
+                lengths = steps, from_zero, cut.length, cut.count
+                yield SequenceRow(method, *lengths, cut.record_bytes, cut.budget, of_rival)
+
+
+# --- on a state
 
 
 class FunctionalLearner:
@@ -100,7 +282,7 @@ class FunctionalLearner:
         """
         learner, carried = self._learner, self._learner.carried
         carried.finish()
-        carried.check(learner.followed, learner.compiled.followed)
+        carried.check(learner.followed)
         return Places(learner, self._own).state(learner.traces.value, learner.rule)
 
     def restore(self, state: LearnerState) -> None:
@@ -125,12 +307,16 @@ class FunctionalLearner:
         kept = [p.state for p in places.values() if p.field != "optimizer" or has_optimizer]
         values = [places.value_in(state, each) for each in kept]
         values, traces = jax.tree.map(jnp.asarray, (values, self._arrays(state)))
-        if not has_optimizer:
-            optimizer.write(None)
-        set_values(kept, values)
-        learner.traces.value = traces
-        learner.place()
-        learner.carried.left = peek_all(learner.followed)
+
+        def write() -> None:
+            if not has_optimizer:
+                optimizer.write(None)
+            _brainstate.set_values(kept, values)
+            learner.traces.value = traces
+            learner.place()
+            learner.carried.left = _brainstate.peek_all(learner.followed.values())
+
+        learner.carried.complete(write, not _brainstate.is_watched())
 
     def step(self, state: LearnerState, *arguments: PyTree) -> tuple[LearnerState, PyTree]:
         """Run one step, and return the new state and the output of the model's ``update``.
@@ -140,7 +326,7 @@ class FunctionalLearner:
         contain how they depend on the parameters.
         """
         learner = self._learner
-        program, data = find_call(learner, learner.current_states(), arguments)
+        program, data = find_call(learner, arguments)
         return self._advance(state, program, data)
 
     def grad(
@@ -201,18 +387,16 @@ class FunctionalLearner:
         learner = self._learner
         learner.current_states()
         state, fresh = self._initial(state)
-        has_arrays = is_in_loop() or (like is not None and is_settled(like.traces))
-        traces: Form
         if where is not None:
             now = {path: state.hidden[path] for path in fresh}
-            flags = check_flags("where", where, learner.graph, learner.states_of_model)
+            flags = check_flags("where", where, learner)
             fresh = reset_values(learner.graph.batch, now, fresh, flags)
-            traces = learner.compiled.reset(self._arrays(state), flags)
-        elif outliving(learner.compiled.trace_specs):
-            traces = learner.traces_after_reset(self._arrays(state))
+            traces: Form = learner.compiled.reset(self._arrays(state), flags)
         else:
-            traces = learner.zero_traces() if has_arrays else Zero()
-        return dataclasses.replace(state, hidden=fresh, traces=traces)
+            traces = learner.traces_at_start(lambda: self._arrays(state))
+        state = dataclasses.replace(state, hidden=fresh, traces=traces)
+        has_arrays = _brainstate.is_in_loop() or (like is not None and is_settled(like.traces))
+        return self.settle(state) if has_arrays or is_settled(traces) else state
 
     def settle(self, state: LearnerState) -> LearnerState:
         """Return the state with arrays as traces; see `reset` and `grad`."""
@@ -226,37 +410,37 @@ class FunctionalLearner:
     ) -> tuple[LearnerState, PyTree]:
         """Run a method of the learner."""
         learner = self._learner
-        inspect.signature(getattr(methods, method)).bind(None, **given)  # raises Python's error
+        inspect.signature(getattr(type(learner), method)).bind(
+            None, **given
+        )  # raises Python's error
         options = Options(**given)
         if options.optimizer is not None:
             parameters = learner.parameters_for_optimizer
             learner.held_optimizer.begin(options.optimizer, parameters, creates=False)
         learner.follow_every_state(options.window, is_given=True)
-        states = learner.current_states()
-        if options.reset is None:
-            initial: Initial = []
-        else:
+        fresh: dict[Any, PyTree] = {}
+        if options.reset is not None:
+            learner.current_states()
             state, fresh = self._initial(state)
-            initial = list(fresh.values())
-        call = learner, method, sequences, options, states, lambda: initial
+        call = learner, method, sequences, options, lambda: list(fresh.values())
         program, arguments, steps = find_program(*call)
         after, results = self._advance(state, program, arguments, steps)
-        return after, shown(learner, program.body, results, options)
+        return after, shown(learner, program, results, options)
 
     def _advance(
         self, state: LearnerState, program: Program, arguments: Arguments, steps: int = 1
     ) -> tuple[LearnerState, PyTree]:
         """Run a program on a state."""
-        places, body, done = self._checked(state), program.body, list[Any]()
-        is_zero = isinstance(state.traces, Zero) and body.reads == "zero"
-        has_none = is_zero or body.reads == "nothing"
+        places, done = self._checked(state), list[Any]()
+        is_zero = isinstance(state.traces, Zero) and program.reads == "zero"
+        has_none = is_zero or program.reads == "nothing"
         traces = None if has_none else pack(self._arrays(state), self._learner.carried.pairs)
-        values = [places.value_in(state, each) for each in body.states]
-        defers = not is_in_loop()
-        program(values, traces, arguments, steps, is_owned=False, defers=defers, done=done)
-        (results, verdict), written, after = program.changes(done[0], traces)
-        if body.check is not None:
-            body.check(verdict)
+        values = [places.value_in(state, each) for each in program.states]
+        program(values, traces, arguments, steps, is_owned=False, done=done)
+        results, verdict = done[0][0]
+        if program.check is not None:
+            program.check(verdict)
+        written, after = program.changes(done[0], traces)
         state = places.replaced(state, program.written, written)
         if after is not None:
             after = unpack(after) if is_settled(after) else after
@@ -268,8 +452,7 @@ class FunctionalLearner:
         places = self._checked(state)
         states, function = self._learner.initial_function()
         written, fresh = function([places.value_in(state, each) for each in states])
-        state = places.replaced(state, states, written)
-        return state, {path: fresh[path] for path in self._learner.short_term_states}
+        return places.replaced(state, states, written), fresh
 
     def _checked(self, state: LearnerState) -> Places:
         """Return the places of all values in a state, which is refused if it does not fit."""

@@ -19,17 +19,11 @@ import jax.numpy as jnp
 
 from .._checks import check_choice
 from .._compiler import lost_gradients, publish
+from .._core import sites
 from .._core.chunk import SourceValues, chunk_runner
 from .._core.gradient import as_chunk, chunk_gradient, of_parameters
 from .._core.loops import scan_over_time, zero_sum
-from .._core.sites import (
-    Probes,
-    at_entry,
-    pre_step_probe,
-    probe_shapes,
-    probes_after_reset,
-    probes_of_past,
-)
+from .._core.sites import Probes
 from .._core.steps import Inputs, operand_shapes, recorded_step
 from .._core.traces import as_arrays, examples, is_zero, ordering_token
 from .._core.windows import passed_step, window_signals, window_step
@@ -39,35 +33,23 @@ from .._jax_kernels import without_derivative
 from .._jaxpr import program_of
 from .._model import add_to_states
 from .._typing import PyTree
+from . import chunks, user_step
 from .arguments import Options
 from .base import BaseLearner
-from .body import Arguments, Body, BodyResult, Initial
-from .chunks import (
-    Chunks,
-    ChunksByLength,
-    backward_over_chunks,
-    chunks_of,
-    over_blocks,
-    over_chunks,
-    steps_of,
-    windows_of,
-)
+from .chunks import Chunks, over_chunks, steps_of
+from .program import Arguments, Program, Result
 from .resets import check_fixed_weights, reset_states
 from .traces import Deferred
-from .user_step import (
-    PureStep,
-    Recorder,
-    example_slices,
-    loss_of,
-    operands_of,
-    with_unit,
-    with_units,
-)
 
 NO_DERIVATIVE = (
     "The gradients of `etrace_grad` or `etrace_online` are differentiated, but they are computed "
     "from traces and residuals that are held constant. Pass them through `jax.lax.stop_gradient`, "
     "or differentiate backpropagation through time (`predict`) twice."
+)
+NO_GRADIENT = (
+    "The outputs of `etrace_evolve`, or the states after it, are differentiated, but it takes no "
+    "gradient. Use `etrace_grad`, or call the learner step by step; or pass them through "
+    "`jax.lax.stop_gradient`."
 )
 
 
@@ -84,7 +66,7 @@ class Fixed(NamedTuple):
 
     values: list[PyTree]
     weights: Weights
-    initial: Initial
+    initial: list[PyTree]
 
 
 Part: TypeAlias = tuple[tuple[PyTree, jax.Array | None], jax.Array]
@@ -97,81 +79,64 @@ OfChunks: TypeAlias = tuple[Gradients, PyTree, list[PyTree], Traces | Deferred]
 """Gradients, results over time, written States, traces."""
 
 
-class SequenceGradient:
-    """The gradient of sequences for one learner, step function and shape of slices.
+class SequenceGradient(Program):
+    """The gradient of a sequence; or with ``evolves``, only its outputs and the traces after it."""
 
-    Parameters
-    ----------
-    learner, options
-        The learner, and the options of the call.
-    example
-        Example arguments.
+    reads = "zero"
 
-    Attributes
-    ----------
-    body
-        The body of the program.
-    """
-
-    def __init__(self, learner: BaseLearner, options: Options, example: Arguments) -> None:
-        self._learner, self._options = learner, options
+    def __init__(
+        self, learner: BaseLearner, options: Options, example: Arguments, evolves: bool = False
+    ) -> None:
+        self._learner, self._options, self._evolves = learner, options, evolves
         self._graph, self._method = graph, method = learner.graph, learner.method
         check_choice("reduction", options.reduction, "mean", "sum")
         sequences, mask, flags, initial = example
-        self._has_mask, self._window = mask is not None, learner.window_of(options.window)
+        self._has_mask = mask is not None
+        self._window = None if evolves else learner.window_of(options.window)
         self._passes = self._window is not None or graph.passes_weights
         runs_twice = options.checkpoint and self._window is None
         self._linear = method if runs_twice and isinstance(method, LinearMethod) else None
-        self._operand_shapes = operand_shapes(graph)
-        self._zero_traces, self._placement = learner.starting_traces(), learner.placement
-        self._cuts: ChunksByLength = {}
+        self._operand_shapes, self._zero_traces = operand_shapes(graph), learner.starting_traces()
         # This object outlives an enclosing jit.
         with jax.ensure_compile_time_eval():
-            self._probes = None if self._passes else examples(probe_shapes(graph))
-        parameters, slices = learner.param_states, example_slices((sequences, flags))
+            self._probes = None if self._passes else examples(sites.probe_shapes(graph))
+        parameters, slices = learner.param_states, user_step.example_slices((sequences, flags))
         constants = examples(self._operand_shapes), initial
         known = self._probes, constants, slices
-        self._step = step = PureStep(self._recorded_step, list(parameters.values()), known)
+        self._step = step = user_step.PureStep(
+            self._recorded_step, list(parameters.values()), known
+        )
         self._count = len(parameters)
-        paths = {id(state): path for path, state in learner.states_of_step.items()}
-        self._paths = [paths.get(id(state)) for state in step.states]
-        check_fixed_weights(learner, step, flags is not None)
-        step.check_unused(learner.carried)
+        super().__init__(learner, step.states, step.is_written)
+        check_fixed_weights(learner, self.written, flags is not None)
         fixed = Fixed([state.value for state in step.states], *constants)
-        values = self._values(fixed)
         asked = self._has_mask, self._passes, self._linear is not None
-        self._runner = chunk_runner(step, values, slices, *asked)
-        written = jax.tree.leaves(step.written_of(fixed.values))
-        self._state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in written)
+        self._runner = chunk_runner(step, self._values(fixed), slices, *asked)
+        written = step.written_of(fixed.values)
+        self._state_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(written))
         self._record_bytes = graph.record_bytes if self._passes else self._runner.count_bytes()
-        if not self._passes:
-            pairs = step.written_of(list(zip(step.states, self._paths, strict=True)))
-            owned = [
-                path is not None for state, path in pairs for _ in jax.tree.leaves(state.value)
+        if not (self._passes or evolves):
+            paths = step.written_of(self.paths)
+            is_own = [
+                path is not None
+                for path, value in zip(paths, written, strict=True)
+                for _ in jax.tree.leaves(value)
             ]
             run = self._runner.step
-            carried = list(zip(run.carried, run.written, owned, strict=True))
-            lost = lost_gradients(
-                run.program, run.results[0], {*run.parameters, *run.probes}, carried
-            )
+            carried = list(zip(run.carried, run.written, is_own, strict=True))
+            read = {*run.parameters, *run.probes}
+            lost = lost_gradients(run.program, run.results[0], read, carried)
             publish(list(lost), learner.compiler_options.strict)
-        self.body: Body = Body(
-            run=self._sequence,
-            states=step.states,
-            is_written=step.is_written,
-            reads="zero",
-            finish=self._updated if self._linear is None else self._replayed,
-            parameters=tuple(parameters),
-            cut=self._cut if self._linear is None else None,
-            chunks_by_length=self._cuts,
-        )
+        self.finish = self._updated if self._linear is None else self._replayed
+        self.updates_in_loop, self.defers = self._linear is None, not evolves
+        self.parameters = () if evolves else tuple(parameters)
 
     def _values(self, fixed: Fixed) -> tuple[Any, ...]:
         parameters, others = fixed.values[: self._count], fixed.values[self._count :]
         return parameters, others, self._probes, (fixed.weights, fixed.initial)
 
     def _recorded_step(
-        self, probes: PyTree, constants: tuple[PyTree, Initial], inputs: tuple[PyTree, PyTree]
+        self, probes: PyTree, constants: tuple[PyTree, list[PyTree]], inputs: tuple[PyTree, PyTree]
     ) -> PyTree:
         """Return the loss of a step, its auxiliary results, and its records.
 
@@ -186,34 +151,39 @@ class SequenceGradient:
                 in_full = passed_step if self._window is None else window_step
                 outputs, new_states, records = in_full(graph, inputs)
             else:
-                added = probes if reset is None else probes_after_reset(graph, probes, reset)
+                added = probes if reset is None else sites.probes_after_reset(graph, probes, reset)
                 outputs, new_states, records = recorded_step(graph, inputs, weights, added)
             records = dataclasses.replace(records, reset=reset, has_mask=self._has_mask)
             return outputs, new_states, records
 
-        recorder, options = Recorder(self._learner, run), self._options
-        kinds = options.has_aux, options.unit_aware
-        loss, self._loss_unit, aux = loss_of(options.step_fn, recorder, slices, *kinds)
-        return loss, aux, recorder.records
+        recorder, options = user_step.Recorder(self._learner, run), self._options
+        if self._evolves:
+            outputs = user_step.run_step_function(options.step_fn, recorder, slices)
+            return jnp.zeros(()), outputs if options.return_outputs else None, recorder.records
+        result, self._loss_unit = user_step.recorded_loss(recorder, options, slices)
+        return result
 
     # --- a sequence
 
-    def _sequence(
-        self, values: list[PyTree], traces: Traces | None, given: Arguments
-    ) -> BodyResult:
-        sequences, mask, flags, initial = given
-        cut, count = self._cut(steps_of(sequences), traces is None), self._count
+    def run(self, values: list[PyTree], traces: Traces | None, arguments: Arguments) -> Result:
+        """Return gradients, losses and auxiliary results; or outputs."""
+        sequences, mask, flags, initial = arguments
+        cut, count = self.cut(steps_of(sequences), traces is None), self._count
         scales = jnp.ones(cut.steps) if mask is None else mask
         if self._options.reduction == "mean":
             total = jnp.sum(scales)
             scales = scales / jnp.where(total == 0, 1, total)
         weights, to_parameters = jax.vjp(
-            lambda now: operands_of(self._learner, self._step, [*now, *values[count:]]),
+            lambda now: user_step.operands_of(self._learner, self._step, [*now, *values[count:]]),
             values[:count],
         )
         data, fixed = ((sequences, flags), scales), Fixed(values, weights, initial)
         run = self._forward if self._linear is None else self._backward
         (outside, of_operands), (losses, aux), written, after = run(fixed, traces, data, cut)
+        if self._evolves:
+            known = values, sequences
+            found = without_derivative(known, ((aux, None), written), OptionError, NO_GRADIENT)
+            return *found, after
         of_operands = jax.tree.map(lambda w, g: g.astype(w.dtype), weights, of_operands)
         leaves, tree = jax.tree.flatten(to_parameters(of_operands)[0])
         rest = iter(outside)
@@ -228,15 +198,15 @@ class SequenceGradient:
         if mask is not None:  # the loss of a masked step may be NaN
             losses = jnp.where(mask == 0, 0, losses)
         if self._options.unit_aware:
-            gradients = with_units(gradients, self._loss_unit)
-            losses = with_unit(losses, self._loss_unit)
+            gradients = user_step.with_units(gradients, self._loss_unit)
+            losses = user_step.with_unit(losses, self._loss_unit)
         return ((gradients, losses, aux), None), written, after
 
-    def _cut(self, steps: int, from_zero: bool) -> Chunks:
+    def cut(self, steps: int, from_zero: bool) -> Chunks:
         """Return the chunks of a sequence, from zero traces or not."""
-        if (steps, from_zero) not in self._cuts:
-            self._cuts[steps, from_zero] = self._chunks(steps, from_zero)
-        return self._cuts[steps, from_zero]
+        if (steps, from_zero) not in self.cuts:
+            self.cuts[steps, from_zero] = self._chunks(steps, from_zero)
+        return self.cuts[steps, from_zero]
 
     def _chunks(self, steps: int, from_zero: bool) -> Chunks:
         graph, options = self._graph, self._options
@@ -246,10 +216,10 @@ class SequenceGradient:
             length = max(1, math.ceil(math.sqrt(steps * ratio)))
             options = dataclasses.replace(options, chunk_size=length)
         if self._window is not None:
-            return windows_of(graph, self._window, options, steps, from_zero)
+            return chunks.windows_of(graph, self._window, options, steps, from_zero)
         if "traces" in graph.needs:
             return Chunks(steps, 1, self._record_bytes)
-        return chunks_of(graph, self._record_bytes, options, steps, from_zero)
+        return chunks.chunks_of(graph, self._record_bytes, options, steps, from_zero)
 
     def _zeros(self, fixed: Fixed) -> Gradients:
         outside = self._runner.choose(jax.tree.leaves(fixed.values[: self._count]))
@@ -287,16 +257,29 @@ class SequenceGradient:
     ) -> Traces:
         """Return the traces after a chunk, from its operands, residuals, and the flag of `Records`.
 
-        ``None`` for the traces before it means zero; ``None`` for an operand means that its value
-        does not matter.
+        ``before`` is ``None`` if they are zero. Operands that are not read may be ``None``.
         """
-        weights, residuals, flag = sources
-        weights = jax.tree.map(
-            lambda shape, operand: shape if operand is None else operand,
-            self._operand_shapes,
-            weights,
-        )
-        return self._traces_after(as_arrays(weights), residuals, before or self._zero_traces, flag)
+        operands, residuals, token = sources
+        after: Traces = residuals  # if `_chunk` has computed them
+        if not isinstance(residuals, SourceValues):
+            return after
+        shapes = self._operand_shapes
+        filled = jax.tree.map(lambda shape, x: shape if x is None else x, shapes, operands)
+        weights, before = as_arrays(filled), before or self._zero_traces
+        records = dataclasses.replace(self._records(residuals), token=token)
+
+        def update(traces: Traces, records: Records) -> tuple[Traces, None]:
+            if records.inputs:  # of a part of the chunk
+                records = dataclasses.replace(records, steps=steps_of(records.inputs))
+            return self._method.update(Chunk(self._graph, weights, records), traces), None
+
+        steps = length = residuals.steps
+        if self._passes and self._window is None:
+            length = self._chunks(steps, from_zero=False).length
+        if length == steps:
+            return update(before, records)[0]
+        after, _ = over_chunks(update, update, before, records, steps, length)
+        return after
 
     def _read_by_update(self, weights: Weights, residuals: PyTree, before: Traces | None) -> PyTree:
         """Return the operands whose values the traces after a chunk depend on, or None.
@@ -314,11 +297,11 @@ class SequenceGradient:
         """Run all chunks twice; for the traces, they run once more at the next read."""
         graph = self._graph
         silent = {s.name: jnp.zeros(s.shape, s.dtype) for s in graph.traced_states}
-        (written, ((outside, of_operands), adjoints), results) = backward_over_chunks(
+        (written, ((outside, of_operands), adjoints), results) = chunks.backward_over_chunks(
             lambda states, part: self._forward_chunk(fixed, states, part)[0],
             functools.partial(self._backward_chunk, fixed),
             self._step.written_of(fixed.values),
-            (self._zeros(fixed), at_entry(graph, silent)),
+            (self._zeros(fixed), sites.at_entry(graph, silent)),
             data,
             cut,
         )
@@ -337,7 +320,7 @@ class SequenceGradient:
         def run(carry: PyTree, part: PyTree) -> tuple[PyTree, None]:
             states, traces = carry
             states, residuals = self._forward_chunk(fixed, states, part)
-            return (states, self._traces_after(fixed.weights, residuals, traces)), None
+            return (states, self._updated((fixed.weights, residuals, None), traces)), None
 
         start = self._step.written_of(fixed.values), before or self._zero_traces
         length = self._chunks(steps, from_zero=before is None).length
@@ -370,13 +353,15 @@ class SequenceGradient:
         # The last window may be shorter.
         is_cut = self._window is not None and not self._graph.passes_weights
         length = min(steps, self._window or steps) if is_cut else steps
-        (written, outside), (results, over_time, signal) = over_blocks(
+        (written, outside), (results, over_time, signal) = chunks.over_blocks(
             of_length, (written, outside), chunk, steps, length
         )
         residuals = self._runner.residuals(values, over_time, steps)
         recorded = Chunk(self._graph, weights, self._records(residuals))
-        found, after = chunk_gradient(self._method, recorded, signal, traces)
-        of_operands = jax.tree.map(jnp.add, of_operands, found)
+        after = None
+        if not self._evolves:
+            found, after = chunk_gradient(self._method, recorded, signal, traces)
+            of_operands = jax.tree.map(jnp.add, of_operands, found)
         return (written, (outside, of_operands), residuals if after is None else after), results
 
     def _forward_chunk(
@@ -424,46 +409,17 @@ class SequenceGradient:
             signal: Probes = self._runner.signal_of(self._probes or {}, derivatives)
             return signal
         current = self._step.merge(fixed.values, written)
-        states = {state.name: pre_step_probe(state) for state in self._graph.traced_states}
+        states = {state.name: sites.pre_step_probe(state) for state in self._graph.traced_states}
 
         def moved(terms: Probes) -> list[Any]:
             given = {name: terms[probe] for name, probe in states.items()}
-            new = self._step.written_of(add_to_states(self._graph, self._paths, current, given))
+            new = self._step.written_of(add_to_states(self._graph, self.paths, current, given))
             return self._runner.passing(jax.tree.leaves(new))
 
-        _, pull = jax.vjp(moved, examples(probes_of_past(self._graph)))
+        _, pull = jax.vjp(moved, examples(sites.probes_of_past(self._graph)))
         before: Probes = as_chunk(pull(derivatives)[0])
         return before
 
-    def _traces_after(
-        self,
-        weights: Weights,
-        residuals: Traces | SourceValues,
-        before: Traces,
-        token: jax.Array | None = None,
-    ) -> Traces:
-        """Return the traces after a chunk, from the results of `_chunk` and the traces before it.
-
-        If the update of a full-Jacobian rule may take more memory than the gradient, it runs in
-        parts. ``token`` is the flag of `Records`.
-        """
-        if not isinstance(residuals, SourceValues):
-            return residuals
-        records = dataclasses.replace(self._records(residuals), token=token)
-
-        def update(traces: Traces, records: Records) -> tuple[Traces, None]:
-            if records.inputs:  # of a part of the chunk
-                records = dataclasses.replace(records, steps=steps_of(records.inputs))
-            return self._method.update(Chunk(self._graph, weights, records), traces), None
-
-        length = residuals.steps
-        if self._passes and self._window is None:
-            length = self._chunks(residuals.steps, from_zero=False).length
-        if length == residuals.steps:
-            return update(before, records)[0]
-        after: Traces = over_chunks(update, update, before, records, residuals.steps, length)[0]
-        return after
-
     def _records(self, residuals: SourceValues) -> Records:
         records: Records = self._runner.records(residuals)
-        return records if self._placement is None else self._placement.records(records)
+        return records if self.placement is None else self.placement.records(records)

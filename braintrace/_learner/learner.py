@@ -19,11 +19,10 @@ from .._typing import Path, PyTree, path_name
 from . import sequences
 from .arguments import first_step
 from .base import BaseLearner
-from .functional import FunctionalLearner
+from .functional import FunctionalLearner, rows_of, run_call
 from .optimizer import notice_all
 from .resets import reset_state
-from .shell import rows_of, run_call
-from .user_step import interceptor_of
+from .user_step import INTERCEPTORS
 
 if TYPE_CHECKING:
     from ..streams import LiveStream
@@ -137,7 +136,7 @@ class Learner(BaseLearner):
         NotCompiledError, ShapeError
             Before `compile_graph`, or for inputs or states of a different shape.
         """
-        interceptor = interceptor_of(self)
+        interceptor = INTERCEPTORS.get().get(id(self))
         return run_call(self, arguments) if interceptor is None else interceptor(*arguments)
 
     def init_etrace_state(self) -> None:
@@ -351,7 +350,8 @@ def learned_starts(learner: Learner) -> list[Diagnostic]:
     unused = {path: state for path, state in learner.param_states.items() if path not in used}
     names: list[str] = []
     with contextlib.suppress(ShapeError):  # `init_state` makes other shapes than the States have
-        read = set(map(id, learner.initialiser().read)) if unused else {}
+        made = learner.initial.initialiser(learner.size_of_init()) if unused else None
+        read = set(map(id, made.read)) if made else {}
         names = [path_name(path) for path, state in unused.items() if id(state) in read]
     return [
         Diagnostic(

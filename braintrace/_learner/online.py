@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from itertools import compress
 from typing import Any, TypeAlias
 
 import brainstate
@@ -25,58 +24,31 @@ from .._errors import OptionError
 from .._from_function import gradients_by_path, gradients_for
 from .._graph import Traces
 from .._typing import PyTree, path_name
+from . import user_step
 from .arguments import Options
 from .base import BaseLearner
-from .body import Arguments, Body, BodyResult, Initial
 from .chunks import over_blocks, steps_of
 from .gradient import SequenceGradient
 from .optimizer import notice
+from .program import Arguments, Program, Result
 from .resets import reset_states
 from .state import by_path
 from .update import StepResult, check_finite, run_update, update_of
-from .user_step import (
-    PureStep,
-    Recorder,
-    example_slices,
-    first_written,
-    loss_of,
-    values_of,
-    with_unit,
-    with_units,
-)
 
 Slices: TypeAlias = tuple[PyTree, jax.Array | None, jax.Array | None]
 """Slices of the sequences, the flags and the mask, for one step or the steps of a block."""
 
-Differentiate: TypeAlias = Callable[[Traces, Initial, Slices], tuple[StepResult, Traces]]
+Differentiate: TypeAlias = Callable[[Traces, list[PyTree], Slices], tuple[StepResult, Traces]]
 """Returns the result of a step or block, and the traces after it; hidden States advance."""
 
 
-class OnlineLearning:
-    """A stream for one learner, step function, update and shape of slices.
-
-    Parameters
-    ----------
-    learner, options
-        The learner, and the options of the call.
-    example
-        Example arguments.
-
-    Attributes
-    ----------
-    body
-        The body of the program.
-
-    Raises
-    ------
-    OptionError
-        If ``every`` is not a multiple of the window, for no update of the parameters, or two.
-    """
+class OnlineLearning(Program):
+    """A stream for one learner, step function, update and shape of slices."""
 
     def __init__(self, learner: BaseLearner, options: Options, example: Arguments) -> None:
         self._learner, self._options = learner, options
-        self._parameters = learner.param_states
-        sequences, mask, flags, _ = example
+        sequences, mask, flags, initial = example
+        self._initial = jax.eval_shape(lambda: initial)
         self._length = min(options.every, steps_of(sequences))
         check_choice("nonfinite", options.nonfinite, "skip", "raise", "ignore")
         if (options.update_fn is None) == (options.optimizer is None):
@@ -93,37 +65,29 @@ class OnlineLearning:
             )
         is_step = options.every == 1 and window is None
         self._differentiate: Differentiate = self._step if is_step else self._of_blocks(example)
-        self._update, self._has_initial = update_of(learner, options), flags is not None
+        self._update = update_of(learner, options)
         self._pure = self._traced((sequences, flags, mask), self._length)
-        self._pure.check_unused(learner.carried)
-        noticing = functools.partial(notice, learner.held_optimizer)
-        self.body: Body = Body(
-            run=self._sequence,
-            states=self._pure.states,
-            is_written=self._pure.is_written,
-            check=self._check_finite if options.nonfinite == "raise" else None,
-            notice=noticing if options.nonfinite == "skip" else None,
-        )
+        super().__init__(learner, self._pure.states, self._pure.is_written)
+        if options.nonfinite == "raise":
+            self.check = self._check_finite
+        elif options.nonfinite == "skip":
+            self.notice = functools.partial(notice, learner.held_optimizer)
 
     def _check_finite(self, found: tuple[jax.Array, jax.Array]) -> None:
         check_finite(*found, self._names, self._options.every)
 
-    def _traced(self, over_time: Slices, length: int) -> PureStep:
+    def _traced(self, over_time: Slices, length: int) -> user_step.PureStep:
         """Return a step, or a block of a given length, with its update as a pure function.
 
         Blocks of another length are not cached, since they may contain tracers.
         """
-        learner = self._learner
-        traces = jax.eval_shape(as_arrays, learner.starting_traces())
-        initial: Initial = []
-        if self._has_initial:
-            initial = list(learner.initial_values(learner.states_of_model).values())
-        slices = example_slices(over_time)
+        traces = jax.eval_shape(as_arrays, self._learner.starting_traces())
+        slices = user_step.example_slices(over_time)
         if self._options.every > 1:
             slices = jax.tree.map(lambda x: jnp.broadcast_to(x, (length, *x.shape)), slices)
-        return PureStep(self._run, (), (traces, initial, slices))
+        return user_step.PureStep(self._run, (), (traces, self._initial, slices))
 
-    def _run(self, traces: Traces, initial: Initial, inputs: Slices) -> PyTree:
+    def _run(self, traces: Traces, initial: list[PyTree], inputs: Slices) -> PyTree:
         """Return the traces after a step or block with its update, and its results."""
         learner = self._learner
         result, after = self._differentiate(traces, initial, inputs)
@@ -134,31 +98,26 @@ class OnlineLearning:
         verdict = jax.tree.map(lambda v: jnp.broadcast_to(v, (*shape, *v.shape)), verdict)
         return after, (result.losses, result.aux, verdict)
 
-    def _step(self, traces: Traces, initial: Initial, inputs: Slices) -> tuple[StepResult, Traces]:
+    def _step(
+        self, traces: Traces, initial: list[PyTree], inputs: Slices
+    ) -> tuple[StepResult, Traces]:
         learner, options = self._learner, self._options
         slices, reset, weight = inputs
         if reset is not None:
             reset_states(learner, initial, reset)
 
         def loss_of_step() -> PyTree:
-            before = values_of(self._parameters)
-            recorder = Recorder(learner, lambda now: learner.compiled.one_step(now, traces, reset))
-            kinds = options.has_aux, options.unit_aware
-            loss, self._loss_unit, aux = loss_of(options.step_fn, recorder, slices, *kinds)
-            path = first_written(before, values_of(self._parameters))
-            if path is not None:
-                raise OptionError(
-                    f"`step_fn` writes the parameter '{path_name(path)}'. Change parameters in "
-                    "`update_fn`, which gets the gradient of the step."
-                )
-            return loss, (aux, recorder.records)
+            run = functools.partial(learner.compiled.one_step, traces=traces, reset=reset)
+            recorder = user_step.Recorder(learner, run)
+            (loss, *rest), self._loss_unit = user_step.recorded_loss(recorder, options, slices)
+            return loss, rest
 
         differentiate = brainstate.transform.grad(
-            loss_of_step, self._parameters, has_aux=True, return_value=True
+            loss_of_step, learner.param_states, has_aux=True, return_value=True
         )
         gradients, loss, (aux, after) = differentiate()
         if options.unit_aware:
-            gradients = with_units(gradients, self._loss_unit)
+            gradients = user_step.with_units(gradients, self._loss_unit)
         if weight is not None:
             loss = jnp.where(weight != 0, loss, 0)
         return StepResult(gradients_for(learner.module, gradients), loss, aux, weight), after
@@ -170,27 +129,28 @@ class OnlineLearning:
         options = Options(step_fn=own.step_fn, **kept)
         sequences, mask, flags = jax.tree.map(lambda leaf: leaf[: self._length], example[:3])
         block = Arguments(sequences, mask, flags, example.initial)
-        body = SequenceGradient(learner, options, block).body
+        program = SequenceGradient(learner, options, block)
 
-        def of_block(traces: Traces, initial: Initial, inputs: Slices) -> tuple[StepResult, Traces]:
+        def of_block(traces: Traces, initial: list[PyTree], inputs: Slices) -> Any:
             slices, reset, weights = as_chunk(inputs) if is_one else inputs
-            values = [state.value for state in body.states]
+            values = [state.value for state in program.states]
             arguments = Arguments(slices, weights, reset, [] if reset is None else initial)
-            (results, _), written, after = body.run(values, traces, arguments)
-            after = body.finished(after, traces)
-            for state, value in zip(compress(body.states, body.is_written), written, strict=True):
+            (results, _), written, after = program.run(values, traces, arguments)
+            after = program.finished(after, traces)
+            for state, value in zip(program.written, written, strict=True):
                 state.value = value
             of_parameters, losses, aux = results
             losses, self._loss_unit = saiunit.split_mantissa_unit(losses)
             if is_one:
                 losses, aux = jax.tree.map(lambda leaf: leaf[0], (losses, aux))
-            by_path = dict(zip(body.parameters, of_parameters, strict=True))
+            by_path = dict(zip(program.parameters, of_parameters, strict=True))
             return StepResult(gradients_for(learner.module, by_path), losses, aux, weights), after
 
         return of_block
 
-    def _sequence(self, values: list[PyTree], traces: Traces, given: Arguments) -> BodyResult:
-        sequences, mask, flags, initial = given
+    def run(self, values: list[PyTree], traces: Any, arguments: Arguments) -> Result:
+        """Return losses and auxiliary results, and verdicts."""
+        sequences, mask, flags, initial = arguments
         over_time, every = (sequences, flags, mask), self._options.every
 
         def of_length(length: int) -> Any:
@@ -211,5 +171,5 @@ class OnlineLearning:
         losses, aux, verdict = results
         verdict = (losses, verdict) if self._options.nonfinite == "raise" else verdict
         if self._options.unit_aware:
-            losses = with_unit(losses, self._loss_unit)
+            losses = user_step.with_unit(losses, self._loss_unit)
         return ((losses, aux) if self._options.has_aux else losses, verdict), *carry

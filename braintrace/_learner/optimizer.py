@@ -154,15 +154,16 @@ class LearnerOptimizer(brainstate.graph.Node):
                 f"The learner holds the state of another optimizer ({type(begun).__name__}). To "
                 "use this one, write `learner.optimizer_state = None` first."
             )
-        if not is_pure:
-            self.own = optimizer if creates else self.own
-        elif held is None and (is_watched() or not creates):
-            raise OptionError(
-                "The state of `optimizer` would be created inside a transformation or a pure "
-                "function, which cannot store it. Call `learner.init_optimizer(optimizer)` before."
-            )
-        elif held is None:
+        if is_pure and held is None:
+            if is_watched() or not creates:
+                raise OptionError(
+                    "The state of `optimizer` would be created inside a transformation or a pure "
+                    "function, which cannot store it: call `learner.init_optimizer(optimizer)` "
+                    "before."
+                )
             self.transformed.value = fresh()
+        elif not is_pure and creates:
+            self.own = optimizer
         self.begun = Hidden((optimizer, key_of(optimizer.update)[0]))
 
 
@@ -220,11 +221,11 @@ def _described(call: Skips, new: int) -> str:
         )
     steps = on_host(call.is_bad)
     first = int(np.argmax(steps))
-    samples = on_host(call.samples)[first]
-    names = ", ".join(map(str, np.nonzero(samples)[0][:10])) or "none"
+    is_reset = np.atleast_1d(on_host(call.samples)[first])
+    which = "All" if is_reset.all() else ", ".join(map(str, np.nonzero(is_reset)[0][:10]))
     return (
         f"A loss or gradient is NaN or infinite, first at step {call.start + first} of "
         f"{'this' if len(steps) > 1 else 'a'} call. Updates skipped: {new}. Samples that were "
-        f"reset, with non-finite states or traces: {'All' if samples.all() else names}. If an "
-        "input has gaps that are NaN, fill them (`jnp.nan_to_num`)."
+        f"reset, with non-finite states or traces: {which or 'none'}. If an input has gaps that "
+        "are NaN, fill them (`jnp.nan_to_num`)."
     )

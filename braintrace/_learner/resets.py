@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import brainstate
@@ -13,15 +12,11 @@ import jax.numpy as jnp
 from .._brainstate import is_lost, is_watched
 from .._checks import flags_of
 from .._core.sites import flags_along
-from .._core.traces import outliving, pack
-from .._errors import LostTracesError, OptionError, in_words
-from .._graph import FILTERS, Batch, ETraceGraph
-from .._model import States, short_term, values_by_path
+from .._errors import OptionError, in_words
+from .._graph import FILTERS, Batch
+from .._model import values_by_path, write_by_path
 from .._typing import Path, path_name
 from .base import BaseLearner
-from .body import Initial
-from .traces import start_of_filter
-from .user_step import PureStep
 
 
 def reset_values(
@@ -43,7 +38,7 @@ def reset_values(
     return {path: of_state(path) for path in now}
 
 
-def reset_states(learner: BaseLearner, initial: Initial, flags: jax.Array) -> None:
+def reset_states(learner: BaseLearner, initial: list[Any], flags: jax.Array) -> None:
     """Reset some samples of the model's States, or all."""
     states = learner.short_term_states
     now = {path: state.value for path, state in states.items()}
@@ -55,17 +50,13 @@ def reset_states(learner: BaseLearner, initial: Initial, flags: jax.Array) -> No
 # --- flags
 
 
-def check_flags(
-    name: str, value: Any, graph: ETraceGraph, states: States, steps: int | None = None
-) -> jax.Array:
+def check_flags(name: str, value: Any, learner: BaseLearner, steps: int | None = None) -> jax.Array:
     """Return reset flags, one for all samples or one for each, possibly of several steps.
 
     Parameters
     ----------
     name, value
         The argument of the user.
-    graph, states
-        The compiled model, and its States.
     steps
         Length of the sequence; ``None``: there is no time axis.
 
@@ -82,13 +73,15 @@ def check_flags(
     if flags.ndim == len(time):
         return flags
     given = f"`{name}` has shape {flags.shape}, with one flag per sample"
-    values = values_by_path(short_term(states)).items()
+    values, batch = values_by_path(learner.short_term_states).items(), learner.graph.batch
     own = {path: list(map(jnp.shape, jax.tree.leaves(value))) for path, value in values}
-    graph.batch.check(given, flags.shape[-1], own)
-    return flags[..., 0] if graph.batch.samples == 1 else flags
+    batch.check(given, flags.shape[-1], own)
+    return flags[..., 0] if batch.samples == 1 else flags
 
 
-def check_fixed_weights(learner: BaseLearner, step: PureStep, resets: bool) -> None:
+def check_fixed_weights(
+    learner: BaseLearner, written: Iterable[brainstate.State], resets: bool
+) -> None:
     """Refuse a sequence in which the weight of an ETP operation changes.
 
     Raises
@@ -96,11 +89,10 @@ def check_fixed_weights(learner: BaseLearner, step: PureStep, resets: bool) -> N
     OptionError
         If a weight is computed from a State that the step writes, or that ``resets`` initialise.
     """
-    paths = {id(state): path for path, state in learner.states_of_step.items()}
-    written = {paths.get(id(state)) for state in step.written_of(step.states)}
+    ids = set(map(id, written))
+    paths = {path for path, state in learner.states_of_step.items() if id(state) in ids}
     for key, own in learner.graph.held_paths.items():
-        for path in written.intersection(own):
-            assert path is not None
+        for path in paths.intersection(own):
             is_fresh = resets and path in learner.short_term_states
             raise OptionError(
                 f"The weight of '{key}' is computed from State '{path_name(path)}', which "
@@ -156,43 +148,28 @@ def reset_state(
     if learner.samples_of_model is not None and batch_size is not None:
         learner.samples_of_model = batch_size
     with in_words(lambda: f"`reset_state` runs `init_state` of `{type(learner.module).__name__}`"):
-        states, before = learner.states_of_model, learner.compiled
-        states = {path: state for path, state in states.items() if path[0] != FILTERS}
-        values = learner.initial_values(states, batch_size, **kwargs)
-    learner.move_to(values, batch_size)
-    now, filters = learner.compiled, learner.compiled.graph.traced.filters
-    is_alike = jax.tree.structure(now.trace_specs) == jax.tree.structure(before.trace_specs)
-    is_alike = is_alike and {leaf.name for leaf in filters} == learner.filters.keys()
-    if is_alike and now.pairs == before.pairs:
-        _reset_traces(learner)
-    else:
-        learner.begin_traces()
+        initial, before = learner.initial_values(batch_size, **kwargs), learner.compiled
+    values = {path: value for path, value in initial.items() if path[0] != FILTERS}
+    step, carried = learner.step_at(values, batch_size), learner.carried
+    trees = [jax.tree.structure(each.trace_specs) for each in (before, step)]
+    is_alike = trees[0] == trees[1] and before.pairs == step.pairs
+
+    def write() -> None:
+        write_by_path(learner.states_of_model, values)
+        learner.use(step)
+        learner.begin_sequence(carried.arrays if is_alike else None)
+
+    carried.complete(write, not is_watched())
     learner.place()
 
 
 def _reset_samples(learner: BaseLearner, where: Any, options: dict[str, Any]) -> None:
-    states = learner.states_of_model
-    now = values_by_path(short_term(states))
-    flags = check_flags("where", where, learner.graph, states)
-    fresh = learner.initial_values(states, **options)
-    values = reset_values(learner.graph.batch, now, fresh, flags)
+    states = learner.short_term_states
+    flags = check_flags("where", where, learner)
+    fresh = learner.initial_values(**options)
+    values = reset_values(learner.graph.batch, values_by_path(states), fresh, flags)
     carried, is_outside = learner.carried, not is_watched()
     after = None if carried.is_zero else learner.compiled.reset(carried.arrays(), flags)
-    changes = [states[path] for path in values], list(values.values()), after
-
-    def finish() -> None:
-        carried.advance(learner.followed, *changes, is_outside=is_outside)
-
-    carried.complete(finish, is_outside)
+    changes = states.values(), [values[path] for path in states], after, is_outside
+    carried.complete(lambda: carried.advance(learner.followed.values(), *changes), is_outside)
     learner.place()
-
-
-def _reset_traces(learner: BaseLearner) -> None:
-    for leaf in learner.compiled.graph.traced.filters:
-        learner.filters[leaf.name].value = start_of_filter(leaf)
-    if outliving(learner.compiled.trace_specs):
-        with contextlib.suppress(LostTracesError):  # a lost random stream is reset
-            fresh = learner.traces_after_reset(learner.traces.value)
-            learner.carried.store(pack(fresh, learner.carried.pairs), not is_watched())
-            return
-    learner.leave_starting_traces()

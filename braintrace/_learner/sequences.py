@@ -20,8 +20,8 @@ from .._typing import PyTree
 from ..sharding import on_host
 from .arguments import Options, of_numbers
 from .base import BaseLearner
+from .functional import run_method
 from .optimizer import notice_all
-from .shell import run_method
 
 
 def etrace_grad(

@@ -99,8 +99,8 @@ def _in_order(keys: tuple[Path | str, ...]) -> tuple[Path | str, ...]:
 
 
 def _flatten(state: LearnerState) -> tuple[list[PyTree], PyTree]:
-    entries = [getattr(state, field) for field in BY_PATH]
-    entries.append(state.traces if is_settled(state.traces) else {UNSETTLED: state.traces})
+    traces = state.traces if is_settled(state.traces) else {UNSETTLED: state.traces}
+    entries = [*(getattr(state, field) for field in BY_PATH), traces]
     keys = [_in_order(tuple(each)) for each in entries]
     children = [each[key] for each, own in zip(entries, keys, strict=True) for key in own]
     return children, (state.rule, *keys)
@@ -109,18 +109,14 @@ def _flatten(state: LearnerState) -> tuple[list[PyTree], PyTree]:
 def _flatten_with_names(state: LearnerState) -> tuple[list[tuple[PyTree, PyTree]], PyTree]:
     children, (rule, *keys) = _flatten(state)
     names = [f"{f}/{_printed(key)}" for f, own in zip(FIELDS, keys, strict=True) for key in own]
-    named = zip(map(jax.tree_util.DictKey, names), children, strict=True)
-    return list(named), (rule, *keys)
+    return [*zip(map(jax.tree_util.DictKey, names), children, strict=True)], (rule, *keys)
 
 
 def _unflatten(structure: PyTree, children: Iterable[PyTree]) -> LearnerState:
     rest, (rule, *keys) = iter(children), structure
-    fields = {
-        field: {key: next(rest) for key in own} for field, own in zip(FIELDS, keys, strict=True)
-    }
-    if UNSETTLED in fields["traces"]:
-        fields["traces"] = fields["traces"][UNSETTLED]
-    return LearnerState(**fields, rule=rule)
+    *fields, traces = ({key: next(rest) for key in own} for own in keys)
+    named = dict(zip(BY_PATH, fields, strict=True))
+    return LearnerState(**named, traces=traces.get(UNSETTLED, traces), rule=rule)
 
 
 jax.tree_util.register_pytree_with_keys(LearnerState, _flatten_with_names, _unflatten, _flatten)
@@ -128,8 +124,8 @@ jax.tree_util.register_pytree_with_keys(LearnerState, _flatten_with_names, _unfl
 
 def _from_bytes(data: bytearray | bytes) -> PyTree:
     rule, *keys = json.loads(bytes(data))
-    as_key = lambda key: tuple(key) if isinstance(key, list) else key  # noqa: E731
-    return (rule, *(tuple(map(as_key, own)) for own in keys))
+    paths = [tuple(tuple(key) if isinstance(key, list) else key for key in own) for own in keys]
+    return (rule, *paths)
 
 
 jax.export.register_pytree_node_serialization(
@@ -138,7 +134,6 @@ jax.export.register_pytree_node_serialization(
     serialize_auxdata=lambda structure: json.dumps(structure).encode(),
     deserialize_auxdata=_from_bytes,
 )
-
 
 # --- values of States as its entries
 
@@ -152,33 +147,29 @@ class Place(NamedTuple):
 
 
 class Places(dict[int, Place]):
-    """The place of every State of a learner, and of the user's own holders, by its identity.
-
-    Raises
-    ------
-    OptionError
-        If a holder has no States, or two States have the same name.
-    """
+    """The place of every State of a learner, and of the user's own holders, by its identity."""
 
     def __init__(self, learner: BaseLearner, own: Mapping[str, PyTree]) -> None:
         super().__init__()
         optimizer, names = learner.held_optimizer, set[tuple[str, str]]()
-        random = {("brainstate", "random"): brainstate.random.DEFAULT}
-        users = [states_in(name, holder) for name, holder in own.items()]
-        skipped = {("braintrace", "skipped_updates"): optimizer.skipped}
         of_model: Any = learner.states_of_model
-        for states in (of_model, random, learner.compiled.outside, *users, skipped):
-            for path, state in states.items():
-                place = Place(state, _field(state, states is of_model), path)
-                if id(state) in self:
-                    continue
-                if (place.field, _printed(path)) in names:
-                    raise OptionError(
-                        f"'{_printed(path)}' is the name of another State: choose a different name "
-                        f"for `{path[0]}` in `learner.functional`."
-                    )
-                names.add((place.field, _printed(path)))
-                self[id(state)] = place
+        others = [
+            (("brainstate", "random"), brainstate.random.DEFAULT),
+            *learner.compiled.outside.items(),
+            *(pair for name, holder in own.items() for pair in states_in(name, holder)),
+            (("braintrace", "skipped_updates"), optimizer.skipped),
+        ]
+        for path, state in (*of_model.items(), *others):
+            place = Place(state, _field(state, of_model.get(path) is state), path)
+            if id(state) in self:
+                continue
+            if (place.field, _printed(path)) in names:
+                raise OptionError(
+                    f"'{_printed(path)}' is the name of another State: choose a different name "
+                    f"for `{path[0]}` in `learner.functional`."
+                )
+            names.add((place.field, _printed(path)))
+            self[id(state)] = place
         for path, state in optimizer.states.items():
             self[id(state)] = Place(state, "optimizer", path)
 
@@ -189,13 +180,7 @@ class Places(dict[int, Place]):
         return self.replaced(empty, states, map(peek, states))
 
     def value_in(self, state: LearnerState, of: brainstate.State) -> PyTree:
-        """Return the value of a State in a learner state.
-
-        Raises
-        ------
-        OptionError
-            If it is missing.
-        """
+        """Return the value of a State in a learner state, with keys instead of their data."""
         if id(of) not in self:
             raise OptionError(
                 f"`step_fn` or `update_fn` uses a State that the state of the learner does not "
@@ -204,10 +189,12 @@ class Places(dict[int, Place]):
             )
         (_, field, path), held = self[id(of)], peek(of)
         entries = getattr(state, field)
-        if field != "optimizer":
-            return _with_keys(entries[path], held)
-        leaves = [entries[leaf] for leaf in by_path(held, path)]
-        return _with_keys(jax.tree.unflatten(jax.tree.structure(held), leaves), held)
+        if field == "optimizer":
+            leaves = [entries[leaf] for leaf in by_path(held, path)]
+        else:
+            leaves = jax.tree.leaves(entries[path])
+        held_leaves, tree = jax.tree.flatten(held)
+        return tree.unflatten(map(_like, held_leaves, leaves))
 
     def replaced(
         self, state: LearnerState, states: Sequence[brainstate.State], values: Iterable[PyTree]
@@ -222,15 +209,7 @@ class Places(dict[int, Place]):
         return dataclasses.replace(state, **fields)
 
     def check(self, state: LearnerState, traces: Traces, rule: str) -> None:
-        """Refuse a value that does not fit a learner as its state.
-
-        Raises
-        ------
-        OptionError
-            If it is not a learner state, or belongs to another rule or to other options.
-        ShapeError
-            If its entries differ in name, structure, shape or dtype.
-        """
+        """Refuse a value that does not fit a learner as its state."""
         if not isinstance(state, LearnerState):
             raise OptionError(f"`state` is {shown(state)}; expected a `LearnerState`.")
         if state.rule != rule:
@@ -262,22 +241,16 @@ def _field(state: brainstate.State, is_of_model: bool) -> str:
     return "hidden" if is_hidden else "others"
 
 
-def states_in(name: str, holder: PyTree) -> dict[Path, brainstate.State]:
-    """Return the States of a holder in `Learner.functional`, by path.
-
-    Raises
-    ------
-    OptionError
-        If there are none.
-    """
+def states_in(name: str, holder: PyTree) -> list[tuple[Path, brainstate.State]]:
+    """Return the States of a holder in `Learner.functional`, with their paths."""
     if isinstance(holder, brainstate.State):
-        return {(name,): holder}
+        return [((name,), holder)]
     result = brainstate.graph.states(holder)
     if not result:
         raise OptionError(
             f"`{name}` is {shown(holder)}; expected a State, a module, or a list or dict of them."
         )
-    return {(name, *_flat(path)): state for path, state in result.items()}
+    return [((name, *_flat(path)), state) for path, state in result.items()]
 
 
 def _flat(path: Iterable[Any]) -> Path:
@@ -291,6 +264,12 @@ def _is_key(leaf: Any) -> bool:
     return not isinstance(dtype, np.dtype) and jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
+def _like(held: Any, leaf: Any) -> Any:
+    if not _is_key(held):
+        return leaf
+    return jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(held))
+
+
 def _without_keys(value: PyTree) -> PyTree:
     """Return a value as arrays, with the data of random keys instead of keys."""
 
@@ -300,16 +279,6 @@ def _without_keys(value: PyTree) -> PyTree:
         return jnp.asarray(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf
 
     return jax.tree.map(of_leaf, value)
-
-
-def _with_keys(value: PyTree, like: PyTree) -> PyTree:
-    """Return a value with random keys instead of their data, like another value."""
-
-    def of_leaf(held: PyTree, leaf: PyTree) -> PyTree:
-        is_key = _is_key(held)
-        return jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(held)) if is_key else leaf
-
-    return jax.tree.map(of_leaf, like, value)
 
 
 def by_path(value: PyTree, start: Path = ()) -> dict[Path, jax.Array]:

@@ -9,23 +9,14 @@ compute them. Loops need a constant structure. In the body of a ``scan``, ``whil
 import contextlib
 import dataclasses
 import operator
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, TypeAlias, TypeGuard
 
 import brainstate
 import jax
 import numpy as np
 
-from .._brainstate import (
-    held,
-    hold,
-    is_in_loop,
-    is_recorded,
-    is_watched,
-    peek_all,
-    seen_through,
-    set_values,
-)
+from .. import _brainstate
 from .._checks import differences
 from .._core.traces import Pairs, examples, pack, unpack
 from .._errors import LostTracesError, OptionError, ShapeError
@@ -120,19 +111,19 @@ def present(traces: "CarriedTraces") -> Any:
     ``jit`` passes the form that the traces have, and compiles for each. Other transformations pass
     arrays. Between calls, the form is the one that the last trace has asked for.
     """
-    form: Form = held(traces)
-    if not is_watched():
+    form: Form = _brainstate.held(traces)
+    if not _brainstate.is_watched():
         traces.is_owned = False
         return traces.compute() if traces.needs_arrays else form
     if is_settled(form):
         return form
-    if not is_in_loop():
+    if not _brainstate.is_in_loop():
         if traces.placeholder is not None:  # a loop has been traced with it and now starts
             traces.placeholder = None
-            hold(traces, settled(form, traces.zeros))
+            _brainstate.hold(traces, settled(form, traces.zeros))
         elif not traces.is_inside:
             traces.needs_arrays = False
-        return held(traces)
+        return _brainstate.held(traces)
     if not traces.is_inside:
         traces.needs_arrays = True
         return traces.compute()
@@ -145,13 +136,13 @@ def present(traces: "CarriedTraces") -> Any:
 def store_external(traces: "CarriedTraces", form: Form) -> None:
     """Store traces that are reset or restored, or that other code writes with hidden states."""
     traces.left, traces.is_owned, traces.done = None, False, []
-    traces.is_inside = is_recorded()
+    traces.is_inside = _brainstate.is_recorded()
     if traces.placeholder is not None and form is traces.placeholder[1]:
         form = traces.placeholder[0]
-    hold(traces, form)
+    _brainstate.hold(traces, form)
 
 
-@seen_through(present, store_external)
+@_brainstate.seen_through(present, store_external)
 class CarriedTraces(brainstate.ShortTermState):
     """The State of the traces, in one of their forms, and packed (see `_core/traces.py`).
 
@@ -162,8 +153,6 @@ class CarriedTraces(brainstate.ShortTermState):
     ----------
     zeros
         Returns zero traces as arrays.
-    pairs
-        Traces that share an array.
     left
         Values of the hidden States after the last call, to which the traces belong.
     unfinished
@@ -185,30 +174,35 @@ class CarriedTraces(brainstate.ShortTermState):
     is_owned = needs_arrays = is_inside = False
     placeholder: tuple[Form, Traces] | None = None
 
-    def __init__(self, form: Form, zeros: Callable[[], Traces], pairs: Pairs) -> None:
-        super().__init__(form)
+    def __init__(self, zeros: Callable[[], Traces], pairs: Callable[[], Pairs]) -> None:
+        super().__init__(Zero())
         # If this State is created inside a map, the map adds an axis to every trace afterwards.
-        self.needs_arrays = is_watched()
-        self.zeros, self.pairs = zeros, () if is_watched() else pairs
+        self.needs_arrays = _brainstate.is_watched()
+        self.zeros = zeros
+        self._pairs: Callable[[], Pairs] = tuple if _brainstate.is_watched() else pairs
+
+    @property
+    def pairs(self) -> Pairs:
+        """Traces that share an array."""
+        return self._pairs()
 
     def _check_value_tree(self, v: Any) -> None:
         """Accept every form, though brainstate compares structures."""
 
     def finish(self) -> None:
-        """Write the results of an interrupted call; doing so twice is harmless."""
+        """Write the results of an interrupted call."""
         if self.unfinished is not None:
-            self.unfinished()
+            self.complete(self.unfinished, True)
+
+    def complete(self, write: Callable[[], None], is_outside: bool) -> None:
+        """Write the results of a call; an interrupt leaves them to the next call."""
+        if is_outside:
+            self.__dict__["unfinished"] = write
+        write()
+        if is_outside:
             self.__dict__["unfinished"] = None
 
-    def complete(self, finish: Callable[[], None], is_outside: bool) -> None:
-        """Write the results of a call, or of the next one if an interrupt comes before."""
-        if is_outside:
-            self.__dict__["unfinished"] = finish
-            self.finish()
-        else:
-            finish()
-
-    def check(self, followed: Sequence[brainstate.State], paths: Sequence[Path]) -> None:
+    def check(self, followed: Mapping[Path, brainstate.State]) -> None:
         """Refuse hidden States that other code has written since the last call.
 
         Raises
@@ -216,9 +210,9 @@ class CarriedTraces(brainstate.ShortTermState):
         LostTracesError
             If there is one.
         """
-        now = peek_all(followed)
+        now = _brainstate.peek_all(followed.values())
         if self.left is not None and not all(map(operator.is_, now, self.left)):
-            pairs = zip(paths, now, self.left, strict=True)
+            pairs = zip(followed, now, self.left, strict=True)
             path = next(path for path, one, own in pairs if one is not own)
             raise LostTracesError(
                 f"State '{path_name(path)}' was written since the learner's last call, but the "
@@ -229,7 +223,7 @@ class CarriedTraces(brainstate.ShortTermState):
 
     def advance(
         self,
-        followed: Sequence[brainstate.State],
+        followed: Iterable[brainstate.State],
         states: Iterable[brainstate.State],
         values: Iterable[Any],
         after: Form | None,
@@ -243,21 +237,23 @@ class CarriedTraces(brainstate.ShortTermState):
             Inside a transformation of JAX (not of brainstate).
         """
         try:
-            set_values(states, values, is_outside)
+            _brainstate.set_values(states, values, is_outside)
         except brainstate.TraceContextError as error:
             raise OptionError(RAW) from error
         if after is not None:
             self.store(after, is_outside)
         if is_outside:
-            self.__dict__["left"] = peek_all(followed)
+            self.__dict__["left"] = _brainstate.peek_all(followed)
 
     def arrays(self) -> Traces:
         """Return the traces as arrays; transformations see the read."""
-        return settled(_VALUE.fget(self), self.zeros) if is_watched() else self.compute()
+        return (
+            settled(_VALUE.fget(self), self.zeros) if _brainstate.is_watched() else self.compute()
+        )
 
     def compute(self) -> Traces:
         """Return the traces as arrays outside of transformations, and keep them if deferred."""
-        form: Form = held(self)
+        form: Form = _brainstate.held(self)
         if is_settled(form):
             return form
         # In a transformation, it would otherwise be lowered for one device; see `_jax`.
@@ -266,25 +262,25 @@ class CarriedTraces(brainstate.ShortTermState):
             if not isinstance(form, Deferred):
                 return self.zeros()
             traces = form.compute(self.done, self.is_owned)
-        hold(self, traces)
+        _brainstate.hold(self, traces)
         return traces
 
     def store(self, form: Form, is_outside: bool) -> None:
         """Store the traces after a call, or after a reset."""
         if is_outside:
             # Traces before a sequence that others hold too are not donated to compute those after.
-            is_shared = isinstance(form, Deferred) and form.before is held(self)
+            is_shared = isinstance(form, Deferred) and form.before is _brainstate.held(self)
             is_owned = self.is_owned or not is_shared
-            hold(self, form)
+            _brainstate.hold(self, form)
             self.__dict__.update(left=None, done=[], is_owned=is_owned, is_inside=False)
         else:
-            _VALUE.fset(self, settled(form, self.zeros) if is_in_loop() else form)
+            _VALUE.fset(self, settled(form, self.zeros) if _brainstate.is_in_loop() else form)
 
     @property
     def is_zero(self) -> bool:
         """Whether the traces are known to be zero when a program is compiled."""
-        form = _VALUE.fget(self) if is_watched() else held(self)
-        return not is_in_loop() and isinstance(form, Zero)
+        form = _VALUE.fget(self) if _brainstate.is_watched() else _brainstate.held(self)
+        return not _brainstate.is_in_loop() and isinstance(form, Zero)
 
     def given(self, reads: str, is_outside: bool) -> tuple[Traces | None, bool]:
         """Return the traces that a program reads, and whether their buffers may be donated.
@@ -293,7 +289,7 @@ class CarriedTraces(brainstate.ShortTermState):
         """
         if reads == "nothing":
             return None, False
-        form: Form = held(self) if is_outside else _VALUE.fget(self)
+        form: Form = _brainstate.held(self) if is_outside else _VALUE.fget(self)
         if reads == "zero" and isinstance(form, Zero):
             return None, False
         is_owned = self.is_owned or isinstance(form, Zero)
@@ -321,12 +317,12 @@ class EligibilityTraces:
     def value(self) -> Traces:
         """The traces, by key."""
         traces = self._carried.arrays()
-        self._carried.is_owned = self._carried.is_owned and is_watched()
+        self._carried.is_owned = self._carried.is_owned and _brainstate.is_watched()
         return unpack(traces)
 
     @value.setter
     def value(self, traces: Traces) -> None:
-        lines = [] if is_watched() else differences(traces, self.value)
+        lines = [] if _brainstate.is_watched() else differences(traces, self.value)
         if lines:
             raise ShapeError(
                 f"These traces do not belong to this learner, and are not restored:{''.join(lines)}"

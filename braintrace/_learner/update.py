@@ -9,20 +9,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._brainstate import held
+from .._brainstate import held, hold, values_of
 from .._core.traces import reset_traces, samples_with, unpack
 from .._errors import NonFiniteError, OptionError, in_words
 from .._from_function import gradients_by_path
 from .._graph import Traces
-from .._model import values_by_path
-from .._typing import Path, PyTree, path_name
+from .._model import write_by_path
+from .._typing import PyTree, path_name
 from ..sharding import on_host
 from .arguments import Options
 from .base import BaseLearner
@@ -43,15 +43,12 @@ class StepResult(NamedTuple):
         Loss of the step, or of every step of the block, and auxiliary results.
     weights
         Weight of the step, or of every step of the block, in the mask; ``None``: there is none.
-    is_computed
-        Whether the gradients are computed, so that an update can read them several times.
     """
 
     gradients: PyTree
     losses: jax.Array
     aux: PyTree
     weights: jax.Array | None
-    is_computed: bool = False
 
 
 Update: TypeAlias = Callable[[StepResult], None]
@@ -59,56 +56,37 @@ Update: TypeAlias = Callable[[StepResult], None]
 
 def update_of(learner: BaseLearner, options: Options) -> Update:
     """Return the update of a call."""
-    optimizer, model, is_pure = options.optimizer, learner.module, False
-    update_fn: Any = options.update_fn
+    optimizer = options.optimizer
     if optimizer is not None:
-        is_pure, state = is_transformation(optimizer), learner.held_optimizer.transformed
-        parameters = inspect.signature(optimizer.update).parameters.values()
-        takes_loss = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-
-    def by_function(found: StepResult) -> None:
-        results = (found.gradients, found.aux) if options.has_aux else (found.gradients,)
-        call_user("update_fn", update_fn, *results)
-
-    def by_optimizer(found: StepResult) -> None:
-        now = learner.parameters_for_optimizer()
-        gradients = _downhill(_computed_once(found) if is_pure else found.gradients, now)
-        with in_words(lambda: "`optimizer.update` fails for the gradients"):
-            if not is_pure:
-                optimizer.update(gradients_by_path(model, gradients))
-                return
-            loss = jnp.average(found.losses, weights=found.weights)
-            more = {"value": loss.astype(found.losses.dtype)} if takes_loss else {}
-            changes, state.value = optimizer.update(gradients, state.value, now, **more)
-        new = jax.tree.map(lambda old, change: (old + change).astype(old.dtype), now, changes)
-        states = learner.param_states
-        for path, value in gradients_by_path(model, new).items():
-            states[path].value = value
-
-    return by_function if optimizer is None else by_optimizer
+        update = _apply_transformation if is_transformation(optimizer) else _call_optimizer
+        return functools.partial(update, learner, optimizer)
+    update_fn: Any = options.update_fn
+    if options.has_aux:
+        return lambda found: call_user("update_fn", update_fn, found.gradients, found.aux)
+    return lambda found: call_user("update_fn", update_fn, found.gradients)
 
 
-FEW = 10_000
-"""Maximum number of scalars of a gradient that are recomputed instead of branching."""
+def _call_optimizer(learner: BaseLearner, optimizer: Any, found: StepResult) -> None:
+    gradients = _downhill(found.gradients, learner.parameters_for_optimizer())
+    with in_words(lambda: FAILS):
+        optimizer.update(gradients_by_path(learner.module, gradients))
 
 
-def _computed_once(found: StepResult) -> PyTree:
-    """Return gradients that a CPU computes once, not for each moment of an optimizer.
+def _apply_transformation(learner: BaseLearner, optimizer: Any, found: StepResult) -> None:
+    now, state = learner.parameters_for_optimizer(), learner.held_optimizer.transformed
+    gradients, more = _downhill(found.gradients, now), {}
+    if any(
+        p.kind is p.VAR_KEYWORD for p in inspect.signature(optimizer.update).parameters.values()
+    ):
+        loss = jnp.average(found.losses, weights=found.weights)
+        more["value"] = loss.astype(found.losses.dtype)
+    with in_words(lambda: FAILS):
+        changes, state.value = optimizer.update(gradients, state.value, now, **more)
+    new = jax.tree.map(lambda old, change: (old + change).astype(old.dtype), now, changes)
+    write_by_path(learner.param_states, gradients_by_path(learner.module, new))
 
-    XLA fuses the contraction of traces into every reader of a gradient, also through an
-    `optimization_barrier`, but not through a branch. It does not know that the condition holds for
-    all losses. An unmasked stream with Adam takes 0.8 of the time: recurrent ALIF neurons, 256
-    units, 16 samples, two cores. For a few numbers, the branch takes longer.
-    """
-    if found.is_computed or sum(x.size for x in jax.tree.leaves(found.gradients)) < FEW:
-        return found.gradients
 
-    def once(gradients: PyTree) -> PyTree:
-        always = ~jnp.any(jnp.isnan(found.losses) & jnp.isfinite(found.losses))
-        zeros = jax.tree.map(jnp.zeros_like, gradients)
-        return jax.lax.cond(always, lambda: gradients, lambda: zeros)
-
-    return jax.lax.platform_dependent(found.gradients, cpu=once, default=lambda same: same)
+FAILS = "`optimizer.update` fails for the gradients"
 
 
 def _downhill(gradients: PyTree, parameters: PyTree) -> PyTree:
@@ -116,9 +94,7 @@ def _downhill(gradients: PyTree, parameters: PyTree) -> PyTree:
 
     JAX's derivative with respect to a complex number is the conjugate of the direction of ascent.
     """
-    leaves = [
-        leaf.conj() if jnp.iscomplexobj(leaf) else leaf for leaf in jax.tree.leaves(gradients)
-    ]
+    leaves = [x.conj() if jnp.iscomplexobj(x) else x for x in jax.tree.leaves(gradients)]
     return jax.tree.unflatten(jax.tree.structure(parameters), leaves)
 
 
@@ -146,21 +122,17 @@ def run_update(
         loss), or -1; ``'skip'``: whether the update was skipped, and the samples that were reset.
     traces
         The traces, in which samples may be reset.
-
-    Raises
-    ------
-    OptionError
-        If the update runs a step, or writes hidden states or traces.
     """
-    counts = True if found.weights is None else jnp.any(found.weights != 0)
-    runs, verdict = None if found.weights is None else counts, None
-    if nonfinite == "raise":  # before `update_fn` writes to the dict
-        is_finite = _are_finite(found, gradients_by_path(learner.module, found.gradients))
-        is_fine = jnp.all(is_finite) | jnp.logical_not(counts)
-        verdict = jnp.where(is_fine, -1, jnp.argmin(is_finite))
-    elif nonfinite == "skip":
-        is_bad = ~jnp.all(_are_finite(found, found.gradients)) & counts
-        runs = counts & ~is_bad
+    runs = None if found.weights is None else jnp.any(found.weights != 0)
+    verdict = is_bad = None
+    if nonfinite != "ignore":  # before `update_fn` writes to the dict
+        leaves = jax.tree.leaves(gradients_by_path(learner.module, found.gradients))
+        is_finite = jnp.stack([jnp.isfinite(_zero(leaf)) for leaf in (*leaves, found.losses)])
+        is_bad = ~jnp.all(is_finite) & (True if runs is None else runs)
+        if nonfinite == "raise":
+            verdict = jnp.where(is_bad, jnp.argmin(is_finite), -1)
+        else:
+            runs = ~is_bad & (True if runs is None else runs)
     left = traced_values(learner)
     with intercepting(learner, _refuse_step), _showing(learner, traces):
         if runs is None:
@@ -168,13 +140,14 @@ def run_update(
         else:
 
             def run(_: None, values: tuple[PyTree, jax.Array, PyTree]) -> None:
-                update(StepResult(*values, weights=found.weights, is_computed=True))
+                update(StepResult(*values, weights=found.weights))
 
             run_if(runs, run, None, (found.gradients, found.losses, found.aux))
     path = first_written(left, traced_values(learner))
     if path is not None:
         raise _refusal(f"writes the hidden State '{path_name(path)}'")
     if nonfinite == "skip":
+        assert is_bad is not None
         skipped = learner.held_optimizer.skipped
         skipped.value = skipped.value + is_bad
         is_masked = None if found.weights is None else jnp.any(found.weights == 0)
@@ -187,7 +160,8 @@ def run_update(
 def _showing(learner: BaseLearner, traces: Traces) -> Iterator[None]:
     """Replace the learner's traces by the traces after the step, read-only."""
     own = learner.carried
-    learner.carried = shown = CarriedTraces(traces, own.zeros, own.pairs)
+    learner.carried = shown = CarriedTraces(own.zeros, tuple)
+    hold(shown, traces)
     try:
         yield
     finally:
@@ -210,12 +184,6 @@ def _refusal(what: str) -> OptionError:
 
 
 # --- non-finite numbers
-
-
-def _are_finite(found: StepResult, gradients: PyTree) -> jax.Array:
-    """Test the leaves of the gradients, and the losses."""
-    leaves = [*jax.tree.leaves(gradients), found.losses]
-    return jnp.stack([jnp.isfinite(_zero(leaf)) for leaf in leaves])
 
 
 def _zero(leaf: jax.Array) -> jax.Array:
@@ -265,18 +233,18 @@ def _reset_spoiled(
     are computed only then, since they may draw random numbers. Return one flag for each sample, or
     one for all if these cannot be reset separately, and the new traces.
     """
+    specs = learner.compiled.trace_specs
 
     def spoiled(traces: Traces, initial: list[PyTree]) -> jax.Array:
-        states = values_by_path(learner.short_term_states)
-        return _spoiled_samples(learner, is_bad, states, initial, unpack(traces))
+        return _spoiled_samples(learner, is_bad, initial, unpack(traces))
 
     def reset(now: tuple[jax.Array, Traces]) -> tuple[jax.Array, Traces]:
-        initial = list(learner.initial_values(learner.states_of_model).values())
+        initial = list(learner.initial_values().values())
         samples = spoiled(now[1], initial)
         reset_states(learner, initial, samples)
-        return samples, reset_traces(learner.compiled.trace_specs, now[1], samples)
+        return samples, reset_traces(specs, now[1], samples)
 
-    states, is_suspect = list(values_by_path(learner.short_term_states).values()), is_bad
+    states, is_suspect = values_of(learner.short_term_states.values()), is_bad
     if is_masked is not None:
         is_nan = [jnp.any(x != x) for x in jax.tree.leaves(states)]  # also for random keys
         is_suspect = is_bad | (is_masked & jnp.any(jnp.stack([jnp.zeros((), bool), *is_nan])))
@@ -286,11 +254,7 @@ def _reset_spoiled(
 
 
 def _spoiled_samples(
-    learner: BaseLearner,
-    is_bad: jax.Array,
-    states: Mapping[Any, PyTree],
-    initial: list[PyTree],
-    traces: Traces,
+    learner: BaseLearner, is_bad: jax.Array, initial: list[PyTree], traces: Traces
 ) -> jax.Array:
     """Return the samples that have a state or a trace with a bad number; see `_reset_spoiled`."""
 
@@ -298,25 +262,20 @@ def _spoiled_samples(
         # An infinity where the state starts at one is a running maximum.
         return jnp.isnan(leaf) | (is_bad & jnp.isinf(leaf) & ~jnp.isinf(start))
 
-    graph, specs = learner.graph, learner.compiled.trace_specs
-    batch, samples, of_states = graph.batch, graph.batch.samples, list[jax.Array]()
+    graph, batch, samples = learner.graph, learner.graph.batch, learner.graph.batch.samples
     is_apart = graph.flat_state is None or graph.flat_state.samples == samples
     is_apart = is_apart and samples is not None and not batch.unclear
-
-    def samples_of(path: Path, index: int, leaf: jax.Array, start: jax.Array) -> jax.Array:
-        axis = batch.axis_at(path, index) if is_apart else None
-        return jnp.any(test(leaf, start), tuple(a for a in range(leaf.ndim) if a != axis))
-
-    for (path, value), start in zip(states.items(), initial, strict=True):
-        pairs = zip(jax.tree.leaves(value), jax.tree.leaves(start), strict=True)
-        of_states += [
-            samples_of(path, index, *pair)
-            for index, pair in enumerate(pairs)
-            if jnp.issubdtype(pair[0].dtype, jnp.inexact)
-        ]
+    of_states = []
+    for (path, state), start in zip(learner.short_term_states.items(), initial, strict=True):
+        pairs = zip(jax.tree.leaves(state.value), jax.tree.leaves(start), strict=True)
+        for index, (leaf, first) in enumerate(pairs):
+            if jnp.issubdtype(leaf.dtype, jnp.inexact):
+                axis = batch.axis_at(path, index) if is_apart else None
+                others = tuple(a for a in range(leaf.ndim) if a != axis)
+                of_states.append(jnp.any(test(leaf, first), others))
     if samples is not None and is_apart:
         with contextlib.suppress(OptionError):  # they share a trace
-            of_traces = samples_with(test, specs, traces, samples)
+            of_traces = samples_with(test, learner.compiled.trace_specs, traces, samples)
             return functools.reduce(jnp.logical_or, of_states, of_traces)
     numbers = [x for x in jax.tree.leaves(traces) if jnp.issubdtype(x.dtype, jnp.inexact)]
     return jnp.any(jnp.stack([jnp.any(x) for x in (*of_states, *map(test, numbers))]))

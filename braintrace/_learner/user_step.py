@@ -8,9 +8,9 @@ of the same learner meanwhile.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import itertools
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, TypeAlias
@@ -26,10 +26,10 @@ from .._core.steps import Inputs, operands
 from .._core.traces import examples
 from .._errors import OptionError, in_words
 from .._graph import Weights
-from .._jax import Var, calls_back, every_equation, trace_state
+from .._jax import calls_back, every_equation, trace_state
 from .._model import read_states, write_states
 from .._typing import Path, PyTree, path_name
-from .arguments import read_arguments, unwrap
+from .arguments import Options, read_arguments, unwrap
 from .base import BaseLearner
 
 # --- functions of States as pure functions
@@ -38,22 +38,10 @@ from .base import BaseLearner
 class PureStep:
     """A function that reads and writes brainstate States, in pure form.
 
-    Parameters
-    ----------
-    function, example
-        The function, and example arguments.
-    parameters
-        States whose values are arguments of every call, and that the function must not write.
-
     Attributes
     ----------
     states, is_written
-        The parameters and then the others, and whether the function writes each.
-
-    Raises
-    ------
-    OptionError
-        If the function writes a parameter.
+        The given parameters and then the others, and whether the function writes each.
     """
 
     def __init__(
@@ -71,26 +59,6 @@ class PureStep:
         self._written = traced.is_written
         written = set(itertools.compress(self._places, self._written))
         self.is_written = [place in written for place in range(len(self.states))]
-        if any(self.is_written[: len(parameters)]):
-            raise OptionError(
-                "`step_fn` writes a parameter. Parameters are fixed during a sequence gradient: "
-                "update them with its result."
-            )
-
-    def check_unused(self, traces: brainstate.State) -> None:
-        """Refuse a function that reads or writes the State of the traces.
-
-        Raises
-        ------
-        OptionError
-            If it does.
-        """
-        if any(state is traces for state in self.states):
-            raise OptionError(
-                "`step_fn` or `update_fn` reads or writes the State of the traces, which "
-                "is not available during a call. `update_fn` can read the traces after the step "
-                "as `learner.traces.value`; to start a new sequence, use `reset`."
-            )
 
     def __call__(self, values: Sequence[Any], *arguments: Any) -> tuple[list[Any], Any]:
         """Return the new values of the States that are written, and the function's result."""
@@ -165,29 +133,20 @@ def run_if(flag: jax.Array, function: Callable[..., Any], carry: Any, *reads: An
 # --- calls of the learner inside
 
 
-Interceptor: TypeAlias = Callable[..., PyTree]
-
-_interceptors: ContextVar[tuple[tuple[BaseLearner, Interceptor], ...]] = ContextVar(
-    "braintrace_interceptors", default=()
+INTERCEPTORS: ContextVar[Mapping[int, Callable[..., PyTree]]] = ContextVar(
+    "braintrace_interceptors", default=types.MappingProxyType({})
 )
+"""What handles the calls of a learner inside the user's functions, by its identity."""
 
 
 @contextlib.contextmanager
-def intercepting(learner: BaseLearner, interceptor: Interceptor) -> Iterator[None]:
+def intercepting(learner: BaseLearner, interceptor: Callable[..., PyTree]) -> Iterator[None]:
     """Let an interceptor handle the calls of a learner inside the context."""
-    token = _interceptors.set((*_interceptors.get(), (learner, interceptor)))
+    token = INTERCEPTORS.set({**INTERCEPTORS.get(), id(learner): interceptor})
     try:
         yield
     finally:
-        _interceptors.reset(token)
-
-
-def interceptor_of(learner: BaseLearner) -> Interceptor | None:
-    """Return the innermost interceptor of a learner, or ``None``."""
-    for owner, interceptor in reversed(_interceptors.get()):
-        if owner is learner:
-            return interceptor
-    return None
+        INTERCEPTORS.reset(token)
 
 
 LOOPS = (
@@ -195,7 +154,7 @@ LOOPS = (
     "directly, since the whole step is compiled, and return results with `has_aux=True`."
 )
 
-Values = list[tuple[Path, Any]]
+Values: TypeAlias = list[tuple[Path, Any]]
 """Leaves of the values of States, with their paths."""
 
 
@@ -216,58 +175,43 @@ def first_written(before: Values, now: Values) -> Path | None:
     return next((path for (path, then), (_, leaf) in pairs if leaf is not then), None)
 
 
-@dataclasses.dataclass
 class Recorder:
     """Replacement of the learner during one call of the step function.
 
-    Attributes
-    ----------
-    learner, run
-        The learner, and what runs the step: ``inputs -> (outputs, new states, records)``.
-    calls
-        Number of learner calls by the step function.
-    records
-        Residuals of the step.
+    ``run`` runs the step: ``inputs -> (outputs, new states, records)``.
     """
 
-    learner: BaseLearner
-    run: Callable[[Inputs], tuple[list[Any], dict[Var, Any], Any]]
-    calls: int = 0
-    records: Any = None
-
-    def __post_init__(self) -> None:
-        self._left = traced_values(self.learner)
-        self._trace = trace_state()
+    def __init__(self, learner: BaseLearner, run: Callable[[Inputs], Any]) -> None:
+        self.learner, self._run = learner, run
+        self.calls, self.records, self._trace = 0, None, trace_state()
+        self._parameters, self._hidden = values_of(learner.param_states), traced_values(learner)
 
     def __call__(self, *arguments: Any) -> Any:
-        """Run one step, which reads and writes the model's States.
-
-        Raises
-        ------
-        OptionError
-            Inside a transformation in the step function, or if a State was written.
-        """
+        """Run one step, which reads and writes the model's States."""
         if trace_state() != self._trace:
-            raise OptionError(LOOPS)
+            raise OptionError(
+                "`step_fn` calls the learner inside a compiled function, branch or loop. Call the "
+                "learner directly, since the whole step is compiled, and return results with "
+                "`has_aux=True`."
+            )
         self.check_states()
-        graph = self.learner.graph
-        states = self.learner.states_of_step
+        graph, states = self.learner.graph, self.learner.states_of_step
         inputs = {**read_arguments(graph, unwrap(arguments)), **read_states(graph, states)}
-        outputs, new_states, self.records = self.run(inputs)
+        outputs, new_states, self.records = self._run(inputs)
         write_states(graph, states, new_states)
-        self._left = traced_values(self.learner)
+        self._hidden = traced_values(self.learner)
         self.calls += 1
         return jax.tree.unflatten(graph.traced.output_tree, outputs)
 
     def check_states(self) -> None:
-        """Refuse traced hidden states that have changed since the last step.
-
-        Raises
-        ------
-        OptionError
-            If other code has written one.
-        """
-        path = first_written(self._left, traced_values(self.learner))
+        """Refuse new values of parameters, and of hidden states that the step has not written."""
+        path = first_written(self._parameters, values_of(self.learner.param_states))
+        if path is not None:
+            raise OptionError(
+                f"`step_fn` writes the parameter '{path_name(path)}', which is fixed during a "
+                "step. Change it with the gradient that the call returns, or in `update_fn`."
+            )
+        path = first_written(self._hidden, traced_values(self.learner))
         if path is not None:
             raise OptionError(
                 f"`step_fn` writes the hidden State '{path_name(path)}', and traces do not follow "
@@ -277,7 +221,7 @@ class Recorder:
 
 
 def run_step_function(
-    step_fn: Callable[..., PyTree], recorder: Recorder, slices: tuple[PyTree, ...]
+    step_fn: Callable[..., PyTree] | None, recorder: Recorder, slices: tuple[PyTree, ...]
 ) -> PyTree:
     """Return the result of a step function, which calls the learner exactly once.
 
@@ -287,7 +231,7 @@ def run_step_function(
         If it does not, or writes a hidden state.
     """
     with intercepting(recorder.learner, recorder):
-        result = call_user("step_fn", step_fn, *slices)
+        result = recorder(*slices) if step_fn is None else call_user("step_fn", step_fn, *slices)
     if recorder.calls != 1:
         raise OptionError(
             f"`step_fn` called the learner {recorder.calls} times; it must call it exactly once "
@@ -327,31 +271,20 @@ def example_slices(sequences: PyTree) -> PyTree:
 # --- losses
 
 
-def loss_of(
-    step_fn: Callable[..., PyTree],
-    recorder: Recorder,
-    slices: tuple[PyTree, ...],
-    has_aux: bool,
-    unit_aware: bool,
-) -> tuple[PyTree, Any, PyTree]:
-    """Return the loss of a step without its unit, the unit, and the auxiliary results.
-
-    Raises
-    ------
-    OptionError
-        If the function does not call the learner exactly once, writes a hidden state, or returns no
-        floating-point number; if the loss has a unit and ``unit_aware`` is False.
-    """
-    result = run_step_function(step_fn, recorder, slices)
-    loss, aux = result if has_aux else (result, None)
+def recorded_loss(
+    recorder: Recorder, options: Options, slices: tuple[PyTree, ...]
+) -> tuple[tuple[PyTree, PyTree, Any], Any]:
+    """Return the loss of a step without its unit, auxiliary results and records; and the unit."""
+    result = run_step_function(options.step_fn, recorder, slices)
+    loss, aux = result if options.has_aux else (result, None)
     check_loss(loss)
     mantissa, unit = saiunit.split_mantissa_unit(loss)
-    if not unit_aware and unit != saiunit.UNITLESS:
+    if not options.unit_aware and unit != saiunit.UNITLESS:
         raise OptionError(
             f"`step_fn` returned a loss in {unit}. Divide it by its unit, or pass "
             "`unit_aware=True` to get gradients in that unit over the parameter's."
         )
-    return mantissa, unit, aux
+    return (mantissa, aux, recorder.records), unit
 
 
 def check_loss(loss: PyTree) -> None:

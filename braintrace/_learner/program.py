@@ -1,0 +1,308 @@
+"""Programs: methods of a learner as compiled functions of the values of States.
+
+A learner and its functional form run the same programs. JAX compiles one for each form of the
+traces. Here are single calls, and prediction; see `gradient` and `online` for programs with a loss.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import brainstate
+import jax
+
+from .._brainstate import is_in_loop
+from .._core import sites, windows
+from .._core.gradient import as_chunk
+from .._core.loops import scan_over_time
+from .._core.steps import Inputs, operands
+from .._errors import OptionError
+from .._graph import Chunk, Records, Traces, Weights
+from .._jax import Var
+from .._jax_kernels import for_devices
+from .._model import leaves_by_var, whole_values
+from .._typing import Path, PyTree
+from .arguments import Options, read_arguments
+from .base import BaseLearner
+from .chunks import Chunks, steps_of
+from .resets import reset_states
+from .traces import Deferred, Jitted, Zero
+from .user_step import PureStep, Recorder, example_slices, run_step_function
+
+
+class Arguments(NamedTuple):
+    """Arguments of a method.
+
+    Attributes
+    ----------
+    sequences
+        The user's sequences, time first; or the arguments of one step.
+    mask, flags
+        Weights of the losses, and flags of resets; ``None``: there are none.
+    initial
+        Values of the short-term States at the start of a sequence, for resets.
+    """
+
+    sequences: PyTree
+    mask: jax.Array | None = None
+    flags: jax.Array | None = None
+    initial: list[PyTree] = []  # noqa: RUF012 - never changed
+
+
+Result: TypeAlias = tuple[tuple[PyTree, PyTree], list[PyTree], Traces | Deferred | None]
+"""Results and verdicts, new values of the written States, and traces; ``None``: they stay."""
+
+
+class Program:
+    """A method as a pure function `run` of values of States, traces and arguments.
+
+    Attributes
+    ----------
+    states, is_written
+        The States whose values it takes, and for each of them, whether it returns a new one.
+    reads
+        ``"zero"``: traces that are known to be zero are passed as ``None``. ``"nothing"``: it
+        neither reads nor changes traces.
+    batch_axis
+        Axis of samples in the arguments.
+    finish, defers
+        Returns traces from their sources and the traces before the call, and whether a program of
+        its own does so when they are read.
+    parameters
+        Paths of the gradients in the results.
+    updates_in_loop
+        Whether a loop over chunks overwrites the traces before it.
+    cuts
+        The chunks of sequences by their length, and whether they start from zero traces.
+    check, notice
+        Called with the verdicts: ``check`` before anything is written, ``notice`` with the index
+        of the first step after that.
+    """
+
+    reads: Literal["zero", "arrays", "nothing"] = "arrays"
+    batch_axis = 1
+    updates_in_loop = True
+    finish: Callable[[PyTree, Traces | None], Traces] | None = None
+    defers = True
+    parameters: tuple[Path, ...] = ()
+    check: Callable[[PyTree], None] | None = None
+    notice: Callable[[PyTree, int], None] | None = None
+
+    def __init__(
+        self,
+        learner: BaseLearner,
+        states: Sequence[brainstate.State],
+        is_written: Sequence[bool],
+    ) -> None:
+        if any(state is learner.carried for state in states):
+            raise OptionError(
+                "`step_fn` or `update_fn` reads or writes the State of the traces, which "
+                "is not available during a call. `update_fn` can read the traces after the step "
+                "as `learner.traces.value`; to start a new sequence, use `reset`."
+            )
+        self.states, self.is_written = states, is_written
+        self.written = list(itertools.compress(states, is_written))
+        self.followed, self.placement = learner.followed, learner.placement
+        self.cuts: dict[tuple[int, bool], Chunks] = {}
+        paths = {id(state): path for path, state in learner.states_of_step.items()}
+        self.paths = [paths.get(id(state)) for state in states]
+
+    def run(self, values: list[PyTree], traces: Traces | None, arguments: Arguments) -> Result:
+        """Return the result for values of the States."""
+        raise NotImplementedError
+
+    def cut(self, steps: int, from_zero: bool) -> Chunks:
+        """Return the chunks of a sequence, which by default is a single one."""
+        return Chunks(steps, steps, 0)
+
+    def finished(self, after: Any, traces: Traces | None) -> Any:
+        """Return the traces after a call as arrays, given those before it."""
+        if not isinstance(after, Deferred):
+            return after
+        assert self.finish is not None
+        before: Any = traces if after.before is None else after.before
+        return self.finish(after.sources, before)
+
+    def compile(self, key: Hashable) -> Program:
+        """Compile when called; deferred traces of programs with equal keys have one type."""
+        both = (functools.partial(self._placed, defers=defers) for defers in (False, True))
+        # Programs are named after the method, as profilers and dumps of XLA show them.
+        self._whole, self._deferring = (Jitted(functools.update_wrapper(f, self.run)) for f in both)
+        self._finish = Jitted(self._finished, key)
+        return self
+
+    def __call__(
+        self,
+        values: list[PyTree],
+        traces: Traces | None,
+        arguments: Arguments,
+        steps: int,
+        *,
+        is_owned: bool,
+        done: list[Result],
+    ) -> None:
+        """Run on the first devices or on a mesh, and append the result."""
+        if self.placement is not None:
+            values = list(map(self.placement.value, self.paths, values))
+            traces = self._on_mesh(traces)
+            sequences, mask, flags = self.placement.by_sample(arguments[:3], self.batch_axis)
+            arguments = Arguments(sequences, mask, flags, arguments.initial)
+        run = self._whole
+        # Where an outer loop needs one structure, and after a single step, traces are arrays.
+        if self.defers and self.finish and (traces is None or steps > 1) and not is_in_loop():
+            run = self._deferring
+            has_loop = self.updates_in_loop and traces is not None
+            is_owned = is_owned and has_loop and self.cut(steps, False).length < steps
+        run(values, traces, arguments, in_place=is_owned, done=done)
+
+    def changes(self, done: Result, traces: Traces | None) -> tuple[list[PyTree], Any]:
+        """Return the new values, and the new traces in their form, given those before."""
+        _, written, after = done
+        if isinstance(after, Deferred):
+            before: Any = traces if after.before is None else after.before
+            before = Zero() if before is None else before
+            after = dataclasses.replace(after, before=before, finish=self._finish)
+        return written, after
+
+    def _placed(
+        self, values: list[PyTree], traces: Traces | None, arguments: Arguments, defers: bool
+    ) -> Result:
+        """Run; the states before a call are constants in a user's own gradient."""
+        if self.reads != "nothing":
+            values = [
+                jax.lax.stop_gradient(v) if isinstance(s, brainstate.ShortTermState) else v
+                for s, v in zip(self.states, values, strict=True)
+            ]
+        with self._devices():
+            results, written, after = self.run(values, traces, arguments)
+            after = after if defers else self.finished(after, traces)
+        if self.placement is not None:
+            paths = itertools.compress(self.paths, self.is_written)
+            written = list(map(self.placement.value, paths, written))
+            if isinstance(after, Deferred):
+                after = dataclasses.replace(after, before=self._on_mesh(after.before))
+            else:
+                after = self._on_mesh(after)
+        return results, written, after
+
+    def _finished(self, sources: PyTree, before: Traces | Zero) -> Any:
+        assert self.finish is not None
+        with self._devices():
+            after = self.finish(sources, None if isinstance(before, Zero) else before)
+        return self._on_mesh(after)
+
+    def _devices(self) -> Any:
+        return for_devices(None if self.placement is None else self.placement.devices)
+
+    def _on_mesh(self, traces: Any) -> Any:
+        return traces if traces is None or self.placement is None else self.placement.traces(traces)
+
+
+# --- without a loss
+
+
+def _first(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf[0], tree)
+
+
+class Call(Program):
+    """One step, or the steps of a `MultiStepData`: each differentiated alone, or as one window."""
+
+    def __init__(self, learner: BaseLearner, has_steps: bool) -> None:
+        self._step, self._graph = learner.compiled, learner.graph
+        self._by_path, self._traced = learner.states_of_step, learner.graph.traced
+        is_written = [path in self._traced.written_paths for path in self._by_path]
+        super().__init__(learner, list(self._by_path.values()), is_written)
+        self._has_steps, self._has_window = has_steps, learner.window is not None
+        self.batch_axis = int(has_steps)
+
+    def run(self, values: list[PyTree], traces: Any, arguments: Arguments) -> Result:
+        """Run the steps."""
+        data, traced = arguments.sequences, self._traced
+        read = read_arguments(self._graph, _first(data) if self._has_steps else data)
+        first = self._held({**read, **leaves_by_var(self._graph, self._by_path, values)})
+        start = self._written(first), traces
+
+        def step(carry: tuple[list[Any], Any], slices: Any) -> Any:
+            now = self._held(self._inputs(first, carry[0], slices))
+            outputs, new, traces = self._step.one_step(now, carry[1])
+            return (self._written(new), traces), outputs
+
+        if self._has_window:
+            steps = data if self._has_steps else as_chunk(data)
+            (last, traces), outputs = self._window(first, traces, steps)
+            outputs = outputs if self._has_steps else _first(outputs)
+        elif self._has_steps:
+            (last, traces), outputs = jax.lax.scan(step, start, data)
+        else:
+            (last, traces), outputs = step(start, data)
+        new = whole_values(self._graph, dict(zip(traced.written_vars, last, strict=True)))
+        return (jax.tree.unflatten(traced.output_tree, outputs), None), list(new.values()), traces
+
+    def _window(self, first: Inputs, traces: Any, sequences: PyTree) -> Any:
+        graph, method = self._graph, self._step.method
+        weights = operands(graph, first)
+
+        def step(written: list[Any], slices: Any) -> Any:
+            outputs, new, records = windows.window_step(graph, self._inputs(first, written, slices))
+            return self._written(new), (outputs, records)
+
+        def gradient(weights: Weights, traces: Any, signal: Any) -> Weights:
+            chunk = Chunk(graph, weights, Records(x={}))
+            return method.carry_in_vjp(chunk, sites.of_past(graph, as_chunk(signal)), traces)
+
+        constants, before = jax.lax.stop_gradient((weights, traces))
+        probes = windows.with_gradient(sites.probes_of_past(graph), gradient, weights, before)
+        start = self._written(windows.before_window(graph, first, probes))
+        last, (outputs, records) = scan_over_time(step, start, sequences)
+        records = dataclasses.replace(jax.lax.stop_gradient(records), steps=steps_of(sequences))
+        after = method.update(Chunk(graph, constants, records), before)
+        return (last, after), outputs
+
+    def _held(self, inputs: Inputs) -> dict[Var, Any]:
+        # The states before a step are constants: traces contain how they depend on parameters.
+        written = self._traced.written_vars
+        return {**inputs, **{var: jax.lax.stop_gradient(inputs[var]) for var in written}}
+
+    def _written(self, values: Mapping[Var, Any]) -> list[Any]:
+        return [values[var] for var in self._traced.written_vars]
+
+    def _inputs(self, first: Inputs, written: list[Any], slices: Any) -> dict[Var, Any]:
+        new = zip(self._traced.written_vars, written, strict=True)
+        return {**first, **dict(new), **read_arguments(self._graph, slices)}
+
+
+class Prediction(Program):
+    """The model, or the user's function, over a sequence; traces do not advance."""
+
+    reads = "nothing"
+
+    def __init__(self, learner: BaseLearner, options: Options, example: Arguments) -> None:
+        def step(initial: list[PyTree], inputs: tuple[PyTree, Any]) -> PyTree:
+            slices, reset = inputs
+            if reset is not None:
+                reset_states(learner, initial, reset)
+            recorder = Recorder(
+                learner, lambda now: (*windows.plain_step(learner.graph, now), None)
+            )
+            return run_step_function(options.step_fn, recorder, slices)
+
+        slices = example_slices((example.sequences, example.flags))
+        parameters = list(learner.param_states.values())
+        self._step = PureStep(step, parameters, (example.initial, slices))
+        super().__init__(learner, self._step.states, self._step.is_written)
+
+    def run(self, values: list[PyTree], traces: Traces | None, arguments: Arguments) -> Result:
+        """Run the steps."""
+        step, initial = self._step, arguments.initial
+
+        def one_step(written: list[PyTree], now: PyTree) -> PyTree:
+            return step(step.merge(values, written), initial, now)
+
+        data = arguments.sequences, arguments.flags
+        written, outputs = jax.lax.scan(one_step, step.written_of(values), data)
+        return (outputs, None), written, None
