@@ -11,7 +11,7 @@ import functools
 import inspect
 import operator
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +44,9 @@ METHODS: dict[str, Callable[[BaseLearner, Options, Arguments], Program]] = {
     "etrace_evolve": functools.partial(SequenceGradient, evolves=True),
     "predict": Prediction,
 }
+Outcome: TypeAlias = tuple[LearnerState, PyTree]
+"""The new state, and the results."""
+
 READS_TRACERS = operator.itemgetter(1)
 SHAPE, DTYPE = operator.attrgetter("shape"), operator.attrgetter("dtype")
 WITHOUT_TIME = operator.itemgetter(slice(1, None))
@@ -318,7 +321,7 @@ class FunctionalLearner:
 
         learner.carried.complete(write, not _brainstate.is_watched())
 
-    def step(self, state: LearnerState, *arguments: PyTree) -> tuple[LearnerState, PyTree]:
+    def step(self, state: LearnerState, *arguments: PyTree) -> Outcome:
         """Run one step, and return the new state and the output of the model's ``update``.
 
         The derivative of a loss of this output with respect to ``state.parameters`` is the online
@@ -329,9 +332,7 @@ class FunctionalLearner:
         program, data = find_call(learner, arguments)
         return self._advance(state, program, data)
 
-    def grad(
-        self, state: LearnerState, *sequences: PyTree, **options: Any
-    ) -> tuple[LearnerState, PyTree]:
+    def grad(self, state: LearnerState, *sequences: PyTree, **options: Any) -> Outcome:
         """Return the new state and the gradient over a sequence; see `Learner.etrace_grad`.
 
         The new traces are deferred: they are computed where the next function, or `settle`, reads
@@ -341,24 +342,18 @@ class FunctionalLearner:
         """
         return self._run(state, "etrace_grad", sequences, options)
 
-    def online(
-        self, state: LearnerState, *sequences: PyTree, **options: Any
-    ) -> tuple[LearnerState, PyTree]:
+    def online(self, state: LearnerState, *sequences: PyTree, **options: Any) -> Outcome:
         """Learn at every step; return the new state and losses; see `Learner.etrace_online`."""
         return self._run(state, "etrace_online", sequences, options)
 
-    def evolve(
-        self, state: LearnerState, *sequences: PyTree, **options: Any
-    ) -> tuple[LearnerState, PyTree]:
+    def evolve(self, state: LearnerState, *sequences: PyTree, **options: Any) -> Outcome:
         """Advance states and traces; return the new state and outputs.
 
         See `Learner.etrace_evolve`.
         """
         return self._run(state, "etrace_evolve", sequences, options)
 
-    def predict(
-        self, state: LearnerState, *sequences: PyTree, **options: Any
-    ) -> tuple[LearnerState, PyTree]:
+    def predict(self, state: LearnerState, *sequences: PyTree, **options: Any) -> Outcome:
         """Run the model alone; return the new state and outputs; see `Learner.predict`."""
         return self._run(state, "predict", sequences, options)
 
@@ -407,7 +402,7 @@ class FunctionalLearner:
 
     def _run(
         self, state: LearnerState, method: str, sequences: tuple[PyTree, ...], given: dict[str, Any]
-    ) -> tuple[LearnerState, PyTree]:
+    ) -> Outcome:
         """Run a method of the learner."""
         learner = self._learner
         inspect.signature(getattr(type(learner), method)).bind(
@@ -429,7 +424,7 @@ class FunctionalLearner:
 
     def _advance(
         self, state: LearnerState, program: Program, arguments: Arguments, steps: int = 1
-    ) -> tuple[LearnerState, PyTree]:
+    ) -> Outcome:
         """Run a program on a state."""
         places, done = self._checked(state), list[Any]()
         is_zero = isinstance(state.traces, Zero) and program.reads == "zero"

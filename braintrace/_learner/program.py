@@ -93,10 +93,7 @@ class Program:
     notice: Callable[[PyTree, int], None] | None = None
 
     def __init__(
-        self,
-        learner: BaseLearner,
-        states: Sequence[brainstate.State],
-        is_written: Sequence[bool],
+        self, learner: BaseLearner, states: Sequence[brainstate.State], is_written: Sequence[bool]
     ) -> None:
         if any(state is learner.carried for state in states):
             raise OptionError(
