@@ -313,6 +313,7 @@ def calls_of(learner, optimizer):
         lambda: learner(XS[0]),
         lambda: learner.predict(XS[:3]),
         lambda: learner.reset_state(where=np.array([True, False])),
+        lambda: learner.reset_state(),
     ]
 
 
@@ -353,7 +354,7 @@ def interrupt_calls(seed):
 
     signal.signal(signal.SIGALRM, interrupt)
     for _ in range(100):
-        kind = draw.integers(6)
+        kind = draw.integers(7)
         before, start = bits(pure.state()), time.perf_counter()
         calls_of(twin, optimizer)[kind]()
         wait = draw.uniform(0, 1) * (time.perf_counter() - start)
