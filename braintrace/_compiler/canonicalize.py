@@ -11,7 +11,6 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,19 +44,29 @@ def rewriting(unroll_limit: int) -> Rule:
 
     def rewrite(equation: Equation, operands: list[ArrayLike]) -> Sequence[ArrayLike] | None:
         name = equation.primitive.name
-        if name in ("cond", "scan", "while") and holds_marked(equation):
-            if name == "cond":
-                return selected(equation, operands, rewrite)
-            if name == "scan":
-                return _unroll(equation, operands, rewrite, unroll_limit)
-            raise CompilationError(
-                "A `while` loop contains an ETP operation. The number of its steps is unknown, "
-                "so no trace is possible. Use `brainstate.transform.for_loop` with a fixed "
-                f"number of steps, or an ordinary operation. [{source_line(equation)}]"
-            )
-        return spell_out_broadcasts(equation, operands)
+        if name not in ("cond", "scan", "while") or not holds_marked(equation):
+            return spell_out_broadcasts(equation, operands)
+        if name == "cond":
+            return selected(equation, operands, rewrite)
+        if name == "scan" and equation.params["length"] <= unroll_limit:
+            return unrolled(equation, operands, rewrite)
+        raise CompilationError(f"{_why_refused(equation, unroll_limit)} [{source_line(equation)}]")
 
     return rewrite
+
+
+def _why_refused(equation: Equation, unroll_limit: int) -> str:
+    if equation.primitive.name == "while":
+        return (
+            "A `while` loop contains an ETP operation. The number of its steps is unknown, so no "
+            "trace is possible. Use `brainstate.transform.for_loop` with a fixed number of steps, "
+            "or an ordinary operation."
+        )
+    return (
+        f"A loop of {equation.params['length']} steps inside `update` contains an ETP operation; "
+        f"loops are unrolled up to {unroll_limit} steps. Use a larger `unroll_limit`, or make the "
+        "inner steps steps of the model."
+    )
 
 
 def spell_out_broadcasts(
@@ -110,19 +119,6 @@ def selected(
     ]
 
 
-def _unroll(
-    equation: Equation, operands: list[ArrayLike], rule: Rule, unroll_limit: int
-) -> list[jax.Array]:
-    length = equation.params["length"]
-    if length > unroll_limit:
-        raise CompilationError(
-            f"A loop of {length} steps inside `update` contains an ETP operation; loops are "
-            f"unrolled up to {unroll_limit} steps. Use a larger `unroll_limit`, or make the inner "
-            f"steps steps of the model. [{source_line(equation)}]"
-        )
-    return unrolled(equation, operands, rule)
-
-
 def unrolled(
     equation: Equation, operands: list[ArrayLike], rule: Rule | None = None
 ) -> list[jax.Array]:
@@ -157,15 +153,10 @@ def with_program(traced: TracedModel, new: Program) -> TracedModel:
     The first inputs and outputs of the new program correspond to the old ones, in order.
     """
     old = traced.program
-    renamed: dict[int, Any] = {id(None): None}
-    for before, after in ((old.in_vars, new.in_vars), (old.out_atoms, new.out_atoms)):
-        renamed.update((id(atom), other) for atom, other in zip(before, after, strict=False))
+    inputs = dict(zip(old.in_vars, new.in_vars, strict=False))
+    outputs = dict(zip(map(id, old.out_atoms), new.out_atoms, strict=False))
     leaves = tuple(
-        dataclasses.replace(
-            leaf,
-            in_var=renamed[id(leaf.in_var)],
-            out_var=renamed[id(leaf.out_var)],
-        )
+        dataclasses.replace(leaf, in_var=inputs[leaf.in_var], out_var=outputs.get(id(leaf.out_var)))
         for leaf in traced.leaves
     )
     arguments = len(traced.argument_vars)

@@ -34,7 +34,7 @@ from .._jaxpr import (
     carries_derivative,
     evaluate,
     evaluate_all,
-    flows_to,
+    flows_from,
     inlined,
     program_of,
 )
@@ -86,7 +86,7 @@ def _axis(program: Program, batch: Batch, leaf: StateLeaf, end: StateLeaf) -> in
     constants, expected = Constants(program), laid_out(end.shape, axis, samples)
     for place in (a for a, size in enumerate(leaf.shape) if size == samples):
         start = {leaf.in_var: laid_out(leaf.shape, place, samples)}
-        (flow,) = flows_to(Question(Labels()), constants, start, [end.out_var])
+        flow = flows_from(Question(Labels()), constants, start).get(end.out_var)
         if follow(flow, expected):
             return place
     return None

@@ -6,7 +6,6 @@ from .dataflow import Question as Question
 from .dataflow import flows_from as flows_from
 from .dataflow import flows_of_outputs as flows_of_outputs
 from .dataflow import flows_of_results as flows_of_results
-from .dataflow import flows_to as flows_to
 from .equal import equal_values as equal_values
 from .equal import equal_with_derivatives as equal_with_derivatives
 from .equal import merged as merged

@@ -43,20 +43,6 @@ class Question:
     special: Special | None = None
 
 
-def flows_to(
-    question: Question,
-    constants: Constants,
-    starts: Mapping[Var, Flow],
-    targets: Sequence[Atom],
-) -> list[Flow]:
-    """Return the flows of some variables of a program, given the flows of others."""
-    program = constants.program
-    between = program.depends_on(targets, frozenset(starts)).difference(starts)
-    known = dict(starts)
-    _pass(question, constants, (program.equations[i] for i in program.making(between)), known)
-    return [known.get(atom) if is_var(atom) else None for atom in targets]
-
-
 def flows_from(
     question: Question, constants: Constants, starts: Mapping[Var, Flow], last: int | None = None
 ) -> dict[Var, Flow]:

@@ -9,6 +9,7 @@ compared with each other. In a reduction without an equal element, the element o
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,8 +18,8 @@ import jax.numpy as jnp
 
 from .._jax import Equation, bind
 from .._jax_kernels import with_derivative_of
-from .evaluate import Rule, evaluate
-from .program import Program, program_of
+from .evaluate import Rule
+from .program import Program
 
 
 def _choice(wins: Callable[..., Any], choose: Callable[..., Any], x: Any, y: Any) -> jax.Array:
@@ -62,37 +63,20 @@ def maxima_of(program: Program) -> dict[int, Rule]:
     return dict.fromkeys(found, bind_differentiable)
 
 
-# Operations whose derivative JAX computes from their result.
-FROM_RESULT = frozenset({"exp", "exp2", "logistic", "rsqrt", "sqrt", "tan", "tanh"})
+# The derivatives of operations that JAX computes from their result.
+_DERIVATIVES: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "exp": lambda y: y,
+    "exp2": lambda y: math.log(2) * y,
+    "logistic": lambda y: y * (1 - y),
+    "rsqrt": lambda y: -0.5 * y**3,
+    "sqrt": lambda y: 0.5 / y,
+    "tan": lambda y: 1 + y * y,
+    "tanh": lambda y: 1 - y * y,
+}
+FROM_RESULT = frozenset(_DERIVATIVES)
 
 
 def from_result(equation: Equation, x: jax.Array, known: jax.Array) -> jax.Array:
     """Return the known result of an operation; its derivative is computed from that."""
-
-    def derivative(primals: Any, tangents: Any) -> Any:
-        (x, known), (dx, _) = primals, tangents
-        settings = tuple(equation.params.items())
-        program = _with_derivative(equation.primitive, settings, x.shape, x.dtype)
-        result, change = program.out_atoms
-        inputs = dict(zip(program.in_vars, (x, dx), strict=True))
-        return known, evaluate(program, [change], inputs, {result: known})[0]
-
-    around = jax.custom_jvp(lambda x, known: known)
-    around.defjvp(derivative)
-    found: jax.Array = around(x, known)
-    return found
-
-
-@functools.lru_cache(
-    maxsize=256
-)  # tracing it for each operation takes a third of a trace of `pull`
-def _with_derivative(
-    primitive: Any, settings: tuple[Any, ...], shape: tuple[int, ...], dtype: Any
-) -> Program:
-    """Return the program ``(x, dx) -> (result, its derivative)`` of an elementwise operation."""
-
-    def both(x: jax.Array, dx: jax.Array) -> Any:
-        return jax.jvp(lambda x: primitive.bind(x, **dict(settings)), (x,), (dx,))
-
-    like = jax.ShapeDtypeStruct(shape, dtype)
-    return program_of(jax.make_jaxpr(both)(like, like))
+    derivative = _DERIVATIVES[equation.primitive.name](jax.lax.stop_gradient(known))
+    return with_derivative_of(known, derivative * x)

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from .._jax import (
-    AnyJaxpr,
     Atom,
     Equation,
     Var,
@@ -138,36 +137,19 @@ def _literal(atom: Atom) -> Hashable:
 
 
 def _meaning(equation: Equation) -> Hashable:
-    """Return a hashable key of the function that an equation computes."""
+    """Return a key of what an equation computes."""
+    # Each evaluation makes a new function for a derivative rule, so bodies alone are compared.
     body = call_body(equation)
-    if body is not None:  # each evaluation makes a new function for its derivative rule
-        return equation.primitive, _body(body)
-    return equation.primitive, _comparable(tuple(sorted(equation.params.items())))
-
-
-def _body(jaxpr: AnyJaxpr) -> Hashable:
-    opened, constants = open_jaxpr(jaxpr)
-    numbers = {var: i for i, var in enumerate((*opened.constvars, *opened.invars))}
-
-    def key_of(atom: Atom) -> Hashable:
-        return numbers[atom] if is_var(atom) else _literal(atom)
-
-    equations = []
-    for equation in opened.eqns:
-        equations.append((_meaning(equation), tuple(map(key_of, equation.invars))))
-        numbers.update((var, len(numbers)) for var in equation.outvars)
-    avals = tuple(str(var.aval) for var in opened.invars)
-    return avals, tuple(map(id, constants)), tuple(equations), tuple(map(key_of, opened.outvars))
+    meaning = tuple(sorted(equation.params.items())) if body is None else body
+    return equation.primitive, _comparable(meaning)
 
 
 def _comparable(value: Any) -> Hashable:
     if isinstance(value, (tuple, list)):
         return type(value), *map(_comparable, value)
     if hasattr(value, "eqns"):
-        return _body(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = tuple(getattr(value, field.name) for field in dataclasses.fields(value))
-        return type(value), _comparable(fields)
+        opened, constants = open_jaxpr(value)
+        return str(opened), tuple(map(id, constants))
     try:
         hash(value)
     except TypeError:

@@ -45,9 +45,6 @@ Rule: TypeAlias = Callable[[Equation, list[ArrayLike]], Sequence[ArrayLike] | No
 # A rule for every equation, or rules for some of them by index.
 Rules: TypeAlias = Rule | Mapping[int, Rule]
 
-# ``(index, equation, operand values) -> output values``.
-RunEquation: TypeAlias = Callable[[int, Equation, list[ArrayLike]], Iterable[ArrayLike]]
-
 
 def evaluate(
     program: Program,
@@ -88,7 +85,7 @@ def evaluate(
     read = [*targets, *(atom for index in extra for atom in program.equations[index].invars)]
     computed = program.depends_on(read, known) - known.keys()
     needed = sorted({*program.making(computed), *extra})
-    _run_each(((index, program.equations[index]) for index in needed), known, _by_rules(rules))
+    _run_each(((index, program.equations[index]) for index in needed), known, rules)
     return _values_of(targets, known)
 
 
@@ -104,7 +101,11 @@ def evaluate_all(jaxpr: AnyJaxpr, values: Sequence[ArrayLike], rules: Rules) -> 
     rules
         Rules that run equations.
     """
-    return interpret(jaxpr, values, _by_rules(rules))
+    opened, constants = open_jaxpr(jaxpr)
+    known = dict(zip(opened.constvars, constants, strict=True))
+    known.update(zip(opened.invars, values, strict=True))
+    _run_each(enumerate(opened.eqns), known, rules)
+    return _values_of(opened.outvars, known)
 
 
 def evaluate_inlined(
@@ -125,18 +126,17 @@ def evaluate_inlined(
         The equation whose source line all equations get; ``None``: each keeps its own.
     """
 
-    def run(_: int, equation: Equation, operands: list[ArrayLike]) -> Iterable[ArrayLike]:
-        if caller is not None:
-            equation = with_source_of(equation, caller)
-        if equation.primitive.name not in TRANSPARENT_CALLS:
-            return _by_rule(rule, equation, operands)
-        # JAX traces each of its library functions once, at the first call.
-        is_library = caller is not None or runs_library_code(equation)
-        inside = equation if is_library else None
-        with at_source_of(equation):
+    def run(equation: Equation, operands: list[ArrayLike]) -> Sequence[ArrayLike] | None:
+        if equation.primitive.name in TRANSPARENT_CALLS:
+            # JAX traces each of its library functions once, at the first call.
+            is_library = caller is not None or runs_library_code(equation)
+            inside = (caller or equation) if is_library else None
             return evaluate_inlined(call_body(equation), operands, rule, inside)
+        equation = equation if caller is None else with_source_of(equation, caller)
+        results = None if rule is None else rule(equation, operands)
+        return bind(equation, operands) if results is None else results
 
-    return interpret(jaxpr, values, run)
+    return evaluate_all(jaxpr, values, run)
 
 
 def inlined(jaxpr: AnyJaxpr, rule: Rule | None = None) -> ClosedJaxpr:
@@ -157,54 +157,24 @@ def inlined(jaxpr: AnyJaxpr, rule: Rule | None = None) -> ClosedJaxpr:
     return trace_to_jaxpr(lambda *values: evaluate_inlined(jaxpr, values, rule), avals)
 
 
-def interpret(jaxpr: AnyJaxpr, values: Sequence[ArrayLike], run: RunEquation) -> list[ArrayLike]:
-    """Return the values of a jaxpr's outputs; a function runs its equations in order.
-
-    Parameters
-    ----------
-    jaxpr
-        The jaxpr. An open one must have no constants.
-    values
-        One value per input.
-    run
-        Runs an equation.
-    """
-    opened, constants = open_jaxpr(jaxpr)
-    known = dict(zip(opened.constvars, constants, strict=True))
-    known.update(zip(opened.invars, values, strict=True))
-    _run_each(enumerate(opened.eqns), known, run)
-    return _values_of(opened.outvars, known)
-
-
 def _run_each(
-    equations: Iterable[tuple[int, Equation]], known: dict[Var, ArrayLike], run: RunEquation
+    equations: Iterable[tuple[int, Equation]], known: dict[Var, ArrayLike], rules: Rules | None
 ) -> None:
     """Add the outputs of equations to ``known``, without replacing known values."""
     for index, equation in equations:
-        results = run(index, equation, _values_of(equation.invars, known))
+        rule = rules if rules is None or callable(rules) else rules.get(index)
+        operands, results = _values_of(equation.invars, known), None
+        if rule is not None:
+            with at_source_of(equation):
+                results = rule(equation, operands)
+        if results is None:
+            results = bind(equation, operands)
         for var, value in zip(equation.outvars, results, strict=True):
             known.setdefault(var, value)
 
 
 def _values_of(atoms: Iterable[Atom], known: Mapping[Var, ArrayLike]) -> list[ArrayLike]:
     return [known[atom] if is_var(atom) else atom.val for atom in atoms]
-
-
-def _by_rules(rules: Rules | None) -> RunEquation:
-    if rules is None or callable(rules):
-        return lambda _, equation, operands: _by_rule(rules, equation, operands)
-    return lambda index, equation, operands: _by_rule(rules.get(index), equation, operands)
-
-
-def _by_rule(
-    rule: Rule | None, equation: Equation, operands: list[ArrayLike]
-) -> Sequence[ArrayLike]:
-    if rule is not None:
-        with at_source_of(equation):
-            results = rule(equation, operands)
-        if results is not None:
-            return results
-    return bind(equation, operands)
 
 
 # --- constant folding

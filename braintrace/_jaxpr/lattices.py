@@ -83,7 +83,9 @@ class Labels:
         places, values = (targets, flow) if used.all() else (targets[used], flow[used])
         added = self.empty([base.size])
         added[places] = values
-        added[places[added[places] != values]] = TOP
+        differ = added[places] != values
+        if differ.any():
+            added[places[differ]] = TOP
         return merge(base, added.reshape(base.shape))
 
 

@@ -100,10 +100,26 @@ class Vjp:
         return flows
 
 
-@functools.lru_cache(maxsize=256)
 def vjp_of(equation: Equation) -> Vjp:
-    """Return the vjp of an equation."""
-    count = len(equation.invars)
+    """Return the vjp of an equation; equal equations share one."""
+    atoms = tuple((a.aval, carries_derivative(a)) for a in (*equation.invars, *equation.outvars))
+    key = _Alike(equation), equation.primitive, tuple(equation.params.items()), atoms
+    try:
+        return _vjp_of_alike(*key)
+    except TypeError:  # parameters of a foreign operation that cannot be compared
+        return _vjp_of_alike.__wrapped__(*key)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Alike:
+    """An equation, of which the other parts of a cache key have all that counts."""
+
+    equation: Equation = dataclasses.field(compare=False)
+
+
+@functools.lru_cache(maxsize=256)
+def _vjp_of_alike(alike: _Alike, *key: Any) -> Vjp:
+    equation, count = alike.equation, len(alike.equation.invars)
     inputs = tuple(i for i, atom in enumerate(equation.invars) if carries_derivative(atom))
     outputs = tuple(k for k, atom in enumerate(equation.outvars) if carries_derivative(atom))
 
@@ -174,10 +190,19 @@ def _by_rule(
         return [flow.reshape((*shapes[0], *flow.shape[len(result) :]))]
     if name in SUMS:
         return [spread(lattice, np.expand_dims(flow, params["axes"]), shapes[0])]
+    if name == "broadcast_in_dim":
+        axes = zip(params["broadcast_dimensions"], shapes[0], strict=True)
+        kept = [axis for axis, size in axes if size == result[axis]]
+        one = lattice.over(flow, [axis for axis in range(len(result)) if axis not in kept])
+        return [one.reshape((*shapes[0], *flow.shape[len(result) :])), *[None] * (len(atoms) - 1)]
+    if name == "split":
+        pairs = zip(cotangents, equation.outvars, strict=True)
+        parts = [filled(lattice, part, var.aval.shape) for part, var in pairs]
+        return [np.concatenate(parts, params["axis"])]
     if name == "dot_general":
         (*letters, after) = dot_letters(equation)
-        pairs = zip(letters, shapes, strict=True)
-        return [by_letters(lattice, flow, after, own, shape) for own, shape in pairs]
+        by_operand = zip(letters, shapes, strict=True)
+        return [by_letters(lattice, flow, after, own, shape) for own, shape in by_operand]
     return _put_back(lattice, constants, equation, cotangents)
 
 

@@ -424,7 +424,8 @@ def specs_of_site(
     ``active`` are the outputs that they contain.
     """
     relation, lead = site.relation, (site.influence.fan_out,) if site.has_fan_out else ()
-    full, stored_shapes = trace_shapes(relation), trace_shapes(relation, active)
+    full = trace_shapes(relation)
+    stored_shapes = full if active.runs is None else trace_shapes(relation, active)
     shapes = {
         name: jax.ShapeDtypeStruct((*lead, *array.shape), array.dtype)
         for name, array in stored_shapes.items()
