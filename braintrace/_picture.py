@@ -17,7 +17,7 @@ from ._errors import optional_import
 from ._etrace_op.registry import is_marked
 from ._graph import FILTERS, Diagnostic, ETraceGraph, HiddenGroup, StateLeaf, report_of
 from ._jax import Atom, Var, is_var, source_line
-from ._jaxpr import PRODUCTS
+from ._jaxpr.primitives import PRODUCTS
 from ._tables import in_bytes
 from ._typing import path_name
 

@@ -16,17 +16,12 @@ import numpy as np
 from .._etrace_op.registry import MarkedRole, role
 from .._graph.traced_model import StateKind, StateLeaf, TracedModel
 from .._jax import Atom, Equation, Var
-from .._jaxpr import (
-    CONSTANT,
-    TOP,
-    BindingTime,
-    Constants,
-    Program,
-    binding_times,
-    carries_derivative,
-    flows_from,
-    nonlinear_operands,
-)
+from .._jaxpr.dataflow import BindingTime, binding_times, flows_from
+from .._jaxpr.evaluate import Constants
+from .._jaxpr.lattices import TOP
+from .._jaxpr.primitives import CONSTANT
+from .._jaxpr.program import Program, carries_derivative
+from .._jaxpr.vjp import nonlinear_operands
 from .back_through import SOURCES, Ids, numbered
 
 

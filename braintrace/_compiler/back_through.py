@@ -19,23 +19,12 @@ import numpy as np
 from .._etrace_op.registry import is_marked
 from .._graph.hidden_group import Ids as Ids
 from .._jax import OWN_BACKWARD, Equation, Var
-from .._jaxpr import (
-    BOTTOM,
-    ELEMENTWISE,
-    TOP,
-    Constants,
-    Flow,
-    Labels,
-    Lattice,
-    Question,
-    carries_derivative,
-    everything,
-    flows_back,
-    flows_of_results,
-    joined,
-    spread,
-    vjp_of,
-)
+from .._jaxpr.dataflow import Question, flows_of_results
+from .._jaxpr.evaluate import Constants
+from .._jaxpr.lattices import BOTTOM, TOP, Flow, Labels, Lattice, everything, joined, spread
+from .._jaxpr.primitives import ELEMENTWISE
+from .._jaxpr.program import carries_derivative
+from .._jaxpr.vjp import flows_back, vjp_of
 
 BROADCAST = -3  # several units, by a broadcast
 

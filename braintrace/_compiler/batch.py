@@ -16,7 +16,7 @@ import numpy as np
 
 from .._brainstate import trace_stateful, unnoticed_states
 from .._graph.batch import Axes, Batch
-from .._jaxpr import BOTTOM, Flow
+from .._jaxpr.lattices import BOTTOM, Flow
 from .._typing import Path
 
 Shape = tuple[int, ...]

@@ -20,17 +20,9 @@ from .._errors import CompilationError
 from .._etrace_op.registry import holds_marked
 from .._graph.traced_model import TracedModel
 from .._jax import Equation, bind, is_tracer, source_line, trace_to_jaxpr
-from .._jaxpr import (
-    ELEMENTWISE,
-    Program,
-    Rule,
-    Rules,
-    dot_letters,
-    evaluate_all,
-    evaluate_inlined,
-    loop_of,
-    program_of,
-)
+from .._jaxpr.evaluate import Rule, Rules, evaluate_all, evaluate_inlined, loop_of
+from .._jaxpr.primitives import ELEMENTWISE, dot_letters
+from .._jaxpr.program import Program, program_of
 
 
 def rewriting(unroll_limit: int) -> Rule:

@@ -8,7 +8,8 @@ import jax
 from .._errors import CompilationError, DtypeError
 from .._graph import FOLLOWS_ALL, Diagnostic, HiddenParamOpRelation, Jacobian, TracedModel
 from .._jax import is_var, source_line
-from .._jaxpr import CONSTANT, carries_derivative
+from .._jaxpr.primitives import CONSTANT
+from .._jaxpr.program import carries_derivative
 from .._typing import path_name
 from .hidden_groups import GroupedStep
 

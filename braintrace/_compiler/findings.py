@@ -21,14 +21,9 @@ from .._graph import (
 )
 from .._graph.diagnostics import DiagnosticKind, Level, quoted
 from .._jax import Atom, Equation, Var, is_var, source_line
-from .._jaxpr import (
-    CONSTANT,
-    PRODUCTS,
-    BindingTime,
-    Program,
-    binding_times,
-    carries_derivative,
-)
+from .._jaxpr.dataflow import BindingTime, binding_times
+from .._jaxpr.primitives import CONSTANT, PRODUCTS
+from .._jaxpr.program import Program, carries_derivative
 from .._typing import path_name
 from .analysis import nonlinear_uses, time_of_leaf
 from .hidden_groups import GroupedStep, seen_by_losses

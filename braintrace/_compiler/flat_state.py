@@ -15,7 +15,7 @@ from .._graph.diagnostics import Diagnostic, quoted
 from .._graph.flat_state import FlatState, Layer
 from .._graph.traced_model import StateLeaf, TracedModel
 from .._jax import Var, is_var, source_line
-from .._jaxpr import components
+from .._jaxpr.program import components
 from .analysis import nonlinear_uses
 from .findings import untraced_states
 from .hidden_groups import GroupedStep, new_states

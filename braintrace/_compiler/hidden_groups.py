@@ -9,7 +9,8 @@ import numpy as np
 from .._graph import Cut, HiddenGroup, HiddenParamOpRelation
 from .._graph.traced_model import StateLeaf, TracedModel
 from .._jax import Atom, Var
-from .._jaxpr import BOTTOM, components
+from .._jaxpr.lattices import BOTTOM
+from .._jaxpr.program import components
 from .analysis import Analysis
 from .back_through import Ids
 from .hidden_states import HiddenArray, delay_lines

@@ -13,7 +13,9 @@ import numpy as np
 
 from .._graph.traced_model import StateLeaf, TracedModel
 from .._jax import Equation, Var
-from .._jaxpr import BOTTOM, IN_ORDER, carries_derivative, moved_operands
+from .._jaxpr.lattices import BOTTOM
+from .._jaxpr.primitives import IN_ORDER, moved_operands
+from .._jaxpr.program import carries_derivative
 from .analysis import Analysis
 from .back_through import Ids
 from .step_graph import Paths, StepGraph

@@ -18,21 +18,11 @@ import numpy as np
 from .._graph import FlatState, Structure
 from .._graph.traced_model import TracedModel
 from .._jax import OWN_DERIVATIVE, Equation, Var, bind, is_var, trace_to_jaxpr
-from .._jaxpr import (
-    IN_ORDER,
-    PLAIN_MOVES,
-    Constants,
-    Flow,
-    Question,
-    Sets,
-    evaluate,
-    filled,
-    flows_of_outputs,
-    inlined,
-    joined,
-    program_of,
-    spread,
-)
+from .._jaxpr.dataflow import Question, flows_of_outputs
+from .._jaxpr.evaluate import Constants, evaluate, inlined
+from .._jaxpr.lattices import Flow, Sets, filled, joined, spread
+from .._jaxpr.primitives import IN_ORDER, PLAIN_MOVES
+from .._jaxpr.program import program_of
 from .analysis import Analysis
 from .back_through import through_derivative
 from .sample_axes import new_vars

@@ -6,7 +6,7 @@ from .._etrace_op import ETP_PRIMITIVE_SPECS
 from .._graph import HiddenParamOpRelation
 from .._graph.traced_model import StateLeaf, TracedModel
 from .._jax import Atom, Var, source_line
-from .._jaxpr import BindingTime
+from .._jaxpr.dataflow import BindingTime
 from .._typing import path_name
 from .analysis import Analysis, time_of_leaf
 

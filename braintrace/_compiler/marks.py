@@ -34,19 +34,11 @@ from .._jax import (
     source_line,
     trace_to_jaxpr,
 )
-from .._jaxpr import (
-    CONSTANT,
-    TOP,
-    BindingTime,
-    Program,
-    Rule,
-    carries_derivative,
-    evaluate,
-    evaluate_all,
-    flows_of_results,
-    inlined,
-    program_of,
-)
+from .._jaxpr.dataflow import BindingTime, flows_of_results
+from .._jaxpr.evaluate import Rule, evaluate, evaluate_all, inlined
+from .._jaxpr.lattices import TOP
+from .._jaxpr.primitives import CONSTANT
+from .._jaxpr.program import Program, carries_derivative, program_of
 from .._typing import Path, path_name
 from .analysis import time_of
 from .back_through import SOURCES, numbered

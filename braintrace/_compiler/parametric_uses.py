@@ -9,16 +9,10 @@ from typing import TypeAlias
 from .._etrace_op import reaches_region
 from .._etrace_op.registry import is_marked
 from .._jax import Atom, Var, is_var
-from .._jaxpr import (
-    CONSTANT,
-    ELEMENTWISE,
-    IN_ORDER,
-    BindingTime,
-    Constants,
-    Program,
-    binding_times,
-    carries_derivative,
-)
+from .._jaxpr.dataflow import BindingTime, binding_times
+from .._jaxpr.evaluate import Constants
+from .._jaxpr.primitives import CONSTANT, ELEMENTWISE, IN_ORDER
+from .._jaxpr.program import Program, carries_derivative
 
 LOOPS = frozenset({"cond", "scan", "while"})
 """Equations with bodies that run several times, or not at all."""

@@ -12,7 +12,7 @@ import jax
 from .. import _etrace_op
 from .._etrace_op.einsum import Axes, in_matrices
 from .._jax import Equation
-from .._jaxpr import dot_letters
+from .._jaxpr.primitives import dot_letters
 
 Product: TypeAlias = Callable[[Sequence[Any]], Any]
 """Returns the marked product of an equation's operands."""

@@ -25,19 +25,11 @@ from .._etrace_op.registry import is_marked
 from .._graph import FILTERS, Batch, StateLeaf, TracedModel
 from .._jax import Atom, Equation, Var, bind, is_var, trace_to_jaxpr
 from .._jax_kernels import with_derivative_of
-from .._jaxpr import (
-    PRODUCTS,
-    Constants,
-    Labels,
-    Program,
-    Question,
-    carries_derivative,
-    evaluate,
-    evaluate_all,
-    flows_from,
-    inlined,
-    program_of,
-)
+from .._jaxpr.dataflow import Question, flows_from
+from .._jaxpr.evaluate import Constants, evaluate, evaluate_all, inlined
+from .._jaxpr.lattices import Labels
+from .._jaxpr.primitives import PRODUCTS
+from .._jaxpr.program import Program, carries_derivative, program_of
 from .._typing import Path
 from .batch import follow, laid_out, with_axes
 from .canonicalize import spell_out_broadcasts, with_program

@@ -13,7 +13,8 @@ import numpy as np
 from .._graph import HiddenGroup, HiddenParamOpRelation, InfluenceMap, Tap
 from .._graph.relation import NO_OUTPUT
 from .._jax import Var
-from .._jaxpr import BOTTOM, reached
+from .._jaxpr.lattices import BOTTOM
+from .._jaxpr.program import reached
 from .analysis import Analysis
 from .back_through import BROADCAST, Ids
 from .hidden_groups import GroupedStep

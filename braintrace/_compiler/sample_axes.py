@@ -15,18 +15,10 @@ from .._etrace_op import ETP_PRIMITIVE_SPECS
 from .._graph.flat_state import ParameterUse
 from .._graph.traced_model import StateLeaf, TracedModel
 from .._jax import Equation, Var, is_var, source_line
-from .._jaxpr import (
-    PRODUCTS,
-    TOP,
-    Flow,
-    Labels,
-    carries_derivative,
-    everything,
-    filled,
-    flows_back,
-    joined,
-    spread,
-)
+from .._jaxpr.lattices import TOP, Flow, Labels, everything, filled, joined, spread
+from .._jaxpr.primitives import PRODUCTS
+from .._jaxpr.program import carries_derivative
+from .._jaxpr.vjp import flows_back
 from .analysis import Analysis, data_of
 from .batch import follow, laid_out
 

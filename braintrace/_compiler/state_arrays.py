@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from .._errors import CompilationError
 from .._graph import StateKind
 from .._jax import Aval, ClosedJaxpr, is_tracer, strongly_typed, trace_to_jaxpr
-from .._jaxpr import Program, Rule, evaluate, evaluate_inlined, program_of
+from .._jaxpr.evaluate import Rule, evaluate, evaluate_inlined
+from .._jaxpr.program import Program, program_of
 from .._typing import Path, path_name
 
 

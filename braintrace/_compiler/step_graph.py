@@ -6,7 +6,8 @@ from itertools import chain
 
 from .._graph.traced_model import TracedModel
 from .._jax import Atom, Var, is_var
-from .._jaxpr import CONSTANT, Program, carries_derivative, reached
+from .._jaxpr.primitives import CONSTANT
+from .._jaxpr.program import Program, carries_derivative, reached
 from .analysis import Analysis
 
 

@@ -24,7 +24,8 @@ from .._jax import (
     source_line,
     trace_to_jaxpr,
 )
-from .._jaxpr import Program, Rule, inlined, program_of
+from .._jaxpr.evaluate import Rule, inlined
+from .._jaxpr.program import Program, program_of
 from .._typing import Path, PyTree, path_name
 from .canonicalize import rewriting, spell_out_broadcasts
 from .marks import MarkedStep, Marking, with_marks

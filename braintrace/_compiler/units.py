@@ -25,22 +25,10 @@ from .._etrace_op import ETP_PRIMITIVE_SPECS
 from .._etrace_op.registry import role
 from .._graph.traced_model import StateLeaf
 from .._jax import OWN_DERIVATIVE, Equation, Var, is_var
-from .._jaxpr import (
-    BOTTOM,
-    PRODUCTS,
-    TOP,
-    Flow,
-    Labels,
-    Question,
-    carries_derivative,
-    chosen_axes,
-    columns_of,
-    flows_from,
-    flows_of_results,
-    joined,
-    moved_operands,
-    sources_of,
-)
+from .._jaxpr.dataflow import Question, flows_from, flows_of_results
+from .._jaxpr.lattices import BOTTOM, TOP, Flow, Labels, joined
+from .._jaxpr.primitives import PRODUCTS, chosen_axes, columns_of, moved_operands, sources_of
+from .._jaxpr.program import carries_derivative
 from .analysis import Analysis
 from .back_through import Ids, is_write, numbered
 from .walk import Origin, Walk, walk_back

@@ -18,7 +18,8 @@ import numpy as np
 
 from .._graph import Cut
 from .._jax import Var
-from .._jaxpr import BOTTOM, carries_derivative, merge
+from .._jaxpr.lattices import BOTTOM, merge
+from .._jaxpr.program import carries_derivative
 from .analysis import Analysis
 from .back_through import BROADCAST, CUT, Contribution, Ids, back_through
 

@@ -24,8 +24,11 @@ import jax.numpy as jnp
 from .._graph import Records, Signal
 from .._jax import Atom, Equation, Var, bind, is_var
 from .._jax_kernels import runs_on_several_devices, with_derivative_of
-from .._jaxpr import CONSTANT, Rule, carries_derivative, equal_values, evaluate, merged
 from .._jaxpr.derivatives import FROM_RESULT, from_result
+from .._jaxpr.equal import equal_values, merged
+from .._jaxpr.evaluate import Rule, evaluate
+from .._jaxpr.primitives import CONSTANT
+from .._jaxpr.program import carries_derivative
 from .._typing import PyTree
 from .loops import (
     Loops,

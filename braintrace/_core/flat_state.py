@@ -21,7 +21,7 @@ import numpy as np
 
 from .._graph import ETraceGraph, FlatState, ParameterUse, Weights
 from .._jax import Atom, Equation, Var, bind
-from .._jaxpr import Rule, evaluate
+from .._jaxpr.evaluate import Rule, evaluate
 from .steps import Inputs, finish
 
 Place: TypeAlias = tuple[int, str, int]

@@ -24,16 +24,10 @@ from jax.typing import ArrayLike
 from .._etrace_op import ETP_PRIMITIVES
 from .._jax import Atom, Equation, Var, bind, equations_inside, is_var
 from .._jax_kernels import current_device
-from .._jaxpr import (
-    CONSTANT,
-    DRAWS,
-    PRODUCTS,
-    Program,
-    Rule,
-    components,
-    evaluate,
-    nonlinear_operands,
-)
+from .._jaxpr.evaluate import Rule, evaluate
+from .._jaxpr.primitives import CONSTANT, DRAWS, PRODUCTS
+from .._jaxpr.program import Program, components
+from .._jaxpr.vjp import nonlinear_operands
 from .._typing import PyTree
 from .masked import map_masked, pass_no_zero
 from .step_program import (

@@ -32,7 +32,7 @@ from .._graph import (
     Tap,
 )
 from .._jax import Var, is_var, struct_of
-from .._jaxpr import Program, reached
+from .._jaxpr.program import Program, reached
 from .._typing import PyTree
 
 SUMS = ("add", "add_any")

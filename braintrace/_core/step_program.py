@@ -10,7 +10,10 @@ import jax.numpy as jnp
 
 from .._etrace_op import ETP_PRIMITIVES
 from .._jax import Atom, Equation, Var, is_var
-from .._jaxpr import DRAWS, PRODUCTS, Program, equal_with_derivatives, inlined, merged, program_of
+from .._jaxpr.equal import equal_with_derivatives, merged
+from .._jaxpr.evaluate import inlined
+from .._jaxpr.primitives import DRAWS, PRODUCTS
+from .._jaxpr.program import Program, program_of
 from .._typing import PyTree
 
 Values: TypeAlias = tuple[PyTree, PyTree, PyTree, PyTree]

@@ -47,8 +47,10 @@ from .._graph import (
     Weights,
 )
 from .._jax import Atom, Equation, Var, bind, is_var, struct_of
-from .._jaxpr import CONSTANT, Rule, carries_derivative, evaluate, inlined, program_of
 from .._jaxpr.derivatives import FROM_RESULT, bind_differentiable, from_result, maxima_of
+from .._jaxpr.evaluate import Rule, evaluate, inlined
+from .._jaxpr.primitives import CONSTANT
+from .._jaxpr.program import carries_derivative, program_of
 from .sites import (
     SUMS,
     Probes,

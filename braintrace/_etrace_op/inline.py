@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 
 from .._errors import PrimitiveError
 from .._jax import AnyJaxpr, Equation
-from .._jaxpr import evaluate_all, rebuilt
+from .._jaxpr.evaluate import evaluate_all, rebuilt
 from .registry import holds_marked, is_marked
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._jax import Atom, Var
-from .._jaxpr import Program
+from .._jaxpr.program import Program
 from .traced_model import StateLeaf
 
 UseKind = Literal["product", "elementwise", "any"]

@@ -9,7 +9,7 @@ import numpy as np
 
 from .._etrace_op.registry import role
 from .._jax import Atom, Var, is_var, source_line
-from .._jaxpr import CONSTANT
+from .._jaxpr.primitives import CONSTANT
 from .._typing import Path, path_name
 from .batch import Batch
 from .diagnostics import Diagnostic

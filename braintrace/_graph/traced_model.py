@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from .._jax import Atom, Var
-from .._jaxpr import Program
+from .._jaxpr.program import Program
 from .._typing import Path, PyTree, path_name
 from .diagnostics import Diagnostic
 

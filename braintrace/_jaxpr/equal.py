@@ -52,7 +52,7 @@ def equal_values(program: Program, zeros: Collection[Var] = ()) -> dict[Var, Var
     --------
     >>> import jax
     >>> import jax.numpy as jnp
-    >>> from braintrace._jaxpr import program_of
+    >>> from braintrace._jaxpr.program import program_of
     >>> program = program_of(jax.make_jaxpr(lambda x: jnp.sin(x) * jnp.sin(x))(0.0))
     >>> first, second, _ = (equation.outvars[0] for equation in program.equations)
     >>> equal_values(program)[second] is first

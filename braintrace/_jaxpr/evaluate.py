@@ -74,7 +74,8 @@ def evaluate(
     Examples
     --------
     >>> import jax
-    >>> from braintrace._jaxpr import evaluate, program_of
+    >>> from braintrace._jaxpr.evaluate import evaluate
+    >>> from braintrace._jaxpr.program import program_of
     >>> program = program_of(jax.make_jaxpr(lambda x: (x + 1.0) * 3.0)(0.0))
     >>> (x,), (total,) = program.in_vars, program.equations[0].outvars
     >>> evaluate(program, program.out_atoms, {x: 1.0}, overrides={total: 5.0})
@@ -146,7 +147,7 @@ def inlined(jaxpr: AnyJaxpr, rule: Rule | None = None) -> ClosedJaxpr:
     --------
     >>> import jax
     >>> import jax.numpy as jnp
-    >>> from braintrace._jaxpr import inlined
+    >>> from braintrace._jaxpr.evaluate import inlined
     >>> def rule(equation, operands):
     ...     return [jnp.cos(*operands)] if equation.primitive.name == "sin" else None
     >>> jaxpr = jax.make_jaxpr(lambda x: 2.0 * jax.jit(jnp.sin)(x))(0.0)

@@ -21,7 +21,7 @@ def reached(starts: Iterable[Node], successors: Callable[[Node], Iterable[Node]]
 
     Examples
     --------
-    >>> from braintrace._jaxpr import reached
+    >>> from braintrace._jaxpr.program import reached
     >>> sorted(reached([3], lambda node: [node // 2]))
     [0, 1, 3]
     """
@@ -47,7 +47,7 @@ def components(successors: Sequence[Sequence[int]]) -> list[list[int]]:
 
     Examples
     --------
-    >>> from braintrace._jaxpr import components
+    >>> from braintrace._jaxpr.program import components
     >>> components([[1], [2], [1], [0, 3]])
     [[1, 2], [0], [3]]
     """

@@ -252,7 +252,7 @@ def kinds_of(function: Callable[..., Any], argument: Any, *others: Any) -> list[
     Examples
     --------
     >>> import jax.numpy as jnp
-    >>> from braintrace._jaxpr import kinds_of
+    >>> from braintrace._jaxpr.vjp import kinds_of
     >>> x = jnp.zeros(3)
     >>> [kind.name for kind in kinds_of(lambda x, y: (x * y, y, x + y), x, x)]
     ['LINEAR', 'FREE', 'OTHER']

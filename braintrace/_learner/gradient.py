@@ -30,7 +30,7 @@ from .._core.windows import passed_step, window_signals, window_step
 from .._errors import OptionError
 from .._graph import Adjoints, Chunk, LinearMethod, Records, Traces, Weights
 from .._jax_kernels import without_derivative
-from .._jaxpr import program_of
+from .._jaxpr.program import program_of
 from .._model import add_to_states
 from .._typing import PyTree
 from . import chunks, user_step

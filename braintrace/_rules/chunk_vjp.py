@@ -29,7 +29,7 @@ from .._core.sites import flags_along
 from .._core.steps import Inputs
 from .._graph import Chunk, ETraceGraph, FlatState, ParameterUse
 from .._jax import Var, bind
-from .._jaxpr import evaluate
+from .._jaxpr.evaluate import evaluate
 
 Sums = dict[str, list[jax.Array]]
 """For every use that is not a product, an array for each of its operands."""

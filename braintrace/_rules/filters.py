@@ -70,7 +70,7 @@ from .._graph import (
     Weights,
 )
 from .._jax import struct_of
-from .._jaxpr import Kind, kinds_of
+from .._jaxpr.vjp import Kind, kinds_of
 
 
 @dataclasses.dataclass(frozen=True)

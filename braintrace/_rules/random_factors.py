@@ -62,7 +62,7 @@ from .._graph import (
     operand_key,
 )
 from .._jax import Var, source_line, struct_of
-from .._jaxpr import Kind, kinds_of
+from .._jaxpr.vjp import Kind, kinds_of
 from .._typing import PyTree
 from .chunk_vjp import chunk_vjp, of_product, parameters_behind
 from .rtrl import (
