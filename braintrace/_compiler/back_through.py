@@ -23,7 +23,6 @@ from .._jaxpr.dataflow import Question, flows_of_results
 from .._jaxpr.evaluate import Constants
 from .._jaxpr.lattices import BOTTOM, TOP, Flow, Labels, Lattice, everything, joined, spread
 from .._jaxpr.primitives import ELEMENTWISE
-from .._jaxpr.program import carries_derivative
 from .._jaxpr.vjp import flows_back, vjp_of
 
 BROADCAST = -3  # several units, by a broadcast
@@ -122,12 +121,6 @@ def _couples(constants: Constants, equation: Equation, operand: int) -> bool:
 def numbered(var: Var) -> Ids:
     """Return a number for every element of a variable."""
     return np.arange(var.aval.size, dtype=np.int32).reshape(var.aval.shape)
-
-
-def back_from_outputs(constants: Constants, equation: Equation) -> list[Contribution]:
-    """Return the element of the outputs that each element of an operand reaches."""
-    out_ids = [numbered(var) if carries_derivative(var) else None for var in equation.outvars]
-    return back_through(constants, equation, out_ids)
 
 
 def through_derivative(

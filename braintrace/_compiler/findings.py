@@ -12,12 +12,14 @@ from .._errors import CompilationError
 from .._etrace_op import lost_mark
 from .._etrace_op.registry import holds_marked, is_marked
 from .._graph import (
+    FILTERS,
     FOLLOWS_ALL,
     ApproximationWarning,
     Diagnostic,
     HiddenGroup,
     HiddenParamOpRelation,
     Jacobian,
+    StateLeaf,
 )
 from .._graph.diagnostics import DiagnosticKind, Level, quoted
 from .._jax import Atom, Equation, Var, is_var, source_line
@@ -98,7 +100,7 @@ class _Group(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        return [leaf.name for leaf in self.group.leaves]
+        return list(dict.fromkeys(map(_printed, self.group.leaves)))
 
     @property
     def inside(self) -> frozenset[Var]:
@@ -108,13 +110,14 @@ class _Group(NamedTuple):
     def states_behind(self, operands: Iterable[Atom], ends: frozenset[Var]) -> list[str]:
         """Return states before the step, and states of other groups that feed a memory."""
         behind = _behind(self.step, operands, ends)
-        old = (leaf.name for leaf, _ in self.step.new_states if leaf.in_var in behind)
+        old = (_printed(leaf) for leaf, _ in self.step.new_states if leaf.in_var in behind)
         return list(dict.fromkeys([*old, *self.fed_by(behind)]))
 
     def fed_by(self, variables: Collection[Var]) -> list[str]:
         if not self.step.is_remembered(self.group) or self.group.delay_line:
             return []
-        return [s.name for s, v in self.step.new_states if v in variables and v in self.others]
+        pairs = self.step.new_states
+        return [_printed(leaf) for leaf, v in pairs if v in variables and v in self.others]
 
     def weights_behind(self, operands: Iterable[Atom], ends: frozenset[Var]) -> list[str]:
         behind = _behind(self.step, operands, ends)
@@ -234,7 +237,7 @@ def _without_trace(
                 continue
         else:
             partly = [i.group for i in relation.influences if i.mixed]
-            states = [leaf.name for index in partly for leaf in step.groups[index].leaves]
+            states = [_printed(leaf) for index in partly for leaf in step.groups[index].leaves]
             text = "has outputs that reach several units at once, other than by a broadcast. They "
             text += "get the gradient of the current step. Let each output reach one unit"
             if not partly:
@@ -302,7 +305,7 @@ def _unseen(step: GroupedStep, carried: Relations) -> Iterator[Diagnostic]:
         states = [(g.states[a], g.new_vars[a]) for g, reached in groups for a in reached]
         if relation.y_var in seen or any(new in seen or s.in_var in late for s, new in states):
             continue
-        names = dict.fromkeys(state.name for state, _ in states)
+        names = dict.fromkeys(_printed(state) for state, _ in states)
         message = f"Weight {quoted(relation.printed_paths)} gets no gradient: no loss of a step "
         message += f"depends on {quoted([*names])} in that step or through one late connection. "
         message += "Use a `window` longer than the delay, or `RTRL`."
@@ -376,9 +379,13 @@ def _recurrent_uses(step: GroupedStep) -> Mapping[Var, Equation]:
 def _reached(step: GroupedStep, starts: Collection[Var], ends: Collection[Var] = ()) -> list[str]:
     """Return the remembered hidden states that depend on some variables by gradient."""
     descendants = step.graph.gradients.descendants(starts, ends)
-    readouts = {leaf.path: str(leaf.path[1]) for leaf in step.traced.filters}
     remembered = (leaf for leaf, var in step.remembered_states if var in descendants)
-    return list(dict.fromkeys(readouts.get(leaf.path, leaf.name) for leaf in remembered))
+    return list(dict.fromkeys(map(_printed, remembered)))
+
+
+def _printed(leaf: StateLeaf) -> str:
+    """Return the name of a state; a filter has that of its readout."""
+    return str(leaf.path[1]) if leaf.path[0] == FILTERS else leaf.name
 
 
 # --- other States
@@ -389,7 +396,7 @@ def untraced_states(step: GroupedStep, ends: frozenset[Var]) -> Iterator[Diagnos
 
     The variables in ``ends`` are the outputs of the operations at which traces end.
     """
-    gradients, new = step.graph.gradients, {var: state.name for state, var in step.new_states}
+    gradients, new = step.graph.gradients, {var: _printed(s) for s, var in step.new_states}
     starts = [state.in_var for state, _ in step.new_states]
     starts += [operation.y_var for operation in step.operations]
     carriers = gradients.descendants_over_time(starts)
