@@ -71,16 +71,24 @@ def results_of(learner, between=lambda: None, gradients_alone=False):
     return found
 
 
-def deviations(learner, other, shard, **options):
-    """Largest deviation of each result of a learner, sharded on the way, from another's."""
+def gathered(results):
+    return {name: [*map(on_host, jax.tree.leaves(tree))] for name, tree in results.items()}
+
+
+def deviations(found, expected):
+    """Largest deviation of each gathered result."""
 
     def far(found, expected):
-        found, expected = (map(on_host, jax.tree.leaves(tree)) for tree in (found, expected))
         pairs = zip(found, expected, strict=True)
         return max(float(np.max(np.abs(a - b), initial=0)) for a, b in pairs)
 
-    found, expected = results_of(learner, shard, **options), results_of(other, **options)
     return {name: far(found[name], expected[name]) for name in expected}
+
+
+def deviations_of(cell, rule, learner, shard, **options):
+    """The same of a learner, sharded on the way, from one that is not."""
+    expected = results_of(build(cell, rule), **options)
+    return deviations(gathered(results_of(learner, shard, **options)), gathered(expected))
 
 
 def collectives(learner):
@@ -115,7 +123,7 @@ def on_devices():
         if rule == "d_rtrl":  # its numbers are those with split weights, below
             shard()
         else:
-            far = deviations(learner, build(cell, rule), shard, gradients_alone=rule == "rtrl")
+            far = deviations_of(cell, rule, learner, shard, gradients_alone=rule == "rtrl")
         learner.etrace_evolve(draws(STEPS, BATCH, INPUTS))
         check_placement(learner)
         print(
@@ -134,7 +142,7 @@ def on_devices():
             weight.value = jax.tree.map(along_units, weight.value)
         braintrace.shard(learner, mesh)
 
-    far = deviations(learner, build("IndRNN", "d_rtrl"), shard, gradients_alone=True)
+    far = deviations_of("IndRNN", "d_rtrl", learner, shard, gradients_alone=True)
     (weight, *_) = jax.tree.leaves([state.value for state in learner.param_states.values()])
     print(json.dumps({"case": "weights", "far": far, "parts": parts(weight)}))
 
@@ -144,7 +152,10 @@ def in_processes(index, port, folder):
     jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(index), initialization_timeout=300)
     learner, mesh = build("IndRNN", "d_rtrl"), Mesh(np.asarray(jax.devices()), ("data",))
     shard = functools.partial(braintrace.shard, learner, mesh)
-    far = deviations(learner, build("IndRNN", "d_rtrl"), shard)
+    found = gathered(results_of(learner, shard))
+    if index == "0":
+        far = deviations(found, gathered(results_of(build("IndRNN", "d_rtrl"))))
+        print(json.dumps({"case": "processes", "far": far}))
     other = build("IndRNN", "d_rtrl")
     braintrace.shard(other, mesh)
     other.init_optimizer(OPTIMIZER)
@@ -153,8 +164,6 @@ def in_processes(index, port, folder):
     xs = draws(STEPS, BATCH, INPUTS)
     continued = (on_host(own.etrace_evolve(xs)) for own in (learner, other))
     np.testing.assert_array_equal(*continued)
-    if index == "0":
-        print(json.dumps({"case": "processes", "far": far}))
 
 
 def started(*arguments, devices):
