@@ -85,7 +85,7 @@ def _made_with(model: brainstate.nn.Module, size: int) -> Shapes | None:
 def _following(now: Shapes, made: Shapes, size: int) -> Batch:
     """Return the axes that follow ``batch_size``, given the States' shapes for two sizes."""
     axes: dict[Path, Axes] = {}
-    unclear: dict[Path, str] = {}
+    unclear: list[Path] = []
     samples: set[int] = set()
     for path, shapes in now.items():
         found: list[int | None] = []
@@ -97,27 +97,20 @@ def _following(now: Shapes, made: Shapes, size: int) -> Batch:
             if is_followed:
                 samples.add(before[differ[0]])
             elif differ:
-                unclear[path] = (
-                    f"its shape is {before}, and {after} with `batch_size={size}`, so no axis has "
-                    "the size of the batch"
-                )
+                unclear.append(path)
         axes[path] = tuple(found)
     if len(samples) > 1:
-        listed = " and ".join(map(str, sorted(samples)))
-        unclear = dict.fromkeys(now, f"the States have batches of {listed}")
+        unclear = [*now]
     count = min(samples, default=None)
-    if count == 1:  # a State of a single sample is shared by all samples
-        unclear = {}
-    return Batch(count, MappingProxyType(axes), MappingProxyType(unclear))
+    # A State of a single sample is shared by all samples.
+    return Batch(count, MappingProxyType(axes), () if count == 1 else tuple(unclear))
 
 
 def with_axes(batch: Batch, axes: Mapping[Path, int | None]) -> Batch:
     """Add the batch axes of filters of readouts; ``None``: samples are coupled on the way."""
     every = {**batch.axes, **{path: (axis,) for path, axis in axes.items()}}
-    unclear, reason = dict(batch.unclear), "its readout couples the samples"
-    if batch.samples is not None:
-        unclear.update((path, reason) for path, axis in axes.items() if axis is None)
-    return Batch(batch.samples, MappingProxyType(every), MappingProxyType(unclear))
+    coupled = () if batch.samples is None else (p for p, axis in axes.items() if axis is None)
+    return Batch(batch.samples, MappingProxyType(every), (*batch.unclear, *coupled))
 
 
 def follow(samples: Flow, expected: np.ndarray) -> bool:

@@ -26,12 +26,12 @@ class Batch:
         The batch axes, by path of the State. A leaf without one is shared by all samples; it is
         reset when all of them are.
     unclear
-        States with an unknown batch axis, by path, with the reason as the end of a sentence.
+        States with an unknown batch axis.
     """
 
     samples: int | None
     axes: Mapping[Path, Axes]
-    unclear: Mapping[Path, str] = dataclasses.field(default_factory=dict)
+    unclear: tuple[Path, ...] = ()
 
     def axis(self, leaf: StateLeaf) -> int | None:
         """Return the batch axis of an input of the step; ``None``: it has none."""
@@ -41,45 +41,27 @@ class Batch:
         """Return the batch axis of one leaf of a State's value; ``None``: it has none."""
         return self.axes[path][index] if path in self.axes else None
 
-    def check(self, given: str, count: int, shapes: Mapping[Path, list[tuple[int, ...]]]) -> None:
+    def check(self, given: str, count: int) -> None:
         """Refuse flags per sample that do not fit the samples of the model.
 
         Parameters
         ----------
-        given
-            Description of the flags, for the message.
-        count
-            Number of flags.
-        shapes
-            Current shapes of the leaves of the States that are reset with a sequence.
+        given, count
+            Description of the flags, for the message, and their number.
 
         Raises
         ------
         ShapeError
-            If the flags do not fit a State; the message names the first one.
+            If they do not fit.
         """
-        for path, reason in self.unclear.items():
+        for path in self.unclear:
             raise ShapeError(
-                f"{given}, but the batch axis of State '{path_name(path)}' is unknown: {reason}. "
-                "Create the State in `init_state`, with an axis of size `batch_size`, or give "
-                "one flag for all samples."
+                f"{given}, but the samples of State '{path_name(path)}' are unknown: none of its "
+                "axes follows `batch_size`. Create it in `init_state` with an axis of this size, "
+                "or give one flag for all samples."
             )
-        every = [
-            (path, i, shape) for path, leaves in shapes.items() for i, shape in enumerate(leaves)
-        ]
-        if self.samples is None:
-            # Prefer a State whose size equals the number of flags: the flags may be meant for it.
-            path, _, shape = next((s for s in every if s[2][:1] == (count,)), every[0])
+        if self.samples != count:
             raise ShapeError(
-                f"{given}, but the model has no batch axis: `init_state` creates State "
-                f"'{path_name(path)}' of shape {shape} without one. Compile with `batch_size` (or "
-                "`vmap=True`), or give one flag for all."
+                f"{given}, but the States of the model are for {self.samples or 'no'} samples. "
+                "Compile with `batch_size` (or `vmap=True`), or give one flag for all."
             )
-        for path, index, shape in every:
-            axis = self.axis_at(path, index)
-            if axis is not None and shape[axis : axis + 1] != (count,):
-                raise ShapeError(
-                    f"{given}, but State '{path_name(path)}' has shape {shape}: its batch axis "
-                    f"{axis} does not have size {count}. Give one flag for each sample, or one "
-                    "for all."
-                )

@@ -73,10 +73,8 @@ def check_flags(name: str, value: Any, learner: BaseLearner, steps: int | None =
     if flags.ndim == len(time):
         return flags
     given = f"`{name}` has shape {flags.shape}, with one flag per sample"
-    values, batch = values_by_path(learner.short_term_states).items(), learner.graph.batch
-    own = {path: list(map(jnp.shape, jax.tree.leaves(value))) for path, value in values}
-    batch.check(given, flags.shape[-1], own)
-    return flags[..., 0] if batch.samples == 1 else flags
+    learner.graph.batch.check(given, flags.shape[-1])
+    return flags[..., 0] if learner.graph.batch.samples == 1 else flags
 
 
 def check_fixed_weights(
