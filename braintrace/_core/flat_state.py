@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._graph import ETraceGraph, FlatState, ParameterUse, Weights
+from .._graph import ETraceGraph, FlatState, Layer, ParameterUse, Weights
 from .._jax import Atom, Equation, Var, bind
 from .._jaxpr.evaluate import Rule, evaluate
 from .steps import Inputs, finish
@@ -88,19 +88,6 @@ def inputs_of_step(
     return {**dict(zip(graph.recorded_inputs, recorded, strict=True)), **parameters}
 
 
-def seen_by_layers(
-    graph: ETraceGraph, inputs: Inputs
-) -> list[tuple[tuple[int, ...], dict[Var, Any]]]:
-    """Return the states of every layer, and the constant new values of others that it reads."""
-    flat, program, result = flat_state_of(graph), graph.traced.program, []
-    for layer in flat.layers:
-        others = [other for other in flat.layers if other is not layer]
-        new = [var for other in others for var in other.new_vars]
-        overrides = dict(zip(new, evaluate(program, new, inputs), strict=True))
-        result.append((layer.states, _constant(overrides)))
-    return result
-
-
 def step_of_layers(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[Var, Any]]:
     """Run a step in which layers have no memory of each other.
 
@@ -110,21 +97,28 @@ def step_of_layers(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[
         See `probed_step`. Within the step the outputs depend on all layers. The new states of a
         layer depend on its old states; the values of other layers are constant.
     """
+    carried, seen = _through_layers(graph, inputs, {})
+    outputs, new_states = finish(graph.traced, inputs, seen)
+    return outputs, {**new_states, **carried}
+
+
+def _through_layers(
+    graph: ETraceGraph, inputs: Inputs, at: Mapping[Place, jax.Array]
+) -> tuple[dict[Var, Any], dict[Var, Any]]:
+    """Return the new states by their old ones, each of its layer alone, and what a loss sees."""
     flat, program = flat_state_of(graph), graph.traced.program
     seen: dict[Var, Any] = {}
     carried: dict[Var, Any] = {}
-    for layer in flat.layers:
-        others = [
-            leaf.in_var for other in flat.layers if other is not layer for leaf in other.leaves
-        ]
-        now = {**inputs, **{var: jax.lax.stop_gradient(inputs[var]) for var in others}}
+    layers = flat.layers or [Layer(flat.leaves, (), tuple(range(len(flat.leaves))))]
+    for layer in layers:
         own = [flat.leaves[index] for index in layer.states]
+        of_others = {leaf.in_var for other in layers if other is not layer for leaf in other.leaves}
+        now = {v: jax.lax.stop_gradient(x) if v in of_others else x for v, x in inputs.items()}
         new: list[Atom] = [leaf.out_var for leaf in own if leaf.out_var is not None]
-        kept = evaluate(program, new, now, _constant(seen))
-        carried.update({leaf.in_var: value for leaf, value in zip(own, kept, strict=True)})
+        values = evaluate(program, new, now, _constant(seen), with_probes(at))
+        carried.update({leaf.in_var: value for leaf, value in zip(own, values, strict=True)})
         seen.update(zip(layer.new_vars, evaluate(program, layer.new_vars, now, seen), strict=True))
-    outputs, new_states = finish(graph.traced, inputs, seen)
-    return outputs, {**new_states, **carried}
+    return carried, seen
 
 
 def _constant(values: Mapping[Var, Any]) -> dict[Var, Any]:
@@ -153,25 +147,15 @@ class StepVJP(NamedTuple):
 def step_vjp(graph: ETraceGraph, inputs: Inputs, cotangents: ByState) -> StepVJP:
     """Pull cotangents of the new states, with one leading axis, back through one step."""
     flat, program = flat_state_of(graph), graph.traced.program
-    new: list[Atom] = [leaf.out_var for leaf in flat.leaves if leaf.out_var is not None]
     places = [place for use in flat.uses for place in places_of(graph, use)]
     products = [use for use in flat.uses if use.kind == "product"]
     x_atoms = [equation_of(graph, use).invars[use.x or 0] for use in products]
 
-    seen = seen_by_layers(graph, inputs)
-
     def states(old: ByState, probes: list[jax.Array]) -> tuple[ByState, list[jax.Array]]:
+        now = {leaf.in_var: value for leaf, value in zip(flat.leaves, old, strict=True)}
         at = dict(zip(places, probes, strict=True))
-
-        def together(indices: Sequence[int], overrides: Mapping[Var, Any]) -> list[jax.Array]:
-            now = {flat.leaves[i].in_var: old[i] for i in indices}
-            targets = [new[i] for i in indices]
-            return evaluate(program, targets, {**inputs, **now}, overrides, with_probes(at))
-
-        values: dict[int, jax.Array] = {}
-        for indices, others in seen or [(tuple(range(len(new))), {})]:
-            values.update(zip(indices, together(indices, others), strict=True))
-        return [values[i] for i in range(len(new))], evaluate(program, x_atoms, inputs)
+        carried, _ = _through_layers(graph, {**inputs, **now}, at)
+        return [carried[leaf.in_var] for leaf in flat.leaves], evaluate(program, x_atoms, inputs)
 
     zeros = [jnp.zeros(atom.aval.shape, atom.aval.dtype) for atom in _atoms(graph, places)]
     old = [inputs[leaf.in_var] for leaf in flat.leaves]
