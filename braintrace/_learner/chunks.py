@@ -71,45 +71,72 @@ def steps_of(sequences: PyTree) -> int:
     return steps
 
 
-def chunks_of(
-    graph: ETraceGraph, record_bytes: int, options: Options, steps: int, from_zero: bool
+def cut_sequence(
+    graph: ETraceGraph,
+    options: Options,
+    window: int | None,
+    record_bytes: int,
+    state_bytes: int,
+    steps: int,
+    from_zero: bool,
 ) -> Chunks:
-    """Return the chunks of a sequence whose gradient does not depend on the chunk length.
+    """Return the chunks of a sequence.
 
     Parameters
     ----------
-    graph, record_bytes
-        The compiled model, and the bytes of the residuals of a step.
-    options, steps
-        Options of the call, and length of the sequence.
-    from_zero
-        Whether its traces start from zero, and are deferred after its last chunk.
+    graph
+        The compiled model.
+    options, window
+        Options of the call, and the steps that are differentiated in full. With a window, a chunk
+        is a whole number of windows: one, or the largest number that ``chunk_size`` or
+        ``memory_budget`` admit. Full-Jacobian rules read their traces before each window, so their
+        chunks are single windows.
+    record_bytes, state_bytes
+        Bytes of the residuals of a step, and of the States.
+    steps, from_zero
+        Length of the sequence, and whether its traces start from zero, and are deferred after its
+        last chunk.
     """
+    given, budget = options.length_of_chunk, None
+    if options.checkpoint and given is None:
+        # The least sum of the States before each part and of the residuals of one part.
+        given = max(1, math.ceil(math.sqrt(steps * state_bytes / max(1, record_bytes))))
+    has_filters = size_in_bytes(graph.trace_specs) < 2 * record_bytes  # as small as the records
+    if window is not None:
+        most = window if given is None else given
+        if given is None and options.memory_budget is not None:
+            most = options.memory_budget // max(1, record_bytes)
+        elif given is None and from_zero and not has_filters:
+            # A single chunk forms no trace in the middle: with windows of 16 steps, a gradient by
+            # `D_RTRL` takes 0.5 to 0.95 of the time. Filters cost nothing in the middle. Several
+            # chunks of several windows are no faster than single windows.
+            most = steps if steps * record_bytes <= default_budget() else window
+        length = window
+        if not graph.passes_weights:
+            length = steps if most >= steps else window * max(1, most // window)
+        length = min(steps, length)
+        return Chunks(steps, length, length * record_bytes)
+    if "traces" in graph.needs:
+        return Chunks(steps, 1, record_bytes)
     flat = graph.flat_state if graph.passes_weights else None
     with_update = record_bytes + (0 if flat is None else flat.update_bytes(graph.traced.program))
-    budget = None
-    if options.length_of_chunk is not None:
-        length = min(steps, options.length_of_chunk)
+    if given is not None:
+        length = min(steps, given)
     else:
         budget = options.memory_budget or default_budget()
         most = max(budget, size_in_bytes(graph.trace_specs))
-        fitting = max(1, most // max(1, with_update))
+        longest = max(1, most // max(1, with_update))
         if from_zero and steps * record_bytes <= most:
-            fitting = steps
-        has_places = any("spatial" in spec.axes for spec in specs_of(graph.trace_specs))
-        most_carried = LONGEST_OF_PLACES if has_places else LONGEST_CARRIED
-        longest = fitting if from_zero else min(fitting, most_carried)
-        if _has_filters(graph, record_bytes):
+            longest = steps
+        elif not from_zero:
+            has_places = any("spatial" in spec.axes for spec in specs_of(graph.trace_specs))
+            longest = min(longest, LONGEST_OF_PLACES if has_places else LONGEST_CARRIED)
+        if has_filters:
             cached = max(CACHED, 4 * graph.bytes_per_chunk) // record_bytes
             longest = min(longest, max(SHORTEST, cached))
         length = math.ceil(steps / math.ceil(steps / longest))
     is_followed = length < steps or not from_zero
     return Chunks(steps, length, length * (with_update if is_followed else record_bytes), budget)
-
-
-def _has_filters(graph: ETraceGraph, record_bytes: int) -> bool:
-    """Test whether the traces are as small as the records of a step, as filters are."""
-    return size_in_bytes(graph.trace_specs) < 2 * record_bytes
 
 
 def default_budget() -> int:
@@ -154,32 +181,6 @@ def _bytes_for_bptt(graph: ETraceGraph) -> tuple[int, int]:
     kept -= collections.Counter(shapes[leaf.in_var] for leaf in model.parameters)
     of_step = sum(size_of(shape) * count for shape, count in kept.items())
     return sum(size_of(shapes[var]) for var in model.written_vars), of_step
-
-
-def windows_of(
-    graph: ETraceGraph, window: int | None, options: Options, steps: int, from_zero: bool = False
-) -> Chunks:
-    """Return the chunks of a sequence whose windows are differentiated in full.
-
-    A chunk is a whole number of windows: one, or the largest number that ``chunk_size`` or
-    ``memory_budget`` admit. Full-Jacobian rules read their traces before each window, so their
-    chunks are single windows.
-
-    A single chunk from zero traces forms no trace in the middle, and is chosen if memory allows:
-    with windows of 16 steps, a gradient by `D_RTRL` takes 0.5 to 0.95 of the time. Filters cost
-    nothing in the middle. Several chunks of several windows are no faster than single windows.
-    """
-    length = most = int(window or steps)
-    if options.length_of_chunk is not None:
-        most = options.length_of_chunk
-    elif options.memory_budget is not None:
-        most = options.memory_budget // max(1, graph.record_bytes)
-    elif from_zero and not _has_filters(graph, graph.record_bytes):
-        most = steps if steps * graph.record_bytes <= default_budget() else length
-    if not graph.passes_weights:
-        length = steps if most >= steps else length * max(1, most // length)
-    length = min(steps, length)
-    return Chunks(steps, length, length * graph.record_bytes)
 
 
 def over_blocks(

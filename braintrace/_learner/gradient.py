@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -108,13 +107,17 @@ class SequenceGradient(Program):
         )
         self._count = len(parameters)
         super().__init__(learner, step.states, step.is_written)
-        check_fixed_weights(learner, self.written, flags is not None)
+        if graph.held_paths:
+            check_fixed_weights(learner, self.written, flags is not None)
         fixed = Fixed([state.value for state in step.states], *constants)
         asked = self._has_mask, self._passes, self._linear is not None
         self._runner = chunk_runner(step, self._values(fixed), slices, *asked)
         written = step.written_of(fixed.values)
-        self._state_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(written))
-        self._record_bytes = graph.record_bytes if self._passes else self._runner.count_bytes()
+        sizes = (
+            graph.record_bytes if self._passes else self._runner.count_bytes(),
+            sum(leaf.nbytes for leaf in jax.tree.leaves(written)),
+        )
+        self._chunks = functools.partial(chunks.cut_sequence, graph, options, self._window, *sizes)
         if not (self._passes or evolves):
             paths = step.written_of(self.paths)
             is_own = [
@@ -207,19 +210,6 @@ class SequenceGradient(Program):
         if (steps, from_zero) not in self.cuts:
             self.cuts[steps, from_zero] = self._chunks(steps, from_zero)
         return self.cuts[steps, from_zero]
-
-    def _chunks(self, steps: int, from_zero: bool) -> Chunks:
-        graph, options = self._graph, self._options
-        if options.checkpoint and options.length_of_chunk is None:
-            # The least sum of the States before each part and of the residuals of one part.
-            ratio = self._state_bytes / max(1, self._record_bytes)
-            length = max(1, math.ceil(math.sqrt(steps * ratio)))
-            options = dataclasses.replace(options, chunk_size=length)
-        if self._window is not None:
-            return chunks.windows_of(graph, self._window, options, steps, from_zero)
-        if "traces" in graph.needs:
-            return Chunks(steps, 1, self._record_bytes)
-        return chunks.chunks_of(graph, self._record_bytes, options, steps, from_zero)
 
     def _zeros(self, fixed: Fixed) -> Gradients:
         outside = self._runner.choose(jax.tree.leaves(fixed.values[: self._count]))

@@ -63,7 +63,7 @@ class Noticed:
         Calls since then.
     """
 
-    value: jax.Array | None = None
+    value: jax.Array
     count: int = 0
     running: list[Skips] = dataclasses.field(default_factory=list)
 
@@ -88,7 +88,7 @@ class LearnerOptimizer(brainstate.graph.Node):
         self.own: Any = None
         self.begun: Hidden[tuple[Any, Hashable]] = Hidden((None, ()))
         self.skipped = brainstate.LongTermState(jnp.zeros((), jnp.int32))
-        self.noticed = Noticed()
+        self.noticed = Noticed(peek(self.skipped))
 
     @property
     def states(self) -> dict[Path, brainstate.State]:

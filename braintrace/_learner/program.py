@@ -126,9 +126,10 @@ class Program:
 
     def compile(self, key: Hashable) -> Program:
         """Compile when called; deferred traces of programs with equal keys have one type."""
-        both = (functools.partial(self._placed, defers=defers) for defers in (False, True))
-        # Programs are named after the method, as profilers and dumps of XLA show them.
-        self._whole, self._deferring = (Jitted(functools.update_wrapper(f, self.run)) for f in both)
+        both: list[Any] = [functools.partial(self._placed, defers=d) for d in (False, True)]
+        for run in both:  # named as profilers and dumps of XLA show them
+            run.__name__ = type(self).__name__
+        self._whole, self._deferring = map(Jitted, both)
         self._finish = Jitted(self._finished, key)
         return self
 

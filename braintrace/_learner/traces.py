@@ -68,9 +68,9 @@ class Deferred:
     sources
         What this program reads: the operands, and the recorded values of the steps.
     before
-        The traces before these steps; ``None``, from a body: those before the sequence.
+        The traces before these steps; ``None`` inside a program: those before the sequence.
     finish
-        The program: ``(sources, before) -> traces``; ``None``, from a body: that of its shell.
+        The program: ``(sources, before) -> traces``; ``None`` inside a program.
     """
 
     sources: Any
@@ -285,7 +285,7 @@ class CarriedTraces(brainstate.ShortTermState):
     def given(self, reads: str, is_outside: bool) -> tuple[Traces | None, bool]:
         """Return the traces that a program reads, and whether their buffers may be donated.
 
-        ``reads`` is the attribute of `Body`.
+        ``reads`` is the attribute of `Program`.
         """
         if reads == "nothing":
             return None, False
