@@ -147,7 +147,11 @@ def draw(shapes: Shapes, scale: float = 1.0) -> Callable[[], Arrays]:
     return parameters
 
 
-def leaky(inputs: int = 64, hidden: int = 128, outputs: int = 10, layers: int = 1) -> Network:
+def leaky(
+    inputs: int = 64, hidden: int = 128, outputs: int = 10, layers: int = 1, delay: int = 0
+) -> Network:
+    """Return leaky layers; with ``delay``, the outputs of each arrive this many steps later."""
+
     def cell(ops: Operations, w: list[Any], h: list[Any], x: Any) -> tuple[list[Any], Any]:
         drive = ops.matmul(x, w[0]) + ops.matmul(h[0], w[1])
         new = 0.9 * h[0] + 0.1 * jnp.tanh(drive)
@@ -156,7 +160,7 @@ def leaky(inputs: int = 64, hidden: int = 128, outputs: int = 10, layers: int = 
     def shapes(n: int) -> list[tuple[int, ...]]:
         return [(n, hidden), (hidden, hidden)]
 
-    return _stack(cell, shapes, 1, inputs, hidden, outputs, layers)
+    return _stack(cell, shapes, 1, inputs, hidden, outputs, layers, delay)
 
 
 def gru(inputs: int = 64, hidden: int = 128, outputs: int = 10, layers: int = 1) -> Network:
@@ -216,6 +220,7 @@ def _stack(
     hidden: int,
     outputs: int,
     layers: int,
+    delay: int = 0,
 ) -> Network:
     """Return layers of a cell with ``count`` states, and an ordinary readout."""
     weights = {
@@ -223,7 +228,11 @@ def _stack(
         for layer in range(layers)
         for i, shape in enumerate(shapes(hidden if layer else inputs))
     }
-    states = {f"h{layer}{i}": (hidden,) for layer in range(layers) for i in range(count)}
+    states: dict[str, tuple[int, ...]] = {
+        f"h{layer}{i}": (hidden,) for layer in range(layers) for i in range(count)
+    }
+    if delay:
+        states |= {f"line{layer}": (delay, hidden) for layer in range(layers)}
 
     def step(ops: Operations, p: Arrays, h: Arrays, x: Any) -> tuple[Arrays, Any]:
         new: Arrays = {}
@@ -232,6 +241,9 @@ def _stack(
             now = [h[f"h{layer}{i}"] for i in range(count)]
             after, x = cell(ops, own, now, x)
             new |= {f"h{layer}{i}": value for i, value in enumerate(after)}
+            if delay:
+                line, newest = h[f"line{layer}"], x[:, None]
+                x, new[f"line{layer}"] = line[:, -1], jnp.concatenate([newest, line[:, :-1]], 1)
         return new, x @ p["out"]
 
     parameters = draw(weights | {"out": (hidden, outputs)})

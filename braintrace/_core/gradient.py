@@ -83,7 +83,7 @@ def chunk_gradient(
     graph, parts = chunk.graph, []
     late = signal.keys() & probes_of_past(graph).keys()
     if late:
-        parts.append(method.carry_in_vjp(chunk, of_past(graph, signal), before))
+        parts.append(method.late_gradient(chunk, of_past(graph, signal), before, after))
         if max(map(len, signal.values())) == 1:
             signal = {name: value for name, value in signal.items() if name not in late}
     if signal or not late:

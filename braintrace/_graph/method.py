@@ -195,6 +195,12 @@ class TraceMethod(Protocol):
             Traces before the window, of every state in ``mu``.
         """
 
+    def late_gradient(
+        self, chunk: Chunk, mu: Signal, before: Traces, after: Traces | None
+    ) -> Weights:
+        """Return `carry_in_vjp` of a step, the traces after which may be known."""
+        return self.carry_in_vjp(chunk, mu, before)
+
 
 @runtime_checkable
 class LinearMethod(TraceMethod, Protocol):

@@ -215,7 +215,7 @@ def compile_etrace_graph(
     options = CompilerOptions(
         strict=strict, unroll_limit=unroll_limit, readout_filters=readout_filters, mark=mark
     )
-    return compile_model(model, arguments, batch_size, options, _rules.ParameterTraces())[0]
+    return compile_model(model, arguments, batch_size, options, _rules.LateTraces())[0]
 
 
 def shard(learner: Learner, mesh: Mesh, data: str = "data") -> None:

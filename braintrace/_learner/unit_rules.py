@@ -8,7 +8,7 @@ import numpy as np
 from .._checks import check_choice
 from .._errors import OptionError
 from .._graph import TraceMethod
-from .._rules import FeedbackTraces, FilterTraces, ParameterTraces
+from .._rules import FeedbackTraces, FilterTraces, LateTraces
 from .learner import Learner
 
 
@@ -83,7 +83,7 @@ class D_RTRL(Learner):
 
     names: ClassVar[tuple[str, ...]] = ("d_rtrl", "three_factor")
 
-    method: TraceMethod = ParameterTraces()
+    method: TraceMethod = LateTraces()
 
     def __init__(
         self, model: brainstate.nn.Module, *, readout_filters: bool = True, **options: Any
@@ -268,7 +268,7 @@ class OSTLFeedforward(D_RTRL):
     """
 
     names = ("ostl_feedforward", "ostlfeedforward")
-    method = ParameterTraces()
+    method = LateTraces()
 
 
 def _decay(value: float) -> float:

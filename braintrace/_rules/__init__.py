@@ -7,6 +7,7 @@ from .d_rtrl import ParameterTraces as ParameterTraces
 from .eligibility import eligibility_of as eligibility_of
 from .feedback import FeedbackTraces as FeedbackTraces
 from .filters import FilterTraces as FilterTraces
+from .late import LateTraces as LateTraces
 from .plasticity import PairSTDP as PairSTDP
 from .plasticity import RewardSTDP as RewardSTDP
 from .plasticity import TripletSTDP as TripletSTDP

@@ -134,7 +134,7 @@ class ParameterTraces(LinearMethod):
             before, factors = of_rows(graph, group, records, rows, traces)
             for site in sites:
                 if own := of_site(site, traces):
-                    new.append(_updated(chunk, site, before, factors, own, selects))
+                    new.append(updated_traces(chunk, site, before, factors, own, selects))
         return joined(new)
 
     def gradient(
@@ -151,7 +151,7 @@ class ParameterTraces(LinearMethod):
             return self._step_by_step(chunk, signal, before)
         gradients = jax.tree.map(jnp.zeros_like, weights)
         if records.reset is not None:
-            before = _after_reset(graph, before, records.reset[0])
+            before = after_reset(graph, before, records.reset[0])
         selects = records.has_mask
         for group in graph.traced_groups:
             now, traces = signals(group, signal), before
@@ -163,7 +163,7 @@ class ParameterTraces(LinearMethod):
             else:
                 mu, factors = _pulled(graph, group, records, now)
             gradients = add(gradients, sum_products(chunk, factors, selects))
-            gradients = add(gradients, _carried(chunk, group, mu, traces, selects))
+            gradients = add(gradients, carried_gradient(chunk, group, mu, traces, selects))
         return like(weights, gradients), None
 
     def _step_by_step(self, chunk: Chunk, signal: Signal, before: Traces) -> tuple[Weights, Traces]:
@@ -224,7 +224,7 @@ class ParameterTraces(LinearMethod):
         gradients = jax.tree.map(jnp.zeros_like, weights)
         for group in graph.traced_groups:
             own = adjoints[group.index]
-            of_group = _carried(chunk, group, own, traces, records.zeros_select)
+            of_group = carried_gradient(chunk, group, own, traces, records.zeros_select)
             gradients = add(gradients, of_group)
         return like(weights, gradients)
 
@@ -233,20 +233,20 @@ def _has_derived_traces(graph: ETraceGraph) -> bool:
     return all(has_derived_traces(r.primitive) for r in graph.hidden_param_op_relations)
 
 
-def _after_reset(graph: ETraceGraph, traces: Traces, flags: jax.Array) -> Traces:
+def after_reset(graph: ETraceGraph, traces: Traces, flags: jax.Array) -> Traces:
     """Return traces that are reset for some samples, or for all.
 
     They are selected, not multiplied by zero: they may be NaN.
     """
     new = {}
     for site in trace_sites(graph):
-        active, keep = _active_outputs(site, traces), ~at_elements(graph, site.group, flags)
+        active, keep = active_outputs(site, traces), ~at_elements(graph, site.group, flags)
         for keys, trace in arrays_of(of_site(site, traces)).items():
             new[keys] = where_elements(site, active, keep, trace)
     return of_arrays(new)
 
 
-def _active_outputs(site: TraceSite, traces: Traces) -> ActiveOutputs:
+def active_outputs(site: TraceSite, traces: Traces) -> ActiveOutputs:
     return active_outputs_of(site.relation, site.influence, _states_at(site, traces))
 
 
@@ -287,10 +287,10 @@ def _unit_rows(
     def emit(outputs: Outputs) -> Arrays:
         emitted: Arrays = {}
         for site in sites:
-            name, active = row_name(graph, site), _active_outputs(site, traces)
+            name, active = row_name(graph, site), active_outputs(site, traces)
             for k, a in enumerate(rows):
                 if name in outputs and site.key(a) in traces:
-                    emitted[_factor_key(name, a, active)] = active.pick(outputs[name][k])
+                    emitted[factor_key(name, a, active)] = active.pick(outputs[name][k])
         return emitted
 
     before, factors = pull(graph, group, records, end, {}, emit, records.zeros_select)
@@ -312,23 +312,23 @@ def _rows_of_step(
         D = {pair: jnp.where(is_new, 0, block) for pair, block in D.items()}
     factors: Arrays = {}
     for site in trace_sites(graph, group):
-        name, active = row_name(graph, site), _active_outputs(site, traces)
+        name, active = row_name(graph, site), active_outputs(site, traces)
         for a in rows:
             if (key := site.key(a)) in traces and key in Df:
-                factors[_factor_key(name, a, active)] = active.pick(Df[key])[None]
+                factors[factor_key(name, a, active)] = active.pick(Df[key])[None]
     return {(a, c): block for (a, c), block in D.items() if a in rows}, factors
 
 
-def _factor_key(row: str, state: int, active: ActiveOutputs) -> str:
+def factor_key(row: str, state: int, active: ActiveOutputs) -> str:
     return f"{row} to {state}, {active.runs}"
 
 
-def _updated(
+def updated_traces(
     chunk: Chunk, site: TraceSite, first: Blocks, factors: Arrays, traces: Traces, selects: bool
 ) -> Traces:
     """Return ``P⁰ ε⁰ + Σ x ⊗ f`` for every stored state of one site."""
     (graph, _, records), key_of = chunk, site.key
-    active, reset = _active_outputs(site, traces), records.reset
+    active, reset = active_outputs(site, traces), records.reset
     weights = chunk.weights[site.relation.key]
     known = {key for key, trace in unpack(traces).items() if not is_zero(trace)}
     decays = {
@@ -337,7 +337,7 @@ def _updated(
         if key_of(i) in traces and key_of(j) in known
     }
     names = {
-        key_of(a): _factor_key(row_name(graph, site), a, active) for a in site.influence.reached
+        key_of(a): factor_key(row_name(graph, site), a, active) for a in site.influence.reached
     }
     factors = {
         key: factors[name] for key, name in names.items() if key in traces and name in factors
@@ -386,13 +386,13 @@ def _stored_states(graph: ETraceGraph, group: HiddenGroup, traces: Traces) -> se
     return set(range(len(group.states))) - missing
 
 
-def _carried(
+def carried_gradient(
     chunk: Chunk, group: HiddenGroup, mu: Mapping[int, jax.Array], traces: Traces, selects: bool
 ) -> Weights:
     """Return ``Σ_c μ[c] ∘ ε[c]`` for the relations of one group."""
     gradients: Weights = {}
     for site in trace_sites(chunk.graph, group):
-        active, operands = _active_outputs(site, traces), chunk.weights[site.relation.key]
+        active, operands = active_outputs(site, traces), chunk.weights[site.relation.key]
         product = functools.partial(_contracted, site, active, operands)
         for factor, trace in factors_and_traces(site, mu, traces):
             if is_zero(trace):

@@ -5,11 +5,11 @@ import dataclasses
 from .._errors import CompilationError
 from .._etrace_op import feedback_primitives
 from .._graph import ETraceGraph
-from .d_rtrl import ParameterTraces
+from .late import LateTraces
 
 
 @dataclasses.dataclass(frozen=True)
-class FeedbackTraces(ParameterTraces):
+class FeedbackTraces(LateTraces):
     """The traces of `D_RTRL`, for models with or without `feedback_matmul`.
 
     Attributes

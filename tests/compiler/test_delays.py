@@ -20,6 +20,7 @@ from random_models import BATCH, INPUTS, UNITS, Marked, Module, spike
 from toys import WEIGHTS, Toy, request_of, warned
 
 import braintrace
+from braintrace._rules import late
 
 pytestmark = pytest.mark.usefixtures("float64", "unit_steps")
 SLOTS, STEPS = 3, 8
@@ -184,6 +185,16 @@ def ring_by_selection(ops, p, h, x, hold):
     new = cell(h, ops.matmul(x, p["w"]) - 0.4 * read)
     line = jnp.where(at(place(h)), new, h["line"])
     return {"h": new, "line": line, "i": (h["i"] + 1) % SLOTS}
+
+
+def every_value(h, new):
+    return h["line"][-1] + jnp.sin(h["line"][0]) * new["line"][1] + new["h"]
+
+
+@line(h=H, line=FRONT, read=every_value)
+def register_of_which_every_value_is_read(ops, p, h, x, hold):
+    new = cell(h, ops.matmul(x, p["w"]))
+    return {"h": new, "line": pushed(h["line"], new)}
 
 
 # --- more than a delay ----------------------------------------------------------------------------
@@ -382,6 +393,7 @@ CASES = {
     "one_delay_for_each_unit_of_a_register": ("by_mapped_learners", {"mask": MASK}),
     "ring_by_selection": ("by_stream", {"reset": RESET}),
     "legendre_memory": ("by_chunks", {"reset": RESET}),
+    "register_of_which_every_value_is_read": ("by_stream", {"mask": MASK, "reset": RESET}),
     "gamma_memory": ("by_another_start", {}),
     "packed_lstm": ("by_two_calls", {"reset": RESET}),
     "packed_neuron": ("by_stream", {}),
@@ -420,6 +432,36 @@ def test_every_form_of_a_delay_equals_its_oracle(name):
     learner = compiled(name)
     assert bool(warned(learner)) == name.startswith("lateral")
     oracle.assert_close(gradient(learner, path, **asked), expected(name, **asked), 1e-10, name)
+
+
+def test_behind_a_register_is_one_trace_of_some_steps_ago():
+    """Its size does not depend on the length of the register."""
+    register, ring = (compiled(name) for name in ("register_by_roll", "ring_of_currents"))
+    found = {(state, name) for row in register.report().relations for state, name, _ in row.traces}
+    assert found == {("h, 4 steps ago", "weight")}
+    assert list(register.eligibility("w")) == ["h, 4 steps ago"]
+    assert {state for row in ring.report().relations for state, *_ in row.traces} == {
+        "h", "ring[0]", "ring[1]", "ring[2]"
+    }  # fmt: skip
+
+
+def test_a_state_whose_traces_take_too_much_memory_is_named(monkeypatch):
+    monkeypatch.setattr(late, "MOST_BYTES", 100)
+    with pytest.raises(braintrace.CompilationError, match="'ring' has 3 values"):
+        compiled("ring_of_currents")
+
+
+def test_a_nan_before_a_reset_has_no_influence_behind_a_register():
+    """It is in the factors of the last steps."""
+    xs, reset = XS.copy(), np.zeros((STEPS, BATCH), bool)
+    xs[:3, 0], reset[3, 0] = np.nan, True
+    asked = {"mask": np.arange(STEPS) >= 3, "reset": reset, "chunk_size": 2}
+    for path in ("by_stream", "by_chunks"):
+        given = request_of(xs, **asked), squared_error
+        found = PATHS[path](compiled("register_by_roll"), *given)
+        oracle.assert_close(
+            found, expected("register_by_roll", mask=asked["mask"], reset=reset), 1e-10
+        )
 
 
 FULL = [

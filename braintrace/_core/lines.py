@@ -1,0 +1,179 @@
+"""Delay lines: states of a group that only hold earlier values of others.
+
+The new value of such a state is the old value of another one, element by element: the slots of a
+shift register, or States that a value moves through. A state has a *root*, and an *age*: the root
+had its value this many steps ago. If no other state of the group reads them, traces follow the
+*core* alone: the group without these states.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+
+from .._graph import ETraceGraph, HiddenGroup, HiddenParamOpRelation
+from .._jax import Atom, Var, is_var
+from .._jaxpr.evaluate import Constants
+from .._jaxpr.primitives import moved_operands, sources_of
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Line:
+    """The delay lines of a group.
+
+    Attributes
+    ----------
+    group
+        The group.
+    core
+        The graph with the core in the place of the group, and with its relations alone.
+    origins
+        For each state of the group, the index of its root in the core, and its age.
+    carried
+        Indices in the core of the states that its next step reads.
+    """
+
+    group: HiddenGroup
+    core: ETraceGraph
+    origins: tuple[tuple[int, int], ...]
+    carried: tuple[int, ...]
+
+    @property
+    def core_group(self) -> HiddenGroup:
+        """The core as a group."""
+        (group,) = self.core.traced_groups
+        return group
+
+    @property
+    def steps(self) -> int:
+        """The number of steps between the traces and the present.
+
+        A loss may read the old value of a state. A root that no later step reads has no trace; its
+        value is computed in the step after them.
+        """
+        return max(age + 1 + (root not in self.carried) for root, age in self.origins)
+
+
+@functools.lru_cache(maxsize=64)
+def lines_of(graph: ETraceGraph) -> tuple[Line, ...]:
+    """Return the delay lines of the groups that have some."""
+    found = (_line_of(graph, group) for group in graph.traced_groups)
+    return tuple(line for line in found if line is not None)
+
+
+def _line_of(graph: ETraceGraph, group: HiddenGroup) -> Line | None:
+    source = _sources(graph, group)
+    origins = [_origin(source, a) for a in range(len(group.states))]
+    moved = {a for a, (_, age) in enumerate(origins) if age}
+    is_read = any(a not in moved and c in moved for a, c in group.transition)
+    is_complex = any(np.issubdtype(state.dtype, np.complexfloating) for state in group.states)
+    if not moved or is_read or is_complex:
+        return None
+    kept = [a for a in range(len(group.states)) if a not in moved]
+    places = {a: place for place, a in enumerate(kept)}
+    core = _core(group, kept, places)
+    carried = core.read_states
+    relations = tuple(
+        _of_core(relation, group.index, core, places, carried)
+        for relation in graph.hidden_param_op_relations
+        if group in relation.hidden_groups
+    )
+    groups = tuple(core if other is group else other for other in graph.hidden_groups)
+    changes = {"hidden_groups": groups, "hidden_param_op_relations": relations}
+    return Line(
+        group,
+        dataclasses.replace(graph, **changes),  # type: ignore[arg-type]
+        tuple((places[root], age) for root, age in origins),
+        carried,
+    )
+
+
+def _sources(graph: ETraceGraph, group: HiddenGroup) -> dict[int, int]:
+    """Return for each state that only moves the state whose old value it takes over."""
+    program, units = graph.traced.program, group.num_positions
+    constants, numbers = Constants(program), dict[Var, np.ndarray]()
+    for a, (state, layout) in enumerate(zip(group.states, group.old_layouts, strict=True)):
+        layout = np.arange(units) if layout is None else layout
+        own = numbers.setdefault(state.in_var, np.full(state.shape, -1))
+        own.flat[np.flatnonzero(layout >= 0)] = a * units + layout[layout >= 0]
+    for index in program.making(program.depends_on(group.new_vars, frozenset(numbers))):
+        equation = program.equations[index]
+        if numbers.keys().isdisjoint(filter(is_var, equation.invars)):
+            continue
+        moves, parts = sources_of(constants, equation), moved_operands(equation)
+        if equation.primitive.name in ("copy", "copy_p"):
+            moves, parts = [np.arange(equation.outvars[0].aval.size)], (0,)
+        if moves is not None:
+            flat = [_numbers_of(numbers, equation.invars[part]).ravel() for part in parts]
+            given = np.append(np.concatenate(flat), -1)  # the last is that of `NOWHERE`
+            for var, move in zip(equation.outvars, moves, strict=True):
+                numbers[var] = given[move].reshape(var.aval.shape)
+    found = {}
+    for a, (var, layout) in enumerate(zip(group.new_vars, group.layouts, strict=True)):
+        own = _numbers_of(numbers, var).ravel()
+        unit = np.arange(units) if layout is None else layout.ravel()
+        taken = own[unit >= 0] - unit[unit >= 0]
+        if len(taken) == units and (taken == taken[0]).all() and taken[0] >= 0:
+            found[a] = int(taken[0]) // units
+    return found
+
+
+def _numbers_of(numbers: dict[Var, np.ndarray], atom: Atom) -> np.ndarray:
+    known = numbers.get(atom) if is_var(atom) else None
+    return np.full(np.shape(atom.aval), -1) if known is None else known
+
+
+def _origin(source: dict[int, int], state: int) -> tuple[int, int]:
+    """Return the root of a state, and its age; a state on a cycle is its own root."""
+    root, age = state, 0
+    while root in source:
+        root, age = source[root], age + 1
+        if root == state or age > len(source):
+            return state, 0
+    return root, age
+
+
+def _core(group: HiddenGroup, kept: list[int], places: dict[int, int]) -> HiddenGroup:
+    """Return a group with some of its states."""
+
+    def of_kept(values: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(values[a] for a in kept)
+
+    return dataclasses.replace(
+        group,
+        states=of_kept(group.states),
+        new_vars=of_kept(group.new_vars),
+        layouts=of_kept(group.layouts),
+        old_layouts=of_kept(group.old_layouts),
+        transition=tuple(
+            (places[a], places[c]) for a, c in group.transition if a in places and c in places
+        ),
+        cuts=of_kept(group.cuts),
+        read_late=(),
+        late_inputs=of_kept(group.late_inputs),
+        downstream=tuple(places[a] for a in group.downstream if a in places),
+    )
+
+
+def _of_core(
+    relation: HiddenParamOpRelation,
+    index: int,
+    core: HiddenGroup,
+    places: dict[int, int],
+    carried: tuple[int, ...],
+) -> HiddenParamOpRelation:
+    """Return a relation that reaches the core alone."""
+    (influence,) = (own for own in relation.influences if own.group == index)
+    reached = tuple(places[a] for a in influence.reached if a in places)
+    own = dataclasses.replace(
+        influence,
+        taps=tuple(
+            dataclasses.replace(tap, state=places[tap.state])
+            for tap in influence.taps
+            if tap.state in places
+        ),
+        reached=reached,
+        stored=tuple(a for a in reached if a in carried),
+    )
+    return dataclasses.replace(relation, influences=(own,), hidden_groups=(core,))

@@ -1,0 +1,545 @@
+r"""Late traces: traces of some steps ago, behind a delay line.
+
+The values in a delay line (`Line`) are those that its roots had some steps ago, so their traces
+are earlier traces of the roots. Instead of one trace for each slot, only the trace of the core of
+``d`` steps ago is kept, and the factors of the last ``d`` steps, which have no parameter axis:
+
+.. math::
+
+    \epsilon^{t-d}, \qquad (D^s, D_f^s, x^s)_{s = t-d+1 \dots t}.
+
+A signal for a value of age ``a`` at step ``t`` is one for its root at step ``t - a``. It is pulled
+back through the factors, as in `_core.gradient`, to the trace. For the oldest value of a line this
+is one step at most. A reset zeroes the trace and the factors of the steps before it, so no signal
+passes it.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from .._core.gradient import add, like, sum_products, times
+from .._core.lines import Line, lines_of
+from .._core.loops import scan_records
+from .._core.sites import (
+    at_elements,
+    at_entry,
+    filter_key,
+    names_of,
+    new_state_to_elements,
+    old_state_to_elements,
+    over_first_axis,
+    pre_step_probe,
+    reachable_blocks,
+    row_name,
+    trace_sites,
+    x_key,
+)
+from .._core.steps import blocks, read_vars, values_of
+from .._core.traces import (
+    as_arrays,
+    depend_on,
+    is_zero,
+    joined,
+    of_site,
+    ordering_token,
+    renamed,
+    unpack,
+)
+from .._errors import CompilationError
+from .._etrace_op import Arrays, has_derived_traces
+from .._graph import (
+    Adjoints,
+    Chunk,
+    ETraceGraph,
+    Records,
+    Role,
+    Signal,
+    Traces,
+    TraceSpec,
+    TraceSpecs,
+    Weights,
+    specs_of,
+)
+from .d_rtrl import (
+    ParameterTraces,
+    active_outputs,
+    after_reset,
+    carried_gradient,
+    factor_key,
+    updated_traces,
+)
+from .filters import rows_of_samples
+
+Factors = dict[str, jax.Array]
+"""``D`` as ``"D 0 1"``, ``Df`` and ``x`` of steps by name, time first."""
+
+NEAR = 2
+"""The largest number of steps between a trace and the oldest value of a line."""
+
+AT = "at"
+"""Name of the place of the oldest factors, which the next step overwrites."""
+
+Rows = dict[int, jax.Array]
+"""Cotangents of the states of a core, per unit, by index."""
+
+
+class Injection(NamedTuple):
+    """Signals for a state of the core, over successive steps; ``start`` is the first of them.
+
+    Step 0 is that of the trace, step 1 the first one whose factors are known.
+    """
+
+    root: int
+    start: int
+    signal: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class LateTraces(ParameterTraces):
+    """Traces of the size of the weight, behind delay lines those of some steps ago."""
+
+    def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
+        """Return the traces of each site, or those of its core and the factors of last steps."""
+        specs = {**super().trace_specs(_without_lines(graph), every_state)}
+        _check_slots(_without_lines(graph), specs)
+        for line in _lines(graph):
+            for key, own in super().trace_specs(line.core, False).items():
+                renamed_specs = jax.tree.map(functools.partial(_of_past, line), own)
+                specs[key + _suffix(line)] = renamed_specs
+            specs[_key_of_factors(line)] = _specs_of_factors(line)
+        return specs
+
+    def update(self, chunk: Chunk, traces: Traces) -> Traces:
+        """Return the traces after a recorded chunk."""
+        rest = _without_lines(chunk.graph)
+        parts = [super().update(chunk._replace(graph=rest), _of_rest(chunk.graph, traces))]
+        for line in _lines(chunk.graph):
+            old, factors = _of_line(line, traces)
+            new, factors = _advanced(line, chunk, old, factors)
+            parts += [_renamed_to_past(line, new), {_key_of_factors(line): factors}]
+        return joined(parts)
+
+    def gradient(
+        self, chunk: Chunk, signal: Signal, before: Traces, after: Traces | None = None
+    ) -> tuple[Weights, Traces | None]:
+        """Return the gradient of a recorded chunk, without the traces after it."""
+        graph = chunk.graph
+        rests = [None if t is None else _of_rest(graph, t) for t in (before, after)]
+        rest = chunk._replace(graph=_without_lines(graph))
+        gradients, _ = super().gradient(rest, signal, rests[0] or {}, rests[1])
+        for line in _lines(graph):
+            if after is not None:
+                traces, factors = _of_line(line, after)
+                signals = list(_injections(line, signal, line.steps))
+                own = _gradient_at_present(line, chunk, signals, traces, factors)
+            else:
+                own = _gradient_of_chunk(line, chunk, signal, *_of_line(line, before))
+            gradients = add(gradients, own)
+        return like(chunk.weights, gradients), None
+
+    def contract(self, chunk: Chunk, adjoints: Adjoints, traces: Traces) -> Weights:
+        """Return ``Σ_c μ[c] ∘ ε⁰[c]``."""
+        return self._contract(chunk, adjoints, traces, traces, 0)
+
+    def late_gradient(
+        self, chunk: Chunk, mu: Signal, before: Traces, after: Traces | None
+    ) -> Weights:
+        """Return the same for the states before a step, by the traces after it if they are known.
+
+        The factors of the last steps are then updated in place.
+        """
+        adjoints = at_entry(chunk.graph, mu)
+        passed = 0 if after is None else 1
+        return self._contract(chunk, adjoints, before, after or before, passed)
+
+    def _contract(
+        self, chunk: Chunk, adjoints: Adjoints, rests: Traces, traces: Traces, passed: int
+    ) -> Weights:
+        """Contract adjoints of the states before some steps, with traces after these for lines."""
+        rest = chunk._replace(graph=_without_lines(chunk.graph))
+        gradients = super().contract(rest, adjoints, _of_rest(chunk.graph, rests))
+        for line in _lines(chunk.graph):
+            pairs = adjoints[line.group.index].items()
+            origins = ((line.origins[a], mu[None]) for a, mu in pairs)
+            present = line.steps - passed
+            signals = [Injection(root, present - age, mu) for (root, age), mu in origins]
+            own = _gradient_at_present(line, chunk, signals, *_of_line(line, traces))
+            gradients = add(gradients, own)
+        return like(chunk.weights, gradients)
+
+
+@functools.lru_cache(maxsize=64)
+def _lines(graph: ETraceGraph) -> tuple[Line, ...]:
+    """Return the lines whose operations have traces that a chunk may update at once."""
+    relations = {line: line.core.hidden_param_op_relations for line in lines_of(graph)}
+    return tuple(
+        line for line, own in relations.items() if all(has_derived_traces(r.primitive) for r in own)
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _without_lines(graph: ETraceGraph) -> ETraceGraph:
+    late = {line.group.index for line in _lines(graph)}
+    if not late:
+        return graph
+    relations = []
+    for relation in graph.hidden_param_op_relations:
+        pairs = zip(relation.influences, relation.hidden_groups, strict=True)
+        kept = [(influence, group) for influence, group in pairs if group.index not in late]
+        if kept:
+            influences, groups = zip(*kept, strict=True)
+            own = dataclasses.replace(relation, influences=influences, hidden_groups=groups)
+            relations.append(own)
+    return dataclasses.replace(graph, hidden_param_op_relations=tuple(relations))
+
+
+MOST_BYTES = 2**32
+"""Largest size of the traces of one State with several values for each unit."""
+
+
+def _check_slots(graph: ETraceGraph, specs: TraceSpecs) -> None:
+    for group in graph.traced_groups:
+        for leaf in group.leaves:
+            slots = [name for a, name in enumerate(group.names) if group.states[a] is leaf]
+            own = [s for s in specs_of(specs) if s.state in slots]
+            size = sum(spec.nbytes for spec in own)
+            if len(slots) > 1 and size > MOST_BYTES:
+                raise CompilationError(
+                    f"State '{leaf.name}' has {len(slots):,} values for each unit, and their "
+                    f"traces take {size:,} bytes; the limit is {MOST_BYTES:,}. Delay values by "
+                    "`braintrace.nn.Delay`, whose values share one trace, or hold the State "
+                    "constant by `jax.lax.stop_gradient`."
+                )
+
+
+# --- names in the traces of a learner
+
+
+def _suffix(line: Line) -> str:
+    return f", {line.steps} steps ago"
+
+
+def _key_of_factors(line: Line) -> str:
+    return f"last {line.steps} steps of {', '.join(line.core_group.names)}"
+
+
+def _of_past(line: Line, spec: TraceSpec) -> TraceSpec:
+    partner = spec.packed_with and spec.packed_with + _suffix(line)
+    return dataclasses.replace(spec, state=f"{spec.state}{_suffix(line)}", packed_with=partner)
+
+
+def _of_line(line: Line, traces: Traces) -> tuple[Traces, Factors]:
+    keys = {site.key(a) for site in trace_sites(line.core) for a in site.influence.reached}
+
+    def name(key: str) -> str | None:
+        own = key.removesuffix(_suffix(line))
+        return own if own in keys and own != key else None
+
+    return renamed(traces, name), unpack(traces)[_key_of_factors(line)]
+
+
+def _renamed_to_past(line: Line, traces: Traces) -> Traces:
+    return renamed(traces, lambda key: key + _suffix(line))
+
+
+def _of_rest(graph: ETraceGraph, traces: Traces) -> Traces:
+    late = tuple(map(_suffix, _lines(graph)))
+    factors = set(map(_key_of_factors, _lines(graph)))
+    return renamed(traces, lambda k: None if k in factors or k.endswith(late) else k)
+
+
+# --- factors of steps
+
+
+def _factors_of(line: Line, records: Records) -> Factors:
+    """Return the factors of the steps of a chunk."""
+    core, group = line.core, line.core_group
+    names = names_of(core.traced.program, read_vars(core))
+    values = {name: records.values[name] for name in names if name in records.values}
+
+    def of_step(values: dict[str, jax.Array]) -> Factors:
+        D, Df = blocks(core, group, values_of(core, values))
+        named = {f"D {a} {c}": block for (a, c), block in D.items()}
+        return named | {f"Df {key}": block for key, block in Df.items()}
+
+    varying = {name for name, value in values.items() if value.shape[0] == records.steps > 1}
+    axes = {name: 0 if name in varying else None for name in values}
+    given = {name: value if name in varying else value[0] for name, value in values.items()}
+    if varying:
+        factors: Factors = jax.vmap(of_step, in_axes=(axes,))(given)
+    else:
+        once = of_step(given)
+        factors = {k: jnp.broadcast_to(v, (records.steps, *v.shape)) for k, v in once.items()}
+    if records.reset is not None:
+        is_new = jax.vmap(functools.partial(at_elements, core, group))(records.reset)
+        for name in factors:
+            if name.startswith("D "):
+                factors[name] = jnp.where(is_new, 0, factors[name])
+    return factors | {f"x {key}": records.x[key] for key in _inputs(core)}
+
+
+def _inputs(core: ETraceGraph) -> dict[str, Any]:
+    """Return the relations with an input, by its name in records."""
+    relations = core.hidden_param_op_relations
+    return {x_key(core, r): r for r in reversed(relations) if r.x_var is not None}
+
+
+def _specs_of_factors(line: Line) -> dict[str, TraceSpec]:
+    """Return the specifications of the factors of the last steps; a reset makes them zero."""
+    core, steps = line.core, line.steps
+    read = read_vars(core)
+    values = dict(zip(names_of(core.traced.program, read), map(_one_step, read), strict=True))
+    x = {key: _one_step(relation.x_var) for key, relation in _inputs(core).items()}
+    given = Records(x, values=values)
+    every: Role = "entry"
+
+    def spec(name: str, shape: jax.ShapeDtypeStruct) -> TraceSpec:
+        def samples(flags: jax.Array) -> jax.Array:
+            return _entries_of_samples(line, name, flags)[None]
+
+        axes, state = (every,) * shape.ndim, f"last {steps} steps"
+        own = TraceSpec((steps, *shape.shape[1:]), shape.dtype, axes, None, state, name)
+        return dataclasses.replace(own, takes_trace_dtype=False, samples=samples)
+
+    shapes = jax.eval_shape(functools.partial(_factors_of, line), given)
+    at = TraceSpec((), jnp.int32, (), operand=AT, samples=lambda flags: jnp.zeros((), bool))
+    return {name: spec(name, shape) for name, shape in shapes.items()} | {AT: at}
+
+
+def _one_step(var: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((1, *var.aval.shape), var.aval.dtype)
+
+
+def _entries_of_samples(line: Line, name: str, flags: jax.Array) -> jax.Array:
+    """Return the entries of a factor of one step that belong to flagged samples."""
+    kind, key = name.split(" ", 1)
+    if kind == "x":
+        relation = _inputs(line.core)[key]
+        rows = rows_of_samples(line.core, filter_key(line.core, relation), flags)
+        return over_first_axis(rows, len(relation.x_var.aval.shape))
+    elements = at_elements(line.core, line.core_group, flags)
+    if kind == "D":
+        return elements
+    sites = trace_sites(line.core)
+    return next(s for s in sites for a in s.influence.states if s.key(a) == key).to_outputs(
+        elements
+    )
+
+
+# --- update
+
+
+def _advanced(line: Line, chunk: Chunk, traces: Traces, before: Factors) -> tuple[Traces, Factors]:
+    """Return the traces and the factors after a chunk."""
+    records, factors = chunk.records, _factors_of(line, chunk.records)
+    is_new, count = is_zero(before), records.steps
+    past: Factors = as_arrays(dict(before))
+    if records.reset is not None:  # what is older has no influence, and may be NaN
+        ended, later = records.reset.any(0), _is_later(records.reset)
+        traces = after_reset(line.core, traces, ended)
+        for name, factor in factors.items():
+            entries = functools.partial(_entries_of_samples, line, name)
+            factors[name] = jnp.where(jax.vmap(entries)(later), 0, factor)
+            past[name] = jnp.where(entries(ended), 0, past[name])
+    if count == 1:
+        traces = as_arrays(traces) if is_new else _updated(line, chunk, _first(past, 1), traces)
+        factors = dict(
+            depend_on(ordering_token(traces), factors)
+        )  # so the last ones are read before
+        write = jax.lax.dynamic_update_slice_in_dim
+        written = {name: write(past[name], f, past[AT], 0) for name, f in factors.items()}
+        return traces, written | {AT: (past[AT] + 1) % line.steps}
+    past = _first(past, line.steps)
+    if is_new:
+        past = {name: value[: max(line.steps - count, 0)] for name, value in past.items()}
+        count = max(count - line.steps, 0)
+    factors = {name: jnp.concatenate([past[name], factors[name]]) for name in factors}
+    if count:
+        traces = _updated(line, chunk, _steps(factors, 0, count), traces)
+    last = _steps(factors, count, count + line.steps)
+    return as_arrays(traces), last | {AT: jnp.zeros((), jnp.int32)}
+
+
+def _first(past: Factors, count: int) -> Factors:
+    """Return the factors of the first of the last steps, without the place of the oldest."""
+    read = jax.lax.dynamic_index_in_dim
+    own = {name: value for name, value in past.items() if name != AT}
+    if count == len(next(iter(own.values()))):
+        return {name: jnp.roll(value, -past[AT], 0) for name, value in own.items()}
+    places = [(past[AT] + step) % len(next(iter(own.values()))) for step in range(count)]
+    return {n: jnp.stack([read(v, at, keepdims=False) for at in places]) for n, v in own.items()}
+
+
+def _is_later(flags: jax.Array) -> jax.Array:
+    """Test for each step whether a flag is set after it."""
+    counts = jnp.flip(jnp.cumsum(jnp.flip(flags, 0), 0), 0)
+    return counts > flags
+
+
+def _steps(factors: Factors, start: int, stop: int) -> Factors:
+    return {name: factor[start:stop] for name, factor in factors.items()}
+
+
+def _records(factors: Factors) -> Records:
+    x = {name[2:]: value for name, value in factors.items() if name.startswith("x ")}
+    return Records(x, steps=len(next(iter(factors.values()))))
+
+
+def _updated(line: Line, chunk: Chunk, factors: Factors, traces: Traces) -> Traces:
+    """Return the traces of the core after some steps with known factors."""
+    core, group, rows = line.core, line.core_group, line.carried
+    if not rows:
+        return traces
+    unit = {c: jnp.stack([jnp.full(group.shape, float(a == c)) for a in rows]) for c in rows}
+    unit = {c: row.astype(group.states[c].dtype) for c, row in unit.items()}
+    mu, outputs = jax.vmap(lambda end: _pull(line, factors, end, {}))(unit)
+    first = {(a, c): mu[c][rows.index(a)] for a, c in reachable_blocks(group, rows)}
+    own = Chunk(
+        core, chunk.weights, dataclasses.replace(_records(factors), token=chunk.records.token)
+    )
+    parts = []
+    for site in trace_sites(core, group):
+        row, active = row_name(core, site), active_outputs(site, traces)
+        picked = {
+            factor_key(row, a, active): active.pick(outputs[row][k])
+            for k, a in enumerate(rows)
+            if row in outputs
+        }
+        if of_own := of_site(site, traces):
+            parts.append(updated_traces(own, site, first, picked, of_own, selects=False))
+    return joined(parts)
+
+
+# --- gradient
+
+
+def _pull(
+    line: Line, factors: Factors, end: Rows, signal: Rows, selects: bool = False
+) -> tuple[Rows, Arrays]:
+    """Pull rows, and signals of each step, back through steps with known factors.
+
+    With ``selects``, a zero row has a zero result, also if a factor is not finite.
+
+    Return the rows before the first step, and the cotangents of outputs by `row_name`, time first.
+    """
+    core, group = line.core, line.core_group
+    sites = {row_name(core, site): site for site in reversed(trace_sites(core, group))}
+
+    def step(rows: Rows, now: tuple[Factors, Rows]) -> tuple[Rows, Arrays]:
+        (factor, signal), outputs = now, dict[str, jax.Array]()
+        for a, value in signal.items():
+            rows = {**rows, a: rows[a] + value if a in rows else value}
+        for name, site in sites.items():
+            reached = [a for a in site.influence.states if a in rows]
+            for a in reached:
+                term = times(site.to_outputs(rows[a]), factor[f"Df {site.key(a)}"], selects)
+                outputs[name] = outputs[name] + term if name in outputs else term
+        before = {c: jnp.zeros_like(row) for c, row in end.items()}
+        for a, c in group.transition:
+            if a in rows:
+                before[c] = before[c] + times(rows[a], factor[f"D {a} {c}"], selects)
+        return {c: row.astype(end[c].dtype) for c, row in before.items()}, outputs
+
+    steps = _records(factors).steps
+    return scan_records(step, end, (_steps(factors, 0, steps), signal), steps, reverse=True)
+
+
+def _injections(line: Line, signal: Signal, first: int) -> Iterator[Injection]:
+    """Yield the signals of the steps of a chunk; ``first`` is the number of its first step."""
+    group = line.group
+    for a, (root, age) in enumerate(line.origins):
+        state, probe = group.states[a], group.probes[a]
+        if probe in signal:
+            yield Injection(root, first - age, new_state_to_elements(group, a, signal[probe]))
+        if (name := pre_step_probe(state)) in signal:
+            before = old_state_to_elements(group, a, signal[name])[1:]
+            yield Injection(root, first - age, before)
+
+
+def _placed(injections: Iterable[Injection], steps: int) -> Rows:
+    """Return the signals of steps 0 to ``steps`` for each root; earlier ones meet no trace."""
+    rows: Rows = {}
+    for root, start, signal in injections:
+        start, signal = max(start, 0), signal[max(-start, 0) :]
+        after = steps + 1 - start - len(signal)
+        own = jnp.pad(signal, [(start, after)] + [(0, 0)] * (signal.ndim - 1))
+        rows[root] = rows[root] + own if root in rows else own
+    return rows
+
+
+def _gradient(
+    line: Line, chunk: Chunk, signal: Rows, factors: Factors | None, traces: Traces
+) -> Weights:
+    """Return the gradient by signals of step 0, that of the traces, and of the steps after it."""
+    group, selects = line.core_group, chunk.records.has_mask
+    mu = {c: signal[c][0] for c in line.carried if c in signal}
+    own, gradients = Chunk(line.core, chunk.weights, chunk.records), {}
+    if factors is not None:
+        end = {c: jnp.zeros(group.shape, group.states[c].dtype) for c in line.carried}
+        later = {a: value[1:] for a, value in signal.items()}
+        before, outputs = _pull(line, factors, end, later, selects)
+        mu = {c: mu[c] + row if c in mu else row for c, row in before.items()}
+        of_steps = Chunk(line.core, chunk.weights, _records(factors))
+        gradients = sum_products(of_steps, outputs, selects)
+    return add(gradients, carried_gradient(own, group, mu, traces, selects))
+
+
+def _gradient_of_chunk(
+    line: Line, chunk: Chunk, signal: Signal, traces: Traces, past: Factors
+) -> Weights:
+    records, factors = chunk.records, _factors_of(line, chunk.records)
+    is_new = is_zero(past)
+    if not is_new:
+        past = _first(past, line.steps)
+        factors = {name: jnp.concatenate([past[name], f]) for name, f in factors.items()}
+    first = 1 if is_new else 1 + line.steps
+    injections = _injections(line, signal, first)
+    if records.reset is not None:
+        injections = (_without_resets(line, records.reset, first, own) for own in injections)
+    placed = _placed(injections, _records(factors).steps)
+    return _gradient(line, chunk, placed, factors, traces)
+
+
+def _without_resets(line: Line, flags: jax.Array, first: int, own: Injection) -> Injection:
+    """Return signals without those for values from before a reset."""
+    age = first - own.start
+    is_new = jax.vmap(functools.partial(at_elements, line.core, line.core_group))(flags)
+    counts = jnp.cumsum(jnp.concatenate([jnp.zeros_like(is_new[:1]), is_new]), 0)
+    at_root = jnp.concatenate([jnp.zeros_like(counts[:1])] * age + [counts])[
+        1 : 1 + len(own.signal)
+    ]
+    reaches = counts[1 : 1 + len(own.signal)] == at_root
+    return own._replace(signal=jnp.where(reaches, own.signal, 0))
+
+
+def _gradient_at_present(
+    line: Line, chunk: Chunk, injections: list[Injection], traces: Traces, past: Factors
+) -> Weights:
+    """Return the gradient by signals for the present values of a group's states.
+
+    The oldest value of a line is at most two steps from the trace. The steps in between are run if
+    another value has a signal: XLA knows of most programs whether it has.
+    """
+    if is_zero(past):
+        return {}
+
+    def found(injections: list[Injection], count: int) -> Weights:
+        factors = _first(past, count) if count else None
+        own = _gradient(line, chunk, _placed(injections, count), factors, traces)
+        return like({key: chunk.weights[key] for key in own}, own)
+
+    first = min([NEAR, *(own.start for own in injections)])
+    near = [own for own in injections if own.start == first]
+    far = [own for own in injections if own.start > first]
+    gradients = found(near, first) if near else {}
+    if far:
+        has_signal = jnp.any(jnp.stack([jnp.any(own.signal != 0) for own in far]))
+        every = functools.partial(found, far, line.steps)
+        zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(every))
+        gradients = add(gradients, jax.lax.cond(has_signal, every, lambda: zeros))
+    return gradients
