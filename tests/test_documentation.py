@@ -70,6 +70,14 @@ def test_the_summary_for_language_models_has_every_page():
     assert linked == pages - {"index"}
 
 
+def test_the_gallery_has_a_card_with_a_picture_for_every_example():
+    _, *cards = (DOCS / "gallery.md").read_text().split(":::{grid-item-card}")
+    pictures = [re.search(r"^:img-top: (.+)$", card, flags=re.MULTILINE)[1] for card in cards]
+    assert [picture for picture in pictures if not (DOCS / picture).exists()] == []
+    shown = {name for card in cards for name in re.findall(r"\(examples/(\w+)\.py\)", card)}
+    assert shown == {path.stem for path in (DOCS / "examples").glob("*.py")}
+
+
 @pytest.mark.parametrize("name", [*PUBLIC, *LAYERS, *SURROGATES])
 def test_the_reference_has_every_public_name(name):
     entry = rf"^   {name}$|``{name}``"
