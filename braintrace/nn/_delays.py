@@ -81,18 +81,21 @@ class Delay(Population):
 
     def update(self, x: Any) -> Any:
         """Return the delayed values ``(..., *size)``, and store ``x`` of the same shape."""
-        axis = -1 - self.steps.ndim
-        line = _pushed(x, self.line.value, axis)
+        axis, old = -1 - self.steps.ndim, self.line.value
+        line = _pushed(x, old, axis)
         slots = line.shape[axis] - 1
         self.line.value = jax.tree.map(lambda v: jax.lax.slice_in_dim(v, 0, slots, axis=axis), line)
+        # Late values come from the old line: the compiler sees that they do not depend on x.
+        is_late = bool(self.steps.min() > 0)
+        steps, last = self.steps - is_late, slots - is_late
 
         def read(values: jax.Array) -> jax.Array:
-            if (self.steps == slots).all():
-                return jax.lax.index_in_dim(values, slots, axis, keepdims=False)
-            index = np.broadcast_to(self.steps, (*values.shape[:axis], 1, *self.steps.shape))
+            if (steps == last).all():
+                return jax.lax.index_in_dim(values, last, axis, keepdims=False)
+            index = np.broadcast_to(steps, (*values.shape[:axis], 1, *steps.shape))
             return jnp.take_along_axis(values, index, axis).squeeze(axis)
 
-        return jax.tree.map(read, line)
+        return jax.tree.map(read, old if is_late else line)
 
 
 def _pushed(x: Any, line: Any, axis: int) -> Any:

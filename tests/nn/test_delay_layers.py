@@ -33,6 +33,31 @@ def test_every_element_arrives_after_its_steps(steps):
         np.testing.assert_array_equal(found[:, :, *place], arrived)
 
 
+class Leak(brainstate.nn.Module):
+    def init_state(self, batch_size=None, **_):
+        self.h = brainstate.HiddenState(jnp.zeros((batch_size, UNITS)))
+
+    def update(self, x):
+        self.h.value = 0.8 * self.h.value + jnp.tanh(x)
+        return self.h.value
+
+
+@pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning")
+@pytest.mark.parametrize("steps", [2, np.arange(UNITS) % 3 + 1])
+def test_a_weight_before_two_delays_in_a_row_is_reported(steps):
+    rng, layers = np.random.default_rng(2), []
+    for inputs in (INPUTS, UNITS, UNITS):
+        weights = rng.normal(size=(inputs, UNITS))
+        layers += [braintrace.nn.Linear(inputs, UNITS, weights, None), Leak()]
+        layers += [braintrace.nn.Delay(UNITS, steps)]
+    model = brainstate.nn.Sequential(*layers[:-1])
+    learner = braintrace.compile(model, "d_rtrl", XS[0], batch_size=BATCH)
+    gradients = learner.etrace_grad(XS, step_fn=lambda x: jnp.sum(learner(x) ** 2))
+    reported = [d.paths[0] for d in learner.report().diagnostics if "gets no gradient" in str(d)]
+    assert reported == ["layers/0/weight"]
+    assert [bool(jnp.any(g["weight"])) for g in gradients.values()] == [False, True, True]
+
+
 def test_delays_that_are_no_steps_are_refused():
     for steps in (1.5, -1):
         with pytest.raises(braintrace.OptionError, match="steps"):
