@@ -222,10 +222,7 @@ def is_lost(state: brainstate.State) -> bool:
 
 def peek_all(states: Iterable[brainstate.State]) -> tuple[Any, ...]:
     """Return the value of each State without notifying transformations of the read."""
-    return tuple(map(_stored, states))
-
-
-_stored = operator.attrgetter("_value")
+    return tuple(map(operator.attrgetter("_value"), states))
 
 
 def set_values(

@@ -75,17 +75,12 @@ class NonFiniteError(BraintraceError, FloatingPointError):
     ) -> None:
         self.step, self.loss, self.parameter, self.steps = step, loss, parameter, steps
         where = f"step {step}" if steps == 1 else f"step {step}, or in its block of {steps} steps,"
-        what = (
-            "all gradients are finite"
-            if parameter is None
-            else f"the first parameter whose gradient is not finite is '{parameter}'"
+        first = f"the first parameter whose gradient is not finite is '{parameter}'"
+        what = "all gradients are finite" if parameter is None else first
+        left = f"after {before} steps" if before else "from before the call"
+        super().__init__(
+            f"At {where} the loss is {loss}, and {what}. The learner is in the state {left}."
         )
-        left = (
-            f"is in the state after {before} steps"
-            if before
-            else "is in the state from before the call"
-        )
-        super().__init__(f"At {where} the loss is {loss}, and {what}. The learner {left}.")
 
     def counted_from(self, start: int) -> "NonFiniteError":
         """Return the same error for a call that has kept ``start`` earlier steps."""

@@ -56,9 +56,8 @@ def at(index, tree):
 
 
 @pytest.mark.core
-@pytest.mark.parametrize(("model", "rule"), [(LEAKY, "d_rtrl"), (LEAKY, "uoro")])
-def test_each_function_is_the_method(model, rule):
-    own = Bench(model, rule)
+def test_each_function_is_the_method():
+    own = Bench()
     learner, pure, state = own.learner, own.pure, own.start
     where = np.array([True, False])
     calls = [
