@@ -94,7 +94,7 @@ class SampleFlow:
         analysis, reached = self._analysis, self._reached
         for var, samples in zip(new_vars(self._leaves), self._of_states, strict=True):
             reached[var] = joined(Labels(), [reached.get(var), samples])
-        for index in analysis.program.backward([*reached], reached):
+        for index in analysis.program.backward({*reached}, reached):
             equation = analysis.program.equations[index]
             results = [reached.get(var) for var in equation.outvars]
             flows = self._through_batched(equation, results[0])

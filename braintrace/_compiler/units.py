@@ -279,7 +279,7 @@ class Units:
         new = {var: numbers for state in self.states for var, numbers in state.new.items()}
         starts = new | {state.leaf.in_var: state.numbers for state in self.states}
         labels.update((var, self._labels_of(numbers)) for var, numbers in starts.items())
-        for index in program.forward(starts, labels):
+        for index in program.forward(labels):
             equation = program.equations[index]
             if self._joins != "none" and self._leading.isdisjoint(equation.outvars):
                 continue

@@ -52,7 +52,7 @@ def flows_from(
     Equations after the one with index ``last`` are ignored.
     """
     known, program = dict(starts), constants.program
-    equations = (program.equations[index] for index in program.forward(starts, known, last))
+    equations = (program.equations[index] for index in program.forward(known, last))
     _pass(question, constants, equations, known)
     return known
 

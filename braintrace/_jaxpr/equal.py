@@ -59,7 +59,7 @@ def equal_values(program: Program, zeros: Collection[Var] = ()) -> dict[Var, Var
     True
     """
     are_zero = set(zeros)
-    return _first_equal(program, lambda equation: True, lambda e: _unchanged(e, are_zero))
+    return _first_equal(program, lambda equation: _unchanged(equation, are_zero))
 
 
 def equal_with_derivatives(program: Program) -> dict[Var, Var]:
@@ -67,26 +67,21 @@ def equal_with_derivatives(program: Program) -> dict[Var, Var]:
 
     Equations with bodies are never merged: they may have any custom derivative.
     """
-    return _first_equal(program, lambda equation: not any(sub_jaxprs(equation)), lambda e: None)
+    return _first_equal(program, None)
 
 
 def _first_equal(
-    program: Program,
-    is_comparable: Callable[[Equation], bool],
-    unchanged: Callable[[Equation], Var | None],
+    program: Program, unchanged: Callable[[Equation], Var | None] | None
 ) -> dict[Var, Var]:
     first: dict[Var, Var] = {var: var for var in (*program.in_vars, *program.constants)}
     seen: dict[Hashable, list[Var]] = {}
     for equation in program.equations:
-        same = unchanged(equation)
+        same = None if unchanged is None else unchanged(equation)
+        is_opaque = unchanged is None and any(sub_jaxprs(equation))
         equal = equation.outvars
         if same is not None:
             equal = [first[same]]
-        elif (
-            not equation.effects
-            and equation.primitive.name not in DRAWS
-            and is_comparable(equation)
-        ):
+        elif not (is_opaque or equation.effects or equation.primitive.name in DRAWS):
             operands = tuple(first[a] if is_var(a) else _literal(a) for a in equation.invars)
             equal = seen.setdefault((_meaning(equation), operands), equal)
         first.update(zip(equation.outvars, equal, strict=True))

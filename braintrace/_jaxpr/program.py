@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import heapq
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -157,62 +156,33 @@ class Program:
         ``blocked``, and variables for which ``through`` does not hold, are left out.
         """
         dependents = set(filter(through, starts))
-        for index in self.forward(dependents.copy(), dependents, last):
+        for index in self.forward(dependents, last):
             if self.equations[index].primitive.name not in blocked:
                 dependents.update(filter(through, self.equations[index].outvars))
         return dependents
 
-    def forward(
-        self, starts: Iterable[Var], reached: Container[Var], last: int | None = None
-    ) -> Iterator[int]:
+    def forward(self, reached: Container[Var], last: int | None = None) -> Iterator[int]:
         """Yield the equations that read a reached variable, in execution order.
 
         Parameters
         ----------
-        starts
-            Variables to begin with.
         reached
             Container of reached variables; the caller may add outputs of each yielded equation.
         last
             Index of the last equation to yield; ``None``: no limit.
         """
+        for index in range(len(self.equations) if last is None else last + 1):
+            if any(is_var(atom) and atom in reached for atom in self.equations[index].invars):
+                yield index
 
-        def readers(variables: Iterable[Var]) -> Iterator[int]:
-            every = (index for var in variables for index, _ in self.readers.get(var, ()))
-            return every if last is None else (index for index in every if index <= last)
-
-        def after(index: int) -> Iterator[int]:
-            return readers(var for var in self.equations[index].outvars if var in reached)
-
-        return _in_order(readers(starts), after)
-
-    def backward(self, starts: Iterable[Var], reached: Container[Var]) -> Iterator[int]:
-        """Yield the equations that write a reached variable, the last one first.
+    def backward(self, starts: Container[Var], reached: Container[Var]) -> Iterator[int]:
+        """Yield the equations that write a start or a reached variable, the last one first.
 
         The caller may add operands of each yielded equation to ``reached``.
         """
-
-        def makers(variables: Iterable[Atom]) -> Iterator[int]:
-            return (-self.producer[var] for var in variables if var in self.producer)
-
-        def before(index: int) -> Iterator[int]:
-            operands = filter(is_var, self.equations[-index].invars)
-            return makers(atom for atom in operands if atom in reached)
-
-        return (-index for index in _in_order(makers(starts), before))
-
-
-def _in_order(first: Iterable[int], following: Callable[[int], Iterable[int]]) -> Iterator[int]:
-    """Yield numbers in order, and the numbers that follow each of them, each once."""
-    pending = sorted(set(first))
-    queued = {*pending}
-    while pending:
-        index = heapq.heappop(pending)
-        yield index
-        for number in following(index):
-            if number not in queued:
-                queued.add(number)
-                heapq.heappush(pending, number)
+        for index in reversed(range(len(self.equations))):
+            if any(var in starts or var in reached for var in self.equations[index].outvars):
+                yield index
 
 
 def program_of(jaxpr: AnyJaxpr) -> Program:

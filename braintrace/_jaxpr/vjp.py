@@ -53,14 +53,11 @@ class Vjp:
     jaxpr
         Maps ``(*operands, *cotangents of some results)`` to cotangents of some operands; ``None``
         without a derivative rule.
-    operands
-        Number of operands.
     inputs, outputs
         The operands and results that have derivatives.
     """
 
     jaxpr: AnyJaxpr | None
-    operands: int
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
@@ -84,7 +81,7 @@ class Vjp:
         cotangents
             The flow of the cotangent of each result.
         """
-        flows: list[Flow] = [None] * self.operands
+        flows: list[Flow] = [None] * len(atoms)
         inputs = [*flows, *(cotangents[k] for k in self.outputs)]
         if not self.inputs or all(flow is None for flow in inputs):
             return flows
@@ -140,7 +137,7 @@ def _vjp_of_alike(alike: _Alike, *key: Any) -> Vjp:
         # Without a derivative rule, the path is reported, not guessed.
         with contextlib.suppress(NotImplementedError, TypeError, ValueError):
             jaxpr = trace_to_jaxpr(pulled, avals)
-    return Vjp(jaxpr, count, inputs, outputs)
+    return Vjp(jaxpr, inputs, outputs)
 
 
 def flows_back(
