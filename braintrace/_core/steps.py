@@ -412,17 +412,7 @@ def _traced_elements(relation: HiddenParamOpRelation, group: int | None) -> np.n
 
 
 def residuals(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> Records:
-    """Return the residuals of one step that the learning rule needs.
-
-    Parameters
-    ----------
-    graph
-        The compiled model.
-    inputs
-        Values of the program's inputs; the result has no gradient with respect to them.
-    weights
-        See `operands`.
-    """
+    """Return the residuals of one step that the learning rule needs; they have no gradient."""
     inputs = {var: jax.lax.stop_gradient(value) for var, value in inputs.items()}
     if "step" in graph.needs:
         return Records(x={}, inputs=tuple(inputs[v] for v in graph.recorded_inputs))
@@ -483,25 +473,10 @@ def blocks(
 def probed_step(
     graph: ETraceGraph, inputs: Inputs, weights: Weights, probes: Probes
 ) -> tuple[list[Any], dict[Var, Any]]:
-    """Run one step.
+    """Run one step, in which the operands ``weights`` have no gradient.
 
-    Parameters
-    ----------
-    graph
-        The compiled model.
-    inputs
-        Values of the program's inputs.
-    weights
-        Operands of the relations; they have no gradient here.
-    probes
-        Perturbations of each traced hidden state, and of old values that a loss sees.
-
-    Returns
-    -------
-    outputs
-        Leaves of the result of ``update``.
-    new_states
-        New value of every State leaf that the step writes, by its input variable.
+    ``probes`` perturb each traced hidden state, and the old values that a loss sees. Return the
+    leaves of the result of ``update``, and the new values of States by their input variables.
     """
     late = {s.in_var: inputs[s.in_var] + probes[pre_step_probe(s)] for s in graph.read_late}
     if graph.flat_state is None:
