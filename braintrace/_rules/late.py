@@ -9,15 +9,15 @@ are earlier traces of the roots. Instead of one trace for each slot, only the tr
     \epsilon^{t-d}, \qquad (D^s, D_f^s, x^s)_{s = t-d+1 \dots t}.
 
 A signal for a value of age ``a`` at step ``t`` is one for its root at step ``t - a``. It is pulled
-back through the factors, as in `_core.gradient`, to the trace. For the oldest value of a line this
-is one step at most. A reset zeroes the trace and the factors of the steps before it, so no signal
+back through the factors, as in `_core.gradient`, to the trace. For the oldest value of a line these
+are two steps at most. A reset zeroes the trace and the factors of the steps before it, so no signal
 passes it.
 """
 
 import dataclasses
 import functools
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,18 +28,13 @@ from .._core.loops import scan_records
 from .._core.sites import (
     at_elements,
     at_entry,
-    filter_key,
-    names_of,
     new_state_to_elements,
     old_state_to_elements,
-    over_first_axis,
     pre_step_probe,
     reachable_blocks,
     row_name,
     trace_sites,
-    x_key,
 )
-from .._core.steps import blocks, read_vars, values_of
 from .._core.traces import (
     as_arrays,
     depend_on,
@@ -56,8 +51,6 @@ from .._graph import (
     Adjoints,
     Chunk,
     ETraceGraph,
-    Records,
-    Role,
     Signal,
     Traces,
     TraceSpec,
@@ -73,16 +66,19 @@ from .d_rtrl import (
     factor_key,
     updated_traces,
 )
-from .filters import rows_of_samples
-
-Factors = dict[str, jax.Array]
-"""``D`` as ``"D 0 1"``, ``Df`` and ``x`` of steps by name, time first."""
+from .factors import (
+    AT,
+    Factors,
+    entries_of_samples,
+    factors_of,
+    first_steps,
+    records_of,
+    slice_steps,
+    specs_of_factors,
+)
 
 NEAR = 2
 """The largest number of steps between a trace and the oldest value of a line."""
-
-AT = "at"
-"""Name of the place of the oldest factors, which the next step overwrites."""
 
 Rows = dict[int, jax.Array]
 """Cotangents of the states of a core, per unit, by index."""
@@ -111,7 +107,7 @@ class LateTraces(ParameterTraces):
             for key, own in super().trace_specs(line.core, False).items():
                 renamed_specs = jax.tree.map(functools.partial(_of_past, line), own)
                 specs[key + _suffix(line)] = renamed_specs
-            specs[_key_of_factors(line)] = _specs_of_factors(line)
+            specs[_key_of_factors(line)] = specs_of_factors(line)
         return specs
 
     def update(self, chunk: Chunk, traces: Traces) -> Traces:
@@ -253,141 +249,46 @@ def _of_rest(graph: ETraceGraph, traces: Traces) -> Traces:
     return renamed(traces, lambda k: None if k in factors or k.endswith(late) else k)
 
 
-# --- factors of steps
-
-
-def _factors_of(line: Line, records: Records) -> Factors:
-    """Return the factors of the steps of a chunk."""
-    core, group = line.core, line.core_group
-    names = names_of(core.traced.program, read_vars(core))
-    values = {name: records.values[name] for name in names if name in records.values}
-
-    def of_step(values: dict[str, jax.Array]) -> Factors:
-        D, Df = blocks(core, group, values_of(core, values))
-        named = {f"D {a} {c}": block for (a, c), block in D.items()}
-        return named | {f"Df {key}": block for key, block in Df.items()}
-
-    varying = {name for name, value in values.items() if value.shape[0] == records.steps > 1}
-    axes = {name: 0 if name in varying else None for name in values}
-    given = {name: value if name in varying else value[0] for name, value in values.items()}
-    if varying:
-        factors: Factors = jax.vmap(of_step, in_axes=(axes,))(given)
-    else:
-        once = of_step(given)
-        factors = {k: jnp.broadcast_to(v, (records.steps, *v.shape)) for k, v in once.items()}
-    if records.reset is not None:
-        is_new = jax.vmap(functools.partial(at_elements, core, group))(records.reset)
-        for name in factors:
-            if name.startswith("D "):
-                factors[name] = jnp.where(is_new, 0, factors[name])
-    return factors | {f"x {key}": records.x[key] for key in _inputs(core)}
-
-
-def _inputs(core: ETraceGraph) -> dict[str, Any]:
-    """Return the relations with an input, by its name in records."""
-    relations = core.hidden_param_op_relations
-    return {x_key(core, r): r for r in reversed(relations) if r.x_var is not None}
-
-
-def _specs_of_factors(line: Line) -> dict[str, TraceSpec]:
-    """Return the specifications of the factors of the last steps; a reset makes them zero."""
-    core, steps = line.core, line.steps
-    read = read_vars(core)
-    values = dict(zip(names_of(core.traced.program, read), map(_one_step, read), strict=True))
-    x = {key: _one_step(relation.x_var) for key, relation in _inputs(core).items()}
-    given = Records(x, values=values)
-    every: Role = "entry"
-
-    def spec(name: str, shape: jax.ShapeDtypeStruct) -> TraceSpec:
-        def samples(flags: jax.Array) -> jax.Array:
-            return _entries_of_samples(line, name, flags)[None]
-
-        axes, state = (every,) * shape.ndim, f"last {steps} steps"
-        own = TraceSpec((steps, *shape.shape[1:]), shape.dtype, axes, None, state, name)
-        return dataclasses.replace(own, takes_trace_dtype=False, samples=samples)
-
-    shapes = jax.eval_shape(functools.partial(_factors_of, line), given)
-    at = TraceSpec((), jnp.int32, (), operand=AT, samples=lambda flags: jnp.zeros((), bool))
-    return {name: spec(name, shape) for name, shape in shapes.items()} | {AT: at}
-
-
-def _one_step(var: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((1, *var.aval.shape), var.aval.dtype)
-
-
-def _entries_of_samples(line: Line, name: str, flags: jax.Array) -> jax.Array:
-    """Return the entries of a factor of one step that belong to flagged samples."""
-    kind, key = name.split(" ", 1)
-    if kind == "x":
-        relation = _inputs(line.core)[key]
-        rows = rows_of_samples(line.core, filter_key(line.core, relation), flags)
-        return over_first_axis(rows, len(relation.x_var.aval.shape))
-    elements = at_elements(line.core, line.core_group, flags)
-    if kind == "D":
-        return elements
-    sites = trace_sites(line.core)
-    return next(s for s in sites for a in s.influence.states if s.key(a) == key).to_outputs(
-        elements
-    )
-
-
 # --- update
 
 
 def _advanced(line: Line, chunk: Chunk, traces: Traces, before: Factors) -> tuple[Traces, Factors]:
     """Return the traces and the factors after a chunk."""
-    records, factors = chunk.records, _factors_of(line, chunk.records)
+    records, factors = chunk.records, factors_of(line, chunk.records)
     is_new, count = is_zero(before), records.steps
     past: Factors = as_arrays(dict(before))
     if records.reset is not None:  # what is older has no influence, and may be NaN
         ended, later = records.reset.any(0), _is_later(records.reset)
         traces = after_reset(line.core, traces, ended)
         for name, factor in factors.items():
-            entries = functools.partial(_entries_of_samples, line, name)
+            entries = functools.partial(entries_of_samples, line, name)
             factors[name] = jnp.where(jax.vmap(entries)(later), 0, factor)
             past[name] = jnp.where(entries(ended), 0, past[name])
     if count == 1:
-        traces = as_arrays(traces) if is_new else _updated(line, chunk, _first(past, 1), traces)
+        traces = (
+            as_arrays(traces) if is_new else _updated(line, chunk, first_steps(past, 1), traces)
+        )
         factors = dict(
             depend_on(ordering_token(traces), factors)
         )  # so the last ones are read before
         write = jax.lax.dynamic_update_slice_in_dim
         written = {name: write(past[name], f, past[AT], 0) for name, f in factors.items()}
         return traces, written | {AT: (past[AT] + 1) % line.steps}
-    past = _first(past, line.steps)
+    past = first_steps(past, line.steps)
     if is_new:
         past = {name: value[: max(line.steps - count, 0)] for name, value in past.items()}
         count = max(count - line.steps, 0)
     factors = {name: jnp.concatenate([past[name], factors[name]]) for name in factors}
     if count:
-        traces = _updated(line, chunk, _steps(factors, 0, count), traces)
-    last = _steps(factors, count, count + line.steps)
+        traces = _updated(line, chunk, slice_steps(factors, 0, count), traces)
+    last = slice_steps(factors, count, count + line.steps)
     return as_arrays(traces), last | {AT: jnp.zeros((), jnp.int32)}
-
-
-def _first(past: Factors, count: int) -> Factors:
-    """Return the factors of the first of the last steps, without the place of the oldest."""
-    read = jax.lax.dynamic_index_in_dim
-    own = {name: value for name, value in past.items() if name != AT}
-    if count == len(next(iter(own.values()))):
-        return {name: jnp.roll(value, -past[AT], 0) for name, value in own.items()}
-    places = [(past[AT] + step) % len(next(iter(own.values()))) for step in range(count)]
-    return {n: jnp.stack([read(v, at, keepdims=False) for at in places]) for n, v in own.items()}
 
 
 def _is_later(flags: jax.Array) -> jax.Array:
     """Test for each step whether a flag is set after it."""
     counts = jnp.flip(jnp.cumsum(jnp.flip(flags, 0), 0), 0)
     return counts > flags
-
-
-def _steps(factors: Factors, start: int, stop: int) -> Factors:
-    return {name: factor[start:stop] for name, factor in factors.items()}
-
-
-def _records(factors: Factors) -> Records:
-    x = {name[2:]: value for name, value in factors.items() if name.startswith("x ")}
-    return Records(x, steps=len(next(iter(factors.values()))))
 
 
 def _updated(line: Line, chunk: Chunk, factors: Factors, traces: Traces) -> Traces:
@@ -400,7 +301,7 @@ def _updated(line: Line, chunk: Chunk, factors: Factors, traces: Traces) -> Trac
     mu, outputs = jax.vmap(lambda end: _pull(line, factors, end, {}))(unit)
     first = {(a, c): mu[c][rows.index(a)] for a, c in reachable_blocks(group, rows)}
     own = Chunk(
-        core, chunk.weights, dataclasses.replace(_records(factors), token=chunk.records.token)
+        core, chunk.weights, dataclasses.replace(records_of(factors), token=chunk.records.token)
     )
     parts = []
     for site in trace_sites(core, group):
@@ -445,8 +346,8 @@ def _pull(
                 before[c] = before[c] + times(rows[a], factor[f"D {a} {c}"], selects)
         return {c: row.astype(end[c].dtype) for c, row in before.items()}, outputs
 
-    steps = _records(factors).steps
-    return scan_records(step, end, (_steps(factors, 0, steps), signal), steps, reverse=True)
+    steps = records_of(factors).steps
+    return scan_records(step, end, (slice_steps(factors, 0, steps), signal), steps, reverse=True)
 
 
 def _injections(line: Line, signal: Signal, first: int) -> Iterator[Injection]:
@@ -484,7 +385,7 @@ def _gradient(
         later = {a: value[1:] for a, value in signal.items()}
         before, outputs = _pull(line, factors, end, later, selects)
         mu = {c: mu[c] + row if c in mu else row for c, row in before.items()}
-        of_steps = Chunk(line.core, chunk.weights, _records(factors))
+        of_steps = Chunk(line.core, chunk.weights, records_of(factors))
         gradients = sum_products(of_steps, outputs, selects)
     return add(gradients, carried_gradient(own, group, mu, traces, selects))
 
@@ -492,16 +393,16 @@ def _gradient(
 def _gradient_of_chunk(
     line: Line, chunk: Chunk, signal: Signal, traces: Traces, past: Factors
 ) -> Weights:
-    records, factors = chunk.records, _factors_of(line, chunk.records)
+    records, factors = chunk.records, factors_of(line, chunk.records)
     is_new = is_zero(past)
     if not is_new:
-        past = _first(past, line.steps)
+        past = first_steps(past, line.steps)
         factors = {name: jnp.concatenate([past[name], f]) for name, f in factors.items()}
     first = 1 if is_new else 1 + line.steps
     injections = _injections(line, signal, first)
     if records.reset is not None:
         injections = (_without_resets(line, records.reset, first, own) for own in injections)
-    placed = _placed(injections, _records(factors).steps)
+    placed = _placed(injections, records_of(factors).steps)
     return _gradient(line, chunk, placed, factors, traces)
 
 
@@ -529,7 +430,7 @@ def _gradient_at_present(
         return {}
 
     def found(injections: list[Injection], count: int) -> Weights:
-        factors = _first(past, count) if count else None
+        factors = first_steps(past, count) if count else None
         own = _gradient(line, chunk, _placed(injections, count), factors, traces)
         return like({key: chunk.weights[key] for key in own}, own)
 
