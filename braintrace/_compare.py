@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 
 from ._checks import is_quantity
 from ._errors import BraintraceError, MissingPackageError, OptionError, optional_import
-from ._gradient_check import GradientCheck, Program, Result, Task, compared
+from ._gradient_check import GradientCheck, GradientRow, Program, Result, Task, compared
 from ._learner.chunks import default_budget
 from ._learner.compile import algorithm_of, rule_and_options
 from ._learner.learner import Learner
@@ -124,7 +124,7 @@ class RuleComparison(Result):
             )
         own = {f"#{n}": r.gradient.rows for n, r in enumerate(self.rows, 2) if r.gradient}
         cells = [
-            [rows[0].parameter, *(f"{row.cosine:.3f}" for row in rows)]
+            [rows[0].parameter, *map(_cosine_of_parameter, rows)]
             for rows in zip(*own.values(), strict=True)
         ]
         if cells:
@@ -140,11 +140,28 @@ def _table(title: str, rows: Sequence[ComparedRule]) -> Table:
     return Table(title, heads, list(itertools.starmap(_cells, enumerate(rows))), range(3, 8))
 
 
+def _lacks_gradient(row: GradientRow) -> bool:
+    return row.norm == 0 < row.bptt_norm
+
+
+def _cosine_of_parameter(row: GradientRow) -> str:
+    if row.bptt_norm == 0:
+        return "-"
+    return "no gradient" if _lacks_gradient(row) else f"{row.cosine:.3f}"
+
+
+def _cosine(row: ComparedRule) -> str:
+    """Print the cosine of a rule, which is 1 only if every parameter has a gradient."""
+    lacks = row.gradient is not None and any(map(_lacks_gradient, row.gradient.rows))
+    printed = f"{row.cosine:.4f}"
+    return "<1.0000" if lacks and printed == "1.0000" else printed
+
+
 def _cells(number: int, row: ComparedRule) -> list[str]:
     start = [str(number), row.rule, str(row.window or "-")]
     if row.refused is not None:
         return [*start, "refused", "", "", "", ""]
-    numbers = f"{row.cosine:.4f}", f"{row.deviation:.1e}", f"{1e3 * row.seconds:.3g}"
+    numbers = _cosine(row), f"{row.deviation:.1e}", f"{1e3 * row.seconds:.3g}"
     return [*start, *numbers, in_bytes(row.temp), in_bytes(row.traces)]
 
 

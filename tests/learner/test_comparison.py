@@ -296,3 +296,28 @@ def test_it_is_printed_as_data_and_drawn():
 def test_progress_is_shown(capsys):
     compared(model_of(LEAKY), rules=["immediate"], progress=True)
     assert "3/3" in capsys.readouterr().err
+
+
+def test_a_weight_without_a_gradient_is_printed_as_such():
+    """Its cosine is no number, and the one of all parameters is not 1."""
+
+    class Late(brainstate.nn.Module):
+        """A weight that reaches the output a step later, and a readout of a thousand times more."""
+
+        def __init__(self):
+            super().__init__()
+            self.w = brainstate.ParamState(1e-3 * jnp.ones((INPUTS, 2)))
+            self.out = brainstate.ParamState(jnp.ones(2))
+
+        def init_state(self, batch_size=None, **_):
+            self.h = brainstate.HiddenState(jnp.zeros((batch_size, 2)))
+
+        def update(self, x):
+            late = 1e3 + self.h.value
+            self.h.value = braintrace.matmul(x, self.w.value)
+            return late * self.out.value
+
+    found = compared(Late(), XS, lambda model, x: model(x).sum(), rules=["immediate"])
+    printed = str(found)
+    assert found.rows[0].gradient.rows[1].norm == 0
+    assert "no gradient" in printed and "<1.0000" in printed and "nan" not in printed
