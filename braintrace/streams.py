@@ -134,6 +134,8 @@ class LiveStream:
             Identifier of the sample for `learn`; ``None``: its number, from 0.
         """
         state, last, waiting, forecasts, dropped = self._held
+        if id is not None and id in waiting:
+            raise OptionError(f"Sample {id!r} waits for its label; give this one another `id`.")
         if last is not None:
             name, before = last
             after, _ = self._pass_over(state, before)

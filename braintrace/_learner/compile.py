@@ -276,7 +276,12 @@ def shard(learner: Learner, mesh: Mesh, data: str = "data") -> None:
 @functools.lru_cache(maxsize=256)
 def _class_of(rule: Any) -> type[Learner]:
     own, method = type(rule), _rules.method_of(rule)
-    told = {"method": method, "told_rule": _rules.rule_in_words(rule), "__module__": own.__module__}
+    told = {
+        "method": method,
+        "told_rule": _rules.rule_in_words(rule),
+        "readout_filters": rule.jacobian == "elementwise",
+        "__module__": own.__module__,
+    }
     return type(own.__name__, (Learner,), told)
 
 

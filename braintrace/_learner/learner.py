@@ -11,7 +11,7 @@ import brainstate
 
 from .._compiler import publish
 from .._core.traces import size_in_bytes
-from .._errors import NotPicklableError, ShapeError
+from .._errors import NotPicklableError, OptionError, ShapeError
 from .._graph import Diagnostic, Report, report_of
 from .._rules import eligibility_of
 from .._tables import in_bytes
@@ -230,7 +230,7 @@ class Learner(BaseLearner):
         states and traces that its sample had; labels may arrive in any order.
 
         This learner does not change: ``learner.functional().restore(stream.state)`` stores what the
-        stream has learned.
+        stream has learned, before `save` for example. Samples that wait are not a part of it.
 
         Parameters
         ----------
@@ -260,6 +260,8 @@ class Learner(BaseLearner):
 
         if optimizer is not None:
             self.init_optimizer(optimizer)
+        elif options.get("update_fn") is None:
+            raise OptionError("`live` needs an `optimizer`, or an `update_fn`, for the labels.")
         options["optimizer"] = optimizer
         return LiveStream(self.functional(), step_fn, pending, options)
 

@@ -211,8 +211,9 @@ class Rule(Protocol):
         """Return the trace after one step, with the same structure, shapes and dtypes.
 
         ``x`` is the operation's input (None if it has no input), and ``F`` the derivative of the
-        new states with respect to its output. The page *Write a learning rule*
-        explains ``J`` and ``F``; pass them unchanged to the products of a `Site`.
+        new states with respect to its output. Pass ``J`` and ``F`` unchanged to the products of a
+        `Site`: they have the entries that are not zero by the structure of the step. The section
+        *Write a learning rule* of *One formula* explains them.
         """
 
     def contract(self, site: Site, trace: Trace, mu: Any, /) -> Mapping[str, jax.Array]:
@@ -228,7 +229,7 @@ def check_rule(rule: Any) -> None:
         Naming the rule and the reason.
     """
     name, jacobian, known = type(rule).__name__, rule.jacobian, get_args(Jacobian)
-    if not dataclasses.is_dataclass(rule):
+    if not dataclasses.is_dataclass(rule) or type(rule).__hash__ is None:
         raise OptionError(
             f"The learning rule `{name}` is {rule!r}; expected a frozen dataclass with fields "
             "that can be hashed (numbers, strings, tuples, no arrays), as learners compare rules."

@@ -117,6 +117,8 @@ def test_samples_are_numbered_and_dropped():
     assert (stream.waiting, stream.dropped) == ((3, 4), 3)
     with pytest.raises(braintrace.OptionError, match="Sample 2 does not wait"):
         stream.learn(YS[2], id=2)
+    with pytest.raises(braintrace.OptionError, match="Sample 3 waits"):
+        stream.predict(XS[5], id=3)
     stream.learn(YS[3])
     stream.learn(YS[4])
     with pytest.raises(braintrace.OptionError, match="does not wait"):

@@ -19,6 +19,7 @@ import braintrace
 FADE = 0.6
 RECURRENT = RandomModel((Layer("bias", "matmul", "adapting", "spike"),), "late")
 STACK = RandomModel((Layer("joined", "gain", "leak"), Layer("low rank", "masked", "synapse")))
+READ_OUT = RandomModel((Layer("function", "gain", "adapting"),), "leaky")
 PLAIN = RandomModel((Layer("function", "gain", "plain"),))
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -36,6 +37,7 @@ def found_by(rule, case):
     ("jacobian", "name", "case"),
     [
         ("elementwise", "d_rtrl", Case(RECURRENT, mask="some", reset="each", chunk_size=4)),
+        ("elementwise", "d_rtrl", Case(READ_OUT, reset="each")),
         ("layered", "ostl_recurrent", Case(STACK, path="by_own_gradient", reset="each")),
         ("full", "rtrl", Case(STACK, path="by_pure_function", mask="some", vmap=True)),
     ],
@@ -190,6 +192,8 @@ def test_a_wrong_rule_is_told(name):
 
 
 def test_what_is_no_rule_is_refused():
-    for given in (Decaying, 3):
+    own = {name: getattr(Decaying, name) for name in ("jacobian", "init", "advance", "contract")}
+    changing = dataclasses.make_dataclass("Rule", [], namespace=own)()
+    for given in (Decaying, 3, changing):
         with pytest.raises(braintrace.OptionError, match="Rule"):
             learner_of(Case(PLAIN, given))
