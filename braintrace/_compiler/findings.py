@@ -6,7 +6,9 @@ weights and states behind that place lose it, and are named.
 
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from .._errors import CompilationError
 from .._etrace_op import lost_mark
@@ -22,10 +24,13 @@ from .._graph import (
     StateLeaf,
 )
 from .._graph.diagnostics import DiagnosticKind, Level, quoted
+from .._graph.hidden_group import Ids
 from .._jax import Atom, Equation, Var, is_var, source_line
 from .._jaxpr.dataflow import BindingTime, binding_times
+from .._jaxpr.lattices import BOTTOM, Labels
 from .._jaxpr.primitives import CONSTANT, PRODUCTS
 from .._jaxpr.program import Program, carries_derivative
+from .._jaxpr.vjp import flows_back
 from .._typing import path_name
 from .analysis import nonlinear_uses, time_of_leaf
 from .hidden_groups import GroupedStep, seen_by_losses
@@ -294,23 +299,55 @@ def _also_untagged(step: GroupedStep, carried: Relations) -> Iterator[Diagnostic
 
 def _unseen(step: GroupedStep, carried: Relations) -> Iterator[Diagnostic]:
     """Yield the weights whose every path to a loss crosses two late connections."""
-    gradients, targets = step.graph.gradients, seen_by_losses(step.traced, step.outputs)
-    seen = gradients.ancestors(targets)
-    late = gradients.ancestors(targets, {var for _, var in step.new_states})
+    targets = seen_by_losses(step.traced, step.outputs)
+    seen = _seen(step, targets, frozenset())
+    late = _seen(step, targets, frozenset(var for _, var in step.new_states))
     for group in step.groups:
-        pairs = zip(group.new_vars, group.late_inputs, strict=True)
-        late.update(*(inputs for var, inputs in pairs if var in seen))
+        for var, layout, inputs in zip(
+            group.new_vars, group.layouts, group.late_inputs, strict=True
+        ):
+            if _has_any(seen, var, layout):
+                late.update(dict.fromkeys(inputs, np.True_))
     for relation in carried:
-        groups = [(step.groups[i.group], i.reached) for i in relation.influences]
-        states = [(g.states[a], g.new_vars[a]) for g, reached in groups for a in reached]
-        if relation.y_var in seen or any(new in seen or s.in_var in late for s, new in states):
+        reached = [(step.groups[i.group], a) for i in relation.influences for a in i.reached]
+        if relation.y_var in seen or any(
+            _has_any(seen, group.new_vars[a], group.layouts[a])
+            or _has_any(late, group.states[a].in_var, group.old_layouts[a])
+            for group, a in reached
+        ):
             continue
-        names = dict.fromkeys(_printed(state) for state, _ in states)
+        names = dict.fromkeys(_printed(group.states[a]) for group, a in reached)
         message = f"Weight {quoted(relation.printed_paths)} gets no gradient: no loss of a step "
         message += f"depends on {quoted([*names])} in that step or through one late connection. "
         message += "Use a `window` longer than the delay, or `RTRL`."
         paths = (*relation.printed_paths, *names)
         yield Diagnostic("warning", "truncated", message, paths, relation.source)
+
+
+def _seen(step: GroupedStep, targets: Sequence[Atom], ends: frozenset[Var]) -> dict[Var, Any]:
+    """Return the elements that some targets depend on, by their variables, up to some ends."""
+    program, constants = step.analysis.program, step.analysis.constants
+    if all(len(group.leaves) == len(group.states) for group in step.groups):
+        return dict.fromkeys(step.graph.gradients.ancestors(targets, ends), np.True_)
+    # Of a State with slots, a loss may see some.
+    seen = {atom: np.zeros(atom.aval.shape, np.int32) for atom in targets if is_var(atom)}
+    for index in program.backward(targets, seen):
+        equation = program.equations[index]
+        after = [None if var in ends else seen.get(var) for var in equation.outvars]
+        if all(flow is None for flow in after):
+            continue
+        whole = [np.zeros(atom.aval.shape, np.int32) for atom in equation.invars]
+        found = flows_back(Labels(), constants, equation, after)
+        for atom, flow in zip(equation.invars, whole if found is None else found, strict=True):
+            if flow is not None and carries_derivative(atom):
+                own = np.where(flow == BOTTOM, np.int32(BOTTOM), np.int32(0))
+                seen[atom] = np.maximum(seen.get(atom, own), own)
+    return {var: flow != BOTTOM for var, flow in seen.items() if np.any(flow != BOTTOM)}
+
+
+def _has_any(seen: Mapping[Var, Any], var: Var, layout: Ids | None) -> bool:
+    """Test whether some of the elements of a slot are seen."""
+    return var in seen and bool(np.any(seen[var] if layout is None else seen[var] & (layout >= 0)))
 
 
 def _not_marked(step: GroupedStep) -> Iterator[Diagnostic]:

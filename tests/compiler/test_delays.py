@@ -533,3 +533,21 @@ def test_a_driven_number_that_reaches_all_units_counts_within_the_step():
     learner = quietly_compiled(Global(), "d_rtrl", XS[0], batch_size=BATCH)
     assert [d.kind for d in warned(learner)] == ["truncated"]
     oracle.assert_close(gradient(learner, "by_chunks"), jax.grad(total)(params), 1e-10)
+
+
+def test_a_weight_behind_two_registers_in_a_row_is_reported():
+    """Each is written and then read, so that a loss reads what depends on it as a variable."""
+
+    def advance(ops, p, h, x, hold):
+        new = cell(h, ops.matmul(x, p["w"]))
+        line = jnp.concatenate([new[None], h["line"]])
+        a = 0.5 * h["a"] + jnp.tanh(ops.matmul(line[-1], p["v"]))
+        late = jnp.concatenate([a[None], h["late"]])
+        return {"h": new, "line": line[:-1], "a": a, "late": late[:-1], "o": late[-1]}
+
+    weights = {"w": (INPUTS, UNITS), "v": (UNITS, UNITS), "out": WEIGHTS["out"]}
+    states = {"h": H, "line": FRONT, "a": H, "late": FRONT, "o": H}
+    two = Line(advance, weights, states, lambda h, new: new["o"])
+    learner = quietly_compiled(Model(two, Marked(), np.float64), "d_rtrl", XS[0], batch_size=BATCH)
+    (found,) = warned(learner)
+    assert "gets no gradient" in found.message and found.paths[0] == "w"
