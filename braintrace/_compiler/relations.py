@@ -155,13 +155,18 @@ def _outputs(entries: Sequence[OutputPath], size: int) -> tuple[list[np.ndarray]
     only[sources] = targets
     if np.array_equal(only[sources], targets):  # no element has two positions
         return np.split(sources.astype(np.int32), ends), only[None]
-    most = int(targets.max()) + 1
-    unique, inverse = np.unique(sources.astype(np.int64) * most + targets, return_inverse=True)
-    element = unique // most
-    rank = np.arange(len(unique)) - np.searchsorted(element, element, side="left")
+    # By source, then by target. Integers of 16 bits, and what is in order, sort in linear time.
+    order = np.argsort(targets, kind="stable")
+    keys = sources[order].astype(np.uint16 if size <= 2**16 else np.int64)
+    order = order[np.argsort(keys, kind="stable")]
+    element, unit = sources[order], targets[order]
+    begins = np.diff(element, prepend=-1) != 0
+    number = np.cumsum(begins | (np.diff(unit, prepend=-1) != 0))
+    rank = number - np.maximum.accumulate(np.where(begins, number, 0))
     positions = np.full((int(rank.max()) + 1, size), NO_OUTPUT, np.int32)
-    positions[rank, element] = unique % most
-    places = (rank * size + element)[inverse.ravel()].astype(np.int32)
+    positions[rank, element] = unit
+    places = np.empty(len(order), np.int32)
+    places[order] = rank * size + element
     return np.split(places, ends), positions
 
 
