@@ -108,6 +108,8 @@ class Units:
 
     def now(self, labels: Ids) -> Ids:
         """Return the present units of labels."""
+        if (labels >= 0).all():
+            return np.asarray(self.unit[labels], np.int32)
         return np.where(labels >= 0, self.unit[np.maximum(labels, 0)], labels).astype(np.int32)
 
     def in_order(self, labels: Ids) -> np.ndarray:
@@ -142,6 +144,9 @@ class Units:
         grows[unit[unit != self.unit]] = True
         own = np.flatnonzero(self._known & grows[unit])
         key = unit[own] * (1 + self._kind.max(initial=0)) + self._kind[own]
+        in_order = np.sort(key)
+        if not (in_order[1:] == in_order[:-1]).any():  # as in most models, and quick to see
+            return have_rivals
         _, number, count = np.unique(key, return_inverse=True, return_counts=True)
         own, number = own[count[number] > 1], number[count[number] > 1]
         for state in np.unique(self._state[own]):
@@ -295,7 +300,9 @@ class Units:
         return labels
 
     def _labels_of(self, numbers: Ids) -> Ids:
-        return np.where(self._known[numbers], self.unit[numbers], BOTTOM).astype(np.int32)
+        known = self._known[numbers]
+        units = np.asarray(self.unit[numbers], np.int32)
+        return units if known.all() else np.where(known, units, BOTTOM).astype(np.int32)
 
     def _arrive(self, numbers: Ids, labels: Ids) -> Ids:
         """Let labels arrive at elements of a new State, and return the labels of these."""
@@ -317,9 +324,13 @@ class Units:
 def _ends(source: np.ndarray) -> np.ndarray:
     """Follow the sources of elements to the first one without a source; a cycle has no end."""
     every = np.arange(source.size)
+    if (source < 0).all():
+        return every
     first = end = np.where(source < 0, every, source)
     for _ in range(source.size.bit_length()):
-        end = end[end]
+        before, end = end, end[end]
+        if np.array_equal(before, end):
+            break
     return np.where(first[end] == end, end, every)
 
 
