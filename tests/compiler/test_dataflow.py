@@ -131,13 +131,13 @@ moves(
     rolled=lambda x: jnp.roll(x, 1, -1),
     reversed=lambda x: lax.rev(x, (1,)),
     gathered=lambda x: x[:, THERE],
-    shifted=lambda x: jnp.pad(x[:, 1:], ((0, 0), (0, 1))) + x,
-    scattered=lambda x: x.at[:, THERE].add(0.5 * x),
     halves_swapped=lambda x: jnp.concatenate([x[:, 2:], x[:, :2]], -1),
     flat_move=lambda x: x.reshape(-1).reshape(UNITS, BATCH).T,
     samples_swapped=lambda x: x[::-1],
 )
 couples(
+    scattered=lambda x: x.at[:, THERE].add(0.5 * x),
+    shifted=lambda x: jnp.pad(x[:, 1:], ((0, 0), (0, 1))) + x,
     gathered_by_data=lambda x: x[:, jnp.argsort(x[0])],
     sliced_by_data=lambda x: x + lax.dynamic_slice_in_dim(x, (4 * x[0, 0]).astype(int), 1, 1),
 )
