@@ -18,6 +18,8 @@ if (0, 8) <= jax.__version_info__ < (0, 11):
     quick = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick}"
 
+collect_ignore = ["data"]  # its scripts need packages that no test does
+
 
 def pytest_addoption(parser):
     parser.addoption("--update", action="store_true", help="write stored verdicts again")
