@@ -40,8 +40,8 @@ class Delay(Population):
     steps : int or array of int
         The delay d, for all elements or for each of them. With 0, an element has its own value.
     state_init : callable or array, optional
-        Values ``(max(steps), *size)`` before the first step, newest first. Default 0.0. A unit of
-        the inputs belongs here as well.
+        Values ``(max(steps), *size)`` before the first step, newest first. Default 0.0. Inputs with
+        a unit need values with this unit, such as ``0.0 * u.mA``.
     name : str, optional
         Name of the module.
 
@@ -126,8 +126,8 @@ class DelayedLinear(Stateful):
         Whether all connections of an input share its delay: the shape is then ``(n_in,)`` instead
         of ``(n_in, n_out)``. Default False.
     state_init : callable or array, optional
-        Inputs ``(max_delay, n_in)`` before the first step, newest first. Default 0.0. A unit of the
-        inputs belongs here as well.
+        Inputs ``(max_delay, n_in)`` before the first step, newest first. Default 0.0. Inputs with a
+        unit need values with this unit, such as ``0.0 * u.mA``.
     name : str, optional
         Name of the module.
     param_type : type, optional
