@@ -7,22 +7,80 @@ rule for a cotangent of one, which is multiplied by the learning signal later. T
 the backward rule is linear in the cotangent.
 """
 
+import dataclasses
 import functools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from types import MappingProxyType
 
 import numpy as np
 
 from .._etrace_op.registry import MarkedRole, role
 from .._graph.traced_model import StateKind, StateLeaf, TracedModel
-from .._jax import Atom, Equation, Var
+from .._jax import Atom, Equation, Var, is_var
 from .._jaxpr.dataflow import BindingTime, binding_times, flows_from
 from .._jaxpr.evaluate import Constants
 from .._jaxpr.lattices import TOP
 from .._jaxpr.primitives import CONSTANT
-from .._jaxpr.program import Program, carries_derivative
+from .._jaxpr.program import Program, carries_derivative, reached
 from .._jaxpr.vjp import nonlinear_operands
 from .back_through import SOURCES, Ids, numbered
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Paths:
+    """The paths between the variables of a step, by value or by gradient.
+
+    Attributes
+    ----------
+    program
+        The program of the step.
+    passes
+        Tests whether paths pass a variable.
+    before
+        The old values of the States with a new value.
+    """
+
+    program: Program
+    passes: Callable[[Atom], bool]
+    before: Mapping[Var, set[Var]] = dataclasses.field(default_factory=dict)
+
+    def uses_of(self, var: Var) -> Iterable[int]:
+        """Return the equations that read a variable, in order."""
+        readers = (index for index, _ in self.program.readers.get(var, ()))
+        return dict.fromkeys(index for index in readers if not self._ends_at(index))
+
+    def ancestors(self, targets: Iterable[Atom], ends: Collection[Var] = ()) -> set[Var]:
+        """Return some variables and what they depend on within the step.
+
+        Variables in ``ends`` are included, what they depend on is not.
+        """
+        return self.program.depends_on(targets, frozenset(ends), CONSTANT, self.passes)
+
+    def descendants(self, starts: Iterable[Var], ends: Collection[Var] = ()) -> set[Var]:
+        """Return some variables and what depends on them within the step.
+
+        Variables in ``ends`` are included, what depends on them is not.
+        """
+        return self._forward(starts, ends, {})
+
+    def descendants_over_time(self, starts: Iterable[Var], ends: Collection[Var] = ()) -> set[Var]:
+        """Return the same, in this step or in a later one."""
+        return self._forward(starts, ends, self.before)
+
+    def _forward(
+        self, starts: Iterable[Var], ends: Collection[Var], before: Mapping[Var, set[Var]]
+    ) -> set[Var]:
+        def after(var: Var) -> Iterable[Var]:
+            if var in ends or not self.passes(var):
+                return ()
+            results = (self.program.equations[index].outvars for index in self.uses_of(var))
+            return chain(filter(self.passes, chain(*results)), before.get(var, ()))
+
+        return reached(starts, after)
+
+    def _ends_at(self, index: int) -> bool:
+        return self.program.equations[index].primitive.name in CONSTANT
 
 
 class Analysis:
@@ -59,7 +117,7 @@ class Analysis:
         """Equations of the ETP operations that end a walk."""
         return frozenset(index for index, what in self.roles.items() if what == "opaque")
 
-    # --- ancestors and descendants, by value or by gradient
+    # --- what depends on what
 
     @functools.cached_property
     def _places(self) -> Mapping[Var, int]:
@@ -69,27 +127,15 @@ class Analysis:
         """Return the inputs of the program among some variables, in order."""
         return sorted((v for v in variables if v in self._places), key=self._places.__getitem__)
 
-    def value_ancestors(
-        self, targets: Iterable[Atom], stops: frozenset[Var] = frozenset()
-    ) -> set[Var]:
-        """Return the ancestors of some targets, without the ancestors of ``stops``.
+    @functools.cached_property
+    def values(self) -> Paths:
+        """Paths by which values depend on values, except through ``stop_gradient``."""
+        return Paths(self.program, is_var)
 
-        Values read through ``stop_gradient`` count as constants.
-        """
-        return self.program.depends_on(targets, stops, CONSTANT)
-
-    def gradient_ancestors(
-        self, targets: Iterable[Atom], stops: frozenset[Var] = frozenset()
-    ) -> set[Var]:
-        """Return the ancestors that a gradient of some targets reaches.
-
-        Variables in ``stops`` are included, their ancestors are not.
-        """
-        return self.program.depends_on(targets, stops, CONSTANT, carries_derivative)
-
-    def gradient_descendants(self, starts: Iterable[Var]) -> set[Var]:
-        """Return the descendants whose gradient reaches ``starts``."""
-        return self.program.dependents_of(starts, None, CONSTANT, carries_derivative)
+    @functools.cached_property
+    def gradients(self) -> Paths:
+        """Paths by which a gradient passes."""
+        return Paths(self.program, carries_derivative)
 
     def elements_of(self, start: Var, last: int) -> Mapping[Var, Ids]:
         """Return the one element of ``start`` that each element of a variable depends on.
@@ -149,7 +195,7 @@ def nonlinear_uses(
     Each equation comes with the operands whose cotangents are not proportional to the cotangents of
     its results. The ancestors of ``stops`` are left out.
     """
-    for index in analysis.program.making(analysis.gradient_ancestors(targets, stops) - stops):
+    for index in analysis.program.making(analysis.gradients.ancestors(targets, stops) - stops):
         equation = analysis.program.equations[index]
         operands = nonlinear_operands(equation)
         if operands:
@@ -160,8 +206,10 @@ def states_as_outputs(traced: TracedModel, analysis: Analysis) -> tuple[StateLea
     """Return the hidden states after a nonlinear rule that no later step reads."""
     program = analysis.program
     rules = [equation for equation in program.equations if nonlinear_operands(equation)]
-    ancestors = analysis.gradient_descendants(var for equation in rules for var in equation.outvars)
-    read = analysis.gradient_ancestors(program.out_atoms)
+    ancestors = analysis.gradients.descendants(
+        var for equation in rules for var in equation.outvars
+    )
+    read = analysis.gradients.ancestors(program.out_atoms)
     return tuple(
         leaf
         for leaf in traced.leaves

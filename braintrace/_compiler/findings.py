@@ -202,7 +202,7 @@ def _nonlinear(step: GroupedStep, carried: Relations) -> Iterator[Diagnostic]:
     parameters = {leaf.in_var for leaf in step.traced.parameters}
     for relation in carried:
         for equation, before in nonlinear_uses(step.analysis, [*relation.trainable_vars.values()]):
-            if not parameters.isdisjoint(step.analysis.gradient_ancestors(before)):
+            if not parameters.isdisjoint(step.analysis.gradients.ancestors(before)):
                 names, name = relation.printed_paths, relation.primitive.name
                 message = f"{quoted(names)} enters `{name}` through a {NONLINEAR}"
                 line = source_line(equation)
@@ -407,8 +407,8 @@ def _recurrent_uses(step: GroupedStep) -> Mapping[Var, Equation]:
             continue
         weights = [var for var in operands if times.get(var) is BindingTime.PARAMETER]
         data = [var for var in operands if times.get(var) is BindingTime.DATA]
-        if weights and (is_lost or not old.isdisjoint(analysis.gradient_ancestors(data))):
-            ancestors = analysis.gradient_ancestors(weights) & parameters
+        if weights and (is_lost or not old.isdisjoint(analysis.gradients.ancestors(data))):
+            ancestors = analysis.gradients.ancestors(weights) & parameters
             uses |= {var: equation for var in ancestors if var not in uses}
     return uses
 

@@ -122,7 +122,7 @@ def _check_derivatives(step: GroupedStep, leaves: Sequence[StateLeaf], rule: str
                 f"`{rule}` follows every hidden state, so it refuses this model: {diagnostic}"
             )
     starts = [leaf.in_var for leaf in (*leaves, *traced.parameters)]
-    descendants = analysis.gradient_descendants(starts)
+    descendants = analysis.gradients.descendants(starts)
     for equation, operands in nonlinear_uses(analysis, new_vars(leaves)):
         if not descendants.isdisjoint(atom for atom in operands if is_var(atom)):
             raise CompilationError(

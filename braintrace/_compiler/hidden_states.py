@@ -16,9 +16,9 @@ from .._jax import Equation, Var
 from .._jaxpr.lattices import BOTTOM
 from .._jaxpr.primitives import IN_ORDER, moved_operands
 from .._jaxpr.program import carries_derivative
-from .analysis import Analysis
+from .analysis import Analysis, Paths
 from .back_through import Ids
-from .step_graph import Paths, StepGraph
+from .step_graph import StepGraph
 from .units import Units, moved_from
 
 
@@ -161,7 +161,7 @@ def _is_moved_only(analysis: Analysis, states: Sequence[HiddenArray], state: Hid
     program, marked, old = analysis.program, analysis.roles, state.leaf.in_var
     uses = {index for index, _ in program.readers.get(old, ())} - marked.keys()
     stops = frozenset(other.var for other in states if other.leaf is not state.leaf)
-    ancestors = analysis.value_ancestors([state.var], stops) - stops
+    ancestors = analysis.values.ancestors([state.var], stops) - stops
     moving = program.making(program.dependents_of([old], program.producer[state.var]) & ancestors)
     return (
         bool(moving)

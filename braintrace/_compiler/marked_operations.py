@@ -71,7 +71,7 @@ def _inputs_of(analysis: Analysis, operands: Iterable[Atom]) -> list[Var]:
 def _parameters(
     analysis: Analysis, operand: Atom, by_var: Mapping[Var, StateLeaf]
 ) -> list[StateLeaf]:
-    inputs = analysis.inputs_among(analysis.value_ancestors([operand]))
+    inputs = analysis.inputs_among(analysis.values.ancestors([operand]))
     leaves = (by_var[var] for var in inputs if var in by_var)
     return [leaf for leaf in leaves if leaf.kind == "parameter"]
 

@@ -37,10 +37,9 @@ from .._jax import (
 from .._jaxpr.dataflow import BindingTime, flows_of_results
 from .._jaxpr.evaluate import Rule, evaluate, evaluate_all, inlined
 from .._jaxpr.lattices import TOP
-from .._jaxpr.primitives import CONSTANT
 from .._jaxpr.program import Program, carries_derivative, program_of
 from .._typing import Path, path_name
-from .analysis import time_of
+from .analysis import Paths, time_of
 from .back_through import SOURCES, numbered
 from .canonicalize import by_rules, selected, unrolled
 from .parametric_uses import ParametricUses, Use, is_data
@@ -135,17 +134,14 @@ def _has_own_marks(step: MarkedStep) -> bool:
     written = [array for array in step.arrays if array.written]
     new = step.program.out_atoms[len(step.program.out_atoms) - len(written) :]
     hidden = [atom for atom, array in zip(new, written, strict=True) if array.kind == "hidden"]
-
-    def ancestors(atoms: Sequence[Any]) -> set[Var]:
-        return step.program.depends_on(atoms, (), CONSTANT, carries_derivative)
-
-    reached = ancestors(hidden) if holding else set()
+    gradients = Paths(step.program, carries_derivative)
+    reached = gradients.ancestors(hidden) if holding else set()
     leaves = step.program.in_vars[len(step.program.in_vars) - len(step.arrays) :]
     by_var = zip(leaves, step.arrays, strict=True)
     parameters = {var for var, array in by_var if array.kind == "parameter"}
     return any(
         not reached.isdisjoint(equation.outvars)
-        and not parameters.isdisjoint(ancestors(equation.invars))
+        and not parameters.isdisjoint(gradients.ancestors(equation.invars))
         for equation in holding
     )
 

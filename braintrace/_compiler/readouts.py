@@ -122,16 +122,16 @@ class _Finder:
         self._varying = self._program.dependents_of({*self._program.in_vars} - fixed)
         weights = [leaf.in_var for leaf in self._parameters]
         self._states = {leaf.in_var: var for leaf, var in step.new_states}
-        self._learning = self._analysis.gradient_descendants(weights)
-        self._followed = self._analysis.gradient_descendants([*weights, *self._states])
+        self._learning = self._analysis.gradients.descendants(weights)
+        self._followed = self._analysis.gradients.descendants([*weights, *self._states])
         self._targets = seen_by_losses(step.traced, step.outputs)
 
     def __call__(self, leaf: StateLeaf, new: Var) -> _Readout | None:
         """Return a state as a readout; ``None``: it is not one."""
         analysis, program, old = self._analysis, self._program, leaf.in_var
         others = {var for pair in self._states.items() if pair[1] is not new for var in pair}
-        behind = analysis.gradient_descendants([old])
-        late = analysis.gradient_ancestors(self._targets, frozenset({new}))
+        behind = analysis.gradients.descendants([old])
+        late = analysis.gradients.ancestors(self._targets, frozenset({new}))
         if leaf.is_grouped or old in late or not behind.isdisjoint(others):
             return None
         passed, path, products = {new}, set[int](), list[tuple[Equation, int]]()
@@ -164,7 +164,7 @@ class _Finder:
                 return None
             passed.update(moving)
         filters: dict[Any, Var] = {e.invars[x]: e.invars[x] for e, x in products}
-        below = analysis.gradient_ancestors(filters)
+        below = analysis.gradients.ancestors(filters)
         is_above = old not in below and not others.isdisjoint(below)
         # An operation that something else reads as well keeps its trace.
         marked = program.made_by(i for i in path if is_marked(program.equations[i]))
