@@ -165,12 +165,9 @@ class Units:
 
     def _have_more(self, unit: np.ndarray, most: int) -> np.ndarray:
         """Test each unit of an assignment for more elements of one State than ``most``."""
-        have_more = np.zeros(unit.size, bool)
-        own = np.flatnonzero(self._known)
-        key, count = np.unique(
-            unit[own] * (1 + self._state.max(initial=0)) + self._state[own], return_counts=True
-        )
-        have_more[key[count > most] // (1 + self._state.max(initial=0))] = True
+        have_more, own = np.zeros(unit.size, bool), np.flatnonzero(self._known)
+        key, count = np.unique(unit[own] * len(self.states) + self._state[own], return_counts=True)
+        have_more[key[count > most] // len(self.states)] = True
         return have_more
 
     def _drives(self, state: int) -> list[np.ndarray]:

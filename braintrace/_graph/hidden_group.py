@@ -11,7 +11,6 @@ from typing import TypeAlias
 import numpy as np
 
 from .._jax import Var
-from .._typing import Path
 from .traced_model import FILTERS, StateLeaf
 
 Ids: TypeAlias = np.ndarray
@@ -104,11 +103,6 @@ class HiddenGroup:
         several = Counter(leaf for leaf, _ in pairs)
         names = zip(self.states, self.names, strict=True)
         return tuple(name if several[leaf] > 1 else leaf.name for leaf, name in names)
-
-    @property
-    def hidden_paths(self) -> tuple[Path, ...]:
-        """Paths of the group's states."""
-        return tuple(state.path for state in self.leaves)
 
     @property
     def hidden_states(self) -> tuple[StateLeaf, ...]:

@@ -134,7 +134,7 @@ def compile(
     if seed is not None:
         brainstate.random.seed(seed)
     given = {} if vmap or batch_size is None else {"batch_size": batch_size}
-    size = "no `batch_size`" if batch_size is None else f"`batch_size={batch_size}`"
+    size = f"`batch_size={batch_size}`" if given else "no `batch_size`"
     with in_words(lambda: f"`compile` called `init_state` of `{type(model).__name__}` with {size}"):
         brainstate.nn.init_all_states(model, **given)
     learner.compile_graph(*example, batch_size=mapped)

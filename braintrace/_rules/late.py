@@ -265,12 +265,10 @@ def _advanced(line: Line, chunk: Chunk, traces: Traces, before: Factors) -> tupl
             factors[name] = jnp.where(jax.vmap(entries)(later), 0, factor)
             past[name] = jnp.where(entries(ended), 0, past[name])
     if count == 1:
-        traces = (
-            as_arrays(traces) if is_new else _updated(line, chunk, first_steps(past, 1), traces)
-        )
-        factors = dict(
-            depend_on(ordering_token(traces), factors)
-        )  # so the last ones are read before
+        oldest = first_steps(past, 1)
+        traces = as_arrays(traces) if is_new else _updated(line, chunk, oldest, traces)
+        # The last factors are read before they are overwritten.
+        factors = dict(depend_on(ordering_token(traces), factors))
         write = jax.lax.dynamic_update_slice_in_dim
         written = {name: write(past[name], f, past[AT], 0) for name, f in factors.items()}
         return traces, written | {AT: (past[AT] + 1) % line.steps}
