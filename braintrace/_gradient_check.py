@@ -22,7 +22,7 @@ from ._brainstate import trace_stateful, undone
 from ._checks import check_model, common_length, is_quantity
 from ._errors import OptionError
 from ._from_function import gradients_by_path
-from ._graph import ETraceGraph
+from ._graph.graph import ETraceGraph
 from ._learner.arguments import of_numbers, weights_of
 from ._learner.compile import compile
 from ._learner.full_rules import Immediate

@@ -13,7 +13,8 @@ import saiunit
 from ._brainstate import is_watched, peek, set_values, trace_stateful, values_of
 from ._checks import is_quantity, shown
 from ._errors import NotCompiledError, ShapeError
-from ._graph import ETraceGraph, StateLeaf
+from ._graph.graph import ETraceGraph
+from ._graph.traced_model import StateLeaf
 from ._jax import Var, strongly_typed, to_array
 from ._typing import Path, path_name
 

@@ -15,7 +15,10 @@ import numpy as np
 
 from ._errors import optional_import
 from ._etrace_op.registry import is_marked
-from ._graph import FILTERS, Diagnostic, ETraceGraph, HiddenGroup, StateLeaf, report_of
+from ._graph.diagnostics import Diagnostic
+from ._graph.graph import ETraceGraph, report_of
+from ._graph.hidden_group import HiddenGroup
+from ._graph.traced_model import FILTERS, StateLeaf
 from ._jax import Atom, Var, is_var, source_line
 from ._jaxpr.primitives import PRODUCTS
 from ._tables import in_bytes

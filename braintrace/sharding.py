@@ -15,7 +15,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ._core.traces import arrays_of, of_arrays
 from ._errors import OptionError, ShapeError
-from ._graph import ETraceGraph, Records, Traces, TraceSpec, TraceSpecs
+from ._graph.graph import ETraceGraph
+from ._graph.method import Records, Traces
+from ._graph.trace_spec import TraceSpec, TraceSpecs
 from ._jax import is_tracer
 from ._typing import Path, PyTree
 

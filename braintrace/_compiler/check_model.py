@@ -6,7 +6,10 @@ import brainstate
 import jax
 
 from .._errors import CompilationError, DtypeError
-from .._graph import FOLLOWS_ALL, Diagnostic, HiddenParamOpRelation, Jacobian, TracedModel
+from .._graph.diagnostics import Diagnostic
+from .._graph.method import FOLLOWS_ALL, Jacobian
+from .._graph.relation import HiddenParamOpRelation
+from .._graph.traced_model import TracedModel
 from .._jax import is_var, source_line
 from .._jaxpr.primitives import CONSTANT
 from .._jaxpr.program import carries_derivative

@@ -24,12 +24,9 @@ from typing import Any
 import brainstate
 
 from .._checks import check_model
-from .._graph import (
-    FOLLOWS_ALL,
-    ETraceGraph,
-    TracedModel,
-    TraceMethod,
-)
+from .._graph.graph import ETraceGraph
+from .._graph.method import FOLLOWS_ALL, TraceMethod
+from .._graph.traced_model import TracedModel
 from .._typing import Path
 from .analysis import Analysis, states_as_outputs
 from .batch import batch_of

@@ -13,18 +13,11 @@ import numpy as np
 from .._errors import CompilationError
 from .._etrace_op import lost_mark
 from .._etrace_op.registry import holds_marked, is_marked
-from .._graph import (
-    FILTERS,
-    FOLLOWS_ALL,
-    ApproximationWarning,
-    Diagnostic,
-    HiddenGroup,
-    HiddenParamOpRelation,
-    Jacobian,
-    StateLeaf,
-)
-from .._graph.diagnostics import DiagnosticKind, Level, quoted
-from .._graph.hidden_group import Ids
+from .._graph.diagnostics import ApproximationWarning, Diagnostic, DiagnosticKind, Level, quoted
+from .._graph.hidden_group import HiddenGroup, Ids
+from .._graph.method import FOLLOWS_ALL, Jacobian
+from .._graph.relation import HiddenParamOpRelation
+from .._graph.traced_model import FILTERS, StateLeaf
 from .._jax import Atom, Equation, Var, is_var, source_line
 from .._jaxpr.dataflow import BindingTime, binding_times
 from .._jaxpr.lattices import BOTTOM, Labels

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._graph import FlatState, Structure
+from .._graph.flat_state import FlatState, Structure
 from .._graph.traced_model import TracedModel
 from .._jax import OWN_DERIVATIVE, Equation, Var, bind, is_var, trace_to_jaxpr
 from .._jaxpr.dataflow import Question, flows_of_outputs

@@ -10,8 +10,8 @@ from typing import Literal
 
 import numpy as np
 
-from .._graph import HiddenGroup, HiddenParamOpRelation, InfluenceMap, Tap
-from .._graph.relation import NO_OUTPUT
+from .._graph.hidden_group import HiddenGroup
+from .._graph.relation import NO_OUTPUT, HiddenParamOpRelation, InfluenceMap, Tap
 from .._jax import Var
 from .._jaxpr.lattices import BOTTOM
 from .._jaxpr.program import reached

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from .._errors import CompilationError
-from .._graph import StateKind
+from .._graph.traced_model import StateKind
 from .._jax import Aval, ClosedJaxpr, is_tracer, strongly_typed, trace_to_jaxpr
 from .._jaxpr.evaluate import Rule, evaluate, evaluate_inlined
 from .._jaxpr.program import Program, program_of

@@ -15,7 +15,7 @@ import saiunit
 from .._brainstate import StatefulTrace, trace_stateful
 from .._checks import is_quantity, leaf_names, named, parameter_names, shown
 from .._errors import CompilationError, ShapeError, in_words
-from .._graph import StateLeaf, TracedModel
+from .._graph.traced_model import StateLeaf, TracedModel
 from .._jax import (
     ClosedJaxpr,
     every_equation,

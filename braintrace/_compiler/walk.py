@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from .._graph import Cut
+from .._graph.hidden_group import Cut
 from .._jax import Var
 from .._jaxpr.lattices import BOTTOM, merge
 from .._jaxpr.program import carries_derivative

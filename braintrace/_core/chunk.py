@@ -21,7 +21,7 @@ from typing import Any, TypeAlias, TypeVar
 import jax
 import jax.numpy as jnp
 
-from .._graph import Records, Signal
+from .._graph.method import Records, Signal
 from .._jax import Atom, Equation, Var, bind, is_var
 from .._jax_kernels import runs_on_several_devices, with_derivative_of
 from .._jaxpr.derivatives import FROM_RESULT, from_result

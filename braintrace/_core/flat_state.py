@@ -19,7 +19,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._graph import ETraceGraph, FlatState, Layer, ParameterUse, Weights
+from .._graph.flat_state import FlatState, Layer, ParameterUse
+from .._graph.graph import ETraceGraph
+from .._graph.method import Weights
 from .._jax import Atom, Equation, Var, bind
 from .._jaxpr.evaluate import Rule, evaluate
 from .steps import Inputs, finish

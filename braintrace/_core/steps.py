@@ -35,17 +35,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._graph import (
-    Cut,
-    ETraceGraph,
-    FlatState,
-    HiddenGroup,
-    HiddenParamOpRelation,
-    Records,
-    Tap,
-    TracedModel,
-    Weights,
-)
+from .._graph.flat_state import FlatState
+from .._graph.graph import ETraceGraph
+from .._graph.hidden_group import Cut, HiddenGroup
+from .._graph.method import Records, Weights
+from .._graph.relation import HiddenParamOpRelation, Tap
+from .._graph.traced_model import TracedModel
 from .._jax import Atom, Equation, Var, bind, is_var, struct_of
 from .._jaxpr.derivatives import FROM_RESULT, bind_differentiable, from_result, maxima_of
 from .._jaxpr.evaluate import Rule, evaluate, inlined

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from .._errors import OptionError
-from .._graph import Chunk, ETraceGraph, Records, Signal, TraceMethod, Traces, Weights
+from .._graph.graph import ETraceGraph
+from .._graph.method import Chunk, Records, Signal, TraceMethod, Traces, Weights
 from .._jax import Var
 from .._jax_kernels import without_derivative, zeros_mapped_like
 from .._typing import PyTree

@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 
 from .._checks import named
 from .._errors import DtypeError, ShapeError
-from .._graph import ETraceGraph
+from .._graph.graph import ETraceGraph
 from .._jax import Var, holds_tracers, is_tracer, leaves_of, own_copy, to_array
 from .._typing import PyTree
 

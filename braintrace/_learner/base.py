@@ -20,7 +20,8 @@ from .._core.windows import single_step
 from .._ended import missing
 from .._errors import NotCompiledError, NotInitializedError, OptionError
 from .._from_function import gradients_for
-from .._graph import ETraceGraph, TraceMethod, Traces
+from .._graph.graph import ETraceGraph
+from .._graph.method import TraceMethod, Traces
 from .._jax import strongly_typed
 from .._model import InitialFunction, States
 from .._typing import Path, PyTree, path_name

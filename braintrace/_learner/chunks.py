@@ -13,7 +13,8 @@ import jax.numpy as jnp
 
 from .._core.steps import finish
 from .._core.traces import as_arrays, examples, size_in_bytes
-from .._graph import ETraceGraph, specs_of
+from .._graph.graph import ETraceGraph
+from .._graph.trace_spec import specs_of
 from .._jax import struct_of
 from .._jax_kernels import current_device
 from .._typing import PyTree

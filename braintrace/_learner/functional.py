@@ -22,7 +22,8 @@ from .._checks import common_length
 from .._core.traces import pack, unpack
 from .._errors import OptionError
 from .._from_function import gradients_for
-from .._graph import SequenceRow, Traces
+from .._graph.method import Traces
+from .._graph.report import SequenceRow
 from .._jax import own_copy
 from .._jax_kernels import for_devices
 from .._typing import PyTree

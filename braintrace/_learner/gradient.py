@@ -27,7 +27,7 @@ from .._core.steps import Inputs, operand_shapes, recorded_step
 from .._core.traces import as_arrays, examples, is_zero, ordering_token
 from .._core.windows import passed_step, window_signals, window_step
 from .._errors import OptionError
-from .._graph import Adjoints, Chunk, LinearMethod, Records, Traces, Weights
+from .._graph.method import Adjoints, Chunk, LinearMethod, Records, Traces, Weights
 from .._jax_kernels import without_derivative
 from .._jaxpr.program import program_of
 from .._model import add_to_states

@@ -22,7 +22,7 @@ from .._core.gradient import as_chunk
 from .._core.traces import as_arrays
 from .._errors import OptionError
 from .._from_function import gradients_by_path, gradients_for
-from .._graph import Traces
+from .._graph.method import Traces
 from .._typing import PyTree, path_name
 from . import user_step
 from .arguments import Options

@@ -21,7 +21,7 @@ from .._core.gradient import as_chunk
 from .._core.loops import scan_over_time
 from .._core.steps import Inputs, operands
 from .._errors import OptionError
-from .._graph import Chunk, Records, Traces, Weights
+from .._graph.method import Chunk, Records, Traces, Weights
 from .._jax import Var
 from .._jax_kernels import for_devices
 from .._model import leaves_by_var, whole_values

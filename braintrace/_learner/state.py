@@ -17,7 +17,7 @@ import numpy as np
 from .._brainstate import peek
 from .._checks import differences, shown
 from .._errors import OptionError, ShapeError
-from .._graph import Traces
+from .._graph.method import Traces
 from .._typing import Path, PyTree, path_name
 from .base import BaseLearner
 from .traces import Form, is_settled

@@ -20,7 +20,8 @@ from .. import _brainstate
 from .._checks import differences
 from .._core.traces import Pairs, examples, pack, unpack
 from .._errors import LostTracesError, OptionError, ShapeError
-from .._graph import StateLeaf, Traces
+from .._graph.method import Traces
+from .._graph.traced_model import StateLeaf
 from .._jax import is_transforming
 from .._typing import Path, path_name
 

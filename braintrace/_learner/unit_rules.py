@@ -7,7 +7,7 @@ import numpy as np
 
 from .._checks import check_choice
 from .._errors import OptionError
-from .._graph import TraceMethod
+from .._graph.method import TraceMethod
 from .._rules import FeedbackTraces, FilterTraces, LateTraces
 from .learner import Learner
 

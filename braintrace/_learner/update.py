@@ -20,7 +20,7 @@ from .._brainstate import held, hold, values_of
 from .._core.traces import reset_traces, samples_with, unpack
 from .._errors import NonFiniteError, OptionError, in_words
 from .._from_function import gradients_by_path
-from .._graph import Traces
+from .._graph.method import Traces
 from .._model import write_by_path
 from .._typing import PyTree, path_name
 from ..sharding import on_host

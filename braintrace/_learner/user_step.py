@@ -25,7 +25,7 @@ from .._checks import is_quantity, named, parameter_names, shown
 from .._core.steps import Inputs, operands
 from .._core.traces import examples
 from .._errors import OptionError, in_words
-from .._graph import Weights
+from .._graph.method import Weights
 from .._jax import calls_back, every_equation, trace_state
 from .._model import read_states, write_states
 from .._typing import Path, PyTree, path_name

@@ -27,7 +27,9 @@ from .._core.flat_state import (
 from .._core.loops import scan_records
 from .._core.sites import flags_along
 from .._core.steps import Inputs
-from .._graph import Chunk, ETraceGraph, FlatState, ParameterUse
+from .._graph.flat_state import FlatState, ParameterUse
+from .._graph.graph import ETraceGraph
+from .._graph.method import Chunk
 from .._jax import Var, bind
 from .._jaxpr.evaluate import evaluate
 

@@ -35,19 +35,9 @@ from .._core.steps import blocks, new_states, operand_shapes, values_of
 from .._core.traces import as_arrays, reset_traces, widened
 from .._errors import ShapeError, in_words
 from .._etrace_op import Arrays
-from .._graph import (
-    Adjoints,
-    Chunk,
-    ETraceGraph,
-    Jacobian,
-    Role,
-    Signal,
-    TraceMethod,
-    Traces,
-    TraceSpec,
-    TraceSpecs,
-    Weights,
-)
+from .._graph.graph import ETraceGraph
+from .._graph.method import Adjoints, Chunk, Jacobian, Signal, TraceMethod, Traces, Weights
+from .._graph.trace_spec import Role, TraceSpec, TraceSpecs
 from .._jax import struct_of
 from .chunk_vjp import jacobians
 from .protocol import Rule, Site

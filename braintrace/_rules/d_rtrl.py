@@ -78,20 +78,10 @@ from .._etrace_op import (
     has_derived_traces,
     propagate,
 )
-from .._graph import (
-    Adjoints,
-    Chunk,
-    ETraceGraph,
-    HiddenGroup,
-    LinearMethod,
-    Records,
-    Role,
-    Signal,
-    Traces,
-    TraceSpec,
-    TraceSpecs,
-    Weights,
-)
+from .._graph.graph import ETraceGraph
+from .._graph.hidden_group import HiddenGroup
+from .._graph.method import Adjoints, Chunk, LinearMethod, Records, Signal, Traces, Weights
+from .._graph.trace_spec import Role, TraceSpec, TraceSpecs
 
 Blocks: TypeAlias = dict[tuple[int, int], jax.Array]
 """Blocks of an ``n × n`` matrix per unit, by ``(row, column)``; missing blocks are zero."""

@@ -11,8 +11,11 @@ from .._checks import is_quantity
 from .._core.gradient import active_outputs_of, trace_shapes
 from .._core.sites import trace_sites
 from .._errors import OptionError, ShapeError
-from .._graph import ETraceGraph, HiddenParamOpRelation, Traces, TraceSpec, TraceSpecs, specs_of
 from .._graph.diagnostics import quoted
+from .._graph.graph import ETraceGraph
+from .._graph.method import Traces
+from .._graph.relation import HiddenParamOpRelation
+from .._graph.trace_spec import TraceSpec, TraceSpecs, specs_of
 from .._typing import Path, path_name
 
 Pairs: TypeAlias = list[tuple[TraceSpec, jax.Array]]

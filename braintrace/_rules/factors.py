@@ -10,7 +10,9 @@ import jax.numpy as jnp
 from .._core.lines import Line
 from .._core.sites import at_elements, filter_key, names_of, over_first_axis, trace_sites, x_key
 from .._core.steps import blocks, read_vars, values_of
-from .._graph import ETraceGraph, Records, Role, TraceSpec
+from .._graph.graph import ETraceGraph
+from .._graph.method import Records
+from .._graph.trace_spec import Role, TraceSpec
 from .filters import rows_of_samples
 
 Factors = dict[str, jax.Array]

@@ -4,7 +4,7 @@ import dataclasses
 
 from .._errors import CompilationError
 from .._etrace_op import feedback_primitives
-from .._graph import ETraceGraph
+from .._graph.graph import ETraceGraph
 from .late import LateTraces
 
 

@@ -47,17 +47,9 @@ from .._core.traces import (
 )
 from .._errors import CompilationError
 from .._etrace_op import Arrays, has_derived_traces
-from .._graph import (
-    Adjoints,
-    Chunk,
-    ETraceGraph,
-    Signal,
-    Traces,
-    TraceSpec,
-    TraceSpecs,
-    Weights,
-    specs_of,
-)
+from .._graph.graph import ETraceGraph
+from .._graph.method import Adjoints, Chunk, Signal, Traces, Weights
+from .._graph.trace_spec import TraceSpec, TraceSpecs, specs_of
 from .d_rtrl import (
     ParameterTraces,
     active_outputs,

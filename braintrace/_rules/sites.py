@@ -13,7 +13,9 @@ from .._core.flat_state import flat_state_of
 from .._core.gradient import EVERY_OUTPUT
 from .._core.sites import TraceSite, filter_key, trace_sites
 from .._etrace_op import Arrays, accumulate, contract, linear_input, propagate, pull_back
-from .._graph import ETraceGraph, TraceSpec, Weights
+from .._graph.graph import ETraceGraph
+from .._graph.method import Weights
+from .._graph.trace_spec import TraceSpec
 from .d_rtrl import specs_of_site
 from .filters import check_filtered_inputs, spec_of_input, spec_of_output
 from .protocol import Site, Trace
