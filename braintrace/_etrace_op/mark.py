@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import jax
 
+from .._brainstate import ConstructorSignature
 from .._jax import Equation, equations_inside, scopes_of
 
 T = TypeVar("T")
@@ -88,6 +89,7 @@ def _marked_class(module: type) -> Any:
     }
     names = ("__module__", "__qualname__", "__doc__")
     namespace = {name: getattr(module, name) for name in names} | methods
+    namespace["__signature__"] = ConstructorSignature()
     return types.new_class(module.__name__, (module,), exec_body=lambda ns: ns.update(namespace))
 
 

@@ -11,7 +11,7 @@ import brainstate
 import jax
 
 from .. import _model
-from .._brainstate import Hidden, hold, is_watched
+from .._brainstate import ConstructorSignature, Hidden, hold, is_watched
 from .._checks import check_model
 from .._compiler import CompilerOptions, compile_model
 from .._core import traces as core_traces
@@ -87,6 +87,7 @@ class CompiledStep:
 class BaseLearner(brainstate.nn.Module):
     """What the methods of a `Learner` use: its model, compiled steps, traces and programs."""
 
+    __signature__ = ConstructorSignature()
     names: ClassVar[tuple[str, ...]] = ()  # for `braintrace.compile`
     told: ClassVar[tuple[str, ...]] = ()  # attributes that determine the traces
     told_rule: str | None = None

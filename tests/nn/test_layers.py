@@ -3,6 +3,8 @@
 Weights keep their signs, dense and sparse, and the populations of a synapse add up.
 """
 
+import inspect
+
 import brainstate
 import jax
 import jax.numpy as jnp
@@ -401,3 +403,43 @@ def test_other_populations_are_refused(others):
     brainstate.nn.init_all_states(built, batch_size=3)
     with pytest.raises(KeyError, match="other" if others else "recurrent"):
         built({"input": XS, **others})
+
+
+# --- what help shows ------------------------------------------------------------------------------
+
+
+class Named(brainstate.nn.Module):
+    """A layer of a user."""
+
+    def __init__(self, size, gain=2.0):
+        super().__init__()
+        self.size, self.gain = size, gain
+
+    def update(self, x, times=1):
+        return times * self.gain * x
+
+
+class Wide(nn.Linear):
+    def __init__(self, size):
+        super().__init__(size, 2 * size)
+
+
+def arguments(function):
+    return list(inspect.signature(function).parameters)
+
+
+def test_layers_show_their_arguments_and_docstring():
+    layers = [layer for name in nn.__all__ if isinstance(layer := getattr(nn, name), type)]
+    for layer in [*layers, nn.Dropout, nn.LayerNorm]:
+        assert ["self", *arguments(layer)] == arguments(layer.__init__)
+        assert layer.__doc__
+    assert arguments(nn.OneToOne) == arguments(brainstate.nn.OneToOne.__init__)[1:]
+
+
+def test_a_marked_class_shows_the_arguments_of_the_class():
+    marked = braintrace.mark(Named)
+    assert arguments(marked) == ["size", "gain"]
+    assert arguments(marked.update) == ["self", "x", "times"]
+    assert marked.__doc__ == Named.__doc__
+    assert arguments(Wide) == arguments(braintrace.mark(Wide)) == ["size"]
+    assert arguments(braintrace.D_RTRL)[0] == "model"
