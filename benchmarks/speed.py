@@ -288,6 +288,9 @@ ROWS: dict[str, Row] = {
     "ALIF, batch 4": _row(networks.spiking, 100, 4),
     "LIF, 1,000 steps": _row(networks.spiking, 1000, 64, *STANDARD, CHECKPOINT, adapts=False),
     "ALIF, 1,000 steps": _row(networks.spiking, 1000, 64, *STANDARD, CHECKPOINT),
+    "LIF, 512 units": _row(networks.spiking, 100, 64, adapts=False, hidden=512),
+    "ALIF, 512 units": _row(networks.spiking, 100, 64, hidden=512),
+    "ALIF, refractory": _row(networks.spiking, 100, 64, refractory=3),
     "GRU, windows": _row(networks.gru, 64, 64, *WINDOWS),
     "leaky, stream": _row(networks.leaky, 400, 4, *STREAMS),
     "LSTM, stream": _row(networks.lstm, 400, 1, *STREAMS),
@@ -296,10 +299,7 @@ ROWS: dict[str, Row] = {
 """The rows of README and of the page."""
 
 MORE: dict[str, Row] = {
-    "LIF, 512 units": _row(networks.spiking, 100, 64, adapts=False, hidden=512),
-    "ALIF, 512 units": _row(networks.spiking, 100, 64, hidden=512),
     "ALIF, 2,048 units": _row(networks.spiking, 50, 16, hidden=2048),
-    "ALIF, refractory": _row(networks.spiking, 100, 64, refractory=3),
     "leaky, 512 steps": _row(networks.leaky, 512, 32, hidden=256),
     "leaky, 1,024 units": _row(networks.leaky, 64, 32, hidden=1024),
     "leaky, 4,000 outputs": _row(networks.leaky, 64, 16, RESET, outputs=4000),

@@ -81,6 +81,26 @@ def step():
     return figure
 
 
+def names():
+    """The eight names of the reference, from a model to its gradients."""
+    figure, ax = canvas(8, 2.6)
+    blue, green = "#dbe9f6", "#e2f0d9"
+    box(ax, 1.1, 1.9, "module of\nbrainstate", width=1.8, height=0.7)
+    box(ax, 1.1, 0.7, "step of Flax,\nEquinox, plain JAX", width=1.8, height=0.7)
+    box(ax, 4, 1.9, "model", blue, height=0.7)
+    box(ax, 6.6, 1.9, "Learner", green, width=2.2, height=0.7)
+    arrow(ax, (2.0, 1.9), (3.35, 1.9), text="(mark)")
+    arrow(ax, (2.0, 0.7), (3.5, 1.55), text="from_function", offset=(-0.25, 0.3))
+    arrow(ax, (4.65, 1.9), (5.5, 1.9), text="compile")
+    ax.text(6.6, 2.42, "etrace_grad, etrace_online, predict", ha="center", fontsize=8)
+    arrow(ax, (4, 1.55), (4, 0.75), text="compare_rules,\ngradient_check", offset=(0.75, -0.12))
+    ax.text(4, 0.55, "tables", ha="center", va="center")
+    arrow(ax, (6.3, 1.55), (6.3, 0.95), text="save", offset=(-0.25, 0))
+    arrow(ax, (6.9, 0.95), (6.9, 1.55), text="restore", offset=(0.38, 0))
+    box(ax, 6.6, 0.7, "folder", width=1.3)
+    return figure
+
+
 def forward():
     """Backpropagation through time, and traces that go forward."""
     figure, ax = canvas(8, 2.9)
@@ -462,7 +482,7 @@ def cells():
 PICTURES = {
     function.__name__: function
     for function in (
-        *(step, forward, resets, processes, plot_gru, plot_lstm),
+        *(step, names, forward, resets, processes, plot_gru, plot_lstm),
         *(learning, rule_comparison, lags, memory, jacobian, resume, gains, spoken_digits),
         *(conductances, live_stream, agent_in_flax, cells),
     )
