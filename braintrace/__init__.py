@@ -48,11 +48,11 @@ from ._etrace_op import register_primitive_spec as register_primitive_spec
 from ._etrace_op import sparse_matmul as sparse_matmul
 from ._from_function import FunctionModel as FunctionModel
 from ._from_function import from_function as from_function
-from ._graph.diagnostics import ApproximationWarning as ApproximationWarning
-from ._graph.diagnostics import Diagnostic as Diagnostic
 from ._graph.graph import ETraceGraph as ETraceGraph
 from ._graph.hidden_group import HiddenGroup as HiddenGroup
-from ._graph.relation import HiddenParamOpRelation as HiddenParamOpRelation
+from ._graph.hidden_group import HiddenParamOpRelation as HiddenParamOpRelation
+from ._graph.report import ApproximationWarning as ApproximationWarning
+from ._graph.report import Diagnostic as Diagnostic
 from ._graph.report import Report as Report
 from ._graph.trace_spec import TraceSpec as TraceSpec
 from ._learner.arguments import MultiStepData as MultiStepData

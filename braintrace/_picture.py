@@ -15,9 +15,9 @@ import numpy as np
 
 from ._errors import optional_import
 from ._etrace_op.registry import is_marked
-from ._graph.diagnostics import Diagnostic
 from ._graph.graph import ETraceGraph, report_of
 from ._graph.hidden_group import HiddenGroup
+from ._graph.report import Diagnostic
 from ._graph.traced_model import FILTERS, StateLeaf
 from ._jax import Atom, Var, is_var, source_line
 from ._jaxpr.primitives import PRODUCTS
@@ -155,7 +155,9 @@ class _Reader:
         roots = map(_root, self.graph.traced.argument_names)
         nodes = {f"argument {name}": _Node("end", [name]) for name in roots}
         nodes |= {node: self._weight(node, names) for node, names in self.weights.items()}
-        nodes |= {n: _Node("group", _lines(g.model_states)) for n, g in self.groups.items()}
+        for key, group in self.groups.items():
+            own = [leaf for leaf in group.hidden_states if leaf.path[0] != FILTERS]
+            nodes[key] = _Node("group", _lines(own))
         for leaf in self.others:
             node = _Node("state", _lines([leaf]), self._is_warned({leaf.name}))
             nodes[self.boxes[leaf.name]] = node
@@ -206,7 +208,7 @@ class _Reader:
     def _cuts_state(self, state: str, site: _Site) -> bool:
         """Test whether the path from a state to a site, and on to its groups, is truncated."""
         # Its paths are sources and the states of the group, which may be among them.
-        driven = [self.groups[box].leaves for box in self._driven(site) & self.groups.keys()]
+        driven = [self.groups[box].hidden_states for box in self._driven(site) & self.groups.keys()]
         wanted = [Counter([state, *(own.name for own in leaves)]) for leaves in driven]
         lines = {other.source for other in self.sites}
 

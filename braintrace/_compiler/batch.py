@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._brainstate import trace_stateful, unnoticed_states
-from .._graph.batch import Axes, Batch
+from .._graph.traced_model import Axes, Batch
 from .._jaxpr.lattices import BOTTOM, Flow
 from .._typing import Path
 

@@ -6,9 +6,9 @@ import brainstate
 import jax
 
 from .._errors import CompilationError, DtypeError
-from .._graph.diagnostics import Diagnostic
+from .._graph.hidden_group import HiddenParamOpRelation
 from .._graph.method import FOLLOWS_ALL, Jacobian
-from .._graph.relation import HiddenParamOpRelation
+from .._graph.report import Diagnostic
 from .._graph.traced_model import TracedModel
 from .._jax import is_var, source_line
 from .._jaxpr.primitives import CONSTANT

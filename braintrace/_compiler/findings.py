@@ -13,10 +13,9 @@ import numpy as np
 from .._errors import CompilationError
 from .._etrace_op import lost_mark
 from .._etrace_op.registry import holds_marked, is_marked
-from .._graph.diagnostics import ApproximationWarning, Diagnostic, DiagnosticKind, Level, quoted
-from .._graph.hidden_group import HiddenGroup, Ids
+from .._graph.hidden_group import HiddenGroup, HiddenParamOpRelation, Ids
 from .._graph.method import FOLLOWS_ALL, Jacobian
-from .._graph.relation import HiddenParamOpRelation
+from .._graph.report import ApproximationWarning, Diagnostic, DiagnosticKind, Level, quoted
 from .._graph.traced_model import FILTERS, StateLeaf
 from .._jax import Atom, Equation, Var, is_var, source_line
 from .._jaxpr.dataflow import BindingTime, binding_times
@@ -98,7 +97,7 @@ class _Group(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        return list(dict.fromkeys(map(_printed, self.group.leaves)))
+        return list(dict.fromkeys(map(_printed, self.group.hidden_states)))
 
     @property
     def inside(self) -> frozenset[Var]:
@@ -235,7 +234,9 @@ def _without_trace(
                 continue
         else:
             partly = [i.group for i in relation.influences if i.mixed]
-            states = [_printed(leaf) for index in partly for leaf in step.groups[index].leaves]
+            states = [
+                _printed(leaf) for index in partly for leaf in step.groups[index].hidden_states
+            ]
             text = "has outputs that reach several units at once, other than by a broadcast. They "
             text += "get the gradient of the current step. Let each output reach one unit"
             if not partly:
@@ -320,7 +321,7 @@ def _unseen(step: GroupedStep, carried: Relations) -> Iterator[Diagnostic]:
 def _seen(step: GroupedStep, targets: Sequence[Atom], ends: frozenset[Var]) -> dict[Var, Any]:
     """Return the elements that some targets depend on, by their variables, up to some ends."""
     program, constants = step.analysis.program, step.analysis.constants
-    if all(len(group.leaves) == len(group.states) for group in step.groups):
+    if all(len(group.hidden_states) == len(group.states) for group in step.groups):
         return dict.fromkeys(step.graph.gradients.ancestors(targets, ends), np.True_)
     # Of a State with slots, a loss may see some.
     seen = {atom: np.zeros(atom.aval.shape, np.int32) for atom in targets if is_var(atom)}

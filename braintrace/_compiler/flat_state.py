@@ -10,10 +10,9 @@ from typing import TypeAlias
 import jax.numpy as jnp
 
 from .._errors import CompilationError
-from .._graph.batch import Batch
-from .._graph.diagnostics import Diagnostic, quoted
-from .._graph.flat_state import FlatState, Layer
-from .._graph.traced_model import StateLeaf, TracedModel
+from .._graph.flat_state import FlatState
+from .._graph.report import Diagnostic, quoted
+from .._graph.traced_model import Batch, StateLeaf, TracedModel
 from .._jax import Var, is_var, source_line
 from .._jaxpr.program import components
 from .analysis import nonlinear_uses
@@ -78,14 +77,8 @@ def flattened_state(
         axes=axes,
         uses=tuple(flow.uses()),
         reached=_reached(step, leaves, layers),
-        layers=tuple(_layer(layer, leaves) for layer in layers),
+        layers=tuple(map(tuple, layers)),
     )
-
-
-def _layer(states: HiddenStates, leaves: Sequence[StateLeaf]) -> Layer:
-    members = tuple(leaf for leaf, _ in states)
-    places = tuple(index for index, leaf in enumerate(leaves) if leaf in members)
-    return Layer(members, tuple(var for _, var in states), places)
 
 
 def _shared_inputs(traced: TracedModel, leaves: Sequence[StateLeaf], count: int) -> set[Var]:

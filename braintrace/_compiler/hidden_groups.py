@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from .._graph.hidden_group import Cut, HiddenGroup
-from .._graph.relation import HiddenParamOpRelation
+from .._graph.hidden_group import Cut, HiddenGroup, HiddenParamOpRelation
 from .._graph.traced_model import StateLeaf, TracedModel
 from .._jax import Atom, Var
 from .._jaxpr.lattices import BOTTOM

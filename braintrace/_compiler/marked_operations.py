@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from .._etrace_op import ETP_PRIMITIVE_SPECS
-from .._graph.relation import HiddenParamOpRelation
+from .._graph.hidden_group import HiddenParamOpRelation
 from .._graph.traced_model import StateLeaf, TracedModel
 from .._jax import Atom, Var, source_line
 from .._jaxpr.dataflow import BindingTime

@@ -24,7 +24,7 @@ from .._checks import path_filter, shown
 from .._errors import OptionError
 from .._etrace_op import etp_elemwise_p, lost_mark, reaches_region
 from .._etrace_op.registry import is_marked
-from .._graph.diagnostics import Diagnostic, quoted
+from .._graph.report import Diagnostic, quoted
 from .._jax import (
     OWN_DERIVATIVE,
     Equation,

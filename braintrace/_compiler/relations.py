@@ -10,8 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from .._graph.hidden_group import HiddenGroup
-from .._graph.relation import NO_OUTPUT, HiddenParamOpRelation, InfluenceMap, Tap
+from .._graph.hidden_group import NO_OUTPUT, HiddenGroup, HiddenParamOpRelation, InfluenceMap, Tap
 from .._jax import Var
 from .._jaxpr.lattices import BOTTOM
 from .._jaxpr.program import reached

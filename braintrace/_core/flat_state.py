@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._graph.flat_state import FlatState, Layer, ParameterUse
+from .._graph.flat_state import FlatState, ParameterUse
 from .._graph.graph import ETraceGraph
 from .._graph.method import Weights
 from .._jax import Atom, Equation, Var, bind
@@ -111,15 +111,17 @@ def _through_layers(
     flat, program = flat_state_of(graph), graph.traced.program
     seen: dict[Var, Any] = {}
     carried: dict[Var, Any] = {}
-    layers = flat.layers or [Layer(flat.leaves, (), tuple(range(len(flat.leaves))))]
+    layers = flat.layers or [tuple((leaf, None) for leaf in flat.leaves)]
     for layer in layers:
-        own = [flat.leaves[index] for index in layer.states]
-        of_others = {leaf.in_var for other in layers if other is not layer for leaf in other.leaves}
+        members, new_vars = zip(*layer, strict=True)
+        own = [leaf for leaf in flat.leaves if leaf in members]
+        of_others = {leaf.in_var for other in layers if other is not layer for leaf, _ in other}
         now = {v: jax.lax.stop_gradient(x) if v in of_others else x for v, x in inputs.items()}
         new: list[Atom] = [leaf.out_var for leaf in own if leaf.out_var is not None]
         values = evaluate(program, new, now, _constant(seen), with_probes(at))
         carried.update({leaf.in_var: value for leaf, value in zip(own, values, strict=True)})
-        seen.update(zip(layer.new_vars, evaluate(program, layer.new_vars, now, seen), strict=True))
+        read = [var for var in new_vars if var is not None]
+        seen.update(zip(read, evaluate(program, read, now, seen), strict=True))
     return carried, seen
 
 

@@ -44,9 +44,8 @@ from .._etrace_op import (
     selects_outputs,
 )
 from .._graph.graph import ETraceGraph
-from .._graph.hidden_group import HiddenGroup
+from .._graph.hidden_group import HiddenGroup, HiddenParamOpRelation, InfluenceMap
 from .._graph.method import Chunk, Records, TraceMethod, Traces, Weights
-from .._graph.relation import HiddenParamOpRelation, InfluenceMap
 from .._jax import struct_of
 from .._typing import PyTree
 from .loops import scan_records

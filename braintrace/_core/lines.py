@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from .._graph.graph import ETraceGraph
-from .._graph.hidden_group import HiddenGroup
-from .._graph.relation import HiddenParamOpRelation
+from .._graph.hidden_group import HiddenGroup, HiddenParamOpRelation
 from .._jax import Atom, Var, is_var
 from .._jaxpr.evaluate import Constants
 from .._jaxpr.primitives import moved_operands, sources_of

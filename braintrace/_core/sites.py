@@ -22,9 +22,8 @@ from .._errors import OptionError
 from .._etrace_op import ETPPrimitive, get_primitive_spec
 from .._graph.flat_state import FlatState
 from .._graph.graph import ETraceGraph
-from .._graph.hidden_group import HiddenGroup
+from .._graph.hidden_group import HiddenGroup, HiddenParamOpRelation, InfluenceMap, Tap
 from .._graph.method import Adjoints, Signal
-from .._graph.relation import HiddenParamOpRelation, InfluenceMap, Tap
 from .._graph.traced_model import StateLeaf
 from .._jax import Var, is_var, struct_of
 from .._jaxpr.program import Program, reached

@@ -37,9 +37,8 @@ import numpy as np
 
 from .._graph.flat_state import FlatState
 from .._graph.graph import ETraceGraph
-from .._graph.hidden_group import Cut, HiddenGroup
+from .._graph.hidden_group import Cut, HiddenGroup, HiddenParamOpRelation, Tap
 from .._graph.method import Records, Weights
-from .._graph.relation import HiddenParamOpRelation, Tap
 from .._graph.traced_model import TracedModel
 from .._jax import Atom, Equation, Var, bind, is_var, struct_of
 from .._jaxpr.derivatives import FROM_RESULT, bind_differentiable, from_result, maxima_of

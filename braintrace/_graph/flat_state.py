@@ -8,7 +8,7 @@ sample.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,10 +16,6 @@ import numpy as np
 from .._jax import Atom, Var
 from .._jaxpr.program import Program
 from .traced_model import StateLeaf
-
-UseKind = Literal["product", "elementwise", "any"]
-"""How parameters meet data in an equation. Product: samples are separate along an axis of the input
-and of the output. Elementwise: each element belongs to one sample. Any: neither of these."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -35,7 +31,8 @@ class ParameterUse:
     operands
         Indices of the parameter-derived operands; without an equation, the index of the state.
     kind
-        How they meet.
+        How they meet. Product: samples are separate along an axis of the input and of the output.
+        Elementwise: each element belongs to one sample. Any: neither of these.
     x, x_axis, y_axis
         For a product: index of its other operand, and the axes of samples; ``None``: a single
         sample.
@@ -48,7 +45,7 @@ class ParameterUse:
     key: str
     equation: int | None
     operands: tuple[int, ...]
-    kind: UseKind
+    kind: Literal["product", "elementwise", "any"]
     x: int | None = None
     x_axis: int | None = None
     y_axis: int | None = None
@@ -72,21 +69,8 @@ def operands_of(program: Program, use: ParameterUse) -> dict[str, Atom]:
     }
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Layer:
-    """Hidden states that depend on each other over time.
-
-    Attributes
-    ----------
-    leaves, new_vars
-        The states that a step writes, and the variables of their new values.
-    states
-        Indices of the ones that are a part of the flattened state.
-    """
-
-    leaves: tuple[StateLeaf, ...]
-    new_vars: tuple[Var, ...]
-    states: tuple[int, ...]
+Layer: TypeAlias = tuple[tuple[StateLeaf, Var | None], ...]
+"""Hidden states that depend on each other over time, each with the variable of its new value."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -136,11 +120,6 @@ class FlatState:
     reached: Mapping[str, tuple[int, ...]]
     layers: tuple[Layer, ...] = ()
     structure: Structure | None = None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the states."""
-        return tuple(leaf.name for leaf in self.leaves)
 
     @property
     def sizes(self) -> tuple[int, ...]:

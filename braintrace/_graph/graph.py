@@ -8,17 +8,14 @@ from typing import Any
 import numpy as np
 
 from .._etrace_op.registry import role
-from .._jax import Atom, Var, is_var, source_line
+from .._jax import Atom, Var, is_var
 from .._jaxpr.primitives import CONSTANT
 from .._typing import Path, path_name
-from .batch import Batch
-from .diagnostics import Diagnostic
 from .flat_state import FlatState, operand_key, operands_of
-from .hidden_group import HiddenGroup
-from .relation import HiddenParamOpRelation
-from .report import GroupRow, PlainRow, RelationRow, Report
+from .hidden_group import HiddenGroup, HiddenParamOpRelation
+from .report import Diagnostic, GroupRow, PlainRow, RelationRow, Report
 from .trace_spec import Record, TraceSpec, TraceSpecs, specs_of
-from .traced_model import StateLeaf, TracedModel
+from .traced_model import Batch, StateLeaf, TracedModel
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -76,11 +73,7 @@ class ETraceGraph:
     @property
     def traced_groups(self) -> tuple[HiddenGroup, ...]:
         """Groups that some relation reaches."""
-        reached = {
-            influence.group
-            for relation in self.hidden_param_op_relations
-            for influence in relation.influences
-        }
+        reached = {i.group for r in self.hidden_param_op_relations for i in r.influences}
         return tuple(group for group in self.hidden_groups if group.index in reached)
 
     def batch_axis(self, group: HiddenGroup) -> int | None:
@@ -101,7 +94,7 @@ class ETraceGraph:
         """The hidden states that traces follow: of traced groups, or of the flattened state."""
         if self.flat_state is not None:
             return self.flat_state.leaves
-        return tuple(state for group in self.traced_groups for state in group.leaves)
+        return tuple(state for group in self.traced_groups for state in group.hidden_states)
 
     @property
     def passes_weights(self) -> bool:
@@ -180,31 +173,6 @@ class ETraceGraph:
         equations = self.traced.program.equations
         return tuple(i for i, equation in enumerate(equations) if role(equation) == "opaque")
 
-    @functools.cached_property
-    def bytes_per_chunk(self) -> int:
-        """Bytes that a chunk reads and writes once: its traces, or the gradient if it is larger."""
-        traces = sum(spec.nbytes for spec in specs_of(self.trace_specs))
-        operands = (atom.aval for atoms in self.operand_atoms.values() for atom in atoms.values())
-        return max(traces, sum(int(aval.size * aval.dtype.itemsize) for aval in operands))
-
-    @functools.cached_property
-    def record_bytes(self) -> int:
-        """Bytes of one step's residuals, as the learning rule needs them, and signals."""
-        if "step" in self.needs:
-            inputs = sum(var.aval.size * var.aval.dtype.itemsize for var in self.recorded_inputs)
-            return int(inputs)
-        relations = self.hidden_param_op_relations if "x" in self.needs else ()
-        inputs = {r.x_var: r.x_var.aval for r in relations if r.x_var is not None}
-        total = sum(aval.size * aval.dtype.itemsize for aval in inputs.values())
-        for relation in self.hidden_param_op_relations if "values" in self.needs else ():
-            size = relation.y_var.aval.dtype.itemsize
-            total += sum(r.positions.size * len(r.states) * size for r in relation.influences)
-        for group in self.traced_groups:
-            read = len(group.read_states) if "values" in self.needs else 0
-            blocks = read + len(group.states)
-            total += group.num_positions * blocks * group.states[0].dtype.itemsize
-        return int(total)
-
     def __str__(self) -> str:
         return str(report_of(self))
 
@@ -242,7 +210,7 @@ def _relation_row(relation: HiddenParamOpRelation, specs: Sequence[TraceSpec]) -
         parameters=relation.printed_paths,
         x_shape=None if x_var is None else tuple(x_var.aval.shape),
         y_shape=tuple(relation.y_var.aval.shape),
-        states=tuple(tuple(state.name for state in group.leaves) for group in groups),
+        states=tuple(tuple(state.name for state in group.hidden_states) for group in groups),
         rule=next((spec.rule for spec in specs), None),
         **_sizes(specs),
     )
@@ -256,40 +224,30 @@ def _sizes(specs: Sequence[TraceSpec]) -> dict[str, Any]:
 
 
 def _flat_state_rows(graph: ETraceGraph, specs: Sequence[TraceSpec]) -> Iterator[RelationRow]:
-    """Yield a row for each product and each parameter that has traces by a full-Jacobian rule."""
-    flat, program = graph.flat_state, graph.traced.program
+    """Yield a row for each use and each parameter that has traces by a full-Jacobian rule."""
+    flat, program, inside = graph.flat_state, graph.traced.program, set[str]()
     if flat is None:
         return
-    inside = set[str]()
+    names = tuple(leaf.name for leaf in flat.leaves)
     for use in flat.uses:
-        own_specs = [spec for spec in specs if spec.relation == use.key]
-        if own_specs and use.equation is not None:
-            equation = program.equations[use.equation]
-            behind = program.depends_on([equation.invars[place] for place in use.operands])
-            names = tuple(leaf.name for leaf in graph.traced.parameters if leaf.in_var in behind)
-            inside.update(names)
-            yield RelationRow(
-                key=use.key,
-                operation=equation.primitive.name,
-                source=source_line(equation),
-                parameters=names,
-                x_shape=tuple(equation.invars[use.x or 0].aval.shape),
-                y_shape=tuple(equation.outvars[0].aval.shape),
-                states=(tuple(leaf.name for leaf in flat.leaves),),
-                **_sizes(own_specs),
-            )
+        own = [spec for spec in specs if spec.relation == use.key]
+        if own:
+            behind = program.depends_on(flat.operands(program, use))
+            used = tuple(leaf.name for leaf in graph.traced.parameters if leaf.in_var in behind)
+            inside.update(used)
+            yield RelationRow(use.key, "any", "", used, None, None, (names,), **_sizes(own))
     for name, reached in flat.reached.items():
-        own_specs = [spec for spec in specs if spec.relation is None and spec.operand == name]
-        if own_specs or name not in inside:
-            states = (tuple(flat.leaves[index].name for index in reached),)
-            yield RelationRow(name, "any", "", (name,), None, None, states, **_sizes(own_specs))
+        own = [spec for spec in specs if spec.relation is None and spec.operand == name]
+        if own or name not in inside:
+            states = (tuple(names[index] for index in reached),)
+            yield RelationRow(name, "any", "", (name,), None, None, states, **_sizes(own))
 
 
 def _group_row(group: HiddenGroup) -> GroupRow:
     names = [state.name for state in group.states]
     transition = tuple(dict.fromkeys((names[c], names[a]) for a, c in group.transition))
     downstream = tuple(dict.fromkeys(names[a] for a in group.downstream))
-    names = [state.name for state in group.leaves]
+    names = [state.name for state in group.hidden_states]
     return GroupRow(group.index, tuple(names), group.shape, transition, downstream)
 
 

@@ -13,12 +13,12 @@ All code that makes, reports, resets, saves or checks traces reads their `TraceS
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import jax
 
 from .graph import ETraceGraph
-from .relation import HiddenParamOpRelation
+from .hidden_group import HiddenParamOpRelation
 from .trace_spec import Record, TraceSpecs
 
 Weights: TypeAlias = dict[str, dict[str, jax.Array]]
@@ -200,18 +200,3 @@ class TraceMethod(Protocol):
     ) -> Weights:
         """Return `carry_in_vjp` of a step, the traces after which may be known."""
         return self.carry_in_vjp(chunk, mu, before)
-
-
-@runtime_checkable
-class LinearMethod(TraceMethod, Protocol):
-    """A rule whose gradient of a chunk is linear in the adjoints of the states after it."""
-
-    def pull_back(self, chunk: Chunk, signal: Signal, after: Adjoints) -> tuple[Weights, Adjoints]:
-        """Return the gradient of a recorded chunk without its past, and the adjoints before it.
-
-        ``after`` are the adjoints of all states of the traced groups after the chunk; the other
-        arguments are those of `gradient`.
-        """
-
-    def contract(self, chunk: Chunk, adjoints: Adjoints, traces: Traces) -> Weights:
-        """Return the gradient of the operands by the adjoints of states; see `carry_in_vjp`."""

@@ -2,11 +2,54 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
 from .._tables import Table, as_html, as_text
-from .diagnostics import Diagnostic
+
+Level = Literal["info", "warning"]
+
+DiagnosticKind = Literal[
+    "truncated", "no-trace", "not-marked", "untraced-state", "nonlinear-gradient"
+]
+"""Kinds of diagnostics. ``docs/compiler.md`` has an example and the remedy of each."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagnostic:
+    """One diagnostic of the compiler.
+
+    Attributes
+    ----------
+    level
+        ``'warning'`` for a loss of accuracy, ``'info'`` for anything else.
+    kind
+        The kind, such as ``'truncated'``; the page *Marks and diagnostics* has all five.
+    message
+        The approximation, its place, its cause and its remedy, in full sentences.
+    paths
+        Printed paths of the parameters and states concerned.
+    source
+        ``file:line (function)`` of the operation, if there is one.
+    """
+
+    level: Level
+    kind: DiagnosticKind
+    message: str
+    paths: tuple[str, ...] = ()
+    source: str | None = None
+
+    def __str__(self) -> str:
+        return self.message + (f" [{self.source}]" if self.source else "")
+
+
+class ApproximationWarning(UserWarning):
+    """Warn that a part of the gradient is approximated more coarsely than expected."""
+
+
+def quoted(names: Sequence[str]) -> str:
+    """Print names, each in quotes."""
+    return ", ".join(f"'{name}'" for name in names)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,14 +92,10 @@ class RelationRow:
     def cells(self) -> list[str]:
         """The cells of the row."""
         traces = (f"{state} ({array}): {shape}".lstrip() for state, array, shape in self.traces)
-        listed = ", ".join(traces) or "none needed"
-        return [
-            self.key,
-            *("-" if shape is None else str(shape) for shape in (self.x_shape, self.y_shape)),
-            "; ".join(map(", ".join, self.states)),
-            f"{self.rule}: {listed}" if self.rule else listed,
-            f"{self.stored_bytes:,}",
-        ]
+        listed = (f"{self.rule}: " if self.rule else "") + (", ".join(traces) or "none needed")
+        shapes = ("-" if shape is None else str(shape) for shape in (self.x_shape, self.y_shape))
+        states = "; ".join(map(", ".join, self.states))
+        return [self.key, *shapes, states, listed, f"{self.stored_bytes:,}"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,10 +169,9 @@ class SequenceRow:
     @property
     def cells(self) -> list[str]:
         """The cells of the row."""
-        of_chunk = self.chunk_size, self.chunks, self.record_bytes, self.budget
-        numbers = self.steps, *of_chunk, self.checkpointed_bytes
-        before = "zero" if self.from_zero else "any"
-        return [self.method, before, *("-" if n is None else f"{n:,}" for n in numbers)]
+        method, steps, from_zero, *of_chunk = dataclasses.astuple(self)
+        numbers = ("-" if n is None else f"{n:,}" for n in (steps, *of_chunk))
+        return [method, "zero" if from_zero else "any", *numbers]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Traced model: one step as a flat program with named inputs and outputs."""
+"""Traced model: one step as a flat program with named inputs and outputs, and its samples."""
 
 import dataclasses
 import functools
@@ -9,10 +9,11 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from .._errors import ShapeError
 from .._jax import Atom, Var
 from .._jaxpr.program import Program
 from .._typing import Path, PyTree, path_name
-from .diagnostics import Diagnostic
+from .report import Diagnostic
 
 StateKind = Literal["hidden", "parameter", "random", "other"]
 """The kind of a State in a step."""
@@ -126,3 +127,65 @@ class TracedModel:
 
     def _tree_of(self, paths: Iterable[Path]) -> PyTree:
         return jax.tree_util.treedef_tuple([self.state_trees[path] for path in paths])
+
+
+# --- samples
+
+Axes = tuple[int | None, ...]
+"""The batch axis of each leaf of a State's value; ``None``: all samples share the leaf."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Batch:
+    """The batch axis of each State that is reset with a sequence.
+
+    It is known from ``vmap=True``, or from the ``batch_size`` of ``init_state`` (see `batch_of` of
+    the compiler).
+
+    Attributes
+    ----------
+    samples
+        Number of samples; ``None``: the model has no batch axis.
+    axes
+        The batch axes, by path of the State. A leaf without one is shared by all samples; it is
+        reset when all of them are.
+    unclear
+        States with an unknown batch axis.
+    """
+
+    samples: int | None
+    axes: Mapping[Path, Axes]
+    unclear: tuple[Path, ...] = ()
+
+    def axis(self, leaf: StateLeaf) -> int | None:
+        """Return the batch axis of an input of the step; ``None``: it has none."""
+        return self.axis_at(leaf.path, leaf.leaf)
+
+    def axis_at(self, path: Path, index: int) -> int | None:
+        """Return the batch axis of one leaf of a State's value; ``None``: it has none."""
+        return self.axes[path][index] if path in self.axes else None
+
+    def check(self, given: str, count: int) -> None:
+        """Refuse flags per sample that do not fit the samples of the model.
+
+        Parameters
+        ----------
+        given, count
+            Description of the flags, for the message, and their number.
+
+        Raises
+        ------
+        ShapeError
+            If they do not fit.
+        """
+        for path in self.unclear:
+            raise ShapeError(
+                f"{given}, but the samples of State '{path_name(path)}' are unknown: none of its "
+                "axes follows `batch_size`. Create it in `init_state` with an axis of this size, "
+                "or give one flag for all samples."
+            )
+        if self.samples != count:
+            raise ShapeError(
+                f"{given}, but the States of the model are for {self.samples or 'no'} samples. "
+                "Compile with `batch_size` (or `vmap=True`), or give one flag for all."
+            )

@@ -133,7 +133,10 @@ def cut_sequence(
             has_places = any("spatial" in spec.axes for spec in specs_of(graph.trace_specs))
             longest = min(longest, LONGEST_OF_PLACES if has_places else LONGEST_CARRIED)
         if has_filters:
-            cached = max(CACHED, 4 * graph.bytes_per_chunk) // record_bytes
+            # A chunk reads and writes its filters and the gradient once.
+            gradient = sum(leaf.nbytes for leaf in graph.traced.parameters)
+            once = max(gradient, size_in_bytes(graph.trace_specs))
+            cached = max(CACHED, 4 * once) // record_bytes
             longest = min(longest, max(SHORTEST, cached))
         length = math.ceil(steps / math.ceil(steps / longest))
     is_followed = length < steps or not from_zero

@@ -19,8 +19,8 @@ from .. import _rules
 from .._checks import path_filter, shown
 from .._compiler import CompilerOptions, compile_model
 from .._errors import OptionError, in_words
-from .._graph.diagnostics import quoted
 from .._graph.graph import ETraceGraph
+from .._graph.report import quoted
 from .._model import write_by_path
 from .._typing import Path, path_name
 from ..sharding import DataAxis

@@ -27,10 +27,11 @@ from .._core.steps import Inputs, operand_shapes, recorded_step
 from .._core.traces import as_arrays, examples, is_zero, ordering_token
 from .._core.windows import passed_step, window_signals, window_step
 from .._errors import OptionError
-from .._graph.method import Adjoints, Chunk, LinearMethod, Records, Traces, Weights
+from .._graph.method import Adjoints, Chunk, Records, Traces, Weights
 from .._jax_kernels import without_derivative
 from .._jaxpr.program import program_of
 from .._model import add_to_states
+from .._rules.d_rtrl import ParameterTraces
 from .._typing import PyTree
 from . import chunks, user_step
 from .arguments import Options
@@ -94,7 +95,7 @@ class SequenceGradient(Program):
         self._window = None if evolves else learner.window_of(options.window)
         self._passes = self._window is not None or graph.passes_weights
         runs_twice = options.checkpoint and self._window is None
-        self._linear = method if runs_twice and isinstance(method, LinearMethod) else None
+        self._linear = method if runs_twice and isinstance(method, ParameterTraces) else None
         self._operand_shapes, self._zero_traces = operand_shapes(graph), learner.starting_traces()
         # This object outlives an enclosing jit.
         with jax.ensure_compile_time_eval():
@@ -114,7 +115,7 @@ class SequenceGradient(Program):
         self._runner = chunk_runner(step, self._values(fixed), slices, *asked)
         written = step.written_of(fixed.values)
         sizes = (
-            graph.record_bytes if self._passes else self._runner.count_bytes(),
+            self._runner.count_bytes(),
             sum(leaf.nbytes for leaf in jax.tree.leaves(written)),
         )
         self._chunks = functools.partial(chunks.cut_sequence, graph, options, self._window, *sizes)

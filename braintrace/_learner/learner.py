@@ -12,9 +12,8 @@ import brainstate
 from .._compiler import publish
 from .._core.traces import size_in_bytes
 from .._errors import NotPicklableError, OptionError, ShapeError
-from .._graph.diagnostics import Diagnostic
 from .._graph.graph import report_of
-from .._graph.report import Report
+from .._graph.report import Diagnostic, Report
 from .._rules import eligibility_of
 from .._tables import in_bytes
 from .._typing import Path, PyTree, path_name

@@ -13,8 +13,7 @@ from .._brainstate import is_lost, is_watched
 from .._checks import flags_of
 from .._core.sites import flags_along
 from .._errors import OptionError, in_words
-from .._graph.batch import Batch
-from .._graph.traced_model import FILTERS
+from .._graph.traced_model import FILTERS, Batch
 from .._model import values_by_path, write_by_path
 from .._typing import Path, path_name
 from .base import BaseLearner

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from .._core.traces import joined, renamed
 from .._errors import CompilationError
 from .._graph.graph import ETraceGraph
+from .._graph.hidden_group import HiddenParamOpRelation
 from .._graph.method import Chunk, Jacobian, Signal, TraceMethod, Traces, Weights
-from .._graph.relation import HiddenParamOpRelation
 from .._graph.trace_spec import Record, TraceSpec, TraceSpecs
 from .._typing import Path, path_name
 

@@ -80,7 +80,7 @@ from .._etrace_op import (
 )
 from .._graph.graph import ETraceGraph
 from .._graph.hidden_group import HiddenGroup
-from .._graph.method import Adjoints, Chunk, LinearMethod, Records, Signal, Traces, Weights
+from .._graph.method import Adjoints, Chunk, Records, Signal, TraceMethod, Traces, Weights
 from .._graph.trace_spec import Role, TraceSpec, TraceSpecs
 
 Blocks: TypeAlias = dict[tuple[int, int], jax.Array]
@@ -91,8 +91,12 @@ Decays: TypeAlias = dict[tuple[str, str], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
-class ParameterTraces(LinearMethod):
-    """Trace method with a trace of the size of the weight for every state that it reaches."""
+class ParameterTraces(TraceMethod):
+    """Trace method with a trace of the size of the weight for every state that it reaches.
+
+    The gradient of a chunk is linear in the adjoints of the states after it (`pull_back`), and its
+    part through the traces is linear in the adjoints of the states before it (`contract`).
+    """
 
     jacobian = "elementwise"
     needs = frozenset({"x", "values"})
@@ -185,6 +189,8 @@ class ParameterTraces(LinearMethod):
 
     def pull_back(self, chunk: Chunk, signal: Signal, after: Adjoints) -> tuple[Weights, Adjoints]:
         """Return ``Σ x ⊗ f`` of a chunk, and the adjoints of the states before it.
+
+        ``after`` are the adjoints of all states of the traced groups after the chunk.
 
         Raises
         ------

@@ -11,10 +11,10 @@ from .._checks import is_quantity
 from .._core.gradient import active_outputs_of, trace_shapes
 from .._core.sites import trace_sites
 from .._errors import OptionError, ShapeError
-from .._graph.diagnostics import quoted
 from .._graph.graph import ETraceGraph
+from .._graph.hidden_group import HiddenParamOpRelation
 from .._graph.method import Traces
-from .._graph.relation import HiddenParamOpRelation
+from .._graph.report import quoted
 from .._graph.trace_spec import TraceSpec, TraceSpecs, specs_of
 from .._typing import Path, path_name
 

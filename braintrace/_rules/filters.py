@@ -55,9 +55,8 @@ from .._etrace_op import (
     pull_back,
 )
 from .._graph.graph import ETraceGraph
-from .._graph.hidden_group import HiddenGroup
+from .._graph.hidden_group import HiddenGroup, HiddenParamOpRelation
 from .._graph.method import Adjoints, Chunk, Records, Signal, TraceMethod, Traces, Weights
-from .._graph.relation import HiddenParamOpRelation
 from .._graph.trace_spec import Role, TraceSpec, TraceSpecs
 from .._jax import struct_of
 from .._jaxpr.vjp import Kind, kinds_of

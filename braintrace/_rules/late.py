@@ -192,7 +192,7 @@ MOST_BYTES = 2**32
 
 def _check_slots(graph: ETraceGraph, specs: TraceSpecs) -> None:
     for group in graph.traced_groups:
-        for leaf in group.leaves:
+        for leaf in group.hidden_states:
             slots = [name for a, name in enumerate(group.names) if group.states[a] is leaf]
             own = [s for s in specs_of(specs) if s.state in slots]
             size = sum(spec.nbytes for spec in own)
