@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._errors import CompilationError
-from .._etrace_op import lost_mark
+from .._etrace_op.primitive import lost_mark
 from .._etrace_op.registry import holds_marked, is_marked
 from .._graph.hidden_group import HiddenGroup, HiddenParamOpRelation, Ids
 from .._graph.method import FOLLOWS_ALL, Jacobian

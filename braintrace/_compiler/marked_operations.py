@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from .._etrace_op import ETP_PRIMITIVE_SPECS
+from .._etrace_op.registry import ETP_PRIMITIVE_SPECS
 from .._graph.hidden_group import HiddenParamOpRelation
 from .._graph.traced_model import StateLeaf, TracedModel
 from .._jax import Atom, Var, source_line

@@ -22,7 +22,9 @@ import numpy as np
 
 from .._checks import path_filter, shown
 from .._errors import OptionError
-from .._etrace_op import etp_elemwise_p, lost_mark, reaches_region
+from .._etrace_op.elemwise import etp_elemwise_p
+from .._etrace_op.mark import reaches_region
+from .._etrace_op.primitive import lost_mark
 from .._etrace_op.registry import is_marked
 from .._graph.report import Diagnostic, quoted
 from .._jax import (

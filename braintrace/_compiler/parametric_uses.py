@@ -6,7 +6,7 @@ Only equations on the way to certain results of a program count.
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
-from .._etrace_op import reaches_region
+from .._etrace_op.mark import reaches_region
 from .._etrace_op.registry import is_marked
 from .._jax import Atom, Var, is_var
 from .._jaxpr.dataflow import BindingTime, binding_times

@@ -1,6 +1,6 @@
 r"""Marking of ordinary products of data with a weight.
 
-A ``dot_general`` is an einsum, whose axes have letters (`braintrace._etrace_op.einsum.Axes`). It is
+A ``dot_general`` is an einsum, whose axes have letters (`braintrace._etrace_op.einsum`). It is
 marked as one matrix product, or as a batch of them.
 """
 
@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 import jax
 
-from .. import _etrace_op
-from .._etrace_op.einsum import Axes, in_matrices
+from .._etrace_op.conv import conv
+from .._etrace_op.einsum import in_matrices
 from .._jax import Equation
 from .._jaxpr.primitives import dot_letters
 
@@ -52,10 +52,13 @@ def product_of(equation: Equation, weight: int) -> Product | str | None:
 
 def _dot(equation: Equation, weight: int) -> Product:
     letters, dtype = dot_letters(equation), equation.outvars[0].aval.dtype
-    axes = Axes(letters[1 - weight], letters[weight], letters[2])
-    return lambda operands: in_matrices(
-        axes, operands[1 - weight].astype(dtype), operands[weight].astype(dtype)
-    )
+    of_each = letters[1 - weight], letters[weight], letters[2]
+
+    def product(operands: Sequence[Any]) -> Any:
+        x, w = operands[1 - weight].astype(dtype), operands[weight].astype(dtype)
+        return in_matrices(x, w, *of_each)
+
+    return product
 
 
 def _convolution(equation: Equation) -> Product:
@@ -65,7 +68,7 @@ def _convolution(equation: Equation) -> Product:
 
     def product(operands: Sequence[Any]) -> Any:
         factors = (operand.astype(dtype) for operand in operands)
-        return _etrace_op.conv(*factors, strides=params["window_strides"], **options)
+        return conv(*factors, strides=params["window_strides"], **options)
 
     return product
 

@@ -20,8 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._etrace_op import ETP_PRIMITIVE_SPECS
-from .._etrace_op.registry import is_marked
+from .._etrace_op.registry import ETP_PRIMITIVE_SPECS, is_marked
 from .._graph.traced_model import FILTERS, Batch, StateLeaf, TracedModel
 from .._jax import Atom, Equation, Var, bind, is_var, trace_to_jaxpr
 from .._jax_kernels import with_derivative_of

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from .._errors import CompilationError
-from .._etrace_op import ETP_PRIMITIVE_SPECS
+from .._etrace_op.registry import ETP_PRIMITIVE_SPECS
 from .._graph.flat_state import ParameterUse
 from .._graph.traced_model import StateLeaf, TracedModel
 from .._jax import Equation, Var, is_var, source_line

@@ -21,8 +21,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .._etrace_op import ETP_PRIMITIVE_SPECS
-from .._etrace_op.registry import role
+from .._etrace_op.registry import ETP_PRIMITIVE_SPECS, role
 from .._graph.traced_model import StateLeaf
 from .._jax import OWN_DERIVATIVE, Equation, Var, is_var
 from .._jaxpr.dataflow import Question, flows_from, flows_of_results

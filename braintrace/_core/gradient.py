@@ -35,14 +35,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._etrace_op import (
-    Arrays,
-    get_primitive_spec,
-    init_trace,
-    propagate,
-    pull_back,
-    selects_outputs,
-)
+from .._etrace_op.registry import Arrays, get_primitive_spec
+from .._etrace_op.rules import init_trace, propagate, pull_back, selects_outputs
 from .._graph.graph import ETraceGraph
 from .._graph.hidden_group import HiddenGroup, HiddenParamOpRelation, InfluenceMap
 from .._graph.method import Chunk, Records, TraceMethod, Traces, Weights

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from .._etrace_op import ETP_PRIMITIVES
+from .._etrace_op.registry import ETP_PRIMITIVES
 from .._jax import Atom, Equation, Var, bind, equations_inside, is_var
 from .._jax_kernels import current_device
 from .._jaxpr.evaluate import Rule, evaluate

@@ -19,7 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import OptionError
-from .._etrace_op import ETPPrimitive, get_primitive_spec
+from .._etrace_op.primitive import ETPPrimitive
+from .._etrace_op.registry import get_primitive_spec
 from .._graph.flat_state import FlatState
 from .._graph.graph import ETraceGraph
 from .._graph.hidden_group import HiddenGroup, HiddenParamOpRelation, InfluenceMap, Tap

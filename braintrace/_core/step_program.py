@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import jax
 import jax.numpy as jnp
 
-from .._etrace_op import ETP_PRIMITIVES
+from .._etrace_op.registry import ETP_PRIMITIVES
 from .._jax import Atom, Equation, Var, is_var
 from .._jaxpr.equal import equal_with_derivatives, merged
 from .._jaxpr.evaluate import inlined

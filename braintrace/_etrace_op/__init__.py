@@ -1,51 +1,11 @@
-"""ETP operations: user functions, primitives, and the rules of their traces."""
+"""ETP operations: user functions, primitives, and the rules of their traces.
 
-from .check import PrimitiveReport as PrimitiveReport
-from .check import check_primitive as check_primitive
-from .conv import conv as conv
-from .conv import etp_conv_p as etp_conv_p
-from .dense import etp_mm_p as etp_mm_p
-from .dense import etp_mv_p as etp_mv_p
-from .dense import feedback_matmul as feedback_matmul
-from .dense import feedback_primitives as feedback_primitives
-from .dense import matmul as matmul
-from .einsum import einsum as einsum
-from .einsum import embedding as embedding
-from .einsum import grouped_matmul as grouped_matmul
-from .elemwise import element_wise as element_wise
-from .elemwise import etp_elemwise_p as etp_elemwise_p
-from .inline import inline as inline
-from .lora import etp_lora_mm_p as etp_lora_mm_p
-from .lora import etp_lora_mv_p as etp_lora_mv_p
-from .lora import lora_matmul as lora_matmul
-from .mark import is_in_region as is_in_region
-from .mark import mark as mark
-from .mark import reaches_region as reaches_region
-from .primitive import ETPPrimitive as ETPPrimitive
-from .primitive import lost_mark as lost_mark
-from .primitive import register_primitive as register_primitive
-from .primitive import register_primitive_spec as register_primitive_spec
+The registries are stable names: scripts import them from here.
+"""
+
 from .registry import BATCHED_PRIMITIVES as BATCHED_PRIMITIVES
-from .registry import ETP_PRIMITIVE_SPECS as ETP_PRIMITIVE_SPECS
 from .registry import ETP_PRIMITIVES as ETP_PRIMITIVES
 from .registry import ETP_RULES_INIT_DRTRL as ETP_RULES_INIT_DRTRL
 from .registry import ETP_RULES_INIT_PP as ETP_RULES_INIT_PP
 from .registry import ETP_RULES_XY_TO_DW as ETP_RULES_XY_TO_DW
 from .registry import ETP_RULES_YW_TO_W as ETP_RULES_YW_TO_W
-from .registry import Arrays as Arrays
-from .registry import ETPPrimitiveSpec as ETPPrimitiveSpec
-from .registry import get_primitive_spec as get_primitive_spec
-from .rules import accumulate as accumulate
-from .rules import axes_of_trace as axes_of_trace
-from .rules import contract as contract
-from .rules import has_declared_terms as has_declared_terms
-from .rules import has_derived_traces as has_derived_traces
-from .rules import init_trace as init_trace
-from .rules import is_linear_in_input as is_linear_in_input
-from .rules import linear_input as linear_input
-from .rules import propagate as propagate
-from .rules import pull_back as pull_back
-from .rules import selects_outputs as selects_outputs
-from .sparse import etp_sp_mm_p as etp_sp_mm_p
-from .sparse import etp_sp_mv_p as etp_sp_mv_p
-from .sparse import sparse_matmul as sparse_matmul

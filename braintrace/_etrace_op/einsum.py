@@ -26,7 +26,6 @@ row's lookups. Its ``accumulate`` is written by hand for one step: compiled for 
 update of a trace moves 2.5 times as many bytes with the derived rule.
 """
 
-import dataclasses
 import functools
 import math
 import re
@@ -51,46 +50,20 @@ ELLIPSIS = "..."
 EXPECTED = "letters of `x` and of the weight, and those of the result, as in 'bgk,gkn->bgn'"
 
 
-@dataclasses.dataclass(frozen=True)
-class Axes:
-    """The letters of an einsum equation, by operand."""
-
-    x: Letters
-    weight: Letters
-    output: Letters
-
-    @property
-    def data(self) -> Letters:
-        """Letters of input and output alone, in the order of the input."""
-        return tuple(a for a in self.x if a in self.output and a not in self.weight)
-
-    @property
-    def shared(self) -> Letters:
-        """Letters of input, weight and output."""
-        return tuple(a for a in self.weight if a in self.x and a in self.output)
-
-    @property
-    def contracted(self) -> Letters:
-        """Letters of input and weight that are summed over."""
-        return tuple(a for a in self.weight if a in self.x and a not in self.output)
-
-    @property
-    def free(self) -> Letters:
-        """Letters of weight and output alone."""
-        return tuple(a for a in self.weight if a not in self.x and a in self.output)
-
-
-def in_matrices(axes: Axes, x: Any, weight: Any) -> Any:
+def in_matrices(x: Any, weight: Any, of_x: Letters, of_weight: Letters, output: Letters) -> Any:
     """Multiply by a weight with free and contracted letters, as one matrix per group."""
-    size = dict(zip((*axes.x, *axes.weight), (*x.shape, *weight.shape), strict=True))
-    data, shared, free = axes.data, axes.shared, axes.free
+    size = dict(zip((*of_x, *of_weight), (*x.shape, *weight.shape), strict=True))
+    data = tuple(a for a in of_x if a not in of_weight)
+    shared = tuple(a for a in of_weight if a in of_x and a in output)
+    contracted = tuple(a for a in of_weight if a not in output)
+    free = tuple(a for a in of_weight if a not in of_x)
     by_group = (shared,) if shared else ()
-    x = arranged(x, axes.x, [*((a,) for a in data), *by_group, axes.contracted])
-    weight = arranged(weight, axes.weight, [*by_group, axes.contracted, free])
+    x = arranged(x, of_x, [*((a,) for a in data), *by_group, contracted])
+    weight = arranged(weight, of_weight, [*by_group, contracted, free])
     y = bind_grouped(x, weight) if shared else bind_dense(x, weight)
     result = (*data, *shared, *free)
     y = y.reshape([size[a] for a in result])
-    return jnp.transpose(y, [result.index(a) for a in axes.output])
+    return jnp.transpose(y, [result.index(a) for a in output])
 
 
 def arranged(array: Any, letters: Letters, kinds: Sequence[Letters]) -> Any:
@@ -100,19 +73,19 @@ def arranged(array: Any, letters: Letters, kinds: Sequence[Letters]) -> Any:
     return jnp.transpose(array, order).reshape(sizes)
 
 
-def product_and_sum(axes: Axes, x: Any, weight: Any) -> Any:
+def product_and_sum(x: Any, weight: Any, of_x: Letters, of_weight: Letters, output: Letters) -> Any:
     """Multiply elementwise, and sum over the letters that the result does not have."""
-    every = (*axes.x, *axes.free)
+    every = tuple(dict.fromkeys((*of_x, *of_weight)))
 
     def along(array: Any, letters: Letters) -> Any:
         order = [letters.index(a) for a in every if a in letters]
         missing = [i for i, a in enumerate(every) if a not in letters]
         return jnp.expand_dims(jnp.transpose(array, order), missing)
 
-    product = along(x, axes.x) * along(weight, axes.weight)
-    y = jnp.sum(product, axis=tuple(i for i, a in enumerate(every) if a not in axes.output))
-    left = tuple(a for a in every if a in axes.output)
-    return jnp.transpose(y, [left.index(a) for a in axes.output])
+    product = along(x, of_x) * along(weight, of_weight)
+    y = jnp.sum(product, axis=tuple(i for i, a in enumerate(every) if a not in output))
+    left = tuple(a for a in every if a in output)
+    return jnp.transpose(y, [left.index(a) for a in output])
 
 
 def einsum(
@@ -164,14 +137,13 @@ def einsum(
     """
     x, x_unit = quantities.split(x)
     weight, weight_unit = quantities.split(weight, weight_fn)
-    axes = _axes(equation, x, weight)
-    x, of_x = _reduced(x, axes.x, axes.weight + axes.output)
-    weight, of_weight = _reduced(weight, axes.weight, axes.x + axes.output)
-    axes = Axes(of_x, of_weight, axes.output)
-    if axes.free and axes.contracted:
-        y = in_matrices(axes, x, weight)
+    of_x, of_weight, output = _letters(equation, x, weight)
+    x, own = _reduced(x, of_x, of_weight + output)
+    weight, others = _reduced(weight, of_weight, of_x + output)
+    if set(others) <= set(own) or set(others) <= set(output):  # it couples no elements
+        y = product_and_sum(x, etp_elemwise_p.bind(weight), own, others, output)
     else:
-        y = product_and_sum(axes, x, etp_elemwise_p.bind(weight))
+        y = in_matrices(x, weight, own, others, output)
     return quantities.attach(y, x_unit * weight_unit)
 
 
@@ -183,7 +155,7 @@ def _reduced(array: Any, letters: Letters, kept: Letters) -> tuple[Any, Letters]
     return jnp.einsum(array, [*map(letters.index, letters)], [*map(letters.index, alone)]), alone
 
 
-def _axes(equation: str, x: Any, weight: Any) -> Axes:
+def _letters(equation: str, x: Any, weight: Any) -> tuple[Letters, Letters, Letters]:
     jax.eval_shape(functools.partial(jnp.einsum, equation), x, weight)  # with JAX's own errors
     parts = re.fullmatch(r"(.*),([^.]*)->(.*)", equation.replace(" ", ""))
     if parts is None:
@@ -193,7 +165,7 @@ def _axes(equation: str, x: Any, weight: Any) -> Axes:
         )
     of_x, of_weight, output = (tuple(re.findall(r"\.\.\.|.", part)) for part in parts.groups())
     more = tuple(f"{ELLIPSIS}{i}" for i in range(x.ndim - len(of_x) + 1))
-    return Axes(_filled(of_x, more), of_weight, _filled(output, more))
+    return _filled(of_x, more), of_weight, _filled(output, more)
 
 
 def _filled(letters: Letters, more: Letters) -> Letters:

@@ -8,7 +8,7 @@ are written by hand.
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,7 +24,6 @@ from .registry import (
     RULES,
     ETPPrimitiveSpec,
     Rule,
-    TraceAxis,
 )
 from .rules import completed
 
@@ -44,10 +43,6 @@ class ETPPrimitive(Primitive):
     implementation : callable
         The function that it computes, in plain JAX.
     """
-
-    batched: bool
-    gradient_enabled: bool
-    implementation: Rule
 
     def __init__(self, name: str, implementation: Rule, *, batched: bool, gradient_enabled: bool):
         super().__init__(name)
@@ -77,56 +72,31 @@ class ETPPrimitive(Primitive):
             self.register_etp_rules(**{name: rules[self] for name, rules in RULES.items()})
         return rule
 
-    def register_etp_rules(
-        self,
-        *,
-        yw_to_w: Rule | None = None,
-        xy_to_dw: Rule | None = None,
-        init_drtrl: Rule | None = None,
-        init_pp: Rule | None = None,
-        trace_axes: Mapping[str, tuple[TraceAxis, ...]] | None = None,
-        trainable_invars_fn: Callable[[Mapping[str, Any]], dict[str, int]] | None = None,
-        x_invar_index: int | None = 0,
-    ) -> None:
+    def register_etp_rules(self, **fields: Any) -> None:
         """Register all four rules, and the primitive's layout of operands.
 
         Parameters
         ----------
-        yw_to_w, xy_to_dw, init_drtrl, init_pp : callable, optional
-            See ``_etrace_op/registry.py``. A rule that is left out is derived from the
-            implementation; ``yw_to_w`` also needs ``trace_axes``.
-        trace_axes : mapping, optional
-            See `ETPPrimitiveSpec`.
-        trainable_invars_fn : callable, optional
-            ``static_params -> {trainable name: operand index}``; by default the operands are
-            ``(x, weight)``, and ``(x, weight, bias)`` with ``has_bias=True``. With ``trace_axes``,
-            they are the operands described in `ETPPrimitiveSpec`.
-        x_invar_index : int or None
-            Operand that is the input.
+        **fields
+            The fields of `ETPPrimitiveSpec` other than those of `register_primitive`:
+
+            - ``yw_to_w``, ``xy_to_dw``, ``init_drtrl``, ``init_pp``: the rules. One that is left
+              out is derived from the implementation; ``yw_to_w`` also needs ``trace_axes``.
+            - ``trainable_invars_fn``: ``static_params -> {trainable name: operand index}``; by
+              default the operands are ``(x, weight)``, and ``(x, weight, bias)`` with
+              ``has_bias=True``. With ``trace_axes``, they are those of `ETPPrimitiveSpec`.
+            - ``x_invar_index`` and all optional fields.
 
         Raises
         ------
         PrimitiveError
             If a rule is missing.
         """
-        layout = None if trace_axes else _conventional_layout
-        rules: dict[str, Any] = {
-            "yw_to_w": yw_to_w,
-            "xy_to_dw": xy_to_dw,
-            "init_drtrl": init_drtrl,
-            "init_pp": init_pp,
-            "trainable_invars_fn": trainable_invars_fn or layout,
-        }
-        spec = ETPPrimitiveSpec(
-            name=self.name,
-            impl=self.implementation,
-            x_invar_index=x_invar_index,
-            batched=self.batched,
-            gradient_enabled=self.gradient_enabled,
-            trace_axes=trace_axes,
-            **rules,
-        )
-        _register(self, completed(spec))
+        if not fields.get("trace_axes") and fields.get("trainable_invars_fn") is None:
+            fields["trainable_invars_fn"] = _conventional_layout
+        own = {"name": self.name, "impl": self.implementation}
+        own |= {"batched": self.batched, "gradient_enabled": self.gradient_enabled}
+        _register(self, completed(ETPPrimitiveSpec(**own, **fields)))
 
 
 def _conventional_layout(params: Mapping[str, Any]) -> dict[str, int]:

@@ -23,8 +23,6 @@ def split(value: Any, function: Callable[[Any], Any] | None = None) -> tuple[Any
 
 def attach(mantissa: Any, unit: Any) -> Any:
     """Attach a unit to an array; a dimensionless result is a plain array."""
-    if unit == saiunit.UNITLESS:
-        return mantissa
     return saiunit.maybe_decimal(saiunit.Quantity(mantissa, unit=unit))
 
 

@@ -17,7 +17,7 @@ names from ``trainable_invars_fn``.
 ``ETP_RULES_INIT_DRTRL``: ``init_drtrl(x_var, y_var, weight_vars, num_hidden_state) -> traces``
     Zeros for the parameter-dimension trace: the batch axis first (batched primitives), the state
     axis last. The variables have an ``aval`` with ``shape`` and ``dtype``. Only the shapes and
-    dtypes of the result are used. A derived rule takes the static parameters as well.
+    dtypes of the result are used. A rule with ``**params`` gets the static parameters as well.
 ``ETP_RULES_INIT_PP``: ``init_pp(x_var, y_var, weight_vars, num_hidden_state) -> array``
     Zeros for the output-dimension trace: one array shaped like the output, state axis last. Only
     its dtype is used.

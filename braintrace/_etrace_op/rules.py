@@ -284,7 +284,11 @@ def init_trace(
     ``shape`` and ``dtype``.
     """
     rule = RULES["init_drtrl"][primitive]
-    known = params if isinstance(rule, DerivedRule) else {}
+    takes_params = isinstance(rule, DerivedRule) or any(
+        parameter.kind is parameter.VAR_KEYWORD
+        for parameter in inspect.signature(rule).parameters.values()
+    )
+    known = params if takes_params else {}
     trace = rule(x_var, y_var, dict(weight_vars), 1, **known)
     return {name: array[..., 0] for name, array in trace.items()}
 

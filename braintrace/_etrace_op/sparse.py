@@ -44,7 +44,9 @@ class SparsePattern:
     Attributes
     ----------
     rows, columns : numpy array ``(nnz,)`` of int32
-        Read-only. An entry at row ``in`` and column ``out`` is padding: it contributes nothing.
+        Read-only.
+    padding : numpy array ``(nnz,)`` of bool, or None
+        The entries that contribute nothing, at row and column zero; None without any.
     shape : tuple of int
         ``(in, out)``.
     digest : str
@@ -53,13 +55,9 @@ class SparsePattern:
 
     rows: np.ndarray = field(compare=False)
     columns: np.ndarray = field(compare=False)
+    padding: np.ndarray | None = field(compare=False)
     shape: tuple[int, int]
     digest: str
-
-    @functools.cached_property
-    def has_padding(self) -> bool:
-        """Whether some entry contributes nothing."""
-        return bool((self.rows == self.shape[0]).any())
 
     @functools.cached_property
     def columns_are_sorted(self) -> bool:
@@ -68,10 +66,9 @@ class SparsePattern:
 
     @functools.cached_property
     def by_column(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Entries sorted by column, the start of each column, and their rows; no padding."""
+        """Entries sorted by column, the start of each column, and their rows."""
         order = np.argsort(self.columns, kind="stable").astype(np.int32)
         pointers = np.searchsorted(self.columns[order], np.arange(self.shape[1] + 1))
-        order = order[: pointers[-1]]
         return order, pointers.astype(np.int32), self.rows[order]
 
     @property
@@ -121,12 +118,12 @@ def sparse_pattern(matrix: Any) -> SparsePattern:
 
 def _make_pattern(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> SparsePattern:
     padding = (rows >= shape[0]) | (columns >= shape[1])
-    rows = np.where(padding, shape[0], rows).astype(np.int32)
-    columns = np.where(padding, shape[1], columns).astype(np.int32)
-    rows.setflags(write=False)
-    columns.setflags(write=False)
-    digest = hashlib.sha256(rows.tobytes() + columns.tobytes()).hexdigest()
-    return SparsePattern(rows, columns, shape, digest)
+    rows, columns = (np.where(padding, 0, places).astype(np.int32) for places in (rows, columns))
+    for array in (rows, columns, padding):
+        array.setflags(write=False)
+    digest = hashlib.sha256(b"".join(map(np.ndarray.tobytes, (rows, columns, padding))))
+    present = padding if padding.any() else None
+    return SparsePattern(rows, columns, present, shape, digest.hexdigest())
 
 
 _INDICES = {
@@ -179,20 +176,10 @@ def _picked(array: Any, indices: Any) -> Any:
     return array.at[indices].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
-def _with_padding(array: Any, pattern: SparsePattern) -> Any:
-    """Add a zero to the last axis, for padding entries."""
+def _at(array: Any, indices: np.ndarray) -> Any:
+    """Return elements of the last axis; all indices are in range."""
     array = jnp.asarray(array)  # a user's constant may still be a NumPy array
-    if not pattern.has_padding:
-        return array
-    return jnp.pad(array, [*[(0, 0)] * (array.ndim - 1), (0, 1)])
-
-
-def _at(array: Any, indices: np.ndarray, pattern: SparsePattern) -> Any:
-    return (
-        _with_padding(array, pattern)
-        .at[..., indices]
-        .get(mode="promise_in_bounds", wrap_negative_indices=False)
-    )
+    return array.at[..., indices].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
 def _product(x: Any, weight: Any, pattern: SparsePattern) -> Any:
@@ -210,13 +197,13 @@ def _product(x: Any, weight: Any, pattern: SparsePattern) -> Any:
 
 
 def _segment_sums(x: Any, weight: Any, pattern: SparsePattern) -> Any:
-    terms = _at(x, pattern.rows, pattern) * jnp.broadcast_to(weight, (*x.shape[:-1], pattern.nnz))
+    terms = _at(x, pattern.rows) * jnp.broadcast_to(weight, (*x.shape[:-1], pattern.nnz))
     sums = jax.ops.segment_sum(
         jnp.moveaxis(terms, -1, 0),
         pattern.columns,
         num_segments=pattern.shape[1],
         indices_are_sorted=pattern.columns_are_sorted,
-        mode="drop" if pattern.has_padding else "promise_in_bounds",
+        mode="promise_in_bounds",
     )
     return jnp.moveaxis(sums, 0, -1)
 
@@ -259,7 +246,7 @@ def _sums_at_entries(x: Any, factor: Any, pattern: SparsePattern) -> Any:
     ``x`` and ``factor`` are ``(k, in)`` and ``(k, out)``, or ``(k, batch, in)`` and ``(k, batch,
     out)``. On a CPU, the rows of both are taken in parts that stay in its cache.
     """
-    operands = _with_padding(x.astype(factor.dtype), pattern), _with_padding(factor, pattern)
+    operands = x.astype(factor.dtype), factor
 
     def at_once(x: Any, factor: Any) -> Any:
         sums = functools.partial(_sddmm, pattern, len(x), 1, MOST_TERMS)
@@ -311,8 +298,7 @@ def _is_large(factor: Any, pattern: SparsePattern) -> bool:
 
 
 def _terms(x: Any, factor: Any, pattern: SparsePattern) -> Any:
-    x = x.astype(factor.dtype)
-    return _at(x, pattern.rows, pattern) * _at(factor, pattern.columns, pattern)
+    return _at(x.astype(factor.dtype), pattern.rows) * _at(factor, pattern.columns)
 
 
 # --- the operation
@@ -331,7 +317,7 @@ def _impl_on_cpu(
 
 
 def _at_entries(hidden_dim: jax.Array, *, sparse_mat: SparsePattern, **_: Any) -> jax.Array:
-    return _at(hidden_dim, sparse_mat.columns, sparse_mat)
+    return _at(hidden_dim, sparse_mat.columns)
 
 
 def _xy_to_dw(
@@ -346,8 +332,7 @@ def _xy_to_dw(
     if hidden_dim.ndim == 1:
         gradient = _terms(x, hidden_dim, sparse_mat)
     elif is_dense and len(x) >= DENSE_FEWEST_ROWS:
-        rows, columns = (_with_padding(a, sparse_mat) for a in (x, hidden_dim))
-        dense = jnp.matmul(rows.T.astype(hidden_dim.dtype), columns)
+        dense = jnp.matmul(x.T.astype(hidden_dim.dtype), hidden_dim)
         gradient = dense[sparse_mat.rows, sparse_mat.columns]
     elif _is_large(hidden_dim, sparse_mat):
         gradient = _sums_at_entries(x, hidden_dim, sparse_mat)
@@ -452,6 +437,8 @@ def sparse_matmul(
             f"{pattern.shape[0]}) and `weight_data` of shape {(pattern.nnz,)}, got {x.shape} and "
             f"{weight.shape}."
         )
+    if pattern.padding is not None:
+        weight = jnp.where(pattern.padding, 0, weight)
     unit = x_unit * weight_unit
     biases = quantities.bias_operands("sparse_matmul", bias, unit, pattern.shape[1:], bias_fn)
     params: dict[str, Any] = {"sparse_mat": pattern, "has_bias": bool(biases)}

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from .._etrace_op import ETPPrimitive
+from .._etrace_op.primitive import ETPPrimitive
 from .._jax import Atom, Var
 from .._typing import Path, path_name
 from .traced_model import StateLeaf

@@ -34,7 +34,7 @@ from .._core.sites import at_elements, at_entry, signals, x_key
 from .._core.steps import blocks, new_states, operand_shapes, values_of
 from .._core.traces import as_arrays, reset_traces, widened
 from .._errors import ShapeError, in_words
-from .._etrace_op import Arrays
+from .._etrace_op.registry import Arrays
 from .._graph.graph import ETraceGraph
 from .._graph.method import Adjoints, Chunk, Jacobian, Signal, TraceMethod, Traces, Weights
 from .._graph.trace_spec import Role, TraceSpec, TraceSpecs

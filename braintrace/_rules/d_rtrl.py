@@ -69,15 +69,8 @@ from .._core.traces import (
     widened,
 )
 from .._errors import PrimitiveError
-from .._etrace_op import (
-    Arrays,
-    accumulate,
-    axes_of_trace,
-    contract,
-    get_primitive_spec,
-    has_derived_traces,
-    propagate,
-)
+from .._etrace_op.registry import Arrays, get_primitive_spec
+from .._etrace_op.rules import accumulate, axes_of_trace, contract, has_derived_traces, propagate
 from .._graph.graph import ETraceGraph
 from .._graph.hidden_group import HiddenGroup
 from .._graph.method import Adjoints, Chunk, Records, Signal, TraceMethod, Traces, Weights

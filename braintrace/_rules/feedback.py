@@ -3,7 +3,7 @@
 import dataclasses
 
 from .._errors import CompilationError
-from .._etrace_op import feedback_primitives
+from .._etrace_op.dense import feedback_primitives
 from .._graph.graph import ETraceGraph
 from .late import LateTraces
 

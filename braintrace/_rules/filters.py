@@ -46,14 +46,8 @@ from .._core.sites import (
 from .._core.steps import blocks, values_of
 from .._core.traces import as_arrays, widened
 from .._errors import OptionError, PrimitiveError
-from .._etrace_op import (
-    ETP_RULES_INIT_PP,
-    Arrays,
-    get_primitive_spec,
-    is_linear_in_input,
-    linear_input,
-    pull_back,
-)
+from .._etrace_op.registry import ETP_RULES_INIT_PP, Arrays, get_primitive_spec
+from .._etrace_op.rules import is_linear_in_input, linear_input, pull_back
 from .._graph.graph import ETraceGraph
 from .._graph.hidden_group import HiddenGroup, HiddenParamOpRelation
 from .._graph.method import Adjoints, Chunk, Records, Signal, TraceMethod, Traces, Weights

@@ -46,7 +46,8 @@ from .._core.traces import (
     unpack,
 )
 from .._errors import CompilationError
-from .._etrace_op import Arrays, has_derived_traces
+from .._etrace_op.registry import Arrays
+from .._etrace_op.rules import has_derived_traces
 from .._graph.graph import ETraceGraph
 from .._graph.method import Adjoints, Chunk, Signal, Traces, Weights
 from .._graph.trace_spec import TraceSpec, TraceSpecs, specs_of

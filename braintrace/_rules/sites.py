@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from .._core.flat_state import flat_state_of
 from .._core.gradient import EVERY_OUTPUT
 from .._core.sites import TraceSite, filter_key, trace_sites
-from .._etrace_op import Arrays, accumulate, contract, linear_input, propagate, pull_back
+from .._etrace_op.registry import Arrays
+from .._etrace_op.rules import accumulate, contract, linear_input, propagate, pull_back
 from .._graph.graph import ETraceGraph
 from .._graph.method import Weights
 from .._graph.trace_spec import TraceSpec

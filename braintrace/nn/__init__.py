@@ -13,7 +13,7 @@ from typing import Any as _Any
 import brainstate as _brainstate
 
 from .._brainstate import ConstructorSignature as _ConstructorSignature
-from .._etrace_op import mark as _mark
+from .._etrace_op.mark import mark as _mark
 from . import surrogate
 from ._cells import CFNCell, IndRNN, LeakyRNN, MiniGRU, MiniLSTM, MinimalRNNCell, ValinaRNNCell
 from ._connections import AllToAll, Embedding, LoRA, Projection, SparseLinear

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from brainstate.nn import init, sigmoid
 
-from .. import _etrace_op
+from .._etrace_op.elemwise import element_wise
 from ._linear import Linear, affine, joined
 from ._states import Cell, identity
 
@@ -175,7 +175,7 @@ class IndRNN(Cell):
 
     def update(self, x: Any) -> Any:
         """Advance by one step and return the hidden state ``(..., out)``."""
-        u = _etrace_op.element_wise(self.u.value)
+        u = element_wise(self.u.value)
         self.h.value = self.activation(self.W(x) + u * self.h.value)
         return self.h.value
 

@@ -10,9 +10,10 @@ import numpy as np
 import saiunit
 from brainstate.nn import init
 
-from .. import _etrace_op
 from .._errors import OptionError
-from .._etrace_op.sparse import sparse_pattern
+from .._etrace_op.einsum import embedding
+from .._etrace_op.lora import lora_matmul
+from .._etrace_op.sparse import sparse_matmul, sparse_pattern
 from ._linear import affine, row, signed, signs_of
 
 
@@ -78,7 +79,7 @@ class SparseLinear(brainstate.nn.SparseLinear):
         params = self.weight.value
         bias = row(params.get("bias"), self.spar_mat.shape[-1])
         weight = signed(params["weight"], self.w_sign)
-        return _etrace_op.sparse_matmul(x, weight, sparse_mat=self.spar_mat, bias=bias)
+        return sparse_matmul(x, weight, sparse_mat=self.spar_mat, bias=bias)
 
 
 class AllToAll(brainstate.nn.AllToAll):
@@ -181,7 +182,7 @@ class LoRA(brainstate.nn.LoRA):
     def update(self, x: Any) -> Any:
         """Return the layer's output ``(..., out)`` for an input ``(..., in)``."""
         params = self.weight.value
-        y = _etrace_op.lora_matmul(x, params["lora_a"], params["lora_b"])
+        y = lora_matmul(x, params["lora_a"], params["lora_b"])
         return y if self.base_module is None else y + self.base_module(x)
 
 
@@ -256,7 +257,7 @@ class Embedding(brainstate.nn.Embedding):
         """Return rows ``(..., *embedding_size)`` for integers of any shape."""
         weight = self.weight.value
         fixed = jax.lax.stop_gradient(weight) if self.freeze else weight
-        rows = _etrace_op.embedding(indices, fixed)
+        rows = embedding(indices, fixed)
         result = rows if self.max_norm is None else self._shortened(rows)
         if self.padding_idx is None:
             return result

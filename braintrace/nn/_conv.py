@@ -9,7 +9,7 @@ from typing import Any
 import brainstate
 import saiunit
 
-from .. import _etrace_op
+from .._etrace_op.conv import conv
 from ._linear import row, standardized
 
 
@@ -25,7 +25,7 @@ class _Conv:
         if bias is not None:
             bias = row(saiunit.math.reshape(bias, (-1,)), self.out_channels)
         one_sample = x.ndim == len(self.in_size)
-        y = _etrace_op.conv(
+        y = conv(
             x[None] if one_sample else x,
             kernel if self.w_mask is None else kernel * self.w_mask,
             bias,

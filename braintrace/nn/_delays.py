@@ -22,9 +22,10 @@ import saiunit
 from brainstate.nn import init
 
 from .._errors import OptionError
-from .._etrace_op import Arrays, ETPPrimitive, quantities
+from .._etrace_op import quantities
 from .._etrace_op.dense import outer_terms
-from .._etrace_op.primitive import register_forms
+from .._etrace_op.primitive import ETPPrimitive, register_forms
+from .._etrace_op.registry import Arrays
 from ._states import Initializers, Population, Stateful
 
 

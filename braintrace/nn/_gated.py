@@ -35,7 +35,8 @@ import brainstate
 import jax.numpy as jnp
 from brainstate.nn import init, sigmoid
 
-from .. import _etrace_op
+from .._etrace_op.dense import matmul
+from .._etrace_op.elemwise import element_wise
 from ._linear import affine, joined
 from ._states import Cell, Initializers, identity
 
@@ -62,7 +63,7 @@ class _ResetGate(brainstate.nn.RNNCell):
         weight = params["weight"]
         if not self.reset_after:
             return self.activation(affine(joined(x, gate * h), weight, params))
-        recurrent = _etrace_op.matmul(h, weight[inputs:])
+        recurrent = matmul(h, weight[inputs:])
         return self.activation(affine(x, weight[:inputs], params) + gate * recurrent)
 
 
@@ -227,7 +228,7 @@ def _rotation(nu: Any, theta: Any) -> tuple[Any, Any]:
 
     def part(of_angle: Callable[[Any], Any]) -> Any:
         """Return the radius times a function of the angle."""
-        return _etrace_op.element_wise(
+        return element_wise(
             (nu, theta), lambda p: jnp.exp(-jnp.exp(p[0])) * of_angle(jnp.exp(p[1]))
         )
 
@@ -322,13 +323,13 @@ class LRUCell(Cell):
         """Advance by one step and return the output ``(..., out)``."""
         params = self.recurrence.value
         cos, sin = _rotation(params["nu"], params["theta"])
-        gamma = _etrace_op.element_wise(params["gamma"], jnp.exp)
-        real, imaginary = jnp.split(_etrace_op.matmul(x, self.B.value), 2, axis=-1)
+        gamma = element_wise(params["gamma"], jnp.exp)
+        real, imaginary = jnp.split(matmul(x, self.B.value), 2, axis=-1)
         re, im = self.re.value, self.im.value
         self.re.value = cos * re - sin * im + gamma * real
         self.im.value = sin * re + cos * im + gamma * imaginary
-        y = _etrace_op.matmul(joined(self.re.value, self.im.value), self.C.value)
-        return y + _etrace_op.matmul(x, self.D.value)
+        y = matmul(joined(self.re.value, self.im.value), self.C.value)
+        return y + matmul(x, self.D.value)
 
 
 class RTUCell(Cell):
@@ -402,8 +403,8 @@ class RTUCell(Cell):
         """Advance by one step and return the output ``(..., out)``."""
         params = self.recurrence.value
         cos, sin = _rotation(params["nu"], params["theta"])
-        gamma = _etrace_op.element_wise(params["nu"], _gamma)
-        drive_a, drive_b = jnp.split(_etrace_op.matmul(x, self.W.value), 2, axis=-1)
+        gamma = element_wise(params["nu"], _gamma)
+        drive_a, drive_b = jnp.split(matmul(x, self.W.value), 2, axis=-1)
         a, b = self.a.value, self.b.value
         self.a.value = self.activation(cos * a - sin * b + gamma * drive_a)
         self.b.value = self.activation(sin * a + cos * b + gamma * drive_b)

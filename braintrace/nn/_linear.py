@@ -14,13 +14,14 @@ import numpy as np
 import saiunit
 from brainstate.nn import init
 
-from .. import _etrace_op
 from .._errors import OptionError
+from .._etrace_op.dense import feedback_matmul, matmul
+from .._etrace_op.einsum import grouped_matmul
 
 
 def affine(x: Any, weight: Any, params: dict[str, Any]) -> Any:
     """Return ``x @ weight``, marked, plus the bias in ``params`` if there is one."""
-    return _etrace_op.matmul(x, weight, row(params.get("bias"), weight.shape[-1]))
+    return matmul(x, weight, row(params.get("bias"), weight.shape[-1]))
 
 
 def row(bias: Any, size: int) -> Any:
@@ -167,7 +168,7 @@ class FeedbackLinear(Linear):
         params = self.weight.value
         weight, bias = params["weight"], params.get("bias")
         bias = row(bias, weight.shape[-1])
-        return _etrace_op.feedback_matmul(x, weight, self.feedback.value, bias)
+        return feedback_matmul(x, weight, self.feedback.value, bias)
 
 
 class GroupedLinear(brainstate.nn.Module):
@@ -225,7 +226,7 @@ class GroupedLinear(brainstate.nn.Module):
         weight, bias = params["weight"], params.get("bias")
         if bias is not None:
             bias = saiunit.math.broadcast_to(bias, (weight.shape[0], weight.shape[2]))
-        return _etrace_op.grouped_matmul(x, weight, bias)
+        return grouped_matmul(x, weight, bias)
 
 
 class ScaledWSLinear(brainstate.nn.ScaledWSLinear):

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import _etrace_op
 from .._errors import CompilationError, OptionError, optional_import
+from .._etrace_op.conv import conv
 from . import surrogate
 from ._delays import Delay
 from ._linear import Linear
@@ -222,7 +222,7 @@ class _Conv(brainstate.nn.Module):
     def update(self, x: Any) -> Any:
         lead = x.shape[: x.ndim - len(self.shape)]
         samples, value = x.reshape(-1, *self.shape), self.weight.value
-        y = _etrace_op.conv(samples, value["weight"], value["bias"], **self.options)
+        y = conv(samples, value["weight"], value["bias"], **self.options)
         return y.reshape(*lead, *y.shape[1:])
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import saiunit
 
 from .._errors import OptionError, UnitError
-from .._etrace_op import element_wise
+from .._etrace_op.elemwise import element_wise
 from .._jax import strongly_typed
 
 Initializers: TypeAlias = dict[str, tuple[Any, tuple[int, ...]]]

@@ -205,11 +205,15 @@ def test_a_replaced_entry_changes_the_gradient(registry, change, algorithm, monk
 
 @pytest.mark.parametrize(("name", "algorithm"), [("DRTRL", "d_rtrl"), ("PP", "es_d_rtrl")])
 def test_a_replaced_entry_makes_other_traces(name, algorithm, monkeypatch):
+    exact = gradient(braintrace.matmul, algorithm, times=2)
     registry = getattr(registries, f"ETP_RULES_INIT_{name}")
     monkeypatch.setitem(registry, braintrace.etp_mm_p, in_half(registry[braintrace.etp_mm_p]))
     learner = braintrace.compile(Leaky(braintrace.matmul), algorithm, XS[0], batch_size=2)
     traces = learner.functional().state().traces
     assert "float16" in {str(leaf.dtype) for leaf in jax.tree.leaves(traces)}
+    rounded = gradient(braintrace.matmul, algorithm, times=2)
+    assert not np.array_equal(rounded["w",], exact["w",])
+    assert_close(rounded, exact, tolerance=1e-3)
 
 
 def test_an_entry_that_is_replaced_by_an_equal_one_changes_nothing(monkeypatch):
