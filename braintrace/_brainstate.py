@@ -49,6 +49,29 @@ class ConstructorSignature:
         return inspect.Signature(parameters)
 
 
+def initialise(model: brainstate.nn.Module, **arguments: Any) -> None:
+    """Run `init_state` of all modules of a model, as `brainstate.nn.init_all_states` does.
+
+    If one refuses, since it may be initialised only once (a cell of braincell), the modules that
+    have States and a `reset_state` of their own are reset instead.
+    """
+    try:
+        brainstate.nn.init_all_states(model, **arguments)
+    except RuntimeError:
+        once = [node for node in model.nodes(brainstate.nn.Module).values() if _has_reset(node)]
+        if not once:
+            raise
+        excluded = {"node_to_exclude": lambda _, node: _has_reset(node)}
+        brainstate.nn.init_all_states(model, **excluded, **arguments)
+        for node in once:
+            node.reset_state(**arguments)
+
+
+def _has_reset(node: brainstate.nn.Module) -> bool:
+    is_own = type(node).reset_state is not brainstate.nn.Module.reset_state
+    return is_own and bool(node.states(brainstate.ShortTermState))
+
+
 # --- functions of States
 
 

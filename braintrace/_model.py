@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import saiunit
 
-from ._brainstate import is_watched, peek, set_values, trace_stateful, values_of
+from ._brainstate import initialise, is_watched, peek, set_values, trace_stateful, values_of
 from ._checks import is_quantity, shown
 from ._errors import NotCompiledError, ShapeError
 from ._graph.graph import ETraceGraph
@@ -262,7 +262,7 @@ def fresh_values(
         if not isinstance(state, brainstate.ShortTermState):
             state.value = states[path].value  # transformations observe the read
     arguments = {} if mapped or size is None else {"batch_size": size}
-    brainstate.nn.init_all_states(twin, **arguments, **options)
+    initialise(twin, **arguments, **options)
     values = {
         tuple(path): strongly_typed(state.value)
         for path, state in twin.states(brainstate.ShortTermState).items()

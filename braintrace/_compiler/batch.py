@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._brainstate import trace_stateful, unnoticed_states
+from .._brainstate import initialise, trace_stateful, unnoticed_states
 from .._graph.traced_model import Axes, Batch
 from .._jaxpr.lattices import BOTTOM, Flow
 from .._typing import Path
@@ -71,7 +71,7 @@ def _made_with(model: brainstate.nn.Module, size: int) -> Shapes | None:
     def make() -> None:
         nonlocal shapes
         twin = brainstate.graph.clone(model)
-        brainstate.nn.init_all_states(twin, batch_size=size)
+        initialise(twin, batch_size=size)
         shapes = _shapes(twin)
 
     try:

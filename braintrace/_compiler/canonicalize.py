@@ -5,12 +5,14 @@
 - make broadcasts explicit, so that an elementwise equation has operands of one shape only, and
   every fan-out has its own variable; a product without a sum (an outer product,
   ``einsum('bh,h->bh')``) is such an equation;
+- replace a custom forward derivative that couples elements (the solver of a neuron with
+  compartments) by a program with that derivative;
 - lower a branch that contains an ETP operation to all its cases and a ``select``;
 - unroll a scan of known length that contains one.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -19,23 +21,37 @@ from jax.typing import ArrayLike
 from .._errors import CompilationError
 from .._etrace_op.registry import holds_marked
 from .._graph.traced_model import TracedModel
-from .._jax import Equation, bind, is_tracer, source_line, trace_to_jaxpr
+from .._jax import (
+    Equation,
+    bind,
+    call_body,
+    equations_inside,
+    is_tracer,
+    source_line,
+    trace_to_jaxpr,
+)
 from .._jaxpr.evaluate import Rule, Rules, evaluate_all, evaluate_inlined, loop_of
-from .._jaxpr.primitives import ELEMENTWISE, dot_letters
-from .._jaxpr.program import Program, program_of
+from .._jaxpr.primitives import ELEMENTWISE, IN_ORDER, dot_letters
+from .._jaxpr.program import Program, carries_derivative, program_of
 
 
-def rewriting(unroll_limit: int) -> Rule:
+def rewriting(unroll_limit: int, shows_tangents: bool) -> Rule:
     """Return the rule that rewrites equations.
 
     Parameters
     ----------
     unroll_limit
         Longest scan that is unrolled.
+    shows_tangents
+        Whether custom derivatives that couple elements become programs. Rules that follow the
+        whole state need no elements, and compile the shorter program.
     """
 
     def rewrite(equation: Equation, operands: list[ArrayLike]) -> Sequence[ArrayLike] | None:
         name = equation.primitive.name
+        if name == "custom_jvp_call" and shows_tangents and _couples_elements(equation):
+            program = trace_to_jaxpr(_with_tangents(equation), [a.aval for a in equation.invars])
+            return evaluate_inlined(program, operands, spell_out_broadcasts)
         if name not in ("cond", "scan", "while") or not holds_marked(equation):
             return spell_out_broadcasts(equation, operands)
         if name == "cond":
@@ -59,6 +75,35 @@ def _why_refused(equation: Equation, unroll_limit: int) -> str:
         f"loops are unrolled up to {unroll_limit} steps. Use a larger `unroll_limit`, or make the "
         "inner steps steps of the model."
     )
+
+
+def _couples_elements(call: Equation) -> bool:
+    inside = {e.primitive.name for e in equations_inside(call) if call_body(e) is None}
+    is_elementwise = inside <= ELEMENTWISE | IN_ORDER | {"broadcast_in_dim"}
+    return not is_elementwise and not holds_marked(call)
+
+
+def _with_tangents(call: Equation) -> Callable[..., list[jax.Array]]:
+    """Return a call with its own derivative as operations that have this derivative.
+
+    Analyses see no elements in a call whose body is not its derivative. The value, as a constant,
+    and the tangents at changes that are zero add up to a function with both.
+    """
+    moved = [i for i, atom in enumerate(call.invars) if carries_derivative(atom)]
+
+    def run(*operands: jax.Array) -> list[jax.Array]:
+        held = [jax.lax.stop_gradient(operand) for operand in operands]
+
+        def value(*changed: jax.Array) -> list[jax.Array]:
+            every = dict(enumerate(held)) | dict(zip(moved, changed, strict=True))
+            return bind(call, [*every.values()])
+
+        changes = [operands[i] - held[i] for i in moved]
+        values, tangents = jax.jvp(value, [held[i] for i in moved], changes)
+        triples = zip(call.outvars, values, tangents, strict=True)
+        return [v + t if carries_derivative(var) else v for var, v, t in triples]
+
+    return run
 
 
 def spell_out_broadcasts(

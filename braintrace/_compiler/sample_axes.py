@@ -98,7 +98,7 @@ class SampleFlow:
             equation = analysis.program.equations[index]
             results = [reached.get(var) for var in equation.outvars]
             flows = self._through_batched(equation, results[0])
-            if flows is None:
+            if flows is None and self._count > 1:  # a single sample reaches itself
                 flows = flows_back(Labels(), analysis.constants, equation, results)
             if flows is None:  # the dependence of elements is unknown
                 flows = _alike(equation, everything(Labels(), results))

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import saiunit
 
-from .._brainstate import StatefulTrace, trace_stateful
+from .._brainstate import StatefulTrace, initialise, trace_stateful
 from .._checks import is_quantity, leaf_names, named, parameter_names, shown
 from .._errors import CompilationError, ShapeError, in_words
 from .._graph.traced_model import StateLeaf, TracedModel
@@ -88,7 +88,7 @@ def trace_model(
     if batch_size is not None:
         check_batch(arguments, batch_size)
         model = brainstate.graph.clone(model)
-        brainstate.nn.init_all_states(model)
+        initialise(model)
         arguments = jax.tree.map(lambda leaf: leaf[0], arguments)
     _make_keys(model)
     step = _traced_update(model, arguments, named(names, arguments))
@@ -103,7 +103,8 @@ def trace_model(
     marked = MarkedStep(flat, arrays, is_mapped=batch_size is not None)
     if marking is not None:
         marked = with_marks(marked, marking)
-    program = _program(marked.program.jaxpr, arrays, count, batch_size, rewriting(unroll_limit))
+    rewrite = rewriting(unroll_limit, shows_tangents=marking is not None)
+    program = _program(marked.program.jaxpr, arrays, count, batch_size, rewrite)
     traced = TracedModel(
         program=program,
         leaves=_state_leaves(program, arrays, count, outputs),

@@ -16,6 +16,7 @@ import jax
 from jax.sharding import AxisType, Mesh
 
 from .. import _rules
+from .._brainstate import initialise
 from .._checks import path_filter, shown
 from .._compiler import CompilerOptions, compile_model
 from .._errors import OptionError, in_words
@@ -136,7 +137,7 @@ def compile(
     given = {} if vmap or batch_size is None else {"batch_size": batch_size}
     size = f"`batch_size={batch_size}`" if given else "no `batch_size`"
     with in_words(lambda: f"`compile` called `init_state` of `{type(model).__name__}` with {size}"):
-        brainstate.nn.init_all_states(model, **given)
+        initialise(model, **given)
     learner.compile_graph(*example, batch_size=mapped)
     if mapped is not None:
         write_by_path(learner.states_of_model, learner.initial_values(mapped))

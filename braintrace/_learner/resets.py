@@ -9,7 +9,7 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
-from .._brainstate import is_lost, is_watched
+from .._brainstate import initialise, is_lost, is_watched
 from .._checks import flags_of
 from .._core.sites import flags_along
 from .._errors import OptionError, in_words
@@ -142,7 +142,7 @@ def reset_state(
         mapped, batch = learner.graph.traced.batch_size, learner.graph.batch
         batch_size = batch_size or mapped or batch.samples
         given = {} if mapped or batch_size is None else {"batch_size": batch_size}
-        brainstate.nn.init_all_states(learner.module, **given, **kwargs)
+        initialise(learner.module, **given, **kwargs)
     if learner.samples_of_model is not None and batch_size is not None:
         learner.samples_of_model = batch_size
     with in_words(lambda: f"`reset_state` runs `init_state` of `{type(learner.module).__name__}`"):

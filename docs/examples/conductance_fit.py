@@ -33,22 +33,12 @@ HIDDEN = {"leak": [1.5, 0.6], "sodium": [0.8, 1.3], "potassium": [1.2, 0.7]}
 # --- the cell ----------------------------------------------------------------------------
 
 
-class Cell(braincell.Cell):
-    """A cell that may be initialised again, as a learner does."""
-
-    def init_state(self, batch_size=None):
-        if self._initialized:
-            self.reset_state(batch_size)
-        else:
-            super().init_state(batch_size)
-
-
 def make_cell():
     soma = braincell.Soma.from_lengths(lengths=[20.0] * u.um, radii=[10.0, 10.0] * u.um)
     dendrite = braincell.Dendrite.from_lengths(lengths=[100.0] * u.um, radii=[1.0, 1.0] * u.um)
     morphology = braincell.Morphology.from_root(soma, name="soma")
     morphology.attach(parent="soma", child_branch=dendrite, child_name="dendrite")
-    cell, density = Cell(morphology), u.siemens / u.cm**2
+    cell, density = braincell.Cell(morphology), u.siemens / u.cm**2
     membrane = mech.CableProperty(
         resting_potential=-65.0 * u.mV,
         membrane_capacitance=1.0 * u.uF / u.cm**2,

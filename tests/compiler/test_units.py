@@ -184,6 +184,68 @@ def test_states_in_one_array_are_exact(vmap):
     oracle.assert_close(gradient(learner), bptt(NEURON), 1e-10)
 
 
+# --- compartments ---------------------------------------------------------------------------------
+
+CURRENT = 0.4
+
+
+@jax.custom_jvp
+def solve(diagonal, drive):
+    """Potentials of three compartments in a row after an implicit step, by elimination."""
+    for child, parent in ((2, 1), (1, 0)):
+        factor = CURRENT / diagonal[..., child]
+        diagonal = diagonal.at[..., parent].add(-CURRENT * factor)
+        drive = drive.at[..., parent].add(factor * drive[..., child])
+    v = drive / diagonal
+    for child, parent in ((1, 0), (2, 1)):
+        v = v.at[..., child].add(CURRENT * v[..., parent] / diagonal[..., child])
+    return v
+
+
+@solve.defjvp
+def solve_jvp(primals, tangents):
+    """Not the derivative of the body."""
+    value, tangent = jax.jvp(solve.__wrapped__, primals, tangents)
+    return value, 0.9 * tangent
+
+
+def cable(ops, p, h, x):
+    """The solver of a neuron couples all its compartments, as that of braincell does."""
+    leak = ops.element_wise(p["leak"], jnp.tanh)
+    drive = 0.7 * h["v"] + leak * jnp.sin(h["v"])
+    drive = drive.at[..., 0].add(ops.matmul(x, p["w"]))
+    v = solve(jnp.broadcast_to(1.2 + leak**2, drive.shape), drive)
+    return {"v": v}, v[..., 2]
+
+
+CABLE = Toy(cable, {"w": (INPUTS, UNITS), "leak": (UNITS, 3)}, {"v": (UNITS, 3)})
+
+
+class Cable(brainstate.nn.Module):
+    """The compartments are the components of one State, one group for each neuron."""
+
+    def __init__(self):
+        super().__init__()
+        self.params = CABLE.params()
+        self.w, self.leak = (brainstate.ParamState(self.params[name]) for name in ("w", "leak"))
+
+    def init_state(self, batch_size=None, **_):
+        self.v = brainstate.HiddenGroupState(CABLE.start(batch_size)["v"])
+
+    def update(self, x):
+        params = {"w": self.w.value, "leak": self.leak.value}
+        new, output = cable(braintrace, params, {"v": self.v.value}, x)
+        self.v.value = new["v"]
+        return output
+
+
+def test_compartments_that_a_custom_derivative_couples_are_exact():
+    learner = braintrace.compile(Cable(), "d_rtrl", XS[0], batch_size=BATCH, strict=True)
+    (group,) = learner.graph.hidden_groups
+    assert group.names == ("v[0]", "v[1]", "v[2]")
+    oracle.assert_close(gradient(learner), bptt(CABLE), 1e-10)
+
+
 # --- shift registers and ring buffers -------------------------------------------------------------
 
 STOP = jax.lax.stop_gradient

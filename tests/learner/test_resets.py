@@ -287,3 +287,73 @@ def test_an_algorithm_of_one_sample_is_mapped_by_brainstate(rule):
     )
     reset()
     assert_close(of_sequence(), expected, 1e-9)
+
+
+# --- modules that may be initialised once ---------------------------------------------------------
+
+
+class Once(brainstate.nn.Module):
+    """A cell whose `init_state` allocates, and whose `reset_state` starts a sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = brainstate.ParamState(jnp.linspace(-0.5, 0.5, 6).reshape(2, 3))
+
+    def init_state(self, batch_size=None, **_):
+        if hasattr(self, "h"):
+            raise RuntimeError("Cannot init_state() after init_state().")
+        self.h = brainstate.HiddenState(jnp.full((batch_size, 3), 0.25))
+
+    def reset_state(self, batch_size=None, **_):
+        self.h.value = jnp.full((batch_size, 3), 0.25)
+
+    def update(self, x):
+        self.h.value = 0.8 * self.h.value + jnp.tanh(braintrace.matmul(x, self.w.value))
+        return self.h.value
+
+
+class WithReadout(brainstate.nn.Module):
+    """Of its parts, one may be initialised once, and the other has no `reset_state`."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell, self.mean = Once(), Mean()
+
+    def update(self, x):
+        return self.mean(self.cell(x))
+
+
+class Mean(brainstate.nn.Module):
+    def init_state(self, batch_size=None, **_):
+        self.m = brainstate.HiddenState(jnp.ones((batch_size, 3)))
+
+    def update(self, h):
+        self.m.value = 0.5 * self.m.value + h
+        return self.m.value
+
+
+def test_a_module_that_may_be_initialised_once_is_reset_afterwards():
+    model, xs = WithReadout(), np.ones((4, 2, 2), np.float32)
+    brainstate.nn.init_all_states(model, batch_size=2)
+    model(xs[0])
+    learner = braintrace.compile(model, "d_rtrl", xs[0], batch_size=2)
+
+    def gradient(**options):
+        found = learner.etrace_grad(xs, step_fn=lambda x: (learner(x) ** 2).sum(), **options)
+        return found["cell", "w"]
+
+    def total(w):
+        h, m, loss = jnp.full((2, 3), 0.25), jnp.ones((2, 3)), 0.0
+        for x in xs:
+            h = 0.8 * h + jnp.tanh(x @ w)
+            m = 0.5 * m + h
+            loss += (m**2).sum()
+        return loss / len(xs)
+
+    expected = jax.grad(total)(model.cell.w.value)
+    np.testing.assert_allclose(gradient(), expected, rtol=1e-5)
+    learner.reset_state()
+    np.testing.assert_allclose(gradient(reset=np.zeros(4, bool)), expected, rtol=1e-5)
+    learner.reset_state(where=np.array([True, False]))
+    np.testing.assert_allclose(model.cell.h.value[0], 0.25)
+    assert model.cell.h.value[1, 0] != 0.25
