@@ -1,8 +1,14 @@
 """Online learning of recurrent and spiking networks by eligibility traces."""
 
-import importlib as _importlib
 import typing as _types
 
+from . import nn as nn
+from . import streams as streams
+from ._compare import ComparedRule as ComparedRule
+from ._compare import GradientCheck as GradientCheck
+from ._compare import RuleComparison as RuleComparison
+from ._compare import compare_rules as compare_rules
+from ._compare import gradient_check as gradient_check
 from ._ended import missing as _missing
 from ._errors import BraintraceError as BraintraceError
 from ._errors import CheckpointError as CheckpointError
@@ -87,47 +93,19 @@ from ._rules import RewardSTDP as RewardSTDP
 from ._rules import Rule as Rule
 from ._rules import Site as Site
 from ._rules import TripletSTDP as TripletSTDP
+from .saving import restore as restore
+from .saving import save as save
+from .streams import river_regressor as river_regressor
 
 __version__ = "2026.12.0"
 __version_info__ = tuple(map(int, __version__.split(".")))  # noqa: RUF048 (numbers alone)
 
-_LATER = {
-    "ComparedRule": "_compare",
-    "GradientCheck": "_gradient_check",
-    "RuleComparison": "_compare",
-    "compare_rules": "_compare",
-    "gradient_check": "_gradient_check",
-    "nn": "nn",
-    "restore": "saving",
-    "river_regressor": "streams",
-    "save": "saving",
-    "streams": "streams",
-}
-"""Names that are imported when they are first used: many programs do not need them."""
+
+def __getattr__(name: str) -> _types.Any:
+    raise _missing("braintrace", name)
 
 
-if _types.TYPE_CHECKING:
-    from . import nn as nn
-    from . import streams as streams
-    from ._compare import ComparedRule as ComparedRule
-    from ._compare import RuleComparison as RuleComparison
-    from ._compare import compare_rules as compare_rules
-    from ._gradient_check import GradientCheck as GradientCheck
-    from ._gradient_check import gradient_check as gradient_check
-    from .saving import restore as restore
-    from .saving import save as save
-    from .streams import river_regressor as river_regressor
-else:
-
-    def __getattr__(name):
-        if name not in _LATER:
-            raise _missing("braintrace", name)
-        module = _importlib.import_module(f".{_LATER[name]}", __name__)
-        globals()[name] = value = module if name in ("nn", "streams") else getattr(module, name)
-        return value
-
-
-__all__ = sorted(name for name in {*globals(), *_LATER} if not name.startswith("_"))
+__all__ = sorted(name for name in globals() if not name.startswith("_"))
 
 
 def __dir__() -> list[str]:

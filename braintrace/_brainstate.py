@@ -144,20 +144,13 @@ def keeping_structure(function: Callable[..., Any], refuse: Refuse) -> Callable[
         stack = TRACE_CONTEXT.state_stack[-1]
         try:
             result = function(*arguments)
-        except BaseException as error:
+        finally:
             changed = _with_old_structure(stack)
-            if changed and _MISMATCH in str(error):  # raised at the end of an inner trace
-                raise refuse(*changed[0]) from error
-            raise
-        changed = _with_old_structure(stack)
         if changed:
             raise refuse(*changed[0])
         return result
 
     return run
-
-
-_MISMATCH = "does not match with the origin tree structure"
 
 
 def _with_old_structure(

@@ -7,33 +7,72 @@ import dataclasses
 import itertools
 import math
 import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from timeit import timeit
 from typing import Any, NamedTuple
 
 import brainstate
 import jax
 import jax.numpy as jnp
+import numpy as np
 import saiunit
 from jax.typing import ArrayLike
 
+from ._bptt import Program, Task
 from ._checks import is_quantity
 from ._errors import BraintraceError, MissingPackageError, OptionError, optional_import
-from ._gradient_check import GradientCheck, GradientRow, Program, Result, Task, compared
 from ._learner.chunks import default_budget
 from ._learner.compile import algorithm_of, rule_and_options
 from ._learner.learner import Learner
 from ._rules import Rule
-from ._tables import Table, in_bytes
-from ._typing import Path, PyTree
+from ._tables import Printed, Table, in_bytes
+from ._typing import Path, PyTree, path_name
 
 RULES = ("d_rtrl", "es_d_rtrl", "immediate")
+FORMATS = "", ".2e", ".6f", ".3e", ".3e"
+HEADS = ["#", "rule", "window", "cosine", "deviation", "ms per step", "temporary", "traces"]
 SMALL = 100
 """Maximum number of states per sample for which `RTRL` is compared by default."""
 
 
 @dataclasses.dataclass(frozen=True)
-class ComparedRule(Result):
+class GradientRow:
+    """Comparison for one parameter; see `GradientCheck`."""
+
+    parameter: str
+    deviation: float
+    cosine: float
+    norm: float
+    bptt_norm: float
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientCheck(Printed):
+    """Result of `gradient_check`; ``print`` shows a table.
+
+    Attributes
+    ----------
+    algorithm, steps
+        The algorithm, and the number of steps.
+    rows
+        One per parameter, and the last one for ``'all parameters'``: ``parameter`` (its printed
+        path), ``deviation`` (norm of the difference of the two gradients, relative to the norm by
+        BPTT), ``cosine`` of the angle between them, and their norms ``norm`` and ``bptt_norm``.
+    """
+
+    algorithm: str
+    steps: int
+    rows: tuple[GradientRow, ...]
+
+    def _parts(self) -> Iterator[Table | str]:
+        title = f"{self.algorithm} against backpropagation through time over {self.steps} steps"
+        heads = ["parameter", "relative deviation", "cosine", "norm", "norm by BPTT"]
+        cells = [[*map(format, dataclasses.astuple(row), FORMATS)] for row in self.rows]
+        yield Table(title, heads, cells, numbers=range(1, 5))
+
+
+@dataclasses.dataclass(frozen=True)
+class ComparedRule:
     """One row of a comparison: a rule with a window.
 
     Attributes
@@ -64,12 +103,9 @@ class ComparedRule(Result):
     cosine: float = math.nan
     deviation: float = math.nan
 
-    def _parts(self) -> Iterator[Table | str]:
-        yield _table("Gradient compared with backpropagation through time", [self])
-
 
 @dataclasses.dataclass(frozen=True)
-class RuleComparison(Result):
+class RuleComparison(Printed):
     """Result of `compare_rules`; ``print`` shows a table.
 
     Attributes
@@ -115,7 +151,8 @@ class RuleComparison(Result):
 
     def _parts(self) -> Iterator[Table | str]:
         title = f"Gradients over {self.steps:,} steps, compared with backpropagation through time"
-        yield _table(title, [self.bptt, self.checkpointed, *self.rows])
+        rows = map(_cells, itertools.count(), [self.bptt, self.checkpointed, *self.rows])
+        yield Table(title, HEADS, [*rows], range(3, 8))
         if self.steps < self.length:
             yield (
                 f"The sequence of {self.length:,} steps is shortened to its first {self.steps:,}: "
@@ -133,11 +170,6 @@ class RuleComparison(Result):
             )
         for rule, reason in dict.fromkeys((r.rule, r.refused) for r in self.rows if r.refused):
             yield f"{rule} is refused: {reason}"
-
-
-def _table(title: str, rows: Sequence[ComparedRule]) -> Table:
-    heads = ["#", "rule", "window", "cosine", "deviation", "ms per step", "temporary", "traces"]
-    return Table(title, heads, list(itertools.starmap(_cells, enumerate(rows))), range(3, 8))
 
 
 def _lacks_gradient(row: GradientRow) -> bool:
@@ -163,6 +195,63 @@ def _cells(number: int, row: ComparedRule) -> list[str]:
         return [*start, "refused", "", "", "", ""]
     numbers = _cosine(row), f"{row.deviation:.1e}", f"{1e3 * row.seconds:.3g}"
     return [*start, *numbers, in_bytes(row.temp), in_bytes(row.traces)]
+
+
+def gradient_check(
+    model: brainstate.nn.Module,
+    algorithm: str | type[Learner] | Rule,
+    xs: Any,
+    ys: Any,
+    loss: Callable[[Any, Any], Any],
+    **options: Any,
+) -> GradientCheck:
+    """Compare the gradients of an algorithm with backpropagation through time.
+
+    Both gradients are of the mean over time of ``loss(output, y)``, from the initial states of the
+    model's ``init_state``. Backpropagation stores every step: choose a sequence that fits into
+    memory and is longer than the time constants of the model. Over a single step, all algorithms
+    agree. `compare_rules` compares several rules and windows, with their costs.
+
+    Parameters
+    ----------
+    model
+        Copies of it run: it does not change, nor do the keys of ``brainstate.random``.
+    algorithm
+        As for `braintrace.compile`.
+    xs, ys
+        Inputs of ``update`` and targets, time first; a tuple of inputs has one for each argument.
+    loss
+        ``(output, y) -> scalar`` of one step.
+    **options
+        Options of `braintrace.compile`: ``batch_size``, ``vmap`` and the options of the algorithm.
+
+    Raises
+    ------
+    OptionError
+        If the gradients by backpropagation are all zero.
+    ShapeError, CompilationError, DtypeError
+        For sequences of different lengths, and see `compile_etrace_graph`.
+
+    Examples
+    --------
+    >>> import braintrace, jax.numpy as jnp
+    >>> model = braintrace.nn.IndRNN(2, 3, activation="tanh")
+    >>> xs, ys = jnp.ones((4, 1, 2)), jnp.zeros((4, 1, 3))
+    >>> squared = lambda output, y: ((output - y) ** 2).mean()
+    >>> check = braintrace.gradient_check(model, "d_rtrl", xs, ys, squared, batch_size=1)
+    >>> check.rows[-1].parameter, check.rows[-1].deviation < 1e-6
+    ('all parameters', True)
+    """
+    inputs = xs if isinstance(xs, tuple) else (xs,)
+
+    def step_fn(run: Callable[..., PyTree], step: PyTree) -> PyTree:
+        return loss(run(*step[0]), step[1])
+
+    own = {name: options.pop(name) for name in ("batch_size", "vmap") if name in options}
+    task = Task.of(model, step_fn, (inputs, ys), None, own)
+    exact, learner = task.with_reference({}).exact(), task.learner(algorithm, options)
+    found = task.online(learner).run()
+    return compared(type(learner).__name__, task.steps, found, exact.run())
 
 
 def compare_rules(
@@ -262,8 +351,8 @@ def compare_rules(
     task = task.with_reference({"mark": options["mark"]} if "mark" in options else {})
     if rules is None and task.states_of_sample <= SMALL:
         entries += _entries(model, ["rtrl"], options)
-    with _bar(progress, 1 + len(entries) * len(windows) + repeats) as tick:
-        program = task.exact()
+    with _bar(progress, 1 + len(entries) * len(windows) + repeats) as bar:
+        tick, program = getattr(bar, "update", lambda: None), task.exact()
         while program.temp > budget and task.steps > 1:  # the memory is about proportional
             steps = max(1, min(task.steps - 1, 9 * task.steps * budget // (10 * program.temp)))
             task = task.cut(steps)
@@ -281,41 +370,33 @@ def compare_rules(
                 known[number, used] = _measure(task, entry, used, exact, budget)
             every.append((window, known[number, used]))
             tick()
-        times: list[list[float]] = [[] for _ in every]
+        rounds = []
         for _ in range(repeats):
-            for own_times, (_, measured) in zip(times, every, strict=True):
-                begin = time.perf_counter()
-                jax.block_until_ready(measured.run())
-                own_times.append((time.perf_counter() - begin) / task.steps)
+            rounds.append([_seconds(measured.run) / task.steps for _, measured in every])
             tick()
-    medians = [
-        math.nan if measured.row.refused else statistics.median(own_times)
-        for own_times, (_, measured) in zip(times, every, strict=True)
-    ]
     bptt, checkpointed, *rows = (
-        dataclasses.replace(measured.row, window=window, seconds=seconds)
-        for seconds, (window, measured) in zip(medians, every, strict=True)
+        dataclasses.replace(measured.row, window=window, seconds=statistics.median(times))
+        for times, (window, measured) in zip(zip(*rounds, strict=True), every, strict=True)
     )
     return RuleComparison(task.steps, length, budget, bptt, checkpointed, tuple(rows))
 
 
+def _seconds(run: Callable[[], PyTree] | None) -> float:
+    return math.nan if run is None else timeit(lambda: jax.block_until_ready(run()), number=1)
+
+
 class _Measured(NamedTuple):
     row: ComparedRule
-    run: Callable[[], PyTree] = lambda: None
+    run: Callable[[], PyTree] | None = None  # none of a refused rule
 
 
 def _measured(
     task: Task, name: str, program: Program, exact: Mapping[Path, PyTree], traces: int = 0
 ) -> _Measured:
     check = compared(name, task.steps, program.run(), exact)
-    row = ComparedRule(
-        name,
-        gradient=check,
-        temp=program.temp,
-        traces=traces,
-        cosine=check.rows[-1].cosine,
-        deviation=check.rows[-1].deviation,
-    )
+    last = check.rows[-1]
+    costs: dict[str, Any] = {"temp": program.temp, "traces": traces}
+    row = ComparedRule(name, None, check, cosine=last.cosine, deviation=last.deviation, **costs)
     return _Measured(row, program.run)
 
 
@@ -360,12 +441,11 @@ def _entries(
         entry = _Entry(name, {**options, **own})
         try:
             made = algorithm(model, **entry.options)
-            text = made.rule if isinstance(given, Rule) else name
-            entry = entry._replace(name=text, instance=made)
+            name = made.rule if isinstance(given, Rule) else name
+            entries.append(entry._replace(name=name, instance=made))
         except TypeError as error:
             reason = f'{error}; give the options with the rule, ("{given}", {{"option": ...}}).'
-            entry = entry._replace(refused=reason)
-        entries.append(entry)
+            entries.append(entry._replace(refused=reason))
     return entries
 
 
@@ -374,13 +454,41 @@ def _mean_of_squares(model: Callable[..., PyTree], x: PyTree) -> PyTree:
     return sum(jnp.mean(jnp.abs(saiunit.get_mantissa(leaf)) ** 2) for leaf in leaves)
 
 
-@contextlib.contextmanager
-def _bar(is_shown: bool, total: int) -> Iterator[Callable[[], Any]]:
-    with contextlib.ExitStack() as stack:
-        tick: Callable[[], Any] = int
+def _bar(is_shown: bool, total: int) -> Any:
+    """Return a progress bar if tqdm is installed, or a context without one."""
+    with contextlib.suppress(MissingPackageError):
         if is_shown:
-            with contextlib.suppress(MissingPackageError):
-                tqdm = optional_import("tqdm.auto", "examples").tqdm
-                bar = tqdm(total=total, unit="row", desc="compare_rules")
-                tick = stack.enter_context(bar).update
-        yield tick
+            tqdm = optional_import("tqdm.auto", "examples").tqdm
+            return tqdm(total=total, unit="row", desc="compare_rules")
+    return contextlib.nullcontext()
+
+
+# --- numbers
+
+
+def compared(
+    rule: str, steps: int, online: Mapping[Path, PyTree], exact: Mapping[Path, PyTree]
+) -> GradientCheck:
+    vectors = {path_name(path): (_flat(online[path]), _flat(exact[path])) for path in exact}
+    both = [np.concatenate(own) for own in zip(*vectors.values(), strict=True)]
+    if not np.any(both[1]):
+        raise OptionError(
+            f"The gradients by backpropagation over {steps} steps are all zero, so there is "
+            "nothing to compare. Check that the loss depends on the output, and that neurons "
+            "spike; or use a longer sequence."
+        )
+    rows = [_row(name, *own) for name, own in [*vectors.items(), ("all parameters", both)]]
+    return GradientCheck(rule, steps, tuple(rows))
+
+
+def _flat(gradient: PyTree) -> np.ndarray:
+    leaves = jax.tree.leaves(gradient, is_leaf=is_quantity)
+    return np.concatenate([np.ravel(saiunit.get_mantissa(leaf)) for leaf in leaves]).astype(complex)
+
+
+def _row(name: str, online: np.ndarray, exact: np.ndarray) -> GradientRow:
+    norm, bptt_norm, difference = map(np.linalg.norm, (online, exact, online - exact))
+    with np.errstate(divide="ignore", invalid="ignore"):  # a zero gradient has no direction
+        cosine = np.vdot(online, exact).real / (norm * bptt_norm)
+        deviation = difference / bptt_norm if difference else 0.0
+    return GradientRow(name, *map(float, (deviation, cosine, norm, bptt_norm)))

@@ -141,19 +141,16 @@ def is_in_body() -> bool:
 
 _BODY_PARAMS = {
     "jit": "jaxpr",
-    "pjit": "jaxpr",
     "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
     "remat2": "jaxpr",
     "checkpoint": "jaxpr",
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "fun_jaxpr",
 }
-TRANSPARENT_CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint"})
+TRANSPARENT_CALLS = frozenset({"jit", "closed_call", "remat2", "checkpoint"})
 """Calls that equal their body in values and derivatives."""
 
-OWN_BACKWARD = frozenset({"custom_vjp_call", "custom_vjp_call_jaxpr"})
+OWN_BACKWARD = frozenset({"custom_vjp_call"})
 """Calls with a user-defined backward pass. JAX derives one from a forward rule only if that is
 linear."""
 
@@ -227,11 +224,6 @@ def at_source_of(equation: Equation) -> Iterator[None]:
     scopes = source_info_util.current_name_stack() + source.name_stack
     with source_info_util.user_context(source.traceback, name_stack=scopes):
         yield
-
-
-def with_source_of(equation: Equation, caller: Equation) -> Equation:
-    """Return an equation with the source line of another one."""
-    return equation.replace(source_info=caller.source_info)
 
 
 _JAX_HOME = str(pathlib.Path(jax.__file__).parent)

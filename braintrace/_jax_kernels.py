@@ -57,13 +57,6 @@ def runs_on_several_devices() -> bool:
     return (_devices.get() or 1) > 1
 
 
-def sharding_dependent(
-    *operands: Any, sharded: Callable[..., Any], unsharded: Callable[..., Any]
-) -> Any:
-    """Run one of two functions: for a program on several devices, or on one; see `for_devices`."""
-    return (sharded if runs_on_several_devices() else unsharded)(*operands)
-
-
 # --- a primitive from its implementation
 
 

@@ -50,11 +50,6 @@ def all_states(model: brainstate.nn.Module) -> dict[Path, brainstate.State]:
     return {tuple(path): state for path, state in model.states().items()}
 
 
-def short_term(states: States) -> dict[Path, brainstate.State]:
-    """Return the States that are reset with a sequence."""
-    return of_kind(states, brainstate.ShortTermState)
-
-
 def of_kind(states: States, kind: type[brainstate.State]) -> dict[Path, brainstate.State]:
     """Return the States of a class."""
     return {path: state for path, state in states.items() if isinstance(state, kind)}
@@ -137,31 +132,14 @@ def find_states(
 # --- their leaves
 
 
-def read_states(
-    graph: ETraceGraph,
-    states: States,
-    values: Mapping[Path, Any] | None = None,
-) -> dict[Var, Any]:
-    """Return the value of every State leaf, by input variable.
-
-    Parameters
-    ----------
-    graph, states
-        The compiled model, and its States.
-    values
-        Values to use for the States; ``None``: their current values.
+def leaves_by_var(graph: ETraceGraph, states: States, values: Sequence[Any]) -> dict[Var, Any]:
+    """Return the leaves of the values of all States, by input variable.
 
     Raises
     ------
     ShapeError
         If the shape of a State has changed since compilation.
     """
-    given = values_of(states.values()) if values is None else [values[path] for path in states]
-    return leaves_by_var(graph, states, given)
-
-
-def leaves_by_var(graph: ETraceGraph, states: States, values: Sequence[Any]) -> dict[Var, Any]:
-    """Return the leaves of the values of all States; see `read_states`."""
     traced = graph.traced
     result, tree = jax.tree.flatten(tuple(values))
     if tree != traced.tree_of_states:
@@ -207,11 +185,6 @@ def whole_values(graph: ETraceGraph, new: Mapping[Var, Any]) -> dict[Path, Any]:
     leaves = [new[var] for var in traced.written_vars]
     values = jax.tree.unflatten(traced.tree_of_written, leaves)
     return dict(zip(traced.written_paths, values, strict=True))
-
-
-def write_states(graph: ETraceGraph, states: States, new: Mapping[Var, Any]) -> None:
-    """Write new leaf values to the States that the step writes."""
-    write_by_path(states, whole_values(graph, new))
 
 
 def add_to_states(

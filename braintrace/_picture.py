@@ -155,9 +155,7 @@ class _Reader:
         roots = map(_root, self.graph.traced.argument_names)
         nodes = {f"argument {name}": _Node("end", [name]) for name in roots}
         nodes |= {node: self._weight(node, names) for node, names in self.weights.items()}
-        for key, group in self.groups.items():
-            own = [leaf for leaf in group.hidden_states if leaf.path[0] != FILTERS]
-            nodes[key] = _Node("group", _lines(own))
+        nodes |= {n: _Node("group", _lines(g.hidden_states)) for n, g in self.groups.items()}
         for leaf in self.others:
             node = _Node("state", _lines([leaf]), self._is_warned({leaf.name}))
             nodes[self.boxes[leaf.name]] = node
@@ -227,7 +225,7 @@ class _Reader:
 
 
 def _lines(leaves: Iterable[StateLeaf]) -> list[str]:
-    return [f"{leaf.name}  {leaf.shape}" for leaf in leaves]
+    return [f"{leaf.name}  {leaf.shape}" for leaf in leaves if leaf.path[0] != FILTERS]
 
 
 def _root(argument: str) -> str:

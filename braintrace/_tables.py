@@ -2,7 +2,9 @@
 
 import dataclasses
 import html
+import json
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,14 +40,23 @@ class Table:
         return "  ".join(padded).rstrip()
 
 
-def as_text(parts: Iterable[Table | str]) -> str:
-    """Format tables and paragraphs as lines of text."""
-    return "\n".join(map(str, parts))
+class Printed:
+    """A dataclass that prints as tables and paragraphs."""
 
+    def __str__(self) -> str:
+        return "\n".join(map(str, self._parts()))
 
-def as_html(parts: Iterable[Table | str]) -> str:
-    """Format tables and paragraphs for a notebook."""
-    return f"<pre>{html.escape(as_text(parts))}</pre>"
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+    def _parts(self) -> Iterable[Table | str]:
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields as dicts, lists, strings and numbers, ready for JSON."""
+        fields = dataclasses.asdict(self)  # type: ignore[call-overload]
+        plain: dict[str, Any] = json.loads(json.dumps(fields, default=int))
+        return plain
 
 
 def in_bytes(count: int) -> str:

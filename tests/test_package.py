@@ -44,7 +44,7 @@ ROOMS = [
     "_learner",
     "saving",
     "streams",
-    "_gradient_check",
+    "_bptt",
     "_compare",
     "nn",
 ]

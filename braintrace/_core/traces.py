@@ -54,7 +54,7 @@ from .._errors import OptionError
 from .._etrace_op.rules import has_declared_terms
 from .._graph.method import Traces
 from .._graph.trace_spec import TraceSpec, TraceSpecs, specs_of
-from .._jax_kernels import runs_on_several_devices, sharding_dependent
+from .._jax_kernels import runs_on_several_devices
 from .._typing import PyTree
 from .sites import TraceSite
 
@@ -403,10 +403,7 @@ def ordering_token(first: PyTree) -> jax.Array | None:
     result = [leaf for leaf in jax.tree.leaves(first) if leaf.size]
     if not result:
         return None
-    flag: jax.Array = sharding_dependent(
-        *result, sharded=lambda *_: jnp.asarray(False), unsharded=_never
-    )
-    return flag
+    return jnp.asarray(False) if runs_on_several_devices() else _never(*result)
 
 
 def _never(*first: jax.Array) -> jax.Array:

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 
 from .._errors import PrimitiveError
 from .._jax import Primitive, struct_of
-from .._jax_kernels import sharding_dependent
+from .._jax_kernels import runs_on_several_devices
 from .registry import RULES, Arrays, ETPPrimitiveSpec, TraceAxis, get_primitive_spec
 from .sums import sum_over_samples
 
@@ -374,20 +374,11 @@ def pull_back(
     if not spec.batched or x is None:
         return pull(x, hidden_dim)
 
-    def steps_first(x: Any, hidden_dim: Any) -> Arrays:
-        return pull(_fold(x), _fold(hidden_dim))
-
-    def samples_first(x: Any, hidden_dim: Any) -> Arrays:
-        return steps_first(jnp.swapaxes(x, 0, 1), jnp.swapaxes(hidden_dim, 0, 1))
-
-    if x.shape[0] == 1:
-        return steps_first(x, hidden_dim)
     # Samples on different devices stay in place only if steps are folded into the sample axis, not
     # the reverse. On a single device, that would move every element.
-    gradients: Arrays = sharding_dependent(
-        x, hidden_dim, sharded=samples_first, unsharded=steps_first
-    )
-    return gradients
+    if x.shape[0] > 1 and runs_on_several_devices():
+        x, hidden_dim = jnp.swapaxes(x, 0, 1), jnp.swapaxes(hidden_dim, 0, 1)
+    return pull(_fold(x), _fold(hidden_dim))
 
 
 def _fold(array: Any) -> Any:

@@ -27,7 +27,7 @@ import numpy as np
 
 from .._errors import DtypeError, ShapeError
 from .._jax import is_tracer
-from .._jax_kernels import csr_kernel, has_csr_kernel, run_on_one_cpu, sharding_dependent
+from .._jax_kernels import csr_kernel, has_csr_kernel, run_on_one_cpu, runs_on_several_devices
 from . import quantities
 from .primitive import register_forms
 from .registry import Arrays
@@ -183,17 +183,10 @@ def _at(array: Any, indices: np.ndarray) -> Any:
 
 
 def _product(x: Any, weight: Any, pattern: SparsePattern) -> Any:
-    if x.ndim < 2 or len(x) * pattern.nnz <= MOST_TERMS:
+    if x.ndim < 2 or len(x) * pattern.nnz <= MOST_TERMS or runs_on_several_devices():
         return _segment_sums(x, weight, pattern)
-
-    def at_once(x: Any, weight: Any) -> Any:
-        return _segment_sums(x, weight, pattern)
-
-    def in_blocks(x: Any, weight: Any) -> Any:
-        rows = max(1, MOST_TERMS // pattern.nnz)
-        return jax.lax.map(lambda row: _segment_sums(row, weight, pattern), x, batch_size=rows)
-
-    return sharding_dependent(x, weight, sharded=at_once, unsharded=in_blocks)
+    rows = max(1, MOST_TERMS // pattern.nnz)
+    return jax.lax.map(lambda row: _segment_sums(row, weight, pattern), x, batch_size=rows)
 
 
 def _segment_sums(x: Any, weight: Any, pattern: SparsePattern) -> Any:
@@ -259,7 +252,7 @@ def _sums_at_entries(x: Any, factor: Any, pattern: SparsePattern) -> Any:
         samples = jnp.swapaxes(x, 0, 1), jnp.swapaxes(factor, 0, 1)
         return jax.lax.map(lambda sample: sums(*sample), samples)
 
-    on_cpu = functools.partial(sharding_dependent, sharded=at_once, unsharded=in_cache)
+    on_cpu = at_once if runs_on_several_devices() else in_cache
     return jax.lax.platform_dependent(*operands, cpu=on_cpu, default=at_once)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._jax_kernels import sharding_dependent
+from .._jax_kernels import runs_on_several_devices
 
 UNROLLED = 32
 BLOCK = 8
@@ -44,7 +44,7 @@ def sum_over_samples(products: Callable[[Any], Any], operands: Any, axes: int = 
     if 0 in jax.tree.leaves(operands)[0].shape[:axes]:
         return at_once(operands)
     by_addition = functools.partial(added_up, products, axes=axes)
-    on_cpu = functools.partial(sharding_dependent, sharded=at_once, unsharded=by_addition)
+    on_cpu = at_once if runs_on_several_devices() else by_addition
     return jax.lax.platform_dependent(operands, cpu=on_cpu, default=at_once)
 
 

@@ -1,11 +1,10 @@
 """Report of a compiled model: which weights learn online, what is cut, and the memory."""
 
 import dataclasses
-import json
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Literal
 
-from .._tables import Table, as_html, as_text
+from .._tables import Printed, Table
 
 Level = Literal["info", "warning"]
 
@@ -175,7 +174,7 @@ class SequenceRow:
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class Report(Printed):
     """The weights of a compiled model that learn online, and their memory.
 
     ``print`` shows it as tables.
@@ -229,17 +228,6 @@ class Report:
     filter_bytes: int = 0
     skipped_updates: int = 0
     mesh: str | None = None
-
-    def __str__(self) -> str:
-        return as_text(self._parts())
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the report as dicts, lists, strings and numbers, ready for JSON."""
-        plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self), default=int))
-        return plain
-
-    def _repr_html_(self) -> str:
-        return as_html(self._parts())
 
     def _parts(self) -> Iterator[Table | str]:
         heads = ["relation", "x", "y", "hidden states", "traces", "bytes"]

@@ -35,7 +35,6 @@ from .._jax import (
     shard_map_axes,
     sub_jaxprs,
     trace_to_jaxpr,
-    with_source_of,
 )
 from .program import Program, program_of
 
@@ -133,7 +132,7 @@ def evaluate_inlined(
             is_library = caller is not None or runs_library_code(equation)
             inside = (caller or equation) if is_library else None
             return evaluate_inlined(call_body(equation), operands, rule, inside)
-        equation = equation if caller is None else with_source_of(equation, caller)
+        equation = equation if caller is None else equation.replace(source_info=caller.source_info)
         results = None if rule is None else rule(equation, operands)
         return bind(equation, operands) if results is None else results
 

@@ -211,7 +211,7 @@ class BaseLearner(brainstate.nn.Module):
 
         ``batch_size`` is that of the batch axis over which a model for one sample is mapped.
         """
-        states = _model.short_term(_model.all_states(self.module))
+        states = _model.of_kind(_model.all_states(self.module), brainstate.ShortTermState)
         is_mapped = batch_size is not None
         initial = _model.InitialValues(self.module, is_mapped)
         brainstate.random.DEFAULT.value  # noqa: B018  created here, outside of every trace
@@ -307,7 +307,7 @@ class BaseLearner(brainstate.nn.Module):
     @property
     def short_term_states(self) -> dict[Path, brainstate.State]:
         """The States that are reset with each sequence, by path."""
-        return _model.short_term(self.states_of_model)
+        return _model.of_kind(self.states_of_model, brainstate.ShortTermState)
 
     @property
     def states_of_step(self) -> dict[Any, brainstate.State]:
@@ -329,7 +329,7 @@ class BaseLearner(brainstate.nn.Module):
     def size_of_init(self) -> int | None:
         """Return the argument of ``init_state`` that makes the current shapes."""
         known = self.graph.batch.samples
-        states = _model.short_term(_model.all_states(self.module))
+        states = _model.of_kind(_model.all_states(self.module), brainstate.ShortTermState)
         return self.initial.size_of(
             self.samples_of_model if known is None else known,
             _model.shapes_of(_model.values_by_path(states)),

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import saiunit
 
+from .. import _brainstate
 from .._brainstate import trace_stateful
 from .._checks import is_quantity, named, parameter_names, shown
 from .._core.steps import Inputs, operands
@@ -27,7 +28,7 @@ from .._core.traces import examples
 from .._errors import OptionError, in_words
 from .._graph.method import Weights
 from .._jax import calls_back, every_equation, trace_state
-from .._model import read_states, write_states
+from .._model import leaves_by_var, whole_values, write_by_path
 from .._typing import Path, PyTree, path_name
 from .arguments import Options, read_arguments, unwrap
 from .base import BaseLearner
@@ -196,9 +197,10 @@ class Recorder:
             )
         self.check_states()
         graph, states = self.learner.graph, self.learner.states_of_step
-        inputs = {**read_arguments(graph, unwrap(arguments)), **read_states(graph, states)}
+        inputs = leaves_by_var(graph, states, _brainstate.values_of(states.values()))
+        inputs |= read_arguments(graph, unwrap(arguments))
         outputs, new_states, self.records = self._run(inputs)
-        write_states(graph, states, new_states)
+        write_by_path(states, whole_values(graph, new_states))
         self._hidden = traced_values(self.learner)
         self.calls += 1
         return jax.tree.unflatten(graph.traced.output_tree, outputs)
@@ -255,8 +257,8 @@ def operands_of(learner: BaseLearner, step: PureStep, values: Sequence[PyTree]) 
     """Return the operands of the relations, from values of the States of a step."""
     states = learner.states_of_step
     by_id = dict(zip(map(id, step.states), values, strict=True))
-    by_path = {path: by_id[id(state)] for path, state in states.items()}
-    return operands(learner.graph, read_states(learner.graph, states, by_path))
+    own = [by_id[id(state)] for state in states.values()]
+    return operands(learner.graph, leaves_by_var(learner.graph, states, own))
 
 
 def example_slices(sequences: PyTree) -> PyTree:

@@ -49,6 +49,5 @@ def __getattr__(name: str) -> _Any:
     layer = getattr(_brainstate.nn, name, None)
     if not isinstance(layer, type) or not issubclass(layer, _brainstate.nn.Module):
         raise AttributeError(f"module 'braintrace.nn' has no attribute '{name}'")
-    if layer is not _brainstate.nn.Sequential:  # its parts have marks of their own
-        layer = _mark(layer)
-    return layer
+    # The parts of a Sequential have marks of their own.
+    return layer if layer is _brainstate.nn.Sequential else _mark(layer)

@@ -315,13 +315,9 @@ class GIF(Spiking):
         self.I1_initializer, self.I2_initializer = I1_initializer, I2_initializer
 
     def _initializers(self) -> Initializers:
-        others = {
-            "V_th": self.V_th_initializer,
-            "I1": self.I1_initializer,
-            "I2": self.I2_initializer,
-        }
-        shaped = {name: (initializer, self.in_size) for name, initializer in others.items()}
-        return {**super()._initializers(), **shaped}
+        initializers = self.V_th_initializer, self.I1_initializer, self.I2_initializer
+        others = zip(("V_th", "I1", "I2"), initializers, strict=True)
+        return {**super()._initializers(), **{name: (own, self.in_size) for name, own in others}}
 
     def get_spike(self) -> Any:
         """Return the spikes of the current state (before an update: of the last step)."""

@@ -12,6 +12,9 @@ from .._errors import OptionError, UnitError
 from .._etrace_op.elemwise import element_wise
 from .._jax import strongly_typed
 
+Activation: TypeAlias = str | Callable[[Any], Any]
+"""A function, or its name in `brainstate.nn`."""
+
 Initializers: TypeAlias = dict[str, tuple[Any, tuple[int, ...]]]
 """For every hidden state, by name: its initialiser, and its shape for one sample."""
 
@@ -45,20 +48,14 @@ class Population(Stateful):
 
     def __init__(self, in_size: Any, name: str | None) -> None:
         super().__init__(name=name)
-        self.in_size = in_size
-        self.out_size = in_size
+        self.in_size, self.out_size = in_size, in_size
 
 
 class Cell(Stateful):
     """A cell with the hidden state h."""
 
     def __init__(
-        self,
-        num_in: int,
-        num_out: int,
-        state_init: Any,
-        activation: str | Callable[[Any], Any],
-        name: str | None,
+        self, num_in: int, num_out: int, state_init: Any, activation: Activation, name: str | None
     ) -> None:
         super().__init__(name=name)
         self.num_in, self.num_out = num_in, num_out

@@ -1,4 +1,4 @@
-"""Gradient check: an online gradient, and backpropagation through time.
+"""One task for all rules: gradients of a sequence by a rule, and by backpropagation through time.
 
 Backpropagation through time is ``jax.grad`` of `FunctionalLearner.predict`, which runs the model
 alone: no trace and no rule takes part in it.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import brainstate
@@ -19,135 +19,15 @@ import numpy as np
 import saiunit
 
 from ._brainstate import trace_stateful, undone
-from ._checks import check_model, common_length, is_quantity
+from ._checks import check_model, common_length
 from ._errors import OptionError
 from ._from_function import gradients_by_path
-from ._graph.graph import ETraceGraph
 from ._learner.arguments import of_numbers, weights_of
 from ._learner.compile import compile
 from ._learner.full_rules import Immediate
 from ._learner.learner import Learner
 from ._learner.user_step import check_loss
-from ._rules import Rule
-from ._tables import Table, as_html, as_text
-from ._typing import Path, PyTree, path_name
-
-
-class Result:
-    def __str__(self) -> str:
-        return as_text(self._parts())
-
-    def _repr_html_(self) -> str:
-        return as_html(self._parts())
-
-    def _parts(self) -> Iterator[Table | str]:
-        raise NotImplementedError
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the result as dicts, tuples, strings and numbers, ready for JSON."""
-        return dataclasses.asdict(self)  # type: ignore[call-overload,no-any-return]
-
-
-@dataclasses.dataclass(frozen=True)
-class GradientRow:
-    """Comparison for one parameter; see `GradientCheck`."""
-
-    parameter: str
-    deviation: float
-    cosine: float
-    norm: float
-    bptt_norm: float
-
-
-@dataclasses.dataclass(frozen=True)
-class GradientCheck(Result):
-    """Result of `gradient_check`; ``print`` shows a table.
-
-    Attributes
-    ----------
-    algorithm, steps
-        The algorithm, and the number of steps.
-    rows
-        One per parameter, and the last one for ``'all parameters'``: ``parameter`` (its printed
-        path), ``deviation`` (norm of the difference of the two gradients, relative to the norm by
-        BPTT), ``cosine`` of the angle between them, and their norms ``norm`` and ``bptt_norm``.
-    """
-
-    algorithm: str
-    steps: int
-    rows: tuple[GradientRow, ...]
-
-    def _parts(self) -> Iterator[Table | str]:
-        title = f"{self.algorithm} against backpropagation through time over {self.steps} steps"
-        heads = ["parameter", "relative deviation", "cosine", "norm", "norm by BPTT"]
-        cells = [
-            (
-                r.parameter,
-                *f"{r.deviation:.2e} {r.cosine:.6f} {r.norm:.3e} {r.bptt_norm:.3e}".split(),
-            )
-            for r in self.rows
-        ]
-        yield Table(title, heads, cells, numbers=range(1, 5))
-
-
-def gradient_check(
-    model: brainstate.nn.Module,
-    algorithm: str | type[Learner] | Rule,
-    xs: Any,
-    ys: Any,
-    loss: Callable[[Any, Any], Any],
-    **options: Any,
-) -> GradientCheck:
-    """Compare the gradients of an algorithm with backpropagation through time.
-
-    Both gradients are of the mean over time of ``loss(output, y)``, from the initial states of the
-    model's ``init_state``. Backpropagation stores every step: choose a sequence that fits into
-    memory and is longer than the time constants of the model. Over a single step, all algorithms
-    agree. `compare_rules` compares several rules and windows, with their costs.
-
-    Parameters
-    ----------
-    model
-        Copies of it run: it does not change, nor do the keys of ``brainstate.random``.
-    algorithm
-        As for `braintrace.compile`.
-    xs, ys
-        Inputs of ``update`` and targets, time first; a tuple of inputs has one for each argument.
-    loss
-        ``(output, y) -> scalar`` of one step.
-    **options
-        Options of `braintrace.compile`: ``batch_size``, ``vmap`` and the options of the algorithm.
-
-    Raises
-    ------
-    OptionError
-        If the gradients by backpropagation are all zero.
-    ShapeError, CompilationError, DtypeError
-        For sequences of different lengths, and see `compile_etrace_graph`.
-
-    Examples
-    --------
-    >>> import braintrace, jax.numpy as jnp
-    >>> model = braintrace.nn.IndRNN(2, 3, activation="tanh")
-    >>> xs, ys = jnp.ones((4, 1, 2)), jnp.zeros((4, 1, 3))
-    >>> squared = lambda output, y: ((output - y) ** 2).mean()
-    >>> check = braintrace.gradient_check(model, "d_rtrl", xs, ys, squared, batch_size=1)
-    >>> check.rows[-1].parameter, check.rows[-1].deviation < 1e-6
-    ('all parameters', True)
-    """
-    inputs = xs if isinstance(xs, tuple) else (xs,)
-
-    def step_fn(run: Callable[..., PyTree], step: PyTree) -> PyTree:
-        return loss(run(*step[0]), step[1])
-
-    own = {name: options.pop(name) for name in ("batch_size", "vmap") if name in options}
-    task = Task.of(model, step_fn, (inputs, ys), None, own)
-    exact, learner = task.with_reference({}).exact(), task.learner(algorithm, options)
-    found = task.online(learner).run()
-    return compared(type(learner).__name__, task.steps, found, exact.run())
-
-
-# --- one task for all rules
+from ._typing import PyTree, path_name
 
 
 class Program(NamedTuple):
@@ -205,9 +85,9 @@ class Task:
 
     @property
     def states_of_sample(self) -> int:
-        graph: ETraceGraph = self.reference.graph
+        graph = self.reference.graph
         sizes = (math.prod(leaf.shape) for leaf in graph.traced.leaves if leaf.kind == "hidden")
-        return sum(sizes) // (graph.batch.samples or 1)
+        return int(sum(sizes)) // (graph.batch.samples or 1)
 
     def with_reference(self, options: Mapping[str, Any]) -> Task:
         return dataclasses.replace(self, reference=self.learner(Immediate, options))
@@ -329,34 +209,3 @@ def _arguments(step_fn: Callable[..., PyTree], x: PyTree) -> tuple[PyTree, ...]:
         "`step_fn` called the model 0 times; it has to call its first argument exactly once per "
         "step."
     )
-
-
-# --- numbers
-
-
-def compared(
-    rule: str, steps: int, online: Mapping[Path, PyTree], exact: Mapping[Path, PyTree]
-) -> GradientCheck:
-    vectors = {path_name(path): (_flat(online[path]), _flat(exact[path])) for path in exact}
-    both = [np.concatenate(own) for own in zip(*vectors.values(), strict=True)]
-    if not np.any(both[1]):
-        raise OptionError(
-            f"The gradients by backpropagation over {steps} steps are all zero, so there is "
-            "nothing to compare. Check that the loss depends on the output, and that neurons "
-            "spike; or use a longer sequence."
-        )
-    rows = [_row(name, *own) for name, own in [*vectors.items(), ("all parameters", both)]]
-    return GradientCheck(rule, steps, tuple(rows))
-
-
-def _flat(gradient: PyTree) -> np.ndarray:
-    leaves = jax.tree.leaves(gradient, is_leaf=is_quantity)
-    return np.concatenate([np.ravel(saiunit.get_mantissa(leaf)) for leaf in leaves]).astype(complex)
-
-
-def _row(name: str, online: np.ndarray, exact: np.ndarray) -> GradientRow:
-    norm, bptt_norm, difference = map(np.linalg.norm, (online, exact, online - exact))
-    with np.errstate(divide="ignore", invalid="ignore"):  # a zero gradient has no direction
-        cosine = np.vdot(online, exact).real / (norm * bptt_norm)
-        deviation = difference / bptt_norm if difference else 0.0
-    return GradientRow(name, *map(float, (deviation, cosine, norm, bptt_norm)))
