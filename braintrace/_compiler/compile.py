@@ -106,17 +106,16 @@ def compile_model(
     check_hidden_states(traced)
     check_loops(traced)
 
-    # Groups of hidden states.
-    group = functools.partial(_with_loops_split if is_elementwise else _grouped, options)
-    step = group(traced)
-    check_has_states(model, step)
-
     # The batch axis of each state.
     batch = batch_of(model, batch_size, options.samples)
 
-    # The memory of a leaky readout becomes a function of filters of the groups that feed it.
+    # The memory of a leaky readout becomes a function of filters of the units that feed it.
     if options.readout_filters:
-        step, batch = with_filters(step, batch, group)
+        traced, batch = with_filters(traced, batch)
+
+    # Groups of hidden states.
+    step = (_with_loops_split if is_elementwise else _grouped)(options, traced)
+    check_has_states(model, step)
 
     # Relations: how the output of each ETP operation reaches the units of each group. Operations
     # that the rule does not carry are ordinary operations from here on.

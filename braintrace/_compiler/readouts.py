@@ -30,23 +30,23 @@ from .._jaxpr.lattices import Labels
 from .._jaxpr.primitives import PRODUCTS
 from .._jaxpr.program import Program, carries_derivative, program_of
 from .._typing import Path
+from .analysis import Analysis, states_as_outputs
 from .batch import follow, laid_out, with_axes
 from .canonicalize import spell_out_broadcasts, with_program
-from .hidden_groups import GroupedStep, seen_by_losses
+from .hidden_groups import seen_by_losses
+from .hidden_states import written
 
 _SUMS = ("add", "add_any", "sub")
 _FACTORS = ("mul", "div", "neg", "convert_element_type", "copy")
 _MOVES = ("reshape", "squeeze", "expand_dims", "transpose", "broadcast_in_dim")
 
 
-def with_filters(
-    step: GroupedStep, batch: Batch, regroup: Callable[[TracedModel], GroupedStep]
-) -> tuple[GroupedStep, Batch]:
+def with_filters(traced: TracedModel, batch: Batch) -> tuple[TracedModel, Batch]:
     """Write the leaky readouts of a step filter first; the batch gets the axes of the filters."""
-    find, traced, program = _Finder(step, batch), step.traced, step.traced.program
-    readouts = [found for leaf, new in step.new_states if (found := find(leaf, new)) is not None]
+    find, program = _Finder(traced, batch), traced.program
+    readouts = [found for leaf in find.states if (found := find(leaf)) is not None]
     if not readouts:
-        return step, batch
+        return traced, batch
     like = [*program.in_vars, *(var for readout in readouts for var in readout.filters.values())]
     jaxpr = trace_to_jaxpr(functools.partial(_run, traced, readouts), [var.aval for var in like])
     new = program_of(inlined(jaxpr, spell_out_broadcasts))
@@ -66,7 +66,7 @@ def with_filters(
         readouts={readout.leaf.name: readout.parameters for readout in readouts},
         unfiltered=traced,
     )
-    return regroup(filtered), with_axes(batch, axes)
+    return filtered, with_axes(batch, axes)
 
 
 def _axis(program: Program, batch: Batch, leaf: StateLeaf, end: StateLeaf) -> int | None:
@@ -112,23 +112,27 @@ class _Readout:
 class _Finder:
     """Find the hidden states that are leaky readouts of other states."""
 
-    def __init__(self, step: GroupedStep, batch: Batch) -> None:
-        self._analysis, self._program = step.analysis, step.traced.program
-        self._parameters, unwritten = step.traced.parameters, ("parameter", "other")
+    def __init__(self, traced: TracedModel, batch: Batch) -> None:
+        self._analysis, self._program = Analysis(traced.program), traced.program
+        outputs = states_as_outputs(traced, self._analysis)
+        self.states = [leaf for leaf in written(traced, "hidden") if leaf not in outputs]
+        self._parameters, unwritten = traced.parameters, ("parameter", "other")
         # A State that resets do not concern, such as a feedback matrix, is fixed as a weight is.
-        kept = (leaf for leaf in step.traced.leaves if leaf.path not in batch.axes)
+        kept = (leaf for leaf in traced.leaves if leaf.path not in batch.axes)
         fixed = {leaf.in_var for leaf in kept if leaf.out_var is None and leaf.kind in unwritten}
         self._varying = self._program.dependents_of({*self._program.in_vars} - fixed)
         weights = [leaf.in_var for leaf in self._parameters]
-        self._states = {leaf.in_var: var for leaf, var in step.new_states}
+        old = [leaf.in_var for leaf in self.states]
         self._learning = self._analysis.gradients.descendants(weights)
-        self._followed = self._analysis.gradients.descendants([*weights, *self._states])
-        self._targets = seen_by_losses(step.traced, step.outputs)
+        self._followed = self._analysis.gradients.descendants([*weights, *old])
+        self._targets = seen_by_losses(traced, outputs)
 
-    def __call__(self, leaf: StateLeaf, new: Var) -> _Readout | None:
+    def __call__(self, leaf: StateLeaf) -> _Readout | None:
         """Return a state as a readout; ``None``: it is not one."""
         analysis, program, old = self._analysis, self._program, leaf.in_var
-        others = {var for pair in self._states.items() if pair[1] is not new for var in pair}
+        new: Any = leaf.out_var
+        pairs = ((other.in_var, other.out_var) for other in self.states)
+        others: set[Any] = {var for pair in pairs if pair[1] is not new for var in pair}
         behind = analysis.gradients.descendants([old])
         late = analysis.gradients.ancestors(self._targets, frozenset({new}))
         if leaf.is_grouped or old in late or not behind.isdisjoint(others):
