@@ -25,7 +25,7 @@ from .._graph.traced_model import FILTERS, Batch, StateLeaf, TracedModel
 from .._jax import Atom, Equation, Var, bind, is_var, trace_to_jaxpr
 from .._jax_kernels import with_derivative_of
 from .._jaxpr.dataflow import Question, flows_from
-from .._jaxpr.evaluate import Constants, evaluate, evaluate_all, inlined
+from .._jaxpr.evaluate import Constants, evaluate, evaluate_all, evaluate_inlined
 from .._jaxpr.lattices import Labels
 from .._jaxpr.primitives import PRODUCTS
 from .._jaxpr.program import Program, carries_derivative, program_of
@@ -48,8 +48,8 @@ def with_filters(traced: TracedModel, batch: Batch) -> tuple[TracedModel, Batch]
     if not readouts:
         return traced, batch
     like = [*program.in_vars, *(var for readout in readouts for var in readout.filters.values())]
-    jaxpr = trace_to_jaxpr(functools.partial(_run, traced, readouts), [var.aval for var in like])
-    new = program_of(inlined(jaxpr, spell_out_broadcasts))
+    run = functools.partial(_run, traced, readouts)
+    new = program_of(trace_to_jaxpr(run, [var.aval for var in like]))
     again = with_program(traced, new)
     paths = [(FILTERS, r.leaf.name, i) for r in readouts for i in range(len(r.filters))]
     added = zip(paths, new.in_vars[-len(paths) :], new.out_atoms[-len(paths) :], strict=True)
@@ -229,9 +229,11 @@ def _run(traced: TracedModel, readouts: Sequence[_Readout], *values: Any) -> lis
 
 
 def _product(equation: Equation, operands: Sequence[Any]) -> Any:
-    if is_marked(equation):
-        return equation.primitive.implementation(*operands, **equation.params)
-    return bind(equation, operands)[0]
+    if not is_marked(equation):
+        return bind(equation, operands)[0]
+    implementation = functools.partial(equation.primitive.implementation, **equation.params)
+    jaxpr = trace_to_jaxpr(implementation, [*map(jax.typeof, operands)])
+    return evaluate_inlined(jaxpr, operands, spell_out_broadcasts)[0]
 
 
 def _advance(
@@ -267,12 +269,13 @@ def _advance(
     fixed, new = jax.lax.stop_gradient(kappa), dict[Any, Any]()
     for source, before in filters.items():
         current = 1 if isinstance(source, str) else known[source]
-        new[source] = fixed.astype(before.dtype) * before + current
+        new[source] = jax.lax.broadcast(fixed.astype(before.dtype), before.shape) * before + current
     result = after(zero, lambda equation, x: product_of(equation, x, new[equation.invars[x]]))
     if "ones" in filters:
         result += (new["ones"] - 1) * after(zero, biases)
     if "old" in filters:
-        new["old"] = kappa * with_derivative_of(known[old], filters["old"])
+        before = with_derivative_of(known[old], filters["old"])
+        new["old"] = jax.lax.broadcast(kappa, value.shape) * before
         result += new["old"]
         new["old"] = with_derivative_of(value, new["old"])
     return with_derivative_of(value, result), new

@@ -87,7 +87,8 @@ class LearnerOptimizer(brainstate.graph.Node):
         self.transformed = brainstate.LongTermState(None)
         self.own: Any = None
         self.begun: Hidden[tuple[Any, Hashable]] = Hidden((None, ()))
-        self.skipped = brainstate.LongTermState(jnp.zeros((), jnp.int32))
+        # From NumPy: `jnp.zeros` compiles a program.
+        self.skipped = brainstate.LongTermState(jnp.asarray(np.zeros((), np.int32)))
         self.noticed = Noticed(peek(self.skipped))
 
     @property
