@@ -257,14 +257,3 @@ def trace_to_jaxpr(fun: Callable[..., Any], avals: Sequence[Aval]) -> ClosedJaxp
         for a in avals
     ]
     return jax.make_jaxpr(fun)(*structs)
-
-
-# --- rebuilding equations with other bodies
-
-
-def shard_map_axes(equation: Equation) -> frozenset[str]:
-    """Return the mesh axes that a ``shard_map`` equation makes manual."""
-    params = equation.params
-    name = "newly_manual_axes" if "newly_manual_axes" in params else "manual_axes"
-    axes: frozenset[str] = params[name]
-    return axes

@@ -170,13 +170,10 @@ def fixpoint(
     r"""Return the least :math:`c` with :math:`c = c_0 \vee f(c)`, by iteration."""
     while True:
         after = [joined(lattice, pair) for pair in zip(carried, step(carried), strict=True)]
-        if all(a is b or _are_equal(a, b) for a, b in zip(carried, after, strict=True)):
+        pairs = zip(carried, after, strict=True)
+        if all(b is None or (a is not None and np.array_equal(a, b)) for a, b in pairs):
             return after
         carried = after
-
-
-def _are_equal(first: Flow, second: Flow) -> bool:
-    return first is not None and second is not None and np.array_equal(first, second)
 
 
 # --- binding times

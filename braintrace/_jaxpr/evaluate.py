@@ -32,7 +32,6 @@ from .._jax import (
     open_jaxpr,
     runs_library_code,
     scan_counts,
-    shard_map_axes,
     sub_jaxprs,
     trace_to_jaxpr,
 )
@@ -324,11 +323,6 @@ def rebuilt(equation: Equation, operands: list[ArrayLike], run: RunBody) -> list
         return list(jax.checkpoint(function, **options)(*operands))
     if name in TRANSPARENT_CALLS:
         return function(*operands)
-    if name == "shard_map":
-        options = {option: params[option] for option in ("mesh", "check_vma")}
-        specs = {"in_specs": tuple(params["in_specs"]), "out_specs": list(params["out_specs"])}
-        axes = set(shard_map_axes(equation))
-        return list(jax.shard_map(function, **options, **specs, axis_names=axes)(*operands))
     if name in OWN_DERIVATIVE | {"cond", "while", "scan"}:
         bodies = {option: _with_bodies(value, run) for option, value in params.items()}
         return list(bind(equation.replace(params=bodies), operands))

@@ -32,7 +32,6 @@ from .lattices import Flow, Lattice, filled, spread
 from .primitives import (
     CONSTANT,
     ELEMENTWISE,
-    IN_ORDER,
     SUMS,
     WINDOWS,
     by_letters,
@@ -177,25 +176,14 @@ def _by_rule(
     lattice: Lattice, constants: Constants, equation: Equation, cotangents: Sequence[Flow]
 ) -> list[Flow] | None:
     """Return the flows of the operands' cotangents; ``None``: there is no rule."""
-    name, params, atoms = equation.primitive.name, equation.params, equation.invars
+    name, atoms = equation.primitive.name, equation.invars
     result, shapes = equation.outvars[0].aval.shape, [atom.aval.shape for atom in atoms]
     flow = filled(lattice, cotangents[0], result)
     if name in ELEMENTWISE:
         is_alike = all(a.aval.shape == result or not carries_derivative(a) for a in atoms)
         return [flow] * len(atoms) if is_alike else None
-    if name in IN_ORDER and params.get("dimensions") is None:
-        return [flow.reshape((*shapes[0], *flow.shape[len(result) :]))]
     if name in SUMS:
-        return [spread(lattice, np.expand_dims(flow, params["axes"]), shapes[0])]
-    if name == "broadcast_in_dim":
-        axes = zip(params["broadcast_dimensions"], shapes[0], strict=True)
-        kept = [axis for axis, size in axes if size == result[axis]]
-        one = lattice.over(flow, [axis for axis in range(len(result)) if axis not in kept])
-        return [one.reshape((*shapes[0], *flow.shape[len(result) :])), *[None] * (len(atoms) - 1)]
-    if name == "split":
-        pairs = zip(cotangents, equation.outvars, strict=True)
-        parts = [filled(lattice, part, var.aval.shape) for part, var in pairs]
-        return [np.concatenate(parts, params["axis"])]
+        return [spread(lattice, np.expand_dims(flow, equation.params["axes"]), shapes[0])]
     if name == "dot_general":
         (*letters, after) = dot_letters(equation)
         by_operand = zip(letters, shapes, strict=True)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import saiunit as u
 from jax import export
-from jax.sharding import PartitionSpec
 from operations import BATCH, BY_NAME, OPERATIONS, assert_close, markers
 
 import braintrace
@@ -182,16 +181,6 @@ def test_inline_passes_quantities_and_keywords():
     found = braintrace.inline(braintrace.matmul)(x, w, bias=b)
     assert u.get_unit(found).has_same_dim(u.mA)
     np.testing.assert_allclose(found.to_decimal(u.mA), 3.001)
-
-
-def test_inline_rebuilds_a_shard_map():
-    f, x, p = BY_NAME["matmul"].marked, XS["matmul"], PS["matmul"]
-    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
-    specs = PartitionSpec("d"), PartitionSpec()
-    sharded = jax.shard_map(f, mesh=mesh, in_specs=specs, out_specs=PartitionSpec("d"))
-    inlined = braintrace.inline(sharded)
-    assert not markers(inlined, x, p)
-    assert_close(jax.jit(inlined)(x, p), f(x, p))
 
 
 def test_inline_names_what_it_cannot_rebuild():
