@@ -7,5 +7,3 @@ from .compile import CompilerOptions as CompilerOptions
 from .compile import compile_model as compile_model
 from .findings import lost_gradients as lost_gradients
 from .findings import publish as publish
-from .trace import state_paths as state_paths
-from .trace import trace_model as trace_model

@@ -20,10 +20,10 @@ from .._graph.traced_model import StateKind, StateLeaf, TracedModel
 from .._jax import Atom, Equation, Var, is_var
 from .._jaxpr.dataflow import BindingTime, binding_times, flows_from
 from .._jaxpr.evaluate import Constants
-from .._jaxpr.lattices import TOP
+from .._jaxpr.lattices import TOP, Flow, Labels, everything, joined, spread
 from .._jaxpr.primitives import CONSTANT
 from .._jaxpr.program import Program, carries_derivative, reached
-from .._jaxpr.vjp import nonlinear_operands
+from .._jaxpr.vjp import flows_back, nonlinear_operands
 from .back_through import SOURCES, Ids, numbered
 
 
@@ -37,18 +37,16 @@ class Paths:
         The program of the step.
     passes
         Tests whether paths pass a variable.
-    before
-        The old values of the States with a new value.
     """
 
     program: Program
     passes: Callable[[Atom], bool]
-    before: Mapping[Var, set[Var]] = dataclasses.field(default_factory=dict)
 
     def uses_of(self, var: Var) -> Iterable[int]:
         """Return the equations that read a variable, in order."""
+        equations = self.program.equations
         readers = (index for index, _ in self.program.readers.get(var, ()))
-        return dict.fromkeys(index for index in readers if not self._ends_at(index))
+        return dict.fromkeys(i for i in readers if equations[i].primitive.name not in CONSTANT)
 
     def ancestors(self, targets: Iterable[Atom], ends: Collection[Var] = ()) -> set[Var]:
         """Return some variables and what they depend on within the step.
@@ -57,20 +55,18 @@ class Paths:
         """
         return self.program.depends_on(targets, frozenset(ends), CONSTANT, self.passes)
 
-    def descendants(self, starts: Iterable[Var], ends: Collection[Var] = ()) -> set[Var]:
+    def descendants(
+        self,
+        starts: Iterable[Var],
+        ends: Collection[Var] = (),
+        before: Mapping[Atom, Iterable[Var]] = MappingProxyType({}),
+    ) -> set[Var]:
         """Return some variables and what depends on them within the step.
 
-        Variables in ``ends`` are included, what depends on them is not.
+        Variables in ``ends`` are included, what depends on them is not. Given ``before``, the old
+        values of the States with a new value, what depends on them in a later step counts as well.
         """
-        return self._forward(starts, ends, {})
 
-    def descendants_over_time(self, starts: Iterable[Var], ends: Collection[Var] = ()) -> set[Var]:
-        """Return the same, in this step or in a later one."""
-        return self._forward(starts, ends, self.before)
-
-    def _forward(
-        self, starts: Iterable[Var], ends: Collection[Var], before: Mapping[Var, set[Var]]
-    ) -> set[Var]:
         def after(var: Var) -> Iterable[Var]:
             if var in ends or not self.passes(var):
                 return ()
@@ -78,9 +74,6 @@ class Paths:
             return chain(filter(self.passes, chain(*results)), before.get(var, ()))
 
         return reached(starts, after)
-
-    def _ends_at(self, index: int) -> bool:
-        return self.program.equations[index].primitive.name in CONSTANT
 
 
 class Analysis:
@@ -97,14 +90,18 @@ class Analysis:
         The program, with the equations that write and read each variable.
     constants
         Values that depend on no input.
+    values
+        Paths by which values depend on values, except through ``stop_gradient``.
+    gradients
+        Paths by which a gradient passes.
     """
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self.constants = Constants(program)
-        self._elements: dict[Var, tuple[int, Mapping[Var, Ids]]] = {}
-
-    # --- ETP operations
+        self.values = Paths(program, is_var)
+        self.gradients = Paths(program, carries_derivative)
+        self._elements: dict[Var, Mapping[Var, Ids]] = {}
 
     @functools.cached_property
     def roles(self) -> Mapping[int, MarkedRole]:
@@ -113,11 +110,14 @@ class Analysis:
         return MappingProxyType({index: what for index, what in pairs if what is not None})
 
     @functools.cached_property
-    def opaque(self) -> frozenset[int]:
-        """Equations of the ETP operations that end a walk."""
-        return frozenset(index for index, what in self.roles.items() if what == "opaque")
+    def operations(self) -> frozenset[Var]:
+        """The outputs of ETP operations."""
+        return self.program.made_by(self.roles)
 
-    # --- what depends on what
+    @functools.cached_property
+    def opaque(self) -> frozenset[Var]:
+        """The outputs of the ETP operations that end a walk."""
+        return self.program.made_by(i for i, what in self.roles.items() if what == "opaque")
 
     @functools.cached_property
     def _places(self) -> Mapping[Var, int]:
@@ -127,28 +127,62 @@ class Analysis:
         """Return the inputs of the program among some variables, in order."""
         return sorted((v for v in variables if v in self._places), key=self._places.__getitem__)
 
-    @functools.cached_property
-    def values(self) -> Paths:
-        """Paths by which values depend on values, except through ``stop_gradient``."""
-        return Paths(self.program, is_var)
-
-    @functools.cached_property
-    def gradients(self) -> Paths:
-        """Paths by which a gradient passes."""
-        return Paths(self.program, carries_derivative)
-
-    def elements_of(self, start: Var, last: int) -> Mapping[Var, Ids]:
+    def elements_of(self, start: Var) -> Mapping[Var, Ids]:
         """Return the one element of ``start`` that each element of a variable depends on.
 
-        A variable is left out if one of its elements depends on several. The result covers the
-        variables that the equations up to ``last`` write, and may cover more.
+        A variable is left out if one of its elements depends on several.
         """
-        known, elements = self._elements.get(start, (-2, {}))
-        if known < last:
-            flows = flows_from(SOURCES, self.constants, {start: numbered(start)}, last).items()
-            elements = {v: f for v, f in flows if f is not None and not np.any(f == TOP)}
-            self._elements[start] = last, elements
-        return elements
+        if start not in self._elements:
+            flows = flows_from(SOURCES, self.constants, {start: numbered(start)}).items()
+            one = {var: f for var, f in flows if f is not None and not np.any(f == TOP)}
+            self._elements[start] = one
+        return self._elements[start]
+
+
+def labels_back(
+    analysis: Analysis,
+    starts: Mapping[Var, Flow],
+    ends: Collection[Var] = (),
+    special: Callable[[Equation, Sequence[Flow]], list[Flow] | None] = lambda *_: None,
+) -> tuple[dict[Var, Flow], dict[tuple[int, int], Flow]]:
+    """Let labels flow back through a step, by the derivatives of its equations.
+
+    Parameters
+    ----------
+    analysis, starts
+        The step, and the labels of some variables.
+    ends
+        Variables at which labels end.
+    special
+        A rule that is tried first for every equation.
+
+    Returns
+    -------
+    reached
+        The label that each element of a variable reaches.
+    through
+        The same by a single use, by the indices of the equation and of the operand.
+    """
+    reached, through = dict(starts), dict[tuple[int, int], Flow]()
+    for index in analysis.program.backward(starts, reached):
+        equation = analysis.program.equations[index]
+        results = [None if var in ends else reached.get(var) for var in equation.outvars]
+        if all(flow is None for flow in results):
+            continue
+        flows = special(equation, results)
+        flows = flows or flows_back(Labels(), analysis.constants, equation, results)
+        flows = flows or alike(equation, everything(Labels(), results))  # nothing is known
+        for operand, (atom, flow) in enumerate(zip(equation.invars, flows, strict=True)):
+            through[index, operand] = flow
+            if flow is not None and carries_derivative(atom):
+                reached[atom] = joined(Labels(), [reached.get(atom), flow])
+    return reached, through
+
+
+def alike(equation: Equation, one: Flow) -> list[Flow]:
+    """Return the same flow for every element of the operands."""
+    shapes = (atom.aval.shape for atom in equation.invars)
+    return [one if one is None else spread(Labels(), one, shape) for shape in shapes]
 
 
 def data_of(

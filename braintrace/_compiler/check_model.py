@@ -10,11 +10,12 @@ from .._graph.hidden_group import HiddenParamOpRelation
 from .._graph.method import FOLLOWS_ALL, Jacobian
 from .._graph.report import Diagnostic
 from .._graph.traced_model import TracedModel
-from .._jax import is_var, source_line
-from .._jaxpr.primitives import CONSTANT
+from .._jax import source_line
 from .._jaxpr.program import carries_derivative
 from .._typing import path_name
+from .analysis import Paths
 from .hidden_groups import GroupedStep
+from .hidden_states import written
 
 
 def check_parameters(model: brainstate.nn.Module) -> None:
@@ -42,14 +43,11 @@ def check_hidden_states(traced: TracedModel) -> None:
 
 def check_loops(traced: TracedModel) -> None:
     """Refuse a ``while`` loop on a gradient path to a hidden state."""
-    program = traced.program
-    written = [leaf for leaf in traced.leaves if leaf.kind == "hidden" and is_var(leaf.out_var)]
-    starts = [leaf.in_var for leaf in (*written, *traced.parameters)]
-    ends = [leaf.out_var for leaf in written]
-    between = program.dependents_of(starts, None, CONSTANT, carries_derivative)
-    between &= program.depends_on(ends, (), CONSTANT, carries_derivative)
-    for index in program.making(between):
-        equation = program.equations[index]
+    gradients, hidden = Paths(traced.program, carries_derivative), written(traced, "hidden")
+    behind = gradients.ancestors(leaf.out_var for leaf in hidden if leaf.out_var is not None)
+    between = behind & gradients.descendants(s.in_var for s in (*hidden, *traced.parameters))
+    for index in traced.program.making(between):
+        equation = traced.program.equations[index]
         if equation.primitive.name == "while":
             raise CompilationError(
                 f"A gradient path of `update` passes a `while` loop ({source_line(equation)}). A "
@@ -85,7 +83,7 @@ def check_learns(
         return
     names = ", ".join(state.name for state, _ in step.new_states)
     parameters = {leaf.in_var for leaf in step.traced.parameters}
-    behind = step.traced.program.depends_on([var for _, var in step.new_states], blocked=CONSTANT)
+    behind = step.analysis.values.ancestors(var for _, var in step.new_states)
     if behind.isdisjoint(parameters):
         raise CompilationError(
             f"No parameter reaches a hidden state ({names}) of `{type(model).__name__}`: it is a "

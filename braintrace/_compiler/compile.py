@@ -40,14 +40,13 @@ from .check_model import (
 )
 from .findings import diagnose, publish
 from .flat_state import about_layers, flattened_state, layers_of
-from .hidden_groups import GroupedStep, find_hidden_groups
+from .hidden_groups import GroupedStep, grouped
 from .hidden_states import hidden_arrays, with_memories, written
 from .jacobian_sparsity import structure_of
 from .marked_operations import marked_operations
 from .marks import marking_of
 from .readouts import with_filters
 from .relations import find_relations
-from .step_graph import step_graph
 from .trace import trace_model
 from .units import Units
 
@@ -182,11 +181,6 @@ def _grouped(options: CompilerOptions, traced: TracedModel) -> GroupedStep:
     units = Units(analysis, leaves)
     states = hidden_arrays(analysis, units)
 
-    # The paths between these states, parameters and ETP operations.
-    graph = step_graph(traced, analysis, [(state.leaf.in_var, state.var) for state in states])
-
     # States with units in common are a group. The walks back from them find the operations that
     # reach them and the truncated paths.
-    parts = (units, states, graph, outputs, options.every_state)
-    groups, walks = find_hidden_groups(traced, analysis, *parts)
-    return GroupedStep(traced, analysis, graph, operations, outputs, groups, walks)
+    return grouped(traced, analysis, units, states, operations, outputs, options.every_state)

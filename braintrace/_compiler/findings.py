@@ -6,6 +6,7 @@ weights and states behind that place lose it, and are named.
 
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,13 +20,12 @@ from .._graph.report import ApproximationWarning, Diagnostic, DiagnosticKind, Le
 from .._graph.traced_model import FILTERS, StateLeaf
 from .._jax import Atom, Equation, Var, is_var, source_line
 from .._jaxpr.dataflow import BindingTime, binding_times
-from .._jaxpr.lattices import BOTTOM, Labels
-from .._jaxpr.primitives import CONSTANT, PRODUCTS
+from .._jaxpr.lattices import BOTTOM
+from .._jaxpr.primitives import PRODUCTS
 from .._jaxpr.program import Program, carries_derivative
-from .._jaxpr.vjp import flows_back
 from .._typing import path_name
-from .analysis import nonlinear_uses, time_of_leaf
-from .hidden_groups import GroupedStep, seen_by_losses
+from .analysis import Paths, labels_back, nonlinear_uses, time_of_leaf
+from .hidden_groups import GroupedStep, new_states, seen_by_losses
 from .parametric_uses import LOOPS
 from .walk import Walk
 
@@ -72,7 +72,7 @@ def diagnose(
     yield from _not_marked(step)
     yield from _also_untagged(step, carried)
     yield from _unseen(step, carried)
-    yield from untraced_states(step, step.graph.opaque)
+    yield from untraced_states(step, step.analysis.opaque)
 
 
 def publish(diagnostics: Iterable[Diagnostic], strict: bool) -> None:
@@ -88,7 +88,7 @@ def publish(diagnostics: Iterable[Diagnostic], strict: bool) -> None:
 # --- on the way into a hidden group
 
 
-class _Group(NamedTuple):
+class _Into(NamedTuple):
     """A hidden group of a step, and the new states of the other groups."""
 
     step: GroupedStep
@@ -96,19 +96,18 @@ class _Group(NamedTuple):
     others: frozenset[Var]
 
     @property
-    def names(self) -> list[str]:
-        return list(dict.fromkeys(map(_printed, self.group.hidden_states)))
-
-    @property
     def inside(self) -> frozenset[Var]:
         """The variables at which an elementwise path into the group ends."""
-        return self.others | self.step.graph.operations
+        return self.others | self.step.analysis.operations
 
-    def states_behind(self, operands: Iterable[Atom], ends: frozenset[Var]) -> list[str]:
+    def behind(self, operands: Iterable[Atom], ends: frozenset[Var]) -> set[Var]:
+        gradients = self.step.analysis.gradients
+        return gradients.ancestors(filter(carries_derivative, operands), ends)
+
+    def states_among(self, variables: Collection[Var]) -> list[str]:
         """Return states before the step, and states of other groups that feed a memory."""
-        behind = _behind(self.step, operands, ends)
-        old = (_printed(leaf) for leaf, _ in self.step.new_states if leaf.in_var in behind)
-        return list(dict.fromkeys([*old, *self.fed_by(behind)]))
+        old = (_printed(leaf) for leaf, _ in self.step.new_states if leaf.in_var in variables)
+        return list(dict.fromkeys([*old, *self.fed_by(variables)]))
 
     def fed_by(self, variables: Collection[Var]) -> list[str]:
         if not self.step.is_remembered(self.group) or self.group.delay_line:
@@ -116,10 +115,9 @@ class _Group(NamedTuple):
         pairs = self.step.new_states
         return [_printed(leaf) for leaf, v in pairs if v in variables and v in self.others]
 
-    def weights_behind(self, operands: Iterable[Atom], ends: frozenset[Var]) -> list[str]:
-        behind = _behind(self.step, operands, ends)
-        marked = (o.printed_paths for o in self.step.operations if o.y_var in behind)
-        return list(dict.fromkeys(path for paths in marked for path in paths))
+    def weights_among(self, variables: Collection[Var]) -> list[str]:
+        marked = (o.printed_paths for o in self.step.operations if o.y_var in variables)
+        return list(dict.fromkeys(chain(*marked)))
 
     def finding(
         self,
@@ -129,29 +127,28 @@ class _Group(NamedTuple):
         equation: Equation,
         text: str,
     ) -> Diagnostic:
-        message = f"{quoted(sources)} reaches {quoted(self.names)} {text}."
-        return Diagnostic(level, kind, message, (*sources, *self.names), source_line(equation))
+        names = [*dict.fromkeys(map(_printed, self.group.hidden_states))]
+        message = f"{quoted(sources)} reaches {quoted(names)} {text}."
+        return Diagnostic(level, kind, message, (*sources, *names), source_line(equation))
 
 
-def _walked(step: GroupedStep) -> Iterator[tuple[_Group, Sequence[Walk]]]:
+def _walked(step: GroupedStep) -> Iterator[tuple[_Into, Sequence[Walk]]]:
     for group, walks in zip(step.groups, step.walks, strict=True):
         others = frozenset(var for _, var in step.new_states if var not in group.new_vars)
-        yield _Group(step, group, others), walks
+        yield _Into(step, group, others), walks
 
 
-def _behind(step: GroupedStep, operands: Iterable[Atom], ends: frozenset[Var]) -> set[Var]:
-    return step.graph.gradients.ancestors(filter(carries_derivative, operands), ends)
-
-
-def _lost_on_the_way(into: _Group, walks: Sequence[Walk]) -> Iterator[Diagnostic]:
+def _lost_on_the_way(into: _Into, walks: Sequence[Walk]) -> Iterator[Diagnostic]:
     """Yield the paths into a group that its walks have left out."""
-    equations, cut = into.step.analysis.program.equations, dict[int, list[Atom]]()
-    if not into.group.delay_line:
-        for use in dict.fromkeys(use for walk in walks for use in sorted(walk.cuts)):
-            cut.setdefault(use.equation, []).append(equations[use.equation].invars[use.operand])
-    for index, operands in cut.items():
-        states = into.states_behind(operands, into.inside)
-        weights = into.weights_behind(operands, into.inside)
+    equations, behind = into.step.analysis.program.equations, dict[int, set[Var]]()
+    for walk in () if into.group.delay_line else walks:
+        for use in sorted(walk.cuts):
+            operand = equations[use.equation].invars[use.operand]
+            # A cut loses nothing of the new states that a downstream state reads as an output does.
+            found = into.behind([operand], into.inside | walk.stops)
+            behind.setdefault(use.equation, set()).update(found)
+    for index, variables in behind.items():
+        states, weights = into.states_among(variables), into.weights_among(variables)
         if states or weights:
             text = (
                 f"through `{equations[index].primitive.name}`, which couples units. This path "
@@ -164,11 +161,12 @@ def _lost_on_the_way(into: _Group, walks: Sequence[Walk]) -> Iterator[Diagnostic
     for index in sorted({index for walk in walks for index in walk.weights_met}):
         equation = equations[index]
         through = f"through the ETP operation `{equation.primitive.name}`"
-        if states := into.states_behind(equation.invars, into.others):
+        variables = into.behind(equation.invars, into.others)
+        if states := into.states_among(variables):
             text = f"{through}. Its weight learns online; D-RTRL truncates the path from state to"
             text += " state through it"
             yield into.finding("info", "truncated", states, equation, text)
-        if weights := into.weights_behind(equation.invars, into.others):
+        if weights := into.weights_among(variables):
             text = f"{through}. A trace cannot carry one weight through another: on this path it "
             text += "gets the gradient of the current step. Apply the weight after the other one"
             yield into.finding("warning", "no-trace", weights, equation, text)
@@ -184,11 +182,8 @@ def _nonlinear(step: GroupedStep, carried: Relations) -> Iterator[Diagnostic]:
     """Yield the nonlinear backward rules on the way into groups and into weights."""
     for into, _ in _walked(step):
         for equation, before in nonlinear_uses(step.analysis, into.group.new_vars, into.inside):
-            sources = [
-                *into.states_behind(before, into.inside),
-                *into.weights_behind(before, into.inside),
-            ]
-            if sources:
+            variables = into.behind(before, into.inside)
+            if sources := [*into.states_among(variables), *into.weights_among(variables)]:
                 text = f"through a {NONLINEAR[:-1]}"
                 yield into.finding("warning", "nonlinear-gradient", sources, equation, text)
     parameters = {leaf.in_var for leaf in step.traced.parameters}
@@ -276,12 +271,12 @@ def _reason(
 
 def _also_untagged(step: GroupedStep, carried: Relations) -> Iterator[Diagnostic]:
     """Yield the traced weights that also reach a state by ordinary operations."""
-    gradients, equations = step.graph.gradients, step.traced.program.equations
+    gradients, equations = step.analysis.gradients, step.traced.program.equations
     operands = [atom for relation in carried for atom in relation.trainable_vars.values()]
     behind = gradients.ancestors(operands)
     for leaf in (leaf for leaf in step.traced.parameters if leaf.in_var in behind):
         for index in gradients.uses_of(leaf.in_var):
-            states = _reached(step, equations[index].outvars, step.graph.operations)
+            states = _reached(step, equations[index].outvars, step.analysis.operations)
             if index not in step.analysis.roles and states:
                 name = equations[index].primitive.name
                 message = f"Weight '{leaf.name}' of an ETP operation also reaches {quoted(states)} "
@@ -320,23 +315,12 @@ def _unseen(step: GroupedStep, carried: Relations) -> Iterator[Diagnostic]:
 
 def _seen(step: GroupedStep, targets: Sequence[Atom], ends: frozenset[Var]) -> dict[Var, Any]:
     """Return the elements that some targets depend on, by their variables, up to some ends."""
-    program, constants = step.analysis.program, step.analysis.constants
     if all(len(group.hidden_states) == len(group.states) for group in step.groups):
-        return dict.fromkeys(step.graph.gradients.ancestors(targets, ends), np.True_)
+        return dict.fromkeys(step.analysis.gradients.ancestors(targets, ends), np.True_)
     # Of a State with slots, a loss may see some.
-    seen = {atom: np.zeros(atom.aval.shape, np.int32) for atom in targets if is_var(atom)}
-    for index in program.backward(targets, seen):
-        equation = program.equations[index]
-        after = [None if var in ends else seen.get(var) for var in equation.outvars]
-        if all(flow is None for flow in after):
-            continue
-        whole = [np.zeros(atom.aval.shape, np.int32) for atom in equation.invars]
-        found = flows_back(Labels(), constants, equation, after)
-        for atom, flow in zip(equation.invars, whole if found is None else found, strict=True):
-            if flow is not None and carries_derivative(atom):
-                own = np.where(flow == BOTTOM, np.int32(BOTTOM), np.int32(0))
-                seen[atom] = np.maximum(seen.get(atom, own), own)
-    return {var: flow != BOTTOM for var, flow in seen.items() if np.any(flow != BOTTOM)}
+    starts = {atom: np.zeros(atom.aval.shape, np.int32) for atom in targets if is_var(atom)}
+    seen, _ = labels_back(step.analysis, starts, ends)
+    return {var: f != BOTTOM for var, f in seen.items() if f is not None and np.any(f != BOTTOM)}
 
 
 def _has_any(seen: Mapping[Var, Any], var: Var, layout: Ids | None) -> bool:
@@ -351,7 +335,7 @@ def _not_marked(step: GroupedStep) -> Iterator[Diagnostic]:
     """
     if step.traced.has_found_marks:
         return
-    gradients, equations = step.graph.gradients, step.traced.program.equations
+    gradients, equations = step.analysis.gradients, step.traced.program.equations
     operands = [atom for operation in step.operations for atom in operation.trainable_vars.values()]
     marked = gradients.ancestors(operands)
     leaves = [leaf for leaf in step.traced.parameters if leaf.in_var not in marked]
@@ -409,9 +393,9 @@ def _recurrent_uses(step: GroupedStep) -> Mapping[Var, Equation]:
 
 def _reached(step: GroupedStep, starts: Collection[Var], ends: Collection[Var] = ()) -> list[str]:
     """Return the remembered hidden states that depend on some variables by gradient."""
-    descendants = step.graph.gradients.descendants(starts, ends)
-    remembered = (leaf for leaf, var in step.remembered_states if var in descendants)
-    return list(dict.fromkeys(map(_printed, remembered)))
+    descendants = step.analysis.gradients.descendants(starts, ends)
+    states = chain(*(new_states(group) for group in step.groups if step.is_remembered(group)))
+    return list(dict.fromkeys(_printed(leaf) for leaf, var in states if var in descendants))
 
 
 def _printed(leaf: StateLeaf) -> str:
@@ -427,10 +411,10 @@ def untraced_states(step: GroupedStep, ends: frozenset[Var]) -> Iterator[Diagnos
 
     The variables in ``ends`` are the outputs of the operations at which traces end.
     """
-    gradients, new = step.graph.gradients, {var: _printed(s) for s, var in step.new_states}
+    gradients, new = step.analysis.gradients, {var: _printed(s) for s, var in step.new_states}
     starts = [state.in_var for state, _ in step.new_states]
     starts += [operation.y_var for operation in step.operations]
-    carriers = gradients.descendants_over_time(starts)
+    carriers = step.descendants_over_time(starts)
     outputs = gradients.ancestors(step.traced.output_atoms, ends)
     for leaf in step.traced.leaves:
         if leaf.kind != "other" or not is_var(leaf.out_var) or leaf.out_var not in carriers:
@@ -468,13 +452,11 @@ def lost_gradients(
     carried
         Old and new values of States, and whether the model has the State.
     """
-
-    def behind(atom: Atom) -> set[Var]:
-        return program.depends_on([atom], frozenset(), CONSTANT, carries_derivative)
-
-    read = behind(loss)
+    gradients = Paths(program, carries_derivative)
+    read = gradients.ancestors([loss])
     for old, new, is_of_model in carried:
-        if is_of_model or old not in read or not is_var(new) or behind(new).isdisjoint(moving):
+        is_constant = gradients.ancestors([new]).isdisjoint(moving)
+        if is_of_model or old not in read or not is_var(new) or is_constant:
             continue
         readers = (program.equations[index] for index, _ in program.readers.get(old, ()))
         lines = (source_line(e) for e in readers if not read.isdisjoint(e.outvars))

@@ -7,8 +7,6 @@ depend on each other, or that has no derivative, is refused.
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
-import jax.numpy as jnp
-
 from .._errors import CompilationError
 from .._graph.flat_state import FlatState
 from .._graph.report import Diagnostic, quoted
@@ -18,6 +16,7 @@ from .._jaxpr.program import components
 from .analysis import nonlinear_uses
 from .findings import untraced_states
 from .hidden_groups import GroupedStep, new_states
+from .hidden_states import written
 from .sample_axes import SampleFlow, new_vars
 
 HiddenStates: TypeAlias = list[tuple[StateLeaf, Var]]
@@ -92,17 +91,9 @@ def _leaves(step: GroupedStep) -> tuple[StateLeaf, ...]:
     """Return the states that parameters reach and a step reads; if it reads none, all of them."""
     traced = step.traced
     parameters = [leaf.in_var for leaf in traced.parameters]
-    reached = step.graph.gradients.descendants_over_time(parameters)
+    reached = step.descendants_over_time(parameters)
     read = traced.program.depends_on(traced.program.out_atoms)
-    changed = tuple(
-        leaf
-        for leaf in traced.leaves
-        if leaf.kind == "hidden"
-        and jnp.issubdtype(leaf.dtype, jnp.floating)
-        and leaf.out_var is not None
-        and is_var(leaf.out_var)
-        and leaf.out_var in reached
-    )
+    changed = tuple(leaf for leaf in written(traced, "hidden") if leaf.out_var in reached)
     return tuple(leaf for leaf in changed if leaf.in_var in read) or changed
 
 
@@ -130,7 +121,7 @@ def layers_of(step: GroupedStep) -> list[HiddenStates]:
     """Return the layers of a step, each after those that it reads."""
     states = [list(new_states(group)) for group in step.groups]
     nodes = [_nodes(own) for own in states]
-    later = [step.graph.gradients.descendants_over_time(own) for own in nodes]
+    later = [step.descendants_over_time(own) for own in nodes]
     reads = [[i for i, found in enumerate(later) if not found.isdisjoint(own)] for own in nodes]
     return [[state for number in layer for state in states[number]] for layer in components(reads)]
 
@@ -140,7 +131,7 @@ def about_layers(step: GroupedStep, layers: Sequence[HiddenStates]) -> Iterator[
     readers = step.analysis.program.readers
     for lower in layers:
         others = {var for layer in layers if layer is not lower for _, var in layer}
-        following = step.graph.gradients.descendants(_nodes(lower), others) & others
+        following = step.analysis.gradients.descendants(_nodes(lower), others) & others
         for upper in layers:
             is_read = any(leaf.in_var in readers for leaf, _ in upper)
             if is_read and not following.isdisjoint(var for _, var in upper):
@@ -167,15 +158,15 @@ def _reached(
 
     Paths through the states of another layer do not count.
     """
-    gradients, every = step.graph.gradients, set(leaves)
+    every = set(leaves)
     insides = [{leaf for leaf, _ in layer} for layer in layers] or [every]
 
-    def written(parameter: Var) -> Iterator[StateLeaf]:
+    def reached_by(parameter: Var) -> Iterator[StateLeaf]:
         for inside in insides:
             outside = {var for leaf in every - inside for var in (leaf.in_var, leaf.out_var)}
-            later = gradients.descendants_over_time([parameter], outside)
+            later = step.descendants_over_time([parameter], outside)
             yield from (leaf for leaf in inside if leaf.out_var in later)
 
-    found = {leaf.name: {*written(leaf.in_var)} for leaf in step.traced.parameters}
+    found = {leaf.name: {*reached_by(leaf.in_var)} for leaf in step.traced.parameters}
     numbers = {name: [n for n, s in enumerate(leaves) if s in own] for name, own in found.items()}
     return {name: tuple(own) for name, own in numbers.items() if own}

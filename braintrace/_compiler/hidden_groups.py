@@ -1,248 +1,20 @@
 """Hidden groups: the hidden states that have units in common, with their paths within a step."""
 
 import dataclasses
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from .._graph.hidden_group import Cut, HiddenGroup, HiddenParamOpRelation
 from .._graph.traced_model import StateLeaf, TracedModel
-from .._jax import Atom, Var
+from .._jax import Atom, Var, is_var
 from .._jaxpr.lattices import BOTTOM
 from .._jaxpr.program import components
 from .analysis import Analysis
 from .back_through import Ids
 from .hidden_states import HiddenArray, delay_lines
-from .step_graph import StepGraph
 from .units import Units
-from .walk import Origin, Walk, walk_back
-
-
-def find_hidden_groups(
-    traced: TracedModel,
-    analysis: Analysis,
-    units: Units,
-    states: Sequence[HiddenArray],
-    graph: StepGraph,
-    outputs: Sequence[StateLeaf],
-    every_state: bool,
-) -> tuple[list[HiddenGroup], list[list[Walk]]]:
-    """Group the hidden states of a step.
-
-    Parameters
-    ----------
-    traced, analysis
-        The step.
-    units, states, graph
-        Its units, its hidden states, and the paths between them.
-    outputs
-        States that count as outputs of the step; they are in no group.
-    every_state
-        Whether all states have traces, including those that no later step reads.
-
-    Returns
-    -------
-    groups
-        In the order in which their first state is computed within the step.
-    walks
-        For every group, the walk back from each of its states.
-    """
-    new_vars = Counter(state.var for state in states)
-    seen = seen_by_losses(traced, outputs)
-    late_inputs = list(_late_inputs(graph, states, frozenset(new_vars)))
-    loss_reads = graph.values.ancestors(seen, new_vars).union(*late_inputs)
-    lines = set() if every_state else delay_lines(analysis, graph, states, loss_reads)
-    groups: list[HiddenGroup] = []
-    walks: list[list[Walk]] = []
-    for members in _connected(states, lines):
-        aligned = _Aligned(analysis, units, [states[a] for a in members])
-        is_read = [state.leaf.in_var in loss_reads for state in aligned.states]
-        own, downstream = _walks(aligned, graph, new_vars, is_read, every_state)
-        own_late = tuple(late_inputs[a] for a in members)
-        is_line = aligned.states[0].leaf in lines
-        groups.append(_group(len(groups), aligned, own, downstream, is_read, own_late, is_line))
-        walks.append(own)
-    return groups, walks
-
-
-def _late_inputs(
-    graph: StepGraph, states: Sequence[HiddenArray], every_new: frozenset[Var]
-) -> Iterator[frozenset[Var]]:
-    """Yield the old values that each state reads of States that it does not act upon."""
-    old = {state.leaf.in_var for state in states}
-    for state in states:
-        read = graph.gradients.ancestors([state.var], every_new - {state.var})
-        yield frozenset(read & old) - graph.gradients.descendants_over_time([state.var])
-
-
-def _connected(states: Sequence[HiddenArray], apart: set[StateLeaf]) -> list[tuple[int, ...]]:
-    """Return the sets of states with units in common, as indices, by the first of each.
-
-    The States in ``apart`` are in groups of their own.
-    """
-    leaves = [state.leaf for state in states]
-    coupled = [{leaves.index(leaf)} for leaf in leaves]  # all slots of a State
-    together = [a for a, leaf in enumerate(leaves) if leaf not in apart]
-    owner = np.full(1 + max((int(s.old_ids.max(initial=0)) for s in states), default=0), -1)
-    for a in together:
-        units = states[a].old_ids.ravel()[states[a].old_places]
-        before = owner[units][owner[units] >= 0]
-        coupled[a].update(np.flatnonzero(np.bincount(before)).tolist())
-        owner[units] = a
-    for a, others in enumerate(coupled):
-        for c in others:
-            coupled[c].add(a)
-    return sorted(map(tuple, components([*map(sorted, coupled)])))
-
-
-class _Aligned:
-    """The states of a group, with their units in numbers of the group.
-
-    Parameters
-    ----------
-    analysis, units
-        The step, and its units.
-    states
-        The states, with ids that are numbers of `Units`.
-    """
-
-    def __init__(self, analysis: Analysis, units: Units, states: Sequence[HiddenArray]) -> None:
-        self.analysis = analysis
-        numbers = [state.old_ids.ravel()[state.old_places] for state in states]
-        every = np.flatnonzero(np.bincount(np.concatenate(numbers)))
-        wholes = [a for a, own in enumerate(numbers) if own.size == every.size]
-        wholes.sort(key=lambda a: states[a].has_slots)
-        self.shape = states[wholes[0]].shape if wholes else (every.size,)
-        order = numbers[wholes[0]] if wholes else every
-        self.place = np.full(units.unit.size + 1, BOTTOM, np.int32)  # the last one is for `BOTTOM`
-        self.place[order] = np.arange(order.size)
-        self.origin = Origin(units.labels, self.place)
-        self.states = [
-            dataclasses.replace(state, ids=self._own(state.ids), old_ids=self._own(state.old_ids))
-            for state in states
-        ]
-
-    def _own(self, ids: Ids) -> Ids:
-        return np.asarray(self.place[ids])
-
-    def walk(self, state: HiddenArray, stops: frozenset[Var]) -> Walk:
-        """Walk back from the new value of one of the states."""
-        return walk_back(self.analysis, {state.var: state.ids}, stops, self.origin)
-
-
-def _walks(
-    aligned: _Aligned,
-    graph: StepGraph,
-    new_vars: Counter[Var],
-    is_read: Sequence[bool],
-    every_state: bool,
-) -> tuple[list[Walk], tuple[int, ...]]:
-    """Return the walks back from every state of a group, and its downstream states."""
-    every_new = frozenset(new_vars)
-    group_vars = Counter(state.var for state in aligned.states)
-    stops = every_new.difference(var for var, count in group_vars.items() if count == new_vars[var])
-    walks = [aligned.walk(state, stops) for state in aligned.states]
-    if len(walks) == 1 or every_state:
-        return walks, ()
-    downstream = _downstream(aligned.states, graph, walks, is_read, every_new)
-    for a in downstream:
-        ends = stops | group_vars.keys() - {aligned.states[a].var}
-        walk = aligned.walk(aligned.states[a], ends)
-        walks[a] = _without_held_cuts(aligned.analysis, graph, walk, ends)
-    return walks, downstream
-
-
-def _downstream(
-    states: Sequence[HiddenArray],
-    graph: StepGraph,
-    walks: Sequence[Walk],
-    is_read: Sequence[bool],
-    every_new: frozenset[Var],
-) -> tuple[int, ...]:
-    """Return the states computed from new values only, which no later step reads.
-
-    If another state of the step reads such a state, the derivatives of that other state pass
-    through it to its inputs. States are considered from the last to the first: a state may depend
-    on other downstream states, but not on them alone.
-    """
-    old = {state.leaf.in_var for state in states}
-    downstream: list[int] = []
-    for a, state in reversed(list(enumerate(states))):
-        upstream = {other.var for c, other in enumerate(states) if c != a and c not in downstream}
-        is_carried = is_read[a] or any(_reaches_old(walk, state) for walk in walks)
-        stops = every_new - {state.var}
-        reads_old = graph.values.ancestors([state.var], stops | graph.opaque) & old
-        reads_new = graph.values.ancestors([state.var], stops) & (upstream - {state.var})
-        if reads_new and not (is_carried or reads_old):
-            downstream.append(a)
-    return tuple(reversed(downstream))
-
-
-def _without_held_cuts(
-    analysis: Analysis, graph: StepGraph, walk: Walk, ends: frozenset[Var]
-) -> Walk:
-    """Leave out truncated paths that end at held values: they lose no gradient."""
-    equations = analysis.program.equations
-    sources = graph.operations.union(analysis.program.in_vars)
-
-    def costs(cut: Cut) -> bool:
-        operand = equations[cut.equation].invars[cut.operand]
-        return not sources.isdisjoint(graph.values.ancestors([operand], ends) - ends)
-
-    return dataclasses.replace(walk, cuts=set(filter(costs, walk.cuts)))
-
-
-def _reaches_old(walk: Walk, state: HiddenArray) -> bool:
-    """Test whether a walk has reached the old value of a state."""
-    ids = walk.ids.get(state.leaf.in_var)
-    return ids is not None and bool(np.any(ids.ravel()[state.old_places] >= 0))
-
-
-def _group(
-    index: int,
-    aligned: _Aligned,
-    walks: Sequence[Walk],
-    downstream: tuple[int, ...],
-    is_read: Sequence[bool],
-    late_inputs: tuple[frozenset[Var], ...],
-    delay_line: bool,
-) -> HiddenGroup:
-    states, in_order = aligned.states, np.arange(int(np.prod(aligned.shape)))
-
-    def layout(ids: Ids) -> Ids | None:
-        return None if np.array_equal(ids.ravel(), in_order) else ids
-
-    return HiddenGroup(
-        index=index,
-        states=tuple(state.leaf for state in states),
-        new_vars=tuple(state.var for state in states),
-        layouts=tuple(layout(state.ids) for state in states),
-        old_layouts=tuple(layout(state.old_ids) for state in states),
-        shape=aligned.shape,
-        transition=tuple(
-            (a, c)
-            for a, walk in enumerate(walks)
-            for c, state in enumerate(states)
-            if _reaches_old(walk, state)
-        ),
-        cuts=tuple(_cuts_of(states, walks, state) for state in states),
-        read_late=tuple(a for a, is_seen in enumerate(is_read) if is_seen),
-        late_inputs=late_inputs,
-        downstream=downstream,
-        delay_line=delay_line,
-    )
-
-
-def _cuts_of(
-    states: Sequence[HiddenArray], walks: Sequence[Walk], state: HiddenArray
-) -> tuple[Cut, ...]:
-    """Return the cuts of all slots of a State: its new value is computed once."""
-    own = (walk for other, walk in zip(states, walks, strict=True) if other.leaf is state.leaf)
-    return tuple(sorted({cut for walk in own for cut in walk.cuts}))
-
-
-# --- the step with its groups
+from .walk import Walk, walk_back
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -253,19 +25,20 @@ class GroupedStep:
     ----------
     traced, analysis
         The step, and the analysis of its program.
-    graph
-        Paths between its States, parameters and ETP operations.
+    before
+        The old values of the States with each new value, as the model itself reads it.
     operations
         Its ETP operations.
     outputs
-        Hidden states that count as outputs.
+        Hidden states that count as outputs; they are in no group.
     groups, walks
-        Hidden groups, and for each of them the walk back from every state.
+        Hidden groups, in the order in which their first state is computed within the step, and for
+        each of them the walk back from every state.
     """
 
     traced: TracedModel
     analysis: Analysis
-    graph: StepGraph
+    before: Mapping[Atom, Collection[Var]]
     operations: list[HiddenParamOpRelation]
     outputs: tuple[StateLeaf, ...]
     groups: list[HiddenGroup]
@@ -276,11 +49,9 @@ class GroupedStep:
         """The grouped states, with the variables of their new values."""
         return (pair for group in self.groups for pair in new_states(group))
 
-    @property
-    def remembered_states(self) -> Iterator[tuple[StateLeaf, Var]]:
-        """The states of groups that a later step reads, with their new variables."""
-        remembered = filter(self.is_remembered, self.groups)
-        return (pair for group in remembered for pair in new_states(group))
+    def descendants_over_time(self, starts: Iterable[Var], ends: Collection[Var] = ()) -> set[Var]:
+        """Return what depends on some variables by gradient, in this step or in a later one."""
+        return self.analysis.gradients.descendants(starts, ends, self.before)
 
     def is_remembered(self, group: HiddenGroup) -> bool:
         """Test whether a later step reads the states of a group."""
@@ -296,3 +67,183 @@ def seen_by_losses(traced: TracedModel, outputs: Sequence[StateLeaf]) -> list[At
     """Return the values that a loss can read: outputs, and other States written."""
     written = [leaf.out_var for leaf in traced.leaves if leaf.kind == "other" or leaf in outputs]
     return [*traced.output_atoms, *(atom for atom in written if atom is not None)]
+
+
+def grouped(
+    traced: TracedModel,
+    analysis: Analysis,
+    units: Units,
+    states: Sequence[HiddenArray],
+    operations: list[HiddenParamOpRelation],
+    outputs: tuple[StateLeaf, ...],
+    every_state: bool,
+) -> GroupedStep:
+    """Group the hidden states of a step.
+
+    Parameters
+    ----------
+    units, states
+        The units of the step, and its hidden states.
+    every_state
+        Whether all states have traces, including those that no later step reads.
+    traced, analysis, operations, outputs
+        See `GroupedStep`.
+    """
+    before = _before(traced, states)
+    late_inputs = [*_late_inputs(analysis, states, before)]
+    every_new = frozenset(state.var for state in states)
+    targets = seen_by_losses(traced, outputs)
+    loss_reads = analysis.values.ancestors(targets, every_new).union(*late_inputs)
+    lines = set() if every_state else delay_lines(analysis, states, loss_reads)
+    groups: list[HiddenGroup] = []
+    walks: list[list[Walk]] = []
+    for members in _with_common_units(states, lines):
+        aligned = _Aligned(analysis, units, [states[a] for a in members], every_new)
+        own, is_read = aligned.states, [states[a].leaf.in_var in loss_reads for a in members]
+        downstream = () if every_state or len(own) == 1 else aligned.downstream(is_read)
+        group = HiddenGroup(
+            index=len(groups),
+            states=tuple(state.leaf for state in own),
+            new_vars=tuple(state.var for state in own),
+            layouts=tuple(aligned.layout(state.ids) for state in own),
+            old_layouts=tuple(aligned.layout(state.old_ids) for state in own),
+            shape=aligned.shape,
+            transition=tuple((a, c) for a in range(len(own)) for c in aligned.reads_of(a)),
+            cuts=tuple(map(aligned.cuts_of, own)),
+            read_late=tuple(a for a, is_seen in enumerate(is_read) if is_seen),
+            late_inputs=tuple(late_inputs[a] for a in members),
+            downstream=downstream,
+            delay_line=own[0].leaf in lines,
+        )
+        groups.append(group)
+        walks.append(aligned.walks)
+    return GroupedStep(traced, analysis, before, operations, outputs, groups, walks)
+
+
+def _before(traced: TracedModel, states: Sequence[HiddenArray]) -> Mapping[Atom, set[Var]]:
+    """Return the old values of the States with each new value."""
+    pairs: list[tuple[Var, Atom | None]] = [(state.leaf.in_var, state.var) for state in states]
+    known = {old for old, _ in pairs}
+    pairs += [(leaf.in_var, leaf.out_var) for leaf in traced.leaves if leaf.in_var not in known]
+    before: dict[Atom, set[Var]] = {}
+    for old, new in pairs:
+        if is_var(new):
+            before.setdefault(new, set()).add(old)
+    return before
+
+
+def _late_inputs(
+    analysis: Analysis, states: Sequence[HiddenArray], before: Mapping[Atom, set[Var]]
+) -> Iterator[frozenset[Var]]:
+    """Yield the old values that each state reads of States that it does not act upon."""
+    old, every_new = {s.leaf.in_var for s in states}, frozenset(s.var for s in states)
+    for var in (state.var for state in states):
+        read = analysis.gradients.ancestors([var], every_new - {var})
+        yield frozenset(read & old) - analysis.gradients.descendants([var], before=before)
+
+
+def _with_common_units(
+    states: Sequence[HiddenArray], apart: set[StateLeaf]
+) -> list[tuple[int, ...]]:
+    """Return the sets of states with units in common, as indices, by the first of each.
+
+    All slots of a State are together. The States in ``apart`` are in groups of their own.
+    """
+    leaves = [*dict.fromkeys(state.leaf for state in states)]
+    last = max((int(state.units.max(initial=0)) for state in states), default=0)
+    has_unit = np.zeros((len(leaves), last + 1), bool)
+    for state in (state for state in states if state.leaf not in apart):
+        has_unit[leaves.index(state.leaf), state.units] = True
+    every = range(len(leaves))
+    coupled = [[a for a in every if (has_unit[a] & has_unit[c]).any()] for c in every]
+    sets = [{leaves[a] for a in members} for members in components(coupled)]
+    return sorted(tuple(a for a, s in enumerate(states) if s.leaf in members) for members in sets)
+
+
+class _Aligned:
+    """The states of a group, with their units in numbers of the group, and the walks back.
+
+    Parameters
+    ----------
+    analysis, units
+        The step, and its units.
+    states
+        The states, with ids that are numbers of `Units`.
+    every_new
+        The new values of the states of all groups.
+    """
+
+    def __init__(
+        self,
+        analysis: Analysis,
+        units: Units,
+        states: Sequence[HiddenArray],
+        every_new: frozenset[Var],
+    ) -> None:
+        self._analysis, self._labels, self._every_new = analysis, units.labels, every_new
+        every = np.flatnonzero(np.bincount(np.concatenate([state.units for state in states])))
+        wholes = [state for state in states if state.units.size == every.size]
+        whole = min(wholes, key=lambda state: state.has_slots, default=None)
+        self.shape = (every.size,) if whole is None else whole.shape
+        # The last place is for `BOTTOM`.
+        self._place = np.full(units.unit.size + 1, BOTTOM, np.int32)
+        self._place[every if whole is None else whole.units] = np.arange(every.size)
+        self.states = [
+            dataclasses.replace(state, ids=self._own(state.ids), old_ids=self._own(state.old_ids))
+            for state in states
+        ]
+        self._own_new = {state.var for state in states}
+        self.walks = [self._walk(state, every_new - self._own_new) for state in self.states]
+
+    def _own(self, ids: Ids) -> Ids:
+        return np.asarray(self._place[ids])
+
+    def _walk(self, state: HiddenArray, stops: frozenset[Var]) -> Walk:
+        start = {state.var: state.ids}
+        return walk_back(self._analysis, start, self._labels, self._place, stops)
+
+    def layout(self, ids: Ids) -> Ids | None:
+        """Return the units of elements; ``None``: all are in order."""
+        is_in_order = np.array_equal(ids.ravel(), np.arange(int(np.prod(self.shape))))
+        return None if is_in_order else ids
+
+    def reads_of(self, state: int) -> list[int]:
+        """Return the states whose old value a walk has reached."""
+        ids = [self.walks[state].ids.get(old.leaf.in_var) for old in self.states]
+        pairs = zip(ids, self.states, strict=True)
+        return [
+            a
+            for a, (own, old) in enumerate(pairs)
+            if own is not None and np.any(own.ravel()[old.old_places] >= 0)
+        ]
+
+    def cuts_of(self, state: HiddenArray) -> tuple[Cut, ...]:
+        """Return the cuts of all slots of a State: its new value is computed once."""
+        pairs = zip(self.states, self.walks, strict=True)
+        own = (walk for other, walk in pairs if other.leaf is state.leaf)
+        return tuple(sorted({cut for walk in own for cut in walk.cuts}))
+
+    def downstream(self, is_read: Sequence[bool]) -> tuple[int, ...]:
+        """Return the states computed from new values only, which no later step reads.
+
+        Their walks end at the new values of the others. If another state of the step reads such a
+        state, the derivatives of that other state pass through it to its inputs. States are
+        considered from the last to the first: a state may depend on other downstream states, but
+        not on them alone.
+        """
+        values, opaque, every = self._analysis.values, self._analysis.opaque, self._every_new
+        old = {state.leaf.in_var for state in self.states}
+        carried = {a for new in range(len(self.states)) for a in self.reads_of(new)}
+        upstream, downstream = {*range(len(self.states))}, list[int]()
+        for a, state in reversed([*enumerate(self.states)]):
+            stops = every - {state.var}
+            others = {self.states[c].var for c in upstream - {a}} - {state.var}
+            is_carried = is_read[a] or a in carried
+            if is_carried or values.ancestors([state.var], stops | opaque) & old:
+                continue
+            if values.ancestors([state.var], stops) & others:
+                downstream.append(a)
+                upstream.remove(a)
+        for a in downstream:
+            self.walks[a] = self._walk(self.states[a], every - {self.states[a].var})
+        return tuple(reversed(downstream))

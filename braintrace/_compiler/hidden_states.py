@@ -7,7 +7,8 @@ of a unit (a register, a ring buffer, a `HiddenGroupState`), each of these slots
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from itertools import chain
+from typing import Any, cast
 
 import numpy as np
 
@@ -16,9 +17,8 @@ from .._jax import Equation, Var
 from .._jaxpr.lattices import BOTTOM
 from .._jaxpr.primitives import IN_ORDER, moved_operands
 from .._jaxpr.program import carries_derivative
-from .analysis import Analysis, Paths
+from .analysis import Analysis
 from .back_through import Ids
-from .step_graph import StepGraph
 from .units import Units, moved_from
 
 
@@ -43,6 +43,11 @@ class HiddenArray:
         """The places of its elements in the old value, flattened."""
         return np.flatnonzero(self.old_ids.ravel() != BOTTOM)
 
+    @property
+    def units(self) -> np.ndarray:
+        """The units of its elements, flattened."""
+        return np.asarray(self.old_ids.ravel()[self.old_places])
+
 
 def with_memories(traced: TracedModel, every: bool) -> TracedModel:
     """Return a model whose States that carry values of units to a later step are hidden states.
@@ -61,11 +66,9 @@ def with_memories(traced: TracedModel, every: bool) -> TracedModel:
         return traced
     hidden = written(traced, "hidden")
     if every:
-        starts = [leaf.in_var for leaf in (*hidden, *traced.parameters)]
-        starts += analysis.program.made_by(analysis.opaque)
-        before = {leaf.out_var: {leaf.in_var} for leaf in others}
-        paths = Paths(analysis.program, carries_derivative, before)
-        reached = paths.descendants_over_time(starts)
+        starts = [*(leaf.in_var for leaf in (*hidden, *traced.parameters)), *analysis.opaque]
+        before: Any = {leaf.out_var: (leaf.in_var,) for leaf in others}
+        reached = analysis.gradients.descendants(starts, before=before)
         found = {leaf.path for leaf in others if leaf.in_var in reached}
     else:
         units = Units(analysis, [*hidden, *others])
@@ -79,24 +82,17 @@ def with_memories(traced: TracedModel, every: bool) -> TracedModel:
 
 def written(traced: TracedModel, kind: str) -> list[StateLeaf]:
     """Return the States of a kind that the step writes, and through which a gradient may pass."""
-    return [
-        leaf
-        for leaf in traced.leaves
-        if leaf.kind == kind
-        and leaf.out_var is not None
-        and carries_derivative(leaf.out_var)
-        and carries_derivative(leaf.in_var)
-    ]
+    leaves = (leaf for leaf in traced.leaves if leaf.kind == kind and leaf.out_var is not None)
+    return [v for v in leaves if carries_derivative(v.out_var) and carries_derivative(v.in_var)]
 
 
 def hidden_arrays(analysis: Analysis, units: Units) -> list[HiddenArray]:
     """Return the hidden states of a step, in the order of computation."""
     arrays: list[HiddenArray] = []
-    taken: set[Var] = set()
     for state in units.states:
+        taken = {array.var for array in arrays}
         unit = np.asarray(units.unit[state.numbers])
         arrays += _slots_of(analysis, state.leaf, unit, taken)
-        taken.update(array.var for array in arrays)
     return sorted(arrays, key=lambda array: analysis.program.producer.get(array.var, -1))
 
 
@@ -106,20 +102,19 @@ def _slots_of(analysis: Analysis, leaf: StateLeaf, unit: Ids, taken: set[Var]) -
     in_order = unit.ravel()[order]
     slot = np.empty(unit.shape, int)
     slot.flat[order] = np.arange(unit.size) - np.searchsorted(in_order, in_order)
-    count = 1 + int(slot.max(initial=0))
-    out_var: Any = leaf.out_var
+    inside = [slot == number for number in range(1 + int(slot.max(initial=0)))]
+    has_slots, out_var = len(inside) > 1, cast(Var, leaf.out_var)
     together, apart = list[HiddenArray](), list[HiddenArray]()
-    for number in range(count):
-        ids = np.where(slot == number, unit, BOTTOM)
-        shape = _shape_of(slot == number) if count > 1 else leaf.shape
-        used = {*taken, *(array.var for array in apart)}
-        sources = moved_from(analysis, out_var, ids)
-        free = [(var, own) for var, own in sources if var not in used]
+    for places in inside:
+        ids = np.where(places, unit, BOTTOM)
+        shape = _shape_of(places) if has_slots else leaf.shape
+        together.append(HiddenArray(leaf, out_var, ids, ids, shape, has_slots))
+        used = taken.union(array.var for array in apart)
+        free = [pair for pair in moved_from(analysis, out_var, ids) if pair[0] not in used]
         var, own = free[-1] if free else (out_var, ids)
-        together.append(HiddenArray(leaf, out_var, ids, ids, shape, count > 1))
-        if count == 1 or (var is not out_var and var.aval.shape == shape):
-            apart.append(HiddenArray(leaf, var, own, ids, shape, count > 1))
-    return apart if len(apart) == count else together
+        if not has_slots or (free and var.aval.shape == shape):
+            apart.append(HiddenArray(leaf, var, own, ids, shape, has_slots))
+    return apart if len(apart) == len(inside) else together
 
 
 def _shape_of(inside: np.ndarray) -> tuple[int, ...]:
@@ -132,7 +127,7 @@ def _shape_of(inside: np.ndarray) -> tuple[int, ...]:
 
 
 def delay_lines(
-    analysis: Analysis, graph: StepGraph, states: Sequence[HiddenArray], loss_reads: set[Var]
+    analysis: Analysis, states: Sequence[HiddenArray], loss_reads: set[Var]
 ) -> set[StateLeaf]:
     """Return the States whose old contents only ETP operations read, and which a step only shifts.
 
@@ -141,8 +136,8 @@ def delay_lines(
 
     Parameters
     ----------
-    analysis, graph, states
-        The step, its graph and its hidden states.
+    analysis, states
+        The step, and its hidden states.
     loss_reads
         The values that a loss reads within the step, up to new hidden states.
     """
@@ -150,37 +145,27 @@ def delay_lines(
         state.leaf
         for state in states
         if not loss_reads.isdisjoint([state.leaf.in_var, state.var])
-        or not _is_moved_only(analysis, states, state)
-        or _is_read_by_others(graph, states, state)
+        or not _is_shifted_only(analysis, states, state)
     }
     return {state.leaf for state in states} - read
 
 
-def _is_moved_only(analysis: Analysis, states: Sequence[HiddenArray], state: HiddenArray) -> bool:
-    """Test whether a step only shifts a state's contents, and stores no ETP output."""
-    program, marked, old = analysis.program, analysis.roles, state.leaf.in_var
-    uses = {index for index, _ in program.readers.get(old, ())} - marked.keys()
-    stops = frozenset(other.var for other in states if other.leaf is not state.leaf)
-    ancestors = analysis.values.ancestors([state.var], stops) - stops
-    moving = program.making(program.dependents_of([old], program.producer[state.var]) & ancestors)
+def _is_shifted_only(analysis: Analysis, states: Sequence[HiddenArray], state: HiddenArray) -> bool:
+    """Test whether a step only shifts a State's contents, and no other State reads them."""
+    program, values, old, new = analysis.program, analysis.values, state.leaf.in_var, state.var
+    others = frozenset(other.var for other in states if other.leaf is not state.leaf)
+    behind = values.ancestors([new], others) - others
+    shifts = program.making(behind & program.dependents_of([old], program.producer[new]))
+    operands = [*chain(*(program.equations[i].invars for i in program.making(others)))]
     return (
-        bool(moving)
-        and all(_moves(program.equations[index]) for index in uses.union(moving))
-        and marked.keys().isdisjoint(program.making(ancestors))
+        bool(shifts)
+        and all(_moves(program.equations[index]) for index in shifts)
+        and behind.isdisjoint(analysis.operations)
+        and new not in values.ancestors(operands, {*others, new})
+        and old not in values.ancestors(operands, others | analysis.operations)
     )
 
 
 def _moves(equation: Equation) -> bool:
     is_move = equation.primitive.name in IN_ORDER | {"select_n"}  # a selection keeps or replaces
     return is_move or bool(moved_operands(equation))
-
-
-def _is_read_by_others(graph: StepGraph, states: Sequence[HiddenArray], state: HiddenArray) -> bool:
-    """Test whether another state reads its new value, or its old one without an ETP operation."""
-    for other in (other for other in states if other.leaf is not state.leaf):
-        ends = frozenset(s.var for s in states if s.leaf is not other.leaf)
-        if state.var in graph.values.ancestors([other.var], ends):
-            return True
-        if state.leaf.in_var in graph.values.ancestors([other.var], ends | graph.operations):
-            return True
-    return False

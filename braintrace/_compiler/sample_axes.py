@@ -5,6 +5,7 @@ The proof is a flow of labels (`_jaxpr.dataflow`) back through the step. It star
 states, each labelled with its sample.
 """
 
+import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -15,11 +16,10 @@ from .._etrace_op.registry import ETP_PRIMITIVE_SPECS
 from .._graph.flat_state import ParameterUse
 from .._graph.traced_model import StateLeaf, TracedModel
 from .._jax import Equation, Var, is_var, source_line
-from .._jaxpr.lattices import TOP, Flow, Labels, everything, filled, joined, spread
+from .._jaxpr.lattices import TOP, Flow, Labels, everything, filled, joined
 from .._jaxpr.primitives import PRODUCTS
 from .._jaxpr.program import carries_derivative
-from .._jaxpr.vjp import flows_back
-from .analysis import Analysis, data_of
+from .analysis import Analysis, alike, data_of, labels_back
 from .batch import follow, laid_out
 
 
@@ -56,9 +56,11 @@ class SampleFlow:
         self._axes = axes
         pairs = zip(leaves, axes, strict=True)
         self._of_states = [laid_out(leaf.shape, axis, count) for leaf, axis in pairs]
-        self._reached: dict[Var, Flow] = {}
-        self._through: dict[tuple[int, int], Flow] = {}
-        self._flow_back()
+        starts: dict[Var, Flow] = {}
+        for var, samples in zip(new_vars(leaves), self._of_states, strict=True):
+            starts[var] = joined(Labels(), [starts.get(var), samples])
+        found = labels_back(analysis, starts, special=self._back_through)
+        self._reached, self._through = found
 
     def coupled(self) -> StateLeaf | None:
         """Return a state that depends on several samples, or has no axis for them."""
@@ -89,23 +91,10 @@ class SampleFlow:
                 key = f"state{next(count)}"
                 yield ParameterUse(key, None, place, "elementwise", samples=samples, varies=varies)
 
-    def _flow_back(self) -> None:
-        """Find the sample that each element reaches, by any use and by each use."""
-        analysis, reached = self._analysis, self._reached
-        for var, samples in zip(new_vars(self._leaves), self._of_states, strict=True):
-            reached[var] = joined(Labels(), [reached.get(var), samples])
-        for index in analysis.program.backward({*reached}, reached):
-            equation = analysis.program.equations[index]
-            results = [reached.get(var) for var in equation.outvars]
-            flows = self._through_batched(equation, results[0])
-            if flows is None and self._count > 1:  # a single sample reaches itself
-                flows = flows_back(Labels(), analysis.constants, equation, results)
-            if flows is None:  # the dependence of elements is unknown
-                flows = _alike(equation, everything(Labels(), results))
-            for operand, (atom, flow) in enumerate(zip(equation.invars, flows, strict=True)):
-                self._through[index, operand] = flow
-                if flow is not None and carries_derivative(atom):
-                    reached[atom] = joined(Labels(), [reached.get(atom), flow])
+    def _back_through(self, equation: Equation, results: Sequence[Flow]) -> list[Flow] | None:
+        if self._count == 1:  # a single sample reaches itself
+            return alike(equation, everything(Labels(), results))
+        return self._through_batched(equation, results[0])
 
     def _through_batched(self, equation: Equation, samples: Flow) -> list[Flow] | None:
         """Return the samples that the operands of a batched ETP operation reach.
@@ -120,7 +109,7 @@ class SampleFlow:
         others = [atom for atom in equation.invars if atom is not x and is_var(atom)]
         if not self._data.isdisjoint(others) or x.aval.shape[:1] != y.aval.shape[:1]:
             return None
-        flows = _alike(equation, everything(Labels(), [samples]))
+        flows = alike(equation, everything(Labels(), [samples]))
         rows = Labels().over(samples, range(1, samples.ndim))
         rows = rows.reshape(-1, *[1] * (len(x.aval.shape) - 1))
         flows[spec.x_invar_index] = np.broadcast_to(rows, x.aval.shape)
@@ -128,30 +117,29 @@ class SampleFlow:
 
     def _use(self, key: str, index: int, operands: tuple[int, ...], varies: bool) -> ParameterUse:
         """Return a use with the samples of its elements."""
-        equation, count = self._analysis.program.equations[index], self._count
-        x, flow_of = self._input_of_product(equation, operands), self._through.get
-        if x is not None and count == 1:
-            return ParameterUse(key, index, operands, "product", x, varies=varies)
+        equation, flow_of = self._analysis.program.equations[index], self._through.get
+        use = functools.partial(ParameterUse, key, index, operands, varies=varies)
+        x = self._input_of_product(equation, operands)
+        if x is not None and self._count == 1:
+            return use("product", x)
         inside = _filled((flow_of((index, i)), equation.invars[i].aval.shape) for i in operands)
         if inside is not None:
-            return ParameterUse(key, index, operands, "elementwise", samples=inside, varies=varies)
+            return use("elementwise", samples=inside)
         if x is not None:
-            x_axis = _axis_of_samples(flow_of((index, x)), count)
-            y_axis = _axis_of_samples(self._reached.get(equation.outvars[0]), count)
+            of_x, of_y = flow_of((index, x)), self._reached.get(equation.outvars[0])
+            x_axis, y_axis = (_axis_of_samples(flow, self._count) for flow in (of_x, of_y))
             if x_axis is not None and y_axis is not None:
-                return ParameterUse(
-                    key, index, operands, "product", x, x_axis, y_axis, varies=varies
-                )
+                return use("product", x, x_axis, y_axis)
         results = (var for var in equation.outvars if carries_derivative(var))
         samples = _filled((self._reached.get(var), var.aval.shape) for var in results)
         if samples is not None:
-            return ParameterUse(key, index, operands, "any", samples=samples, varies=varies)
+            return use("any", samples=samples)
         raise CompilationError(
             f"In `{equation.primitive.name}` ({source_line(equation)}), one element of a "
-            f"parameter-derived value reaches several of the {count} samples: an index gathers a "
-            "row for all of them, a product uses the data of one, or an operation does not "
-            "separate samples. Their gradients are summed there. Give each sample a separate value "
-            "(`table[jnp.broadcast_to(index, batch)]`), or use D_RTRL."
+            f"parameter-derived value reaches several of the {self._count} samples: an index "
+            "gathers a row for all of them, a product uses the data of one, or an operation does "
+            "not separate samples. Their gradients are summed there. Give each sample a separate "
+            "value (`table[jnp.broadcast_to(index, batch)]`), or use D_RTRL."
         )
 
     def _input_of_product(self, equation: Equation, operands: Sequence[int]) -> int | None:
@@ -164,12 +152,6 @@ class SampleFlow:
         if spec is not None:
             return others[0] if others[0] == spec.x_invar_index else None
         return others[0] if name in PRODUCTS and (name == "dot_general" or others[0] == 0) else None
-
-
-def _alike(equation: Equation, one: Flow) -> list[Flow]:
-    """Return the same flow for every element of the operands."""
-    shapes = (atom.aval.shape for atom in equation.invars)
-    return [one if one is None else spread(Labels(), one, shape) for shape in shapes]
 
 
 def _filled(flows: Iterable[tuple[Flow, tuple[int, ...]]]) -> tuple[np.ndarray, ...] | None:

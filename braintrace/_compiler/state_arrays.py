@@ -6,7 +6,7 @@ statistics in evaluation mode are an example, in a pure function that returns al
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import brainstate
 import jax
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from .._errors import CompilationError
 from .._graph.traced_model import StateKind
-from .._jax import Aval, ClosedJaxpr, is_tracer, strongly_typed, trace_to_jaxpr
+from .._jax import Aval, is_tracer, strongly_typed, trace_to_jaxpr
 from .._jaxpr.evaluate import Rule, evaluate, evaluate_inlined
 from .._jaxpr.program import Program, program_of
 from .._typing import Path, path_name
@@ -42,32 +42,32 @@ class StateArray:
 
 
 def state_arrays_of(
-    states: Sequence[brainstate.State], written: Sequence[bool], paths: dict[int, Path]
-) -> tuple[list[StateArray], dict[Path, brainstate.State], dict[Path, brainstate.State]]:
-    """Return the States' leaves, the States by path, and those outside the model."""
-    arrays = []
-    touched: dict[Path, brainstate.State] = {}
-    outside: dict[Path, brainstate.State] = {}
-    for state, is_written in zip(states, written, strict=True):
-        path = paths.get(id(state))
-        if path is None:
-            path = ("<outside>", type(state).__name__, len(outside))
-            outside[path] = state
-        touched[path] = state
-        kind, is_grouped = kind_of(state), isinstance(state, brainstate.HiddenGroupState)
-        is_fresh = isinstance(state, brainstate.ShortTermState)
-        for leaf in range(len(jax.tree.leaves(state.value))):
-            arrays.append(StateArray(path, leaf, kind, is_grouped, bool(is_written), is_fresh))
-    return arrays, touched, outside
+    states: Mapping[Path, brainstate.State], is_written: Sequence[bool]
+) -> list[StateArray]:
+    """Return the leaves of States."""
+    return [
+        StateArray(
+            path,
+            leaf,
+            kind_of(state),
+            isinstance(state, brainstate.HiddenGroupState),
+            written,
+            isinstance(state, brainstate.ShortTermState),
+        )
+        for (path, state), written in zip(states.items(), is_written, strict=True)
+        for leaf in range(len(jax.tree.leaves(state.value)))
+    ]
 
 
-def step_of(
-    closed: ClosedJaxpr, arrays: list[StateArray], rule: Rule
-) -> Callable[..., list[jax.Array]]:
-    """Return the step as a function of arguments and of the leaves of States."""
+Step = Callable[..., list[jax.Array]]
+"""A step as a function of arguments and of the leaves of States."""
+
+
+def step_of(program: Program, arrays: Sequence[StateArray], rule: Rule) -> Step:
+    """Return a step whose new States have variables of their own."""
 
     def step(*values: jax.Array) -> list[jax.Array]:
-        results = evaluate_inlined(closed, values, rule)
+        results = evaluate_inlined(program.jaxpr, values, rule)
         writes = [array for array in arrays if array.written]
         outputs = results[: len(results) - len(writes)]
         taken = {id(value) for value in values}
@@ -85,62 +85,52 @@ def step_of(
     return step
 
 
-def mapped_axes(arrays: list[StateArray], arguments: int) -> list[str]:
-    """Return for every input ``'mapped'``, ``'shared'`` or ``'key'``."""
-    return ["mapped"] * arguments + [*map(_axis, arrays)]
+def map_over_batch(
+    step: Step, arrays: Sequence[StateArray], avals: Sequence[Aval], batch_size: int
+) -> tuple[Step, list[Aval]]:
+    """Vmap a step over the batch; every sample has its own random key.
+
+    Return the step, and the types of its arguments, given those for one sample.
+    """
+    count = len(avals) - len(arrays)
+    is_key = [False] * count + [array.kind == "random" for array in arrays]
+    axes = [0] * count + [0 if _has_samples(array) else None for array in arrays]
+    ends = [array for array in arrays if array.written]
+
+    def mapped(*values: jax.Array) -> list[jax.Array]:
+        inputs = (
+            jax.random.split(value, batch_size) if key else value
+            for value, key in zip(values, is_key, strict=True)
+        )
+        results = list(jax.vmap(step, axes)(*inputs))
+        for place, array in enumerate(ends, len(results) - len(ends)):
+            if array.kind == "random":
+                results[place] = results[place][0]
+        return results
+
+    every = zip(avals, axes, is_key, strict=True)
+    return mapped, [
+        jax.ShapeDtypeStruct((batch_size, *aval.shape), aval.dtype)
+        if axis == 0 and not key
+        else aval
+        for aval, axis, key in every
+    ]
 
 
-def _axis(array: StateArray) -> str:
-    if array.kind == "random":
-        return "key"
-    if array.per_sample:
-        return "mapped"
-    if array.written and array.kind != "parameter":
+def _has_samples(array: StateArray) -> bool:
+    """Test whether a State of a vmapped model has a value for each sample."""
+    if array.written and not array.per_sample and array.kind not in ("parameter", "random"):
         raise CompilationError(
             f"`update` writes State '{path_name(array.path)}', which has one value for all "
             "samples, but the model is mapped over the samples of a batch: each sample would "
             "write another value. Make it a `brainstate.ShortTermState`, one per sample, or "
             "write the model for a batch (`batch_size` without `vmap`)."
         )
-    return "shared"
-
-
-def mapped_avals(avals: list[Aval], axes: list[str], batch_size: int) -> list[Aval]:
-    """Return the types of a vmapped step's arguments, from those for one sample."""
-    return [
-        jax.ShapeDtypeStruct((batch_size, *aval.shape), aval.dtype) if axis == "mapped" else aval
-        for aval, axis in zip(avals, axes, strict=True)
-    ]
-
-
-def map_over_batch(
-    step: Callable[..., list[jax.Array]], arrays: list[StateArray], axes: list[str], batch_size: int
-) -> Callable[..., list[jax.Array]]:
-    """Vmap a step over the batch; every sample has its own random key."""
-    key_outputs = _key_outputs(arrays)
-    in_axes = [None if axis == "shared" else 0 for axis in axes]
-
-    def mapped_step(*values: jax.Array) -> list[jax.Array]:
-        inputs = [
-            jax.random.split(value, batch_size) if axis == "key" else value
-            for value, axis in zip(values, axes, strict=True)
-        ]
-        results = list(jax.vmap(step, in_axes=in_axes, out_axes=0)(*inputs))
-        for index in key_outputs:
-            results[index] = results[index][0]
-        return results
-
-    return mapped_step
-
-
-def _key_outputs(arrays: list[StateArray]) -> list[int]:
-    """Return the places of random keys among the outputs, counted from the end."""
-    ends = [array for array in arrays if array.written]
-    return [i - len(ends) for i, array in enumerate(ends) if array.kind == "random"]
+    return array.per_sample or array.kind == "random"
 
 
 def without_unchanged(
-    program: Program, arrays: Sequence[StateArray], arguments: int
+    program: Program, arrays: Sequence[StateArray]
 ) -> tuple[Program, list[StateArray]]:
     """Return a step that does not write its unchanged States, and the State leaves.
 
@@ -148,25 +138,24 @@ def without_unchanged(
     ----------
     program
         The step without calls: ``(arguments, leaves) -> (results, leaves that it writes)``.
-    arrays, arguments
-        The State leaves, and the number of arguments.
+    arrays
+        The State leaves.
     """
     results = len(program.out_atoms) - sum(array.written for array in arrays)
-    after = iter(program.out_atoms[results:])
-    written = list(program.out_atoms[:results])
-    new_arrays = []
-    for before, array in zip(program.in_vars[arguments:], arrays, strict=True):
-        atom = next(after) if array.written else None
-        if atom is before:
-            array = dataclasses.replace(array, written=False)
-        elif atom is not None:
-            written.append(atom)
-        new_arrays.append(array)
+    leaves = program.in_vars[len(program.in_vars) - len(arrays) :]
+    new = iter(program.out_atoms[results:])
+    pairs = [(next(new) if a.written else None, old) for a, old in zip(arrays, leaves, strict=True)]
+    written = [*program.out_atoms[:results]]
+    written += [atom for atom, old in pairs if atom is not None and atom is not old]
+    changed = [
+        dataclasses.replace(array, written=array.written and atom is not old)
+        for array, (atom, old) in zip(arrays, pairs, strict=True)
+    ]
     if len(written) == len(program.out_atoms):
-        return program, new_arrays
+        return program, changed
 
     def run(*values: object) -> list[object]:
         inputs = dict(zip(program.in_vars, values, strict=True))
         return evaluate(program, written, inputs, effects=True)
 
-    return program_of(trace_to_jaxpr(run, [var.aval for var in program.in_vars])), new_arrays
+    return program_of(trace_to_jaxpr(run, [var.aval for var in program.in_vars])), changed

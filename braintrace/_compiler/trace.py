@@ -5,7 +5,8 @@ every State that it reads or writes. The outputs are the leaves of the result, f
 leaves of every State that it writes.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 
 import brainstate
 import jax
@@ -33,18 +34,10 @@ from .state_arrays import (
     StateArray,
     kind_of,
     map_over_batch,
-    mapped_avals,
-    mapped_axes,
     state_arrays_of,
     step_of,
     without_unchanged,
 )
-
-
-def state_paths(model: brainstate.nn.Module) -> dict[int, Path]:
-    """Return the path of every State of ``model``, by identity."""
-    return {id(state): tuple(path) for path, state in model.states().items()}
-
 
 NO_CLOCK = (
     "braintrace: a step is traced once, and `brainstate.environ.set(t=...)` would stop the clock. "
@@ -84,27 +77,24 @@ def trace_model(
         If ``update`` writes a State inside a raw JAX loop or branch, or changes the shape, dtype or
         unit of a State.
     """
-    names = argument_names(model, arguments)
+    names = parameter_names(model.update, len(arguments))
     if batch_size is not None:
-        check_batch(arguments, batch_size)
+        _check_batch(arguments, batch_size)
         model = brainstate.graph.clone(model)
         initialise(model)
         arguments = jax.tree.map(lambda leaf: leaf[0], arguments)
     _make_keys(model)
     step = _traced_update(model, arguments, named(names, arguments))
-    out_shapes, state_shapes = step.result_shapes
-    arrays, touched, outside = state_arrays_of(step.states, step.is_written, state_paths(model))
-    _check_written(step.states, state_shapes, state_paths(model), named(names, arguments))
-
+    states = _by_path(model, step.states)
     argument_leaves, argument_tree = jax.tree.flatten(arguments)
-    count = len(argument_leaves)
-    flat, arrays = without_unchanged(program_of(_with_own_constants(step)), arrays, count)
-    outputs = len(jax.tree.leaves(out_shapes))
+    flat = program_of(_with_own_constants(step))
+    flat, arrays = without_unchanged(flat, state_arrays_of(states, step.is_written))
     marked = MarkedStep(flat, arrays, is_mapped=batch_size is not None)
     if marking is not None:
         marked = with_marks(marked, marking)
     rewrite = rewriting(unroll_limit, shows_tangents=marking is not None)
-    program = _program(marked.program.jaxpr, arrays, count, batch_size, rewrite)
+    program = _rewritten(marked.program, arrays, batch_size, rewrite)
+    count, outputs = len(argument_leaves), len(jax.tree.leaves(step.result_shapes[0]))
     traced = TracedModel(
         program=program,
         leaves=_state_leaves(program, arrays, count, outputs),
@@ -112,51 +102,70 @@ def trace_model(
         argument_roots=tuple(names),
         argument_names=leaf_names(names, arguments),
         argument_tree=argument_tree,
-        state_trees={path: jax.tree.structure(state.value) for path, state in touched.items()},
+        state_trees={path: jax.tree.structure(state.value) for path, state in states.items()},
         output_atoms=program.out_atoms[:outputs],
-        output_tree=jax.tree.structure(out_shapes),
+        output_tree=jax.tree.structure(step.result_shapes[0]),
         parameter_paths=tuple(tuple(p) for p in model.states(brainstate.ParamState)),
         batch_size=batch_size,
         has_found_marks=marked.is_marked,
         unmarked=marked.unmarked,
     )
-    return traced, outside
+    return traced, {path: state for path, state in states.items() if path[0] == _OUTSIDE}
 
 
-def _program(
-    closed: ClosedJaxpr,
-    arrays: list[StateArray],
-    arguments: int,
-    batch_size: int | None,
-    rule: Rule,
+_OUTSIDE = "<outside>"
+
+
+def _by_path(
+    model: brainstate.nn.Module, states: Iterable[brainstate.State]
+) -> dict[Path, brainstate.State]:
+    """Return States by their path in the model, or by a number outside of it."""
+    paths: dict[int, Path] = {id(state): tuple(path) for path, state in model.states().items()}
+    outside = itertools.count()
+    return {
+        paths.get(id(state)) or (_OUTSIDE, type(state).__name__, next(outside)): state
+        for state in states
+    }
+
+
+def _rewritten(
+    flat: Program, arrays: Sequence[StateArray], batch_size: int | None, rule: Rule
 ) -> Program:
-    """Return the flat program of a step whose State leaves are inputs and outputs."""
-    step = step_of(closed, arrays, rule)
-    avals = [var.aval for var in open_jaxpr(closed)[0].invars]
+    """Return the step in the form that the analyses read, for all samples."""
+    step, avals = step_of(flat, arrays, rule), [var.aval for var in flat.in_vars]
     if batch_size is None:
         return program_of(trace_to_jaxpr(step, avals))
-    axes = mapped_axes(arrays, arguments)
-    mapped = map_over_batch(step, arrays, axes, batch_size)
-    flat = trace_to_jaxpr(mapped, mapped_avals(avals, axes, batch_size))
+    mapped, mapped_avals = map_over_batch(step, arrays, avals, batch_size)
     # Vmapping adds broadcasts.
-    return program_of(inlined(flat, spell_out_broadcasts))
+    return program_of(inlined(trace_to_jaxpr(mapped, mapped_avals), spell_out_broadcasts))
 
 
 def _traced_update(
     model: brainstate.nn.Module, arguments: tuple[PyTree, ...], call: str
 ) -> StatefulTrace:
-    def refuse(state: brainstate.State, old: PyTree, new: PyTree) -> CompilationError:
-        return _changed(state, old, new, state_paths(model), call)
+    def changed(state: brainstate.State, old: PyTree, new: PyTree) -> CompilationError:
+        (path,) = _by_path(model, [state])
+        return CompilationError(
+            f"`update` changes State '{path_name(path)}' from {_described(old)} to "
+            f"{_described(new)} for {call}. A state keeps its shape, dtype and unit from step to "
+            "step: convert the new value (`.astype`, `.to`), or initialise the state as `update` "
+            "writes it."
+        )
 
     try:
-        with in_words(lambda: call_of_update(model, arguments)):
-            step = trace_stateful(model.update, *arguments, refuse=refuse)
+        with in_words(lambda: _failing_call(model, call)):
+            step = trace_stateful(model.update, *arguments, refuse=changed)
     except KeyError as error:
         if "'t'" in str(error) and brainstate.environ.get("t", None) is None:
             error.add_note(NO_CLOCK)
         raise
     _refuse_leaked_tracers(step.jaxpr)
     _refuse_answers(step.jaxpr)
+    # The next step could not read a State of another type.
+    for state, new in zip(step.states, step.result_shapes[1], strict=True):
+        is_kept = new is None or kind_of(state) == "random"
+        if not is_kept and _described(state.value) != _described(new):
+            raise changed(state, state.value, new)
     return step
 
 
@@ -177,33 +186,7 @@ def _make_keys(model: brainstate.nn.Module) -> None:
         state.value  # noqa: B018
 
 
-def _check_written(
-    states: Sequence[brainstate.State],
-    shapes: Sequence[PyTree],
-    paths: dict[int, Path],
-    arguments: str,
-) -> None:
-    """Refuse a step that changes a State's type: the next step could not read it."""
-    for state, new in zip(states, shapes, strict=True):
-        if new is None or kind_of(state) == "random":
-            continue
-        if described(state.value) == described(new):
-            continue
-        raise _changed(state, state.value, new, paths, arguments)
-
-
-def _changed(
-    state: brainstate.State, old: PyTree, new: PyTree, paths: dict[int, Path], arguments: str
-) -> CompilationError:
-    name = path_name(paths.get(id(state), (type(state).__name__,)))
-    return CompilationError(
-        f"`update` changes State '{name}' from {described(old)} to {described(new)} "
-        f"for {arguments}. A state keeps its shape, dtype and unit from step to step: convert "
-        "the new value (`.astype`, `.to`), or initialise the state as `update` writes it."
-    )
-
-
-def described(value: PyTree) -> str:
+def _described(value: PyTree) -> str:
     """Print dtypes, shapes, units and structure of a value, which a State keeps."""
     leaves, tree = jax.tree.flatten(value, is_leaf=is_quantity)
     arrays = []
@@ -236,30 +219,25 @@ def _refuse_answers(closed: ClosedJaxpr) -> None:
 
 
 def _state_leaves(
-    program: Program, arrays: list[StateArray], arguments: int, outputs: int
+    program: Program, arrays: Sequence[StateArray], arguments: int, outputs: int
 ) -> tuple[StateLeaf, ...]:
-    out_atoms = iter(program.out_atoms[outputs:])
+    new = iter(program.out_atoms[outputs:])
     return tuple(
         StateLeaf(
             path=array.path,
             leaf=array.leaf,
             kind=array.kind,
             is_grouped=array.is_grouped,
-            shape=tuple(in_var.aval.shape),
-            dtype=in_var.aval.dtype,
-            in_var=in_var,
-            out_var=next(out_atoms) if array.written else None,
+            shape=tuple(old.aval.shape),
+            dtype=old.aval.dtype,
+            in_var=old,
+            out_var=next(new) if array.written else None,
         )
-        for array, in_var in zip(arrays, program.in_vars[arguments:], strict=True)
+        for array, old in zip(arrays, program.in_vars[arguments:], strict=True)
     )
 
 
-def argument_names(model: brainstate.nn.Module, arguments: tuple[PyTree, ...]) -> list[str]:
-    """Return the parameter names of ``update`` for its arguments."""
-    return parameter_names(model.update, len(arguments))
-
-
-def check_batch(arguments: tuple[PyTree, ...], batch_size: int) -> None:
+def _check_batch(arguments: tuple[PyTree, ...], batch_size: int) -> None:
     """Refuse arguments of a vmapped model that do not start with the batch axis."""
     shapes = [tuple(np.shape(leaf)) for leaf in jax.tree.leaves(arguments)]
     if any(shape[:1] != (batch_size,) for shape in shapes):
@@ -270,12 +248,12 @@ def check_batch(arguments: tuple[PyTree, ...], batch_size: int) -> None:
         )
 
 
-def call_of_update(model: brainstate.nn.Module, arguments: tuple[PyTree, ...]) -> str:
+def _failing_call(model: brainstate.nn.Module, call: str) -> str:
     """Print the arguments of a failing ``update`` and the model's hidden states."""
-    call = named(argument_names(model, arguments), arguments)
     states = ", ".join(
         f"State '{path_name(path)}' = {shown(state.value)}"
         for path, state in model.states(brainstate.HiddenState).items()
     )
-    ancestors = f" and {states}" if states else ""
-    return f"`{type(model).__name__}.update` fails for {call}{ancestors}"
+    return f"`{type(model).__name__}.update` fails for {call}" + (
+        f" and {states}" if states else ""
+    )

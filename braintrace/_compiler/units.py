@@ -30,7 +30,7 @@ from .._jaxpr.primitives import PRODUCTS, chosen_axes, columns_of, moved_operand
 from .._jaxpr.program import carries_derivative
 from .analysis import Analysis
 from .back_through import Ids, is_write, numbered
-from .walk import Origin, Walk, walk_back
+from .walk import Walk, walk_back
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -77,7 +77,7 @@ class Units:
     def __init__(self, analysis: Analysis, leaves: Sequence[StateLeaf]) -> None:
         self._analysis = analysis
         program = analysis.program
-        operations = [program.equations[index] for index in sorted(analysis.opaque)]
+        operations = [program.equations[index] for index in program.making(analysis.opaque)]
         self._outputs = {y: _orders_of(e) for e in operations for y in e.outvars}
         self.states = [*_elements(analysis, leaves)]
         sizes = [state.numbers.size for state in self.states]
@@ -107,8 +107,6 @@ class Units:
 
     def now(self, labels: Ids) -> Ids:
         """Return the present units of labels."""
-        if (labels >= 0).all():
-            return np.asarray(self.unit[labels], np.int32)
         return np.where(labels >= 0, self.unit[np.maximum(labels, 0)], labels).astype(np.int32)
 
     def in_order(self, labels: Ids) -> np.ndarray:
@@ -244,8 +242,7 @@ class Units:
             self._source[state.numbers] = own[new]
         place = _ends(np.where(self._source == np.arange(self.unit.size), BOTTOM, self._source))
         ids = np.asarray(place[state.numbers], np.int32)
-        origin = Origin(own, place)
-        return walk_back(self._analysis, {new: ids}, origin=origin, writes_anywhere=True)
+        return walk_back(self._analysis, {new: ids}, own, place, writes_anywhere=True)
 
     # --- growth
 
@@ -296,9 +293,7 @@ class Units:
         return labels
 
     def _labels_of(self, numbers: Ids) -> Ids:
-        known = self._known[numbers]
-        units = np.asarray(self.unit[numbers], np.int32)
-        return units if known.all() else np.where(known, units, BOTTOM).astype(np.int32)
+        return np.where(self._known[numbers], self.unit[numbers], BOTTOM).astype(np.int32)
 
     def _arrive(self, numbers: Ids, labels: Ids) -> Ids:
         """Let labels arrive at elements of a new State, and return the labels of these."""

@@ -23,39 +23,11 @@ from .._jaxpr.program import carries_derivative
 from .analysis import Analysis
 from .back_through import BROADCAST, CUT, Contribution, Ids, back_through
 
-_ELSEWHERE = -9
-"""The origin of old states that have no element in the walk's units."""
+_ELSEWHERE, _ANY = -9, -10
+"""The origin of old states that have no element in the walk's units, and an unknown origin."""
 
 _Use: TypeAlias = tuple[Cut, Ids]
 """A use of a variable, and the ids that the variable receives through it."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Origin:
-    """The unit that each element of a variable depends on, by the numbers of one group.
-
-    Attributes
-    ----------
-    labels
-        The units of the elements of variables, by the numbers of `Units`.
-    place
-        The number in the group of each unit; `BOTTOM`: it is in another group.
-    """
-
-    labels: Mapping[Var, Ids]
-    place: np.ndarray
-
-    def of(self, var: Var, is_old: bool) -> Ids | None:
-        """Return the numbers of a variable's elements, `BOTTOM` where they are unknown."""
-        labels = self.labels.get(var)
-        if labels is None:
-            return None
-        numbers = np.where(labels >= 0, self.place[labels], BOTTOM)
-        return (
-            np.where((numbers == BOTTOM) & (labels >= 0), _ELSEWHERE, numbers)
-            if is_old
-            else numbers
-        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -64,7 +36,7 @@ class Walk:
 
     Attributes
     ----------
-    analysis, stops, origin, writes_anywhere
+    analysis, labels, place, stops, writes_anywhere
         The parameters of `walk_back`.
     ids
         Unit ids of every variable that reaches the state elementwise.
@@ -81,8 +53,9 @@ class Walk:
     """
 
     analysis: Analysis
+    labels: Mapping[Var, Ids]
+    place: np.ndarray
     stops: frozenset[Var]
-    origin: Origin | None
     writes_anywhere: bool
     ids: dict[Var, Ids]
     received: dict[Var, list[_Use]] = dataclasses.field(default_factory=dict)
@@ -127,10 +100,10 @@ class Walk:
         """Determine the ids of a variable when all its uses are known."""
         if var in self.ids or var not in self.received:
             return
-        in_place, moved = _in_place(self.received.pop(var), self._origin_of(var))
+        in_place, moved = _parted(self.received.pop(var), self._origin_of(var))
         if not in_place and self._is_followed(var, moved):
             in_place, moved = moved, []
-        if not moved and self.origin is not None and var in self.origin.labels:
+        if not moved and var in self.labels:
             # Of the uses of an old state that reach different units, the one in order counts.
             in_place, moved = _in_order(in_place)
         self.cuts.update(use for use, _ in moved)
@@ -149,15 +122,21 @@ class Walk:
         return is_computed and all(np.array_equal(ids, uses[0][1]) for _, ids in uses)
 
     def _origin_of(self, var: Var) -> Ids | None:
-        is_old = var not in self.analysis.program.producer
-        return None if self.origin is None else self.origin.of(var, is_old)
+        """Return the unit that each element of a variable depends on."""
+        labels = self.labels.get(var)
+        if labels is None:
+            return None
+        numbers = np.where(labels >= 0, self.place[labels], _ANY)
+        is_computed = var in self.analysis.program.producer
+        return np.where(numbers == BOTTOM, _ANY if is_computed else _ELSEWHERE, numbers)
 
 
 def walk_back(
     analysis: Analysis,
     start: Mapping[Var, Ids],
+    labels: Mapping[Var, Ids],
+    place: np.ndarray,
     stops: frozenset[Var] = frozenset(),
-    origin: Origin | None = None,
     writes_anywhere: bool = False,
 ) -> Walk:
     """Carry unit ids from new hidden states to all their ancestors.
@@ -168,14 +147,16 @@ def walk_back(
         Analysis of the program.
     start
         Ids of the variables at which the walk starts.
+    labels
+        The units that the elements of variables depend on, by the numbers of `Units`.
+    place
+        The id of each of these units; `BOTTOM`: it is in another group.
     stops
         Variables at which the walk stops: new values of other groups.
-    origin
-        The unit that each element depends on; ``None``: without old states.
     writes_anywhere
         See `back_through`.
     """
-    walk = Walk(analysis, stops, origin, writes_anywhere, dict(start))
+    walk = Walk(analysis, labels, place, stops, writes_anywhere, dict(start))
     for index in analysis.program.backward(start, walk.received):
         walk.go_through(index)
     for var in list(walk.received):
@@ -191,25 +172,20 @@ def _begins_fan_out(contributions: Sequence[Contribution], out_ids: Sequence[Ids
     return after and not any(ids is not None and np.any(ids == BROADCAST) for ids in out_ids)
 
 
-def _in_place(uses: Sequence[_Use], origin: Ids | None) -> tuple[list[_Use], list[_Use]]:
-    """Separate the uses of a variable that move an old state to another unit."""
-    in_place: list[_Use] = []
-    rejected: list[_Use] = []
-    for use, ids in uses:
-        moved = origin is not None and np.any(
-            (origin != BOTTOM) & (ids != BOTTOM) & (origin != ids)
-        )
-        (rejected if moved else in_place).append((use, ids))
-    return in_place, rejected
-
-
 def _in_order(uses: list[_Use]) -> tuple[list[_Use], list[_Use]]:
     """Separate the uses that reach other units than a use in order does."""
-    first = next((ids for _, ids in uses if np.array_equal(ids.ravel(), np.arange(ids.size))), None)
-    if first is None or all(ids is first for _, ids in uses):
-        return uses, []
-    moved = [use for use in uses if np.any((use[1] != BOTTOM) & (use[1] != first))]
-    return [use for use in uses if not any(use is other for other in moved)], moved
+    whole = (ids for _, ids in uses if np.array_equal(ids.ravel(), np.arange(ids.size)))
+    return _parted(uses, next(whole, None))
+
+
+def _parted(uses: Sequence[_Use], expected: Ids | None) -> tuple[list[_Use], list[_Use]]:
+    """Separate the uses that reach other units than expected."""
+    kept, moved = list[_Use](), list[_Use]()
+    for use, ids in uses:
+        differs = expected is not None and ids is not expected
+        is_moved = differs and np.any((ids != BOTTOM) & (expected != _ANY) & (expected != ids))
+        (moved if is_moved else kept).append((use, ids))
+    return kept, moved
 
 
 def _merged(uses: Sequence[_Use]) -> Ids:
