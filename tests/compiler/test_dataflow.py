@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.extend.core import Primitive
 from random_models import BATCH, INPUTS, UNITS
 from toys import Toy, bptt, compiled, deviation, gradient, warned
 
@@ -104,6 +105,10 @@ exact(
     stopped=lambda x: x * lax.stop_gradient(x),
     betainc=lambda x: lax.betainc(jnp.full_like(x, 2), jnp.full_like(x, 3), x),
     cast=lambda x: x.astype(np.float32).astype(float),
+    ceil=lambda x: x * (1 + lax.ceil(2 * x)),
+    at_most=lambda x: jnp.where(x <= 0.5, x, 2 * x),
+    igamma=lambda x: lax.igamma(jnp.full_like(x, 1.5), x),
+    igammac=lambda x: lax.igammac(jnp.full_like(x, 2.5), x),
 )
 
 # --- moves ----------------------------------------------------------------------------------------
@@ -123,6 +128,7 @@ exact(
     written=lambda x: x.at[:, 1:3].set(0.5),
     added_to=lambda x: x.at[:, ::2].add(x[:, ::2] ** 2),
     multiplied=lambda x: x.at[:, 1].multiply(0.5),
+    subtracted_from=lambda x: x.at[:, ::2].subtract(0.3 * x[:, ::2] ** 2),
     sliced_at=lambda x: lax.dynamic_update_slice(
         x, jnp.tanh(lax.dynamic_slice(x, (0, 1), (BATCH, 2))), (0, 1)
     ),
@@ -136,6 +142,7 @@ moves(
     samples_swapped=lambda x: x[::-1],
 )
 couples(
+    smallest_so_far=lambda x: lax.cummin(x, axis=1),
     scattered=lambda x: x.at[:, THERE].add(0.5 * x),
     shifted=lambda x: jnp.pad(x[:, 1:], ((0, 0), (0, 1))) + x,
     gathered_by_data=lambda x: x[:, jnp.argsort(x[0])],
@@ -269,6 +276,11 @@ couples(
 )
 
 
+either(
+    smallest_of_two=lambda x: lax.reduce_window(x, np.inf, lax.min, (1, 2), (1, 1), "SAME"),
+    own_reduction=lambda x: x * lax.reduce(x, 0.0, lambda a, b: a + b + a * b, (1,))[:, None],
+)
+
 # --- models ---------------------------------------------------------------------------------------
 
 
@@ -323,3 +335,39 @@ def test_an_operation_is_exact_or_reported(number):
         found, expected = gradient(learner, xs=XS), bptt(toy, xs=XS)
     for i in silent:
         assert deviation(found, expected, f"w h{i}") < 1e-6, rows[i].name
+
+
+# --- primitives -----------------------------------------------------------------------------------
+
+WITHOUT_ROWS = """
+    approx_top_k argmin bitcast_convert_type clz igamma_grad_a mulhi nextafter population_count
+    reduce_and reduce_or reduce_xor rng_bit_generator rng_uniform scatter-max scatter-min
+    shift_left shift_right_arithmetic shift_right_logical zeta
+    after_all all_gather all_to_all axis_index create_token dce_sink device_put pmax pmin ppermute
+    psum ragged_all_to_all sharding_constraint stage
+    eq_to le_to lt_to reduce_window select_and_gather_add select_and_scatter tile
+"""
+"""Primitives without a derivative, those of several devices, and those of JAX's own rules."""
+
+
+def primitives_in(jaxpr):
+    """Yield the names of the primitives of a jaxpr, and of the jaxprs in its equations."""
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        yield equation.primitive.name
+        inside = jax.tree.leaves([*equation.params.values()], is_leaf=is_jaxpr)
+        yield from itertools.chain(*map(primitives_in, filter(is_jaxpr, inside)))
+
+
+def is_jaxpr(value):
+    return hasattr(value, "eqns") or hasattr(value, "jaxpr")
+
+
+@pytest.mark.core
+def test_every_primitive_of_jax_has_a_row():
+    x = jnp.full((BATCH, UNITS), 0.4)
+    totals = [lambda x, f=row.function: f(x).sum() for row in ROWS]
+    functions = [*totals, *map(jax.grad, totals)]
+    found = itertools.chain(*(primitives_in(jax.make_jaxpr(f)(x)) for f in functions))
+    every = (value for name, value in vars(lax).items() if name.endswith("_p"))
+    exported = {value.name for value in every if isinstance(value, Primitive)}
+    assert exported - {*found} <= {*WITHOUT_ROWS.split()}
