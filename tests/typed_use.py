@@ -25,14 +25,14 @@ def of_a_learner(model: brainstate.nn.Module, xs: jax.Array, flag: bool) -> None
     learner = braintrace.compile(model, "d_rtrl", xs[0], batch_size=2)
     assert_type(learner, braintrace.Learner)
     grad, online, evolve = learner.etrace_grad, learner.etrace_online, learner.etrace_evolve
-    grad(xs, step_fn=loss, chunk_size=4, weights={}, has_aux=flag)
+    grad(xs, step_fn=loss, chunk_size=4, has_aux=flag)
     grad(xs)  # type: ignore[call-arg]
     grad(xs, step_fn=loss, chunks=4)  # type: ignore[call-arg]
     online(xs, step_fn=loss, update_fn=descend)
     online(xs, step_fn=loss, optimizer=flag, every=2, progress=True)
     online(xs, step_fn=loss, learning_rate=0.1)  # type: ignore[call-arg]
     evolve(xs, chunk_size=4, return_outputs=False)
-    learner.predict(xs, reset=xs, log_every=2, on_log=print)
+    learner.predict(xs, reset=xs)
     learner.predict(xs, mask=xs)  # type: ignore[call-arg]
 
 

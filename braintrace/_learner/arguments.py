@@ -8,10 +8,9 @@ import functools
 import itertools
 import operator
 import types
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from typing import Any
 
-import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -188,7 +187,6 @@ class Options:
     return_value: bool = False
     unit_aware: bool = False
     reset: ArrayLike | None = None
-    weights: Mapping[PyTree, brainstate.State] | None = None
     return_outputs: bool = True
     progress: bool = False
     log_every: int | None = None

@@ -88,59 +88,45 @@ def cut_sequence(
     graph
         The compiled model.
     options, window
-        Options of the call, and the steps that are differentiated in full. With a window, a chunk
-        is a whole number of windows: one, or the largest number that ``chunk_size`` or
-        ``memory_budget`` admit. Full-Jacobian rules read their traces before each window, so their
-        chunks are single windows.
+        Options of the call, and the steps that are differentiated in full: a chunk is a whole
+        number of windows. Full-Jacobian rules read their traces before each window, so their chunks
+        are single windows.
     record_bytes, state_bytes
         Bytes of the residuals of a step, and of the States.
     steps, from_zero
         Length of the sequence, and whether its traces start from zero, and are deferred after its
         last chunk.
     """
-    given, budget = options.length_of_chunk, None
+    given, budget, unit = options.length_of_chunk, None, window or 1
+    trace_bytes, flat = size_in_bytes(graph.trace_specs), graph.flat_state
+    update_bytes = record_bytes
+    if flat is not None and graph.passes_weights:
+        update_bytes += flat.update_bytes(graph.traced.program)
     if options.checkpoint and given is None:
         # The least sum of the States before each part and of the residuals of one part.
         given = max(1, math.ceil(math.sqrt(steps * state_bytes / max(1, record_bytes))))
-    has_filters = size_in_bytes(graph.trace_specs) < 2 * record_bytes  # as small as the records
-    if window is not None:
-        most = window if given is None else given
-        if given is None and options.memory_budget is not None:
-            most = options.memory_budget // max(1, record_bytes)
-        elif given is None and from_zero and not has_filters:
-            # A single chunk forms no trace in the middle: with windows of 16 steps, a gradient by
-            # `D_RTRL` takes 0.5 to 0.95 of the time. Filters cost nothing in the middle. Several
-            # chunks of several windows are no faster than single windows.
-            most = steps if steps * record_bytes <= default_budget() else window
-        length = window
-        if not graph.passes_weights:
-            length = steps if most >= steps else window * max(1, most // window)
-        length = min(steps, length)
-        return Chunks(steps, length, length * record_bytes)
-    if "traces" in graph.needs:
-        return Chunks(steps, 1, record_bytes)
-    flat = graph.flat_state if graph.passes_weights else None
-    with_update = record_bytes + (0 if flat is None else flat.update_bytes(graph.traced.program))
-    if given is not None:
-        length = min(steps, given)
+    if graph.passes_weights if window else "traces" in graph.needs:
+        longest = unit
+    elif given is not None:
+        longest = given
     else:
         budget = options.memory_budget or default_budget()
-        most = max(budget, size_in_bytes(graph.trace_specs))
-        longest = max(1, most // max(1, with_update))
+        most = max(budget, trace_bytes)
+        longest = max(1, most // max(1, update_bytes))
         if from_zero and steps * record_bytes <= most:
             longest = steps
         elif not from_zero:
             has_places = any("spatial" in spec.axes for spec in specs_of(graph.trace_specs))
             longest = min(longest, LONGEST_OF_PLACES if has_places else LONGEST_CARRIED)
-        if has_filters:
+        if trace_bytes < 2 * record_bytes:  # filters are as small as the records
             # A chunk reads and writes its filters and the gradient once.
             gradient = sum(leaf.nbytes for leaf in graph.traced.parameters)
-            once = max(gradient, size_in_bytes(graph.trace_specs))
-            cached = max(CACHED, 4 * once) // record_bytes
+            cached = max(CACHED, 4 * max(gradient, trace_bytes)) // record_bytes
             longest = min(longest, max(SHORTEST, cached))
-        length = math.ceil(steps / math.ceil(steps / longest))
+        longest = math.ceil(steps / math.ceil(steps / longest))
+    length = steps if longest >= steps else min(steps, unit * max(1, longest // unit))
     is_followed = length < steps or not from_zero
-    return Chunks(steps, length, length * (with_update if is_followed else record_bytes), budget)
+    return Chunks(steps, length, length * (update_bytes if is_followed else record_bytes), budget)
 
 
 def default_budget() -> int:

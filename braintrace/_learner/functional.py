@@ -34,7 +34,16 @@ from .base import BaseLearner
 from .chunks import checkpointed_bytes
 from .gradient import SequenceGradient
 from .online import OnlineLearning
-from .program import Arguments, Call, Prediction, Program, Result
+from .program import (
+    Arguments,
+    Call,
+    GradientAndAux,
+    GradientAndLosses,
+    GradientLossesAndAux,
+    Prediction,
+    Program,
+    Result,
+)
 from .resets import check_flags, reset_values
 from .state import LearnerState, Places, states_in
 from .traces import Form, Zero, is_settled, settled
@@ -148,7 +157,7 @@ def run_method(
     results, verdict = advance(learner, program, arguments, steps)
     if program.notice is not None:
         program.notice(verdict, start)
-    return shown(learner, program, results, options)
+    return named_results(learner, program, results, options)
 
 
 def run_call(learner: BaseLearner, arguments: tuple[Any, ...]) -> PyTree:
@@ -156,19 +165,19 @@ def run_call(learner: BaseLearner, arguments: tuple[Any, ...]) -> PyTree:
     return advance(learner, *find_call(learner, arguments))[0]
 
 
-def shown(learner: BaseLearner, program: Program, results: PyTree, options: Options) -> PyTree:
-    """Return the results of a method for the user: gradients by path."""
+def named_results(
+    learner: BaseLearner, program: Program, results: PyTree, options: Options
+) -> PyTree:
+    """Return the results of a method for the user: gradients by path, and names for several."""
     if not program.parameters:
         return results
     gradients, losses, aux = results
     by_path = dict(zip(program.parameters, gradients, strict=True))
-    if options.weights is None:
-        given = gradients_for(learner.module, by_path)
-    else:
-        paths = {id(state): path for path, state in learner.param_states.items()}
-        given = {key: by_path[paths[id(state)]] for key, state in options.weights.items()}
-    extra = ((losses,) if options.return_value else ()) + ((aux,) if options.has_aux else ())
-    return (given, *extra) if extra else given
+    own = gradients_for(learner.module, by_path)
+    if options.return_value:
+        both = GradientAndLosses(own, losses)
+        return GradientLossesAndAux(*both, aux) if options.has_aux else both
+    return GradientAndAux(own, aux) if options.has_aux else own
 
 
 def advance(
@@ -180,21 +189,20 @@ def advance(
     """
     carried, is_outside = learner.carried, not _brainstate.is_watched()
     if is_outside:
-        carried.finish()
-        carried.check(program.followed)
+        carried.begin(program.followed)
     values, done = _brainstate.values_of(program.states), list[Result]()
-    traces, is_owned = carried.given(program.reads, is_outside)
+    traces = carried.given(program.reads, is_outside)
 
     def write() -> None:
         if done:
             changes = program.written, *program.changes(done[0], traces)
             carried.advance(program.followed.values(), *changes, is_outside)
 
-    can_fail = program.check is not None
-    is_owned = is_owned and is_outside and not can_fail
-    if is_outside and not can_fail:
+    is_certain = is_outside and program.check is None  # to be written once it has run
+    if is_certain:
         carried.__dict__["unfinished"] = write
-    program(values, traces, arguments, steps, is_owned=is_owned, done=done)
+    in_place = is_certain and carried.is_owned
+    program(values, traces, arguments, steps, is_owned=in_place, done=done)
     if program.check is not None:
         program.check(done[0][0][1])
     carried.complete(write, is_outside)
@@ -284,9 +292,8 @@ class FunctionalLearner:
         Its arrays are the learner's arrays. Copy them before you pass them to a compiled function
         that donates its arguments (``donate_argnums``), if you continue to use the learner.
         """
-        learner, carried = self._learner, self._learner.carried
-        carried.finish()
-        carried.check(learner.followed)
+        learner = self._learner
+        learner.carried.begin(learner.followed)
         return Places(learner, self._own).state(learner.traces.value, learner.rule)
 
     def restore(self, state: LearnerState) -> None:
@@ -316,7 +323,7 @@ class FunctionalLearner:
             if not has_optimizer:
                 optimizer.write(None)
             _brainstate.set_values(kept, values)
-            learner.traces.value = traces
+            learner.carried.value = pack(traces, learner.carried.pairs)
             learner.place()
             learner.carried.left = _brainstate.peek_all(learner.followed.values())
 
@@ -421,14 +428,14 @@ class FunctionalLearner:
         call = learner, method, sequences, options, lambda: list(fresh.values())
         program, arguments, steps = find_program(*call)
         after, results = self._advance(state, program, arguments, steps)
-        return after, shown(learner, program, results, options)
+        return after, named_results(learner, program, results, options)
 
     def _advance(
         self, state: LearnerState, program: Program, arguments: Arguments, steps: int = 1
     ) -> Outcome:
         """Run a program on a state."""
-        places, done = self._checked(state), list[Any]()
-        is_zero = isinstance(state.traces, Zero) and program.reads == "zero"
+        places, done = self._checked(state), list[Result]()
+        is_zero = program.reads == "zero" and isinstance(state.traces, Zero)
         has_none = is_zero or program.reads == "nothing"
         traces = None if has_none else pack(self._arrays(state), self._learner.carried.pairs)
         values = [places.value_in(state, each) for each in program.states]
@@ -438,10 +445,10 @@ class FunctionalLearner:
             program.check(verdict)
         written, after = program.changes(done[0], traces)
         state = places.replaced(state, program.written, written)
-        if after is not None:
-            after = unpack(after) if is_settled(after) else after
-            state = dataclasses.replace(state, traces=after)
-        return state, results
+        if after is None:
+            return state, results
+        state = dataclasses.replace(state, traces=unpack(after) if is_settled(after) else after)
+        return self.settle(state) if _brainstate.is_in_loop() else state, results
 
     def _initial(self, state: LearnerState) -> tuple[LearnerState, dict[Any, PyTree]]:
         """Return the initial values of the short-term States by path; random keys advance."""

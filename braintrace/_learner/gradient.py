@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from .._checks import check_choice
 from .._compiler import lost_gradients, publish
 from .._core import sites
-from .._core.chunk import SourceValues, chunk_runner
+from .._core.chunk import ChunkResult, SourceValues, chunk_runner
 from .._core.gradient import as_chunk, chunk_gradient, of_parameters
 from .._core.loops import scan_over_time, zero_sum
 from .._core.sites import Probes
@@ -42,14 +42,10 @@ from .resets import check_fixed_weights, reset_states
 from .traces import Deferred
 
 NO_DERIVATIVE = (
-    "The gradients of `etrace_grad` or `etrace_online` are differentiated, but they are computed "
-    "from traces and residuals that are held constant. Pass them through `jax.lax.stop_gradient`, "
-    "or differentiate backpropagation through time (`predict`) twice."
-)
-NO_GRADIENT = (
-    "The outputs of `etrace_evolve`, or the states after it, are differentiated, but it takes no "
-    "gradient. Use `etrace_grad`, or call the learner step by step; or pass them through "
-    "`jax.lax.stop_gradient`."
+    "The results of `etrace_grad`, `etrace_online` or `etrace_evolve` are differentiated, but they "
+    "are computed from traces and residuals that are held constant. Pass them through "
+    "`jax.lax.stop_gradient`, call the learner step by step, or differentiate `predict`: this is "
+    "backpropagation through time."
 )
 
 
@@ -119,21 +115,19 @@ class SequenceGradient(Program):
             sum(leaf.nbytes for leaf in jax.tree.leaves(written)),
         )
         self._chunks = functools.partial(chunks.cut_sequence, graph, options, self._window, *sizes)
-        if not (self._passes or evolves):
-            paths = step.written_of(self.paths)
-            is_own = [
-                path is not None
-                for path, value in zip(paths, written, strict=True)
-                for _ in jax.tree.leaves(value)
-            ]
-            run = self._runner.step
-            carried = list(zip(run.carried, run.written, is_own, strict=True))
-            read = {*run.parameters, *run.probes}
-            lost = lost_gradients(run.program, run.results[0], read, carried)
-            publish(list(lost), learner.compiler_options.strict)
-        self.finish = self._updated if self._linear is None else self._replayed
-        self.updates_in_loop, self.defers = self._linear is None, not evolves
-        self.parameters = () if evolves else tuple(parameters)
+        if not evolves:
+            self.parameters = tuple(parameters)
+            if not self._passes:
+                self._report_lost_gradients(written)
+
+    def _report_lost_gradients(self, written: list[PyTree]) -> None:
+        pairs = zip(self._step.written_of(self.paths), written, strict=True)
+        is_own = [path is not None for path, value in pairs for _ in jax.tree.leaves(value)]
+        step = self._runner.step
+        carried = list(zip(step.carried, step.written, is_own, strict=True))
+        read = {*step.parameters, *step.probes}
+        lost = lost_gradients(step.program, step.results[0], read, carried)
+        publish(list(lost), self._learner.compiler_options.strict)
 
     def _values(self, fixed: Fixed) -> tuple[Any, ...]:
         parameters, others = fixed.values[: self._count], fixed.values[self._count :]
@@ -184,27 +178,40 @@ class SequenceGradient(Program):
         data, fixed = ((sequences, flags), scales), Fixed(values, weights, initial)
         run = self._forward if self._linear is None else self._backward
         (outside, of_operands), (losses, aux), written, after = run(fixed, traces, data, cut)
+        if not self._defers(cut.steps, traces is None):
+            after = self.finished(after, traces)
+        known = values, sequences
         if self._evolves:
-            known = values, sequences
-            found = without_derivative(known, ((aux, None), written), OptionError, NO_GRADIENT)
+            found = without_derivative(known, ((aux, None), written), OptionError, NO_DERIVATIVE)
             return *found, after
         of_operands = jax.tree.map(lambda w, g: g.astype(w.dtype), weights, of_operands)
         leaves, tree = jax.tree.flatten(to_parameters(of_operands)[0])
         rest = iter(outside)
-        gradients = jax.tree.unflatten(
-            tree,
-            [
-                (leaf + next(rest)).astype(leaf.dtype) if has_more else leaf
-                for leaf, has_more in zip(leaves, self._runner.differentiated, strict=True)
-            ],
-        )
-        gradients = without_derivative((values, sequences), gradients, OptionError, NO_DERIVATIVE)
+        every = [
+            (leaf + next(rest)).astype(leaf.dtype) if has_more else leaf
+            for leaf, has_more in zip(leaves, self._runner.differentiated, strict=True)
+        ]
+        gradients = tree.unflatten(without_derivative(known, every, OptionError, NO_DERIVATIVE))
         if mask is not None:  # the loss of a masked step may be NaN
             losses = jnp.where(mask == 0, 0, losses)
         if self._options.unit_aware:
             gradients = user_step.with_units(gradients, self._loss_unit)
             losses = user_step.with_unit(losses, self._loss_unit)
         return ((gradients, losses, aux), None), written, after
+
+    def _defers(self, steps: int, from_zero: bool) -> bool:
+        """Test whether a program of its own computes the traces after a call, when they are read.
+
+        After a single step it would cost a second call.
+        """
+        return not self._evolves and (from_zero or steps > 1)
+
+    def overwrites(self, steps: int, from_zero: bool) -> bool:
+        """Test whether the buffers of the traces before a call are free after it."""
+        if not self._defers(steps, from_zero):
+            return True
+        has_loop = not from_zero and self._linear is None
+        return has_loop and self.cut(steps, from_zero).count > 1
 
     def cut(self, steps: int, from_zero: bool) -> Chunks:
         """Return the chunks of a sequence, from zero traces or not."""
@@ -219,41 +226,49 @@ class SequenceGradient(Program):
 
     def _forward(self, fixed: Fixed, traces: Traces | None, data: Part, cut: Chunks) -> OfChunks:
         """Run all chunks; the traces after the last one are deferred."""
-        weights = fixed.weights
         start = self._step.written_of(fixed.values), self._zeros(fixed), traces or self._zero_traces
 
-        def run_last(carry: PyTree, chunk: PyTree) -> PyTree:
-            (written, gradients, residuals), results = self._chunk(fixed, carry, chunk)
-            return (written, gradients, (residuals, carry[2])), results
+        def run_last(carry: PyTree, chunk: Part) -> Any:
+            return self._chunk(fixed, carry, chunk)
 
-        def run_chunk(carry: PyTree, chunk: PyTree) -> PyTree:
-            (written, gradients, (residuals, before)), results = run_last(carry, chunk)
-            after = self._updated((weights, residuals, ordering_token(gradients)), before)
-            return (written, gradients, after), results
+        def run_chunk(carry: PyTree, chunk: Part) -> Any:
+            (written, gradients, after), results = run_last(carry, chunk)
+            return (written, gradients, self.finished(after, carry[2])), results
 
-        (written, gradients, (residuals, before)), results = over_chunks(
+        (written, gradients, after), results = over_chunks(
             run_chunk, run_last, start, data, cut.steps, cut.length
         )
-        after: Traces | Deferred = residuals  # if `_chunk` has computed them anyway
-        if isinstance(residuals, SourceValues):
-            read = self._read_by_update(weights, residuals, None if is_zero(before) else before)
+        if isinstance(after, Deferred):
+            before: Any = None if is_zero(after.before) else after.before
+            read = self._read_by_update(fixed.weights, after.sources[1], before)
             # XLA would compute single numbers of the gradient again inside the update.
             whole = jax.tree.map(jnp.sum, gradients)
-            token = None if is_zero(before) else ordering_token(whole)
-            after = Deferred((read, residuals, token), None if cut.count == 1 else before)
+            token = None if before is None else ordering_token(whole)
+            sources = read, after.sources[1], token
+            after = Deferred(sources, None if cut.count == 1 else before)
         return gradients, results, written, after
 
+    def finish(self, sources: PyTree, before: Traces | None) -> Traces:
+        """Return deferred traces, from those before the call; ``None``: they are zero."""
+        run = self._updated if self._linear is None else self._replayed
+        return run(sources, before)
+
+    def finished(self, after: Any, traces: Traces | None) -> Traces:
+        """Return the traces after a call as arrays, given those before it."""
+        if not isinstance(after, Deferred):
+            found: Traces = after
+            return found
+        before: Any = traces if after.before is None else after.before
+        return self.finish(after.sources, before)
+
     def _updated(
-        self, sources: tuple[PyTree, PyTree, jax.Array | None], before: Traces | None
+        self, sources: tuple[PyTree, SourceValues, jax.Array | None], before: Traces | None
     ) -> Traces:
         """Return the traces after a chunk, from its operands, residuals, and the flag of `Records`.
 
         ``before`` is ``None`` if they are zero. Operands that are not read may be ``None``.
         """
         operands, residuals, token = sources
-        after: Traces = residuals  # if `_chunk` has computed them
-        if not isinstance(residuals, SourceValues):
-            return after
         shapes = self._operand_shapes
         filled = jax.tree.map(lambda shape, x: shape if x is None else x, shapes, operands)
         weights, before = as_arrays(filled), before or self._zero_traces
@@ -269,7 +284,7 @@ class SequenceGradient(Program):
             length = self._chunks(steps, from_zero=False).length
         if length == steps:
             return update(before, records)[0]
-        after, _ = over_chunks(update, update, before, records, steps, length)
+        after: Traces = over_chunks(update, update, before, records, steps, length)[0]
         return after
 
     def _read_by_update(self, weights: Weights, residuals: PyTree, before: Traces | None) -> PyTree:
@@ -286,13 +301,13 @@ class SequenceGradient(Program):
 
     def _backward(self, fixed: Fixed, traces: Traces | None, data: Part, cut: Chunks) -> OfChunks:
         """Run all chunks twice; for the traces, they run once more at the next read."""
-        graph = self._graph
+        graph, zeros = self._graph, self._zeros(fixed)
         silent = {s.name: jnp.zeros(s.shape, s.dtype) for s in graph.traced_states}
         (written, ((outside, of_operands), adjoints), results) = chunks.backward_over_chunks(
-            lambda states, part: self._forward_chunk(fixed, states, part)[0],
+            lambda states, part: self._run_part(fixed, (states, zeros[0]), part)[0].written,
             functools.partial(self._backward_chunk, fixed),
             self._step.written_of(fixed.values),
-            (self._zeros(fixed), sites.at_entry(graph, silent)),
+            (zeros, sites.at_entry(graph, silent)),
             data,
             cut,
         )
@@ -306,26 +321,25 @@ class SequenceGradient(Program):
     def _replayed(self, sources: tuple[Fixed, Part], before: Traces | None) -> Traces:
         """Return the traces after a sequence that runs again."""
         fixed, data = sources
-        steps = steps_of(data)
+        steps, (outside, _) = steps_of(data), self._zeros(fixed)
 
         def run(carry: PyTree, part: PyTree) -> tuple[PyTree, None]:
             states, traces = carry
-            states, residuals = self._forward_chunk(fixed, states, part)
-            return (states, self._updated((fixed.weights, residuals, None), traces)), None
+            result, residuals = self._run_part(fixed, (states, outside), part)
+            return (result.written, self._updated((fixed.weights, residuals, None), traces)), None
 
         start = self._step.written_of(fixed.values), before or self._zero_traces
         length = self._chunks(steps, from_zero=before is None).length
-        (_, after), _ = over_chunks(run, run, start, data, steps, length)
-        result: Traces = after
-        return result
+        after: Traces = over_chunks(run, run, start, data, steps, length)[0][1]
+        return after
 
     # --- a chunk
 
     def _chunk(self, fixed: Fixed, carry: Any, chunk: Part) -> Any:
         """Run one chunk from ``(written States, gradients, traces)``.
 
-        Return a carry with the traces after it, or the sources of their residuals, and the loss and
-        the auxiliary results of every step.
+        Return a carry with the traces after it, deferred if the gradient does not need them, and
+        the loss and the auxiliary results of every step.
         """
         (written, (outside, of_operands), traces), weights = carry, fixed.weights
         values, steps = self._values(fixed), steps_of(chunk)
@@ -349,19 +363,22 @@ class SequenceGradient(Program):
         )
         residuals = self._runner.residuals(values, over_time, steps)
         recorded = Chunk(self._graph, weights, self._records(residuals))
-        after = None
+        after: Traces | Deferred | None = None
         if not self._evolves:
             found, after = chunk_gradient(self._method, recorded, signal, traces)
             of_operands = jax.tree.map(jnp.add, of_operands, found)
-        return (written, (outside, of_operands), residuals if after is None else after), results
+        gradients = outside, of_operands
+        if after is None:
+            after = Deferred((weights, residuals, ordering_token(gradients)), traces)
+        return (written, gradients, after), results
 
-    def _forward_chunk(
-        self, fixed: Fixed, written: PyTree, part: Part
-    ) -> tuple[PyTree, SourceValues]:
-        """Return the written States after a part, and the residuals that its traces need."""
-        values, (outside, _) = self._values(fixed), self._zeros(fixed)
-        result = self._runner.run(values, (written, outside), part)
-        return result.written, self._runner.residuals(values, result.residuals, steps_of(part))
+    def _run_part(
+        self, fixed: Fixed, start: tuple[PyTree, list[PyTree]], part: Part
+    ) -> tuple[ChunkResult, SourceValues]:
+        """Run a part from written States and sums of gradients; return also its residuals."""
+        values = self._values(fixed)
+        result = self._runner.run(values, start, part)
+        return result, self._runner.residuals(values, result.residuals, steps_of(part))
 
     def _backward_chunk(
         self, fixed: Fixed, carry: tuple[Gradients, Adjoints], written: PyTree, part: Part
@@ -371,10 +388,9 @@ class SequenceGradient(Program):
         ``written`` are the States before it. Return the carry, and the loss and the auxiliary
         results of every step.
         """
-        ((outside, of_operands), after), values = carry, self._values(fixed)
-        result = self._runner.run(values, (written, outside), part)
+        (outside, of_operands), after = carry
+        result, sources = self._run_part(fixed, (written, outside), part)
         signal = self._signal(fixed, written, result.signal)
-        sources = self._runner.residuals(values, result.residuals, steps_of(part))
 
         # Step by step, no factor and no input of a product is stored.
         def pull_step(carry: tuple[Weights, Adjoints], now: Any) -> Any:

@@ -30,7 +30,7 @@ from .base import BaseLearner
 from .chunks import over_blocks, steps_of
 from .gradient import SequenceGradient
 from .optimizer import notice
-from .program import Arguments, Program, Result
+from .program import Arguments, LossesAndAux, Program, Result
 from .resets import reset_states
 from .state import by_path
 from .update import StepResult, check_finite, run_update, update_of
@@ -172,4 +172,5 @@ class OnlineLearning(Program):
         verdict = (losses, verdict) if self._options.nonfinite == "raise" else verdict
         if self._options.unit_aware:
             losses = user_step.with_unit(losses, self._loss_unit)
-        return ((losses, aux) if self._options.has_aux else losses, verdict), *carry
+        results = LossesAndAux(losses, aux) if self._options.has_aux else losses
+        return (results, verdict), *carry

@@ -15,10 +15,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import brainstate
 import jax
 
-from .._brainstate import is_in_loop
 from .._core import sites, windows
 from .._core.gradient import as_chunk
-from .._core.loops import scan_over_time
+from .._core.loops import scan_over_time, scan_records
 from .._core.steps import Inputs, operands
 from .._errors import OptionError
 from .._graph.method import Chunk, Records, Traces, Weights
@@ -30,7 +29,7 @@ from .arguments import Options, read_arguments
 from .base import BaseLearner
 from .chunks import Chunks, steps_of
 from .resets import reset_states
-from .traces import Deferred, Jitted, Zero
+from .traces import ZERO, Deferred, Jitted, Zero
 from .user_step import PureStep, Recorder, example_slices, run_step_function
 
 
@@ -57,6 +56,35 @@ Result: TypeAlias = tuple[tuple[PyTree, PyTree], list[PyTree], Traces | Deferred
 """Results and verdicts, new values of the written States, and traces; ``None``: they stay."""
 
 
+class GradientAndLosses(NamedTuple):
+    """Result of `etrace_grad` with ``return_value``."""
+
+    gradients: PyTree
+    losses: PyTree
+
+
+class GradientAndAux(NamedTuple):
+    """Result of `etrace_grad` with ``has_aux``."""
+
+    gradients: PyTree
+    aux: PyTree
+
+
+class GradientLossesAndAux(NamedTuple):
+    """Result of `etrace_grad` with both."""
+
+    gradients: PyTree
+    losses: PyTree
+    aux: PyTree
+
+
+class LossesAndAux(NamedTuple):
+    """Result of `etrace_online` with ``has_aux``."""
+
+    losses: PyTree
+    aux: PyTree
+
+
 class Program:
     """A method as a pure function `run` of values of States, traces and arguments.
 
@@ -69,13 +97,10 @@ class Program:
         neither reads nor changes traces.
     batch_axis
         Axis of samples in the arguments.
-    finish, defers
-        Returns traces from their sources and the traces before the call, and whether a program of
-        its own does so when they are read.
+    finish
+        Returns traces from the sources of `Deferred`, and the traces before the call.
     parameters
         Paths of the gradients in the results.
-    updates_in_loop
-        Whether a loop over chunks overwrites the traces before it.
     cuts
         The chunks of sequences by their length, and whether they start from zero traces.
     check, notice
@@ -85,9 +110,6 @@ class Program:
 
     reads: Literal["zero", "arrays", "nothing"] = "arrays"
     batch_axis = 1
-    updates_in_loop = True
-    finish: Callable[[PyTree, Traces | None], Traces] | None = None
-    defers = True
     parameters: tuple[Path, ...] = ()
     check: Callable[[PyTree], None] | None = None
     notice: Callable[[PyTree, int], None] | None = None
@@ -112,25 +134,20 @@ class Program:
         """Return the result for values of the States."""
         raise NotImplementedError
 
-    def cut(self, steps: int, from_zero: bool) -> Chunks:
-        """Return the chunks of a sequence, which by default is a single one."""
-        return Chunks(steps, steps, 0)
+    def finish(self, sources: PyTree, before: Traces | None) -> Traces:
+        """Return deferred traces, from those before the call; ``None``: they are zero."""
+        raise NotImplementedError
 
-    def finished(self, after: Any, traces: Traces | None) -> Any:
-        """Return the traces after a call as arrays, given those before it."""
-        if not isinstance(after, Deferred):
-            return after
-        assert self.finish is not None
-        before: Any = traces if after.before is None else after.before
-        return self.finish(after.sources, before)
+    def overwrites(self, steps: int, from_zero: bool) -> bool:
+        """Test whether the buffers of the traces before a call are free after it."""
+        return True
 
     def compile(self, key: Hashable) -> Program:
         """Compile when called; deferred traces of programs with equal keys have one type."""
-        both: list[Any] = [functools.partial(self._placed, defers=d) for d in (False, True)]
-        for run in both:  # named as profilers and dumps of XLA show them
-            run.__name__ = type(self).__name__
-        self._whole, self._deferring = map(Jitted, both)
-        self._finish = Jitted(self._finished, key)
+        run: Any = functools.partial(self._placed)
+        run.__name__ = type(self).__name__  # as profilers and dumps of XLA show it
+        self._compiled, self._finish = Jitted(run), Jitted(self._finished, key)
+        self._overwrites = functools.cache(self.overwrites)
         return self
 
     def __call__(
@@ -149,26 +166,18 @@ class Program:
             traces = self._on_mesh(traces)
             sequences, mask, flags = self.placement.by_sample(arguments[:3], self.batch_axis)
             arguments = Arguments(sequences, mask, flags, arguments.initial)
-        run = self._whole
-        # Where an outer loop needs one structure, and after a single step, traces are arrays.
-        if self.defers and self.finish and (traces is None or steps > 1) and not is_in_loop():
-            run = self._deferring
-            has_loop = self.updates_in_loop and traces is not None
-            is_owned = is_owned and has_loop and self.cut(steps, False).length < steps
-        run(values, traces, arguments, in_place=is_owned, done=done)
+        in_place = is_owned and self._overwrites(steps, traces is None)
+        self._compiled(values, traces, arguments, in_place=in_place, done=done)
 
     def changes(self, done: Result, traces: Traces | None) -> tuple[list[PyTree], Any]:
         """Return the new values, and the new traces in their form, given those before."""
         _, written, after = done
         if isinstance(after, Deferred):
-            before: Any = traces if after.before is None else after.before
-            before = Zero() if before is None else before
-            after = dataclasses.replace(after, before=before, finish=self._finish)
+            before = traces if after.before is None else after.before
+            after = Deferred(after.sources, ZERO if before is None else before, self._finish)
         return written, after
 
-    def _placed(
-        self, values: list[PyTree], traces: Traces | None, arguments: Arguments, defers: bool
-    ) -> Result:
+    def _placed(self, values: list[PyTree], traces: Traces | None, arguments: Arguments) -> Result:
         """Run; the states before a call are constants in a user's own gradient."""
         if self.reads != "nothing":
             values = [
@@ -177,7 +186,6 @@ class Program:
             ]
         with self._devices():
             results, written, after = self.run(values, traces, arguments)
-            after = after if defers else self.finished(after, traces)
         if self.placement is not None:
             paths = itertools.compress(self.paths, self.is_written)
             written = list(map(self.placement.value, paths, written))
@@ -188,7 +196,6 @@ class Program:
         return results, written, after
 
     def _finished(self, sources: PyTree, before: Traces | Zero) -> Any:
-        assert self.finish is not None
         with self._devices():
             after = self.finish(sources, None if isinstance(before, Zero) else before)
         return self._on_mesh(after)
@@ -220,26 +227,23 @@ class Call(Program):
 
     def run(self, values: list[PyTree], traces: Any, arguments: Arguments) -> Result:
         """Run the steps."""
-        data, traced = arguments.sequences, self._traced
-        read = read_arguments(self._graph, _first(data) if self._has_steps else data)
+        data = arguments.sequences if self._has_steps else as_chunk(arguments.sequences)
+        read = read_arguments(self._graph, _first(data))
         first = self._held({**read, **leaves_by_var(self._graph, self._by_path, values)})
-        start = self._written(first), traces
+        run = self._window if self._has_window else self._alone
+        (last, traces), outputs = run(first, traces, data)
+        outputs = outputs if self._has_steps else _first(outputs)
+        by_var = dict(zip(self._traced.written_vars, last, strict=True))
+        new = list(whole_values(self._graph, by_var).values())
+        return (jax.tree.unflatten(self._traced.output_tree, outputs), None), new, traces
 
+    def _alone(self, first: Inputs, traces: Any, sequences: PyTree) -> Any:
         def step(carry: tuple[list[Any], Any], slices: Any) -> Any:
             now = self._held(self._inputs(first, carry[0], slices))
             outputs, new, traces = self._step.one_step(now, carry[1])
             return (self._written(new), traces), outputs
 
-        if self._has_window:
-            steps = data if self._has_steps else as_chunk(data)
-            (last, traces), outputs = self._window(first, traces, steps)
-            outputs = outputs if self._has_steps else _first(outputs)
-        elif self._has_steps:
-            (last, traces), outputs = jax.lax.scan(step, start, data)
-        else:
-            (last, traces), outputs = step(start, data)
-        new = whole_values(self._graph, dict(zip(traced.written_vars, last, strict=True)))
-        return (jax.tree.unflatten(traced.output_tree, outputs), None), list(new.values()), traces
+        return scan_records(step, (self._written(first), traces), sequences, steps_of(sequences))
 
     def _window(self, first: Inputs, traces: Any, sequences: PyTree) -> Any:
         graph, method = self._graph, self._step.method

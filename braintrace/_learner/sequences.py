@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,7 +37,6 @@ def etrace_grad(
     return_value: bool = False,
     unit_aware: bool = False,
     reset: ArrayLike | None = None,
-    weights: Mapping[PyTree, brainstate.State] | None = None,
 ) -> Any:
     """Return the gradient of a loss over a sequence, and advance states and traces.
 
@@ -72,10 +70,8 @@ def etrace_grad(
         Number of steps between two updates of the traces. It changes speed and memory, not the
         gradient. ``'auto'`` or ``None``: after a reset, the longest chunk within ``memory_budget``,
         since a single chunk for the whole sequence needs no trace; otherwise at most 128 steps.
-        `report` shows it. With a ``window``, a chunk is the largest
-        number of whole windows that fits, at least one. With ``'auto'`` and a ``memory_budget``, it
-        is the largest number of windows within the budget. With ``'auto'`` alone, it is one window,
-        or after a reset the whole sequence if its residuals take less memory than the traces.
+        `report` shows it. With a ``window``, a chunk is the largest number of whole windows that
+        fits, at least one.
     memory_budget
         For ``chunk_size='auto'``: limit of the bytes that the steps of a chunk may record. The
         limit is never below one step, or below the size of the traces. Memory is constant in
@@ -100,15 +96,14 @@ def etrace_grad(
         state (a state without a batch axis is reset if all samples are). States and traces are
         reset before the steps with True, as for a separate sequence. States get the values of
         ``init_state``; earlier NaN values have no effect after a reset.
-    weights
-        Parameters whose gradients are requested, some of ``model.states(brainstate.ParamState)`` as
-        a dict; ``None``: all. The traces of all parameters advance.
 
     Returns
     -------
-    gradients, or ``(gradients, losses)``, ``(gradients, aux)``, ``(gradients, losses, aux)``
-        Gradients are a dict keyed like ``model.states(brainstate.ParamState)``, or like
-        ``weights``. For a `from_function` model, they are a pytree like its ``params``.
+    gradients, or a named tuple
+        With ``return_value`` or ``has_aux``, a named tuple of ``gradients``, ``losses`` and
+        ``aux``, without those that are not requested. Gradients are a dict keyed like
+        ``model.states(brainstate.ParamState)``. For a `from_function` model, they are a pytree like
+        its ``params``.
 
     Raises
     ------
@@ -197,8 +192,9 @@ def etrace_online(
 
     Returns
     -------
-    losses, or ``(losses, aux)``
-        The loss of every step before its update, ``(T,)``; 0 where the mask is 0.
+    losses, or a named tuple
+        The loss of every step before its update, ``(T,)``; 0 where the mask is 0. With ``has_aux``,
+        a named tuple of ``losses`` and ``aux``.
 
     Raises
     ------
@@ -259,9 +255,6 @@ def etrace_evolve(
     memory_budget: int | None = None,
     reset: ArrayLike | None = None,
     return_outputs: bool = True,
-    progress: bool = False,
-    log_every: int | None = None,
-    on_log: Callable[[int, dict[str, Any]], Any] | None = None,
 ) -> Any:
     """Advance states and traces over a sequence without a loss.
 
@@ -273,8 +266,6 @@ def etrace_evolve(
         See `etrace_grad`.
     return_outputs
         Whether to return the outputs; otherwise they are not stored.
-    progress, log_every, on_log
-        See `etrace_online`; there is no loss to report.
 
     Returns
     -------
@@ -294,9 +285,6 @@ def predict(
     *sequences: PyTree,
     step_fn: Callable[..., PyTree] | None = None,
     reset: ArrayLike | None = None,
-    progress: bool = False,
-    log_every: int | None = None,
-    on_log: Callable[[int, dict[str, Any]], Any] | None = None,
 ) -> Any:
     """Run only the model over a sequence, which advances states but not traces.
 
@@ -309,8 +297,6 @@ def predict(
         state. It is compiled as in `etrace_grad`. ``None``: the output of ``update``.
     reset
         See `etrace_grad`.
-    progress, log_every, on_log
-        See `etrace_online`; there is no loss to report.
 
     Returns
     -------
@@ -329,18 +315,19 @@ def _run(method: str, learner: BaseLearner, sequences: tuple[PyTree, ...], **giv
     options = Options(**given)
     if options.optimizer is not None:
         learner.held_optimizer.begin(options.optimizer, learner.parameters_for_optimizer)
-    run = run_watched if options.progress or options.log_every is not None else run_method
-    return run(learner, method, sequences, options)
+    if options.progress or options.log_every is not None:
+        return learn_in_slices(learner, sequences, options)
+    return run_method(learner, method, sequences, options)
 
 
 PARTS = 10
 """Number of slices of a call that shows progress without logs."""
 
 
-def run_watched(
-    learner: BaseLearner, method: str, sequences: tuple[PyTree, ...], options: Options
+def learn_in_slices(
+    learner: BaseLearner, sequences: tuple[PyTree, ...], options: Options
 ) -> PyTree:
-    """Run a method slice by slice, and return the results of the whole call.
+    """Learn online slice by slice, and return the results of the whole call.
 
     Raises
     ------
@@ -356,7 +343,7 @@ def run_watched(
         bar = None
         if options.progress and jax.process_index() == 0:
             tqdm = optional_import("tqdm.auto", "examples").tqdm
-            bar = stack.enter_context(tqdm(total=steps, unit="step", desc=method))
+            bar = stack.enter_context(tqdm(total=steps, unit="step", desc="etrace_online"))
         for start in range(0, steps, length):
             now, begun = slice(start, min(start + length, steps)), time.perf_counter()
             part = jax.tree.map(lambda x, now=now: x[now], sequences)
@@ -364,14 +351,14 @@ def run_watched(
             mask, reset = (None if flag is None else on_host(flag)[now] for flag in flags)
             own = dataclasses.replace(options, mask=mask, reset=reset)
             try:
-                result = run_method(learner, method, part, own, start)
+                result = run_method(learner, "etrace_online", part, own, start)
             except NonFiniteError as error:
                 raise error.counted_from(start) from None
             results.append(jax.block_until_ready(result))
-            metrics = _means(own, result) if method == "etrace_online" else {}
+            metrics = _means(own, result)
             metrics["steps_per_second"] = (now.stop - start) / (time.perf_counter() - begun)
             if bar is not None:
-                bar.set_postfix({name: metrics[name] for name in metrics if name == "loss"})
+                bar.set_postfix(loss=metrics["loss"])
                 bar.update(now.stop - start)
             if options.on_log is not None and now.stop - start == length:
                 options.on_log(now.stop, metrics)

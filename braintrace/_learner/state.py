@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import brainstate
 import jax
-import jax.export
 import jax.numpy as jnp
 import numpy as np
 
@@ -23,8 +21,6 @@ from .base import BaseLearner
 from .traces import Form, is_settled
 
 BY_PATH = ("parameters", "hidden", "others", "random", "optimizer")
-FIELDS = (*BY_PATH, "traces")
-UNSETTLED = "unsettled"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,52 +84,37 @@ class LearnerState:
 # --- as a pytree
 
 
-def _printed(key: Path | str) -> str:
-    return path_name(key) if isinstance(key, tuple) else str(key)
-
-
 @functools.lru_cache(maxsize=1000)
-def _in_order(keys: tuple[Path | str, ...]) -> tuple[Path | str, ...]:
-    """Return keys in the order of their printed names, since some paths cannot be sorted."""
-    return tuple(sorted(keys, key=_printed))
+def _in_order(paths: tuple[Path, ...]) -> tuple[Path, ...]:
+    """Return paths in the order of their printed names, since some paths cannot be sorted."""
+    return tuple(sorted(paths, key=path_name))
 
 
-def _flatten(state: LearnerState) -> tuple[list[PyTree], PyTree]:
-    traces = state.traces if is_settled(state.traces) else {UNSETTLED: state.traces}
-    entries = [*(getattr(state, field) for field in BY_PATH), traces]
-    keys = [_in_order(tuple(each)) for each in entries]
-    children = [each[key] for each, own in zip(entries, keys, strict=True) for key in own]
-    return children, (state.rule, *keys)
+class _ByPath(dict[Path, PyTree]):
+    """A field of a state as a pytree with names."""
 
 
-def _flatten_with_names(state: LearnerState) -> tuple[list[tuple[PyTree, PyTree]], PyTree]:
-    children, (rule, *keys) = _flatten(state)
-    names = [f"{f}/{_printed(key)}" for f, own in zip(FIELDS, keys, strict=True) for key in own]
-    return [*zip(map(jax.tree_util.DictKey, names), children, strict=True)], (rule, *keys)
+def _flatten_field(field: _ByPath) -> tuple[list[tuple[PyTree, PyTree]], tuple[Path, ...]]:
+    paths = _in_order(tuple(field))
+    return [(jax.tree_util.DictKey(path_name(path)), field[path]) for path in paths], paths
 
 
-def _unflatten(structure: PyTree, children: Iterable[PyTree]) -> LearnerState:
-    rest, (rule, *keys) = iter(children), structure
-    *fields, traces = ({key: next(rest) for key in own} for own in keys)
-    named = dict(zip(BY_PATH, fields, strict=True))
-    return LearnerState(**named, traces=traces.get(UNSETTLED, traces), rule=rule)
+def _flatten(state: LearnerState) -> tuple[list[tuple[PyTree, PyTree]], str]:
+    fields = [(name, _ByPath(getattr(state, name))) for name in BY_PATH]
+    named = [*fields, ("traces", state.traces)]
+    return [(jax.tree_util.DictKey(name), child) for name, child in named], state.rule
 
 
-jax.tree_util.register_pytree_with_keys(LearnerState, _flatten_with_names, _unflatten, _flatten)
+def _unflatten(rule: str, children: Iterable[PyTree]) -> LearnerState:
+    *fields, traces = children
+    named = dict(zip(BY_PATH, map(dict, fields), strict=True))
+    return LearnerState(**named, traces=traces, rule=rule)
 
 
-def _from_bytes(data: bytearray | bytes) -> PyTree:
-    rule, *keys = json.loads(bytes(data))
-    paths = [tuple(tuple(key) if isinstance(key, list) else key for key in own) for own in keys]
-    return (rule, *paths)
-
-
-jax.export.register_pytree_node_serialization(
-    LearnerState,
-    serialized_name="braintrace.LearnerState",
-    serialize_auxdata=lambda structure: json.dumps(structure).encode(),
-    deserialize_auxdata=_from_bytes,
+jax.tree_util.register_pytree_with_keys(
+    _ByPath, _flatten_field, lambda paths, values: _ByPath(zip(paths, values, strict=True))
 )
+jax.tree_util.register_pytree_with_keys(LearnerState, _flatten, _unflatten)
 
 # --- values of States as its entries
 
@@ -144,6 +125,12 @@ class Place(NamedTuple):
     state: brainstate.State
     field: str
     path: Path
+
+    def entries(self, value: PyTree) -> dict[Path, PyTree]:
+        """Return the entries of the field for a value of the State."""
+        if self.field == "optimizer":
+            return by_path(value, self.path)
+        return {self.path: _without_keys(value)}
 
 
 class Places(dict[int, Place]):
@@ -163,12 +150,12 @@ class Places(dict[int, Place]):
             place = Place(state, _field(state, of_model.get(path) is state), path)
             if id(state) in self:
                 continue
-            if (place.field, _printed(path)) in names:
+            if (place.field, path_name(path)) in names:
                 raise OptionError(
-                    f"'{_printed(path)}' is the name of another State: choose a different name "
+                    f"'{path_name(path)}' is the name of another State: choose a different name "
                     f"for `{path[0]}` in `learner.functional`."
                 )
-            names.add((place.field, _printed(path)))
+            names.add((place.field, path_name(path)))
             self[id(state)] = place
         for path, state in optimizer.states.items():
             self[id(state)] = Place(state, "optimizer", path)
@@ -187,12 +174,9 @@ class Places(dict[int, Place]):
                 f"have: {shown(of)} of {shown(of.value)}. Pass its holder under a name: "
                 "`learner.functional(optimizer=optimizer)`."
             )
-        (_, field, path), held = self[id(of)], peek(of)
-        entries = getattr(state, field)
-        if field == "optimizer":
-            leaves = [entries[leaf] for leaf in by_path(held, path)]
-        else:
-            leaves = jax.tree.leaves(entries[path])
+        place, held = self[id(of)], peek(of)
+        entries = getattr(state, place.field)
+        leaves = jax.tree.leaves([entries[path] for path in place.entries(held)])
         held_leaves, tree = jax.tree.flatten(held)
         return tree.unflatten(map(_like, held_leaves, leaves))
 
@@ -203,9 +187,8 @@ class Places(dict[int, Place]):
         fields: dict[str, Any] = {field: dict(getattr(state, field)) for field in BY_PATH}
         for each, value in zip(states, values, strict=True):
             if id(each) in self and value is not None:
-                _, field, path = self[id(each)]
-                is_split = field == "optimizer"
-                fields[field] |= by_path(value, path) if is_split else {path: _without_keys(value)}
+                place = self[id(each)]
+                fields[place.field] |= place.entries(value)
         return dataclasses.replace(state, **fields)
 
     def check(self, state: LearnerState, traces: Traces, rule: str) -> None:

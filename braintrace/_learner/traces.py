@@ -6,7 +6,6 @@ compute them. Loops need a constant structure. In the body of a ``scan``, ``whil
 ``cond``, all results are therefore arrays.
 """
 
-import contextlib
 import dataclasses
 import operator
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -17,12 +16,10 @@ import jax
 import numpy as np
 
 from .. import _brainstate
-from .._checks import differences
-from .._core.traces import Pairs, examples, pack, unpack
-from .._errors import LostTracesError, OptionError, ShapeError
+from .._core.traces import Pairs, examples, unpack
+from .._errors import LostTracesError, OptionError
 from .._graph.method import Traces
 from .._graph.traced_model import StateLeaf
-from .._jax import is_transforming
 from .._typing import Path, path_name
 
 
@@ -30,6 +27,9 @@ from .._typing import Path, path_name
 @dataclasses.dataclass(frozen=True)
 class Zero:
     """Traces that are zero: a pytree without leaves."""
+
+
+ZERO = Zero()
 
 
 class Jitted:
@@ -127,7 +127,9 @@ def present(traces: "CarriedTraces") -> Any:
         return _brainstate.held(traces)
     if not traces.is_inside:
         traces.needs_arrays = True
-        return traces.compute()
+        # In a transformation, it would otherwise be lowered for one device; see `_jax`.
+        with jax.ensure_compile_time_eval():
+            return traces.compute()
     # The traces belong to an outer `jit`: they become arrays there, after this trace.
     if traces.placeholder is None:
         traces.placeholder = form, examples(jax.eval_shape(lambda: settled(form, traces.zeros)))
@@ -203,14 +205,15 @@ class CarriedTraces(brainstate.ShortTermState):
         if is_outside:
             self.__dict__["unfinished"] = None
 
-    def check(self, followed: Mapping[Path, brainstate.State]) -> None:
-        """Refuse hidden States that other code has written since the last call.
+    def begin(self, followed: Mapping[Path, brainstate.State]) -> None:
+        """Finish an interrupted call, and refuse hidden States that other code has written since.
 
         Raises
         ------
         LostTracesError
             If there is one.
         """
+        self.finish()
         now = _brainstate.peek_all(followed.values())
         if self.left is not None and not all(map(operator.is_, now, self.left)):
             pairs = zip(followed, now, self.left, strict=True)
@@ -246,26 +249,6 @@ class CarriedTraces(brainstate.ShortTermState):
         if is_outside:
             self.__dict__["left"] = _brainstate.peek_all(followed)
 
-    def arrays(self) -> Traces:
-        """Return the traces as arrays; transformations see the read."""
-        return (
-            settled(_VALUE.fget(self), self.zeros) if _brainstate.is_watched() else self.compute()
-        )
-
-    def compute(self) -> Traces:
-        """Return the traces as arrays outside of transformations, and keep them if deferred."""
-        form: Form = _brainstate.held(self)
-        if is_settled(form):
-            return form
-        # In a transformation, it would otherwise be lowered for one device; see `_jax`.
-        is_inside = is_transforming()
-        with jax.ensure_compile_time_eval() if is_inside else contextlib.nullcontext():
-            if not isinstance(form, Deferred):
-                return self.zeros()
-            traces = form.compute(self.done, self.is_owned)
-        _brainstate.hold(self, traces)
-        return traces
-
     def store(self, form: Form, is_outside: bool) -> None:
         """Store the traces after a call, or after a reset."""
         if is_outside:
@@ -283,18 +266,30 @@ class CarriedTraces(brainstate.ShortTermState):
         form = _VALUE.fget(self) if _brainstate.is_watched() else _brainstate.held(self)
         return not _brainstate.is_in_loop() and isinstance(form, Zero)
 
-    def given(self, reads: str, is_outside: bool) -> tuple[Traces | None, bool]:
-        """Return the traces that a program reads, and whether their buffers may be donated.
+    def arrays(self) -> Traces:
+        """Return the traces as arrays; transformations see the read."""
+        traces = self.given("arrays", not _brainstate.is_watched())
+        assert traces is not None
+        return traces
 
-        ``reads`` is the attribute of `Program`.
-        """
+    def given(self, reads: str, is_outside: bool) -> Traces | None:
+        """Return the traces that a program reads; see the attribute of `Program`."""
         if reads == "nothing":
-            return None, False
+            return None
         form: Form = _brainstate.held(self) if is_outside else _VALUE.fget(self)
         if reads == "zero" and isinstance(form, Zero):
-            return None, False
-        is_owned = self.is_owned or isinstance(form, Zero)
-        return self.compute() if is_outside else settled(form, self.zeros), is_owned
+            return None
+        return self.compute() if is_outside else settled(form, self.zeros)
+
+    def compute(self) -> Traces:
+        """Return the traces as arrays outside of transformations, and keep them if deferred."""
+        form: Form = _brainstate.held(self)
+        if isinstance(form, Zero):
+            return self.zeros()
+        if isinstance(form, Deferred):
+            form = form.compute(self.done, self.is_owned)
+            _brainstate.hold(self, form)
+        return form
 
 
 class EligibilityTraces:
@@ -305,10 +300,7 @@ class EligibilityTraces:
     arrays are the same on every backend, and do not depend on the packed form in which programs
     update traces in place.
 
-    To restore saved traces, write them to ``value``. Their keys, shapes and dtypes must equal the
-    current ones: the same model, batch and ``trace_dtype``, both with a ``window`` or neither. A
-    decay is part of a key, such as ``"steps, decay=0.9"`` of ES_D_RTRL. Other values raise a
-    `ShapeError`, and the current traces do not change.
+    To restore saved traces, pass a state that has them to `FunctionalLearner.restore`.
     """
 
     def __init__(self, carried: CarriedTraces) -> None:
@@ -320,17 +312,6 @@ class EligibilityTraces:
         traces = self._carried.arrays()
         self._carried.is_owned = self._carried.is_owned and _brainstate.is_watched()
         return unpack(traces)
-
-    @value.setter
-    def value(self, traces: Traces) -> None:
-        lines = [] if _brainstate.is_watched() else differences(traces, self.value)
-        if lines:
-            raise ShapeError(
-                f"These traces do not belong to this learner, and are not restored:{''.join(lines)}"
-                "\nRestore those of the same model, batch and options; for another batch call "
-                "`reset_state` with its size first."
-            )
-        _VALUE.fset(self._carried, pack(traces, self._carried.pairs))
 
 
 def start_of_filter(leaf: StateLeaf) -> jax.Array:

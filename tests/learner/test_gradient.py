@@ -22,7 +22,6 @@ from learners import (
     gradient,
     learner_of,
     squared_error,
-    state_of,
     step_of,
     weights_of,
 )
@@ -83,20 +82,29 @@ def test_losses_and_auxiliary_results_come_with_it():
     assert_same(losses, np.where(MASK == 0, 0, each))
 
 
-def test_gradients_of_some_weights_are_those_of_all():
+@pytest.mark.parametrize("has_aux", [False, True])
+@pytest.mark.parametrize("return_value", [False, True])
+def test_several_results_have_names(return_value, has_aux):
     learner = learner_of()
-    expected, after = gradient(learner), state_of(learner)
-    chosen = dict(list(learner.param_states.items())[1:])
-    by_name = {"/".join(path): state for path, state in chosen.items()}
-    for weights in (chosen, by_name, {}):
-        learner.reset_state()
-        found = learner.etrace_grad(
-            XS, TARGETS, step_fn=step_of(learner), reduction="sum", weights=weights
-        )
-        assert [*found] == [*weights]
-        for key, value in found.items():
-            assert_same(value, expected[key if isinstance(key, str) else key[0]])
-        assert_same(state_of(learner), after)
+    pure, asked = learner.functional(), {"has_aux": has_aux}
+
+    def step_fn(x, target):
+        loss = squared_error(learner(x), target)
+        return (loss, x) if has_aux else loss
+
+    options = {"step_fn": step_fn, "return_value": return_value, **asked}
+    call = {"step_fn": step_fn, "update_fn": lambda gradients, *aux: None, **asked}
+    extra = ("losses",) * return_value + ("aux",) * has_aux
+    of_grad = [learner.etrace_grad, lambda *xs, **o: pure.grad(pure.state(), *xs, **o)[1]]
+    of_online = [learner.etrace_online, lambda *xs, **o: pure.online(pure.state(), *xs, **o)[1]]
+    for methods, given, names in (
+        (of_grad, options, ("gradients", *extra)),
+        (of_online, call, ("losses", *("aux",) * has_aux)),
+    ):
+        for method in methods:
+            found = method(XS, TARGETS, **given)
+            assert getattr(found, "_fields", names) == names
+            assert isinstance(found, tuple) == (len(names) > 1)
 
 
 def test_a_gradient_that_a_state_of_the_user_would_carry_is_reported():

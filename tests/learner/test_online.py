@@ -140,7 +140,6 @@ def zero(state):
 FORBIDDEN = {
     "call the learner": lambda learner: learner(XS[0]),
     "write a hidden state": lambda learner: zero(learner.module.h0),
-    "write the traces": lambda learner: zero(learner.traces),
     "reset": lambda learner: learner.reset_state(),
     "reset a sample": lambda learner: learner.reset_state(where=np.ones(BATCH, bool)),
 }
