@@ -119,10 +119,11 @@ def cut_sequence(
             has_places = any("spatial" in spec.axes for spec in specs_of(graph.trace_specs))
             longest = min(longest, LONGEST_OF_PLACES if has_places else LONGEST_CARRIED)
         if trace_bytes < 2 * record_bytes:  # filters are as small as the records
-            # A chunk reads and writes its filters and the gradient once.
+            # A chunk reads and writes its filters and the gradient once. Several windows in a chunk
+            # take 1.4 times the time of single ones.
             gradient = sum(leaf.nbytes for leaf in graph.traced.parameters)
             cached = max(CACHED, 4 * max(gradient, trace_bytes)) // record_bytes
-            longest = min(longest, max(SHORTEST, cached))
+            longest = window or min(longest, max(SHORTEST, cached))
         longest = math.ceil(steps / math.ceil(steps / longest))
     length = steps if longest >= steps else min(steps, unit * max(1, longest // unit))
     is_followed = length < steps or not from_zero

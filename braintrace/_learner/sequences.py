@@ -71,7 +71,7 @@ def etrace_grad(
         gradient. ``'auto'`` or ``None``: after a reset, the longest chunk within ``memory_budget``,
         since a single chunk for the whole sequence needs no trace; otherwise at most 128 steps.
         `report` shows it. With a ``window``, a chunk is the largest number of whole windows that
-        fits, at least one.
+        fits, at least one; where traces are as small as filters, it is one window.
     memory_budget
         For ``chunk_size='auto'``: limit of the bytes that the steps of a chunk may record. The
         limit is never below one step, or below the size of the traces. Memory is constant in
