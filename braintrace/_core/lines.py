@@ -14,9 +14,8 @@ import numpy as np
 
 from .._graph.graph import ETraceGraph
 from .._graph.hidden_group import HiddenGroup, HiddenParamOpRelation
-from .._jax import Atom, Var, is_var
-from .._jaxpr.evaluate import Constants
-from .._jaxpr.primitives import moved_operands, sources_of
+from .._jax import Var
+from .registers import number_elements, numbers_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -93,36 +92,20 @@ def _line_of(graph: ETraceGraph, group: HiddenGroup) -> Line | None:
 def _sources(graph: ETraceGraph, group: HiddenGroup) -> dict[int, int]:
     """Return for each state that only moves the state whose old value it takes over."""
     program, units = graph.traced.program, group.num_positions
-    constants, numbers = Constants(program), dict[Var, np.ndarray]()
+    numbers = dict[Var, np.ndarray]()
     for a, (state, layout) in enumerate(zip(group.states, group.old_layouts, strict=True)):
         layout = np.arange(units) if layout is None else layout
         own = numbers.setdefault(state.in_var, np.full(state.shape, -1))
         own.flat[np.flatnonzero(layout >= 0)] = a * units + layout[layout >= 0]
-    for index in program.making(program.depends_on(group.new_vars, frozenset(numbers))):
-        equation = program.equations[index]
-        if numbers.keys().isdisjoint(filter(is_var, equation.invars)):
-            continue
-        moves, parts = sources_of(constants, equation), moved_operands(equation)
-        if equation.primitive.name in ("copy", "copy_p"):
-            moves, parts = [np.arange(equation.outvars[0].aval.size)], (0,)
-        if moves is not None:
-            flat = [_numbers_of(numbers, equation.invars[part]).ravel() for part in parts]
-            given = np.append(np.concatenate(flat), -1)  # the last is that of `NOWHERE`
-            for var, move in zip(equation.outvars, moves, strict=True):
-                numbers[var] = given[move].reshape(var.aval.shape)
+    number_elements(program, numbers, group.new_vars)
     found = {}
     for a, (var, layout) in enumerate(zip(group.new_vars, group.layouts, strict=True)):
-        own = _numbers_of(numbers, var).ravel()
+        own = numbers_of(numbers, var).ravel()
         unit = np.arange(units) if layout is None else layout.ravel()
         taken = own[unit >= 0] - unit[unit >= 0]
         if len(taken) == units and (taken == taken[0]).all() and taken[0] >= 0:
             found[a] = int(taken[0]) // units
     return found
-
-
-def _numbers_of(numbers: dict[Var, np.ndarray], atom: Atom) -> np.ndarray:
-    known = numbers.get(atom) if is_var(atom) else None
-    return np.full(np.shape(atom.aval), -1) if known is None else known
 
 
 def _origin(source: dict[int, int], state: int) -> tuple[int, int]:

@@ -25,11 +25,12 @@ from .._etrace_op.registry import ETP_PRIMITIVES
 from .._jax import Atom, Equation, Var, bind, equations_inside, is_var
 from .._jax_kernels import current_device
 from .._jaxpr.evaluate import Rule, evaluate
-from .._jaxpr.primitives import CONSTANT, DRAWS, PRODUCTS
+from .._jaxpr.primitives import CONSTANT, DRAWS, PRODUCTS, moved_operands
 from .._jaxpr.program import Program, components
 from .._jaxpr.vjp import nonlinear_operands
 from .._typing import PyTree
 from .masked import map_masked, pass_no_zero
+from .registers import Register, find_registers
 from .step_program import (
     ByVar,
     StepProgram,
@@ -240,6 +241,8 @@ class Loop:
         Variables made by earlier loops, hoisted products and slices that it or its products read.
     has_effects
         Whether it runs the equations with effects.
+    registers, behind
+        Shift registers that are known after it, and the variables behind their values.
     """
 
     hoisted: tuple[Var, ...]
@@ -247,6 +250,13 @@ class Loop:
     made: tuple[Var, ...]
     read: frozenset[Var]
     has_effects: bool
+    registers: tuple[Register, ...]
+    behind: frozenset[Var]
+
+    @property
+    def held(self) -> list[Var]:
+        """The old values of the registers."""
+        return [register.old for register in self.registers]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -286,14 +296,15 @@ class Loops:
     @property
     def made(self) -> dict[Var, None]:
         """The variables whose values over time can be known, in order."""
-        own = (var for loop in self.loops for var in (*loop.hoisted, *loop.made))
+        own = (var for loop in self.loops for var in (*loop.hoisted, *loop.made, *loop.held))
         return dict.fromkeys([*self.step.slices, *own])
 
     def record(self, variables: Collection[Var]) -> "Loops":
         """Return loops that record some variables, and what they read themselves."""
         operands = vars_of([e.invars for e in self.tapped])
         varying = (v for v in operands if v in self.step.varying)
-        read = frozenset(variables).union(varying, *(loop.read for loop in self.loops))
+        read = frozenset(variables).union(varying)
+        read = read.union(*(loop.read | loop.behind for loop in self.loops))
         return dataclasses.replace(self, recorded=read)
 
     def run(
@@ -320,11 +331,17 @@ class Loops:
                 self.map_products, self.program, loop.hoisted, fixed, over_time
             )
             over_time.update(zip_dict(loop.hoisted, hoisted))
-            carry = [start[k] for k in loop.carried]
-            last, recorded = self._run_loop(loop, fixed, carry, over_time, taps)
-            over_time.update(recorded)
-            for k, value in zip(loop.carried, last, strict=True):
-                states[k] = value
+            if loop.made or loop.has_effects:
+                carry = [start[k] for k in loop.carried]
+                last, recorded = self._run_loop(loop, fixed, carry, over_time, taps)
+                over_time.update(recorded)
+                for k, value in zip(loop.carried, last, strict=True):
+                    states[k] = value
+            given = [register.pushed for register in loop.registers]
+            given = values_over_time(self.map_products, self.program, given, fixed, over_time)
+            for register, values in zip(loop.registers, given, strict=True):
+                k = register.state
+                states[k], over_time[register.old] = register.run(start[k], values)
         return states, over_time
 
     def _run_loop(
@@ -452,29 +469,41 @@ def find_loops(
     passes, has_mask
         Whether derivatives pass from step to step, and whether some steps may be masked.
     """
-    levels, products = _find_levels(step, program, in_loops)
+    levels, products, registers = _find_levels(step, program, in_loops)
     count, available, loops = len(program.equations), set(step.slices), list[Loop]()
-    for level in sorted({*levels.values()}):
+    for level in sorted({*levels.values(), *registers.values()}):
         nodes = sorted(node for node in levels if levels[node] == level)
+        own = tuple(register for register in registers if registers[register] == level)
         run = [program.equations[node] for node in nodes if node < count]
         carried = [node - count for node in nodes if node >= count]
         targets = [program.out_atoms[k] for k in carried]
         targets += [atom for equation in run for atom in (*equation.invars, *equation.outvars)]
         inside = find_varying(step, program, targets, available | products)
-        before = find_varying(step, program, inside & products - available, available)
+        pushed = [register.pushed for register in own]
+        behind = find_varying(step, program, pushed, available | products | inside)
+        needed = (inside | behind) & products - available
+        before = find_varying(step, program, needed, available)
         hoisted = _results_in_order(program, before & products - available)
         made = [step.carried[k] for k in carried]
         made += _results_in_order(program, inside - available - products)
         read = (inside & (available | products)) | (before & available)
         has_effects = any(equation.effects for equation in run)
-        loops.append(
-            Loop(tuple(hoisted), tuple(carried), tuple(made), frozenset(read), has_effects)
+        loop = Loop(
+            tuple(hoisted),
+            tuple(carried),
+            tuple(made),
+            frozenset(read),
+            has_effects,
+            own,
+            frozenset(behind),
         )
-        available.update(hoisted, made)
+        loops.append(loop)
+        available.update(hoisted, made, loop.held)
 
     in_a_loop = {var for loop in loops for var in loop.made}
     hoisted = [var for loop in loops for var in loop.hoisted]
-    stops = in_a_loop.union(step.slices)
+    hoisted += [register.pushed for loop in loops for register in loop.registers]
+    stops = in_a_loop.union(step.slices, *(loop.held for loop in loops))
     between = find_varying(step, program, hoisted, stops) - stops
     passing = live if passes else ()
     map_products = choose_map(step, hoisted, between, passing, passes and has_mask)
@@ -498,20 +527,30 @@ def _find_once(step: StepProgram, program: Program, made: set[Var]) -> tuple[Var
 
 def _find_levels(
     step: StepProgram, program: Program, in_loops: Collection[int]
-) -> tuple[dict[int, int], set[Var]]:
-    """Return the level of each node that runs in a loop, and the results of hoisted products."""
+) -> tuple[dict[int, int], set[Var], dict[Register, int]]:
+    """Return the levels of nodes that run in a loop, the hoisted results, and the registers."""
     sources, count = _build_graph(step, program, in_loops), len(program.equations)
-    levels, in_a_loop, products = dict[int, int](), list[int](), set[int]()
+    registers = {count + r.state: r for r in find_registers(program, step.carried)}
+    levels, in_a_loop, hoisted, moved = dict[int, int](), list[int](), set[int](), set[int]()
     for group in components(sources):
         before = {source for node in group for source in sources[node]}
-        level = max((levels[s] + (s in products) for s in before.difference(group)), default=0)
-        levels.update(dict.fromkeys(group, level))
+        after = (levels[s] + (s in hoisted) for s in before.difference(group))
+        levels.update(dict.fromkeys(group, max(after, default=0)))
+        states = registers.keys() & set(group)
+        if states and sum(node >= count for node in group) == 1:
+            hoisted |= states
+            moved.update(group)
         # A node that depends on itself depends on the step before.
-        if before.intersection(group) or group[0] >= count or group[0] in in_loops:
+        elif before.intersection(group) or group[0] >= count or group[0] in in_loops:
             in_a_loop += group
         elif is_product(program.equations[group[0]]):
-            products.add(group[0])
-    return {node: levels[node] for node in in_a_loop}, set(program.made_by(products))
+            hoisted.add(group[0])
+        elif before and before <= moved and moved_operands(program.equations[group[0]]):
+            hoisted.add(group[0])
+            moved.add(group[0])
+    products = set(program.made_by(node for node in hoisted if node < count))
+    held = {register: levels[node] for node, register in registers.items() if node in hoisted}
+    return {node: levels[node] for node in in_a_loop}, products, held
 
 
 def _build_graph(step: StepProgram, program: Program, in_loops: Collection[int]) -> list[list[int]]:

@@ -16,10 +16,11 @@ import oracle
 import pytest
 from learners import quietly_compiled, squared_error
 from paths import PATHS
-from random_models import BATCH, INPUTS, UNITS, Marked, Module, spike
+from random_models import BATCH, INPUTS, UNITS, Marked, Module, named, spike
 from toys import WEIGHTS, Toy, request_of, warned
 
 import braintrace
+from braintrace._jax import every_equation
 from braintrace._rules import late
 
 pytestmark = pytest.mark.usefixtures("float64", "unit_steps")
@@ -195,6 +196,15 @@ def every_value(h, new):
 def register_of_which_every_value_is_read(ops, p, h, x, hold):
     new = cell(h, ops.matmul(x, p["w"]))
     return {"h": new, "line": pushed(h["line"], new)}
+
+
+@line("w r out", h=H, line=FRONT, a=H, late=BEHIND, read=lambda h, new: new["a"])
+def a_layer_behind_a_register(ops, p, h, x, hold):
+    """A State between two layers moves its own values on."""
+    new = cell(h, ops.matmul(x, p["w"]))
+    a = jnp.tanh(ops.matmul(h["line"][-1], p["r"])) + jnp.sin(h["late"][..., -1, :])
+    late = pushed(h["late"], h["line"][1], new.ndim - 1)
+    return {"h": new, "line": pushed(h["line"], new), "a": a, "late": late}
 
 
 # --- more than a delay ----------------------------------------------------------------------------
@@ -393,6 +403,7 @@ CASES = {
     "one_delay_for_each_unit_of_a_register": ("by_mapped_learners", {"mask": MASK}),
     "ring_by_selection": ("by_stream", {"reset": RESET}),
     "legendre_memory": ("by_chunks", {"reset": RESET}),
+    "a_layer_behind_a_register": ("by_chunks", {"reset": RESET}),
     "register_of_which_every_value_is_read": ("by_stream", {"mask": MASK, "reset": RESET}),
     "gamma_memory": ("by_another_start", {}),
     "packed_lstm": ("by_two_calls", {"reset": RESET}),
@@ -432,6 +443,58 @@ def test_every_form_of_a_delay_equals_its_oracle(name):
     learner = compiled(name)
     assert bool(warned(learner)) == name.startswith("lateral")
     oracle.assert_close(gradient(learner, path, **asked), expected(name, **asked), 1e-10, name)
+
+
+ALONE = (
+    "register_by_roll",
+    "register_along_the_last_axis",
+    "one_delay_for_each_unit_of_a_register",
+    "register_of_which_every_value_is_read",
+    "a_layer_behind_a_register",
+    "two_lines_in_a_row",
+)
+
+
+def without_resets(learner, **options):
+    """The gradient of two calls; with `reset`, a register would not only move its values."""
+
+    def step(x):
+        return squared_error(learner(x), 0.3)
+
+    def of_part(part):
+        own = {"mask": MASK[part], "reduction": "sum", "step_fn": step, **options}
+        return learner.etrace_grad(XS[part], **own)
+
+    return named(jax.tree.map(jnp.add, of_part(slice(5)), of_part(slice(5, None))))
+
+
+@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("chunk_size", [1, 3, STEPS])
+def test_a_register_outside_of_the_loops_equals_its_oracle(name, chunk_size):
+    found = without_resets(compiled(name), chunk_size=chunk_size)
+    oracle.assert_close(found, expected(name, mask=MASK), 1e-10, name)
+
+
+@pytest.mark.parametrize(("rule", "options"), [("rtrl", {}), ("d_rtrl", {"window": 4})])
+def test_derivatives_pass_a_register_outside_of_the_loops(rule, options):
+    name = "a_layer_behind_a_register"
+    found = without_resets(compiled(name, rule), **options)
+    literal = expected(name, "bptt" if rule == "rtrl" else rule, mask=MASK, **options)
+    oracle.assert_close(found, literal, 1e-10)
+
+
+@pytest.mark.parametrize("name", ["register_by_roll", "a_layer_behind_a_register"])
+def test_no_loop_carries_or_records_a_register(name):
+    learner = compiled(name)
+    pure = learner.functional()
+
+    def gradient(state):
+        return pure.grad(pure.reset(state), XS, step_fn=lambda x: squared_error(learner(x), 0.3))
+
+    found = every_equation(jax.make_jaxpr(gradient)(pure.state()))
+    loops = [equation for equation in found if equation.primitive.name == "scan"]
+    shapes = {var.aval.shape[-3:] for loop in loops for var in loop.outvars}
+    assert loops and shapes.isdisjoint({(SLOTS, BATCH, UNITS), (BATCH, SLOTS, UNITS)})
 
 
 def test_behind_a_register_is_one_trace_of_some_steps_ago():
