@@ -46,6 +46,12 @@ class Line:
         return group
 
     @property
+    def printed(self) -> str:
+        """The names of the States with earlier values."""
+        pairs = zip(self.group.states, self.origins, strict=True)
+        return ", ".join(dict.fromkeys(leaf.name for leaf, (_, age) in pairs if age))
+
+    @property
     def steps(self) -> int:
         """The number of steps between the traces and the present.
 

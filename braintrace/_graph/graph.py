@@ -13,7 +13,7 @@ from .._jaxpr.primitives import CONSTANT
 from .._typing import Path, path_name
 from .flat_state import FlatState, operand_key, operands_of
 from .hidden_group import HiddenGroup, HiddenParamOpRelation
-from .report import Diagnostic, GroupRow, PlainRow, RelationRow, Report
+from .report import DelayRow, Diagnostic, GroupRow, PlainRow, RelationRow, Report
 from .trace_spec import Record, TraceSpec, TraceSpecs, specs_of
 from .traced_model import Batch, StateLeaf, TracedModel
 
@@ -198,6 +198,7 @@ def report_of(graph: ETraceGraph) -> Report:
         stored_bytes=sum(spec.nbytes for spec in specs),
         readouts=tuple(graph.traced.readouts),
         filter_bytes=sum(leaf.nbytes for leaf in graph.traced.filters),
+        delays=tuple(_delay_rows(graph, specs)),
     )
 
 
@@ -249,6 +250,18 @@ def _group_row(group: HiddenGroup) -> GroupRow:
     downstream = tuple(dict.fromkeys(names[a] for a in group.downstream))
     names = [state.name for state in group.hidden_states]
     return GroupRow(group.index, tuple(names), group.shape, transition, downstream)
+
+
+def _delay_rows(graph: ETraceGraph, specs: Sequence[TraceSpec]) -> Iterator[DelayRow]:
+    for behind in dict.fromkeys(spec.behind for spec in specs if spec.behind):
+        size = sum(spec.nbytes for spec in specs if spec.behind == behind)
+        yield DelayRow(behind, "one late trace, and factors of the steps since", size)
+    for group in graph.traced_groups:
+        for leaf in (leaf for leaf in group.hidden_states if not leaf.is_grouped):
+            slots = [n for n, state in zip(group.names, group.states, strict=True) if state is leaf]
+            size = sum(spec.nbytes for spec in specs if spec.state in slots)
+            if len(slots) > 1 and size:
+                yield DelayRow(leaf.name, f"a trace for each of {len(slots)} values", size)
 
 
 def _plain_rows(graph: ETraceGraph) -> Iterator[PlainRow]:

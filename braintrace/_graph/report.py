@@ -126,6 +126,23 @@ class GroupRow:
 
 
 @dataclasses.dataclass(frozen=True)
+class DelayRow:
+    """How a trace follows a delay, or another State with several values for each unit.
+
+    Attributes
+    ----------
+    states, form
+        Names of the States, and the traces that they have.
+    stored_bytes
+        Size of these traces.
+    """
+
+    states: str
+    form: str
+    stored_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
 class PlainRow:
     """One parameter without a trace, and the reason."""
 
@@ -192,6 +209,8 @@ class Report(Printed):
         graph.
     sequences
         Chunks of the learner's sequences, for every method and length so far.
+    delays
+        The form and the size of the traces of delays.
     skipped_updates
         Number of updates that were skipped because a value was not finite.
     mesh
@@ -226,6 +245,7 @@ class Report(Printed):
     sequences: tuple[SequenceRow, ...] = ()
     readouts: tuple[str, ...] = ()
     filter_bytes: int = 0
+    delays: tuple[DelayRow, ...] = ()
     skipped_updates: int = 0
     mesh: str | None = None
 
@@ -235,6 +255,9 @@ class Report(Printed):
         yield Table("Weights with an eligibility trace", heads, rows, numbers=[5])
         heads = ["group", "states", "shape", "transition"]
         yield Table("Hidden groups", heads, [row.cells for row in self.groups])
+        if self.delays:
+            rows = [[row.states, row.form, f"{row.stored_bytes:,}"] for row in self.delays]
+            yield Table("Delays", ["states", "form", "bytes"], rows, numbers=[2])
         plain = [(row.parameter, row.reason) for row in self.without_trace]
         if plain:
             title = "Parameters without a trace (gradient of the current step)"

@@ -58,6 +58,8 @@ class TraceSpec:
         complex array; see `complex_packing`.
     rule
         Name of the rule that carries it, in a model with several.
+    behind
+        Names of the States with earlier values that it serves instead of traces of their own.
 
     Examples
     --------
@@ -83,6 +85,7 @@ class TraceSpec:
     samples: Callable[[jax.Array], jax.Array] | None = None
     packed_with: str | None = None
     rule: str | None = None
+    behind: str = ""
 
     @property
     def nbytes(self) -> int:

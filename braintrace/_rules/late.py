@@ -100,7 +100,10 @@ class LateTraces(ParameterTraces):
             for key, own in super().trace_specs(line.core, False).items():
                 renamed_specs = jax.tree.map(functools.partial(_of_past, line), own)
                 specs[key + _suffix(line)] = renamed_specs
-            specs[_key_of_factors(line)] = specs_of_factors(line)
+            specs[_key_of_factors(line)] = {
+                name: dataclasses.replace(spec, behind=line.printed)
+                for name, spec in specs_of_factors(line).items()
+            }
         return specs
 
     def update(self, chunk: Chunk, traces: Traces) -> Traces:
@@ -219,7 +222,8 @@ def _key_of_factors(line: Line) -> str:
 
 def _of_past(line: Line, spec: TraceSpec) -> TraceSpec:
     partner = spec.packed_with and spec.packed_with + _suffix(line)
-    return dataclasses.replace(spec, state=f"{spec.state}{_suffix(line)}", packed_with=partner)
+    state = f"{spec.state}{_suffix(line)}"
+    return dataclasses.replace(spec, state=state, packed_with=partner, behind=line.printed)
 
 
 def _of_line(line: Line, traces: Traces) -> tuple[Traces, Factors]:
