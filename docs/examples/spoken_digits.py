@@ -8,6 +8,7 @@ of the classes are the others backwards, so the order of spikes matters.
 
     pip install h5py
     python docs/examples/spoken_digits.py                           # two minutes on two cores
+    python docs/examples/spoken_digits.py --delays 10               # inputs with learned delays
     python docs/examples/spoken_digits.py --data FOLDER             # shd_train.h5, shd_test.h5
     python docs/examples/spoken_digits.py --data FOLDER --set ssc   # ssc_train.h5, ssc_test.h5
 """
@@ -109,15 +110,17 @@ def read_words(path, steps):
 class Network(brainstate.nn.Module):
     """Recurrent neurons with adaptive thresholds and a leaky readout."""
 
-    def __init__(self, hidden, classes, spikes_per_step, has_random_feedback):
+    def __init__(self, hidden, classes, spikes_per_step, has_random_feedback, delays):
         super().__init__()
         draw = np.random.default_rng(0)
 
-        def weights(inputs, scale):
-            values = draw.normal(0.0, scale, (inputs, hidden)).astype(np.float32)
-            return nn.Linear(inputs, hidden, w_init=values * u.mA, b_init=None)
+        def weights(inputs, scale, delays=0):
+            values = draw.normal(0.0, scale, (inputs, hidden)).astype(np.float32) * u.mA
+            if delays:  # each channel has a delay that learns, up to this number of steps
+                return nn.DelayedLinear(inputs, hidden, delays, values, per_input=True)
+            return nn.Linear(inputs, hidden, w_init=values, b_init=None)
 
-        self.input = weights(CHANNELS, 5.0 / spikes_per_step**0.5)
+        self.input = weights(CHANNELS, 5.0 / spikes_per_step**0.5, delays)
         self.recurrent = weights(hidden, 1.0 / hidden**0.5)
         self.neurons = nn.ALIF(hidden, tau=60.0 * u.ms, tau_a=500.0 * u.ms, beta=0.3 * u.mV)
         self.readout = nn.LeakyRateReadout(hidden, classes, tau=60.0 * u.ms)
@@ -140,19 +143,30 @@ class Result(NamedTuple):
     megabytes: float
 
 
+def find_delays(weights):
+    return {path: path[-1] == "delay" for path in weights}
+
+
 def train(method, words, options):
     """Train with one update per batch; words that fill no batch are left out."""
     (train_words, test_words), steps, size = words, options.steps, options.batch
     xs, labels = train_words.batch(np.arange(size), steps)
     classes = int(train_words.labels.max()) + 1
     spikes = xs.sum(axis=-1).mean()
-    network = Network(options.hidden, classes, spikes, method.has_random_feedback)
+    brainstate.random.seed(0)
+    sizes = options.hidden, classes, spikes, method.has_random_feedback, options.delays
+    network = Network(*sizes)
     window = steps if method.window == -1 else method.window
     with brainstate.environ.context(dt=1000 * DURATION / steps * u.ms):
         learner = braintrace.compile(network, method.rule, xs[0], batch_size=size, seed=0)
         batches = len(train_words.labels) // size
         rates = optax.cosine_decay_schedule(options.rate, batches * options.epochs)
-        optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rates))
+        # Delays are numbers of steps, and learn faster than weights.
+        of_delays = optax.chain(optax.adam(rates), optax.scale(10.0))
+        optimizer = optax.chain(
+            optax.clip_by_global_norm(1.0),
+            optax.multi_transform({True: of_delays, False: optax.adam(rates)}, find_delays),
+        )
         learner.init_optimizer(optimizer)
         pure = learner.functional()
 
@@ -215,6 +229,7 @@ def parse_options():
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rate", type=float, help="learning rate: 0.005 with data, else 0.015")
     parser.add_argument("--words", type=int, default=640, help="words that the generator writes")
+    parser.add_argument("--delays", type=int, default=0, help="longest delay of an input, in steps")
     parser.add_argument("--methods", nargs="*", choices=METHODS, default=list(METHODS))
     parser.add_argument("--out", default="spoken_digits.png", help="file of the figure")
     options = parser.parse_args()

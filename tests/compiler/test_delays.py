@@ -306,7 +306,7 @@ class Delays(Module):
     def init_state(self, batch_size=None, **_):
         shape = (UNITS,) if batch_size is None else (batch_size, UNITS)
         for name in self.random_model.states:
-            if name not in ("line", "held", "t"):
+            if name not in ("line", "late", "held", "t"):
                 setattr(self, name, brainstate.HiddenState(jnp.zeros(shape)))
         self.delay = brainstate.nn.Delay(jax.ShapeDtypeStruct(shape, float), **self.options)
         self.delay.init_state()
@@ -508,6 +508,20 @@ def test_behind_a_register_is_one_trace_of_some_steps_ago():
     }  # fmt: skip
 
 
+def test_the_report_has_the_form_and_the_bytes_of_a_delay():
+    rows = {
+        name: compiled(name).report().delays for name in ("separate_states", "ring_of_currents")
+    }
+    (late,), (slots,) = rows.values()
+    assert (late.states, late.form.split()[:3]) == ("a, b, c", ["one", "late", "trace,"])
+    of_trace = BATCH * INPUTS * UNITS * 8
+    of_factors = 4 * BATCH * (2 * UNITS + INPUTS) * 8  # of D, Df and x, and where the oldest is
+    assert late.stored_bytes == of_trace + of_factors + 4
+    assert (slots.states, slots.form) == ("ring", "a trace for each of 3 values")
+    assert slots.stored_bytes == SLOTS * of_trace
+    assert "a trace for each of 3 values" in str(compiled("ring_of_currents").report())
+
+
 def test_a_state_whose_traces_take_too_much_memory_is_named(monkeypatch):
     monkeypatch.setattr(late, "MOST_BYTES", 100)
     with pytest.raises(braintrace.CompilationError, match="'ring' has 3 values"):
@@ -614,3 +628,52 @@ def test_a_weight_behind_two_registers_in_a_row_is_reported():
     learner = quietly_compiled(Model(two, Marked(), np.float64), "d_rtrl", XS[0], batch_size=BATCH)
     (found,) = warned(learner)
     assert "gets no gradient" in found.message and found.paths[0] == "w"
+
+
+class Rings(Delays):
+    """Delays of brainstate, which are ring buffers, behind each of two layers or behind one."""
+
+    options = {"entries": {"late": 2.0}}
+
+    def init_state(self, batch_size=None, **_):
+        super().init_state(batch_size)
+        self.second = brainstate.nn.Delay(self.delay.target_info, **self.options)
+        self.second.init_state()
+
+    def update(self, x):
+        self.next(x)
+        self.a.value = jnp.tanh(braintrace.matmul(self.delay.at("late"), self.r.value))
+        self.second.update(self.a.value)
+        late = self.second.at("late") if self.has_two else self.a.value
+        return late @ self.out.value
+
+
+@pytest.mark.filterwarnings("ignore:Weight .w. gets no gradient")  # again, for a window
+@pytest.mark.parametrize("has_two", [False, True])
+def test_a_weight_behind_two_rings_in_a_row_is_reported(has_two):
+    """A ring is read where it has not just been written, whatever its index is."""
+
+    def advance(ops, p, h, x, hold):
+        new = cell(h, ops.matmul(x, p["w"]))
+        line = pushed(h["line"], new)
+        a = jnp.tanh(ops.matmul(line[2], p["r"]))
+        return {"h": new, "line": line, "a": a, "late": pushed(h["late"], a)}
+
+    def read(h, new):
+        return new["late"][2] if has_two else new["a"]
+
+    weights = {"w": WEIGHTS["w"], "r": WEIGHTS["r"], "out": WEIGHTS["out"]}
+    two = Line(advance, weights, {"h": H, "line": FRONT, "a": H, "late": FRONT}, read)
+    model = Rings(two, Marked(), np.float64)
+    model.has_two = has_two
+    learner = quietly_compiled(model, "d_rtrl", XS[0], batch_size=BATCH)
+    silent = [d.paths[0] for d in warned(learner) if "gets no gradient" in d.message]
+    assert silent == ["w"] * has_two
+    found = without_resets(learner)
+    assert np.any(np.asarray(found["w"])) != has_two
+    if has_two:  # a window longer than both is exact
+        learner.reset_state()
+        step = {"step_fn": lambda x: squared_error(learner(x), 0.3), "reduction": "sum"}
+        found = named(learner.etrace_grad(XS, mask=MASK, window=STEPS, **step))
+    given = two, "bptt", two.params(), XS, lambda t, y: squared_error(y, 0.3)
+    oracle.assert_close(found, oracle.gradient_by_rule(*given, mask=MASK), 1e-10)
