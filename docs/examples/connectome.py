@@ -5,7 +5,7 @@ a leaky rate network. Neurons with GABA alone inhibit, all others excite (Wang e
 synapse and each gap junction has one gain that learns. A hidden copy with other gains produces the
 activity, driven by noise into every neuron. The network learns online to predict the next step of
 it, and is pulled to it afterwards: by D_RTRL in windows of 5 steps, and by exact RTRL, whose trace
-has 302 numbers per gain, from a tenth of the stream.
+has 302 numbers per gain, from a twentieth of the stream.
 
 Both predict well. Of the gains, only some can be known: a synapse that is weak beside the others of
 its neuron, or whose sender fires with other senders, changes nothing that is seen. The quarter of
