@@ -99,7 +99,7 @@ def _is_cut(
     is_mixed = _lowest(flow) == TOP
     if not is_mixed and _highest(flow) != _LABEL_OF_BROADCAST:
         return False
-    return (is_mixed and not is_alone) or _couples(constants, equation, operand)
+    return (is_mixed and not is_alone) or couples(constants, equation, operand)
 
 
 def _lowest(labels: np.ndarray) -> int:
@@ -110,12 +110,17 @@ def _highest(labels: np.ndarray) -> int:
     return int(np.max(labels, initial=BOTTOM))
 
 
-def _couples(constants: Constants, equation: Equation, operand: int) -> bool:
+def couples(constants: Constants, equation: Equation, operand: int) -> bool:
     """Test whether an element of the results depends on several of an operand."""
+    flows = reached_elements(constants, equation, operand)
+    return any(flow is not None and bool(np.any(flow == TOP)) for flow in flows)
+
+
+def reached_elements(constants: Constants, equation: Equation, operand: int) -> Sequence[Flow]:
+    """Return the element of an operand that each element of the results depends on."""
     operands: list[Flow] = [None] * len(equation.invars)
     operands[operand] = numbered(equation.invars[operand])
-    flows = flows_of_results(SOURCES, constants, equation, operands)
-    return any(flow is not None and bool(np.any(flow == TOP)) for flow in flows)
+    return flows_of_results(SOURCES, constants, equation, operands)
 
 
 def numbered(var: Var) -> Ids:

@@ -8,14 +8,16 @@
 - replace a custom forward derivative that couples elements (the solver of a neuron with
   compartments) by a program with that derivative;
 - lower a branch that contains an ETP operation to all its cases and a ``select``;
-- unroll a scan of known length that contains one.
+- unroll a scan of known length that contains one, or that couples the elements of hidden states.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
 from .._errors import CompilationError
@@ -23,16 +25,29 @@ from .._etrace_op.registry import holds_marked
 from .._graph.traced_model import TracedModel
 from .._jax import (
     Equation,
+    Var,
     bind,
     call_body,
     equations_inside,
     is_tracer,
+    scan_counts,
     source_line,
     trace_to_jaxpr,
 )
-from .._jaxpr.evaluate import Rule, Rules, evaluate_all, evaluate_inlined, loop_of
+from .._jaxpr.evaluate import (
+    Constants,
+    Rule,
+    Rules,
+    evaluate_all,
+    evaluate_inlined,
+    loop_of,
+)
+from .._jaxpr.lattices import BOTTOM, TOP
 from .._jaxpr.primitives import ELEMENTWISE, IN_ORDER, dot_letters
 from .._jaxpr.program import Program, carries_derivative, program_of
+from .analysis import Paths
+from .back_through import reached_elements
+from .hidden_states import written
 
 
 def rewriting(unroll_limit: int, shows_tangents: bool) -> Rule:
@@ -204,3 +219,54 @@ def with_program(traced: TracedModel, new: Program) -> TracedModel:
         argument_vars=new.in_vars[:arguments],
         output_atoms=new.out_atoms[: len(traced.output_atoms)],
     )
+
+
+def on_gradient_paths(traced: TracedModel) -> set[Var]:
+    """Return the variables between parameters or hidden states and new hidden states."""
+    gradients, hidden = Paths(traced.program, carries_derivative), written(traced, "hidden")
+    behind = gradients.ancestors(leaf.out_var for leaf in hidden if leaf.out_var is not None)
+    return behind & gradients.descendants(s.in_var for s in (*hidden, *traced.parameters))
+
+
+def with_loops_unrolled(traced: TracedModel, unroll_limit: int) -> TracedModel:
+    """Unroll the loops that couple elements on the way to hidden states, or broadcast them.
+
+    A loop is a single equation, and a walk truncates an operand of it as a whole. After unrolling,
+    its steps are equations of the program (for example, small time steps of a cable with coupled
+    compartments). Only the coupling is then truncated, and the path of each unit to itself is kept.
+    """
+    program = traced.program
+    scans = [
+        index
+        for index, equation in enumerate(program.equations)
+        if equation.primitive.name == "scan" and equation.params["length"] <= unroll_limit
+    ]
+    if not scans:
+        return traced
+    constants, followed = Constants(program), on_gradient_paths(traced)
+    loops = [
+        index
+        for index in scans
+        if not followed.isdisjoint(program.equations[index].outvars)
+        and not _keeps_elements_apart(constants, program.equations[index])
+    ]
+    if not loops:
+        return traced
+    unroll = functools.partial(unrolled, rule=spell_out_broadcasts)
+    return with_program(traced, by_rules(program, dict.fromkeys(loops, unroll)))
+
+
+def _keeps_elements_apart(constants: Constants, equation: Equation) -> bool:
+    """Test whether the elements of a scan's operands and results correspond to each other."""
+    _, carried = scan_counts(equation)
+    for operand in (i for i, atom in enumerate(equation.invars) if carries_derivative(atom)):
+        for result, flow in enumerate(reached_elements(constants, equation, operand)):
+            slices = [] if flow is None else [flow] if result < carried else flow
+            if not all(map(_is_one_to_one, slices)):
+                return False
+    return True
+
+
+def _is_one_to_one(labels: np.ndarray) -> bool:
+    used = labels[labels != BOTTOM]
+    return TOP not in used and np.unique(used).size == used.size

@@ -11,11 +11,9 @@ from .._graph.method import FOLLOWS_ALL, Jacobian
 from .._graph.report import Diagnostic
 from .._graph.traced_model import TracedModel
 from .._jax import source_line
-from .._jaxpr.program import carries_derivative
 from .._typing import path_name
-from .analysis import Paths
+from .canonicalize import on_gradient_paths
 from .hidden_groups import GroupedStep
-from .hidden_states import written
 
 
 def check_parameters(model: brainstate.nn.Module) -> None:
@@ -43,11 +41,9 @@ def check_hidden_states(traced: TracedModel) -> None:
 
 def check_loops(traced: TracedModel) -> None:
     """Refuse a ``while`` loop on a gradient path to a hidden state."""
-    gradients, hidden = Paths(traced.program, carries_derivative), written(traced, "hidden")
-    behind = gradients.ancestors(leaf.out_var for leaf in hidden if leaf.out_var is not None)
-    between = behind & gradients.descendants(s.in_var for s in (*hidden, *traced.parameters))
-    for index in traced.program.making(between):
-        equation = traced.program.equations[index]
+    program = traced.program
+    for index in program.making(on_gradient_paths(traced)):
+        equation = program.equations[index]
         if equation.primitive.name == "while":
             raise CompilationError(
                 f"A gradient path of `update` passes a `while` loop ({source_line(equation)}). A "

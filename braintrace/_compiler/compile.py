@@ -17,7 +17,6 @@ Each pass has its own file. A pass returns new data and never modifies its argum
 """
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,7 +29,7 @@ from .._graph.traced_model import TracedModel
 from .._typing import Path
 from .analysis import Analysis, states_as_outputs
 from .batch import batch_of
-from .canonicalize import by_rules, spell_out_broadcasts, unrolled, with_program
+from .canonicalize import with_loops_unrolled
 from .check_model import (
     check_has_states,
     check_hidden_states,
@@ -104,6 +103,8 @@ def compile_model(
     traced = with_memories(traced, jacobian in FOLLOWS_ALL)
     check_hidden_states(traced)
     check_loops(traced)
+    if is_elementwise:
+        traced = with_loops_unrolled(traced, options.unroll_limit)
 
     # The batch axis of each state.
     batch = batch_of(model, batch_size, options.samples)
@@ -113,7 +114,7 @@ def compile_model(
         traced, batch = with_filters(traced, batch)
 
     # Groups of hidden states.
-    step = (_with_loops_split if is_elementwise else _grouped)(options, traced)
+    step = _grouped(options, traced)
     check_has_states(model, step)
 
     # Relations: how the output of each ETP operation reaches the units of each group. Operations
@@ -142,25 +143,6 @@ def compile_model(
     method.check(graph)
     specs = method.trace_specs(graph, options.every_state)
     return dataclasses.replace(graph, trace_specs=specs), outside
-
-
-def _with_loops_split(options: CompilerOptions, traced: TracedModel) -> GroupedStep:
-    """Analyse a step in which loops that couple elements are unrolled.
-
-    A loop is a single equation, and a walk truncates an operand of it as a whole. After unrolling,
-    its steps are equations of the program (for example, small time steps of a cable with coupled
-    compartments). Only the coupling is then truncated, and the path of each unit to itself is kept.
-    """
-    step = _grouped(options, traced)
-    equations = step.analysis.program.equations
-    cut = {use.equation for walks in step.walks for walk in walks for use in walk.cuts}
-    scans = [index for index in cut if equations[index].primitive.name == "scan"]
-    loops = [i for i in scans if equations[i].params["length"] <= options.unroll_limit]
-    if not loops:
-        return step
-    unroll = functools.partial(unrolled, rule=spell_out_broadcasts)
-    program = by_rules(traced.program, dict.fromkeys(loops, unroll))
-    return _grouped(options, with_program(traced, program))
 
 
 def _grouped(options: CompilerOptions, traced: TracedModel) -> GroupedStep:

@@ -18,7 +18,6 @@ from typing import Any
 
 import brainstate
 import jax
-import numpy as np
 
 from .._checks import path_filter, shown
 from .._errors import OptionError
@@ -36,13 +35,12 @@ from .._jax import (
     source_line,
     trace_to_jaxpr,
 )
-from .._jaxpr.dataflow import BindingTime, flows_of_results
+from .._jaxpr.dataflow import BindingTime
 from .._jaxpr.evaluate import Rule, evaluate, evaluate_all, inlined
-from .._jaxpr.lattices import TOP
 from .._jaxpr.program import Program, carries_derivative, program_of
 from .._typing import Path, path_name
 from .analysis import Paths, time_of
-from .back_through import SOURCES, numbered
+from .back_through import couples
 from .canonicalize import by_rules, selected, unrolled
 from .parametric_uses import ParametricUses, Use, is_data
 from .products import product_of
@@ -247,7 +245,7 @@ def _rule_for(
             return None, [(operands, product)]
         if product is not None:
             return functools.partial(_run_product, product), []
-    passing = {i for i in operands if _keeps_elements_apart(uses, equation, i)}
+    passing = {i for i in operands if not couples(uses.constants, equation, i)}
     others = tuple(i for i in operands if i not in passing)
 
     def rule(equation: Equation, values: list[Any]) -> list[Any]:
@@ -259,14 +257,6 @@ def _rule_for(
 
 def _run_product(product: Callable[..., Any], _: Equation, operands: list[Any]) -> list[Any]:
     return [product(operands)]
-
-
-def _keeps_elements_apart(uses: ParametricUses, equation: Equation, operand: int) -> bool:
-    """Test whether each element of the results depends on at most one of an operand."""
-    flows: list[Any] = [None] * len(equation.invars)
-    flows[operand] = numbered(equation.invars[operand])
-    results = flows_of_results(SOURCES, uses.constants, equation, flows)
-    return not any(flow is not None and np.any(flow == TOP) for flow in results)
 
 
 def _why_unmarked(equation: Equation, unroll_limit: int) -> str:

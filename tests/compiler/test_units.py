@@ -88,6 +88,20 @@ def test_an_output_that_feeds_several_elements_is_exact(name):
     assert_exact(Toy(step, "w", {"h": (UNITS, 2)}))
 
 
+@pytest.mark.parametrize("shape", [(), (UNITS,)])
+def test_small_steps_with_one_time_constant_for_several_units_are_exact(shape):
+    def step(ops, p, h, x):
+        drive, rate = jnp.tanh(ops.matmul(x, p["w"])), ops.element_wise(p["k"], jax.nn.sigmoid)
+
+        def small_step(v, _):
+            return v + 0.2 * rate * (drive - v), None
+
+        new = jax.lax.scan(small_step, h["h"], None, length=3)[0]
+        return {"h": new}, new
+
+    assert_exact(Toy(step, {"w": (INPUTS, UNITS), "k": shape}))
+
+
 def test_the_largest_of_each_pair_of_outputs_is_exact():
     def step(ops, p, h, x):
         y = ops.matmul(x, p["w"])
