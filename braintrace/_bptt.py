@@ -16,7 +16,6 @@ import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
-import saiunit
 
 from ._brainstate import trace_stateful, undone
 from ._checks import check_model, common_length
@@ -97,9 +96,7 @@ class Task:
         return dataclasses.replace(self, xs=xs, mask=mask)
 
     def loss(self, model: Callable[..., PyTree], x: PyTree) -> PyTree:
-        value = self.step_fn(model, x)
-        check_loss(value)
-        return saiunit.get_mantissa(value)
+        return check_loss(self.step_fn(model, x))
 
     def learner(self, algorithm: Any, options: Mapping[str, Any]) -> Learner:
         """Compile a copy of the model; all copies have the same initial states."""

@@ -88,7 +88,6 @@ COMPILATION = {
     "a function as the model": (lambda: compiled(lambda x: x), "OptionError", "from_function"),
     "an unknown rule": (lambda: compiled(algorithm="bptt"), "OptionError", "d_rtrl"),
     "an option of another rule": (lambda: compiled(decay=0.9), "TypeError", "decay"),
-    "an option of another package": (lambda: compiled(vjp_method="x"), "OptionError", "window=k"),
     "no batch size": (lambda: compiled(batch_size=None), "TypeError", "batch_size"),
     "another batch size": (lambda: compiled(batch_size=3), "TypeError", "`x`"),
     "states without a batch": (lambda: compiled(WithoutBatch()), "CompilationError", "'h'"),
@@ -172,7 +171,7 @@ CALLS = {
     "a loss in mV": (
         lambda b: grad(b, step_fn=lambda x: b(x).sum() * u.mV),
         "OptionError",
-        "unit_aware",
+        "Divide it",
     ),
     "a written state": (lambda b: grad(b, step_fn=lambda x: written(b, "h")), "OptionError", "'h'"),
     "a written weight": (

@@ -1,7 +1,7 @@
 """Steps as a whole: of windows, full-Jacobian rules, the plain model, and a user's own gradient."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -16,7 +16,14 @@ from .._jax_kernels import without_derivative, zeros_mapped_like
 from .._typing import PyTree
 from .flat_state import step_of_layers
 from .gradient import as_chunk, chunk_gradient
-from .sites import Probes, pre_step_probe, probe_shapes, probes_after_reset, probes_of_past
+from .sites import (
+    Probes,
+    of_past,
+    pre_step_probe,
+    probe_shapes,
+    probes_after_reset,
+    probes_of_past,
+)
 from .steps import Inputs, finish, operands, probed_step, residuals
 
 
@@ -152,6 +159,36 @@ def passed_step(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[Var
 
 
 # --- the gradient in a step of the user's own
+
+
+def probes_of_entry(
+    graph: ETraceGraph,
+    method: TraceMethod,
+    weights: Weights,
+    traces: Traces,
+    reset: jax.Array | None = None,
+    heard: Callable[[Collection[str]], None] = lambda names: None,
+) -> Probes:
+    """Return perturbations of the states before a step or window, with a gradient by the traces.
+
+    Parameters
+    ----------
+    graph, method, weights, traces
+        The compiled model, its operands, and its traces before the step.
+    reset
+        Flags of samples that were reset before it; ``None``: none.
+    heard
+        Called with the names of the perturbations that have a derivative.
+    """
+
+    def gradient(weights: Weights, traces: Any, signal: Any) -> Weights:
+        heard(signal)
+        chunk = Chunk(graph, weights, Records(x={}, reset=None if reset is None else reset[None]))
+        return method.carry_in_vjp(chunk, of_past(graph, as_chunk(signal)), traces)
+
+    probes = with_gradient(probes_of_past(graph), gradient, weights, traces)
+    return probes if reset is None else probes_after_reset(graph, probes, reset)
+
 
 SECOND_DERIVATIVE = (
     "The gradient of a learner's step is differentiated again, but it is computed from traces that "

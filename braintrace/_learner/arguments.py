@@ -174,7 +174,7 @@ class Options:
 
     step_fn: Any = None
     optimizer: Any = None
-    update_fn: Callable[..., PyTree] | None = None
+    update_fn: Any = None
     every: int = 1
     window: int | None = None
     mask: ArrayLike | None = None
@@ -185,7 +185,6 @@ class Options:
     nonfinite: str = "skip"
     has_aux: bool = False
     return_value: bool = False
-    unit_aware: bool = False
     reset: ArrayLike | None = None
     return_outputs: bool = True
     progress: bool = False
@@ -200,7 +199,7 @@ class Options:
 
 static_values = operator.attrgetter(
     *("every", "window", "reduction", "chunk_size", "memory_budget", "checkpoint", "nonfinite"),
-    *("has_aux", "unit_aware", "return_outputs"),
+    *("has_aux", "return_outputs"),
 )
 """All values of options that a program depends on, but functions."""
 
@@ -298,7 +297,7 @@ def _push_parts(value: Any, stack: list[tuple[Any, bool]]) -> None:
     if isinstance(value, types.FunctionType):
         named = value.__kwdefaults__ or {}
         held = [value.__code__, *(value.__defaults__ or ()), *named.values()]
-        held += map(_content, value.__closure__ or ())
+        held += [cell.cell_contents for cell in value.__closure__ or ()]
         names = global_names(value.__code__)
         stack.extend(zip(map(value.__globals__.get, names), itertools.repeat(True)))
     elif isinstance(value, types.MethodType):
@@ -318,10 +317,3 @@ def global_names(code: types.CodeType) -> tuple[str, ...]:
     ]
     inner = [global_names(each) for each in code.co_consts if isinstance(each, types.CodeType)]
     return tuple(dict.fromkeys([*read, *(name for names in inner for name in names)]))
-
-
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not assigned yet
-        return cell

@@ -27,8 +27,8 @@ from .._model import InitialFunction, States
 from .._typing import Path, PyTree, path_name
 from ..sharding import DataAxis, Placement, placement_of
 from .arguments import example_arguments
-from .optimizer import LearnerOptimizer
 from .traces import CarriedTraces, EligibilityTraces, Form, Zero, start_of_filter
+from .update import LearnerOptimizer
 
 
 class Purpose(NamedTuple):
@@ -61,16 +61,18 @@ class CompiledStep:
             self.placement = placement_of(self.graph, self.trace_specs, self.purpose.data)
 
     @property
+    def every_trace(self) -> PyTree:
+        """Specifications of the traces if they follow states that no later step reads too."""
+        return core_traces.stored_specs(self.method.trace_specs(self.graph, True), self.trace_dtype)
+
+    @property
     def follows_every_state(self) -> bool:
-        """Whether traces follow every hidden state, including states that no later step reads."""
+        """Whether the step is the same with traces that follow every hidden state."""
         if self.graph.flat_state is not None:
             return True
         if any(group.downstream or group.delay_line for group in self.graph.hidden_groups):
             return False
-        every = core_traces.stored_specs(
-            self.method.trace_specs(self.graph, True), self.trace_dtype
-        )
-        return bool(jax.tree.structure(every) == jax.tree.structure(self.trace_specs))
+        return bool(jax.tree.structure(self.every_trace) == jax.tree.structure(self.trace_specs))
 
     @property
     def carried_types(self) -> tuple[PyTree, PyTree]:
@@ -89,9 +91,8 @@ class BaseLearner(brainstate.nn.Module):
 
     __signature__ = ConstructorSignature()
     names: ClassVar[tuple[str, ...]] = ()  # for `braintrace.compile`
-    told: ClassVar[tuple[str, ...]] = ()  # attributes that determine the traces
-    told_rule: str | None = None
-    readout_filters: bool = False
+    readout_filters: bool = False  # whether leaky readouts are filtered
+    rule: str = ""  # as text; equal text means compatible traces
     method: TraceMethod
 
     def __init__(
@@ -103,12 +104,10 @@ class BaseLearner(brainstate.nn.Module):
         unroll_limit: int = 32,
         mark: Any = None,
         trace_dtype: Any = None,
-        name: str | None = None,
     ) -> None:
-        super().__init__(name=name)
+        super().__init__()
         check_model(model)
-        if window is not None and window < 1:
-            raise OptionError(f"`window` is {window}; expected a positive number of steps.")
+        self.rule = self.rule or type(self).__name__
         self.module, self.trace_dtype, self.window = model, trace_dtype, window
         self.compiler_options = CompilerOptions(strict=strict, unroll_limit=unroll_limit, mark=mark)
         self.samples_of_model: int | None = None
@@ -124,12 +123,6 @@ class BaseLearner(brainstate.nn.Module):
     def window_of(self, requested: int | None = None) -> int | None:
         """Return the window of a call; a call's length overrides the learner's."""
         return self.window if requested is None else int(requested)
-
-    @property
-    def rule(self) -> str:
-        """The rule as text, such as ``"SnAp(n=1)"``; equal text means compatible traces."""
-        options = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.told)
-        return self.told_rule or type(self).__name__ + (f"({options})" if options else "")
 
     def __getattr__(self, name: str) -> Any:
         if name in ("traces", "carried"):
@@ -181,13 +174,13 @@ class BaseLearner(brainstate.nn.Module):
     def step_for(self, purpose: Purpose, batch_size: int | None = None) -> CompiledStep:
         """Return the step for a purpose, compiled once; other shapes have this batch size."""
         known, now = self.steps.value, self.compiled
-        if purpose in known:
-            return known[purpose]
-        example, size = example_arguments(now.graph), now.graph.traced.batch_size
-        if purpose.shapes != now.purpose.shapes:
-            example = example_arguments(now.graph, batch_size)
-            size = batch_size if self.is_mapped else None
-        return self.analysed(example, size, purpose)
+        if purpose not in known:
+            example, size = example_arguments(now.graph), now.graph.traced.batch_size
+            if purpose.shapes != now.purpose.shapes:
+                example = example_arguments(now.graph, batch_size)
+                size = batch_size if self.is_mapped else None
+            known[purpose] = self.analysed(example, size, purpose)
+        return known[purpose]
 
     def step_at(self, values: Mapping[Path, Any], batch_size: int | None) -> CompiledStep:
         """Return the step compiled for the shapes of new values of States."""
@@ -234,18 +227,13 @@ class BaseLearner(brainstate.nn.Module):
         Raises
         ------
         NotCompiledError
-            Before `compile_graph`, and if the traces are others for the current settings.
+            Before `compile_graph`.
+        OptionError
+            If the traces are others for the current settings, and a sequence has started.
         """
-        step, now = self.compiled, _model.settings()
-        if now != step.purpose.settings:
-            after = self.step_for(step.purpose._replace(settings=now))
-            if after.carried_types != step.carried_types:
-                raise NotCompiledError(
-                    f"`{type(self.module).__name__}` has other traces for the current values of "
-                    "`brainstate.environ`. Call `compile_graph`, which starts a new sequence."
-                )
-            self.use(after)
-            self.place()
+        now = _model.settings()
+        if now != self.compiled.purpose.settings:
+            self._switch("the current values of `brainstate.environ`", settings=now)
         return self.states_of_model
 
     def follow_every_state(self, requested: int | None, is_given: bool = False) -> None:
@@ -256,18 +244,24 @@ class BaseLearner(brainstate.nn.Module):
         """
         if requested is None or self.compiled.purpose.every_state:
             return
-        purpose = self.compiled.purpose._replace(every_state=True)
-        if self.compiled.follows_every_state:  # the same programs
+        if self.compiled.follows_every_state:
+            purpose = self.compiled.purpose._replace(every_state=True)
             self.use(dataclasses.replace(self.compiled, purpose=purpose))
-            return
-        if is_given or not self.carried.is_zero:
+        else:
+            self._switch(f"`window={requested}`", is_given, every_state=True)
+
+    def _switch(self, what: str, is_given: bool = True, **changes: Any) -> None:
+        step = self.step_for(self.compiled.purpose._replace(**changes))
+        is_other = step.carried_types != self.compiled.carried_types
+        if is_other and (is_given or not self.carried.is_zero):
             raise OptionError(
-                f"`window` is {requested}, but the current traces omit hidden states that a window "
-                "needs. Give `window` to `compile`, or reset the learner before its first call "
-                "with a `window`."
+                f"The current traces of `{type(self.module).__name__}` are not those that {what} "
+                "needs. Compile with it: give `window` to `compile`, or call `compile_graph`."
             )
-        self.use(self.step_for(purpose))
-        self.begin_sequence()
+        self.use(step)
+        if is_other:
+            self.begin_sequence()
+        self.place()
 
     def divide(self, data: DataAxis) -> None:
         """Compile for a mesh, and move the arrays there; see `braintrace.shard`."""

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -27,14 +26,6 @@ from .._typing import Path, path_name
 from ..sharding import DataAxis
 from .arguments import first_step
 from .learner import Learner
-
-FOREIGN_OPTIONS = {
-    "fast_solve": "leave it out, the traces of a chunk of steps are always computed together",
-    "loss_output": "return the loss from `step_fn` of `etrace_grad` or `etrace_online`",
-    "verbose": "leave it out, and `print(learner.report())`",
-    "vjp_method": "for backpropagation within k steps write `window=k`, else leave it out",
-}
-"""Options in scripts for other packages, and what to write."""
 
 
 def compile(
@@ -119,18 +110,14 @@ def compile(
     4.25
     """
     chosen = algorithm_of(algorithm, "algorithm")
-    for option in algorithm_options.keys() & FOREIGN_OPTIONS.keys():
-        raise OptionError(f"`compile` has no `{option}`: {FOREIGN_OPTIONS[option]}.")
-    filters = None if rules is None else algorithm_options.pop("readout_filters", None)
     if seed is not None and "seed" in options_of(chosen):
         algorithm_options["seed"] = seed
     learner = chosen(model, **algorithm_options)
     if rules is not None:
-        choose_by_path(learner, rules, filters)
-    example, mapped = first_step(example_arguments), batch_size if vmap else None
-    if vmap and batch_size is None:
-        sizes = (size for leaf in jax.tree.leaves(example) for size in jax.numpy.shape(leaf)[:1])
-        mapped = next(sizes, 1)
+        choose_by_path(learner, rules)
+    example, mapped = first_step(example_arguments), None
+    if vmap:
+        mapped = batch_size or len(jax.tree.leaves(example)[0])
     learner.samples_of_model = None if vmap else batch_size
     if seed is not None:
         brainstate.random.seed(seed)
@@ -150,7 +137,6 @@ def compile_etrace_graph(
     batch_size: int | None = None,
     strict: bool = False,
     unroll_limit: int = 32,
-    readout_filters: bool = True,
     mark: Any = None,
 ) -> ETraceGraph:
     """Analyse one step of a model.
@@ -170,8 +156,6 @@ def compile_etrace_graph(
         Maximum length of a loop inside ``update`` that is unrolled. A loop is unrolled if it
         contains an ETP operation, or if it couples elements of a hidden state in addition to its
         elementwise operations.
-    readout_filters
-        See `D_RTRL`.
     mark
         The parameters that learn online. ``None``: the parameters that the model marks; if no ETP
         operation with a parameter reaches a hidden state, the same as ``'auto'``. ``'explicit'``:
@@ -215,7 +199,7 @@ def compile_etrace_graph(
     [('u',), ('W/weight',)]
     """
     options = CompilerOptions(
-        strict=strict, unroll_limit=unroll_limit, readout_filters=readout_filters, mark=mark
+        strict=strict, unroll_limit=unroll_limit, readout_filters=True, mark=mark
     )
     return compile_model(model, arguments, batch_size, options, _rules.LateTraces())[0]
 
@@ -241,7 +225,7 @@ def shard(learner: Learner, mesh: Mesh, data: str = "data") -> None:
     Raises
     ------
     OptionError
-        If the mesh has no such axis, or an ``Explicit`` one, or if there is no batch.
+        If the mesh has an ``Explicit`` axis, or if there is no batch.
     ShapeError
         If the batch size is not a multiple of the number of parts.
     NotCompiledError
@@ -264,11 +248,6 @@ def shard(learner: Learner, mesh: Mesh, data: str = "data") -> None:
             "`mesh` has `Explicit` axes; expected `Auto` ones: "
             "`jax.make_mesh(shape, names, axis_types=(jax.sharding.AxisType.Auto,) * len(names))`."
         )
-    if data not in mesh.axis_names:
-        raise OptionError(
-            f"`data` is {data!r}, and the mesh has the axes {mesh.axis_names}: expected one of "
-            "these."
-        )
     learner.divide(DataAxis(mesh, data))
 
 
@@ -280,7 +259,7 @@ def _class_of(rule: Any) -> type[Learner]:
     own, method = type(rule), _rules.method_of(rule)
     told = {
         "method": method,
-        "told_rule": _rules.rule_in_words(rule),
+        "rule": _rules.rule_in_words(rule),
         "readout_filters": rule.jacobian == "elementwise",
         "__module__": own.__module__,
     }
@@ -336,10 +315,8 @@ def rule_and_options(rule: Any) -> tuple[Any, Mapping[str, Any]]:
 # --- by the path of a parameter
 
 
-def choose_by_path(learner: Learner, rules: Mapping[Any, Any], filters: bool | None) -> None:
+def choose_by_path(learner: Learner, rules: Mapping[Any, Any]) -> None:
     """Give a learner other rules for some weights; see `braintrace.compile`.
-
-    ``filters`` is the user's ``readout_filters``.
 
     Raises
     ------
@@ -348,29 +325,29 @@ def choose_by_path(learner: Learner, rules: Mapping[Any, Any], filters: bool | N
     """
     paths = list(learner.module.states(brainstate.ParamState))
     parts = [_part(learner.module, paths, given, rule) for given, rule in rules.items()]
-    parts = _named([*parts, _part_of(learner, lambda path: True)])
-    learner.readout_filters = any(p.has_filters for p in parts) if filters is None else filters
+    parts.append(_part_of(learner, lambda path: True))
+    learner.readout_filters = any(part.has_filters for part in parts)
     composed = _rules.ComposedTraces(tuple(parts))
     if len(composed.rules) == 1:
         return
     if {rule.jacobian for rule in composed.rules.values()} - {"none", "elementwise"}:
-        listed = ", ".join(f"{part.kind} ({part.method.jacobian})" for part in parts)
+        listed = ", ".join(f"{name} ({rule.jacobian})" for name, rule in composed.rules.items())
         raise OptionError(
             f"`rules` combines incompatible algorithms: {listed}. All weights of a model share the "
             "paths between states: use algorithms of the kind 'elementwise', or `Immediate`."
         )
-    learner.method, told = composed, dict[str, list[str]]()
+    learner.method, names = composed, dict[str, list[str]]()
     for path in paths:
-        told.setdefault(composed.of_path(path).words, []).append(path_name(path))
-    learner.told_rule = "; ".join(f"{rule} of {quoted(names)}" for rule, names in told.items())
+        names.setdefault(composed.of_path(path).name, []).append(path_name(path))
+    learner.rule = "; ".join(f"{rule} of {quoted(own)}" for rule, own in names.items())
 
 
 def _part(model: brainstate.nn.Module, paths: list[Path], given: Any, rule: Any) -> _rules.Part:
     (algorithm, options), fits = rule_and_options(rule), path_filter(given)
-    for option in options.keys() & {*options_of(Learner), "readout_filters"}:
+    if common := options.keys() & options_of(Learner).keys():
         raise OptionError(
-            f"`rules[{shown(given)}]` has `{option}`, which applies to all weights of a model: "
-            "pass it to `compile`."
+            f"`rules[{shown(given)}]` has {quoted(sorted(common))}, for all weights of a model: "
+            "pass this to `compile`."
         )
     if not any(map(fits, paths)):
         raise OptionError(
@@ -381,18 +358,4 @@ def _part(model: brainstate.nn.Module, paths: list[Path], given: Any, rule: Any)
 
 
 def _part_of(learner: Learner, fits: Callable[[Path], bool]) -> _rules.Part:
-    kind, has_filters = type(learner), learner.readout_filters
-    name = (kind.names or (kind.__name__,))[0]
-    return _rules.Part(kind.__name__, learner.rule, learner.method, has_filters, fits, name)
-
-
-def _named(parts: list[_rules.Part]) -> list[_rules.Part]:
-    """Return the parts with numbers in their names if different rules have one name."""
-    identities = list(dict.fromkeys(part.identity for part in parts))
-    names = [next(p.name for p in parts if p.identity == own) for own in identities]
-
-    def numbered(part: _rules.Part) -> str:
-        number = names[: identities.index(part.identity) + 1].count(part.name)
-        return part.name if names.count(part.name) == 1 else f"{part.name} {number}"
-
-    return [dataclasses.replace(part, name=numbered(part)) for part in parts]
+    return _rules.Part(learner.rule, learner.method, learner.readout_filters, fits)

@@ -179,12 +179,10 @@ class SnAp(Learner):
     """
 
     names = ("snap",)
-    told = ("n",)
 
     def __init__(self, model: brainstate.nn.Module, n: int = 1, **options: Any) -> None:
-        self.n = n
         super().__init__(model, **options)
-        self.method = _rules.SparseTraces(n)
+        self.method, self.rule = _rules.SparseTraces(n), f"{self.rule}(n={n!r})"
 
 
 class KF_RTRL(Learner):

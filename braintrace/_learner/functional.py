@@ -28,7 +28,6 @@ from .._jax import own_copy
 from .._jax_kernels import for_devices
 from .._typing import PyTree
 from . import arguments as own_arguments
-from . import optimizer
 from .arguments import Options
 from .base import BaseLearner
 from .chunks import checkpointed_bytes
@@ -145,9 +144,6 @@ def run_method(
     start: int = 0,
 ) -> PyTree:
     """Run a method of a learner; ``start`` is the index of its first step in the user's call."""
-    held = learner.held_optimizer
-    if _brainstate.peek(held.skipped) is not held.noticed.value:
-        optimizer.notice(held)
     learner.follow_every_state(options.window)
 
     def initial() -> list[PyTree]:

@@ -95,7 +95,8 @@ class SequenceGradient(Program):
         self._operand_shapes, self._zero_traces = operand_shapes(graph), learner.starting_traces()
         # This object outlives an enclosing jit.
         with jax.ensure_compile_time_eval():
-            self._probes = None if self._passes else examples(sites.probe_shapes(graph))
+            shapes = {**sites.probe_shapes(graph), **sites.probes_of_past(graph)}
+            self._probes = None if self._passes else examples(shapes)
         parameters, slices = learner.param_states, user_step.example_slices((sequences, flags))
         constants = examples(self._operand_shapes), initial
         known = self._probes, constants, slices
@@ -128,6 +129,9 @@ class SequenceGradient(Program):
         read = {*step.parameters, *step.probes}
         lost = lost_gradients(step.program, step.results[0], read, carried)
         publish(list(lost), self._learner.compiler_options.strict)
+        places = list(self._runner.losses.places)
+        seen = self._runner.signal_of(self._probes or {}, places)
+        user_step.report_early_reads(self._learner, seen)
 
     def _values(self, fixed: Fixed) -> tuple[Any, ...]:
         parameters, others = fixed.values[: self._count], fixed.values[self._count :]
@@ -144,22 +148,23 @@ class SequenceGradient(Program):
         if reset is not None:
             reset_states(self._learner, initial, reset)
 
+        if probes is not None and reset is not None:
+            probes = sites.probes_after_reset(graph, probes, reset)
+
         def run(inputs: Inputs) -> Any:
             if probes is None:
                 in_full = passed_step if self._window is None else window_step
                 outputs, new_states, records = in_full(graph, inputs)
             else:
-                added = probes if reset is None else sites.probes_after_reset(graph, probes, reset)
-                outputs, new_states, records = recorded_step(graph, inputs, weights, added)
+                outputs, new_states, records = recorded_step(graph, inputs, weights, probes)
             records = dataclasses.replace(records, reset=reset, has_mask=self._has_mask)
             return outputs, new_states, records
 
-        recorder, options = user_step.Recorder(self._learner, run), self._options
+        recorder, options = user_step.Recorder(self._learner, run, probes), self._options
         if self._evolves:
             outputs = user_step.run_step_function(options.step_fn, recorder, slices)
             return jnp.zeros(()), outputs if options.return_outputs else None, recorder.records
-        result, self._loss_unit = user_step.recorded_loss(recorder, options, slices)
-        return result
+        return user_step.recorded_loss(recorder, options, slices)
 
     # --- a sequence
 
@@ -194,9 +199,6 @@ class SequenceGradient(Program):
         gradients = tree.unflatten(without_derivative(known, every, OptionError, NO_DERIVATIVE))
         if mask is not None:  # the loss of a masked step may be NaN
             losses = jnp.where(mask == 0, 0, losses)
-        if self._options.unit_aware:
-            gradients = user_step.with_units(gradients, self._loss_unit)
-            losses = user_step.with_unit(losses, self._loss_unit)
         return ((gradients, losses, aux), None), written, after
 
     def _defers(self, steps: int, from_zero: bool) -> bool:

@@ -7,8 +7,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
-import brainstate
-
 from .._compiler import publish
 from .._core.traces import size_in_bytes
 from .._errors import NotPicklableError, OptionError, ShapeError
@@ -21,8 +19,8 @@ from . import sequences
 from .arguments import first_step
 from .base import BaseLearner
 from .functional import FunctionalLearner, rows_of, run_call
-from .optimizer import notice_all
 from .resets import reset_state
+from .update import notice_all
 from .user_step import INTERCEPTORS
 
 if TYPE_CHECKING:
@@ -64,8 +62,6 @@ class Learner(BaseLearner):
         Floating-point dtype in which traces are stored between chunks or single steps;
         ``jnp.bfloat16`` halves their memory. ``None``: the model's dtype, which is also used to
         compute with them. In half precision, a step copies the traces of coupled states.
-    name
-        Name of the module, as for every brainstate module.
 
     Raises
     ------
@@ -139,21 +135,6 @@ class Learner(BaseLearner):
         """
         interceptor = INTERCEPTORS.get().get(id(self))
         return run_call(self, arguments) if interceptor is None else interceptor(*arguments)
-
-    def init_etrace_state(self) -> None:
-        """Do nothing: `compile_graph` has allocated the traces.
-
-        Raises
-        ------
-        NotCompiledError
-            Before `compile_graph`.
-        """
-        self.compiled_model  # noqa: B018 - raises
-
-    def get_etrace_of(self, weight: brainstate.State | str | Path) -> dict[str, PyTree]:
-        """Return `eligibility` of a parameter, given as a State, its path or its name."""
-        paths: Any = {id(state): path for path, state in self.param_states.items()}
-        return self.eligibility(paths.get(id(weight), weight))
 
     def eligibility(self, path: str | Path) -> dict[str, PyTree]:
         """Return the trace of one weight, by the name of the hidden state.
@@ -242,7 +223,7 @@ class Learner(BaseLearner):
             A further forecast drops the oldest one. Use 1 if labels arrive before the next
             forecast, and ``d + 1`` if they arrive ``d`` samples late.
         **options
-            ``update_fn``, ``nonfinite``, ``has_aux`` and ``unit_aware``, as for `etrace_online`.
+            ``update_fn``, ``nonfinite`` and ``has_aux``, as for `etrace_online`.
 
         Examples
         --------
@@ -316,11 +297,10 @@ class Learner(BaseLearner):
     def optimizer_state(self) -> PyTree:
         """The state of the ``optimizer`` of `etrace_online`; ``None`` before its first call.
 
-        For an `optax.GradientTransformation`, its state; for an optimizer with its own States,
-        their values by path. Write ``None`` to reset it, possibly for another optimizer, or a
-        pytree with the structure of the current state.
+        It is the state of an `optax.GradientTransformation`. Write ``None`` to reset it, possibly
+        for another optimizer, or a pytree with the structure of the current state.
         """
-        return self.held_optimizer.value
+        return self.held_optimizer.transformed.value
 
     @optimizer_state.setter
     def optimizer_state(self, value: PyTree) -> None:
@@ -351,21 +331,16 @@ def learned_starts(learner: Learner) -> list[Diagnostic]:
     """Return a warning for each parameter that only ``init_state`` reads: it has no gradient."""
     used = {leaf.path for leaf in learner.graph.traced.parameters}
     unused = {path: state for path, state in learner.param_states.items() if path not in used}
-    names: list[str] = []
-    with contextlib.suppress(ShapeError):  # `init_state` makes other shapes than the States have
-        made = learner.initial.initialiser(learner.size_of_init()) if unused else None
-        read = set(map(id, made.read)) if made else {}
-        names = [path_name(path) for path, state in unused.items() if id(state) in read]
-    return [
-        Diagnostic(
-            "warning",
-            "no-trace",
-            f"Parameter '{name}' is read by `init_state` alone, and an online rule has no trace "
-            "for initial values: its gradient is zero.",
-            (name,),
-        )
-        for name in names
-    ]
+    read: set[int] = set()
+    if unused:
+        with contextlib.suppress(ShapeError):  # `init_state` makes other shapes than States have
+            read = set(map(id, learner.initial.initialiser(learner.size_of_init()).read))
+    message = (
+        "Parameter '{0}' is read by `init_state` alone, and an online rule has no trace for "
+        "initial values: its gradient is zero."
+    )
+    names = [path_name(path) for path, state in unused.items() if id(state) in read]
+    return [Diagnostic("warning", "no-trace", message.format(n), (n,)) for n in names]
 
 
 ETraceAlgorithm: TypeAlias = Learner

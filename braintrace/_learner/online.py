@@ -9,37 +9,33 @@ deferred to the end of the stream, so a stream can be endless.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import brainstate
 import jax
 import jax.numpy as jnp
-import saiunit
 
 from .._checks import check_choice, shown
-from .._core.gradient import as_chunk
+from .._core.steps import operands
 from .._core.traces import as_arrays
+from .._core.windows import probes_of_entry
 from .._errors import OptionError
 from .._from_function import gradients_by_path, gradients_for
 from .._graph.method import Traces
+from .._model import leaves_by_var
 from .._typing import PyTree, path_name
 from . import user_step
 from .arguments import Options
 from .base import BaseLearner
 from .chunks import over_blocks, steps_of
 from .gradient import SequenceGradient
-from .optimizer import notice
 from .program import Arguments, LossesAndAux, Program, Result
 from .resets import reset_states
 from .state import by_path
-from .update import StepResult, check_finite, run_update, update_of
+from .update import StepResult, check_finite, notice, run_update
 
 Slices: TypeAlias = tuple[PyTree, jax.Array | None, jax.Array | None]
 """Slices of the sequences, the flags and the mask, for one step or the steps of a block."""
-
-Differentiate: TypeAlias = Callable[[Traces, list[PyTree], Slices], tuple[StepResult, Traces]]
-"""Returns the result of a step or block, and the traces after it; hidden States advance."""
 
 
 class OnlineLearning(Program):
@@ -48,8 +44,6 @@ class OnlineLearning(Program):
     def __init__(self, learner: BaseLearner, options: Options, example: Arguments) -> None:
         self._learner, self._options = learner, options
         sequences, mask, flags, initial = example
-        self._initial = jax.eval_shape(lambda: initial)
-        self._length = min(options.every, steps_of(sequences))
         check_choice("nonfinite", options.nonfinite, "skip", "raise", "ignore")
         if (options.update_fn is None) == (options.optimizer is None):
             raise OptionError(
@@ -63,44 +57,45 @@ class OnlineLearning(Program):
                 f"`window` is {window} and `every` is {options.every}: no window spans an update. "
                 "Give a `window` that divides `every`."
             )
-        is_step = options.every == 1 and window is None
-        self._differentiate: Differentiate = self._step if is_step else self._of_blocks(example)
-        self._update = update_of(learner, options)
-        self._pure = self._traced((sequences, flags, mask), self._length)
+        self._length = min(options.every, steps_of(sequences))
+        self._differentiate = self._of_step
+        if options.every > 1 or window is not None:
+            cut = jax.tree.map(lambda leaf: leaf[: self._length], (sequences, mask, flags))
+            self._block = SequenceGradient(
+                learner,
+                Options(step_fn=options.step_fn, window=options.window, has_aux=options.has_aux),
+                Arguments(cut[0], cut[1], cut[2], initial),
+            )
+            self._differentiate = self._of_block
+        slices = user_step.example_slices((sequences, flags, mask))
+        self._example = jax.eval_shape(lambda: initial), slices
+        self._pure = self._traced(self._length)
         super().__init__(learner, self._pure.states, self._pure.is_written)
         if options.nonfinite == "raise":
-            self.check = self._check_finite
+            self.check = lambda found: check_finite(found, self._names, options.every)
         elif options.nonfinite == "skip":
             self.notice = functools.partial(notice, learner.held_optimizer)
 
-    def _check_finite(self, found: tuple[jax.Array, jax.Array]) -> None:
-        check_finite(*found, self._names, self._options.every)
-
-    def _traced(self, over_time: Slices, length: int) -> user_step.PureStep:
-        """Return a step, or a block of a given length, with its update as a pure function.
-
-        Blocks of another length are not cached, since they may contain tracers.
-        """
+    def _traced(self, length: int) -> user_step.PureStep:
+        """Return a step, or a block of a given length, with its update as a pure function."""
         traces = jax.eval_shape(as_arrays, self._learner.starting_traces())
-        slices = user_step.example_slices(over_time)
-        if self._options.every > 1:
+        initial, slices = self._example
+        if self._differentiate == self._of_block:
             slices = jax.tree.map(lambda x: jnp.broadcast_to(x, (length, *x.shape)), slices)
-        return user_step.PureStep(self._run, (), (traces, self._initial, slices))
+        return user_step.PureStep(self._run, (), (traces, initial, slices))
 
     def _run(self, traces: Traces, initial: list[PyTree], inputs: Slices) -> PyTree:
         """Return the traces after a step or block with its update, and its results."""
         learner = self._learner
-        result, after = self._differentiate(traces, initial, inputs)
-        leaves = by_path(gradients_by_path(learner.module, result.gradients))
-        self._names = list(map(path_name, leaves))
-        verdict, after = run_update(learner, self._update, self._options.nonfinite, result, after)
-        shape = result.losses.shape
-        verdict = jax.tree.map(lambda v: jnp.broadcast_to(v, (*shape, *v.shape)), verdict)
-        return after, (result.losses, result.aux, verdict)
+        by_parameter, losses, aux, after = self._differentiate(traces, initial, inputs)
+        gradients = gradients_for(learner.module, by_parameter)
+        self._names = list(map(path_name, by_path(gradients_by_path(learner.module, gradients))))
+        result = StepResult(gradients, losses, aux, inputs[2])
+        verdict, after = run_update(learner, self._options, result, after)
+        verdict = jax.tree.map(lambda v: jnp.broadcast_to(v, (*losses.shape, *v.shape)), verdict)
+        return after, (losses, aux, verdict)
 
-    def _step(
-        self, traces: Traces, initial: list[PyTree], inputs: Slices
-    ) -> tuple[StepResult, Traces]:
+    def _of_step(self, traces: Traces, initial: list[PyTree], inputs: Slices) -> Any:
         learner, options = self._learner, self._options
         slices, reset, weight = inputs
         if reset is not None:
@@ -108,53 +103,41 @@ class OnlineLearning(Program):
 
         def loss_of_step() -> PyTree:
             run = functools.partial(learner.compiled.one_step, traces=traces, reset=reset)
-            recorder = user_step.Recorder(learner, run)
-            (loss, *rest), self._loss_unit = user_step.recorded_loss(recorder, options, slices)
+            states = learner.states_of_step
+            values = [state.value for state in states.values()]
+            weights = operands(learner.graph, leaves_by_var(learner.graph, states, values))
+            heard = functools.partial(user_step.report_early_reads, learner)
+            known = learner.graph, learner.method, weights, traces, reset, heard
+            recorder = user_step.Recorder(learner, run, probes_of_entry(*known))
+            loss, *rest = user_step.recorded_loss(recorder, options, slices)
             return loss, rest
 
         differentiate = brainstate.transform.grad(
             loss_of_step, learner.param_states, has_aux=True, return_value=True
         )
         gradients, loss, (aux, after) = differentiate()
-        if options.unit_aware:
-            gradients = user_step.with_units(gradients, self._loss_unit)
-        if weight is not None:
-            loss = jnp.where(weight != 0, loss, 0)
-        return StepResult(gradients_for(learner.module, gradients), loss, aux, weight), after
+        return gradients, loss if weight is None else jnp.where(weight != 0, loss, 0), aux, after
 
-    def _of_blocks(self, example: Arguments) -> Differentiate:
-        """Return the derivative of a block: of its mean loss, as a separate sequence."""
-        learner, own, is_one = self._learner, self._options, self._options.every == 1
-        kept = {name: getattr(own, name) for name in ("window", "has_aux", "unit_aware")}
-        options = Options(step_fn=own.step_fn, **kept)
-        sequences, mask, flags = jax.tree.map(lambda leaf: leaf[: self._length], example[:3])
-        block = Arguments(sequences, mask, flags, example.initial)
-        program = SequenceGradient(learner, options, block)
-
-        def of_block(traces: Traces, initial: list[PyTree], inputs: Slices) -> Any:
-            slices, reset, weights = as_chunk(inputs) if is_one else inputs
-            values = [state.value for state in program.states]
-            arguments = Arguments(slices, weights, reset, [] if reset is None else initial)
-            (results, _), written, after = program.run(values, traces, arguments)
-            after = program.finished(after, traces)
-            for state, value in zip(program.written, written, strict=True):
-                state.value = value
-            of_parameters, losses, aux = results
-            losses, self._loss_unit = saiunit.split_mantissa_unit(losses)
-            if is_one:
-                losses, aux = jax.tree.map(lambda leaf: leaf[0], (losses, aux))
-            by_path = dict(zip(program.parameters, of_parameters, strict=True))
-            return StepResult(gradients_for(learner.module, by_path), losses, aux, weights), after
-
-        return of_block
+    def _of_block(self, traces: Traces, initial: list[PyTree], inputs: Slices) -> Any:
+        """Differentiate the mean loss of a block, as of a separate sequence."""
+        (slices, reset, weights), block = inputs, self._block
+        values = [state.value for state in block.states]
+        arguments = Arguments(slices, weights, reset, [] if reset is None else initial)
+        (results, _), written, after = block.run(values, traces, arguments)
+        for state, value in zip(block.written, written, strict=True):
+            state.value = value
+        of_parameters, losses, aux = results
+        gradients = dict(zip(block.parameters, of_parameters, strict=True))
+        return gradients, losses, aux, block.finished(after, traces)
 
     def run(self, values: list[PyTree], traces: Any, arguments: Arguments) -> Result:
         """Return losses and auxiliary results, and verdicts."""
         sequences, mask, flags, initial = arguments
-        over_time, every = (sequences, flags, mask), self._options.every
+        over_time, options = (sequences, flags, mask), self._options
 
         def of_length(length: int) -> Any:
-            pure = self._pure if length == self._length else self._traced(over_time, length)
+            # Blocks of another length are not kept, since they may contain tracers.
+            pure = self._pure if length == self._length else self._traced(length)
 
             def run(carry: PyTree, now: Slices) -> PyTree:
                 current = pure.merge(values, carry[0])
@@ -164,13 +147,12 @@ class OnlineLearning(Program):
             return run
 
         start = (self._pure.written_of(values), traces)
-        if every == 1:
+        if self._differentiate == self._of_step:
             carry, results = jax.lax.scan(of_length(1), start, over_time)
         else:
-            carry, results = over_blocks(of_length, start, over_time, steps_of(sequences), every)
+            steps = steps_of(sequences)
+            carry, results = over_blocks(of_length, start, over_time, steps, options.every)
         losses, aux, verdict = results
-        verdict = (losses, verdict) if self._options.nonfinite == "raise" else verdict
-        if self._options.unit_aware:
-            losses = user_step.with_unit(losses, self._loss_unit)
-        results = LossesAndAux(losses, aux) if self._options.has_aux else losses
+        verdict = (losses, verdict) if options.nonfinite == "raise" else verdict
+        results = LossesAndAux(losses, aux) if options.has_aux else losses
         return (results, verdict), *carry

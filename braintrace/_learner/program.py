@@ -15,12 +15,12 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import brainstate
 import jax
 
-from .._core import sites, windows
+from .._core import windows
 from .._core.gradient import as_chunk
 from .._core.loops import scan_over_time, scan_records
 from .._core.steps import Inputs, operands
 from .._errors import OptionError
-from .._graph.method import Chunk, Records, Traces, Weights
+from .._graph.method import Chunk, Traces
 from .._jax import Var
 from .._jax_kernels import for_devices
 from .._model import leaves_by_var, whole_values
@@ -253,12 +253,8 @@ class Call(Program):
             outputs, new, records = windows.window_step(graph, self._inputs(first, written, slices))
             return self._written(new), (outputs, records)
 
-        def gradient(weights: Weights, traces: Any, signal: Any) -> Weights:
-            chunk = Chunk(graph, weights, Records(x={}))
-            return method.carry_in_vjp(chunk, sites.of_past(graph, as_chunk(signal)), traces)
-
         constants, before = jax.lax.stop_gradient((weights, traces))
-        probes = windows.with_gradient(sites.probes_of_past(graph), gradient, weights, before)
+        probes = windows.probes_of_entry(graph, method, weights, before)
         start = self._written(windows.before_window(graph, first, probes))
         last, (outputs, records) = scan_over_time(step, start, sequences)
         records = dataclasses.replace(jax.lax.stop_gradient(records), steps=steps_of(sequences))

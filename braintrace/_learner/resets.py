@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import brainstate
 import jax
@@ -16,7 +16,9 @@ from .._errors import OptionError, in_words
 from .._graph.traced_model import FILTERS, Batch
 from .._model import values_by_path, write_by_path
 from .._typing import Path, path_name
-from .base import BaseLearner
+
+if TYPE_CHECKING:
+    from .base import BaseLearner
 
 
 def reset_values(

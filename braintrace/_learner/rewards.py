@@ -24,7 +24,6 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from .._errors import ShapeError
 from .._etrace_op import quantities
 from .._typing import PyTree
 
@@ -158,11 +157,6 @@ def three_factor_loss(h: Any, modulator: Any) -> Any:
         step: return it from ``step_fn`` of `Learner.etrace_grad` or `Learner.etrace_online`. Its
         value has no meaning.
 
-    Raises
-    ------
-    ShapeError
-        If the shape of the modulator does not fit.
-
     Notes
     -----
     The review describes the rule as eligibility trace times third factor. It leaves the form of the
@@ -188,18 +182,7 @@ def three_factor_loss(h: Any, modulator: Any) -> Any:
     """
     h, h_unit = quantities.split(h)
     modulator, unit = quantities.split(modulator)
-    factor = _beside(jax.lax.stop_gradient(modulator), h).astype(h.dtype)
+    modulator = jax.lax.stop_gradient(modulator)
+    axes = (*modulator.shape, *(1,) * (h.ndim - modulator.ndim))
+    factor = jnp.broadcast_to(modulator.reshape(axes), h.shape).astype(h.dtype)
     return quantities.attach(jnp.sum(factor * h), h_unit * unit)
-
-
-def _beside(modulator: jax.Array, h: jax.Array) -> jax.Array:
-    """Return the modulator with trailing axes of size 1, up to the number of axes of ``h``."""
-    shape = (*modulator.shape, *(1,) * (h.ndim - modulator.ndim))
-    if len(shape) > h.ndim or any(n not in (1, m) for n, m in zip(shape, h.shape, strict=True)):
-        samples = f"{h.shape[:1]}, one for each sample, " if h.ndim > 1 else ""
-        raise ShapeError(
-            f"`three_factor_loss`: expected `modulator` of shape {h.shape}, one number for each "
-            f"unit as in `h`, {samples}or (), one for all; got {modulator.shape}. Use axes of size "
-            "1 where it is the same for several entries."
-        )
-    return modulator.reshape(shape)

@@ -20,7 +20,7 @@ from ..sharding import on_host
 from .arguments import Options, of_numbers
 from .base import BaseLearner
 from .functional import run_method
-from .optimizer import notice_all
+from .update import notice_all
 
 
 def etrace_grad(
@@ -35,7 +35,6 @@ def etrace_grad(
     checkpoint: bool = False,
     has_aux: bool = False,
     return_value: bool = False,
-    unit_aware: bool = False,
     reset: ArrayLike | None = None,
 ) -> Any:
     """Return the gradient of a loss over a sequence, and advance states and traces.
@@ -50,9 +49,9 @@ def etrace_grad(
         values, and the objects that global names in its code are bound to, so you can create a
         lambda in every call. Numbers, strings and flags are compared by value, all other objects by
         identity. Changes of attributes, and inside lists, dicts and arrays, have no effect: store
-        such values in a State. States that it reads before the call, and States of your own, have
-        no gradient from one step to the next (nor, with a ``window``, to the next window): for a
-        penalty on the change of a state, let ``update`` return the change.
+        such values in a State. A hidden State that it reads before the call carries its trace, so a
+        penalty on the change of a state has its gradient. States of your own have no gradient from
+        one step to the next (nor, with a ``window``, to the next window).
     window
         Number of steps that are differentiated in full. The gradient is backpropagation through
         time within each window, plus the rule's traces for the time before it. Windows start at the
@@ -87,10 +86,6 @@ def etrace_grad(
     return_value
         Also return the losses of the steps, ``(T,)``: 0 where the mask is 0, and otherwise as
         ``step_fn`` returns them.
-    unit_aware
-        Return gradients in the unit of the loss over the unit of the parameter, as
-        ``brainstate.transform.grad`` does with this option. Without it, gradients are in the
-        parameter's own container, and the loss must have no unit.
     reset
         Booleans ``(T,)``, or ``(T, batch)`` to reset single samples along the batch axis of each
         state (a state without a batch axis is reset if all samples are). States and traces are
@@ -102,8 +97,8 @@ def etrace_grad(
     gradients, or a named tuple
         With ``return_value`` or ``has_aux``, a named tuple of ``gradients``, ``losses`` and
         ``aux``, without those that are not requested. Gradients are a dict keyed like
-        ``model.states(brainstate.ParamState)``. For a `from_function` model, they are a pytree like
-        its ``params``.
+        ``model.states(brainstate.ParamState)``, in the containers and units of the parameters. For
+        a `from_function` model, they are a pytree like its ``params``.
 
     Raises
     ------
@@ -129,7 +124,6 @@ def etrace_online(
     mask: ArrayLike | None = None,
     nonfinite: str = "skip",
     has_aux: bool = False,
-    unit_aware: bool = False,
     reset: ArrayLike | None = None,
     progress: bool = False,
     log_every: int | None = None,
@@ -144,12 +138,12 @@ def etrace_online(
     step_fn
         As for `etrace_grad`. It must not write parameters.
     optimizer
-        An ``optax.GradientTransformation``, whose state the learner stores (`optimizer_state`), or
-        an object whose method ``update(gradients)`` changes parameters, such as brainstate's
-        optimizers. Its state continues from call to call. It receives gradients in the units of
-        their parameters, conjugated for complex parameters, so that it descends. The loss of each
-        step is computed once: an optimizer that evaluates it again, such as ``optax.lbfgs``, is not
-        possible. Pass either ``optimizer`` or ``update_fn``.
+        An ``optax.GradientTransformation``, whose state the learner stores (`optimizer_state`) and
+        continues from call to call. It receives gradients in the units of their parameters,
+        conjugated for complex parameters, so that it descends. The loss of each step is computed
+        once: an optimizer that evaluates it again, such as ``optax.lbfgs``, is not possible. Pass
+        either ``optimizer`` or ``update_fn``. Of an optimizer with its own States, such as those of
+        braintools, pass its method: ``update_fn=optimizer.update``.
     update_fn
         Called after every step with the gradient of its loss, keyed like
         ``model.states(brainstate.ParamState)``, and with ``has_aux`` also with the auxiliary
@@ -172,14 +166,12 @@ def etrace_online(
         (`skipped_updates`), samples with non-finite states or traces are reset, and a
         `NonFiniteWarning` names the first step and these samples. A call of one step does not wait
         for its result: it warns in a later call, at the latest the eighth, or when
-        `skipped_updates` is read. Inside a transformation, updates are counted, and the next
-        call outside of it warns. ``'raise'``: the call changes nothing, and its error names step,
-        loss and parameter. ``'ignore'``: none. The gradient is checked before ``optimizer`` or
-        ``update_fn`` receives it.
+        `skipped_updates` is read. Inside a transformation, updates are counted without a warning.
+        ``'raise'``: the call changes nothing, and its error names step, loss and parameter.
+        ``'ignore'``: none. The gradient is checked before ``optimizer`` or ``update_fn`` receives
+        it.
     has_aux
         Whether ``step_fn`` also returns auxiliary results; they are stacked over time.
-    unit_aware
-        See `etrace_grad`.
     reset
         See `etrace_grad`.
     progress

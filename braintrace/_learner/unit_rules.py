@@ -5,7 +5,6 @@ from typing import Any, ClassVar
 import brainstate
 import numpy as np
 
-from .._checks import check_choice
 from .._errors import OptionError
 from .._graph.method import TraceMethod
 from .._rules import FeedbackTraces, FilterTraces, LateTraces
@@ -35,16 +34,15 @@ class D_RTRL(Learner):
     ----------
     model, window, strict, unroll_limit, mark, trace_dtype
         See `Learner`.
-    readout_filters
-        Compute exact gradients also through leaky readouts ``o' = kappa o + z W + b``, where ``z``
-        is an elementwise function of hidden states and ``kappa`` is one number for all units. The
-        readout may be scaled, and ``kappa`` may depend on parameters, but not on data. The compiler
-        adds filters ``f' = kappa f + z``: additional states of the layer below,
-        each with an additional trace of its weights. Filters are stored with the traces, and
-        `learner.report()` lists them. ``False``: no filters.
 
     Notes
     -----
+    Gradients are exact also through leaky readouts ``o' = kappa o + z W + b``, where ``z`` is an
+    elementwise function of hidden states and ``kappa`` is one number for all units. The readout may
+    be scaled, and ``kappa`` may depend on parameters, but not on data. The compiler adds filters
+    ``f' = kappa f + z``: additional states of the layer below, each with an additional trace of its
+    weights. Filters are stored with the traces, and `learner.report()` lists them.
+
     This is the recursion of RTRL [2]_ with all derivatives between units set to zero. :math:`D`
     keeps the derivatives between several states of the same unit, such as the potential and the
     threshold of an adaptive neuron.
@@ -82,14 +80,8 @@ class D_RTRL(Learner):
     """
 
     names: ClassVar[tuple[str, ...]] = ("d_rtrl", "three_factor")
-
     method: TraceMethod = LateTraces()
-
-    def __init__(
-        self, model: brainstate.nn.Module, *, readout_filters: bool = True, **options: Any
-    ) -> None:
-        super().__init__(model, **options)
-        self.readout_filters = readout_filters
+    readout_filters = True
 
 
 ParamDimVjpAlgorithm = D_RTRL
@@ -110,8 +102,8 @@ class EProp(D_RTRL):
         \nabla W_{ij} = \sum_{tk} \frac{\partial L^t}{\partial y_k^t} B_{jk}\, \bar e_{ij}^t.
 
     The eligibility vectors :math:`\epsilon` are the traces of `D_RTRL`. The filtered eligibility
-    :math:`\bar e` is the trace of the filter that `D_RTRL` adds for a linear leaky readout
-    (``readout_filters``). The feedback :math:`B` is a property of the readout: symmetric (:math:`B
+    :math:`\bar e` is the trace of the filter that `D_RTRL` adds for a linear leaky readout. The
+    feedback :math:`B` is a property of the readout: symmetric (:math:`B
     = W^{out}`) for ``braintrace.nn.Linear`` and `matmul`, random or adaptive for
     ``braintrace.nn.FeedbackLinear`` and `feedback_matmul`.
 
@@ -119,14 +111,6 @@ class EProp(D_RTRL):
     ----------
     model, **options
         See `D_RTRL`.
-    feedback
-        ``'symmetric'`` or ``'random'``: refuse a model whose readout has different feedback.
-        ``None``: the feedback of the readout.
-
-    Raises
-    ------
-    CompilationError
-        If the readout does not have this ``feedback``.
 
     Notes
     -----
@@ -162,15 +146,6 @@ class EProp(D_RTRL):
     """
 
     names = ("eprop", "e_prop")
-
-    def __init__(
-        self, model: brainstate.nn.Module, *, feedback: str | None = None, **options: Any
-    ) -> None:
-        check_choice("feedback", feedback, None, "symmetric", "random")
-        super().__init__(model, **options)
-        if feedback is not None:
-            name = f"EProp(feedback='{feedback}')"
-            self.method = FeedbackTraces(name, is_random=feedback == "random")
 
 
 class RFLO(D_RTRL):
@@ -225,7 +200,7 @@ class RFLO(D_RTRL):
     """
 
     names = ("rflo",)
-    method = FeedbackTraces("RFLO")
+    method = FeedbackTraces()
 
 
 class OSTLFeedforward(D_RTRL):
@@ -268,7 +243,6 @@ class OSTLFeedforward(D_RTRL):
     """
 
     names = ("ostl_feedforward", "ostlfeedforward")
-    method = LateTraces()
 
 
 def _decay(value: float) -> float:
@@ -307,8 +281,6 @@ class ES_D_RTRL(Learner):
     decay_or_rank
         A float in ``[0, 1)`` is the decay ``α`` of both filters; an integer ``r ≥ 1`` means ``α =
         (r - 1) / (r + 1)``.
-    readout_filters
-        See `D_RTRL`.
     **options
         ``window``, ``strict``, ``unroll_limit``, ``mark`` and ``trace_dtype``; see
         `Learner`.
@@ -331,21 +303,15 @@ class ES_D_RTRL(Learner):
     """
 
     names = ("es_d_rtrl", "esd_rtrl", "pp_prop")
-    told = ("decay",)
+    readout_filters = True
 
     def __init__(
-        self,
-        model: brainstate.nn.Module,
-        decay_or_rank: float | int = 0.9,
-        *,
-        readout_filters: bool = True,
-        **options: Any,
+        self, model: brainstate.nn.Module, decay_or_rank: float | int = 0.9, **options: Any
     ) -> None:
+        super().__init__(model, **options)
         is_rank = isinstance(decay_or_rank, (int, np.integer))
         self.decay = _decay((decay_or_rank - 1) / (decay_or_rank + 1) if is_rank else decay_or_rank)
-        super().__init__(model, **options)
-        self.method = FilterTraces(self.decay)
-        self.readout_filters = readout_filters
+        self.method, self.rule = FilterTraces(self.decay), f"{self.rule}(decay={self.decay!r})"
 
 
 pp_prop = IODimVjpAlgorithm = ES_D_RTRL
@@ -416,9 +382,8 @@ class OTTT(Learner):
     """
 
     names = ("ottt",)
-    told = ("decay",)
 
     def __init__(self, model: brainstate.nn.Module, decay: float, **options: Any) -> None:
-        self.decay = _decay(decay)
         super().__init__(model, **options)
-        self.method = FilterTraces(self.decay, filters_outputs=False)
+        self.method = FilterTraces(_decay(decay), filters_outputs=False)
+        self.rule = f"{self.rule}(decay={decay!r})"

@@ -1,7 +1,7 @@
-"""What follows a gradient: the update, whether it runs, and the restart of spoiled samples.
+"""After a gradient: the update, whether it runs, and the restart of spoiled samples.
 
-An update is a function of a `StepResult` that writes parameters and other States: the user's
-``update_fn``, a gradient transformation, or an object with its own States.
+An update is a gradient transformation of optax, a pair of pure functions with a pytree as its
+state, or the user's ``update_fn``, which writes parameters and States of its own.
 """
 
 from __future__ import annotations
@@ -9,27 +9,113 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._brainstate import held, hold, values_of
+from .._brainstate import Hidden, is_watched, peek, values_of
+from .._checks import differences, level_of_user
 from .._core.traces import reset_traces, samples_with, unpack
-from .._errors import NonFiniteError, OptionError, in_words
+from .._errors import NonFiniteError, NonFiniteWarning, OptionError, in_words
 from .._from_function import gradients_by_path
 from .._graph.method import Traces
+from .._jax import strongly_typed
 from .._model import write_by_path
-from .._typing import PyTree, path_name
+from .._typing import Path, PyTree, path_name
 from ..sharding import on_host
-from .arguments import Options
-from .base import BaseLearner
-from .optimizer import is_transformation
+from .arguments import Options, key_of
 from .resets import reset_states
-from .traces import CarriedTraces
-from .user_step import call_user, first_written, intercepting, run_if, traced_values
+from .user_step import call_user, first_written, run_if, traced_states
+
+if TYPE_CHECKING:
+    from .base import BaseLearner
+
+Verdict: TypeAlias = tuple[jax.Array, jax.Array, jax.Array]
+"""Of each step: whether its update was skipped, the number of skipped updates before it, and the
+samples that were reset after it."""
+
+
+class LearnerOptimizer(brainstate.graph.Node):
+    """State of the optimizer of a learner, and the number of updates that were skipped.
+
+    Attributes
+    ----------
+    transformed
+        State of a gradient transformation; ``None`` if there is none.
+    begun
+        The transformation that it belongs to, and its cache key.
+    skipped
+        Number of updates that were omitted because of non-finite numbers.
+    calls
+        Verdicts of calls that may still run, and the index of their first step.
+    """
+
+    def __init__(self) -> None:
+        self.transformed = brainstate.LongTermState(None)
+        self.begun: Hidden[tuple[Any, Hashable]] = Hidden((None, ()))
+        # From NumPy: `jnp.zeros` compiles a program.
+        self.skipped = brainstate.LongTermState(jnp.asarray(np.zeros((), np.int32)))
+        self.calls: Hidden[list[tuple[Verdict, int]]] = Hidden([])
+
+    @property
+    def states(self) -> dict[Path, brainstate.State]:
+        """The State of the optimizer by path; empty before it is initialised."""
+        return {} if peek(self.transformed) is None else {(): self.transformed}
+
+    def write(self, value: PyTree) -> None:
+        """Write the state of the optimizer; ``None`` removes it."""
+        if value is None:
+            self.begun = Hidden((None, ()))
+        self.transformed.value = strongly_typed(value)
+
+    def begin(self, optimizer: Any, parameters: Callable[[], PyTree], creates: bool = True) -> None:
+        """Initialise an optimizer, with its current state or a new one.
+
+        Parameters
+        ----------
+        optimizer, parameters
+            The optimizer, and a function that returns the parameters, in the structure of their
+            gradients.
+        creates
+            Whether its state may be created here, and not only be continued.
+
+        Raises
+        ------
+        OptionError
+            If there is another one, or if its state would be created inside a transformation.
+        """
+        held, (begun, _) = peek(self.transformed), self.begun.value
+        if begun is optimizer and held is not None:
+            return
+        if held is None and (is_watched() or not creates):
+            raise OptionError(
+                "The state of `optimizer` would be created inside a transformation or a pure "
+                "function, which cannot store it: call `learner.init_optimizer(optimizer)` before."
+            )
+        with in_words(
+            lambda: (
+                "`optimizer` is not an `optax.GradientTransformation`, or its `init` fails for "
+                "the parameters. Of another optimizer, pass `update_fn=optimizer.update`"
+            )
+        ):
+            fresh = functools.partial(optimizer.init, parameters())
+            start = fresh() if held is None else jax.eval_shape(fresh)
+        if held is None:
+            self.transformed.value = strongly_typed(start)
+        elif differences(held, start):
+            raise OptionError(
+                f"The learner holds the state of another optimizer ({type(begun).__name__}). To "
+                "use this one, write `learner.optimizer_state = None` first."
+            )
+        self.begun = Hidden((optimizer, key_of(optimizer.update)[0]))
+
+
+# --- the update
 
 
 class StepResult(NamedTuple):
@@ -51,69 +137,44 @@ class StepResult(NamedTuple):
     weights: jax.Array | None
 
 
-Update: TypeAlias = Callable[[StepResult], None]
+def _update(learner: BaseLearner, options: Options, found: StepResult) -> None:
+    """Run the update of a call, which writes States."""
+    if options.optimizer is not None:
+        _apply(learner, options.optimizer, found)
+    else:
+        results = (found.gradients, found.aux) if options.has_aux else (found.gradients,)
+        call_user("update_fn", options.update_fn, *results)
 
 
-def update_of(learner: BaseLearner, options: Options) -> Update:
-    """Return the update of a call."""
-    optimizer = options.optimizer
-    if optimizer is not None:
-        update = _apply_transformation if is_transformation(optimizer) else _call_optimizer
-        return functools.partial(update, learner, optimizer)
-    update_fn: Any = options.update_fn
-    if options.has_aux:
-        return lambda found: call_user("update_fn", update_fn, found.gradients, found.aux)
-    return lambda found: call_user("update_fn", update_fn, found.gradients)
-
-
-def _call_optimizer(learner: BaseLearner, optimizer: Any, found: StepResult) -> None:
-    gradients = _downhill(found.gradients, learner.parameters_for_optimizer())
-    with in_words(lambda: FAILS):
-        optimizer.update(gradients_by_path(learner.module, gradients))
-
-
-def _apply_transformation(learner: BaseLearner, optimizer: Any, found: StepResult) -> None:
-    now, state = learner.parameters_for_optimizer(), learner.held_optimizer.transformed
-    gradients, more = _downhill(found.gradients, now), {}
-    if any(
-        p.kind is p.VAR_KEYWORD for p in inspect.signature(optimizer.update).parameters.values()
-    ):
+def _apply(learner: BaseLearner, optimizer: Any, found: StepResult) -> None:
+    now, state, more = learner.parameters_for_optimizer(), learner.held_optimizer.transformed, {}
+    parameters = inspect.signature(optimizer.update).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         loss = jnp.average(found.losses, weights=found.weights)
         more["value"] = loss.astype(found.losses.dtype)
-    with in_words(lambda: FAILS):
+    # JAX's derivative by a complex number is the conjugate of the direction of ascent.
+    ascent = list(map(jnp.conj, jax.tree.leaves(found.gradients)))
+    with in_words(lambda: "`optimizer.update` fails for the gradients"):
+        gradients = jax.tree.unflatten(jax.tree.structure(now), ascent)
         changes, state.value = optimizer.update(gradients, state.value, now, **more)
     new = jax.tree.map(lambda old, change: (old + change).astype(old.dtype), now, changes)
     write_by_path(learner.param_states, gradients_by_path(learner.module, new))
-
-
-FAILS = "`optimizer.update` fails for the gradients"
-
-
-def _downhill(gradients: PyTree, parameters: PyTree) -> PyTree:
-    """Return gradients in the containers of their parameters, which optimizers subtract.
-
-    JAX's derivative with respect to a complex number is the conjugate of the direction of ascent.
-    """
-    leaves = [x.conj() if jnp.iscomplexobj(x) else x for x in jax.tree.leaves(gradients)]
-    return jax.tree.unflatten(jax.tree.structure(parameters), leaves)
 
 
 # --- whether it runs
 
 
 def run_update(
-    learner: BaseLearner, update: Update, nonfinite: str, found: StepResult, traces: Traces
+    learner: BaseLearner, options: Options, found: StepResult, traces: Traces
 ) -> tuple[Any, Traces]:
     """Run an update, unless a mask or a non-finite number forbids it.
 
     Parameters
     ----------
-    learner, update
-        The learner, and the update.
-    nonfinite
-        See `etrace_online`.
+    learner, options
+        The learner, and the options of the call.
     found, traces
-        Result of the step, and the traces after it, which the update can read.
+        Result of the step, and the traces after it.
 
     Returns
     -------
@@ -124,63 +185,37 @@ def run_update(
         The traces, in which samples may be reset.
     """
     runs = None if found.weights is None else jnp.any(found.weights != 0)
-    verdict = is_bad = None
-    if nonfinite != "ignore":  # before `update_fn` writes to the dict
+    verdict = is_bad = jnp.zeros((), bool)
+    if options.nonfinite != "ignore":  # before `update_fn` writes to the dict
         leaves = jax.tree.leaves(gradients_by_path(learner.module, found.gradients))
         is_finite = jnp.stack([jnp.isfinite(_zero(leaf)) for leaf in (*leaves, found.losses)])
         is_bad = ~jnp.all(is_finite) & (True if runs is None else runs)
-        if nonfinite == "raise":
-            verdict = jnp.where(is_bad, jnp.argmin(is_finite), -1)
-        else:
-            runs = ~is_bad & (True if runs is None else runs)
-    left = traced_values(learner)
-    with intercepting(learner, _refuse_step), _showing(learner, traces):
-        if runs is None:
-            update(found)
-        else:
+        verdict = jnp.where(is_bad, jnp.argmin(is_finite), -1)
+    if options.nonfinite == "skip":
+        runs = ~is_bad & (True if runs is None else runs)
+    written = first_written(traced_states(learner))
+    if runs is None:
+        _update(learner, options, found)
+    else:
 
-            def run(_: None, values: tuple[PyTree, jax.Array, PyTree]) -> None:
-                update(StepResult(*values, weights=found.weights))
+        def run(_: None, values: tuple[PyTree, jax.Array, PyTree]) -> None:
+            _update(learner, options, StepResult(*values, weights=found.weights))
 
-            run_if(runs, run, None, (found.gradients, found.losses, found.aux))
-    path = first_written(left, traced_values(learner))
+        run_if(runs, run, None, (found.gradients, found.losses, found.aux))
+    path = written()
     if path is not None:
-        raise _refusal(f"writes the hidden State '{path_name(path)}'")
-    if nonfinite == "skip":
-        assert is_bad is not None
-        skipped = learner.held_optimizer.skipped
-        skipped.value = skipped.value + is_bad
-        is_masked = None if found.weights is None else jnp.any(found.weights == 0)
-        samples, traces = _reset_spoiled(learner, is_bad, is_masked, traces)
-        verdict = is_bad, samples
-    return verdict, traces
-
-
-@contextlib.contextmanager
-def _showing(learner: BaseLearner, traces: Traces) -> Iterator[None]:
-    """Replace the learner's traces by the traces after the step, read-only."""
-    own = learner.carried
-    learner.carried = shown = CarriedTraces(own.zeros, tuple)
-    hold(shown, traces)
-    try:
-        yield
-    finally:
-        learner.carried = own
-    leaves, now = (list(map(id, jax.tree.leaves(tree))) for tree in (traces, held(shown)))
-    if leaves != now:
-        raise _refusal("writes the traces")
-
-
-def _refuse_step(*arguments: PyTree) -> NoReturn:
-    raise _refusal("calls the learner, which runs a step")
-
-
-def _refusal(what: str) -> OptionError:
-    return OptionError(
-        f"`update_fn` {what}. It may change parameters and its own States; hidden states and "
-        "traces keep their values from after the step. Change hidden states in `update` of the "
-        "model; to start a new sequence, use `reset`."
-    )
+        raise OptionError(
+            f"`update_fn` writes the hidden State '{path_name(path)}', and traces do not follow "
+            "this write. Change it in `update` of the model; to start a new sequence, use `reset`."
+        )
+    if options.nonfinite != "skip":
+        return verdict, traces
+    skipped = learner.held_optimizer.skipped
+    before = skipped.value
+    skipped.value = before + is_bad
+    is_masked = None if found.weights is None else jnp.any(found.weights == 0)
+    samples, traces = _reset_spoiled(learner, is_bad, is_masked, traces)
+    return (is_bad, before, samples), traces
 
 
 # --- non-finite numbers
@@ -196,12 +231,12 @@ def _zero(leaf: jax.Array) -> jax.Array:
     return jnp.sum(leaf * jnp.zeros((), leaf.dtype))
 
 
-def check_finite(losses: jax.Array, verdicts: jax.Array, names: Sequence[str], every: int) -> None:
+def check_finite(found: tuple[jax.Array, jax.Array], names: Sequence[str], every: int) -> None:
     """Refuse a stream in which a loss or a gradient is not finite.
 
     Parameters
     ----------
-    losses, verdicts
+    found
         Losses of every step, and its verdict or that of its block.
     names
         Names of the leaves of the gradients.
@@ -213,13 +248,11 @@ def check_finite(losses: jax.Array, verdicts: jax.Array, names: Sequence[str], e
     NonFiniteError
         If there is one, or more.
     """
-    by_step, values = on_host(verdicts), on_host(losses)
-    (bad,) = np.nonzero(by_step >= 0)
-    if bad.size:
-        start = int(bad[0])
-        block = values[start : start + every]
-        (of_block,) = np.nonzero(~np.isfinite(block))
-        step, index = start + int(of_block[0] if of_block.size else 0), int(by_step[start])
+    values, by_step = map(on_host, found)
+    if (by_step >= 0).any():
+        start = int(np.argmax(by_step >= 0))
+        block, index = values[start : start + every], int(by_step[start])
+        step = start + int(np.argmax(~np.isfinite(block)))  # the first one if all losses are finite
         name = names[index] if index < len(names) else None
         raise NonFiniteError(step, float(values[step]), name, len(block))
 
@@ -233,7 +266,7 @@ def _reset_spoiled(
     are computed only then, since they may draw random numbers. Return one flag for each sample, or
     one for all if these cannot be reset separately, and the new traces.
     """
-    specs = learner.compiled.trace_specs
+    specs, states = learner.compiled.trace_specs, values_of(learner.short_term_states.values())
 
     def spoiled(traces: Traces, initial: list[PyTree]) -> jax.Array:
         return _spoiled_samples(learner, is_bad, initial, unpack(traces))
@@ -244,10 +277,10 @@ def _reset_spoiled(
         reset_states(learner, initial, samples)
         return samples, reset_traces(specs, now[1], samples)
 
-    states, is_suspect = values_of(learner.short_term_states.values()), is_bad
+    is_suspect = is_bad
     if is_masked is not None:
-        is_nan = [jnp.any(x != x) for x in jax.tree.leaves(states)]  # also for random keys
-        is_suspect = is_bad | (is_masked & jnp.any(jnp.stack([jnp.zeros((), bool), *is_nan])))
+        has_nan = [jnp.any(x != x) for x in jax.tree.leaves(states)]  # also for random keys
+        is_suspect = is_bad | (is_masked & functools.reduce(jnp.logical_or, has_nan))
     none = jnp.zeros(jax.eval_shape(spoiled, traces, states).shape, bool)
     result: tuple[jax.Array, Traces] = run_if(is_suspect, reset, (none, traces))
     return result
@@ -279,3 +312,48 @@ def _spoiled_samples(
             return functools.reduce(jnp.logical_or, of_states, of_traces)
     numbers = [x for x in jax.tree.leaves(traces) if jnp.issubdtype(x.dtype, jnp.inexact)]
     return jnp.any(jnp.stack([jnp.any(x) for x in (*of_states, *map(test, numbers))]))
+
+
+# --- warnings about skipped updates
+
+MOST_RUNNING = 8
+"""Maximum number of calls of one step whose results are not read yet."""
+
+
+def notice(held: LearnerOptimizer, verdict: Verdict, start: int) -> None:
+    """Warn of the updates that a call has skipped; after single steps, at the latest the eighth."""
+    if not is_watched():
+        held.calls.value.append((verdict, start))
+        if len(verdict[0]) > 1 or len(held.calls.value) > MOST_RUNNING:
+            notice_all(held)
+
+
+def notice_all(held: LearnerOptimizer) -> None:
+    """Wait for all calls, and warn at the first skipped update, and then at powers of ten."""
+    calls, held.calls.value = held.calls.value, []
+    bad = [call for call in calls if on_host(call[0][0]).any()]
+    if not bad:
+        return
+    count, before = int(on_host(held.skipped.value)), int(on_host(bad[0][0][1])[0])
+    if len(str(count)) > len(str(before or "")):
+        warnings.warn(
+            f"{_described(*bad[0])}. Updates skipped: {count}. If an input has gaps that are NaN, "
+            "fill them (`jnp.nan_to_num`). A skipped update changes neither parameters nor "
+            "optimizer, and `learner.skipped_updates` counts it; the next warning follows at the "
+            "next power of ten. `nonfinite='raise'` stops at the first, and `nonfinite='ignore'` "
+            "updates nevertheless.",
+            NonFiniteWarning,
+            stacklevel=level_of_user(),
+        )
+
+
+def _described(verdict: Verdict, start: int) -> str:
+    skips, _, samples = map(on_host, verdict)
+    step = int(np.argmax(skips))
+    is_reset = np.atleast_1d(samples[step])
+    which = "all" if is_reset.all() else ", ".join(map(str, np.nonzero(is_reset)[0][:10]))
+    return (
+        f"A loss or gradient is NaN or infinite, first at step {start + step} of "
+        f"{'this' if len(skips) > 1 else 'a'} call. Samples that were reset, with non-finite "
+        f"states or traces: {which or 'none'}"
+    )

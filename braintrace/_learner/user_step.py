@@ -11,27 +11,31 @@ import contextlib
 import functools
 import itertools
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import brainstate
 import jax
 import jax.numpy as jnp
 import saiunit
 
-from .. import _brainstate
-from .._brainstate import trace_stateful
-from .._checks import is_quantity, named, parameter_names, shown
+from .._brainstate import trace_stateful, values_of
+from .._checks import named, parameter_names, shown
+from .._compiler import publish
+from .._core.sites import Probes, pre_step_probe
 from .._core.steps import Inputs, operands
 from .._core.traces import examples
 from .._errors import OptionError, in_words
 from .._graph.method import Weights
+from .._graph.report import Diagnostic
 from .._jax import calls_back, every_equation, trace_state
-from .._model import leaves_by_var, whole_values, write_by_path
+from .._model import add_to_states, leaves_by_var, whole_values, write_by_path
 from .._typing import Path, PyTree, path_name
 from .arguments import Options, read_arguments, unwrap
-from .base import BaseLearner
+
+if TYPE_CHECKING:
+    from .base import BaseLearner
 
 # --- functions of States as pure functions
 
@@ -51,20 +55,19 @@ class PureStep:
         parameters: Sequence[brainstate.State],
         example: tuple[Any, ...],
     ) -> None:
-        traced = trace_stateful(function, *example)
+        def run(*arguments: Any) -> Any:
+            for state in parameters:
+                state.value  # noqa: B018 - States are in the order of their first read
+            return function(*arguments)
+
+        traced = trace_stateful(run, *example)
         self._call, self.jaxpr = traced.call, traced.jaxpr
-        known = set(map(id, parameters))
-        self.states = [*parameters, *(s for s in traced.states if id(s) not in known)]
-        places = {id(state): place for place, state in enumerate(self.states)}
-        self._places = [places[id(state)] for state in traced.states]
-        self._written = traced.is_written
-        written = set(itertools.compress(self._places, self._written))
-        self.is_written = [place in written for place in range(len(self.states))]
+        self.states, self.is_written = list(traced.states), list(traced.is_written)
 
     def __call__(self, values: Sequence[Any], *arguments: Any) -> tuple[list[Any], Any]:
         """Return the new values of the States that are written, and the function's result."""
-        new, result = self._call([values[place] for place in self._places], *arguments)
-        return list(itertools.compress(new, self._written)), result
+        new, result = self._call(list(values), *arguments)
+        return self.written_of(new), result
 
     def written_of(self, items: Sequence[Any]) -> list[Any]:
         """Select those of written States from one item per State."""
@@ -140,52 +143,55 @@ INTERCEPTORS: ContextVar[Mapping[int, Callable[..., PyTree]]] = ContextVar(
 """What handles the calls of a learner inside the user's functions, by its identity."""
 
 
-@contextlib.contextmanager
-def intercepting(learner: BaseLearner, interceptor: Callable[..., PyTree]) -> Iterator[None]:
-    """Let an interceptor handle the calls of a learner inside the context."""
-    token = INTERCEPTORS.set({**INTERCEPTORS.get(), id(learner): interceptor})
-    try:
-        yield
-    finally:
-        INTERCEPTORS.reset(token)
+def first_written(states: Mapping[Path, brainstate.State]) -> Callable[[], Path | None]:
+    """Return a function that returns the first of some States that has a new value."""
+    before = {path: jax.tree.leaves(state.value) for path, state in states.items()}
+
+    def is_new(path: Path) -> bool:
+        pairs = zip(before[path], jax.tree.leaves(states[path].value), strict=True)
+        return any(leaf is not then for then, leaf in pairs)
+
+    return lambda: next(filter(is_new, before), None)
 
 
-LOOPS = (
-    "`step_fn` calls the learner inside a compiled function, branch or loop. Call the learner "
-    "directly, since the whole step is compiled, and return results with `has_aux=True`."
-)
-
-Values: TypeAlias = list[tuple[Path, Any]]
-"""Leaves of the values of States, with their paths."""
-
-
-def values_of(states: Mapping[Path, brainstate.State]) -> Values:
-    """Return the current values of States."""
-    return [(path, leaf) for path, s in states.items() for leaf in jax.tree.leaves(s.value)]
-
-
-def traced_values(learner: BaseLearner) -> Values:
-    """Return the values of the hidden states that traces follow."""
+def traced_states(learner: BaseLearner) -> dict[Path, brainstate.State]:
+    """Return the hidden States that traces follow."""
     paths = {state.path for state in learner.graph.traced_states}
-    return values_of({path: s for path, s in learner.states_of_step.items() if path in paths})
-
-
-def first_written(before: Values, now: Values) -> Path | None:
-    """Return the first State whose value has changed, or ``None``."""
-    pairs = zip(before, now, strict=True)
-    return next((path for (path, then), (_, leaf) in pairs if leaf is not then), None)
+    return {path: s for path, s in learner.states_of_step.items() if path in paths}
 
 
 class Recorder:
     """Replacement of the learner during one call of the step function.
 
-    ``run`` runs the step: ``inputs -> (outputs, new states, records)``.
+    Parameters
+    ----------
+    learner, run
+        The learner, and the function of the step: ``inputs -> (outputs, new states, records)``.
+    past
+        Perturbations of the states before the step, which ``step_fn`` reads before it calls the
+        learner; ``None``: these states are constants.
     """
 
-    def __init__(self, learner: BaseLearner, run: Callable[[Inputs], Any]) -> None:
+    def __init__(
+        self, learner: BaseLearner, run: Callable[[Inputs], Any], past: Probes | None = None
+    ) -> None:
         self.learner, self._run = learner, run
         self.calls, self.records, self._trace = 0, None, trace_state()
-        self._parameters, self._hidden = values_of(learner.param_states), traced_values(learner)
+        self._old: Inputs = {}
+        if past is not None:
+            states, followed = learner.states_of_step, learner.graph.traced_states
+            values = leaves_by_var(learner.graph, states, values_of(states.values()))
+            self._old = {leaf.in_var: values[leaf.in_var] for leaf in followed}
+            terms = {leaf.name: past[pre_step_probe(leaf)] for leaf in followed}
+            hidden = traced_states(learner)
+            now = [state.value for state in hidden.values()]
+            seen = add_to_states(learner.graph, list(hidden), now, terms)
+            write_by_path(hidden, dict(zip(hidden, seen, strict=True)))
+        self._observe()
+
+    def _observe(self) -> None:
+        watched = {**self.learner.param_states, **traced_states(self.learner)}
+        self._first_written = first_written(watched)
 
     def __call__(self, *arguments: Any) -> Any:
         """Run one step, which reads and writes the model's States."""
@@ -197,29 +203,49 @@ class Recorder:
             )
         self.check_states()
         graph, states = self.learner.graph, self.learner.states_of_step
-        inputs = leaves_by_var(graph, states, _brainstate.values_of(states.values()))
+        inputs = {**leaves_by_var(graph, states, values_of(states.values())), **self._old}
         inputs |= read_arguments(graph, unwrap(arguments))
         outputs, new_states, self.records = self._run(inputs)
         write_by_path(states, whole_values(graph, new_states))
-        self._hidden = traced_values(self.learner)
+        self._observe()
         self.calls += 1
         return jax.tree.unflatten(graph.traced.output_tree, outputs)
 
     def check_states(self) -> None:
         """Refuse new values of parameters, and of hidden states that the step has not written."""
-        path = first_written(self._parameters, values_of(self.learner.param_states))
+        path = self._first_written()
         if path is not None:
             raise OptionError(
-                f"`step_fn` writes the parameter '{path_name(path)}', which is fixed during a "
-                "step. Change it with the gradient that the call returns, or in `update_fn`."
+                f"`step_fn` writes the State '{path_name(path)}'. A parameter is fixed during a "
+                "step: change it with the gradient that the call returns, or in `update_fn`. "
+                "Traces do not follow a write of a hidden state: change it in `update` of the "
+                "model; to start a new sequence, use `reset`."
             )
-        path = first_written(self._hidden, traced_values(self.learner))
-        if path is not None:
-            raise OptionError(
-                f"`step_fn` writes the hidden State '{path_name(path)}', and traces do not follow "
-                "this write. Change it in `update` of the model; to start a new sequence, use "
-                "`reset`."
+
+
+def report_early_reads(learner: BaseLearner, probes: Collection[str]) -> None:
+    """Warn of states that ``step_fn`` reads before it calls the learner, and that have no trace.
+
+    ``probes`` are the perturbations that reach the loss.
+    """
+    step, graph = learner.compiled, learner.graph
+    if step.purpose.every_state or step.follows_every_state:
+        return
+    every, kept = (_keys(specs) for specs in (step.every_trace, step.trace_specs))
+    for leaf in graph.traced_states:
+        is_read = pre_step_probe(leaf) in probes and leaf not in graph.read_late
+        if is_read and any(f">{leaf.name}'" in key for key in every - kept):
+            message = (
+                f"`step_fn` reads State '{leaf.name}' before it calls the learner. No later step "
+                "of the model reads this State, so it has no trace, and is a constant here. "
+                "Compile with a `window`, whose traces follow every hidden state."
             )
+            found = Diagnostic("warning", "untraced-state", message, (leaf.name,))
+            publish([found], learner.compiler_options.strict)
+
+
+def _keys(specs: PyTree) -> set[str]:
+    return {jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(specs)}
 
 
 def run_step_function(
@@ -232,8 +258,11 @@ def run_step_function(
     OptionError
         If it does not, or writes a hidden state.
     """
-    with intercepting(recorder.learner, recorder):
+    token = INTERCEPTORS.set({**INTERCEPTORS.get(), id(recorder.learner): recorder})
+    try:
         result = recorder(*slices) if step_fn is None else call_user("step_fn", step_fn, *slices)
+    finally:
+        INTERCEPTORS.reset(token)
     if recorder.calls != 1:
         raise OptionError(
             f"`step_fn` called the learner {recorder.calls} times; it must call it exactly once "
@@ -275,22 +304,15 @@ def example_slices(sequences: PyTree) -> PyTree:
 
 def recorded_loss(
     recorder: Recorder, options: Options, slices: tuple[PyTree, ...]
-) -> tuple[tuple[PyTree, PyTree, Any], Any]:
-    """Return the loss of a step without its unit, auxiliary results and records; and the unit."""
+) -> tuple[jax.Array, PyTree, Any]:
+    """Return the loss of a step, auxiliary results and records."""
     result = run_step_function(options.step_fn, recorder, slices)
     loss, aux = result if options.has_aux else (result, None)
-    check_loss(loss)
-    mantissa, unit = saiunit.split_mantissa_unit(loss)
-    if not options.unit_aware and unit != saiunit.UNITLESS:
-        raise OptionError(
-            f"`step_fn` returned a loss in {unit}. Divide it by its unit, or pass "
-            "`unit_aware=True` to get gradients in that unit over the parameter's."
-        )
-    return (mantissa, aux, recorder.records), unit
+    return check_loss(loss), aux, recorder.records
 
 
-def check_loss(loss: PyTree) -> None:
-    """Refuse a loss of a step that is not a real floating-point number.
+def check_loss(loss: PyTree) -> jax.Array:
+    """Return the loss of a step, if it is a real floating-point number without a unit.
 
     Raises
     ------
@@ -298,25 +320,13 @@ def check_loss(loss: PyTree) -> None:
         If it is not.
     """
     with contextlib.suppress(TypeError):
-        aval = jax.typeof(saiunit.get_mantissa(loss) if is_quantity(loss) else loss)
+        mantissa, unit = saiunit.split_mantissa_unit(loss)
+        aval = jax.typeof(mantissa)
+        if unit != saiunit.UNITLESS:
+            raise OptionError(f"`step_fn` returned a loss in {unit}. Divide it by its unit.")
         if aval.shape == () and jnp.issubdtype(aval.dtype, jnp.floating):
-            return
+            return mantissa
     raise OptionError(
         "`step_fn` must return a scalar loss, a floating-point number; it returned "
         f"{shown(loss)}. With `has_aux=True` it returns a pair `(loss, aux)`."
     )
-
-
-def with_units(gradients: PyTree, loss_unit: Any) -> PyTree:
-    """Convert gradients in the containers of their parameters to their physical units."""
-
-    def converted(leaf: PyTree) -> PyTree:
-        mantissa, unit = saiunit.split_mantissa_unit(leaf)
-        return with_unit(mantissa, loss_unit / unit)
-
-    return jax.tree.map(converted, gradients, is_leaf=is_quantity)
-
-
-def with_unit(mantissa: PyTree, unit: Any) -> PyTree:
-    """Return a quantity, or a plain array if there is no unit."""
-    return mantissa if unit == saiunit.UNITLESS else saiunit.Quantity(mantissa, unit=unit)

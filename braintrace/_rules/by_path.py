@@ -27,27 +27,18 @@ class Part:
 
     Attributes
     ----------
-    kind, words
-        Name of its class, and the rule as text.
+    name
+        The rule as text, which equal rules have in common: the name of its traces.
     method, has_filters
         The rule, and whether it has filters of leaky readouts.
     fits
         Whether it applies to the parameter at a path.
-    name
-        Name of its traces; equal rules have the same name.
     """
 
-    kind: str
-    words: str
+    name: str
     method: TraceMethod
     has_filters: bool
     fits: Callable[[Path], bool]
-    name: str = ""
-
-    @property
-    def identity(self) -> Any:
-        """What equal rules have in common, and so the same traces."""
-        return self.kind, self.method, self.has_filters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,8 +112,8 @@ class ComposedTraces(TraceMethod):
                 if not part.has_filters:
                     raise CompilationError(
                         f"The gradient of parameter '{path_name(path)}' of the leaky readout "
-                        f"'{readout}' is exact by filters, which `{part.kind}` does not "
-                        "have. Use a rule with filters, or compile with `readout_filters=False`."
+                        f"'{readout}' is exact by filters, which `{part.name}` does not "
+                        "have. Use a rule with filters for it."
                     )
 
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:

@@ -133,6 +133,72 @@ def test_a_gradient_that_a_state_of_the_user_would_carry_is_reported():
         found(strict=True)
 
 
+def change_of_state(learner, name):
+    """The loss reads a hidden state before the step, as a penalty on its change does."""
+
+    def step(x, target):
+        before = getattr(learner.module, name).value
+        output = learner(x)
+        now = getattr(learner.module, name).value
+        return squared_error(output, target) + jnp.sum((now - before) ** 2 + jnp.sin(before))
+
+    return step
+
+
+RESET = np.zeros((STEPS, BATCH), bool)
+RESET[3, 1] = True
+
+
+def by_descent(learner, name, **options):
+    """The sum of the gradients that a stream gives to its update."""
+    total = {path: jnp.zeros_like(state.value) for path, state in learner.param_states.items()}
+    total = brainstate.State(total)
+    scale = options.get("every", 1)
+
+    def add(gradients):
+        total.value = jax.tree.map(lambda old, g: old + scale * g, total.value, gradients)
+
+    step = change_of_state(learner, name)
+    learner.etrace_online(XS, TARGETS, step_fn=step, update_fn=add, **options)
+    return named(total.value)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("reset", [None, RESET])
+def test_a_loss_reads_a_state_before_the_step(reset):
+    """Exact, as `RTRL` is, in chunks, windows, streams and pure functions."""
+    expected, learner = learner_of(rule="rtrl"), learner_of(strict=True)
+    options = {"reset": reset, "reduction": "sum"}
+    wanted = named(
+        expected.etrace_grad(XS, TARGETS, step_fn=change_of_state(expected, "h0"), **options)
+    )
+    step = change_of_state(learner, "h0")
+    for cut in ({}, {"chunk_size": 2}, {"window": 3}, {"checkpoint": True}):
+        learner.reset_state()
+        assert_close(
+            named(learner.etrace_grad(XS, TARGETS, step_fn=step, **options, **cut)), wanted, 1e-9
+        )
+    for every in (1, 3):
+        learner.reset_state()
+        assert_close(by_descent(learner, "h0", reset=reset, every=every), wanted, 1e-9)
+    learner.reset_state()
+    pure = learner.functional()
+    _, found = jax.jit(lambda s: pure.grad(s, XS, TARGETS, step_fn=step, **options))(pure.state())
+    assert_close(named(found), wanted, 1e-9)
+
+
+@pytest.mark.parametrize("run", [by_descent, None])
+def test_a_state_without_a_trace_that_is_read_before_the_step_is_reported(run):
+    """No later step of an LSTM reads its output, but for its own products."""
+    learner = learner_of(LSTM, strict=True)
+    step = change_of_state(learner, "h0")
+    with pytest.raises(braintrace.CompilationError, match="before it calls"):
+        if run:
+            run(learner, "h0")
+        else:
+            learner.etrace_grad(XS, TARGETS, step_fn=step)
+
+
 def test_a_loss_of_the_step_before_is_reported():
     """The loss is a State of the user, and nothing else."""
     learner, last = learner_of(), brainstate.State(jnp.zeros(()))
@@ -286,19 +352,11 @@ def membrane():
     return model
 
 
-@pytest.mark.parametrize("unit_aware", [False, True])
-def test_gradients_have_the_units_of_their_parameters(unit_aware):
-    unit = u.mV if unit_aware else u.UNITLESS
+def test_gradients_have_the_units_of_their_parameters():
     learner = braintrace.compile(membrane(), "d_rtrl", XS[0], batch_size=BATCH)
-
-    def step_fn(x, target):
-        loss = squared_error(learner(x), target)
-        return loss * u.mV if unit_aware else loss
-
-    found = gradient(learner, step_fn=step_fn, unit_aware=unit_aware)
+    found = gradient(learner)
     for name, own in {"w0": u.mS, "b0": u.uA, "d0": u.UNITLESS}.items():
-        wanted = unit / own if unit_aware else own
-        assert u.get_unit(found[name]).has_same_dim(wanted), name
+        assert u.get_unit(found[name]).has_same_dim(own), name
     expected = expected_gradient()
     scales = {"w0": 1, "b0": 1000, "d0": 1, "out": 1}
     mantissas = {name: u.get_mantissa(value) * scales[name] for name, value in found.items()}

@@ -60,7 +60,7 @@ def without_count(state):
 def test_an_update_is_left_out_and_the_sample_starts_anew(every):
     """As if the block were masked, and the sample reset after it."""
     found, expected = (learner_of(ADAPTING, which=which) for which in range(2))
-    with warns(f"step {0 if every == 3 else 2} ", "skipped: 1", ": 0\\."):
+    with warns(f"step {0 if every == 3 else 2} ", ": 0\\.", "skipped: 1"):
         learn(found, spoiled(2), every=every)
     assert found.skipped_updates == 1
     assert "1" in str(found.report()).rpartition("kipped")[2]
@@ -260,7 +260,7 @@ def test_the_next_warning_follows_at_ten_times_as_many():
 
 
 @pytest.mark.parametrize("kind", ["jax", "brainstate"])
-def test_updates_that_a_transformation_skips_are_told_by_the_next_call(kind):
+def test_updates_that_a_transformation_skips_are_counted(kind):
     learner = learner_of(which=kind)
     learner.init_optimizer(OPTIMIZER)
     if kind == "jax":
@@ -272,9 +272,6 @@ def test_updates_that_a_transformation_skips_are_told_by_the_next_call(kind):
         brainstate.transform.jit(lambda: learn(learner, spoiled(2)))()
     assert learner.skipped_updates == 1
     assert all(np.isfinite(leaf).all() for leaf in weights_of(learner).values())
-    with warns("transformation", ": 1"):
-        learner.predict(XS[:1])
-    learner.predict(XS[1:2])
 
 
 def test_the_count_is_part_of_a_state():
@@ -284,8 +281,5 @@ def test_the_count_is_part_of_a_state():
     other.init_optimizer(OPTIMIZER)
     other.functional().restore(learner.functional().state())
     assert other.skipped_updates == 1
-    with warns("restored: 1") as caught:
-        learn(other, XS[:1], TARGETS[:1])
-    assert len(caught) == 1
     learn(other, spoiled(2))  # 2 is less than ten times as many
     assert other.skipped_updates == 2

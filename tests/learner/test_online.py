@@ -7,7 +7,6 @@ import numpy as np
 import optax
 import oracle
 import pytest
-import saiunit as u
 from learners import (
     LSTM,
     TARGETS,
@@ -115,22 +114,6 @@ def test_a_function_of_the_user_updates_where_the_mask_counts(every):
     assert_same(losses, online(other, optimizer=optax.sgd(RATE), **options))
     assert aux["output"].shape == TARGETS.shape
     oracle.assert_close(weights_of(learner), weights_of(other), 1e-9)
-
-
-def test_gradients_of_a_stream_have_units():
-    learner, units = learner_of(), {}
-
-    def update_fn(gradients):
-        units.update({path[-1]: u.get_unit(value) for path, value in gradients.items()})
-
-    def step_fn(x, target):
-        return squared_error(learner(x), target) * u.mV
-
-    losses = online(learner, step_fn=step_fn, update_fn=update_fn, unit_aware=True)
-    assert u.get_unit(losses) == u.mV
-    assert {unit.has_same_dim(u.mV) for unit in units.values()} == {True}
-    with pytest.raises(braintrace.OptionError, match="unit_aware"):
-        online(learner, step_fn=step_fn, update_fn=update_fn)
 
 
 def zero(state):

@@ -15,7 +15,6 @@ from learners import (
     assert_same,
     learner_of,
     squared_error,
-    state_of,
     step_of,
     weights_of,
 )
@@ -103,11 +102,8 @@ def test_an_optimizer_is_given_the_loss_of_its_gradient(every, mask):
     np.testing.assert_allclose(learner.optimizer_state, expected)
 
 
-# --- optimizers with States of their own
-
-
 class Momentum:
-    """Descent as brainstate's optimizers are written."""
+    """Descent as optimizers with States are written: its `update` is an `update_fn`."""
 
     def __init__(self, weights):
         self.weights = weights
@@ -120,31 +116,16 @@ class Momentum:
             weight.value = weight.value - 0.1 * self.kept.value[path]
 
 
-def test_states_of_an_optimizer_are_part_of_the_learner():
+def test_an_optimizer_with_states_is_an_update_function():
     sgd = optax.sgd(0.1, momentum=0.9)
     found, expected = (learner_of(which=which) for which in range(2))
     momentum = Momentum(found.param_states)
-    assert_same(by_itself(found, momentum), by_itself(expected, sgd))
+    with pytest.raises(AttributeError, match="init") as caught:
+        by_itself(found, momentum)
+    assert "update_fn=optimizer.update" in "".join(caught.value.__notes__)
+    losses = by_itself(found, None, update_fn=momentum.update)
+    assert_same(losses, by_itself(expected, sgd))
     assert_same(weights_of(found), weights_of(expected))
-    assert_same(found.optimizer_state, {("kept",): momentum.kept.value})
-    pure = found.functional()
-    state, losses = pure.online(
-        pure.state(), XS, TARGETS, step_fn=step_of(found), optimizer=momentum
-    )
-    assert_same(by_itself(found, momentum), losses)
-    assert_same(state_of(found), jax.device_get(state))
-    with pytest.raises(braintrace.OptionError, match="Momentum"):
-        found.init_optimizer(sgd)
-
-
-def test_an_optimizer_of_braintools():
-    braintools = pytest.importorskip("braintools")
-    found, expected = (learner_of(which=which) for which in range(2))
-    optimizer = braintools.optim.Adam(0.05)
-    optimizer.register_trainable_weights(found.param_states)
-    losses = by_itself(found, optimizer)
-    np.testing.assert_allclose(losses, by_itself(expected, optax.adam(0.05)), rtol=1e-6)
-    assert found.optimizer_state["step_count",] == STEPS
 
 
 # --- parameters of other kinds
@@ -170,19 +151,17 @@ def test_optimizers_see_the_pytree_of_a_function():
     assert np.any(after["cell"]["w"] != 1)
 
 
-@pytest.mark.parametrize(("unit_aware", "every"), [(True, 2), (False, 1)])
-def test_an_optimizer_computes_in_the_units_of_the_parameters(unit_aware, every):
+@pytest.mark.parametrize("every", [1, 2])
+def test_an_optimizer_computes_in_the_units_of_the_parameters(every):
     model = random_models.Module(LEAKY, random_models.Marked(), np.float64)
     model.out.value = model.out.value * u.mS
-    scale = u.mS**2 if unit_aware else 1
     learner = braintrace.compile(model, "d_rtrl", XS[0], batch_size=BATCH)
 
     def step_fn(x, target):
-        return scale * squared_error(learner(x) / u.mS, target)
+        return squared_error(learner(x) / u.mS, target)
 
-    options = {"unit_aware": unit_aware, "every": every, "optimizer": optax.adam(0.01)}
-    losses = learner.etrace_online(XS, TARGETS, step_fn=step_fn, **options)
-    assert u.get_unit(losses).has_same_dim(u.get_unit(scale))
+    options = {"every": every, "optimizer": optax.adam(0.01)}
+    learner.etrace_online(XS, TARGETS, step_fn=step_fn, **options)
     other = learner_of()
     by_itself(other, optax.adam(0.01), every=every)
     assert model.out.value.unit == u.mS
