@@ -14,15 +14,14 @@ back. A residual is one of the following:
 
 import dataclasses
 import functools
-import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
 from .._graph.method import Records, Signal
-from .._jax import Atom, Equation, Var, bind, is_var
+from .._jax import Equation, Var, bind
 from .._jax_kernels import runs_on_several_devices, with_derivative_of
 from .._jaxpr.derivatives import FROM_RESULT, from_result
 from .._jaxpr.equal import equal_values, merged
@@ -30,17 +29,16 @@ from .._jaxpr.evaluate import Rule, evaluate
 from .._jaxpr.primitives import CONSTANT
 from .._jaxpr.program import carries_derivative
 from .._typing import PyTree
-from .loops import (
-    Loops,
+from .loops import Loops, find_loops
+from .over_time import (
     MapOverTime,
+    Results,
+    SourceValues,
     choose_map,
-    find_loops,
+    find_sources,
     is_step_by_step,
-    map_at_once,
     map_one_by_one,
     scan_over_time,
-    stretched,
-    values_over_time,
     zero_sum,
 )
 from .step_program import (
@@ -58,26 +56,6 @@ from .step_program import (
     zeros_of,
     zip_dict,
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class SourceValues:
-    """Values of the variables from which results of a chunk are computed; see `Results`.
-
-    Attributes
-    ----------
-    over_time, once
-        Values per step, and loop-invariant values.
-    steps
-        Number of steps.
-    """
-
-    over_time: list[jax.Array]
-    once: list[jax.Array]
-    steps: int
-
-
-jax.tree_util.register_dataclass(SourceValues, ["over_time", "once"], ["steps"])
 
 
 @jax.tree_util.register_dataclass
@@ -106,75 +84,6 @@ class ChunkResult:
     loss: jax.Array
     aux: PyTree
     residuals: list[jax.Array]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Results:
-    """Some results of a step, and the sources of their values over time.
-
-    Attributes
-    ----------
-    step, results
-        The step, and a pytree of its variables and of constants.
-    source
-        For variables with values over time: the variable that has the value.
-    sources
-        These variables.
-    computed
-        Variables computed from these.
-    once
-        Loop-invariant results and operands; those of literals alone are not stored.
-    map_over_time
-        How the variables are computed for all steps.
-    """
-
-    step: StepProgram
-    results: PyTree
-    source: Mapping[Var, Var]
-    sources: tuple[Var, ...]
-    computed: tuple[Var, ...]
-    once: tuple[Var, ...]
-    map_over_time: MapOverTime
-
-    def compute(self, values: SourceValues) -> PyTree:
-        """Return the results, time first, with a time axis of length 1 if loop-invariant."""
-        program, once = self.step.program, zip_dict(self.once, values.once)
-        over_time = zip_dict(self.sources, values.over_time)
-        varying = {var: over_time[first] for var, first in self.source.items()}
-        same = [var for var in vars_of(self.results) if var not in self.step.varying]
-        once.update(zip_dict(same, evaluate(program, same, {}, once)))
-        computed = values_over_time(self.map_over_time, program, self.computed, once, varying)
-        varying.update(zip_dict(self.computed, computed))
-
-        def of_atom(atom: Atom) -> jax.Array:
-            is_varying = is_var(atom) and atom in varying
-            return varying[atom] if is_varying else value_of(atom, once)[None]
-
-        return jax.tree.map(of_atom, self.results)
-
-
-def find_sources(step: StepProgram, results: PyTree, known: Mapping[Var, Var]) -> Results:
-    """Find the sources of some results of a step.
-
-    Parameters
-    ----------
-    step, results
-        The step, and a pytree of its variables and of constants.
-    known
-        For all variables with values over time: the variable that has the value.
-    """
-    targets, program = vars_of(results), step.program
-    behind = find_varying(step, program, targets, known)
-    source = {var: first for var, first in known.items() if var in behind}
-    computed = behind - source.keys()
-    run = list(equations_of(program, computed))
-    operands = [equation.invars for equation in run]
-    map_over_time = map_one_by_one if any(map(is_step_by_step, run)) else map_at_once
-    of_arrays = program.dependents_of([*program.in_vars, *program.constants]) - step.varying
-    once = tuple(var for var in vars_of((targets, operands)) if var in of_arrays)
-    in_order = tuple(var for var in targets if var in computed)
-    sources = tuple(dict.fromkeys(source.values()))
-    return Results(step, results, source, sources, in_order, once, map_over_time)
 
 
 MOST_EXTRA = 4
@@ -365,13 +274,12 @@ def _bytes_of_products(step: StepProgram, computed: set[Var], ancestors: set[Var
     products = [e for e in equations_of(step.program, computed) if is_product(e)]
     met = [v for e in products for v in vars_of((e.invars, e.outvars)) if v in ancestors]
     size = sum(map(size_of, met))
-    return size if size > MOST_EXTRA * step.bytes_in_and_out else 0
+    in_and_out = sum(map(size_of, (*step.slices, *vars_of(step.results))))
+    return size if size > MOST_EXTRA * in_and_out else 0
 
 
 PARTS = frozenset({"slice", "split"})
 """Operations whose results are not recorded beside their operand."""
-
-Leaf = TypeVar("Leaf")
 
 
 def chunk_runner(
@@ -415,8 +323,7 @@ def chunk_runner(
         # A loop that records nothing becomes one kernel, which takes three times as long if it
         # reads several parts of a product of all steps (GRU of 128 units, two cores).
         needed = find_varying(traced, in_loops, in_loops.out_atoms[: len(traced.carried)])
-        made = in_loops.making(needed)
-        step_by_step.update(index for index in made if is_product(in_loops.equations[index]))
+        step_by_step.update(i for i in in_loops.making(needed) if is_product(in_loops.equations[i]))
     loops = find_loops(traced, in_loops, step_by_step, live, passes, has_mask)
 
     parts = {v for e in program.equations if e.primitive.name in PARTS for v in e.outvars}
@@ -464,22 +371,13 @@ class ChunkRunner:
     def count_bytes(self) -> int:
         """Return the bytes that every step of a chunk writes."""
         written = self.loops.recorded & self.loops.made.keys() - {*self.step.slices}
-        computed = written.union(self.sources.computed)
-        return self.losses.product_bytes + sum(map(size_of, computed))
-
-    def choose(self, leaves: Iterable[Leaf]) -> list[Leaf]:
-        """Return the items of differentiated leaves, from one item per leaf of the parameters."""
-        return list(itertools.compress(leaves, self.differentiated))
-
-    def passing(self, leaves: list[Any]) -> list[Any]:
-        """Return the leaves of written States through which derivatives pass."""
-        return self.loops.passing(leaves) if self.passes else []
+        return self.losses.product_bytes + sum(map(size_of, written.union(self.sources.computed)))
 
     def signal_of(self, probes: dict[str, jax.Array], derivatives: list[jax.Array]) -> Signal:
         """Return the derivatives by the probes that the losses depend on, by name."""
         by_var = zip_dict(self.losses.places, derivatives)
-        names, _ = jax.tree.flatten({name: name for name in probes})
-        pairs = zip(names, self.step.probes, strict=True)
+        # JAX flattens a dict in the order of its keys.
+        pairs = zip(sorted(probes), self.step.probes, strict=True)
         return {name: by_var[var] for name, var in pairs if var in by_var}
 
     def residuals(self, values: Values, over_time: list[jax.Array], steps: int) -> SourceValues:
@@ -495,7 +393,9 @@ class ChunkRunner:
         """Return the residuals of a chunk with a full time axis, except for constant values."""
         records: Records = self.sources.compute(residuals)
         rest = dataclasses.replace(records, values={}, steps=residuals.steps)
-        full: Records = stretched(rest, residuals.steps)
+        full: Records = jax.tree.map(
+            lambda leaf: jnp.broadcast_to(leaf, (residuals.steps, *leaf.shape[1:])), rest
+        )
         return dataclasses.replace(full, values=records.values)
 
     def _run(

@@ -118,16 +118,12 @@ def _through_layers(
         of_others = {leaf.in_var for other in layers if other is not layer for leaf, _ in other}
         now = {v: jax.lax.stop_gradient(x) if v in of_others else x for v, x in inputs.items()}
         new: list[Atom] = [leaf.out_var for leaf in own if leaf.out_var is not None]
-        values = evaluate(program, new, now, _constant(seen), with_probes(at))
+        held = {var: jax.lax.stop_gradient(value) for var, value in seen.items()}
+        values = evaluate(program, new, now, held, with_probes(at))
         carried.update({leaf.in_var: value for leaf, value in zip(own, values, strict=True)})
         read = [var for var in new_vars if var is not None]
         seen.update(zip(read, evaluate(program, read, now, seen), strict=True))
     return carried, seen
-
-
-def _constant(values: Mapping[Var, Any]) -> dict[Var, Any]:
-    """Return values under a stop-gradient; variables cannot be sorted as pytree keys."""
-    return {var: jax.lax.stop_gradient(value) for var, value in values.items()}
 
 
 class StepVJP(NamedTuple):

@@ -42,7 +42,7 @@ from .._graph.hidden_group import HiddenGroup, HiddenParamOpRelation, InfluenceM
 from .._graph.method import Chunk, Records, TraceMethod, Traces, Weights
 from .._jax import struct_of
 from .._typing import PyTree
-from .loops import scan_records
+from .over_time import scan_records
 from .sites import (
     Probes,
     TraceSite,

@@ -1,4 +1,4 @@
-r"""Loops over time in a chunk, and functions of all steps at once between them.
+r"""Loops over time in a chunk, and products of all steps at once between them.
 
 A loop over time is slow compared with a single product over time and batch. A loop contains only
 the operations that the next step's States depend on, and States that depend on each other over the
@@ -6,30 +6,30 @@ steps share it. Between two loops, products are computed for all steps at once, 
 values of earlier loops: a stack of layers runs like a sequence of single layers. The level of a
 loop is the number of products on the longest path to it. States of one level share a loop; an
 elementwise operation runs in each loop that reads it, unless an earlier one records it.
-
-On an accelerator, an iteration of a loop costs at least as much as about three small kernels. Four
-steps per iteration take 0.4 to 0.7 of the time on an H200 (64 to 256 steps of 256 units: one leaky
-layer 0.69, an LSTM 0.50, four leaky layers 0.45, windows of 16 steps 0.61), and programs compile
-about as fast. A CPU gains nothing.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
 
 from .._etrace_op.registry import ETP_PRIMITIVES
-from .._jax import Atom, Equation, Var, bind, equations_inside, is_var
-from .._jax_kernels import current_device
+from .._jax import Equation, Var, bind, is_var
 from .._jaxpr.evaluate import Rule, evaluate
-from .._jaxpr.primitives import CONSTANT, DRAWS, PRODUCTS, moved_operands
+from .._jaxpr.primitives import DRAWS, PRODUCTS, moved_operands
 from .._jaxpr.program import Program, components
-from .._jaxpr.vjp import nonlinear_operands
-from .._typing import PyTree
-from .masked import map_masked, pass_no_zero
+from .over_time import (
+    MapOverTime,
+    choose_map,
+    map_one_by_one,
+    narrowed,
+    pass_no_zero,
+    scan_over_time,
+    values_over_time,
+    widened,
+)
 from .registers import Register, find_registers
 from .step_program import (
     ByVar,
@@ -42,184 +42,6 @@ from .step_program import (
     zeros_of,
     zip_dict,
 )
-
-STEPS_AN_ITERATION = 4
-
-Carry = TypeVar("Carry")
-Now = TypeVar("Now")
-Results = TypeVar("Results")
-
-
-def scan_over_time(
-    step: Callable[[Carry, Now], tuple[Carry, Results]],
-    start: Carry,
-    sequences: Now,
-    steps: int | None = None,
-    reverse: bool = False,
-) -> tuple[Carry, Results]:
-    """Scan over the first axis of sequences, on accelerators several steps per iteration."""
-    unroll = 1 if current_device().platform == "cpu" else STEPS_AN_ITERATION
-    result: tuple[Carry, Results] = jax.lax.scan(
-        step, start, sequences, length=steps, reverse=reverse, unroll=unroll
-    )
-    return result
-
-
-def scan_records(
-    step: Callable[[Carry, PyTree], tuple[Carry, Results]],
-    start: Carry,
-    records: PyTree,
-    steps: int,
-    reverse: bool = False,
-) -> tuple[Carry, Results]:
-    """Scan over recorded steps; residuals of length 1 are equal in all steps.
-
-    A single step runs without a loop.
-    """
-    if steps == 1:
-        last, results = step(start, jax.tree.map(lambda leaf: leaf[0], records))
-        return last, jax.tree.map(lambda leaf: leaf[None], results)
-    leaves, tree = jax.tree.flatten(records)
-    is_fixed = [leaf.shape[0] == 1 for leaf in leaves]
-    fixed = [leaf[0] for leaf, once in zip(leaves, is_fixed, strict=True) if once]
-    varying = [leaf for leaf, once in zip(leaves, is_fixed, strict=True) if not once]
-
-    def body(carry: Carry, now: list[jax.Array]) -> tuple[Carry, Results]:
-        sources = iter(fixed), iter(now)
-        merged = [next(sources[0] if once else sources[1]) for once in is_fixed]
-        return step(carry, jax.tree.unflatten(tree, merged))
-
-    return scan_over_time(body, start, varying, steps, reverse)
-
-
-STEP_BY_STEP = frozenset({"cond", "while", "rng_bit_generator", "rng_uniform", "ffi_call"})
-"""Operations that differ, or cost more, when mapped over time: both branches of a `cond` would run,
-and some random number generators would return other numbers."""
-
-MapOverTime: TypeAlias = Callable[[Callable[[Any], Any], PyTree], PyTree]
-"""``(function, slices over time) -> results over time``."""
-
-
-def map_at_once(function: Callable[[Any], Any], over_time: PyTree) -> PyTree:
-    """Map a function over time."""
-    return jax.vmap(function)(over_time)
-
-
-def map_one_by_one(function: Callable[[Any], Any], over_time: PyTree) -> PyTree:
-    """Run a function step after step, with the derivatives of `map_masked`."""
-    return jax.lax.map(pass_no_zero(function), over_time)
-
-
-def choose_map(
-    step: StepProgram, targets: PyTree, made: Collection[Var], live: Collection[Var], has_mask: bool
-) -> MapOverTime:
-    """Return how some variables of a step are computed and differentiated for all steps.
-
-    Parameters
-    ----------
-    step
-        The step.
-    targets, made
-        The variables, and those that are computed for them.
-    live
-        Variables with a derivative.
-    has_mask
-        Whether some steps may be masked.
-    """
-    # If the gradient of a sum over time differs from the sum of the gradients:
-    if (
-        any(map(is_step_by_step, equations_of(step.program, made)))
-        or _is_nonlinear_in_sum(step, live)
-        or _adds_up_in_half_precision(step, targets, live)
-    ):
-        return map_one_by_one
-    return map_masked if has_mask else map_at_once
-
-
-def is_step_by_step(equation: Equation) -> bool:
-    """Test whether an equation is not mapped over time."""
-    names = (inner.primitive.name for inner in (equation, *equations_inside(equation)))
-    return any(n in STEP_BY_STEP or "random" in n or "callback" in n for n in names)
-
-
-def _is_nonlinear_in_sum(step: StepProgram, live: Collection[Var]) -> bool:
-    """Test whether a nonlinear backward rule would receive the sum of all gradients.
-
-    A loop-invariant value exists once, so its gradient is the sum over the steps.
-    """
-    fixed = {var for var in live if var not in step.varying}
-    readers = (e for e in step.program.equations if _any_in(e.invars, fixed))
-    return any(
-        _any_in([equation.invars[operand] for operand in nonlinear_operands(equation)], fixed)
-        for equation in readers
-    )
-
-
-def _adds_up_in_half_precision(step: StepProgram, targets: PyTree, live: Collection[Var]) -> bool:
-    """Test whether the gradient of a parameter is a plain sum over time in half precision.
-
-    Products accumulate in single precision; elsewhere a sum of ones in bfloat16 stops at 256.
-    """
-    program = step.program
-    half = [var for var in step.parameters if is_half(var.aval.dtype) and var in live]
-    ancestors = program.depends_on(vars_of(targets), blocked=CONSTANT)
-    of_half = program.dependents_of(half) - step.varying
-    met = (e for e in equations_of(program, ancestors & step.varying) if not is_product(e))
-    return any(_any_in(e.invars, of_half & ancestors) for e in met)
-
-
-def _any_in(atoms: Iterable[Atom], variables: set[Var]) -> bool:
-    return any(is_var(atom) and atom in variables for atom in atoms)
-
-
-def values_over_time(
-    run: MapOverTime, program: Program, targets: Sequence[Atom], fixed: ByVar, over_time: ByVar
-) -> list[jax.Array]:
-    """Return variables for every step, from values that are equal in all steps and per step."""
-
-    def of_step(now: list[Any]) -> list[Any]:
-        current = {**narrowed(fixed), **zip_dict(list(over_time), now)}
-        return evaluate(program, targets, current)
-
-    return list(run(of_step, list(over_time.values()))) if targets else []
-
-
-def stretched(tree: PyTree, steps: int) -> PyTree:
-    """Broadcast arrays with a time axis of length 1 to all steps."""
-
-    def of_leaf(leaf: jax.Array) -> jax.Array:
-        return jnp.broadcast_to(leaf, (steps, *leaf.shape[1:]))
-
-    return jax.tree.map(of_leaf, tree)
-
-
-def zero_sum(value: ArrayLike) -> jax.Array:
-    """Return the initial value of a sum of arrays like ``value``.
-
-    It has at least single precision: in bfloat16 a sum of ones stops at 256.
-    """
-    dtype = jnp.result_type(value)  # that of a NumPy array may be one that JAX does not use
-    return jnp.zeros(jnp.shape(value), jnp.float32 if is_half(dtype) else dtype)
-
-
-def widened(values: ByVar) -> ByVar:
-    """Return values in at least single precision, in which their gradients are then summed."""
-    return {
-        var: x.astype(jnp.float32) if is_half(var.aval.dtype) else x for var, x in values.items()
-    }
-
-
-def narrowed(values: ByVar) -> ByVar:
-    """Return the values before `widened`."""
-    return {
-        var: x.astype(var.aval.dtype) if is_half(var.aval.dtype) else x for var, x in values.items()
-    }
-
-
-def is_half(dtype: Any) -> bool:
-    """Test whether a dtype is floating-point with less than single precision."""
-    return bool(jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4)
-
 
 PullBack: TypeAlias = Callable[[list[Any]], tuple[list[Any], list[Any]]]
 """``cotangents of some values over time -> cotangents of parameters, of States before them``."""

@@ -69,11 +69,6 @@ class StepProgram:
         result = [var for equation in acting for var in equation.outvars]
         return self.program.dependents_of([*self.carried, *self.slices, *result])
 
-    @property
-    def bytes_in_and_out(self) -> int:
-        """The bytes of one step's slices and results, without States."""
-        return sum(map(size_of, (*self.slices, *vars_of(self.results))))
-
     def fixed(self, values: Values) -> ByVar:
         """Return the values of the loop-invariant inputs."""
         given = zip_dict(self.inputs, jax.tree.leaves(values))

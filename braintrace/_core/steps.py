@@ -480,13 +480,6 @@ def probed_step(
     return finish(graph.traced, {**inputs, **late}, seen)
 
 
-def recorded_step(
-    graph: ETraceGraph, inputs: Inputs, weights: Weights, probes: Probes
-) -> tuple[list[Any], dict[Var, Any], Records]:
-    """Run one step with given perturbations, and return the residuals of the learning rule."""
-    return *probed_step(graph, inputs, weights, probes), residuals(graph, inputs, weights)
-
-
 def _probed(
     graph: ETraceGraph, inputs: Inputs, weights: Weights, probes: Probes, late: dict[Var, Any]
 ) -> dict[Var, Any]:

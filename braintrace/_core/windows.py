@@ -78,7 +78,8 @@ def single_step(
     if reset is not None:
         probes = probes_after_reset(graph, probes, reset)
     if passes:
-        outputs, new_states, _ = passed_step(graph, before_window(graph, inputs, probes))
+        now = before_window(graph, inputs, probes)
+        outputs, new_states, _ = window_step(graph, now, separates_layers=True)
     else:
         outputs, new_states = probed_step(graph, inputs, weights, probes)
     return outputs, new_states, after
@@ -134,8 +135,8 @@ def window_step(
 ) -> tuple[list[Any], dict[Var, Any], Records]:
     """Run one step of a window, differentiable in full, and return its residuals.
 
-    With ``separates_layers``, the layers of a layered rule have no memory of each other, as outside
-    of windows.
+    With ``separates_layers``, the layers of a layered rule have no memory of each other: outside of
+    windows.
 
     Raises
     ------
@@ -151,11 +152,6 @@ def window_step(
     else:
         outputs, new_states = finish(graph.traced, inputs, {})
     return outputs, new_states, residuals(graph, inputs, weights)
-
-
-def passed_step(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[Var, Any], Records]:
-    """Run one step as a full-Jacobian rule differentiates it outside of windows."""
-    return window_step(graph, inputs, separates_layers=True)
 
 
 # --- the gradient in a step of the user's own

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -19,13 +20,13 @@ import jax.numpy as jnp
 from .._checks import check_choice
 from .._compiler import lost_gradients, publish
 from .._core import sites
-from .._core.chunk import ChunkResult, SourceValues, chunk_runner
+from .._core.chunk import ChunkResult, chunk_runner
 from .._core.gradient import as_chunk, chunk_gradient, of_parameters
-from .._core.loops import scan_over_time, zero_sum
+from .._core.over_time import SourceValues, scan_over_time, zero_sum
 from .._core.sites import Probes
-from .._core.steps import Inputs, operand_shapes, recorded_step
+from .._core.steps import Inputs, operand_shapes, probed_step, residuals
 from .._core.traces import as_arrays, examples, is_zero, ordering_token
-from .._core.windows import passed_step, window_signals, window_step
+from .._core.windows import window_signals, window_step
 from .._errors import OptionError
 from .._graph.method import Adjoints, Chunk, Records, Traces, Weights
 from .._jax_kernels import without_derivative
@@ -153,10 +154,11 @@ class SequenceGradient(Program):
 
         def run(inputs: Inputs) -> Any:
             if probes is None:
-                in_full = passed_step if self._window is None else window_step
-                outputs, new_states, records = in_full(graph, inputs)
+                is_single = self._window is None
+                outputs, new_states, records = window_step(graph, inputs, is_single)
             else:
-                outputs, new_states, records = recorded_step(graph, inputs, weights, probes)
+                outputs, new_states = probed_step(graph, inputs, weights, probes)
+                records = residuals(graph, inputs, weights)
             records = dataclasses.replace(records, reset=reset, has_mask=self._has_mask)
             return outputs, new_states, records
 
@@ -222,7 +224,8 @@ class SequenceGradient(Program):
         return self.cuts[steps, from_zero]
 
     def _zeros(self, fixed: Fixed) -> Gradients:
-        outside = self._runner.choose(jax.tree.leaves(fixed.values[: self._count]))
+        leaves = jax.tree.leaves(fixed.values[: self._count])
+        outside = list(itertools.compress(leaves, self._runner.differentiated))
         zeros: Gradients = jax.tree.map(zero_sum, (outside, fixed.weights))
         return zeros
 
@@ -423,7 +426,7 @@ class SequenceGradient(Program):
         def moved(terms: Probes) -> list[Any]:
             given = {name: terms[probe] for name, probe in states.items()}
             new = self._step.written_of(add_to_states(self._graph, self.paths, current, given))
-            return self._runner.passing(jax.tree.leaves(new))
+            return self._runner.loops.passing(jax.tree.leaves(new))
 
         _, pull = jax.vjp(moved, examples(sites.probes_of_past(self._graph)))
         before: Probes = as_chunk(pull(derivatives)[0])

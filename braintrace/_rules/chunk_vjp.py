@@ -24,7 +24,7 @@ from .._core.flat_state import (
     to_rows,
     unit_rows,
 )
-from .._core.loops import scan_records
+from .._core.over_time import scan_records
 from .._core.sites import flags_along
 from .._core.steps import Inputs
 from .._graph.flat_state import FlatState, ParameterUse

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._core.gradient import add, like
-from .._core.loops import scan_records
+from .._core.over_time import scan_records
 from .._core.sites import at_elements, at_entry, signals, x_key
 from .._core.steps import blocks, new_states, operand_shapes, values_of
 from .._core.traces import as_arrays, reset_traces, widened

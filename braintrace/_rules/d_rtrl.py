@@ -40,7 +40,7 @@ from .._core.gradient import (
     where_outputs,
     which_entries,
 )
-from .._core.loops import scan_records
+from .._core.over_time import scan_records
 from .._core.sites import (
     TraceSite,
     at_elements,

@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 
 from .._core.gradient import InputsByRelation, as_chunk, like, sum_products, times
-from .._core.loops import scan_records
+from .._core.over_time import scan_records
 from .._core.sites import (
     TraceSite,
     at_elements,

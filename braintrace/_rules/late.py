@@ -24,7 +24,7 @@ import jax.numpy as jnp
 
 from .._core.gradient import add, like, sum_products, times
 from .._core.lines import Line, lines_of
-from .._core.loops import scan_records
+from .._core.over_time import scan_records
 from .._core.sites import (
     at_elements,
     at_entry,
