@@ -27,8 +27,8 @@ from .._model import InitialFunction, States
 from .._typing import Path, PyTree, path_name
 from ..sharding import DataAxis, Placement, placement_of
 from .arguments import example_arguments
+from .optimizer import LearnerOptimizer
 from .traces import CarriedTraces, EligibilityTraces, Form, Zero, start_of_filter
-from .update import LearnerOptimizer
 
 
 class Purpose(NamedTuple):

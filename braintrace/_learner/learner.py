@@ -19,8 +19,8 @@ from . import sequences
 from .arguments import first_step
 from .base import BaseLearner
 from .functional import FunctionalLearner, rows_of, run_call
+from .optimizer import notice_all
 from .resets import reset_state
-from .update import notice_all
 from .user_step import INTERCEPTORS
 
 if TYPE_CHECKING:

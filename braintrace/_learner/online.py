@@ -29,10 +29,11 @@ from .arguments import Options
 from .base import BaseLearner
 from .chunks import over_blocks, steps_of
 from .gradient import SequenceGradient
+from .optimizer import notice
 from .program import Arguments, LossesAndAux, Program, Result
 from .resets import reset_states
 from .state import by_path
-from .update import StepResult, check_finite, notice, run_update
+from .update import StepResult, check_finite, run_update
 
 Slices: TypeAlias = tuple[PyTree, jax.Array | None, jax.Array | None]
 """Slices of the sequences, the flags and the mask, for one step or the steps of a block."""

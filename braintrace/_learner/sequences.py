@@ -20,7 +20,7 @@ from ..sharding import on_host
 from .arguments import Options, of_numbers
 from .base import BaseLearner
 from .functional import run_method
-from .update import notice_all
+from .optimizer import notice_all
 
 
 def etrace_grad(
