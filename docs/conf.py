@@ -1,10 +1,6 @@
 """How Sphinx builds the site: `sphinx-build -W docs build/docs`."""
 
-import inspect
 import os
-
-import brainstate
-from sphinx.util.inspect import stringify_signature
 
 import braintrace
 
@@ -48,13 +44,3 @@ html_extra_path = ["llms.txt"]  # a summary for language models, at the root of 
 html_css_files = ["site.css"]
 html_favicon = "_static/favicon.svg"
 pygments_dark_style = "github-dark"  # the theme's own underlines names as if they were links
-
-
-def setup(app):  # show constructor arguments, not the `*args, **kwargs` of brainstate's metaclass
-    def show(app, what, name, obj, *_):
-        if inspect.isclass(obj) and issubclass(obj, brainstate.nn.Module):
-            _, *given = inspect.signature(obj.__init__).parameters.values()
-            shown = inspect.Signature([p.replace(annotation=p.empty) for p in given])
-            return stringify_signature(shown, show_annotation=False), None
-
-    app.connect("autodoc-process-signature", show)
