@@ -29,6 +29,7 @@ from .._core.traces import examples
 from .._errors import OptionError, in_words
 from .._graph.method import Weights
 from .._graph.report import Diagnostic
+from .._graph.trace_spec import specs_of
 from .._jax import calls_back, every_equation, trace_state
 from .._model import add_to_states, leaves_by_var, whole_values, write_by_path
 from .._typing import Path, PyTree, path_name
@@ -231,10 +232,14 @@ def report_early_reads(learner: BaseLearner, probes: Collection[str]) -> None:
     step, graph = learner.compiled, learner.graph
     if step.purpose.every_state or step.follows_every_state:
         return
-    every, kept = (_keys(specs) for specs in (step.every_trace, step.trace_specs))
+    every, kept = (
+        {(spec.relation, spec.state) for spec in specs_of(specs)}
+        for specs in (step.every_trace, step.trace_specs)
+    )
+    without_trace = {state for _, state in every - kept}
     for leaf in graph.traced_states:
         is_read = pre_step_probe(leaf) in probes and leaf not in graph.read_late
-        if is_read and any(f">{leaf.name}'" in key for key in every - kept):
+        if is_read and leaf.name in without_trace:
             message = (
                 f"`step_fn` reads State '{leaf.name}' before it calls the learner. No later step "
                 "of the model reads this State, so it has no trace, and is a constant here. "
@@ -242,10 +247,6 @@ def report_early_reads(learner: BaseLearner, probes: Collection[str]) -> None:
             )
             found = Diagnostic("warning", "untraced-state", message, (leaf.name,))
             publish([found], learner.compiler_options.strict)
-
-
-def _keys(specs: PyTree) -> set[str]:
-    return {jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(specs)}
 
 
 def run_step_function(
