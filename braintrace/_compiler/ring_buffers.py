@@ -30,8 +30,9 @@ def writes_for_later(traced: TracedModel) -> set[Var]:
 
 def _counters(traced: TracedModel) -> dict[Var, Var]:
     """Return the integer States that depend on each other alone: their values around a step."""
-    written = ((leaf.in_var, leaf.out_var) for leaf in traced.leaves if is_var(leaf.out_var))
-    counters = {old: new for old, new in written if jnp.issubdtype(old.aval.dtype, jnp.integer)}
+    written = [leaf for leaf in traced.leaves if leaf.out_var is not None and is_var(leaf.out_var)]
+    integers = [leaf for leaf in written if jnp.issubdtype(leaf.in_var.aval.dtype, jnp.integer)]
+    counters = {leaf.in_var: leaf.out_var for leaf in integers}
     inputs = {old: _inputs(traced, [new]) for old, new in counters.items()}
     while others := [old for old in counters if not inputs[old] <= counters.keys()]:
         for old in others:
