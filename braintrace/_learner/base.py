@@ -28,7 +28,7 @@ from .._typing import Path, PyTree, path_name
 from ..sharding import DataAxis, Placement, placement_of
 from .arguments import example_arguments
 from .optimizer import LearnerOptimizer
-from .traces import CarriedTraces, EligibilityTraces, Form, Zero, start_of_filter
+from .traces import CarriedTraces, EligibilityTraces, Form, Zero, starts_of
 
 
 class Purpose(NamedTuple):
@@ -331,8 +331,11 @@ class BaseLearner(brainstate.nn.Module):
 
     def initial_values(self, batch_size: int | None = None, /, **options: Any) -> dict[Path, Any]:
         """Return the initial values of short-term States; options are those of `reset_state`."""
-        size = self.size_of_init() if batch_size is None else batch_size
-        return self._with_filters(self.initial(size, options))
+        return self._with_filters(self.initial_of_model(batch_size, options))
+
+    def initial_of_model(self, batch_size: int | None, options: dict[str, Any]) -> dict[Path, Any]:
+        """Return the same without the filters of readouts."""
+        return self.initial(self.size_of_init() if batch_size is None else batch_size, options)
 
     def initial_function(self) -> tuple[tuple[brainstate.State, ...], InitialFunction]:
         """Return the States that `initial_values` depends on, and its pure function."""
@@ -345,8 +348,9 @@ class BaseLearner(brainstate.nn.Module):
         return made.states, values
 
     def _with_filters(self, fresh: dict[Path, Any]) -> dict[Path, Any]:
-        filters = {leaf.path: start_of_filter(leaf) for leaf in self.graph.traced.filters}
-        return {path: {**fresh, **filters}[path] for path in self.short_term_states}
+        leaves = self.graph.traced.filters
+        every = fresh | dict(zip((leaf.path for leaf in leaves), starts_of(leaves), strict=True))
+        return {path: every[path] for path in self.short_term_states}
 
     # --- traces
 
@@ -380,11 +384,11 @@ class BaseLearner(brainstate.nn.Module):
     def begin_sequence(self, before: Callable[[], Traces] | None = None) -> None:
         """Set traces and filters to the start of a sequence; ``None``: of the first one."""
         leaves = self.graph.traced.filters
-        if {leaf.name for leaf in leaves} != self.filters.keys():
-            starts = {leaf.name: start_of_filter(leaf) for leaf in leaves}
+        starts = dict(zip((leaf.name for leaf in leaves), starts_of(leaves), strict=True))
+        if starts.keys() != self.filters.keys():
             self.filters = {name: brainstate.ShortTermState(v) for name, v in starts.items()}
             self.filter_paths = [leaf.path for leaf in leaves]
-        for leaf in leaves:
-            self.filters[leaf.name].value = start_of_filter(leaf)
+        for name, value in starts.items():
+            self.filters[name].value = value
         traces = self.traces_at_start(before or self.zero_traces)
         self.carried.store(traces, not is_watched())

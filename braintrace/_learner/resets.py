@@ -13,7 +13,7 @@ from .._brainstate import initialise, is_lost, is_watched
 from .._checks import flags_of
 from .._core.sites import flags_along
 from .._errors import OptionError, in_words
-from .._graph.traced_model import FILTERS, Batch
+from .._graph.traced_model import Batch
 from .._model import values_by_path, write_by_path
 from .._typing import Path, path_name
 
@@ -148,8 +148,7 @@ def reset_state(
     if learner.samples_of_model is not None and batch_size is not None:
         learner.samples_of_model = batch_size
     with in_words(lambda: f"`reset_state` runs `init_state` of `{type(learner.module).__name__}`"):
-        initial, before = learner.initial_values(batch_size, **kwargs), learner.compiled
-    values = {path: value for path, value in initial.items() if path[0] != FILTERS}
+        values, before = learner.initial_of_model(batch_size, kwargs), learner.compiled
     step, carried = learner.step_at(values, batch_size), learner.carried
     trees = [jax.tree.structure(each.trace_specs) for each in (before, step)]
     is_alike = trees[0] == trees[1] and before.pairs == step.pairs

@@ -8,7 +8,7 @@ compute them. Loops need a constant structure. In the body of a ``scan``, ``whil
 
 import dataclasses
 import operator
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeGuard
 
 import brainstate
@@ -314,9 +314,11 @@ class EligibilityTraces:
         return unpack(traces)
 
 
-def start_of_filter(leaf: StateLeaf) -> jax.Array:
-    """Return the initial value of a filter of a leaky readout."""
-    return jax.device_put(np.zeros(leaf.shape, leaf.dtype))  # `jnp` compiles for every shape
+def starts_of(filters: Sequence[StateLeaf]) -> list[jax.Array]:
+    """Return the initial values of filters of leaky readouts."""
+    zeros = [np.zeros(leaf.shape, leaf.dtype) for leaf in filters]
+    starts: list[jax.Array] = jax.device_put(zeros)  # `jnp` compiles for every shape
+    return starts
 
 
 RAW = (
