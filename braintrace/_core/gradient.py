@@ -42,6 +42,7 @@ from .._graph.hidden_group import HiddenGroup, HiddenParamOpRelation, InfluenceM
 from .._graph.method import Chunk, Records, TraceMethod, Traces, Weights
 from .._jax import struct_of
 from .._typing import PyTree
+from .local_step import LocalStep, States, values_of
 from .over_time import scan_records
 from .sites import (
     Probes,
@@ -53,7 +54,6 @@ from .sites import (
     trace_sites,
     x_key,
 )
-from .steps import LocalStep, States, values_of
 from .traces import as_arrays, is_zero
 
 

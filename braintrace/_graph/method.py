@@ -48,7 +48,7 @@ class Records:
     inputs
         The inputs of each step's program without parameters, in order.
     values
-        Values that the local steps read, by name (see `braintrace._core.steps`). Values that
+        Values that the local steps read, by name (see `braintrace._core.local_step`). Values that
         are the same in every step have a time axis of length 1.
     steps
         Number of steps.

@@ -40,6 +40,7 @@ from .._core.gradient import (
     where_outputs,
     which_entries,
 )
+from .._core.local_step import blocks, values_of
 from .._core.over_time import scan_records
 from .._core.sites import (
     TraceSite,
@@ -51,7 +52,6 @@ from .._core.sites import (
     signals,
     trace_sites,
 )
-from .._core.steps import blocks, values_of
 from .._core.traces import (
     arrays_of,
     as_arrays,

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from .._core.lines import Line
+from .._core.local_step import blocks, read_vars, values_of
 from .._core.sites import at_elements, filter_key, names_of, over_first_axis, trace_sites, x_key
-from .._core.steps import blocks, read_vars, values_of
 from .._graph.graph import ETraceGraph
 from .._graph.method import Records
 from .._graph.trace_spec import Role, TraceSpec
